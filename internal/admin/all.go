@@ -73,7 +73,7 @@ func answerQuestion(ctx context.Context, question string, pools replicas.Shared)
 	var err error
 	switch {
 	case question == backendsQuestion:
-		rows = Backends(time.Now(), func(pool, _ string) bool { return has(pool) })
+		rows = Backends(time.Now(), has)
 	case question == callersQuestion:
 		rows = callersIn(time.Now(), has)
 	case word == pagesQuestion:
@@ -236,8 +236,8 @@ func (s *sum[T]) add(rows ...T) bool {
 	return true
 }
 
-// isWord reports whether a name is as long as names are.
-func isWord(names ...string) bool {
+// areWords reports whether names are as long as names are.
+func areWords(names ...string) bool {
 	return !slices.ContainsFunc(names, func(name string) bool { return len(name) > maxWord })
 }
 
@@ -250,7 +250,7 @@ func allBackends(ctx context.Context, replica string, inPool func(string) bool) 
 	}
 	var own []Backend
 	if r.self {
-		own = Backends(time.Now(), func(pool, _ string) bool { return inPool(pool) })
+		own = Backends(time.Now(), inPool)
 	}
 	return All[Backend]{r.connected, r.replicas, others.with(own, r)}, nil
 }
@@ -265,7 +265,7 @@ func newBackends() *backendSum {
 // take returns what adds those in these pools that another replica answers with.
 func (s *backendSum) take(inPool func(string) bool) func(a replicas.Answer, b Backend) (pool string, full bool) {
 	return func(a replicas.Answer, b Backend) (pool string, full bool) {
-		if !inPool(b.Pool) || !slices.Contains(a.Pools, b.Pool) || !isWord(b.Name, b.State) || len(b.Benches)+len(b.Silences) > maxBenches {
+		if !inPool(b.Pool) || !slices.Contains(a.Pools, b.Pool) || !areWords(b.Name, b.State) || len(b.Benches)+len(b.Silences) > maxBenches {
 			return "", false
 		}
 		b.States = map[string]int{b.State: 1}

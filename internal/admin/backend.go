@@ -195,14 +195,12 @@ func Pools(now time.Time, counts map[metrics.Key]metrics.Counts) (all []Pool) {
 	return all
 }
 
-// Backends returns all backends for which keep returns true.
-func Backends(now time.Time, keep func(pool, backend string) bool) []Backend {
+// Backends returns the backends of these pools.
+func Backends(now time.Time, inPool func(string) bool) []Backend {
 	backends := []Backend{} // in JSON, none is an empty list
 	for _, p := range Pools(now, metrics.Totals()) {
-		for _, b := range p.Backends {
-			if keep(p.Name, b.Name) {
-				backends = append(backends, b)
-			}
+		if inPool(p.Name) {
+			backends = append(backends, p.Backends...)
 		}
 	}
 	return backends

@@ -5,10 +5,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strconv"
-	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
@@ -124,18 +123,15 @@ func newCallers() sum[Caller] {
 // take returns what adds those in these pools that another replica answers with.
 func (o *OtherCallers) take(inPool func(string) bool) func(a replicas.Answer, c Caller) (pool string, full bool) {
 	return func(a replicas.Answer, c Caller) (pool string, full bool) {
-		if !inPool(c.Pool) || !slices.Contains(a.Pools, c.Pool) || len(c.Limits) > meter.MaxLimits || !isWord(c.Name, c.Tier) || len(c.LastHour.Refused) > maxReasons {
+		if !inPool(c.Pool) || !slices.Contains(a.Pools, c.Pool) || len(c.Limits) > meter.MaxLimits || len(c.LastHour.Refused) > maxReasons {
 			return "", false
 		}
+		words := slices.AppendSeq([]string{c.Name, c.Tier}, maps.Keys(c.LastHour.Refused))
 		for _, l := range c.Limits {
-			if !isWord(l.Kind, l.Window, l.Then) {
-				return "", false
-			}
+			words = append(words, l.Kind, l.Window, l.Then)
 		}
-		for name := range c.LastHour.Refused {
-			if !isWord(name) {
-				return "", false
-			}
+		if !areWords(words...) {
+			return "", false
 		}
 		o.Number++
 		return c.Pool, !o.sum.add(c)
@@ -207,24 +203,23 @@ func showCallers(to io.Writer, answer []byte) error {
 	if err := decode(answer, &all); err != nil {
 		return err
 	}
-	table := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "POOL\tCALLER\tTIER\tLIMIT\tUSED\tIN FLIGHT\tREFUSED\tTODAY\tMONTH")
+	table := newTable(to, "POOL", "CALLER", "TIER", "LIMIT", "USED", "IN FLIGHT", "REFUSED", "TODAY", "MONTH")
 	for _, c := range all {
-		limits, inFlight := [][2]string{{"-", "-"}}, strconv.Itoa(c.InFlight)
-		if len(c.Limits) > 0 {
-			limits = nil
-		}
+		var limits [][2]string
 		for _, l := range c.Limits {
 			limits = append(limits, [2]string{fmt.Sprintf("%d %s/%s", l.Limit, printable(l.Kind), printable(l.Window)), fmt.Sprintf("%d (%.0f%%)", l.Used, 100*l.UsedRatio())})
 		}
+		if limits == nil {
+			limits = [][2]string{{"-", "-"}}
+		}
+		inFlight := strconv.Itoa(c.InFlight)
 		if c.MaxRequests > 0 {
 			inFlight += " of " + strconv.Itoa(c.MaxRequests)
 		}
-		row := []string{printable(c.Pool), printable(c.Name), cmp.Or(printable(c.Tier), "-"), limits[0][0], limits[0][1],
-			inFlight, strconv.FormatUint(c.Refused, 10), strconv.FormatInt(c.TokensToday, 10), strconv.FormatInt(c.TokensMonth, 10)}
-		fmt.Fprintln(table, strings.Join(row, "\t"))
+		table.row(printable(c.Pool), printable(c.Name), cmp.Or(printable(c.Tier), "-"), limits[0][0], limits[0][1],
+			inFlight, strconv.FormatUint(c.Refused, 10), strconv.FormatInt(c.TokensToday, 10), strconv.FormatInt(c.TokensMonth, 10))
 		for _, l := range limits[1:] {
-			fmt.Fprintln(table, strings.Join([]string{"", "", "", l[0], l[1], "", "", "", ""}, "\t"))
+			table.row("", "", "", l[0], l[1], "", "", "", "")
 		}
 	}
 	return table.Flush()

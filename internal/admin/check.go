@@ -260,7 +260,7 @@ func refusalText(a backendReply) string {
 // judge records what a reply means for the whole backend. It reports whether there is
 // more to find out.
 func (o *backendCheck) judge(a backendReply) (class verdict.Class, more bool) {
-	class = verdict.Judge(verdict.Reply{Status: a.status, Header: a.header, Body: a.body})
+	class = a.class()
 	switch class {
 	case verdict.Credential:
 		switch {

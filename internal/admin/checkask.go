@@ -32,6 +32,11 @@ type backendReply struct {
 	times map[string]int64
 }
 
+// class returns what the reply means.
+func (a *backendReply) class() verdict.Class {
+	return verdict.Judge(verdict.Reply{Status: a.status, Header: a.header, Body: a.body})
+}
+
 // ask sends a request and reads the reply, within the time limit. It asks once more if the audience of a token is refused
 // and there is one for another audience.
 func (o *backendCheck) ask(ctx context.Context, method string, route openaiapi.Route, query string, body []byte) backendReply {

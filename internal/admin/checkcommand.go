@@ -1,15 +1,16 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -73,7 +74,7 @@ replaces {$X}, which needs a value or a default.
 		return from.provision(func(entries []*pools.Entry) error {
 			none := errors.New("the configuration has no openai_lb")
 			if name := command.Flag("pool"); name != nil && name.Changed {
-				entries = onlyPool(name.Value.String(), entries)
+				entries = slices.DeleteFunc(entries, func(e *pools.Entry) bool { return e.Name != name.Value.String() })
 				none = fmt.Errorf("the configuration has no pool '%s'", name.Value)
 			}
 			if from.offline {
@@ -93,34 +94,19 @@ replaces {$X}, which needs a value or a default.
 	return command
 }
 
-func onlyPool(name string, entries []*pools.Entry) []*pools.Entry {
-	for _, e := range entries {
-		if e.Name == name {
-			return []*pools.Entry{e}
-		}
-	}
-	return nil
-}
-
 // reportChecks prints what a check found. It returns an error if a backend cannot serve.
 func reportChecks(out io.Writer, all []*Checked, inJSON bool) error {
-	failed := 0
-	for _, c := range all {
-		if c.Status == CheckFailed {
-			failed++
-		}
-	}
 	if inJSON {
-		text, err := json.MarshalIndent(all, "", "  ")
-		if err != nil {
+		encoder := json.NewEncoder(out)
+		encoder.SetIndent("", "  ")
+		if err := encoder.Encode(all); err != nil {
 			return err
 		}
-		fmt.Fprintf(out, "%s\n", text)
 	} else if err := showChecks(out, all, inColor(out)); err != nil {
 		return err
 	}
-	if failed > 0 {
-		return fmt.Errorf("%d of %d backends cannot serve", failed, len(all))
+	if failed := slices.DeleteFunc(slices.Clone(all), func(c *Checked) bool { return c.Status != CheckFailed }); len(failed) > 0 {
+		return fmt.Errorf("%d of %d backends cannot serve", len(failed), len(all))
 	}
 	return nil
 }
@@ -146,15 +132,13 @@ func showChecks(out io.Writer, all []*Checked, inColor bool) error {
 		}
 		return colors[status] + string(status) + "\x1b[0m"
 	}
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	row := func(cells ...string) { fmt.Fprintln(table, strings.Join(cells, "\t")) }
-	row("POOL", "BACKEND", paint("STATUS"), "ADDRESS", "CERTIFICATE UNTIL", "CREDENTIAL", "MODELS", "LATENCY", "REMAINING")
+	table := newTable(out, "POOL", "BACKEND", paint("STATUS"), "ADDRESS", "CERTIFICATE UNTIL", "CREDENTIAL", "MODELS", "LATENCY", "REMAINING")
 	for _, c := range all {
 		until := "-"
 		if c.CertificateUntil != nil {
 			until = c.CertificateUntil.UTC().Format(time.DateOnly)
 		}
-		row(printable(c.Pool), printable(c.Backend), paint(c.Status), c.Address, until, c.Credential, modelsOf(c), latencyOf(c), remainingOf(c))
+		table.row(printable(c.Pool), printable(c.Backend), paint(c.Status), c.Address, until, c.Credential, modelsOf(c), latencyOf(c), remainingOf(c))
 	}
 	if err := table.Flush(); err != nil {
 		return err
@@ -202,8 +186,5 @@ func remainingOf(c *Checked) string {
 			texts = append(texts, strconv.FormatInt(n, 10)+" "+name)
 		}
 	}
-	if texts == nil {
-		return "-"
-	}
-	return strings.Join(texts, ", ")
+	return cmp.Or(strings.Join(texts, ", "), "-")
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -51,7 +52,10 @@ func (c checkedConfig) provision(use func([]*pools.Entry) error) error {
 	ctx, cleanUp := caddy.NewContext(base)
 	defer cleanUp()
 	before := pools.Default.Entries()
-	for _, name := range appsToLoad(apps, c.offline) {
+	for _, name := range slices.Sorted(maps.Keys(apps)) {
+		if !c.offline && name != "http" {
+			continue // it has no balancer
+		}
 		if _, err := ctx.App(name); err != nil {
 			return shortened(err, cmp.Or(c.file, "Caddyfile"))
 		}
@@ -102,17 +106,6 @@ func reachable(ctx caddy.Context) error {
 		}
 	}
 	return nil
-}
-
-// appsToLoad returns the app that has the balancers, or with all, every app.
-func appsToLoad(apps caddy.ModuleMap, all bool) (names []string) {
-	for name := range apps {
-		if all || name == "http" {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
 }
 
 // read returns the apps of the configuration.

@@ -141,7 +141,7 @@ func (o *backendCheck) askModel(ctx context.Context, name string) backendReply {
 		body["max_tokens"] = 1
 		a = o.infer(ctx, "/chat/completions", name, body)
 	}
-	if o.spend && (refusesRequest(a) || a.status == http.StatusNotFound) && !isNoModel(a) {
+	if o.spend && (refusesRequest(a) || a.status == http.StatusNotFound) && a.class() != verdict.NoModel {
 		if b := o.infer(ctx, "/embeddings", name, map[string]any{"model": name, "input": "Hi"}); b.status == http.StatusOK {
 			return b
 		}
@@ -161,10 +161,6 @@ func isInference(a backendReply) bool {
 		bytes.Contains(a.body, []byte("max_tokens or model output limit"))
 }
 
-func isNoModel(a backendReply) bool {
-	return verdict.Judge(verdict.Reply{Status: a.status, Body: a.body}) == verdict.NoModel
-}
-
 // infer sends a request to a model: by the v1 API, or by Azure's classic path if there is nothing.
 func (o *backendCheck) infer(ctx context.Context, operation, name string, body map[string]any) backendReply {
 	text, err := json.Marshal(body)
@@ -172,7 +168,7 @@ func (o *backendCheck) infer(ctx context.Context, operation, name string, body m
 		return backendReply{err: err}
 	}
 	a := o.ask(ctx, http.MethodPost, openaiapi.Route{Dialect: openaiapi.OpenAI, Operation: operation}, "", text)
-	if a.status == http.StatusNotFound && o.HasClassicPaths() && !isNoModel(a) {
+	if a.status == http.StatusNotFound && o.HasClassicPaths() && a.class() != verdict.NoModel {
 		route := openaiapi.Route{Dialect: openaiapi.AzureClassic, Deployment: openaiapi.EscapeSegment(name), Operation: operation}
 		return o.ask(ctx, http.MethodPost, route, classicVersion, text)
 	}
@@ -186,7 +182,7 @@ func (o *backendCheck) readModel(m *CheckedModel, a backendReply) {
 		return
 	}
 	o.readRemaining(a.header)
-	class := verdict.Judge(verdict.Reply{Status: a.status, Header: a.header, Body: a.body})
+	class := a.class()
 	switch {
 	case class == verdict.NoModel:
 		m.State = missing

@@ -270,14 +270,13 @@ func showReplicas(to io.Writer, answer []byte) error {
 	if err := decode(answer, &statuses); err != nil {
 		return err
 	}
-	table := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "HOST\tID\tSINCE\tHEARD\tCONFIGURATION")
+	table := newTable(to, "HOST", "ID", "SINCE", "HEARD", "CONFIGURATION")
 	for _, s := range statuses {
 		if !s.InTouch {
 			fmt.Fprintf(table, "not connected: %d messages wait\n", s.Queue)
 		}
 		for _, p := range s.Peers {
-			fmt.Fprintln(table, strings.Join([]string{printable(p.Host), p.ID, utc(p.Since), utc(p.Heard), configsOf(p)}, "\t"))
+			table.row(printable(p.Host), p.ID, utc(p.Since), utc(p.Heard), configsOf(p))
 		}
 	}
 	return table.Flush()
@@ -305,8 +304,7 @@ func showBackends(to io.Writer, answer []byte) error {
 	if err := decode(answer, &backends); err != nil {
 		return err
 	}
-	table := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "POOL\tNAME\tPRIORITY\tWEIGHT\tSTATE\tCLASS\tMODEL\tREMAINING\tIN FLIGHT\tREQUESTS\tFAILURES")
+	table := newTable(to, "POOL", "NAME", "PRIORITY", "WEIGHT", "STATE", "CLASS", "MODEL", "REMAINING", "IN FLIGHT", "REQUESTS", "FAILURES")
 	for _, b := range backends {
 		remaining := ""
 		if b.RemainingMs > 0 {
@@ -320,11 +318,9 @@ func showBackends(to io.Writer, answer []byte) error {
 		if len(b.Benches) > 0 && b.Benches[0].Scope == ModelScope {
 			model = cmp.Or(model, printable(b.Deployment), "(none named)")
 		}
-		fmt.Fprintln(table, strings.Join([]string{
-			printable(b.Pool), printable(b.Name), strconv.Itoa(b.Priority), strconv.Itoa(b.Weight), printable(state),
+		table.row(printable(b.Pool), printable(b.Name), strconv.Itoa(b.Priority), strconv.Itoa(b.Weight), printable(state),
 			cmp.Or(printable(b.Class), "-"), cmp.Or(model, "-"), cmp.Or(remaining, "-"),
-			strconv.FormatInt(b.InFlight, 10), strconv.FormatInt(b.Requests, 10), strconv.FormatInt(b.Failures, 10),
-		}, "\t"))
+			strconv.FormatInt(b.InFlight, 10), strconv.FormatInt(b.Requests, 10), strconv.FormatInt(b.Failures, 10))
 	}
 	if err := table.Flush(); err != nil {
 		return err
@@ -358,6 +354,17 @@ func drainOf(d Drain) (text string) {
 	}
 	return text
 }
+
+// table prints rows in columns.
+type table struct{ *tabwriter.Writer }
+
+func newTable(to io.Writer, header ...string) table {
+	t := table{tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)}
+	t.row(header...)
+	return t
+}
+
+func (t table) row(cells ...string) { fmt.Fprintln(t, strings.Join(cells, "\t")) }
 
 // printable makes text safe for a terminal. Clients can make up models.
 func printable(text string) string {

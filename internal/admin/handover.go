@@ -49,7 +49,8 @@ func (w *Handover) WrapListener(l net.Listener) net.Listener {
 	if l.Addr().Network() != "tcp" { // others are not shared between processes
 		return l
 	}
-	wrapped := &listener{Listener: l, closed: make(chan struct{})}
+	closed := make(chan struct{})
+	wrapped := &listener{Listener: l, closed: closed, closeOnce: sync.OnceValue(l.Close), end: sync.OnceFunc(func() { close(closed) })}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.listeners = append(w.listeners, wrapped)
@@ -72,20 +73,15 @@ func (w *Handover) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 // listener is one that can be closed before its server knows.
 type listener struct {
 	net.Listener
-	once, end sync.Once
-	err       error
+	closeOnce func() error
 	closed    chan struct{} // by the server
-}
-
-func (l *listener) closeOnce() error {
-	l.once.Do(func() { l.err = l.Listener.Close() })
-	return l.err
+	end       func()        // closes closed
 }
 
 // Accept waits after the last connection until the server closes the listener.
 func (l *listener) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
-	if err != nil && errors.Is(err, net.ErrClosed) {
+	if errors.Is(err, net.ErrClosed) {
 		<-l.closed
 	}
 	return conn, err
@@ -93,7 +89,7 @@ func (l *listener) Accept() (net.Conn, error) {
 
 // Close implements net.Listener.
 func (l *listener) Close() error {
-	l.end.Do(func() { close(l.closed) })
+	l.end()
 	return l.closeOnce()
 }
 

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 )
@@ -148,12 +147,7 @@ func shown(name string) string {
 	if len(name) > 64 {
 		name = name[:64] + "…"
 	}
-	return "'" + strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return unicode.ReplacementChar
-	}, name) + "'"
+	return "'" + printable(name) + "'"
 }
 
 // decimal writes a number without an exponent.

@@ -157,14 +157,19 @@ func variableName(text string) string {
 // literal returns the placeholder for a literal key. Its name is not used otherwise.
 func (l *litellm) literal(key, name string) string {
 	if l.placeholders[key] == "" {
-		free := name
-		for i := 2; l.taken[free]; i++ {
-			free = name + "_" + strconv.Itoa(i)
-		}
-		l.taken[free] = true
-		l.placeholders[key] = "{env." + free + "}"
+		l.placeholders[key] = "{env." + take(l.taken, name, "_") + "}"
 	}
 	return l.placeholders[key]
+}
+
+// take takes a name, with a number after it if that is taken.
+func take(taken map[string]bool, name, separator string) string {
+	free := name
+	for i := 2; taken[free]; i++ {
+		free = name + separator + strconv.Itoa(i)
+	}
+	taken[free] = true
+	return free
 }
 
 // keyName names the variable for the key of a backend, such as CONTOSO_EAST_KEY.

@@ -55,11 +55,7 @@ func (l *litellm) setNames() {
 		if taken[name] { // such as for a fallback
 			name += "-priority-" + strconv.Itoa(max(b.priority, 1))
 		}
-		b.name = name
-		for i := 2; taken[b.name]; i++ {
-			b.name = name + "-" + strconv.Itoa(i)
-		}
-		taken[b.name] = true
+		b.name = take(taken, name, "-")
 	}
 }
 

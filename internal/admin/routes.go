@@ -104,7 +104,7 @@ func (API) list(r *http.Request) (any, error) {
 		return nil, err
 	}
 	if !query.Has("replica") {
-		return Backends(time.Now(), func(pool, _ string) bool { return inPool(pool) }), nil
+		return Backends(time.Now(), inPool), nil
 	}
 	return allBackends(r.Context(), query.Get("replica"), inPool)
 }
@@ -187,21 +187,20 @@ func (API) order(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	selected := func(pool, backend string) bool { return inPool(pool) && backend == r.PathValue("name") }
-	backends := Backends(time.Now(), selected)
-	if len(backends) == 0 {
-		var names []string
-		for _, b := range Backends(time.Now(), func(pool, _ string) bool { return inPool(pool) }) {
-			if !slices.Contains(names, b.Name) {
-				names = append(names, b.Name)
-			}
+	var names []string
+	found := false
+	for _, b := range Backends(time.Now(), inPool) {
+		if b.Name == r.PathValue("name") {
+			execute(b, order)
+			found = true
+		} else if !slices.Contains(names, b.Name) {
+			names = append(names, b.Name)
 		}
+	}
+	if !found {
 		return refuse(http.StatusNotFound, "no backend is called '%s'%s: there are %s", r.PathValue("name"), inQuery(r, " in"), listed(names))
 	}
-	for _, b := range backends {
-		execute(b, order)
-	}
-	return writeJSON(w, Backends(time.Now(), selected))
+	return writeJSON(w, slices.DeleteFunc(Backends(time.Now(), inPool), func(b Backend) bool { return b.Name != r.PathValue("name") }))
 }
 
 // allowMethods refuses other methods.

@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -325,15 +324,15 @@ func show(out io.Writer, format string, header []string, rows [][]any) error {
 	if format == "csv" {
 		return csv.NewWriter(out).WriteAll(lines)
 	}
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	for i, line := range lines {
-		for j, text := range line {
-			if i == 0 {
-				text = strings.ToUpper(strings.ReplaceAll(text, "_", " "))
-			}
-			line[j] = cmp.Or(printable(text), "-")
+	for i, name := range header {
+		header[i] = strings.ToUpper(strings.ReplaceAll(name, "_", " "))
+	}
+	table := newTable(out, header...)
+	for _, line := range lines[1:] {
+		for i, text := range line {
+			line[i] = cmp.Or(text, "-")
 		}
-		fmt.Fprintln(table, strings.Join(line, "\t"))
+		table.row(line...)
 	}
 	return table.Flush()
 }

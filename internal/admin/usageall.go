@@ -85,14 +85,13 @@ type pageSum struct {
 }
 
 func (s *pageSum) add(p ledger.Page) {
-	where := ledger.Where{Day: p.Day, Pool: p.Pool, ID: p.ID}
-	s.have[where] = max(s.have[where], p.Changes)
+	s.have[p.Where()] = max(s.have[p.Where()], p.Changes)
 	s.pages = append(s.pages, p)
 }
 
 // lacks reports whether there is a later version of a page.
 func (s *pageSum) lacks(p ledger.Page) bool {
-	changes, known := s.have[ledger.Where{Day: p.Day, Pool: p.Pool, ID: p.ID}]
+	changes, known := s.have[p.Where()]
 	return !known || changes < p.Changes
 }
 

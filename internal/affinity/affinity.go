@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
@@ -18,8 +19,9 @@ type Affinity struct {
 	name   any // of the owners among those in use
 	// accounts are those that the requests may use, and all are those of the pool.
 	accounts, all []string
-	// configure applies the options to the owners.
-	configure func()
+	// storage is where owners are saved. nil: nowhere, because the other replicas know them.
+	storage certmagic.Storage
+	logger  *zap.Logger
 	// strict reports whether a caller reaches only what it made.
 	strict bool
 	// others is what other replicas know. They are told by the newest config's.
@@ -50,7 +52,10 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 	if err := c.Options.check(); err != nil {
 		return nil, fmt.Errorf("affinity: %w", err)
 	}
-	a := &Affinity{strict: c.Callers == Strict, name: "ids of " + c.Pool}
+	a := &Affinity{strict: c.Callers == Strict, name: "ids of " + c.Pool, logger: c.Logger}
+	if c.Link == nil {
+		a.storage = ctx.Storage()
+	}
 	for _, account := range c.Accounts {
 		if !slices.Contains(a.accounts, account) {
 			a.accounts = append(a.accounts, account)
@@ -62,14 +67,6 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 		return newSavedOwners(c.Pool), nil
 	})
 	a.owners = kept.(*savedOwners)
-	a.configure = func() {
-		storage := ctx.Storage()
-		if c.Link != nil {
-			storage = nil // the other replicas know them
-		}
-		a.owners.configure(storage, c.Logger)
-		a.owners.others.Store(a.others)
-	}
 	if !again {
 		a.Start()
 	}
@@ -78,7 +75,10 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 
 // Start applies the options to the owners. Those of the config before apply until
 // the new one is in use, because it may fail.
-func (a *Affinity) Start() { a.configure() }
+func (a *Affinity) Start() {
+	a.owners.configure(a.storage, a.logger)
+	a.owners.others.Store(a.others)
+}
 
 // Among returns the Affinity of requests that may use only these of the accounts. It is not closed.
 func (a *Affinity) Among(accounts []string) *Affinity {

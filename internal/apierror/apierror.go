@@ -72,6 +72,12 @@ func upstream(status int, code, message string) Error {
 	return Error{Status: status, Message: message, Kind: "server_error", Code: code}
 }
 
+func unavailable(class, code, message string) Error {
+	e := upstream(http.StatusServiceUnavailable, code, message)
+	e.Class = class
+	return e
+}
+
 // The errors with a fixed text.
 var (
 	MissingKey       = unauthenticated("You did not provide an API key. Send it in an Authorization header, as 'Bearer' and the key, or in an api-key header.")
@@ -115,16 +121,12 @@ var (
 	// OwnersUnknown is the error while the engine of state cannot look up the
 	// owners of the objects that a request names, or saved ids have not been
 	// read. Its reply has a Retry-After of a second.
-	OwnersUnknown = Error{Status: http.StatusServiceUnavailable,
-		Message: "The load balancer cannot check now whether the caller may use the objects that the request names. Please retry after 1 second.",
-		Kind:    "server_error", Code: "owners_unknown", Class: RetryLater}
+	OwnersUnknown = unavailable(RetryLater, "owners_unknown",
+		"The load balancer cannot check now whether the caller may use the objects that the request names. Please retry after 1 second.")
 	// TokenUnchecked is the error while the keys of the issuer of tokens are not known. Its reply has a Retry-After of a second.
-	TokenUnchecked = Error{Status: http.StatusServiceUnavailable,
-		Message: "The load balancer cannot check the token now, because its issuer cannot be reached. Please retry after 1 second.",
-		Kind:    "server_error", Code: "token_unchecked", Class: RetryLater}
-	NotReady = Error{Status: http.StatusServiceUnavailable,
-		Message: "No backend can be used: each one is unreachable, refuses its key, or has no budget left.",
-		Kind:    "server_error", Code: "no_backend_usable", Class: Unready}
+	TokenUnchecked = unavailable(RetryLater, "token_unchecked",
+		"The load balancer cannot check the token now, because its issuer cannot be reached. Please retry after 1 second.")
+	NotReady = unavailable(Unready, "no_backend_usable", "No backend can be used: each one is unreachable, refuses its key, or has no budget left.")
 )
 
 // RateLimited is the error while every backend throttles, or some do and the
@@ -259,12 +261,10 @@ const http2Left = "client disconnected"
 // UnreadableBody is the error for a request body that could not be read: it is
 // over a limit, or malformed, or the client left.
 func UnreadableBody(err error) Error {
-	var own Error
-	if errors.As(err, &own) {
+	if own, ok := errors.AsType[Error](err); ok {
 		return own
 	}
-	var tooLarge *http.MaxBytesError
-	if errors.As(err, &tooLarge) {
+	if tooLarge, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return Invalid(http.StatusRequestEntityTooLarge, "request_too_large",
 			"The request body is larger than the "+strconv.FormatInt(tooLarge.Limit, 10)+" bytes allowed here.")
 	}

@@ -5,7 +5,6 @@ package backend
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"net/http"
 	"net/url"
@@ -134,14 +133,6 @@ type Model struct {
 	// Deployment is the backend's name for it. Default: the backend's
 	// deployment, or else the same name.
 	Deployment string `json:"deployment,omitempty"`
-}
-
-// check checks the values of options that JSON may have and a Caddyfile cannot.
-func (b *Backend) check() error {
-	if b.MaxRequests < 0 {
-		return fmt.Errorf("max_requests '%d' is not a whole number of 1 or more", b.MaxRequests)
-	}
-	return CheckRank(b.Priority, *b.Weight)
 }
 
 // Takes reports whether the request can be sent to the backend: the backend

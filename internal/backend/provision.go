@@ -111,13 +111,14 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	if err := b.provisionModels(); err != nil {
 		return err
 	}
-	if b.Priority == 0 {
-		b.Priority = 1
-	}
+	b.Priority = cmp.Or(b.Priority, 1)
 	if b.Weight == nil {
 		b.Weight = new(1)
 	}
-	if err := b.check(); err != nil {
+	if b.MaxRequests < 0 { // in JSON
+		return fmt.Errorf("max_requests '%d' is not a whole number of 1 or more", b.MaxRequests)
+	}
+	if err := CheckRank(b.Priority, *b.Weight); err != nil {
 		return err
 	}
 	b.header = make(http.Header, len(b.Header))

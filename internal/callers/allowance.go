@@ -94,18 +94,18 @@ func (c *Config) checkAllowance(a Allowance, backends []Backend) error {
 		return err
 	}
 	models := modelsOf(backends, a.Backends)
-	if a.Models != nil && len(a.Models) == 0 {
-		return errors.New(": models is an empty list: expected at least one name")
-	}
-	for i, model := range a.Models {
-		switch {
-		case model == "":
-			return errors.New(": models has an empty name")
-		case slices.Contains(a.Models[:i], model):
-			return fmt.Errorf(": model '%s' is given twice", model)
-		case models != nil && !slices.Contains(models, model):
-			return fmt.Errorf(": no backend %shas the model '%s': expected some of %s", ofThese(a.Backends), model, strings.Join(models, ", "))
+	err = checkNames("model", a.Models, func(model string) error {
+		if models == nil || slices.Contains(models, model) {
+			return nil
 		}
+		may := ""
+		if a.Backends != nil {
+			may = "that it may use "
+		}
+		return fmt.Errorf(": no backend %shas the model '%s': expected some of %s", may, model, strings.Join(models, ", "))
+	})
+	if err != nil {
+		return err
 	}
 	if a.ServiceTiers != nil && len(a.ServiceTiers) == 0 {
 		return errors.New(": service_tiers is an empty list: expected at least one name")
@@ -116,6 +116,25 @@ func (c *Config) checkAllowance(a Allowance, backends []Backend) error {
 			return fmt.Errorf(": service tier '%s' is not known: expected some of %s", tier, openaiapi.ServiceTierNames())
 		case slices.Contains(a.ServiceTiers[:i], tier):
 			return fmt.Errorf(": service tier '%s' is given twice", tier)
+		}
+	}
+	return nil
+}
+
+// checkNames returns what is wrong with a list of names, if anything is: what says what each one is of, and check checks it.
+func checkNames(what string, names []string, check func(name string) error) error {
+	if names != nil && len(names) == 0 {
+		return fmt.Errorf(": %ss is an empty list: expected at least one name", what)
+	}
+	for i, name := range names {
+		switch {
+		case name == "":
+			return fmt.Errorf(": %ss has an empty name", what)
+		case slices.Contains(names[:i], name):
+			return fmt.Errorf(": %s '%s' is given twice", what, name)
+		}
+		if err := check(name); err != nil {
+			return err
 		}
 	}
 	return nil

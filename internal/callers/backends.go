@@ -1,7 +1,6 @@
 package callers
 
 import (
-	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -26,24 +25,16 @@ func Matches(names []string, backend string) bool {
 
 // checkBackends returns what is wrong with the option backends, if anything is.
 func checkBackends(names []string, backends []Backend) error {
-	if names != nil && len(names) == 0 {
-		return errors.New(": backends is an empty list: expected at least one name")
-	}
 	var there []string
 	for _, b := range backends {
 		there = append(there, b.Name)
 	}
-	for i, name := range names {
-		switch {
-		case name == "":
-			return errors.New(": backends has an empty name")
-		case slices.Contains(names[:i], name):
-			return fmt.Errorf(": backend '%s' is given twice", name)
-		case there != nil && !slices.Contains(there, "") && !slices.ContainsFunc(there, func(b string) bool { return Matches(names[i:i+1], b) }):
-			return fmt.Errorf(": no backend has the name '%s': expected some of %s, or a name with *", name, strings.Join(there, ", "))
+	return checkNames("backend", names, func(name string) error {
+		if there == nil || slices.ContainsFunc(there, func(b string) bool { return b == "" || Matches([]string{name}, b) }) {
+			return nil
 		}
-	}
-	return nil
+		return fmt.Errorf(": no backend has the name '%s': expected some of %s, or a name with *", name, strings.Join(there, ", "))
+	})
 }
 
 // modelsOf returns the models of those backends that have one of the names. nil: they serve any model, or are not known yet.
@@ -64,14 +55,6 @@ func modelsOf(backends []Backend, names []string) (models []string) {
 		}
 	}
 	return models
-}
-
-// ofThese returns words for an error about a caller that may use only some backends.
-func ofThese(names []string) string {
-	if names == nil {
-		return ""
-	}
-	return "that it may use "
 }
 
 // modelsAmong returns those of the models that backends have, and what a list of models shows. nil: any.

@@ -134,23 +134,19 @@ func (c *Config) checkTier(i int, t Tier) error {
 	case t.Reserve != nil && (*t.Reserve < 1 || *t.Reserve > 100):
 		return fmt.Errorf(": reserve '%d%%' is not from 1%% to 100%%", *t.Reserve)
 	}
-	if all := reserved(c.Tiers[:i+1]); t.Reserve != nil && all > 100 {
+	all := 0
+	for _, t := range c.Tiers[:i+1] {
+		if t.Reserve != nil {
+			all += *t.Reserve
+		}
+	}
+	if t.Reserve != nil && all > 100 {
 		return fmt.Errorf(": reserve '%d%%' makes the shares of all tiers %d%%, expected at most 100%%", *t.Reserve, all)
 	}
 	if first := slices.IndexFunc(c.Tiers, func(other Tier) bool { return other.Default }); t.Default && first < i {
 		return fmt.Errorf(": default is given twice: also for tier '%s'", c.Tiers[first].Name)
 	}
 	return nil
-}
-
-// reserved returns the sum of the shares that tiers keep, in percent.
-func reserved(tiers []Tier) (all int) {
-	for _, t := range tiers {
-		if t.Reserve != nil {
-			all += *t.Reserve
-		}
-	}
-	return all
 }
 
 func (c *Config) checkCaller(caller Caller, backends []Backend) error {

@@ -1,13 +1,13 @@
 package directive
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 )
 
@@ -34,15 +34,13 @@ var gone = map[string]string{
 // UnmarshalJSON reads the options of a module from JSON as strictly as Caddy does. A module whose earlier versions
 // had other options uses it, so that the error says what applies instead of them.
 func UnmarshalJSON(data []byte, into any) error {
-	decoder := json.NewDecoder(bytes.NewReader(data))
-	decoder.DisallowUnknownFields()
-	err := decoder.Decode(into)
+	err := caddy.StrictUnmarshalJSON(data, into)
 	if err == nil {
 		return nil
 	}
 	quoted, _ := strings.CutPrefix(err.Error(), "json: unknown field ")
 	name := strings.Trim(quoted, `"`)
-	if wrong := new(json.UnmarshalTypeError); errors.As(err, &wrong) {
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		name = wrong.Field[strings.LastIndex(wrong.Field, ".")+1:] + " <" + wrong.Value + ">"
 	}
 	if gone := Gone(name); gone != nil {

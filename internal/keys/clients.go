@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -136,12 +137,7 @@ func NewClients(config ClientsConfig) (*Clients, error) {
 
 // InFiles reports whether any key comes from a file.
 func (c *Clients) InFiles() bool {
-	for _, k := range c.config.Keys {
-		if InFile(k.Key) {
-			return true
-		}
-	}
-	return c.file != ""
+	return c.file != "" || slices.ContainsFunc(c.config.Keys, func(k ClientKey) bool { return InFile(k.Key) })
 }
 
 // Read reads the keys again. What cannot be read stays as it was: a key of the config, and the

@@ -39,14 +39,7 @@ func (k *keySet) in(value string) bool {
 		(isKey(value, k.one) || slices.ContainsFunc(k.more, func(key string) bool { return isKey(value, key) }))
 }
 
-func (k *keySet) inAny(values []string) bool {
-	for _, value := range values {
-		if len(value) >= k.shortest && k.in(value) {
-			return true
-		}
-	}
-	return false
-}
+func (k *keySet) inAny(values []string) bool { return slices.ContainsFunc(values, k.in) }
 
 func isKey(value, key string) bool {
 	value = strings.TrimSpace(value)

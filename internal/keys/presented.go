@@ -189,7 +189,7 @@ func (p *Presented) remove(match func(key string, identifies bool) bool) {
 	p.Header = kept
 	p.RawQuery = replaceParams(p.RawQuery, func(q param) (string, bool) {
 		switch {
-		case isIn(params, q.name):
+		case slices.ContainsFunc(params, func(name string) bool { return strings.EqualFold(name, q.name) }):
 			return "", !matches(q.value, true)
 		case HoldsKey(q.name):
 			return "", !matches(KeyIn(q.value), false)

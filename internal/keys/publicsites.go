@@ -58,7 +58,7 @@ func (s *search) walk(routes caddyhttp.RouteList, hosts []string, guarded bool) 
 		for _, h := range route.Handlers {
 			before := guarded || guards || choosy || guardsHere
 			if h == s.handler && !before {
-				s.add(its)
+				s.sites = append(s.sites, slices.DeleteFunc(slices.Clone(its), func(host string) bool { return !isPublicName(host) })...)
 			}
 			if subroute, ok := h.(*caddyhttp.Subroute); ok {
 				a, g := s.walk(subroute.Routes, its, before)
@@ -73,14 +73,6 @@ func (s *search) walk(routes caddyhttp.RouteList, hosts []string, guarded bool) 
 		}
 	}
 	return answers, guards
-}
-
-func (s *search) add(hosts []string) {
-	for _, host := range hosts {
-		if isPublicName(host) {
-			s.sites = append(s.sites, host)
-		}
-	}
 }
 
 // isPublicName reports whether the internet may know a host by this name. It does not

@@ -2,7 +2,6 @@ package keys
 
 import (
 	"net/url"
-	"slices"
 	"strings"
 )
 
@@ -87,8 +86,4 @@ func unescaped(text string) string {
 		return plain
 	}
 	return text
-}
-
-func isIn(names []string, name string) bool {
-	return slices.ContainsFunc(names, func(n string) bool { return strings.EqualFold(n, name) })
 }

@@ -150,7 +150,7 @@ func readJournal(text []byte) map[string][]Page {
 		if _, err := time.Parse(time.DateOnly, p.Day); err != nil || !isID(p.ID) {
 			continue
 		}
-		if w, ok := whereOf(key); ok && w == (Where{p.Day, p.Pool, p.ID}) && strings.Count(key, "/") == strings.Count(folder, "/")+2 {
+		if w, ok := whereOf(key); ok && w == p.Where() && strings.Count(key, "/") == strings.Count(folder, "/")+2 {
 			pages[key] = append(pages[key], p)
 		}
 	}

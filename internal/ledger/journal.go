@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -195,11 +194,10 @@ func (j *journal) rewrite(folder string, pages []Page) error {
 
 // create begins a file. Another process may adopt it before it is locked.
 func (j *journal) create(folder string) error {
-	err := j.tryCreate(folder)
-	if err != nil {
-		err = j.tryCreate(folder)
+	if j.tryCreate(folder) == nil {
+		return nil
 	}
-	return err
+	return j.tryCreate(folder)
 }
 
 func (j *journal) tryCreate(folder string) error {
@@ -213,8 +211,7 @@ func (j *journal) tryCreate(folder string) error {
 	if err != nil {
 		return err
 	}
-	err = lock(file)
-	if at, statErr := os.Stat(file.Name()); err == nil && (statErr != nil || !isOf(at, file)) {
+	if err = lock(file); err == nil && !isThere(file) {
 		err = errJournalGone // between these lines
 	}
 	if err != nil {
@@ -224,9 +221,11 @@ func (j *journal) tryCreate(folder string) error {
 	return nil
 }
 
-func isOf(at fs.FileInfo, file *os.File) bool {
-	info, err := file.Stat()
-	return err == nil && os.SameFile(at, info)
+// isThere reports whether a file has its name still.
+func isThere(file *os.File) bool {
+	named, err := os.Stat(file.Name())
+	its, statErr := file.Stat()
+	return err == nil && statErr == nil && os.SameFile(named, its)
 }
 
 // turn returns the files that are not needed when all that has changed until now is saved. The next change begins another one,

@@ -44,6 +44,9 @@ func (p *Page) key() string {
 // Where is what the key of a page says.
 type Where struct{ Day, Pool, ID string }
 
+// Where returns where the page is.
+func (p *Page) Where() Where { return Where{p.Day, p.Pool, p.ID} }
+
 // whereOf reads a key. Storages may have others there, such as those of files that are being written.
 func whereOf(key string) (w Where, ok bool) {
 	rest, ok := strings.CutPrefix(key, folder+"/")
@@ -174,7 +177,7 @@ func Read(ctx context.Context, storage certmagic.Storage, want func(Where) bool)
 func Newest(pages []Page) (newest []Page) {
 	at := make(map[Where]int)
 	for _, p := range pages {
-		w := Where{p.Day, p.Pool, p.ID}
+		w := p.Where()
 		if i, known := at[w]; !known {
 			at[w] = len(newest)
 			newest = append(newest, p)

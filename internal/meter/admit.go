@@ -61,7 +61,13 @@ type Reservation struct {
 func (r *Reservation) Tier() int { return int(r.tier) }
 
 // Demoted yields the ids of the limits that gave the request another tier.
-func (r *Reservation) Demoted(yield func(ID) bool) { idsIn(r.demoted)(yield) }
+func (r *Reservation) Demoted(yield func(ID) bool) {
+	for id := range ID(MaxLimits) {
+		if r.demoted&(1<<id) != 0 && !yield(id) {
+			return
+		}
+	}
+}
 
 // Estimated returns the tokens that the request was charged with.
 func (r *Reservation) Estimated() (prompt, output int64) { return r.prompt, r.output }
@@ -172,8 +178,8 @@ func (c *Caller) check(at int64, e Estimate) (r Reservation, refusal *Refusal) {
 	if prompt > 0 {
 		r.declared = c.usual.declared(e)
 	}
-	for id := range c.all() {
-		m, need := &c.meters[id], int64(1)
+	for id, m := range c.all() {
+		need := int64(1)
 		if id.Kind() == Tokens {
 			need = prompt + output
 		}
@@ -267,11 +273,11 @@ func (c *Caller) Uploaded() {
 func (c *Caller) charge(at int64, r *Reservation) (crossed []Crossing) {
 	c.admitted++
 	r.number = c.admitted
-	for id := range c.all() {
+	for id, m := range c.all() {
 		if id.Kind() == Tokens {
-			c.meters[id].charge(r.prompt+r.output, at)
+			m.charge(r.prompt+r.output, at)
 		} else {
-			c.meters[id].charge(1, at)
+			m.charge(1, at)
 		}
 	}
 	c.tell(at)
@@ -311,7 +317,7 @@ func (r *Reservation) Settle(now time.Time, cost Cost) {
 	if r.reset != c.reset {
 		charged, cost.Counted = 0, false // it was given back
 	}
-	for id := range idsIn(charged) {
+	for id, m := range c.metersIn(charged) {
 		spent, charged := requests, int64(1)
 		if id.Kind() == Tokens {
 			spent, charged = tokens, r.prompt+r.output
@@ -323,7 +329,6 @@ func (r *Reservation) Settle(now time.Time, cost Cost) {
 		if r.grew&(1<<id) != 0 {
 			grown = r.grown
 		}
-		m := &c.meters[id]
 		m.roll(id, at, c.location, c.admitted+1)
 		if excess := spent - charged - grown; excess > 0 {
 			m.charge(excess, at)

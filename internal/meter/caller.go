@@ -1,6 +1,7 @@
 package meter
 
 import (
+	"cmp"
 	"iter"
 	"math/bits"
 	"slices"
@@ -94,13 +95,14 @@ var counted = []ID{Limit{Kind: Tokens, Unit: Day}.ID(), Limit{Kind: Tokens, Unit
 func (c *Caller) Change(now time.Time, s Settings) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	location := s.Location
-	if location == nil {
-		location = time.UTC
-	}
+	location := cmp.Or(s.Location, time.UTC)
 	var active uint16
 	for id := range c.meters {
-		c.meters[id].limit.Amount, c.meters[id].limit.Then, c.meters[id].then = 0, "", 0
+		m := &c.meters[id]
+		m.limit.Amount, m.limit.Then, m.then = 0, "", 0
+		if m.calendar() && location != c.location {
+			m.end = m.start // midnight is at another time
+		}
 	}
 	for _, l := range s.Limits {
 		m := &c.meters[l.ID()]
@@ -109,12 +111,6 @@ func (c *Caller) Change(now time.Time, s Settings) {
 	}
 	for _, id := range counted {
 		active |= 1 << id
-	}
-	for id := range c.meters {
-		m := &c.meters[id]
-		if m.calendar() && location != c.location {
-			m.end = m.start // midnight is at another time
-		}
 	}
 	c.active, c.location, c.maxRequests = active, location, s.MaxRequests
 	c.tier = tier{s.Tier, 1 + slices.Index(s.Tiers, s.Tier)}
@@ -126,14 +122,14 @@ func (c *Caller) Change(now time.Time, s Settings) {
 	}
 }
 
-// all iterates over the ids of the meters that count.
-func (c *Caller) all() iter.Seq[ID] { return idsIn(c.active) }
+// all iterates over the meters that count.
+func (c *Caller) all() iter.Seq2[ID, *meter] { return c.metersIn(c.active) }
 
-// idsIn iterates over the ids of which a mask has the bits.
-func idsIn(mask uint16) iter.Seq[ID] {
-	return func(yield func(ID) bool) {
+// metersIn iterates over the meters of which a mask has the bits.
+func (c *Caller) metersIn(mask uint16) iter.Seq2[ID, *meter] {
+	return func(yield func(ID, *meter) bool) {
 		for mask := mask; mask != 0; mask &= mask - 1 {
-			if !yield(ID(bits.TrailingZeros16(mask))) {
+			if id := ID(bits.TrailingZeros16(mask)); !yield(id, &c.meters[id]) {
 				return
 			}
 		}

@@ -80,7 +80,9 @@ func (cs *Callers) Get(now time.Time, name string) *Caller {
 	if c = cs.byName[name]; c == nil {
 		cs.forget(now)
 		c = cs.ofID(now, IDOf(name))
-		c.setName(name)
+		c.mu.Lock()
+		c.name = name
+		c.mu.Unlock()
 		if cs.settings != nil {
 			c.Change(now, cs.settings(name))
 		}
@@ -101,12 +103,6 @@ func (cs *Callers) ofID(now time.Time, id CallerID) *Caller {
 		cs.byID[id] = c
 	}
 	return c
-}
-
-func (c *Caller) setName(name string) {
-	c.mu.Lock()
-	c.name = name
-	c.mu.Unlock()
 }
 
 // From returns the callers that Get was called for, in the order of the first calls, without those up to a number.

@@ -28,8 +28,8 @@ func (c *Caller) roll(now time.Time) (at int64) {
 		c.set(c.clock.latest, at)
 	}
 	c.clock.latest = at
-	for id := range c.all() {
-		c.meters[id].roll(id, at, c.location, c.admitted+1)
+	for id, m := range c.all() {
+		m.roll(id, at, c.location, c.admitted+1)
 	}
 	return at
 }

@@ -38,9 +38,9 @@ func (r *Reservation) Spend(now time.Time, output int64) {
 		c.mu.Unlock()
 		return // the caller got its use back, and this request costs nothing
 	}
-	for id := range c.all() {
+	for id, m := range c.all() {
 		if id.Kind() == Tokens {
-			c.meters[id].charge(more, at)
+			m.charge(more, at)
 			r.grew |= 1 << id
 		}
 	}

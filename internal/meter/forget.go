@@ -51,8 +51,7 @@ func (c *Caller) idle(now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.roll(now)
-	for id := range c.all() {
-		m := &c.meters[id]
+	for _, m := range c.all() {
 		if m.wrote[1] || m.others.used[1] > 0 || !m.calendar() && (m.wrote[0] || m.others.used[0] > 0) {
 			return false
 		}

@@ -70,16 +70,10 @@ func ParseLimit(kind Kind, text string) (Limit, error) {
 
 // parseAmount reads a whole number from 1 to MaxAmount, such as 600, 200k, 5M or 1G.
 func parseAmount(text string) (amount int64, ok bool) {
-	factor := int64(1)
-	if digits, found := strings.CutSuffix(text, "k"); found {
-		text, factor = digits, 1_000
-	} else if digits, found := strings.CutSuffix(text, "M"); found {
-		text, factor = digits, 1_000_000
-	} else if digits, found := strings.CutSuffix(text, "G"); found {
-		text, factor = digits, 1_000_000_000
-	}
-	n, err := strconv.ParseUint(text, 10, 64)
-	if err != nil || n == 0 || n > MaxAmount/uint64(factor) {
+	digits := strings.TrimRight(text, "kMG")
+	factor, ok := map[string]int64{"": 1, "k": 1_000, "M": 1_000_000, "G": 1_000_000_000}[text[len(digits):]]
+	n, err := strconv.ParseUint(digits, 10, 64)
+	if !ok || err != nil || n == 0 || n > MaxAmount/uint64(factor) {
 		return 0, false
 	}
 	return int64(n) * factor, true

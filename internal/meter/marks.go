@@ -28,8 +28,8 @@ func (m *meter) crosses(used, allowed int64) uint8 {
 
 // crossed returns the marks that the use of the limits has reached.
 func (c *Caller) crossed(at int64) (crossed []Crossing) {
-	for id := range c.all() {
-		if m := &c.meters[id]; m.limit.Amount > 0 && m.marked < 100 {
+	for _, m := range c.all() {
+		if m.limit.Amount > 0 && m.marked < 100 {
 			used := m.use(at)
 			allowed := c.shown(m, at, used)
 			if mark := m.crosses(used, allowed); mark > 0 {

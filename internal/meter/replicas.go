@@ -39,8 +39,7 @@ const maxFigures = 4096
 
 // usage appends this replica's own use to entries.
 func (c *Caller) usage(entries []Entry) []Entry {
-	for id := range c.all() {
-		m := &c.meters[id]
+	for id, m := range c.all() {
 		for w, wrote := range m.wrote {
 			if wrote {
 				entries = append(entries, Entry{id, m.index - 1 + int64(w), m.own.used[w], c.reset})
@@ -170,8 +169,8 @@ func (c *Caller) Share(now time.Time, s Sharing) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.roll(now)
-	for id := range c.all() {
-		switch m := &c.meters[id]; {
+	for _, m := range c.all() {
+		switch {
 		case s.Apart && !c.sharing.Apart:
 			m.lost.copy(&m.others)
 		case c.sharing.Apart && !s.Apart && m.others.parts != nil:
@@ -194,8 +193,7 @@ func (c *Caller) Courses(now time.Time) (courses []Course) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
-	for id := range c.all() {
-		m := &c.meters[id]
+	for id, m := range c.all() {
 		if m.own.parts == nil || id.Unit() == Second {
 			continue
 		}

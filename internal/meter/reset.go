@@ -52,8 +52,8 @@ func (c *Caller) renew(at, reset int64) {
 		*m = meter{limit: m.limit, window: m.window, first: m.first, then: m.then, refused: m.refused, demoted: m.demoted}
 		m.divide(at)
 	}
-	for id := range c.all() {
-		c.meters[id].wrote[1] = true
+	for _, m := range c.all() {
+		m.wrote[1] = true
 	}
 	c.tell(at)
 }

@@ -68,8 +68,7 @@ func (c *Caller) Report(now time.Time, version uint64, entries []Entry) []Entry 
 	c.arrived(at)
 	if c.latest.version == 0 {
 		c.latest = latest{version, at}
-		for id := range c.all() {
-			m := &c.meters[id]
+		for _, m := range c.all() {
 			m.sent.copy(&m.own)
 		}
 	}
@@ -98,8 +97,7 @@ func (c *Caller) arrived(at int64) (more bool) {
 		return false
 	}
 	c.latest = latest{}
-	for id := range c.all() {
-		m := &c.meters[id]
+	for _, m := range c.all() {
 		m.told.copy(&m.sent)
 		more = more || m.own.used != m.sent.used
 	}
@@ -168,8 +166,7 @@ func (c *Caller) tell(at int64) {
 		return
 	}
 	hurry := false
-	for id := range c.all() {
-		m := &c.meters[id]
+	for _, m := range c.all() {
 		if m.limit.Amount == 0 {
 			continue
 		}

@@ -52,11 +52,14 @@ func (c *Caller) Snapshot(now time.Time) Snapshot {
 	at := c.roll(now)
 	c.confirm(at)
 	s := Snapshot{Name: c.name, Tier: c.tier.name, InFlight: c.inFlight, MaxRequests: c.maxRequests, Busy: c.busy, Reserved: c.reserved,
-		Ratio: c.usual.ratio(), Output: c.usual.output, Estimated: c.usual.estimated, Reported: c.usual.reported, Replicas: c.apart(), Hour: c.hour.snapshot(at)}
-	for id := range c.all() {
-		if c.meters[id].limit.Amount > 0 {
-			s.Limits = append(s.Limits, c.useOf(id, at))
+		Ratio: c.usual.ratio(), Output: c.usual.output, Estimated: c.usual.estimated, Reported: c.usual.reported, Hour: c.hour.snapshot(at)}
+	for _, m := range c.all() {
+		if m.limit.Amount > 0 {
+			s.Limits = append(s.Limits, c.useOf(m, at))
 		}
+	}
+	if c.sharing.Apart {
+		s.Replicas = c.sharing.Replicas
 	}
 	s.Today = c.meters[counted[0]].use(at)
 	s.Month = c.meters[counted[1]].use(at)
@@ -69,11 +72,11 @@ func (c *Caller) Tightest(now time.Time) (tightest [kinds]Use) {
 	defer c.mu.Unlock()
 	at := c.roll(now)
 	c.confirm(at)
-	for id := range c.all() {
-		if c.meters[id].limit.Amount == 0 {
+	for id, m := range c.all() {
+		if m.limit.Amount == 0 {
 			continue
 		}
-		u, t := c.useOf(id, at), &tightest[id.Kind()]
+		u, t := c.useOf(m, at), &tightest[id.Kind()]
 		if t.Limit.Amount == 0 || part(&u) < part(t) {
 			*t = u
 		}
@@ -83,16 +86,7 @@ func (c *Caller) Tightest(now time.Time) (tightest [kinds]Use) {
 
 func part(u *Use) float64 { return float64(u.Left()) / float64(max(1, u.Allowed)) }
 
-// apart returns how many replicas share the limits without hearing each other, or 0.
-func (c *Caller) apart() int {
-	if !c.sharing.Apart {
-		return 0
-	}
-	return c.sharing.Replicas
-}
-
-func (c *Caller) useOf(id ID, at int64) Use {
-	m := &c.meters[id]
+func (c *Caller) useOf(m *meter, at int64) Use {
 	used := m.use(at)
 	u := Use{Limit: m.limit, Allowed: c.shown(m, at, used), Used: used, Ends: time.Unix(0, m.end), Refused: m.refused, Demoted: m.demoted}
 	if u.Used > 0 {

@@ -69,11 +69,11 @@ func (p Paths) Rewrite(u *url.URL, route Route, asked, model string) ModelPlace 
 			place = ModelInBody
 		}
 	case route.Deployment != "":
-		path = route.Path()
+		deployment := route.Deployment
 		if model != asked {
-			path = ClassicPath(model, route.Operation)
+			deployment = EscapeSegment(model)
 		}
-		path = p.classic + strings.TrimPrefix(path, classicPrefix)
+		path = p.classic + deployments + "/" + deployment + route.Operation
 		place = ModelInPath
 	default:
 		path = p.classic + route.Operation

@@ -153,34 +153,21 @@ func (g grammar) place(at place, key []byte) place {
 			return memberOddTier
 		}
 	}
+	switch {
+	case at == item && (string(key) == "id" || string(key) == "approval_request_id"):
+		return ofItem
+	case (at == named || at == holder) && string(key) == "id":
+		return named
+	case at == holder && string(key) == "variables":
+		return variables
+	case at == turn && string(key) == "audio":
+		return holder
+	case at == tool && string(key) == "type":
+		return memberToolType
+	case at == memberStreamOptions && string(key) == "include_usage":
+		return memberIncludeUsage
+	}
 	switch string(key) {
-	case "id":
-		switch at {
-		case item:
-			return ofItem
-		case named, holder:
-			return named
-		}
-	case "type":
-		if at == tool {
-			return memberToolType
-		}
-	case "approval_request_id":
-		if at == item {
-			return ofItem
-		}
-	case "audio":
-		if at == turn {
-			return holder
-		}
-	case "include_usage":
-		if at == memberStreamOptions {
-			return memberIncludeUsage
-		}
-	case "variables":
-		if at == holder {
-			return variables
-		}
 	case "file_id", "file_ids", "vector_store_id", "vector_store_ids", "container", "container_id", "input_file_id",
 		"training_file", "validation_file", "assistant_id", "thread_id", "part_ids", "skill_id":
 		return named
@@ -215,10 +202,6 @@ func placeInReply(at place, key []byte) place {
 		return ofPart
 	case "conversation", "container_id":
 		return mention
-	case "file_id":
-		if at == annotation {
-			return mention
-		}
 	case "encrypted_content":
 		if at == listed {
 			return mentionEncrypted
@@ -228,37 +211,34 @@ func placeInReply(at place, key []byte) place {
 		return inside
 	case "annotations":
 		return annotation
-	case "data":
-		if at == top {
+	}
+	switch at {
+	case top:
+		switch string(key) {
+		case "data":
 			return listed
-		}
-	case "output", "item":
-		if at == top {
+		case "output", "item":
 			return item
-		}
-	case "file":
-		if at == top { // that an upload becomes
+		case "file": // that an upload becomes
 			return ofPart
-		}
-	case "choices":
-		if at == top {
+		case "choices":
 			return inside
+		case "response":
+			return top
+		case "store":
+			return memberStore
 		}
-	case "message", "delta":
-		if at == inside {
+	case inside:
+		if string(key) == "message" || string(key) == "delta" {
 			return turn
 		}
-	case "audio":
-		if at == turn {
+	case turn:
+		if string(key) == "audio" {
 			return ofPart
 		}
-	case "response":
-		if at == top {
-			return top
-		}
-	case "store":
-		if at == top {
-			return memberStore
+	case annotation:
+		if string(key) == "file_id" {
+			return mention
 		}
 	}
 	return elsewhere

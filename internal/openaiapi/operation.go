@@ -3,6 +3,7 @@ package openaiapi
 import (
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 )
 
@@ -36,11 +37,12 @@ func IsUsage(method string, route Route) bool {
 // infersByWebSocket reports whether the messages of a WebSocket of this operation, written as in Route,
 // are requests for inference.
 func infersByWebSocket(operation string) bool {
-	switch strings.TrimSuffix(operation, "/") {
-	case "/realtime", "/responses":
-		return true
-	}
-	return false
+	return isOneOf(operation, "/realtime", "/responses")
+}
+
+// isOneOf reports whether an operation, written as in Route, is one of these, perhaps with a slash at its end.
+func isOneOf(operation string, these ...string) bool {
+	return slices.Contains(these, strings.TrimSuffix(operation, "/"))
 }
 
 // mayInfer reports whether a server may treat the request as [IsInference], however its path is spelled.
@@ -70,26 +72,17 @@ func mostCommon(operation string) string {
 // showsUsageIfAsked reports whether a stream of the operation contains its usage only if the client asks
 // for it.
 func showsUsageIfAsked(operation string) bool {
-	operation = strings.TrimSuffix(operation, "/")
-	return operation == "/chat/completions" || operation == "/completions"
+	return isOneOf(operation, "/chat/completions", "/completions")
 }
 
 // CachesPrompts reports whether providers cache the prompts of an operation of [IsInference].
 func CachesPrompts(operation string) bool {
-	switch strings.TrimSuffix(operation, "/") {
-	case "/chat/completions", "/completions", "/responses", "/responses/compact", "/messages":
-		return true
-	}
-	return false
+	return isOneOf(operation, "/chat/completions", "/completions", "/responses", "/responses/compact", "/messages")
 }
 
 // repeatable reports whether a request may be retried when it is unknown whether it was executed
 // already: it is inference, or its method is safe (RFC 9110 section 9.2.1). No backend gets a
 // TRACE.
 func repeatable(method, operation string) bool {
-	switch method {
-	case http.MethodGet, http.MethodHead, http.MethodOptions:
-		return true
-	}
-	return IsInference(method, operation)
+	return method == http.MethodGet || method == http.MethodHead || method == http.MethodOptions || IsInference(method, operation)
 }

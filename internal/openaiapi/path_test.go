@@ -315,3 +315,25 @@ func BenchmarkOddlySpelled(b *testing.B) {
 		})
 	}
 }
+
+// Path returns the escaped path of the route, with the segments of the dialect
+// spelled as in the API's documentation.
+func (r Route) Path() string {
+	switch {
+	case r.Dialect == OpenAI:
+		return openAIPrefix + r.Operation
+	case r.Dialect == AzureV1:
+		return azureV1Prefix + r.Operation
+	case r.Dialect == AzureClassic && r.Deployment != "":
+		return classicPrefix + deployments + "/" + r.Deployment + r.Operation
+	case r.Dialect == AzureClassic:
+		return classicPrefix + r.Operation
+	}
+	return r.Operation
+}
+
+// ClassicPath returns the escaped path of an operation, which is written as in
+// Route, on a deployment, whose name is escaped here.
+func ClassicPath(deployment, operation string) string {
+	return classicPrefix + deployments + "/" + EscapeSegment(deployment) + operation
+}

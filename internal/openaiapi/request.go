@@ -196,8 +196,7 @@ func CostsTokens(r *http.Request, route Route) bool {
 
 // countsOnly reports whether the operation only counts the tokens of a prompt.
 func countsOnly(operation string) bool {
-	operation = strings.TrimSuffix(operation, "/")
-	return operation == "/responses/input_tokens" || operation == "/messages/count_tokens"
+	return isOneOf(operation, "/responses/input_tokens", "/messages/count_tokens")
 }
 
 // OutputLimit returns how many tokens the answer may have at most: only by the members that the API obeys, for

@@ -63,11 +63,7 @@ func (b *Body) addTier(tier string, again bool) {
 
 // TakesServiceTier reports whether the API has a service tier for the request: for chats and responses.
 func (q *Request) TakesServiceTier() bool {
-	switch strings.TrimSuffix(q.Route.Operation, "/") {
-	case "/chat/completions", "/responses":
-		return q.Kind.Infers()
-	}
-	return false
+	return q.Kind.Infers() && isOneOf(q.Route.Operation, "/chat/completions", "/responses")
 }
 
 // ServiceTier returns the service tier that the client asks for. It is empty if it names none, or the API has none for the

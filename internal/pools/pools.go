@@ -68,23 +68,25 @@ var Default Set
 // digest identifies the options of a pool, which may be secret.
 type digest [sha256.Size]byte
 
-func digestOf(options []any) (digest, error) {
+// take records the options of the pool with this name. It is an error if another pool has the name, unless that has the same
+// options.
+func take(taken map[string]digest, name string, options []any) error {
 	text, err := json.Marshal(options)
-	return sha256.Sum256(text), err
-}
-
-func errTaken(name string) error {
-	return fmt.Errorf("pool '%s': another pool has this name, choose a different one", name)
+	if err != nil {
+		return err
+	}
+	mine := digest(sha256.Sum256(text))
+	if other, again := taken[name]; again && other != mine {
+		return fmt.Errorf("pool '%s': another pool has this name, choose a different one", name)
+	}
+	taken[name] = mine
+	return nil
 }
 
 // Claim gives a pool its name in the config that is set up in ctx, for as long as
 // that is in use. It is an error if another pool of the config has the name, unless
 // that has the same options: Caddy makes two of a site that listens on two ports.
 func (s *Set) Claim(ctx caddy.Context, name string, options ...any) error {
-	mine, err := digestOf(options)
-	if err != nil {
-		return err
-	}
 	config := ctx.GetMetricsRegistry() // each config has its own
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,13 +97,13 @@ func (s *Set) Claim(ctx caddy.Context, name string, options ...any) error {
 			s.configs = make(map[*prometheus.Registry]*names)
 		}
 		s.configs[config] = n
-		context.AfterFunc(ctx.Context, func() { s.giveBack(config) })
+		context.AfterFunc(ctx.Context, func() { // it is no longer in use
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			delete(s.configs, config)
+		})
 	}
-	if other, taken := n.taken[name]; taken && other != mine {
-		return errTaken(name)
-	}
-	n.taken[name] = mine
-	return nil
+	return take(n.taken, name, options)
 }
 
 // Unnamed records that the operator did not choose the name of a pool that was
@@ -127,11 +129,7 @@ const fileState = "openai_lb.pools"
 // The others are numbered in the order of the file, because Caddy sets up the servers
 // of a config in any order.
 func NameInFile(state map[string]any, name, fallback string) string {
-	names, ok := state[fileState].(map[string]bool)
-	if !ok {
-		names = make(map[string]bool)
-		state[fileState] = names
-	}
+	names := inFile[bool](state, fileState)
 	for n := 2; name == "" && names[fallback]; n++ {
 		if numbered := fmt.Sprintf("%s_%d", fallback, n); !names[numbered] {
 			name = numbered
@@ -146,20 +144,17 @@ const optionsInFile = "openai_lb.options"
 
 // ClaimInFile returns the error of Claim that a pool of the Caddyfile will meet, because of one before it.
 func ClaimInFile(state map[string]any, name string, options ...any) error {
-	taken, ok := state[optionsInFile].(map[string]digest)
+	return take(inFile[digest](state, optionsInFile), name, options)
+}
+
+// inFile returns a map that a Caddyfile's adapter keeps.
+func inFile[V any](state map[string]any, key string) map[string]V {
+	kept, ok := state[key].(map[string]V)
 	if !ok {
-		taken = make(map[string]digest)
-		state[optionsInFile] = taken
+		kept = make(map[string]V)
+		state[key] = kept
 	}
-	mine, err := digestOf(options)
-	if err != nil {
-		return err
-	}
-	if other, again := taken[name]; again && other != mine {
-		return errTaken(name)
-	}
-	taken[name] = mine
-	return nil
+	return kept
 }
 
 // IsNumbered reports whether NameInFile makes such a name of the fallback.
@@ -167,13 +162,6 @@ func IsNumbered(name, fallback string) bool {
 	number, ok := strings.CutPrefix(name, fallback+"_")
 	_, err := strconv.ParseUint(number, 10, 0)
 	return ok && err == nil
-}
-
-// giveBack frees the names of a config that is no longer in use.
-func (s *Set) giveBack(config *prometheus.Registry) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.configs, config)
 }
 
 // Add puts a pool into the set. Until Remove, it hides a pool of the same name

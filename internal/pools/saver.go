@@ -169,8 +169,7 @@ func (s *Saver) Use(task string, f func(context.Context, certmagic.Storage) erro
 	ctx, cancel := context.WithTimeout(context.Background(), storageTimeout)
 	defer cancel()
 	err := f(ctx, to.storage)
-	failed := (*StorageError)(nil)
-	if !errors.As(err, &failed) {
+	if failed, ok := errors.AsType[*StorageError](err); !ok {
 		delete(s.failing, task)
 	} else if s.failing[task] != failed.What {
 		s.failing[task] = failed.What

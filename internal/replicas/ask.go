@@ -8,6 +8,7 @@ import (
 	"crypto/hpke"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -212,7 +213,8 @@ func (r *Replica) ask(ctx context.Context, question string, engine int, answers 
 // await sends a question and waits for the answers.
 func (r *Replica) await(ctx context.Context, question string, key hpke.PrivateKey, replicas map[string]*Answer) {
 	now, public := time.Now(), key.PublicKey().Bytes()
-	m := message{Version: version, Kind: asked, From: r.peers.self.ID, Sent: now.UnixMicro(), At: r.clock.at(now), Ask: question, Key: public}
+	m := r.message(asked, now, now)
+	m.Ask, m.Key = question, public
 	if r.put(ctx, []state.Record{{Group: askedGroup, Key: digest(string(public)), Mode: state.Replace, TTL: lifetime, Message: m.text()}}) != nil {
 		return
 	}
@@ -221,11 +223,7 @@ func (r *Replica) await(ctx context.Context, question string, key hpke.PrivateKe
 		missing[answersGroup(public, id)] = answer
 	}
 	for wait := 5 * time.Millisecond; len(missing) > 0 && pause(ctx, wait); wait = min(2*wait, 100*time.Millisecond) {
-		var groups []string
-		for group := range missing {
-			groups = append(groups, group)
-		}
-		kept, _, err := r.store.Load(ctx, groups)
+		kept, _, err := r.store.Load(ctx, slices.Collect(maps.Keys(missing)))
 		if err != nil {
 			continue
 		}

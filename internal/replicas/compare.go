@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -26,12 +27,10 @@ func (r *Replica) compare(ctx context.Context, spread time.Duration) error {
 		groups = append(groups, replicaGroup)
 	}
 	for _, l := range links {
-		for _, backend := range l.backends() {
-			if !slices.Contains(groups, backend) {
-				groups = append(groups, backend)
-			}
-		}
+		groups = slices.AppendSeq(groups, maps.Values(l.backends()))
 	}
+	slices.Sort(groups)
+	groups = slices.Compact(groups)
 	sent := time.Now()
 	kept, shown, err := r.store.Load(ctx, groups)
 	now := time.Now()

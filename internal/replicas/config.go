@@ -68,9 +68,7 @@ const (
 	maxConfigs = 64
 )
 
-func isShortDigest(word string) bool {
-	return len(word) == shortSize && strings.Trim(word, "0123456789abcdef") == ""
-}
+func isShortDigest(word string) bool { return len(word) == shortSize && isHex(word) }
 
 // areConfigs reports whether a replica may have sent these digests.
 func areConfigs(configs map[string]string) bool {

@@ -2,7 +2,6 @@ package replicas
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
@@ -42,8 +41,8 @@ func (r *Replica) given(now time.Time) (records []state.Record) {
 			shares = shares[1:]
 			continue
 		}
-		m := message{Version: version, Kind: given, From: r.peers.self.ID, Sent: now.UnixMicro(), At: r.clock.at(now), Shares: shares[:n]}
-		shares = shares[n:]
+		m := r.message(given, now, now)
+		m.Shares, shares = shares[:n], shares[n:]
 		records = append(records, state.Record{
 			Group: givenGroup, Key: fmt.Sprint(m.From, " ", len(records)), Mode: state.Replace, TTL: lifetime, Message: m.text(),
 		})
@@ -79,13 +78,4 @@ func (r *Replica) hearGiven(m message, then time.Time) {
 			}
 		}
 	}
-}
-
-func areShares(shares []backendShare) error {
-	for _, s := range shares {
-		if !isDigest(s.Backend) || s.Model != pool.ModelKey(s.Model) {
-			return errors.New("it names no backend or no model")
-		}
-	}
-	return nil
 }

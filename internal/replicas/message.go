@@ -127,6 +127,11 @@ func benchOf(b pool.Bench, now time.Time) *bench {
 	}
 }
 
+// message returns a message of this replica's, without what it says.
+func (r *Replica) message(kind kind, sent, now time.Time) message {
+	return message{Version: version, Kind: kind, From: r.peers.self.ID, Sent: sent.UnixMicro(), At: r.clock.at(now)}
+}
+
 // milliseconds rounds up: no backend is called before its bench is over.
 func milliseconds(d time.Duration) int64 {
 	return int64((min(max(d, 0), maxLength) + time.Millisecond - 1) / time.Millisecond)
@@ -203,7 +208,10 @@ func (m *message) check() error {
 		}
 		return nil
 	case given:
-		return areShares(m.Shares)
+		if slices.ContainsFunc(m.Shares, func(s backendShare) bool { return !isDigest(s.Backend) || s.Model != pool.ModelKey(s.Model) }) {
+			return errors.New("it names no backend or no model")
+		}
+		return nil
 	case asked:
 		if _, err := kem.NewPublicKey(m.Key); err != nil || m.Ask == "" || len(m.Ask) > maxQuestion {
 			return errors.New("it asks nothing")
@@ -220,7 +228,7 @@ func (m *message) check() error {
 		}
 		return m.Bench.check()
 	}
-	return fmt.Errorf("it has an unknown kind")
+	return errors.New("it has an unknown kind")
 }
 
 func (b *bench) check() error {
@@ -254,6 +262,6 @@ func digest(name string) string {
 
 const digestSize = 32
 
-func isDigest(word string) bool {
-	return len(word) == digestSize && strings.Trim(word, "0123456789abcdef") == ""
-}
+func isDigest(word string) bool { return len(word) == digestSize && isHex(word) }
+
+func isHex(word string) bool { return strings.Trim(word, "0123456789abcdef") == "" }

@@ -116,8 +116,8 @@ const maxFormats = 8
 // sent it, the first one of that version is also logged.
 func (r *Replica) invalid(err error) {
 	messagesIn.WithLabelValues("invalid").Inc()
-	var format otherVersion
-	if !errors.As(err, &format) || !r.peers.meet(format) {
+	format, ok := errors.AsType[otherVersion](err)
+	if !ok || !r.peers.meet(format) {
 		return
 	}
 	r.logger.Load().Warn("ignoring replicas that use another format", zap.Int("other_format", int(format)), zap.Int("own_format", version))
@@ -137,6 +137,7 @@ func (p *peers) meet(format otherVersion) (isNew bool) {
 // alive returns the record by which others know that this replica runs.
 func (r *Replica) alive(now time.Time) state.Record {
 	self := r.peers.self
-	m := message{Version: version, Kind: alive, From: self.ID, Sent: now.UnixMicro(), At: r.clock.at(now), Host: self.Host, Since: self.Since.UnixMilli(), Configs: r.peers.configs()}
+	m := r.message(alive, now, now)
+	m.Host, m.Since, m.Configs = self.Host, self.Since.UnixMilli(), r.peers.configs()
 	return state.Record{Group: replicaGroup, Key: self.ID, Mode: state.Replace, TTL: lifetime, Message: m.text()}
 }

@@ -159,10 +159,9 @@ func (r *Replica) send(ctx context.Context) {
 				records = append(records, record)
 			}
 		}
-		if len(records) == 0 {
-			continue
+		if len(records) > 0 {
+			_ = r.put(ctx, records)
 		}
-		_ = r.put(ctx, records)
 	}
 }
 
@@ -185,7 +184,8 @@ func (r *Replica) sendUse(ctx context.Context) {
 // record returns what the store keeps of an item. It returns false if there is
 // nothing to send any more.
 func (r *Replica) record(i item, now time.Time) (record state.Record, ok bool) {
-	m := message{Version: version, Kind: i.kind, From: r.peers.self.ID, Sent: i.at.UnixMicro(), At: r.clock.at(now), Backend: i.backend}
+	m := r.message(i.kind, i.at, now)
+	m.Backend = i.backend
 	switch i.kind {
 	case drained, resumed:
 		m.Member, m.Order, m.By, m.Reason = i.member, i.order.number, i.order.said.By, i.order.said.Reason

@@ -7,6 +7,7 @@ package sse
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
 )
 
 // Opening is what the first events of a stream amount to.
@@ -184,15 +185,7 @@ func (e Event) opening() (Opening, *Error) {
 	if isPreamble([]byte(chunk.Type)) { // which need not be the first member
 		return Preamble, nil
 	}
-	if chunk.Choices == nil {
-		return Content, nil
-	}
-	for _, c := range *chunk.Choices {
-		if !c.empty() {
-			return Content, nil
-		}
-	}
-	if present(chunk.Usage) {
+	if chunk.Choices == nil || present(chunk.Usage) || slices.ContainsFunc(*chunk.Choices, func(c choice) bool { return !c.empty() }) {
 		return Content, nil
 	}
 	return Preamble, nil

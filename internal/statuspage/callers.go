@@ -166,12 +166,5 @@ func limitsOf(c admin.Caller) (views []limitView) {
 
 // UnlimitedKeys returns the callers without limits as a sentence.
 func (s poolStatus) UnlimitedKeys() string {
-	names := make([]string, min(maxCallers, len(s.Unlimited)))
-	for i := range names {
-		names[i] = cut(s.Unlimited[i])
-	}
-	if more := len(s.Unlimited) - len(names); more > 0 {
-		names = append(names, fmt.Sprintf("%d more", more))
-	}
-	return "Client keys without limits, because their callers have no block: " + strings.Join(names, ", ") + "."
+	return "Client keys without limits, because their callers have no block: " + firstOf(maxCallers, s.Unlimited, cut) + "."
 }

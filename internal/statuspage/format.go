@@ -21,6 +21,18 @@ func detail(status int, cause string) (text string) {
 // words makes a class readable.
 func words(class string) string { return strings.ReplaceAll(class, "_", " ") }
 
+// firstOf lists the first of some names, and how many more there are.
+func firstOf(most int, names []string, shown func(string) string) string {
+	var texts []string
+	for _, name := range names[:min(most, len(names))] {
+		texts = append(texts, shown(name))
+	}
+	if more := len(names) - len(texts); more > 0 {
+		texts = append(texts, fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(texts, ", ")
+}
+
 // percent writes a share. It writes 0 % only for exactly 0, and 100 % only for exactly 1.
 func percent(ratio *float64) string {
 	if ratio == nil {

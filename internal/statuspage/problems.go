@@ -52,7 +52,7 @@ const (
 // that needs an operator outlives its bench, until a request shows that it is solved.
 func problemsOf(backends []backendStatus, models []modelStatus, secrets []keys.Secret) []problem {
 	problems := []problem{}
-	add := func(p problem) *problem {
+	add := func(p problem) {
 		i := slices.IndexFunc(problems, func(q problem) bool {
 			return p.Backend == q.Backend && p.Class == q.Class && p.Status == q.Status && p.Cause == q.Cause && p.NeedsOperator == q.NeedsOperator
 		})
@@ -62,10 +62,16 @@ func problemsOf(backends []backendStatus, models []modelStatus, secrets []keys.S
 				p.Models = []string{}
 			}
 			problems = append(problems, p)
-			return nil
+			return
 		}
-		problems[i].Models = append(problems[i].Models, p.Models...)
-		return &problems[i]
+		same := &problems[i]
+		same.Models = append(same.Models, p.Models...)
+		if p.Since != nil && p.Since.Before(*same.Since) {
+			same.Since = p.Since
+		}
+		if p.Until != nil && p.Until.After(*same.Until) {
+			same.Until = p.Until
+		}
 	}
 	for _, m := range models {
 		if class := whyNone(m.Model); class != "" {
@@ -82,10 +88,7 @@ func problemsOf(backends []backendStatus, models []modelStatus, secrets []keys.S
 			add(problem{Backend: b.Name, Class: unhealthy})
 		}
 		for _, s := range b.Silences {
-			p := problem{Backend: b.Name, Class: s.Class(), Models: []string{s.Model}, Since: &s.Since}
-			if same := add(p); same != nil {
-				same.Since = slices.MinFunc([]*time.Time{same.Since, p.Since}, byTime)
-			}
+			add(problem{Backend: b.Name, Class: s.Class(), Models: []string{s.Model}, Since: &s.Since})
 		}
 		for i, bench := range slices.Concat(b.Benches, b.Due) {
 			due := i >= len(b.Benches)
@@ -99,10 +102,7 @@ func problemsOf(backends []backendStatus, models []modelStatus, secrets []keys.S
 			if bench.Scope == admin.ModelScope {
 				p.Models = []string{bench.Model}
 			}
-			if same := add(p); same != nil {
-				same.Since = slices.MinFunc([]*time.Time{same.Since, p.Since}, byTime)
-				same.Until = slices.MaxFunc([]*time.Time{same.Until, p.Until}, byTime)
-			}
+			add(p)
 		}
 	}
 	slices.SortStableFunc(problems, func(a, b problem) int {
@@ -127,8 +127,6 @@ func whyNone(m admin.Model) (class string) {
 	}
 	return class
 }
-
-func byTime(a, b *time.Time) int { return a.Compare(*b) }
 
 // before orders true before false.
 func before(a, b bool) int {

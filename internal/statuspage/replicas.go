@@ -3,7 +3,6 @@ package statuspage
 import (
 	"cmp"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
@@ -53,15 +52,13 @@ func differencesOf(s Status, pool string) []problem {
 	if len(others) == 0 || s.Time.Sub(since) < tolerance {
 		return []problem{}
 	}
-	var hosts []string
-	for _, p := range others[:min(maxShown, len(others))] {
-		hosts = append(hosts, cmp.Or(p.Host, p.ID))
+	hosts := make([]string, len(others))
+	for i, p := range others {
+		hosts[i] = cmp.Or(p.Host, p.ID)
 	}
-	if more := len(others) - len(hosts); more > 0 {
-		hosts = append(hosts, fmt.Sprintf("%d more", more))
-	}
+	cause := firstOf(maxShown, hosts, func(host string) string { return host })
 	return []problem{{
-		NeedsOperator: true, Class: configDiffers, Cause: strings.Join(hosts, ", "), Models: []string{}, Since: &since, RunbookURL: runbookURL(configDiffers),
+		NeedsOperator: true, Class: configDiffers, Cause: cause, Models: []string{}, Since: &since, RunbookURL: runbookURL(configDiffers),
 	}}
 }
 

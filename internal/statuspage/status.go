@@ -78,16 +78,14 @@ type quantiles struct {
 	P95 *float64 `json:"p95"`
 }
 
-func quantilesOf(h metrics.Histogram) (q quantiles) {
-	for _, quantile := range []struct {
-		of   float64
-		into **float64
-	}{{.5, &q.P50}, {.95, &q.P95}} {
-		if seconds, ok := h.Quantile(quantile.of); ok {
-			*quantile.into = new(math.Round(seconds*1000) / 1000)
+func quantilesOf(h metrics.Histogram) quantiles {
+	quantile := func(q float64) *float64 {
+		if seconds, ok := h.Quantile(q); ok {
+			return new(math.Round(seconds*1000) / 1000)
 		}
+		return nil
 	}
-	return q
+	return quantiles{quantile(.5), quantile(.95)}
 }
 
 // classStatus is how many requests got an answer of a class.

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"strings"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
@@ -182,14 +181,7 @@ var sayings = map[string]string{
 
 // Named returns the first models as they are shown.
 func (s poolStatus) Named(models []string) string {
-	var names []string
-	for _, model := range models[:min(maxShown, len(models))] {
-		names = append(names, s.NameOf(model))
-	}
-	if more := len(models) - len(names); more > 0 {
-		names = append(names, fmt.Sprintf("%d more", more))
-	}
-	return strings.Join(names, ", ")
+	return firstOf(maxShown, models, s.NameOf)
 }
 
 // NameOf returns a model as it is shown.

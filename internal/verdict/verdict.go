@@ -219,16 +219,12 @@ func Missing(status int, body []byte) bool {
 	if status != http.StatusNotFound && status != http.StatusBadRequest {
 		return false // the body of a throttle is read only once
 	}
-	switch r := parseReport(body); status {
-	case http.StatusNotFound:
+	r := parseReport(body)
+	if status == http.StatusNotFound {
 		return !r.means(NoModel)
-	case http.StatusBadRequest:
-		return strings.HasSuffix(r.code, "_not_found") && !r.means(NoModel) || r.code == unreadableContent || r.kind == unreadableContent ||
-			slices.ContainsFunc([]string{"not found", "No such ", "does not exist", "could not be verified"}, func(words string) bool {
-				return strings.Contains(r.message, words)
-			})
 	}
-	return false
+	return strings.HasSuffix(r.code, "_not_found") && !r.means(NoModel) || r.code == unreadableContent || r.kind == unreadableContent ||
+		r.says("not found", "No such ", "does not exist", "could not be verified")
 }
 
 // AboutAudience returns the message of a refusal that may be about the audience of a token, else nothing. Azure's is:
@@ -381,15 +377,16 @@ func (r report) notHere() bool { return r.param == "service_tier" || r.means(Not
 // too many tokens. It knows OpenAI's text, and OpenRouter's: "This request requires more credits, or
 // fewer max_tokens. You requested up to 65536 tokens, but can only afford 2500."
 func (r report) aboutItsTokens() bool {
-	return slices.ContainsFunc([]string{"Request too large for", "fewer max_tokens", "can only afford"}, func(words string) bool {
-		return strings.Contains(r.message, words)
-	})
+	return r.says("Request too large for", "fewer max_tokens", "can only afford")
+}
+
+// says reports whether the message contains one of these texts.
+func (r report) says(texts ...string) bool {
+	return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(r.message, text) })
 }
 
 // notPermitted knows OpenAI's text for a key that is restricted to some of the API, and Azure's for
 // an identity whose role lacks an operation.
 func (r report) notPermitted() bool {
-	return r.means(NotPermitted) ||
-		strings.Contains(r.message, "insufficient permissions for this operation") ||
-		strings.Contains(r.message, "lacks the required data action")
+	return r.means(NotPermitted) || r.says("insufficient permissions for this operation", "lacks the required data action")
 }

@@ -125,7 +125,7 @@ func TestABackendThatRefusedFlexIsNotProbing(t *testing.T) {
 		w.Post(flexChat)
 		w.Post(defaultChat).WantServed(t, "a")
 		time.Sleep(time.Hour)
-		for _, b := range admin.Backends(time.Now(), func(string, string) bool { return true }) {
+		for _, b := range admin.Backends(time.Now(), func(string) bool { return true }) {
 			if b.State != admin.Available {
 				t.Errorf("%s is %s", b.Name, b.State)
 			}

@@ -28,7 +28,7 @@ import (
 
 // everyBackend tells how all backends are.
 func everyBackend() []admin.Backend {
-	return admin.Backends(time.Now(), func(_, _ string) bool { return true })
+	return admin.Backends(time.Now(), func(string) bool { return true })
 }
 
 // states are the backends by name, with their states and what benches them.
