@@ -48,8 +48,12 @@ func (b *balancer) attempt(in *intent, t *tries, bill *bill, req *http.Request) 
 func (b *balancer) outgoing(in *intent, t *tries, bill *bill, req *http.Request) *attempt.Request {
 	a := t.last()
 	to := a.target.backend
+	leaveOut := observe.IsTraceContext
+	if to.TraceContext {
+		leaveOut = nil
+	}
 	out := &attempt.Request{
-		Proxied: req, Dial: a.target.address.Info, URL: *req.URL, Host: req.Host, Header: in.credentials.Outgoing(req.Header, in.split),
+		Proxied: req, Dial: a.target.address.Info, URL: *req.URL, Host: req.Host, Header: in.credentials.Outgoing(req.Header, in.split, leaveOut),
 		Body: &in.received, Change: replay.Options{Request: &in.Body}, Asks: in.asks(a), Secrets: to.Credentials.Secrets(a.credential, in.credentials),
 		Fields: attempt.Public{}, CountsTokens: true, CountsContent: bill.CountsTokens(), CountsAll: in.readsUsage(bill, b.ledger),
 		FindsID: in.Body.Background, Interims: &t.interims, Marks: a.target,
@@ -66,8 +70,6 @@ func (b *balancer) outgoing(in *intent, t *tries, bill *bill, req *http.Request)
 	}
 	if to.TraceContext {
 		a.span.Inject(out.Header)
-	} else {
-		observe.RemoveTraceContext(out.Header)
 	}
 	to.Credentials.Authorize(out.Header, &out.URL, a.credential, in.credentials)
 	// the body was read, so the client was told to continue already

@@ -252,6 +252,9 @@ func (t *tries) bar(targets []*target, in *intent, now time.Time) {
 		}
 	}
 	allModels := in.makesObject() && t.mayHaveAllModels(in.entitled, targets, now)
+	if !allModels && t.tooShort == nil && t.turn.behind == nil {
+		return
+	}
 	for i, to := range targets {
 		switch at := &t.ask.At[i]; {
 		case slices.Contains(t.tooShort, to.backend.NameOf(in.Model)), allModels && !in.entitled.AllModels[i]:

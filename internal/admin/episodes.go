@@ -60,9 +60,7 @@ func (r Recorder) Happened(e pool.Event) {
 	}
 	episodes.Lock()
 	defer episodes.Unlock()
-	its := slices.IndexFunc(episodes.all, func(known Episode) bool {
-		return known.Pool == string(r) && known.Backend == e.Member.Name && known.Class == e.Bench.Class && (known.UntilReached || e.Bench.Since.Sub(known.Until) < pause)
-	})
+	its := r.episodeOf(e)
 	switch {
 	case e.Happening == pool.Ended && its >= 0:
 		ended := &episodes.all[its]
@@ -87,6 +85,17 @@ func (r Recorder) Happened(e pool.Event) {
 			episodes.all = slices.Delete(episodes.all, 0, surplus)
 		}
 	}
+}
+
+// episodeOf returns the index of the episode that goes on with an event, or -1. The caller holds the lock.
+func (r Recorder) episodeOf(e pool.Event) int {
+	for i := range episodes.all {
+		known := &episodes.all[i] // it is large, and slices.IndexFunc would copy each one
+		if known.Backend == e.Member.Name && known.Pool == string(r) && known.Class == e.Bench.Class && (known.UntilReached || e.Bench.Since.Sub(known.Until) < pause) {
+			return i
+		}
+	}
+	return -1
 }
 
 // Episodes returns the latest episodes of a pool, the one with the latest bench first.

@@ -22,10 +22,13 @@ func (s *Secrets) Add(key string) {
 
 // In reports whether a text contains a secret, also in an encoding that its reader will undo.
 func (s Secrets) In(text string) bool {
+	if !slices.ContainsFunc(s, func(secret string) bool { return len(text) >= len(secret) }) {
+		return false // no encoding is shorter than what it encodes
+	}
 	if slices.ContainsFunc(s, func(secret string) bool { return strings.Contains(text, secret) }) {
 		return true
 	}
-	if len(s) == 0 || !mayEncode(text) {
+	if !mayEncode(text) {
 		return false
 	}
 	for encoded := []byte(text); len(encoded) > 0; encoded = encoded[1:] {

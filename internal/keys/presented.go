@@ -71,11 +71,12 @@ func Split(header http.Header, rawQuery string) (presented Presented, goesOn htt
 // Outgoing returns the header for a backend: the one from reverse_proxy without what it says
 // about the caller, and the public fields of split, which is the caller's header if Split was
 // called with it. A key in proxied that does not identify a caller comes from the config
-// (header_up). The values are shared with both headers.
-func (p *Presented) Outgoing(proxied, split http.Header) http.Header {
+// (header_up). The values are shared with both headers. leaveOut reports which fields of either go to no backend. It
+// may be nil.
+func (p *Presented) Outgoing(proxied, split http.Header, leaveOut func(name string) bool) http.Header {
 	out := make(http.Header, max(len(proxied), len(split))+1) // and a credential
 	for name, values := range split {
-		if kindOf(name) == public && !p.keys.inAny(values) {
+		if kindOf(name) == public && !p.keys.inAny(values) && (leaveOut == nil || !leaveOut(name)) {
 			out[name] = values
 		}
 	}
@@ -83,7 +84,7 @@ func (p *Presented) Outgoing(proxied, split http.Header) http.Header {
 		out.Del(name)
 	}
 	for name, values := range proxied {
-		if kind := kindOf(name); kind != credential && kind != private {
+		if kind := kindOf(name); kind != credential && kind != private && (leaveOut == nil || !leaveOut(name)) {
 			if name != "User-Agent" || out[name] == nil { // reverse_proxy sets an empty one if it sees none
 				out[name] = values
 			}

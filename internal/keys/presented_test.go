@@ -211,7 +211,7 @@ func sdk() http.Header {
 // splitAndJoined is what goes on if reverse_proxy gets only a part of the header and adds nothing.
 func splitAndJoined(header http.Header, query string) (goesOn http.Header, goesOnQuery string) {
 	presented, proxied, goesOnQuery := Split(header, query)
-	return presented.Outgoing(proxied, header), goesOnQuery
+	return presented.Outgoing(proxied, header, nil), goesOnQuery
 }
 
 func TestFieldsThatTheConnectionNamesDoNotGoOn(t *testing.T) {
@@ -248,7 +248,7 @@ func BenchmarkOutgoing(b *testing.B) {
 	header := sdk()
 	presented, proxied, _ := Split(header, "")
 	for b.Loop() {
-		presented.Outgoing(proxied, header)
+		presented.Outgoing(proxied, header, nil)
 	}
 }
 

@@ -135,24 +135,14 @@ func (s *Span) Used(input, output int64) {
 	}
 }
 
-// isContext reports whether a header, by its canonical name, carries the context
-// of a trace, in any of the formats that Caddy's tracing knows.
-func isContext(name string) bool {
+// IsTraceContext reports whether a header, by its canonical name, carries the context of a trace, in any of the
+// formats that Caddy's tracing knows. It may say more about the client than a provider needs to know.
+func IsTraceContext(name string) bool {
 	switch name {
 	case "Traceparent", "Tracestate", "Baggage", "B3", "Uber-Trace-Id", "X-Amzn-Trace-Id":
 		return true
 	}
 	return strings.HasPrefix(name, "X-B3-") || strings.HasPrefix(name, "Ot-") || strings.HasPrefix(name, "Uberctx-")
-}
-
-// RemoveTraceContext removes the context of a trace from the headers for a backend:
-// it may say more about the client than a provider needs to know.
-func RemoveTraceContext(header http.Header) {
-	for name := range header {
-		if isContext(name) {
-			delete(header, name)
-		}
-	}
 }
 
 // Inject makes the span the parent of the backend's spans.

@@ -50,11 +50,12 @@ var acceptedCodings = []string{"gzip", "deflate", "identity"}
 
 // AcceptReadable removes from Accept-Encoding the codings that Decompress may not be able to undo.
 func AcceptReadable(header http.Header) {
-	if values := header["Accept-Encoding"]; values == nil || len(values) == 1 && values[0] == "gzip" {
+	values := header["Accept-Encoding"]
+	if values == nil || len(values) == 1 && (values[0] == "gzip" || values[0] == "gzip, deflate") { // as SDKs send it
 		return
 	}
 	var kept []string
-	for _, value := range header["Accept-Encoding"] {
+	for _, value := range values {
 		for coding := range strings.SplitSeq(value, ",") {
 			name, _, _ := strings.Cut(coding, ";")
 			if slices.Contains(acceptedCodings, strings.ToLower(strings.TrimSpace(name))) {

@@ -349,3 +349,23 @@ func TestWhetherARefusalMayBeAboutTheAudience(t *testing.T) {
 		}
 	}
 }
+
+func TestAMessageIsReadHoweverItIsWritten(t *testing.T) {
+	for message, want := range map[string]string{
+		`"as it is"`:                   "as it is",
+		`"an \"escape\" and \u00e9\n"`: "an \"escape\" and é\n",
+		`"` + "not UTF-8: \xff" + `"`:  "not UTF-8: \ufffd",
+		`""`:                           "",
+		`5`:                            "",
+		`null`:                         "",
+		`["text"]`:                     "",
+		`{"error":"of another error"}`: "",
+	} {
+		for _, body := range []string{`{"error":{"message":` + message + `,"code":"a_code"}}`, `{"code":"a_code","message":` + message + `}`} {
+			got := parseReport([]byte(body))
+			if got.message != want || got.code != "a_code" {
+				t.Errorf("%s says %q with the code %q, want %q", body, got.message, got.code, want)
+			}
+		}
+	}
+}
