@@ -31,14 +31,14 @@ type Ask struct {
 
 	// forgives reports whether the request may go to members that have refused it, or that others waited for.
 	forgives bool
-	share    share
+	shares   shares
 }
 
-// share is whether the tier of a request was within its share of the backends for which these tiers ask.
-type share struct {
-	of     quota.Askers
+// shares are the groups of members of which the latest pick has found whether the request's tier is within its share.
+type shares struct {
 	at     quota.Instant
-	within bool
+	groups [3]quota.Group // 0: none
+	within [3]bool
 }
 
 // At is what a request means at one member.

@@ -91,26 +91,40 @@ func (m *Member) isReserved(r *Ask, model string, now time.Time) bool {
 		return false
 	}
 	q := m.quotaOf(model)
-	return q != nil && q.Reserved(r.Tier, now) && !m.pool.isWithinShare(r, q.Askers(r.Tier, now), now)
+	return q != nil && q.Reserved(r.Tier, now) && (!r.Tier.KeepsShare() || !m.pool.isWithinShare(r, q.Group(r.Tier, now), now))
 }
 
-// isWithinShare reports whether the request's tier is within its share of all members for which these tiers ask: one small backend
-// serves too few requests at a time to be shared alone.
-func (p *Pool) isWithinShare(r *Ask, of quota.Askers, now time.Time) bool {
-	at := quota.At(now)
-	if s := r.share; s.of == of && s.at == at {
-		return s.within
+// isWithinShare reports whether the request's tier is within its share of the members of a group.
+func (p *Pool) isWithinShare(r *Ask, of quota.Group, now time.Time) bool {
+	s := &r.shares
+	if at := quota.At(now); s.at != at {
+		*s = shares{at: at}
 	}
-	var got quota.Got
-	for _, m := range p.Members {
-		if model, ok := r.modelAt(m); ok {
-			if q := m.quotaOf(model); q != nil && q.Askers(r.Tier, now) == of {
-				got.Add(q, now)
-			}
+	i := slices.IndexFunc(s.groups[:], func(known quota.Group) bool { return known == of || known == 0 })
+	if i >= 0 && s.groups[i] == of {
+		return s.within[i]
+	}
+	got := quota.Got{Group: of}
+	for k, m := range p.Members {
+		q := m.quotaFor(r)
+		again := func(other *Member) bool { return other.health == m.health && other.quotaFor(r) == q }
+		if q != nil && !slices.ContainsFunc(p.Members[:k], again) {
+			got.Add(q, r.Tier, now)
 		}
 	}
-	r.share = share{of, at, got.IsWithinShare(r.Tier)}
-	return r.share.within
+	within := got.IsWithinShare(r.Tier)
+	if i >= 0 {
+		s.groups[i], s.within[i] = of, within
+	}
+	return within
+}
+
+// quotaFor returns the meter of the request's model at the member. It is nil if there is none, or the request cannot go there.
+func (m *Member) quotaFor(r *Ask) *quota.Meter {
+	if model, ok := r.modelAt(m); ok {
+		return m.quotaOf(model)
+	}
+	return nil
 }
 
 // quotaWait returns how long the request waits because of the shares of other tiers.

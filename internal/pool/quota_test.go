@@ -327,6 +327,23 @@ func TestAShareIsOneOfAllMembersForWhichTheSameTiersAsk(t *testing.T) {
 	}
 }
 
+func TestAMemberCountsOnceThatAPoolHasTwice(t *testing.T) {
+	a := NewMember("a", new(Health))
+	again, b := NewMember("again", a.health), NewMember("b", new(Health))
+	b.Priority = 2
+	p := New([]*Member{a, again, b})
+	given(a, 10, 20, 1, 2)
+	given(b, 22, 10, 1, 2)
+	ask := (&asks{model: "m", tier: quota.Tier{Number: 2, Shares: sharesOf}}).of(p)
+	if got := p.Pick(ask, start); got == nil {
+		t.Error("a counts twice")
+	}
+	given(b, 0, 3, 1, 2)
+	if got := p.Pick(ask, start.Add(time.Millisecond)); got != nil {
+		t.Errorf("beyond its share it gets %s", got.Name)
+	}
+}
+
 func TestOnlyMembersCountThatTheTierMayUse(t *testing.T) {
 	p, m, _ := poolOf(t, "a:1:1", "b:2:1")
 	given(m["a"], 10, 11, 1, 2)

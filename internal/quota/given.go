@@ -10,8 +10,8 @@ import (
 // spans.
 type Given [len(spans)][MaxTiers + 1]int64
 
-// spans are for how many parts it counts what a tier has got: 10 s at a backend that works off what is used all the time, and a
-// minute within a limit by the minute. A tier that was silent is not ahead of the others for longer than that.
+// spans are for how many parts it counts what a tier has got: 10 s at backends that work off what is used all the time, and a
+// minute within limits by the minute. A tier that was silent is not ahead of the others for longer than that.
 var spans = [...]int64{2, 12}
 
 const (
@@ -78,14 +78,6 @@ func (m *Meter) Given(now time.Time) (all Given) {
 	return all
 }
 
-// sum returns what all tiers have got in a span.
-func (g *Given) sum(i int) (all int64) {
-	for _, cost := range g[i] {
-		all += max(0, cost)
-	}
-	return all
-}
-
 // IsZero reports whether no tier has got anything.
 func (g *Given) IsZero() bool { return *g == Given{} }
 
@@ -108,7 +100,7 @@ const (
 	OthersLast = 5 * time.Second
 	maxOthers  = 1024
 	// highestGiven keeps sums from an overflow.
-	highestGiven = 1 << 48
+	highestGiven = 1 << 40
 )
 
 // Hear records what tiers have got at another replica.

@@ -5,9 +5,10 @@
 // sent after the request of that reply. An estimate comes back when its request ends without having been executed. A
 // reading does not count while the backend serves requests for which it has no room. The pool prefers backends with room.
 //
-// A tier is a class of requests, which may keep a share of all backends. Its requests go to any backend while the tier has got
-// no more than its share of those for which the same tiers ask, lately. Beyond its share, a tier leaves the shares of others that ask for the model: it gets no backend
-// of which less is left. So in exhaustion each tier gets its share, and what a tier does not need goes to others.
+// A tier is a class of requests, which may keep a share of its backends. Its requests go to any backend while the tier has got no
+// more than its share lately, of all backends of the same kind for which the same tiers ask: one small backend serves too few
+// requests at a time to be shared alone. Beyond its share, a tier leaves the shares of others that ask for the model: it gets no
+// backend of which less is left. So in exhaustion each tier gets its share, and what a tier does not need goes to others.
 //
 // What is left is read in replies: of a limit, for the rest of its window, or of a provisioned deployment what its utilization
 // leaves. That reading fades in a straight line, because the backend works off what is used. A throttle counts as a utilization of
@@ -50,8 +51,8 @@ var fades = [kinds]time.Duration{utilization: 4 * time.Second, throttle: 2 * tim
 // takes a lock or allocates.
 type Meter struct {
 	readings [kinds]atomic.Uint64
-	// sent is how many requests were sent, and sentBefore the estimate of those that were sent before the latest throttle.
-	sent, sentBefore atomic.Int64
+	// sent is how many requests were sent.
+	sent atomic.Int64
 	// allowances are what is left of the limits of requests and of tokens.
 	allowances [2]allowance
 	// given is what each tier has got at this replica, and others at others.
@@ -85,9 +86,9 @@ func (m *Meter) Wait(t Tier, now time.Time) time.Duration {
 	}
 	at := instant(now)
 	kept, wait := m.kept(t, at), time.Millisecond
-	for k := range kinds {
-		r := m.reading(k)
-		wait = max(wait, time.Duration(r.fallsTo(1-kept, fades[k])-m.faded(k, r, at))*time.Millisecond)
+	for k := range m.readings {
+		until := reading(m.readings[k].Load()).fallsTo(1-kept, fades[k])
+		wait = max(wait, time.Duration(until-at)*time.Millisecond)
 	}
 	for i := range m.allowances {
 		wait = max(wait, m.allowances[i].wait(kept, windows[i], At(now)))
@@ -98,25 +99,6 @@ func (m *Meter) Wait(t Tier, now time.Time) time.Duration {
 // see records a reading.
 func (m *Meter) see(k kind, used float64, now time.Time) {
 	m.readings[k].Store(uint64(pack(used, instant(now))))
-	if k == throttle {
-		m.sentBefore.Store(m.allowances[tokens].estimated.Load())
-	}
-}
-
-func (m *Meter) reading(k kind) reading { return reading(m.readings[k].Load()) }
-
-// faded returns the instant as far as which a reading has faded. A throttle fades more slowly while requests are sent, by the time
-// that the backend takes for them at its rate of the last 10 s: where only throttles tell how full it is, a tier would otherwise
-// fill it up whenever there was none for a moment. It lasts 10 s at most.
-func (m *Meter) faded(k kind, r reading, now int64) int64 {
-	_, since := r.unpack()
-	sent := m.allowances[tokens].estimated.Load() - m.sentBefore.Load()
-	if k != throttle || sent <= 0 || now-since >= spans[0]*part {
-		return now
-	}
-	var given Given
-	m.given.addTo(&given, now)
-	return now - int64(min(float64(now-since), float64(sent)*float64(spans[0]*part)/float64(max(1, given.sum(0)))))
 }
 
 // reading is how much was used at an instant. Both are in one number, so that they change together: 13 bits for what was used,

@@ -39,9 +39,9 @@ func wantWait(t *testing.T, m *Meter, tier Tier, seconds, want float64) {
 
 // keepsAway reports whether requests of the tier may not go to the backend, which is the only one.
 func (m *Meter) keepsAway(t Tier, now time.Time) bool {
-	var got Got
-	got.Add(m, now)
-	return m.Reserved(t, now) && !got.IsWithinShare(t)
+	got := Got{Group: m.Group(t, now)}
+	got.Add(m, t, now)
+	return m.Reserved(t, now) && (!t.KeepsShare() || !got.IsWithinShare(t))
 }
 
 // gives has a tier get something, which is not deducted from limits.
@@ -97,24 +97,6 @@ func TestAThrottleIsFullAndFadesInTwoSeconds(t *testing.T) {
 	wantWait(t, m, batch, 0, .4)
 	wantWait(t, m, batch, .41, 0)
 	wantWait(t, m, beyond(3, .9), 0, 1.8)
-}
-
-// A backend that serves 10 tokens a second takes 1 s for 10.
-func TestAThrottleFadesMoreSlowlyWhileRequestsAreSent(t *testing.T) {
-	for _, tc := range []struct {
-		sent          int64
-		seconds, want float64
-	}{
-		{0, 1, 0}, {5, .5, .4}, {10, 1, .4}, {10, 1.39, .01}, {10, 1.41, 0}, {100, 1, .4}, {100, 9.9, .4}, {100, 10, 0},
-	} {
-		m := asked()
-		m.gives(1, 100-tc.sent, start)
-		see(m, header(), true, start)
-		m.Give(1, tc.sent, start)
-		if got := m.Wait(batch, at(tc.seconds)).Seconds(); math.Abs(got-tc.want) > .01 {
-			t.Errorf("%.2f s after a throttle, and with %d tokens sent, the tier waits %.3f s, want %.3f", tc.seconds, tc.sent, got, tc.want)
-		}
-	}
 }
 
 // keeps are the shares of three tiers.

@@ -2,24 +2,36 @@ package quota
 
 import "time"
 
-// Shares are the parts of a backend that tiers keep for their requests, from 0 to 1, by the tiers' numbers.
+// Shares are the parts of their backends that tiers keep for their requests, from 0 to 1, by the tiers' numbers.
 type Shares [MaxTiers + 1]float64
 
-// Askers are the tiers with a share of which requests have asked for a model at a backend lately, here or at other replicas: a bit
-// for each number.
-type Askers uint16
+// KeepsShare reports whether the tier keeps a share.
+func (t Tier) KeepsShare() bool { return t.Shares != nil && t.Shares[t.Number] > 0 }
 
-// Askers returns those of the tiers of which one is given.
-func (m *Meter) Askers(t Tier, now time.Time) Askers { return m.askers(t.Shares, instant(now)) }
+// Group is what backends have in common that tiers share together: the tiers that ask for the model there, a bit for each number,
+// and whether it has a limit of tokens by the minute.
+type Group uint16
 
-func (m *Meter) askers(of *Shares, at int64) (a Askers) {
+const byMinute Group = 1 << (MaxTiers + 1)
+
+// Group returns that of the backend.
+func (m *Meter) Group(t Tier, now time.Time) Group {
+	g := m.askers(t.Shares, instant(now))
+	if int64(At(now)) < m.allowances[tokens].until.Load() {
+		g |= byMinute
+	}
+	return g
+}
+
+// askers returns the tiers with a share of which requests have asked for the model lately, here or at other replicas.
+func (m *Meter) askers(of *Shares, at int64) (g Group) {
 	elsewhere := m.elsewhere(at)
 	for i, share := range of {
 		if share > 0 && (at < m.asks[i].Load()+memory.Milliseconds() || elsewhere != nil && elsewhere[1][i] > 0) {
-			a |= 1 << i
+			g |= 1 << i
 		}
 	}
-	return a
+	return g
 }
 
 // kept returns which part of the backend the tier leaves for others: the sum of the shares of those that ask.
@@ -35,8 +47,8 @@ func (m *Meter) kept(t Tier, at int64) (part float64) {
 
 // leaves reports whether that part of the backend is left.
 func (m *Meter) leaves(part float64, at int64, now Instant) bool {
-	for k := range kinds {
-		if r := m.reading(k); r.above(1-part, fades[k], m.faded(k, r, at)) {
+	for k := range m.readings {
+		if reading(m.readings[k].Load()).above(1-part, fades[k], at) {
 			return false
 		}
 	}
@@ -48,17 +60,18 @@ func (m *Meter) leaves(part float64, at int64, now Instant) bool {
 	return true
 }
 
-// Got is what each tier has got lately of the model at some backends, at all replicas.
+// Got is what each tier has got lately of the model at the backends of a group, at all replicas.
 type Got struct {
+	Group Group
 	given Given
-	// byMinute reports whether one of them has a limit of tokens by the minute.
-	byMinute bool
 }
 
-// Add adds what tiers have got at a backend.
-func (g *Got) Add(m *Meter, now time.Time) {
+// Add adds what tiers have got at a backend, if it is one of the group.
+func (g *Got) Add(m *Meter, t Tier, now time.Time) {
+	if m.Group(t, now) != g.Group {
+		return
+	}
 	at := instant(now)
-	g.byMinute = g.byMinute || int64(At(now)) < m.allowances[tokens].until.Load()
 	m.given.addTo(&g.given, at)
 	if elsewhere := m.elsewhere(at); elsewhere != nil {
 		for i := range elsewhere {
@@ -69,11 +82,14 @@ func (g *Got) Add(m *Meter, now time.Time) {
 	}
 }
 
-// IsWithinShare reports whether the tier keeps a share, and has got no more than that part of all.
+// IsWithinShare reports whether the tier has got no more than its share of all.
 func (g *Got) IsWithinShare(t Tier) bool {
-	i := 0
-	if g.byMinute {
+	i, all := 0, int64(0)
+	if g.Group&byMinute != 0 {
 		i = 1
 	}
-	return t.Shares[t.Number] > 0 && float64(g.given[i][t.Number]) <= t.Shares[t.Number]*float64(g.given.sum(i))
+	for _, cost := range g.given[i] {
+		all += max(0, cost)
+	}
+	return float64(g.given[i][t.Number]) <= t.Shares[t.Number]*float64(all)
 }

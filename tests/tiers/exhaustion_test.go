@@ -190,7 +190,7 @@ func TestInExhaustionATierThatAsksForMostGetsItsShare(t *testing.T) {
 	forEachPool(t, func(t *testing.T, name string, backends []simulator.Handler) {
 		tolerance := .05
 		if name == "a PTU without headers" {
-			tolerance = .07
+			tolerance = .1
 		}
 		wantParts(t, ask(t, backends, 3*time.Minute, steadily(.6, .6, 2.8)), 60, 180, tolerance, .5, .3, .2)
 	})
@@ -241,6 +241,36 @@ func TestABurst(t *testing.T) {
 		}
 		if silver, bronze := between(got["silver"], 270+within, 330+within), between(got["bronze"], 270+within, 330+within); silver.served+bronze.served < .95 {
 			t.Errorf("after it silver gets %.3f and bronze %.3f", silver.served, bronze.served)
+		}
+	})
+}
+
+// TestATierThatComesLaterTakesNotEverything has two of them come while the first one uses everything, and looks at 20 s in which a
+// PTU serves and the limits by the minute are used up.
+func TestATierThatComesLaterTakesNotEverything(t *testing.T) {
+	forEachPool(t, func(t *testing.T, name string, backends []simulator.Handler) {
+		if backends[0].PTU == 0 {
+			t.Skip("all get something only when a window begins")
+		}
+		late := func(at time.Duration) float64 {
+			if at < 100*time.Second {
+				return 0
+			}
+			return 2
+		}
+		got := ask(t, backends, 3*time.Minute, map[string]demand{"gold": steady(2), "silver": late, "bronze": late})
+		whole, ptus := 0., 0.
+		for _, d := range backends {
+			if whole += capacity(d); d.PTU > 0 {
+				ptus += capacity(d)
+			}
+		}
+		for _, from := range []int{100, 155} {
+			for i, share := range []float64{.5, .3, .2} {
+				if p := between(got[tiersOf[i]], from, from+20).served / (ptus / whole); p < share/2 {
+					t.Errorf("from %d to %d s %s gets %.3f of what PTUs serve, want about %.1f", from, from+20, tiersOf[i], p, share)
+				}
+			}
 		}
 	})
 }
