@@ -20,6 +20,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
 
 // intent is what a client asks for. It is read once, before a backend is chosen; only its placement changes later.
@@ -115,6 +116,14 @@ func (in *intent) pulseKind() pulse.Kind {
 // inference. With the caller's own credential, the limits would be the caller's.
 func (in *intent) hasQuota(t *target) bool {
 	return in.Kind.Infers() && !t.backend.Credentials.Passthrough
+}
+
+// waitsIn is the list in which the request waits for a backend.
+func (in *intent) waitsIn() waiting.Key {
+	if !in.Kind.Infers() {
+		return waiting.Key{Set: in.entitled.Set}
+	}
+	return waiting.Key{Set: in.entitled.Set, Model: pool.ModelKey(in.Model), Flex: in.ServiceTier() == openaiapi.Flex}
 }
 
 // isAzure reports whether the client speaks Azure's dialect.

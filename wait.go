@@ -8,7 +8,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
-	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
@@ -74,19 +73,6 @@ func (ex *exchange) mayWait() bool {
 	return ex.outcome.own.Response == nil && ex.intent.placement.Anywhere()
 }
 
-// waitsIn is the list in which the request waits for a backend.
-func (t *tries) waitsIn(in *intent) waiting.Key {
-	key := waiting.Key{Set: in.entitled.Set}
-	if !in.Kind.Infers() {
-		return key
-	}
-	key.Model, key.Flex = pool.ModelKey(in.Model), in.ServiceTier() == openaiapi.Flex
-	if t.ask.Tier.Shares != nil {
-		key.Tier = t.ask.Tier.Number
-	}
-	return key
-}
-
 // lineUp keeps a request without a place from the backends that others wait for right now.
 func (ex *exchange) lineUp() {
 	w := &ex.tries.turn
@@ -94,7 +80,7 @@ func (ex *exchange) lineUp() {
 	if w.lists.Len() == 0 || !ex.mayWait() || w.place != nil {
 		return
 	}
-	if next, ok := w.lists.Next(ex.tries.waitsIn(&ex.intent), ex.bill.Tier()); ok {
+	if next, ok := w.lists.Next(ex.intent.waitsIn(), ex.bill.Tier()); ok {
 		w.behind = next.Reason.([]int)
 	}
 }
@@ -121,7 +107,7 @@ func (ex *exchange) waitForBackend(now time.Time) (*pool.Member, time.Time) {
 	w.until = w.ends(&ex.intent, now)
 	if w.place == nil {
 		who := waiting.Who{Caller: ex.intent.caller.Name, Tier: ex.bill.Tier()}
-		if w.place, w.result = w.lists.Join(now, ex.tries.waitsIn(&ex.intent), who, w.until, returning(r)); w.place == nil {
+		if w.place, w.result = w.lists.Join(now, ex.intent.waitsIn(), who, w.until, returning(r)); w.place == nil {
 			w.behind = r.Awaited
 			ex.update(now)
 			return nil, now

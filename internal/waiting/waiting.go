@@ -41,8 +41,6 @@ type Key struct {
 	Flex bool
 	// Set distinguishes requests that may use only some backends.
 	Set uint64
-	// Tier is that of the requests if tiers keep shares: each gets backends by its share, so none waits behind another.
-	Tier int
 }
 
 // Who is the caller of a request, and the tier of the request.
