@@ -5,7 +5,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -105,7 +104,7 @@ func askIn(t *testing.T, tiers string, backends []simulator.Handler, long time.D
 		var all sync.WaitGroup
 		begin := time.Now()
 		for tier, asks := range asks {
-			random, of := rand.New(rand.NewPCG(uint64(slices.Index(tiersOf, tier)), 7)), make([]part, int(long.Seconds())+1)
+			random, of := rand.New(rand.NewPCG(uint64(len(tier)), 7)), make([]part, int(long.Seconds())+1)
 			seconds[tier] = of
 			all.Go(func() {
 				const most = 8 // times the capacity
@@ -190,7 +189,7 @@ func TestInExhaustionATierThatAsksForMostGetsItsShare(t *testing.T) {
 	forEachPool(t, func(t *testing.T, name string, backends []simulator.Handler) {
 		tolerance := .05
 		if name == "a PTU without headers" {
-			tolerance = .1
+			tolerance = .07
 		}
 		wantParts(t, ask(t, backends, 3*time.Minute, steadily(.6, .6, 2.8)), 60, 180, tolerance, .5, .3, .2)
 	})
@@ -210,14 +209,10 @@ func TestAtHalfDemandNobodyIsRefused(t *testing.T) {
 }
 
 func TestATierThatNeedsLessThanItsShareGetsIt(t *testing.T) {
-	forEachPool(t, func(t *testing.T, name string, backends []simulator.Handler) {
-		least := .93
-		if name == "a PTU without headers" { // others fill it up whenever it has not throttled for a moment
-			least = .85
-		}
+	forEachPool(t, func(t *testing.T, _ string, backends []simulator.Handler) {
 		got := ask(t, backends, 4*time.Minute, steadily(.1, 1.95, 1.95))
 		gold, silver, bronze := between(got["gold"], 60, 240), between(got["silver"], 60, 240), between(got["bronze"], 60, 240)
-		if gold.served < least*gold.sent || silver.served < .28 || bronze.served < .18 || gold.served+silver.served+bronze.served < .95 {
+		if gold.served < .93*gold.sent || silver.served < .28 || bronze.served < .18 || gold.served+silver.served+bronze.served < .95 {
 			t.Errorf("got %+v, %+v and %+v", gold, silver, bronze)
 		}
 	})
@@ -252,7 +247,7 @@ func TestABurst(t *testing.T) {
 // TestATierThatComesLaterTakesNotEverything has two of them come while the first one uses everything, and looks at 20 s in which a
 // PTU serves and the limits by the minute are used up.
 func TestATierThatComesLaterTakesNotEverything(t *testing.T) {
-	forEachPool(t, func(t *testing.T, name string, backends []simulator.Handler) {
+	forEachPool(t, func(t *testing.T, _ string, backends []simulator.Handler) {
 		if backends[0].PTU == 0 {
 			t.Skip("all get something only when a window begins")
 		}
