@@ -106,7 +106,7 @@ func (ex *exchange) waitForBackend(now time.Time) (*pool.Member, time.Time) {
 	}
 	w.until = w.ends(&ex.intent, now)
 	if w.place == nil {
-		who := waiting.Who{Caller: ex.intent.caller.Name, Tier: ex.bill.Tier()}
+		who := waiting.Who{Caller: ex.intent.caller.Name, Tier: ex.bill.Tier(), Apart: ex.tries.ask.Tier.Shares != nil}
 		if w.place, w.result = w.lists.Join(now, ex.intent.waitsIn(), who, w.until, returning(r)); w.place == nil {
 			w.behind = r.Awaited
 			ex.update(now)
@@ -139,7 +139,7 @@ func (ex *exchange) waitForBackend(now time.Time) (*pool.Member, time.Time) {
 
 // returning is what a request that waits has found out about backends.
 func returning(r pool.Return) waiting.Return {
-	return waiting.Return{At: r.At, Pause: r.Grace, Reason: r.Awaited}
+	return waiting.Return{At: r.At, Pause: r.Grace, Reason: r.Awaited, Yields: r.Yields}
 }
 
 // pickOrWait returns the backend that gets the request now, or when the first one accepts it. It returns neither

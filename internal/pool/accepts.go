@@ -48,6 +48,8 @@ type Return struct {
 	Grace time.Duration
 	// Awaited are the indexes of all of them.
 	Awaited []int
+	// Yields reports whether the shares of other tiers keep it away from any.
+	Yields bool
 }
 
 // Returns returns when the first of the members that are left accepts the request. It returns false unless all of them
@@ -65,6 +67,7 @@ func (p *Pool) Returns(r *Ask, behind []int, now time.Time) (first Return, ok bo
 			first.At, first.Grace = at, grace
 		}
 		first.Awaited = append(first.Awaited, m.Index)
+		first.Yields = first.Yields || m.PassedOver(r, now)
 	}
 	return first, len(first.Awaited) > 0
 }

@@ -1,6 +1,7 @@
 package waiting
 
 import (
+	"iter"
 	"slices"
 	"time"
 )
@@ -14,12 +15,56 @@ type list struct {
 	places  []*Place
 	called  *Place
 	changed bool
-	// next is what the latest try has found out. gate is when the next request may go because of
+	// pause is how long after a request the next one goes. gate is when that may go because of
 	// the one before, and round numbers the refusals: a first byte counts in its own round only.
-	next  Return
+	pause time.Duration
 	gate  time.Time
 	round int
 	timer *time.Timer
+}
+
+// heads are the first requests of each tier. A nil list has none.
+func (s *list) heads() iter.Seq[*Place] {
+	return func(yield func(*Place) bool) {
+		for i := 0; s != nil && i < len(s.places); i++ {
+			if (i == 0 || s.places[i-1].who.Tier != s.places[i].who.Tier) && !yield(s.places[i]) {
+				return
+			}
+		}
+	}
+}
+
+// next returns the request that tries next, and when: the first one, unless it yields to one of a worse tier that tries earlier.
+// One whose time has come does not.
+func (s *list) next(now time.Time) (p *Place, due time.Time) {
+	for head := range s.heads() {
+		at := head.next.At
+		if s.gate.After(at) {
+			at = s.gate
+		}
+		if p == nil || due.After(now) && at.Before(due) {
+			p, due = head, at
+		}
+		if !head.next.Yields {
+			break
+		}
+	}
+	return p, due
+}
+
+// retry has the first request of each tier try now.
+func (s *list) retry(now time.Time) {
+	for p := range s.heads() {
+		p.next.At = now
+	}
+}
+
+// rivals are the requests that take places from one of this caller and tier. A nil list has none.
+func (s *list) rivals(who Who) (rivals []*Place) {
+	if s == nil {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(s.places), func(p *Place) bool { return who.Apart && p.who.Tier != who.Tier })
 }
 
 func (s *list) has(p *Place) bool { return slices.Contains(s.places, p) }
@@ -27,9 +72,9 @@ func (s *list) has(p *Place) bool { return slices.Contains(s.places, p) }
 // losesTo returns the place that a request takes when all are taken: the last one of the caller that has most of
 // them in the worst tier. In its own tier, a request takes one only if its caller has none, and the other caller
 // keeps one. nil: it takes none.
-func (s *list) losesTo(who Who) (loses *Place) {
-	worst, has, most := s.places[len(s.places)-1].who.Tier, make(map[string]int), 0
-	for _, p := range s.places {
+func (s *list) losesTo(who Who, rivals []*Place) (loses *Place) {
+	worst, has, most := rivals[len(rivals)-1].who.Tier, make(map[string]int), 0
+	for _, p := range rivals {
 		if p.who.Tier == worst || p.who.Caller == who.Caller {
 			has[p.who.Caller]++
 		}
@@ -39,7 +84,7 @@ func (s *list) losesTo(who Who) (loses *Place) {
 	} else if worst <= who.Tier {
 		return nil
 	}
-	for _, p := range slices.Backward(s.places) {
+	for _, p := range slices.Backward(rivals) {
 		if p.who.Tier == worst && p != s.called && has[p.who.Caller] > most {
 			loses, most = p, has[p.who.Caller]
 		}
@@ -54,23 +99,20 @@ func (s *list) advance(now time.Time) {
 		if p == s.called || now.Before(p.until) {
 			continue
 		}
-		if p == s.places[0] {
-			if s.called == nil && !s.due().After(p.until) {
-				continue // only the timer is late
-			}
-			s.next.At = now
+		if next, due := s.next(now); p == next && s.called == nil && !due.After(p.until) {
+			continue // only the timer is late
 		}
-		p.remove()
+		p.remove(now)
 		p.end(Over)
 	}
 	if len(s.places) == 0 {
 		s.drop()
 		return
 	}
-	due := s.due()
+	next, due := s.next(now)
 	if s.called == nil && !now.Before(due) {
-		s.called, s.changed = s.places[0], false
-		s.called.end(Turn)
+		s.called, s.changed = next, false
+		next.end(Turn)
 	}
 	var at time.Time // zero: only the request that is called has something to do
 	for _, p := range s.places {
@@ -89,13 +131,6 @@ func (s *list) advance(now time.Time) {
 	default:
 		s.timer.Reset(at.Sub(now))
 	}
-}
-
-func (s *list) due() time.Time {
-	if s.gate.After(s.next.At) {
-		return s.gate
-	}
-	return s.next.At
 }
 
 func (s *list) ring() {

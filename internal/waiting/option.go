@@ -15,8 +15,8 @@ type Options struct {
 	// Required.
 	Duration caddy.Duration `json:"duration,omitempty"`
 
-	// Places is how many requests wait at a time for each model, and for the limits of
-	// each caller. It is at most 1000. Default: 10.
+	// Places is how many requests wait at a time for each model (of each tier, if tiers keep
+	// shares), and for the limits of each caller. It is at most 1000. Default: 10.
 	Places *int `json:"places,omitempty"`
 }
 

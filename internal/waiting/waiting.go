@@ -7,6 +7,7 @@
 // gone, the next one is called at its first byte or after a pause, so that requests go one by one. A request
 // that is refused after it went comes back to its place (Stay). Each first byte halves the pause until a
 // request is refused again. Otherwise a long list would slow down a backend that accepts requests again.
+// If tiers keep shares, the first request of a tier that has got its own yields to worse tiers until it tries again.
 //
 // A list has one timer, and no goroutine: the goroutine of each request waits for its own call. Nothing is
 // polled: the code that knows of a change calls Wake.
@@ -47,6 +48,8 @@ type Key struct {
 type Who struct {
 	Caller string
 	Tier   int
+	// Apart reports whether each tier has places of its own: tiers keep shares.
+	Apart bool
 }
 
 // Return is what a try has found out.
@@ -57,6 +60,8 @@ type Return struct {
 	Pause time.Duration
 	// Reason is why the try did not succeed.
 	Reason any
+	// Yields reports whether the tier has got its share. Until the next try, worse tiers may go.
+	Yields bool
 }
 
 // Place is the place of one request. No two of its methods are called at the same time.
@@ -69,8 +74,8 @@ type Place struct {
 	until  time.Time
 	wake   chan struct{}
 	result Result
-	// reason is why its latest try did not succeed.
-	reason any
+	// next is what its latest try has found out.
+	next Return
 	// in is the list that it is in, or was in before it went in this round.
 	in    *list
 	round int
@@ -116,21 +121,19 @@ func (l *Lists) Len() int {
 	return int(l.waiting.Load())
 }
 
-// Next returns when the first request of a list tries again, and why its latest try did not succeed. ok reports
-// whether any request waits there that goes before one of this tier.
+// Next returns what the first request of a list that goes before one of this tier has found out. ok reports whether there is one.
 func (l *Lists) Next(key Key, tier int) (r Return, ok bool) {
 	if l.Len() == 0 {
 		return r, false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := l.byKey[key]
-	if s == nil || len(s.places) == 0 || s.places[0].who.Tier > tier {
-		return r, false
+	for p := range l.byKey[key].heads() {
+		if p.who.Tier <= tier && (p.who.Tier == tier || !p.next.Yields) {
+			return p.next, true
+		}
 	}
-	r = s.next
-	r.Reason = s.places[0].reason // another request may have made the latest try
-	return r, true
+	return r, false
 }
 
 // Join gives a request a place, in which it waits until a time at most. If it gets none, place is nil. If all
@@ -139,32 +142,31 @@ func (l *Lists) Next(key Key, tier int) (r Return, ok bool) {
 func (l *Lists) Join(now time.Time, key Key, who Who, until time.Time, r Return) (place *Place, none Result) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := l.byKey[key]
-	switch {
-	case l.closed:
+	if l.closed {
 		return nil, Stopped
-	case s != nil && len(s.places) >= l.places:
-		loses := s.losesTo(who)
+	}
+	if rivals := l.byKey[key].rivals(who); len(rivals) >= l.places {
+		loses := l.byKey[key].losesTo(who, rivals)
 		if loses == nil {
 			return nil, Full
 		}
-		loses.remove()
+		loses.remove(now)
 		loses.end(Full)
 	}
 	l.joined++
-	p := &Place{lists: l, key: key, who: who, number: l.joined, until: until, wake: make(chan struct{}, 1), reason: r.Reason}
-	l.insert(p, r)
-	if s = p.in; s.places[0] == p {
-		s.next.At = now
+	p := &Place{lists: l, key: key, who: who, number: l.joined, until: until, wake: make(chan struct{}, 1), next: r}
+	l.insert(p)
+	if p.isHead() {
+		p.next.At = now
 	}
-	s.advance(now)
+	p.in.advance(now)
 	return p, ""
 }
 
-func (l *Lists) insert(p *Place, r Return) {
+func (l *Lists) insert(p *Place) {
 	s := l.byKey[p.key]
 	if s == nil {
-		s = &list{lists: l, key: p.key, next: r}
+		s = &list{lists: l, key: p.key, pause: p.next.Pause}
 		l.byKey[p.key] = s
 	}
 	p.in = s
@@ -201,25 +203,27 @@ func (p *Place) Stay(now time.Time, r Return) {
 	l := p.lists
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	p.next = r
 	if !p.in.has(p) && !l.closed {
-		l.insert(p, r)
+		l.insert(p)
 	}
-	p.reason = r.Reason
 	s := p.in
+	if !r.Yields {
+		s.round++
+		s.pause, s.gate = min(r.Pause, l.duration/time.Duration(l.places)), time.Time{}
+	}
 	if s.called == p {
 		s.called = nil
 	}
-	s.round++
-	r.Pause = min(r.Pause, l.duration/time.Duration(l.places))
-	s.next, s.gate = r, time.Time{}
-	if len(s.places) > 0 && s.places[0] != p { // it may go before this one does
-		s.next.At = now
-	}
 	if s.changed && s.called == nil { // otherwise it counts for the one that tries
-		s.changed, s.next.At = false, now
+		s.changed = false
+		s.retry(now)
+	}
+	if len(s.places) > 0 && s.places[0] != p { // it may go before this one does
+		s.places[0].next.At = now
 	}
 	if l.closed {
-		p.remove()
+		p.remove(now)
 		p.end(Stopped)
 	}
 	s.advance(now)
@@ -231,9 +235,9 @@ func (p *Place) Go(now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := p.in
-	p.remove()
+	p.remove(now)
 	p.round = s.round
-	s.next.At, s.gate, s.changed = now, now.Add(s.next.Pause), false
+	s.gate, s.changed = now.Add(s.pause), false
 	s.advance(now)
 }
 
@@ -247,7 +251,7 @@ func (p *Place) FirstByte(now time.Time) {
 	defer l.mu.Unlock()
 	s := p.in
 	if l.byKey[s.key] == s && p.round == s.round {
-		s.next.Pause /= 2
+		s.pause /= 2
 		s.gate = now
 		s.advance(now)
 	}
@@ -260,29 +264,34 @@ func (p *Place) Leave(now time.Time) {
 	p.leave(now)
 }
 
-// leave passes the turn on, if the request has it.
 func (p *Place) leave(now time.Time) {
-	s := p.in
-	if !s.has(p) {
-		return
+	if p.in.has(p) {
+		p.remove(now)
+		p.in.advance(now)
 	}
-	if s.called == p || s.places[0] == p { // the next one may have more room
-		s.next.At = now
-	}
-	p.remove()
-	s.advance(now)
 }
 
-func (p *Place) remove() {
+// remove takes the request out of its list. If it was the first one or is called, the next one tries: it may have more room.
+func (p *Place) remove(now time.Time) {
 	s := p.in
 	if !s.has(p) {
 		return
 	}
+	wasNext := s.called == p || p.isHead()
 	s.places = slices.DeleteFunc(s.places, func(other *Place) bool { return other == p })
 	s.lists.waiting.Add(-1)
 	if s.called == p {
 		s.called = nil
 	}
+	if wasNext {
+		s.retry(now)
+	}
+}
+
+// isHead reports whether the request is the first one of its tier.
+func (p *Place) isHead() bool {
+	i := slices.IndexFunc(p.in.places, func(other *Place) bool { return other.who.Tier == p.who.Tier })
+	return i >= 0 && p.in.places[i] == p
 }
 
 func (p *Place) end(r Result) {
@@ -293,7 +302,7 @@ func (p *Place) end(r Result) {
 	}
 }
 
-// Wake has the first request of each list for this caller, or for backends if caller is empty, try again,
+// Wake has the first requests of each list for this caller, or for backends if caller is empty, try again,
 // because something has changed.
 func (l *Lists) Wake(now time.Time, caller string) {
 	if l.Len() == 0 {
@@ -305,7 +314,8 @@ func (l *Lists) Wake(now time.Time, caller string) {
 		if key.Caller != caller {
 			continue
 		}
-		s.changed, s.next.At = s.called != nil, now
+		s.changed = s.called != nil
+		s.retry(now)
 		s.advance(now)
 	}
 }
@@ -321,7 +331,7 @@ func (l *Lists) Close() {
 	for _, s := range l.byKey {
 		for _, p := range slices.Clone(s.places) {
 			if p != s.called {
-				p.remove()
+				p.remove(time.Now())
 				p.end(Stopped)
 			}
 		}

@@ -377,6 +377,69 @@ func TestABetterTierDoesNotWaitForWhatAWorseOneHasFoundOut(t *testing.T) {
 	})
 }
 
+// yields is what a request has found out whose tier has got its share.
+func yields(d time.Duration) Return {
+	return Return{At: time.Now().Add(d), Pause: time.Minute, Reason: "all", Yields: true}
+}
+
+func TestATierThatHasGotItsShareLetsOthersGoAndIsFirstWhenBothMay(t *testing.T) {
+	inBubble(t, 10, func(t *testing.T, l *Lists) {
+		better, worse := join(t, l, 1, 9*time.Second, in(0)), join(t, l, 2, 9*time.Second, in(0))
+		want(t, better, Turn, 0)
+		better.Stay(time.Now(), yields(2*time.Second))
+		want(t, worse, Turn, 0)
+		worse.Stay(time.Now(), in(time.Second))
+		want(t, better, Turn, 0) // it may go before the worse one does
+		better.Stay(time.Now(), yields(2*time.Second))
+		want(t, worse, Turn, time.Second)
+		worse.Stay(time.Now(), in(time.Second))
+		want(t, better, Turn, 0)
+		better.Stay(time.Now(), yields(time.Second))
+		want(t, better, Turn, time.Second)
+		better.Go(time.Now())
+		want(t, worse, Turn, 0) // what yields knows no pause
+		worse.Go(time.Now())
+	})
+}
+
+func TestEachTierStandsBehindThoseThatDoNotYieldToIt(t *testing.T) {
+	inBubble(t, 10, func(t *testing.T, l *Lists) {
+		places := []*Place{join(t, l, 1, 9*time.Second, in(0)), join(t, l, 2, 9*time.Second, in(0)), join(t, l, 3, 9*time.Second, in(0))}
+		want(t, places[0], Turn, 0)
+		places[0].Stay(time.Now(), yields(2*time.Second))
+		want(t, places[1], Turn, 0)
+		places[1].Stay(time.Now(), Return{At: time.Now().Add(time.Second), Reason: "two"})
+		want(t, places[0], Turn, 0)
+		places[0].Stay(time.Now(), yields(2*time.Second))
+		for tier, reason := range []any{nil, "all", "two", "two"} {
+			if r, ok := l.Next(key, tier); r.Reason != reason || ok != (tier > 0) {
+				t.Errorf("a request of tier %d stands behind %v (%v), want %v", tier, r.Reason, ok, reason)
+			}
+		}
+		for _, p := range places {
+			p.Leave(time.Now())
+		}
+	})
+}
+
+func TestTiersApartHaveTheirOwnPlaces(t *testing.T) {
+	inBubble(t, 2, func(t *testing.T, l *Lists) {
+		var places []*Place
+		for i, tier := range []int{1, 2, 1, 1, 2, 2} {
+			p, _ := l.Join(time.Now(), key, Who{Tier: tier, Apart: true}, time.Now().Add(time.Second), in(time.Second))
+			if (p != nil) != (i != 3 && i != 5) {
+				t.Errorf("request %d of tier %d has place %v", i, tier, p)
+			}
+			if p != nil {
+				places = append(places, p)
+			}
+		}
+		for _, p := range places {
+			p.Leave(time.Now())
+		}
+	})
+}
+
 func TestNextIsWhatTheFirstRequestHasFoundOut(t *testing.T) {
 	inBubble(t, 10, func(t *testing.T, l *Lists) {
 		first, second := join(t, l, 0, 9*time.Second, Return{Reason: "a"}), join(t, l, 0, 9*time.Second, Return{Reason: "a and b"})

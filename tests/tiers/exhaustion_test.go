@@ -195,6 +195,14 @@ func TestInExhaustionATierThatAsksForMostGetsItsShare(t *testing.T) {
 	})
 }
 
+// Requests of a tier that has got its share wait, and do not keep others from theirs.
+func TestInExhaustionEachTierGetsItsShareWhileOthersWait(t *testing.T) {
+	forEachPool(t, func(t *testing.T, _ string, backends []simulator.Handler) {
+		got := askIn(t, "wait 1s\n"+threeShares, backends, 3*time.Minute, steadily(2.8, .6, .6))
+		wantParts(t, got, 60, 180, .05, .5, .3, .2)
+	})
+}
+
 func TestAtHalfDemandNobodyIsRefused(t *testing.T) {
 	forEachPool(t, func(t *testing.T, _ string, backends []simulator.Handler) {
 		for _, asks := range []map[string]demand{steadily(.5/3, .5/3, .5/3), steadily(.05, .05, .4), steadily(0, 0, .5)} {
