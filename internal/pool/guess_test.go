@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -132,7 +133,7 @@ func TestATimeThatZeroHasGrownToIsAGuess(t *testing.T) {
 func TestReplicasTryAGuessThatTheyHearOf(t *testing.T) {
 	_, members, _ := poolOf(t, "a")
 	members["a"].Bench(guessOf(10), start)
-	heard := members["a"].health.benches()[0].Bench
+	heard := slices.Collect(members["a"].health.benches())[0].Bench
 	there, others, _ := poolOf(t, "a")
 	others["a"].Hear(heard, 9*time.Second, at(1))
 	wantPick(t, there, 1, at(1.4), "nobody")

@@ -97,7 +97,7 @@ func (m *Member) StartFresh(identity string) {
 // towards one. The caller holds the lock.
 func (h *Health) endAll() (over []*benchEntry) {
 	over = append(over, h.unreachable.Swap(nil))
-	for _, b := range h.all() {
+	for b := range h.all() {
 		throttle, failure := b.end()
 		over = append(over, throttle, failure)
 	}

@@ -2,7 +2,8 @@ package pool
 
 import (
 	"fmt"
-	"slices"
+	"iter"
+	"maps"
 	"strings"
 	"time"
 	"unicode"
@@ -116,7 +117,7 @@ func (p *Pool) Snapshot(now time.Time) []State {
 		if p.Watches {
 			states[i].Pulses = m.health.pulses.Snapshot()
 		}
-		for _, b := range m.health.benches() {
+		for b := range m.health.benches() {
 			if !m.Meets(b.Bench) {
 				continue
 			}
@@ -140,31 +141,35 @@ func (p *Pool) Snapshot(now time.Time) []State {
 
 // Benched reports whether a bench is active.
 func (h *Health) Benched(now time.Time) bool {
-	return slices.ContainsFunc(h.benches(), func(b *benchEntry) bool { return b.inForce(now) })
-}
-
-// all returns the benches of the whole backend, and those of each model.
-func (h *Health) all() []*benchSet {
-	all := []*benchSet{&h.whole}
-	if models := h.models.Load(); models != nil {
-		for _, b := range *models {
-			all = append(all, b)
+	for b := range h.benches() {
+		if b.inForce(now) {
+			return true
 		}
 	}
-	return all
+	return false
 }
 
-// benches returns those that there are, in force or due.
-func (h *Health) benches() (there []*benchEntry) {
-	if b := h.unreachable.Load(); b != nil {
-		there = append(there, b)
+// all are the benches of the whole backend, and those of each model.
+func (h *Health) all() iter.Seq[*benchSet] {
+	return func(yield func(*benchSet) bool) {
+		if models := h.models.Load(); yield(&h.whole) && models != nil {
+			maps.Values(*models)(yield)
+		}
 	}
-	for _, set := range h.all() {
-		for _, s := range []*slot{&set.throttle, &set.failure} {
-			if b := s.Load(); b != nil {
-				there = append(there, b)
+}
+
+// benches are those that there are, in force or due.
+func (h *Health) benches() iter.Seq[*benchEntry] {
+	return func(yield func(*benchEntry) bool) {
+		if b := h.unreachable.Load(); b != nil && !yield(b) {
+			return
+		}
+		for set := range h.all() {
+			for _, s := range [...]*slot{&set.throttle, &set.failure} {
+				if b := s.Load(); b != nil && !yield(b) {
+					return
+				}
 			}
 		}
 	}
-	return there
 }

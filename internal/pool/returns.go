@@ -42,7 +42,7 @@ func (p *Pool) watchReturns() {
 	}
 	now := time.Now()
 	for _, m := range p.Members {
-		for _, b := range m.health.benches() {
+		for b := range m.health.benches() {
 			p.wakeAt(m.wakeTime(b), now)
 		}
 	}
@@ -79,7 +79,7 @@ func (p *Pool) tellReturns() {
 	p.returns.mu.Unlock()
 	now := time.Now()
 	for _, m := range p.Members {
-		for _, b := range m.health.benches() {
+		for b := range m.health.benches() {
 			switch at := m.wakeTime(b); {
 			case now.Before(at):
 				p.wakeAt(at, now)

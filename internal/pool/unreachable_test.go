@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -57,7 +58,7 @@ func TestALostBackendOutlivesAReload(t *testing.T) {
 				after.Reached()
 				time.Sleep(time.Hour)
 				synctest.Wait()
-				if len(due.times) != 1 || after.Unreachable() || len(after.health.benches()) > 0 {
+				if len(due.times) != 1 || after.Unreachable() || len(slices.Collect(after.health.benches())) > 0 {
 					t.Errorf("after it was reached: %d attempts, unreachable %t", len(due.times), after.Unreachable())
 				}
 			})
