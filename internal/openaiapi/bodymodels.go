@@ -30,7 +30,7 @@ func (b Body) OtherModels(body []byte) iter.Seq2[string, bool] {
 					return
 				}
 				for _, t := range [][]byte{memberOf(text, "input_audio_transcription"), memberOf(memberOf(memberOf(text, "audio"), "input"), "transcription")} {
-					if m := memberOf(t, "model"); m != nil && !yield(stringIn(m), m[0] == '"') {
+					if m := memberOf(t, "model"); m != nil && !yield(Text(m), m[0] == '"') {
 						return
 					}
 				}

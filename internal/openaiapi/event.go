@@ -1,11 +1,14 @@
 package openaiapi
 
-import "bytes"
+import (
+	"bytes"
+	"iter"
+)
 
 // TypeOf returns what an event of a server is, by the first "type" of its text. It is empty without one.
 func TypeOf(text []byte) []byte {
 	value := memberOf(text, "type")
-	if len(value) == 0 || value[0] != '"' || skipString(value, 0) < 0 { // or it is cut off
+	if !isString(value) { // or it is cut off
 		return nil
 	}
 	return value[1 : len(value)-1]
@@ -25,7 +28,7 @@ func (q *Request) ReadEvent(text []byte) {
 // ResponseIn returns the id and the status of the response that an event of a server is about, as far as they are there.
 func ResponseIn(text []byte) (id, status string) {
 	response := memberOf(text, "response")
-	return stringIn(memberOf(response, "id")), stringIn(memberOf(response, "status"))
+	return Text(memberOf(response, "id")), Text(memberOf(response, "status"))
 }
 
 // CountsTokens reports whether an event of a server has a usage that counts tokens.
@@ -42,41 +45,57 @@ type ErrorEvent struct {
 // ParseErrorEvent reads what an error event of a server is about.
 func ParseErrorEvent(text []byte) ErrorEvent {
 	e := memberOf(text, "error")
-	return ErrorEvent{stringIn(memberOf(e, "event_id")), stringIn(memberOf(text, "stream_id")), stringIn(memberOf(e, "code")) == "conversation_already_has_active_response"}
+	return ErrorEvent{Text(memberOf(e, "event_id")), Text(memberOf(text, "stream_id")), Text(memberOf(e, "code")) == "conversation_already_has_active_response"}
 }
 
 // memberOf returns the value of a member of an object, or nil.
 func memberOf(object []byte, member string) []byte {
-	i := skipSpace(object, 0)
-	if i >= len(object) || object[i] != '{' {
-		return nil
+	for name, value := range Members(object) {
+		if string(name) == member {
+			return value
+		}
 	}
-	for {
-		name, value := memberAt(object, i)
-		if value < 0 {
-			return nil
+	return nil
+}
+
+// Members are the names of an object's members, as they are written between the quotes, and their values. If the object is cut off,
+// what there is of the last value is all of it that is known.
+func Members(object []byte) iter.Seq2[[]byte, []byte] {
+	return func(yield func(name, value []byte) bool) {
+		i := skipSpace(object, 0)
+		if i >= len(object) || object[i] != '{' {
+			return
 		}
-		end := skipValue(object, value)
-		switch {
-		case string(name) == member && end < 0:
-			return object[value:] // it is cut off
-		case string(name) == member:
-			return object[value:end]
-		case end < 0:
-			return nil
-		}
-		if i = skipSpace(object, end); i >= len(object) || object[i] != ',' {
-			return nil
+		for i < len(object) && (object[i] == '{' || object[i] == ',') {
+			name, value := memberAt(object, i)
+			if value < 0 || value == len(object) {
+				return
+			}
+			end := skipValue(object, value)
+			if end < 0 {
+				yield(name, object[value:])
+				return
+			}
+			if !yield(name, object[value:end]) {
+				return
+			}
+			i = skipSpace(object, end)
 		}
 	}
 }
 
-func stringIn(value []byte) string {
-	if len(value) < 2 || value[0] != '"' {
+// Text returns the text of a value, or nothing if it is none or cut off.
+func Text(value []byte) string {
+	if !isString(value) {
 		return ""
 	}
 	s, _ := unquote(value)
 	return s
+}
+
+// isString reports whether a value is a whole string.
+func isString(value []byte) bool {
+	return len(value) > 0 && value[0] == '"' && skipString(value, 0) == len(value)
 }
 
 // ClientEvent is an event that a client sends in a WebSocket.

@@ -1,13 +1,11 @@
 package verdict
 
 import (
-	"bytes"
-	"encoding/json"
-	"errors"
 	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf8"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
 // report is what an error body says, in whichever shape it says it.
@@ -22,59 +20,48 @@ type report struct {
 // parseReport reads OpenAI's and Azure's {"error":{…}}, whose code may be a number (OpenRouter, vLLM),
 // the flat object of Mistral and older vLLMs, and {"error":"text"}. Anything else is an empty report.
 func parseReport(body []byte) report {
-	type fields struct {
-		Code    any    `json:"code"`
-		Type    string `json:"type"`
-		Message text   `json:"message"`
-		Param   any    `json:"param"`
-		Details struct {
-			ErrorCode string `json:"error_code"`
-		} `json:"details"`
+	r, inner := readReport(body)
+	if text := openaiapi.Text(inner); text != "" {
+		r.message = text
+	} else if len(inner) > 0 && inner[0] == '{' {
+		r, _ = readReport(inner)
 	}
-	var whole struct {
-		fields
-		Error *fields `json:"error"`
-	}
-	err := json.Unmarshal(body, &whole)
-	var wrongType *json.UnmarshalTypeError
-	if err != nil && !errors.As(err, &wrongType) { // if one field has an unexpected type, the others are filled in
-		return report{}
-	}
-	f := whole.fields
-	if whole.Error != nil {
-		f = *whole.Error
-	}
-	if wrongType != nil && wrongType.Field == "error" {
-		var flat struct {
-			Error text `json:"error"`
-		}
-		_ = json.Unmarshal(body, &flat)
-		f.Message = flat.Error
-	}
-	code, _ := f.Code.(string)
-	if code == "" {
-		code = f.Details.ErrorCode
-	}
-	number, _ := strconv.Atoi(code)
-	if n, ok := f.Code.(float64); ok {
-		number = int(n)
-	}
-	param, _ := f.Param.(string)
-	return report{code: code, kind: f.Type, message: string(f.Message), number: number, param: param}
+	return r
 }
 
-// text is a message, which is most of an error. Without an escape it is taken as it is: encoding/json would take
-// longer for it than for the rest of the error.
-type text string
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (t *text) UnmarshalJSON(quoted []byte) error {
-	if quoted[0] == '"' && bytes.IndexByte(quoted, '\\') < 0 && utf8.Valid(quoted) {
-		*t = text(quoted[1 : len(quoted)-1])
-	} else {
-		_ = json.Unmarshal(quoted, (*string)(t)) // whatever is no string is left out
+// readReport reads an object, and returns the error in it as it is written. Names are read in any case, as encoding/json does.
+func readReport(object []byte) (r report, inner []byte) {
+	details := ""
+	for name, value := range openaiapi.Members(object) {
+		switch strings.ToLower(string(name)) {
+		case "error":
+			inner = value
+		case "code":
+			if r.code = openaiapi.Text(value); value[0] != '"' {
+				number, _ := strconv.ParseFloat(string(value), 64)
+				r.number = int(number)
+			}
+		case "type":
+			r.kind = openaiapi.Text(value)
+		case "message":
+			r.message = openaiapi.Text(value)
+		case "param":
+			r.param = openaiapi.Text(value)
+		case "details":
+			for name, value := range openaiapi.Members(value) {
+				if string(name) == "error_code" {
+					details = openaiapi.Text(value)
+				}
+			}
+		}
 	}
-	return nil
+	if r.code == "" {
+		r.code = details
+	}
+	if r.number == 0 {
+		r.number, _ = strconv.Atoi(r.code)
+	}
+	return r, inner
 }
 
 // aboutPart reports whether it is about a part of the request other than its model.

@@ -369,3 +369,23 @@ func TestAMessageIsReadHoweverItIsWritten(t *testing.T) {
 		}
 	}
 }
+
+func TestAReportIsReadAsFarAsItIsThere(t *testing.T) {
+	for body, want := range map[string]report{
+		`{"error":{"Code":"a","TYPE":"b","param":"c","message":"d"}}`:     {code: "a", kind: "b", param: "c", message: "d"},
+		`{"error":{"code":429.0,"type":5,"param":["c"]},"code":"other"}`:  {number: 429},
+		`{"code":"429","error":null,"details":{"error_code":"X"}}`:        {code: "429", number: 429},
+		`{"code":null,"details":{"error_code":"REQUEST_LIMIT_EXCEEDED"}}`: {code: "REQUEST_LIMIT_EXCEEDED"},
+		`{"code":"a","error":"as text","message":"b"}`:                    {code: "a", message: "as text"},
+		`{"error":{"code":"a","message":"cut off`:                         {code: "a"},
+		`{"error":{"code":"a"`:                {code: "a"},
+		`{"error"`:                            {},
+		`[{"error":{"code":"a"}}]`:            {},
+		`<html>{"error":{"code":"a"}}</html>`: {},
+		``:                                    {},
+	} {
+		if got := parseReport([]byte(body)); got != want {
+			t.Errorf("%s says %+v, want %+v", body, got, want)
+		}
+	}
+}
