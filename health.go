@@ -21,8 +21,10 @@ func (b *balancer) learn(in *intent, t *tries, tier int, r *attempt.Reply, now t
 	if r.Class == verdict.Throttled {
 		to.metrics.Throttled(string(r.Source))
 	}
+	var rates verdict.Rates
 	if r.Response != nil && !to.backend.Credentials.Passthrough { // the limits would be the caller's
-		to.metrics.Saw(a.deployment, r.Response.Header)
+		rates = verdict.ReadRates(r.Response.Header)
+		to.metrics.Saw(a.deployment, rates)
 		to.metrics.Spilled(a.deployment, r.Response)
 	}
 	if c := b.logger.Check(zap.DebugLevel, "attempt"); c != nil {
@@ -33,7 +35,7 @@ func (b *balancer) learn(in *intent, t *tries, tier int, r *attempt.Reply, now t
 		to.Served(pool.Scope{Model: model, Flex: a.flex}, a.started)
 		to.servedAt.Store(now.UnixNano())
 	}
-	b.learnQuota(in, a, tier, r, now)
+	b.learnQuota(in, a, tier, r, rates, now)
 	a.giveBack(r)
 	if r.Connected || r.Status > 0 {
 		to.Reached()
@@ -114,9 +116,9 @@ func (b *balancer) deduct(in *intent, to *target, tier int, now time.Time) quota
 	return to.Deduct(in.benchModel(to.backend), in.Cost)
 }
 
-// learnQuota reads what the header of a reply says about the backend's quota. The model may have become known by this
+// learnQuota learns what a reply says about the backend's quota. The model may have become known by this
 // reply, so the tier's demand is recorded again.
-func (b *balancer) learnQuota(in *intent, a *try, tier int, r *attempt.Reply, now time.Time) {
+func (b *balancer) learnQuota(in *intent, a *try, tier int, r *attempt.Reply, rates verdict.Rates, now time.Time) {
 	if r.Response == nil || !in.hasQuota(a.target) || b.tiers == nil && !b.knowsQuota() || a.flex && r.Class == verdict.Throttled && r.AboutFlex() {
 		return
 	}
@@ -128,7 +130,7 @@ func (b *balancer) learnQuota(in *intent, a *try, tier int, r *attempt.Reply, no
 	if b.tiers != nil {
 		meter.Ask(tier, a.started)
 	}
-	meter.See(quota.Reply{Header: r.Response.Header, Throttles: r.Class.Promise(), Served: r.Class == verdict.Served, Cost: in.Cost, Mark: a.mark, Sent: a.started}, model, now)
+	meter.See(quota.Reply{Rates: rates, Throttles: r.Class.Promise(), Served: r.Class == verdict.Served, Cost: in.Cost, Mark: a.mark, Sent: a.started}, model, now)
 }
 
 // tierOf is the tier of a request. Shares do not apply to a request for an object that one account stores,

@@ -13,8 +13,8 @@ import (
 var lower = []string{
 	"directive", // keys has its check of placeholders
 	"keys",
-	"verdict",
 	"openaiapi",
+	"verdict", // reads errors with the scanner of bodies
 	"replay",
 	"pulse", "quota", // what a pool knows of one backend
 	"pool",

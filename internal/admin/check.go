@@ -231,16 +231,11 @@ func (o *backendCheck) failed(a backendReply) {
 	}
 }
 
-// remainingNames are the headers with the rest of a rate limit.
-var remainingNames = map[string][]string{
-	"requests": {"X-Ratelimit-Remaining-Requests", "X-Rate-Limit-Remaining-Requests"},
-	"tokens":   {"X-Ratelimit-Remaining-Tokens", "X-Rate-Limit-Remaining-Tokens"},
-}
-
 // readRemaining records what a rate limit leaves: the least of all replies.
 func (o *backendCheck) readRemaining(header http.Header) {
-	for name, headers := range remainingNames {
-		if n, ok := verdict.HeaderNumber(header, headers...); ok {
+	rates := verdict.ReadRates(header)
+	for name, rate := range map[string]verdict.Rate{"requests": rates.Requests, "tokens": rates.Tokens} {
+		if n, ok := rate.Remaining.Number(); ok {
 			if least, known := o.Checked.Remaining[name]; !known || int64(n) < least {
 				o.Checked.Remaining[name] = int64(n)
 			}

@@ -2,7 +2,6 @@ package metrics
 
 import (
 	"math"
-	"net/http"
 	"sync/atomic"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -24,22 +23,11 @@ func (n *number) set(value float64) {
 
 func (n *number) value() float64 { return math.Float64frombits(n.bits.Load()) }
 
-// Headers with the rest of a backend's limits: OpenAI's and Azure's, and Anthropic's.
-// Azure has spelled its own in two ways.
-var (
-	remainingRequests = []string{"X-Ratelimit-Remaining-Requests", "X-Rate-Limit-Remaining-Requests", "Anthropic-Ratelimit-Requests-Remaining"}
-	remainingTokens   = []string{"X-Ratelimit-Remaining-Tokens", "X-Rate-Limit-Remaining-Tokens", "Anthropic-Ratelimit-Tokens-Remaining"}
-)
-
-// utilization is Azure's header for provisioned throughput: `89.3%`, which may
-// be over 100.
-const utilization = "Azure-Openai-Deployment-Utilization"
-
-// Saw records the limits of the backend in the header of a reply.
-func (b *Backend) Saw(deployment string, header http.Header) {
-	requests, hasRequests := verdict.HeaderNumber(header, remainingRequests...)
-	tokens, hasTokens := verdict.HeaderNumber(header, remainingTokens...)
-	used, hasUsed := verdict.HeaderNumber(header, utilization)
+// Saw records what a reply tells of the limits of the backend.
+func (b *Backend) Saw(deployment string, rates verdict.Rates) {
+	requests, hasRequests := rates.Requests.Remaining.Number()
+	tokens, hasTokens := rates.Tokens.Remaining.Number()
+	used, hasUsed := rates.Utilization.Number()
 	if !hasRequests && !hasTokens && !hasUsed {
 		return
 	}

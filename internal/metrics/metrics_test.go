@@ -235,13 +235,13 @@ func TestABenchOfTheWholeBackendCountsForEachModel(t *testing.T) {
 
 func TestGaugesGoWithTheirBackends(t *testing.T) {
 	name := unique("gauges")
-	header := http.Header{"X-Ratelimit-Remaining-Tokens": {"1200"}, "X-Ratelimit-Remaining-Requests": {"-1"}, utilization: {" 89.3% "}}
+	header := http.Header{"X-Ratelimit-Remaining-Tokens": {"1200"}, "X-Ratelimit-Remaining-Requests": {"-1"}, "Azure-Openai-Deployment-Utilization": {" 89.3% "}}
 	m := pool.NewMember("a", new(pool.Health))
 	m.Models = []string{"gpt"}
 	p := pool.New([]*pool.Member{m}, Of(name))
 	entry := &pools.Entry{Name: name, Pool: p}
 	pools.Default.Add(entry)
-	Of(name).Backend("a").Saw("gpt", header)
+	Of(name).Backend("a").Saw("gpt", verdict.ReadRates(header))
 	Of(name).Backend("a").Attempted("gpt", "served")
 	wantValues(t, name, map[string]float64{
 		"ratelimit_remaining a gpt tokens": 1200, "ratelimit_remaining a gpt requests": none, "deployment_utilization_ratio a gpt": 0.893,
@@ -286,7 +286,7 @@ func TestCountingAllocatesNothing(t *testing.T) {
 		b.Attempted("gpt", "throttled")
 		b.FailedOver("throttled")
 		b.Throttled("retry-after-ms")
-		b.Saw("gpt", header)
+		b.Saw("gpt", verdict.ReadRates(header))
 		b.Spilled("gpt", &http.Response{StatusCode: 200, Header: header})
 		b.ServiceTier("priority", "default")
 		b.Answered("alice", "gpt", "served", 200, time.Second, time.Second)
@@ -327,7 +327,7 @@ func TestAScrapeRemembersNothingOfDeploymentsWithoutTraffic(t *testing.T) {
 	}
 	inUse(t, name, m)
 	b := Of(name).Backend("a")
-	b.Saw("gpt-1", http.Header{"X-Ratelimit-Remaining-Tokens": {"1200"}, "Azure-Openai-Deployment-Utilization": {"50"}})
+	b.Saw("gpt-1", verdict.ReadRates(http.Header{"X-Ratelimit-Remaining-Tokens": {"1200"}, "Azure-Openai-Deployment-Utilization": {"50"}}))
 	wantValues(t, name, map[string]float64{"ratelimit_remaining a gpt-1 tokens": 1200, "ratelimit_remaining a gpt-2 tokens": none, "backend_available a gpt-9": 1})
 	if got := b.Utilization(m); len(got) != 1 || got["gpt-1"] != .5 {
 		t.Errorf("got %v", got)
@@ -347,10 +347,10 @@ func BenchmarkCount(b *testing.B) {
 		for pb.Next() {
 			first.Attempted("gpt", "throttled")
 			first.Throttled("retry-after-ms")
-			first.Saw("gpt", header)
+			first.Saw("gpt", verdict.ReadRates(header))
 			first.FailedOver("throttled")
 			second.Attempted("gpt", "served")
-			second.Saw("gpt", header)
+			second.Saw("gpt", verdict.ReadRates(header))
 			second.Answered("alice", "gpt", "served", 200, time.Second, time.Second)
 			second.Used("alice", "gpt", "gpt-ptu", "default", usage.Tokens{Input: 100, Output: 7})
 			first.pool.Attempts(2)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // asks is a request for a model, which may go to each member once.
@@ -426,7 +427,7 @@ func BenchmarkPick(b *testing.B) {
 		for _, m := range p.Members {
 			m.Quota("m").Ask(2, start)
 			m.Quota("m").Give(1, 1, start)
-			m.Quota("m").See(quota.Reply{Header: half, Sent: start}, "m", start)
+			m.Quota("m").See(quota.Reply{Rates: verdict.ReadRates(half), Sent: start}, "m", start)
 		}
 		r := (&asks{model: "m", cost: 1, tier: quota.Tier{Number: 1, Shares: &quota.Shares{1: .5, 2: .2}}}).of(p.Pool)
 		for b.Loop() {

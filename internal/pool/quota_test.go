@@ -11,16 +11,17 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // says has a member reply with what is left of 1000 tokens and 60 requests a minute, to a request that was just
 // sent.
 func says(m *Member, remainingRequests, remainingTokens int, now time.Time) {
 	m.health.rememberServed("m")
-	m.Quota("m").See(quota.Reply{Mark: m.Deduct("m", 0), Sent: now, Header: http.Header{
+	m.Quota("m").See(quota.Reply{Mark: m.Deduct("m", 0), Sent: now, Rates: verdict.ReadRates(http.Header{
 		"X-Ratelimit-Limit-Requests": {"60"}, "X-Ratelimit-Remaining-Requests": {strconv.Itoa(remainingRequests)}, "X-Ratelimit-Reset-Requests": {"10"},
 		"X-Ratelimit-Limit-Tokens": {"1000"}, "X-Ratelimit-Remaining-Tokens": {strconv.Itoa(remainingTokens)}, "X-Ratelimit-Reset-Tokens": {"60"},
-	}}, "m", now)
+	})}, "m", now)
 }
 
 // wantShares checks which members get requests of this cost.
@@ -236,7 +237,8 @@ func overMinutes(t *testing.T, replicas int, load float64, steers bool) (got sen
 			}
 			seen := quota.Reply{Mark: m.Deduct("m", r.cost), Sent: now}
 			var ok bool
-			if ok, seen.Header = deployments[m.Name].serve(r.cost, now); ok {
+			ok, header := deployments[m.Name].serve(r.cost, now)
+			if seen.Rates = verdict.ReadRates(header); ok {
 				got.served++
 				replies = append(replies, reply{now.Add(takes), m, seen})
 				break
@@ -301,7 +303,7 @@ func given(m *Member, first, second int64, asking ...int) {
 	}
 	q.Give(1, first, start)
 	q.Give(2, second, start)
-	q.See(quota.Reply{Header: http.Header{"Azure-Openai-Deployment-Utilization": {"100%"}}, Sent: start}, "m", start)
+	q.See(quota.Reply{Rates: verdict.ReadRates(http.Header{"Azure-Openai-Deployment-Utilization": {"100%"}}), Sent: start}, "m", start)
 }
 
 func TestAShareIsOneOfAllMembersForWhichTheSameTiersAsk(t *testing.T) {

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // A flight is a request on its way.
@@ -21,7 +23,7 @@ func send(m *Meter, cost int64, seconds float64) flight {
 
 // comes has its reply come, with the headers of Azure's if none are given.
 func (f flight) comes(seconds float64, h http.Header) {
-	f.m.See(Reply{Header: h, Mark: f.mark, Sent: f.sent}, "gpt-4o", at(seconds))
+	f.m.See(Reply{Rates: verdict.ReadRates(h), Mark: f.mark, Sent: f.sent}, "gpt-4o", at(seconds))
 }
 
 // azure are Azure's headers of a deployment with 1000 tokens and 60 requests a minute.
@@ -278,7 +280,7 @@ func BenchmarkSee(b *testing.B) {
 			m, now := new(Meter), at(1)
 			b.ReportAllocs()
 			for b.Loop() {
-				m.See(Reply{Header: h, Mark: m.Deduct(1), Sent: now}, "gpt-4o", now)
+				m.See(Reply{Rates: verdict.ReadRates(h), Mark: m.Deduct(1), Sent: now}, "gpt-4o", now)
 			}
 		})
 	}

@@ -19,7 +19,7 @@ type Fields struct {
 }
 
 // Limits are the limits of requests and of tokens, in this order.
-type Limits [len(limits)]Fields
+type Limits [limits]Fields
 
 // RemoveFields removes everything from the header that providers say of their rate limits.
 func RemoveFields(header http.Header) { Limits{}.Set(header, false) }
@@ -57,15 +57,13 @@ func isRateLimit(name string) bool {
 }
 
 // texts are texts for the three fields of each limit: how much there may be, how much remains, and the reset.
-type texts [len(limits)][3]string
+type texts [limits][3]string
 
 // names are the names of the fields that Set sets.
-var names = func() (names texts) {
-	for i, l := range limits {
-		names[i] = [...]string{l.limit[0], l.remaining[0], l.reset[0]}
-	}
-	return names
-}()
+var names = texts{
+	requests: {"X-Ratelimit-Limit-Requests", "X-Ratelimit-Remaining-Requests", "X-Ratelimit-Reset-Requests"},
+	tokens:   {"X-Ratelimit-Limit-Tokens", "X-Ratelimit-Remaining-Tokens", "X-Ratelimit-Reset-Tokens"},
+}
 
 // of returns the text for the field with this name. nil: there is no such field.
 func (t *texts) of(name string) *string {

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 var start = time.Date(2026, 11, 22, 9, 0, 0, 0, time.UTC)
@@ -51,7 +53,7 @@ func (m *Meter) gives(tier int, cost int64, now time.Time) {
 
 // see has the meter see a reply to a request that was just sent.
 func see(m *Meter, header http.Header, throttles bool, now time.Time) {
-	m.See(Reply{Header: header, Throttles: throttles, Sent: now}, "gpt-4o", now)
+	m.See(Reply{Rates: verdict.ReadRates(header), Throttles: throttles, Sent: now}, "gpt-4o", now)
 }
 
 func header(pairs ...string) http.Header {
@@ -228,7 +230,7 @@ func TestSharesOfALimit(t *testing.T) {
 					if refills {
 						reset = strconv.FormatFloat((limit-left)*60/limit, 'f', 3, 64) + "s"
 					}
-					m.See(Reply{Header: header("X-Ratelimit-Limit-Tokens", strconv.Itoa(limit), "X-Ratelimit-Remaining-Tokens", strconv.Itoa(int(left)), "X-Ratelimit-Reset-Tokens", reset),
+					m.See(Reply{Rates: verdict.ReadRates(header("X-Ratelimit-Limit-Tokens", strconv.Itoa(limit), "X-Ratelimit-Remaining-Tokens", strconv.Itoa(int(left)), "X-Ratelimit-Reset-Tokens", reset)),
 						Served: true, Cost: cost, Mark: mark, Sent: now}, "gpt-4o", now)
 				}
 			}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // bucket is a provisioned deployment, which works off what it has taken and says how full it is.
@@ -57,7 +58,7 @@ func (w *world) exhaust(long time.Duration, to func(tier int) int) (got quota.Sh
 			header.Set("Azure-Openai-Deployment-Utilization", fmt.Sprint(used, "%"))
 			got[tier] += cost / drain / long.Seconds()
 		}
-		q.See(quota.Reply{Header: header, Throttles: !taken, Served: taken, Cost: cost, Mark: mark, Sent: now}, "m", now)
+		q.See(quota.Reply{Rates: verdict.ReadRates(header), Throttles: !taken, Served: taken, Cost: cost, Mark: mark, Sent: now}, "m", now)
 		if !taken {
 			mark.Return()
 		}
@@ -108,7 +109,7 @@ func TestWhatTiersHaveGotIsForgottenWithTheReplicaThatSaidIt(t *testing.T) {
 		here.Give(3, 100, time.Now())
 		above := func(want bool) {
 			t.Helper()
-			here.See(quota.Reply{Header: make(http.Header), Throttles: true, Sent: time.Now()}, "m", time.Now())
+			here.See(quota.Reply{Rates: verdict.ReadRates(make(http.Header)), Throttles: true, Sent: time.Now()}, "m", time.Now())
 			if got := keepsAway(here, tier, time.Now()); got != want {
 				t.Errorf("the tier is passed over: %v, want %v", got, want)
 			}
@@ -142,7 +143,7 @@ func TestSharesOfManyModelsAreSentInSeveralMessages(t *testing.T) {
 		for _, name := range names {
 			w.at(1, "a").Quota(name).Give(3, 100, time.Now())
 			q := w.at(1, "a").Quota(name)
-			q.See(quota.Reply{Header: make(http.Header), Throttles: true, Sent: time.Now()}, name, time.Now())
+			q.See(quota.Reply{Rates: verdict.ReadRates(make(http.Header)), Throttles: true, Sent: time.Now()}, name, time.Now())
 			if !keepsAway(q, quota.Tier{Number: 3, Shares: &quota.Shares{0, .9, 0, .1}}, time.Now()) {
 				t.Fatalf("nothing is known of %s", name)
 			}
@@ -169,7 +170,7 @@ func FuzzGiven(f *testing.F) {
 			q.Hear(digest("s"), s.Given, now)
 		}
 		q.Give(3, max(0, cost), now)
-		q.See(quota.Reply{Header: make(http.Header), Throttles: true, Sent: now}, "m", now)
+		q.See(quota.Reply{Rates: verdict.ReadRates(make(http.Header)), Throttles: true, Sent: now}, "m", now)
 		keepsAway(q, quota.Tier{Number: 3, Shares: &shares}, now)
 	})
 }

@@ -195,7 +195,7 @@ func (q *request) learn(s *attempt.Sender, r *attempt.Reply) {
 		m.metrics.Throttled(string(r.Source))
 	}
 	if r.Response != nil {
-		m.metrics.Saw("", r.Response.Header)
+		m.metrics.Saw("", verdict.ReadRates(r.Response.Header))
 	}
 	if c := q.selection.events.Check(zap.DebugLevel, "attempt"); c != nil {
 		c.Write(zap.String("backend", m.Name), zap.String("class", string(r.Class)), zap.Int("status", r.Status),

@@ -225,20 +225,6 @@ func parseNumber(v string, unit time.Duration) (time.Duration, bool) {
 	return scale(f, unit), true
 }
 
-// HeaderNumber returns the first number in the headers of these names that is neither negative nor infinite.
-// It may be one of percent. Azure writes -1 where it does not track a limit (openai-dotnet issue #838),
-// and has spelled such headers in two ways, as X-Ratelimit and X-Rate-Limit (openai-python issue #937).
-func HeaderNumber(header http.Header, names ...string) (float64, bool) {
-	for _, name := range names {
-		for _, v := range header[name] {
-			if n, ok := parseFloat(strings.TrimSuffix(strings.TrimSpace(v), "%")); ok && !math.IsInf(n, 1) {
-				return n, true
-			}
-		}
-	}
-	return 0, false
-}
-
 // parseFloat reads a decimal number that is neither negative nor spelled "inf" or "nan". A number
 // that is too large for a float64 becomes +Inf, of which scale makes the longest duration.
 func parseFloat(v string) (float64, bool) {

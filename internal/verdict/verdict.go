@@ -254,7 +254,7 @@ func judgeTooManyRequests(r report, reply Reply) Class {
 // exceedsLimit reports whether a request costs more tokens than the backend grants in a whole window:
 // it would be refused even if no other request were sent.
 func exceedsLimit(header http.Header, cost int64) bool {
-	limit, _ := HeaderNumber(header, "X-Ratelimit-Limit-Tokens", "X-Rate-Limit-Limit-Tokens")
+	limit, _ := ReadRates(header).Tokens.Limit.Number()
 	return limit > 0 && limit < float64(cost)
 }
 
