@@ -150,7 +150,7 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	h.link.Secrets(h.keyFiles.Add)
 	d.buffers, d.models = h.Sender.RequestBuffers, backend.ModelsOf(h.Backends)
 	d.rechecker = backend.Rechecker{Context: ctx, Transport: h.Sender.RoundTripper, Backends: h.Backends, HeaderUp: attempt.HeaderUpOf(h.ReverseProxy)}
-	listeners, lists := []pool.Listener{h.link, &d.rechecker}, waiting.New(h.Wait)
+	listeners, lists := []pool.Listener{h.link, &d.rechecker}, waiting.New(h.Wait, h.QuotaTiers() != nil)
 	if lists != nil {
 		if err := observe.On(ctx, observe.Stopping, lists.Close); err != nil {
 			return err

@@ -80,7 +80,7 @@ func (ex *exchange) lineUp() {
 	if w.lists.Len() == 0 || !ex.mayWait() || w.place != nil {
 		return
 	}
-	if next, ok := w.lists.Next(ex.intent.waitsIn(), ex.bill.Tier()); ok {
+	if next, ok := w.lists.Next(time.Now(), ex.intent.waitsIn(), ex.bill.Tier()); ok {
 		w.behind = next.Reason.([]int)
 	}
 }
@@ -106,7 +106,7 @@ func (ex *exchange) waitForBackend(now time.Time) (*pool.Member, time.Time) {
 	}
 	w.until = w.ends(&ex.intent, now)
 	if w.place == nil {
-		who := waiting.Who{Caller: ex.intent.caller.Name, Tier: ex.bill.Tier(), Apart: ex.tries.ask.Tier.Shares != nil}
+		who := waiting.Who{Caller: ex.intent.caller.Name, Tier: ex.bill.Tier()}
 		if w.place, w.result = w.lists.Join(now, ex.intent.waitsIn(), who, w.until, returning(r)); w.place == nil {
 			w.behind = r.Awaited
 			ex.update(now)
@@ -186,7 +186,7 @@ func (ex *exchange) admit(c *callers.Callers, name string, e meter.Estimate) (a 
 	if w.lists == nil {
 		return c.Admit(now, name, e)
 	}
-	next, behind := w.lists.Next(key, 0)
+	next, behind := w.lists.Next(now, key, 0)
 	if behind {
 		refusal = c.Check(now, name, e)
 	} else {

@@ -22,23 +22,24 @@ func (m *Member) hasThrottle(r *Ask) bool {
 // farAway is when a request may go to a member whose budget is used up: no request waits for that.
 const farAway = 24 * time.Hour
 
-// accepts returns when the member accepts the request again, and the grace of the bench that ends then.
-// It returns false if neither a throttle nor the shares of other tiers keep the request away.
-func (m *Member) accepts(r *Ask, now time.Time) (at time.Time, grace time.Duration, throttles bool) {
+// accepts returns when the member accepts the request again, the grace of the bench that ends then, and whether it is the shares of
+// other tiers that keep the request away until then. It returns false if neither they nor a throttle do.
+func (m *Member) accepts(r *Ask, now time.Time) (at time.Time, grace time.Duration, shares, throttles bool) {
 	if !m.Throttles(r, now) {
-		return now, 0, false
+		return now, 0, false, false
 	}
 	its, _ := r.at(m)
-	at = now.Add(m.quotaWait(r, its.Model, now))
 	if b := m.health.whole.throttle.Load(); b != nil && b.inForce(now) {
-		return now.Add(farAway), 0, true // only budgets are about all models
+		return now.Add(farAway), 0, false, true // only budgets are about all models
 	}
+	shared := now.Add(m.quotaWait(r, its.Model, now))
+	at = shared
 	for _, s := range m.throttles(its) {
 		if b := s.Load(); b != nil && b.inForce(now) {
 			at, grace = later(at, b.accepts()), max(grace, b.Grace())
 		}
 	}
-	return at, grace, true
+	return at, grace, shared.After(now) && at.Equal(shared), true
 }
 
 // Return is when a request that all members refuse because they throttle may be sent.
@@ -48,7 +49,7 @@ type Return struct {
 	Grace time.Duration
 	// Awaited are the indexes of all of them.
 	Awaited []int
-	// Yields reports whether the shares of other tiers keep it away from any.
+	// Yields reports whether the shares of other tiers keep the request away from any of them.
 	Yields bool
 }
 
@@ -59,7 +60,7 @@ func (p *Pool) Returns(r *Ask, behind []int, now time.Time) (first Return, ok bo
 		if _, takes := r.modelAt(m); !takes || !r.mayTry(m) {
 			continue
 		}
-		at, grace, throttles := m.accepts(r, now)
+		at, grace, shares, throttles := m.accepts(r, now)
 		if (!throttles || !at.After(now)) && !slices.Contains(behind, m.Index) {
 			return Return{}, false // it has no room
 		}
@@ -67,7 +68,7 @@ func (p *Pool) Returns(r *Ask, behind []int, now time.Time) (first Return, ok bo
 			first.At, first.Grace = at, grace
 		}
 		first.Awaited = append(first.Awaited, m.Index)
-		first.Yields = first.Yields || m.PassedOver(r, now)
+		first.Yields = first.Yields || shares
 	}
 	return first, len(first.Awaited) > 0
 }

@@ -34,6 +34,16 @@ func (s *list) heads() iter.Seq[*Place] {
 	}
 }
 
+// head is the first request of a tier, or nil.
+func (s *list) head(tier int) *Place {
+	for p := range s.heads() {
+		if p.who.Tier == tier {
+			return p
+		}
+	}
+	return nil
+}
+
 // next returns the request that tries next, and when: the first one, unless it yields to one of a worse tier that tries earlier.
 // One whose time has come does not.
 func (s *list) next(now time.Time) (p *Place, due time.Time) {
@@ -64,7 +74,10 @@ func (s *list) rivals(who Who) (rivals []*Place) {
 	if s == nil {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(s.places), func(p *Place) bool { return who.Apart && p.who.Tier != who.Tier })
+	if !s.lists.apart {
+		return s.places
+	}
+	return slices.DeleteFunc(slices.Clone(s.places), func(p *Place) bool { return p.who.Tier != who.Tier })
 }
 
 func (s *list) has(p *Place) bool { return slices.Contains(s.places, p) }

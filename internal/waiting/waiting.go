@@ -25,6 +25,8 @@ import (
 type Lists struct {
 	duration time.Duration
 	places   int
+	// apart reports whether each tier has places of its own: tiers keep shares.
+	apart bool
 
 	// waiting is how many requests wait. If none does, no lock is taken.
 	waiting atomic.Int64
@@ -48,8 +50,6 @@ type Key struct {
 type Who struct {
 	Caller string
 	Tier   int
-	// Apart reports whether each tier has places of its own: tiers keep shares.
-	Apart bool
 }
 
 // Return is what a try has found out.
@@ -98,12 +98,12 @@ const (
 	Stopped Result = "stopped"
 )
 
-// New returns the lists for these options. nil: it returns nil.
-func New(o *Options) *Lists {
+// New returns the lists for these options, with places for all tiers, or apart for each tier. nil: it returns nil.
+func New(o *Options, apart bool) *Lists {
 	if o == nil {
 		return nil
 	}
-	l := &Lists{duration: time.Duration(o.Duration), places: usualPlaces, byKey: make(map[Key]*list)}
+	l := &Lists{duration: time.Duration(o.Duration), places: usualPlaces, apart: apart, byKey: make(map[Key]*list)}
 	if o.Places != nil {
 		l.places = *o.Places
 	}
@@ -122,14 +122,14 @@ func (l *Lists) Len() int {
 }
 
 // Next returns what the first request of a list that goes before one of this tier has found out. ok reports whether there is one.
-func (l *Lists) Next(key Key, tier int) (r Return, ok bool) {
+func (l *Lists) Next(now time.Time, key Key, tier int) (r Return, ok bool) {
 	if l.Len() == 0 {
 		return r, false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for p := range l.byKey[key].heads() {
-		if p.who.Tier <= tier && (p.who.Tier == tier || !p.next.Yields) {
+		if p.who.Tier <= tier && (p.who.Tier == tier || !p.yields(now)) {
 			return p.next, true
 		}
 	}
@@ -166,13 +166,18 @@ func (l *Lists) Join(now time.Time, key Key, who Who, until time.Time, r Return)
 func (l *Lists) insert(p *Place) {
 	s := l.byKey[p.key]
 	if s == nil {
-		s = &list{lists: l, key: p.key, pause: p.next.Pause}
+		s = &list{lists: l, key: p.key, pause: l.pause(p.next)}
 		l.byKey[p.key] = s
 	}
 	p.in = s
 	at, _ := slices.BinarySearchFunc(s.places, p, compare)
 	s.places = slices.Insert(s.places, at, p)
 	l.waiting.Add(1)
+}
+
+// pause keeps a full list from lasting longer than a wait.
+func (l *Lists) pause(r Return) time.Duration {
+	return min(r.Pause, l.duration/time.Duration(l.places))
 }
 
 func compare(a, b *Place) int {
@@ -204,13 +209,16 @@ func (p *Place) Stay(now time.Time, r Return) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p.next = r
-	if !p.in.has(p) && !l.closed {
+	back := !p.in.has(p)
+	if back && !l.closed {
 		l.insert(p)
 	}
 	s := p.in
-	if !r.Yields {
+	if refused := back || !r.Yields; refused {
 		s.round++
-		s.pause, s.gate = min(r.Pause, l.duration/time.Duration(l.places)), time.Time{}
+		s.pause, s.gate = l.pause(r), time.Time{}
+	} else if r.Pause > 0 {
+		s.pause = l.pause(r)
 	}
 	if s.called == p {
 		s.called = nil
@@ -271,13 +279,14 @@ func (p *Place) leave(now time.Time) {
 	}
 }
 
-// remove takes the request out of its list. If it was the first one or is called, the next one tries: it may have more room.
+// remove takes the request out of its list. If it was the first one or is called, the next one tries: it may have more room. If it
+// was the first one of its tier, the next one of the tier does.
 func (p *Place) remove(now time.Time) {
 	s := p.in
 	if !s.has(p) {
 		return
 	}
-	wasNext := s.called == p || p.isHead()
+	wasNext, wasHead := s.called == p || s.places[0] == p, p.isHead()
 	s.places = slices.DeleteFunc(s.places, func(other *Place) bool { return other == p })
 	s.lists.waiting.Add(-1)
 	if s.called == p {
@@ -285,14 +294,16 @@ func (p *Place) remove(now time.Time) {
 	}
 	if wasNext {
 		s.retry(now)
+	} else if next := s.head(p.who.Tier); wasHead && next != nil {
+		next.next.At = now
 	}
 }
 
 // isHead reports whether the request is the first one of its tier.
-func (p *Place) isHead() bool {
-	i := slices.IndexFunc(p.in.places, func(other *Place) bool { return other.who.Tier == p.who.Tier })
-	return i >= 0 && p.in.places[i] == p
-}
+func (p *Place) isHead() bool { return p.in.head(p.who.Tier) == p }
+
+// yields reports whether worse tiers may go before the request, which has not come to its time.
+func (p *Place) yields(now time.Time) bool { return p.next.Yields && now.Before(p.next.At) }
 
 func (p *Place) end(r Result) {
 	p.result = r

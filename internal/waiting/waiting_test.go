@@ -19,7 +19,7 @@ var key = Key{Model: "gpt-4o"}
 func inBubble(t *testing.T, places int, test func(*testing.T, *Lists)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		l := New(&Options{Duration: caddy.Duration(10 * time.Second), Places: &places})
+		l := New(&Options{Duration: caddy.Duration(10 * time.Second), Places: &places}, false)
 		test(t, l)
 		if l.Len() != 0 || len(l.byKey) != 0 {
 			t.Errorf("%d requests wait in %d lists", l.Len(), len(l.byKey))
@@ -285,7 +285,7 @@ func TestOptionsAreChecked(t *testing.T) {
 			t.Errorf("%s: got %v, want %q", text, err, want)
 		}
 	}
-	if New(nil) != nil || New(nil).Len() != 0 || (*Options)(nil).Check() != nil {
+	if New(nil, false) != nil || New(nil, false).Len() != 0 || (*Options)(nil).Check() != nil {
 		t.Error("there are lists without options")
 	}
 }
@@ -379,7 +379,7 @@ func TestABetterTierDoesNotWaitForWhatAWorseOneHasFoundOut(t *testing.T) {
 
 // yields is what a request has found out whose tier has got its share.
 func yields(d time.Duration) Return {
-	return Return{At: time.Now().Add(d), Pause: time.Minute, Reason: "all", Yields: true}
+	return Return{At: time.Now().Add(d), Reason: "all", Yields: true}
 }
 
 func TestATierThatHasGotItsShareLetsOthersGoAndIsFirstWhenBothMay(t *testing.T) {
@@ -397,7 +397,7 @@ func TestATierThatHasGotItsShareLetsOthersGoAndIsFirstWhenBothMay(t *testing.T) 
 		better.Stay(time.Now(), yields(time.Second))
 		want(t, better, Turn, time.Second)
 		better.Go(time.Now())
-		want(t, worse, Turn, 0) // what yields knows no pause
+		want(t, worse, Turn, 0)
 		worse.Go(time.Now())
 	})
 }
@@ -412,7 +412,7 @@ func TestEachTierStandsBehindThoseThatDoNotYieldToIt(t *testing.T) {
 		want(t, places[0], Turn, 0)
 		places[0].Stay(time.Now(), yields(2*time.Second))
 		for tier, reason := range []any{nil, "all", "two", "two"} {
-			if r, ok := l.Next(key, tier); r.Reason != reason || ok != (tier > 0) {
+			if r, ok := l.Next(time.Now(), key, tier); r.Reason != reason || ok != (tier > 0) {
 				t.Errorf("a request of tier %d stands behind %v (%v), want %v", tier, r.Reason, ok, reason)
 			}
 		}
@@ -424,9 +424,10 @@ func TestEachTierStandsBehindThoseThatDoNotYieldToIt(t *testing.T) {
 
 func TestTiersApartHaveTheirOwnPlaces(t *testing.T) {
 	inBubble(t, 2, func(t *testing.T, l *Lists) {
+		l.apart = true
 		var places []*Place
-		for i, tier := range []int{1, 2, 1, 1, 2, 2} {
-			p, _ := l.Join(time.Now(), key, Who{Tier: tier, Apart: true}, time.Now().Add(time.Second), in(time.Second))
+		for i, tier := range []int{1, 2, 1, 1, 2, 2, 0} { // 0: a caller without a tier
+			p, _ := l.Join(time.Now(), key, Who{Tier: tier}, time.Now().Add(time.Second), in(time.Second))
 			if (p != nil) != (i != 3 && i != 5) {
 				t.Errorf("request %d of tier %d has place %v", i, tier, p)
 			}
@@ -440,6 +441,102 @@ func TestTiersApartHaveTheirOwnPlaces(t *testing.T) {
 	})
 }
 
+func TestAWorseTierStandsBehindABetterOneWhoseTimeHasCome(t *testing.T) {
+	inBubble(t, 10, func(t *testing.T, l *Lists) {
+		r := func() Return {
+			return Return{At: time.Now().Add(500 * time.Millisecond), Pause: 50 * time.Millisecond, Yields: true}
+		}
+		first, second := join(t, l, 1, 9*time.Second, r()), join(t, l, 1, 9*time.Second, r())
+		want(t, first, Turn, 0)
+		first.Stay(time.Now(), r())
+		if _, ok := l.Next(time.Now(), key, 2); ok {
+			t.Error("it stands behind one that yields")
+		}
+		want(t, first, Turn, 500*time.Millisecond)
+		if _, ok := l.Next(time.Now(), key, 2); !ok {
+			t.Error("it stands behind none while the better one tries")
+		}
+		first.Go(time.Now())
+		if _, ok := l.Next(time.Now(), key, 2); !ok {
+			t.Error("it stands behind none while the better one waits for the pause")
+		}
+		want(t, second, Turn, 50*time.Millisecond)
+		second.Go(time.Now())
+	})
+}
+
+// At 1 s the time of the second one has come, and its wait ends. That of a third tier ends, too.
+func TestTheEndOfAWaitTakesNoTurnFromABetterTier(t *testing.T) {
+	inBubble(t, 10, func(t *testing.T, l *Lists) {
+		places := []*Place{join(t, l, 1, 9*time.Second, in(0)), join(t, l, 2, time.Second, in(0)), join(t, l, 3, time.Second, in(0))}
+		want(t, places[0], Turn, 0)
+		places[0].Stay(time.Now(), yields(5*time.Second))
+		want(t, places[1], Turn, 0)
+		places[1].Stay(time.Now(), in(time.Second))
+		want(t, places[0], Turn, 0)
+		places[0].Stay(time.Now(), yields(5*time.Second))
+		want(t, places[1], Turn, time.Second)
+		for _, p := range places {
+			p.Leave(time.Now())
+		}
+	})
+}
+
+func TestTheEndOfAWorseTiersWaitIsNothingNewForTheFirstRequest(t *testing.T) {
+	inBubble(t, 10, func(t *testing.T, l *Lists) {
+		first := join(t, l, 1, 9*time.Second, in(0))
+		want(t, first, Turn, 0)
+		first.Stay(time.Now(), in(3*time.Second))
+		join(t, l, 2, time.Second, in(0))
+		want(t, first, Turn, 3*time.Second)
+		first.Leave(time.Now())
+	})
+}
+
+func TestPausesAreShortAlsoBehindOneThatYields(t *testing.T) {
+	inBubble(t, 100, func(t *testing.T, l *Lists) { // 100 ms at most
+		slow := func() Return {
+			return Return{At: time.Now().Add(500 * time.Millisecond), Pause: time.Second, Yields: true}
+		}
+		first, second := join(t, l, 1, 9*time.Second, slow()), join(t, l, 1, 9*time.Second, slow())
+		want(t, first, Turn, 0)
+		first.Stay(time.Now(), slow())
+		want(t, first, Turn, 500*time.Millisecond)
+		first.Go(time.Now())
+		want(t, second, Turn, 100*time.Millisecond)
+		second.Go(time.Now())
+	})
+}
+
+func TestABenchAfterAShareHasItsPause(t *testing.T) {
+	inBubble(t, 10, func(t *testing.T, l *Lists) {
+		first, second := join(t, l, 1, 9*time.Second, yields(0)), join(t, l, 1, 9*time.Second, yields(0))
+		want(t, first, Turn, 0)
+		benched := yields(100 * time.Millisecond)
+		benched.Pause = 50 * time.Millisecond
+		first.Stay(time.Now(), benched)
+		want(t, first, Turn, 100*time.Millisecond)
+		first.Go(time.Now())
+		want(t, second, Turn, 50*time.Millisecond)
+		second.Go(time.Now())
+	})
+}
+
+func TestARequestThatIsRefusedAndYieldsBeginsANewRound(t *testing.T) {
+	inBubble(t, 10, func(t *testing.T, l *Lists) {
+		first, second := join(t, l, 1, 9*time.Second, in(0)), join(t, l, 2, 9*time.Second, in(0))
+		want(t, first, Turn, 0)
+		first.Stay(time.Now(), Return{At: time.Now().Add(100 * time.Millisecond), Pause: time.Second})
+		want(t, first, Turn, 100*time.Millisecond)
+		first.Go(time.Now())
+		time.Sleep(10 * time.Millisecond)
+		first.Stay(time.Now(), yields(5*time.Second))
+		want(t, second, Turn, 0)
+		second.Go(time.Now())
+		first.Leave(time.Now())
+	})
+}
+
 func TestNextIsWhatTheFirstRequestHasFoundOut(t *testing.T) {
 	inBubble(t, 10, func(t *testing.T, l *Lists) {
 		first, second := join(t, l, 0, 9*time.Second, Return{Reason: "a"}), join(t, l, 0, 9*time.Second, Return{Reason: "a and b"})
@@ -447,7 +544,7 @@ func TestNextIsWhatTheFirstRequestHasFoundOut(t *testing.T) {
 		first.Stay(time.Now(), Return{At: time.Now(), Pause: time.Second, Reason: "a"})
 		want(t, first, Turn, 0)
 		first.Go(time.Now())
-		if r, ok := l.Next(key, 0); !ok || r.Reason != "a and b" {
+		if r, ok := l.Next(time.Now(), key, 0); !ok || r.Reason != "a and b" {
 			t.Errorf("the next request waits for %v (%v), want a and b", r.Reason, ok)
 		}
 		want(t, second, Turn, time.Second)
