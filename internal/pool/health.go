@@ -134,12 +134,14 @@ func (h *Health) of(its Scope) *benchSet {
 func (m *Member) remember(its Scope, now time.Time) *benchSet {
 	h := m.health
 	its.Model = ModelKey(its.Model)
-	models := make(map[Scope]*benchSet)
+	var models map[Scope]*benchSet
 	if known := h.models.Load(); known != nil {
 		if b, ok := (*known)[its]; ok {
 			return b
 		}
-		maps.Copy(models, *known)
+		models = maps.Clone(*known)
+	} else {
+		models = make(map[Scope]*benchSet)
 	}
 	if len(models) >= maxModels {
 		delete(models, m.worthLeast(models, now))
