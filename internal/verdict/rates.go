@@ -49,7 +49,7 @@ func ReadRates(header http.Header) (r Rates) {
 // add adds a field like Limit-Tokens, of which one of the spellings has values.
 func (r *Rates) add(field string, first, second []string) {
 	what, of, _ := strings.Cut(field, "-")
-	rate, into := &r.Requests, (*Values)(nil)
+	rate := &r.Requests
 	switch of {
 	case "Requests":
 	case "Tokens":
@@ -57,6 +57,7 @@ func (r *Rates) add(field string, first, second []string) {
 	default:
 		return
 	}
+	var into *Values
 	switch what {
 	case "Limit":
 		into = &rate.Limit
