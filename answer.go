@@ -76,12 +76,12 @@ func (ex *exchange) commit(r *attempt.Reply, now time.Time) *http.Response {
 	ex.tries.turn.firstByte(now)
 	ex.decided()
 	ex.intent.placement.Served(ex.tries.current.backend.AccountKey, r.Response)
-	res, tokens := r.Commit(ex.writer, now, nil)
-	ex.bill.Follow(tokens)
+	res, counts := r.Commit(ex.writer, now, nil)
+	ex.bill.Follow(counts)
 	if res.StatusCode == http.StatusSwitchingProtocols && ex.intent.socket != nil {
 		ex.reader.converse(ex)
 	}
-	ex.outcome.reply, ex.outcome.status, ex.outcome.usage = r, res.StatusCode, tokens
+	ex.outcome.reply, ex.outcome.status, ex.outcome.usage = r, res.StatusCode, counts
 	ex.tries.forbidRetry(res.Header)
 	ex.setRateLimits(res.Header, now)
 	if to := ex.tries.current; res.StatusCode == http.StatusOK && !to.backend.Azure && // which lists no deployments

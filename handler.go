@@ -40,7 +40,7 @@ func (h *Handler) serve(ex *exchange, w http.ResponseWriter, r *http.Request, ne
 	aborted := false
 	defer func() { finish(ex, err, aborted) }()
 	showPlaceholders(ex)
-	proxied := h.proxied(ex)
+	proxied := h.proxied(ex) // also takes the caller's keys, by which read knows the caller
 	if ex.outcome.own = h.reader.read(ex); ex.outcome.own.Response != nil && !ex.intent.received.Begun() && r.ProtoMajor == 1 && r.Header["Expect"] != nil {
 		// the client waits for the answer before it sends a body, but net/http's server, which cannot see that
 		// through what Caddy puts around the body, would wait for the body first
@@ -49,8 +49,8 @@ func (h *Handler) serve(ex *exchange, w http.ResponseWriter, r *http.Request, ne
 	if ex.intent.socket != nil {
 		w = ex.intent.socket
 	}
-	aborted = true // unless reverse_proxy returns: it panics to abort a reply
-	err = h.proxy.ServeHTTP(w, proxied, next)
+	aborted = true                            // unless reverse_proxy returns: it panics to abort a reply
+	err = h.proxy.ServeHTTP(w, proxied, next) // its transport is loop
 	aborted = false
 	return err
 }
@@ -70,7 +70,7 @@ func (h *Handler) limitAttempts(in *intent) {
 	}
 }
 
-// finish gives back what the exchange holds, and has everything know what came of it. No context is
+// finish gives back what the exchange holds, and has everything know what came of it. The request's context is not
 // cancelled here: net/http's server does it. err is the error with which reverse_proxy ended, if it did.
 func finish(ex *exchange, err error, aborted bool) {
 	in, t, o := &ex.intent, &ex.tries, &ex.outcome

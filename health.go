@@ -133,10 +133,10 @@ func (b *balancer) learnQuota(in *intent, a *try, tier int, r *attempt.Reply, ra
 	meter.See(quota.Reply{Rates: rates, Throttles: r.Class.Promise(), Served: r.Class == verdict.Served, Cost: in.Cost, Mark: a.mark, Sent: a.started}, model, now)
 }
 
-// tierOf is the tier of a request. Shares do not apply to a request for an object that one account stores,
+// callerTierOf is the tier of a request. Shares do not apply to a request for an object that one account stores,
 // because no other backend can serve it, nor to operations other than inference, which have separate limits.
 // While a reload goes on, callers may still have, or have already, the tiers of the other config.
-func (b *balancer) tierOf(in *intent, n int) quota.Tier {
+func (b *balancer) callerTierOf(in *intent, n int) quota.Tier {
 	if n == 0 || n >= len(b.tiers) || !in.Kind.Infers() || !in.placement.Anywhere() {
 		return quota.Tier{Number: n}
 	}

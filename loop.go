@@ -23,8 +23,9 @@ type loop struct {
 	schemes map[string]string
 }
 
-// exchange is one request, with the values that its stages make: read makes the intent, the loop the tries, and the
-// answer the outcome. The bill is opened before the first attempt, and settled when the request is over.
+// exchange is one request, with the values that its stages make: read makes the intent, the loop the tries, and commit or
+// answer the outcome. Admission opens the bill before the first attempt, and it is settled when the request is over. What
+// needs only some of them is no method of the exchange, but gets these.
 type exchange struct {
 	*balancer
 	intent  intent
@@ -139,7 +140,7 @@ func (ex *exchange) choose() *target {
 		last.target.metrics.FailedOver(string(last.class))
 	}
 	at := &t.ask.At[t.current.Index]
-	at.Tried, at.Bar = true, pool.Spent // where the request may move, and bar counts it anew
+	at.Tried, at.Bar = true, pool.Spent // so that the request does not move to where it is; bar finds out anew
 	t.list = append(t.list, try{
 		target: t.current, started: now, mark: ex.deduct(&ex.intent, t.current, ex.bill.Tier(), now), deployment: deploymentLabel(&ex.intent, t.current), flex: at.Flex,
 	})
@@ -188,15 +189,15 @@ func (ex *exchange) update(now time.Time) {
 	ex.tries.bar(ex.targets, &ex.intent, now)
 }
 
-// stayHome has a request wait for the account where its caller's objects are, if that throttles for less than a minute:
-// an object elsewhere could not be used with them. Clients retry then.
+// stayHome keeps a request to the account where its caller's objects are, if that throttles for less than a minute:
+// an object elsewhere could not be used with them. The client gets its 429, and retries.
 func (ex *exchange) stayHome(now time.Time) {
-	in, k := &ex.intent, ex.tries.ask.Affinity.Maker
-	if k == nil || k.Order == 0 || k.Home == "" || !ex.Pool.IsSoonBack(&ex.tries.ask, k.Home, now) {
+	in, maker := &ex.intent, ex.tries.ask.Affinity.Maker
+	if maker == nil || maker.Order == 0 || maker.Home == "" || !ex.Pool.IsSoonBack(&ex.tries.ask, maker.Home, now) {
 		return
 	}
-	if in.Model != "" || in.entitled.HasAllModels(k.Home) {
-		in.placement.Settle(k.Home)
+	if in.Model != "" || in.entitled.HasAllModels(maker.Home) {
+		in.placement.Settle(maker.Home)
 		ex.update(now)
 	}
 }

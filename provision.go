@@ -279,7 +279,7 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 		schemes[b.Dial()] = b.Origin.Scheme
 	}
 	proxy.Transport = loop{h.Sender, schemes}
-	proxy.LoadBalancing = &reverseproxy.LoadBalancing{SelectionPolicy: attempt.Ourselves}
+	proxy.LoadBalancing = &reverseproxy.LoadBalancing{SelectionPolicy: attempt.Ourselves} // the loop chooses a backend
 	for _, t := range h.balancer.targets {
 		proxy.Upstreams = append(proxy.Upstreams, t.upstream)
 	}

@@ -27,7 +27,7 @@ type reader struct {
 	// balancer.
 	clientKeys *keys.Clients
 	// callers limits what callers may use. It is nil if none is limited. entitlements are the backends that they may
-	// use, by the numbers of callers.
+	// use, by the numbers of such sets. The first one is that of all backends.
 	callers      *callers.Callers
 	entitlements []*affinity.Entitlement
 	affinity     *affinity.Affinity
@@ -109,14 +109,14 @@ func (d *reader) read(ex *exchange) (own apierror.Answer) {
 
 // enter opens the WebSocket of a client, and reads its first message, which is the request: it names the model and what
 // the response goes on from. It returns the answer if none comes.
-func (d *reader) enter(ex *exchange) (none apierror.Answer) {
+func (d *reader) enter(ex *exchange) (own apierror.Answer) {
 	in := &ex.intent
 	if in.socket == nil && ex.sender.OpensNone(len(ex.targets)) {
 		return apierror.NoWebSocket.Answer(in.request)
 	}
 	if in.socket == nil { // otherwise it is the next message, after the balancer's own answer
-		if none = d.exceeded(ex, meter.Estimate{Prompt: 1}); none.Response != nil {
-			return none
+		if own = d.exceeded(ex, meter.Estimate{Prompt: 1}); own.Response != nil {
+			return own
 		}
 		if d.callers != nil { // its first message may come slowly, and is in memory
 			if refusal := ex.bill.Upload(); refusal != nil {
@@ -147,7 +147,7 @@ func (d *reader) enter(ex *exchange) (none apierror.Answer) {
 		in.deadline = in.deadline.Add(came)
 	}
 	in.received.Hold(text)
-	return none
+	return own
 }
 
 // identify records who sent the request. It refuses a caller without a valid key or token.
@@ -185,11 +185,11 @@ func (d *reader) modelsOf(caller string) []string {
 }
 
 // exceeded returns the answer to a request if its caller is over a limit before anything of it is read.
-func (d *reader) exceeded(ex *exchange, likely meter.Estimate) (none apierror.Answer) {
+func (d *reader) exceeded(ex *exchange, likely meter.Estimate) (own apierror.Answer) {
 	now, in := time.Now(), &ex.intent
 	a, refusal := d.callers.Exceeded(now, in.caller.Name, likely)
 	if ex.bill.Admission = a; refusal == nil || ex.tries.turn.mayLastUntil(refusal, in, now) {
-		return none
+		return own
 	}
 	ex.bill.Refused(refusal)
 	return d.refuse(ex, refusal)
@@ -199,11 +199,11 @@ func (d *reader) exceeded(ex *exchange, likely meter.Estimate) (none apierror.An
 // limit: otherwise a caller could fill the memory with uploads. For the same reason, a longer body is one of the requests
 // that its caller has at a time while it comes. A handler in handle_response gets none of the body, unless nothing was
 // read, or answer restores it.
-func (d *reader) receive(ex *exchange, route openaiapi.Route) (none apierror.Answer) {
+func (d *reader) receive(ex *exchange, route openaiapi.Route) (own apierror.Answer) {
 	in := &ex.intent
 	if length := in.request.ContentLength; d.callers != nil && length != 0 {
-		if none = d.exceeded(ex, callers.LikelyCost(in.request, route)); none.Response != nil {
-			return none
+		if own = d.exceeded(ex, callers.LikelyCost(in.request, route)); own.Response != nil {
+			return own
 		}
 		if length < 0 || length > callers.ShortBody {
 			if refusal := ex.bill.Upload(); refusal != nil {
@@ -219,7 +219,7 @@ func (d *reader) receive(ex *exchange, route openaiapi.Route) (none apierror.Ans
 	if err != nil {
 		return apierror.UnreadableBody(err).Answer(in.request)
 	}
-	return none
+	return own
 }
 
 // refuse returns the answer to a request that a limit refuses.
@@ -242,9 +242,9 @@ func (d *reader) answerUsage(ex *exchange) apierror.Answer {
 }
 
 // limit charges the request to its caller, or returns the answer if the caller may not send it.
-func (d *reader) limit(ex *exchange) (none apierror.Answer) {
+func (d *reader) limit(ex *exchange) (own apierror.Answer) {
 	if d.callers == nil {
-		return none
+		return own
 	}
 	in := &ex.intent
 	if d.callers.ServiceTiers(in.caller.Name) != nil {
@@ -270,11 +270,11 @@ func (d *reader) limit(ex *exchange) (none apierror.Answer) {
 	for id := range ex.bill.Demoted {
 		ex.metrics.Demoted(in.caller.Label, id)
 	}
-	return none
+	return own
 }
 
 // findAccounts finds out which accounts may get the request. It returns the answer if none may. A list is the first account's.
-func (d *reader) findAccounts(in *intent, targets []*target) (none apierror.Answer) {
+func (d *reader) findAccounts(in *intent, targets []*target) (own apierror.Answer) {
 	if in.Body.TooManyIDs() {
 		return apierror.TooManyIDs(openaiapi.MaxIDs).Answer(in.request)
 	}
@@ -294,7 +294,7 @@ func (d *reader) findAccounts(in *intent, targets []*target) (none apierror.Answ
 		settleList(in, targets)
 	}
 	in.affinity.Maker = in.placement.Maker()
-	return none
+	return own
 }
 
 // settleList has a list come from the first account by priority, or from the

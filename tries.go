@@ -50,7 +50,7 @@ type tries struct {
 	interims atomic.Int32
 }
 
-// try is one attempt at a backend.
+// try is one attempt at a backend, as the loop remembers it.
 type try struct {
 	target  *target
 	class   verdict.Class
@@ -224,7 +224,7 @@ func (a *try) end() {
 
 // fill makes what the pool has to know of the request.
 func (t *tries) fill(b *balancer, in *intent, tier int) {
-	t.ask = pool.Ask{At: t.few[:0], Affinity: in.affinity, Cost: in.Cost, Once: in.isOnce(), Kind: in.pulseKind(), Tier: b.tierOf(in, tier)}
+	t.ask = pool.Ask{At: t.few[:0], Affinity: in.affinity, Cost: in.Cost, Once: in.isOnce(), Kind: in.pulseKind(), Tier: b.callerTierOf(in, tier)}
 	for _, to := range b.targets {
 		takes := in.entitled.May[to.Index] && to.backend.Takes(&in.Request, in.anonymous)
 		t.ask.At = append(t.ask.At, pool.At{Model: in.benchModel(to.backend), Takes: takes, Flex: to.backend.TierOf(&in.Request) == openaiapi.Flex})
@@ -279,6 +279,7 @@ func (t *tries) count() (ownCredential bool) {
 		at.Takes = at.Takes && a.class != verdict.NotHere // it does not offer what the request asks for
 		switch {
 		case a.class == verdict.Throttled && i < max(t.turn.before, t.beforeSilence), a.class == verdict.Silent && t.returns:
+			// it may be tried again
 		case a.class == verdict.Throttled:
 			at.Bar = pool.Throttled
 		default:

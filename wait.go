@@ -157,19 +157,19 @@ func (ex *exchange) pickOrWait(now time.Time) (m *pool.Member, r pool.Return, ok
 	return nil, r, false
 }
 
-// await waits in a place. Each time that it is the request's turn, it calls try, until that returns false.
-func (w *turn) await(b *balancer, in *intent, tier int, place *waiting.Place, try func(now time.Time) (again bool)) {
+// await waits in a place. Each time that it is the request's turn, it calls again, until that returns false.
+func (w *turn) await(b *balancer, in *intent, tier int, place *waiting.Place, again func(now time.Time) bool) {
 	begun := time.Now()
 	b.metrics.Waits(1)
 	defer func() {
 		b.metrics.Waits(-1)
 		place.Leave(time.Now()) // a policy may panic, and the others must not wait for this request
 	}()
-	for again := true; again; {
+	for goesOn := true; goesOn; {
 		if w.result = place.Wait(in.request.Context().Done()); w.result != waiting.Turn {
 			break
 		}
-		again = try(time.Now())
+		goesOn = again(time.Now())
 	}
 	waited := time.Since(begun)
 	w.waited += waited

@@ -167,6 +167,7 @@ func TestAReplicaWithoutAConnectionUsesItsShareOfWhatIsLeft(t *testing.T) {
 				}
 			}
 		}
+		time.Sleep(10 * time.Millisecond) // not at a tick: it would report between the request's admission and its end
 		all[0].spend("alice", 100)
 		time.Sleep(2500 * time.Millisecond)
 		wantAllowed(1000)
