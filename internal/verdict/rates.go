@@ -31,10 +31,6 @@ func ReadRates(header http.Header) (r Rates) {
 			r.Utilization = values
 		case "X-Ms-Deployment-Name":
 			r.Deployment = values
-		case "Anthropic-Ratelimit-Requests-Remaining":
-			r.Requests.Remaining = values
-		case "Anthropic-Ratelimit-Tokens-Remaining":
-			r.Tokens.Remaining = values
 		default:
 			if field, ok := strings.CutPrefix(name, "X-Ratelimit-"); ok {
 				r.add(field, values, nil)
@@ -43,7 +39,16 @@ func ReadRates(header http.Header) (r Rates) {
 			}
 		}
 	}
+	r.Requests.orElse(header["Anthropic-Ratelimit-Requests-Remaining"])
+	r.Tokens.orElse(header["Anthropic-Ratelimit-Tokens-Remaining"])
 	return r
+}
+
+// orElse sets what remains, if nothing else tells of the limit: a gateway may send two providers' headers.
+func (r *Rate) orElse(remaining []string) {
+	if r.Limit == nil && r.Remaining == nil {
+		r.Remaining = remaining
+	}
 }
 
 // add adds a field like Limit-Tokens, of which one of the spellings has values.

@@ -49,7 +49,7 @@ func readReport(object []byte) (r report, inner []byte) {
 			r.param = openaiapi.Text(value)
 		case "details":
 			for name, value := range openaiapi.Members(value) {
-				if string(name) == "error_code" {
+				if strings.EqualFold(string(name), "error_code") {
 					details = openaiapi.Text(value)
 				}
 			}
