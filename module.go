@@ -4,6 +4,10 @@
 // requests for as long as it asked, and the refused request fails over to
 // another backend.
 //
+// A request goes from ServeHTTP in handler.go through read (read.go, the intent) and Caddy's reverse_proxy to RoundTrip in
+// loop.go: choose, attempt (outgoing.go), learn (health.go) and next, until commit or answer (answer.go, the outcome). Then
+// finish reports it (observe.go) and settles its bill (bill.go). A try is an attempt as the loop remembers it.
+//
 // The words to learn, as docs/glossary.md has them:
 //
 //   - Account: what a provider bills, and where it stores objects: responses, conversations, files, batches.
@@ -26,10 +30,6 @@
 //   - Throttle: a reply that asks for a pause, mostly a 429 with a Retry-After. The backend is benched for exactly
 //     as long as it asked, and is not called before.
 //   - Tier: a class of callers: what each may use, and which share it keeps.
-//
-// A request goes from ServeHTTP in handler.go through read (read.go, the intent) and Caddy's reverse_proxy to RoundTrip in
-// loop.go: choose, attempt (outgoing.go), learn (health.go) and next, until commit or answer (answer.go, the outcome). Then
-// finish reports it (observe.go) and settles its bill (bill.go). A try is an attempt as the loop remembers it.
 package openailb
 
 //go:generate go run ./docs/generate
