@@ -23,6 +23,7 @@ import (
 type balancer struct {
 	pools.Entry
 	targets []*target // by the index of their members
+	reader  *reader
 	sender  *attempt.Sender
 	settings
 	// hidesHeader keeps the headers of requests from reverse_proxy after the loop. Its debug

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
@@ -37,7 +38,8 @@ func (d *reader) converse(ex *exchange) {
 		return
 	}
 	first := t.next()
-	first.intent.started, first.intent.placement = in.started, in.placement
+	placement := *in.placement
+	first.intent.started, first.intent.placement = in.started, &placement
 	first.bill, ex.bill = ex.bill, bill{}
 	in.socket.Converse(t, first.begin(), true)
 }
@@ -46,7 +48,7 @@ func (d *reader) converse(ex *exchange) {
 func (t talk) next() *response {
 	now, in, last := time.Now(), &t.ex.intent, t.ex.tries.last()
 	r := &response{exchange: exchange{balancer: t.ex.balancer, writer: t.ex.writer}}
-	r.intent = intent{Request: in.Request, request: in.request, started: now, caller: in.caller, entitled: in.entitled, anonymous: in.anonymous, within: in.Kind.IsHandshake()}
+	r.intent = intent{Request: in.Request, request: in.request, started: now, placement: affinity.Anywhere, caller: in.caller, entitled: in.entitled, anonymous: in.anonymous, within: in.Kind.IsHandshake()}
 	r.tries.list = append(r.tries.first[:0], try{target: last.target, started: now, class: verdict.Served, deployment: last.deployment, over: true})
 	r.intent.Kind, r.outcome.status = openaiapi.Inference, http.StatusOK
 	return r

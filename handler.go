@@ -8,6 +8,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
@@ -34,7 +35,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 // serve serves a request. In a WebSocket that is open before a backend is chosen, that is the client's next message.
 func (h *Handler) serve(ex *exchange, w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) (err error) {
 	h.keyFiles.Refresh()
-	ex.intent.request, ex.intent.started = r, time.Now()
+	ex.intent.request, ex.intent.started, ex.intent.placement = r, time.Now(), affinity.Anywhere
 	ex.tries.list, ex.tries.turn.lists = ex.tries.first[:0], h.balancer.waiting
 	h.limitAttempts(&ex.intent)
 	aborted := false

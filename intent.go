@@ -36,12 +36,11 @@ type intent struct {
 	deadline time.Time
 	// received is the body, as far as it is kept to be sent again.
 	received replay.Body
-	// socket is the client's side of a WebSocket whose messages are read. within reports whether the request is a part of another one.
+	// socket is the client's side of a WebSocket whose messages are read.
 	socket *attempt.Socket
-	within bool
-	// affinity is the request's affinity in the pool, and placement the accounts that may get it.
-	affinity  pool.Affinity
-	placement affinity.Placement
+	// placement is which accounts may get the request, and session the key of its affinity in the pool.
+	placement *affinity.Placement
+	session   uint64
 	// prompt is the beginning of the prompt, which a backend may have cached.
 	prompt openaiapi.Prompt
 
@@ -53,6 +52,8 @@ type intent struct {
 	// with auth passthrough. anonymous reports whether such a backend could not get any.
 	credentials keys.Presented
 	anonymous   bool
+	// within reports whether the request is a part of another one.
+	within bool
 	// split is the client's header, if reverse_proxy got only a part of it.
 	split http.Header
 }
@@ -65,8 +66,8 @@ func (in *intent) parse(route openaiapi.Route, cache *affinity.PromptCache) {
 	}
 	in.Request = openaiapi.Parse(in.request, route, openaiapi.Received{Bytes: in.received.Buffered(), Whole: in.received.Whole(), Length: in.received.Length()}, prompt)
 	if in.Kind.Infers() && !in.Kind.IsHandshake() {
-		if in.affinity.Key = cache.Key(in.request.Header, route.Operation, in.Model, prompt, in.PromptLength); in.affinity.Key != 0 {
-			in.affinity.Key ^= in.entitled.Set
+		if in.session = cache.Key(in.request.Header, route.Operation, in.Model, prompt, in.PromptLength); in.session != 0 {
+			in.session ^= in.entitled.Set
 		}
 	}
 }

@@ -34,8 +34,6 @@ type exchange struct {
 	bill    bill
 
 	writer http.ResponseWriter
-	// reader has read the request.
-	reader *reader
 	// proxied is the request as reverse_proxy gets it.
 	proxied http.Request
 	// cookies are set once a policy was asked, which may set more.

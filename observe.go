@@ -30,8 +30,6 @@ type outcome struct {
 	reply *attempt.Reply
 	// status is that of the answer.
 	status int
-	// ours reports whether the client got an answer of the balancer's own.
-	ours bool
 	// from is the attempt whose reply was kept and is the answer, if one was.
 	from *try
 	// owner is the backend of the only account that may get the request, if it
@@ -46,6 +44,8 @@ type outcome struct {
 	// whether its reply was aborted then.
 	duration time.Duration
 	aborted  bool
+	// ours reports whether the client got an answer of the balancer's own.
+	ours bool
 }
 
 // end records that the request is over.

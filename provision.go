@@ -160,7 +160,7 @@ func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selec
 	h.balancer = newBalancer(h.Pool, targets, h.Sender, events, listeners...)
 	h.balancer.waiting, h.balancer.ledger = lists, ledger.Open(h.Pool, ctx.Storage(), h.logger)
 	h.balancer.Rechecker, h.balancer.Secrets = &d.rechecker, &h.keyFiles
-	h.balancer.policy, h.balancer.rateLimits = policy, h.RatelimitHeaders
+	h.balancer.reader, h.balancer.policy, h.balancer.rateLimits = h.reader, policy, h.RatelimitHeaders
 	var prompts *affinity.PromptCache // nil: with one account, or a policy of the operator's, there is none by default
 	if policy == nil && slices.ContainsFunc(h.Backends, func(b *backend.Backend) bool { return b.AccountKey != h.Backends[0].AccountKey }) {
 		prompts = new(affinity.PromptCache)

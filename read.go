@@ -49,7 +49,7 @@ type reader struct {
 // backend.
 func (d *reader) read(ex *exchange) (own apierror.Answer) {
 	in, r := &ex.intent, ex.intent.request
-	ex.reader, in.entitled = d, d.entitlements[0]
+	in.entitled = d.entitlements[0]
 	if d.asksReady(r) {
 		return d.answerReady(ex.balancer, r)
 	}
@@ -278,7 +278,7 @@ func (d *reader) findAccounts(in *intent, targets []*target) (own apierror.Answe
 	if in.Body.TooManyIDs() {
 		return apierror.TooManyIDs(openaiapi.MaxIDs).Answer(in.request)
 	}
-	r := affinity.Request{
+	r := &affinity.Request{
 		Method: openaiapi.MethodOf(in.request), Operation: in.Route.Operation, RawQuery: in.request.URL.RawQuery,
 		Body: &in.Body, Text: in.received.Buffered(), Caller: in.caller.Name,
 		Upgrade: in.Kind.IsHandshake(), Compressed: in.Clarity == openaiapi.Opaque, Disputed: openaiapi.DisputedType(in.request.Header),
@@ -293,7 +293,6 @@ func (d *reader) findAccounts(in *intent, targets []*target) (own apierror.Answe
 	if in.placement = placement; placement.IsList() {
 		settleList(in, targets)
 	}
-	in.affinity.Maker = in.placement.Maker()
 	return own
 }
 

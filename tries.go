@@ -26,28 +26,29 @@ type tries struct {
 	// ask is what the pool has to know about the request. few has room for what it says about a few backends.
 	ask pool.Ask
 	few [4]pool.At
-	// barred reports whether there were ever reasons for bars: an attempt, others that wait, an object that is made.
-	barred bool
 	// watch follows the wait for the first byte of the current attempt, and finds where it moves from a silent backend.
 	watch pool.Wait
 	// turn is the request's wait, for its caller's limits or for a backend.
 	turn turn
+	// beforeSilence is how many attempts were made before the request gave up a silent backend. A backend that refused one
+	// of them because it throttles may be tried again.
+	beforeSilence int
 	// hasMoved reports whether the request has moved from a silent backend, and returns whether it may go to
-	// silent backends again, because no other one is left. beforeSilence is how many attempts were made before it gave up
-	// a silent backend. A backend that refused one of them because it throttles may be tried again.
+	// silent backends again, because no other one is left.
 	hasMoved, returns bool
-	beforeSilence     int
-	// best is the reply that the client gets if no further backend has a better one.
-	best bestReply
+	// barred reports whether there were ever reasons for bars: an attempt, others that wait, an object that is made.
+	barred bool
 	// claimed reports whether there was a fault that may be the request's own.
 	claimed bool
-	// tooShort are the names of models that refused the request as too long.
-	tooShort []string
 	// executed reports whether the last attempt may have executed a request that
 	// must not be executed twice.
 	executed bool
 	// interims is how many interim responses the backends have sent.
 	interims atomic.Int32
+	// best is the reply that the client gets if no further backend has a better one.
+	best bestReply
+	// tooShort are the names of models that refused the request as too long.
+	tooShort []string
 }
 
 // try is one attempt at a backend, as the loop remembers it.
@@ -224,7 +225,7 @@ func (a *try) end() {
 
 // fill makes what the pool has to know of the request.
 func (t *tries) fill(b *balancer, in *intent, tier int) {
-	t.ask = pool.Ask{At: t.few[:0], Affinity: in.affinity, Cost: in.Cost, Once: in.isOnce(), Kind: in.pulseKind(), Tier: b.callerTierOf(in, tier)}
+	t.ask = pool.Ask{At: t.few[:0], Affinity: pool.Affinity{Key: in.session, Maker: in.placement.Maker()}, Cost: in.Cost, Once: in.isOnce(), Kind: in.pulseKind(), Tier: b.callerTierOf(in, tier)}
 	for _, to := range b.targets {
 		takes := in.entitled.May[to.Index] && to.backend.Takes(&in.Request, in.anonymous)
 		t.ask.At = append(t.ask.At, pool.At{Model: in.benchModel(to.backend), Takes: takes, Flex: to.backend.TierOf(&in.Request) == openaiapi.Flex})

@@ -41,22 +41,22 @@ type Request struct {
 
 // Place returns the placement of a request. If no account may get it, refused is
 // true and refusal says why.
-func (a *Affinity) Place(r Request) (p Placement, refusal apierror.Error, refused bool) {
+func (a *Affinity) Place(r *Request) (p *Placement, refusal apierror.Error, refused bool) {
 	if a.strict {
 		if refusal, refused = r.refuses(); refused {
-			return p, refusal, true
+			return Anywhere, refusal, true
 		}
 	}
 	stored := openaiapi.ReadStored(r.Method, r.Operation, r.RawQuery)
 	stored.Teaches = stored.Teaches || stored.TeachesIfStored && (r.Body.Stores || r.Body.Speaks)
 	if !stored.Teaches && len(stored.IDs) == 0 && !r.Body.HasIDs() {
-		return p, refusal, false
+		return Anywhere, refusal, false
 	}
-	return a.find(&r, stored)
+	return a.find(r, stored)
 }
 
-func (a *Affinity) find(r *Request, stored openaiapi.Stored) (Placement, apierror.Error, bool) {
-	p := Placement{affinity: a, caller: owners.CallerNamed(r.Caller)}
+func (a *Affinity) find(r *Request, stored openaiapi.Stored) (*Placement, apierror.Error, bool) {
+	p := &Placement{affinity: a, caller: owners.CallerNamed(r.Caller)}
 	if stored.List {
 		p.basis = listed // unless an id has an owner
 	}
@@ -69,7 +69,7 @@ func (a *Affinity) find(r *Request, stored openaiapi.Stored) (Placement, apierro
 	if stored.Subject != "" {
 		p.subject = owners.KeyOf(stored.Subject)
 	}
-	f := finder{Placement: &p, store: a.owners.loaded(), now: time.Now()}
+	f := finder{Placement: p, store: a.owners.loaded(), now: time.Now()}
 	f.unread = a.owners.isUnread()
 	for i, text := range stored.IDs {
 		f.own = a.strict && i == 0 // the others are below it

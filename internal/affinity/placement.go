@@ -9,8 +9,11 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
+// Anywhere is the Placement of nearly all requests: any account may get them, and their replies teach nothing. Nobody changes it.
+var Anywhere = new(Placement)
+
 // Placement defines which accounts may get a request. It belongs to the goroutine
-// that serves the request. The zero Placement allows any account.
+// that serves the request.
 type Placement struct {
 	affinity *Affinity
 	caller   owners.Caller

@@ -9,8 +9,6 @@ import (
 type keySet struct {
 	one  string
 	more []string
-	// shortest is the length of the shortest one. Most values are shorter.
-	shortest int
 }
 
 func (k *keySet) add(key string) {
@@ -18,9 +16,9 @@ func (k *keySet) add(key string) {
 	case len(key) < minLength, key == k.one:
 		return
 	case k.one == "":
-		k.one, k.shortest = key, len(key)
+		k.one = key
 	default:
-		k.more, k.shortest = append(k.more, key), min(k.shortest, len(key))
+		k.more = append(k.more, key)
 	}
 }
 
@@ -35,13 +33,16 @@ func (k *keySet) addProtocols(values []string) {
 
 // in reports whether a value is one of the keys, alone or after a scheme such as Bearer.
 func (k *keySet) in(value string) bool {
-	return k.one != "" && len(value) >= k.shortest &&
+	return k.one != "" &&
 		(isKey(value, k.one) || slices.ContainsFunc(k.more, func(key string) bool { return isKey(value, key) }))
 }
 
 func (k *keySet) inAny(values []string) bool { return slices.ContainsFunc(values, k.in) }
 
 func isKey(value, key string) bool {
+	if len(value) < len(key) {
+		return false // as nearly always
+	}
 	value = strings.TrimSpace(value)
 	return strings.HasSuffix(value, key) && (len(value) == len(key) || KeyIn(value) == key)
 }

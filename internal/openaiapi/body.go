@@ -15,19 +15,25 @@ type Body struct {
 	// that the providers use.
 	Model string
 
-	// HasModel reports whether there is a model, even an empty one.
-	HasModel bool
-
 	// ServiceTier is the last "service_tier", or flex if any is. It is empty if that is absent or null, and [OtherTier] if it
-	// is no service tier that requests may name. OddTier reports whether some servers may read another one.
+	// is no service tier that requests may name.
 	ServiceTier string
-	OddTier     bool
 
-	// Stream reports whether the last "stream" is true.
-	Stream bool
+	// N is how many replies are asked for: the last "n", or 1 if that is absent or not a positive
+	// whole number.
+	N int64
 
 	// MaxOutput is how many tokens the reply may have at most.
 	MaxOutput MaxOutput
+
+	// HasModel reports whether there is a model, even an empty one.
+	HasModel bool
+
+	// OddTier reports whether some servers may read another service tier.
+	OddTier bool
+
+	// Stream reports whether the last "stream" is true.
+	Stream bool
 
 	// Stores reports whether the last "store" is true, and StoresNot whether it is false.
 	Stores, StoresNot bool
@@ -41,10 +47,6 @@ type Body struct {
 	// Speaks reports whether the last "audio" asks for an audio reply, which has an
 	// id.
 	Speaks bool
-
-	// N is how many replies are asked for: the last "n", or 1 if that is absent or not a positive
-	// whole number.
-	N int64
 
 	// Whole reports whether nothing after the bytes that were read can change the fields above:
 	// the object or the form ends there, or the bytes begin with something that is neither,
@@ -77,10 +79,15 @@ type Body struct {
 	// front is where a member can be added before the first one, or 0.
 	front int
 
-	// dashBoundary begins a form's delimiters: two dashes and the boundary. Only a form has it.
-	dashBoundary []byte
+	// form is nil unless the body is one.
+	form *formBody
+}
 
-	// nested reports whether a form has a field that is more than a text.
+// formBody is what a form has besides.
+type formBody struct {
+	// dashBoundary begins the delimiters: two dashes and the boundary.
+	dashBoundary []byte
+	// nested reports whether there is a field that is more than a text.
 	nested bool
 }
 
@@ -259,7 +266,7 @@ func (b *Body) addModel(s span) {
 func (b Body) NamesSeveral() bool { return len(b.models.others) > 0 }
 
 // IsForm reports whether the body is a form.
-func (b Body) IsForm() bool { return b.dashBoundary != nil }
+func (b Body) IsForm() bool { return b.form != nil }
 
 // CanAskUsage reports whether With can ask for the usage of a stream. It cannot if
 // the body was cut off, or names the stream's options twice.
@@ -370,7 +377,7 @@ func (b Body) says(body []byte, model string) bool {
 
 func (b Body) saysAt(s span, body []byte, model string) bool {
 	switch {
-	case b.dashBoundary != nil:
+	case b.form != nil:
 		return string(body[s.start:s.end]) == model
 	case body[s.start] != '"':
 		return false
@@ -383,11 +390,11 @@ func (b Body) saysAt(s span, body []byte, model string) bool {
 // encode returns the model as it is written in the body, unless it cannot be written there. In a
 // form, a delimiter begins with a line break or, for some readers, right after a part's headers.
 func (b Body) encode(model string) (value []byte, ok bool) {
-	if b.dashBoundary == nil {
+	if b.form == nil {
 		return quote(model), true
 	}
 	value = []byte(model)
-	return value, !strings.ContainsAny(model, "\r\n") && !bytes.Contains(value, b.dashBoundary)
+	return value, !strings.ContainsAny(model, "\r\n") && !bytes.Contains(value, b.form.dashBoundary)
 }
 
 // piece returns a part of the body whose capacity ends where it does. Otherwise an append would write

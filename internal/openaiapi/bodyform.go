@@ -30,12 +30,12 @@ func parseForm(body []byte, boundary string) Body {
 		return none
 	}
 	delimiter := []byte("\r\n--" + boundary)
-	b := Body{N: 1, dashBoundary: delimiter[2:]}
+	b := Body{N: 1, form: &formBody{dashBoundary: delimiter[2:]}}
 
 	// The first delimiter begins the body, or any line after a preamble.
 	at, more := -1, false
-	if bytes.HasPrefix(body, b.dashBoundary) {
-		at, more = delimiterEnd(body, len(b.dashBoundary))
+	if bytes.HasPrefix(body, b.form.dashBoundary) {
+		at, more = delimiterEnd(body, len(b.form.dashBoundary))
 	}
 	if at < 0 {
 		b.models.addAt, at, more = nextDelimiter(body, 0, delimiter[1:])
@@ -63,7 +63,7 @@ func parseForm(body []byte, boundary string) Body {
 		field, headers, plain := fieldName(body[start:end], newline)
 		odd = odd || !plain && (whole || headers > 0 || end-start >= maxPartHeaders)
 		value := span{start + headers, end}
-		b.nested = b.nested || isNested(field, body[value.start:value.end])
+		b.form.nested = b.form.nested || isNested(field, body[value.start:value.end])
 		switch at := inRequest.place(top, []byte(field)); {
 		case at == memberModel:
 			namesModel = true
@@ -88,7 +88,7 @@ func parseForm(body []byte, boundary string) Body {
 	}
 	b.Whole = at >= 0                                    // the last delimiter is there, and it is the closing one
 	b.Clear = !odd && body[skipSpace(body, 0)] != '{' && // otherwise some servers read the JSON before the form
-		bytes.Count(wholeLines(body, b.Whole), b.dashBoundary) == delimiters // or find more parts than we do
+		bytes.Count(wholeLines(body, b.Whole), b.form.dashBoundary) == delimiters // or find more parts than we do
 	if last, ok := b.models.last(); ok {
 		b.Model, b.HasModel = string(body[last.start:last.end]), true
 	} else if !namesModel {

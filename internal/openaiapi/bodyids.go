@@ -220,7 +220,7 @@ func unquoteBytes(quoted []byte) []byte {
 func (b Body) EachID(body []byte, f func(kind IDKind, text []byte)) {
 	for _, id := range b.objects.ids {
 		text := body[id.span.start:id.span.end]
-		if b.dashBoundary == nil {
+		if b.form == nil {
 			text = unquoteBytes(text)
 		}
 		f(id.kind, readID(id.kind, text))
@@ -238,8 +238,8 @@ func (b Body) HasIDs() bool { return len(b.objects.ids) > 0 }
 // no server reads any part of it differently. Servers in Go ignore the case of
 // names.
 func (b Body) Readable(body []byte) bool {
-	if b.dashBoundary != nil {
-		return b.Clear && b.Whole && !b.nested
+	if b.form != nil {
+		return b.Clear && b.Whole && !b.form.nested
 	}
 	if len(body) == 0 {
 		return true

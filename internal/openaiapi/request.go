@@ -12,13 +12,9 @@ import (
 type Request struct {
 	// Route is the path taken apart.
 	Route Route
-	// Kind says what a backend does for the request, and so whether it may do that twice.
-	Kind Kind
 
 	// Body is what the body says, as far as it was received and can be read.
 	Body Body
-	// Whole reports whether all of the body was received. Otherwise it is too long to be buffered.
-	Whole bool
 
 	// Model is the model that the client named, in the path, the body or the query. It is empty if the
 	// request needs none, or if it cannot be found.
@@ -26,6 +22,10 @@ type Request struct {
 	// HeaderTier is the service tier of the client's header [TierHeader], if its caller may use that: it overrides the
 	// one in the body. See [Request.ReadHeaderTier].
 	HeaderTier string
+	// Kind says what a backend does for the request, and so whether it may do that twice.
+	Kind Kind
+	// Whole reports whether all of the body was received. Otherwise it is too long to be buffered.
+	Whole bool
 	// Clarity is whether the body has the models that Body found there.
 	Clarity Clarity
 	// NeedsModel reports whether a backend that lists its models gets the request only for one of

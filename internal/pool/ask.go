@@ -14,10 +14,6 @@ type Ask struct {
 	At []At
 	// Cost is how much of a rate limit the request takes, in tokens.
 	Cost int64
-	// Once reports whether the request can be sent only once, so that it must not be a probe.
-	Once bool
-	// Kind is the kind of request whose waits count for it.
-	Kind pulse.Kind
 	// Tier is the request's tier.
 	Tier quota.Tier
 	// Policy, if it is set, chooses among members of one priority. It must not keep the slice, and may return nil for
@@ -29,6 +25,10 @@ type Ask struct {
 	// limits and another one has.
 	Steered []*Member
 
+	// Once reports whether the request can be sent only once, so that it must not be a probe.
+	Once bool
+	// Kind is the kind of request whose waits count for it.
+	Kind pulse.Kind
 	// forgives reports whether the request may go to members that have refused it, or that others waited for.
 	forgives bool
 	shares   shares

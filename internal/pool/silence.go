@@ -27,11 +27,11 @@ type Wait struct {
 
 // Moves says whether a request may move from a silent member to one that answers.
 type Moves struct {
-	// May reports whether it may, and Until is how long it may. Zero: it may at any time.
-	May   bool
+	// Until is how long it may. Zero: it may at any time.
 	Until time.Time
-	// GivesUp reports whether it waits no longer if no other member is left: its client can be told when one returns.
-	GivesUp bool
+	// May reports whether it may, and GivesUp whether it waits no longer if no other member is left: its client can be
+	// told when one returns.
+	May, GivesUp bool
 }
 
 // unknown is after how long a request looks while it is not known what is usual.

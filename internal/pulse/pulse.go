@@ -106,16 +106,16 @@ func (m *moment) since(at int64) time.Duration {
 
 // Request is a request that waits at a backend.
 type Request struct {
-	Kind Kind
 	Sent time.Time
 	// Threshold is how long is too long for it. 0: it is not known.
 	Threshold time.Duration
 
 	// patience is how long it waits before it moves, if that is longer.
 	patience time.Duration
+	took     time.Duration
+	Kind     Kind
 	// counted reports whether it is evidence, and unusual whether a silence was in force when its byte came.
 	counted, unusual bool
-	took             time.Duration
 }
 
 // Change is what a pulse has found out.

@@ -30,10 +30,10 @@ type Body struct {
 	buffer  *Buffer       // has the prefix
 	readers int           // that may still read the prefix
 	tail    io.ReadCloser // nil: prefix is all of it
-	touched atomic.Bool   // tail is being read
 	tailErr error         // why the reading of tail failed
-	gone    bool          // prefix was released
 	length  int64         // -1: unknown
+	touched atomic.Bool   // tail is being read
+	gone    bool          // prefix was released
 	begun   bool          // Buffer read some of it, or tried to
 	read    bool          // Buffer succeeded
 }
