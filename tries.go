@@ -240,8 +240,10 @@ func (t *tries) isFlex() bool {
 // bar finds out where the request must not go now. It may go to each backend once. After one that took the caller's own
 // credential it goes only to another such one: otherwise we would pay for what the caller's account was refused.
 func (t *tries) bar(targets []*target, in *intent, now time.Time) {
-	for i, to := range targets {
-		t.ask.At[i].Elsewhere = !in.placement.Allows(to.backend.AccountKey)
+	if in.placement != affinity.Anywhere {
+		for i, to := range targets {
+			t.ask.At[i].Elsewhere = !in.placement.Allows(to.backend.AccountKey)
+		}
 	}
 	if t.barred = t.barred || len(t.list) > 0 || t.turn.behind != nil || in.makesObject(); !t.barred {
 		return // all are free

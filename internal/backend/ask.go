@@ -34,7 +34,7 @@ func (b *Backend) NewRequest(ctx context.Context, credential keys.Credential, me
 		}
 	}
 	maps.Copy(r.Header, b.header)
-	r.Host = b.header.Get("Host")
+	r.Host = b.host
 	if len(body) > 0 {
 		r.Header.Set("Content-Type", "application/json")
 	}

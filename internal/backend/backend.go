@@ -122,6 +122,7 @@ type Resolved struct {
 	base   string // the URL with its path
 	paths  openaiapi.Paths
 	header http.Header
+	host   string // that of the header
 }
 
 // Model is a model that a backend serves.
@@ -189,7 +190,7 @@ func (b *Backend) Direct(to *url.URL, header http.Header, r *openaiapi.Request, 
 	if place == openaiapi.ModelInBody || place == openaiapi.ModelAsNamed && replaced && r.Body.HasModel {
 		c.Model = model
 	}
-	return b.header.Get("Host"), c
+	return b.host, c
 }
 
 // Names returns the backend's names of the models that the options name.

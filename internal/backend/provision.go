@@ -136,6 +136,7 @@ func (b *Backend) provision(ctx caddy.Context) error {
 			}
 		}
 	}
+	b.host = b.header.Get("Host")
 	identity := ""
 	if b.Credentials.Source != nil {
 		identity = b.Credentials.Source.Identity()

@@ -22,13 +22,16 @@ func (s *Secrets) Add(key string) {
 
 // In reports whether a text contains a secret, also in an encoding that its reader will undo.
 func (s Secrets) In(text string) bool {
-	if !slices.ContainsFunc(s, func(secret string) bool { return len(text) >= len(secret) }) {
-		return false // no encoding is shorter than what it encodes
+	long := false
+	for _, secret := range s {
+		if len(text) < len(secret) {
+			continue // no encoding is shorter than what it encodes
+		}
+		if long = true; strings.Contains(text, secret) {
+			return true
+		}
 	}
-	if slices.ContainsFunc(s, func(secret string) bool { return strings.Contains(text, secret) }) {
-		return true
-	}
-	if !mayEncode(text) {
+	if !long || !mayEncode(text) {
 		return false
 	}
 	for encoded := []byte(text); len(encoded) > 0; encoded = encoded[1:] {
@@ -55,12 +58,21 @@ func (s Secrets) Text(text string) string {
 func (s Secrets) DropFrom(header http.Header) {
 	for name, values := range header {
 		switch {
-		case slices.ContainsFunc(s, func(secret string) bool { return containsFold(name, secret) }):
+		case s.inName(name):
 			delete(header, name)
 		case slices.ContainsFunc(values, s.In):
 			header[name] = nil
 		}
 	}
+}
+
+func (s Secrets) inName(name string) bool {
+	for _, secret := range s {
+		if containsFold(name, secret) {
+			return true
+		}
+	}
+	return false
 }
 
 // containsFold reports whether a text contains another one, in any case.

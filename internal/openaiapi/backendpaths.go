@@ -56,12 +56,12 @@ func (p Paths) Rewrite(u *url.URL, route Route, asked, model string) ModelPlace 
 	place := ModelAsNamed
 	switch {
 	case route.Dialect == Bare:
-		path = p.v1 + route.Operation
+		path = below(u, p.v1, route.Operation)
 		if u.RawQuery != "" && !strings.HasSuffix(p.v1, "/models") { // where Foundry wants it
 			u.RawQuery = DropParams(u.RawQuery, "api-version")
 		}
 	case route.Dialect != AzureClassic:
-		path = p.v1 + route.Operation
+		path = below(u, p.v1, route.Operation)
 	case !p.HasClassic():
 		path = p.v1 + route.Operation
 		u.RawQuery = DropParams(u.RawQuery, "api-version")
@@ -118,6 +118,14 @@ func hasNoEscape(path string) bool {
 		}
 	}
 	return true
+}
+
+// below returns the base with the operation, which is often the path that u has.
+func below(u *url.URL, base, operation string) string {
+	if path := u.Path; len(path) == len(base)+len(operation) && strings.HasPrefix(path, base) && strings.HasSuffix(path, operation) {
+		return path
+	}
+	return base + operation
 }
 
 // setEscapedPath sets u's path so that it is sent exactly as escaped.

@@ -237,7 +237,9 @@ func (m *Member) Served(its Scope, started time.Time) {
 		m.health.rememberServed(its.Model)
 	}
 	for _, s := range m.slots(its) {
-		m.tellDisproved(s.clear(started), false)
+		if s.Load() != nil { // hardly any
+			m.tellDisproved(s.clear(started), false)
+		}
 	}
 	m.health.of(its).rests.served(started)
 }

@@ -25,12 +25,17 @@ type Values []string
 
 // ReadRates reads the headers of OpenAI, Azure and, of what remains, Anthropic.
 func ReadRates(header http.Header) (r Rates) {
+	var requests, tokens Values // of Anthropic
 	for name, values := range header {
 		switch name {
 		case "Azure-Openai-Deployment-Utilization":
 			r.Utilization = values
 		case "X-Ms-Deployment-Name":
 			r.Deployment = values
+		case "Anthropic-Ratelimit-Requests-Remaining":
+			requests = values
+		case "Anthropic-Ratelimit-Tokens-Remaining":
+			tokens = values
 		default:
 			if field, ok := strings.CutPrefix(name, "X-Ratelimit-"); ok {
 				r.add(field, values, nil)
@@ -39,13 +44,13 @@ func ReadRates(header http.Header) (r Rates) {
 			}
 		}
 	}
-	r.Requests.orElse(header["Anthropic-Ratelimit-Requests-Remaining"])
-	r.Tokens.orElse(header["Anthropic-Ratelimit-Tokens-Remaining"])
+	r.Requests.orElse(requests)
+	r.Tokens.orElse(tokens)
 	return r
 }
 
 // orElse sets what remains, if nothing else tells of the limit: a gateway may send two providers' headers.
-func (r *Rate) orElse(remaining []string) {
+func (r *Rate) orElse(remaining Values) {
 	if r.Limit == nil && r.Remaining == nil {
 		r.Remaining = remaining
 	}
