@@ -252,7 +252,7 @@ func (t *Request) begin(s *Sender) {
 		t.Header["Accept-Encoding"] = []string{"identity"} // its chunk has to be taken out again
 	}
 	t.Change.Repeatable, t.Change.Progress = t.Asks.Kind.Repeatable(), &t.trip.timeout
-	t.trip.upload = t.Body.Attach(&t.out, t.Change)
+	t.trip.upload = t.Body.Attach(&t.out, &t.Change)
 	limit := time.Duration(s.ResponseHeaderTimeout)
 	switch {
 	case t.handshakes():
@@ -287,7 +287,7 @@ func (t *Request) sendsAgain(err error) bool {
 	t.trip.endUpload()
 	t.trip.again = true
 	t.trip.sent.Store(false)
-	t.trip.upload = t.Body.Attach(&t.out, t.Change)
+	t.trip.upload = t.Body.Attach(&t.out, &t.Change)
 	return true
 }
 

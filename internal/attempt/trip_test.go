@@ -46,7 +46,7 @@ func TestAnUploadThatNeverBeganHoldsBackNoWriteOfOthers(t *testing.T) {
 				var trip trip
 				trip.begin(t.Context())
 				defer trip.cancel(nil)
-				trip.upload = body.Attach(r, replay.Options{})
+				trip.upload = body.Attach(r, &replay.Options{})
 				shared := dial() // as HTTP/2 shares it
 				httptrace.ContextClientTrace(&trip).GotConn(httptrace.GotConnInfo{Conn: shared})
 				fails(&trip, dial)

@@ -130,7 +130,7 @@ type Options struct {
 }
 
 // Attach sets the body of an outgoing request, whose header it may change.
-func (b *Body) Attach(out *http.Request, o Options) *Upload {
+func (b *Body) Attach(out *http.Request, o *Options) *Upload {
 	out.GetBody, out.TransferEncoding = nil, nil
 	if !o.Repeatable {
 		hideIdempotenceKeys(out.Header)
@@ -162,7 +162,7 @@ func (b *Body) Attach(out *http.Request, o Options) *Upload {
 // comes after the backends, unless a part of the body is gone.
 func (b *Body) Restore(r *http.Request) {
 	if b.read && !b.touched.Load() {
-		b.Attach(r, Options{Repeatable: true, Progress: unlimited{}})
+		b.Attach(r, &Options{Repeatable: true, Progress: unlimited{}})
 	}
 }
 
@@ -186,7 +186,7 @@ func hideIdempotenceKeys(header http.Header) {
 
 // upload makes the body ready to be sent from its beginning. It returns nil if
 // the beginning is gone.
-func (b *Body) upload(o Options) *Upload {
+func (b *Body) upload(o *Options) *Upload {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.gone {

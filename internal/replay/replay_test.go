@@ -43,8 +43,8 @@ var quiet = Options{Request: new(openaiapi.Body), Progress: noProgress{}}
 func TestACommittedReplyHoldsNoPrompt(t *testing.T) {
 	b := buffered(t, strings.NewReader(strings.Repeat("x", 100_000)), 200_000)
 	out, late := request(t, nil), request(t, nil)
-	b.Attach(out, quiet)
-	b.Attach(late, quiet)
+	b.Attach(out, &quiet)
+	b.Attach(late, &quiet)
 	again, err := out.GetBody()
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +68,7 @@ func TestASmallBodyIsAReaderThatNetHTTPKnows(t *testing.T) {
 	parsed := openaiapi.ParseJSON(b.Buffered(), nil)
 	for model, want := range map[string]string{"": `{"model":"a"}`, "bcd": `{"model":"bcd"}`} {
 		out := request(t, nil)
-		up := b.Attach(out, Options{Changes: openaiapi.Changes{Model: model}, Request: &parsed, Progress: noProgress{}})
+		up := b.Attach(out, &Options{Changes: openaiapi.Changes{Model: model}, Request: &parsed, Progress: noProgress{}})
 		if got, want := reflect.TypeOf(out.Body), reflect.TypeOf(io.NopCloser(new(bytes.Reader))); got != want {
 			t.Fatalf("the body is a %s, want a %s", got, want)
 		}
@@ -92,13 +92,13 @@ func TestWhatIsStreamedIsSentOnce(t *testing.T) {
 		t.Fatalf("whole: %t, length %d", b.Whole(), b.Length())
 	}
 	out := request(t, nil)
-	if up := b.Attach(out, quiet); !up.Abandon() || out.GetBody != nil {
+	if up := b.Attach(out, &quiet); !up.Abandon() || out.GetBody != nil {
 		t.Error("a body of which nothing was read cannot be sent by another attempt")
 	}
 	if n, err := out.Body.Read(make([]byte, 1)); n > 0 || err != errGone {
 		t.Errorf("an abandoned attempt reads %d bytes, %v", n, err)
 	}
-	up := b.Attach(out, quiet)
+	up := b.Attach(out, &quiet)
 	if got, err := io.ReadAll(out.Body); string(got) != text || err != nil {
 		t.Errorf("%d bytes are sent, %v, want 1000", len(got), err)
 	}
@@ -111,7 +111,7 @@ func TestAnUploadThatFailsIsTheClients(t *testing.T) {
 	reset := errors.New("connection reset")
 	b := buffered(t, io.MultiReader(strings.NewReader(strings.Repeat("x", 200)), iotest.ErrReader(reset)), 100)
 	out := request(t, nil)
-	b.Attach(out, quiet)
+	b.Attach(out, &quiet)
 	if b.Failure() != nil {
 		t.Error("it failed before it was read")
 	}
@@ -136,31 +136,31 @@ func TestABufferIsKeptForAsLongAsSomebodyMayReadIt(t *testing.T) {
 		kept bool
 	}{
 		"nobody":       {100, func(*Body) {}, false},
-		"sent":         {100, func(b *Body) { out := request(t, nil); sent(b.Attach(out, quiet), out) }, false},
-		"being sent":   {100, func(b *Body) { b.Attach(request(t, nil), quiet) }, true},
-		"long, sent":   {100_000, func(b *Body) { out := request(t, nil); sent(b.Attach(out, quiet), out) }, false},
-		"long, closed": {100_000, func(b *Body) { out := request(t, nil); b.Attach(out, quiet); out.Body.Close() }, false},
+		"sent":         {100, func(b *Body) { out := request(t, nil); sent(b.Attach(out, &quiet), out) }, false},
+		"being sent":   {100, func(b *Body) { b.Attach(request(t, nil), &quiet) }, true},
+		"long, sent":   {100_000, func(b *Body) { out := request(t, nil); sent(b.Attach(out, &quiet), out) }, false},
+		"long, closed": {100_000, func(b *Body) { out := request(t, nil); b.Attach(out, &quiet); out.Body.Close() }, false},
 		"long, begun": {100_000, func(b *Body) {
 			out := request(t, nil)
-			b.Attach(out, quiet)
+			b.Attach(out, &quiet)
 			io.CopyN(io.Discard, out.Body, 10)
 		}, true},
 		"the second one is being sent": {100, func(b *Body) {
 			out, late := request(t, nil), request(t, nil)
-			up := b.Attach(out, quiet)
-			b.Attach(late, quiet)
+			up := b.Attach(out, &quiet)
+			b.Attach(late, &quiet)
 			sent(up, out)
 		}, true},
 		"sent twice over": {100, func(b *Body) {
 			out, late := request(t, nil), request(t, nil)
-			up := b.Attach(out, quiet)
-			b.Attach(late, quiet)
+			up := b.Attach(out, &quiet)
+			b.Attach(late, &quiet)
 			sent(up, out)
 			up.Sent()
 		}, true},
 		"sent anew, and nobody knows which": {100, func(b *Body) {
 			out := request(t, nil)
-			up := b.Attach(out, quiet)
+			up := b.Attach(out, &quiet)
 			if _, err := out.GetBody(); err != nil {
 				t.Error(err)
 			}
@@ -168,7 +168,7 @@ func TestABufferIsKeptForAsLongAsSomebodyMayReadIt(t *testing.T) {
 		}, true},
 		"sent, and then anew": {100, func(b *Body) {
 			out := request(t, nil)
-			sent(b.Attach(out, quiet), out)
+			sent(b.Attach(out, &quiet), out)
 			if _, err := out.GetBody(); err != nil {
 				t.Error(err)
 			}
@@ -202,7 +202,7 @@ func BenchmarkBody(b *testing.B) {
 					if err := body.Buffer(in, 1<<20); err != nil {
 						b.Fatal(err)
 					}
-					up := body.Attach(out, Options{Changes: openaiapi.Changes{Model: model}, Request: &parsed, Repeatable: true, Progress: noProgress{}})
+					up := body.Attach(out, &Options{Changes: openaiapi.Changes{Model: model}, Request: &parsed, Repeatable: true, Progress: noProgress{}})
 					io.Copy(io.Discard, out.Body)
 					up.Sent()
 					out.Body.Close()
