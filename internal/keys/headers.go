@@ -66,7 +66,7 @@ func kindOf(name string) kind {
 // HoldsKey reports whether a header or a query parameter of a caller holds a key, by the
 // words of its name.
 func HoldsKey(name string) bool {
-	return hasWord(name, ofKey) && !strings.EqualFold(name, "Idempotency-Key") && !strings.EqualFold(name, "Sec-WebSocket-Key")
+	return slices.Contains(CallerHeaders, name) || hasWord(name, ofKey) && !strings.EqualFold(name, "Idempotency-Key") && !strings.EqualFold(name, "Sec-WebSocket-Key")
 }
 
 // MayHoldKey reports whether a header of the config may hold a key, by any part of its name.

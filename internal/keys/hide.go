@@ -78,7 +78,7 @@ func (s Secrets) inName(name string) bool {
 // containsFold reports whether a text contains another one, in any case.
 func containsFold(text, part string) bool {
 	for ; len(text) >= len(part); text = text[1:] {
-		if strings.EqualFold(text[:len(part)], part) {
+		if text[0]|0x20 == part[0]|0x20 && strings.EqualFold(text[:len(part)], part) { // of ASCII, the case is one bit
 			return true
 		}
 	}

@@ -98,7 +98,7 @@ func (p *Presented) take(name string, values []string) kind {
 	kind := kindOf(name)
 	switch kind {
 	case credential, otherKey:
-		p.add(name, values, kind == otherKey || slices.Contains(CallerHeaders, name))
+		p.add(name, values)
 	case protocol:
 		p.Protocols = values
 		p.keys.addProtocols(values)
@@ -124,8 +124,8 @@ func (p *Presented) clean(goesOn http.Header) {
 	}
 }
 
-// add records a header that identifies the caller, or has another key. The values of one that only chooses a budget are no keys.
-func (p *Presented) add(name string, values []string, areKeys bool) {
+// add records a header that identifies the caller, or has another key.
+func (p *Presented) add(name string, values []string) {
 	if slices.ContainsFunc(values, isBasic) {
 		values = slices.DeleteFunc(slices.Clone(values), isBasic)
 	}
@@ -133,7 +133,7 @@ func (p *Presented) add(name string, values []string, areKeys bool) {
 		return
 	}
 	p.Header = append(p.Header, Line{name, values})
-	if areKeys {
+	if HoldsKey(name) {
 		for _, value := range values {
 			p.keys.add(KeyIn(value))
 		}
