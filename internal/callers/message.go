@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"io"
 	"math"
 	"math/bits"
 	"slices"
@@ -161,26 +162,36 @@ func decodeHeader(message []byte) (r report, body []byte, err error) {
 
 // decode adds the callers, which the body has.
 func (r *report) decode(body []byte) error {
-	in := reader{body, false}
+	in, failed := bytes.NewReader(body), false
+	uvarint := func() uint64 {
+		v, err := binary.ReadUvarint(in)
+		failed = failed || err != nil
+		return v
+	}
 	var w reportWindows
 	for u := range w {
-		if w[u] = in.varint(); w[u] == math.MinInt64 {
-			return errInvalid // there is none before it
+		window, err := binary.ReadVarint(in)
+		if err != nil || window == math.MinInt64 { // there is none before it
+			return errInvalid
 		}
+		w[u] = window
 	}
-	for len(in.rest) > 0 && !in.failed {
-		shape, n := in.uvarint(), in.uvarint()
+	for in.Len() > 0 && !failed {
+		shape, n := uvarint(), uvarint()
 		bytesAtLeast := uint64(idSize + bits.OnesCount64(shape))
-		if shape == 0 || shape >= 2*resetBit || n == 0 || n > uint64(len(in.rest))/bytesAtLeast {
+		if shape == 0 || shape >= 2*resetBit || n == 0 || n > uint64(in.Len())/bytesAtLeast {
 			return errInvalid
 		}
 		for range n {
-			c, reset := callerUse{id: in.id()}, uint64(0)
+			var id [8]byte
+			_, err := io.ReadFull(in, id[8-idSize:])
+			failed = failed || err != nil
+			c, reset := callerUse{id: meter.CallerID(binary.BigEndian.Uint64(id[:]))}, uint64(0)
 			if shape&resetBit != 0 {
-				reset = in.uvarint()
+				reset = uvarint()
 			}
 			for mask := shape &^ resetBit; mask != 0; mask &= mask - 1 {
-				used := in.uvarint()
+				used := uvarint()
 				if used > math.MaxInt64 || reset > math.MaxInt64 {
 					return errInvalid
 				}
@@ -189,46 +200,8 @@ func (r *report) decode(body []byte) error {
 			r.callers = append(r.callers, c)
 		}
 	}
-	if in.failed {
+	if failed {
 		return errInvalid
 	}
 	return nil
-}
-
-// reader reads from the beginning of rest, until that has failed.
-type reader struct {
-	rest   []byte
-	failed bool
-}
-
-func (in *reader) varint() int64 {
-	v, n := binary.Varint(in.rest)
-	in.skip(n)
-	return v
-}
-
-func (in *reader) uvarint() uint64 {
-	v, n := binary.Uvarint(in.rest)
-	in.skip(n)
-	return v
-}
-
-func (in *reader) id() meter.CallerID {
-	if len(in.rest) < idSize {
-		in.skip(0)
-		return 0
-	}
-	var id [8]byte
-	copy(id[8-idSize:], in.rest)
-	in.skip(idSize)
-	return meter.CallerID(binary.BigEndian.Uint64(id[:]))
-}
-
-// skip removes the bytes that were read: none if that failed.
-func (in *reader) skip(n int) {
-	if n <= 0 {
-		in.rest, in.failed = nil, true
-		return
-	}
-	in.rest = in.rest[n:]
 }
