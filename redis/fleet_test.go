@@ -96,7 +96,7 @@ func runFleetPart(config string) {
 			before = cpuOf(os.Getpid())
 		}
 		tokens := cost/2 + rand.Int64N(cost)
-		r, refusal := all[rand.IntN(len(all))].Get(now, fmt.Sprint("caller ", i)).Admit(now, meter.Estimate{Prompt: tokens})
+		r, refusal := all[rand.IntN(len(all))].Get(now, fmt.Sprint("caller ", i)).Try(now, meter.Estimate{Prompt: tokens})
 		switch {
 		case refusal == nil:
 			time.AfterFunc(p.PerStream, func() { r.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: tokens, Counted: true}) })

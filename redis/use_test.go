@@ -47,7 +47,7 @@ func startCallers(t *testing.T, s *server, limits ...string) (callers *meter.Cal
 
 func reserve(t *testing.T, callers *meter.Callers, tokens int64) meter.Reservation {
 	t.Helper()
-	r, refusal := callers.Get(time.Now(), "alice").Admit(time.Now(), meter.Estimate{Prompt: tokens})
+	r, refusal := callers.Get(time.Now(), "alice").Try(time.Now(), meter.Estimate{Prompt: tokens})
 	if refusal != nil {
 		t.Fatalf("refused: %+v", refusal)
 	}
@@ -69,7 +69,7 @@ func TestReplicasAddUpWhatCallersUse(t *testing.T) {
 	b, _ := startCallers(t, s, "1k/month")
 	first, second := reserve(t, a, 400), reserve(t, b, 500)
 	waitForUse(t, 900, a, b)
-	if _, refusal := b.Get(time.Now(), "alice").Admit(time.Now(), meter.Estimate{Prompt: 101}); refusal == nil {
+	if _, refusal := b.Get(time.Now(), "alice").Try(time.Now(), meter.Estimate{Prompt: 101}); refusal == nil {
 		t.Error("a request over the limit was admitted")
 	}
 	first.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 300})
@@ -153,7 +153,7 @@ func TestFourReplicasKeepALimitOnARealRedis(t *testing.T) {
 				for range rand.IntN(5) { // two on average
 					c := all[rand.IntN(len(all))].Get(time.Now(), "alice")
 					cost := meter.Cost{Requests: 1, Prompt: 100 + rand.Int64N(200), Output: rand.Int64N(200), Counted: true}
-					r, refusal := c.Admit(time.Now(), meter.Estimate{Prompt: cost.Prompt, Output: meter.Undeclared})
+					r, refusal := c.Try(time.Now(), meter.Estimate{Prompt: cost.Prompt, Output: meter.Undeclared})
 					if refusal == nil {
 						spent[len(spent)-1] += cost.Prompt + cost.Output
 						time.AfterFunc(5*time.Second, func() { r.Settle(time.Now(), cost) })

@@ -35,7 +35,7 @@ func tokenMeters(t testing.TB, limit string) *meter.Callers {
 }
 
 func spend(cs *meter.Callers, now time.Time, name string, tokens int64) {
-	r, _ := cs.Get(now, name).Admit(now, meter.Estimate{Prompt: 1})
+	r, _ := cs.Get(now, name).Try(now, meter.Estimate{Prompt: 1})
 	r.Settle(now, meter.Cost{Requests: 1, Prompt: tokens})
 }
 

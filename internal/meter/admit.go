@@ -116,17 +116,8 @@ func (r *Refusal) Names() (kind, window string) {
 	return r.Limit.Kind.String(), r.Limit.Unit.String()
 }
 
-// Admit charges all limits with the estimate, or returns why it charged none. An admitted request must be
-// settled.
-func (c *Caller) Admit(now time.Time, e Estimate) (Reservation, *Refusal) {
-	r, refusal := c.Try(now, e)
-	if refusal != nil {
-		c.Refused(now, refusal)
-	}
-	return r, refusal
-}
-
-// Try is Admit for a request that may be tried again later: a refusal is not counted before Refused.
+// Try charges all limits with the estimate, or returns why it charged none: the request may be tried again later, so a
+// refusal is not counted before Refused. An admitted request must be settled.
 func (c *Caller) Try(now time.Time, e Estimate) (Reservation, *Refusal) {
 	c.mu.Lock()
 	at := c.roll(now)

@@ -45,6 +45,15 @@ func exactly(tokens int64) Estimate { return Estimate{Prompt: tokens} }
 
 func spent(tokens int64) Cost { return Cost{Requests: 1, Prompt: tokens} }
 
+// Admit is Try, and counts a refusal.
+func (c *Caller) Admit(now time.Time, e Estimate) (Reservation, *Refusal) {
+	r, refusal := c.Try(now, e)
+	if refusal != nil {
+		c.Refused(now, refusal)
+	}
+	return r, refusal
+}
+
 func admitted(t testing.TB, c *Caller, now time.Time, e Estimate) Reservation {
 	t.Helper()
 	r, refusal := c.Admit(now, e)

@@ -1,7 +1,7 @@
 // Package meter counts what callers use, and admits their requests while they are within their limits.
 //
 // A caller may have several limits, each a number of requests or tokens in a second, a minute, an hour,
-// a day or a month. Before a request is sent, Caller.Admit estimates its tokens. If no limit refuses it,
+// a day or a month. Before a request is sent, Caller.Try estimates its tokens. If no limit refuses it,
 // all limits are charged with the estimate; otherwise none is. When the request is over, Settle replaces
 // the estimate with its real cost, once. So requests that run at the same time cannot exceed a limit
 // together, which they can if they are only charged afterwards.

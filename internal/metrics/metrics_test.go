@@ -119,7 +119,7 @@ func TestOfCallersThatShareALabelTheMostUsedLimitCounts(t *testing.T) {
 	cs := meter.NewCallers(nil)
 	cs.Configure(now, func(string) meter.Settings { return meter.Settings{Limits: []meter.Limit{limit}} })
 	for i, tokens := range []int64{20, 80, 50} {
-		a, refusal := cs.Get(now, fmt.Sprint("further-", i)).Admit(now, meter.Estimate{Prompt: 100})
+		a, refusal := cs.Get(now, fmt.Sprint("further-", i)).Try(now, meter.Estimate{Prompt: 100})
 		if refusal != nil {
 			t.Fatal(refusal)
 		}

@@ -36,7 +36,7 @@ func (l *load) run(tokens int, long time.Duration) {
 		for range n {
 			c := l.replicas[l.random.IntN(len(l.replicas))].callers.Get(time.Now(), "alice")
 			cost := meter.Cost{Requests: 1, Prompt: 100 + l.random.Int64N(200), Output: l.random.Int64N(200), Counted: true}
-			r, refusal := c.Admit(time.Now(), meter.Estimate{Prompt: cost.Prompt, Output: meter.Undeclared})
+			r, refusal := c.Try(time.Now(), meter.Estimate{Prompt: cost.Prompt, Output: meter.Undeclared})
 			if refusal != nil {
 				continue
 			}

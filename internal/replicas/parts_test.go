@@ -24,7 +24,7 @@ type admits []time.Time
 func (a *admits) try(r *limitedReplica, requests int) {
 	now := time.Now()
 	for range requests {
-		if reservation, refusal := r.callers.Get(now, "alice").Admit(now, meter.Estimate{Prompt: 1}); refusal == nil {
+		if reservation, refusal := r.callers.Get(now, "alice").Try(now, meter.Estimate{Prompt: 1}); refusal == nil {
 			*a = append(*a, now)
 			reservation.Settle(now, meter.Cost{Requests: 1, Prompt: 1})
 		}
@@ -184,7 +184,7 @@ func TestALimitHoldsAtManyReplicasFromIdle(t *testing.T) {
 		for began := time.Now(); time.Since(began) < 75*time.Second; {
 			time.Sleep(time.Duration(random.ExpFloat64() / 3 / callers * float64(time.Second)))
 			i, now := random.IntN(callers), time.Now()
-			if r, refusal := all[random.IntN(n)].callers.Get(now, fmt.Sprint(i)).Admit(now, meter.Estimate{Prompt: 10}); refusal == nil {
+			if r, refusal := all[random.IntN(n)].callers.Get(now, fmt.Sprint(i)).Try(now, meter.Estimate{Prompt: 10}); refusal == nil {
 				r.Settle(now, meter.Cost{Requests: 1, Prompt: 10})
 				got[i] = append(got[i], now)
 			}

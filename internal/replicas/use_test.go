@@ -56,7 +56,7 @@ func (w *world) startLimited(limits ...string) *limitedReplica {
 // spend uses tokens of a caller.
 func (r *limitedReplica) spend(name string, tokens int64) {
 	c := r.callers.Get(time.Now(), name)
-	if a, refusal := c.Admit(time.Now(), meter.Estimate{Prompt: 1}); refusal == nil {
+	if a, refusal := c.Try(time.Now(), meter.Estimate{Prompt: 1}); refusal == nil {
 		a.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: tokens})
 	}
 }
@@ -281,7 +281,7 @@ func TestLateRepeatedOrReorderedReportsChangeNothing(t *testing.T) {
 			time.Sleep(flush)
 		}
 		// what is late has more than what is new, as after a large reservation
-		a, refusal := all[0].callers.Get(time.Now(), "bob").Admit(time.Now(), meter.Estimate{Prompt: 80_000})
+		a, refusal := all[0].callers.Get(time.Now(), "bob").Try(time.Now(), meter.Estimate{Prompt: 80_000})
 		if refusal != nil {
 			t.Fatal(refusal)
 		}

@@ -43,7 +43,7 @@ func anotherReplica(t *testing.T, hub, pool, tokens string) otherReplica {
 
 // spend uses tokens.
 func (r otherReplica) spend(tokens int64) {
-	a, _ := r.alice.Admit(time.Now(), meter.Estimate{Prompt: 1})
+	a, _ := r.alice.Try(time.Now(), meter.Estimate{Prompt: 1})
 	a.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: tokens})
 }
 
