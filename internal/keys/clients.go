@@ -85,10 +85,8 @@ type Clients struct {
 	changed func(names []string, tiers map[string]string)
 	// tiers are those that lines of the file name for callers.
 	tiers map[string]string
-	// given are the keys of the config, and listed those of the file, as they were last read. last is
-	// the digest of both.
+	// given are the keys of the config, and listed those of the file, as they were last read.
 	given, listed []foundKey
-	last          [sha256.Size]byte
 	// unread is why the file could not be read. clashes are the keys of the config, and wrong the
 	// lines of the file, that count as not there, each with the reason.
 	unread         error
@@ -98,16 +96,13 @@ type Clients struct {
 	unfinished [sha256.Size]byte
 	seen       time.Time
 
-	// expiring are the keys of the file that expire. mu guards it.
-	expiring map[blinded]expiry
-
 	known atomic.Pointer[map[blinded]client]
 }
 
 // client is a caller by one of its keys. by is where that is from: config or file.
 type client struct {
 	Caller
-	expiry expiry
+	expiry *expiry
 	by     string
 }
 
@@ -146,11 +141,15 @@ func (c *Clients) InFiles() bool {
 func (c *Clients) Read() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	given, listed := c.given, c.listed
 	problems := c.resolve()
 	if err := c.list(); !errors.Is(err, errUnfinished) {
 		c.unread = err
 	}
-	changed := c.use()
+	changed := c.known.Load() == nil || !slices.Equal(c.given, given) || !slices.Equal(c.listed, listed)
+	if changed {
+		c.use()
+	}
 	if expired := c.noticeExpiry(time.Now()); (expired || changed) && c.config.Audit != nil {
 		c.config.Audit(c.audited())
 	}
@@ -198,14 +197,9 @@ func (c *Clients) resolve() (problems []string) {
 	return problems
 }
 
-// use makes the keys known that were read. It reports whether they have changed.
-func (c *Clients) use() (changed bool) {
-	digest := sha256.Sum256(fmt.Appendf(nil, "%#v %#v", c.given, c.listed))
-	if digest == c.last {
-		return false
-	}
-	c.last = digest
-	known, expiring := make(map[blinded]client), make(map[blinded]expiry)
+// use makes the keys known that were read.
+func (c *Clients) use() {
+	known := make(map[blinded]client)
 	c.tiers = make(map[string]string)
 	add := func(keys []foundKey, by string) (problems []string) {
 		for _, k := range keys {
@@ -219,18 +213,17 @@ func (c *Clients) use() (changed bool) {
 		return problems
 	}
 	c.clashes, c.wrong = add(c.given, "config"), add(c.listed, "file")
-	for key, client := range known {
-		if e := client.expiry; !e.at.IsZero() {
-			e.noticed, e.over = c.expiring[key].noticed, c.expiring[key].over
-			expiring[key] = e
+	if before := c.known.Load(); before != nil {
+		for key, client := range known {
+			if was := (*before)[key].expiry; was != nil && !client.expiry.at.IsZero() {
+				client.expiry.noticed, client.expiry.over = was.noticed, was.over
+			}
 		}
 	}
-	c.expiring = expiring
 	if c.changed != nil {
 		c.changed(namesOf(known), c.tiers)
 	}
 	c.known.Store(&known)
-	return true
 }
 
 // foundKey is a key and, for errors, where it was found.
@@ -345,7 +338,7 @@ func (c *Clients) add(known map[blinded]client, k foundKey, by string) error {
 	if k.tier != "" {
 		c.tiers[k.name] = k.tier
 	}
-	known[b] = client{Caller{Name: k.name, Label: c.config.Label(k.name)}, expiry{at: k.expires}, by}
+	known[b] = client{Caller{Name: k.name, Label: c.config.Label(k.name)}, &expiry{at: k.expires}, by}
 	return nil
 }
 

@@ -29,30 +29,33 @@ func parseExpiry(field string, location *time.Location) (time.Time, error) {
 	return day.AddDate(0, 0, 1), nil
 }
 
-// expiry is when a key expires. Zero: never.
+// expiry is when a key expires.
 type expiry struct {
-	at time.Time
-	// noticed is when it was last logged that this is soon, and over reports whether it was seen that it is over.
+	at time.Time // zero: never
+	// noticed is when it was last logged that this is soon, and over reports whether it was seen that it is over. The mutex
+	// of Clients guards them.
 	noticed time.Time
 	over    bool
 }
 
-func (e expiry) isOver() bool { return !e.at.IsZero() && !time.Now().Before(e.at) }
+func (e *expiry) isOver() bool { return !e.at.IsZero() && !time.Now().Before(e.at) }
 
 // noticeExpiry logs which keys expire soon. It reports whether another one has expired.
 func (c *Clients) noticeExpiry(now time.Time) (expired bool) {
-	for key, e := range c.expiring {
+	for _, client := range *c.known.Load() {
+		e := client.expiry
+		if e.at.IsZero() {
+			continue
+		}
 		left := e.at.Sub(now)
 		if left <= 0 && !e.over {
 			e.over, expired = true, true
-			c.expiring[key] = e
 		}
 		if left <= 0 || left > expiryNotice || !e.noticed.IsZero() && now.Sub(e.noticed) < noticeInterval {
 			continue
 		}
 		e.noticed = now
-		c.expiring[key] = e
-		c.config.Logger.Warn("client key expires soon", zap.String("caller", (*c.known.Load())[key].Name), zap.String("expires", e.at.Format(time.RFC3339)))
+		c.config.Logger.Warn("client key expires soon", zap.String("caller", client.Name), zap.String("expires", e.at.Format(time.RFC3339)))
 	}
 	return expired
 }
