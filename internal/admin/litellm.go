@@ -33,23 +33,14 @@ type litellm struct {
 
 // LiteLLM makes a Caddyfile of a file of LiteLLM's proxy, or of the values of one of its charts.
 func LiteLLM(text []byte) (string, error) {
-	l, err := readLiteLLM(text)
-	if err != nil {
-		return "", err
-	}
-	return l.caddyfile(), nil
+	return importLiteLLM(text, func(l *litellm) (string, error) { return l.caddyfile(), nil })
 }
 
 // LiteLLMValues makes values of this module's chart instead.
-func LiteLLMValues(text []byte) (string, error) {
-	l, err := readLiteLLM(text)
-	if err != nil {
-		return "", err
-	}
-	return l.values()
-}
+func LiteLLMValues(text []byte) (string, error) { return importLiteLLM(text, (*litellm).values) }
 
-func readLiteLLM(text []byte) (*litellm, error) {
+// importLiteLLM reads a file, and writes what it says.
+func importLiteLLM(text []byte, write func(*litellm) (string, error)) (string, error) {
 	l := &litellm{
 		site:        new(site),
 		credentials: make(map[string]*yaml.Node), placeholders: make(map[string]string), taken: make(map[string]bool),
@@ -77,10 +68,10 @@ func readLiteLLM(text []byte) (*litellm, error) {
 		l.readSettings(&root)
 	}
 	if l.err != nil {
-		return nil, l.err
+		return "", l.err
 	}
 	l.setBlocks()
-	return l, nil
+	return write(l)
 }
 
 // hints say what to do about settings that do not carry over. Each begins with their names.

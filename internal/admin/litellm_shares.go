@@ -3,6 +3,7 @@ package admin
 import (
 	"cmp"
 	"math"
+	"math/big"
 	"slices"
 	"strconv"
 	"strings"
@@ -121,16 +122,11 @@ func wholeWeights(values []float64) []int {
 			scale *= 10
 		}
 	}
-	divisor := 0
+	divisor := new(big.Int)
 	for _, v := range values {
-		for a, b := divisor, int(math.Round(v*scale)); ; a, b = b, a%b {
-			if b == 0 {
-				divisor = a
-				break
-			}
-		}
+		divisor.GCD(nil, nil, divisor, big.NewInt(int64(math.Round(v*scale))))
 	}
-	scale = min(scale/float64(max(divisor, 1)), backend.MaxWeight/slices.Max(values))
+	scale = min(scale/float64(max(divisor.Int64(), 1)), backend.MaxWeight/slices.Max(values))
 	weights := make([]int, len(values))
 	for i, v := range values {
 		if weights[i] = int(math.Round(v * scale)); v > 0 {
