@@ -105,9 +105,13 @@ func problemsOf(backends []backendStatus, models []modelStatus, secrets []keys.S
 			add(p)
 		}
 	}
-	slices.SortStableFunc(problems, func(a, b problem) int {
-		return cmp.Or(before(a.NeedsOperator, b.NeedsOperator), before(a.Backend == "", b.Backend == ""))
-	})
+	rank := func(p problem) (rank int) {
+		if !p.NeedsOperator {
+			rank = 2
+		}
+		return rank + min(len(p.Backend), 1) // those of no backend come first
+	}
+	slices.SortStableFunc(problems, func(a, b problem) int { return cmp.Compare(rank(a), rank(b)) })
 	return problems
 }
 
@@ -126,17 +130,6 @@ func whyNone(m admin.Model) (class string) {
 		return "" // a model that a client made up
 	}
 	return class
-}
-
-// before orders true before false.
-func before(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return -1
-	}
-	return 1
 }
 
 // troubleshooting is the page that says what to do about problems.
