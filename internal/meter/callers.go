@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -117,12 +118,7 @@ func (cs *Callers) From(number int) []*Caller {
 func (cs *Callers) All() []*Caller {
 	cs.mu.RLock()
 	defer cs.mu.RUnlock()
-	all := make([]*Caller, 0, len(cs.byName))
-	for _, c := range cs.byName {
-		all = append(all, c)
-	}
-	slices.SortFunc(all, func(a, b *Caller) int { return cmp.Compare(a.name, b.name) })
-	return all
+	return slices.SortedFunc(maps.Values(cs.byName), func(a, b *Caller) int { return cmp.Compare(a.name, b.name) })
 }
 
 // Heard records what another replica has used for a caller, as Caller.Heard does. The caller may be one

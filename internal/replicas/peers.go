@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -97,14 +98,8 @@ func (p *peers) cameBack(at time.Time) {
 func (p *peers) list(now time.Time) []Peer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	list := make([]Peer, 0, len(p.known))
-	for id, peer := range p.known {
-		if now.Sub(peer.Heard) >= lifetime {
-			delete(p.known, id)
-			continue
-		}
-		list = append(list, peer)
-	}
+	maps.DeleteFunc(p.known, func(_ string, peer Peer) bool { return now.Sub(peer.Heard) >= lifetime })
+	list := slices.AppendSeq([]Peer{}, maps.Values(p.known)) // in JSON, none is an empty list
 	slices.SortFunc(list, func(a, b Peer) int { return cmp.Or(a.Since.Compare(b.Since), strings.Compare(a.ID, b.ID)) })
 	return list
 }
