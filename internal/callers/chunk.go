@@ -53,7 +53,7 @@ type sharedPool struct {
 // chunk is some callers of a pool. It is sent as one report, and each replica has one record of it in the store.
 // Between two of these, only the callers that have changed are sent, those of all chunks in one report.
 type chunk struct {
-	members []member
+	members []*member
 	// due reports whether it has to be sent, although it is the same.
 	due  bool
 	sent time.Time
@@ -141,7 +141,7 @@ func (p *sharedPool) collect(b *batch, now time.Time, pace time.Duration) {
 // stay so. An empty one is filled again.
 func (p *sharedPool) grow() {
 	for _, c := range p.chunks {
-		members := slices.DeleteFunc(c.members, func(m member) bool { return m.Forgotten() })
+		members := slices.DeleteFunc(c.members, func(m *member) bool { return m.Forgotten() })
 		c.due, c.members = c.due || len(members) < len(c.members), members
 	}
 	for _, caller := range p.callers.From(p.known) {
@@ -152,7 +152,7 @@ func (p *sharedPool) grow() {
 			}
 		}
 		to := p.chunks[p.filling]
-		to.members = append(to.members, member{Caller: caller})
+		to.members = append(to.members, &member{Caller: caller})
 		p.known = caller.Number()
 	}
 }
@@ -162,8 +162,7 @@ func (p *sharedPool) grow() {
 func (p *sharedPool) changed() (n int, hurry bool) {
 	news := false
 	for _, c := range p.chunks {
-		for i := range c.members {
-			m := &c.members[i]
+		for _, m := range c.members {
 			changes, hurries := m.Changes()
 			if changes != m.full {
 				n++
@@ -186,8 +185,7 @@ func (p *sharedPool) sendChanged(b *batch, now time.Time, changed int) {
 	var uses, news []callerUse
 	p.next(now)
 	for _, c := range p.chunks {
-		for i := range c.members {
-			m := &c.members[i]
+		for _, m := range c.members {
 			changes, _ := m.Changes()
 			if changes == m.full {
 				continue
@@ -214,8 +212,7 @@ func (p *sharedPool) sendChunk(b *batch, i int, now time.Time) {
 	c := p.chunks[i]
 	p.next(now)
 	uses := make([]callerUse, len(c.members))
-	for i := range c.members {
-		m := &c.members[i]
+	for i, m := range c.members {
 		m.full, _ = m.Changes() // what changes now is sent again
 		m.said = m.full
 		uses[i] = callerUse{m.ID(), m.Report(now, p.version, nil)}

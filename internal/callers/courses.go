@@ -30,8 +30,8 @@ func coursesGroup(digest string) string { return "use-courses-" + digest }
 func (p *sharedPool) sendCourses(b *batch, now time.Time) {
 	changes := uint64(1) // 0: no courses were written
 	for _, c := range p.chunks {
-		for i := range c.members {
-			n, _ := c.members[i].Changes()
+		for _, m := range c.members {
+			n, _ := m.Changes()
 			changes += n
 		}
 	}
@@ -49,8 +49,8 @@ func (p *sharedPool) sendCourses(b *batch, now time.Time) {
 		text, longest, number = nil, time.Minute, number+1
 	}
 	for _, c := range p.chunks {
-		for i := range c.members {
-			all := c.members[i].Courses(now)
+		for _, m := range c.members {
+			all := m.Courses(now)
 			its, err := json.Marshal(all)
 			if len(all) == 0 || err != nil { // numbers can be marshaled
 				continue
@@ -64,7 +64,7 @@ func (p *sharedPool) sendCourses(b *batch, now time.Time) {
 			if len(text) > 0 {
 				text = append(text, ',')
 			}
-			text = append(fmt.Appendf(text, `"%d":`, c.members[i].ID()), its...)
+			text = append(fmt.Appendf(text, `"%d":`, m.ID()), its...)
 		}
 	}
 	add()
