@@ -18,6 +18,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
 const (
@@ -256,12 +258,7 @@ func (j *journal) removeSoon(files []*os.File) {
 			j.drop(files)
 		}
 	}()
-	timer := time.NewTimer(diskPatience)
-	defer timer.Stop()
-	select {
-	case <-done:
-	case <-timer.C:
-	}
+	pools.WaitFor(done, diskPatience)
 }
 
 // drop removes files, unless that has happened. The caller holds the lock.

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/caddyserver/certmagic"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
 const (
@@ -124,14 +126,8 @@ func (l *Ledger) refresh(now time.Time) {
 	}
 	reading := r.reading
 	r.mu.Unlock()
-	if reading == nil {
-		return
-	}
-	timer := time.NewTimer(readPatience)
-	defer timer.Stop()
-	select {
-	case <-reading:
-	case <-timer.C:
+	if reading != nil {
+		pools.WaitFor(reading, readPatience)
 	}
 }
 

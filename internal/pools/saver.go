@@ -88,9 +88,16 @@ func (s *Saver) Await(load func(context.Context, certmagic.Storage) error) {
 			}
 		}()
 	})
+	WaitFor(s.done, time.Until(s.until))
+}
+
+// WaitFor waits until something in the background is done, but not for longer than patience.
+func WaitFor(done <-chan struct{}, patience time.Duration) {
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
 	select {
-	case <-s.done:
-	case <-time.After(time.Until(s.until)):
+	case <-done:
+	case <-timer.C:
 	}
 }
 
@@ -128,9 +135,7 @@ var ending struct {
 // SaveLast calls save when a config ends. While the storage does not answer, all pools together wait as long as one would: Caddy
 // ends one after the other. The save goes on then, if the process does.
 func SaveLast(save func()) {
-	timer := time.NewTimer(time.Until(endOf(time.Now())))
-	defer timer.Stop()
-	saved := make(chan struct{})
+	patience, saved := time.Until(endOf(time.Now())), make(chan struct{})
 	go func() {
 		defer close(saved)
 		save()
@@ -138,10 +143,7 @@ func SaveLast(save func()) {
 		defer ending.mu.Unlock()
 		ending.until = time.Time{} // the storage answers
 	}()
-	select {
-	case <-saved:
-	case <-timer.C:
-	}
+	WaitFor(saved, patience)
 }
 
 // endOf returns when a save that begins now has to be over.

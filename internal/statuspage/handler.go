@@ -20,6 +20,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
 func init() {
@@ -185,10 +186,7 @@ func (h *Handler) askOthers(now time.Time) {
 	asking, isOld := h.asking, now.Sub(h.askAgain) >= askInterval
 	h.mu.Unlock()
 	if asking != nil && isOld {
-		select {
-		case <-asking:
-		case <-time.After(maxWait):
-		}
+		pools.WaitFor(asking, maxWait)
 	}
 }
 
