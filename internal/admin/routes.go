@@ -78,8 +78,8 @@ func (a API) Routes() []caddy.AdminRoute {
 		shows(callersPath, a.callers),
 		{Pattern: callersPath + "/{name}/{order}", Handler: caddy.AdminHandlerFunc(a.resetCaller)},
 		shows(usagePath, a.usage),
-		shows(replicasPath, a.replicas),
-		shows(versionPath, a.version),
+		shows(replicasPath, func(*http.Request) (any, error) { return replicas.Statuses(), nil }),
+		shows(versionPath, func(*http.Request) (any, error) { return thisBuild(), nil }),
 	}
 }
 
@@ -160,9 +160,6 @@ func orderOf(w http.ResponseWriter, r *http.Request) (order pool.Order, inPool f
 	return order, inPool, nil
 }
 
-// replicas returns the replicas that share state, by each engine of the option state.
-func (API) replicas(*http.Request) (any, error) { return replicas.Statuses(), nil }
-
 // Build has the versions of what this binary was built from.
 type Build struct {
 	Version string `json:"version"`
@@ -172,9 +169,6 @@ type Build struct {
 }
 
 func thisBuild() Build { return Build{metrics.Version(), metrics.Commit(), metrics.CaddyVersion()} }
-
-// version returns the versions.
-func (API) version(*http.Request) (any, error) { return thisBuild(), nil }
 
 // order executes an order for the backends of a name, and answers with these
 // backends.

@@ -20,7 +20,7 @@ func (p *Placement) Served(account string, res *http.Response) {
 	p.wasAsked = p.asked()
 	for _, it := range p.unknown {
 		if it.kind != openaiapi.ItemID || len(p.missing) > 0 {
-			p.found(it, account)
+			p.put(it.Key, account, it.caller) // it is there, whoever's it is
 		}
 	}
 	if p.unknown = nil; p.ids != noIDs && len(res.Header["Location"]) > 0 {
@@ -29,10 +29,6 @@ func (p *Placement) Served(account string, res *http.Response) {
 		}
 	}
 }
-
-// found records that the account has what an id names. That says nothing about
-// whose it is.
-func (p *Placement) found(it id, account string) { p.put(it.Key, account, it.caller) }
 
 // learn records the account of an id in a reply, and the caller that it belongs
 // to. That is the caller of this request if the request made the object, or if

@@ -29,10 +29,6 @@ type claims struct {
 	changed signal
 }
 
-func newClaims() *claims {
-	return &claims{due: make(map[recordKey]pool.Bench), changed: newSignal()}
-}
-
 func (c *claims) plan(backend string, b pool.Bench) {
 	if b.Until.Sub(b.Since) < shortest || !shareable(b) {
 		return

@@ -19,8 +19,6 @@ type drains struct {
 
 type drainKey struct{ backend, member string }
 
-func (k drainKey) record() recordKey { return recordKey{drainGroup, k.backend + k.member} }
-
 // order is the latest one for a member.
 type order struct {
 	// number is the time of the order by the store's clock, in microseconds, or one
@@ -163,7 +161,7 @@ func (r *Replica) repeatOrders(links []*Link, known map[recordKey]record, now ti
 			delete(r.drains.known, key)
 			continue
 		}
-		kept, there := known[key.record()]
+		kept, there := known[recordKey{drainGroup, key.backend + key.member}]
 		wrong := there && !kept.foreign && !r.believes(kept.order(now), now)
 		if there && !wrong && (kept.foreign || !kept.order(now).before(o)) || now.Sub(o.sent) < repeat {
 			continue

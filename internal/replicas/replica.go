@@ -53,7 +53,7 @@ type Replica struct {
 	store  state.Store
 	logger atomic.Pointer[zap.Logger]
 	queue  *queue[item]
-	claims *claims
+	claims claims
 	drains drains
 	clock  clock
 	peers  peers
@@ -87,8 +87,9 @@ type ending struct {
 // New returns a replica, which does nothing until Run.
 func New(store state.Store, logger *zap.Logger) *Replica {
 	r := &Replica{
-		store: store, queue: newQueue[item](maxQueue), claims: newClaims(), due: newSignal(), peers: newPeers(),
-		ended: make(map[uint64]ending), drains: drains{known: make(map[drainKey]order)},
+		store: store, queue: newQueue[item](maxQueue), due: newSignal(), peers: newPeers(),
+		claims: claims{due: make(map[recordKey]pool.Bench), changed: newSignal()},
+		ended:  make(map[uint64]ending), drains: drains{known: make(map[drainKey]order)},
 		questions: make(chan message, maxQuestions), stored: ownerStore{newQueue[owned](maxOwned), owners.NewLookups()},
 	}
 	r.logger.Store(logger)
