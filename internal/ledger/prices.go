@@ -83,11 +83,9 @@ type table struct {
 	err    error
 }
 
-// byteOrderMark begins files that spreadsheets write.
-const byteOrderMark = "\xef\xbb\xbf"
-
 func readTable(text []byte) (*table, error) {
-	t := &table{reader: csv.NewReader(bytes.NewReader(bytes.TrimPrefix(text, []byte(byteOrderMark))))}
+	text = bytes.TrimPrefix(text, []byte("\xef\xbb\xbf")) // the byte order mark, which spreadsheets write
+	t := &table{reader: csv.NewReader(bytes.NewReader(text))}
 	t.reader.TrimLeadingSpace = true
 	header, err := t.reader.Read()
 	if errors.Is(err, io.EOF) {
