@@ -70,7 +70,7 @@ func (a *Affinity) find(r *Request, stored openaiapi.Stored) (*Placement, apierr
 		p.subject = owners.KeyOf(stored.Subject)
 	}
 	f := finder{Placement: p, store: a.owners.loaded(), now: time.Now()}
-	f.unread = a.owners.isUnread()
+	f.unread = a.owners.saver.Unread()
 	for i, text := range stored.IDs {
 		f.own = a.strict && i == 0 // the others are below it
 		f.take(openaiapi.ObjectID, []byte(text))

@@ -33,7 +33,6 @@ type savedOwners struct {
 	logger  atomic.Pointer[zap.Logger]
 	place   atomic.Pointer[savedPlace]
 	lastDue atomic.Int64 // when it was last saved in the background: Unix time in nanoseconds
-	read    atomic.Bool  // what was saved has been read, or there was nothing
 	logged  atomic.Bool  // the log says that it could not be read
 }
 
@@ -45,7 +44,7 @@ type savedPlace struct {
 
 func newSavedOwners(pool string) *savedOwners {
 	o := &savedOwners{memory: owners.NewMemory(maxIDs), key: "openai_lb/ids_" + url.PathEscape(pool)}
-	o.saver = pools.NewSaver(o.store)
+	o.saver = pools.NewSaver(o.load, o.store)
 	return o
 }
 
@@ -70,21 +69,12 @@ func (o *savedOwners) configure(storage certmagic.Storage, logger *zap.Logger) {
 // loaded returns the owners, with those that were saved. While the storage hangs or
 // fails, requests do without these.
 func (o *savedOwners) loaded() *owners.Memory {
-	if o.isUnread() {
-		o.saver.Await(o.load)
-	}
+	o.saver.Await()
 	return o.memory
 }
 
-// isUnread reports whether what was saved has not been read, so that some owners may
-// not be known.
-func (o *savedOwners) isUnread() bool { return o.saver.Saves() && !o.read.Load() }
-
-// load reads what was saved, unless that was done. Other data must not replace it if that fails, which is logged once.
+// load reads what was saved. Other data must not replace it if that fails, which is logged once.
 func (o *savedOwners) load(ctx context.Context, storage certmagic.Storage) error {
-	if o.read.Load() {
-		return nil
-	}
 	logger := o.logger.Load().With(zap.String("key", o.key))
 	saved, err := storage.Load(ctx, o.key)
 	switch {
@@ -96,7 +86,6 @@ func (o *savedOwners) load(ctx context.Context, storage certmagic.Storage) error
 	if err != nil && !o.logged.Swap(true) {
 		logger.Error("could not read saved ids", zap.Error(err), zap.Duration("retry_in", pools.SaveInterval))
 	}
-	o.read.Store(err == nil)
 	return err
 }
 
@@ -138,7 +127,7 @@ var errNotRead = errors.New("the saved ids have not been read yet, so they are n
 
 func (o *savedOwners) store(ctx context.Context, storage certmagic.Storage) error {
 	err, changes := errNotRead, uint64(0)
-	if o.load(ctx, storage) == nil {
+	if o.saver.Read(ctx, storage) == nil {
 		changes = o.memory.Changes()
 		err = storage.Store(ctx, o.key, o.memory.Save(time.Now()))
 	}

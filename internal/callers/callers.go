@@ -131,7 +131,7 @@ func Reset(of, name string, order pool.Order) (known bool) {
 	if k == nil {
 		return false
 	}
-	k.restore()
+	k.saver.Await()
 	if !k.meters.Reset(order.Time, name) {
 		return false
 	}
@@ -300,7 +300,7 @@ func (c *Callers) Check(now time.Time, name string, e meter.Estimate) *meter.Ref
 }
 
 func (c *Callers) admission(now time.Time, name string) Admission {
-	c.kept.restore()
+	c.kept.saver.Await() // what was saved is added when it comes
 	return Admission{caller: c.kept.meters.Get(now, name), entry: c.of(name), kept: c.kept}
 }
 

@@ -29,8 +29,6 @@ type kept struct {
 	key        string
 	// reports gets the marks that the use of limits has reached.
 	reports atomic.Pointer[func(meter.Crossing)]
-	// read reports whether what was saved has been read.
-	read atomic.Bool
 }
 
 // savedUse is what is saved.
@@ -40,7 +38,7 @@ type savedUse struct {
 
 func newKept(pool string) *kept {
 	k := &kept{key: "openai_lb/callers_" + url.PathEscape(pool)}
-	k.meters, k.saver = meter.NewCallers(k.crossed), pools.NewSaver(k.store)
+	k.meters, k.saver = meter.NewCallers(k.crossed), pools.NewSaver(k.load, k.store)
 	return k
 }
 
@@ -63,18 +61,8 @@ func (k *kept) crossed(x meter.Crossing) {
 	}
 }
 
-// restore waits until what was saved has been read, but not for long: it is added when it comes.
-func (k *kept) restore() {
-	if !k.read.Load() && k.saver.Saves() {
-		k.saver.Await(k.load)
-	}
-}
-
-// load reads what was saved, unless that was done.
+// load adds what was saved.
 func (k *kept) load(ctx context.Context, storage certmagic.Storage) error {
-	if k.read.Load() {
-		return nil
-	}
 	text, err := storage.Load(ctx, k.key)
 	var saved savedUse
 	switch {
@@ -88,13 +76,12 @@ func (k *kept) load(ctx context.Context, storage certmagic.Storage) error {
 		}
 	}
 	k.meters.Restore(time.Now(), saved.Callers)
-	k.read.Store(true)
 	return nil
 }
 
 // store saves the use.
 func (k *kept) store(ctx context.Context, storage certmagic.Storage) error {
-	if err := k.load(ctx, storage); err != nil {
+	if err := k.saver.Read(ctx, storage); err != nil {
 		return err
 	}
 	text, err := json.Marshal(savedUse{k.meters.Save(time.Now())})

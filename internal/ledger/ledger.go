@@ -174,7 +174,7 @@ func Open(pool string, storage certmagic.Storage, logger *zap.Logger) *Config {
 
 func newLedger(pool string) *Ledger {
 	l := &Ledger{pool: pool, days: make(map[int64]*day)}
-	l.saver = pools.NewSaver(l.save)
+	l.saver = pools.NewSaver(nil, l.save)
 	return l
 }
 

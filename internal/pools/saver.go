@@ -23,8 +23,10 @@ const (
 // Saver keeps something in Caddy's storage through config reloads. It saves after changes, and when it is asked to. While
 // the storage fails, it tries again, and the log has one line about that.
 type Saver struct {
-	save func(context.Context, certmagic.Storage) error
-	to   atomic.Pointer[place] // nil: nothing is saved
+	// load reads what was saved, and read reports whether it has. Nothing is to be read if it is nil.
+	load, save func(context.Context, certmagic.Storage) error
+	read       atomic.Bool
+	to         atomic.Pointer[place] // nil: nothing is saved
 
 	mu sync.Mutex // guards the use of the storage
 	// failing is what the log says that cannot be done, by task.
@@ -60,8 +62,8 @@ func (e *StorageError) Error() string { return e.What + " " + e.Key + ": " + e.E
 func (e *StorageError) Unwrap() error { return e.Err }
 
 // NewSaver returns a Saver that saves nowhere until it is configured. save fails with a StorageError.
-func NewSaver(save func(context.Context, certmagic.Storage) error) *Saver {
-	return &Saver{save: save, failing: make(map[string]string), done: make(chan struct{})}
+func NewSaver(load, save func(context.Context, certmagic.Storage) error) *Saver {
+	return &Saver{load: load, save: save, failing: make(map[string]string), done: make(chan struct{})}
 }
 
 // Configure sets the storage of a new config, or none.
@@ -76,14 +78,30 @@ func (s *Saver) Configure(storage certmagic.Storage, logger *zap.Logger) {
 // Saves reports whether there is a storage.
 func (s *Saver) Saves() bool { return s.to.Load() != nil }
 
+// Unread reports whether there is a storage, of which what was saved has not been read.
+func (s *Saver) Unread() bool { return s.Saves() && !s.read.Load() }
+
+// Read reads what was saved, unless that was done. It is for the function that saves, and so replaces it.
+func (s *Saver) Read(ctx context.Context, storage certmagic.Storage) error {
+	if s.read.Load() {
+		return nil
+	}
+	err := s.load(ctx, storage)
+	s.read.Store(err == nil)
+	return err
+}
+
 // Await has what was saved read in the background when the first request asks, because `caddy validate` must not, and waits for it,
 // but not for long: while the storage hangs or fails, requests do without.
-func (s *Saver) Await(load func(context.Context, certmagic.Storage) error) {
+func (s *Saver) Await() {
+	if !s.Unread() {
+		return
+	}
 	s.started.Do(func() {
 		s.until = time.Now().Add(readPatience)
 		go func() {
 			defer close(s.done)
-			if !s.Use(Saving, load) {
+			if !s.Use(Saving, s.Read) {
 				s.Changed() // so it is tried again
 			}
 		}()
