@@ -330,11 +330,7 @@ func showBackends(to io.Writer, answer []byte) error {
 			fmt.Fprintf(to, "%s %s was drained%s\n", printable(b.Pool), printable(b.Name), drainOf(*b.Drain))
 		}
 		for _, s := range b.Silences {
-			is := "silent"
-			if s.Slow {
-				is = "slow"
-			}
-			fmt.Fprintf(to, "%s %s is %s since %s: %s\n", printable(b.Pool), printable(b.Name), is, utc(s.Since),
+			fmt.Fprintf(to, "%s %s is %s since %s: %s\n", printable(b.Pool), printable(b.Name), s.Class(), utc(s.Since),
 				cmp.Or(printable(s.Model), printable(s.Deployment), "(none named)"))
 		}
 	}

@@ -48,26 +48,18 @@ func (s *site) option(words ...string) { s.options = append(s.options, directive
 
 // caddyfile writes the file as `caddy fmt` does.
 func (s *site) caddyfile() string {
-	var out strings.Builder
-	p := func(indent int, text string) {
-		if text != "" {
-			text = strings.Repeat("\t", indent) + text
-		}
-		out.WriteString(text + "\n")
-	}
-	p(0, "# Imported from LiteLLM. What does not carry over:")
+	lines := []string{"# Imported from LiteLLM. What does not carry over:"}
 	for _, text := range s.mergedNotes() {
-		p(0, directive.Comment("- "+text))
+		lines = append(lines, directive.Comment("- "+text))
 	}
-	p(0, "")
-	p(0, ":4000 {")
-	p(1, "openai_lb {")
+	lines = append(lines, "", ":4000 {", "\topenai_lb {")
 	for _, text := range s.lines() {
-		p(2, text)
+		if text != "" {
+			text = "\t\t" + text
+		}
+		lines = append(lines, text)
 	}
-	p(1, "}")
-	p(0, "}")
-	return out.String()
+	return strings.Join(append(lines, "\t}", "}", ""), "\n")
 }
 
 // lines are the lines of the balancer's block.
