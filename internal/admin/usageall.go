@@ -57,11 +57,6 @@ func pagesWith(ctx context.Context, ids []string, shared replicas.Shared) ([]led
 	return append([]ledger.Page{}, pages...), err
 }
 
-// isID reports whether it may be the id of a page.
-func isID(id string) bool {
-	return id != "" && len(id) <= 32 && strings.Trim(id, "0123456789abcdef") == ""
-}
-
 // lists is what another replica has listed.
 type lists struct {
 	id   string
@@ -97,7 +92,7 @@ func (s *pageSum) lacks(p ledger.Page) bool {
 
 // wants reports whether a page that a replica answers with belongs to the sum.
 func (s *pageSum) wants(a replicas.Answer, p ledger.Page) bool {
-	return s.of.has(p.Day) && s.inPool(p.Pool) && ofEngine(a.Shared, p.Pool) && isID(p.ID)
+	return s.of.has(p.Day) && s.inPool(p.Pool) && ofEngine(a.Shared, p.Pool) && ledger.IsID(p.ID)
 }
 
 // list asks the replicas with this name for the pages that they have.

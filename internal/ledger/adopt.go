@@ -130,8 +130,8 @@ func setAside(name string, cause error) error {
 	return journalError(name+".bad", errors.Join(cause, os.Rename(name, name+".bad")))
 }
 
-// isID reports whether it is like one of newID.
-func isID(id string) bool {
+// IsID reports whether it may be the id of a page, as newID makes them.
+func IsID(id string) bool {
 	_, err := hex.DecodeString(id)
 	return err == nil && id != "" && len(id) <= 32
 }
@@ -147,7 +147,7 @@ func readJournal(text []byte) map[string][]Page {
 			continue
 		}
 		key := p.key()
-		if _, err := time.Parse(time.DateOnly, p.Day); err != nil || !isID(p.ID) {
+		if _, err := time.Parse(time.DateOnly, p.Day); err != nil || !IsID(p.ID) {
 			continue
 		}
 		if w, ok := whereOf(key); ok && w == p.Where() && strings.Count(key, "/") == strings.Count(folder, "/")+2 {
