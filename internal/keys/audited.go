@@ -19,12 +19,6 @@ func (c *Clients) Audited() []AuditedKey {
 	if c == nil {
 		return nil
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.audited()
-}
-
-func (c *Clients) audited() []AuditedKey {
 	known := *c.known.Load()
 	all := make([]AuditedKey, 0, len(known))
 	for key, client := range known {

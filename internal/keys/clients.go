@@ -151,7 +151,7 @@ func (c *Clients) Read() error {
 		c.use()
 	}
 	if expired := c.noticeExpiry(time.Now()); (expired || changed) && c.config.Audit != nil {
-		c.config.Audit(c.audited())
+		c.config.Audit(c.Audited())
 	}
 	problems = append(problems, c.clashes...)
 	if c.unread != nil {
