@@ -132,7 +132,7 @@ func (l *Ledger) changed(whole bool) (pages []Page) {
 	defer l.mu.Unlock()
 	l.due = false
 	for _, d := range l.days {
-		rows := slices.Values(d.changed)
+		rows := maps.Keys(d.changed)
 		p := Page{ID: d.id, Pool: l.pool, Day: nameOf(d.number), Changes: d.changes, Whole: d.whole || whole && d.changes != d.saved}
 		if p.Whole {
 			rows = maps.Values(d.rows)
@@ -140,7 +140,7 @@ func (l *Ledger) changed(whole bool) (pages []Page) {
 			continue
 		}
 		for row := range rows {
-			p.Rows = append(p.Rows, row.Row)
+			p.Rows = append(p.Rows, *row)
 		}
 		d.unmark()
 		pages = append(pages, p)
@@ -150,11 +150,8 @@ func (l *Ledger) changed(whole bool) (pages []Page) {
 
 // unmark records that the journal needs no row.
 func (d *day) unmark() {
-	for _, row := range d.changed {
-		row.changed = false
-	}
 	clear(d.changed)
-	d.changed, d.whole = d.changed[:0], false
+	d.whole = false
 }
 
 // write appends pages. The caller holds the lock.

@@ -130,19 +130,12 @@ type Ledger struct {
 type day struct {
 	id     string
 	number int64
-	rows   map[Key]*heldRow
+	rows   map[Key]*Row
 	// changes counts them, and saved are those that are in the storage.
 	changes, saved int64
 	// changed are rows that are to be in the journal, unless whole reports that all are: rows without use leave rows, not changed.
-	changed []*heldRow
+	changed map[*Row]bool
 	whole   bool
-}
-
-// heldRow is a row in memory.
-type heldRow struct {
-	Row
-	// changed reports whether it is among the day's changed ones.
-	changed bool
 }
 
 // leftUse is what a response in the background was charged with.
@@ -253,7 +246,7 @@ func (l *Ledger) at(number int64) *day {
 	}
 	d := l.days[number]
 	if d == nil {
-		d = &day{id: newID(), number: number, rows: make(map[Key]*heldRow)}
+		d = &day{id: newID(), number: number, rows: make(map[Key]*Row), changed: make(map[*Row]bool)}
 		if len(l.days) >= maxDays {
 			delete(l.days, slices.Min(slices.Collect(maps.Keys(l.days))))
 		}
@@ -280,7 +273,7 @@ func (d *day) add(k Key, u Use) {
 		row = d.rows[k]
 	}
 	if row == nil {
-		row = new(heldRow)
+		row = new(Row)
 		// the strings may be parts of longer ones
 		row.Key = Key{strings.Clone(k.Caller), strings.Clone(k.Model), strings.Clone(k.Backend), strings.Clone(k.ServiceTier)}
 		d.rows[row.Key] = row
@@ -289,13 +282,13 @@ func (d *day) add(k Key, u Use) {
 		delete(d.rows, k)
 	}
 	d.changes++
-	if row.changed || d.whole {
+	if d.whole {
 		return
 	}
-	row.changed, d.changed = true, append(d.changed, row)
+	d.changed[row] = true
 	if len(d.changed) > len(d.rows)+maxGone {
 		d.unmark()
-		d.whole, d.changed = true, nil
+		d.whole = true
 	}
 }
 
@@ -309,7 +302,7 @@ func (l *Ledger) pages(want func(*day) bool) (pages []Page) {
 		}
 		p := Page{ID: d.id, Pool: l.pool, Day: nameOf(d.number), Changes: d.changes, Rows: make([]Row, 0, len(d.rows))}
 		for _, row := range d.rows {
-			p.Rows = append(p.Rows, row.Row)
+			p.Rows = append(p.Rows, *row)
 		}
 		pages = append(pages, p)
 	}
