@@ -1,6 +1,9 @@
 package quota
 
-import "time"
+import (
+	"math/bits"
+	"time"
+)
 
 // Shares are the parts of their backends that tiers keep for their requests, from 0 to 1, by the tiers' numbers.
 type Shares [MaxTiers + 1]float64
@@ -34,9 +37,12 @@ func (m *Meter) askers(of *Shares, at int64) (g Group) {
 	return g
 }
 
-// kept returns which part of the backend the tier leaves for others: the sum of the shares of those that ask.
-func (m *Meter) kept(t Tier, at int64) (part float64) {
-	others := m.askers(t.Shares, at) &^ (1 << t.Number)
+// kept returns which part of the backend the tier leaves for others.
+func (m *Meter) kept(t Tier, at int64) (part float64) { return m.askers(t.Shares, at).kept(t) }
+
+// kept returns the sum of the shares of the other tiers that ask.
+func (g Group) kept(t Tier) (part float64) {
+	others := g &^ (1 << t.Number)
 	for i, share := range t.Shares {
 		if others&(1<<i) != 0 {
 			part += share
@@ -82,14 +88,18 @@ func (g *Got) Add(m *Meter, t Tier, now time.Time) {
 	}
 }
 
-// IsWithinShare reports whether the tier has got no more than its share of all.
+// IsWithinShare reports whether the tier has got no more than its share of all. The best tier that asks also has what no other one
+// that asks keeps: if all were beyond their shares, a full backend would stand still until its readings fade.
 func (g *Got) IsWithinShare(t Tier) bool {
-	i, all := 0, int64(0)
+	i, all, share := 0, int64(0), t.Shares[t.Number]
 	if g.Group&byMinute != 0 {
 		i = 1
 	}
 	for _, cost := range g.given[i] {
 		all += max(0, cost)
 	}
-	return float64(g.given[i][t.Number]) <= t.Shares[t.Number]*float64(all)
+	if bits.TrailingZeros16(uint16(g.Group)) == t.Number {
+		share = 1 - g.Group.kept(t)
+	}
+	return float64(g.given[i][t.Number]) <= share*float64(all)
 }

@@ -203,6 +203,20 @@ func TestInExhaustionEachTierGetsItsShareWhileOthersWait(t *testing.T) {
 	})
 }
 
+// TestWhatNoTierThatAsksKeepsIsUsed has a backend that works off within 200 ms what it accepts: readings say for too long that
+// nothing is left. The last tier keeps nothing, or does not ask.
+func TestWhatNoTierThatAsksKeepsIsUsed(t *testing.T) {
+	if lbtest.Race {
+		t.Skip("it sends thousands of requests, one after the other")
+	}
+	for _, wait := range []string{"", "wait 1s\n"} {
+		for tiers, bronze := range map[string]float64{strings.Replace(threeShares, "reserve 20%", "", 1): 4. / 3, threeShares: 0} {
+			got := askIn(t, wait+tiers, []simulator.Handler{{PTU: 1000, BucketSeconds: .2, Name: mute}}, 90*time.Second, steadily(4./3, 4./3, bronze))
+			wantParts(t, got, 30, 90, .05, .7, .3, 0)
+		}
+	}
+}
+
 func TestAtHalfDemandNobodyIsRefused(t *testing.T) {
 	forEachPool(t, func(t *testing.T, _ string, backends []simulator.Handler) {
 		for _, asks := range []map[string]demand{steadily(.5/3, .5/3, .5/3), steadily(.05, .05, .4), steadily(0, 0, .5)} {
