@@ -72,6 +72,7 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"an option given twice", "backend http://a\nlb_retries 1\nlb_retries 2", []string{"Caddyfile:5", "lb_retries is given twice"}},
 		{"an account without a name", "backend http://a {\naccount\n}", []string{"Caddyfile:4", "account requires an argument"}},
 		{"an unknown word of affinity", "backend http://a\naffinity {\nsticky\n}", []string{"Caddyfile:5", "'sticky'", "callers, prompt_cache"}},
+		{"a word after affinity", "backend http://a\naffinity off", []string{"Caddyfile:4", "'off' after affinity", "callers or prompt_cache"}},
 		{"max_requests of 0", "backend http://a {\nmax_requests 0\n}", []string{"Caddyfile:4", "max_requests '0'", "1 or more"}},
 		{"a header without a value", "backend http://a {\nheader X\n}", []string{"Caddyfile:4", "a name and a value"}},
 		{"a URL with a deployment", "backend https://x.openai.azure.com/openai/deployments/gpt-4o {\napi_key k\n}", []string{"Caddyfile:3", "must not contain /openai/deployments/"}},

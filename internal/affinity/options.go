@@ -52,6 +52,9 @@ var LookupPatience = 50 * time.Millisecond
 
 // UnmarshalCaddyfile reads the block of the option affinity.
 func (o *Options) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	if d.NextArg() {
+		return d.Errf("unexpected argument '%s' after affinity, expected a block of callers or prompt_cache", d.Val())
+	}
 	return directive.Block(d, directive.Options{
 		"callers":      directive.OneOf(&o.Callers, Strict),
 		"prompt_cache": directive.Func(o.unmarshalPromptCache),
