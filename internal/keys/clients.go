@@ -343,7 +343,9 @@ func (c *Clients) add(known map[blinded]client, k foundKey, by string) error {
 }
 
 func blindedOf(digest [sha256.Size]byte) blinded {
-	return sha256.Sum256(append(blind[:len(blind):len(blind)], digest[:]...))
+	var text [len(blind) + len(digest)]byte
+	copy(text[copy(text[:], blind[:]):], digest[:])
+	return sha256.Sum256(text[:])
 }
 
 // Identify returns the caller that presented the keys or a token, and removes those that it

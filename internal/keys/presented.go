@@ -151,9 +151,6 @@ func (p *Presented) addToken(value string) {
 // takeQuery records the query, and returns it without the parameters that hold a
 // key, by their names or their values, and with every other byte as it was.
 func (p *Presented) takeQuery(rawQuery string) string {
-	if rawQuery == "" {
-		return ""
-	}
 	p.RawQuery = rawQuery
 	replaceParams(rawQuery, func(q param) (string, bool) {
 		if HoldsKey(q.name) {

@@ -30,6 +30,9 @@ type param struct{ name, value, written string }
 // that replace does not keep replaced, or removed if with is empty. A semicolon separates
 // parameters like an ampersand, because some servers read it so.
 func replaceParams(rawQuery string, replace func(param) (with string, keep bool)) string {
+	if rawQuery == "" {
+		return ""
+	}
 	var kept strings.Builder
 	changed := false
 	for rest, separator := rawQuery, ""; ; {
