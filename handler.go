@@ -7,6 +7,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
@@ -92,7 +93,7 @@ func finish(ex *exchange, err error, aborted bool) {
 	if o.status == 0 {
 		o.unanswered(in, t, err)
 	}
-	addToLog(in.request, func() *observe.Summary { return ex.summary(in, t, o, ex.bill.Tier()) })
+	addToLog(in.request, func() zap.Field { return zap.Object("openai_lb", ex.summary(in, t, o, ex.bill.Tier())) })
 	ex.report(in, t, o)
 	ex.bill.settle(ex.balancer, in, t, o)
 }

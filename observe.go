@@ -223,11 +223,11 @@ func (b *balancer) summary(in *intent, t *tries, o *outcome, tier int) *observe.
 	return s
 }
 
-// addToLog describes the request in the access log, if there is one.
-func addToLog(r *http.Request, s func() *observe.Summary) {
+// addToLog adds a field to what the access log says of the request, if there is one.
+func addToLog(r *http.Request, field func() zap.Field) {
 	if server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && server.Logs != nil {
 		if extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
-			extra.Set(zap.Object("openai_lb", s()))
+			extra.Set(field())
 		}
 	}
 }

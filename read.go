@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
@@ -170,9 +168,7 @@ func (d *reader) identify(in *intent) (refusal apierror.Error, refused bool) {
 	}
 	d.callers.PlaceByToken(who.Token)
 	in.caller, in.entitled = who, d.entitlements[d.callers.Set(who.Name)]
-	if extra, ok := in.request.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
-		extra.Set(in.callerField())
-	}
+	addToLog(in.request, in.callerField)
 	return apierror.Denied, d.callers.Deny(who.Name)
 }
 

@@ -177,8 +177,13 @@ func (p *Presented) remove(match func(key string, identifies bool) bool) {
 	var kept []Line
 	for _, line := range p.Header {
 		if HoldsKey(line.Name) {
-			identifies := slices.Contains(CallerHeaders, line.Name)
-			line.Values = slices.DeleteFunc(slices.Clone(line.Values), func(value string) bool { return matches(KeyIn(value), identifies) })
+			identifies, values := slices.Contains(CallerHeaders, line.Name), line.Values
+			line.Values = nil // the request's stay as they are
+			for _, value := range values {
+				if !matches(KeyIn(value), identifies) {
+					line.Values = append(line.Values, value)
+				}
+			}
 		}
 		if len(line.Values) > 0 {
 			kept = append(kept, line)
