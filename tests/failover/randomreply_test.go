@@ -275,7 +275,8 @@ func serveHTTP2(w http.ResponseWriter, request *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	for _, f := range r.trailers {
-		w.Header().Add(http.TrailerPrefix+f.name, strings.TrimSpace(f.value))
+		// net/http would send one of two spellings of a name, by the order of its map
+		w.Header().Add(http.TrailerPrefix+http.CanonicalHeaderKey(f.name), strings.TrimSpace(f.value))
 	}
 }
 
