@@ -20,7 +20,7 @@ func (p *Placement) Served(account string, res *http.Response) {
 	p.wasAsked = p.asked()
 	for _, it := range p.unknown {
 		if it.kind != openaiapi.ItemID || len(p.missing) > 0 {
-			p.put(it.Key, account, it.caller) // it is there, whoever's it is
+			p.put(it.Key, account, it.caller) // the reply proves where the object is, but not whose it is
 		}
 	}
 	if p.unknown = nil; p.ids != noIDs && len(res.Header["Location"]) > 0 {

@@ -83,14 +83,6 @@ type Body struct {
 	form *formBody
 }
 
-// formBody is what a form has besides.
-type formBody struct {
-	// dashBoundary begins the delimiters: two dashes and the boundary.
-	dashBoundary []byte
-	// nested reports whether there is a field that is more than a text.
-	nested bool
-}
-
 // MaxOutput is how many tokens a reply may have at most, by the members that say so: the largest value of
 // each, or 0 if there is none. Which of them counts depends on the API. Values that are not numbers, or
 // less than 0, do not count, and a fraction is cut off.

@@ -15,6 +15,14 @@ const (
 	maxPartHeaders = 16 << 10
 )
 
+// formBody is what only a form has.
+type formBody struct {
+	// dashBoundary begins the delimiters: two dashes and the boundary.
+	dashBoundary []byte
+	// nested reports whether there is a field that is more than a text.
+	nested bool
+}
+
 // parseForm reads the fields of a multipart/form-data body that a [Body] has fields for. Its
 // boundary is the parameter of the Content-Type.
 //
