@@ -38,7 +38,8 @@ type Body struct {
 	// Stores reports whether the last "store" is true, and StoresNot whether it is false.
 	Stores, StoresNot bool
 
-	// Background reports whether any "background" is true: a response may go on after the reply.
+	// Background reports whether any "background" is neither false nor null, as vLLM takes 1 and "yes" for true (Pydantic,
+	// "Conversion Table"): a response may go on after the reply.
 	Background bool
 
 	// Acts reports whether the model gets tools of MCP servers, which it may have act.
@@ -159,7 +160,7 @@ func (b *Body) set(at place, value []byte) {
 	case memberStore:
 		b.Stores, b.StoresNot = string(value) == "true", string(value) == "false"
 	case memberBackground:
-		b.Background = b.Background || string(value) == "true"
+		b.Background = b.Background || string(value) != "false" && string(value) != "null"
 	case memberToolServers:
 		b.Acts = b.Acts || value[0] == '[' && value[skipSpace(value, 1)] != ']'
 	case memberAudio:
