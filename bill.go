@@ -19,16 +19,16 @@ func (b *bill) settle(lb *balancer, in *intent, t *tries, o *outcome) {
 	if o.status == http.StatusSwitchingProtocols && in.socket.IsAccepted() {
 		return // its responses have bills of their own
 	}
-	now, cost, limited, later := in.started.Add(o.duration), b.cost(in, t, o), b.Open(), ""
+	now, cost, limited, leftID := in.started.Add(o.duration), b.cost(in, t, o), b.Open(), ""
 	if in.Body.Background && cost.Prompt > 0 && !o.tokens.Known() {
 		limit, _ := in.OutputLimit()
-		cost.Output, later = max(limit, b.Output()), o.usage.ID()
-		b.Leave(now, later)
+		cost.Output, leftID = max(limit, b.Output()), o.usage.ID()
+		b.Leave(now, leftID)
 	} else {
 		b.Settle(now, cost)
 	}
 	if cost.Requests > 0 {
-		lb.ledger.Add(now, lb.row(in, t, o, cost), ledger.UseOf(cost, o.tokens), later)
+		lb.ledger.Add(now, lb.row(in, t, o, cost), ledger.UseOf(cost, o.tokens), leftID)
 	}
 	if id := in.ResponseID(); id != "" && o.tokens.Known() {
 		lb.ledger.SettleLeft(id, o.tokens, o.serviceTier)

@@ -55,8 +55,8 @@ func (o *outcome) end(in *intent, aborted bool) {
 	o.tokens, o.serviceTier = o.usage.Tokens(), o.usage.ServiceTier()
 }
 
-// firstByte is how long after the request the first byte of a backend's reply went to the client. 0: it gets none.
-func (o *outcome) firstByte(in *intent) time.Duration {
+// timeToFirstByte is how long after the request the first byte of a backend's reply went to the client. 0: it gets none.
+func (o *outcome) timeToFirstByte(in *intent) time.Duration {
 	if o.reply == nil {
 		return 0
 	}
@@ -132,7 +132,7 @@ func (b *balancer) report(in *intent, t *tries, o *outcome) {
 	if from != nil && !o.ours {
 		whose = from.metrics
 	}
-	whose.Answered(in.caller.Label, b.models.Label(in.Model), class, o.status, o.duration, o.firstByte(in))
+	whose.Answered(in.caller.Label, b.models.Label(in.Model), class, o.status, o.duration, o.timeToFirstByte(in))
 }
 
 // countTokens counts the tokens of the reply. If it reports any, it is that of the last attempt.
@@ -201,7 +201,7 @@ func deploymentLabel(in *intent, t *target) string {
 // summary is what placeholders and the access log say of the request.
 func (b *balancer) summary(in *intent, t *tries, o *outcome, tier int) *observe.Summary {
 	s := &observe.Summary{
-		Pool: b.Name, Caller: in.caller.Name, Model: pool.ModelKey(in.Model), FirstByte: o.firstByte(in), Tokens: o.tokens, Tier: tier, Limit: o.own.Limit,
+		Pool: b.Name, Caller: in.caller.Name, Model: pool.ModelKey(in.Model), FirstByte: o.timeToFirstByte(in), Tokens: o.tokens, Tier: tier, Limit: o.own.Limit,
 		TierServed: o.serviceTier,
 		Affinity:   in.placement.Why(t.ask.Affinity), AffinityResult: in.placement.CameTo(t.ask.Affinity), Waited: t.turn.waited,
 	}
