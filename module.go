@@ -37,9 +37,6 @@ package openailb
 import (
 	"encoding/json"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/backend"
-	"github.com/openai-lb/caddy-openai-lb/internal/observe"
-
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
@@ -47,8 +44,10 @@ import (
 	_ "github.com/openai-lb/caddy-openai-lb/internal/admin" // /openai_lb/ in the admin API, `caddy openai-lb`, openai_lb_handover
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/statuspage" // openai_lb_status
 	_ "github.com/openai-lb/caddy-openai-lb/internal/upstreams"  // lb_policy openai_lb, transport openai_lb

@@ -10,9 +10,10 @@ import (
 	"time"
 
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
-	openailb "github.com/openai-lb/caddy-openai-lb"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+
+	openailb "github.com/openai-lb/caddy-openai-lb"
 )
 
 // fakeSource is a source with a token endpoint that tests direct.

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
+
 	openailb "github.com/openai-lb/caddy-openai-lb"
 )
 

@@ -5,8 +5,9 @@ import (
 	"strings"
 	"sync/atomic"
 
-	openailb "github.com/openai-lb/caddy-openai-lb"
 	"go.uber.org/zap"
+
+	openailb "github.com/openai-lb/caddy-openai-lb"
 )
 
 // shared are the sources of an identity's tokens, in use by any number of backends: that of the scope in the settings,

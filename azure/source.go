@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
-	openailb "github.com/openai-lb/caddy-openai-lb"
 	"go.uber.org/zap"
 
+	openailb "github.com/openai-lb/caddy-openai-lb"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 )
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
+
 	openailb "github.com/openai-lb/caddy-openai-lb"
 )
 

@@ -11,9 +11,9 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
-	openailb "github.com/openai-lb/caddy-openai-lb"
 	"go.uber.org/zap"
 
+	openailb "github.com/openai-lb/caddy-openai-lb"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 )

@@ -5,9 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-
 	dto "github.com/prometheus/client_model/go"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
 func TestBenchesThatEndTogetherAreEachProbedByOneReplica(t *testing.T) {

@@ -1,8 +1,6 @@
 package affinity
 
 import (
-	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-
 	"encoding/json"
 	"fmt"
 	"io"
@@ -12,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
 // fakeAccount is a backend that stores what it makes, and knows of nothing else.

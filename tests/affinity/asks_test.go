@@ -1,13 +1,13 @@
 package affinity
 
 import (
-	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-
 	"fmt"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
 const threeAccountsInOrder = `openai_lb {

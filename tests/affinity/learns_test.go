@@ -1,14 +1,14 @@
 package affinity
 
 import (
-	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-
 	"fmt"
 	"net/http"
 	"strings"
 	"testing"
 
 	"go.uber.org/zap/zapcore"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
 // TestIDsAreLearnedFromAnyReply whatever its form is.

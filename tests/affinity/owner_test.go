@@ -1,14 +1,14 @@
 package affinity
 
 import (
-	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-
 	"fmt"
 	"net/http"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
 const threeAccounts = `openai_lb {
