@@ -1,6 +1,7 @@
 package keys
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -56,23 +57,34 @@ func TestAKeyIsValidUntilTheEndOfItsDay(t *testing.T) {
 }
 
 func TestAKeyThatExpiresSoonIsLoggedOnceADay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c, log := expiring(t, time.UTC, "alice "+long("one")+" expires=2000-01-10", "bob "+long("two")+" expires=2001-01-01", "carol "+long("three"))
-		for range 12 * 24 { // until 2000-01-13
-			if err := c.Read(); err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(time.Hour)
-		}
-		entries := log.FilterMessage("client key expires soon").All()
-		if len(entries) != 7 {
-			t.Errorf("it was logged %d times, want each day of the last week", len(entries))
-		}
-		for _, entry := range entries {
-			fields := entry.ContextMap()
-			if fields["caller"] != "alice" || fields["expires"] != "2000-01-11T00:00:00Z" || len(fields) != 2 {
-				t.Errorf("it logged %v", fields)
-			}
-		}
-	})
+	lines := []string{"alice " + long("one") + " expires=2000-01-10", "bob " + long("two") + " expires=2001-01-01"}
+	for name, change := range map[string]func(*testing.T, string, int){
+		"as the file stays": func(*testing.T, string, int) {},
+		"as the file gets another key each hour": func(t *testing.T, file string, hour int) {
+			write(t, file, strings.Join(append(lines, "carol "+long(fmt.Sprint("three", hour))), "\n")+"\n")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, log := expiring(t, time.UTC, lines...)
+				for hour := range 12 * 24 { // until 2000-01-13
+					change(t, c.file, hour)
+					if err := c.Read(); err != nil {
+						t.Fatal(err)
+					}
+					time.Sleep(time.Hour)
+				}
+				entries := log.FilterMessage("client key expires soon").All()
+				if len(entries) != 7 {
+					t.Errorf("it was logged %d times, want each day of the last week", len(entries))
+				}
+				for _, entry := range entries {
+					fields := entry.ContextMap()
+					if fields["caller"] != "alice" || fields["expires"] != "2000-01-11T00:00:00Z" || len(fields) != 2 {
+						t.Errorf("it logged %v", fields)
+					}
+				}
+			})
+		})
+	}
 }
