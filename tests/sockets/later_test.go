@@ -78,30 +78,42 @@ func TestAResponseThatIsCutCostsItsEstimate(t *testing.T) {
 	})
 }
 
-// TestALateErrorChargesNothing has an error in place of the second response.
+// TestALateErrorChargesNothing has an error in place of the second response. One of the client's own costs a request.
 func TestALateErrorChargesNothing(t *testing.T) {
-	inPool(t, "caller alice {\ntokens 10k/day\n}", func(t *testing.T, w *lbtest.World) {
-		n := 0
-		w.Backends["a"].Replies(speaks(func(s *websocket.Conn, _ string) {
-			if n++; n%2 == 0 {
-				websocket.Message.Send(s, `{"type":"error","status":429,"error":{"type":"tokens","code":"rate_limit_exceeded","message":"Rate limit reached."}}`)
-				return
-			}
-			websocket.Message.Send(s, fmt.Sprintf(`{"type":"response.completed","response":{"id":"resp_a_%010d","usage":{"input_tokens":7,"output_tokens":5}}}`, n))
-		}))
-		s := dial(t, w, "/v1/responses", aliceKey)
-		for range 2 {
-			s.say(hi)
-			s.wantServed("a")
-			s.say(hi)
-			s.wantError(429, "rate_limit_exceeded")
-		}
-		s.Close()
-		time.Sleep(time.Minute)
-		if u := of(w, "alice"); u.Today != 24 || u.InFlight != 0 || u.Reserved != 0 {
-			t.Errorf("alice has used %+v", u)
-		}
-	})
+	for name, its := range map[string]struct {
+		failure  string
+		status   int
+		code     string
+		requests int64
+	}{
+		"a throttle":                {`{"type":"error","status":429,"error":{"type":"tokens","code":"rate_limit_exceeded","message":"Rate limit reached."}}`, 429, "rate_limit_exceeded", 2},
+		"a mistake of the client's": {`{"type":"error","status":400,"error":{"type":"invalid_request_error","code":"unsupported_value","message":"Unsupported value."}}`, 400, "unsupported_value", 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inPool(t, "caller alice {\ntokens 10k/day\nrequests 10/day\n}", func(t *testing.T, w *lbtest.World) {
+				n := 0
+				w.Backends["a"].Replies(speaks(func(s *websocket.Conn, _ string) {
+					if n++; n%2 == 0 {
+						websocket.Message.Send(s, its.failure)
+						return
+					}
+					websocket.Message.Send(s, fmt.Sprintf(`{"type":"response.completed","response":{"id":"resp_a_%010d","usage":{"input_tokens":7,"output_tokens":5}}}`, n))
+				}))
+				s := dial(t, w, "/v1/responses", aliceKey)
+				for range 2 {
+					s.say(hi)
+					s.wantServed("a")
+					s.say(hi)
+					s.wantError(its.status, its.code)
+				}
+				s.Close()
+				time.Sleep(time.Minute)
+				if u := of(w, "alice"); u.Today != 24 || u.Limits[0].Used != its.requests || u.InFlight != 0 || u.Reserved != 0 {
+					t.Errorf("alice has used %+v", u)
+				}
+			})
+		})
+	}
 }
 
 // TestAReloadClosesWebSockets also those that have said nothing yet.
