@@ -92,6 +92,52 @@ func TestASessionWhoseTokensAreUsedUpStaysOpen(t *testing.T) {
 	})
 }
 
+// TestAudioDoesNotPassWhileTheTokensAreUsedUp because a session may begin a response after it by itself. The client is told once a second.
+func TestAudioDoesNotPassWhileTheTokensAreUsedUp(t *testing.T) {
+	inSession(t, "caller alice {\ntokens 120/minute\n}", func(t *testing.T, w *lbtest.World, c *client) {
+		const audio, other = `{"type":"input_audio_buffer.append","event_id":"mine","audio":"AAAA"}`, `{"type":"conversation.item.create"}`
+		wantEcho := func(of string) {
+			t.Helper()
+			if e := c.hears(); e.Type != "echo" || !strings.Contains(e.raw, of) {
+				t.Errorf("the client got %s, want an echo of %s", e.raw, of)
+			}
+		}
+		c.say(audio)
+		wantEcho(audio)
+		c.say(`{"type":"response.create"}`)
+		c.wantServed("a")
+		synctest.Wait()
+		for range 2 {
+			c.say(audio)
+			if e := c.hears(); e.Type != "error" || e.Error.Code != "rate_limit_exceeded" || e.Error.EventID != "mine" {
+				t.Errorf("the client got %s", e.raw)
+			}
+			c.say(audio)
+			c.say(audio)
+			c.say(other)
+			wantEcho(other)
+			time.Sleep(time.Second)
+		}
+		time.Sleep(2 * time.Minute)
+		c.say(audio)
+		wantEcho(audio)
+	})
+}
+
+func TestAMessageThatCanBeReadInTwoWaysDoesNotPass(t *testing.T) {
+	inSession(t, "caller alice {\ntokens 10k/day\n}", func(t *testing.T, w *lbtest.World, c *client) {
+		for _, message := range []string{`{"type":"x","type":"response.create"}`, `[{"type":"response.create"}]`, `{"type":"x"} {"type":"response.create"}`, `{"type"`, ``} {
+			c.say(message)
+			if e := c.hears(); e.Type != "error" || e.Error.Type != "invalid_request_error" {
+				t.Errorf("%s: the client got %s", message, e.raw)
+			}
+		}
+		if c.say(`{"type":"x"}`); c.hears().Type != "echo" {
+			t.Error("the session is over")
+		}
+	})
+}
+
 func TestASessionIsForTheModelsOfItsCaller(t *testing.T) {
 	inSession(t, "caller alice {\nmodels gpt-realtime\n}", func(t *testing.T, w *lbtest.World, c *client) {
 		for _, message := range []string{
