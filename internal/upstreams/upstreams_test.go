@@ -1,6 +1,7 @@
 package upstreams_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -164,4 +165,48 @@ func counts(t *testing.T, pool string) (sums []string) {
 		sums = append(sums, fmt.Sprint(name, scraped.Sum(name, map[string]string{"pool": pool})))
 	}
 	return sums
+}
+
+func TestAClientThatLeavesBenchesNoUpstream(t *testing.T) {
+	a, serverA := lbtest.Listen(t, "a")
+	_, serverB := lbtest.Listen(t, "b")
+	pool, came := lbtest.Unique("p"), make(chan struct{})
+	a.Replies(func(w http.ResponseWriter, r *http.Request) {
+		close(came)
+		lbtest.Hangs(w, r)
+	})
+	addresses := []string{serverA.Listener.Addr().String(), serverB.Listener.Addr().String()}
+	url := "http://" + lbtest.ServeAt(t, fmt.Sprintf("reverse_proxy %[1]s %[2]s {\nlb_policy openai_lb {\npool %[3]s\nupstream %[1]s\nupstream %[2]s {\npriority 2\n}\n}\ntransport openai_lb\n}",
+		addresses[0], addresses[1], pool)) + "/v1/chat/completions"
+	ctx, leave := context.WithCancel(t.Context())
+	go func() {
+		lbtest.Within(t, "the request's coming to a", came)
+		leave()
+	}()
+	if _, err := lbtest.NewClient(t).Do(lbtest.NewRequest(t, http.MethodPost, url, strings.NewReader(chat)).WithContext(ctx)); err == nil {
+		t.Fatal("the client got a reply")
+	}
+	left := map[string]string{"pool": pool, "class": "client_left_waiting"}
+	lbtest.WaitFor(t, func() bool { return lbtest.SumOf(t, "attempts_total", left) == 1 })
+	a.Recovers()
+	lbtest.Post(lbtest.NewClient(t), url, chat).WantServed(t, "a")
+	if n := lbtest.SumOf(t, "benches_total", map[string]string{"pool": pool}); n != 0 {
+		t.Errorf("%v benches began", n)
+	}
+}
+
+func TestAPolicyChoosesAmongUpstreamsOfOnePriority(t *testing.T) {
+	a, serverA := lbtest.Listen(t, "a")
+	_, serverB := lbtest.Listen(t, "b")
+	_, serverC := lbtest.Listen(t, "c")
+	address := lbtest.ServeAt(t, fmt.Sprintf("reverse_proxy %[3]s %[1]s %[2]s {\nlb_policy openai_lb {\npool %[4]s\nupstream %[3]s {\npriority 2\n}\nlb_policy first\n}\ntransport openai_lb\n}",
+		serverA.Listener.Addr(), serverB.Listener.Addr(), serverC.Listener.Addr(), lbtest.Unique("p")))
+	client, url := lbtest.NewClient(t), "http://"+address+"/v1/chat/completions"
+	for range 20 { // at random, one in a million runs would pass
+		lbtest.Post(client, url, chat).WantServed(t, "a")
+	}
+	a.Replies(lbtest.Throttled("300"))
+	for range 2 {
+		lbtest.Post(client, url, chat).WantServed(t, "b")
+	}
 }
