@@ -106,7 +106,7 @@ type read struct {
 	connected bool
 	replicas  []Seen
 	// self reports whether this replica is among those that were asked for, as it is without an engine of state, and sharing
-	// how many replicas have rows of a pool.
+	// how many others have a pool.
 	self    bool
 	sharing map[string]int
 }
@@ -154,6 +154,11 @@ func readAnswers[T any](ctx context.Context, answers []replicas.Answer, longest 
 				return !full
 			})
 			budget -= before - text.N
+		}
+		for _, c := range a.Configs {
+			if ok && slices.Contains(a.Pools, c.Pool) {
+				in[c.Pool] = true // even without rows: it may have started after its callers' last requests
+			}
 		}
 		for pool := range in {
 			r.sharing[pool]++

@@ -181,6 +181,16 @@ func TestMaxRequestsIsThatOfTheReplicasWithThePool(t *testing.T) {
 	}
 }
 
+// TestMaxRequestsCountsReplicasWithoutTheCaller has one that was started after the caller's last request.
+func TestMaxRequestsCountsReplicasWithoutTheCaller(t *testing.T) {
+	fresh, other := replica(t, "bbbb", []Caller{}), replica(t, "cccc", []Caller{})
+	fresh.Configs, other.Configs = []replicas.Config{{Pool: "llm"}}, []replicas.Config{{Pool: "other"}}
+	o := callersOf(self, replica(t, "aaaa", []Caller{{Pool: "llm", Name: "alice", MaxRequests: 5}}), fresh, other, silent)
+	if got := o.With(time.Now(), every).Rows; len(got) != 1 || got[0].MaxRequests != 15 {
+		t.Errorf("three replicas with 5 each allow %+v", got)
+	}
+}
+
 func TestPagesAreThoseOfAllPoolsExceptOfAnotherEngine(t *testing.T) {
 	shared := replicas.Shared{Pools: []string{"llm"}, Elsewhere: []string{"secret"}}
 	for pool, want := range map[string]bool{"llm": true, "renamed": true, "secret": false} {

@@ -207,7 +207,11 @@ func showCallers(to io.Writer, answer []byte) error {
 	for _, c := range all {
 		var limits [][2]string
 		for _, l := range c.Limits {
-			limits = append(limits, [2]string{fmt.Sprintf("%d %s/%s", l.Limit, printable(l.Kind), printable(l.Window)), fmt.Sprintf("%d (%.0f%%)", l.Used, 100*l.UsedRatio())})
+			limit := fmt.Sprintf("%d %s/%s", l.Limit, printable(l.Kind), printable(l.Window))
+			if l.Then != "" {
+				limit += " then " + printable(l.Then)
+			}
+			limits = append(limits, [2]string{limit, fmt.Sprintf("%d (%.0f%%)", l.Used, 100*l.UsedRatio())})
 		}
 		if limits == nil {
 			limits = [][2]string{{"-", "-"}}

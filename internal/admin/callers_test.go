@@ -20,3 +20,14 @@ func TestCallersAreATableWithALineForEachLimit(t *testing.T) {
 		t.Errorf("got %v\n%s\nwant\n%s", err, out.String(), want)
 	}
 }
+
+func TestTheTableOfCallersSaysWhichTierALimitLeavesThem(t *testing.T) {
+	var out strings.Builder
+	err := showCallers(&out, []byte(`[{"pool": "p", "name": "alice", "tier": "batch", "tokens_today": 1460, "tokens_month": 3000,
+		"limits": [{"kind": "tokens", "window": "day", "limit": 150, "used": 1460, "then": "left\u001bover"}]}]`))
+	want := "POOL  CALLER  TIER   LIMIT                          USED         IN FLIGHT  REFUSED  TODAY  MONTH\n" +
+		"p     alice   batch  150 tokens/day then left�over  1460 (973%)  0          0        1460   3000\n"
+	if err != nil || out.String() != want {
+		t.Errorf("got %v\n%s\nwant\n%s", err, out.String(), want)
+	}
+}

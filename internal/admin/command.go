@@ -264,7 +264,7 @@ func showBuild(to io.Writer, answer []byte) error {
 	return err
 }
 
-// showReplicas prints replicas as a table.
+// showReplicas prints replicas as a table, and below it how many messages wait while the store cannot be reached.
 func showReplicas(to io.Writer, answer []byte) error {
 	var statuses []replicas.Status
 	if err := decode(answer, &statuses); err != nil {
@@ -272,14 +272,19 @@ func showReplicas(to io.Writer, answer []byte) error {
 	}
 	table := newTable(to, "HOST", "ID", "SINCE", "HEARD", "CONFIGURATION")
 	for _, s := range statuses {
-		if !s.InTouch {
-			fmt.Fprintf(table, "not connected: %d messages wait\n", s.Queue)
-		}
 		for _, p := range s.Peers {
 			table.row(printable(p.Host), p.ID, utc(p.Since), utc(p.Heard), configsOf(p))
 		}
 	}
-	return table.Flush()
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	for _, s := range statuses {
+		if !s.InTouch {
+			fmt.Fprintf(to, "not connected: %d messages wait\n", s.Queue)
+		}
+	}
+	return nil
 }
 
 // configsOf returns the digests of what a replica has configured.

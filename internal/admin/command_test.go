@@ -49,3 +49,16 @@ func TestReplicasAreATable(t *testing.T) {
 		t.Errorf("got %v\n%s\nwant\n%s", err, out.String(), want)
 	}
 }
+
+func TestReplicasThatAreNotConnectedAreATableToo(t *testing.T) {
+	var out strings.Builder
+	err := showReplicas(&out, []byte(`[{"in_touch": false, "queue": 7, "replicas": [
+		{"id": "0f", "host": "pod-1", "since": "2026-01-02T03:04:05Z", "heard": "2026-01-02T04:04:05Z", "configs": [{"pool": "a", "digest": "0123456789ab"}]}
+	]}]`))
+	want := "HOST   ID  SINCE                 HEARD                 CONFIGURATION\n" +
+		"pod-1  0f  2026-01-02T03:04:05Z  2026-01-02T04:04:05Z  a 0123456789ab\n" +
+		"not connected: 7 messages wait\n"
+	if err != nil || out.String() != want {
+		t.Errorf("got %v\n%s\nwant\n%s", err, out.String(), want)
+	}
+}

@@ -29,6 +29,19 @@ var gone = map[string]string{
 	"stream_usage":            "streams of a caller with a limit of tokens report their usage; a backend may have 'stream_usage off'",
 	"lb_policy first_byte":    "silence and quota_steering pass over slow and full backends, and 'lb_policy least_conn' over busy ones",
 	"openai-lb import aca-lb": "the option backends_from_env reads the same variables",
+
+	// of the simulator
+	"region":                 "replies of a simulator always have 'x-ms-region: Simulated'",
+	"request_window":         "a simulator enforces requests_per_minute over windows of 10s",
+	"status_path":            "the status of a simulator is at /_simulator/status",
+	"input_tpm_per_ptu":      "a unit of ptu is for 2500 input tokens per minute",
+	"output_ratio":           "an output token counts for four input tokens of ptu",
+	"hints garbage":          "'hints azure_none' also has no hint that clients read",
+	"hints negative":         "'hints azure_neg1' also has negative numbers",
+	"fault early_429":        "'fault status:429' answers after the body is read",
+	"fault no_done":          "'fault truncate_eof:<n>' leaves out the end mark",
+	"fault null_error_chunk": "only 'fault sse_error_first:<type>:<code>' begins a stream with an error",
+	"fault comments":         "a simulator sends events only",
 }
 
 // UnmarshalJSON reads the options of a module from JSON as strictly as Caddy does. A module whose earlier versions
