@@ -31,13 +31,14 @@ type Fault struct {
 
 func (f *Fault) provision() error {
 	f.Every = cmp.Or(f.Every, 1)
-	if f.Every < 1 {
+	switch {
+	case f.Every < 1:
 		return fmt.Errorf("fault '%s': every must be 1 or more, got %d", f.Action, f.Every)
-	}
-	if f.Action == silent {
-		return f.checkTimes()
-	}
-	if f.For != 0 || f.Period != 0 {
+	case f.Action == silent && (f.For <= 0 || f.Period <= f.For):
+		return fmt.Errorf("fault '%s' requires for and period, with for the shorter one, got %s and %s", silent, time.Duration(f.For), time.Duration(f.Period))
+	case f.Action == silent:
+		return nil
+	case f.For != 0 || f.Period != 0:
 		return fmt.Errorf("fault '%s' does not take for or period", f.Action)
 	}
 	var err error
@@ -47,13 +48,6 @@ func (f *Fault) provision() error {
 
 // silent is the fault that depends on the time, and not on the request.
 const silent = "silent"
-
-func (f *Fault) checkTimes() error {
-	if f.For <= 0 || f.Period <= f.For {
-		return fmt.Errorf("fault '%s' requires for and period, with for the shorter one, got %s and %s", silent, time.Duration(f.For), time.Duration(f.Period))
-	}
-	return nil
-}
 
 // silentWithin reports whether there is a silence between the two times since the config was loaded.
 func (f *Fault) silentWithin(from, to time.Duration) bool {
