@@ -85,8 +85,10 @@ func (c *conn) Close() error {
 }
 
 // CloseWrite ends what is written. The tunnel of a WebSocket calls it.
-func (c *conn) CloseWrite() error {
-	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+func (c *conn) CloseWrite() error { return closeWrite(c.Conn) }
+
+func closeWrite(to any) error {
+	if half, ok := to.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
 	}
 	return errors.ErrUnsupported

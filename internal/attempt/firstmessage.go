@@ -216,9 +216,4 @@ func (b *begun) Read(p []byte) (int, error) {
 }
 
 // CloseWrite passes on that the client has ended.
-func (b *begun) CloseWrite() error {
-	if half, ok := b.ReadWriteCloser.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
-	}
-	return errors.ErrUnsupported
-}
+func (b *begun) CloseWrite() error { return closeWrite(b.ReadWriteCloser) }

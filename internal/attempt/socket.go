@@ -195,12 +195,7 @@ func (c socketConn) Write(p []byte) (int, error) { return c.s.deliver(p) }
 func (c socketConn) WriteTo(w io.Writer) (int64, error) { return copyTunnel(w, c, c.s.copies) }
 
 // CloseWrite passes on that the backend has ended.
-func (c socketConn) CloseWrite() error {
-	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
-	}
-	return errors.ErrUnsupported
-}
+func (c socketConn) CloseWrite() error { return closeWrite(c.Conn) }
 
 // read reads what goes to the backend.
 func (s *Socket) read(p []byte) (int, error) {

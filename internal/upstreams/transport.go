@@ -199,7 +199,7 @@ func (q *request) learn(s *attempt.Sender, r *attempt.Reply) {
 	}
 	if c := q.selection.events.Check(zap.DebugLevel, "attempt"); c != nil {
 		c.Write(zap.String("backend", m.Name), zap.String("class", string(r.Class)), zap.Int("status", r.Status),
-			zap.Duration("duration", now.Sub(t.started)), zap.String("hint", string(r.Source)), errorField(r.Err))
+			zap.Duration("duration", now.Sub(t.started)), zap.String("hint", string(r.Source)), attempt.ErrorField(r.Err))
 	}
 	if !r.Class.Failover() {
 		m.Served(pool.Scope{}, t.started)
@@ -278,15 +278,8 @@ func (q *request) breaks(reason error, benches bool) {
 
 func (q *request) log(level zapcore.Level, message string, reason error) {
 	if c := q.selection.events.Check(level, message); c != nil {
-		c.Write(zap.String("backend", q.current.Name), zap.Duration("duration", time.Since(q.last().started)), errorField(reason))
+		c.Write(zap.String("backend", q.current.Name), zap.Duration("duration", time.Since(q.last().started)), attempt.ErrorField(reason))
 	}
-}
-
-func errorField(err error) zap.Field {
-	if err == nil {
-		return zap.Skip()
-	}
-	return zap.String("error", attempt.ErrorText(err))
 }
 
 // RequestHeaderOps sets the Host of the requests.
