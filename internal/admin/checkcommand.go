@@ -2,7 +2,6 @@ package admin
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -84,11 +83,7 @@ replaces {$X}, which needs a value or a default.
 			if len(entries) == 0 {
 				return none
 			}
-			ctx := command.Context()
-			if ctx == nil {
-				ctx = context.Background()
-			}
-			return reportChecks(out, c.check(ctx, entries), inJSON)
+			return reportChecks(out, c.check(command.Context(), entries), inJSON)
 		})
 	}
 	return command

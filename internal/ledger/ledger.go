@@ -188,9 +188,6 @@ func (c *Config) configure(journals string) {
 
 // Close saves what is not saved, and releases what Open acquired.
 func (c *Config) Close() error {
-	if c == nil {
-		return nil
-	}
 	pools.SaveLast(c.saver.Save)
 	_, err := inUse.Delete(c.pool)
 	return err

@@ -105,9 +105,6 @@ func (t *Trail) End() {
 
 // Keys logs how the keys have changed, if the config is in use.
 func (t *Trail) Keys(given []keys.AuditedKey) {
-	if t == nil {
-		return
-	}
 	mu.Lock()
 	defer mu.Unlock()
 	if last := pools[t.pool]; last != nil && last.config == t.config {
