@@ -203,6 +203,26 @@ func TestAReplicaThatHearsNoOthersUsesItsShareOfWhatIsLeft(t *testing.T) {
 	}
 }
 
+// TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile has a replica hear another one again that used its half for minutes.
+func TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile(t *testing.T) {
+	a, b := caller(t, "tokens 1k/minute"), caller(t, "tokens 1k/minute")
+	for _, c := range []*Caller{a, b} {
+		c.Share(noon, apart(2))
+	}
+	now := noon
+	for ; now.Before(noon.Add(150 * time.Second)); now = now.Add(12500 * time.Millisecond) {
+		admitted(t, b, now, exactly(100)).settle(now)
+	}
+	tell(now, 1, a, b)
+	if got := used(t, a, now, "tokens/minute"); got != 700 { // of two minutes, as if it were used now
+		t.Errorf("%d are used", got)
+	}
+	a.Share(now, Sharing{Replicas: 2})
+	if got := used(t, a, now, "tokens/minute"); got != 500 {
+		t.Errorf("%d are used, want half of the limit, as in each minute", got)
+	}
+}
+
 // TestARequestThatWaitsForAShareGetsIt within the time that a limit alone would take, and without trying often.
 func TestARequestThatWaitsForAShareGetsIt(t *testing.T) {
 	for seed := range uint64(200) {
