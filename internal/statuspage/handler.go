@@ -26,7 +26,9 @@ import (
 func init() {
 	caddy.RegisterModule(new(Handler))
 	httpcaddyfile.RegisterHandlerDirective("openai_lb_status", parseCaddyfile)
-	httpcaddyfile.RegisterDirectiveOrder("openai_lb_status", httpcaddyfile.Before, "reverse_proxy")
+	// Not before reverse_proxy, where openai_lb stands: which of two directives at one place comes first depends on the order
+	// in which their packages are initialized.
+	httpcaddyfile.RegisterDirectiveOrder("openai_lb_status", httpcaddyfile.Before, "metrics")
 }
 
 // Handler answers GET with a page that shows the pools of all openai_lb

@@ -15,7 +15,9 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	_ "github.com/caddyserver/caddy/v2/modules/metrics" // the directive metrics
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
@@ -306,6 +308,36 @@ func TestOptionsOfTheStatusPage(t *testing.T) {
 		err := new(Handler).UnmarshalCaddyfile(caddyfile.NewTestDispenser(config))
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", config, err, want)
+		}
+	}
+}
+
+// early and late stand where openai_lb does, before reverse_proxy. Variables are initialized before the package's init
+// registers openai_lb_status, and the test's own init comes after it.
+var _ = registerBeforeReverseProxy("early")
+
+func init() { registerBeforeReverseProxy("late") }
+
+// registerBeforeReverseProxy registers a directive that answers with its name.
+func registerBeforeReverseProxy(name string) bool {
+	httpcaddyfile.RegisterHandlerDirective(name, func(httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+		return &caddyhttp.StaticResponse{Body: name}, nil
+	})
+	httpcaddyfile.RegisterDirectiveOrder(name, httpcaddyfile.Before, "reverse_proxy")
+	return true
+}
+
+func TestTheStatusPageStandsBeforeABalancerWhicheverWasRegisteredFirst(t *testing.T) {
+	adapter := caddyfile.Adapter{ServerType: httpcaddyfile.ServerType{}}
+	config, _, err := adapter.Adapt([]byte(":80 {\n\treverse_proxy 127.0.0.1:1\n\tmetrics /metrics\n\tearly\n\tlate\n\trespond /health ok\n\topenai_lb_status /status\n}"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := -1
+	for _, next := range []string{`"body":"ok"`, `"openai_lb_status"`, `"metrics"`, `"early"`, `"late"`, `"reverse_proxy"`} {
+		before := at
+		if at = strings.Index(string(config), next); at < before {
+			t.Errorf("%s stands too early in %s", next, config)
 		}
 	}
 }
