@@ -2,6 +2,7 @@ package simulator
 
 import (
 	"cmp"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -11,8 +12,6 @@ import (
 	"net/http"
 	"strings"
 	"time"
-
-	"github.com/google/uuid"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/simulator/internal/limits"
@@ -229,8 +228,8 @@ func (x *exchange) settleCost(cost limits.Cost, produced int64) {
 // header writes the headers that every reply has.
 func (x *exchange) header(status int) {
 	hdr := x.client.Header()
-	hdr.Set("x-request-id", uuid.NewString())
-	hdr.Set("apim-request-id", uuid.NewString())
+	hdr.Set("x-request-id", newUUID())
+	hdr.Set("apim-request-id", newUUID())
 	hdr.Set("x-ms-region", limits.Region)
 	hdr.Set("x-simulator", x.h.Name)
 	if x.body.sum != "" {
@@ -247,6 +246,14 @@ func (x *exchange) header(status int) {
 	hdr.Set("alt-svc", `h3=":443"; ma=86400`)
 	hdr.Set("set-cookie", "simulator=1; Path=/; HttpOnly; SameSite=Lax")
 	hdr.Set("strict-transport-security", "max-age=31536000; includeSubDomains; preload")
+}
+
+// newUUID returns a random UUID (RFC 9562 section 5.4), the form of the IDs that Azure gives to requests.
+func newUUID() string {
+	var id [16]byte
+	_, _ = rand.Read(id[:]) // it never fails
+	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
 }
 
 // reply sends a whole reply.

@@ -4,6 +4,7 @@ package apierror
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"io"
@@ -12,8 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/google/uuid"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
@@ -338,7 +337,8 @@ func JSONResponse(req *http.Request, status int, value any) *http.Response {
 	return jsonResponse(req, status, newID(), value)
 }
 
-func newID() string { return "req_" + uuid.NewString() }
+// newID returns the ID of a request, in the form of OpenAI's own. It cannot be guessed or repeat.
+func newID() string { return "req_" + rand.Text() }
 
 func jsonResponse(req *http.Request, status int, id string, value any) *http.Response {
 	text, _ := json.Marshal(value) // strings, numbers and times: it cannot fail

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"reflect"
+	"regexp"
 	"testing"
 )
 
@@ -44,6 +45,17 @@ func TestElsewhereAnErrorHasOpenAIsForm(t *testing.T) {
 		if res.Header["Request-Id"] != nil || res.Header.Get("X-Request-Id") == "" {
 			t.Errorf("%s: %v", path, res.Header)
 		}
+	}
+}
+
+func TestARequestHasAnIDOfItsOwnLikeOpenAIs(t *testing.T) {
+	form, seen := regexp.MustCompile(`^req_[A-Z2-7]{26,}$`), make(map[string]bool)
+	for range 3 {
+		id := UnknownPath.Response(httptest.NewRequest(http.MethodPost, "/", nil)).Header.Get("X-Request-Id")
+		if !form.MatchString(id) || seen[id] {
+			t.Errorf("the ID %s after %v", id, seen)
+		}
+		seen[id] = true
 	}
 }
 
