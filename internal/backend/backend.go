@@ -10,6 +10,8 @@ import (
 	"net/url"
 	"slices"
 
+	"github.com/caddyserver/caddy/v2"
+
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
@@ -95,6 +97,24 @@ type Backend struct {
 	// StreamUsage is whether streams may be asked for their usage. Default: on.
 	//
 	//	stream_usage off
+	// HealthURI is the path of the backend's health checks, for a self-hosted server. Default: it is not checked.
+	//
+	// A check is a GET at the backend's address, with its headers and without its key. From a check that fails until one that
+	// passes, the backend is a suspect: it gets requests only if no other backend is left.
+	//
+	//	health_uri <path>
+	HealthURI string `json:"health_uri,omitempty"`
+
+	// HealthInterval is the time between two health checks. Default: 30s.
+	//
+	//	health_interval <duration>
+	HealthInterval caddy.Duration `json:"health_interval,omitempty"`
+
+	// HealthStatus is the status that passes a health check, such as 200; 2 in JSON is any of 2xx. Default: 2xx.
+	//
+	//	health_status <status>
+	HealthStatus int `json:"health_status,omitempty"`
+
 	StreamUsage *bool `json:"stream_usage,omitempty"`
 
 	// TraceContext is whether the backend gets the context of the request's trace. Default: off.

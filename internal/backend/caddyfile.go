@@ -62,6 +62,10 @@ func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"service_tier": directive.Text(&b.ServiceTier),
 
 		"trace_context": directive.Flag(&b.TraceContext),
+
+		"health_uri":      directive.Text(&b.HealthURI),
+		"health_interval": directive.Duration(&b.HealthInterval),
+		"health_status":   directive.Status(&b.HealthStatus),
 	}.Check(b.checkTogether))
 }
 
@@ -75,6 +79,9 @@ func (b *Backend) checkKey() error {
 // checkTogether checks options that depend on each other.
 func (b *Backend) checkTogether() error {
 	if err := checkTier(b.ServiceTier); err != nil {
+		return err
+	}
+	if err := b.checkHealthOptions(); err != nil {
 		return err
 	}
 	switch {

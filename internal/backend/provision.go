@@ -121,6 +121,12 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	if err := CheckRank(b.Priority, *b.Weight); err != nil {
 		return err
 	}
+	if err := b.checkHealthOptions(); err != nil {
+		return err
+	}
+	if b.HealthURI != "" {
+		b.HealthInterval, b.HealthStatus = cmp.Or(b.HealthInterval, defaultHealthInterval), cmp.Or(b.HealthStatus, defaultHealthStatus)
+	}
 	b.header = make(http.Header, len(b.Header))
 	for name, values := range b.Header {
 		for _, value := range values {

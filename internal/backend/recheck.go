@@ -26,7 +26,8 @@ const (
 )
 
 // Rechecker rechecks in the background which unreachable backends can be reached,
-// so that no request has to. It is a listener of their pool.
+// so that no request has to. It is a listener of their pool. It also makes the
+// health checks of backends that have any, once it is started.
 type Rechecker struct {
 	// Context ends every recheck when it is done.
 	Context   context.Context
@@ -63,10 +64,14 @@ func (c *Rechecker) recheck(m *pool.Member) {
 	}, time.Now())
 }
 
+func (c *Rechecker) backendOf(m *pool.Member) *Backend {
+	return c.Backends[slices.IndexFunc(c.Backends, func(b *Backend) bool { return b.Name == m.Name })]
+}
+
 // connect connects to the member, and records as soon as it has, or returns why it
 // could not. The request has no credential, so the answer costs nothing.
 func (c *Rechecker) connect(m *pool.Member) error {
-	at := c.Backends[slices.IndexFunc(c.Backends, func(b *Backend) bool { return b.Name == m.Name })].Origin
+	at := c.backendOf(m).Origin
 	ctx, cancel := context.WithTimeout(withUpstream(c.Context, at), recheckTimeout)
 	defer cancel()
 	var connected atomic.Bool

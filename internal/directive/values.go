@@ -166,6 +166,18 @@ func Size(into *int64) Option {
 	})
 }
 
+// Status makes an option of one HTTP status: a code, or the first digit of a class such as 2xx.
+func Status(into *int) Option {
+	return value(into, "a status code or a class of them, such as 200 or 2xx", func(word string) (int, bool) {
+		class, isClass := strings.CutSuffix(word, "xx")
+		n, err := strconv.Atoi(class)
+		return n, err == nil && IsStatus(n) && isClass == (n < 100)
+	})
+}
+
+// IsStatus reports whether n is an HTTP status code (RFC 9110 section 15), or the first digit of a class of them.
+func IsStatus(n int) bool { return n >= 1 && n <= 5 || n >= 100 && n <= 599 }
+
 // value makes an option of one argument that parse understands. The text says
 // what is allowed.
 func value[T any](into *T, allowed string, parse func(word string) (T, bool)) Option {

@@ -53,6 +53,11 @@ func (l *Log) Happened(e pool.Event) {
 		l.Warn("backend slow", silenceFields(e)...)
 	case pool.Answered:
 		l.Info("backend answers again", append(silenceFields(e), zap.Float64("seconds", seconds(time.Since(e.Silence.Since))))...)
+	case pool.CheckFailed:
+		l.Warn("backend fails its health checks", zap.String("backend", e.Member.Name), zap.String("class", e.Reason.Class),
+			zap.Int("status", e.Reason.Status), optional("cause", e.Reason.Cause), optional("error", e.Reason.Error))
+	case pool.CheckPassed:
+		l.Info("backend passes its health checks", zap.String("backend", e.Member.Name))
 	case pool.Drained:
 		l.Audit.Info("backend drained", orderFields(e)...)
 	case pool.Resumed:

@@ -14,6 +14,8 @@ type Event struct {
 	Member    *Member
 	// Bench is the bench that the event is about, if it is about one.
 	Bench Bench
+	// Reason is why a health check failed, if the event is that.
+	Reason Reason
 	// Order is the operator's order, if the event is one.
 	Order Order
 	// Silence is the silence, if the event is about one.
@@ -55,6 +57,10 @@ const (
 	BecameSlow
 	// Answered: it answers in time again.
 	Answered
+	// CheckFailed: the member failed a health check, and had not failed the one before.
+	CheckFailed
+	// CheckPassed: it passed one, and had failed the one before.
+	CheckPassed
 )
 
 func (m *Member) tell(e Event) {

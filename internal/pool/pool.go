@@ -17,7 +17,7 @@
 //   - A guess is a throttle for which the backend named no time. While no other
 //     member is left, one request at a time tries it now and then.
 //   - A silent member accepts requests and sends nothing: see package pulse. It is
-//     a suspect without a bench.
+//     a suspect without a bench, and so is a member that fails its health checks.
 //   - A failure is every other reason for a bench. It is only a suspicion: its
 //     backend is a suspect, which is called only when no other backend is left.
 //   - A probe is the one request that goes first when a bench has ended, in the
@@ -34,6 +34,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
@@ -92,9 +93,11 @@ type Member struct {
 	pool      *Pool
 	health    *Health
 	namesakes *namesakes
-	lately    lately
-	digest    digest // of the name
-	account   account
+	// failing reports whether the latest health check of the member failed.
+	failing atomic.Bool
+	lately  lately
+	digest  digest // of the name
+	account account
 }
 
 // Checks is state of a member outside the pool. With a method InFlight() int64,
@@ -300,7 +303,24 @@ func (m *Member) rank(r *Ask, now time.Time) (rank rank, model string) {
 	return rank, model
 }
 
-func (m *Member) healthy() bool { return m.Checks == nil || m.Checks.Healthy() }
+// PassedCheck records that the member has passed a health check.
+func (m *Member) PassedCheck() {
+	m.Reached()
+	if m.failing.Swap(false) {
+		m.tell(Event{Happening: CheckPassed})
+	}
+}
+
+// FailedCheck records that the member has failed a health check. It is a suspect until it passes one.
+func (m *Member) FailedCheck(why Reason) {
+	if !m.failing.Swap(true) {
+		m.tell(Event{Happening: CheckFailed, Reason: why})
+	}
+}
+
+func (m *Member) healthy() bool {
+	return !m.failing.Load() && (m.Checks == nil || m.Checks.Healthy())
+}
 
 // Full reports whether the member has as many requests as it may get.
 func (m *Member) Full() bool {
