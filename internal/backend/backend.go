@@ -59,9 +59,12 @@ type Backend struct {
 	// AuthOptions configures the module that Auth names. Default: the module's defaults.
 	AuthOptions json.RawMessage `json:"auth_options,omitempty" caddy:"namespace=http.openai_lb.credentials"`
 
-	// Header is a header that is set on every request to the backend; repeatable. Default: none.
+	// Header is a header that is set on every request to the backend, or removed from each; repeatable. Default: none.
+	//
+	// In JSON, null instead of values removes it.
 	//
 	//	header <name> <value>
+	//	header -<name>
 	Header http.Header `json:"header,omitempty"`
 
 	// Deployment is the deployment or model that the backend gets, whatever the client named. Default: the name that the
@@ -94,9 +97,6 @@ type Backend struct {
 	//	max_requests <n>
 	MaxRequests int `json:"max_requests,omitempty"`
 
-	// StreamUsage is whether streams may be asked for their usage. Default: on.
-	//
-	//	stream_usage off
 	// HealthURI is the path of the backend's health checks, for a self-hosted server. Default: it is not checked.
 	//
 	// A check is a GET at the backend's address, with its headers and without its key. From a check that fails until one that
@@ -115,6 +115,9 @@ type Backend struct {
 	//	health_status <status>
 	HealthStatus int `json:"health_status,omitempty"`
 
+	// StreamUsage is whether streams may be asked for their usage. Default: on.
+	//
+	//	stream_usage off
 	StreamUsage *bool `json:"stream_usage,omitempty"`
 
 	// TraceContext is whether the backend gets the context of the request's trace. Default: off.
@@ -141,8 +144,8 @@ type Resolved struct {
 
 	base   string // the URL with its path
 	paths  openaiapi.Paths
-	header http.Header
-	host   string // that of the header
+	header http.Header // without values: the field is removed
+	host   string      // that of the header
 }
 
 // Model is a model that a backend serves.

@@ -53,7 +53,7 @@ func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"weight":       directive.IntPointer(&b.Weight, MaxWeight),
 		"api_key":      directive.Secret(&b.APIKey).Check(b.checkKey),
 		"auth":         directive.Func(b.unmarshalAuth),
-		"header":       directive.Args("a name and a value", 2, 2, b.addHeader).Repeatable(),
+		"header":       directive.Args("a name and a value, or - and a name", 1, 2, b.addHeader).Repeatable(),
 		"deployment":   directive.Text(&b.Deployment),
 		"model":        directive.Args("a name and an optional deployment", 1, 2, b.addModel).Repeatable(),
 		"max_requests": directive.Int(&b.MaxRequests, 1, directive.MaxInt),
@@ -96,6 +96,22 @@ func (b *Backend) checkTogether() error {
 func (b *Backend) addHeader(args []string) error {
 	if b.Header == nil {
 		b.Header = make(http.Header)
+	}
+	removed, removes := strings.CutPrefix(args[0], "-")
+	switch {
+	case removes && len(args) == 2:
+		return fmt.Errorf("header -%s does not take a value", removed)
+	case !removes && len(args) == 1:
+		return fmt.Errorf("header %s requires a value, or - before its name to remove it", args[0])
+	case removes:
+		if b.Header.Values(removed) != nil {
+			return errSetAndRemoved(removed)
+		}
+		b.Header[http.CanonicalHeaderKey(removed)] = nil
+		return checkRemoved(removed)
+	}
+	if values, ok := b.Header[http.CanonicalHeaderKey(args[0])]; ok && values == nil {
+		return errSetAndRemoved(args[0])
 	}
 	b.Header.Add(args[0], args[1])
 	if err := directive.CheckPlaceholders(args[1]); err != nil {

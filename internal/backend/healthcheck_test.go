@@ -18,6 +18,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -130,7 +131,7 @@ func TestABackendIsCheckedAtOnceAndThenAtItsInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{status: 204}
 		began := time.Now()
-		_, unload := checked(t, s, "health_uri /health?deep=1\nhealth_interval 5s\napi_key sk-of-the-backend-1234\nheader X-Gateway blue")
+		_, unload := checked(t, s, "health_uri /health?deep=1\nhealth_interval 5s\napi_key sk-of-the-backend-1234\nheader X-Gateway blue\nheader -User-Agent")
 		time.Sleep(11 * time.Second)
 		unload()
 		time.Sleep(time.Minute)
@@ -144,7 +145,8 @@ func TestABackendIsCheckedAtOnceAndThenAtItsInterval(t *testing.T) {
 				t.Errorf("check %d after %s, want %s", i, at.Sub(began), want)
 			}
 		}
-		if s.header.Get("X-Gateway") != "blue" || s.header.Get("Authorization") != "" {
+		agent, has := s.header["User-Agent"]
+		if s.header.Get("X-Gateway") != "blue" || s.header.Get("Authorization") != "" || !has || agent != nil {
 			t.Errorf("the check has the header %v", s.header)
 		}
 	})
@@ -273,5 +275,50 @@ func TestOptionsOfHealthChecks(t *testing.T) {
 		if _, err := fromJSON(t, `{"url":"http://a",`+options+`}`); !strings.Contains(fmt.Sprint(err), want) {
 			t.Errorf("%s: %v, want %s", options, err, want)
 		}
+	}
+}
+
+func TestAHeaderIsRemovedFromTheRequestsToABackend(t *testing.T) {
+	fromFile, err := fromCaddyfile(t, "header -X-Stainless-Os\nheader X-Team blue\nheader -user-agent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inJSON, err := fromJSON(t, `{"url":"http://a.example/v1","header":{"x-stainless-os":null,"X-Team":["blue"],"User-Agent":null}}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range []*Backend{fromFile, inJSON} {
+		header := http.Header{"X-Stainless-Os": {"Linux"}, "X-Stainless-Lang": {"python"}, "User-Agent": {"OpenAI/Python 2"}}
+		b.Direct(new(url.URL), header, new(openaiapi.Request), openaiapi.ParsePath("/v1/chat/completions"))
+		var text strings.Builder
+		if err := (&http.Request{Method: "GET", URL: b.Origin, Header: header}).Write(&text); err != nil {
+			t.Fatal(err)
+		}
+		if got := text.String(); strings.Contains(got, "Linux") || strings.Contains(got, "User-Agent") || !strings.Contains(got, "X-Team: blue") || !strings.Contains(got, "python") {
+			t.Errorf("the request is\n%s", got)
+		}
+	}
+}
+
+func TestAHeaderThatCannotBeRemovedIsRefused(t *testing.T) {
+	for options, want := range map[string]string{
+		"header X-Team":                       "header X-Team requires a value, or - before its name to remove it",
+		"header -X-Team blue":                 "header -X-Team does not take a value",
+		"header -":                            "header -: expected - and the name of one header",
+		"header -X-*":                         "header -X-*: expected - and the name of one header",
+		"header -Host":                        "header -Host is not allowed: every request has a host",
+		"header -X-Ms-Service-Tier":           "header -X-Ms-Service-Tier is not allowed: use service_tier",
+		"header -Authorization":               "header -Authorization is not allowed: auth says which key the backend gets",
+		"header -api-key":                     "header -api-key is not allowed",
+		"header X-Team blue\nheader -x-team":  "header x-team is both set and removed",
+		"header -x-team\nheader X-Team blue":  "header X-Team is both set and removed",
+		"header -x-team\nheader -x-stainless": "<nil>",
+	} {
+		if _, err := fromCaddyfile(t, options); !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("%q: %v, want %s", options, err, want)
+		}
+	}
+	if _, err := fromJSON(t, `{"url":"http://a","header":{"X-Team":["blue"],"x-team":null}}`); !strings.Contains(fmt.Sprint(err), "is both set and removed") {
+		t.Errorf("in JSON: %v", err)
 	}
 }

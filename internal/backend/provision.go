@@ -142,6 +142,18 @@ func (b *Backend) provision(ctx caddy.Context) error {
 			}
 		}
 	}
+	for name, values := range b.Header {
+		if len(values) > 0 {
+			continue
+		}
+		if err := checkRemoved(name); err != nil {
+			return err
+		}
+		if b.header.Values(name) != nil {
+			return errSetAndRemoved(name) // in JSON, in two spellings
+		}
+		b.header[http.CanonicalHeaderKey(name)] = nil
+	}
 	b.host = b.header.Get("Host")
 	identity := ""
 	if b.Credentials.Source != nil {
@@ -197,6 +209,25 @@ func checkHeader(name, value string) error {
 		return fmt.Errorf("header %s: the value must not contain control characters", name)
 	}
 	return nil
+}
+
+// checkRemoved checks the name of a header that requests to the backend do not have.
+func checkRemoved(name string) error {
+	switch {
+	case !httpguts.ValidHeaderFieldName(name), strings.Contains(name, "*"):
+		return fmt.Errorf("header -%s: expected - and the name of one header", name)
+	case strings.EqualFold(name, "Host"):
+		return errors.New("header -Host is not allowed: every request has a host")
+	case strings.EqualFold(name, openaiapi.TierHeader):
+		return fmt.Errorf("header -%s is not allowed: use service_tier", name)
+	case keys.MayHoldKey(name):
+		return fmt.Errorf("header -%s is not allowed: auth says which key the backend gets", name)
+	}
+	return nil
+}
+
+func errSetAndRemoved(name string) error {
+	return fmt.Errorf("header %s is both set and removed", name)
 }
 
 func (b *Backend) provisionModels() error {
