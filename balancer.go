@@ -3,6 +3,7 @@ package openailb
 import (
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
@@ -23,14 +24,10 @@ import (
 type balancer struct {
 	pools.Entry
 	targets []*target // by the index of their members
-	reader  *reader
 	sender  *attempt.Sender
 	settings
-	// hidesHeader keeps the headers of requests from reverse_proxy after the loop. Its debug
-	// log shows them, if that is written.
-	hidesHeader bool
-	logger      *observe.Log
-	events      *observe.Events
+	logger *observe.Log
+	events *observe.Events
 	// metrics are those of the pool. ownMetrics counts the balancer's own answers. models are the labels of the models
 	// that clients ask for.
 	metrics    *metrics.Pool
@@ -47,11 +44,15 @@ type settings struct {
 	tiers []quota.Tier
 	// rateLimits is the option ratelimit_headers. Empty: of the caller.
 	rateLimits string
-	// waiting has the requests that wait until a backend throttles no longer. nil: none waits.
+	// waiting has the requests that wait until a backend throttles no longer. It is nil if requests do not wait.
 	waiting *waiting.Lists
+	// fields decides which fields of a reply the client gets.
+	fields attempt.Fields
+	// streamTimeout is the option stream_timeout. It is 0 without a limit.
+	streamTimeout time.Duration
 }
 
-// target is a backend as reverse_proxy and the pool see it.
+// target is a backend as the pool, a policy and Caddy's transport see it.
 type target struct {
 	*pool.Member
 	backend  *backend.Backend
@@ -69,7 +70,6 @@ func newBalancer(name string, targets []*target, sender *attempt.Sender, events 
 	members := make([]*pool.Member, len(targets))
 	var models []string
 	for i, t := range targets {
-		t.Checks = t.upstream
 		t.metrics = b.metrics.Backend(t.Name)
 		members[i] = t.Member
 		models = append(models, t.Models...)
@@ -79,8 +79,6 @@ func newBalancer(name string, targets []*target, sender *attempt.Sender, events 
 	}
 	b.models = metrics.ModelsOf(models)
 	b.Entry = pools.Entry{Name: name, Pool: pool.New(members, append(listeners, b.logger, b.metrics, b.events, admin.Recorder(name))...)}
-	b.Pool.Watches = sender.Silence == nil || *sender.Silence
-	b.Pool.Steers = sender.QuotaSteering == nil || *sender.QuotaSteering
 	slices.SortFunc(targets, func(a, b *target) int { return a.Index - b.Index })
 	return b
 }
@@ -93,7 +91,7 @@ func targetOf(b *backend.Backend) *target {
 	m.Account = b.AccountKey
 	m.Models, m.AnyModel = b.Names(), b.Models == nil && b.Deployment == ""
 	m.Names, m.Deployment, m.ServiceTier = b.Models, b.Deployment, b.ServiceTier
-	upstream := &reverseproxy.Upstream{Dial: b.Dial()}
+	upstream := &reverseproxy.Upstream{Host: new(reverseproxy.Host), Dial: b.Dial()}
 	return &target{Member: m, backend: b, upstream: upstream, address: attempt.AddressOf(upstream)}
 }
 
@@ -110,11 +108,4 @@ func (t *target) startFresh(link *replicas.Link, trail *observe.Trail) {
 		link.Name(t.Member, t.backend.NameForReplicas())
 		trail.APIKey(t.Name, digest)
 	}
-}
-
-// policyOf has a policy choose among the backends of a priority for a request.
-func policyOf(policy reverseproxy.Selector, ex *exchange) func([]*pool.Member) *pool.Member {
-	return pools.Policy(policy, func(tier []*pool.Member) *pool.Member {
-		return ex.cookies.Ask(policy, ex.intent.request, ex.writer, tier, func(m *pool.Member) *reverseproxy.Upstream { return ex.targets[m.Index].upstream })
-	})
 }

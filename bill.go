@@ -15,58 +15,58 @@ import (
 type bill struct{ callers.Admission }
 
 // settle replaces the estimate by what the request has cost, for the ledger, too. The request is over.
-func (b *bill) settle(lb *balancer, in *intent, t *tries, o *outcome) {
-	if o.status == http.StatusSwitchingProtocols && in.socket.IsAccepted() {
+func (b *bill) settle(lb *balancer, q *request, s *search, o *outcome) {
+	if o.status == http.StatusSwitchingProtocols && q.socket.IsAccepted() {
 		return // its responses have bills of their own
 	}
-	now, cost, limited, leftID := in.started.Add(o.duration), b.cost(in, t, o), b.Open(), ""
-	if in.Body.Background && cost.Prompt > 0 && !o.tokens.Known() {
-		limit, _ := in.OutputLimit()
+	now, cost, limited, leftID := q.started.Add(o.duration), b.cost(q, s, o), b.Open(), ""
+	if q.Body.Background && cost.Prompt > 0 && !o.tokens.Known() {
+		limit, _ := q.OutputLimit()
 		cost.Output, leftID = max(limit, b.Output()), o.usage.ID()
 		b.Leave(now, leftID)
 	} else {
 		b.Settle(now, cost)
 	}
 	if cost.Requests > 0 {
-		lb.ledger.Add(now, lb.row(in, t, o, cost), ledger.UseOf(cost, o.tokens), leftID)
+		lb.ledger.Add(now, lb.row(q, s, o, cost), ledger.UseOf(cost, o.tokens), leftID)
 	}
-	if id := in.ResponseID(); id != "" && o.tokens.Known() {
+	if id := q.ResponseID(); id != "" && o.tokens.Known() {
 		lb.ledger.SettleLeft(id, o.tokens, o.serviceTier)
 		b.SettleLeft(now, id, meter.Cost{Requests: 1, Prompt: o.tokens.Input, Output: o.tokens.Output})
 	}
 	if limited {
-		t.turn.lists.Wake(now, in.caller.Name)
+		s.wait.queues.Wake(now, q.caller.Name)
 	}
 }
 
 // row returns the row of the ledger for a request. Only a model that has answered may have any name.
-func (b *balancer) row(in *intent, t *tries, o *outcome, cost meter.Cost) ledger.Key {
-	model := pool.ModelKey(in.Model)
+func (b *balancer) row(q *request, s *search, o *outcome, cost meter.Cost) ledger.Key {
+	model := pool.ModelKey(q.Model)
 	if cost.Prompt == 0 || o.reply == nil {
-		model = b.models.Label(in.Model)
+		model = b.models.Label(q.Model)
 	}
-	return ledger.Key{Caller: in.caller.Name, Model: model, Backend: o.answered(t).target.Name, ServiceTier: o.serviceTier}
+	return ledger.Key{Caller: q.caller.Name, Model: model, Backend: o.answeredBy(s).target.Name, ServiceTier: o.serviceTier}
 }
 
 // cost returns what the request has cost its caller. What the balancer refuses costs nothing, and neither does a
 // failure of the backends. An error of the client's own costs a request, and so does a failure because of the request.
-func (b *bill) cost(in *intent, t *tries, o *outcome) meter.Cost {
-	a := o.answered(t)
+func (b *bill) cost(q *request, s *search, o *outcome) meter.Cost {
+	a := o.answeredBy(s)
 	if a == nil {
 		return meter.Cost{}
 	}
 	failed := o.status >= 500 || o.status == http.StatusTooManyRequests
-	switch a.class {
+	switch a.outcome() {
 	case verdict.Served, verdict.BrokenStream, verdict.ClientLeft, verdict.ClientLeftWaiting:
-		if !failed && (o.status < 400 || a.class != verdict.Served) {
-			return b.tokensCost(in, o, a.class)
+		if !failed && (o.status < 400 || a.outcome() != verdict.Served) {
+			return b.tokensCost(q, o, a.outcome())
 		}
 	case verdict.ClientError:
 		failed = false
 	default:
 		failed = true
 	}
-	if failed && !t.failedByItself() {
+	if failed && !s.failedByItself() {
 		return meter.Cost{}
 	}
 	return meter.Cost{Requests: 1}
@@ -75,12 +75,12 @@ func (b *bill) cost(in *intent, t *tries, o *outcome) meter.Cost {
 // tokensCost returns what the reply has cost: the tokens that it reports. Without a report, these are the estimate of the
 // prompt and what the content has at least. A reply that was cut would have more: it costs the request's estimate at
 // least.
-func (b *bill) tokensCost(in *intent, o *outcome, class verdict.Class) meter.Cost {
-	if in.Kind.IsHandshake() {
+func (b *bill) tokensCost(q *request, o *outcome, class verdict.Class) meter.Cost {
+	if q.Kind.IsHandshake() {
 		return meter.Cost{Requests: 1}
 	}
-	tokens, estimated, prompt := o.tokens, false, cmp.Or(b.Prompt(), in.PromptTokens(nil)) // without limits by its length
-	if prompt == 0 && (!tokens.Known() || in.showsStored()) {
+	tokens, estimated, prompt := o.tokens, false, cmp.Or(b.Prompt(), q.PromptTokens(nil)) // without limits by its length
+	if prompt == 0 && (!tokens.Known() || q.showsStored()) {
 		return meter.Cost{Requests: 1} // no model has answered
 	}
 	cut := o.aborted || class == verdict.BrokenStream
@@ -90,10 +90,10 @@ func (b *bill) tokensCost(in *intent, o *outcome, class verdict.Class) meter.Cos
 	if !tokens.Known() {
 		tokens.Input, estimated = prompt, true
 	}
-	if limit, ok := in.OutputLimit(); estimated && ok && limit == 0 {
+	if limit, ok := q.OutputLimit(); estimated && ok && limit == 0 {
 		tokens.Output = 0 // some repeat what they were asked
 	} else if estimated && cut {
 		tokens.Output = max(tokens.Output, b.Output())
 	}
-	return meter.Cost{Requests: 1, Prompt: tokens.Input, Output: tokens.Output, Counted: !estimated && !cut, Model: in.Model}
+	return meter.Cost{Requests: 1, Prompt: tokens.Input, Output: tokens.Output, Counted: !estimated && !cut, Model: q.Model}
 }

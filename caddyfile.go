@@ -2,12 +2,12 @@ package openailb
 
 import (
 	"cmp"
+	"net/http"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
@@ -30,11 +30,6 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 	if err := h.UnmarshalCaddyfile(helper.Dispenser); err != nil {
 		return nil, err
 	}
-	if h.ReverseProxy != nil {
-		if err := h.ReverseProxy.FinalizeUnmarshalCaddyfile(helper); err != nil {
-			return nil, err
-		}
-	}
 	h.Pool = pools.NameInFile(helper.State, h.Pool, defaultPool)
 	if err := pools.ClaimInFile(helper.State, cmp.Or(h.Pool, defaultPool), h); err != nil {
 		helper.Reset()
@@ -47,7 +42,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 // UnmarshalCaddyfile sets up the handler from Caddyfile tokens. The comment of each option has its syntax, and docs/options.md has all of
 // it. Every option but backend, header, model, client_key, caller, tier, and the requests and tokens of a caller or a tier may be given once.
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
-	err := directive.Unmarshal(d, h.PassiveHealth.Directives(), h.Options.Directives(), h.callerOptions(), directive.Options{
+	err := directive.Unmarshal(d, h.PassiveHealth.Directives(), h.Options.Directives(), h.WebSocketOptions.Directives(), h.callerOptions(), directive.Options{
 		"pool":    directive.String(&h.Pool),
 		"backend": backend.Directive(&h.Backends),
 		"backends_from_env": directive.Func(func(d *caddyfile.Dispenser) error {
@@ -74,10 +69,10 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"client_keys_file": directive.TextPointer(&h.ClientKeysFile),
 		"caller_identity":  h.TokenOption.Directive(),
 		"state":            directive.Module[state.Engine](&h.StateRaw, "http.openai_lb.state", "engine"),
-		"reverse_proxy": directive.Func(func(d *caddyfile.Dispenser) error {
-			h.ReverseProxy = new(reverseproxy.Handler)
-			return h.ReverseProxy.UnmarshalCaddyfile(d.NewFromNextSegment())
-		}).Check(func() error { return attempt.CheckProxy(h.ReverseProxy) }),
+		"transport": directive.Module[http.RoundTripper](&h.TransportRaw, "http.reverse_proxy.transport", "protocol").Check(func() error {
+			_, err := attempt.DecodeTransport(h.TransportRaw)
+			return err
+		}),
 	}.Check(func() error {
 		return h.checkAffinity(h.namesCallers())
 	}))

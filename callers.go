@@ -15,16 +15,16 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 )
 
-// provisionTrail has the audit log say which config is in use, and how its keys change.
-func provisionTrail(ctx caddy.Context, h *Handler, digest string) error {
-	h.trail = observe.NewTrail(h.logger, h.Pool, ctx.GetMetricsRegistry()) // each config has its own
-	begin := func() { h.trail.Begin(digest, h.reader.clientKeys.Audited(), backend.KeyDigests(h.Backends)) }
+// newTrail begins the audit log, which says which config is in use, and how its keys change.
+func (h *Handler) newTrail(ctx caddy.Context, digest string) (*observe.Trail, error) {
+	trail := observe.NewTrail(h.logger, h.Pool, ctx.GetMetricsRegistry()) // each config has its own
+	begin := func() { trail.Begin(digest, h.clientKeys.Audited(), backend.KeyDigests(h.Backends)) }
 	end := func() {
 		if !caddy.Exiting() {
-			h.trail.End()
+			trail.End()
 		}
 	}
-	return errors.Join(observe.On(ctx, observe.Started, begin), observe.On(ctx, observe.Stopping, end))
+	return trail, errors.Join(observe.On(ctx, observe.Started, begin), observe.On(ctx, observe.Stopping, end))
 }
 
 // namesCallers reports whether callers need a key or a token, and so have names.
@@ -32,75 +32,78 @@ func (h *Handler) namesCallers() bool {
 	return h.ClientKeys != nil || h.ClientKeysFile != nil || h.CallerIdentityRaw != nil
 }
 
-// provisionClientKeys reads the client keys, if there are any.
-func provisionClientKeys(ctx caddy.Context, h *Handler) error {
+// newClientKeys reads the client keys. It returns nil if there are none.
+func (h *Handler) newClientKeys(ctx caddy.Context) (*keys.Clients, error) {
 	if !h.namesCallers() {
-		return nil
+		return nil, nil
 	}
 	if h.ClientKeys != nil && len(h.ClientKeys) == 0 {
-		return errors.New("client_keys is an empty list: expected at least one key")
+		return nil, errors.New("client_keys is an empty list: expected at least one key")
 	}
 	location, err := h.Location()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	tokens, err := h.LoadIdentity(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	config := keys.ClientsConfig{File: h.ClientKeysFile, Tokens: tokens, Tiers: h.TierNames(), Location: location, Label: metrics.Caller, Logger: h.logger, Audit: h.trail.Keys}
+	config := keys.ClientsConfig{
+		File: h.ClientKeysFile, Tokens: tokens, Tiers: h.TierNames(), Location: location,
+		Label: metrics.Caller, Logger: h.logger, Audit: h.trail.Keys,
+	}
 	for _, k := range h.ClientKeys {
 		config.Keys = append(config.Keys, keys.ClientKey(k))
 	}
 	clients, err := keys.NewClients(config)
-	if err != nil {
-		return err
-	}
-	if h.reader.clientKeys = clients; clients.InFiles() {
+	if err == nil && clients.InFiles() {
 		h.keyFiles.Add("client keys", clients.Read)
 	}
-	return nil
+	return clients, err
 }
 
 // warnOfSites warns of sites where anyone can use the keys of the backends, or where no request reaches the handler.
 func (h *Handler) warnOfSites(ctx caddy.Context) error {
-	spends := h.reader.clientKeys == nil && slices.ContainsFunc(h.Backends, (*backend.Backend).HasCredential)
+	spends := h.clientKeys == nil && slices.ContainsFunc(h.Backends, (*backend.Backend).HasCredential)
 	return observe.WarnOfSites(ctx, h, spends, h.logger, h.Pool)
 }
 
-// provisionCallers sets up the limits of callers, if there are any.
-func provisionCallers(ctx caddy.Context, h *Handler) error {
-	backends := backendsForCallers(h.Backends)
-	tokens := h.reader.clientKeys.TokenTiers()
-	if err := errors.Join(h.Config.Check(h.reader.clientKeys != nil, backends), h.CheckTiers(tokens)); err != nil {
-		return err
+// newCallers sets up the limits of callers. It returns nil if there are none.
+func (h *Handler) newCallers(ctx caddy.Context) (*callers.Callers, error) {
+	backends, tokens := backendsForCallers(h.Backends), h.clientKeys.TokenTiers()
+	if err := errors.Join(h.Config.Check(h.clientKeys != nil, backends), h.CheckTiers(tokens)); err != nil {
+		return nil, err
 	}
-	for _, warning := range h.Unused(h.reader.clientKeys.Names(), h.reader.clientKeys.Tiers(), tokens) {
+	for _, warning := range h.Unused(h.clientKeys.Names(), h.clientKeys.Tiers(), tokens) {
 		h.logger.Warn(warning)
 	}
-	if h.reader.clientKeys == nil {
-		return nil
+	if h.clientKeys == nil {
+		return nil, nil
 	}
 	var storage certmagic.Storage
 	if h.link == nil { // otherwise other replicas remember what was used
 		storage = ctx.Storage()
 	}
-	if h.reader.callers = callers.New(callers.Options{Config: h.Config, Pool: h.Pool, Backends: backends, Storage: storage, Logger: h.logger, Crossed: h.balancer.events.Crossed}); h.reader.callers == nil {
-		return nil
-	}
-	h.balancer.Callers, h.balancer.tiers = callers.MetersOf(h.Pool), h.QuotaTiers()
-	h.balancer.Unlimited = func() []string { return h.reader.callers.Unlimited(h.reader.clientKeys.Names()) }
-	h.reader.clientKeys.Watch(func(names []string, tiers map[string]string) {
-		h.reader.callers.Place(tiers)
-		warnOfUnlimited(h, names)
+	b := h.balancer
+	c := callers.New(callers.Options{
+		Config: h.Config, Pool: h.Pool, Backends: backends, Storage: storage, Logger: h.logger, Crossed: b.events.Crossed,
 	})
-	h.link.Share(h.Pool, h.balancer.Callers)
-	return observe.On(ctx, observe.Started, h.reader.callers.Start)
+	if c == nil {
+		return nil, nil
+	}
+	b.Callers, b.tiers = callers.MetersOf(h.Pool), h.QuotaTiers()
+	b.Unlimited = func() []string { return c.Unlimited(h.clientKeys.Names()) }
+	h.clientKeys.Watch(func(names []string, tiers map[string]string) {
+		c.Place(tiers)
+		h.warnOfUnlimited(c, names)
+	})
+	h.link.Share(h.Pool, b.Callers)
+	return c, observe.On(ctx, observe.Started, c.Start)
 }
 
 // warnOfUnlimited warns of the callers with these names that have no limits.
-func warnOfUnlimited(h *Handler, names []string) {
-	if unlimited := h.reader.callers.Unlimited(names); unlimited != nil {
+func (h *Handler) warnOfUnlimited(c *callers.Callers, names []string) {
+	if unlimited := c.Unlimited(names); unlimited != nil {
 		h.logger.Warn("client keys without a caller block have no limits: 'caller *' limits or refuses them", zap.String("pool", h.Pool), zap.Strings("callers", unlimited))
 	}
 }

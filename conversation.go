@@ -15,42 +15,51 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// talk has the rules of the conversation in a WebSocket, which ex has opened. Each response in it is a request of its own, to the
-// backend that has opened the WebSocket.
-type talk struct {
+// conversation has the rules of the messages in a WebSocket, which the request of handshake has opened. Each response in
+// it is a request of its own, to the backend that has opened the WebSocket.
+type conversation struct {
 	*reader
-	ex *exchange
+	balancer  *balancer
+	handshake *transaction
 }
 
 // response is one in a conversation.
 type response struct {
-	exchange
-	watcher sse.Watcher
-	counts  usage.Reader
+	transaction
+	balancer *balancer
+	watcher  sse.Watcher
+	counts   usage.Reader
 }
 
 // converse begins to read the messages of a WebSocket that is open. The request itself asked for its first response, unless it is a
 // realtime session.
-func (d *reader) converse(ex *exchange) {
-	in, t := &ex.intent, talk{d, ex}
-	if realtime := in.Kind.IsHandshake(); realtime {
-		in.socket.Converse(t, nil, ex.bill.Limited() || d.callers.SeesEach(in.caller.Name))
+func (d *reader) converse(b *balancer, t *transaction) {
+	q, c := &t.request, conversation{d, b, t}
+	if realtime := q.Kind.IsHandshake(); realtime {
+		q.socket.Converse(c, nil, t.bill.Limited() || d.callers.SeesEach(q.caller.Name))
 		return
 	}
-	first := t.next()
-	placement := *in.placement
-	first.intent.started, first.intent.placement = in.started, &placement
-	first.bill, ex.bill = ex.bill, bill{}
-	in.socket.Converse(t, first.begin(), true)
+	first := c.next()
+	placement := *t.search.placement
+	first.request.started, first.search.placement = q.started, &placement
+	first.bill, t.bill = t.bill, bill{}
+	q.socket.Converse(c, first.begin(), true)
 }
 
 // next returns a response that has not begun.
-func (t talk) next() *response {
-	now, in, last := time.Now(), &t.ex.intent, t.ex.tries.last()
-	r := &response{exchange: exchange{balancer: t.ex.balancer, writer: t.ex.writer}}
-	r.intent = intent{Request: in.Request, request: in.request, started: now, placement: affinity.Anywhere, caller: in.caller, entitled: in.entitled, anonymous: in.anonymous, within: in.Kind.IsHandshake()}
-	r.tries.list = append(r.tries.first[:0], try{target: last.target, started: now, class: verdict.Served, deployment: last.deployment, over: true})
-	r.intent.Kind, r.outcome.status = openaiapi.Inference, http.StatusOK
+func (c conversation) next() *response {
+	now, q, last := time.Now(), &c.handshake.request, c.handshake.search.last()
+	r := &response{balancer: c.balancer}
+	r.request = request{
+		Request: q.Request, incoming: q.incoming, asked: q.asked, writer: q.writer, started: now, placement: affinity.Anywhere,
+		caller: q.caller, entitled: q.entitled, anonymous: q.anonymous, inSession: q.Kind.IsHandshake(),
+	}
+	r.request.Kind, r.outcome.status = openaiapi.Inference, http.StatusOK
+	r.wait.queues = c.balancer.waiting
+	r.search.begin(c.balancer, &r.request, &r.wait, 0)
+	r.search.attempts = append(r.search.attempts, attemptRecord{
+		target: last.target, started: now, deployment: last.deployment, counted: true,
+	})
 	return r
 }
 
@@ -63,9 +72,9 @@ func (r *response) begin() *response {
 		r.counts.CountContent()
 	}
 	r.counts.Watch(&r.watcher)
-	account := r.tries.last().target.backend.AccountKey
-	r.intent.placement.Served(account, &streamed)
-	if ids := r.intent.placement.IDReader(account, &streamed); ids != nil {
+	account, placement := r.search.last().target.backend.AccountKey, r.search.placement
+	placement.Served(account, &streamed)
+	if ids := placement.IDReader(account, &streamed); ids != nil {
 		ids.Join(&r.watcher)
 	}
 	return r
@@ -76,76 +85,88 @@ func (r *response) Watcher() *sse.Watcher { return &r.watcher }
 
 // Settle implements attempt.Response.
 func (r *response) Settle(failed, cut bool) {
-	in, o, a := &r.intent, &r.outcome, r.tries.last()
-	o.end(in, cut)
-	if f := r.watcher.Failure; !o.tokens.Known() && (f != nil || failed) {
-		if a.class, o.status = verdict.Failed, http.StatusInternalServerError; r.watcher.Pieces > 0 {
-			a.class, o.status = verdict.BrokenStream, http.StatusOK // as over HTTP
-		} else if f != nil && verdict.Judge(verdict.Reply{Status: f.Status, Body: f.Body}) == verdict.ClientError {
-			a.class, o.status = verdict.ClientError, f.Status
-		}
+	q, o, a := &r.request, &r.outcome, r.search.last()
+	o.end(q, cut)
+	a.class, o.status = r.judge(failed)
+	r.balancer.countTokens(q, &r.search, o, a.target, string(a.class))
+	r.bill.settle(r.balancer, q, &r.search, o)
+}
+
+// judge says what the events of the response mean, as those of a stream over HTTP would. failed reports whether an event
+// said that the response has failed.
+func (r *response) judge(failed bool) (class verdict.Class, status int) {
+	f := r.watcher.Failure
+	switch {
+	case r.outcome.tokens.Known() || f == nil && !failed:
+		return verdict.Served, http.StatusOK
+	case r.watcher.Pieces > 0:
+		return verdict.BrokenStream, http.StatusOK
+	case f != nil && verdict.Judge(verdict.Reply{Status: f.Status, Body: f.Body}) == verdict.ClientError:
+		return verdict.ClientError, f.Status
 	}
-	r.countTokens(in, &r.tries, o, a.target, string(a.class))
-	r.tries.turn.lists = r.waiting
-	r.bill.settle(r.balancer, in, &r.tries, o)
+	return verdict.Failed, http.StatusInternalServerError
 }
 
 // Create implements attempt.Rules. The model of a response in a session is the session's.
-func (t talk) Create(text []byte) (begun attempt.Response, instead [][]byte, refusal *http.Response) {
-	r := t.next()
-	in, to := &r.intent, r.tries.last().target.backend
-	in.received.Hold(text)
-	if in.within {
-		in.ReadEvent(text)
+func (c conversation) Create(text []byte) (begun attempt.Response, instead [][]byte, refusal *http.Response) {
+	r := c.next()
+	q, to := &r.request, r.search.last().target.backend
+	q.received.Hold(text)
+	if q.inSession {
+		q.ReadEvent(text)
 	} else {
-		in.parse(in.Route, t.promptCache)
+		q.parse(q.Route, c.promptCache)
 	}
-	own := t.limit(&r.exchange)
-	if own.Response == nil && !in.within {
-		if own = t.findAccounts(in, t.ex.targets); own.Response == nil && (!to.Takes(&in.Request, in.anonymous) || !in.placement.Allows(to.AccountKey)) {
-			own = apierror.AnotherWebSocket.Answer(in.request)
+	own := c.limit(c.balancer, &r.transaction)
+	if own != (apierror.Answer{}) && own.Response == nil { // the client left while the response waited
+		own.Response = apierror.NotProcessed.Response(q.asked)
+	}
+	if own.Response == nil && !q.inSession {
+		if own = c.findAccounts(q, c.balancer.targets); own.Response == nil && (!to.Takes(&q.Request, q.anonymous) || !q.placement.Allows(to.AccountKey)) {
+			own = apierror.AnotherWebSocket.Answer(q.asked)
 		}
-		u := *in.request.URL
-		_, changes := to.Direct(&u, make(http.Header), &in.Request, in.Route)
-		if instead = in.Body.With(text, changes); len(instead) == 1 {
+		r.search.placement = q.placement
+		u := *q.asked.URL
+		_, changes := to.Direct(&u, make(http.Header), &q.Request, q.Route)
+		if instead = q.Body.With(text, changes); len(instead) == 1 {
 			instead = nil
 		}
 	}
-	in.received.Release()
+	q.received.Release()
 	if own.Response != nil {
-		r.bill.Settle(in.started, meter.Cost{})
+		r.bill.Settle(q.started, meter.Cost{})
 		return nil, nil, own.Response
 	}
 	return r.begin(), instead, nil
 }
 
 // Refuse implements attempt.Rules.
-func (t talk) Refuse(kind string, text []byte) *http.Response {
+func (c conversation) Refuse(kind string, text []byte) *http.Response {
 	switch {
-	case kind == "", t.affinity.IsStrict(): // which knows only what a response.create names
-		return apierror.UnclearEvent.Response(t.ex.intent.request)
-	case t.callers == nil:
+	case kind == "", c.affinity.IsStrict(): // which knows only what a response.create names
+		return apierror.UnclearEvent.Response(c.handshake.request.asked)
+	case c.callers == nil:
 		return nil
 	}
-	name := t.ex.intent.caller.Name
+	name := c.handshake.request.caller.Name
 	if strings.HasPrefix(kind, attempt.Audio) {
-		if refusal := t.callers.Check(time.Now(), name, meter.Estimate{Prompt: 1, Within: true}); refusal != nil {
-			return t.refuse(&t.next().exchange, refusal).Response
+		if refusal := c.callers.Check(time.Now(), name, meter.Estimate{Prompt: 1, Within: true}); refusal != nil {
+			return c.refuse(c.balancer, &c.next().transaction, refusal).Response
 		}
 	}
-	if t.callers.Models(name) != nil {
-		asked := t.ex.intent.Request
+	if c.callers.Models(name) != nil {
+		asked := c.handshake.request.Request
 		asked.ReadEvent(text)
-		if e, refused := t.callers.MayUse(name, &asked, text, t.buffers); refused {
-			return e.Response(t.ex.intent.request)
+		if e, refused := c.callers.MayUse(name, &asked, text, c.buffers); refused {
+			return e.Response(c.handshake.request.asked)
 		}
 	}
 	return nil
 }
 
 // Unasked implements attempt.Rules.
-func (t talk) Unasked() attempt.Response {
-	r := t.next()
-	r.bill.Admission = t.callers.Unasked(r.intent.started, r.intent.caller.Name)
+func (c conversation) Unasked() attempt.Response {
+	r := c.next()
+	r.bill.Admission = c.callers.Unasked(r.request.started, r.request.caller.Name)
 	return r.begin()
 }

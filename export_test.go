@@ -21,5 +21,5 @@ func (h *Handler) UseSource(backend string, source CredentialSource) {
 
 // TokensOf returns the tokens of a request that is over.
 func TokensOf(r *http.Request) usage.Tokens {
-	return caddyhttp.GetVar(r.Context(), exchangeVar).(held).latest.outcome.tokens
+	return caddyhttp.GetVar(r.Context(), transactionVar).(shown).t.outcome.tokens
 }

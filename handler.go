@@ -10,144 +10,155 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 )
 
-// ServeHTTP reads the request once and has reverse_proxy call the loop, which sends it to the backends, one after the other,
-// until one serves it. Requests that need no backend also pass through reverse_proxy, so that all replies look alike.
-func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	ex := &exchange{balancer: h.balancer, writer: w}
-	err := h.serve(ex, w, r, next)
-	socket := ex.intent.socket
+// transaction has the values of one request, each of which is made by one stage
+// and read by those after it: read makes the request and the bill, fetch the
+// search, and respond the outcome. What needs only some of them gets only these.
+type transaction struct {
+	reader  *reader
+	request request
+	bill    bill
+	wait    wait
+	search  search
+	outcome outcome
+}
+
+// ServeHTTP serves a request. In a WebSocket that was opened before a backend is chosen, each message that no backend has
+// got is one more request.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
+	socket := h.serve(w, r, nil)
 	for socket.Again() {
-		again := &exchange{balancer: h.balancer, writer: w}
-		again.intent.socket = socket
-		err = h.serve(again, w, r, next)
+		socket = h.serve(w, r, socket)
 	}
 	if socket.IsAccepted() {
 		socket.Close()
-		return nil // its client got all errors as events
 	}
-	return err
+	return nil
 }
 
-// serve serves a request. In a WebSocket that is open before a backend is chosen, that is the client's next message.
-func (h *Handler) serve(ex *exchange, w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) (err error) {
+// serve takes a request from its first byte to its report: it is read, sent to one backend after the other until one
+// serves it, and answered. It returns the WebSocket that the request has opened, or nil.
+func (h *Handler) serve(w http.ResponseWriter, r *http.Request, socket *attempt.Socket) *attempt.Socket {
 	h.keyFiles.Refresh()
-	ex.intent.request, ex.intent.started, ex.intent.placement = r, time.Now(), affinity.Anywhere
-	ex.tries.list, ex.tries.turn.lists = ex.tries.first[:0], h.balancer.waiting
-	h.limitAttempts(&ex.intent)
-	aborted := false
-	defer func() { finish(ex, err, aborted) }()
-	showPlaceholders(ex)
-	proxied := h.proxied(ex) // also takes the caller's keys, by which read knows the caller
-	if ex.outcome.own = h.reader.read(ex); ex.outcome.own.Response != nil && !ex.intent.received.Begun() && r.ProtoMajor == 1 && r.Header["Expect"] != nil {
-		// the client waits for the answer before it sends a body, but net/http's server, which cannot see that
-		// through what Caddy puts around the body, would wait for the body first
-		w.Header()["Connection"] = []string{"close"} // past reverse_proxy
+	t := &transaction{reader: h.reader, wait: wait{queues: h.balancer.waiting}}
+	t.begin(w, r, socket)
+	h.limitAttempts(&t.request)
+	b := h.balancer
+	show(b, t)
+	aborted := true
+	defer func() { b.finish(t, aborted) }()
+	own := h.reader.read(b, t)
+	t.search.begin(b, &t.request, &t.wait, t.bill.Tier())
+	var reply *attempt.Reply
+	if own == (apierror.Answer{}) {
+		reply, own = b.fetch(t)
 	}
-	if ex.intent.socket != nil {
-		w = ex.intent.socket
+	if t.request.socket == nil && (len(t.search.attempts) > 0 || t.request.received.Begun()) {
+		// a handler that follows, by Caddy's intercept, must not send it once more, nor without its body
+		r.Body, r.ContentLength = replay.Gone{}, -1
 	}
-	aborted = true                            // unless reverse_proxy returns: it panics to abort a reply
-	err = h.proxy.ServeHTTP(w, proxied, next) // its transport is loop
+	var a answer
+	if reply == nil {
+		a = b.answer(t, own)
+	}
+	if err := b.respond(t, reply, a); err != nil {
+		panic(http.ErrAbortHandler) // the client must not take what it has for all of the reply
+	}
 	aborted = false
-	return err
+	return t.request.socket
+}
+
+// fetch makes attempts at one backend after another, until one has a reply for the client or none is left. The answer is
+// the balancer's own if it follows from an attempt.
+func (b *balancer) fetch(t *transaction) (*attempt.Reply, apierror.Answer) {
+	q, s := &t.request, &t.search
+	for s.Next() != nil {
+		reply := b.attempt(q, s, &t.bill)
+		judgement := judge(q, reply)
+		b.learn(q, s, reply, judgement)
+		switch s.Tell(reply, judgement) {
+		case serve:
+			return reply, apierror.Answer{}
+		case stop:
+			return nil, s.own
+		}
+	}
+	return nil, s.own
+}
+
+// begin makes the transaction that of a request.
+func (t *transaction) begin(w http.ResponseWriter, r *http.Request, socket *attempt.Socket) {
+	q := &t.request
+	q.incoming, q.asked, q.writer, q.socket = r, r, w, socket
+	q.started, q.placement = time.Now(), affinity.Anywhere
+	q.credentials, q.query = keys.Read(r.Header, r.URL.RawQuery)
+	t.search.placement, t.search.wait = q.placement, &t.wait
 }
 
 // limitAttempts sets how many backends may be tried for a request, and until when: no
 // later than lb_try_duration allows, nor than its caller waits.
-func (h *Handler) limitAttempts(in *intent) {
+func (h *Handler) limitAttempts(q *request) {
 	if h.LBRetries != nil {
-		in.maxAttempts = *h.LBRetries + 1
+		q.maxAttempts = *h.LBRetries + 1
 	}
 	duration := time.Duration(h.LBTryDuration)
-	if patience, ok := openaiapi.Patience(in.request.Header); ok && (duration == 0 || patience < duration) {
+	if patience, ok := openaiapi.Patience(q.incoming.Header); ok && (duration == 0 || patience < duration) {
 		duration = patience
 	}
 	if duration > 0 {
-		in.deadline = in.started.Add(duration)
+		q.deadline = q.started.Add(duration)
 	}
 }
 
-// finish gives back what the exchange holds, and has everything know what came of it. The request's context is not
-// cancelled here: net/http's server does it. err is the error with which reverse_proxy ended, if it did.
-func finish(ex *exchange, err error, aborted bool) {
-	in, t, o := &ex.intent, &ex.tries, &ex.outcome
+// finish releases what the transaction holds, and reports what came of it to the log, the metrics and the bill. The
+// request's context is not cancelled here: net/http's server does that.
+func (b *balancer) finish(t *transaction, aborted bool) {
+	q, s, o := &t.request, &t.search, &t.outcome
 	if aborted {
-		in.socket.Close()
+		q.socket.Close()
 	}
-	in.socket.EndConversation()
-	o.end(in, aborted)
-	t.dropBest()
-	in.received.Release()
-	t.release()
-	if to := t.watch.Moved(); to != nil { // the client left just then
-		to.Release()
-	}
+	q.socket.EndConversation()
+	o.end(q, aborted)
+	q.received.Release()
+	s.close()
 	if o.reply != nil {
-		ex.learnEnd(in, t, o.reply.End())
+		b.learnEnd(q, s, o.reply.End())
 	}
-	if o.status == 0 {
-		o.unanswered(in, t, err)
-	}
-	addToLog(in.request, func() zap.Field { return zap.Object("openai_lb", ex.summary(in, t, o, ex.bill.Tier())) })
-	ex.report(in, t, o)
-	ex.bill.settle(ex.balancer, in, t, o)
+	addToLog(q.incoming, func() zap.Field { return zap.Object("openai_lb", b.summary(t)) })
+	b.report(q, s, o)
+	t.bill.settle(b, q, s, o)
 }
 
-// proxied is the request as reverse_proxy gets it: without the caller's credentials and the body, which are the
-// exchange's. Handlers in handle_response get this request, too, and so the body as far as it is there.
-func (h *Handler) proxied(ex *exchange) *http.Request {
-	whole := ex.intent.request
-	ex.proxied = *whole
-	r := &ex.proxied
-	if query := h.takeKeys(ex, r); query != r.URL.RawQuery || r.URL.Opaque != "" || h.proxy.HandleResponse != nil {
-		url := *r.URL
-		url.RawQuery, url.Opaque = query, ""
-		r.URL = &url
-	}
-	r.Trailer = nil // no operation has any, and they may hold whatever headers may
-	if r.Header["Upgrade"] != nil && !openaiapi.IsHandshake(whole) {
-		// of all upgrades, these APIs have only this one; a client that offers
-		// another, like h2c, must not make a request that no backend can take
-		r.Header.Del("Upgrade")
-	}
-	if !openaiapi.IsExtendedConnect(r) && len(h.proxy.HandleResponse) == 0 {
-		r.Body, r.ContentLength = nil, 0
-	}
-	return r
+// transactionVar is the variable of a request with the transaction of the last handler that it has passed.
+const transactionVar = "openai_lb.transaction"
+
+// shown is the variable's value. It keeps the fields, such as keys, out of the placeholder of the variable.
+type shown struct {
+	b *balancer
+	t *transaction
 }
 
-// takeKeys takes the caller's keys out of the request, and returns the query
-// without them. reverse_proxy copies the header again and again, so it gets only the
-// fields that it reads, unless the config has a use for the others.
-func (h *Handler) takeKeys(ex *exchange, r *http.Request) (query string) {
-	take := keys.Take
-	if h.splitsHeaders {
-		take, ex.intent.split = keys.Split, r.Header
-	}
-	ex.intent.credentials, r.Header, query = take(r.Header, r.URL.RawQuery)
-	return query
-}
-
-// showPlaceholders makes the placeholders of the request those of the exchange.
-// A request may pass several handlers, of which the last one counts.
-func showPlaceholders(ex *exchange) {
-	ctx := ex.intent.request.Context()
-	if first, ok := caddyhttp.GetVar(ctx, exchangeVar).(held); ok {
-		first.latest = ex
+// show makes the placeholders of a request those of the transaction. A request may pass several handlers, by Caddy's
+// intercept: the last one counts.
+func show(b *balancer, t *transaction) {
+	ctx := t.request.incoming.Context()
+	_, again := caddyhttp.GetVar(ctx, transactionVar).(shown)
+	caddyhttp.SetVar(ctx, transactionVar, shown{b, t})
+	if again {
 		return
 	}
-	ex.latest = ex
-	caddyhttp.SetVar(ctx, exchangeVar, held{ex})
 	ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer).Map(func(key string) (any, bool) {
 		if !strings.HasPrefix(key, observe.PlaceholderPrefix) {
 			return nil, false
 		}
-		shown := ex.latest
-		return shown.summary(&shown.intent, &shown.tries, &shown.outcome, shown.bill.Tier()).Placeholder(key)
+		last := caddyhttp.GetVar(ctx, transactionVar).(shown)
+		return last.b.summary(last.t).Placeholder(key)
 	})
 }

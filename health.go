@@ -1,24 +1,69 @@
 package openailb
 
 import (
+	"errors"
+	"net/http"
+	"net/url"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// learn tells the pool, quotas, metrics and the log what came of the current attempt.
-func (b *balancer) learn(in *intent, t *tries, tier int, r *attempt.Reply, now time.Time) {
-	a := t.last()
-	to, model := a.target, in.benchModel(a.target.backend)
-	if a.class, a.status = r.Class, r.Status; r.Class.Failover() { // any other reply may still break off
-		a.end()
+// judgement is what the reply to an attempt means for its request. It is made
+// once, and the search, the pool and the log all get the same one.
+type judgement struct {
+	class  verdict.Class
+	status int
+	// left reports whether the client has left. No backend is to blame then.
+	left bool
+	// refusal is the error for a request that could not be sent because of the
+	// client. It is nil for all others.
+	refusal *apierror.Error
+	// executed reports whether the backend may have executed a request that must
+	// not be executed twice.
+	executed bool
+}
+
+// judge says what a reply means for its request. A client that was too slow with its body is there: net/http's server
+// cancels its request as if it had left.
+func judge(q *request, r *attempt.Reply) judgement {
+	j := judgement{class: r.Class, status: r.Status, executed: !q.Kind.Repeatable() && r.PerhapsExecuted()}
+	if r.Ended(q.incoming) != nil && !q.isLate() {
+		j.left, j.class = true, verdict.ClientLeftWaiting
+		if q.received.Failure() != nil {
+			j.class = verdict.ClientLeft
+		}
+	} else if refusal, refused := r.ClientsFault(); refused {
+		j.refusal, j.class = &refusal, verdict.ClientError
 	}
-	if r.Class == verdict.Throttled {
+	return j
+}
+
+// learn tells the pool, quotas, metrics and the log what came of the attempt in progress.
+func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
+	a, now := s.last(), time.Now()
+	switch {
+	case j.left:
+		a.giveBack(r)
+		return
+	case j.refusal != nil:
+		a.reservation.Return() // no backend got all of it
+		return
+	}
+	to, model := a.target, q.benchModel(a.target.backend)
+	if j.class == verdict.Throttled {
 		to.metrics.Throttled(string(r.Source))
 	}
 	var rates verdict.Rates
@@ -28,41 +73,80 @@ func (b *balancer) learn(in *intent, t *tries, tier int, r *attempt.Reply, now t
 		to.metrics.Spilled(a.deployment, r.Response)
 	}
 	if c := b.logger.Check(zap.DebugLevel, "attempt"); c != nil {
-		c.Write(zap.String("backend", to.Name), in.callerField(), zap.String("class", string(r.Class)), zap.Int("status", r.Status),
-			zap.Duration("duration", now.Sub(a.started)), zap.String("hint", string(r.Source)), zap.String("affinity", in.placement.Why(t.ask.Affinity)), attempt.ErrorField(r.Err))
+		c.Write(zap.String("backend", to.Name), q.callerField(), zap.String("class", string(j.class)), zap.Int("status", j.status),
+			zap.Duration("duration", now.Sub(a.started)), zap.String("hint", string(r.Source)),
+			zap.String("affinity", s.placement.Why(s.board.Affinity)), attempt.ErrorField(r.Err))
 	}
-	if !r.Class.Failover() {
+	if !j.class.Failover() {
 		to.Served(pool.Scope{Model: model, Flex: a.flex}, a.started)
 		to.servedAt.Store(now.UnixNano())
 	}
-	b.learnQuota(in, a, tier, r, rates, now)
+	b.learnQuota(q, a, s.tier, r, rates, now)
 	a.giveBack(r)
 	if r.Connected || r.Status > 0 {
 		to.Reached()
 	}
-	if to.backend.Credentials.Outdated(a.credential) {
-		return // it says nothing of the key that there is now
+	if !to.backend.Credentials.Outdated(a.credential) { // otherwise it says nothing of the key that there is now
+		b.coolDown(q, s, r, now)
 	}
-	its, benches := b.sender.Bench(r, to.servesOthers(a.started))
-	if !benches || its.MayBeOfRequest && !t.claim() {
+}
+
+// coolDown starts the cooldown that a reply asks for, or that a failure causes.
+func (b *balancer) coolDown(q *request, s *search, r *attempt.Reply, now time.Time) {
+	a := s.last()
+	to, model := a.target, q.benchModel(a.target.backend)
+	bench, benches := b.sender.Bench(r, to.servesOthers(a.started))
+	if !benches || bench.MayBeOfRequest && !s.blame() {
 		return
 	}
 	covers := pool.Scope{Model: model, Flex: a.flex && r.AboutFlex()}
 	began := to.Bench(pool.Refusal{
 		Reason:      r.Reason(),
 		Throttle:    r.Class.Promise(),
-		Whole:       in.wholeBackend(r.Class),
+		Whole:       q.wholeBackend(r.Class),
 		Unreachable: r.Class == verdict.Unreachable,
 		Model:       model,
 		Flex:        covers.Flex,
-		Cost:        in.Cost,
-		Wait:        its.Wait,
-		Longest:     its.Longest,
-		Guess:       its.Guess,
+		Cost:        q.Cost,
+		Wait:        bench.Wait,
+		Longest:     bench.Longest,
+		Guess:       bench.Guess,
 		Started:     a.started,
 	}, now)
 	if began && r.Class.Promise() {
-		a.benched, a.benches = now, covers
+		a.cooldown = cooldown{now, covers}
+	}
+}
+
+// giveBack gives back what was deducted for the attempt from the backend's limits, if the backend has not executed it.
+func (a *attemptRecord) giveBack(r *attempt.Reply) {
+	if r.Unexecuted() {
+		a.reservation.Return()
+	}
+}
+
+// learnEnd learns that a reply was cut, or contained an error, after its beginning went to the client. A backend that
+// had sent data in a WebSocket does not cool down.
+func (b *balancer) learnEnd(q *request, s *search, end attempt.End) {
+	if end.Broken == nil {
+		return
+	}
+	now, a := time.Now(), s.last()
+	a.end = end
+	duration := zap.Duration("duration", now.Sub(a.started))
+	if end.Paused {
+		if c := b.logger.Check(zap.DebugLevel, "reply broken while the client paused"); c != nil {
+			c.Write(zap.String("backend", a.target.Name), duration, attempt.ErrorField(end.Broken))
+		}
+		return
+	}
+	if c := b.logger.Check(zap.WarnLevel, "reply broken"); c != nil {
+		c.Write(zap.String("backend", a.target.Name), zap.String("deployment", pool.ModelKey(a.target.backend.NameOf(q.Model))), duration, attempt.ErrorField(end.Broken))
+	}
+	model := q.benchModel(a.target.backend)
+	if !end.Begun && s.blame() {
+		reason := pool.Reason{Class: string(verdict.BrokenStream), Status: a.status, Cause: verdict.CauseOf(end.Broken), Error: attempt.ErrorText(end.Broken)}
+		a.target.Bench(pool.Refusal{Reason: reason, Model: model, Flex: a.flex, Wait: b.sender.Failure().Wait}, now)
 	}
 }
 
@@ -72,57 +156,29 @@ func (t *target) servesOthers(since time.Time) bool {
 	return t.InFlight() > 1 || t.servedAt.Load() >= since.UnixNano()
 }
 
-// learnEnd learns that a reply was cut, or contained an error, after its beginning went to the client. A backend that
-// had sent data in a WebSocket is not benched.
-func (b *balancer) learnEnd(in *intent, t *tries, end attempt.End) {
-	if end.Broken == nil {
-		return
-	}
-	now, a := time.Now(), t.last()
-	duration := zap.Duration("duration", now.Sub(a.started))
-	if end.Paused {
-		a.class = verdict.ClientError
-		if c := b.logger.Check(zap.DebugLevel, "reply broken while the client paused"); c != nil {
-			c.Write(zap.String("backend", a.target.Name), duration, attempt.ErrorField(end.Broken))
-		}
-		return
-	}
-	a.class = verdict.BrokenStream
-	if c := b.logger.Check(zap.WarnLevel, "reply broken"); c != nil {
-		c.Write(zap.String("backend", a.target.Name), zap.String("deployment", pool.ModelKey(a.target.backend.NameOf(in.Model))), duration, attempt.ErrorField(end.Broken))
-	}
-	model := in.benchModel(a.target.backend)
-	if !end.Begun && t.claim() {
-		a.target.Bench(pool.Refusal{
-			Reason: pool.Reason{Class: string(a.class), Status: a.status, Cause: verdict.CauseOf(end.Broken), Error: attempt.ErrorText(end.Broken)},
-			Model:  model, Flex: a.flex, Wait: b.sender.Failure().Wait,
-		}, now)
-	}
-}
-
 // knowsQuota reports whether anything depends on what is left of the backends' limits.
 func (b *balancer) knowsQuota() bool { return b.Pool.Steers || b.rateLimits == rateLimitsOfPool }
 
 // deduct deducts the request from what is left of the backend's limits.
-func (b *balancer) deduct(in *intent, to *target, tier int, now time.Time) quota.Mark {
+func (b *balancer) deduct(q *request, to *target, tier int, now time.Time) quota.Mark {
 	switch {
-	case !in.hasQuota(to):
+	case !q.hasQuota(to):
 		return quota.Mark{}
 	case b.tiers != nil:
-		return to.Give(in.benchModel(to.backend), in.Cost, tier, now)
+		return to.Give(q.benchModel(to.backend), q.Cost, tier, now)
 	case !b.knowsQuota():
 		return quota.Mark{}
 	}
-	return to.Deduct(in.benchModel(to.backend), in.Cost)
+	return to.Deduct(q.benchModel(to.backend), q.Cost)
 }
 
 // learnQuota learns what a reply says about the backend's quota. The model may have become known by this
 // reply, so the tier's demand is recorded again.
-func (b *balancer) learnQuota(in *intent, a *try, tier int, r *attempt.Reply, rates verdict.Rates, now time.Time) {
-	if r.Response == nil || !in.hasQuota(a.target) || b.tiers == nil && !b.knowsQuota() || a.flex && r.Class == verdict.Throttled && r.AboutFlex() {
+func (b *balancer) learnQuota(q *request, a *attemptRecord, tier int, r *attempt.Reply, rates verdict.Rates, now time.Time) {
+	if r.Response == nil || !q.hasQuota(a.target) || b.tiers == nil && !b.knowsQuota() || a.flex && r.Class == verdict.Throttled && r.AboutFlex() {
 		return
 	}
-	model := in.benchModel(a.target.backend)
+	model := q.benchModel(a.target.backend)
 	meter := a.target.Quota(model)
 	if meter == nil {
 		return
@@ -130,15 +186,165 @@ func (b *balancer) learnQuota(in *intent, a *try, tier int, r *attempt.Reply, ra
 	if b.tiers != nil {
 		meter.Ask(tier, a.started)
 	}
-	meter.See(quota.Reply{Rates: rates, Throttles: r.Class.Promise(), Served: r.Class == verdict.Served, Cost: in.Cost, Mark: a.mark, Sent: a.started}, model, now)
+	meter.See(quota.Reply{
+		Rates: rates, Throttles: r.Class.Promise(), Served: r.Class == verdict.Served, Cost: q.Cost, Mark: a.reservation, Sent: a.started,
+	}, model, now)
 }
 
-// callerTierOf is the tier of a request. Shares do not apply to a request for an object that one account stores,
-// because no other backend can serve it, nor to operations other than inference, which have separate limits.
-// While a reload goes on, callers may still have, or have already, the tiers of the other config.
-func (b *balancer) callerTierOf(in *intent, n int) quota.Tier {
-	if n == 0 || n >= len(b.tiers) || !in.Kind.Infers() || !in.placement.Anywhere() {
-		return quota.Tier{Number: n}
-	}
-	return b.tiers[n]
+// Transport makes one attempt at an upstream of a plain reverse_proxy, classifies
+// the reply and records what it means. If another upstream may do better, the client
+// does not get the reply: reverse_proxy asks the selection policy openai_lb again,
+// which chooses the next upstream. Without that policy, the transport has no effect.
+//
+// The options silence and quota_steering are not allowed: the handler openai_lb has
+// them.
+type Transport struct {
+	attempt.PassiveHealth
+	attempt.Options
+
+	// HTTP configures the connections to the upstreams, as reverse_proxy's http
+	// transport does. Default: that transport's defaults, but no added
+	// compression, a larger write buffer, more idle connections, which are
+	// closed before providers close theirs, and pings that find dead HTTP/2
+	// connections.
+	HTTP *reverseproxy.HTTPTransport `json:"http,omitempty"`
+
+	sender *attempt.Sender
 }
+
+// CaddyModule returns the Caddy module information.
+func (*Transport) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.reverse_proxy.transport.openai_lb",
+		New: func() caddy.Module { return new(Transport) },
+	}
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (t *Transport) UnmarshalJSON(data []byte) error {
+	type options Transport
+	return directive.UnmarshalJSON(data, (*options)(t))
+}
+
+// UnmarshalCaddyfile sets up the transport from Caddyfile tokens. Syntax:
+//
+//	transport openai_lb {
+//	    <fail_duration, retry_after_max, request_buffers and the timeouts of openai_lb...>
+//
+//	    http {
+//	        <options of the http transport...>
+//	    }
+//	}
+func (t *Transport) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	return directive.Unmarshal(d, t.PassiveHealth.Directives(), t.Options.Directives(), directive.Options{
+		"http": directive.Func(func(d *caddyfile.Dispenser) error {
+			t.HTTP = new(reverseproxy.HTTPTransport)
+			return t.HTTP.UnmarshalCaddyfile(d.NewFromNextSegment())
+		}).Check(func() error { return attempt.CheckConnections(t.HTTP) }),
+	}.Check(t.check))
+}
+
+// check refuses the options that have no effect here.
+func (t *Transport) check() error {
+	const elsewhere = " has no effect in a plain reverse_proxy: use the directive openai_lb"
+	switch {
+	case t.Silence != nil:
+		return errors.New("silence" + elsewhere)
+	case t.QuotaSteering != nil:
+		return errors.New("quota_steering" + elsewhere)
+	}
+	return nil
+}
+
+// Provision sets up the transport.
+func (t *Transport) Provision(ctx caddy.Context) error {
+	if err := t.check(); err != nil {
+		return err
+	}
+	proxy := proxyAround(ctx.Modules())
+	if proxy != nil && !hasSelection(proxy) {
+		ctx.Logger().Warn("transport openai_lb has no effect without lb_policy openai_lb")
+	}
+	t.sender = &attempt.Sender{PassiveHealth: t.PassiveHealth, Options: t.Options, HTTP: t.HTTP}
+	if proxy != nil {
+		t.sender.CloseDelay, t.sender.CopyBuffer = time.Duration(proxy.StreamCloseDelay), proxy.StreamBufferSize
+	}
+	err := t.sender.Provision(ctx)
+	t.HTTP = t.sender.HTTP
+	return err
+}
+
+// Cleanup closes idle connections, and stops unused timers.
+func (t *Transport) Cleanup() error {
+	if t.sender == nil {
+		return nil
+	}
+	return t.sender.Cleanup()
+}
+
+// errNext makes reverse_proxy ask the policy again.
+var errNext = reverseproxy.NewDialError(errors.New("trying the next backend"))
+
+// RoundTrip implements http.RoundTripper. It makes one attempt at the upstream
+// that the policy chose for the request, or answers if there is none.
+func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	// a request may pass several reverse_proxies
+	p, ok := caddyhttp.GetVar(req.Context(), proxiedRequestVar).(*proxiedRequest)
+	switch {
+	case !ok || p.selection.transport != t:
+		return t.sender.RoundTripper.RoundTrip(req)
+	case p.search.current == nil:
+		return responseTo(req, p.group.answer(&p.transaction, p.own)), nil
+	}
+	b, q, s := p.group.balancer, &p.request, &p.search
+	reply := p.send(t.sender, req)
+	judgement := judge(q, reply)
+	b.learn(q, s, reply, judgement)
+	step := s.Tell(reply, judgement)
+	s.last().count() // now: nobody tells when reverse_proxy has sent the reply
+	defer s.release()
+	switch {
+	case judgement.left:
+		return nil, req.Context().Err() // no upstream is to blame
+	case step == again:
+		return nil, errNext
+	case step == stop:
+		return responseTo(req, b.answer(&p.transaction, s.own)), nil
+	}
+	s.decided()
+	res, _ := reply.Commit(q.writer, time.Now(), func(end attempt.End) { b.learnEnd(q, s, end) })
+	s.forbidRetry(res.Header)
+	return res, nil
+}
+
+// RequestHeaderOps sets the Host of the requests.
+func (t *Transport) RequestHeaderOps() *headers.HeaderOps {
+	return t.HTTP.RequestHeaderOps()
+}
+
+// TLSEnabled reports whether the upstreams are reached by TLS.
+func (t *Transport) TLSEnabled() bool { return t.HTTP != nil && t.HTTP.TLSEnabled() }
+
+// EnableTLS has the upstreams reached by TLS.
+func (t *Transport) EnableTLS(base *reverseproxy.TLSConfig) error {
+	if t.HTTP == nil {
+		t.HTTP = new(reverseproxy.HTTPTransport)
+	}
+	return t.HTTP.EnableTLS(base)
+}
+
+// OverrideHealthCheckScheme makes active health checks use the scheme of the upstreams.
+func (t *Transport) OverrideHealthCheckScheme(base *url.URL, port string) {
+	t.HTTP.OverrideHealthCheckScheme(base, port)
+}
+
+// Interface guards
+var (
+	_ caddyfile.Unmarshaler                            = (*Transport)(nil)
+	_ caddy.Provisioner                                = (*Transport)(nil)
+	_ caddy.CleanerUpper                               = (*Transport)(nil)
+	_ http.RoundTripper                                = (*Transport)(nil)
+	_ reverseproxy.TLSTransport                        = (*Transport)(nil)
+	_ reverseproxy.RequestHeaderOpsTransport           = (*Transport)(nil)
+	_ reverseproxy.HealthCheckSchemeOverriderTransport = (*Transport)(nil)
+)

@@ -101,11 +101,11 @@ func TestAKeyBehindASemicolonIsFound(t *testing.T) {
 	}
 }
 
-// TestTheVariableOfAnExchangeHoldsNoKey has a config write the variable in which a request carries what the balancer knows
+// TestTheVariableOfATransactionHoldsNoKey has a config write the variable in which a request carries what the balancer knows
 // of it, keys included.
-func TestTheVariableOfAnExchangeHoldsNoKey(t *testing.T) {
+func TestTheVariableOfATransactionHoldsNoKey(t *testing.T) {
 	_, server := lbtest.Listen(t, "a")
-	address := lbtest.ServeAt(t, "header >X-Variable {http.vars.openai_lb.exchange}\nopenai_lb {\nclient_key alice client-key-of-alice\nbackend "+server.URL+" {\napi_key "+lbtest.BackendKey+"\n}\n}")
+	address := lbtest.ServeAt(t, "header >X-Variable {http.vars.openai_lb.transaction}\nopenai_lb {\nclient_key alice client-key-of-alice\nbackend "+server.URL+" {\napi_key "+lbtest.BackendKey+"\n}\n}")
 	reply := lbtest.Post(lbtest.NewClient(t), "http://"+address+"/v1/chat/completions", `{"model":"m"}`, "Api-Key", "client-key-of-alice")
 	if got := reply.Header.Get("X-Variable"); reply.Status != 200 || got == "" || strings.Contains(got, lbtest.BackendKey) {
 		t.Errorf("client got %d with %q", reply.Status, got)
@@ -143,9 +143,6 @@ func TestALiteralKeyIsNotInTheLogOfItsConfig(t *testing.T) {
 						api_key sk-literal-key-of-a
 						header X-Secret-Token sk-literal-token
 						header Cf-Aig-Authorization "Bearer sk-literal-bearer"
-					}
-					reverse_proxy {
-						header_up api-key sk-literal-key-in-header-up
 					}
 				}
 			}`, logs, format, lbtest.FreePort(t), server.URL))

@@ -20,17 +20,14 @@ var lower = []string{
 	"pool",
 }
 
-// users are the internal packages that import these, besides the root. upstreams is what the root is, for a plain
-// reverse_proxy.
+// users are the internal packages that import these, besides the root.
 var users = map[string][]string{
 	"metrics": {
 		"admin", "statuspage",
-		"upstreams",
 		"replicas", // registers its own metrics as metrics does
 		"lbtest",   // reads them
 	},
 	"observe": {
-		"upstreams",
 		"admin", // waits for the event that Caddy stops
 	},
 }

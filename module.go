@@ -4,9 +4,11 @@
 // requests for as long as it asked, and the refused request fails over to
 // another backend.
 //
-// A request goes from ServeHTTP in handler.go through read (read.go, the intent) and Caddy's reverse_proxy to RoundTrip in
-// loop.go: choose, attempt (outgoing.go), learn (health.go) and next, until commit or answer (answer.go, the outcome). Then
-// finish reports it (observe.go) and settles its bill (bill.go). A try is an attempt as the loop remembers it.
+// ServeHTTP in handler.go takes a request through its stages. It is read (read.go,
+// request.go). A search finds a backend (selection.go), an attempt sends it there
+// (attempt.go), the reply is judged, and the pool learns from it (health.go), until
+// a reply or an answer (answer.go) goes to the client (respond.go). The outcome is
+// reported (report.go) and charged (bill.go).
 //
 // The words to learn, as docs/glossary.md has them:
 //
@@ -18,7 +20,6 @@
 //   - Caller: who sends requests, known by a client key or a token. Callers have limits.
 //   - Class: what a reply means, such as served, throttled or failed.
 //   - Hint: what a reply says of the time when its backend accepts requests again.
-//   - Intent: what a request asks for, and who asks. It is read once, before a backend is chosen.
 //   - Member: a backend as one pool sees it, with a priority and a weight.
 //   - Owner: the account that has a stored object. Requests that name the object go there.
 //   - Pool: the backends of one openai_lb block, with one name in logs and metrics.
@@ -38,7 +39,6 @@ import (
 	"encoding/json"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
 	_ "github.com/openai-lb/caddy-openai-lb/internal/admin" // /openai_lb/ in the admin API, `caddy openai-lb`, openai_lb_handover
@@ -50,16 +50,16 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/statuspage" // openai_lb_status
-	_ "github.com/openai-lb/caddy-openai-lb/internal/upstreams"  // lb_policy openai_lb, transport openai_lb
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
 
 func init() {
 	caddy.RegisterModule(new(Handler))
+	caddy.RegisterModule(new(Selection))
+	caddy.RegisterModule(new(Transport))
 }
 
-// Handler balances requests for OpenAI's API over several backends. It is a
-// reverse_proxy with its own selection policy and transport.
+// Handler balances requests for OpenAI's API over several backends.
 //
 // In JSON it has the options of the Caddyfile. Options that can be repeated are
 // lists:
@@ -73,7 +73,7 @@ func init() {
 //		"client_keys": [{"name": "alice", "key": "{env.ALICE_KEY}"}]
 //	}
 //
-// It sets these placeholders, for access logs, header_down and deferred headers:
+// It sets these placeholders, for access logs and deferred headers:
 //
 // Placeholder | Description
 // ------------|-------------
@@ -173,34 +173,32 @@ type Handler struct {
 
 	callers.Config
 
-	// ReverseProxy is options of Caddy's `reverse_proxy`, passed on as they are. Default: none.
+	// TransportRaw is Caddy's own `http` transport, which connects to the backends: TLS, proxies, timeouts. Default: its
+	// defaults.
 	//
-	// Its transport must be `http`. Upstreams, load balancing, passive health checks and request buffers are not allowed.
+	// It adds no compression. Without options, it has a larger write buffer, more idle connections, which are closed before
+	// providers close theirs, and pings that find dead HTTP/2 connections. `proxy_protocol` is not available.
 	//
-	//	reverse_proxy {
-	//	    <options of reverse_proxy...>
+	//	transport http {
+	//	    <options of the http transport...>
 	//	}
-	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
+	TransportRaw json.RawMessage `json:"transport,omitempty" caddy:"namespace=http.reverse_proxy.transport inline_key=protocol"`
+
+	attempt.WebSocketOptions
 
 	replicas.State
 
-	// Sender makes the attempts at the backends. Provision creates it from
-	// the options of attempts, of passive health, and the transport of ReverseProxy.
+	// Sender makes the attempts at the backends. Provision creates it.
 	Sender *attempt.Sender `json:"-"`
 
-	balancer *balancer
-	reader   *reader
-	link     *replicas.Link // nil without state
-	proxy    *reverseproxy.Handler
-	logger   *zap.Logger
-	trail    *observe.Trail
-
-	// keyFiles reads keys again that come from files.
-	keyFiles keys.Reloader
-
-	// splitsHeaders reports whether reverse_proxy gets only the fields of a request's
-	// header that it reads.
-	splitsHeaders bool
+	logger     *zap.Logger
+	trail      *observe.Trail
+	keyFiles   keys.Reloader  // reads keys again that come from files
+	clientKeys *keys.Clients  // nil if callers need no key
+	link       *replicas.Link // nil without state
+	balancer   *balancer
+	callers    *callers.Callers // nil without limits
+	reader     *reader
 }
 
 // ClientKey is a key with which a caller may use the balancer. A caller may

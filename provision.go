@@ -41,136 +41,208 @@ func (h *Handler) UnmarshalJSON(data []byte) error {
 }
 
 // Provision sets up the handler. It makes no request and starts no goroutine.
+//
+// Each part is made of those before it: the caller's keys, the backends, the connections, the pool, the limits of callers,
+// and the reader of requests. Cleanup releases those that were made.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
 	h.keyFiles.Logger = h.logger
-	h.reader = &reader{readyPath: h.ReadyPath}
+	config, err := h.claimName(ctx)
+	if err != nil {
+		return err
+	}
+	if h.trail, err = h.newTrail(ctx, config); err != nil {
+		return err
+	}
+	if h.clientKeys, err = h.newClientKeys(ctx); err != nil {
+		return err
+	}
+	if err := h.checkOptions(); err != nil {
+		return err
+	}
+	if err := h.provisionBackends(ctx); err != nil {
+		return err
+	}
+	policy, err := h.loadPolicy(ctx)
+	if err != nil {
+		return err
+	}
+	if h.Sender, err = h.newSender(ctx); err != nil {
+		return err
+	}
+	if h.link, err = h.joinReplicas(ctx); err != nil {
+		return err
+	}
+	if h.balancer, err = h.newBalancer(ctx, policy); err != nil {
+		return err
+	}
+	if h.callers, err = h.newCallers(ctx); err != nil {
+		return err
+	}
+	if h.reader, err = h.newReader(ctx, policy); err != nil {
+		return err
+	}
+	if err := metrics.Register(ctx.GetMetricsRegistry()); err != nil {
+		return err
+	}
+	if err := h.warnOfSites(ctx); err != nil {
+		return err
+	}
+	h.publish(config)
+	return nil
+}
+
+// claimName gives the pool its name, and returns the digest of its options.
+func (h *Handler) claimName(ctx caddy.Context) (config string, err error) {
 	unnamed := h.Pool == "" || pools.IsNumbered(h.Pool, defaultPool)
 	h.Pool = cmp.Or(h.Pool, defaultPool)
 	if err := pools.Default.Claim(ctx, h.Pool, h); err != nil {
-		return err
-	}
-	config, err := replicas.ConfigDigest(h)
-	if err != nil {
-		return err
+		return "", err
 	}
 	if unnamed && pools.Default.Unnamed(ctx, h.Pool, h.namesCallers()) {
 		h.logger.Warn("several pools have no name: give each one a name, because reordering them in the file would give callers the stored objects of others")
 	}
-	if err := provisionTrail(ctx, h, config); err != nil {
-		return err
-	}
-	if err := provisionClientKeys(ctx, h); err != nil {
-		return err
-	}
+	return replicas.ConfigDigest(h)
+}
+
+// checkOptions checks the options that no other part checks, and sets their defaults.
+func (h *Handler) checkOptions() error {
 	if h.ReadyPath != "" {
 		if err := checkReadyPath(h.ReadyPath); err != nil {
 			return err
 		}
 	}
+	h.RatelimitHeaders = cmp.Or(h.RatelimitHeaders, rateLimitsOfCaller)
+	switch {
+	case !slices.Contains(rateLimitsOf, h.RatelimitHeaders):
+		return fmt.Errorf("ratelimit_headers '%s' is not one of %s", h.RatelimitHeaders, strings.Join(rateLimitsOf, ", "))
+	case h.LBRetries != nil && *h.LBRetries < 0:
+		return fmt.Errorf("lb_retries '%d' is not a whole number of 0 or more", *h.LBRetries)
+	case h.LBTryDuration < 0:
+		return fmt.Errorf("lb_try_duration '%s' is not a duration above 0", time.Duration(h.LBTryDuration))
+	}
+	return errors.Join(h.Wait.Check(), h.WebSocketOptions.Check(), h.checkAffinity(h.namesCallers()))
+}
+
+// provisionBackends sets up the backends, with those that the environment describes.
+func (h *Handler) provisionBackends(ctx caddy.Context) error {
 	if err := h.provisionFromEnv(); err != nil {
 		return err
 	}
 	if err := backend.Provision(ctx, h.Backends); err != nil {
 		return err
 	}
-	if h.RatelimitHeaders = cmp.Or(h.RatelimitHeaders, rateLimitsOfCaller); !slices.Contains(rateLimitsOf, h.RatelimitHeaders) {
-		return fmt.Errorf("ratelimit_headers '%s' is not one of %s", h.RatelimitHeaders, strings.Join(rateLimitsOf, ", "))
+	for _, warning := range backend.Mistakes(h.Backends) {
+		h.logger.Warn(warning)
 	}
-	if h.LBRetries != nil && *h.LBRetries < 0 {
-		return fmt.Errorf("lb_retries '%d' is not a whole number of 0 or more", *h.LBRetries)
-	}
-	if h.LBTryDuration < 0 {
-		return fmt.Errorf("lb_try_duration '%s' is not a duration above 0", time.Duration(h.LBTryDuration))
-	}
-	if err := h.Wait.Check(); err != nil {
-		return err
-	}
+	return nil
+}
+
+// loadPolicy loads the option lb_policy. It returns nil if there is none.
+func (h *Handler) loadPolicy(ctx caddy.Context) (reverseproxy.Selector, error) {
 	if pools.HasCountingFallback(h.LBPolicyRaw) {
 		h.logger.Warn(pools.FallbackCountsNothing)
 	}
 	policy, err := pools.LoadPolicy(ctx, h, h.LBPolicyRaw)
-	if err != nil {
-		return err
-	}
 	if policy != nil && slices.ContainsFunc(h.Backends, func(b *backend.Backend) bool { return *b.Weight > 1 }) {
 		h.logger.Warn(pools.WeightIgnored)
 	}
-	for _, warning := range backend.Mistakes(h.Backends) {
-		h.logger.Warn(warning)
-	}
-	if err := h.warnOfSites(ctx); err != nil {
-		return err
-	}
-	if err := h.provisionSender(ctx); err != nil {
-		return err
-	}
-	if err := h.provisionBalancer(ctx, policy); err != nil {
-		return err
-	}
-	if err := metrics.Register(ctx.GetMetricsRegistry()); err != nil {
-		return err
-	}
-	if err := h.provisionProxy(ctx); err != nil {
-		return err
-	}
-	pools.Default.Add(&h.balancer.Entry) // whose upstreams are set up: the admin API and the metrics read them
-	for _, t := range h.balancer.targets {
-		t.startFresh(h.link, h.trail)
-	}
-	h.link.Configured(h.Pool, config)
-	h.link.Open(h.balancer.Pool)
-	return nil
+	return policy, err
 }
 
-func (h *Handler) provisionBalancer(ctx caddy.Context, policy reverseproxy.Selector) error {
+// newSender sets up the connections to the backends, and passive health.
+func (h *Handler) newSender(ctx caddy.Context) (*attempt.Sender, error) {
+	transport, err := attempt.DecodeTransport(h.TransportRaw)
+	if err != nil {
+		return nil, err
+	}
+	s := &attempt.Sender{PassiveHealth: h.PassiveHealth, Options: h.Options, HTTP: transport, CloseDelay: time.Duration(h.StreamCloseDelay)}
+	return s, s.Provision(ctx)
+}
+
+// joinReplicas joins the other replicas of the option state. It returns nil without that.
+func (h *Handler) joinReplicas(ctx caddy.Context) (*replicas.Link, error) {
+	link, err := h.Join(ctx)
+	if link == nil || err != nil {
+		return nil, err
+	}
+	return link, observe.On(ctx, observe.Started, link.Start)
+}
+
+// newBalancer makes the pool of the backends, and what all of its requests have in common.
+func (h *Handler) newBalancer(ctx caddy.Context, policy reverseproxy.Selector) (*balancer, error) {
 	events, err := observe.NewEvents(ctx, h.Pool)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if h.link, err = h.Join(ctx); err != nil {
-		return err
-	}
-	if h.link != nil {
-		if err := observe.On(ctx, observe.Started, h.link.Start); err != nil {
-			return err
+	rechecker := &backend.Rechecker{Context: ctx, Transport: h.Sender.RoundTripper, Backends: h.Backends}
+	listeners, queues := []pool.Listener{h.link, rechecker}, waiting.New(h.Wait, h.QuotaTiers() != nil)
+	if queues != nil {
+		if err := observe.On(ctx, observe.Stopping, queues.Close); err != nil {
+			return nil, err
 		}
+		listeners = append(listeners, wakes{queues})
 	}
-	d, targets := h.reader, make([]*target, len(h.Backends))
+	targets := make([]*target, len(h.Backends))
 	for i, b := range h.Backends {
 		targets[i] = targetOf(b)
 		h.link.Name(targets[i].Member, b.NameForReplicas())
-		d.passesThrough = d.passesThrough || b.Credentials.Passthrough
-		d.tellsModels = d.tellsModels || b.Models != nil || b.Deployment != ""
 		if key := b.Key(); key != nil && key.InFile() {
 			h.keyFiles.Add("api_key of backend "+b.Name, key.Read)
 		}
 	}
 	h.link.Secrets(h.keyFiles.Add)
-	d.buffers, d.models = h.Sender.RequestBuffers, backend.ModelsOf(h.Backends)
-	d.rechecker = backend.Rechecker{Context: ctx, Transport: h.Sender.RoundTripper, Backends: h.Backends, HeaderUp: attempt.HeaderUpOf(h.ReverseProxy)}
-	listeners, lists := []pool.Listener{h.link, &d.rechecker}, waiting.New(h.Wait, h.QuotaTiers() != nil)
-	if lists != nil {
-		if err := observe.On(ctx, observe.Stopping, lists.Close); err != nil {
-			return err
-		}
-		listeners = append(listeners, wakes{lists})
+	b := newBalancer(h.Pool, targets, h.Sender, events, listeners...)
+	b.Pool.Watches = h.Silence == nil || *h.Silence
+	b.Pool.Steers = h.QuotaSteering == nil || *h.QuotaSteering
+	b.settings = settings{
+		policy: policy, rateLimits: h.RatelimitHeaders, waiting: queues, fields: attempt.Public{}, streamTimeout: time.Duration(h.StreamTimeout),
 	}
-	h.balancer = newBalancer(h.Pool, targets, h.Sender, events, listeners...)
-	h.balancer.waiting, h.balancer.ledger = lists, ledger.Open(h.Pool, ctx.Storage(), h.logger)
-	h.balancer.Rechecker, h.balancer.Secrets = &d.rechecker, &h.keyFiles
-	h.balancer.reader, h.balancer.policy, h.balancer.rateLimits = h.reader, policy, h.RatelimitHeaders
-	var prompts *affinity.PromptCache // nil: with one account, or a policy of the operator's, there is none by default
+	b.ledger = ledger.Open(h.Pool, ctx.Storage(), h.logger)
+	b.Rechecker, b.Secrets = rechecker, &h.keyFiles
+	return b, observe.On(ctx, observe.Started, func() { rechecker.Start(b.Pool) })
+}
+
+// newReader makes the reader of requests.
+func (h *Handler) newReader(ctx caddy.Context, policy reverseproxy.Selector) (*reader, error) {
+	var prompts *affinity.PromptCache // with one account, or a policy of the operator's, there is none by default
 	if policy == nil && slices.ContainsFunc(h.Backends, func(b *backend.Backend) bool { return b.AccountKey != h.Backends[0].AccountKey }) {
 		prompts = new(affinity.PromptCache)
 	}
+	d := &reader{
+		readyPath: h.ReadyPath, buffers: h.Sender.RequestBuffers, models: backend.ModelsOf(h.Backends),
+		clientKeys: h.clientKeys, callers: h.callers, rechecker: h.balancer.Rechecker.(*backend.Rechecker),
+	}
+	for _, b := range h.Backends {
+		d.passesThrough = d.passesThrough || b.Credentials.Passthrough
+		d.tellsModels = d.tellsModels || b.Models != nil || b.Deployment != ""
+	}
+	var err error
 	if d.promptCache, err = h.Affinity.OpenPromptCache(h.Pool, h.balancer.Pool, prompts); err != nil {
-		return err
+		return d, err
 	}
-	if err := provisionCallers(ctx, h); err != nil {
-		return err
+	config := affinity.Config{Options: h.Affinity, Pool: h.Pool, Link: h.link, Logger: h.logger}
+	var backends []*backend.Backend // in the order of targets
+	for _, t := range h.balancer.targets {
+		backends, config.Accounts = append(backends, t.backend), append(config.Accounts, t.backend.AccountKey)
 	}
-	return h.provisionAffinity(ctx)
+	if d.affinity, err = affinity.New(ctx, config); err != nil {
+		return d, err
+	}
+	for _, names := range h.callers.Sets() {
+		d.entitlements = append(d.entitlements, affinity.Entitle(names, backends, d.affinity))
+	}
+	return d, observe.On(ctx, observe.Started, func() { d.affinity.Start(); h.balancer.ledger.Start() })
+}
+
+// publish shows the pool, which is complete now, to operators and to other replicas.
+func (h *Handler) publish(config string) {
+	pools.Default.Add(&h.balancer.Entry)
+	for _, t := range h.balancer.targets {
+		t.startFresh(h.link, h.trail)
+	}
+	h.link.Configured(h.Pool, config)
+	h.link.Open(h.balancer.Pool)
 }
 
 // checkAffinity checks what depends on other options: whether callers are named.
@@ -179,24 +251,6 @@ func (h *Handler) checkAffinity(named bool) error {
 		return errors.New("affinity: callers strict requires client_key, client_keys_file or caller_identity, because callers need names")
 	}
 	return nil
-}
-
-func (h *Handler) provisionAffinity(ctx caddy.Context) (err error) {
-	if err := h.checkAffinity(h.reader.clientKeys != nil); err != nil {
-		return err
-	}
-	config := affinity.Config{Options: h.Affinity, Pool: h.Pool, Link: h.link, Logger: h.logger}
-	var backends []*backend.Backend // in the order of targets
-	for _, t := range h.balancer.targets {
-		backends, config.Accounts = append(backends, t.backend), append(config.Accounts, t.backend.AccountKey)
-	}
-	if h.reader.affinity, err = affinity.New(ctx, config); err != nil {
-		return err
-	}
-	for _, names := range h.reader.callers.Sets() {
-		h.reader.entitlements = append(h.reader.entitlements, affinity.Entitle(names, backends, h.reader.affinity))
-	}
-	return observe.On(ctx, observe.Started, func() { h.reader.affinity.Start(); h.balancer.ledger.Start() })
 }
 
 // provisionFromEnv adds the backends that the environment describes. That
@@ -236,60 +290,13 @@ func (h *Handler) Cleanup() error {
 		}
 	}
 	if d := h.reader; d != nil {
-		errs = append(errs, d.affinity.Close(), d.callers.Close(), d.promptCache.Close())
+		errs = append(errs, d.affinity.Close(), d.promptCache.Close())
 	}
-	// a reverse_proxy that failed before its upstreams has nothing to clean up
-	if h.proxy != nil && h.proxy.Upstreams[0].Host != nil {
-		errs = append(errs, h.proxy.Cleanup())
-	}
+	errs = append(errs, h.callers.Close())
 	if h.Sender != nil {
 		errs = append(errs, h.Sender.Cleanup())
 	}
 	return errors.Join(errs...)
-}
-
-// provisionSender sets up the connections, and with them passive health.
-func (h *Handler) provisionSender(ctx caddy.Context) error {
-	h.Sender = &attempt.Sender{PassiveHealth: h.PassiveHealth, Options: h.Options}
-	if h.ReverseProxy != nil && h.ReverseProxy.TransportRaw != nil {
-		h.Sender.HTTP = new(reverseproxy.HTTPTransport)
-		if err := attempt.DecodeConnections(h.ReverseProxy.TransportRaw, h.Sender.HTTP); err != nil {
-			return fmt.Errorf("reverse_proxy: transport: %w", err)
-		}
-	}
-	return h.Sender.Provision(ctx, h.ReverseProxy)
-}
-
-// provisionProxy sets up the reverse_proxy that carries the requests.
-func (h *Handler) provisionProxy(ctx caddy.Context) error {
-	proxy := new(reverseproxy.Handler)
-	if h.ReverseProxy != nil {
-		*proxy = *h.ReverseProxy
-		if err := attempt.RefuseOwnOptions(proxy); err != nil {
-			return err
-		}
-	}
-	if attempt.NamesUpstream(proxy) {
-		h.logger.Warn("header_up has a placeholder of the upstream, which openai_lb chooses later: use the option header of each backend")
-	}
-	proxy.TransportRaw = nil
-	schemes := make(map[string]string)
-	for _, b := range h.Backends {
-		schemes[b.Dial()] = b.Origin.Scheme
-	}
-	proxy.Transport = loop{h.Sender, schemes}
-	proxy.LoadBalancing = &reverseproxy.LoadBalancing{SelectionPolicy: attempt.Ourselves} // the loop chooses a backend
-	for _, t := range h.balancer.targets {
-		proxy.Upstreams = append(proxy.Upstreams, t.upstream)
-	}
-	h.proxy = proxy
-	logsHeaders := ctx.Logger(proxy).Core().Enabled(zap.DebugLevel)
-	h.balancer.hidesHeader = !logsHeaders
-	h.splitsHeaders = !logsHeaders && proxy.Headers == nil && proxy.Rewrite == nil && proxy.HandleResponse == nil
-	if err := proxy.Provision(ctx); err != nil {
-		return fmt.Errorf("reverse_proxy: %w", err)
-	}
-	return nil
 }
 
 // checkReadyPath says what is wrong with ready_path, if anything is.

@@ -16,7 +16,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
-	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
 
 // reader reads requests: it finds out who asks, for what, and which backends may get that.
@@ -31,7 +32,7 @@ type reader struct {
 	affinity     *affinity.Affinity
 	// promptCache is nil if it is off.
 	promptCache *affinity.PromptCache
-	rechecker   backend.Rechecker
+	rechecker   *backend.Rechecker
 	// readyPath is the option ready_path, and buffers request_buffers.
 	readyPath string
 	buffers   int64
@@ -45,19 +46,26 @@ type reader struct {
 
 // read finds out what the request asks for. It returns the answer if that needs no
 // backend.
-func (d *reader) read(ex *exchange) (own apierror.Answer) {
-	in, r := &ex.intent, ex.intent.request
-	in.entitled = d.entitlements[0]
-	if d.asksReady(r) {
-		return d.answerReady(ex.balancer, r)
+func (d *reader) read(b *balancer, t *transaction) (own apierror.Answer) {
+	q, r := &t.request, t.request.incoming
+	q.entitled = d.entitlements[0]
+	if r.TLS != nil && !r.TLS.HandshakeComplete {
+		// whoever has seen it may have sent it again (RFC 8470), and it would be paid for twice
+		return apierror.TooEarly.Answer(r)
 	}
-	if refusal, refused := d.identify(in); refused {
+	if d.asksReady(r) {
+		return d.answerReady(b, r)
+	}
+	if refusal, refused := d.identify(q); refused {
 		return refusal.Answer(r)
 	}
-	if openaiapi.IsEchoOrTunnel(r) {
+	switch {
+	case openaiapi.IsExtendedConnect(r):
+		return apierror.NoExtendedConnect.Answer(r)
+	case openaiapi.IsEchoOrTunnel(r):
 		return apierror.MethodNotAllowed.Answer(r)
 	}
-	if in.credentials.HidesContent(r.Header) {
+	if q.credentials.HidesContent(r.Header) {
 		return apierror.HiddenContent.Answer(r)
 	}
 	path := r.URL.EscapedPath()
@@ -72,88 +80,81 @@ func (d *reader) read(ex *exchange) (own apierror.Answer) {
 		return apierror.InvalidPath("The path must be spelled as in the API's documentation.").Answer(r)
 	}
 	if openaiapi.IsUsage(r.Method, route) {
-		return d.answerUsage(ex)
+		return d.answerUsage(b, t)
 	}
-	switch {
-	case openaiapi.IsHandshake(r) && openaiapi.MayBeResponses(route.Operation):
-		own = d.enter(ex)
-	case !openaiapi.IsExtendedConnect(r):
-		own = d.receive(ex, route)
+	if openaiapi.IsHandshake(r) && openaiapi.MayBeResponses(route.Operation) {
+		own = d.enter(b, t)
+	} else {
+		own = d.receive(b, t, route)
 	}
 	if own.Response != nil {
 		return own
 	}
-	in.parse(route, d.promptCache)
-	if in.Kind == openaiapi.InferenceWebSocket {
-		in.socket = attempt.NewSocket(ex.writer, r)
-		if openaiapi.IsExtendedConnect(r) {
-			ex.proxied.Body = in.socket.Body()
-		}
+	q.parse(route, d.promptCache)
+	if q.Kind == openaiapi.InferenceWebSocket {
+		q.socket = attempt.NewSocket(q.writer, r)
 	}
-	in.anonymous = d.passesThrough && in.credentials.None()
-	if models := d.modelsOf(in.caller.Name); models != nil {
+	q.anonymous = d.passesThrough && q.credentials.None()
+	if models := d.modelsOf(q.caller.Name); models != nil {
 		if own = apierror.ModelList(r, route, models); own.Response != nil {
 			return own
 		}
 	}
-	if d.tellsModels && in.CutOff() && in.Model == "" && !in.IsUpload(openaiapi.MethodOf(r)) {
+	if d.tellsModels && q.CutOff() && q.Model == "" && !q.IsUpload(r.Method) {
 		return apierror.ModelBeyondBuffer(d.buffers).Answer(r)
 	}
-	if own = d.limit(ex); own.Response != nil {
+	if own = d.limit(b, t); own != (apierror.Answer{}) {
 		return own
 	}
-	return d.findAccounts(in, ex.targets)
+	return d.findAccounts(q, b.targets)
 }
 
 // enter opens the WebSocket of a client, and reads its first message, which is the request: it names the model and what
 // the response goes on from. It returns the answer if none comes.
-func (d *reader) enter(ex *exchange) (own apierror.Answer) {
-	in := &ex.intent
-	if in.socket == nil && ex.sender.OpensNone(len(ex.targets)) {
-		return apierror.NoWebSocket.Answer(in.request)
+func (d *reader) enter(b *balancer, t *transaction) (own apierror.Answer) {
+	q := &t.request
+	if q.socket == nil && b.sender.OpensNone(len(b.targets)) {
+		return apierror.NoWebSocket.Answer(q.asked)
 	}
-	if in.socket == nil { // otherwise it is the next message, after the balancer's own answer
-		if own = d.exceeded(ex, meter.Estimate{Prompt: 1}); own.Response != nil {
+	if q.socket == nil { // otherwise it is the next message, after the balancer's own answer
+		if own = d.exceeded(b, t, meter.Estimate{Prompt: 1}); own.Response != nil {
 			return own
 		}
 		if d.callers != nil { // its first message may come slowly, and is in memory
-			if refusal := ex.bill.Upload(); refusal != nil {
-				return d.refuse(ex, refusal)
+			if refusal := t.bill.Upload(); refusal != nil {
+				return d.refuse(b, t, refusal)
 			}
-			defer ex.bill.Uploaded()
+			defer t.bill.Uploaded()
 		}
-		in.socket = attempt.NewSocket(ex.writer, in.request)
-		if err := ex.sender.Accept(in.socket, d.buffers); err != nil {
-			in.socket = nil
-			return apierror.UnreadableBody(err).Answer(in.request)
+		socket := attempt.NewSocket(q.writer, q.incoming)
+		if err := b.sender.Accept(socket, d.buffers); err != nil {
+			return apierror.UnreadableBody(err).Answer(q.asked)
 		}
+		q.socket = socket
 	}
-	ex.proxied = *ex.proxied.WithContext(in.socket.Until(ex.proxied.Context()))
-	if openaiapi.IsExtendedConnect(in.request) {
-		ex.proxied.Body = in.socket.Body()
-	}
-	in.request = openaiapi.AsPost(in.request.WithContext(ex.proxied.Context()))
-	text, err := in.socket.Next()
+	q.incoming = q.incoming.WithContext(q.socket.Until(q.incoming.Context()))
+	q.asked = openaiapi.AsPost(q.incoming)
+	text, err := q.socket.Next()
 	if err != nil {
-		return apierror.UnreadableBody(err).Answer(in.request)
+		return apierror.UnreadableBody(err).Answer(q.asked)
 	}
 	if e := openaiapi.ParseClientEvent(text); !e.Clear || e.Type != "response.create" {
-		return apierror.UnclearEvent.Answer(in.request)
+		return apierror.UnclearEvent.Answer(q.asked)
 	}
-	came := time.Since(in.started) // it begins now
-	if in.started = in.started.Add(came); !in.deadline.IsZero() {
-		in.deadline = in.deadline.Add(came)
+	came := time.Since(q.started) // it begins now
+	if q.started = q.started.Add(came); !q.deadline.IsZero() {
+		q.deadline = q.deadline.Add(came)
 	}
-	in.received.Hold(text)
+	q.received.Hold(text)
 	return own
 }
 
 // identify records who sent the request. It refuses a caller without a valid key or token.
-func (d *reader) identify(in *intent) (refusal apierror.Error, refused bool) {
+func (d *reader) identify(q *request) (refusal apierror.Error, refused bool) {
 	if d.clientKeys == nil {
 		return apierror.Error{}, false
 	}
-	who, err := d.clientKeys.Identify(in.request.Context(), &in.credentials)
+	who, err := d.clientKeys.Identify(q.asked.Context(), &q.credentials)
 	switch {
 	case errors.Is(err, keys.ErrNoKey):
 		return apierror.MissingKey, true
@@ -167,8 +168,8 @@ func (d *reader) identify(in *intent) (refusal apierror.Error, refused bool) {
 		return apierror.WrongKey, true
 	}
 	d.callers.PlaceByToken(who.Token)
-	in.caller, in.entitled = who, d.entitlements[d.callers.Set(who.Name)]
-	addToLog(in.request, in.callerField)
+	q.caller, q.entitled = who, d.entitlements[d.callers.Set(who.Name)]
+	addToLog(q.incoming, q.callerField)
 	return apierror.Denied, d.callers.Deny(who.Name)
 }
 
@@ -181,131 +182,126 @@ func (d *reader) modelsOf(caller string) []string {
 }
 
 // exceeded returns the answer to a request if its caller is over a limit before anything of it is read.
-func (d *reader) exceeded(ex *exchange, likely meter.Estimate) (own apierror.Answer) {
-	now, in := time.Now(), &ex.intent
-	a, refusal := d.callers.Exceeded(now, in.caller.Name, likely)
-	if ex.bill.Admission = a; refusal == nil || ex.tries.turn.mayLastUntil(refusal, in, now) {
+func (d *reader) exceeded(b *balancer, t *transaction, likely meter.Estimate) (own apierror.Answer) {
+	now, q := time.Now(), &t.request
+	a, refusal := d.callers.Exceeded(now, q.caller.Name, likely)
+	if t.bill.Admission = a; refusal == nil || t.wait.mayLastUntil(refusal, q, now) {
 		return own
 	}
-	ex.bill.Refused(refusal)
-	return d.refuse(ex, refusal)
+	t.bill.Refused(refusal)
+	return d.refuse(b, t, refusal)
 }
 
 // receive reads the body of the request, or returns the answer if that cannot be read, or if its caller is over a
 // limit: otherwise a caller could fill the memory with uploads. For the same reason, a longer body is one of the requests
-// that its caller has at a time while it comes. A handler in handle_response gets none of the body, unless nothing was
-// read, or answer restores it.
-func (d *reader) receive(ex *exchange, route openaiapi.Route) (own apierror.Answer) {
-	in := &ex.intent
-	if length := in.request.ContentLength; d.callers != nil && length != 0 {
-		if own = d.exceeded(ex, callers.LikelyCost(in.request, route)); own.Response != nil {
+// that its caller has at a time while it comes.
+func (d *reader) receive(b *balancer, t *transaction, route openaiapi.Route) (own apierror.Answer) {
+	q := &t.request
+	if length := q.incoming.ContentLength; d.callers != nil && length != 0 {
+		if own = d.exceeded(b, t, callers.LikelyCost(q.incoming, route)); own.Response != nil {
 			return own
 		}
 		if length < 0 || length > callers.ShortBody {
-			if refusal := ex.bill.Upload(); refusal != nil {
-				return d.refuse(ex, refusal)
+			if refusal := t.bill.Upload(); refusal != nil {
+				return d.refuse(b, t, refusal)
 			}
-			defer ex.bill.Uploaded()
+			defer t.bill.Uploaded()
 		}
 	}
-	err := in.received.Buffer(in.request, d.buffers)
-	if r := &ex.proxied; r.Body != nil && r.Body != http.NoBody {
-		r.Body, r.ContentLength = replay.Gone{}, -1
-	}
-	if err != nil {
-		return apierror.UnreadableBody(err).Answer(in.request)
+	if err := q.received.Buffer(q.incoming, d.buffers); err != nil {
+		return apierror.UnreadableBody(err).Answer(q.asked)
 	}
 	return own
 }
 
 // refuse returns the answer to a request that a limit refuses.
-func (d *reader) refuse(ex *exchange, refusal *meter.Refusal) apierror.Answer {
-	ex.metrics.Limited(ex.intent.caller.Label, refusal)
-	return d.callers.Refuse(ex.intent.request, time.Now(), ex.intent.caller.Name, refusal)
+func (d *reader) refuse(b *balancer, t *transaction, refusal *meter.Refusal) apierror.Answer {
+	b.metrics.Limited(t.request.caller.Label, refusal)
+	return d.callers.Refuse(t.request.asked, time.Now(), t.request.caller.Name, refusal)
 }
 
 // answerUsage says what the caller has used, and may use. The answer is charged to no limit.
-func (d *reader) answerUsage(ex *exchange) apierror.Answer {
-	r := ex.intent.request
+func (d *reader) answerUsage(b *balancer, t *transaction) apierror.Answer {
+	r := t.request.asked
 	if d.callers == nil {
 		return apierror.NoUsage.Answer(r)
 	}
-	now, name := time.Now(), ex.intent.caller.Name
-	use := admin.OwnUse{Caller: admin.CallerOf(now, ex.Name, d.callers.Use(now, name)), Models: ex.ledger.Models(now, name)}
+	now, name := time.Now(), t.request.caller.Name
+	use := admin.OwnUse{Caller: admin.CallerOf(now, b.Name, d.callers.Use(now, name)), Models: b.ledger.Models(now, name)}
 	answer := apierror.Answer{Response: apierror.JSONResponse(r, http.StatusOK, use), Class: apierror.Usage}
 	answer.Header.Set("Cache-Control", "no-store")
 	return answer
 }
 
 // limit charges the request to its caller, or returns the answer if the caller may not send it.
-func (d *reader) limit(ex *exchange) (own apierror.Answer) {
+func (d *reader) limit(b *balancer, t *transaction) (own apierror.Answer) {
 	if d.callers == nil {
 		return own
 	}
-	in := &ex.intent
-	if d.callers.ServiceTiers(in.caller.Name) != nil {
-		in.ReadHeaderTier(in.request.Header)
+	q := &t.request
+	if d.callers.ServiceTiers(q.caller.Name) != nil {
+		q.ReadHeaderTier(q.asked.Header)
 	}
-	if e, refused := d.callers.MayUse(in.caller.Name, &in.Request, in.received.Buffered(), d.buffers); refused {
-		return e.Answer(in.request)
+	if e, refused := d.callers.MayUse(q.caller.Name, &q.Request, q.received.Buffered(), d.buffers); refused {
+		return e.Answer(q.asked)
 	}
-	if in.Clarity == openaiapi.Opaque && in.NeedsModel && d.callers.SeesEach(in.caller.Name) {
-		return apierror.CompressedBody.Answer(in.request)
+	if q.Clarity == openaiapi.Opaque && q.NeedsModel && d.callers.SeesEach(q.caller.Name) {
+		return apierror.CompressedBody.Answer(q.asked)
 	}
-	estimate := in.estimate()
-	if estimate.Prompt > 0 && in.hasUnknownLength() && d.callers.LimitsTokens(in.caller.Name) {
-		return apierror.UnknownLength(d.buffers).Answer(in.request)
+	estimate := q.estimate()
+	if estimate.Prompt > 0 && q.hasUnknownLength() && d.callers.LimitsTokens(q.caller.Name) {
+		return apierror.UnknownLength(d.buffers).Answer(q.asked)
 	}
 	var refusal *meter.Refusal
-	if ex.bill.Admission, refusal = ex.admit(d.callers, in.caller.Name, estimate); refusal != nil {
-		if ex.leftWaiting() {
-			return d.callers.Refuse(in.request, time.Now(), in.caller.Name, refusal)
+	if t.bill.Admission, refusal = t.wait.admit(b, q, d.callers, estimate); refusal != nil {
+		if t.wait.result == waiting.Left {
+			return apierror.Answer{Class: string(verdict.ClientLeftWaiting)}
 		}
-		return d.refuse(ex, refusal)
+		return d.refuse(b, t, refusal)
 	}
-	for id := range ex.bill.Demoted {
-		ex.metrics.Demoted(in.caller.Label, id)
+	for id := range t.bill.Demoted {
+		b.metrics.Demoted(q.caller.Label, id)
 	}
 	return own
 }
 
 // findAccounts finds out which accounts may get the request. It returns the answer if none may. A list is the first account's.
-func (d *reader) findAccounts(in *intent, targets []*target) (own apierror.Answer) {
-	if in.Body.TooManyIDs() {
-		return apierror.TooManyIDs(openaiapi.MaxIDs).Answer(in.request)
+func (d *reader) findAccounts(q *request, targets []*target) (own apierror.Answer) {
+	if q.Body.TooManyIDs() {
+		return apierror.TooManyIDs(openaiapi.MaxIDs).Answer(q.asked)
 	}
 	r := &affinity.Request{
-		Method: openaiapi.MethodOf(in.request), Operation: in.Route.Operation, RawQuery: in.request.URL.RawQuery,
-		Body: &in.Body, Text: in.received.Buffered(), Caller: in.caller.Name,
-		Upgrade: in.Kind.IsHandshake(), Compressed: in.Clarity == openaiapi.Opaque, Disputed: openaiapi.DisputedType(in.request.Header),
+		Method: q.asked.Method, Operation: q.Route.Operation, RawQuery: q.asked.URL.RawQuery,
+		Body: &q.Body, Text: q.received.Buffered(), Caller: q.caller.Name,
+		Upgrade: q.Kind.IsHandshake(), Compressed: q.Clarity == openaiapi.Opaque, Disputed: openaiapi.DisputedType(q.asked.Header),
 	}
-	if !in.received.Whole() {
+	if !q.received.Whole() {
 		r.CutAt = d.buffers
 	}
-	placement, refusal, refused := in.entitled.Affinity.Place(r)
+	placement, refusal, refused := q.entitled.Affinity.Place(r)
 	if refused {
-		return refusal.Answer(in.request)
+		return refusal.Answer(q.asked)
 	}
-	if in.placement = placement; placement.IsList() {
-		settleList(in, targets)
+	if q.placement = placement; placement.IsList() {
+		settleList(q, targets)
 	}
 	return own
 }
 
 // settleList has a list come from the first account by priority, or from the
 // account where objects without a model are made.
-func settleList(in *intent, targets []*target) {
+func settleList(q *request, targets []*target) {
 	var first *target
 	for _, t := range targets {
-		if !in.entitled.May[t.Index] || !t.backend.Takes(&in.Request, in.anonymous) {
+		if !q.entitled.May[t.Index] || !t.backend.Takes(&q.Request, q.anonymous) {
 			continue
 		}
-		if all := in.entitled.AllModels; first == nil || all[t.Index] && !all[first.Index] {
+		if all := q.entitled.AllModels; first == nil || all[t.Index] && !all[first.Index] {
 			first = t
 		}
 	}
 	if first != nil {
-		in.placement.Settle(first.backend.AccountKey)
+		q.placement.Settle(first.backend.AccountKey)
 	}
 }
 

@@ -16,9 +16,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	openailb "github.com/openai-lb/caddy-openai-lb"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/upstreams"
 )
 
 func TestMostPromptsAreWrittenInOnePiece(t *testing.T) {
@@ -27,7 +27,7 @@ func TestMostPromptsAreWrittenInOnePiece(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := transport.(*upstreams.Transport).HTTP.Transport.WriteBufferSize; got != want {
+		if got := transport.(*openailb.Transport).HTTP.Transport.WriteBufferSize; got != want {
 			t.Errorf("%s: requests are written in pieces of %d bytes, want %d", config, got, want)
 		}
 	}

@@ -104,7 +104,7 @@ func (c *checker) check(ctx context.Context, entries []*pools.Entry) []*Checked 
 	for _, e := range entries {
 		of := e.Rechecker.(*backend.Rechecker)
 		for _, b := range of.Backends {
-			o := &backendCheck{checker: c, Backend: b, transport: of.Transport, headerUp: of.HeaderUp, Checked: Checked{
+			o := &backendCheck{checker: c, Backend: b, transport: of.Transport, Checked: Checked{
 				Pool: e.Name, Backend: b.Name, Status: CheckOK, Address: b.Dial(), Credential: credentialOf(b),
 				Models: []CheckedModel{}, Milliseconds: map[string]int64{}, Remaining: map[string]int64{}, Problems: []CheckedProblem{},
 			}}
@@ -132,7 +132,6 @@ type backendCheck struct {
 	*checker
 	*backend.Backend
 	transport http.RoundTripper
-	headerUp  func(*http.Request)
 	Checked   Checked
 }
 

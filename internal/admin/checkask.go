@@ -60,7 +60,7 @@ func (o *backendCheck) ask(ctx context.Context, method string, route openaiapi.R
 func (o *backendCheck) send(ctx context.Context, credential keys.Credential, method string, route openaiapi.Route, query string, body []byte) (a backendReply) {
 	t := newReplyTrace()
 	a.times = t.times
-	a.request, a.secrets, a.err = o.NewRequest(httptrace.WithClientTrace(ctx, &t.ClientTrace), credential, method, route, query, body, o.headerUp)
+	a.request, a.secrets, a.err = o.NewRequest(httptrace.WithClientTrace(ctx, &t.ClientTrace), credential, method, route, query, body)
 	if a.err != nil {
 		return a
 	}

@@ -51,7 +51,7 @@ const (
 	Unready         = "not_ready"
 	Models          = "models"
 	Usage           = "usage"
-	// Unsent: reverse_proxy ended with an error.
+	// Unsent: a handler or a policy has panicked.
 	Unsent = "error"
 )
 
@@ -84,7 +84,7 @@ var (
 	ExpiredKey       = unauthenticated("The API key provided has expired.")
 	TwoCallers       = unauthenticated("Incorrect API keys provided: they belong to different callers. Send one of them.")
 	Denied           = Error{Status: http.StatusForbidden, Message: "The API key provided is valid, but its owner may not use this server. Ask its operator for access.", Kind: "invalid_request_error", Code: "permission_denied", Class: Unauthenticated}
-	MethodNotAllowed = Invalid(http.StatusMethodNotAllowed, "method_not_supported", "TRACE is not supported, and CONNECT only to open a WebSocket.")
+	MethodNotAllowed = Invalid(http.StatusMethodNotAllowed, "method_not_supported", "TRACE and CONNECT are not supported.")
 	CompressedBody   = Invalid(http.StatusUnsupportedMediaType, "unsupported_content_encoding",
 		"The request body is compressed, and no backend accepts it as it is. Send it without Content-Encoding.")
 	UnknownPath = Invalid(http.StatusNotFound, "unknown_url",
@@ -92,13 +92,17 @@ var (
 	NoUsage     = Invalid(http.StatusNotFound, "unknown_url", "Unknown path. What callers use is not counted here.")
 	NoWebSocket = Invalid(http.StatusUpgradeRequired, "websocket_not_supported",
 		"Responses are not available over WebSocket here: no backend opens one. Use HTTP.")
+	// NoExtendedConnect is the error for a WebSocket over HTTP/2 or HTTP/3 (RFC 8441, RFC 9220). Clients must not repeat it.
+	NoExtendedConnect = Invalid(http.StatusNotImplemented, "websocket_not_supported",
+		"WebSockets over HTTP/2 and HTTP/3 are not available here. Open the WebSocket over HTTP/1.1.")
+	// TooEarly is the error for a request that came in TLS early data (RFC 8470 section 5.2). Its reply asks to repeat it.
+	TooEarly = Invalid(http.StatusTooEarly, "too_early",
+		"The request came before the TLS handshake was complete. Please send it again.")
 	// AnotherWebSocket is the error for a message that the backend of its WebSocket must not get. It has the code with which clients
 	// open another one.
 	AnotherWebSocket = Invalid(http.StatusBadRequest, "websocket_connection_limit_reached",
 		"This WebSocket is for another model, or another account's objects. Create a new WebSocket connection to continue.")
 	UnclearEvent = Invalid(http.StatusBadRequest, "invalid_event", "The message must be one JSON object with one 'type'. The first one must be a response.create, and each one where callers are kept apart.")
-	NotUpgraded  = Invalid(http.StatusUpgradeRequired, "websocket_not_supported",
-		"This operation is not available over WebSocket: the backend answered without opening one. Use HTTP.")
 	// WrongWebSocketVersion is the error for a handshake of another version. Its reply names the one that there is.
 	WrongWebSocketVersion = Invalid(http.StatusUpgradeRequired, "websocket_version_not_supported", "Sec-WebSocket-Version must be 13.")
 	WrongWebSocketKey     = Invalid(http.StatusBadRequest, "invalid_headers", "Sec-WebSocket-Key must be 16 bytes in base64.")
@@ -296,6 +300,10 @@ func (e Error) Response(req *http.Request) *http.Response {
 		verdict.SetHint(res.Header, time.Second)
 	}
 	switch e.Status {
+	case http.StatusTooEarly:
+		res.Header["X-Should-Retry"] = []string{"true"}
+	case http.StatusNotImplemented:
+		res.Header["X-Should-Retry"] = []string{"false"}
 	case http.StatusUnauthorized:
 		res.Header["Www-Authenticate"] = []string{"Bearer"} // RFC 9110 section 15.5.2
 	case http.StatusMethodNotAllowed:

@@ -21,7 +21,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
@@ -39,11 +38,13 @@ type Sender struct {
 
 	// sharesConnections reports whether HTTP/2 is used without TLS.
 	sharesConnections bool
-	// closing is done when reverse_proxy closes its WebSockets.
+	// CloseDelay is how long WebSockets stay open once the config that opened them is replaced. CopyBuffer is how much is
+	// copied at a time in one that is not read: mostCopied, unless it is above 0.
+	CloseDelay time.Duration
+	CopyBuffer int
+	// closing is done when the WebSockets have to be closed.
 	closing context.Context
-	// copies is reverse_proxy's stream_buffer_size. 0: the default.
-	copies int
-	alarms alarms
+	alarms  alarms
 	// refused has when each backend has last answered that it has no WebSocket, unless it has opened one since: EndMarks to time.Time.
 	refused sync.Map
 }
@@ -64,14 +65,14 @@ func (s *Sender) OpensNone(backends int) bool {
 
 // Request is a request for one backend.
 type Request struct {
-	// Proxied is the request of which a copy is sent, with what follows in place of its own.
-	Proxied *http.Request
-	// Dial is where Caddy's transport dials: a reverseproxy.DialInfo. nil: where Proxied's context says.
-	Dial   any
-	URL    url.URL
-	Host   string
-	Header http.Header
-	Body   *replay.Body
+	// Incoming is the request of which a copy is sent, with what follows in place of its own.
+	Incoming *http.Request
+	// Address is where the request goes. It is nil if the context of Incoming says so, as reverse_proxy's does.
+	Address *Address
+	URL     url.URL
+	Host    string
+	Header  http.Header
+	Body    *replay.Body
 	// Change is what is changed in the body.
 	Change replay.Options
 
@@ -88,8 +89,10 @@ type Request struct {
 	Secrets keys.Secrets
 	// Fields decides on the fields of the reply.
 	Fields Fields
-	// Interims counts the interim responses that the client has got, by all attempts.
+	// Interims counts the interim responses that the client has got, by all attempts. They go to Client at once. It is nil
+	// if a trace in the context of Incoming passes them on, as reverse_proxy's does.
 	Interims *atomic.Int32
+	Client   http.ResponseWriter
 	// Watch follows the wait for the reply. It may be nil.
 	Watch Watch
 	// Marks knows whether the reply needs an end mark, if it is a stream.
@@ -148,9 +151,6 @@ type EndMarks interface {
 
 // Fields decides which fields of a reply go on.
 type Fields interface {
-	// Interim removes fields from the header of an interim response (RFC 9110 section 15.2), which goes
-	// on at once, before it is known what comes of the attempt.
-	Interim(http.Header)
 	// Final removes fields from a header.
 	Final(http.Header)
 	// Trailer removes fields from trailers.
@@ -173,7 +173,7 @@ type sent struct {
 	copies  int
 	// kind is the type of the reply's body.
 	kind  string
-	out   http.Request
+	out   *http.Request
 	reply Reply
 	body  body
 	exact exact
@@ -203,13 +203,12 @@ func (s *Sender) Send(t *Request) *Reply {
 }
 
 func (s *Sender) send(t *Request) *Reply {
-	HideSurplus()
 	t.begin(s)
 	reply := &t.reply
 	reply.sent = t
-	res, err := s.RoundTripper.RoundTrip(&t.out)
+	res, err := s.RoundTripper.RoundTrip(t.out)
 	if err != nil && t.sendsAgain(err) {
-		res, err = s.RoundTripper.RoundTrip(&t.out)
+		res, err = s.RoundTripper.RoundTrip(t.out)
 	}
 	t.trip.endInterim()
 	if err == nil {
@@ -241,19 +240,23 @@ const slowTimeout = 15 * time.Minute
 
 // begin makes the request that goes out, and limits its time.
 func (t *Request) begin(s *Sender) {
-	t.trip.fields, t.trip.dial, t.trip.shares = t.Fields, t.Dial, s.sharesConnections
-	if t.Proxied.ProtoAtLeast(1, 1) { // HTTP/1.0 has no interim responses (RFC 9110 section 15.2)
-		t.trip.interims = t.Interims
+	t.trip.address, t.trip.shares = t.Address, s.sharesConnections
+	t.trip.needsHTTP1 = t.handshakes()
+	if t.Incoming.ProtoAtLeast(1, 1) { // HTTP/1.0 has no interim responses (RFC 9110 section 15.2)
+		t.trip.interims, t.trip.client = t.Interims, t.Client
 	}
-	t.closing, t.copies = s.closing, s.copies
-	t.trip.begin(t.Proxied.Context())
-	t.out = *t.Proxied.WithContext(&t.trip)
-	t.out.URL, t.out.Host, t.out.Header = &t.URL, t.Host, t.Header
+	t.closing, t.copies = s.closing, s.CopyBuffer
+	t.trip.begin(t.Incoming.Context())
+	t.out = t.Incoming.WithContext(&t.trip)
+	t.out.URL, t.out.Host, t.out.Header, t.out.Close = &t.URL, t.Host, t.Header, false
+	if t.Address != nil {
+		t.out.Trailer = nil // no operation has any, and they may hold whatever a header may
+	}
 	if t.Change.AskUsage {
 		t.Header["Accept-Encoding"] = []string{"identity"} // its chunk has to be taken out again
 	}
 	t.Change.Repeatable, t.Change.Progress = t.Asks.Kind.Repeatable(), &t.trip.timeout
-	t.trip.upload = t.Body.Attach(&t.out, &t.Change)
+	t.trip.upload = t.Body.Attach(t.out, &t.Change)
 	limit := time.Duration(s.ResponseHeaderTimeout)
 	switch {
 	case t.handshakes():
@@ -266,7 +269,7 @@ func (t *Request) begin(s *Sender) {
 	}
 	if t.Socket != nil {
 		delete(t.Header, "Sec-Websocket-Extensions") // what is compressed cannot be read
-		delete(t.Header, "Sec-WebSocket-Extensions") //nolint:canonicalheader // as reverse_proxy spells it
+		delete(t.Header, "Sec-WebSocket-Extensions") //nolint:canonicalheader // as RFC 6455 spells it
 	}
 	t.trip.timeout.alarms = &s.alarms
 	if t.Watch != nil {
@@ -288,7 +291,7 @@ func (t *Request) sendsAgain(err error) bool {
 	t.trip.endUpload()
 	t.trip.again = true
 	t.trip.sent.Store(false)
-	t.trip.upload = t.Body.Attach(&t.out, &t.Change)
+	t.trip.upload = t.Body.Attach(t.out, &t.Change)
 	return true
 }
 
@@ -298,7 +301,7 @@ func (t *Request) check(res *http.Response) error {
 	switch {
 	case res.StatusCode < 100: // net/http's server would panic
 		return ErrNoHTTP
-	case res.StatusCode == http.StatusSwitchingProtocols && !switches(t.Proxied, res): // it would be empty
+	case res.StatusCode == http.StatusSwitchingProtocols && !switches(t.Header, res): // it would be empty
 		return ErrWrongProtocol
 	case !t.opens(res) && !t.trip.timeout.stop():
 		return t.trip.timeout.why()
@@ -330,16 +333,14 @@ func (t *Request) watchOver(s *Sender, res *http.Response) *body {
 }
 
 // judgeHandshake judges a 2xx that answers the handshake of a WebSocket. A backend for
-// inference has failed. Other operations may be no WebSockets: their reply is passed on,
-// except to an extended CONNECT, for which a 2xx means that the WebSocket is open (RFC
-// 8441 section 5). An error that would be the client's own says, before its first message was sent, that the backend has no
+// inference has failed. Other operations may be no WebSockets: their reply is passed on. An error that would be the client's own says, before its first message was sent, that the backend has no
 // such WebSocket.
 func (r *Reply) judgeHandshake(s *Sender) {
 	asks := &r.sent.Asks
 	switch {
 	case r.sent.Socket.IsAccepted() && (r.Class == verdict.ClientError || r.Status == http.StatusNotImplemented):
-		r.Class = verdict.NotHere                                       // nothing of the client's message was sent
-		if r.sent.Proxied.URL.RawQuery == "" && lacksSocket(r.Status) { // a query may be what the backend does not have
+		r.Class = verdict.NotHere                                        // nothing of the client's message was sent
+		if r.sent.Incoming.URL.RawQuery == "" && lacksSocket(r.Status) { // a query may be what the backend does not have
 			s.refused.Store(r.sent.Marks, time.Now())
 		}
 	case r.sent.Socket.IsAccepted() && r.Status == http.StatusSwitchingProtocols:
@@ -347,8 +348,6 @@ func (r *Reply) judgeHandshake(s *Sender) {
 	case !r.sent.handshakes() || r.Status < 200 || r.Status >= 300:
 	case asks.Kind.Infers():
 		r.breakOff(ErrNoUpgrade)
-	case r.sent.Proxied.ProtoMajor > 1:
-		r.Class, r.Refusal = verdict.ClientError, &apierror.NotUpgraded
 	}
 }
 
@@ -361,9 +360,9 @@ func lacksSocket(status int) bool {
 	return false
 }
 
-// switches reports whether the response, a 101, switches to the protocol that the request asks for.
-func switches(req *http.Request, res *http.Response) bool {
-	asked := req.Header.Get("Upgrade")
+// switches reports whether the response, a 101, switches to the protocol that the header of its request asks for.
+func switches(header http.Header, res *http.Response) bool {
+	asked := header.Get("Upgrade")
 	_, connection := res.Body.(io.ReadWriteCloser)
 	return connection && asked != "" && strings.EqualFold(asked, res.Header.Get("Upgrade"))
 }

@@ -22,7 +22,7 @@ const (
 	// openingRead is how much of it is read after the first read. Each read is for as
 	// much as was read before.
 	openingRead = 4 << 10
-	// firstRead is how much of a stream is read at first, as much as reverse_proxy reads at a
+	// firstRead is how much of a stream is read at first, as much as Caddy's proxy reads at a
 	// time: events that came together are passed on with one write.
 	firstRead = 32 << 10
 )

@@ -34,31 +34,40 @@ const (
 // CheckConnections returns what is wrong with the options of connections, before they are set up.
 func CheckConnections(transport *reverseproxy.HTTPTransport) error {
 	if transport.ProxyProtocol != "" {
-		return errors.New("http: proxy_protocol is not supported")
+		return errors.New("http: proxy_protocol is not supported: addresses of clients are not sent to backends")
 	}
 	return nil
 }
 
-// DecodeConnections reads the config of reverse_proxy's http transport.
-func DecodeConnections(raw json.RawMessage, into *reverseproxy.HTTPTransport) error {
+// DecodeTransport returns Caddy's http transport from its config, or nil if there is none.
+func DecodeTransport(raw json.RawMessage) (*reverseproxy.HTTPTransport, error) {
+	if raw == nil {
+		return nil, nil
+	}
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &fields); err != nil {
-		return err
+		return nil, fmt.Errorf("transport: %w", err)
 	}
 	if string(fields["protocol"]) != `"http"` {
-		return fmt.Errorf("protocol %s is not allowed: expected \"http\"", fields["protocol"])
+		return nil, fmt.Errorf("transport: protocol %s is not available: expected \"http\"", cmp.Or(string(fields["protocol"]), `""`))
 	}
 	delete(fields, "protocol")
 	rest, err := json.Marshal(fields)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return caddy.StrictUnmarshalJSON(rest, into)
+	transport := new(reverseproxy.HTTPTransport)
+	if err := caddy.StrictUnmarshalJSON(rest, transport); err != nil {
+		return nil, fmt.Errorf("transport: %w", err)
+	}
+	if err := CheckConnections(transport); err != nil {
+		return nil, fmt.Errorf("transport: %w", err)
+	}
+	return transport, nil
 }
 
-// Provision sets up the sender: its options, and the connections to the backends. proxy, if there is one, has the options
-// of WebSockets.
-func (s *Sender) Provision(ctx caddy.Context, proxy *reverseproxy.Handler) error {
+// Provision sets up the sender: its options, and the connections to the backends.
+func (s *Sender) Provision(ctx caddy.Context) error {
 	if err := s.PassiveHealth.Provision(); err != nil {
 		return err
 	}
@@ -96,25 +105,22 @@ func (s *Sender) Provision(ctx caddy.Context, proxy *reverseproxy.Handler) error
 		PingTimeout:               pingTimeout,
 		MaxReceiveBufferPerStream: maxReceiveBuffer,
 	}
-	HideSurplus()
+	hideSurplus()
 	if server, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok {
 		KnowClients(server)
 	}
-	transport.DialContext = Dialing(transport.DialContext)
+	transport.DialContext, transport.Proxy = Dialing(transport.DialContext), knowProxies(transport.Proxy)
 	s.RoundTripper, s.sharesConnections = s.HTTP, slices.Contains(s.HTTP.Versions, "h2c")
-	var closeDelay time.Duration
-	if proxy != nil {
-		closeDelay, s.copies = time.Duration(proxy.StreamCloseDelay), proxy.StreamBufferSize
-	}
 	closing, closes := context.WithCancel(context.Background())
 	s.closing = closing
-	context.AfterFunc(ctx, func() { time.AfterFunc(closeDelay, closes) })
+	context.AfterFunc(ctx, func() { time.AfterFunc(s.CloseDelay, closes) })
 	return nil
 }
 
 // Cleanup closes idle connections, and stops unused timers.
 func (s *Sender) Cleanup() error {
 	s.alarms.Close()
+	hideSurplus()
 	if s.HTTP == nil {
 		return nil
 	}

@@ -12,7 +12,7 @@ type End struct {
 	Begun bool
 }
 
-// End is how the reply has ended. It is known when reverse_proxy has returned.
+// End is how the reply has ended. It is known when the body was read to its end.
 func (r *Reply) End() (e End) {
 	if end := r.end.Load(); end != nil {
 		return *end
@@ -22,7 +22,7 @@ func (r *Reply) End() (e End) {
 
 // breaks records that the reply is broken, unless that is the client's fault: it left, or did not send all of its body.
 func (r *Reply) breaks(e End) {
-	if t := r.sent; t.Proxied.Context().Err() == nil && t.Body.Failure() == nil && !t.trip.upload.Stalled() {
+	if t := r.sent; t.Incoming.Context().Err() == nil && t.Body.Failure() == nil && !t.trip.upload.Stalled() {
 		if r.end.Store(&e); r.broken != nil {
 			r.broken(e)
 		}
@@ -31,3 +31,7 @@ func (r *Reply) breaks(e End) {
 
 // FirstByte is when the first byte of the body came that the client gets. Before, it is when the header went out.
 func (r *Reply) FirstByte() time.Time { return r.firstByte }
+
+// HasBegun reports whether the client of a committed reply need not wait for its first byte, or for the end of a reply
+// without any.
+func (r *Reply) HasBegun() bool { return r.body == nil || !r.body.waits }

@@ -7,7 +7,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -67,7 +66,6 @@ func (s *Sender) Accept(socket *Socket, most int64) error {
 		return err
 	}
 	socket.entrance = e
-	letPause(socket.r)
 	e.forget = context.AfterFunc(s.closing, func() {
 		defer close(e.gone)
 		socket.goAway()
@@ -82,7 +80,7 @@ func checkHandshake(r *http.Request) error {
 	switch {
 	case r.Header.Get("Sec-WebSocket-Version") != "13":
 		return apierror.WrongWebSocketVersion
-	case r.ProtoMajor == 1 && (err != nil || len(key) != 16):
+	case err != nil || len(key) != 16:
 		return apierror.WrongWebSocketKey
 	}
 	return nil
@@ -96,18 +94,12 @@ func (s *Socket) open() error {
 			header.Set("Sec-WebSocket-Protocol", protocol)
 		}
 	}
-	if s.r.ProtoMajor > 1 {
-		s.w.WriteHeader(http.StatusOK)
-		s.conn, s.source = stream{s.r.Body, s.w}, s.r.Body
-		return http.NewResponseController(s.w).Flush()
-	}
 	const guid = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11" // RFC 6455 section 1.3
 	sum := sha1.Sum([]byte(s.r.Header.Get("Sec-WebSocket-Key") + guid))
 	header["Upgrade"], header["Connection"] = []string{"websocket"}, []string{"Upgrade"}
 	header["Sec-WebSocket-Accept"] = []string{base64.StdEncoding.EncodeToString(sum[:])}
 	s.w.WriteHeader(http.StatusSwitchingProtocols)
-	_, err := s.hijack()
-	return err
+	return s.hijack()
 }
 
 // Until returns a context that ends when the client leaves.
@@ -279,11 +271,7 @@ func (s *Socket) limitWrites() {
 }
 
 func (s *Socket) setWriteDeadline(until time.Time) {
-	if conn, ok := s.conn.(net.Conn); ok {
-		_ = conn.SetWriteDeadline(until)
-	} else { // not of what Caddy puts around it, which must not be called while another goroutine writes
-		_ = http.NewResponseController(unwrap(s.w)).SetWriteDeadline(until)
-	}
+	_ = s.conn.SetWriteDeadline(until)
 }
 
 // Again sends the client what reverse_proxy has answered, if no backend opened the WebSocket. Then it waits for the client's next
@@ -314,10 +302,10 @@ func (s *Socket) Close() {
 	if s.talk == nil {
 		s.limitWrites()
 		s.send(closeFrame(cmp.Or(code, closeNormal), false))
-		if conn, ok := s.conn.(net.Conn); ok && code != 0 {
+		if code != 0 {
 			// what the client still sends would reset the connection, and with it what the client has not read
-			_ = conn.SetReadDeadline(time.Now().Add(lingering))
-			_, _ = io.Copy(io.Discard, conn)
+			_ = s.conn.SetReadDeadline(time.Now().Add(lingering))
+			_, _ = io.Copy(io.Discard, s.conn)
 		}
 	}
 	s.conn.Close()

@@ -10,9 +10,6 @@ import (
 // Public is the Fields of replies from providers to clients of the balancer.
 type Public struct{}
 
-// Interim implements Fields. No field of an interim response is needed.
-func (Public) Interim(header http.Header) { clear(header) }
-
 // providers are fields that must not reach clients, in the header or as trailers
 // (RFC 9110 section 6.5), which clients merge into it. Alt-Svc would lead them past
 // the balancer, cookies and HSTS would be those of the balancer's host, and reports
@@ -45,7 +42,7 @@ func (p Public) Trailer(fields http.Header) {
 }
 
 // trailing is the body of a reply whose trailers were read ahead. They are added to the response at the end: before
-// it, reverse_proxy would announce them, and net/http would join those with the fields of the same names.
+// it, they would be announced, and net/http would join those with the fields of the same names.
 type trailing struct {
 	io.ReadCloser
 	response *http.Response
@@ -70,23 +67,8 @@ func (b trailing) Close() error {
 // All is the Fields of a plain reverse_proxy, which decides on them itself.
 type All struct{}
 
-// Interim implements Fields.
-func (All) Interim(http.Header) {}
-
 // Final implements Fields.
 func (All) Final(http.Header) {}
 
 // Trailer implements Fields.
 func (All) Trailer(http.Header) {}
-
-// HideHeader keeps the header of a request out of reverse_proxy's log of a reply that breaks
-// off. It may have a key from the config (header_up). Only the upgrade that the request asks for
-// stays, because reverse_proxy compares it with that of the reply.
-func HideHeader(req *http.Request) {
-	upgrade := req.Header["Upgrade"]
-	if upgrade == nil {
-		req.Header = nil
-		return
-	}
-	req.Header = http.Header{"Connection": req.Header["Connection"], "Upgrade": upgrade}
-}

@@ -58,7 +58,7 @@ func (s *Sender) openSocket(r *Reply) {
 	}
 	failure := errorReply(first)
 	if err != nil {
-		failure = fault.Response(t.Proxied)
+		failure = fault.Response(t.Incoming)
 	}
 	if failure == nil {
 		original.Body = &begun{conn, held}

@@ -70,3 +70,36 @@ func (o *Options) Directives() directive.Options {
 		return checked.Provision()
 	})
 }
+
+// WebSocketOptions configures for how long WebSockets stay open.
+type WebSocketOptions struct {
+	// StreamCloseDelay is how long open WebSockets stay once a reload has replaced their config. Default: they are closed at
+	// once.
+	//
+	//	stream_close_delay <duration>
+	StreamCloseDelay caddy.Duration `json:"stream_close_delay,omitempty"`
+
+	// StreamTimeout is how long a WebSocket may be open. Default: no limit.
+	//
+	//	stream_timeout <duration>
+	StreamTimeout caddy.Duration `json:"stream_timeout,omitempty"`
+}
+
+// Check returns what is wrong with the options, if anything is.
+func (o *WebSocketOptions) Check() error {
+	if o.StreamCloseDelay < 0 {
+		return fmt.Errorf("stream_close_delay '%s' is not a duration above 0", time.Duration(o.StreamCloseDelay))
+	}
+	if o.StreamTimeout < 0 {
+		return fmt.Errorf("stream_timeout '%s' is not a duration above 0", time.Duration(o.StreamTimeout))
+	}
+	return nil
+}
+
+// Directives are the options in a Caddyfile.
+func (o *WebSocketOptions) Directives() directive.Options {
+	return directive.Options{
+		"stream_close_delay": directive.Duration(&o.StreamCloseDelay),
+		"stream_timeout":     directive.Duration(&o.StreamTimeout),
+	}
+}

@@ -5,14 +5,12 @@ import (
 	"context"
 	"errors"
 	"io"
-	"math"
 	"net/http"
 	"os"
 	"strconv"
 	"sync/atomic"
 	"time"
 
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
@@ -221,28 +219,15 @@ func (r *Reply) Commit(client http.ResponseWriter, now time.Time, broken func(En
 		if r.sent.Socket != nil {
 			r.sent.Socket.secrets, r.sent.Socket.copies = r.secrets(), r.sent.copies
 		}
-		closing := r.sent.closing
-		if r.sent.Proxied.ProtoMajor > 1 {
-			closing = context.Background() // Caddy's write_idle ends a write then, and the server may have dropped the writer
-		}
-		opened := newTunnel(closing, client, backend, broken)
+		opened := newTunnel(r.sent.closing, client, backend, broken)
 		opened.socket, opened.copies, res.Body = r.sent.Socket, r.sent.copies, opened
-		letPause(r.sent.Proxied)
 	}
 	r.sent.Fields.Final(res.Header)
 	r.secrets().DropFrom(res.Trailer)
 	r.sent.Fields.Trailer(res.Trailer)
 	TrailersLast(res)
-	ResetIfCut(r.sent.Proxied, res)
+	ResetIfCut(r.sent.Incoming, res)
 	return res, tokens
-}
-
-// letPause lets the client of a tunnel send nothing for as long as it likes. By extended CONNECT, its side is the
-// body of a request, which Caddy's server ends when it stalls.
-func letPause(r *http.Request) {
-	if body, _ := caddyhttp.IdleTimeoutsFromContext(r.Context()); body != nil && r.ProtoMajor > 1 {
-		body.Override(math.MaxInt64, 0)
-	}
 }
 
 const (
@@ -299,7 +284,7 @@ func (r *Reply) guard(text []byte, complete bool) {
 		r.Response.Body.Close()
 		e := apierror.UpstreamError
 		e.Status = r.Response.StatusCode
-		*r.Response = *e.Response(r.sent.Proxied) // whose path has the client's dialect
+		*r.Response = *e.Response(r.sent.Incoming) // whose path has the client's dialect
 	}
 }
 

@@ -24,9 +24,9 @@ import (
 type Socket struct {
 	w      http.ResponseWriter
 	r      *http.Request
-	conn   io.ReadWriteCloser // the client's
-	source io.Reader          // what it sends
-	talk   *Conversation      // nil until a backend is chosen
+	conn   net.Conn      // the client's
+	source io.Reader     // what it sends
+	talk   *Conversation // nil until a backend is chosen
 	// secrets must not be in what the backend sends.
 	secrets keys.Secrets
 	copies  int  // see copyTunnel
@@ -70,11 +70,8 @@ func (s *Socket) Converse(rules Rules, first Response, holds bool) {
 	s.mu.Lock()
 	s.talk, s.holds = c, holds
 	s.mu.Unlock()
-	switch {
-	case s.entrance != nil:
+	if s.entrance != nil {
 		s.handOver()
-	case s.r.ProtoMajor > 1:
-		s.conn, s.source = stream{s.r.Body, s.w}, s.r.Body
 	}
 }
 
@@ -83,31 +80,6 @@ func (s *Socket) EndConversation() {
 	if s != nil && s.talk != nil {
 		s.talk.end()
 	}
-}
-
-// Body is the client's side of an extended CONNECT, as reverse_proxy gets it.
-func (s *Socket) Body() io.ReadCloser { return stream{socketReader{s}, s.w} }
-
-type socketReader struct{ *Socket }
-
-func (r socketReader) Read(p []byte) (int, error) { return r.read(p) }
-
-// Close implements io.Closer.
-func (r socketReader) Close() error { return r.r.Body.Close() }
-
-// stream is a connection by extended CONNECT.
-type stream struct {
-	io.ReadCloser
-	w http.ResponseWriter
-}
-
-// Write implements io.Writer.
-func (s stream) Write(p []byte) (int, error) {
-	n, err := s.w.Write(p)
-	if err == nil {
-		err = http.NewResponseController(s.w).Flush()
-	}
-	return n, err
 }
 
 // Header implements http.ResponseWriter.
@@ -154,32 +126,30 @@ func (s *Socket) Unwrap() http.ResponseWriter { return s.w }
 
 // Hijack implements http.Hijacker. The connection that it returns is the Socket.
 func (s *Socket) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	conn, ok := s.conn.(net.Conn)
-	if !ok {
-		var err error
-		if conn, err = s.hijack(); err != nil {
+	if s.conn == nil {
+		if err := s.hijack(); err != nil {
 			return nil, nil, err
 		}
 	}
-	own := socketConn{conn, s}
+	own := socketConn{s.conn, s}
 	return own, bufio.NewReadWriter(bufio.NewReaderSize(own, 1), bufio.NewWriterSize(own, 1)), nil
 }
 
-func (s *Socket) hijack() (net.Conn, error) {
+func (s *Socket) hijack() error {
 	conn, buffers, err := http.NewResponseController(s.w).Hijack()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if err = buffers.Flush(); err != nil {
 		conn.Close()
-		return nil, err
+		return err
 	}
 	s.conn, s.source = conn, conn
 	if n := buffers.Reader.Buffered(); n > 0 {
 		early, _ := buffers.Peek(n)
 		s.source = io.MultiReader(bytes.NewReader(bytes.Clone(early)), conn)
 	}
-	return conn, nil
+	return nil
 }
 
 // socketConn is the connection as reverse_proxy gets it.

@@ -3,6 +3,7 @@ package attempt
 import (
 	"bytes"
 	"io"
+	"net"
 	"slices"
 	"testing"
 
@@ -12,12 +13,13 @@ import (
 
 // written is a client that reads all.
 type written struct {
-	io.ReadCloser
+	net.Conn
 	bytes.Buffer
 }
 
-func (w *written) Read(p []byte) (int, error) { return w.Buffer.Read(p) }
-func (*written) Close() error                 { return nil }
+func (w *written) Read(p []byte) (int, error)  { return w.Buffer.Read(p) }
+func (w *written) Write(p []byte) (int, error) { return w.Buffer.Write(p) }
+func (*written) Close() error                  { return nil }
 
 func TestWhatComesBeforeAnUnreadableFrameIsPassedOn(t *testing.T) {
 	good, bad := frame(opcodeText, false, []byte(`{"type":"x"}`)), append([]byte{0xc1, 126, 0, 200}, make([]byte, 200)...)

@@ -23,9 +23,9 @@ func (w withoutSurplus) Write(line []byte) (int, error) {
 	return len(line), err
 }
 
-// HideSurplus keeps what servers send in excess of their replies out of Go's log. Caddy may direct that log elsewhere
-// at any load, so each attempt calls it again.
-func HideSurplus() {
+// hideSurplus keeps what servers send in excess of their replies out of Go's log. Caddy directs that log elsewhere when
+// it loads a config or drops one, so it is called after that, and with each new connection.
+func hideSurplus() {
 	if _, hides := log.Writer().(withoutSurplus); !hides {
 		log.SetOutput(withoutSurplus{log.Writer()})
 	}

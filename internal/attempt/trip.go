@@ -9,11 +9,13 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
+	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
@@ -41,10 +43,14 @@ type trip struct {
 	cancel  context.CancelCauseFunc
 	timeout deadline
 	upload  *replay.Upload
-	fields  Fields
-	dial    any
+	address *Address
+	// needsHTTP1 reports whether the connection must not be one of HTTP/2, and proxied whether the latest connection is
+	// made through an outgoing proxy.
+	needsHTTP1 bool
+	proxied    atomic.Bool
 	// interims is how many interim responses have come, of all backends. It is nil if the client can get none.
 	interims *atomic.Int32
+	client   http.ResponseWriter
 
 	trace       httptrace.ClientTrace
 	outer       *httptrace.ClientTrace
@@ -81,20 +87,72 @@ func (t *trip) begin(ctx context.Context) {
 	t.trace.Got1xxResponse = t.got1xxResponse
 }
 
-// dialInfo is the key under which Caddy's transport finds a reverseproxy.DialInfo.
-const dialInfo caddy.CtxKey = "reverse_proxy.dial_info"
+// The keys with which Caddy's transport looks for what reverse_proxy leaves for it
+// (hosts.go): the reverseproxy.DialInfo in the context, and in Caddy's variables
+// whether a connection has to be one of HTTP/1.1 or goes through a proxy.
+const (
+	dialInfo      caddy.CtxKey = "reverse_proxy.dial_info"
+	onlyHTTP1                  = "reverse_proxy.tls_h1_only"
+	outgoingProxy              = "reverse_proxy.proxy"
+)
+
+// tripKey is the key under which a context that was made of a trip has the trip.
+type tripKey struct{}
 
 // Value implements context.Context. It puts our trace in place of the outer
 // one: net/http/httptrace would join the two by reflection, for each request.
+//
+// An attempt of the directive has its own address, variables and placeholders.
+// net/http may still dial for one attempt while the next one begins, so whatever
+// Caddy's transport reads to dial is made anew for each look.
 func (t *trip) Value(key any) any {
-	if key == dialInfo && t.dial != nil {
-		return t.dial
+	switch key {
+	case tripKey{}:
+		return t
+	case dialInfo, caddyhttp.VarsCtxKey, caddy.ReplacerCtxKey:
+		if t.address != nil {
+			return t.caddyValue(key)
+		}
 	}
 	value := t.Context.Value(key)
 	if _, ok := value.(*httptrace.ClientTrace); ok {
 		return &t.trace
 	}
 	return value
+}
+
+// caddyValue returns what the transport gets in place of Caddy's value for the whole request.
+func (t *trip) caddyValue(key any) any {
+	switch key {
+	case dialInfo:
+		return t.address.info
+	case caddy.ReplacerCtxKey:
+		whole, _ := t.Context.Value(key).(*caddy.Replacer)
+		return t.address.placeholders(whole)
+	}
+	vars := make(map[string]any)
+	if t.needsHTTP1 {
+		vars[onlyHTTP1] = true
+	}
+	if t.proxied.Load() {
+		vars[outgoingProxy] = true
+	}
+	return vars
+}
+
+// knowProxies makes an attempt know whether it goes through an outgoing proxy. Caddy's transport records that in the
+// variables that it finds in the request's context, for its own dialer.
+func knowProxies(proxyOf func(*http.Request) (*url.URL, error)) func(*http.Request) (*url.URL, error) {
+	if proxyOf == nil {
+		return nil
+	}
+	return func(r *http.Request) (*url.URL, error) {
+		proxy, err := proxyOf(r)
+		if t, ok := r.Context().Value(tripKey{}).(*trip); ok {
+			t.proxied.Store(proxy != nil)
+		}
+		return proxy, err
+	}
 }
 
 // gotConn ends an attempt for which net/http takes one connection after the
@@ -107,7 +165,9 @@ func (t *trip) gotConn(got httptrace.GotConnInfo) {
 		t.outer.GotConn(got)
 	}
 	t.endUpload()
-	t.reused = got.Reused
+	if t.reused = got.Reused; !got.Reused {
+		hideSurplus()
+	}
 	if t.again && got.Reused && !t.shares && !isHTTP2(got.Conn) {
 		_ = got.Conn.Close() // so that net/http takes the next one, and at last a new one
 		return
@@ -179,20 +239,23 @@ func (t *trip) wroteRequest(info httptrace.WroteRequestInfo) {
 	}
 }
 
-// got1xxResponse removes fields from an interim response, which reverse_proxy passes on. HTTP/2 has no
-// 101 (RFC 9113 section 8.6): net/http takes it for one of them, but it would be the client's last. Those over
-// the limit go no further.
+// got1xxResponse passes an interim response on (RFC 9110 section 15.2), at once, before it is known what comes of the
+// attempt. The directive passes its status alone: no field of one is needed. HTTP/2 has no 101 (RFC 9113 section 8.6):
+// net/http takes it for one of them, but it would be the client's last. Those over the limit go no further.
 func (t *trip) got1xxResponse(code int, header textproto.MIMEHeader) error {
 	if code == http.StatusSwitchingProtocols {
 		return ErrWrongProtocol
 	}
 	t.interim.Lock()
 	defer t.interim.Unlock()
-	if t.replied || t.outer == nil || t.outer.Got1xxResponse == nil || t.interims == nil || t.interims.Add(1) > maxInterims {
-		return nil
+	switch {
+	case t.replied || t.interims == nil || t.interims.Add(1) > maxInterims:
+	case t.client != nil:
+		t.client.WriteHeader(code)
+	case t.outer != nil && t.outer.Got1xxResponse != nil:
+		return t.outer.Got1xxResponse(code, header)
 	}
-	t.fields.Interim(http.Header(header))
-	return t.outer.Got1xxResponse(code, header)
+	return nil
 }
 
 // endInterim lets no more interim responses through.

@@ -66,7 +66,7 @@ func TestAnInterimReplyOfAnAttemptThatIsOverReachesNoClient(t *testing.T) {
 	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
 		Got1xxResponse: func(int, textproto.MIMEHeader) error { passed++; return nil },
 	})
-	trip := trip{fields: All{}, interims: new(atomic.Int32)}
+	trip := trip{interims: new(atomic.Int32)}
 	trip.begin(ctx)
 	defer trip.cancel(nil)
 	arrives := func() { _ = httptrace.ContextClientTrace(&trip).Got1xxResponse(http.StatusEarlyHints, nil) }

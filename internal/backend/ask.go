@@ -5,7 +5,6 @@ import (
 	"context"
 	"maps"
 	"net/http"
-	"slices"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
@@ -13,8 +12,8 @@ import (
 
 // NewRequest returns a request of the balancer's own to the backend, with this credential of its and its
 // headers. The request is for the path that the backend has for the route. The secrets are the keys
-// in it. headerUp, which may be nil, changes the header before the backend does.
-func (b *Backend) NewRequest(ctx context.Context, credential keys.Credential, method string, route openaiapi.Route, query string, body []byte, headerUp func(*http.Request)) (*http.Request, keys.Secrets, error) {
+// in it.
+func (b *Backend) NewRequest(ctx context.Context, credential keys.Credential, method string, route openaiapi.Route, query string, body []byte) (*http.Request, keys.Secrets, error) {
 	u := *b.Origin
 	u.RawQuery = query
 	b.paths.Rewrite(&u, route, "", "")
@@ -22,17 +21,7 @@ func (b *Backend) NewRequest(ctx context.Context, credential keys.Credential, me
 	if err != nil {
 		return nil, nil, err
 	}
-	if headerUp != nil {
-		headerUp(r)
-	}
-	secrets := slices.Clone(b.Credentials.Secrets(credential, keys.Presented{}))
-	for name, values := range r.Header {
-		if keys.MayHoldKey(name) {
-			for _, value := range values {
-				secrets.Add(keys.KeyIn(value))
-			}
-		}
-	}
+	secrets := b.Credentials.Secrets(credential, keys.Presented{})
 	maps.Copy(r.Header, b.header)
 	r.Host = b.host
 	if len(body) > 0 {

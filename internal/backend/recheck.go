@@ -33,8 +33,6 @@ type Rechecker struct {
 	Context   context.Context
 	Transport http.RoundTripper
 	Backends  []*Backend
-	// HeaderUp applies the option header_up of reverse_proxy to a request. It is nil without one.
-	HeaderUp func(*http.Request)
 }
 
 // Happened implements pool.Listener.

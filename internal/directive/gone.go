@@ -28,6 +28,7 @@ var gone = map[string]string{
 	"save":                    "ids are always saved: by state, or else in Caddy's storage",
 	"stream_usage":            "streams of a caller with a limit of tokens report their usage; a backend may have 'stream_usage off'",
 	"lb_policy first_byte":    "silence and quota_steering pass over slow and full backends, and 'lb_policy least_conn' over busy ones",
+	"reverse_proxy":           "'transport http' has the options of connections, 'header' in a backend replaces header_up, Caddy's directives 'header' and 'intercept' replace header_down and handle_response, and 'health_uri' in a backend replaces active health checks",
 	"openai-lb import aca-lb": "the option backends_from_env reads the same variables",
 
 	// of the simulator

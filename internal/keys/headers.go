@@ -26,7 +26,9 @@ const (
 	// X-Original-URL to another method or path. A referrer may hold a key.
 	private
 	protocol
-	connection // which reverse_proxy reads
+	// hop describes the connection to the caller, not the request (RFC 9110
+	// section 7.6.1).
+	hop
 )
 
 // kindOf returns the kind of a header by its canonical name. It is called for every
@@ -47,10 +49,9 @@ func kindOf(name string) kind {
 		return private
 	case "Sec-Websocket-Protocol":
 		return protocol
-	case "Connection", "Upgrade", "Te", "Trailer", "Transfer-Encoding", "Keep-Alive", "Incremental", "Alt-Svc",
-		"Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
-		":protocol", "Sec-Websocket-Key", "Sec-Websocket-Version", "Sec-Websocket-Extensions":
-		return connection
+	case "Connection", "Upgrade", "Te", "Trailer", "Transfer-Encoding", "Keep-Alive", "Alt-Svc",
+		"Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization", ":protocol":
+		return hop
 	}
 	switch {
 	case strings.HasPrefix(name, "X-Forwarded-"): // before the words, because proxies add three of them

@@ -53,7 +53,7 @@ func (s Secrets) Text(text string) string {
 }
 
 // DropFrom empties the headers, or trailers, that contain a secret. Their names
-// stay, because reverse_proxy counts trailers to know which were announced, unless
+// stay, because respond counts trailers to know which were announced, unless
 // the secret is in the name. net/http may have changed its case.
 func (s Secrets) DropFrom(header http.Header) {
 	for name, values := range header {

@@ -1,11 +1,12 @@
 package keys
 
 import (
-	"maps"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
+
+	"golang.org/x/net/http/httpguts"
 )
 
 // Presented holds what identifies a caller, and all other keys of its request. A caller
@@ -28,75 +29,46 @@ type Line struct {
 	Values []string
 }
 
-// Take separates what identifies the caller from what may go to a backend: a header and
-// a query without any key, and without anything that is for the balancer only.
-func Take(header http.Header, rawQuery string) (presented Presented, goesOn http.Header, goesOnQuery string) {
-	goesOn = make(http.Header, len(header))
+// Read finds the keys in a request. It also returns the query that may go to a
+// backend: without the parameters that hold a key, and with every other byte as
+// it was.
+func Read(header http.Header, rawQuery string) (presented Presented, query string) {
 	for name, values := range header {
-		if kind := presented.take(name, values); kind == public || kind == connection {
-			goesOn[name] = values
-		}
+		presented.take(name, values)
 	}
-	goesOnQuery = presented.takeQuery(rawQuery)
-	presented.clean(goesOn)
-	return presented, goesOn, goesOnQuery
+	return presented, presented.takeQuery(rawQuery)
 }
 
-// unforwarded are fields that reverse_proxy adds unless they are there without a value. Nobody changes it.
-var unforwarded = http.Header{"X-Forwarded-For": nil, "X-Forwarded-Proto": nil, "X-Forwarded-Host": nil}
-
-// Split is Take, but the returned header has only the fields that reverse_proxy reads: none for nearly all
-// requests, which share one header that must not be changed. [Presented.Outgoing] adds the others.
-func Split(header http.Header, rawQuery string) (presented Presented, goesOn http.Header, goesOnQuery string) {
-	var reads http.Header
+// Outgoing returns the header for a backend: the fields of the request that are
+// neither keys nor for the balancer only, and that no intermediary has to remove
+// (RFC 9110 section 7.6.1). It shares the values with the request's header.
+// leaveOut reports further fields that go to no backend. It may be nil.
+func (p *Presented) Outgoing(header http.Header, leaveOut func(name string) bool) http.Header {
+	out := make(http.Header, len(header)+2) // and a User-Agent, and a credential
 	for name, values := range header {
-		if presented.take(name, values) == connection && (name != "Connection" || len(values) != 1 || !persists(values[0])) {
-			if reads == nil {
-				reads = maps.Clone(unforwarded)
-			}
-			reads[name] = values
-		}
-	}
-	goesOnQuery = presented.takeQuery(rawQuery)
-	if reads == nil && presented.Protocols == nil {
-		return presented, unforwarded, goesOnQuery
-	}
-	if reads == nil {
-		reads = maps.Clone(unforwarded)
-	}
-	presented.clean(reads)
-	return presented, reads, goesOnQuery
-}
-
-// Outgoing returns the header for a backend: the one from reverse_proxy without what it says
-// about the caller, and the public fields of split, which is the caller's header if Split was
-// called with it. A key in proxied that does not identify a caller comes from the config
-// (header_up). The values are shared with both headers. leaveOut reports which fields of either go to no backend. It
-// may be nil.
-func (p *Presented) Outgoing(proxied, split http.Header, leaveOut func(name string) bool) http.Header {
-	out := make(http.Header, max(len(proxied), len(split))+1) // and a credential
-	for name, values := range split {
 		if kindOf(name) == public && !p.keys.inAny(values) && (leaveOut == nil || !leaveOut(name)) {
 			out[name] = values
 		}
 	}
-	for name := range namedBy(split["Connection"]) {
+	if te := header["Te"]; te != nil && httpguts.HeaderValuesContainsToken(te, "trailers") {
+		out["Te"] = []string{"trailers"}
+	}
+	for name := range namedBy(header["Connection"]) {
 		out.Del(name)
 	}
-	for name, values := range proxied {
-		if kind := kindOf(name); kind != credential && kind != private && (leaveOut == nil || !leaveOut(name)) {
-			if name != "User-Agent" || out[name] == nil { // reverse_proxy sets an empty one if it sees none
-				out[name] = values
-			}
-		}
+	isKey := func(protocol string) bool { return IsCredentialProtocol(protocol) || p.keys.in(protocol) }
+	if kept := protocolsWithout(p.Protocols, isKey); kept != nil {
+		out["Sec-Websocket-Protocol"] = kept
+	}
+	if out["User-Agent"] == nil {
+		out["User-Agent"] = []string{""} // otherwise net/http adds its own
 	}
 	return out
 }
 
-// take records a header if it holds a key, and returns its kind.
-func (p *Presented) take(name string, values []string) kind {
-	kind := kindOf(name)
-	switch kind {
+// take records a header if it holds a key.
+func (p *Presented) take(name string, values []string) {
+	switch kindOf(name) {
 	case credential, otherKey:
 		p.add(name, values)
 	case protocol:
@@ -106,21 +78,6 @@ func (p *Presented) take(name string, values []string) kind {
 		for _, value := range values {
 			p.addToken(value)
 		}
-	}
-	return kind
-}
-
-// clean removes the fields with one of the keys as their value from a header, and adds the
-// subprotocols of a WebSocket that hold no key.
-func (p *Presented) clean(goesOn http.Header) {
-	for name, values := range goesOn {
-		if p.keys.inAny(values) {
-			delete(goesOn, name)
-		}
-	}
-	isKey := func(protocol string) bool { return IsCredentialProtocol(protocol) || p.keys.in(protocol) }
-	if kept := protocolsWithout(p.Protocols, isKey); kept != nil {
-		goesOn["Sec-Websocket-Protocol"] = kept
 	}
 }
 
@@ -233,7 +190,7 @@ func (p Presented) putOn(header http.Header, u *url.URL) {
 		header[line.Name] = line.Values
 	}
 	if p.Protocols != nil {
-		// reverse_proxy writes a handshake's headers as RFC 6455 spells them
+		// an attempt writes a handshake's headers as RFC 6455 spells them
 		delete(header, "Sec-Websocket-Protocol")
 		header["Sec-WebSocket-Protocol"] = p.Protocols
 	}

@@ -28,7 +28,7 @@ func TestKeysLeaveAQueryAndNothingElseDoes(t *testing.T) {
 		"key":                           "",
 		"a%ZZ_key=k&%ZZ=1":              "%ZZ=1",
 	} {
-		_, _, got := Take(nil, query)
+		_, _, got := taken(nil, query)
 		if got != want {
 			t.Errorf("of %q there is left %q, want %q", query, got, want)
 		}
@@ -46,7 +46,7 @@ func TestAKeyIsTakenWhereverSDKsPutOne(t *testing.T) {
 		"User-Agent":             {"curl"},
 	}
 	before := header.Clone()
-	presented, goesOn, query := Take(header, "api-key=four&model=m;subscription-key=five")
+	presented, goesOn, query := taken(header, "api-key=four&model=m;subscription-key=five")
 	var keys []string
 	presented.each(func(key string) { keys = append(keys, key) })
 	slices.Sort(keys)
@@ -144,21 +144,18 @@ func TestAKeyIsFoundByItsValue(t *testing.T) {
 				header["X-Team"] = []string{"kept", value}
 				header["X-Kept"] = []string{"kept"}
 				query := c.query + "&team=" + url.QueryEscape(value) + "&kept=1"
-				_, goesOn, goesOnQuery := Take(header, query)
+				_, goesOn, goesOnQuery := taken(header, query)
 				if got := goesOn["X-Team"] != nil; got != passes || goesOn["X-Kept"] == nil {
 					t.Errorf("%q: there goes on %v", value, goesOn)
 				}
 				if got, err := url.ParseQuery(goesOnQuery); err != nil || got.Has("team") != passes || !got.Has("kept") {
 					t.Errorf("%q: there goes on the query %s", value, goesOnQuery)
 				}
-				if split, fromQuery := splitAndJoined(header, query); fromQuery != goesOnQuery || !maps.EqualFunc(split, goesOn, slices.Equal) {
-					t.Errorf("%q: of a header that is split, there goes on %v and %s", value, split, fromQuery)
-				}
 			}
 		})
 	}
 	// what callers without a key send
-	_, goesOn, query := Take(http.Header{"Authorization": {"Bearer EMPTY"}, "X-Team": {"EMPTY"}}, "model=EMPTY")
+	_, goesOn, query := taken(http.Header{"Authorization": {"Bearer EMPTY"}, "X-Team": {"EMPTY"}}, "model=EMPTY")
 	if goesOn["X-Team"] == nil || query != "model=EMPTY" {
 		t.Errorf("a word in place of a key is taken for one: %v %s", goesOn, query)
 	}
@@ -172,7 +169,7 @@ func TestAKeyThatIsRemovedIsRemovedEverywhere(t *testing.T) {
 		"Openai-Project":         {client},
 		"Sec-Websocket-Protocol": {"realtime, " + client + ", openai-insecure-api-key." + own},
 	}
-	presented, _, _ := Take(header, "team="+client+"&key="+own+"&token="+client+"&x=1")
+	presented, _, _ := taken(header, "team="+client+"&key="+own+"&token="+client+"&x=1")
 	identify := 0
 	presented.remove(func(key string, identifies bool) bool {
 		if identifies {
@@ -191,7 +188,7 @@ func TestAKeyThatIsRemovedIsRemovedEverywhere(t *testing.T) {
 	if identify != 3 {
 		t.Errorf("%d keys identify the caller, want those of Authorization, Api-Key and the subprotocol", identify)
 	}
-	others, _, _ := Take(http.Header{"X-Goog-Api-Key": {own}}, "key="+own)
+	others, _, _ := taken(http.Header{"X-Goog-Api-Key": {own}}, "key="+own)
 	if !others.None() {
 		t.Error("keys for something else identify a caller")
 	}
@@ -208,58 +205,60 @@ func sdk() http.Header {
 	}
 }
 
-// splitAndJoined is what goes on if reverse_proxy gets only a part of the header and adds nothing.
-func splitAndJoined(header http.Header, query string) (goesOn http.Header, goesOnQuery string) {
-	presented, proxied, goesOnQuery := Split(header, query)
-	return presented.Outgoing(proxied, header, nil), goesOnQuery
+// taken returns the keys of a request, and the header and the query that go on.
+func taken(header http.Header, rawQuery string) (presented Presented, goesOn http.Header, query string) {
+	presented, query = Read(header, rawQuery)
+	goesOn = presented.Outgoing(header, nil)
+	if goesOn["User-Agent"][0] == "" { // which keeps net/http from adding one
+		delete(goesOn, "User-Agent")
+	}
+	return presented, goesOn, query
 }
 
 func TestFieldsThatTheConnectionNamesDoNotGoOn(t *testing.T) {
 	header := http.Header{"Connection": {"close, X-Hop"}, "X-Hop": {"1"}, "X-Team": {"a"}}
-	if goesOn, _ := splitAndJoined(header, ""); goesOn["X-Hop"] != nil || goesOn["X-Team"] == nil {
+	if _, goesOn, _ := taken(header, ""); goesOn["X-Hop"] != nil || goesOn["X-Team"] == nil {
 		t.Errorf("there goes on %v", goesOn)
 	}
 }
 
-func TestReverseProxyAddsNoAddressToAHeaderThatIsSplit(t *testing.T) {
-	_, proxied, _ := Split(sdk(), "")
-	for _, name := range []string{"X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Host"} {
-		if values, ok := proxied[name]; values != nil || !ok {
-			t.Errorf("%s is %q, %t", name, values, ok)
-		}
+func TestTheUpgradeOfAnotherProtocolDoesNotGoOn(t *testing.T) {
+	header := http.Header{"Connection": {"Upgrade, HTTP2-Settings"}, "Upgrade": {"h2c"}, "Http2-Settings": {"x"}, "Te": {"trailers"}}
+	if _, goesOn, _ := taken(header, ""); !maps.EqualFunc(goesOn, http.Header{"Te": {"trailers"}}, slices.Equal) {
+		t.Errorf("there goes on %v", goesOn)
 	}
 }
 
-func TestSplittingAllocatesTheKeyAndAHeader(t *testing.T) {
+func TestReadingAllocatesTheKeys(t *testing.T) {
 	header := sdk()
-	if n := testing.AllocsPerRun(100, func() { Split(header, "api-version=2024-10-21") }); n > 3 {
-		t.Errorf("%v allocations, want those of Presented and of a small map", n)
+	if n := testing.AllocsPerRun(100, func() { Read(header, "api-version=2024-10-21") }); n > 2 {
+		t.Errorf("%v allocations, want those of Presented", n)
 	}
 }
 
-func BenchmarkSplit(b *testing.B) {
+func BenchmarkRead(b *testing.B) {
 	header := sdk()
 	for b.Loop() {
-		Split(header, "")
+		Read(header, "")
 	}
 }
 
 func BenchmarkOutgoing(b *testing.B) {
 	header := sdk()
-	presented, proxied, _ := Split(header, "")
+	presented, _ := Read(header, "")
 	for b.Loop() {
-		presented.Outgoing(proxied, header, nil)
+		presented.Outgoing(header, nil)
 	}
 }
 
-func FuzzTake(f *testing.F) {
+func FuzzRead(f *testing.F) {
 	f.Add("api-key=k&a=1;b=2%26key=x", "X-Team", "Bearer key-of-a-caller", "key-of-a-caller")
 	f.Add("a%3bkey=key-of-a-caller&team=Bearer+key-of-a-caller", "x_api_key", "v", "key-of-a-caller")
 	f.Fuzz(func(t *testing.T, query, name, value, key string) {
 		key = strings.Join(strings.Fields(key), "")
 		header := http.Header{"Authorization": {"Bearer " + key}, http.CanonicalHeaderKey(name): {value}}
 		before := header.Clone()
-		presented, goesOn, goesOnQuery := Take(header, query)
+		presented, goesOn, goesOnQuery := taken(header, query)
 		if !maps.EqualFunc(header, before, slices.Equal) {
 			t.Errorf("the header became %q", header)
 		}
@@ -273,11 +272,8 @@ func FuzzTake(f *testing.F) {
 				t.Errorf("of %q there goes on %q", query, goesOnQuery)
 			}
 		}
-		if _, _, again := Take(header, goesOnQuery); again != goesOnQuery {
+		if _, _, again := taken(header, goesOnQuery); again != goesOnQuery {
 			t.Errorf("of %q there goes on %q, and of that %q", query, goesOnQuery, again)
-		}
-		if split, fromQuery := splitAndJoined(header, query); header["Connection"] == nil && (fromQuery != goesOnQuery || !maps.EqualFunc(split, goesOn, slices.Equal)) {
-			t.Errorf("there goes on %q with %q, and of a header that is split %q with %q", goesOn, goesOnQuery, split, fromQuery)
 		}
 		presented.remove(func(string, bool) bool { return true })
 		if !presented.None() {

@@ -123,7 +123,7 @@ func ListenTLS(t *testing.T, name string, http2 bool) (b *Backend, server *httpt
 	server.EnableHTTP2 = http2
 	StartTLS(t, server)
 	root, _ := WriteCertificate(t)
-	return b, server, "reverse_proxy {\ntransport http {\ntls_trust_pool file " + root + "\n}\n}"
+	return b, server, "transport http {\ntls_trust_pool file " + root + "\n}"
 }
 
 // Wires are the versions of HTTP on both sides of a balancer.

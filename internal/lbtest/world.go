@@ -18,6 +18,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
 	_ "github.com/caddyserver/caddy/v2/modules/caddyhttp/standard"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -27,7 +28,7 @@ import (
 )
 
 // World is a balancer, its clients and its backends, real but for the wires:
-// net/http and reverse_proxy talk over pipes in memory, so that inside a
+// net/http and the handler talk over pipes in memory, so that inside a
 // synctest bubble time passes only while everybody waits.
 type World struct {
 	T       *testing.T
@@ -36,6 +37,8 @@ type World struct {
 	// Logs is what the handler has logged since the world began.
 	Logs     *observer.ObservedLogs
 	Backends map[string]*Backend // by host
+	// Shows are headers that each reply gets, as by Caddy's directive `header >Name value`. They may have placeholders.
+	Shows map[string]string
 	// Prepares, if it is set, changes a request before the handler gets it.
 	Prepares func(*http.Request) *http.Request
 	// ReadIdle, if it is set, is how long a body may stall, as in Caddy's server.
@@ -72,7 +75,7 @@ func OverAllVersions(t *testing.T, options string, test func(*testing.T, *World)
 		t.Run(fmt.Sprintf("HTTP/%d to HTTP/%d", wire.Client, wire.Backend), func(t *testing.T) {
 			config := options
 			if wire.Backend == 2 {
-				config += "\nreverse_proxy {\ntransport http {\nversions h2c\n}\n}"
+				config += "\ntransport http {\nversions h2c\n}"
 			}
 			InBubble(t, "openai_lb {\nbackend http://a\n"+config+"\n}", func(t *testing.T, w *World) {
 				if wire.Client == 2 {
@@ -130,7 +133,15 @@ func newWorld(t *testing.T, config string) *World {
 			r = r.WithContext(caddyhttp.ContextWithIdleTimeouts(r.Context(), body, nil))
 			r.Body = body
 		}
-		err := w.Handler.ServeHTTP(rw, r, caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil }))
+		balance := caddyhttp.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) error {
+			return w.Handler.ServeHTTP(rw, r, caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil }))
+		})
+		var err error
+		if w.Shows == nil {
+			err = balance(rw, r)
+		} else {
+			err = w.showing().ServeHTTP(rw, r, balance)
+		}
 		var failure caddyhttp.HandlerError
 		if errors.As(err, &failure) {
 			rw.WriteHeader(failure.StatusCode)
@@ -140,6 +151,15 @@ func newWorld(t *testing.T, config string) *World {
 	t.Cleanup(transport.CloseIdleConnections)
 	w.Client = &http.Client{Transport: transport}
 	return w
+}
+
+// showing is Caddy's directive header for what the world shows.
+func (w *World) showing() *headers.Handler {
+	set := make(http.Header)
+	for name, value := range w.Shows {
+		set.Set(name, value)
+	}
+	return &headers.Handler{Response: &headers.RespHeaderOps{HeaderOps: &headers.HeaderOps{Set: set}, Deferred: true}}
 }
 
 // UseHTTP2 makes the client speak HTTP/2.

@@ -112,7 +112,7 @@ func Parse(r *http.Request, route Route, body Received, p *Prompt) Request {
 		q.Kind = Acting
 	}
 	q.Cost = q.Body.Cost(q.PromptLength)
-	q.NeedsModel = q.Kind.Infers() || mayInfer(MethodOf(r), route.Operation)
+	q.NeedsModel = q.Kind.Infers() || mayInfer(r.Method, route.Operation)
 	if q.NeedsModel && q.Clarity == Clear && len(body.Bytes) > 0 &&
 		(!q.Body.Clear || body.Whole && !q.Body.Whole || DisputedType(r.Header)) {
 		q.Clarity = Unclear
@@ -123,7 +123,7 @@ func Parse(r *http.Request, route Route, body Received, p *Prompt) Request {
 }
 
 func kindOf(r *http.Request, operation string) Kind {
-	method := MethodOf(r)
+	method := r.Method
 	switch handshake := IsHandshake(r); {
 	case IsInference(method, operation):
 		return Inference
@@ -191,7 +191,7 @@ func (q *Request) PromptTokens(body []byte) int64 {
 
 // CostsTokens reports whether a request to this route costs tokens, if it has a body.
 func CostsTokens(r *http.Request, route Route) bool {
-	return mayInfer(MethodOf(r), route.Operation) && !countsOnly(route.Operation)
+	return mayInfer(r.Method, route.Operation) && !countsOnly(route.Operation)
 }
 
 // countsOnly reports whether the operation only counts the tokens of a prompt.

@@ -1,7 +1,6 @@
 package openaiapi
 
 import (
-	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -50,14 +49,6 @@ func TestWhatABackendDoesForARequest(t *testing.T) {
 		}
 		if q.Kind.IsHandshake() != (c.want == WebSocket || c.want == InferenceWebSocket) {
 			t.Errorf("%s %s opens a WebSocket: %t", c.method, c.target, q.Kind.IsHandshake())
-		}
-	}
-	for _, r := range []*http.Request{
-		{Method: "CONNECT", ProtoMajor: 2, ContentLength: -1, Header: http.Header{":protocol": {"websocket"}}},
-		{Method: "CONNECT", ProtoMajor: 3, ContentLength: -1, Proto: "websocket"},
-	} {
-		if got := kindOf(r, "/realtime"); got != InferenceWebSocket {
-			t.Errorf("an extended CONNECT over HTTP/%d is of kind %d", r.ProtoMajor, got)
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 // maybeInfers reports whether a model may answer a request that is not [IsInference]: to an operation that is not known, or
 // to one that begins work of a model that the request names.
 func maybeInfers(r *http.Request, operation string) bool {
-	switch method := MethodOf(r); method {
+	switch method := r.Method; method {
 	case http.MethodHead, http.MethodOptions, http.MethodDelete:
 		return false
 	case http.MethodGet:

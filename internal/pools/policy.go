@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 
 	"github.com/caddyserver/caddy/v2"
@@ -38,8 +37,11 @@ func LoadPolicy(ctx caddy.Context, module any, raw json.RawMessage) (reverseprox
 }
 
 // checkPolicy refuses selection policies that cannot choose among the members
-// of a priority.
+// of a priority, and those that need cookies.
 func checkPolicy(raw json.RawMessage) error {
+	if setsCookies(raw) {
+		return errors.New("lb_policy 'cookie' is not available here: clients of the API keep no cookies, so each request would start anew. The option affinity keeps a session at its backend")
+	}
 	switch name := PolicyName(raw); name {
 	case "openai_lb":
 		return errors.New("lb_policy 'openai_lb' is not available here: expected one of reverse_proxy's own selection policies")
@@ -69,16 +71,28 @@ const WeightIgnored = "weight is ignored by lb_policy: leave one of them out"
 // FallbackCountsNothing is the warning for a policy with a fallback that counts requests in flight.
 const FallbackCountsNothing = "the fallback of lb_policy counts no requests of openai_lb, so it chooses at random: use it as the policy itself"
 
-// HasCountingFallback reports whether a policy falls back to one that counts requests in flight.
-func HasCountingFallback(raw json.RawMessage) bool {
+// fallbackOf returns the policy that a policy uses where it cannot choose, or nil.
+func fallbackOf(raw json.RawMessage) json.RawMessage {
 	var policy struct {
 		Fallback json.RawMessage `json:"fallback"`
 	}
-	if json.Unmarshal(raw, &policy) != nil || policy.Fallback == nil {
+	_ = json.Unmarshal(raw, &policy) // LoadModule reports the error
+	return policy.Fallback
+}
+
+// setsCookies reports whether a policy, or one that it falls back to, tells clients by cookies.
+func setsCookies(raw json.RawMessage) bool {
+	return raw != nil && (PolicyName(raw) == "cookie" || setsCookies(fallbackOf(raw)))
+}
+
+// HasCountingFallback reports whether a policy falls back to one that counts requests in flight.
+func HasCountingFallback(raw json.RawMessage) bool {
+	fallback := fallbackOf(raw)
+	if fallback == nil {
 		return false
 	}
-	name := PolicyName(policy.Fallback)
-	return name == "least_conn" || name == "random_choose" || HasCountingFallback(policy.Fallback)
+	name := PolicyName(fallback)
+	return name == "least_conn" || name == "random_choose" || HasCountingFallback(fallback)
 }
 
 // Policy returns what chooses among the members of a priority by the selection policy. It returns nil for no policy.
@@ -109,36 +123,4 @@ func leastBusy(tier []*pool.Member, n int) *pool.Member {
 		}
 	}
 	return least
-}
-
-// Cookies are those of a reply before a policy was asked, which may set more. The zero Cookies is for a policy that
-// was not asked yet.
-type Cookies struct{ before *[]string }
-
-// Drop takes back the cookies of the policy: that of a member that did not serve is not the client's to keep.
-func (c *Cookies) Drop(w http.ResponseWriter) {
-	if c.before == nil {
-		return
-	}
-	header := w.Header()
-	if delete(header, "Set-Cookie"); len(*c.before) > 0 {
-		header["Set-Cookie"] = slices.Clone(*c.before)
-	}
-}
-
-// Ask asks a policy of reverse_proxy's to choose among members, by their upstreams.
-func (c *Cookies) Ask(policy reverseproxy.Selector, r *http.Request, w http.ResponseWriter, tier []*pool.Member, upstreamOf func(*pool.Member) *reverseproxy.Upstream) *pool.Member {
-	if c.before == nil {
-		c.before = new(w.Header()["Set-Cookie"])
-	}
-	c.Drop(w)
-	upstreams := make(reverseproxy.UpstreamPool, len(tier))
-	for i, m := range tier {
-		upstreams[i] = upstreamOf(m)
-	}
-	chosen := policy.Select(upstreams, r, w)
-	if i := slices.Index(upstreams, chosen); chosen != nil && i >= 0 {
-		return tier[i]
-	}
-	return nil
 }

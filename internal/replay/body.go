@@ -35,7 +35,6 @@ type Body struct {
 	touched atomic.Bool   // tail is being read
 	gone    bool          // prefix was released
 	begun   bool          // Buffer read some of it, or tried to
-	read    bool          // Buffer succeeded
 }
 
 const (
@@ -65,7 +64,7 @@ func (b *Body) Buffer(r *http.Request, limit int64) error {
 		buf = buf[:len(buf)+n]
 		if errors.Is(err, io.EOF) && len(buf) < most {
 			b.hold(buffer, buf)
-			b.length, b.read = int64(len(buf)), true
+			b.length = int64(len(buf))
 			return nil
 		}
 		if err != nil && !errors.Is(err, io.EOF) {
@@ -76,13 +75,13 @@ func (b *Body) Buffer(r *http.Request, limit int64) error {
 		}
 		buffer.Bytes = buf
 	}
-	b.prefix, b.buffer, b.tail, b.length, b.read = buffer.Bytes, buffer, r.Body, r.ContentLength, true
+	b.prefix, b.buffer, b.tail, b.length = buffer.Bytes, buffer, r.Body, r.ContentLength
 	return nil
 }
 
 // Hold keeps all of a body that was read already.
 func (b *Body) Hold(body []byte) {
-	b.prefix, b.length, b.begun, b.read = body, int64(len(body)), true, true
+	b.prefix, b.length, b.begun = body, int64(len(body)), true
 }
 
 // hold keeps all of a body, in a buffer of about its size.
@@ -157,20 +156,6 @@ func (b *Body) Attach(out *http.Request, o *Options) *Upload {
 	}
 	return up
 }
-
-// Restore sets the body of the request from which it was read, for a handler that
-// comes after the backends, unless a part of the body is gone.
-func (b *Body) Restore(r *http.Request) {
-	if b.read && !b.touched.Load() {
-		b.Attach(r, &Options{Repeatable: true, Progress: unlimited{}})
-	}
-}
-
-// unlimited is the progress of a body whose sending may take any time.
-type unlimited struct{}
-
-// Extend does nothing.
-func (unlimited) Extend() {}
 
 // hideIdempotenceKeys writes the headers in another case for which net/http
 // would send a request again after the backend may have executed it. To the
@@ -271,8 +256,8 @@ func (b *Body) Failure() error {
 	return b.tailErr
 }
 
-// Gone stands for a body that went to the backends. A handler that comes after
-// them must not treat it as empty.
+// Gone stands for a body that was read. A handler that comes after the
+// balancer must not treat it as empty.
 type Gone struct{}
 
 // Read implements io.Reader. It always fails.

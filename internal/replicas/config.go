@@ -20,7 +20,7 @@ type Config struct {
 }
 
 // secretive are the options whose texts may be secrets. Those of other modules are among them, and fields of headers.
-var secretive = []string{"api_key", "auth_options", "caller_identity", "header", "key", "lb_policy", "reverse_proxy"}
+var secretive = []string{"api_key", "auth_options", "caller_identity", "header", "key", "lb_policy", "transport"}
 
 // ConfigDigest returns a short digest of a handler's options as they were written, the same wherever they are. A text that
 // may be a secret has no part in it, nor has the engine of state: replicas that hear each other may reach it in several ways.

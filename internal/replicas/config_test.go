@@ -159,7 +159,7 @@ func TestADigestIsOfAllButSecrets(t *testing.T) {
 	const config = `{"pool": "llm", "backends": [{"url": "https://a", "api_key": "KEY-1", "auth": "azure", "auth_options": {"client_secret": "KEY-2"},
 		"header": {"X-Key": ["KEY-3"]}, "priority": 1, "model": [{"name": "m"}]}], "client_keys": [{"name": "alice", "key": "KEY-4"}],
 		"lb_policy": {"policy": "cookie", "secret": "KEY-5", "fallback": {"policy": "random"}}, "state": {"engine": "redis", "password": "KEY-6"},
-		"reverse_proxy": {"headers": {"request": {"set": {"Api-Key": ["KEY-7"]}}}, "flush_interval": -1}, "callers": [{"name": "alice", "tokens": [{"limit": "1k/day"}]}]}`
+		"transport": {"protocol": "http", "network_proxy": {"from": "url", "url": "http://user:KEY-7@proxy"}, "dial_timeout": -1}, "callers": [{"name": "alice", "tokens": [{"limit": "1k/day"}]}]}`
 	of := func(text string) string {
 		t.Helper()
 		digest, err := ConfigDigest(json.RawMessage(text))
@@ -176,7 +176,7 @@ func TestADigestIsOfAllButSecrets(t *testing.T) {
 	}
 	for _, same := range []string{
 		strings.ReplaceAll(config, "\n", " "),
-		strings.Replace(strings.Replace(config, `"pool": "llm", `, "", 1), `"reverse_proxy"`, `"pool": "llm", "reverse_proxy"`, 1),
+		strings.Replace(strings.Replace(config, `"pool": "llm", `, "", 1), `"transport"`, `"pool": "llm", "transport"`, 1),
 		strings.Replace(config, `"engine": "redis"`, `"engine": "redis", "address": ["10.0.0.1:6379"]`, 1),
 	} {
 		if of(same) != of(config) {
@@ -185,7 +185,7 @@ func TestADigestIsOfAllButSecrets(t *testing.T) {
 	}
 	for _, change := range [][2]string{
 		{`"llm"`, `"other"`}, {"https://a", "https://b"}, {`"api_key"`, `"another_key"`}, {`"azure"`, `"other"`}, {"X-Key", "X-Other"}, {`"priority": 1`, `"priority": 2`},
-		{`"m"`, `"n"`}, {`"alice", "key"`, `"bob", "key"`}, {`"cookie"`, `"random"`}, {`"random"`, `"first"`}, {`"flush_interval": -1`, `"flush_interval": 1`}, {"1k/day", "2k/day"},
+		{`"m"`, `"n"`}, {`"alice", "key"`, `"bob", "key"`}, {`"cookie"`, `"random"`}, {`"random"`, `"first"`}, {`"dial_timeout": -1`, `"dial_timeout": 1`}, {"1k/day", "2k/day"},
 	} {
 		changed := strings.Replace(config, change[0], change[1], 1)
 		if changed == config || of(changed) == of(config) {

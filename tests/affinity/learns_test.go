@@ -154,7 +154,8 @@ func TestTheIDOfACallIsLearned(t *testing.T) {
 
 // TestItIsToldWhyAnAccountWasChosen in placeholders and in the log.
 func TestItIsToldWhyAnAccountWasChosen(t *testing.T) {
-	inBubble(t, threeAccountsInOrder[:len(threeAccountsInOrder)-1]+"affinity {\nprompt_cache\n}\nreverse_proxy {\nheader_down X-Why \"{http.openai_lb.affinity} {http.openai_lb.affinity_result}\"\n}\n}", func(t *testing.T, w *world) {
+	inBubble(t, threeAccountsInOrder[:len(threeAccountsInOrder)-1]+"affinity {\nprompt_cache\n}\n}", func(t *testing.T, w *world) {
+		w.Shows = map[string]string{"X-Why": "{http.openai_lb.affinity} {http.openai_lb.affinity_result}"}
 		all := w.accounts("a", "b", "c")
 		first, elsewhere := all["a"].put("resp"), all["b"].put("resp")
 		for _, c := range []struct {

@@ -12,8 +12,11 @@ import (
 
 // twoOwners has two accounts, of which the second one owns what ownedBy makes
 // there, and shows class and backend of a reply to its client.
-func twoOwners(pool, options string) string {
-	return `openai_lb {
+// withTwoOwners runs a test with two accounts, one after the other in priority, and replies that show their class and the
+// backend that they are about.
+func withTwoOwners(t *testing.T, pool, options string, test func(*testing.T, *world)) {
+	t.Helper()
+	config := `openai_lb {
 		pool ` + pool + `
 		backend http://a {
 			` + options + `
@@ -22,11 +25,11 @@ func twoOwners(pool, options string) string {
 			priority 2
 			` + options + `
 		}
-		reverse_proxy {
-			header_down X-Class {http.openai_lb.class}
-			header_down X-Backend-Shown {http.openai_lb.backend}
-		}
 	}`
+	inBubble(t, config, func(t *testing.T, w *world) {
+		w.Shows = map[string]string{"X-Class": "{http.openai_lb.class}", "X-Backend-Shown": "{http.openai_lb.backend}"}
+		test(t, w)
+	})
 }
 
 // ownedByB has the backend b own an object of this id.
@@ -55,7 +58,7 @@ func TestAnOwnerThatThrottlesIsNotThePool(t *testing.T) {
 	} {
 		t.Run(c.request, func(t *testing.T) {
 			pool := lbtest.Unique("owner-throttles")
-			inBubble(t, twoOwners(pool, ""), func(t *testing.T, w *world) {
+			withTwoOwners(t, pool, "", func(t *testing.T, w *world) {
 				w.ownedByB(t, c.id)
 				w.Backends["b"].Replies(lbtest.Throttled("9"))
 				method, rest, _ := strings.Cut(c.request, " ")
@@ -82,7 +85,7 @@ func TestAnOwnerThatThrottlesIsNotThePool(t *testing.T) {
 // the first account.
 func TestAListOfAThrottledAccountIsNotThePool(t *testing.T) {
 	pool := lbtest.Unique("list-throttled")
-	inBubble(t, twoOwners(pool, ""), func(t *testing.T, w *world) {
+	withTwoOwners(t, pool, "", func(t *testing.T, w *world) {
 		w.Backends["a"].Replies(lbtest.Throttled("9"))
 		reply := w.call("", "GET", "/v1/files", "")
 		reply.WantError(t, 429, "rate_limit_exceeded")
@@ -95,7 +98,7 @@ func TestAListOfAThrottledAccountIsNotThePool(t *testing.T) {
 }
 
 func TestAnOwnerThatIsBusyIsNotThePool(t *testing.T) {
-	inBubble(t, twoOwners(lbtest.Unique("owner-busy"), "max_requests 1"), func(t *testing.T, w *world) {
+	withTwoOwners(t, lbtest.Unique("owner-busy"), "max_requests 1", func(t *testing.T, w *world) {
 		w.ownedByB(t, "resp_12345678")
 		w.Backends["b"].Replies(lbtest.Hangs)
 		done := make(chan struct{})
@@ -117,7 +120,7 @@ func TestAnOwnerThatIsBusyIsNotThePool(t *testing.T) {
 // account is known to have. The first lacks it, and the second throttles.
 func TestAnAccountThatLacksTheObjectIsNotRateLimited(t *testing.T) {
 	pool := lbtest.Unique("asked-throttles")
-	inBubble(t, twoOwners(pool, ""), func(t *testing.T, w *world) {
+	withTwoOwners(t, pool, "", func(t *testing.T, w *world) {
 		w.Backends["a"].Replies(lbtest.Says(404, `{"error":{"message":"No such object"}}`))
 		w.Backends["b"].Replies(lbtest.Throttled("9"))
 		reply := w.call("", "GET", "/v1/responses/resp_12345678", "")
@@ -132,7 +135,7 @@ func TestAnAccountThatLacksTheObjectIsNotRateLimited(t *testing.T) {
 // TestOneAccountThatThrottlesIsThePool has two keys of one account.
 func TestOneAccountThatThrottlesIsThePool(t *testing.T) {
 	pool := lbtest.Unique("one-account")
-	inBubble(t, twoOwners(pool, "account one"), func(t *testing.T, w *world) {
+	withTwoOwners(t, pool, "account one", func(t *testing.T, w *world) {
 		w.ownedByB(t, "resp_12345678")
 		w.AllReply(lbtest.Throttled("9"))
 		reply := w.call("", "GET", "/v1/responses/resp_12345678", "")

@@ -266,9 +266,10 @@ func TestAHotSessionPutsNoBackendOverItsBound(t *testing.T) {
 }
 
 func TestWhichRequestsHaveAKey(t *testing.T) {
-	const config = "openai_lb {\nbackend http://a\nbackend http://b\nbackend http://c\nlb_policy first\naffinity {\nprompt_cache session-id X-Session\n}\n%s\n}"
+	const config = "openai_lb {\nbackend http://a\nbackend http://b\nbackend http://c\nlb_policy first\naffinity {\nprompt_cache session-id X-Session\n}\n}"
 	long := strings.Repeat("lorem ", 1000)
-	lbtest.InBubble(t, fmt.Sprintf(config, "reverse_proxy {\nheader_down X-Affinity {http.openai_lb.affinity}\n}"), func(t *testing.T, w *lbtest.World) {
+	lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
+		w.Shows = map[string]string{"X-Affinity": "{http.openai_lb.affinity}"}
 		for name, c := range map[string]struct {
 			path, body string
 			headers    []string

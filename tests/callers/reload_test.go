@@ -95,15 +95,16 @@ func TestWhatWasUsedOfADayOutlivesARestart(t *testing.T) {
 	s.ask(t, options).WantError(t, 429, "insufficient_quota")
 }
 
-// TestARequestThatARouteOfHandleResponseServesIsSettled has a balancer whose failures go to another balancer.
-func TestARequestThatARouteOfHandleResponseServesIsSettled(t *testing.T) {
+// TestARequestWhoseErrorIsReplacedIsSettled has a site that replaces the failures of the balancer.
+func TestARequestWhoseErrorIsReplacedIsSettled(t *testing.T) {
 	s := newSite(t)
 	broken := httptest.NewServer(lbtest.Status(500))
 	t.Cleanup(broken.Close)
-	options := "caller * {\ntokens 1k/day\n}\nreverse_proxy {\n@failed status 5xx\nhandle_response @failed {\nopenai_lb {\npool " + s.pool + "-second\nbackend " + s.backend + "\n}\n}\n}"
+	const options = "caller * {\ntokens 1k/day\n}"
 	config := strings.Replace(s.config(options), "backend "+s.backend, "backend "+broken.URL, 1)
+	config = strings.Replace(config, "openai_lb {", "intercept {\n@failed status 5xx\nhandle_response @failed {\nrespond later 418\n}\n}\nopenai_lb {", 1)
 	lbtest.Run(t, config)
-	s.ask(t, options).WantStatus(t, 200)
+	s.ask(t, options).WantStatus(t, 418)
 	lbtest.WaitFor(t, func() bool {
 		for _, c := range limits.MetersOf(s.pool).All() {
 			if u := c.Snapshot(now()); u.Today == 0 && u.Reserved == 0 && u.InFlight == 0 {

@@ -260,7 +260,7 @@ func TestRandomRepliesReachClientsAsTheyAre(t *testing.T) {
 			}
 			for key, auth := range map[string]string{"own": "api_key key-of-the-backend", "passed": "auth passthrough"} {
 				path := c.site + "/" + key + "/" + wire[len("HTTP/"):]
-				fmt.Fprintf(&sites, "handle_path /lb/%s/* {\nopenai_lb {\nbackend %s {\nname %s%s\n%s\n}\nreverse_proxy {\n%s}\n}\n}\n", path, url, c.site, wire, auth, transport)
+				fmt.Fprintf(&sites, "handle_path /lb/%s/* {\nopenai_lb {\nbackend %s {\nname %s%s\n%s\n}\n%s}\n}\n", path, url, c.site, wire, auth, transport)
 				fmt.Fprintf(&sites, "handle_path /plain/%s/* {\nreverse_proxy %s {\n%s}\n}\n", path, url, transport)
 			}
 		}

@@ -1,6 +1,7 @@
 package failover
 
 import (
+	"crypto/tls"
 	"fmt"
 	"net/http"
 	"strings"
@@ -12,6 +13,26 @@ import (
 // TestNoBackendGetsATraceOrATunnel sends what a server answers by repeating the
 // request (RFC 9110 section 9.3.8), with the backend's key in it, or by
 // connecting to any address.
+// TestARequestBeforeTheEndOfItsHandshakeIsRefused has a client send a request in TLS early data, which whoever has seen it
+// may have sent again.
+func TestARequestBeforeTheEndOfItsHandshakeIsRefused(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
+		complete := false
+		w.Prepares = func(r *http.Request) *http.Request {
+			r.TLS = &tls.ConnectionState{HandshakeComplete: complete}
+			return r
+		}
+		early := w.Post(`{"model":"m"}`)
+		early.WantError(t, 425, "too_early")
+		if early.Header.Get("X-Should-Retry") != "true" {
+			t.Error("SDKs do not send it again")
+		}
+		complete = true
+		w.Post(`{"model":"m"}`).WantServed(t, "a")
+		w.WantCalls(map[string]int{"a": 1})
+	})
+}
+
 func TestNoBackendGetsATraceOrATunnel(t *testing.T) {
 	for _, auth := range []string{"api_key " + lbtest.BackendKey, "auth passthrough", "auth none"} {
 		lbtest.OverBothVersions(t, "openai_lb {\nbackend http://a {\n"+auth+"\n}\n}", func(t *testing.T, w *lbtest.World) {

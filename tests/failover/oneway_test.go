@@ -14,18 +14,18 @@ import (
 func TestEveryReplyTakesTheSameWayOut(t *testing.T) {
 	a, serverA := lbtest.Listen(t, "a")
 	address := lbtest.ServeAt(t, fmt.Sprintf(`
+		header >X-Site mine
+		intercept {
+			@teapot status 418
+			handle_response @teapot {
+				respond "a teapot" 418
+			}
+		}
 		openai_lb {
 			client_key alice client-key-of-alice
 			ready_path /readyz
 			backend %s {
 				model gpt-4o
-			}
-			reverse_proxy {
-				header_down X-Site mine
-				@teapot status 418
-				handle_response @teapot {
-					respond "a teapot" 418
-				}
 			}
 		}`, serverA.URL))
 	client, url := lbtest.NewClient(t), "http://"+address

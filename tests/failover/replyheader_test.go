@@ -1,7 +1,6 @@
 package failover
 
 import (
-	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -12,109 +11,6 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
-
-// TestHeadersReachTheClientAsReverseProxyPassesThemOn has the same replies come
-// through a balancer whose reverse_proxy has no use for headers, and through one
-// whose reverse_proxy changes them.
-func TestHeadersReachTheClientAsReverseProxyPassesThemOn(t *testing.T) {
-	a, server := lbtest.Listen(t, "a")
-	const sites = `
-	header ?X-Ours ours
-	header +X-Both ours
-	header >X-Id "{http.reverse_proxy.header.X-Request-Id} {http.reverse_proxy.header.X-None}"
-	header >X-Upstream "{http.reverse_proxy.upstream.address} {http.reverse_proxy.upstream.hostport} {http.reverse_proxy.upstream.host} {http.reverse_proxy.upstream.port} {http.reverse_proxy.upstream.max_requests} {http.reverse_proxy.upstream.fails}"
-	header >X-Status "{http.reverse_proxy.status_code} {http.reverse_proxy.status_text} {http.reverse_proxy.upstream.none}"
-	handle /direct/* {
-		uri strip_prefix /direct
-		openai_lb {
-			backend %[1]s
-		}
-	}
-	handle /changed/* {
-		uri strip_prefix /changed
-		openai_lb {
-			backend %[1]s
-			reverse_proxy {
-				header_down -X-Nobody-Sends
-			}
-		}
-	}`
-	address := lbtest.ServeAt(t, fmt.Sprintf(sites, server.URL))
-	client := lbtest.NewClient(t)
-	for _, c := range []struct {
-		name  string
-		reply http.HandlerFunc
-	}{
-		{"of OpenAI", lbtest.Says(200, "{}", "Content-Type", "application/json", "X-Request-Id", "req_1", "Openai-Processing-Ms", "12",
-			"X-Ratelimit-Remaining-Tokens", "100", "Server", "cloudflare", "Set-Cookie", "_cfuvid=1", "Alt-Svc", `h3=":443"`, "Strict-Transport-Security", "max-age=1")},
-		{"fields of ours", lbtest.Says(200, "{}", "X-Ours", "theirs", "X-Both", "theirs", "Via", "1.1 apim", "Server", "uvicorn")},
-		{"a field twice", severalFields("X-Request-Id", "X-Both", "Vary")},
-		{"a connection's fields", lbtest.Says(200, "{}", "Connection", "X-Hop", "X-Hop", "1", "Keep-Alive", "timeout=5")},
-		{"keep-alive", lbtest.Says(200, "{}", "Connection", "keep-alive", "Keep-Alive", "timeout=5", "Proxy-Connection", "keep-alive")},
-		{"an odd media type", lbtest.Says(200, "{}", "Content-Type", "Application/JSON; charset")},
-		{"no media type", lbtest.Says(200, "{}", "Content-Type", "")},
-		{"a stream", lbtest.Streams(lbtest.StreamContent, lbtest.StreamEnd)},
-		{"a stream of known length", lbtest.Says(200, lbtest.StreamContent+lbtest.StreamEnd, "Content-Type", "Text/Event-Stream")},
-		{"an incremental reply", lbtest.Says(200, "{}", "Incremental", "?1")},
-		{"trailers", trailers},
-		{"nothing", lbtest.Status(204)},
-		{"a client's error", lbtest.Says(400, `{"error":{}}`, "X-Request-Id", "req_2", "Set-Cookie", "c=1")},
-		// the last one, because the backend rests after it
-		{"an error that is shown", lbtest.Says(500, `{"error":{}}`, "X-Request-Id", "req_3", "Retry-After", "7", "Set-Cookie", "c=1")},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			a.Replies(c.reply)
-			direct, changed := fetch(t, client, address, "direct"), fetch(t, client, address, "changed")
-			if direct != changed {
-				t.Errorf("the client gets\n%s\nwant\n%s", direct, changed)
-			}
-		})
-	}
-}
-
-// fetch returns all of a reply but its date and what counts down.
-func fetch(t *testing.T, client *http.Client, address, site string) string {
-	t.Helper()
-	res, err := client.Post("http://"+address+"/"+site+"/v1/chat/completions", "application/json", strings.NewReader(`{"model":"m"}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if res.Header.Get("Date") == "" {
-		t.Error("a reply has no date")
-	}
-	res.Header.Del("Date")
-	res.Header.Del("Retry-After-Ms")
-	text := fmt.Sprintf("%s %d %v\n%s\n", res.Status, res.ContentLength, res.TransferEncoding, body)
-	for _, fields := range []http.Header{res.Header, res.Trailer} {
-		for _, name := range slices.Sorted(maps.Keys(fields)) {
-			text += fmt.Sprintf("%s: %q\n", name, fields[name])
-		}
-	}
-	return text
-}
-
-// severalFields replies with fields that are there twice.
-func severalFields(names ...string) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		for _, name := range names {
-			w.Header()[name] = []string{"one", "two"}
-		}
-		io.WriteString(w, "{}")
-	}
-}
-
-func trailers(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Trailer", "X-Announced")
-	io.WriteString(w, "{}")
-	w.(http.Flusher).Flush()
-	w.Header().Set("X-Announced", "1")
-	w.Header().Set(http.TrailerPrefix+"X-Late", "2")
-}
 
 // TestAProvidersFieldsDoNotPassAsTrailers sends what must not be in a header
 // after the body, announced or not. Clients merge trailers into the header.

@@ -42,11 +42,9 @@ func TestA429SaysWhetherItIsAboutAllBackends(t *testing.T) {
 					priority 2
 					max_requests 1
 				}
-				reverse_proxy {
-					header_down X-Class {http.openai_lb.class}
-				}
 				`+c.options+`
 			}`, func(t *testing.T, w *lbtest.World) {
+				w.Shows = map[string]string{"X-Class": "{http.openai_lb.class}"}
 				w.Backends["a"].Replies(c.a)
 				w.Backends["b"].Replies(c.b)
 				var under sync.WaitGroup

@@ -98,7 +98,7 @@ func TestABackendThatTakesNoRequestIsAskedTwiceWithoutTLSToo(t *testing.T) {
 	s := lbtest.NewSites(t, "http")
 	var asked atomic.Int32
 	address := rawBackend(t, answers(func(frames) { asked.Add(1) }, isReset(http2.ErrCodeRefusedStream)))
-	url := s.Add("openai_lb {\nbackend http://" + address + "\nresponse_header_timeout 20s\nreverse_proxy {\ntransport http {\nversions h2c\n}\n}\n}")
+	url := s.Add("openai_lb {\nbackend http://" + address + "\nresponse_header_timeout 20s\ntransport http {\nversions h2c\n}\n}")
 	s.Serve(t)
 	for want := range int32(2) {
 		lbtest.Ask(s.NewClient(t, 1), url).WantError(t, 502, "upstream_unreachable")

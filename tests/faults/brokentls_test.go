@@ -20,7 +20,7 @@ func TestWhateverGoesWrongInTLSIsFailedOverOrFelt(t *testing.T) {
 		return overTLS(&tls.Config{Certificates: []tls.Certificate{certificate}}, then)
 	}
 	serves := reads(sends("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"))
-	trust := "reverse_proxy {\ntransport http {\ntls_trust_pool file " + goodFile + " " + otherFile + " " + expiredFile + "\n}\n}"
+	trust := "transport http {\ntls_trust_pool file " + goodFile + " " + otherFile + " " + expiredFile + "\n}"
 	failOverOrFelt(t, "https", trust, []fault{
 		{"refused", nil, false, "unreachable", 502},
 		{"closed before the handshake", func(net.Conn) {}, false, "unreachable", 502},

@@ -134,7 +134,7 @@ func TestNoReplyGetsAKeyIntoTheLog(t *testing.T) {
 	add("TLS: no TLS", "https://"+rawBackend(t, afterHello(sends(echoed))), trust)
 	elsewhere := &tls.Config{Certificates: []tls.Certificate{named}}
 	_, port, _ := net.SplitHostPort(rawBackend(t, overTLS(elsewhere, hangUp)))
-	add("TLS: another name", "https://localhost:"+port, "reverse_proxy {\ntransport http {\ntls_trust_pool file "+root+"\n}\n}")
+	add("TLS: another name", "https://localhost:"+port, "transport http {\ntls_trust_pool file "+root+"\n}")
 	add("TLS: an unknown issuer", "https://localhost:"+port, "")
 	s.Serve(t)
 	lbtest.SideBySide(t, rows)

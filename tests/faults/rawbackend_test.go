@@ -133,7 +133,7 @@ func backendTLS(t *testing.T) (config *tls.Config, options string) {
 		t.Fatal(err)
 	}
 	return &tls.Config{Certificates: []tls.Certificate{certificate}, NextProtos: []string{"h2"}},
-		"reverse_proxy {\ntransport http {\ntls_trust_pool file " + file + "\n}\n}"
+		"transport http {\ntls_trust_pool file " + file + "\n}"
 }
 
 // overTLS does what follows once TLS is there.

@@ -34,7 +34,7 @@ func TestAnEarlyReplyToAnUploadIsTheClients(t *testing.T) {
 	for name, site := range map[string]string{
 		"plain":        "backend http://" + plain,
 		"TLS":          "backend https://" + secured + "\n" + trust,
-		"with a limit": "backend http://" + plain + "\nreverse_proxy {\ntransport http {\nread_timeout 1m\n}\n}",
+		"with a limit": "backend http://" + plain + "\ntransport http {\nread_timeout 1m\n}",
 	} {
 		t.Run(name, func(t *testing.T) {
 			other, server := lbtest.Listen(t, "b")

@@ -186,12 +186,11 @@ func TestWithoutReadyPathNothingIsReady(t *testing.T) {
 func TestReadyPathMindsActiveHealthChecks(t *testing.T) {
 	a, server := lbtest.Listen(t, "a")
 	address := lbtest.ServeAt(t, `openai_lb {
-		backend `+server.URL+`
-		ready_path /readyz
-		reverse_proxy {
+		backend `+server.URL+` {
 			health_uri /health
 			health_interval 10ms
 		}
+		ready_path /readyz
 	}`)
 	client := lbtest.NewClient(t)
 	answers := func(status int, retryAfter string) func() bool {

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
@@ -89,60 +88,6 @@ func TestABenchOutlivesAReloadThatChangesAHeader(t *testing.T) {
 		reloaded(headers).WantServed(t, "b")
 	}
 	reloaded("header Api-Key of-another-account").WantServed(t, "a")
-}
-
-func TestACookieOfThePolicyIsSetOnceAndNamesWhoServed(t *testing.T) {
-	lbtest.InBubble(t, "openai_lb {\nbackend http://a\nbackend http://b\nbackend http://c\nlb_policy cookie lb secret\nfail_duration 1s\n}", func(t *testing.T, w *lbtest.World) {
-		w.Backends["a"].Replies(lbtest.Status(503))
-		w.Backends["b"].Replies(lbtest.Status(500))
-		failovers := 0
-		for range 40 {
-			before := w.TotalCalls()
-			reply := w.Post(`{}`)
-			reply.WantServed(t, "c")
-			if w.TotalCalls() > before+1 {
-				failovers++
-			}
-			cookies := reply.Header.Values("Set-Cookie")
-			if len(cookies) != 1 {
-				t.Fatalf("client got the cookies %q, want one", cookies)
-			}
-			// it leads to the one who served, when all serve
-			time.Sleep(2 * time.Second)
-			w.Backends["a"].Recovers()
-			w.Backends["b"].Recovers()
-			r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
-			cookie, _, _ := strings.Cut(cookies[0], ";")
-			r.Header.Set("Cookie", cookie)
-			again := w.Send(r)
-			again.WantServed(t, "c")
-			if more := again.Header.Values("Set-Cookie"); len(more) > 0 {
-				t.Errorf("a client with the cookie got %q", more)
-			}
-			w.Backends["a"].Replies(lbtest.Status(503))
-			w.Backends["b"].Replies(lbtest.Status(500))
-		}
-		if failovers == 0 {
-			t.Error("nothing was failed over: the test does not show what it is to show")
-		}
-	})
-}
-
-// What a backend that throttles says is passed on, too, but its client has not found a home there.
-func TestAClientGetsNoCookieOfABackendThatDidNotServe(t *testing.T) {
-	for options, status := range map[string]int{"": 429, "lb_retries 0": 500} {
-		lbtest.InBubble(t, lbtest.InOrder("a b", "lb_policy cookie lb secret\n"+options), func(t *testing.T, w *lbtest.World) {
-			w.AllReply(lbtest.Throttled("60"))
-			if status == 500 {
-				w.AllReply(lbtest.Status(500))
-			}
-			reply := w.Post(`{}`)
-			reply.WantStatus(t, status)
-			if cookies := reply.Header["Set-Cookie"]; cookies != nil {
-				t.Errorf("%s: client got the cookie %q", options, cookies)
-			}
-		})
-	}
 }
 
 // TestAPlainReverseProxyChoosesWhenTheBodyIsThere has a backend throttle while

@@ -64,7 +64,7 @@ func compareWithSimulators(t *testing.T, pool, option string) {
 		"backend http://%s {\nname ptu\nmodel gpt-4o gpt-4o-ptu\n}\nbackend http://%s {\nname closed\nauth bearer\napi_key another-key\npriority 2\n}\n"+
 		"backend http://%s {\nname east\npriority 2\n}\nbackend http://%s {\nname west\npriority 2\nmodel gpt-4o\n}\n"+
 		// what a used connection loses is sent again there, and is no attempt of its own
-		"reverse_proxy {\ntransport http {\nkeepalive off\n}\n}\n}\n}\n",
+		"transport http {\nkeepalive off\n}\n}\n}\n",
 		sites, port, pool, option, at["ptu"], at["closed"], at["east"], at["west"]))
 	statuses := make(map[int]int)
 	streams, compressed := 0.0, 0

@@ -117,7 +117,7 @@ func TestACheckReportsEachFault(t *testing.T) {
 	_, plain := lbtest.Listen(t, "plain")
 	b, noList := lbtest.Listen(t, "no-list")
 	b.Replies(lbtest.Status(http.StatusNotFound))
-	file := configWith(t, "reverse_proxy {\ntransport http {\ntls_trust_pool file "+strings.Join(roots, " ")+"\n}\n}",
+	file := configWith(t, "transport http {\ntls_trust_pool file "+strings.Join(roots, " ")+"\n}",
 		backendAt("good", at+"/good/v1", rightKey, "model gpt-4o\nmodel mini gpt-4o-mini"),
 		backendAt("any-model", at+"/good/v1", rightKey, ""),
 		backendAt("wrong-key", at+"/good/v1", wrongKey, ""),
@@ -347,12 +347,10 @@ func TestOfflineACheckNeedsNoSecretAndNoVariable(t *testing.T) {
 		client_keys_file /nonexistent/client-keys
 		client_key alice {env.UNSET_ALICE}
 		client_key bob {file./nonexistent/bob}
-		reverse_proxy {
-			transport http {
-				tls_server_name {env.UNSET_SERVER}
-				tls_client_auth /nonexistent/cert.pem /nonexistent/key.pem
-				tls_trust_pool file /nonexistent/ca.pem
-			}
+		transport http {
+			tls_server_name {env.UNSET_SERVER}
+			tls_client_auth /nonexistent/cert.pem /nonexistent/key.pem
+			tls_trust_pool file /nonexistent/ca.pem
 		}
 		backends_from_env UNSET`
 	file := configWith(t, options,
@@ -550,7 +548,7 @@ func TestAModelIsFoundUnderTheNameThatTheListHas(t *testing.T) {
 	}
 }
 
-func TestACheckSendsWhatHeaderUpAdds(t *testing.T) {
+func TestACheckSendsTheBackendsHeaders(t *testing.T) {
 	const gatewayKey = "key-of-the-gateway"
 	at := serveAPI(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("X-Gateway-Key") == gatewayKey && r.Header.Get("Authorization") == "Bearer "+rightKey {
@@ -559,8 +557,8 @@ func TestACheckSendsWhatHeaderUpAdds(t *testing.T) {
 			lbtest.Says(http.StatusUnauthorized, `{"error":{"code":"`+r.Header.Get("X-Gateway-Key")+`"}}`)(w, r)
 		}
 	})
-	file := configWith(t, "reverse_proxy {\nheader_up X-Gateway-Key "+gatewayKey+"\nheader_up Authorization other-key-of-sixteen\n}",
-		backendAt("right", at+"/v1", rightKey, ""), backendAt("wrong", at+"/v1", wrongKey, ""))
+	const header = "header X-Gateway-Key " + gatewayKey
+	file := configWith(t, "", backendAt("right", at+"/v1", rightKey, header), backendAt("wrong", at+"/v1", wrongKey, header))
 	checked, all, _ := check(t, "--config", file)
 	wantChecked(t, checked["right"], "ok", "accepted", "", "")
 	wantChecked(t, checked["wrong"], "failed", "refused", "", "failed: the credential is refused: status 401")
@@ -581,7 +579,7 @@ func TestACheckSaysWhereItStopped(t *testing.T) {
 	wantChecked(t, checked["tls"], "failed", "unknown", "", `failed: 127\.0\.0\.1:\d+ accepts connections, but did not answer the TLS handshake within 1s`)
 	wantChecked(t, checked["body"], "failed", "unknown", "", "failed: no reply within 1s")
 	proxy := fmt.Sprintf("http://user:%s@127.0.0.1:%d", wrongKey, lbtest.FreePort(t))
-	checked, all, _ := check(t, "--config", configWith(t, "reverse_proxy {\ntransport http {\nnetwork_proxy url "+proxy+"\n}\n}",
+	checked, all, _ := check(t, "--config", configWith(t, "transport http {\nnetwork_proxy url "+proxy+"\n}",
 		backendAt("behind", "https://backend.example", rightKey, "")))
 	wantChecked(t, checked["behind"], "failed", "unknown", "", "failed: the proxy cannot be reached, see HTTPS_PROXY: .*connection refused")
 	if strings.Contains(all, wrongKey) {
@@ -591,7 +589,7 @@ func TestACheckSaysWhereItStopped(t *testing.T) {
 
 func TestAnExpiredCertificateThatIsNotVerifiedIsAWarning(t *testing.T) {
 	url, _ := serveTLS(t, time.Now().Add(-time.Hour))
-	file := configWith(t, "reverse_proxy {\ntransport http {\ntls_insecure_skip_verify\n}\n}", backendAt("a", url, rightKey, ""))
+	file := configWith(t, "transport http {\ntls_insecure_skip_verify\n}", backendAt("a", url, rightKey, ""))
 	checked, _, err := check(t, "--config", file)
 	wantChecked(t, checked["a"], "warning", "accepted", "", `warning: the certificate expired on \d{4}-\d\d-\d\d, but is not verified`)
 	if err != nil {

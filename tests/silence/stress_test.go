@@ -34,7 +34,7 @@ func (v *visits) begin(backend string, r *http.Request) {
 // moment at which requests move. Run it with -race.
 func TestRequestsMoveOnceWhateverHappensAtThatMoment(t *testing.T) {
 	for name, options := range map[string]string{
-		"HTTP/1.1": "", "HTTP/2": "reverse_proxy {\ntransport http {\nversions h2c\n}\n}", "with few places": "max",
+		"HTTP/1.1": "", "HTTP/2": "transport http {\nversions h2c\n}", "with few places": "max",
 	} {
 		t.Run(name, func(t *testing.T) {
 			config := lbtest.PoolOf("a b", "lb_policy first\n"+options)

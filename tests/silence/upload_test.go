@@ -17,7 +17,7 @@ var image = `{"model":"gpt-4o","messages":[{"content":"` + strings.Repeat("x", 3
 func overBothVersions(t *testing.T, test func(*testing.T, *lbtest.World)) {
 	for _, version := range []string{"1.1", "h2c"} {
 		t.Run(version, func(t *testing.T) {
-			lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first\nreverse_proxy {\ntransport http {\nversions "+version+"\n}\n}"), test)
+			lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first\ntransport http {\nversions "+version+"\n}"), test)
 		})
 	}
 }

@@ -135,7 +135,7 @@ func TestACallerThatDoesNotReadHoldsLittle(t *testing.T) {
 	for _, version := range []string{"1.1", "h2c"} {
 		for _, kind := range []string{"text/event-stream", "application/octet-stream"} {
 			t.Run(version+" "+kind, func(t *testing.T) {
-				config := fmt.Sprintf("openai_lb {\nbackend http://a\nreverse_proxy {\nflush_interval -1\ntransport http {\nversions %s\n}\n}\n}", version)
+				config := fmt.Sprintf("openai_lb {\nbackend http://a\ntransport http {\nversions %s\n}\n}", version)
 				lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
 					written := 0
 					w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
@@ -145,7 +145,7 @@ func TestACallerThatDoesNotReadHoldsLittle(t *testing.T) {
 						rw.Header().Set("Content-Type", kind)
 						io.WriteString(rw, lbtest.StreamContent)
 						rw.(http.Flusher).Flush()
-						time.Sleep(time.Second) // until reverse_proxy has flushed the headers
+						time.Sleep(time.Second) // until the headers are flushed
 						piece := []byte(strings.Repeat(lbtest.StreamContent, 64))
 						for written < 8<<20 {
 							n, err := rw.Write(piece)

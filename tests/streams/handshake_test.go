@@ -29,34 +29,11 @@ type socket struct {
 // opener opens a WebSocket at a path.
 type opener func(path string) socket
 
-// overBothVersions runs a test with clients that open WebSockets over HTTP/1.1, and
-// by extended CONNECT over HTTP/2.
-func overBothVersions(t *testing.T, config string, test func(t *testing.T, w *lbtest.World, open opener)) {
-	// Caddy is not to stop while a tunnel is open: it would write a close frame to the
-	// HTTP/2 stream, with the data race that is its own
-	settles := func() { time.Sleep(time.Second) }
-	t.Run("HTTP/1.1", func(t *testing.T) {
-		lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
-			t.Cleanup(settles)
-			test(t, w, func(path string) socket { return open(t, w.Client.Transport, upgrade(w, path)) })
-		})
-	})
-	t.Run("HTTP/2", func(t *testing.T) {
-		lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
-			t.Cleanup(settles)
-			transport := extendedConnect(w)
-			test(t, w, func(path string) socket {
-				frames, upload := io.Pipe()
-				s := open(t, transport, connect(w, path, frames))
-				if s.ReadWriteCloser != nil {
-					s.ReadWriteCloser = struct {
-						io.Reader
-						io.WriteCloser
-					}{s.ReadWriteCloser, both{upload, s.ReadWriteCloser}}
-				}
-				return s
-			})
-		})
+// inWorld runs a test with clients that open WebSockets.
+func inWorld(t *testing.T, config string, test func(t *testing.T, w *lbtest.World, open opener)) {
+	t.Helper()
+	lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
+		test(t, w, func(path string) socket { return open(t, w.Client.Transport, upgrade(w, path)) })
 	})
 }
 
@@ -74,17 +51,6 @@ func connect(w *lbtest.World, path string, frames io.Reader) *http.Request {
 	r := w.Request(http.MethodConnect, path, frames)
 	r.Header = http.Header{":protocol": {"websocket"}, "Sec-Websocket-Version": {"13"}}
 	return r
-}
-
-// both writes to one side of a connection, and closes both.
-type both struct {
-	*io.PipeWriter
-	down io.Closer
-}
-
-func (b both) Close() error {
-	b.PipeWriter.Close()
-	return b.down.Close()
 }
 
 // upgrade is the handshake of a WebSocket over HTTP/1.1.
@@ -109,11 +75,6 @@ func open(t *testing.T, transport http.RoundTripper, r *http.Request) (s socket)
 	switch {
 	case res.StatusCode == http.StatusSwitchingProtocols:
 		s.ReadWriteCloser = res.Body.(io.ReadWriteCloser)
-	case r.Method == http.MethodConnect && res.StatusCode < 300:
-		s.ReadWriteCloser = struct {
-			io.ReadCloser
-			io.Writer
-		}{res.Body, io.Discard}
 	default:
 		text, err := io.ReadAll(res.Body)
 		res.Body.Close()
@@ -146,49 +107,47 @@ const closeFrame = "\x88\x00"
 const inOrder = "openai_lb {\nbackend http://a {\napi_key key-of-backend-a\n}\nbackend http://b {\npriority 2\napi_key key-of-backend-b\n}\n}"
 
 func TestAHandshakeGoesOnToABackendThatOpensTheWebSocket(t *testing.T) {
-	lbtest.WithExtendedConnect(t, func(t *testing.T) {
-		for name, c := range map[string]struct {
-			reply        http.HandlerFunc
-			class, level string
-			cause        any
-			after        time.Duration
-		}{
-			"silence":              {lbtest.Hangs, "timeout", "warn", "no_reply", 5 * time.Second},
-			"a refused key":        {lbtest.Status(401), "credential", "error", "test", 0},
-			"a throttle":           {lbtest.Throttled("60"), "throttled", "info", nil, 0},
-			"a 500":                {lbtest.Status(500), "failed", "warn", "test", 0},
-			"a 502":                {lbtest.Status(502), "failed", "warn", "test", 0},
-			"a 408":                {lbtest.Status(408), "failed", "warn", "test", 0},
-			"a reset":              {func(http.ResponseWriter, *http.Request) { lbtest.Abort() }, "failed", "warn", "closed", 0},
-			"a 200 with JSON":      {nil, "failed", "warn", "not_upgraded", 0},
-			"a 204":                {lbtest.Status(204), "failed", "warn", "not_upgraded", 0},
-			"another protocol":     {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: foo\r\n\r\n"), "failed", "warn", "wrong_protocol", 0},
-			"one more protocol":    {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket, foo\r\n\r\n"), "failed", "warn", "wrong_protocol", 0},
-			"no protocol":          {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n\r\n"), "failed", "warn", "wrong_protocol", 0},
-			"an upgrade of no use": {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"), "failed", "warn", "wrong_protocol", 0},
-		} {
-			for _, path := range []string{"/v1/realtime?model=m", "/openai/realtime?api-version=1&deployment=m"} {
-				t.Run(name+", "+path, func(t *testing.T) {
-					overBothVersions(t, inOrder, func(t *testing.T, w *lbtest.World, open opener) {
-						w.Backends["a"].Replies(c.reply)
-						w.Backends["b"].Replies(upgrades)
-						s := open(path)
-						s.wantOpen(t, "b")
-						if s.After != c.after {
-							t.Errorf("the handshake takes %s, want %s", s.After, c.after)
-						}
-						open(path).wantOpen(t, "b")
-						w.WantCalls(map[string]int{"a": 1, "b": 2})
-						benched := w.Logged("backend benched")
-						if len(benched) != 1 || benched[0].ContextMap()["class"] != c.class || benched[0].Level.String() != c.level ||
-							benched[0].ContextMap()["cause"] != c.cause {
-							t.Errorf("benches %v, want one at level %s for %s, because of %v", benched, c.level, c.class, c.cause)
-						}
-					})
+	for name, c := range map[string]struct {
+		reply        http.HandlerFunc
+		class, level string
+		cause        any
+		after        time.Duration
+	}{
+		"silence":              {lbtest.Hangs, "timeout", "warn", "no_reply", 5 * time.Second},
+		"a refused key":        {lbtest.Status(401), "credential", "error", "test", 0},
+		"a throttle":           {lbtest.Throttled("60"), "throttled", "info", nil, 0},
+		"a 500":                {lbtest.Status(500), "failed", "warn", "test", 0},
+		"a 502":                {lbtest.Status(502), "failed", "warn", "test", 0},
+		"a 408":                {lbtest.Status(408), "failed", "warn", "test", 0},
+		"a reset":              {func(http.ResponseWriter, *http.Request) { lbtest.Abort() }, "failed", "warn", "closed", 0},
+		"a 200 with JSON":      {nil, "failed", "warn", "not_upgraded", 0},
+		"a 204":                {lbtest.Status(204), "failed", "warn", "not_upgraded", 0},
+		"another protocol":     {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: foo\r\n\r\n"), "failed", "warn", "wrong_protocol", 0},
+		"one more protocol":    {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket, foo\r\n\r\n"), "failed", "warn", "wrong_protocol", 0},
+		"no protocol":          {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n\r\n"), "failed", "warn", "wrong_protocol", 0},
+		"an upgrade of no use": {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"), "failed", "warn", "wrong_protocol", 0},
+	} {
+		for _, path := range []string{"/v1/realtime?model=m", "/openai/realtime?api-version=1&deployment=m"} {
+			t.Run(name+", "+path, func(t *testing.T) {
+				inWorld(t, inOrder, func(t *testing.T, w *lbtest.World, open opener) {
+					w.Backends["a"].Replies(c.reply)
+					w.Backends["b"].Replies(upgrades)
+					s := open(path)
+					s.wantOpen(t, "b")
+					if s.After != c.after {
+						t.Errorf("the handshake takes %s, want %s", s.After, c.after)
+					}
+					open(path).wantOpen(t, "b")
+					w.WantCalls(map[string]int{"a": 1, "b": 2})
+					benched := w.Logged("backend benched")
+					if len(benched) != 1 || benched[0].ContextMap()["class"] != c.class || benched[0].Level.String() != c.level ||
+						benched[0].ContextMap()["cause"] != c.cause {
+						t.Errorf("benches %v, want one at level %s for %s, because of %v", benched, c.level, c.class, c.cause)
+					}
 				})
-			}
+			})
 		}
-	})
+	}
 }
 
 // TestABackendThatForbidsAHandshakeServesOtherRequests because the key may lack only
@@ -213,53 +172,44 @@ func TestABackendThatForbidsAHandshakeServesOtherRequests(t *testing.T) {
 }
 
 func TestAHandshakeThatNoBackendAcceptsIsAnError(t *testing.T) {
-	lbtest.WithExtendedConnect(t, func(t *testing.T) {
-		for name, c := range map[string]struct {
-			reply  http.HandlerFunc
-			status int
-			code   string
-		}{
-			"silence":          {lbtest.Hangs, 504, "upstream_timeout"},
-			"a refused key":    {lbtest.Status(401), 502, "upstream_credentials_rejected"},
-			"a 200 with JSON":  {nil, 502, "upstream_unreachable"},
-			"another protocol": {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: foo\r\n\r\n"), 502, "upstream_unreachable"},
-		} {
-			t.Run(name, func(t *testing.T) {
-				overBothVersions(t, inOrder, func(t *testing.T, w *lbtest.World, open opener) {
-					w.AllReply(c.reply)
-					open("/v1/realtime?model=m").WantError(t, c.status, c.code)
-					w.WantCalls(map[string]int{"a": 1, "b": 1})
-					if benched := w.Logged("backend benched"); len(benched) != 1 {
-						t.Errorf("benches %v, want one: the request may be to blame", benched)
+	for name, c := range map[string]struct {
+		reply  http.HandlerFunc
+		status int
+		code   string
+	}{
+		"silence":          {lbtest.Hangs, 504, "upstream_timeout"},
+		"a refused key":    {lbtest.Status(401), 502, "upstream_credentials_rejected"},
+		"a 200 with JSON":  {nil, 502, "upstream_unreachable"},
+		"another protocol": {lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: foo\r\n\r\n"), 502, "upstream_unreachable"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, inOrder, func(t *testing.T, w *lbtest.World, open opener) {
+				w.AllReply(c.reply)
+				open("/v1/realtime?model=m").WantError(t, c.status, c.code)
+				w.WantCalls(map[string]int{"a": 1, "b": 1})
+				if benched := w.Logged("backend benched"); len(benched) != 1 {
+					t.Errorf("benches %v, want one: the request may be to blame", benched)
+				}
+			})
+		})
+	}
+}
+
+// TestA2xxOpensNoWebSocketWhereThereIsNone has clients ask for a WebSocket where the
+// API has none. The client sees that it has got an ordinary reply.
+func TestA2xxOpensNoWebSocketWhereThereIsNone(t *testing.T) {
+	for _, options := range []string{"", "model m\n"} {
+		for _, path := range []string{"/v1/models", "/v1/files/file-12345678", "/openai/models?api-version=1"} {
+			t.Run(options+path, func(t *testing.T) {
+				inWorld(t, "openai_lb {\nbackend http://a {\n"+options+"}\n}", func(t *testing.T, w *lbtest.World, open opener) {
+					open(path).WantStatus(t, 200)
+					if n := len(w.Logged("backend benched")); n > 0 {
+						t.Errorf("%d benches for a request of the client's", n)
 					}
 				})
 			})
 		}
-	})
-}
-
-// TestA2xxOpensNoWebSocketWhereThereIsNone has clients ask for a WebSocket where the
-// API has none. Over HTTP/1.1 the client sees that it has got an ordinary reply.
-func TestA2xxOpensNoWebSocketWhereThereIsNone(t *testing.T) {
-	lbtest.WithExtendedConnect(t, func(t *testing.T) {
-		for _, options := range []string{"", "model m\n"} {
-			for _, path := range []string{"/v1/models", "/v1/files/file-12345678", "/openai/models?api-version=1"} {
-				t.Run(options+path, func(t *testing.T) {
-					overBothVersions(t, "openai_lb {\nbackend http://a {\n"+options+"}\n}", func(t *testing.T, w *lbtest.World, open opener) {
-						switch s := open(path); {
-						case strings.HasSuffix(t.Name(), "1.1"):
-							s.WantStatus(t, 200)
-						default:
-							s.WantError(t, 426, "websocket_not_supported")
-						}
-						if n := len(w.Logged("backend benched")); n > 0 {
-							t.Errorf("%d benches for a request of the client's", n)
-						}
-					})
-				})
-			}
-		}
-	})
+	}
 }
 
 func TestOnlyAGetWithoutABodyOpensAWebSocket(t *testing.T) {
@@ -283,104 +233,102 @@ func TestOnlyAGetWithoutABodyOpensAWebSocket(t *testing.T) {
 	}
 }
 
-// Its client can send no frame. And reverse_proxy, which finds no stream, would answer it with a 101, which HTTP/2 does
-// not have.
-func TestAnExtendedConnectThatHasEndedOpensNoWebSocket(t *testing.T) {
+// TestAnExtendedConnectIsRefused sends one whose stream goes on, and one whose stream has ended.
+func TestAnExtendedConnectIsRefused(t *testing.T) {
 	lbtest.WithExtendedConnect(t, func(t *testing.T) {
 		lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
 			w.AllReply(upgrades)
-			open(t, extendedConnect(w), connect(w, "/v1/realtime?model=m", nil)).WantError(t, 405, "method_not_supported")
+			frames, upload := io.Pipe()
+			defer upload.Close()
+			open(t, extendedConnect(w), connect(w, "/v1/realtime?model=m", frames)).WantError(t, 501, "websocket_not_supported")
+			open(t, extendedConnect(w), connect(w, "/v1/realtime?model=m", nil)).WantError(t, 501, "websocket_not_supported")
 			w.WantCalls(map[string]int{"a": 0})
 		})
 	})
 }
 
 func TestAWebSocketWithoutAModelNeedsABackendForAnyModel(t *testing.T) {
-	lbtest.WithExtendedConnect(t, func(t *testing.T) {
-		const listed = "openai_lb {\nbackend http://a {\nmodel listed\n}\n%s}"
-		for _, path := range []string{"/v1/realtime", "/v1/realtime/", "/realtime", "/v1/realtime?intent=transcription", "/openai/realtime?api-version=1", "/openai/v1/realtime?call_id="} {
-			overBothVersions(t, fmt.Sprintf(listed, ""), func(t *testing.T, w *lbtest.World, open opener) {
-				open(path).WantError(t, 400, "missing_required_parameter")
-				w.WantCalls(map[string]int{"a": 0})
-			})
-			overBothVersions(t, fmt.Sprintf(listed, "backend http://b {\npriority 2\n}\n"), func(t *testing.T, w *lbtest.World, open opener) {
-				w.AllReply(upgrades)
-				open(path).wantOpen(t, "b")
-			})
-		}
-		overBothVersions(t, fmt.Sprintf(listed, ""), func(t *testing.T, w *lbtest.World, open opener) {
-			w.AllReply(upgrades)
-			open("/v1/realtime?model=listed").wantOpen(t, "a")
-			open("/v1/realtime?model=forbidden").WantError(t, 404, "model_not_found")
-			open("/v1/realtime?call_id=rtc_12345678").wantOpen(t, "a") // it has its model
+	const listed = "openai_lb {\nbackend http://a {\nmodel listed\n}\n%s}"
+	for _, path := range []string{"/v1/realtime", "/v1/realtime/", "/realtime", "/v1/realtime?intent=transcription", "/openai/realtime?api-version=1", "/openai/v1/realtime?call_id="} {
+		inWorld(t, fmt.Sprintf(listed, ""), func(t *testing.T, w *lbtest.World, open opener) {
+			open(path).WantError(t, 400, "missing_required_parameter")
+			w.WantCalls(map[string]int{"a": 0})
 		})
+		inWorld(t, fmt.Sprintf(listed, "backend http://b {\npriority 2\n}\n"), func(t *testing.T, w *lbtest.World, open opener) {
+			w.AllReply(upgrades)
+			open(path).wantOpen(t, "b")
+		})
+	}
+	inWorld(t, fmt.Sprintf(listed, ""), func(t *testing.T, w *lbtest.World, open opener) {
+		w.AllReply(upgrades)
+		open("/v1/realtime?model=listed").wantOpen(t, "a")
+		open("/v1/realtime?model=forbidden").WantError(t, 404, "model_not_found")
+		open("/v1/realtime?call_id=rtc_12345678").wantOpen(t, "a") // it has its model
 	})
 }
 
 // TestABackendThatBreaksAWebSocketOffIsBlamed unless it or the client has ended it, or
 // the client has left. It is benched if it sent nothing before.
 func TestABackendThatBreaksAWebSocketOffIsBlamed(t *testing.T) {
-	lbtest.WithExtendedConnect(t, func(t *testing.T) {
-		for name, c := range map[string]struct {
-			sends          string // by the backend, after the client's
-			client         string
-			leaves         bool
-			broken, benchd int
-		}{
-			"nothing":                         {broken: 1, benchd: 1},
-			"nothing to what the client says": {client: text("hello"), broken: 1, benchd: 1},
-			"a ping":                          {sends: "\x89\x00", broken: 1, benchd: 1},
-			"a part of a frame's head":        {sends: "\x81", broken: 1, benchd: 1},
-			"a message":                       {sends: text("hello"), broken: 1},
-			"a part of a message":             {sends: "\x81\x7eff", broken: 1},
-			"a close frame":                   {sends: closeFrame},
-			"a message and a close frame":     {sends: text("hello") + closeFrame},
-			"what is like a close frame":      {sends: text(closeFrame), broken: 1},
-			"nothing to a close frame":        {client: "\x88\x80abcd"},
-			"nothing to a client that left":   {leaves: true},
-		} {
-			t.Run(name, func(t *testing.T) {
-				overBothVersions(t, inOrder, func(t *testing.T, w *lbtest.World, open opener) {
-					w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
-						conn, rest, err := http.NewResponseController(rw).Hijack()
-						if err != nil {
-							panic(err)
-						}
-						defer conn.Close()
-						io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nX-Backend: a\r\n\r\n")
-						if c.leaves {
-							io.Copy(io.Discard, rest)
-						} else if _, err := io.CopyN(io.Discard, rest, int64(len(c.client))); err != nil {
-							panic(err)
-						}
-						io.WriteString(conn, c.sends)
-					})
-					s := open("/v1/realtime?model=m")
-					if s.ReadWriteCloser == nil || s.Backend != "a" {
-						t.Fatalf("the handshake gives %d %v", s.Status, s.Err)
+	for name, c := range map[string]struct {
+		sends          string // by the backend, after the client's
+		client         string
+		leaves         bool
+		broken, benchd int
+	}{
+		"nothing":                         {broken: 1, benchd: 1},
+		"nothing to what the client says": {client: text("hello"), broken: 1, benchd: 1},
+		"a ping":                          {sends: "\x89\x00", broken: 1, benchd: 1},
+		"a part of a frame's head":        {sends: "\x81", broken: 1, benchd: 1},
+		"a message":                       {sends: text("hello"), broken: 1},
+		"a part of a message":             {sends: "\x81\x7eff", broken: 1},
+		"a close frame":                   {sends: closeFrame},
+		"a message and a close frame":     {sends: text("hello") + closeFrame},
+		"what is like a close frame":      {sends: text(closeFrame), broken: 1},
+		"nothing to a close frame":        {client: "\x88\x80abcd"},
+		"nothing to a client that left":   {leaves: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, inOrder, func(t *testing.T, w *lbtest.World, open opener) {
+				w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+					conn, rest, err := http.NewResponseController(rw).Hijack()
+					if err != nil {
+						panic(err)
 					}
-					if c.client != "" {
-						io.WriteString(s, c.client)
-					}
+					defer conn.Close()
+					io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nX-Backend: a\r\n\r\n")
 					if c.leaves {
-						s.Close()
-					} else if got, _ := io.ReadAll(s); string(got) != c.sends {
-						t.Errorf("the client reads %q, want %q", got, c.sends)
+						io.Copy(io.Discard, rest)
+					} else if _, err := io.CopyN(io.Discard, rest, int64(len(c.client))); err != nil {
+						panic(err)
 					}
-					time.Sleep(time.Second)
-					broken, benched := w.Logged("reply broken"), w.Logged("backend benched")
-					if len(broken) != c.broken || len(benched) != c.benchd {
-						t.Errorf("%v and benches %v, want %d and %d", broken, benched, c.broken, c.benchd)
-					}
-					for _, bench := range benched {
-						if got := bench.ContextMap(); got["class"] != "broken_stream" || got["cause"] != "no_close_frame" || got["deployment"] != "m" {
-							t.Errorf("the bench is %v", got)
-						}
-					}
+					io.WriteString(conn, c.sends)
 				})
+				s := open("/v1/realtime?model=m")
+				if s.ReadWriteCloser == nil || s.Backend != "a" {
+					t.Fatalf("the handshake gives %d %v", s.Status, s.Err)
+				}
+				if c.client != "" {
+					io.WriteString(s, c.client)
+				}
+				if c.leaves {
+					s.Close()
+				} else if got, _ := io.ReadAll(s); string(got) != c.sends {
+					t.Errorf("the client reads %q, want %q", got, c.sends)
+				}
+				time.Sleep(time.Second)
+				broken, benched := w.Logged("reply broken"), w.Logged("backend benched")
+				if len(broken) != c.broken || len(benched) != c.benchd {
+					t.Errorf("%v and benches %v, want %d and %d", broken, benched, c.broken, c.benchd)
+				}
+				for _, bench := range benched {
+					if got := bench.ContextMap(); got["class"] != "broken_stream" || got["cause"] != "no_close_frame" || got["deployment"] != "m" {
+						t.Errorf("the bench is %v", got)
+					}
+				}
 			})
-		}
-	})
+		})
+	}
 }
 
 // resets opens a WebSocket, and resets it.
@@ -397,71 +345,57 @@ func resets(w http.ResponseWriter, _ *http.Request) {
 // TestABackendThatOpensNoWebSocketIsLeftAlone has real sockets, and also a plain
 // reverse_proxy.
 func TestABackendThatOpensNoWebSocketIsLeftAlone(t *testing.T) {
-	lbtest.WithExtendedConnect(t, func(t *testing.T) {
-		for proxy, config := range map[string]string{
-			"openai_lb":     "openai_lb {\npool %[3]s\nbackend http://%[1]s\nbackend http://%[2]s {\npriority 2\n}\n}",
-			"reverse_proxy": "reverse_proxy %[1]s %[2]s {\nlb_policy openai_lb {\nupstream %[2]s {\npriority 2\n}\n}\ntransport openai_lb\n}",
-		} {
-			t.Run(proxy, func(t *testing.T) {
-				a, serverA := lbtest.Listen(t, "a")
-				b, serverB := lbtest.Listen(t, "b")
-				b.Replies(upgrades)
-				certificate, client := lbtest.ServerCertificate(t)
-				http1 := client.Transport.(*http.Transport).Clone()
-				http1.Protocols, http1.TLSClientConfig.NextProtos = new(http.Protocols), nil
-				http1.Protocols.SetHTTP1(true)
-				for name, reply := range map[string]http.HandlerFunc{
-					"a refused key": lbtest.Status(401), "a 500": lbtest.Status(500), "a 200": nil,
-					"another protocol": lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: foo\r\n\r\n"), "a reset after the 101": resets,
-				} {
-					for _, version := range []string{"HTTP/1.1", "HTTP/2"} {
-						t.Run(name+", "+version, func(t *testing.T) {
-							a.Replies(reply)
-							a.Forget()
-							port, pool := lbtest.FreePort(t), lbtest.Unique("websockets")
-							lbtest.Run(t, fmt.Sprintf("{\nadmin off\nauto_https off\ndefault_bind 127.0.0.1\n}\nhttps://127.0.0.1:%d {\n%s\n%s\n}", port, certificate,
-								fmt.Sprintf(config, serverA.Listener.Addr(), serverB.Listener.Addr(), pool)))
-							// net/http's own client refuses the pseudo-header
-							http2s := &http2.Transport{TLSClientConfig: client.Transport.(*http.Transport).TLSClientConfig} //nolint:staticcheck
-							before := runtime.NumGoroutine()
-							for i := range 3 {
-								header := http.Header{"Sec-Websocket-Version": {"13"}, "Sec-Websocket-Key": {"dGhlIHNhbXBsZSBub25jZQ=="}}
-								r := lbtest.NewRequest(t, http.MethodGet, fmt.Sprintf("https://127.0.0.1:%d/v1/realtime?model=m", port), nil)
-								r.Header = header
-								var transport http.RoundTripper = http1
-								if version == "HTTP/2" {
-									frames, upload := io.Pipe()
-									defer upload.Close()
-									r.Method, r.Body, r.ContentLength, transport = http.MethodConnect, frames, -1, http2s
-									header[":protocol"] = []string{"websocket"}
-								} else {
-									header["Connection"], header["Upgrade"] = []string{"Upgrade"}, []string{"websocket"}
-								}
-								s := open(t, transport, r)
-								if s.ReadWriteCloser == nil {
-									t.Fatalf("the handshake gives %d %s (%v)", s.Status, s.Body, s.Err)
-								}
-								if s.Backend == "a" && i == 0 && name == "a reset after the 101" {
-									io.ReadAll(s) // until the reset, of which the directive learns when its request is over
-									lbtest.WaitFor(t, func() bool {
-										return proxy == "reverse_proxy" || lbtest.SumOf(t, "benches_total", map[string]string{"pool": pool, "class": "broken_stream"}) == 1
-									})
-								} else if s.Backend != "b" {
-									t.Errorf("%s opens the WebSocket", s.Backend)
-								}
-								s.Close()
+	for proxy, config := range map[string]string{
+		"openai_lb":     "openai_lb {\npool %[3]s\nbackend http://%[1]s\nbackend http://%[2]s {\npriority 2\n}\n}",
+		"reverse_proxy": "reverse_proxy %[1]s %[2]s {\nlb_policy openai_lb {\nupstream %[2]s {\npriority 2\n}\n}\ntransport openai_lb\n}",
+	} {
+		t.Run(proxy, func(t *testing.T) {
+			a, serverA := lbtest.Listen(t, "a")
+			b, serverB := lbtest.Listen(t, "b")
+			b.Replies(upgrades)
+			certificate, client := lbtest.ServerCertificate(t)
+			http1 := client.Transport.(*http.Transport).Clone()
+			http1.Protocols, http1.TLSClientConfig.NextProtos = new(http.Protocols), nil
+			http1.Protocols.SetHTTP1(true)
+			for name, reply := range map[string]http.HandlerFunc{
+				"a refused key": lbtest.Status(401), "a 500": lbtest.Status(500), "a 200": nil,
+				"another protocol": lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: foo\r\n\r\n"), "a reset after the 101": resets,
+			} {
+				{
+					t.Run(name, func(t *testing.T) {
+						a.Replies(reply)
+						a.Forget()
+						port, pool := lbtest.FreePort(t), lbtest.Unique("websockets")
+						lbtest.Run(t, fmt.Sprintf("{\nadmin off\nauto_https off\ndefault_bind 127.0.0.1\n}\nhttps://127.0.0.1:%d {\n%s\n%s\n}", port, certificate,
+							fmt.Sprintf(config, serverA.Listener.Addr(), serverB.Listener.Addr(), pool)))
+						before := runtime.NumGoroutine()
+						for i := range 3 {
+							header := http.Header{"Sec-Websocket-Version": {"13"}, "Sec-Websocket-Key": {"dGhlIHNhbXBsZSBub25jZQ=="}}
+							r := lbtest.NewRequest(t, http.MethodGet, fmt.Sprintf("https://127.0.0.1:%d/v1/realtime?model=m", port), nil)
+							r.Header = header
+							header["Connection"], header["Upgrade"] = []string{"Upgrade"}, []string{"websocket"}
+							s := open(t, http1, r)
+							if s.ReadWriteCloser == nil {
+								t.Fatalf("the handshake gives %d %s (%v)", s.Status, s.Body, s.Err)
 							}
-							if n := len(a.Received()); n != 1 {
-								t.Errorf("a was called %d times, want once: its bench holds", n)
+							if s.Backend == "a" && i == 0 && name == "a reset after the 101" {
+								io.ReadAll(s) // until the reset, of which the directive learns when its request is over
+								lbtest.WaitFor(t, func() bool {
+									return proxy == "reverse_proxy" || lbtest.SumOf(t, "benches_total", map[string]string{"pool": pool, "class": "broken_stream"}) == 1
+								})
+							} else if s.Backend != "b" {
+								t.Errorf("%s opens the WebSocket", s.Backend)
 							}
-							http1.CloseIdleConnections()
-							http2s.CloseIdleConnections() //nolint:staticcheck
-							// for the reason of overBothVersions
-							lbtest.WaitFor(t, func() bool { return runtime.NumGoroutine() <= before+5 })
-						})
-					}
+							s.Close()
+						}
+						if n := len(a.Received()); n != 1 {
+							t.Errorf("a was called %d times, want once: its bench holds", n)
+						}
+						http1.CloseIdleConnections()
+						lbtest.WaitFor(t, func() bool { return runtime.NumGoroutine() <= before+5 })
+					})
 				}
-			})
-		}
-	})
+			}
+		})
+	}
 }

@@ -8,12 +8,9 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/net/http2"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
@@ -233,95 +230,12 @@ func TestAClientThatReadsNothingDoesNotHoldUpAReload(t *testing.T) {
 }
 
 func TestTheClientOfAWebSocketMaySendNothingForHours(t *testing.T) {
-	lbtest.WithExtendedConnect(t, func(t *testing.T) {
-		overBothVersions(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World, open opener) {
-			w.ReadIdle = time.Minute
-			w.Backends["a"].Replies(upgrades)
-			s := open("/v1/realtime?model=m")
-			s.wantOpen(t, "a")
-			time.Sleep(5 * time.Hour)
-			s.wantOpen(t, "a")
-		})
+	inWorld(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World, open opener) {
+		w.ReadIdle = time.Minute
+		w.Backends["a"].Replies(upgrades)
+		s := open("/v1/realtime?model=m")
+		s.wantOpen(t, "a")
+		time.Sleep(5 * time.Hour)
+		s.wantOpen(t, "a")
 	})
-}
-
-func TestARealtimeConnectionWorksOverHTTP2(t *testing.T) {
-	lbtest.WithExtendedConnect(t, worksOverHTTP2)
-}
-
-func worksOverHTTP2(t *testing.T) {
-	a, serverA := lbtest.Listen(t, "a")
-	a.Replies(lbtest.Throttled("300"))
-	b, serverB := lbtest.Listen(t, "b")
-	b.Replies(upgrades)
-	certificate, client := lbtest.ServerCertificate(t)
-	port := lbtest.FreePort(t)
-	lbtest.Run(t, fmt.Sprintf(`{
-		admin off
-		auto_https off
-		default_bind 127.0.0.1
-	}
-	https://127.0.0.1:%d {
-		%s
-		openai_lb {
-			backend %s {
-				api_key key-of-a
-			}
-			backend %s {
-				priority 2
-				api_key key-of-b
-			}
-		}
-	}`, port, certificate, serverA.URL, serverB.URL))
-	// net/http's own client refuses the pseudo-header
-	transport := &http2.Transport{TLSClientConfig: client.Transport.(*http.Transport).TLSClientConfig} //nolint:staticcheck
-	defer transport.CloseIdleConnections()                                                             //nolint:staticcheck
-	before := runtime.NumGoroutine()
-	for range 2 {
-		frames, upload := io.Pipe()
-		r := lbtest.NewRequest(t, http.MethodConnect, fmt.Sprintf("https://127.0.0.1:%d/v1/realtime?model=gpt-realtime", port), frames)
-		r.Header[":protocol"] = []string{"websocket"}
-		r.Header.Set("Sec-WebSocket-Version", "13")
-		r.Header.Set("Sec-WebSocket-Protocol", "realtime, openai-insecure-api-key.secret")
-		res, err := transport.RoundTrip(r) //nolint:staticcheck
-		if err != nil {
-			t.Fatal(err)
-		}
-		if res.StatusCode != 200 || res.ProtoMajor != 2 || res.Header.Get("X-Backend") != "b" || res.Header.Get("Sec-WebSocket-Protocol") != "realtime" {
-			t.Fatalf("the handshake gives %s %d %v", res.Proto, res.StatusCode, res.Header)
-		}
-		for _, message := range []string{"ping", strings.Repeat("x", 100_000)} {
-			go io.WriteString(upload, message)
-			got := make([]byte, len(message))
-			if _, err := io.ReadFull(res.Body, got); err != nil || string(got) != message {
-				t.Fatalf("the echo of %d bytes is %d bytes: %v", len(message), len(got), err)
-			}
-		}
-		upload.Close()
-		res.Body.Close()
-	}
-	r := lbtest.NewRequest(t, http.MethodConnect, fmt.Sprintf("https://127.0.0.1:%d/v1/responses", port), struct{ io.Reader }{strings.NewReader("")}) // of any length
-	r.Header[":protocol"] = []string{"websocket"}
-	r.Header.Set("Sec-WebSocket-Version", "13")
-	opened, err := transport.RoundTrip(r) //nolint:staticcheck
-	if err != nil {
-		t.Fatal(err)
-	}
-	opened.Body.Close()
-	// HTTP/2 has no such headers (RFC 9113 section 8.2.2)
-	if opened.StatusCode != 200 || opened.Header["Upgrade"] != nil || opened.Header["Connection"] != nil {
-		t.Errorf("a WebSocket of responses gives %d %v", opened.StatusCode, opened.Header)
-	}
-	// Caddy is not to stop while a tunnel is open: it would write a close frame
-	// to the HTTP/2 stream, with the data race that is its own
-	transport.CloseIdleConnections() //nolint:staticcheck
-	lbtest.WaitFor(t, func() bool { return runtime.NumGoroutine() <= before+5 })
-	if n := len(a.Received()); n != 1 {
-		t.Errorf("a was asked %d times, want once: its bench holds", n)
-	}
-	for _, call := range b.Received() {
-		if got := call.Request.Header.Get("Sec-WebSocket-Protocol"); got != "realtime" {
-			t.Errorf("b got the subprotocols %q", got)
-		}
-	}
 }

@@ -1,4 +1,4 @@
-package upstreams_test
+package reverseproxy
 
 import (
 	"context"

@@ -1,0 +1,222 @@
+package openailb
+
+import (
+	"cmp"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/usage"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// outcome is what the client got. respond begins it, and end completes it.
+type outcome struct {
+	// reply is that of a backend, if the client gets one as it comes. Otherwise it
+	// gets the answer.
+	reply  *attempt.Reply
+	answer answer
+	// status is that of either. It is 0 until there is one.
+	status int
+	// usage reads the client's reply. tokens are what it found, once that is over.
+	usage  *usage.Reader
+	tokens usage.Tokens
+	// serviceTier is the one that served the request, once its reply has named it.
+	serviceTier string
+	// duration is how long the request took, once it is over, and aborted reports
+	// whether its reply was aborted then.
+	duration time.Duration
+	aborted  bool
+}
+
+// end records that the request is over.
+func (o *outcome) end(q *request, aborted bool) {
+	o.duration, o.aborted = time.Since(q.started), aborted
+	o.usage.Close()
+	o.tokens, o.serviceTier = o.usage.Tokens(), o.usage.ServiceTier()
+	if o.status != 0 {
+		return
+	}
+	// a handler around this one, or a policy, has panicked
+	o.status, o.answer.Class = http.StatusInternalServerError, apierror.Unsent
+	if q.incoming.Context().Err() != nil {
+		o.status, o.answer.Class = clientClosedRequest, string(verdict.ClientLeftWaiting)
+	}
+}
+
+// isOwn reports whether the client got an answer of the balancer's own.
+func (o *outcome) isOwn() bool {
+	return o.reply == nil && o.answer.from == nil && o.answer.Response != nil
+}
+
+// timeToFirstByte is how long after the request the first byte of a backend's reply went to the client. It is 0 if the
+// client gets none.
+func (o *outcome) timeToFirstByte(q *request) time.Duration {
+	if o.reply == nil {
+		return 0
+	}
+	return o.reply.FirstByte().Sub(q.started)
+}
+
+// answeredBy is the attempt whose reply the client got, or the last one. It is nil if there is none.
+func (o *outcome) answeredBy(s *search) *attemptRecord {
+	if o.answer.from != nil {
+		return o.answer.from
+	}
+	return s.last()
+}
+
+// source is the backend whose reply the client got, and the class of that. The backend is nil if it was an answer of our
+// own that is not about one backend.
+func (o *outcome) source(s *search) (from *target, class string) {
+	if o.answer.Class != "" {
+		return o.answer.owner, o.answer.Class
+	}
+	if a := o.answeredBy(s); a != nil {
+		return a.target, string(a.outcome())
+	}
+	return nil, ""
+}
+
+// clientClosedRequest is what Caddy logs as the status of a request whose
+// client left.
+const clientClosedRequest = 499
+
+// refused lists the classes of answers to requests that needed a backend and
+// found none, perhaps without an attempt.
+var refused = []string{apierror.AllThrottled, apierror.OwnerThrottled, apierror.AllBusy, apierror.RetryLater}
+
+// report counts a request that is over, and the attempt whose reply the client got.
+func (b *balancer) report(q *request, s *search, o *outcome) {
+	from, class := o.source(s)
+	if from != nil {
+		b.countTokens(q, s, o, from, class)
+		countServiceTier(q, o, from, class)
+	}
+	for i := range s.attempts {
+		s.attempts[i].count()
+	}
+	if len(s.attempts) > 0 || slices.Contains(refused, class) {
+		b.metrics.Attempts(len(s.attempts))
+	}
+	if s.wait.result != "" {
+		b.metrics.Waited(string(s.wait.result), s.wait.duration)
+	}
+	b.metrics.Affinity(affinity.Cache, string(s.board.Affinity.Result))
+	b.metrics.Affinity(s.placement.Result())
+	counts := b.ownMetrics
+	if from != nil && !o.isOwn() {
+		counts = from.metrics
+	}
+	counts.Answered(q.caller.Label, b.models.Label(q.Model), class, o.status, o.duration, o.timeToFirstByte(q))
+}
+
+// countTokens counts the tokens of the reply. If it reports any, it is that of the last attempt.
+func (b *balancer) countTokens(q *request, s *search, o *outcome, from *target, class string) {
+	switch a := s.last(); {
+	case o.tokens.Known():
+		a.span.Used(o.tokens.Input, o.tokens.Output)
+		from.metrics.Used(q.caller.Label, b.models.Label(q.Model), a.deployment, cmp.Or(o.serviceTier, openaiapi.DefaultTier), o.tokens)
+	case class == string(verdict.Served) && o.status == http.StatusOK && q.Kind.Infers():
+		from.metrics.UsedUnknown(a.deployment)
+	}
+}
+
+// countServiceTier counts the request if it was served, and a backend was asked for a service tier that costs something else.
+func countServiceTier(q *request, o *outcome, from *target, class string) {
+	asked := askedTier(q, from)
+	if (asked == openaiapi.Flex || asked == openaiapi.Priority) && class == string(verdict.Served) && o.status < 300 {
+		from.metrics.ServiceTier(asked, o.serviceTier)
+	}
+}
+
+// askedTier is the service tier that the backend was asked for, by its name in logs and metrics. Without a backend it is
+// that of the client.
+func askedTier(q *request, from *target) string {
+	if from == nil {
+		return openaiapi.TierName(q.ServiceTier())
+	}
+	return openaiapi.TierName(from.backend.TierOf(&q.Request))
+}
+
+// countThrottled counts that the client gets a 429 because every backend that may get the request throttles. If these are
+// all of one account that stores an object, it returns the backend that returns first.
+func (b *balancer) countThrottled(r refusals) (owner *target) {
+	switch {
+	case !r.all || r.Throttled == nil:
+	case r.object != "":
+		owner = b.targets[r.Throttled.Index]
+		owner.metrics.OwnerThrottled()
+	default:
+		b.metrics.AllThrottled()
+		b.events.AllThrottled()
+	}
+	return owner
+}
+
+// countReserved counts the backends that were passed over for a backend of their priority or a worse one,
+// or for none, because only shares of other tiers are left of them.
+func (b *balancer) countReserved(ask *pool.Ask, chosen *pool.Member, now time.Time) {
+	if ask.Tier.Shares == nil {
+		return
+	}
+	for _, t := range b.targets {
+		if chosen != nil && t.Priority > chosen.Priority {
+			return
+		}
+		if t.PassedOver(ask, now) {
+			t.metrics.PassedOver(ask.Tier.Name)
+		}
+	}
+}
+
+// deploymentLabel is the label in metrics of the backend's name for the model that is asked for.
+func (t *target) deploymentLabel(q *request) string {
+	return metrics.Deployment(t.Member, t.backend.NameOf(q.Model))
+}
+
+// summary is what placeholders and the access log say of the request.
+func (b *balancer) summary(t *transaction) *observe.Summary {
+	q, found, o := &t.request, &t.search, &t.outcome
+	s := &observe.Summary{
+		Pool: b.Name, Caller: q.caller.Name, Model: pool.ModelKey(q.Model), FirstByte: o.timeToFirstByte(q), Tokens: o.tokens,
+		Tier: t.bill.Tier(), Limit: o.answer.Limit, TierServed: o.serviceTier, Waited: t.wait.duration,
+		Affinity: found.placement.Why(found.board.Affinity), AffinityResult: found.placement.CameTo(found.board.Affinity),
+	}
+	if o.aborted {
+		s.Aborted, s.Duration = true, o.duration
+		s.Tokens, s.Estimated = o.usage.Estimate(q.PromptCost())
+	}
+	from, class := o.source(found)
+	if s.Class = class; from != nil {
+		s.Backend = from.Name
+	}
+	s.TierRequested = askedTier(q, from)
+	if s.TierRequested == "" && o.serviceTier == openaiapi.DefaultTier {
+		s.TierServed = "" // as of nearly all requests
+	}
+	for i := range found.attempts {
+		a := &found.attempts[i]
+		s.Attempts = append(s.Attempts, observe.Tried{Backend: a.target.Name, Class: string(a.outcome())})
+	}
+	return s
+}
+
+// addToLog adds a field to what the access log says of the request, if there is one.
+func addToLog(r *http.Request, field func() zap.Field) {
+	if server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && server.Logs != nil {
+		if extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
+			extra.Set(field())
+		}
+	}
+}

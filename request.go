@@ -1,0 +1,204 @@
+package openailb
+
+import (
+	"errors"
+	"math"
+	"net/http"
+	"os"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/backend"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
+	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
+)
+
+// request is what a client asks for, and who asks. It is read once, before a
+// backend is chosen, and does not change afterwards. Only its body is released
+// when no attempt can need it any more.
+type request struct {
+	openaiapi.Request
+	// incoming is the request as it came. Each attempt sends a copy of it.
+	incoming *http.Request
+	// asked is the request that is answered. That is incoming, except for the
+	// message of an open WebSocket, which is read like a POST.
+	asked *http.Request
+	// query is that of incoming, without the caller's keys.
+	query string
+	// writer is the client's. The reply goes to replyWriter, which may be a socket.
+	writer http.ResponseWriter
+	// started is when the request came.
+	started time.Time
+	// maxAttempts is how many backends the request may try. With 0, it may try
+	// all of them.
+	maxAttempts int
+	// deadline is when the last attempt may begin. It is zero if any time will do.
+	deadline time.Time
+	// received is the body, as far as it is kept to be sent again.
+	received replay.Body
+	// socket is the client's side of a WebSocket whose messages are read. It is
+	// nil for other requests.
+	socket *attempt.Socket
+	// placement is which accounts may get the request at first. The search goes
+	// on from there.
+	placement *affinity.Placement
+	// session is the key of the request's affinity in the pool.
+	session uint64
+	// prompt is the beginning of the prompt, which a backend may have cached.
+	prompt openaiapi.Prompt
+
+	// caller is who sent the request, if callers need a key.
+	caller keys.Caller
+	// entitled is which backends the request may use.
+	entitled *affinity.Entitlement
+	// credentials are the caller's own, for a backend with auth passthrough, and
+	// anonymous reports whether such a backend could not get any.
+	credentials keys.Presented
+	anonymous   bool
+	// inSession reports whether the request is a response in a realtime session.
+	inSession bool
+}
+
+// parse finds out what the request asks for.
+func (q *request) parse(route openaiapi.Route, cache *affinity.PromptCache) {
+	var prompt *openaiapi.Prompt // nil: nothing is cached
+	if cache != nil {
+		prompt = &q.prompt
+	}
+	q.Request = openaiapi.Parse(q.asked, route, openaiapi.Received{Bytes: q.received.Buffered(), Whole: q.received.Whole(), Length: q.received.Length()}, prompt)
+	if q.Kind.Infers() && !q.Kind.IsHandshake() {
+		if q.session = cache.Key(q.asked.Header, route.Operation, q.Model, prompt, q.PromptLength); q.session != 0 {
+			q.session ^= q.entitled.Set
+		}
+	}
+}
+
+// replyWriter is where the reply goes.
+func (q *request) replyWriter() http.ResponseWriter {
+	if q.socket != nil {
+		return q.socket
+	}
+	return q.writer
+}
+
+// asks is what an attempt has to know of the request. flex reports whether it has the service tier flex.
+func (q *request) asks(flex bool) attempt.Asks {
+	return attempt.Asks{Kind: q.Kind, Stream: q.Body.Stream, Operation: q.Route.Operation, Cost: q.Cost, Slow: flex}
+}
+
+// isOnce reports whether the request can be sent only once. One that may have been executed after a failure is not
+// retried either.
+func (q *request) isOnce() bool { return !q.received.Whole() || !q.Kind.Repeatable() }
+
+// benchModel is what the backend calls the model whose benches count for the request,
+// and which the request may bench. An operation other than inference has separate
+// limits, such as a number of jobs. So it counts as a request without a model.
+func (q *request) benchModel(b *backend.Backend) string {
+	if !q.Kind.Infers() {
+		return ""
+	}
+	return b.NameOf(q.Model)
+}
+
+// wholeBackend reports whether a class is about all of the backend. A quota that an
+// operation other than inference has met may be one of these.
+func (q *request) wholeBackend(c verdict.Class) bool {
+	return c.WholeBackend() && (c != verdict.Quota || q.Kind.Infers())
+}
+
+// pulseKind is the kind of request whose waits count for it.
+func (q *request) pulseKind() pulse.Kind {
+	if !q.Kind.Infers() || q.socket != nil {
+		return pulse.Unfollowed
+	}
+	output, ok := q.OutputLimit()
+	if !ok {
+		output = math.MaxInt64
+	}
+	return pulse.KindOf(q.Body.Stream, q.PromptLength, output)
+}
+
+// hasQuota reports whether the request counts for the backend's limits, as far as they are known: those of
+// inference. With the caller's own credential, the limits would be the caller's.
+func (q *request) hasQuota(t *target) bool {
+	return q.Kind.Infers() && !t.backend.Credentials.Passthrough
+}
+
+// waitsIn is the list in which the request waits for a backend.
+func (q *request) waitsIn() waiting.Key {
+	if !q.Kind.Infers() {
+		return waiting.Key{Set: q.entitled.Set}
+	}
+	return waiting.Key{Set: q.entitled.Set, Model: pool.ModelKey(q.Model), Flex: q.ServiceTier() == openaiapi.Flex}
+}
+
+// isAzure reports whether the client speaks Azure's dialect.
+func (q *request) isAzure() bool {
+	return q.Route.Dialect == openaiapi.AzureV1 || q.Route.Dialect == openaiapi.AzureClassic
+}
+
+// callerField names the caller in a log. It is empty if callers need no key.
+func (q *request) callerField() zap.Field {
+	if q.caller.Name == "" {
+		return zap.Skip()
+	}
+	return zap.String("caller", q.caller.Name)
+}
+
+// isLate reports whether the client was too slow with its body. net/http's
+// server then cancels the request, as if the client had left.
+func (q *request) isLate() bool {
+	return errors.Is(q.received.Failure(), os.ErrDeadlineExceeded)
+}
+
+// estimate is what the request is likely to cost its caller.
+func (q *request) estimate() meter.Estimate {
+	if q.Kind.IsHandshake() {
+		return meter.Estimate{} // each response in it has its own
+	}
+	e := meter.Estimate{Prompt: q.PromptTokens(q.received.Buffered()), Model: q.Model, Replies: q.Body.N, Within: q.inSession}
+	if limit, ok := q.OutputLimit(); ok {
+		e.Output = limit
+	} else {
+		e.Output = meter.Undeclared
+	}
+	return e
+}
+
+// hasUnknownLength reports whether the prompt may have any length: its body is not kept as a whole, and does not
+// say how long it is. The estimate for a form does not depend on that.
+func (q *request) hasUnknownLength() bool {
+	return q.PromptLength > 0 && !q.received.Whole() && q.received.Length() < 0
+}
+
+// readsUsage reports whether the reply to a request that is not known as inference may say what that, or a response in
+// the background, has cost.
+func (q *request) readsUsage(bill *bill, pages *ledger.Config) bool {
+	if q.Kind.Infers() {
+		return false
+	}
+	id := q.ResponseID()
+	return bill.CountsTokens() && !q.showsStored() || bill.Awaits(id) || pages.Awaits(id)
+}
+
+// showsStored reports whether the reply shows what was answered before.
+func (q *request) showsStored() bool {
+	return openaiapi.ShowsStored(q.asked.Method, q.Route.Operation)
+}
+
+// release frees what only another attempt would need. A reply may stream for minutes, and must not hold the prompt for
+// so long.
+func (q *request) release() {
+	q.received.Release()
+	q.credentials = keys.Presented{}
+}

@@ -1,0 +1,201 @@
+package openailb
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+)
+
+// respond gives the client the reply of a backend, or the answer if no backend serves the request. An error means that
+// the reply was cut, or that the client took no more of it.
+func (b *balancer) respond(t *transaction, reply *attempt.Reply, a answer) error {
+	q, o := &t.request, &t.outcome
+	if reply != nil {
+		res := b.commit(t, reply, time.Now())
+		o.reply, o.status = reply, res.StatusCode
+		if res.StatusCode == http.StatusSwitchingProtocols {
+			return b.respondUpgrade(q, reply, res)
+		}
+		return write(q.replyWriter(), res, reply.HasBegun())
+	}
+	if o.answer = a; a.Response == nil {
+		o.status = clientClosedRequest
+		q.replyWriter().WriteHeader(clientClosedRequest) // for the access log
+		return nil
+	}
+	o.status = a.StatusCode
+	header := q.replyWriter().Header()
+	if a.from == nil && !q.received.Begun() && q.incoming.ProtoMajor == 1 && q.incoming.Header["Expect"] != nil {
+		// the client waits for the answer before it sends a body, but net/http's server, which cannot see that
+		// through what Caddy puts around the body, would wait for the body first
+		header["Connection"] = []string{"close"}
+	}
+	return write(q.replyWriter(), a.Response, true)
+}
+
+// commit makes the reply the client's, whatever follows in it. internal/attempt follows its body, and finish learns how it
+// ended.
+func (b *balancer) commit(t *transaction, r *attempt.Reply, now time.Time) *http.Response {
+	s := &t.search
+	to := s.current
+	t.wait.firstByte(now)
+	s.decided()
+	s.placement.Served(to.backend.AccountKey, r.Response)
+	res, counts := r.Commit(t.request.writer, now, nil)
+	t.bill.Follow(counts)
+	t.outcome.usage = counts
+	if res.StatusCode == http.StatusSwitchingProtocols && t.request.socket != nil {
+		t.reader.converse(b, t)
+	}
+	s.forbidRetry(res.Header)
+	b.setRateLimits(t, res.Header, now)
+	if res.StatusCode == http.StatusOK && !to.backend.Azure && // which lists no deployments
+		openaiapi.AsksForModels(t.request.asked.Method, t.request.Route) {
+		observe.ReadModels(res, func(models []openaiapi.ListedModel) {
+			b.logger.ShutDown(to.Name, to.metrics.Listed(models, to.Member, now))
+		})
+	}
+	return res
+}
+
+// hopByHop are the fields that are about one connection (RFC 9110 section 7.6.1), and Alt-Svc, which would lead clients
+// past the balancer.
+var hopByHop = []string{
+	"Alt-Svc", "Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection",
+	"Te", "Trailer", "Transfer-Encoding", "Upgrade",
+}
+
+func removeHopByHop(header http.Header) {
+	for _, value := range header["Connection"] {
+		for name := range strings.SplitSeq(value, ",") {
+			header.Del(strings.TrimSpace(name))
+		}
+	}
+	for _, name := range hopByHop {
+		delete(header, name)
+	}
+}
+
+// addFields adds the fields of a reply to those that handlers around this one have set.
+func addFields(to, fields http.Header) {
+	for name, values := range fields {
+		if to[name] == nil {
+			to[name] = values[:len(values):len(values)] // handlers may append to it
+		} else {
+			to[name] = append(to[name], values...)
+		}
+	}
+}
+
+// write writes a response to the client. begun reports whether some of its body can be read at once. Without that, the
+// header of a stream is not kept waiting for it.
+func write(w http.ResponseWriter, res *http.Response, begun bool) error {
+	flushes := res.ContentLength < 0 || openaiapi.ContentType(res.Header) == openaiapi.TypeEventStream || caddyhttp.IsIncremental(res.Header)
+	removeHopByHop(res.Header)
+	header := w.Header()
+	delete(header, "Server")
+	header["Via"] = append(header["Via"], via(res))
+	addFields(header, res.Header)
+	announced := len(res.Trailer)
+	for name := range res.Trailer {
+		header.Add("Trailer", name)
+	}
+	w.WriteHeader(res.StatusCode)
+	controller := http.NewResponseController(w)
+	if flushes && !begun {
+		_ = controller.Flush() // of a writer that cannot, the client gets the header with the body
+	}
+	err := copyBody(w, res.Body, controller, flushes)
+	res.Body.Close() // which may add trailers
+	if err != nil {
+		_ = controller.Flush() // so that the client sees what there is
+		return err
+	}
+	if len(res.Trailer) == 0 {
+		return nil
+	}
+	// a body that has trailers must be chunked, however short it is
+	if err := controller.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return err
+	}
+	for name, values := range res.Trailer {
+		if len(res.Trailer) != announced { // some were not
+			name = http.TrailerPrefix + name
+		}
+		header[name] = append(header[name], values...)
+	}
+	return nil
+}
+
+// via is the field with which a proxy names itself (RFC 9110 section 7.6.3), as Caddy's reverse_proxy does.
+func via(res *http.Response) string {
+	if res.ProtoMajor == 1 && res.ProtoMinor == 1 {
+		return "1.1 Caddy"
+	}
+	return strconv.Itoa(res.ProtoMajor) + "." + strconv.Itoa(res.ProtoMinor) + " Caddy"
+}
+
+const (
+	// firstCopy is how much of a body is copied at a time at first. Most replies fit in, and so do most events.
+	firstCopy = 4 << 10
+	// mostCopy is up to how much that grows while what comes fills it.
+	mostCopy = 32 << 10
+)
+
+// copyBody copies a body to the client until its end, and flushes each piece if it has to.
+func copyBody(w io.Writer, body io.Reader, controller *http.ResponseController, flushes bool) error {
+	buffer := replay.GetBuffer(firstCopy)
+	defer func() { buffer.Put() }()
+	size := firstCopy
+	for {
+		n, err := body.Read(buffer.Bytes[:size])
+		if n > 0 {
+			if _, err := w.Write(buffer.Bytes[:n]); err != nil {
+				return err
+			}
+			if flushes {
+				if err := controller.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
+					return err
+				}
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		case n == size && size < mostCopy:
+			buffer.Put()
+			size *= 2
+			buffer = replay.GetBuffer(size)
+		}
+	}
+}
+
+// respondUpgrade joins the connections of a WebSocket that a backend has opened.
+func (b *balancer) respondUpgrade(q *request, reply *attempt.Reply, res *http.Response) error {
+	w := q.replyWriter()
+	upgrade := res.Header.Get("Upgrade")
+	removeHopByHop(res.Header)
+	openaiapi.SetUpgrade(res.Header, http.Header{"Upgrade": {upgrade}})
+	if accept, ok := res.Header["Sec-Websocket-Accept"]; ok {
+		delete(res.Header, "Sec-Websocket-Accept")
+		res.Header["Sec-WebSocket-Accept"] = accept //nolint:canonicalheader // as RFC 6455 spells it
+	}
+	addFields(w.Header(), res.Header)
+	if err := reply.Relay(w, res, b.streamTimeout); err != nil {
+		b.logger.Error("WebSocket cannot be opened for the client", zap.Error(err))
+	}
+	return nil
+}

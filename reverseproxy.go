@@ -1,0 +1,171 @@
+package openailb
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+)
+
+// proxiedRequest is a request to a plain reverse_proxy, from its first attempt to its reply. reverse_proxy makes the
+// loop: it asks the policy for an upstream and the transport for a reply, in turns. Between the two, the policy leaves
+// the request in a variable of it, and so both are steps of one search. Nothing here knows models, accounts or callers.
+type proxiedRequest struct {
+	transaction
+	group     *upstreamGroup
+	selection *Selection
+	// own is the answer to a request that needs no upstream.
+	own apierror.Answer
+}
+
+// proxiedRequestVar is the variable in which the policy leaves the request for the transport: a policy cannot change the
+// request's context.
+const proxiedRequestVar = "openai_lb.request"
+
+// answering is the upstream of a request that the transport answers, because no upstream is left.
+var answering = &reverseproxy.Upstream{Dial: "openai_lb:0", Host: new(reverseproxy.Host)}
+
+// requestOf returns the request. On the first attempt, it makes one and reads the body. That happens before an upstream
+// is chosen, because the body may take long to arrive.
+func (s *Selection) requestOf(upstreams reverseproxy.UpstreamPool, r *http.Request, w http.ResponseWriter) *proxiedRequest {
+	if p, ok := caddyhttp.GetVar(r.Context(), proxiedRequestVar).(*proxiedRequest); ok && p.request.incoming == r {
+		return p
+	}
+	p := &proxiedRequest{group: s.groupOf(upstreams), selection: s}
+	q := &p.request
+	q.incoming, q.asked, q.writer, q.started = r, r, w, time.Now()
+	q.placement, q.entitled, q.maxAttempts = affinity.Anywhere, p.group.entitled, s.maxAttempts
+	if s.tryDuration > 0 {
+		q.deadline = q.started.Add(s.tryDuration)
+	}
+	// This is set once, before the first attempt: while a later attempt begins,
+	// net/http may still dial for an earlier one and read the variables.
+	caddyhttp.SetVar(r.Context(), proxiedRequestVar, p)
+	if s.transport != nil {
+		p.read()
+	}
+	p.search.begin(p.group.balancer, q, &p.wait, 0)
+	return p
+}
+
+// read finds out what the request asks for, as far as the meaning of a reply depends on it. If that needs no upstream,
+// there is an answer then.
+func (p *proxiedRequest) read() {
+	q := &p.request
+	if openaiapi.IsExtendedConnect(q.incoming) {
+		p.own = apierror.NoExtendedConnect.Answer(q.incoming)
+	} else if openaiapi.IsEchoOrTunnel(q.incoming) {
+		p.own = apierror.MethodNotAllowed.Answer(q.incoming)
+	} else if err := q.received.Buffer(q.incoming, p.selection.transport.sender.RequestBuffers); err != nil {
+		p.own = apierror.UnreadableBody(err).Answer(q.incoming)
+	}
+	received := openaiapi.Received{Bytes: q.received.Buffered(), Whole: q.received.Whole(), Length: q.received.Length()}
+	asked := openaiapi.Parse(q.incoming, openaiapi.ParsePath(q.incoming.URL.EscapedPath()), received, nil)
+	q.Kind, q.Route, q.Cost, q.Whole, q.Body.Stream = asked.Kind, asked.Route, asked.Cost, true, asked.Body.Stream
+}
+
+// next moves on to the upstream that is attempted next. It returns nil if there is none.
+func (p *proxiedRequest) next() *attemptRecord {
+	if p.own != (apierror.Answer{}) {
+		return nil
+	}
+	a := p.search.Next()
+	if p.selection.transport == nil {
+		p.search.release() // reverse_proxy does not tell when the attempt is over
+	}
+	return a
+}
+
+func (p *proxiedRequest) send(sender *attempt.Sender, req *http.Request) *attempt.Reply {
+	q, a := &p.request, p.search.last()
+	a.span = observe.StartSpan(req.Context(), func() observe.Attempt { return p.group.spanned(q, a) })
+	return sender.Send(&attempt.Request{
+		Incoming: req, URL: *req.URL, Host: req.Host, Header: maps.Clone(req.Header), // whose values are not changed in place
+		Body: &q.received, Asks: q.asks(false), Fields: p.group.fields, Interims: &p.search.interims, Marks: a.target,
+	})
+}
+
+// responseTo returns an answer as the response that reverse_proxy gets.
+func responseTo(req *http.Request, a answer) *http.Response {
+	a.Response.Request = req
+	return a.Response
+}
+
+// proxyAround returns the innermost reverse_proxy that the last of the modules is part
+// of, or nil.
+func proxyAround(modules []caddy.Module) *reverseproxy.Handler {
+	for _, module := range slices.Backward(modules) {
+		if proxy, ok := module.(*reverseproxy.Handler); ok {
+			return proxy
+		}
+	}
+	return nil
+}
+
+// checkUpstream refuses the dial address of an upstream that the proxy does not
+// have. A proxy with dynamic upstreams may have any.
+func checkUpstream(proxy *reverseproxy.Handler, dial string) error {
+	if proxy == nil || proxy.DynamicUpstreamsRaw != nil || proxy.DynamicUpstreams != nil {
+		return nil
+	}
+	var dials []string
+	for _, u := range proxy.Upstreams {
+		dials = append(dials, u.Dial)
+	}
+	if slices.Contains(dials, dial) {
+		return nil
+	}
+	return fmt.Errorf("upstream '%s' is not one of reverse_proxy's upstreams: %s", dial, strings.Join(dials, ", "))
+}
+
+// hasSelection reports whether the proxy, which is being set up, has a Selection.
+func hasSelection(proxy *reverseproxy.Handler) bool {
+	if proxy == nil || proxy.LoadBalancing == nil {
+		return false
+	}
+	return pools.PolicyName(proxy.LoadBalancing.SelectionPolicyRaw) == "openai_lb"
+}
+
+// checkRetries refuses the options with which the proxy would classify replies as well.
+func checkRetries(proxy *reverseproxy.Handler) error {
+	if proxy.LoadBalancing.RetryMatchRaw != nil {
+		return errors.New("lb_retry_match is not allowed with the openai_lb transport, which classifies replies itself")
+	}
+	if option := passiveOption(proxy); option != "" {
+		return fmt.Errorf("%s of reverse_proxy is not allowed with the openai_lb transport, because it would count each throttle as a failure: use the transport's own options", option)
+	}
+	return nil
+}
+
+// passiveOption returns the name of an option with which the proxy counts failures of
+// its upstreams, or an empty string. unhealthy_request_count counts none.
+func passiveOption(proxy *reverseproxy.Handler) string {
+	if proxy.HealthChecks == nil || proxy.HealthChecks.Passive == nil {
+		return ""
+	}
+	switch passive := proxy.HealthChecks.Passive; {
+	case passive.FailDuration != 0:
+		return "fail_duration"
+	case passive.MaxFails != 0:
+		return "max_fails"
+	case passive.UnhealthyStatus != nil:
+		return "unhealthy_status"
+	case passive.UnhealthyLatency != 0:
+		return "unhealthy_latency"
+	}
+	return ""
+}

@@ -1,0 +1,987 @@
+package openailb
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/backend"
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/internal/quota"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
+)
+
+// search finds the backends that get a request, one after the other.
+//
+// It keeps a board: for each backend of the pool, whether it takes the request
+// and why it may not get it now. Next updates the board by the attempts made so
+// far and asks the pool, which knows the cooldowns, for the backend that gets the
+// request. Without one, it may wait until a backend accepts requests again. Tell
+// records the outcome of the attempt at that backend, and decides whether the
+// search goes on. When it has ended without a reply for the client, best is the
+// reply that says most, and Why says why no backend is left.
+//
+// A search belongs to the goroutine that serves its request.
+type search struct {
+	balancer *balancer
+	request  *request
+	// tier is the number of the request's tier, or 0.
+	tier int
+	// wait is the request's wait for a limit of its caller and for a backend.
+	wait *wait
+	// placement is which accounts may get the request now.
+	placement *affinity.Placement
+
+	// attempts are those made, including the one in progress. firstAttempt has
+	// room for the first of them.
+	attempts     []attemptRecord
+	firstAttempt [1]attemptRecord
+	// current is the backend of the attempt in progress. It is nil if there is none.
+	current *target
+	// board is the request as the pool sees it. fewBackends has room for what it
+	// says of a few backends.
+	board       pool.Ask
+	fewBackends [4]pool.At
+	// silence follows the wait for the first byte of the attempt in progress, and
+	// finds where the request moves from a silent backend.
+	silence pool.Wait
+
+	// awaited are the indexes of backends that other requests wait for, which
+	// came before this one.
+	awaited []int
+	// beforeWait and beforeSilence are how many attempts were made before the
+	// request waited, and before it left a silent backend. A backend that refused
+	// one of them because it throttles may be tried again.
+	beforeWait, beforeSilence int
+	// hasMoved reports whether the request has left a silent backend, and
+	// mayReturn whether it may go to silent backends again, because no other one
+	// is left.
+	hasMoved, mayReturn bool
+	// barred reports whether there was ever a reason to keep the request from a
+	// backend: an attempt, a request that waits, an object that is made.
+	barred bool
+	// blamed reports whether a backend had a fault that may be the request's own.
+	blamed bool
+	// executed reports whether the latest attempt may have executed a request
+	// that must not be executed twice.
+	executed bool
+	// tooShort are the names of models that refused the request as too long.
+	tooShort []string
+	// interims is how many interim responses the backends have sent.
+	interims atomic.Int32
+
+	// best is the reply that the client gets if no backend serves the request.
+	best keptReply
+	// own is the balancer's own answer, if it follows from an attempt. It has a
+	// class and no response if the client left while the request waited.
+	own apierror.Answer
+	// left reports whether the client left during an attempt.
+	left bool
+}
+
+// attemptRecord is what the search remembers of an attempt.
+type attemptRecord struct {
+	target  *target
+	started time.Time
+	// class and status are those of the reply. They are empty while the attempt
+	// is in progress.
+	class  verdict.Class
+	status int
+	// end is how the reply ended, if it went to the client and broke off.
+	end attempt.End
+	// credential is the backend's, with which the request was sent.
+	credential keys.Credential
+	// reservation is what the backend's limits knew of requests when this one
+	// was sent.
+	reservation quota.Mark
+	// cooldown is the throttle that began with this attempt, if one did.
+	cooldown cooldown
+	// deployment is the label in metrics of the model's name at the backend.
+	deployment string
+	// flex reports whether it has the service tier flex.
+	flex bool
+	// counted reports whether its outcome was counted, and its span has ended.
+	counted bool
+	span    *observe.Span
+}
+
+// cooldown is a throttle that an attempt has begun: when, and for which requests.
+type cooldown struct {
+	began  time.Time
+	covers pool.Scope
+}
+
+// keptReply is the latest reply that says more to the client than the balancer's own error.
+type keptReply struct {
+	*http.Response // nil if there is none
+	// attempt is the number of the attempt that brought it.
+	attempt int
+	// missing reports whether it only says that an object is not there.
+	missing bool
+}
+
+// begin makes the search ready for its first attempt.
+func (s *search) begin(b *balancer, q *request, w *wait, tier int) {
+	s.balancer, s.request, s.wait, s.tier, s.placement = b, q, w, tier, q.placement
+	s.attempts = s.firstAttempt[:0]
+}
+
+// Next moves on to the backend that is attempted next. It returns nil if there is none, and the client gets an answer.
+func (s *search) Next() *attemptRecord {
+	s.release()
+	now := time.Now()
+	m := s.move()
+	if m == nil && s.mayGoOn(now) {
+		m = s.pick(now)
+	}
+	if m == nil && s.wait.queues != nil {
+		m, now = s.waitForBackend(now)
+	}
+	if m == nil {
+		return nil
+	}
+	s.current = s.balancer.targets[m.Index]
+	if last := s.last(); last != nil && last.class.Failover() && last.target != s.current {
+		last.target.metrics.FailedOver(string(last.class))
+	}
+	at := &s.board.At[m.Index]
+	at.Tried, at.Bar = true, pool.Spent // so that the request does not move to where it is; bar finds out anew
+	s.attempts = append(s.attempts, attemptRecord{
+		target: s.current, started: now, flex: at.Flex,
+		reservation: s.balancer.deduct(s.request, s.current, s.tier, now),
+		deployment:  s.current.deploymentLabel(s.request),
+	})
+	return s.last()
+}
+
+// step is what follows an attempt.
+type step int
+
+const (
+	// again tries another backend.
+	again step = iota
+	// serve gives the client the reply.
+	serve
+	// stop gives the client an answer.
+	stop
+)
+
+// Tell records what came of the attempt in progress, and decides what follows. It keeps a reply that the client may still
+// get, and discards any other one that it does not get now.
+func (s *search) Tell(r *attempt.Reply, j judgement) step {
+	a := s.last()
+	a.class, a.status, s.executed = j.class, j.status, j.executed
+	next := s.decide(r, j)
+	if next != serve { // a reply that goes to the client may still break off
+		a.count()
+	}
+	return next
+}
+
+func (s *search) decide(r *attempt.Reply, j judgement) step {
+	switch {
+	case j.left:
+		r.Discard()
+		s.left = true
+		return stop
+	case j.refusal != nil:
+		s.refuse(r, j.refusal)
+		return stop
+	case s.keepMissing(r):
+		return again
+	case !j.class.Failover():
+		return serve
+	case s.keep(r):
+		return again
+	}
+	return stop
+}
+
+// refuse ends a request that could not be sent because of the client.
+func (s *search) refuse(r *attempt.Reply, refusal *apierror.Error) {
+	r.Discard()
+	if r.Upload().Stalled() {
+		// net/http's server sends no answer while the body is being read
+		_ = http.NewResponseController(s.request.writer).SetReadDeadline(time.Now()) // not all writers have one
+	}
+	s.own = refusal.Answer(s.request.asked)
+}
+
+// keep reports whether the request may be sent to another backend. It keeps the reply, for a client that gets no better
+// one, or discards it.
+func (s *search) keep(r *attempt.Reply) bool {
+	q := s.request
+	sendable := r.Upload().Abandon()
+	switch {
+	case s.executed && !r.Presentable():
+		r.Discard()
+		s.own.Response = apierror.Executed(r.Class).Response(q.asked)
+	case !sendable && errors.Is(r.Err, attempt.ErrUnprocessed):
+		r.Discard()
+		s.own.Response = apierror.NotProcessed.Response(q.asked)
+	// an upload that is ended takes the rest of a long error with it
+	case r.SaysMore() && (r.Whole || !sendable || q.received.Whole()):
+		s.setBest(r.Response, false)
+	default: // also a 429: our own answer says when the first backend returns
+		r.Discard()
+	}
+	if r.Class.ContextLength(r.Status) {
+		s.tooShort = append(s.tooShort, s.current.backend.NameOf(q.Model))
+	}
+	return sendable && !s.executed
+}
+
+// keepMissing reports whether the request goes on to another account, because the current one does not have what it
+// names, and it is not known which one does. Then it keeps the reply, or discards it.
+func (s *search) keepMissing(r *attempt.Reply) bool {
+	if r.Class.Failover() || !r.Missing || !s.placement.Asks() || !r.Whole && !s.request.received.Whole() || !r.Upload().Abandon() {
+		return false
+	}
+	s.placement.Missing(s.current.backend.AccountKey)
+	if s.best.Response != nil && !s.best.missing {
+		r.Discard() // a failure says more: its backend may have the object
+	} else {
+		s.setBest(r.Response, true)
+	}
+	return true
+}
+
+// setBest keeps a reply, in case no backend has a better one.
+func (s *search) setBest(res *http.Response, missing bool) {
+	s.dropBest()
+	s.best = keptReply{Response: res, attempt: len(s.attempts) - 1, missing: missing}
+}
+
+// dropBest closes the best reply so far.
+func (s *search) dropBest() {
+	if s.best.Response != nil {
+		s.best.Body.Close()
+		s.best = keptReply{}
+	}
+}
+
+// takeBest returns the best reply, which the client gets now. Without one, it returns nil.
+func (s *search) takeBest() (*http.Response, *attemptRecord) {
+	best := s.best
+	if s.best = (keptReply{}); best.Response == nil {
+		return nil, nil
+	}
+	return best.Response, &s.attempts[best.attempt]
+}
+
+// decided ends the search. It puts cooldowns in doubt if nothing but limits refused the request, and releases what only
+// another attempt would need.
+func (s *search) decided() {
+	s.doubtCooldowns()
+	s.dropBest()
+	s.request.release()
+}
+
+// close releases the backend of the last attempt, and the one to which the request would have moved.
+func (s *search) close() {
+	s.dropBest()
+	s.release()
+	if to := s.silence.Moved(); to != nil { // the client left just then
+		to.Release()
+	}
+}
+
+// Why says why the backends refuse the request.
+func (s *search) Why(now time.Time) refusals {
+	s.update(now)
+	r := refusals{Why: s.balancer.Pool.Why(&s.board, now)}
+	if r.Elsewhere {
+		r.object = s.placement.Stored()
+		r.Others = r.Others || r.object == "" // accounts that lack the object were asked
+	}
+	r.all = r.All()
+	return r
+}
+
+// last is the latest attempt. It is nil if there is none.
+func (s *search) last() *attemptRecord {
+	if len(s.attempts) == 0 {
+		return nil
+	}
+	return &s.attempts[len(s.attempts)-1]
+}
+
+// release ends the count of the request as one in flight at the current backend.
+func (s *search) release() {
+	if s.current != nil {
+		s.current.Release()
+		s.current = nil
+	}
+}
+
+// move returns where the request moves from a silent backend, or nil. A request whose reply came just then does not
+// need the backend.
+func (s *search) move() *pool.Member {
+	to, last := s.silence.Moved(), s.last()
+	if last != nil && last.class == verdict.Silent && !s.hasMoved {
+		s.beforeSilence = len(s.attempts)
+	}
+	if to == nil {
+		return nil
+	}
+	s.hasMoved = true
+	if last.class != verdict.Silent {
+		to.Release()
+		return nil
+	}
+	last.target.metrics.Moved()
+	return to
+}
+
+// pick asks the pool for the backend that gets the request.
+func (s *search) pick(now time.Time) *pool.Member {
+	first := len(s.attempts) == 0
+	s.lineUp()
+	if s.update(now); first && s.balancer.tiers != nil {
+		s.balancer.Pool.Demand(&s.board, now) // other tiers leave its share for such requests
+	}
+	s.stayHome(now)
+	m := s.ask(now)
+	if m == nil && s.returns() {
+		s.update(now)
+		m = s.ask(now)
+	}
+	if first {
+		s.balancer.countReserved(&s.board, m, now)
+	}
+	return m
+}
+
+// ask asks the pool once.
+func (s *search) ask(now time.Time) *pool.Member {
+	m := s.balancer.Pool.Pick(&s.board, now)
+	if m != nil {
+		for _, other := range s.board.Steered {
+			to := s.balancer.targets[other.Index]
+			to.metrics.Steered(to.deploymentLabel(s.request))
+		}
+	}
+	return m
+}
+
+// mayGoOn reports whether a further backend may be tried.
+func (s *search) mayGoOn(now time.Time) bool {
+	q := s.request
+	return len(s.attempts) == 0 || s.hasAttempts() && (q.deadline.IsZero() || !now.After(q.deadline))
+}
+
+// hasAttempts reports whether the request has not made all the attempts that it may make.
+func (s *search) hasAttempts() bool {
+	most := s.request.maxAttempts
+	return most == 0 || len(s.attempts)-s.placement.Misses()-s.forgotten() < most
+}
+
+// forgotten is how many attempts do not count, because the request has waited since and may go to their backends
+// again.
+func (s *search) forgotten() (n int) {
+	for i := range min(s.beforeWait, len(s.attempts)) {
+		if s.attempts[i].class == verdict.Throttled {
+			n++
+		}
+	}
+	return n
+}
+
+// returns reports whether the request may now go to silent backends again: it moved, no other backend is left, and
+// none has told when it returns. Without the move, it would still wait there.
+func (s *search) returns() bool {
+	first := s.hasMoved && !s.mayReturn && !s.throttled()
+	s.mayReturn = s.mayReturn || first
+	return first
+}
+
+// throttled reports whether a backend refused one of the attempts because it throttles.
+func (s *search) throttled() bool {
+	return slices.ContainsFunc(s.attempts, func(a attemptRecord) bool { return a.class == verdict.Throttled })
+}
+
+// blame reports whether a fault that may be the request's own may make a backend a suspect: what fails everywhere is the
+// request's doing, so one request does that to one backend at most.
+func (s *search) blame() bool {
+	first := !s.blamed
+	s.blamed = true
+	return first
+}
+
+// update brings the board up to date.
+func (s *search) update(now time.Time) {
+	if s.board.At == nil {
+		s.fill()
+	}
+	s.bar(now)
+}
+
+// fill sets up the board.
+func (s *search) fill() {
+	b, q := s.balancer, s.request
+	s.board = pool.Ask{
+		At: s.fewBackends[:0], Affinity: pool.Affinity{Key: q.session, Maker: s.placement.Maker()}, Cost: q.Cost,
+		Once: q.isOnce(), Kind: q.pulseKind(), Tier: s.callerTier(),
+	}
+	for _, to := range b.targets {
+		takes := q.entitled.May[to.Index] && to.backend.Takes(&q.Request, q.anonymous)
+		s.board.At = append(s.board.At, pool.At{Model: q.benchModel(to.backend), Takes: takes, Flex: to.backend.TierOf(&q.Request) == openaiapi.Flex})
+	}
+	if b.policy != nil {
+		s.board.Policy = pools.Policy(b.policy, s.askPolicy)
+	}
+}
+
+// askPolicy asks the option lb_policy to choose among members of one priority.
+func (s *search) askPolicy(members []*pool.Member) *pool.Member {
+	upstreams := make(reverseproxy.UpstreamPool, len(members))
+	for i, m := range members {
+		upstreams[i] = s.balancer.targets[m.Index].upstream
+	}
+	chosen := s.balancer.policy.Select(upstreams, s.request.incoming, s.request.writer)
+	if i := slices.Index(upstreams, chosen); chosen != nil && i >= 0 {
+		return members[i]
+	}
+	return nil
+}
+
+// callerTier is the request's tier. Shares do not apply to a request for an object that one account stores,
+// because no other backend can serve it, nor to operations other than inference, which have separate limits.
+// While a reload goes on, callers may still have, or have already, the tiers of the other config.
+func (s *search) callerTier() quota.Tier {
+	if s.tier == 0 || s.tier >= len(s.balancer.tiers) || !s.request.Kind.Infers() || !s.placement.Anywhere() {
+		return quota.Tier{Number: s.tier}
+	}
+	return s.balancer.tiers[s.tier]
+}
+
+// isFlex reports whether all backends that take the request get it with the service tier flex.
+func (s *search) isFlex() bool {
+	return !slices.ContainsFunc(s.board.At, func(at pool.At) bool { return at.Takes && !at.Flex })
+}
+
+// makesObject reports whether the request makes an object without a model, which may be
+// used with any.
+func (s *search) makesObject() bool { return s.request.Model == "" && s.placement.Makes() }
+
+// bar finds out where the request must not go now. It may go to each backend once. After one that took the caller's own
+// credential it goes only to another such one: otherwise we would pay for what the caller's account was refused.
+func (s *search) bar(now time.Time) {
+	if s.placement != affinity.Anywhere {
+		for i, to := range s.balancer.targets {
+			s.board.At[i].Elsewhere = !s.placement.Allows(to.backend.AccountKey)
+		}
+	}
+	if s.barred = s.barred || len(s.attempts) > 0 || s.awaited != nil || s.makesObject(); !s.barred {
+		return // all are free
+	}
+	ownCredential := s.barAttempted()
+	for i, to := range s.balancer.targets {
+		if at := &s.board.At[i]; ownCredential && !to.backend.Credentials.Passthrough {
+			at.Bar = max(at.Bar, pool.Unfit)
+		}
+	}
+	allModels := s.makesObject() && s.mayHaveAllModels(now)
+	if !allModels && s.tooShort == nil && s.awaited == nil {
+		return
+	}
+	for i, to := range s.balancer.targets {
+		switch at := &s.board.At[i]; {
+		case slices.Contains(s.tooShort, to.backend.NameOf(s.request.Model)), allModels && !s.request.entitled.AllModels[i]:
+			// where the context is as short, or where an object without a model could not be used with all models
+			at.Bar = pool.Unfit
+		case at.Bar == pool.Free && slices.Contains(s.awaited, to.Index):
+			at.Bar = pool.Behind
+		}
+	}
+}
+
+// barAttempted keeps the request from the backends that it has tried. It reports whether one took the caller's own
+// credential.
+func (s *search) barAttempted() (ownCredential bool) {
+	for i := range s.board.At {
+		at := &s.board.At[i]
+		at.Bar, at.Tried, at.Refused = pool.Free, false, false
+	}
+	for i := range s.attempts {
+		a := &s.attempts[i]
+		at := &s.board.At[a.target.Index]
+		at.Tried, at.Refused = true, a.class.Promise()
+		at.Takes = at.Takes && a.class != verdict.NotHere // it does not offer what the request asks for
+		switch {
+		case a.class == verdict.Throttled && i < max(s.beforeWait, s.beforeSilence), a.class == verdict.Silent && s.mayReturn:
+			// it may be tried again
+		case a.class == verdict.Throttled:
+			at.Bar = pool.Throttled
+		default:
+			at.Bar = pool.Spent
+		}
+		ownCredential = ownCredential || a.target.backend.Credentials.Passthrough
+	}
+	return ownCredential
+}
+
+// mayHaveAllModels reports whether the request may go to a backend whose account
+// serves all models that the request may use. One that failed is tried, because a request that
+// names the object goes there even then. New objects do not go to a drained one.
+func (s *search) mayHaveAllModels(now time.Time) bool {
+	return slices.ContainsFunc(s.balancer.targets, func(to *target) bool {
+		at := &s.board.At[to.Index]
+		return s.request.entitled.AllModels[to.Index] && !to.Drained() && !to.Unreachable() && !to.Full() && at.Bar == pool.Free &&
+			at.Takes && !to.Throttles(&s.board, now)
+	})
+}
+
+// stayHome keeps a request to the account where its caller's objects are, if that throttles for less than a minute:
+// an object elsewhere could not be used with them. The client gets its 429, and retries.
+func (s *search) stayHome(now time.Time) {
+	q, maker := s.request, s.board.Affinity.Maker
+	if maker == nil || maker.Order == 0 || maker.Home == "" || !s.balancer.Pool.IsSoonBack(&s.board, maker.Home, now) {
+		return
+	}
+	if q.Model != "" || q.entitled.HasAllModels(maker.Home) {
+		s.placement.Settle(maker.Home)
+		s.update(now)
+	}
+}
+
+// mayWait reports whether the request may wait for a backend. One for an object that one account stores may not.
+func (s *search) mayWait() bool { return s.placement.Anywhere() }
+
+// lineUp keeps a request that does not wait yet from the backends that others wait for right now.
+func (s *search) lineUp() {
+	s.awaited = nil
+	if s.wait.queues.Len() == 0 || !s.mayWait() || s.wait.place != nil {
+		return
+	}
+	if next, ok := s.wait.queues.Next(time.Now(), s.request.waitsIn(), s.tier); ok {
+		s.awaited = next.Reason.([]int)
+	}
+}
+
+// waitForBackend waits until a backend accepts the request, which all refuse because they throttle. It returns nil if
+// that takes too long.
+func (s *search) waitForBackend(now time.Time) (*pool.Member, time.Time) {
+	if !s.mayWait() {
+		return nil, now
+	}
+	w := s.wait
+	awaited, before := s.awaited, s.beforeWait
+	s.awaited, s.beforeWait = nil, len(s.attempts)
+	s.update(now)
+	r, ok := s.balancer.Pool.Returns(&s.board, awaited, now)
+	if !ok || !s.mayGoOn(now) || !w.mayLast(s.request, r.At, now) {
+		s.awaited, s.beforeWait = awaited, before
+		if ok && w.place != nil {
+			w.result = waiting.Over
+		}
+		s.update(now)
+		return nil, now
+	}
+	if !w.joinForBackend(s.request, s.tier, now, returning(r)) {
+		s.awaited = r.Awaited
+		s.update(now)
+		return nil, now
+	}
+	var m *pool.Member
+	w.await(s.balancer, s.request, s.tier, w.place, func(at time.Time) (goesOn bool) {
+		now = at
+		if m, r, ok = s.pickOrWait(now); m != nil {
+			w.place.Go(now)
+			return false
+		}
+		if ok && w.mayLast(s.request, r.At, now) {
+			w.place.Stay(now, returning(r))
+			return true
+		}
+		w.result = waiting.Over
+		w.place.Leave(now)
+		return false
+	})
+	if m == nil {
+		now, s.awaited = time.Now(), r.Awaited
+		s.update(now)
+		if w.result == waiting.Left {
+			s.own = apierror.Answer{Class: string(verdict.ClientLeftWaiting)}
+		}
+	}
+	return m, now
+}
+
+// pickOrWait returns the backend that gets the request now, or when the first one accepts it. It returns neither
+// if one is left that does not throttle, but accepts no request.
+func (s *search) pickOrWait(now time.Time) (m *pool.Member, r pool.Return, ok bool) {
+	for range 2 { // after the pick, a cooldown may have ended
+		s.update(now)
+		if m = s.ask(now); m != nil {
+			return m, r, false
+		}
+		if r, ok = s.balancer.Pool.Returns(&s.board, nil, now); ok {
+			return nil, r, true
+		}
+	}
+	return nil, r, false
+}
+
+// doubtCooldowns puts the cooldowns in doubt that the request began, if it met nothing
+// but refusals for a limit: perhaps it was only too large.
+func (s *search) doubtCooldowns() {
+	for i := range s.attempts {
+		if a := &s.attempts[i]; !a.class.Promise() && a.class != verdict.TooLarge {
+			return
+		}
+	}
+	for i := range s.attempts {
+		if a := &s.attempts[i]; !a.cooldown.began.IsZero() {
+			a.target.Doubt(s.request.wholeBackend(a.class), a.cooldown.covers, a.cooldown.began)
+		}
+	}
+}
+
+// failedByItself reports whether a request that no backend served failed because of itself: it is too large, or
+// two backends failed.
+func (s *search) failedByItself() bool {
+	var at *target
+	for i := range s.attempts {
+		switch a := &s.attempts[i]; {
+		case a.class == verdict.TooLarge:
+			return true
+		case !a.class.MayBeOfRequest():
+		case at == nil:
+			at = a.target
+		case at != a.target:
+			return true
+		}
+	}
+	return false
+}
+
+// forbidRetry keeps the client's SDK from sending a request again that may have been
+// executed. Official SDKs retry a 408 and a 5xx unless this header forbids it.
+func (s *search) forbidRetry(header http.Header) {
+	if s.executed {
+		header["X-Should-Retry"] = []string{"false"}
+	}
+}
+
+// outcome is the class of an attempt that is over: that of its reply, unless the reply broke off at the client.
+func (a *attemptRecord) outcome() verdict.Class {
+	switch {
+	case a.end.Broken == nil:
+		return a.class
+	case a.end.Paused:
+		return verdict.ClientError
+	}
+	return verdict.BrokenStream
+}
+
+// count counts an attempt that is over, and ends its span.
+func (a *attemptRecord) count() {
+	if a.counted || a.class == "" {
+		return
+	}
+	a.counted = true
+	class := a.outcome()
+	a.span.End(a.status, string(class), class == verdict.Served)
+	a.target.metrics.Attempted(a.deployment, string(class))
+}
+
+// Selection is a selection policy for a plain reverse_proxy. It chooses among
+// the upstreams by priority and weight.
+//
+// Together with the openai_lb transport, it skips upstreams that throttle for
+// as long as they asked. A throttled request fails over to another upstream.
+// lb_retries and lb_try_duration limit that. Without them, a request may try
+// every upstream.
+type Selection struct {
+	// Pool names the pool of upstreams in logs, metrics and the admin API. No
+	// two pools have the same name, unless all of their options are the same.
+	// Default: reverse_proxy.
+	Pool string `json:"pool,omitempty"`
+
+	// Upstreams sets the priority and the weight of upstreams, by dial address.
+	// Default: priority 1 and weight 1 for all.
+	Upstreams []SelectionUpstream `json:"upstreams,omitempty"`
+
+	// LBPolicyRaw chooses among the upstreams of a priority. Default: at
+	// random, by weight.
+	LBPolicyRaw json.RawMessage `json:"lb_policy,omitempty" caddy:"namespace=http.reverse_proxy.selection_policies inline_key=policy"`
+
+	policy      reverseproxy.Selector
+	events      *observe.Events
+	maxAttempts int
+	tryDuration time.Duration
+	// transport is the openai_lb transport of the same reverse_proxy. It is nil
+	// if that has another transport.
+	transport *Transport
+
+	// current are the upstreams that were seen last.
+	current atomic.Pointer[upstreamGroup]
+
+	mu        sync.Mutex
+	closed    bool
+	addresses pools.Addresses
+}
+
+// SelectionUpstream is the priority and the weight of an upstream.
+type SelectionUpstream struct {
+	// Dial is the upstream's address, as in reverse_proxy. Required.
+	Dial string `json:"dial"`
+
+	// Priority ranks the upstream. Requests go to the upstreams with the lowest
+	// number among those that can serve. It is 1 or more. Default: 1.
+	Priority int `json:"priority,omitempty"`
+
+	// Weight is the upstream's share of the requests within its priority. With
+	// 0 the upstream is drained: it is used only when no other upstream is
+	// left. Default: 1.
+	Weight *int `json:"weight,omitempty"`
+}
+
+// CaddyModule returns the Caddy module information.
+func (*Selection) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.reverse_proxy.selection_policies.openai_lb",
+		New: func() caddy.Module { return new(Selection) },
+	}
+}
+
+// UnmarshalCaddyfile sets up the policy from Caddyfile tokens. Syntax:
+//
+//	lb_policy openai_lb {
+//	    pool <name>
+//	    upstream <dial> {
+//	        priority <n>
+//	        weight   <n>
+//	    }
+//	    lb_policy <name> [<args...>]
+//	}
+func (s *Selection) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	return directive.Unmarshal(d, directive.Options{
+		"pool": directive.String(&s.Pool),
+		"upstream": directive.Func(func(d *caddyfile.Dispenser) error {
+			var u SelectionUpstream
+			if err := directive.Argument(d, &u.Dial); err != nil {
+				return err
+			}
+			if slices.ContainsFunc(s.Upstreams, func(other SelectionUpstream) bool { return other.Dial == u.Dial }) {
+				return d.WrapErr(errUpstreamTwice(u.Dial))
+			}
+			err := directive.Block(d, directive.Options{
+				"priority": directive.Int(&u.Priority, 1, directive.MaxInt),
+				"weight":   directive.IntPointer(&u.Weight, backend.MaxWeight),
+			})
+			s.Upstreams = append(s.Upstreams, u)
+			return err
+		}).Repeatable(),
+		"lb_policy": pools.PolicyOption(&s.LBPolicyRaw),
+	})
+}
+
+func errUpstreamTwice(dial string) error { return fmt.Errorf("upstream %s is given twice", dial) }
+
+// Provision sets up the policy.
+func (s *Selection) Provision(ctx caddy.Context) error {
+	proxy := proxyAround(ctx.Modules())
+	if err := s.provisionUpstreams(proxy); err != nil {
+		return err
+	}
+	s.Pool = cmp.Or(s.Pool, "reverse_proxy")
+	s.addresses.Forgotten = func(dial string) { metrics.Forget(s.Pool, dial) }
+	err := pools.Default.Claim(ctx, s.Pool, s, proxy)
+	if err != nil {
+		return err
+	}
+	if s.events, err = observe.NewEvents(ctx, s.Pool); err != nil {
+		return err
+	}
+	if err := metrics.Register(ctx.GetMetricsRegistry()); err != nil {
+		return err
+	}
+	if s.policy, err = pools.LoadPolicy(ctx, s, s.LBPolicyRaw); err != nil {
+		return err
+	}
+	if s.policy != nil && slices.ContainsFunc(s.Upstreams, func(u SelectionUpstream) bool { return *u.Weight > 1 }) {
+		ctx.Logger().Warn(pools.WeightIgnored)
+	}
+	return s.takeOver(proxy)
+}
+
+// provisionUpstreams checks the options of upstreams and sets their defaults.
+func (s *Selection) provisionUpstreams(proxy *reverseproxy.Handler) error {
+	seen := make(map[string]bool)
+	for i := range s.Upstreams {
+		u := &s.Upstreams[i]
+		u.Priority = cmp.Or(u.Priority, 1)
+		if u.Weight == nil {
+			u.Weight = new(1)
+		}
+		switch {
+		case u.Dial == "":
+			return fmt.Errorf("upstream %d has no dial address", i+1)
+		case seen[u.Dial]:
+			return errUpstreamTwice(u.Dial)
+		}
+		seen[u.Dial] = true
+		if err := backend.CheckRank(u.Priority, *u.Weight); err != nil {
+			return fmt.Errorf("upstream %s: %w", u.Dial, err)
+		}
+		if err := checkUpstream(proxy, u.Dial); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// maxDynamicAttempts limits the attempts if upstreams are dynamic, so that
+// their number is unknown.
+const maxDynamicAttempts = 64
+
+// takeOver makes this policy count the retries, if the reverse_proxy that it is
+// part of has an openai_lb transport. Otherwise reverse_proxy would end them
+// with an error of its own, although we have an upstream's reply, and would make
+// no retry without lb_retries.
+func (s *Selection) takeOver(proxy *reverseproxy.Handler) error {
+	if !hasSelection(proxy) {
+		return nil // this one is part of another policy
+	}
+	var ok bool
+	if s.transport, ok = proxy.Transport.(*Transport); !ok {
+		return nil
+	}
+	if err := checkRetries(proxy); err != nil {
+		return err
+	}
+	lb := proxy.LoadBalancing
+	if s.maxAttempts = lb.Retries + 1; lb.Retries <= 0 {
+		s.maxAttempts = max(len(proxy.Upstreams), maxDynamicAttempts)
+	}
+	s.tryDuration = time.Duration(lb.TryDuration)
+	lb.Retries, lb.TryDuration = s.maxAttempts, 0
+	return nil
+}
+
+// Cleanup releases the health of the upstreams.
+func (s *Selection) Cleanup() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if current := s.current.Load(); current != nil {
+		current.close()
+	}
+	metrics.Left()
+	s.closed = true
+	return s.addresses.Close()
+}
+
+// Select implements reverseproxy.Selector.
+func (s *Selection) Select(upstreams reverseproxy.UpstreamPool, r *http.Request, w http.ResponseWriter) *reverseproxy.Upstream {
+	if len(upstreams) == 0 {
+		return nil
+	}
+	p := s.requestOf(upstreams, r, w)
+	next := p.next()
+	if next == nil && s.transport == nil { // reverse_proxy decides whether to go on
+		p.search.attempts = p.search.attempts[:0]
+		next = p.next()
+	}
+	switch {
+	case next != nil:
+		return next.target.upstream
+	case s.transport != nil:
+		return answering
+	}
+	return nil
+}
+
+// upstreamGroup are upstreams that reverse_proxy passes together, and their pool.
+type upstreamGroup struct {
+	*balancer
+	upstreams reverseproxy.UpstreamPool
+	entitled  *affinity.Entitlement // to all of them
+}
+
+// countedUpstream is an upstream of which reverse_proxy counts the requests.
+type countedUpstream struct{ *reverseproxy.Upstream }
+
+// InFlight is how many requests the upstream serves.
+func (u countedUpstream) InFlight() int64 { return int64(u.Host.NumRequests()) }
+
+// groupOf returns the group of the upstreams. reverse_proxy passes the
+// same slice every time, unless the upstreams are dynamic.
+func (s *Selection) groupOf(upstreams reverseproxy.UpstreamPool) *upstreamGroup {
+	current := s.current.Load()
+	if current != nil && len(current.upstreams) == len(upstreams) && &current.upstreams[0] == &upstreams[0] {
+		return current
+	}
+	var targets []*target
+	var backends []*backend.Backend
+	for i, health := range s.addresses.Use(upstreams) {
+		upstream := upstreams[i]
+		m := pool.NewMember(upstream.Dial, health)
+		m.Checks = countedUpstream{upstream}
+		for _, u := range s.Upstreams {
+			if u.Dial == upstream.Dial {
+				m.Priority, m.Weight = u.Priority, *u.Weight
+			}
+		}
+		b := &backend.Backend{Name: upstream.Dial} // that takes any request
+		targets = append(targets, &target{Member: m, upstream: upstream, backend: b})
+		backends = append(backends, b)
+	}
+	b := newBalancer(s.Pool, targets, nil, s.events)
+	b.settings = settings{policy: s.policy, rateLimits: rateLimitsOfBackend, fields: attempt.All{}}
+	if s.transport != nil {
+		b.sender = s.transport.sender
+	}
+	g := &upstreamGroup{balancer: b, upstreams: upstreams, entitled: affinity.Entitle(nil, backends, nil)}
+	s.replace(g)
+	return g
+}
+
+func (g *upstreamGroup) close() {
+	pools.Default.Remove(&g.Entry)
+	g.Pool.Close()
+}
+
+// replace makes the group the current one. If it comes after Cleanup, it
+// serves only the request that it was made for.
+func (s *Selection) replace(by *upstreamGroup) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		by.close()
+		return
+	}
+	pools.Default.Add(&by.Entry)
+	if current := s.current.Swap(by); current != nil {
+		current.close()
+	}
+}
+
+// Interface guards
+var (
+	_ caddyfile.Unmarshaler = (*Selection)(nil)
+	_ caddy.Provisioner     = (*Selection)(nil)
+	_ caddy.CleanerUpper    = (*Selection)(nil)
+	_ reverseproxy.Selector = (*Selection)(nil)
+)
