@@ -44,7 +44,6 @@ type Sender struct {
 	CopyBuffer int
 	// closing is done when the WebSockets have to be closed.
 	closing context.Context
-	alarms  alarms
 	// refused has when each backend has last answered that it has no WebSocket, unless it has opened one since: EndMarks to time.Time.
 	refused sync.Map
 }
@@ -230,7 +229,9 @@ func (s *Sender) send(t *Request) *Reply {
 	if reply.Class == verdict.Served {
 		s.open(reply)
 	}
-	t.trip.timeout.end()
+	if reply.body == nil { // otherwise more steps follow, until the body is closed
+		t.trip.timeout.end()
+	}
 	return reply
 }
 
@@ -271,7 +272,6 @@ func (t *Request) begin(s *Sender) {
 		delete(t.Header, "Sec-Websocket-Extensions") // what is compressed cannot be read
 		delete(t.Header, "Sec-WebSocket-Extensions") //nolint:canonicalheader // as RFC 6455 spells it
 	}
-	t.trip.timeout.alarms = &s.alarms
 	if t.Watch != nil {
 		after := time.Duration(0)
 		if !t.trip.upload.Long() {

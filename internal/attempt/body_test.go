@@ -21,7 +21,7 @@ func TestAClientThatReadsSlowlyIsNotAStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		backend, wire := io.Pipe()
 		ctx, cancel := context.WithCancelCause(t.Context())
-		b := &body{response: new(http.Response), fields: All{}, source: backend, idle: 10 * time.Second, deadline: &deadline{cancel: cancel, alarms: new(alarms)}}
+		b := &body{response: new(http.Response), fields: All{}, source: backend, idle: 10 * time.Second, deadline: &deadline{cancel: cancel}}
 		go func() {
 			for range 3 {
 				io.WriteString(wire, "x")
@@ -74,7 +74,7 @@ func TestACutIsTheBackendsUnlessItsClientKeptItWaiting(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := &body{response: new(http.Response), fields: All{}, source: &c.reads, idle: time.Hour, deadline: &deadline{alarms: new(alarms)}}
+				b := &body{response: new(http.Response), fields: All{}, source: &c.reads, idle: time.Hour, deadline: &deadline{}}
 				b.deadline.start(time.Hour, ErrIdle)
 				time.Sleep(3 * s) // until the reply begins
 				b.deadline.stop()
@@ -120,7 +120,7 @@ func TestTheBackendsOwnPauseIsNotItsClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, cancel := context.WithCancelCause(t.Context())
 		b := body{source: new(hesitant), response: new(http.Response), fields: All{}, idle: time.Minute, secrets: keys.Secrets{"sk-1234567890abcdef"},
-			deadline: &deadline{alarms: new(alarms), cancel: cancel}, watch: new(sse.Watcher)}
+			deadline: &deadline{cancel: cancel}, watch: new(sse.Watcher)}
 		reply := &Reply{sent: &Request{Incoming: httptest.NewRequest("POST", "/", nil), Body: new(replay.Body)}}
 		b.goOut(reply)
 		_, err := io.Copy(io.Discard, &b)
@@ -132,7 +132,7 @@ func TestTheBackendsOwnPauseIsNotItsClients(t *testing.T) {
 
 func TestEventsThatCameTogetherGoOnTogether(t *testing.T) {
 	burst := strings.Repeat("data: {\"choices\":[{\"delta\":{\"content\":\"Hello\"}}]}\n\n", 300)
-	b := body{source: io.NopCloser(strings.NewReader(burst)), response: new(http.Response), fields: All{}, idle: time.Minute, deadline: &deadline{alarms: new(alarms)}}
+	b := body{source: io.NopCloser(strings.NewReader(burst)), response: new(http.Response), fields: All{}, idle: time.Minute, deadline: &deadline{}}
 	if failure, err := b.openStream(); failure != nil || err != nil {
 		t.Fatal(failure, err)
 	}
@@ -148,7 +148,7 @@ func TestAReaderOfAnySizeGetsEachByteOfAnErrorOnce(t *testing.T) {
 	for size := range 80 {
 		size++
 		b := body{source: io.NopCloser(iotest.OneByteReader(strings.NewReader(event))), response: new(http.Response), fields: All{}, idle: time.Minute,
-			secrets: keys.Secrets{key}, deadline: &deadline{alarms: new(alarms)}, watch: new(sse.Watcher)}
+			secrets: keys.Secrets{key}, deadline: &deadline{}, watch: new(sse.Watcher)}
 		var got []byte
 		for p := make([]byte, size); ; {
 			if n, err := b.Read(nil); n != 0 || err != nil {

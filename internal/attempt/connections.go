@@ -117,9 +117,8 @@ func (s *Sender) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-// Cleanup closes idle connections, and stops unused timers.
+// Cleanup closes idle connections.
 func (s *Sender) Cleanup() error {
-	s.alarms.Close()
 	hideSurplus()
 	if s.HTTP == nil {
 		return nil

@@ -6,43 +6,61 @@ import (
 	"time"
 )
 
-// A deadline limits each step of an attempt: the wait for the reply, then each read of the body. Most
-// steps are short, and there are many, so the timer is not stopped and set again for each. It goes off
-// too early instead, and then looks how long it has to wait. After the last step, end releases it.
+// A deadline limits each step of an attempt: the wait for the reply, then each
+// read of the body. start begins a step, and stop ends it. A step that takes too
+// long is cancelled. Most steps are short, and there are many, so the timer is not
+// stopped and set again for each. It goes off too early instead, and then looks
+// how long it has to wait. After the last step, end stops it.
+//
+// While a step takes long, a watch may be asked whether to give it up before its
+// time is over. Between the steps, the deadline can measure whether the client
+// keeps the reply waiting.
+//
+// All times are durations since the first step.
 type deadline struct {
 	// cancel ends what is not in time.
 	cancel context.CancelCauseFunc
-	// alarms have the timer.
-	alarms *alarms
 
-	mu     sync.Mutex
-	alarm  *alarm        // nil: no step has begun since the end
-	until  time.Duration // by the alarm's clock
-	limit  time.Duration
-	reason error // nil: no step is limited
-	// expired is why the time is over. nil: all steps were in time.
+	mu    sync.Mutex
+	born  time.Time // of the first step
+	timer *time.Timer
+	// goesOff is when the timer goes off. It is 0 if that is not set.
+	goesOff time.Duration
+	until   time.Duration
+	limit   time.Duration
+	reason  error // nil if no step is limited
+	// expired is why the time is over. It is nil if all steps were in time.
 	expired error
 
-	// watch is asked at look, by the alarm's clock, whether to give up before until. nil: it is not.
-	// look is 0 until the request is sent, or while its upload stalls, which stalled reports.
+	// watch is asked at look whether to give up before until. It may be nil.
+	// look is 0 until the request is sent, or while its upload stalls, which
+	// stalled reports.
 	watch   Watch
 	look    time.Duration
 	stalled bool
 
+	// measures reports whether the time between steps is measured. began and
+	// ended are of the last step, and lag is how much longer the client took
+	// than the backend.
 	measures     bool
-	began, ended time.Duration // the last step, by the alarm's clock
+	began, ended time.Duration
 	lag          time.Duration
+}
+
+// now is the time since the first step. The caller holds the lock.
+func (d *deadline) now() time.Duration {
+	if d.born.IsZero() {
+		d.born = time.Now()
+	}
+	return time.Since(d.born)
 }
 
 // start begins a step, which may take so long from now.
 func (d *deadline) start(limit time.Duration, reason error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.alarm == nil {
-		d.alarm = d.alarms.take(d)
-	}
 	d.limit, d.reason = limit, reason
-	now := d.alarm.now()
+	now := d.now()
 	if d.measures {
 		d.lag += now - d.ended
 		d.began = now
@@ -60,11 +78,8 @@ const uploadStall = 2 * time.Second
 func (d *deadline) watched(w Watch, after time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.alarm == nil {
-		d.alarm = d.alarms.take(d)
-	}
 	if d.watch = w; after > 0 {
-		d.look = d.alarm.now() + after
+		d.look = d.now() + after
 	}
 }
 
@@ -73,16 +88,24 @@ func (d *deadline) sent() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.stalled = false; d.watch != nil && d.look == 0 && d.reason != nil {
-		now := d.alarm.now()
+		now := d.now()
 		d.look = now + d.watch.Sent(time.Now())
 		d.set(now)
 	}
 }
 
-// set makes the alarm go off in time.
+// set makes the timer go off in time, or earlier.
 func (d *deadline) set(now time.Duration) {
 	at := max(now, d.next())
-	d.alarm.setFor(at, at-now)
+	if d.goesOff > 0 && d.goesOff <= at {
+		return
+	}
+	d.goesOff = max(at, 1)
+	if d.timer == nil {
+		d.timer = time.AfterFunc(at-now, d.wake)
+	} else {
+		d.timer.Reset(at - now)
+	}
 }
 
 // unwatched stops the watch and returns it, or nil. It reports whether the request was sent.
@@ -116,7 +139,7 @@ func (d *deadline) heard() {
 	w.Heard(now)
 }
 
-// next returns when the alarm has to go off.
+// next returns when the timer has to go off.
 func (d *deadline) next() time.Duration {
 	switch {
 	case d.watch == nil:
@@ -138,9 +161,9 @@ func (d *deadline) Extend() {
 		d.look, d.stalled = 0, false
 	}
 	if d.reason != nil {
-		now := d.alarm.now()
+		now := d.now()
 		if d.until = now + d.limit; goesOn {
-			d.set(now) // it may stall again long before the alarm goes off
+			d.set(now) // it may stall again long before the timer goes off
 		}
 	}
 }
@@ -151,7 +174,7 @@ func (d *deadline) stop() bool {
 	defer d.mu.Unlock()
 	d.reason = nil
 	if d.measures {
-		d.ended = d.alarm.now()
+		d.ended = d.now()
 		d.lag = max(0, d.lag-(d.ended-d.began))
 	}
 	return d.expired == nil
@@ -168,10 +191,7 @@ func (d *deadline) why() error {
 func (d *deadline) measure() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.alarm == nil {
-		d.alarm = d.alarms.take(d)
-	}
-	d.measures, d.ended = true, d.alarm.now()
+	d.measures, d.ended = true, d.now()
 }
 
 // lagging returns the lag: it grows while the client does not read, and shrinks by the time that reads
@@ -182,28 +202,29 @@ func (d *deadline) lagging() time.Duration {
 	return d.lag
 }
 
-// end ends the step, and releases the timer until another one begins.
+// end ends the step, and stops the timer until another one begins.
 func (d *deadline) end() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.reason, d.measures = nil, false; d.alarm != nil {
-		d.alarms.giveBack(d.alarm)
-		d.alarm = nil
+	if d.reason, d.measures = nil, false; d.goesOff > 0 {
+		d.timer.Stop()
+		d.goesOff = 0
 	}
 }
 
-// asleep is how late an alarm goes off if this process did not run: it was suspended, or has no CPU.
+// asleep is how late a timer goes off if this process did not run: it was suspended, or has no CPU.
 // Replies that came meanwhile are read first, before a watch is asked.
 const asleep = 100 * time.Millisecond
 
-// wake finds out whether the step takes too long. late is how late the alarm goes off.
-func (d *deadline) wake(by *alarm, late time.Duration) {
+// wake finds out whether the step takes too long. The timer calls it, perhaps just when the step has ended.
+func (d *deadline) wake() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.alarm != by || d.reason == nil {
+	now := d.now()
+	late := now - d.goesOff
+	if d.goesOff = 0; d.reason == nil {
 		return
 	}
-	now := by.now()
 	switch {
 	case d.watch == nil || d.next() > now || d.until <= now:
 	case d.look == 0:

@@ -118,9 +118,9 @@ func TestADeadlineEndsWhatIsTooSlow(t *testing.T) {
 		"a step that is watched by a process that was suspended": {func(d *deadline) {
 			d.watched(&impatience{asks: 1}, 2*s)
 			d.start(10*s, errFirst)
-			d.alarm.timer.Stop()
+			d.timer.Stop()
 			time.Sleep(5 * s)
-			d.alarm.goOff()
+			d.wake()
 		}, 5*s + asleep, ErrSilent},
 		"extending what was stopped": {func(d *deadline) {
 			d.start(5*s, errFirst)
@@ -143,7 +143,7 @@ func TestADeadlineEndsWhatIsTooSlow(t *testing.T) {
 				ctx, cancel := context.WithCancelCause(t.Context())
 				defer cancel(nil)
 				begin := time.Now()
-				d := deadline{cancel: cancel, alarms: new(alarms)}
+				d := deadline{cancel: cancel}
 				c.steps(&d)
 				select {
 				case <-ctx.Done():
@@ -168,7 +168,7 @@ func TestADeadlineEndsWhatIsTooSlow(t *testing.T) {
 
 // BenchmarkStep measures what each event of a stream costs.
 func BenchmarkStep(b *testing.B) {
-	d := deadline{cancel: func(error) {}, alarms: new(alarms)}
+	d := deadline{cancel: func(error) {}}
 	defer d.end()
 	b.ReportAllocs()
 	for b.Loop() {
@@ -179,11 +179,9 @@ func BenchmarkStep(b *testing.B) {
 
 // BenchmarkRequest measures what the only step of a request costs.
 func BenchmarkRequest(b *testing.B) {
-	var alarms alarms
-	defer alarms.Close()
 	b.ReportAllocs()
 	for b.Loop() {
-		d := deadline{cancel: func(error) {}, alarms: &alarms}
+		d := deadline{cancel: func(error) {}}
 		d.start(time.Minute, errFirst)
 		d.stop()
 		d.end()

@@ -72,15 +72,13 @@ func open(t *testing.T, transport http.RoundTripper, r *http.Request) (s socket)
 		return s
 	}
 	s.Status, s.Header, s.Backend = res.StatusCode, res.Header, res.Header.Get("X-Backend")
-	switch {
-	case res.StatusCode == http.StatusSwitchingProtocols:
-		s.ReadWriteCloser = res.Body.(io.ReadWriteCloser)
-	default:
+	if res.StatusCode != http.StatusSwitchingProtocols {
 		text, err := io.ReadAll(res.Body)
 		res.Body.Close()
 		s.Body, s.Err = string(text), err
 		return s
 	}
+	s.ReadWriteCloser = res.Body.(io.ReadWriteCloser)
 	t.Cleanup(func() { s.ReadWriteCloser.Close() })
 	return s
 }

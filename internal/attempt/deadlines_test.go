@@ -8,15 +8,13 @@ import (
 	"time"
 )
 
-// TestOneAlarmServesManyDeadlines has deadlines follow each other, some of which
+// TestDeadlinesEndInTime has deadlines follow each other, some of which
 // end in time, and some not.
-func TestOneAlarmServesManyDeadlines(t *testing.T) {
+func TestDeadlinesEndInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var alarms alarms
-		defer alarms.Close()
 		for i := range 100 {
 			ctx, cancel := context.WithCancelCause(t.Context())
-			d := deadline{cancel: cancel, alarms: &alarms}
+			d := deadline{cancel: cancel}
 			limit := time.Duration(1+i*37%60) * time.Second
 			d.start(limit, errFirst)
 			begin := time.Now()
@@ -35,24 +33,19 @@ func TestOneAlarmServesManyDeadlines(t *testing.T) {
 			cancel(nil)
 			time.Sleep(time.Duration(i%5) * 7 * time.Second)
 		}
-		if len(alarms.idle) != 1 {
-			t.Errorf("%d alarms were needed, want 1", len(alarms.idle))
-		}
 	})
 }
 
 // TestADeadlineThatHasEndedLeavesTheNextOneAlone has one extended and ended
-// when another one has its alarm.
+// when another one has begun.
 func TestADeadlineThatHasEndedLeavesTheNextOneAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var alarms alarms
-		defer alarms.Close()
-		first := deadline{cancel: func(error) { t.Error("the first ended though it was in time") }, alarms: &alarms}
+		first := deadline{cancel: func(error) { t.Error("the first ended though it was in time") }}
 		first.start(time.Second, errFirst)
 		first.end()
 		ctx, cancel := context.WithCancelCause(t.Context())
 		defer cancel(nil)
-		second := deadline{cancel: cancel, alarms: &alarms}
+		second := deadline{cancel: cancel}
 		begin := time.Now()
 		second.start(3*time.Second, errLater)
 		first.Extend()
@@ -65,23 +58,22 @@ func TestADeadlineThatHasEndedLeavesTheNextOneAlone(t *testing.T) {
 	})
 }
 
-// TestManyDeadlinesAtOnce is for the race detector, and for alarms that go off
-// just when another deadline gets them.
+// TestManyDeadlinesAtOnce is for the race detector, and for timers that go off
+// just when a step ends.
 func TestManyDeadlinesAtOnce(t *testing.T) {
-	var alarms alarms
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
 			for range 200 {
 				ctx, cancel := context.WithCancelCause(t.Context())
-				d := deadline{cancel: cancel, alarms: &alarms}
+				d := deadline{cancel: cancel}
 				d.start(time.Microsecond, errFirst)
 				<-ctx.Done() // or the test hangs
 				if d.stop() {
 					t.Error("it counts as in time")
 				}
 				d.end()
-				quick := deadline{cancel: cancel, alarms: &alarms}
+				quick := deadline{cancel: cancel}
 				quick.start(time.Hour, errLater)
 				quick.Extend()
 				quick.end()
@@ -90,39 +82,4 @@ func TestManyDeadlinesAtOnce(t *testing.T) {
 		})
 	}
 	all.Wait()
-	alarms.Close()
-}
-
-// TestClosedAlarmsKeepNoTimer has a deadline outlive the alarms.
-func TestClosedAlarmsKeepNoTimer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var alarms alarms
-		ctx, cancel := context.WithCancelCause(t.Context())
-		defer cancel(nil)
-		d := deadline{cancel: cancel, alarms: &alarms}
-		d.start(time.Second, errFirst)
-		alarms.Close()
-		<-ctx.Done()
-		d.end()
-		if len(alarms.idle) != 0 {
-			t.Error("an alarm is kept")
-		}
-	})
-}
-
-// TestAnAlarmThatWasNeverSetNeedsNoTimer measures without any step, as for a client
-// that leaves while it gets what was read ahead.
-func TestAnAlarmThatWasNeverSetNeedsNoTimer(t *testing.T) {
-	for name, closedBefore := range map[string]bool{"it is idle when the alarms close": false, "the alarms are closed": true} {
-		t.Run(name, func(*testing.T) {
-			as := new(alarms)
-			if closedBefore {
-				as.Close()
-			}
-			d := deadline{alarms: as, cancel: func(error) {}}
-			d.measure()
-			d.end()
-			as.Close()
-		})
-	}
 }
