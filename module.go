@@ -27,7 +27,7 @@
 //     call this state half-open.
 //   - Reply: what came of an attempt: a response, or the reason why there is none.
 //   - Suspect: a backend that is benched because it failed: it could not be reached, timed out or answered with a
-//     server error. It is tried only when no other backend is left.
+//     server error. So is one that fails its health checks. It is tried only when no other backend is left.
 //   - Throttle: a reply that asks for a pause, mostly a 429 with a Retry-After. The backend is benched for exactly
 //     as long as it asked, and is not called before.
 //   - Tier: a class of callers: what each may use, and which share it keeps.
