@@ -74,7 +74,7 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"an unknown word of affinity", "backend http://a\naffinity {\nsticky\n}", []string{"Caddyfile:5", "'sticky'", "callers, prompt_cache"}},
 		{"a word after affinity", "backend http://a\naffinity off", []string{"Caddyfile:4", "'off' after affinity", "callers or prompt_cache"}},
 		{"max_requests of 0", "backend http://a {\nmax_requests 0\n}", []string{"Caddyfile:4", "max_requests '0'", "1 or more"}},
-		{"a header without a value", "backend http://a {\nheader X\n}", []string{"Caddyfile:4", "header X requires a value"}},
+		{"a header without a value", "backend http://a {\nheader X\n}", []string{"Caddyfile:4", "header requires a name and a value, or - and a name"}},
 		{"a URL with a deployment", "backend https://x.openai.azure.com/openai/deployments/gpt-4o {\napi_key k\n}", []string{"Caddyfile:3", "must not contain /openai/deployments/"}},
 		{"a limit of 0", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\nrequests 0/minute\n}", []string{"Caddyfile:6", "0/minute", "expected <number>/<unit>, such as 200k/minute, with a whole number from 1 to 10^15, which may end in k, M or G, and the unit second, minute, hour, day or month"}},
 		{"a limit of a negative number", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\nrequests -1/minute\n}", []string{"Caddyfile:6", "-1/minute", "expected <number>/<unit>, such as 200k/minute, with a whole number from 1 to 10^15, which may end in k, M or G, and the unit second, minute, hour, day or month"}},
