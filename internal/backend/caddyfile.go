@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -97,23 +98,19 @@ func (b *Backend) addHeader(args []string) error {
 	if b.Header == nil {
 		b.Header = make(http.Header)
 	}
-	removed, removes := strings.CutPrefix(args[0], "-")
-	switch {
+	name, removes := strings.CutPrefix(args[0], "-")
+	switch before, known := b.Header[http.CanonicalHeaderKey(name)]; {
 	case removes && len(args) == 2:
-		return fmt.Errorf("header -%s does not take a value", removed)
+		return fmt.Errorf("header -%s does not take a value", name)
 	case !removes && len(args) == 1:
-		return fmt.Errorf("header %s requires a value, or - before its name to remove it", args[0])
+		return errors.New("header requires a name and a value, or - and a name to remove it, and has 1 argument") // which may be a key
+	case known && removes != (before == nil):
+		return errSetAndRemoved(name)
 	case removes:
-		if b.Header.Values(removed) != nil {
-			return errSetAndRemoved(removed)
-		}
-		b.Header[http.CanonicalHeaderKey(removed)] = nil
-		return checkRemoved(removed)
+		b.Header[http.CanonicalHeaderKey(name)] = nil
+		return checkRemoved(name)
 	}
-	if values, ok := b.Header[http.CanonicalHeaderKey(args[0])]; ok && values == nil {
-		return errSetAndRemoved(args[0])
-	}
-	b.Header.Add(args[0], args[1])
+	b.Header.Add(name, args[1])
 	if err := directive.CheckPlaceholders(args[1]); err != nil {
 		return fmt.Errorf("header %s: %w", args[0], err)
 	}

@@ -302,7 +302,7 @@ func TestAHeaderIsRemovedFromTheRequestsToABackend(t *testing.T) {
 
 func TestAHeaderThatCannotBeRemovedIsRefused(t *testing.T) {
 	for options, want := range map[string]string{
-		"header X-Team":                       "header X-Team requires a value, or - before its name to remove it",
+		"header X-Team":                       "header requires a name and a value, or - and a name to remove it, and has 1 argument",
 		"header -X-Team blue":                 "header -X-Team does not take a value",
 		"header -":                            "header -: expected - and the name of one header",
 		"header -X-*":                         "header -X-*: expected - and the name of one header",
