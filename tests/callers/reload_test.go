@@ -102,7 +102,7 @@ func TestARequestWhoseErrorIsReplacedIsSettled(t *testing.T) {
 	t.Cleanup(broken.Close)
 	const options = "caller * {\ntokens 1k/day\n}"
 	config := strings.Replace(s.config(options), "backend "+s.backend, "backend "+broken.URL, 1)
-	config = strings.Replace(config, "openai_lb {", "intercept {\n@failed status 5xx\nhandle_response @failed {\nrespond later 418\n}\n}\nopenai_lb {", 1)
+	config = strings.Replace(config, "openai_lb {", "intercept {\n@failed status 5xx\nhandle_response @failed {\nheader -Content-Length\nrespond later 418\n}\n}\nopenai_lb {", 1)
 	lbtest.Run(t, config)
 	s.ask(t, options).WantStatus(t, 418)
 	lbtest.WaitFor(t, func() bool {

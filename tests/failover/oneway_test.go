@@ -18,6 +18,7 @@ func TestEveryReplyTakesTheSameWayOut(t *testing.T) {
 		intercept {
 			@teapot status 418
 			handle_response @teapot {
+				header -Content-Length
 				respond "a teapot" 418
 			}
 		}
