@@ -1,6 +1,7 @@
 package openailb_test
 
 import (
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"path/filepath"
@@ -98,4 +99,66 @@ func TestAPackageUsesOnlyThoseOfLowerLayers(t *testing.T) {
 			t.Errorf("there is no package %s", name)
 		}
 	}
+}
+
+// TestTheDirectiveServesWithoutReverseProxy looks at what the program uses of the package of Caddy's reverse_proxy. The
+// handler there belongs to the two modules for a plain reverse_proxy, and only to what sets them up.
+func TestTheDirectiveServesWithoutReverseProxy(t *testing.T) {
+	allowed := map[string][]string{
+		"Handler": {"proxyAround", "checkUpstream", "hasSelection", "checkRetries", "passiveOption", "provisionUpstreams", "takeOver", "answersAnybody"},
+	}
+	for _, name := range []string{
+		"HTTPTransport", "KeepAlive", "DialInfo", "Upstream", "UpstreamPool", "Host", "Selector", // of the directive
+		"LeastConnSelection", "RandomChoiceSelection", // whose counts are the pool's
+		"NewDialError", "TLSConfig", "TLSTransport", "RequestHeaderOpsTransport", "HealthCheckSchemeOverriderTransport", // of the modules
+	} {
+		allowed[name] = nil
+	}
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inner, err := filepath.Glob("internal/*/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, name := range append(files, inner...) {
+		if strings.HasSuffix(name, "_test.go") || strings.HasPrefix(name, "internal/lbtest/") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, decl := range file.Decls {
+			function, _ := decl.(*ast.FuncDecl)
+			ast.Inspect(decl, func(n ast.Node) bool {
+				used, ok := n.(*ast.SelectorExpr)
+				if !ok {
+					return true
+				}
+				if of, ok := used.X.(*ast.Ident); !ok || of.Name != "reverseproxy" {
+					return true
+				}
+				found++
+				users, known := allowed[used.Sel.Name]
+				if !known || users != nil && (function == nil || !slices.Contains(users, function.Name.Name)) {
+					t.Errorf("%s uses reverseproxy.%s in %v", name, used.Sel.Name, declName(decl))
+				}
+				return true
+			})
+		}
+	}
+	if found == 0 {
+		t.Error("nothing of the package is used: the test looks at the wrong files")
+	}
+}
+
+// declName returns the name of a function, or else what kind of declaration it is.
+func declName(decl ast.Decl) string {
+	if function, ok := decl.(*ast.FuncDecl); ok {
+		return function.Name.Name
+	}
+	return "a declaration"
 }
