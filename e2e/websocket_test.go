@@ -9,20 +9,16 @@ import (
 var handshakes = flag.Int("handshakes", 200, "how many WebSockets each client opens")
 
 // TestEveryWebSocketIsOpened opens many WebSockets with real clients, while all backends
-// but the last fail at handshakes. HTTP/2 has the client that Node comes with.
+// but the last fail at handshakes.
 func TestEveryWebSocketIsOpened(t *testing.T) {
-	// net/http's HTTP/2 server offers extended CONNECT only then
-	t.Setenv("GODEBUG", "http2xconnect=1")
 	for _, client := range []struct {
 		name, runtime string
 		install       func() error
 		trust         string
 		command       []string
-		http2         bool
 	}{
-		{"Python, websockets", "python3", installPython, "SSL_CERT_FILE=", []string{"python/.venv/bin/python", "python/sockets.py"}, false},
-		{"Node, ws", "node", installNode, "NODE_EXTRA_CA_CERTS=", []string{"node", "node/sockets.mjs"}, false},
-		{"Node, HTTP2", "node", installNode, "NODE_EXTRA_CA_CERTS=", []string{"node", "node/sockets.mjs"}, true},
+		{"Python, websockets", "python3", installPython, "SSL_CERT_FILE=", []string{"python/.venv/bin/python", "python/sockets.py"}},
+		{"Node, ws", "node", installNode, "NODE_EXTRA_CA_CERTS=", []string{"node", "node/sockets.mjs"}},
 	} {
 		t.Run(client.name, func(t *testing.T) {
 			lookPath(t, client.runtime)
@@ -37,7 +33,7 @@ func TestEveryWebSocketIsOpened(t *testing.T) {
 				{simulator: "fault wrong_upgrade"},
 				{},
 			})
-			order, _ := json.Marshal(map[string]any{"url": s.url + "/v1/realtime?model=gpt-realtime", "count": *handshakes, "parallel": 20, "http2": client.http2})
+			order, _ := json.Marshal(map[string]any{"url": s.url + "/v1/realtime?model=gpt-realtime", "count": *handshakes, "parallel": 20})
 			var got []struct {
 				Backend, Text, Error string
 				Seconds              float64
