@@ -51,18 +51,19 @@ func (b *balancer) answerAfter(t *transaction, now time.Time) answer {
 	s := &t.search
 	if s.best.missing {
 		if s.update(now); b.Pool.Why(&s.board, now).Takes {
-			s.dropBest() // another account may have what the request names, which could not be asked now
+			s.best.drop() // another account may have what the request names, which could not be asked now
 		}
 	}
 	if s.best.Response != nil && s.attempts[s.best.attempt].class == verdict.NotHere {
 		if s.update(now); b.Pool.Why(&s.board, now).Throttled != nil {
-			s.dropBest() // a backend that has it asks for a pause
+			s.best.drop() // a backend that has it asks for a pause
 		}
 	}
-	if res, from := s.takeBest(); res != nil {
+	from := s.best.attempt
+	if res := s.best.take(); res != nil {
 		s.update(now)
-		b.forward(t.request.incoming, res, from.class, b.Pool.Wait(&s.board, now))
-		return answer{Answer: apierror.Answer{Response: res}, from: from}
+		b.forward(t.request.incoming, res, s.attempts[from].class, b.Pool.Wait(&s.board, now))
+		return answer{Answer: apierror.Answer{Response: res}, from: &s.attempts[from]}
 	}
 	return b.refuse(t, now)
 }

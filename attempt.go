@@ -2,22 +2,138 @@ package openailb
 
 import (
 	"net/http"
+	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
+	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
+// attemptRecord is what the search remembers of an attempt.
+type attemptRecord struct {
+	target  *target
+	started time.Time
+	// class and status are those of the reply. They are empty while the attempt
+	// is in progress.
+	class  verdict.Class
+	status int
+	// end is how the reply ended, if it went to the client and broke off.
+	end attempt.End
+	// credential is the backend's, with which the request was sent.
+	credential keys.Credential
+	// reservation is what the backend's limits knew of requests when this one
+	// was sent.
+	reservation quota.Mark
+	// cooldown is the throttle that began with this attempt, if one did.
+	cooldown cooldown
+	// deployment is the label in metrics of the model's name at the backend.
+	deployment string
+	// flex reports whether it has the service tier flex.
+	flex bool
+	// counted reports whether its outcome was counted, and its span has ended.
+	counted bool
+	span    *observe.Span
+}
+
+// cooldown is a throttle that an attempt has begun: when, and for which requests.
+type cooldown struct {
+	began  time.Time
+	covers pool.Scope
+}
+
+// attemptList has the attempts that were made for a request, in their order.
+type attemptList []attemptRecord
+
+// last is the latest attempt. It is nil if there is none.
+func (l attemptList) last() *attemptRecord {
+	if len(l) == 0 {
+		return nil
+	}
+	return &l[len(l)-1]
+}
+
+// throttled reports whether a backend refused one of the attempts because it throttles.
+func (l attemptList) throttled() bool {
+	return l.throttles(len(l)) > 0
+}
+
+// throttles is how many of the first n attempts a backend refused because it throttles.
+func (l attemptList) throttles(n int) (throttles int) {
+	for i := range min(n, len(l)) {
+		if l[i].class == verdict.Throttled {
+			throttles++
+		}
+	}
+	return throttles
+}
+
+// failedByItself reports whether a request that no backend served failed because of itself: it is too large, or
+// two backends failed.
+func (l attemptList) failedByItself() bool {
+	var at *target
+	for i := range l {
+		switch a := &l[i]; {
+		case a.class == verdict.TooLarge:
+			return true
+		case !a.class.MayBeOfRequest():
+		case at == nil:
+			at = a.target
+		case at != a.target:
+			return true
+		}
+	}
+	return false
+}
+
+// doubtCooldowns puts the cooldowns in doubt that the request began, if it met nothing
+// but refusals for a limit: perhaps it was only too large.
+func (l attemptList) doubtCooldowns(q *request) {
+	for i := range l {
+		if a := &l[i]; !a.class.Promise() && a.class != verdict.TooLarge {
+			return
+		}
+	}
+	for i := range l {
+		if a := &l[i]; !a.cooldown.began.IsZero() {
+			a.target.Doubt(q.wholeBackend(a.class), a.cooldown.covers, a.cooldown.began)
+		}
+	}
+}
+
+// outcome is the class of an attempt that is over: that of its reply, unless the reply broke off at the client.
+func (a *attemptRecord) outcome() verdict.Class {
+	switch {
+	case a.end.Broken == nil:
+		return a.class
+	case a.end.Paused:
+		return verdict.ClientError
+	}
+	return verdict.BrokenStream
+}
+
+// count counts an attempt that is over, and ends its span.
+func (a *attemptRecord) count() {
+	if a.counted || a.class == "" {
+		return
+	}
+	a.counted = true
+	class := a.outcome()
+	a.span.End(a.status, string(class), class == verdict.Served)
+	a.target.metrics.Attempted(a.deployment, string(class))
+}
+
 // attempt asks the backend that the search has chosen, and asks it once more if it refuses a credential of which the
 // source has a newer one.
 func (b *balancer) attempt(q *request, s *search, bill *bill) *attempt.Reply {
-	ctx, a, credentials := q.incoming.Context(), s.last(), &s.current.backend.Credentials
+	ctx, a, credentials := q.incoming.Context(), s.attempts.last(), &s.current.backend.Credentials
 	a.span = observe.StartSpan(ctx, func() observe.Attempt { return b.spanned(q, a) })
 	var err error
 	if a.credential, err = credentials.Credential(ctx); err != nil {
@@ -46,7 +162,7 @@ func (b *balancer) attempt(q *request, s *search, bill *bill) *attempt.Reply {
 // outgoing is the request of an attempt: the client's, with the backend's address, its credential, its headers, its path
 // and the model in its body. It also starts the watch for silence.
 func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request {
-	a := s.last()
+	a := s.attempts.last()
 	to := a.target.backend
 	leaveOut := observe.IsTraceContext
 	if to.TraceContext {
@@ -94,14 +210,14 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 // watchSilence lets the request move to another backend while this one is silent. A body that is not kept goes out as
 // fast as the client sends it, so that the wait for its reply says nothing.
 func (b *balancer) watchSilence(q *request, s *search, out *attempt.Request) {
-	a := s.last()
+	a := s.attempts.last()
 	if !b.Pool.Watches || s.board.Once || a.flex || s.board.Kind == pulse.Unfollowed {
 		return
 	}
 	if s.barred || a.target.backend.Credentials.Passthrough {
 		s.bar(a.started) // this attempt counts, too, for where the request may move
 	}
-	s.silence.Begin(&s.board, a.target.Member, pool.Moves{May: !s.hasMoved && s.hasAttempts(), Until: q.deadline, GivesUp: s.throttled()})
+	s.silence.Begin(&s.board, a.target.Member, pool.Moves{May: !s.hasMoved && s.hasAttempts(), Until: q.deadline, GivesUp: s.attempts.throttled()})
 	out.Watch = &s.silence
 }
 

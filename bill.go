@@ -66,7 +66,7 @@ func (b *bill) cost(q *request, s *search, o *outcome) meter.Cost {
 	default:
 		failed = true
 	}
-	if failed && !s.failedByItself() {
+	if failed && !s.attempts.failedByItself() {
 		return meter.Cost{}
 	}
 	return meter.Cost{Requests: 1}

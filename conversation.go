@@ -48,7 +48,7 @@ func (d *reader) converse(b *balancer, t *transaction) {
 
 // next returns a response that has not begun.
 func (c conversation) next() *response {
-	now, q, last := time.Now(), &c.handshake.request, c.handshake.search.last()
+	now, q, last := time.Now(), &c.handshake.request, c.handshake.search.attempts.last()
 	r := &response{balancer: c.balancer}
 	r.request = request{
 		Request: q.Request, incoming: q.incoming, asked: q.asked, writer: q.writer, started: now, placement: affinity.Anywhere,
@@ -72,7 +72,7 @@ func (r *response) begin() *response {
 		r.counts.CountContent()
 	}
 	r.counts.Watch(&r.watcher)
-	account, placement := r.search.last().target.backend.AccountKey, r.search.placement
+	account, placement := r.search.attempts.last().target.backend.AccountKey, r.search.placement
 	placement.Served(account, &streamed)
 	if ids := placement.IDReader(account, &streamed); ids != nil {
 		ids.Join(&r.watcher)
@@ -85,7 +85,7 @@ func (r *response) Watcher() *sse.Watcher { return &r.watcher }
 
 // Settle implements attempt.Response.
 func (r *response) Settle(failed, cut bool) {
-	q, o, a := &r.request, &r.outcome, r.search.last()
+	q, o, a := &r.request, &r.outcome, r.search.attempts.last()
 	o.end(q, cut)
 	a.class, o.status = r.judge(failed)
 	r.balancer.countTokens(q, &r.search, o, a.target, string(a.class))
@@ -110,7 +110,7 @@ func (r *response) judge(failed bool) (class verdict.Class, status int) {
 // Create implements attempt.Rules. The model of a response in a session is the session's.
 func (c conversation) Create(text []byte) (begun attempt.Response, instead [][]byte, refusal *http.Response) {
 	r := c.next()
-	q, to := &r.request, r.search.last().target.backend
+	q, to := &r.request, r.search.attempts.last().target.backend
 	q.received.Hold(text)
 	if q.inSession {
 		q.ReadEvent(text)

@@ -53,7 +53,7 @@ func judge(q *request, r *attempt.Reply) judgement {
 
 // learn tells the pool, quotas, metrics and the log what came of the attempt in progress.
 func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
-	a, now := s.last(), time.Now()
+	a, now := s.attempts.last(), time.Now()
 	switch {
 	case j.left:
 		a.giveBack(r)
@@ -93,7 +93,7 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 
 // coolDown starts the cooldown that a reply asks for, or that a failure causes.
 func (b *balancer) coolDown(q *request, s *search, r *attempt.Reply, now time.Time) {
-	a := s.last()
+	a := s.attempts.last()
 	to, model := a.target, q.benchModel(a.target.backend)
 	bench, benches := b.sender.Bench(r, to.servesOthers(a.started))
 	if !benches || bench.MayBeOfRequest && !s.blame() {
@@ -131,7 +131,7 @@ func (b *balancer) learnEnd(q *request, s *search, end attempt.End) {
 	if end.Broken == nil {
 		return
 	}
-	now, a := time.Now(), s.last()
+	now, a := time.Now(), s.attempts.last()
 	a.end = end
 	duration := zap.Duration("duration", now.Sub(a.started))
 	if end.Paused {
@@ -301,7 +301,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	judgement := judge(q, reply)
 	b.learn(q, s, reply, judgement)
 	step := s.Tell(reply, judgement)
-	s.last().count() // now: nobody tells when reverse_proxy has sent the reply
+	s.attempts.last().count() // now: nobody tells when reverse_proxy has sent the reply
 	defer s.release()
 	switch {
 	case judgement.left:

@@ -73,7 +73,7 @@ func (o *outcome) answeredBy(s *search) *attemptRecord {
 	if o.answer.from != nil {
 		return o.answer.from
 	}
-	return s.last()
+	return s.attempts.last()
 }
 
 // source is the backend whose reply the client got, and the class of that. The backend is nil if it was an answer of our
@@ -123,7 +123,7 @@ func (b *balancer) report(q *request, s *search, o *outcome) {
 
 // countTokens counts the tokens of the reply. If it reports any, it is that of the last attempt.
 func (b *balancer) countTokens(q *request, s *search, o *outcome, from *target, class string) {
-	switch a := s.last(); {
+	switch a := s.attempts.last(); {
 	case o.tokens.Known():
 		a.span.Used(o.tokens.Input, o.tokens.Output)
 		from.metrics.Used(q.caller.Label, b.models.Label(q.Model), a.deployment, cmp.Or(o.serviceTier, openaiapi.DefaultTier), o.tokens)

@@ -91,7 +91,7 @@ func (p *proxiedRequest) next() *attemptRecord {
 }
 
 func (p *proxiedRequest) send(sender *attempt.Sender, req *http.Request) *attempt.Reply {
-	q, a := &p.request, p.search.last()
+	q, a := &p.request, p.search.attempts.last()
 	a.span = observe.StartSpan(req.Context(), func() observe.Attempt { return p.group.spanned(q, a) })
 	return sender.Send(&attempt.Request{
 		Incoming: req, URL: *req.URL, Host: req.Host, Header: maps.Clone(req.Header), // whose values are not changed in place

@@ -20,7 +20,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
-	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
@@ -54,7 +53,7 @@ type search struct {
 
 	// attempts are those made, including the one in progress. firstAttempt has
 	// room for the first of them.
-	attempts     []attemptRecord
+	attempts     attemptList
 	firstAttempt [1]attemptRecord
 	// current is the backend of the attempt in progress. It is nil if there is none.
 	current *target
@@ -99,38 +98,6 @@ type search struct {
 	left bool
 }
 
-// attemptRecord is what the search remembers of an attempt.
-type attemptRecord struct {
-	target  *target
-	started time.Time
-	// class and status are those of the reply. They are empty while the attempt
-	// is in progress.
-	class  verdict.Class
-	status int
-	// end is how the reply ended, if it went to the client and broke off.
-	end attempt.End
-	// credential is the backend's, with which the request was sent.
-	credential keys.Credential
-	// reservation is what the backend's limits knew of requests when this one
-	// was sent.
-	reservation quota.Mark
-	// cooldown is the throttle that began with this attempt, if one did.
-	cooldown cooldown
-	// deployment is the label in metrics of the model's name at the backend.
-	deployment string
-	// flex reports whether it has the service tier flex.
-	flex bool
-	// counted reports whether its outcome was counted, and its span has ended.
-	counted bool
-	span    *observe.Span
-}
-
-// cooldown is a throttle that an attempt has begun: when, and for which requests.
-type cooldown struct {
-	began  time.Time
-	covers pool.Scope
-}
-
 // keptReply is the latest reply that says more to the client than the balancer's own error.
 type keptReply struct {
 	*http.Response // nil if there is none
@@ -138,6 +105,27 @@ type keptReply struct {
 	attempt int
 	// missing reports whether it only says that an object is not there.
 	missing bool
+}
+
+// set keeps a reply in place of the one before.
+func (k *keptReply) set(res *http.Response, attempt int, missing bool) {
+	k.drop()
+	*k = keptReply{Response: res, attempt: attempt, missing: missing}
+}
+
+// drop closes the reply.
+func (k *keptReply) drop() {
+	if k.Response != nil {
+		k.Body.Close()
+		*k = keptReply{}
+	}
+}
+
+// take returns the reply, which the client gets now, or nil.
+func (k *keptReply) take() *http.Response {
+	res := k.Response
+	*k = keptReply{}
+	return res
 }
 
 // begin makes the search ready for its first attempt.
@@ -161,7 +149,7 @@ func (s *search) Next() *attemptRecord {
 		return nil
 	}
 	s.current = s.balancer.targets[m.Index]
-	if last := s.last(); last != nil && last.class.Failover() && last.target != s.current {
+	if last := s.attempts.last(); last != nil && last.class.Failover() && last.target != s.current {
 		last.target.metrics.FailedOver(string(last.class))
 	}
 	at := &s.board.At[m.Index]
@@ -171,7 +159,7 @@ func (s *search) Next() *attemptRecord {
 		reservation: s.balancer.deduct(s.request, s.current, s.tier, now),
 		deployment:  s.current.deploymentLabel(s.request),
 	})
-	return s.last()
+	return s.attempts.last()
 }
 
 // step is what follows an attempt.
@@ -189,7 +177,7 @@ const (
 // Tell records what came of the attempt in progress, and decides what follows. It keeps a reply that the client may still
 // get, and discards any other one that it does not get now.
 func (s *search) Tell(r *attempt.Reply, j judgement) step {
-	a := s.last()
+	a := s.attempts.last()
 	a.class, a.status, s.executed = j.class, j.status, j.executed
 	next := s.decide(r, j)
 	if next != serve { // a reply that goes to the client may still break off
@@ -241,7 +229,7 @@ func (s *search) keep(r *attempt.Reply) bool {
 		s.own.Response = apierror.NotProcessed.Response(q.asked)
 	// an upload that is ended takes the rest of a long error with it
 	case r.SaysMore() && (r.Whole || !sendable || q.received.Whole()):
-		s.setBest(r.Response, false)
+		s.best.set(r.Response, len(s.attempts)-1, false)
 	default: // also a 429: our own answer says when the first backend returns
 		r.Discard()
 	}
@@ -261,45 +249,22 @@ func (s *search) keepMissing(r *attempt.Reply) bool {
 	if s.best.Response != nil && !s.best.missing {
 		r.Discard() // a failure says more: its backend may have the object
 	} else {
-		s.setBest(r.Response, true)
+		s.best.set(r.Response, len(s.attempts)-1, true)
 	}
 	return true
-}
-
-// setBest keeps a reply, in case no backend has a better one.
-func (s *search) setBest(res *http.Response, missing bool) {
-	s.dropBest()
-	s.best = keptReply{Response: res, attempt: len(s.attempts) - 1, missing: missing}
-}
-
-// dropBest closes the best reply so far.
-func (s *search) dropBest() {
-	if s.best.Response != nil {
-		s.best.Body.Close()
-		s.best = keptReply{}
-	}
-}
-
-// takeBest returns the best reply, which the client gets now. Without one, it returns nil.
-func (s *search) takeBest() (*http.Response, *attemptRecord) {
-	best := s.best
-	if s.best = (keptReply{}); best.Response == nil {
-		return nil, nil
-	}
-	return best.Response, &s.attempts[best.attempt]
 }
 
 // decided ends the search. It puts cooldowns in doubt if nothing but limits refused the request, and releases what only
 // another attempt would need.
 func (s *search) decided() {
-	s.doubtCooldowns()
-	s.dropBest()
+	s.attempts.doubtCooldowns(s.request)
+	s.best.drop()
 	s.request.release()
 }
 
 // close releases the backend of the last attempt, and the one to which the request would have moved.
 func (s *search) close() {
-	s.dropBest()
+	s.best.drop()
 	s.release()
 	if to := s.silence.Moved(); to != nil { // the client left just then
 		to.Release()
@@ -318,14 +283,6 @@ func (s *search) Why(now time.Time) refusals {
 	return r
 }
 
-// last is the latest attempt. It is nil if there is none.
-func (s *search) last() *attemptRecord {
-	if len(s.attempts) == 0 {
-		return nil
-	}
-	return &s.attempts[len(s.attempts)-1]
-}
-
 // release ends the count of the request as one in flight at the current backend.
 func (s *search) release() {
 	if s.current != nil {
@@ -337,7 +294,7 @@ func (s *search) release() {
 // move returns where the request moves from a silent backend, or nil. A request whose reply came just then does not
 // need the backend.
 func (s *search) move() *pool.Member {
-	to, last := s.silence.Moved(), s.last()
+	to, last := s.silence.Moved(), s.attempts.last()
 	if last != nil && last.class == verdict.Silent && !s.hasMoved {
 		s.beforeSilence = len(s.attempts)
 	}
@@ -390,34 +347,19 @@ func (s *search) mayGoOn(now time.Time) bool {
 	return len(s.attempts) == 0 || s.hasAttempts() && (q.deadline.IsZero() || !now.After(q.deadline))
 }
 
-// hasAttempts reports whether the request has not made all the attempts that it may make.
+// hasAttempts reports whether the request has not made all the attempts that it may make. If it has waited, throttles
+// before that do not count: it may go to their backends again.
 func (s *search) hasAttempts() bool {
 	most := s.request.maxAttempts
-	return most == 0 || len(s.attempts)-s.placement.Misses()-s.forgotten() < most
-}
-
-// forgotten is how many attempts do not count, because the request has waited since and may go to their backends
-// again.
-func (s *search) forgotten() (n int) {
-	for i := range min(s.beforeWait, len(s.attempts)) {
-		if s.attempts[i].class == verdict.Throttled {
-			n++
-		}
-	}
-	return n
+	return most == 0 || len(s.attempts)-s.placement.Misses()-s.attempts.throttles(s.beforeWait) < most
 }
 
 // returns reports whether the request may now go to silent backends again: it moved, no other backend is left, and
 // none has told when it returns. Without the move, it would still wait there.
 func (s *search) returns() bool {
-	first := s.hasMoved && !s.mayReturn && !s.throttled()
+	first := s.hasMoved && !s.mayReturn && !s.attempts.throttled()
 	s.mayReturn = s.mayReturn || first
 	return first
-}
-
-// throttled reports whether a backend refused one of the attempts because it throttles.
-func (s *search) throttled() bool {
-	return slices.ContainsFunc(s.attempts, func(a attemptRecord) bool { return a.class == verdict.Throttled })
 }
 
 // blame reports whether a fault that may be the request's own may make a backend a suspect: what fails everywhere is the
@@ -643,67 +585,12 @@ func (s *search) pickOrWait(now time.Time) (m *pool.Member, r pool.Return, ok bo
 	return nil, r, false
 }
 
-// doubtCooldowns puts the cooldowns in doubt that the request began, if it met nothing
-// but refusals for a limit: perhaps it was only too large.
-func (s *search) doubtCooldowns() {
-	for i := range s.attempts {
-		if a := &s.attempts[i]; !a.class.Promise() && a.class != verdict.TooLarge {
-			return
-		}
-	}
-	for i := range s.attempts {
-		if a := &s.attempts[i]; !a.cooldown.began.IsZero() {
-			a.target.Doubt(s.request.wholeBackend(a.class), a.cooldown.covers, a.cooldown.began)
-		}
-	}
-}
-
-// failedByItself reports whether a request that no backend served failed because of itself: it is too large, or
-// two backends failed.
-func (s *search) failedByItself() bool {
-	var at *target
-	for i := range s.attempts {
-		switch a := &s.attempts[i]; {
-		case a.class == verdict.TooLarge:
-			return true
-		case !a.class.MayBeOfRequest():
-		case at == nil:
-			at = a.target
-		case at != a.target:
-			return true
-		}
-	}
-	return false
-}
-
 // forbidRetry keeps the client's SDK from sending a request again that may have been
 // executed. Official SDKs retry a 408 and a 5xx unless this header forbids it.
 func (s *search) forbidRetry(header http.Header) {
 	if s.executed {
 		header["X-Should-Retry"] = []string{"false"}
 	}
-}
-
-// outcome is the class of an attempt that is over: that of its reply, unless the reply broke off at the client.
-func (a *attemptRecord) outcome() verdict.Class {
-	switch {
-	case a.end.Broken == nil:
-		return a.class
-	case a.end.Paused:
-		return verdict.ClientError
-	}
-	return verdict.BrokenStream
-}
-
-// count counts an attempt that is over, and ends its span.
-func (a *attemptRecord) count() {
-	if a.counted || a.class == "" {
-		return
-	}
-	a.counted = true
-	class := a.outcome()
-	a.span.End(a.status, string(class), class == verdict.Served)
-	a.target.metrics.Attempted(a.deployment, string(class))
 }
 
 // Selection is a selection policy for a plain reverse_proxy. It chooses among
