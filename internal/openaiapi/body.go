@@ -42,7 +42,8 @@ type Body struct {
 	// "Conversion Table"): a response may go on after the reply.
 	Background bool
 
-	// Acts reports whether the model gets tools of MCP servers, which it may have act.
+	// Acts reports whether the request may have an effect besides its answer: it names something stored that may act, or
+	// a tool or an item that is not known to have none.
 	Acts bool
 
 	// Speaks reports whether the last "audio" asks for an audio reply, which has an
@@ -161,8 +162,6 @@ func (b *Body) set(at place, value []byte) {
 		b.Stores, b.StoresNot = string(value) == "true", string(value) == "false"
 	case memberBackground:
 		b.Background = b.Background || string(value) != "false" && string(value) != "null"
-	case memberToolServers:
-		b.Acts = b.Acts || value[0] == '[' && value[skipSpace(value, 1)] != ']'
 	case memberAudio:
 		b.Speaks = bytes.HasPrefix(value, []byte("{"))
 	case memberMaxTokens:

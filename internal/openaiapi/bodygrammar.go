@@ -49,8 +49,6 @@ const (
 	memberStore
 	memberBackground
 	memberAudio // in which a voice may have an id
-	memberToolType
-	memberToolServers // MCP servers of a message of Anthropic
 )
 
 // isText reports whether a text at the place is an id, or encrypted content.
@@ -129,8 +127,6 @@ func (g grammar) place(at place, key []byte) place {
 			return memberAudio
 		case "tools":
 			return tool
-		case "mcp_servers":
-			return memberToolServers
 		case "messages":
 			return turn
 		case "previous_response_id":
@@ -162,8 +158,8 @@ func (g grammar) place(at place, key []byte) place {
 		return variables
 	case at == turn && string(key) == "audio":
 		return holder
-	case at == tool && string(key) == "type":
-		return memberToolType
+	case (at == tool || at == item) && string(key) == "tools":
+		return tool
 	case at == memberStreamOptions && string(key) == "include_usage":
 		return memberIncludeUsage
 	}

@@ -88,7 +88,7 @@ type walker struct {
 	objects // those that were found
 	// notStored reports whether a response says that it is not stored.
 	notStored bool
-	// acts reports whether a tool is one of an MCP server.
+	// acts reports whether the request may have an effect: see hasEffect.
 	acts bool
 	// prompt records the messages among which the walker is, if it is not nil.
 	prompt *Prompt
@@ -105,7 +105,9 @@ func (w *walker) value(i int, at place, depth int) (end int) {
 			w.add(at, span{i, end})
 		}
 		return end
-	case depth >= maxDepth, at == elsewhere, at > mention && at != memberAudio:
+	case depth >= maxDepth:
+		w.acts = w.acts || at == tool
+	case at == elsewhere, at > mention && at != memberAudio:
 	case c == '{':
 		return w.object(i, at, depth+1)
 	case c == '[':
@@ -132,14 +134,14 @@ func (w *walker) object(i int, at place, depth int) (end int) {
 		within := w.grammar.under(at, name)
 		if value < len(b) && b[value] == '"' && !within.isText() { // as most are
 			end = skipString(b, value)
-			if within == memberToolType && end > 0 {
-				w.acts = w.acts || bytes.HasPrefix(unquoteBytes(b[value:end]), []byte("mcp"))
-			}
 		} else {
 			end = w.value(value, within, depth)
 		}
 		if end < 0 {
 			return -1
+		}
+		if at == top || at == item || at == tool {
+			w.acts = w.acts || hasEffect(at, within, name, b[value:end])
 		}
 		if w.prompt != nil && depth == messageDepth {
 			switch string(name) {

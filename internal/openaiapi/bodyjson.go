@@ -47,10 +47,12 @@ func ParseJSON(body []byte, p *Prompt) (b Body) {
 		}
 		if end < 0 { // it is not quite JSON, or cut off
 			end = skipValue(body, value)
+			w.acts = w.acts || at != elsewhere
 		}
 		if end < 0 {
 			break
 		}
+		w.acts = w.acts || hasEffect(top, at, name, body[value:end])
 		switch at {
 		case elsewhere:
 		case memberOddModel:
@@ -94,7 +96,7 @@ func ParseJSON(body []byte, p *Prompt) (b Body) {
 			break
 		}
 	}
-	b.objects, b.Acts = w.objects, b.Acts || w.acts
+	b.objects, b.Acts = w.objects, w.acts
 	if last.end > 0 {
 		b.Model, b.HasModel = unquote(body[last.start:last.end])
 	}

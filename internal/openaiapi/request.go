@@ -54,8 +54,8 @@ const (
 	Inference
 	// InferenceWebSocket: it opens a WebSocket in which a model answers messages.
 	InferenceWebSocket
-	// Acting: a model answers, and the work goes on without the connection, or it may act by tools of
-	// MCP servers. So it must not be executed twice.
+	// Acting: a model answers, and the work goes on without the connection, or may have an effect besides
+	// the answer, or the body cannot be read. So it must not be executed twice.
 	Acting
 )
 
@@ -90,6 +90,8 @@ type Received struct {
 	Whole bool
 	// Length is the length of the whole body, or less than 0 if it is not known.
 	Length int64
+	// Decoded reports whether the body came compressed, and Bytes are its text.
+	Decoded bool
 }
 
 // Parse returns what a request asks for. Its path was parsed already. The prompt is recorded in p,
@@ -97,7 +99,7 @@ type Received struct {
 func Parse(r *http.Request, route Route, body Received, p *Prompt) Request {
 	q := Request{Route: route, Kind: kindOf(r, route.Operation), Whole: body.Whole, PromptLength: max(body.Length, int64(len(body.Bytes)))}
 	switch {
-	case !readAsIs(r.Header):
+	case !body.Decoded && !readAsIs(r.Header):
 		if len(body.Bytes) > 0 {
 			q.Clarity = Opaque
 		}
@@ -108,14 +110,14 @@ func Parse(r *http.Request, route Route, body Received, p *Prompt) Request {
 	default:
 		q.Body = ParseJSON(body.Bytes, p)
 	}
-	if q.Kind == Inference && (q.Body.Background || q.Body.Acts || q.Clarity == Opaque && MayBeResponses(route.Operation)) {
-		q.Kind = Acting
-	}
 	q.Cost = q.Body.Cost(q.PromptLength)
 	q.NeedsModel = q.Kind.Infers() || mayInfer(r.Method, route.Operation)
 	if q.NeedsModel && q.Clarity == Clear && len(body.Bytes) > 0 &&
 		(!q.Body.Clear || body.Whole && !q.Body.Whole || DisputedType(r.Header)) {
 		q.Clarity = Unclear
+	}
+	if q.Kind == Inference && mayAct(route.Operation) && (q.Body.Background || q.Body.Acts || q.Clarity != Clear) {
+		q.Kind = Acting
 	}
 	q.MayInfer = !q.NeedsModel && maybeInfers(r, route.Operation)
 	q.findModel(r.URL.RawQuery)

@@ -17,7 +17,7 @@ func parse(method, target, body string, received int, header ...string) Request 
 	if whole {
 		received = len(body)
 	}
-	return Parse(r, ParsePath(r.URL.EscapedPath()), Received{[]byte(body[:received]), whole, int64(len(body))}, nil)
+	return Parse(r, ParsePath(r.URL.EscapedPath()), Received{Bytes: []byte(body[:received]), Whole: whole, Length: int64(len(body))}, nil)
 }
 
 func TestWhatABackendDoesForARequest(t *testing.T) {
@@ -71,16 +71,69 @@ func TestAResponseThatGoesOnOrActsMustNotBeDoneTwice(t *testing.T) {
 		{"/messages", `{"mcp_servers":[{"url":"x"}]}`, Acting},
 		{"/messages", `{"mcp_servers":[ ]}`, Inference},
 		{"/messages", `{"mcp_servers":null}`, Inference},
-		{"/responses", `{"tools":[{"type":"function","parameters":{"type":"mcp"}}],"input":[{"type":"mcp"}],"type":"mcp"}`, Inference},
+		{"/responses", `{"tools":[{"type":"function","parameters":{"type":"mcp"}}],"input":[{"content":[{"type":"mcp"}]}],"type":"mcp"}`, Inference},
 		{"/batches", `{"background":true}`, Once},
+		// what is stored
+		{"/responses", `{"conversation":"conv_123"}`, Acting},
+		{"/responses", `{"conversation":{"id":"conv_123"}}`, Acting},
+		{"/responses", `{"conversation":null}`, Inference},
+		{"/responses", `{"prompt":{"id":"pmpt_123"}}`, Acting},
+		{"/responses", `{"prompt":null,"previous_response_id":"resp_123"}`, Inference},
+		{"/responses", `{"response":{"conversation":"conv_123"}}`, Acting},
+		{"/responses", `{"response":{"background":true}}`, Acting},
+		{"/completions", `{"prompt":{"id":"x"}}`, Inference},
+		{"/messages", `{"container":"container_123"}`, Acting},
+		{"/messages", `{"container":{"skills":[{"type":"anthropic","skill_id":"xlsx"}]}}`, Inference},
+		// containers
+		{"/responses", `{"tools":[{"type":"code_interpreter","container":{"type":"auto","file_ids":["file-1"]}}]}`, Inference},
+		{"/responses", `{"tools":[{"type":"code_interpreter","container":"cntr_123"}]}`, Acting},
+		{"/responses", `{"tools":[{"type":"code_interpreter","container":{"type":"auto","network_policy":{"type":"allowlist"}}}]}`, Acting},
+		{"/responses", `{"tools":[{"type":"shell","environment":{"type":"container_reference","container_id":"cntr_123"}}]}`, Acting},
+		{"/responses", `{"tools":[{"type":"shell","environment":{"type":"container_auto"}}]}`, Inference},
+		{"/responses", `{"tools":[{"type":"shell","environment":{"type":"local"}}]}`, Inference},
+		// tools, wherever they are
+		{"/responses", `{"tools":[{"type":"web_search_2025_08_26"},{"type":"file_search","vector_store_ids":["vs_1"]},{"type":"image_generation"}]}`, Inference},
+		{"/responses", `{"tools":[{"type":"teleport"}]}`, Acting},
+		{"/responses", `{"tools":[{"type":7}]}`, Acting},
+		{"/responses", `{"tools":[{"type":"namespace","tools":[{"type":"function"}]}]}`, Inference},
+		{"/responses", `{"tools":[{"type":"namespace","tools":[{"type":"mcp"}]}]}`, Acting},
+		{"/responses", `{"input":[{"type":"tool_search_output","tools":[{"type":"mcp"}]}]}`, Acting},
+		{"/responses", `{"input":[{"type":"tool_search_output","tools":[{"type":"function"}]}]}`, Inference},
+		{"/responses", `{"input":[{"type":"mcp_list_tools","tools":[{"name":"f","input_schema":{}}]}]}`, Inference},
+		{"/responses", `{"input":[{"type":"teleport"}]}`, Acting},
+		{"/responses", `{"input":[{"role":"user","content":"x"},{"type":"reasoning","id":"rs_123"}]}`, Inference},
+		{"/responses", `{"Tools":[{"type":"mcp"}]}`, Acting},
+		{"/responses", `{"tools":[{"Type":"mcp"}]}`, Acting},
+		{"/responses", `{"input":[{"Type":"teleport"}]}`, Acting},
+		{"/responses", `{"BACKGROUND":true}`, Acting},
+		{"/responses", `{"tools":` + strings.Repeat(`[{"type":"namespace","tools":`, 20) + `[{"type":"mcp"}]` + strings.Repeat("}]", 20) + "}", Acting},
+		{"/messages", `{"tools":[{"name":"f","input_schema":{}},{"type":"bash_20250124"},{"type":"web_search_20250305"}]}`, Inference},
+		// parameters
+		{"/chat/completions", `{"a_new_switch":true,"a_new_limit":5,"a_new_word":"x","a_new_list":["x"],"A-New-One":0,"nothing":{}}`, Inference},
+		{"/chat/completions", `{"response_format":{"type":"json_object"},"metadata":{"type":"mcp"},"logit_bias":{"1":2}}`, Inference},
+		{"/chat/completions", `{"a_new_object":{"type":"x"}}`, Acting},
+		{"/chat/completions", `{"new_tools":[{"type":"x"}]}`, Acting},
+		{"/embeddings", `{"tools":[{"type":"x"}],"input":[{"type":"text"}],"a_new_object":{"x":1}}`, Inference},
+		{"/images/generations", `{"background":"transparent"}`, Inference},
+		// what cannot be read
+		{"/responses", "\xff\xfe{\x00}\x00", Acting},
+		{"/chat/completions", `{"messages":[`, Acting},
+		{"/embeddings", `{"input":[`, Inference},
 	} {
 		q := parse("POST", "/v1"+c.operation, c.body, 0)
 		if q.Kind != c.want || q.Kind.Infers() != (c.want != Once) || q.Kind.Repeatable() != (c.want == Inference) || q.Kind.IsHandshake() {
 			t.Errorf("%s %s is of kind %d, want %d", c.operation, c.body, q.Kind, c.want)
 		}
 	}
-	if q := parse("POST", "/v1/responses", "?", 0, "Content-Encoding", "br"); q.Kind != Acting {
-		t.Errorf("a response of which nothing can be read is of kind %d", q.Kind)
+	for _, operation := range []string{"/responses", "/messages", "/chat/completions"} {
+		if q := parse("POST", "/v1"+operation, "?", 0, "Content-Encoding", "br"); q.Kind != Acting {
+			t.Errorf("%s of which nothing can be read is of kind %d", operation, q.Kind)
+		}
+	}
+	r := httptest.NewRequest("POST", "http://h/v1/chat/completions", nil)
+	r.Header.Set("Content-Encoding", "zstd")
+	if q := Parse(r, ParsePath("/v1/chat/completions"), Received{Bytes: []byte(`{"model":"m"}`), Whole: true, Length: 13, Decoded: true}, nil); q.Kind != Inference || q.Model != "m" || q.Clarity != Clear {
+		t.Errorf("a chat that was decoded: kind %d, model %q, clarity %d", q.Kind, q.Model, q.Clarity)
 	}
 }
 

@@ -1,0 +1,179 @@
+package openaiapi
+
+import (
+	"bytes"
+	"strings"
+)
+
+// A model answers the same request twice at the price of two answers. But a
+// request may also have effects that stay: its answer becomes a part of a
+// conversation, or a tool acts while the model works. Such a request must not
+// be executed twice.
+//
+// So a request is taken for one with effects unless everything in it is known
+// to have none: each tool and each item of its input has a known type, and it
+// names nothing stored that may act. New parameters appear every month. Those
+// that are unknown and have a plain value change nothing: a switch or a number
+// cannot act. An unknown object may contain anything, and counts as an effect.
+
+// mayAct reports whether an operation that is known as inference has effects if its body asks for them.
+func mayAct(operation string) bool {
+	return isOneOf(operation, "/responses", "/responses/compact", "/chat/completions", "/messages")
+}
+
+// hasEffect reports whether a member of an object at this place means that the request may have an effect. The
+// member's name is given as it is written, and its own place is what it is in a body.
+func hasEffect(at, member place, quoted, value []byte) bool {
+	name := quoted
+	if bytes.IndexByte(quoted, '\\') >= 0 {
+		name = decodeName(quoted)
+	}
+	switch {
+	case at == top && member == elsewhere:
+		return hasObject(value) && !isPlainObject(string(name)) || isOddlyNamed(name, actingMembers)
+	case at == top && member == memberBackground:
+		return string(value) != "false" && !isNull(value)
+	case at == top && (member == inside || member == holder || member == named):
+		return namesActor(string(name), value)
+	case at == tool && string(name) == "type":
+		return !isHarmless(value, harmlessTools)
+	case at == tool && (string(name) == "container" || string(name) == "environment"):
+		return !isNewContainer(value)
+	case at == tool && (string(name) == "container_id" || string(name) == "network_policy"):
+		return !isNull(value)
+	case at == item && string(name) == "type":
+		return !isHarmless(value, harmlessItems)
+	case at == tool:
+		return isOddlyNamed(name, actingInTool)
+	}
+	return at == item && isOddlyNamed(name, actingInItem)
+}
+
+// namesActor reports whether a member of a body in which objects may be named names one that may act, or that grows: a
+// conversation, a stored prompt with its tools, a container. The prompt of a completion is a text.
+func namesActor(name string, value []byte) bool {
+	switch name {
+	case "conversation", "workflow", "assistant_id", "thread_id", "container_id":
+		return !isNull(value)
+	case "container":
+		return !isNull(value) && !isNewContainer(value)
+	}
+	return hasObject(value)
+}
+
+var (
+	actingMembers = []string{"tools", "conversation", "prompt", "container", "mcp_servers", "background", "input", "workflow"}
+	actingInTool  = []string{"type", "tools", "container", "environment"}
+	actingInItem  = []string{"type", "tools"}
+)
+
+// isOddlyNamed reports whether servers that ignore the case of letters, or blanks, may read the name as one of these.
+func isOddlyNamed(name []byte, these []string) bool {
+	if isPlainName(name) { // nearly all
+		return false
+	}
+	for _, wanted := range these {
+		if string(name) != wanted && isOdd(name, wanted) {
+			return true
+		}
+	}
+	return false
+}
+
+// isPlainName reports whether all servers read the same name.
+func isPlainName(name []byte) bool {
+	for _, c := range name {
+		if c != '_' && (c < 'a' || c > 'z') && (c < '0' || c > '9') {
+			return false
+		}
+	}
+	return true
+}
+
+func isNull(value []byte) bool { return string(value) == "null" }
+
+// hasObject reports whether a value is an object, or a list that may contain one.
+func hasObject(value []byte) bool {
+	return value[0] == '{' && value[skipSpace(value, 1)] != '}' || value[0] == '[' && bytes.IndexByte(value, '{') >= 0
+}
+
+// isPlainObject reports whether a parameter with objects in it has no effect. These are those of OpenAI, Azure, Anthropic
+// and of servers that are in use.
+func isPlainObject(name string) bool {
+	switch name {
+	case "metadata", "response_format", "text", "reasoning", "tool_choice", "logit_bias", "prediction", "web_search_options",
+		"functions", "function_call", "moderation", "stop", "context_management", "client_metadata", "prompt_cache_options",
+		"data_sources",
+		"thinking", "system", "output_config", "output_format", "cache_control", "diagnostics",
+		"chat_template_kwargs", "guided_json", "guided_choice", "structured_outputs", "mm_processor_kwargs", "documents",
+		"provider", "safety_settings", "citation_options", "options", "format":
+		return true
+	}
+	return false
+}
+
+// isHarmless reports whether a type is one of these, in any of its dated versions.
+func isHarmless(quoted []byte, these map[string]bool) bool {
+	if quoted[0] != '"' {
+		return false
+	}
+	name := unquoteBytes(quoted)
+	if these[string(name)] {
+		return true
+	}
+	undated, date, ok := strings.Cut(string(name), "_20")
+	return ok && strings.Trim(date, "0123456789_") == "" && these[undated]
+}
+
+// harmlessTools are the types of tools that leave nothing behind: the client runs them, they only read, or they run in a
+// container that is made for the response.
+var harmlessTools = setOf("function", "custom", "namespace", "tool_search", "file_search", "web_search", "web_search_preview",
+	"code_interpreter", "image_generation", "computer", "computer_use", "computer_use_preview", "local_shell", "shell", "apply_patch",
+	// those of Anthropic
+	"bash", "text_editor", "web_fetch", "code_execution", "memory",
+	"tool_search_tool_regex", "tool_search_tool_bm25")
+
+// harmlessItems are the types of items that only tell a model what was before, or which tools it has. Those are looked at
+// by themselves. An approval needs the tool that it approves.
+var harmlessItems = setOf("message", "reasoning", "item_reference",
+	"function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
+	"file_search_call", "web_search_call", "image_generation_call", "code_interpreter_call",
+	"computer_call", "computer_call_output", "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output",
+	"apply_patch_call", "apply_patch_call_output", "tool_search_call", "tool_search_output", "additional_tools",
+	"mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response",
+	"compaction", "compaction_summary", "compaction_trigger", "context_compaction")
+
+func setOf(names ...string) map[string]bool {
+	set := make(map[string]bool, len(names))
+	for _, name := range names {
+		set[name] = true
+	}
+	return set
+}
+
+// isNewContainer reports whether a value asks for a container that is made for the response and reaches no network, or for
+// the client's own machine.
+func isNewContainer(value []byte) bool {
+	if value[0] != '{' {
+		return false
+	}
+	for quoted, its := range Members(value) {
+		switch name := string(decodeName(quoted)); {
+		case name == "type":
+			if kind := Text(its); kind != "auto" && kind != "container_auto" && kind != "local" {
+				return false
+			}
+		case name == "network_policy":
+			if !isNull(its) && Text(memberOf(its, "type")) != "disabled" {
+				return false
+			}
+		case name == "id", name == "container_id":
+			if !isNull(its) {
+				return false
+			}
+		case !isPlainName([]byte(name)):
+			return false
+		}
+	}
+	return true
+}
