@@ -28,6 +28,7 @@ type Body struct {
 	mu      sync.Mutex
 	prefix  []byte
 	buffer  *Buffer       // has the prefix
+	coded   *Buffer       // has the body as it came, if prefix is what that decodes to
 	readers int           // that may still read the prefix
 	tail    io.ReadCloser // nil: prefix is all of it
 	tailErr error         // why the reading of tail failed
@@ -64,7 +65,8 @@ func (b *Body) Buffer(r *http.Request, limit int64) error {
 		buf = buf[:len(buf)+n]
 		if errors.Is(err, io.EOF) && len(buf) < most {
 			b.hold(buffer, buf)
-			b.length = int64(len(buf))
+			b.decode(r.Header, int(limit))
+			b.length = int64(len(b.prefix))
 			return nil
 		}
 		if err != nil && !errors.Is(err, io.EOF) {
@@ -99,9 +101,27 @@ func moved(from *Buffer, buf []byte, size int) (*Buffer, []byte) {
 	return to, buf
 }
 
-// Buffered returns the part in memory, which is the beginning of the body. It
-// must not be used after Release.
+// decode replaces a body in zstd by its text, if it can be read. What came is
+// kept, and is sent as long as nothing in it must change.
+func (b *Body) decode(header http.Header, limit int) {
+	if openaiapi.ContentCoding(header) != "zstd" {
+		return
+	}
+	if text := decodeZstandard(b.prefix, limit); text != nil {
+		b.coded, b.buffer = b.buffer, text
+		b.coded.Bytes, b.prefix = b.prefix, text.Bytes
+	}
+}
+
+// Buffered returns the part in memory, which is the beginning of the body, and
+// decoded if Received says so. It must not be used after Release.
 func (b *Body) Buffered() []byte { return b.prefix }
+
+// Received returns what is known of the body before a backend is chosen. It
+// must not be used after Release.
+func (b *Body) Received() openaiapi.Received {
+	return openaiapi.Received{Bytes: b.prefix, Whole: b.Whole(), Length: b.length, Decoded: b.coded != nil}
+}
 
 // Begun reports whether the reading of the body has begun.
 func (b *Body) Begun() bool { return b.begun }
@@ -109,7 +129,8 @@ func (b *Body) Begun() bool { return b.begun }
 // Whole reports whether all of the body was in memory.
 func (b *Body) Whole() bool { return b.tail == nil }
 
-// Length returns the length of the body, or -1 if it is not known.
+// Length returns the length of the body, decoded if it is, or -1 if it is not
+// known.
 func (b *Body) Length() int64 { return b.length }
 
 // wholeBodySize is the largest size of a body that is passed to net/http in one
@@ -140,6 +161,9 @@ func (b *Body) Attach(out *http.Request, o *Options) *Upload {
 		return &Upload{body: b}
 	}
 	up := b.upload(o)
+	if up.decoded {
+		delete(out.Header, "Content-Encoding")
+	}
 	out.Body, out.ContentLength = up.reader(), up.length
 	if trailers {
 		out.ContentLength = -1 // HTTP/1.1 carries trailers in chunks only
@@ -177,22 +201,19 @@ func (b *Body) upload(o *Options) *Upload {
 	if b.gone {
 		return nil
 	}
-	up := &Upload{body: b, length: b.length}
-	changes := o.Changes != openaiapi.Changes{}
-	if b.tail == nil && !changes && up.length <= wholeBodySize {
-		b.readers++
-		up.setSmall(b.prefix)
-		return up
-	}
-	segments := [][]byte{b.prefix}
-	if changes {
+	var segments [][]byte
+	if o.Changes != (openaiapi.Changes{}) {
 		segments = o.Request.With(b.prefix, o.Changes)
-		if up.length >= 0 {
-			for _, segment := range segments {
-				up.length += int64(len(segment))
-			}
-			up.length -= int64(len(b.prefix))
+	}
+	if len(segments) <= 1 {
+		return b.asItCame(o)
+	}
+	up := &Upload{body: b, length: b.length, decoded: b.coded != nil}
+	if up.length >= 0 {
+		for _, segment := range segments {
+			up.length += int64(len(segment))
 		}
+		up.length -= int64(len(b.prefix))
 	}
 	if b.tail == nil && up.length <= wholeBodySize {
 		up.joined = GetBuffer(int(up.length))
@@ -204,6 +225,22 @@ func (b *Body) upload(o *Options) *Upload {
 	}
 	b.readers++
 	up.long = &reader{body: b, progress: o.Progress, segments: segments}
+	return up
+}
+
+// asItCame makes a body ready in which nothing changes.
+func (b *Body) asItCame(o *Options) *Upload {
+	up, text := &Upload{body: b, length: b.length}, b.prefix
+	if b.coded != nil {
+		text = b.coded.Bytes
+		up.length = int64(len(text))
+	}
+	b.readers++
+	if b.tail == nil && up.length <= wholeBodySize {
+		up.setSmall(text)
+	} else {
+		up.long = &reader{body: b, progress: o.Progress, segments: [][]byte{text}}
+	}
 	return up
 }
 
@@ -229,7 +266,8 @@ func (b *Body) left() {
 func (b *Body) recycle() {
 	if b.gone && b.readers == 0 {
 		b.buffer.Put()
-		b.buffer = nil
+		b.coded.Put()
+		b.buffer, b.coded = nil, nil
 	}
 }
 

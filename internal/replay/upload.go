@@ -20,6 +20,9 @@ type Upload struct {
 	long    *reader
 	// joined has the bytes of a small body that is not sent as it came.
 	joined *Buffer
+	// decoded reports whether the body came in zstd and is sent without it, because
+	// something in it changes.
+	decoded bool
 	// settled reports whether small was let go, or must not be: if net/http sends
 	// the body once more, it is not known which of the two it sent.
 	settled atomic.Bool
