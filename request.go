@@ -75,7 +75,7 @@ func (q *request) parse(route openaiapi.Route, cache *affinity.PromptCache) {
 	if cache != nil {
 		prompt = &q.prompt
 	}
-	q.Request = openaiapi.Parse(q.asked, route, openaiapi.Received{Bytes: q.received.Buffered(), Whole: q.received.Whole(), Length: q.received.Length()}, prompt)
+	q.Request = openaiapi.Parse(q.asked, route, q.received.Received(), prompt)
 	if q.Kind.Infers() && !q.Kind.IsHandshake() {
 		if q.session = cache.Key(q.asked.Header, route.Operation, q.Model, prompt, q.PromptLength); q.session != 0 {
 			q.session ^= q.entitled.Set

@@ -73,8 +73,7 @@ func (p *proxiedRequest) read() {
 	} else if err := q.received.Buffer(q.incoming, p.selection.transport.sender.RequestBuffers); err != nil {
 		p.own = apierror.UnreadableBody(err).Answer(q.incoming)
 	}
-	received := openaiapi.Received{Bytes: q.received.Buffered(), Whole: q.received.Whole(), Length: q.received.Length()}
-	asked := openaiapi.Parse(q.incoming, openaiapi.ParsePath(q.incoming.URL.EscapedPath()), received, nil)
+	asked := openaiapi.Parse(q.incoming, openaiapi.ParsePath(q.incoming.URL.EscapedPath()), q.received.Received(), nil)
 	q.Kind, q.Route, q.Cost, q.Whole, q.Body.Stream = asked.Kind, asked.Route, asked.Cost, true, asked.Body.Stream
 }
 
