@@ -25,7 +25,8 @@ type Ask struct {
 	// limits and another one has.
 	Steered []*Member
 
-	// Once reports whether the request can be sent only once, so that it must not be a probe.
+	// Once reports whether the request can be sent only once, so that it must not be a probe after a failure. After a
+	// throttle it may be: what is refused was not executed.
 	Once bool
 	// Kind is the kind of request whose waits count for it.
 	Kind pulse.Kind

@@ -109,9 +109,9 @@ const (
 // to check a bench that is in doubt.
 const checkShare = 4
 
-// untried is for how long after its end a bench waits for a probe that can be sent
-// again. If only requests come that cannot be sent again, one of them is then the
-// probe: otherwise the backend would never be used again.
+// untried is for how long after its end a bench for a failure waits for a probe that
+// can be sent again. If only requests come that cannot be sent again, one of them is
+// then the probe: otherwise the backend would never be used again.
 const untried = time.Minute
 
 // While no other member is left, a guess is tried again and again: each time after a

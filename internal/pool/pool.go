@@ -163,7 +163,7 @@ type rank int
 const (
 	open        rank = iota
 	drained          // open, but drained
-	unproved         // for a request that can be sent only once: open, but a probe is due
+	unproved         // for a request that can be sent only once: open, but a probe after a failure is due
 	unprovedToo      // both drained and unproved
 	suspect          // benched for a failure, or waiting for a probe
 	suspectToo       // both drained and suspect

@@ -478,30 +478,61 @@ func TestARequestThatCanBeSentOnceIsNoProbeWhileAnotherMemberIsReady(t *testing.
 			t.Errorf("after %v it got %s, want %s", now.Sub(start), got, want)
 		}
 	}
-	for _, r := range []Refusal{throttle(5, 1), failure(5)} {
-		members["a"].Bench(r, start)
-		wantOnce(at(1), "b")
-		wantOnce(at(6), "b")          // the probe is due
-		wantPick(t, p, 1, at(6), "a") // it is another request
-		wantOnce(at(6), "b")
-		wantOnce(at(6.6), "a") // which was not refused by then
-		members["a"].Reset(Order{})
-	}
+	members["a"].Bench(failure(5), start)
+	wantOnce(at(1), "b")
+	wantOnce(at(6), "b")          // the probe is due
+	wantPick(t, p, 1, at(6), "a") // it is another request
+	wantOnce(at(6), "b")
+	wantOnce(at(6.6), "a") // which was not refused by then
 	// a probe that is due is better than a suspect
-	members["a"].Bench(throttle(5, 1), start)
+	members["a"].Reset(Order{})
+	members["a"].Bench(failure(5), start)
 	members["b"].Bench(failure(60), start)
 	members["c"].Bench(throttle(60, 1), start)
 	wantOnce(at(6), "a")
+	// a member to which only such requests go comes back
 	members["a"].Reset(Order{})
 	members["b"].Reset(Order{})
-	// a member to which only such requests go comes back
-	members["a"].Bench(throttle(5, 1), start)
+	members["a"].Bench(failure(5), start)
 	wantOnce(at(64), "b")
 	wantOnce(at(66), "a")
+}
+
+// A request that was refused was not executed.
+func TestARequestThatCanBeSentOnceIsTheProbeAfterARefusal(t *testing.T) {
+	p, members, _ := poolOf(t, "a:1:1", "b:2:1")
+	a := members["a"]
+	once := &asks{model: "m", cost: 1, once: true}
+	overloaded := failure(0.3)
+	overloaded.Class, overloaded.Status = "overloaded", 503
+	wholeBackend := throttle(0.3, 1)
+	wholeBackend.Whole = true
+	for _, r := range []Refusal{throttle(0.3, 1), wholeBackend, overloaded} {
+		a.Bench(r, start)
+		if m := p.Pick(once, at(0.2)); m == nil || m.Name != "b" {
+			t.Errorf("before the end of %+v it got %v", r, m)
+		}
+		if m := p.Pick(once, at(0.31)); m != a {
+			t.Errorf("after the end of %+v it got %v", r, m)
+		}
+		if m := p.Pick(once, at(0.32)); m == a {
+			t.Errorf("after %+v a second request is a probe", r)
+		}
+		a.Reset(Order{})
+	}
+	// a failure in between, which may have been executed
+	a.Bench(overloaded, start)
+	failed := failure(0.3)
+	failed.Class, failed.Status = "failed", 500
+	a.Bench(failed, start)
+	if m := p.Pick(once, at(0.31)); m == a {
+		t.Error("after a failure it is a probe")
+	}
 	// a check of a bench in doubt is a probe, too
-	members["a"].Reset(Order{})
-	members["a"].Bench(throttle(600, 100), start)
-	members["a"].Doubt(false, Scope{Model: "m"}, start)
-	wantOnce(at(1), "b")
-	wantPick(t, p, 1, at(2), "a")
+	a.Reset(Order{})
+	a.Bench(throttle(600, 100), start)
+	a.Doubt(false, Scope{Model: "m"}, start)
+	if m := p.Pick(once, at(1)); m != a {
+		t.Errorf("a check goes to %v", m)
+	}
 }

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"math/rand/v2"
+	"net/http"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -13,7 +14,11 @@ type standing int
 const (
 	// ready: there is no bench, or its trial was not refused.
 	ready standing = iota
-	// trialDue: the next request is the trial.
+	// refusalDue: the next request is the trial. If it is refused again, it was not
+	// executed, so that any request may be the trial.
+	refusalDue
+	// trialDue: the next request is the trial. If it fails again, it may have been
+	// executed.
 	trialDue
 	// trialPending: another request is the trial.
 	trialPending
@@ -49,11 +54,20 @@ func (s *slot) standing(cost int64, now time.Time) standing {
 	}
 	switch {
 	case trial.Load() == 0 && now.Sub(b.Until) < untried:
+		if b.refusesOnly() {
+			return refusalDue
+		}
 		return trialDue
 	case trial.pending(b, now):
 		return trialPending
 	}
 	return ready
+}
+
+// refusesOnly reports whether none of the requests for which the backend is benched
+// was executed: it has answered each with a 429 or 503.
+func (b *benchEntry) refusesOnly() bool {
+	return b.Throttle || b.Status == http.StatusServiceUnavailable && len(b.classes) == 1
 }
 
 // tryable reports whether one request may try the backend although the bench is in
