@@ -159,6 +159,11 @@ func (o *usageOptions) run(out, warnings io.Writer, pool string) error {
 	if err != nil {
 		return err
 	}
+	for _, p := range pages {
+		if p.Unreadable != "" {
+			fmt.Fprintf(warnings, "left out: %s\n", printable(p.Unreadable))
+		}
+	}
 	entries := slices.DeleteFunc(ledger.Entries(pages), func(e ledger.Entry) bool {
 		return o.backends != nil && !slices.Contains(o.backends, e.Backend)
 	})

@@ -135,7 +135,7 @@ func (l *Ledger) changed(whole bool) (pages []Page) {
 		rows := maps.Keys(d.changed)
 		p := Page{ID: d.id, Pool: l.pool, Day: nameOf(d.number), Changes: d.changes, Whole: d.whole || whole && d.changes != d.saved}
 		if p.Whole {
-			rows = maps.Values(d.rows)
+			rows = d.rows.all()
 		} else if len(d.changed) == 0 {
 			continue
 		}

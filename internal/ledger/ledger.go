@@ -12,7 +12,6 @@ import (
 	"encoding/hex"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,9 +27,6 @@ import (
 )
 
 const (
-	// maxRows is how many rows a page has at most, and maxOwn how many before requests are added to a row of their caller.
-	maxRows = 20_000
-	maxOwn  = 18_000
 	// maxEstimate is what a request has used at most without a report, in tokens: it may declare any number.
 	maxEstimate = 10_000_000
 	// keptDays is for how long pages are kept.
@@ -53,11 +49,6 @@ type Key struct {
 	// ServiceTier is the one that has served. Replies without one are of the default tier.
 	ServiceTier string `json:"service_tier"`
 }
-
-// restOf is the row of what a caller has used without room for more rows, and rest that of callers without one.
-func restOf(caller string) Key { return Key{caller, "other", "other", "other"} }
-
-var rest = restOf("*") // which is no caller's name
 
 // Use is what requests have used. Input, Cached, which is part of it, Output, and Reasoning, which is part of that, were
 // reported by backends. EstimatedInput and EstimatedOutput were charged without a report.
@@ -130,7 +121,7 @@ type Ledger struct {
 type day struct {
 	id     string
 	number int64
-	rows   map[Key]*Row
+	rows   rows
 	// changes counts them, and saved are those that are in the storage.
 	changes, saved int64
 	// changed are rows that are to be in the journal, unless whole reports that all are: rows without use leave rows, not changed.
@@ -138,11 +129,11 @@ type day struct {
 	whole   bool
 }
 
-// leftUse is what a response in the background was charged with.
+// leftUse is what a response in the background was charged with, and in which row.
 type leftUse struct {
-	number int64
-	key    Key
-	use    Use
+	number   int64
+	key, row Key
+	use      Use
 }
 
 // inUse keeps the ledgers through config reloads.
@@ -202,12 +193,12 @@ func (l *Ledger) Add(now time.Time, k Key, u Use, later string) {
 	number := now.Unix() / dayLength
 	k.ServiceTier = cmp.Or(k.ServiceTier, openaiapi.DefaultTier)
 	l.mu.Lock()
-	l.at(number).add(k, u)
+	row := l.at(number).add(k, u)
 	l.noted()
 	l.mu.Unlock()
 	l.saver.Changed()
 	if later != "" {
-		l.left.Add(later, leftUse{number, k, u})
+		l.left.Add(later, leftUse{number, k, row, u})
 	}
 }
 
@@ -226,7 +217,7 @@ func (l *Ledger) SettleLeft(id string, reported usage.Tokens, tier string) {
 	if ok = d != nil; ok {
 		now := was.key
 		now.ServiceTier = cmp.Or(tier, now.ServiceTier)
-		d.add(was.key, Use{}.less(was.use))
+		d.add(was.row, Use{}.less(was.use))
 		d.add(now, UseOf(meter.Cost{Requests: was.use.Requests, Prompt: reported.Input, Output: reported.Output}, reported))
 		l.noted()
 	}
@@ -243,7 +234,7 @@ func (l *Ledger) at(number int64) *day {
 	}
 	d := l.days[number]
 	if d == nil {
-		d = &day{id: newID(), number: number, rows: make(map[Key]*Row), changed: make(map[*Row]bool)}
+		d = &day{id: newID(), number: number, changed: make(map[*Row]bool)}
 		if len(l.days) >= maxDays {
 			delete(l.days, slices.Min(slices.Collect(maps.Keys(l.days))))
 		}
@@ -259,34 +250,22 @@ func newID() string {
 	return hex.EncodeToString(id[:])
 }
 
-func (d *day) add(k Key, u Use) {
-	row := d.rows[k]
-	if row == nil && len(d.rows) >= maxOwn {
-		k = restOf(k.Caller)
-		row = d.rows[k]
-	}
-	if row == nil && len(d.rows) >= maxRows-1 {
-		k = rest
-		row = d.rows[k]
-	}
-	if row == nil {
-		row = new(Row)
-		// the strings may be parts of longer ones
-		row.Key = Key{strings.Clone(k.Caller), strings.Clone(k.Model), strings.Clone(k.Backend), strings.Clone(k.ServiceTier)}
-		d.rows[row.Key] = row
-	}
+// add adds to the row of a key, and returns which one that is.
+func (d *day) add(k Key, u Use) Key {
+	row := d.rows.find(k)
 	if row.Add(u); row.Use == (Use{}) {
-		delete(d.rows, k)
+		d.rows.remove(row)
 	}
 	d.changes++
 	if d.whole {
-		return
+		return row.Key
 	}
 	d.changed[row] = true
-	if len(d.changed) > len(d.rows)+maxGone {
+	if len(d.changed) > d.rows.number+maxGone {
 		d.unmark()
 		d.whole = true
 	}
+	return row.Key
 }
 
 // pages returns the pages in memory for which want returns true.
@@ -297,8 +276,8 @@ func (l *Ledger) pages(want func(*day) bool) (pages []Page) {
 		if !want(d) {
 			continue
 		}
-		p := Page{ID: d.id, Pool: l.pool, Day: nameOf(d.number), Changes: d.changes, Rows: make([]Row, 0, len(d.rows))}
-		for _, row := range d.rows {
+		p := Page{ID: d.id, Pool: l.pool, Day: nameOf(d.number), Changes: d.changes, Rows: make([]Row, 0, d.rows.number)}
+		for row := range d.rows.all() {
 			p.Rows = append(p.Rows, *row)
 		}
 		pages = append(pages, p)

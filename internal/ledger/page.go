@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/url"
 	"slices"
@@ -27,6 +28,8 @@ type Page struct {
 	Rows    []Row `json:"rows"`
 	// Whole reports whether a page in a journal has all rows.
 	Whole bool `json:"whole,omitempty"`
+	// Unreadable is why the page in the storage is not understood. It then has no rows.
+	Unreadable string `json:"unreadable,omitempty"`
 }
 
 // folder is where the pages are in the storage: as <day>/<pool>_<id>.json.
@@ -144,7 +147,8 @@ func list(ctx context.Context, storage certmagic.Storage) (keys []string, err er
 // IsIn reports whether a storage has pages.
 func IsIn(ctx context.Context, storage certmagic.Storage) bool { return storage.Exists(ctx, folder) }
 
-// Read returns the pages in a storage that want selects. The error is about those that could not be read.
+// Read returns the pages in a storage that want selects. One that is not understood, such as an empty file after a power
+// cut, says so, and loses no other. The error is about those that the storage could not read.
 func Read(ctx context.Context, storage certmagic.Storage, want func(Where) bool) (pages []Page, err error) {
 	keys, err := list(ctx, storage)
 	if err != nil {
@@ -155,22 +159,39 @@ func Read(ctx context.Context, storage certmagic.Storage, want func(Where) bool)
 		if w, ok := whereOf(key); !ok || !want(w) {
 			continue
 		}
-		var p Page
 		if ctx.Err() != nil {
 			return nil, &pools.StorageError{What: "could not read the ledger", Key: key, Err: ctx.Err()}
 		}
-		text, err := storage.Load(ctx, key)
-		if err == nil {
-			err = json.Unmarshal(text, &p)
-		}
+		p, err := readPage(ctx, storage, key)
 		switch {
-		case err == nil:
-			pages = append(pages, p)
-		case !errors.Is(err, fs.ErrNotExist): // it was deleted
-			errs = append(errs, &pools.StorageError{What: "could not read the ledger", Key: key, Err: err})
+		case errors.Is(err, errUnreadable):
+			w, _ := whereOf(key)
+			pages = append(pages, Page{ID: w.ID, Pool: w.Pool, Day: w.Day, Rows: []Row{}, Unreadable: err.Error()})
+		case p != nil:
+			pages = append(pages, *p)
+		default:
+			errs = append(errs, err)
 		}
 	}
 	return pages, errors.Join(errs...)
+}
+
+// readPage reads a page. It returns neither a page nor an error if that was deleted.
+func readPage(ctx context.Context, storage certmagic.Storage, key string) (*Page, error) {
+	p := new(Page)
+	text, err := storage.Load(ctx, key)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err == nil {
+		if err = json.Unmarshal(text, p); err != nil {
+			err = fmt.Errorf("%w: %w", errUnreadable, err)
+		}
+	}
+	if err != nil {
+		return nil, &pools.StorageError{What: "could not read the ledger", Key: key, Err: err}
+	}
+	return p, nil
 }
 
 // Newest returns the latest version of each page: a page may have come from a storage and from its process.

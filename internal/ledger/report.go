@@ -3,6 +3,7 @@ package ledger
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -14,9 +15,7 @@ import (
 )
 
 const (
-	// ownPause is the shortest time between two sums of the pages in memory, and readPause between two readings of the
-	// others, which take a hundredth of the time at most.
-	ownPause  = time.Second
+	// readPause is the shortest time between two readings of the storage, which take a hundredth of the time at most.
 	readPause = 10 * time.Second
 	readShare = 100
 	// readPatience is how long a request waits for the storage.
@@ -30,66 +29,78 @@ type ModelUse struct {
 	Month Use    `json:"month"`
 }
 
-// sums are what callers have used, by caller and model.
-type sums map[string]map[string]*ModelUse
-
-func (s sums) of(caller, model string) *ModelUse {
-	if s[caller] == nil {
-		s[caller] = make(map[string]*ModelUse)
-	}
-	if s[caller][model] == nil {
-		s[caller][model] = &ModelUse{Model: model}
-	}
-	return s[caller][model]
+// otherPage is a page in the storage that is not in memory: of another replica, or of an earlier process or day. It does
+// not change.
+type otherPage struct {
+	day      string
+	modified time.Time
+	size     int64
+	use      map[string]map[string]Use // by caller and model
 }
 
-// add adds pages of a month.
-func (s sums) add(pages []Page, today string) {
-	for _, p := range pages {
-		for _, row := range p.Rows {
-			u := s.of(row.Caller, row.Model)
-			if u.Month.Add(row.Use); p.Day == today {
-				u.Today.Add(row.Use)
-			}
+func newOtherPage(p *Page, info certmagic.KeyInfo) *otherPage {
+	o := &otherPage{p.Day, info.Modified, info.Size, make(map[string]map[string]Use)}
+	for _, row := range p.Rows {
+		its := o.use[row.Caller]
+		if its == nil {
+			its = make(map[string]Use)
+			o.use[row.Caller] = its
 		}
+		u := its[row.Model]
+		u.Add(row.Use)
+		its[row.Model] = u
 	}
+	return o
 }
 
-// report is what callers are told. It is summed up once for many requests.
+// report is what the storage has for the answers to callers. An answer adds up what there is of its caller, and nothing
+// else. Only pages that have changed are read again.
 type report struct {
 	mu sync.Mutex
-	// own is the sum of the pages in memory, and others that of those in the storage: of other replicas, and of earlier
-	// processes and days.
-	own, others     sums
-	ownDue, readDue time.Time
-	// day is today for them.
-	day string
-	// reading is closed when the storage has been read. nil: it is not being read.
+	// others are the pages of this month by their keys. The map does not change, and is nil before the first reading.
+	others map[string]*otherPage
+	// day is that of the latest reading.
+	day     string
+	readDue time.Time
+	// reading is closed when the storage has been read, for which requests wait at most until a time. nil: it is not
+	// being read.
 	reading chan struct{}
+	until   time.Time
 }
 
 // Models returns what a caller has used, by model: at this replica, and at those with the same storage, as far as these
 // have saved it.
 func (l *Ledger) Models(now time.Time, caller string) []ModelUse {
-	l.refresh(now)
-	r := &l.report
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !now.Before(r.ownDue) {
-		r.own, r.ownDue = make(sums), now.Add(ownPause)
-		today := now.UTC().Format(time.DateOnly)
-		r.own.add(l.pages(func(d *day) bool { return sameMonth(nameOf(d.number), today) }), today)
-	}
-	all := make(sums)
-	for _, s := range []sums{r.own, r.others} {
-		for model, u := range s[caller] {
-			sum := all.of(caller, model)
-			sum.Today.Add(u.Today)
-			sum.Month.Add(u.Month)
+	others, today := l.refresh(now), now.UTC().Format(time.DateOnly)
+	all := make(map[string]*ModelUse)
+	add := func(day, model string, u Use) {
+		sum := all[model]
+		if sum == nil {
+			sum = &ModelUse{Model: model}
+			all[model] = sum
+		}
+		if sum.Month.Add(u); day == today {
+			sum.Today.Add(u)
 		}
 	}
-	models := []ModelUse{}
-	for _, u := range all[caller] {
+	l.mu.Lock()
+	for number, d := range l.days {
+		if day := nameOf(number); sameMonth(day, today) {
+			for _, row := range d.rows.of[caller] {
+				add(day, row.Model, row.Use)
+			}
+		}
+	}
+	l.mu.Unlock()
+	for _, p := range others {
+		if sameMonth(p.day, today) {
+			for model, u := range p.use[caller] {
+				add(p.day, model, u)
+			}
+		}
+	}
+	models := make([]ModelUse, 0, len(all))
+	for _, u := range all {
 		models = append(models, *u)
 	}
 	slices.SortFunc(models, func(a, b ModelUse) int { return cmp.Compare(a.Model, b.Model) })
@@ -99,57 +110,73 @@ func (l *Ledger) Models(now time.Time, caller string) []ModelUse {
 // sameMonth compares dates.
 func sameMonth(a, b string) bool { return strings.HasPrefix(a, b[:len("2006-01")]) }
 
-// begin begins a day, unless it has begun: what is known is not of today then. The caller holds the lock.
-func (r *report) begin(today string) {
-	if r.day == today {
-		return
-	}
-	if r.others != nil && !sameMonth(r.day, today) {
-		clear(r.others)
-	}
-	for _, models := range r.others {
-		for _, u := range models {
-			u.Today = Use{}
-		}
-	}
-	r.day, r.ownDue, r.readDue = today, time.Time{}, time.Time{}
-}
-
-// refresh has the storage read if that is due, and waits for it, but not for long.
-func (l *Ledger) refresh(now time.Time) {
-	r := &l.report
+// refresh returns the pages in the storage. If a reading is due, it waits for that, but not for long.
+func (l *Ledger) refresh(now time.Time) map[string]*otherPage {
+	r, today := &l.report, now.UTC().Format(time.DateOnly)
 	r.mu.Lock()
-	r.begin(now.UTC().Format(time.DateOnly))
-	if r.reading == nil && !now.Before(r.readDue) {
-		r.reading = make(chan struct{})
-		go l.readOthers(now, r.reading)
+	if r.reading == nil && (!now.Before(r.readDue) || r.day != today) {
+		r.reading, r.until, r.day = make(chan struct{}), now.Add(readPatience), today
+		go l.readOthers(now, r.others, r.reading)
 	}
-	reading := r.reading
+	reading, until := r.reading, r.until
 	r.mu.Unlock()
 	if reading != nil {
-		pools.WaitFor(reading, readPatience)
+		pools.WaitFor(reading, until.Sub(now))
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.others
 }
 
-// readOthers sums up the pages in the storage that are not in memory.
-func (l *Ledger) readOthers(now time.Time, done chan struct{}) {
+// readOthers reads the pages in the storage that are not in memory, unless they are known and have not changed. What
+// cannot be read stays as it was.
+func (l *Ledger) readOthers(now time.Time, known map[string]*otherPage, done chan struct{}) {
 	defer close(done)
-	today, others := now.UTC().Format(time.DateOnly), make(sums)
-	read := l.saver.Use(reading, func(ctx context.Context, storage certmagic.Storage) error {
-		pages, err := Read(ctx, storage, func(w Where) bool {
-			return w.Pool == l.pool && sameMonth(w.Day, today) && !l.holds(w.ID)
-		})
-		others.add(pages, today)
-		return err
+	others, listed := make(map[string]*otherPage), false
+	l.saver.Use(reading, func(ctx context.Context, storage certmagic.Storage) error {
+		keys, err := list(ctx, storage)
+		if err != nil {
+			return &pools.StorageError{What: "could not list the ledger", Key: folder, Err: err}
+		}
+		listed = true
+		var errs []error
+		today := now.UTC().Format(time.DateOnly)
+		for _, key := range keys {
+			if w, ok := whereOf(key); !ok || w.Pool != l.pool || !sameMonth(w.Day, today) || l.holds(w.ID) {
+				continue
+			}
+			if before := known[key]; before != nil {
+				others[key] = before
+			}
+			page, err := readOther(ctx, storage, key, known[key])
+			if page != nil {
+				others[key] = page
+			}
+			errs = append(errs, err)
+		}
+		return errors.Join(errs...)
 	})
 	r := &l.report
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	took := time.Since(now)
 	r.reading, r.readDue = nil, now.Add(took+max(readPause, readShare*took))
-	if read || r.others == nil {
-		r.others, r.day = others, today
+	if listed || r.others == nil {
+		r.others = others
 	}
+}
+
+// readOther reads a page, unless that is known and has not changed.
+func readOther(ctx context.Context, storage certmagic.Storage, key string, known *otherPage) (*otherPage, error) {
+	info, err := storage.Stat(ctx, key)
+	if err == nil && known != nil && !info.Modified.IsZero() && info.Modified.Equal(known.modified) && info.Size == known.size {
+		return known, nil
+	}
+	p, err := readPage(ctx, storage, key)
+	if p == nil {
+		return nil, err
+	}
+	return newOtherPage(p, info), nil
 }
 
 // holds reports whether a page is in memory.
