@@ -28,7 +28,6 @@ type Body struct {
 	mu      sync.Mutex
 	prefix  []byte
 	buffer  *Buffer       // has the prefix
-	coded   *Buffer       // has the body as it came, if prefix is what that decodes to
 	readers int           // that may still read the prefix
 	tail    io.ReadCloser // nil: prefix is all of it
 	tailErr error         // why the reading of tail failed
@@ -108,9 +107,17 @@ func (b *Body) decode(header http.Header, limit int) {
 		return
 	}
 	if text := decodeZstandard(b.prefix, limit); text != nil {
-		b.coded, b.buffer = b.buffer, text
-		b.coded.Bytes, b.prefix = b.prefix, text.Bytes
+		b.buffer.Bytes, text.coded = b.prefix, b.buffer
+		b.buffer, b.prefix = text, text.Bytes
 	}
+}
+
+// coded returns the body as it came, if it was decoded, and else nil.
+func (b *Body) coded() *Buffer {
+	if b.buffer == nil {
+		return nil
+	}
+	return b.buffer.coded
 }
 
 // Buffered returns the part in memory, which is the beginning of the body, and
@@ -120,7 +127,7 @@ func (b *Body) Buffered() []byte { return b.prefix }
 // Received returns what is known of the body before a backend is chosen. It
 // must not be used after Release.
 func (b *Body) Received() openaiapi.Received {
-	return openaiapi.Received{Bytes: b.prefix, Whole: b.Whole(), Length: b.length, Decoded: b.coded != nil}
+	return openaiapi.Received{Bytes: b.prefix, Whole: b.Whole(), Length: b.length, Decoded: b.coded() != nil}
 }
 
 // Begun reports whether the reading of the body has begun.
@@ -208,7 +215,7 @@ func (b *Body) upload(o *Options) *Upload {
 	if len(segments) <= 1 {
 		return b.asItCame(o)
 	}
-	up := &Upload{body: b, length: b.length, decoded: b.coded != nil}
+	up := &Upload{body: b, length: b.length, decoded: b.coded() != nil}
 	if up.length >= 0 {
 		for _, segment := range segments {
 			up.length += int64(len(segment))
@@ -231,8 +238,8 @@ func (b *Body) upload(o *Options) *Upload {
 // asItCame makes a body ready in which nothing changes.
 func (b *Body) asItCame(o *Options) *Upload {
 	up, text := &Upload{body: b, length: b.length}, b.prefix
-	if b.coded != nil {
-		text = b.coded.Bytes
+	if coded := b.coded(); coded != nil {
+		text = coded.Bytes
 		up.length = int64(len(text))
 	}
 	b.readers++
@@ -266,8 +273,7 @@ func (b *Body) left() {
 func (b *Body) recycle() {
 	if b.gone && b.readers == 0 {
 		b.buffer.Put()
-		b.coded.Put()
-		b.buffer, b.coded = nil, nil
+		b.buffer = nil
 	}
 }
 

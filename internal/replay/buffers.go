@@ -11,6 +11,8 @@ type Buffer struct {
 	// Bytes is empty at first, and may be changed in any way.
 	Bytes []byte
 	lent  []byte
+	// coded is what Bytes were decoded from, or nil. Put gives it back as well.
+	coded *Buffer
 }
 
 const (
@@ -35,13 +37,17 @@ func GetBuffer(n int) *Buffer {
 		return b
 	}
 	memory := make([]byte, 0, size)
-	return &Buffer{memory, memory}
+	return &Buffer{Bytes: memory, lent: memory}
 }
 
 // Put gives the buffer back. It, or its bytes, must not be used after that. A
 // buffer that is too large to be kept is left to the garbage collector.
 func (b *Buffer) Put() {
-	if b == nil || b.lent == nil {
+	if b == nil {
+		return
+	}
+	b.coded.Put()
+	if b.coded = nil; b.lent == nil {
 		return
 	}
 	b.Bytes = b.lent
