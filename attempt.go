@@ -172,7 +172,7 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 		Incoming: q.incoming, Address: a.target.address, URL: *q.incoming.URL, Host: q.incoming.Host,
 		Header: q.credentials.Outgoing(q.incoming.Header, leaveOut), Body: &q.received, Change: replay.Options{Request: &q.Body},
 		Asks: q.asks(a.flex), Secrets: to.Credentials.Secrets(a.credential, q.credentials), Fields: b.fields,
-		CountsTokens: true, CountsContent: bill.CountsTokens(), CountsAll: q.readsUsage(bill, b.ledger), FindsID: q.Body.Background,
+		CountsTokens: true, CountsContent: q.caller.Name != "", CountsAll: q.readsUsage(bill, b.ledger), FindsID: q.Body.Background,
 		Interims: &s.interims, Client: q.replyWriter(), Marks: a.target, Socket: q.socket,
 	}
 	out.URL.RawQuery, out.URL.Opaque = q.query, ""
@@ -195,7 +195,7 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 	}
 	openaiapi.AcceptReadable(out.Header)
 	out.Host, out.Change.Changes = to.Direct(&out.URL, out.Header, &q.Request, q.Route)
-	out.Change.AskUsage = bill.CountsTokens() && (to.StreamUsage == nil || *to.StreamUsage) && q.CanAskUsage()
+	out.Change.AskUsage = q.caller.Name != "" && (to.StreamUsage == nil || *to.StreamUsage) && q.CanAskUsage()
 	if s.placement.Teaches() {
 		out.IDs = func(res *http.Response) attempt.IDReader {
 			if reader := s.placement.IDReader(to.AccountKey, res); reader != nil {

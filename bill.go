@@ -39,10 +39,11 @@ func (b *bill) settle(lb *balancer, q *request, s *search, o *outcome) {
 	}
 }
 
-// row returns the row of the ledger for a request. Only a model that has answered may have any name.
+// row returns the row of the ledger for a request. Only a model that has answered may have any name. A response in a
+// WebSocket has no reply of its own, but reports its tokens.
 func (b *balancer) row(q *request, s *search, o *outcome, cost meter.Cost) ledger.Key {
 	model := pool.ModelKey(q.Model)
-	if cost.Prompt == 0 || o.reply == nil {
+	if cost.Prompt == 0 || o.reply == nil && !o.tokens.Known() {
 		model = b.models.Label(q.Model)
 	}
 	return ledger.Key{Caller: q.caller.Name, Model: model, Backend: o.answeredBy(s).target.Name, ServiceTier: o.serviceTier}

@@ -113,6 +113,30 @@ func TestTheLedgerHasWhatARequestIsChargedWithAndSaysWhatIsEstimated(t *testing.
 	}
 }
 
+// A caller without a limit of tokens has a bill as well.
+func TestTheUsageOfAStreamIsAskedForWheneverItsCallerIsKnown(t *testing.T) {
+	for name, c := range map[string]struct{ options, reply, want string }{
+		"the backend reports it":    {"", lbtest.StreamContent + `data: {"choices":[],"usage":` + usage(7, 108_000) + "}\n\n", "alice gpt-4o a default: {1 7 0 108000 0 0 0}"},
+		"the backend must not know": {"stream_usage off", strings.Repeat(lbtest.StreamContent, 3), "alice gpt-4o a default: {1 0 0 0 0 19 4}"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubbleWith(t, "backend http://a {\n"+c.options+"\n}", func(t *testing.T, w *world) {
+				w.Backends["a"].Replies(lbtest.Streams(lbtest.StreamPreamble+c.reply, lbtest.StreamEnd))
+				reply := w.post(aliceKey, "/v1/chat/completions", chatOf("gpt-4o", `"stream":true,`))
+				if strings.Contains(reply.Body, "usage") {
+					t.Errorf("the client got %s", reply.Body)
+				}
+				wantLength := int64(len(chatOf("gpt-4o", `"stream":true,`)))
+				if asked := c.options == ""; (w.Backends["a"].Received()[0].BodyBytes > wantLength) != asked {
+					t.Errorf("the backend got %d bytes of %d", w.Backends["a"].Received()[0].BodyBytes, wantLength)
+				}
+				synctest.Wait()
+				w.wantEntries(t, c.want)
+			})
+		})
+	}
+}
+
 func TestAPoolWithoutCallersHasALedger(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\npool "+lbtest.Unique("callers")+"\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
 		post := func(body string) {

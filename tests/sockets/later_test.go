@@ -3,6 +3,7 @@ package sockets
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/net/websocket"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
 )
 
 // TestEachMessageHasTheBackendsNameOfTheModel also when two responses are asked for at once.
@@ -186,5 +188,29 @@ func TestALateErrorShowsNoKeyOfABackend(t *testing.T) {
 		}
 		c.Close()
 		time.Sleep(time.Minute)
+	})
+}
+
+func TestEachResponseIsBilledByItsModel(t *testing.T) {
+	lbtest.InBubble(t, keyed("backend http://a"), func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(responds("a", 7, 5))
+		s := dial(t, w, "/v1/responses", aliceKey)
+		for _, message := range []string{hi, strings.Replace(hi, "gpt-5", "o5", 1), hi} {
+			s.say(message)
+			s.wantServed("a")
+		}
+		s.Close()
+		time.Sleep(time.Second)
+		pages, err := ledger.Pages(t.Context(), func(where ledger.Where) bool { return where.Pool == w.Handler.Pool })
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make(map[string]int64)
+		for _, e := range ledger.Entries(pages) {
+			got[e.Caller+" "+e.Model+" "+e.Backend] += e.Output
+		}
+		if want := map[string]int64{"alice gpt-5 a": 10, "alice o5 a": 5}; !maps.Equal(got, want) {
+			t.Errorf("the bill has %v, want %v", got, want)
+		}
 	})
 }
