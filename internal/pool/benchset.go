@@ -1,9 +1,6 @@
 package pool
 
-import (
-	"cmp"
-	"time"
-)
+import "time"
 
 // benchSet has the benches of one model, or of a whole backend.
 type benchSet struct {
@@ -21,12 +18,6 @@ func (b *benchSet) slot(throttle bool) *slot {
 
 func (b *benchSet) returns(now time.Time) time.Time {
 	return later(b.throttle.until(now), b.failure.until(now))
-}
-
-// compareEnds compares when the throttles end, and then when the failures do.
-func (b *benchSet) compareEnds(other *benchSet, now time.Time) int {
-	return cmp.Or(b.throttle.until(now).Compare(other.throttle.until(now)),
-		b.failure.until(now).Compare(other.failure.until(now)))
 }
 
 // end ends the benches, which may be nil. The caller holds the lock.

@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -18,8 +17,8 @@ type Health struct {
 	// whole is what counts for every model.
 	whole benchSet
 	// models is what counts for one model. Only those are in it that were
-	// benched once. The map itself never changes.
-	models atomic.Pointer[map[Scope]*benchSet]
+	// benched once.
+	models benchTable
 	// served are models that the backend has served, and ended are operations of which it has sent a
 	// stream with an end mark.
 	served, ended nameSet
@@ -53,8 +52,7 @@ var noBenches = new(benchSet)
 
 // Limits on the memory that clients can make us use, whatever models they name.
 const (
-	// maxModels is how many models of a backend are remembered, and how many of
-	// those that it served.
+	// maxModels is how many models are remembered that a backend has served.
 	maxModels = 256
 	// maxModelName is how many bytes of a name distinguish models.
 	maxModelName = 256
@@ -79,7 +77,7 @@ func (m *Member) StartFresh(identity string) {
 	var over []*benchEntry
 	if h.identity != "" && h.identity != identity {
 		over = h.endAll()
-		h.models.Store(nil)
+		h.models.clear()
 		h.served.Store(nil)
 		h.ended.Store(nil)
 		h.last.Store(nil)
@@ -118,45 +116,21 @@ func (h *Health) namesakesOf(name string) *namesakes {
 }
 
 func (h *Health) of(its Scope) *benchSet {
-	if models := h.models.Load(); models != nil {
-		its.Model = ModelKey(its.Model)
-		if b, ok := (*models)[its]; ok {
-			return b
-		}
+	if h.models.sets.Load() == nil { // nearly all
+		return noBenches
+	}
+	its.Model = ModelKey(its.Model)
+	if b := h.models.find(its); b != nil {
+		return b
 	}
 	return noBenches
 }
 
 // remember returns the benches of a scope, to be written to. The caller holds
-// the lock. If there are too many models, it forgets the one worth least: a
-// name that the member does not know before one that it knows, a failure before
-// a throttle, and what ends soon before what ends late.
+// the lock.
 func (m *Member) remember(its Scope, now time.Time) *benchSet {
-	h := m.health
 	its.Model = ModelKey(its.Model)
-	var models map[Scope]*benchSet
-	if known := h.models.Load(); known != nil {
-		if b, ok := (*known)[its]; ok {
-			return b
-		}
-		models = maps.Clone(*known)
-	} else {
-		models = make(map[Scope]*benchSet)
-	}
-	if len(models) >= maxModels {
-		delete(models, m.worthLeast(models, now))
-	}
-	b := new(benchSet)
-	models[its] = b
-	h.models.Store(&models)
-	return b
-}
-
-func boolToInt(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
+	return m.health.models.add(m, its, now)
 }
 
 func (h *Health) hasServed(model string) bool { return h.served.has(ModelKey(model)) }

@@ -3,7 +3,6 @@ package pool
 import (
 	"fmt"
 	"iter"
-	"maps"
 	"strings"
 	"time"
 	"unicode"
@@ -152,8 +151,8 @@ func (h *Health) Benched(now time.Time) bool {
 // all are the benches of the whole backend, and those of each model.
 func (h *Health) all() iter.Seq[*benchSet] {
 	return func(yield func(*benchSet) bool) {
-		if models := h.models.Load(); yield(&h.whole) && models != nil {
-			maps.Values(*models)(yield)
+		if yield(&h.whole) {
+			h.models.all()(yield)
 		}
 	}
 }

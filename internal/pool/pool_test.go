@@ -331,20 +331,25 @@ func TestWhatIsLearnedFromStrangersNamesGoesFirst(t *testing.T) {
 	a := members["a"]
 	a.Served(Scope{Model: "m"}, start)
 	a.Bench(failure(10), start)
-	for n := range 1000 {
+	for n := range 10 * benchSets * setSize {
 		made := failure(60)
 		made.Model = fmt.Sprint(n, strings.Repeat("x", 3*maxModelName))
 		a.Bench(made, start)
 	}
 	wantPick(t, p, 1, at(1), "b")
-	models := *a.health.models.Load()
-	if len(models) != maxModels {
-		t.Errorf("%d models are remembered, want %d", len(models), maxModels)
-	}
-	for name := range models {
-		if len(name.Model) > maxModelName {
-			t.Errorf("a name of %d bytes is remembered", len(name.Model))
+	count := 0
+	for i := range a.health.models.sets.Load() {
+		for j := range a.health.models.sets.Load()[i] {
+			if b := a.health.models.sets.Load()[i][j].Load(); b == nil {
+				break
+			} else if len(b.scope.Model) > maxModelName {
+				t.Errorf("a name of %d bytes is remembered", len(b.scope.Model))
+			}
+			count++
 		}
+	}
+	if most := benchSets * setSize; count > most || count < most*9/10 {
+		t.Errorf("%d models are remembered, want nearly %d", count, most)
 	}
 }
 
@@ -456,6 +461,45 @@ func BenchmarkPick(b *testing.B) {
 			}
 		})
 	})
+}
+
+// BenchmarkMadeUpNames benches a member for a name that was never seen, as clients can make it happen.
+func BenchmarkMadeUpNames(b *testing.B) {
+	m := NewMember("a", new(Health))
+	for i := range 10 {
+		m.Models = append(m.Models, fmt.Sprint("model-", i))
+	}
+	New([]*Member{m})
+	made := failure(60)
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		made.Model = fmt.Sprint("made-up-", i)
+		m.Bench(made, start)
+	}
+}
+
+// All models of a config keep their benches, whatever clients make up.
+func TestMadeUpNamesTakeNoPlaceOfTheModelsInAConfig(t *testing.T) {
+	p, members, _ := poolOf(t, "a:1:1")
+	a := members["a"]
+	for i := range 200 {
+		a.Models = append(a.Models, fmt.Sprint("model-", i))
+	}
+	for i, model := range a.Models {
+		r := throttle(60, 1)
+		r.Model = model
+		a.Bench(r, start)
+		for n := range 100 {
+			r.Model = fmt.Sprint("made-up-", i, "-", n)
+			r.Wait = time.Hour
+			a.Bench(r, start)
+		}
+	}
+	for _, model := range a.Models {
+		if m := p.Pick(&asks{model: model, cost: 1}, at(1)); m != nil {
+			t.Errorf("%s is not benched", model)
+		}
+	}
 }
 
 func TestAPickAllocatesNothing(t *testing.T) {

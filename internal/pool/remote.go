@@ -1,9 +1,6 @@
 package pool
 
 import (
-	"cmp"
-	"maps"
-	"slices"
 	"time"
 )
 
@@ -87,17 +84,7 @@ func (h *Health) known(b Bench) *benchSet {
 func (m *Member) hasRoom(its Scope, now time.Time) bool {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
-	models := m.health.models.Load()
 	its.Model = ModelKey(its.Model)
-	if models == nil || len(*models) < maxModels || (*models)[its] != nil {
-		return true
-	}
-	least := m.worthLeast(*models, now)
-	return (*models)[least].returns(now).IsZero() || m.Knows(its.Model) && !m.Knows(least.Model)
-}
-
-func (m *Member) worthLeast(models map[Scope]*benchSet, now time.Time) Scope {
-	return slices.MinFunc(slices.Collect(maps.Keys(models)), func(a, b Scope) int {
-		return cmp.Or(boolToInt(m.Knows(a.Model))-boolToInt(m.Knows(b.Model)), models[a].compareEnds(models[b], now))
-	})
+	_, leaves := m.health.models.place(m, its, now)
+	return leaves == nil || leaves.returns(now).IsZero() || m.Knows(its.Model) && !m.Knows(leaves.scope.Model)
 }
