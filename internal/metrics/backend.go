@@ -18,6 +18,8 @@ type Pool struct {
 	allThrottled prometheus.Counter
 	attempts     prometheus.Observer
 
+	callerTokens series[bill, tokenCounters]
+
 	mu       sync.Mutex
 	backends map[string]*Backend
 	labels   labels
@@ -43,6 +45,14 @@ func Of(pool string) *Pool {
 			allThrottled: allThrottledTotal.WithLabelValues(name),
 			attempts:     attemptsPerRequest.WithLabelValues(name),
 			backends:     make(map[string]*Backend),
+		}
+		callerTokens := callerTokensTotal.MustCurryWith(prometheus.Labels{"pool": name})
+		p.callerTokens.find = func(of bill) tokenCounters {
+			return countersOf(callerTokens.MustCurryWith(prometheus.Labels{"caller": of.caller, "model": of.model, "tier_served": of.tier}))
+		}
+		p.callerTokens.bound, p.callerTokens.coarser = callerTokensBound, []func(bill) bill{
+			func(of bill) bill { of.model = Other; return of },
+			func(of bill) bill { of.demand = demand{Other, Other}; return of },
 		}
 		byName[name] = p
 	}
@@ -98,7 +108,6 @@ type Backend struct {
 	failovers    series[string, prometheus.Counter]
 	hints        series[string, prometheus.Counter]
 	tokens       series[served, tokenCounters]
-	callerTokens series[bill, tokenCounters]
 	unknown      series[string, prometheus.Counter]
 	serviceTiers series[[2]string, prometheus.Counter]
 	spilled      series[spill, prometheus.Counter]
@@ -153,6 +162,7 @@ func Forget(pool, backend string) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.backends[name].free()
 	delete(p.backends, name)
 	p.labels.forget(name)
 	forgetSeries(prometheus.Labels{"pool": p.name, "backend": name})
@@ -168,15 +178,35 @@ func forgetPools() {
 	for _, name := range pools.Default.Names() {
 		used[clean(name)] = true
 	}
-	for name := range byName {
+	for name, p := range byName {
 		if used[name] {
 			continue
 		}
+		p.free()
 		delete(byName, name)
 		poolLabels.forget(name)
 		forgetSeries(prometheus.Labels{"pool": name})
 		benched.forget(func(its benchLabels) bool { return its.pool == name })
 		Recent.forget(name)
+	}
+}
+
+// free makes room for the series of others.
+func (p *Pool) free() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, b := range p.backends {
+		b.free()
+	}
+	p.callerTokens.free()
+}
+
+// free is Pool.free for a backend, which may be nil.
+func (b *Backend) free() {
+	if b != nil {
+		b.requests.free()
+		b.attempts.free()
+		b.tokens.free()
 	}
 }
 
@@ -200,12 +230,17 @@ func newBackend(p *Pool, name string) *Backend {
 	b.steered.find = counters(steeredTotal, its, word)
 	b.serviceTiers.find = counters(serviceTierRequestsTotal, its, func(tiers [2]string) []string { return tiers[:] })
 	b.spilled.find = counters(spilloverTotal, its, func(s spill) []string { return []string{s.deployment, s.status, s.result} })
-	tokens, callerTokens := tokensTotal.MustCurryWith(its), callerTokensTotal.MustCurryWith(its)
+	b.requests.bound, b.requests.coarser = requestsBound, []func(answer) answer{
+		func(a answer) answer { a.model = Other; return a },
+		func(a answer) answer { a.demand = demand{Other, Other}; return a },
+	}
+	b.attempts.bound, b.attempts.coarser = attemptsBound, []func(attempt) attempt{func(a attempt) attempt { a.deployment = Other; return a }}
+	tokens := tokensTotal.MustCurryWith(its)
 	b.tokens.find = func(s served) tokenCounters {
 		return countersOf(tokens.MustCurryWith(prometheus.Labels{"model": s.model, "deployment": s.deployment, "tier_served": s.tier}))
 	}
-	b.callerTokens.find = func(of bill) tokenCounters {
-		return countersOf(callerTokens.MustCurryWith(prometheus.Labels{"caller": of.caller, "model": of.model, "tier_served": of.tier}))
+	b.tokens.bound, b.tokens.coarser = tokensBound, []func(served) served{
+		func(s served) served { s.model, s.deployment = Other, Other; return s },
 	}
 	b.last.find = func(string) *lastSeen { return new(lastSeen) }
 	if name != "" {
@@ -264,7 +299,7 @@ func (b *Backend) Used(caller, model, deployment, tier string, t usage.Tokens) {
 	of := b.tokens.of(served{model, deployment, tier})
 	of.add(t)
 	if caller != "" {
-		of = b.callerTokens.of(bill{demand{caller, model}, tier})
+		of = b.pool.callerTokens.of(bill{demand{caller, model}, tier})
 		of.add(t)
 	}
 }

@@ -20,7 +20,10 @@ func (p *Pool) Happened(e pool.Event) {
 		return // other requests are served
 	}
 	its := benchLabels{p.name, clean(e.Member.Name), Deployment(e.Member, e.Bench.Model), e.Bench.Class}
-	which := benchKey{p.name, e.Member.Name, e.Bench.Model, e.Bench.Throttle, e.Bench.Whole, e.Bench.Unreachable}
+	which := benchKey{p.name, e.Member.Name, e.Bench.Model, "", e.Bench.Throttle, e.Bench.Whole, e.Bench.Unreachable}
+	if its.deployment == Other {
+		which.model, which.class = Other, its.class
+	}
 	if counts := e.Happening == pool.Began || e.Happening == pool.Turned; counts && !e.Remote { // a sum over replicas has each bench once
 		benchesTotal.WithLabelValues(its.pool, its.backend, its.deployment, its.class).Inc()
 	}
@@ -47,11 +50,15 @@ type benchedSeconds struct {
 
 type benchLabels struct{ pool, backend, deployment, class string }
 
-// benchKey identifies a bench in force.
+// benchKey identifies a bench in force. Models that the config does not name are one: clients can make up any number of
+// them. Their benches have a class, and count as one for as long as any of them is in force.
 type benchKey struct {
-	pool, backend, model  string
-	throttle, whole, lost bool
+	pool, backend, model, class string
+	throttle, whole, lost       bool
 }
+
+// isOfMany reports whether there may be several benches with this key.
+func (k benchKey) isOfMany() bool { return k.class != "" }
 
 type openBench struct {
 	benchLabels
@@ -76,11 +83,18 @@ func (s *benchedSeconds) open(which benchKey, its benchLabels, b pool.Bench, now
 	if s.inForce == nil {
 		s.inForce, s.settled = make(map[benchKey]openBench), make(map[benchLabels]float64)
 	}
+	if before := s.inForce[which].until; which.isOfMany() && before.After(until) {
+		until = before
+	}
 	s.settle(which, now)
 	s.inForce[which] = openBench{its, now, until}
 }
 
+// end ends a bench, unless others with the same key may be in force. Their time passes.
 func (s *benchedSeconds) end(which benchKey, now time.Time) {
+	if which.isOfMany() {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.settle(which, now)

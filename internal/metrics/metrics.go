@@ -7,7 +7,8 @@
 // the status page read [Totals] and the [History] of the last five minutes from the same metrics.
 //
 // Labels are bounded: names of pools, backends and models come from configs, and callers after the
-// first thousand share a label.
+// first thousand share a label. So are their combinations: beyond some thousands, a metric gives up the
+// model first and then the caller, and [mergedTotal] says so.
 package metrics
 
 import (
@@ -76,14 +77,16 @@ var (
 		"Tokens that replies reported, by the model that the client named, the backend's deployment and the service tier.",
 		"pool", "backend", "model", "deployment", "type", "tier_served")
 	callerTokensTotal = counter("caller_tokens_total",
-		"Tokens that replies reported, by who asked, the model that the client named, the backend and the service tier.",
-		"pool", "caller", "model", "backend", "type", "tier_served")
+		"Tokens that replies reported, by who asked, the model that the client named and the service tier. The bill has the backends, too.",
+		"pool", "caller", "model", "type", "tier_served")
 	serviceTierRequestsTotal = counter("service_tier_requests_total",
 		"Requests for the service tiers flex and priority that were served, by the service tier that the reply names.",
 		"pool", "backend", "tier_requested", "tier_served")
 	spilloverTotal = counter("spillover_total",
 		"Replies of another deployment than the backend's own, by Azure's spillover, by its error and whether the reply is a success.",
 		"pool", "backend", "deployment", "error", "result")
+	mergedTotal = counter("series_merged_total",
+		"How often a metric counted with the label other, because it has as many series as it may.", "metric")
 	tokensUnknownTotal = counter("tokens_unknown_total",
 		"Requests for inference that were served without a report of tokens.", "pool", "backend", "deployment")
 
@@ -95,6 +98,14 @@ var (
 		[]float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 120}, "pool", "backend")
 	attemptsPerRequest = histogram("attempts_per_request",
 		"Backends that were tried for a request.", []float64{0, 1, 2, 3, 4, 6, 8}, "pool")
+)
+
+// The bounds of metrics of which each request has its own combination of labels. A series of tokens is one of each type.
+var (
+	requestsBound     = newBound("requests_total", 10_000)
+	attemptsBound     = newBound("attempts_total", 10_000)
+	tokensBound       = newBound("tokens_total", 2500)
+	callerTokensBound = newBound("caller_tokens_total", 2500)
 )
 
 // collectors are all metrics. counter and histogram add to it.

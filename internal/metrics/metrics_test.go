@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -276,7 +277,7 @@ func TestTokensAreCountedByBackendAndByCaller(t *testing.T) {
 	b.UsedUnknown("gpt")
 	wantValues(t, name, map[string]float64{
 		"tokens_total a gpt-ptu gpt default input": 1101, "tokens_total a gpt-ptu gpt default cached": 40, "tokens_total a gpt-ptu gpt default output": 7, "tokens_total a gpt-ptu gpt default reasoning": 3,
-		"caller_tokens_total a alice gpt default input": 101, "caller_tokens_total a alice gpt default output": 7, "tokens_unknown_total a gpt": 1, "caller_tokens_total a  gpt default input": none,
+		"caller_tokens_total alice gpt default input": 101, "caller_tokens_total alice gpt default output": 7, "tokens_unknown_total a gpt": 1, "caller_tokens_total  gpt default input": none,
 	})
 }
 
@@ -299,25 +300,139 @@ func TestCountingAllocatesNothing(t *testing.T) {
 	}
 }
 
-func TestMoreSeriesThanAreKeptAtHandAreCountedToo(t *testing.T) {
+// bounded sets the bound of a metric to this many more series, for one test.
+func bounded(t *testing.T, b *bound, more int64) {
+	t.Helper()
+	before := b.most.Swap(b.used.Load() + more)
+	t.Cleanup(func() { b.most.Store(before) })
+}
+
+func valueOf(t *testing.T, c prometheus.Counter) float64 {
+	t.Helper()
+	var m dto.Metric
+	if err := c.Write(&m); err != nil {
+		t.Fatal(err)
+	}
+	return m.GetCounter().GetValue()
+}
+
+func TestOfTooManySeriesTheModelIsGivenUpFirstAndThenTheCaller(t *testing.T) {
 	name := unique("many")
+	bounded(t, requestsBound, 10)
+	most := requestsBound.most.Load()
 	b := Of(name).Backend("a")
 	t.Cleanup(func() { Forget(name, "a") }) // or each later scrape has them
-	for i := range 2 * maxSeries {
-		b.Answered(fmt.Sprint("caller-", i), "gpt", "served", 200, 0, 0)
-		b.Answered(fmt.Sprint("caller-", i), "gpt", "served", 200, 0, 0)
+	merged := valueOf(t, requestsBound.merged)
+	for range 2 {
+		for i := range int(2 * most) {
+			b.Answered("alice", fmt.Sprint("gpt-", i), "served", 200, 0, 0)
+			b.Answered(fmt.Sprint("caller-", i), "gpt", "served", 200, 0, 0)
+		}
 	}
-	n := 0
+	sum, kinds := 0.0, make(map[string]int)
 	for key, value := range gather(t, name) {
-		if strings.HasPrefix(key, "requests_total") {
-			if n++; value != 2 {
-				t.Errorf("%s is %v", key, value)
+		if its, ok := strings.CutPrefix(key, "requests_total "); ok {
+			sum += value
+			labels := strings.Fields(its) // backend, caller, class, code, model
+			switch caller, model := labels[1], labels[4]; {
+			case caller == Other && model == Other:
+				kinds["neither"]++
+			case model == Other:
+				kinds["without its model"]++
+			case caller != Other:
+				kinds["both"]++
 			}
 		}
 	}
-	if n != 2*maxSeries {
-		t.Errorf("%d callers were counted", n)
+	if sum != float64(8*most) {
+		t.Errorf("%v requests were counted, want %d", sum, 8*most)
 	}
+	if kinds["both"] != 10 || kinds["without its model"] != int(most/2) || kinds["neither"] != 1 {
+		t.Errorf("there are %v series, with %d more and then %d", kinds, 10, most/2)
+	}
+	if n := valueOf(t, requestsBound.merged) - merged; n != float64(8*most-20) {
+		t.Errorf("a metric says that %v were merged", n)
+	}
+	Forget(name, "a")
+	if used := requestsBound.used.Load(); used != most-10 {
+		t.Errorf("%d series are left of %d", used, most-10)
+	}
+}
+
+func TestTokensOfACallerAreCountedWithoutBackends(t *testing.T) {
+	name := unique("tokens")
+	bounded(t, callerTokensBound, 3)
+	for _, backend := range []string{"a", "b", "c", "d", "e"} {
+		for _, model := range []string{"gpt-1", "gpt-2", "gpt-3", "gpt-4", "gpt-5"} {
+			Of(name).Backend(backend).Used("alice", model, "d", "default", usage.Tokens{Input: 1})
+		}
+	}
+	wantValues(t, name, map[string]float64{
+		"caller_tokens_total alice gpt-3 default input": 5,
+		"caller_tokens_total alice gpt-4 default input": none,
+		"caller_tokens_total alice other default input": 10,
+	})
+}
+
+// A new series copies all others a few times in the life of the process, and not each time.
+func TestANewSeriesCostsLittle(t *testing.T) {
+	var s series[int, *int]
+	s.find = func(int) *int { return new(int) }
+	i := 0
+	for ; i < 5000; i++ {
+		s.of(i)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for ; i < 10_000; i++ {
+		*s.of(i)++
+	}
+	runtime.ReadMemStats(&after)
+	if each := (after.TotalAlloc - before.TotalAlloc) / 5000; each > 1000 {
+		t.Errorf("a new series takes %d bytes", each)
+	}
+	for ; i > 5000; i-- {
+		if n := *s.of(i - 1); n != 1 {
+			t.Fatalf("series %d has %d", i-1, n)
+		}
+	}
+}
+
+// BenchmarkNewSeries is what each of 1,000 new series costs.
+func BenchmarkNewSeries(b *testing.B) {
+	s, counter := new(series[answer, *int]), new(int)
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		if i%1000 == 0 {
+			s = &series[answer, *int]{find: func(answer) *int { return counter }}
+		}
+		s.of(answer{demand{"alice", "gpt"}, "served", i % 1000})
+	}
+}
+
+// Clients can make up any number of models.
+func TestMadeUpModelsAreOneEntryOfBenchedSeconds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		name, m := unique("made-up"), pool.NewMember("a", new(pool.Health))
+		m.Models, m.AnyModel = []string{"gpt"}, true
+		inUse(t, name, m)
+		bench := func(model string, wait time.Duration) {
+			m.Bench(pool.Refusal{Reason: pool.Reason{Class: "no_model"}, Model: model, Wait: wait}, time.Now())
+		}
+		before := len(benched.inForce)
+		for i := range 10_000 {
+			bench(fmt.Sprint("made-up-", i), time.Minute)
+		}
+		bench("gpt", time.Minute)
+		if n := len(benched.inForce) - before; n != 2 {
+			t.Errorf("there are %d entries without a scrape", n)
+		}
+		time.Sleep(10 * time.Second)
+		bench("short", time.Second)
+		wantValues(t, name, map[string]float64{"benched_seconds_total a no_model other": 10, "benched_seconds_total a no_model gpt": 10})
+		time.Sleep(time.Hour)
+		wantValues(t, name, map[string]float64{"benched_seconds_total a no_model other": 60, "benched_seconds_total a no_model gpt": 60})
+	})
 }
 
 func TestAScrapeRemembersNothingOfDeploymentsWithoutTraffic(t *testing.T) {

@@ -37,9 +37,9 @@ func TestTokensAreCountedByTheServiceTierThatServed(t *testing.T) {
 			"data: {\"choices\":[],\"service_tier\":\"flex\",\"usage\":{\"prompt_tokens\":100,\"completion_tokens\":7}}\n\ndata: [DONE]\n\n"), chatPath, `{"model":"gpt-4o","stream":true,"stream_options":{"include_usage":true}}`)
 		ask(lbtest.Streams("event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"service_tier\":\"auto\",\"usage\":null}}\n\n",
 			"event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"service_tier\":\"priority\",\"usage\":{\"input_tokens\":100,\"output_tokens\":7}}}\n\n"), "/v1/responses", `{"model":"gpt-4o","stream":true}`)
-		for _, metric := range []string{"tokens_total model=gpt-4o deployment=gpt-4o", "caller_tokens_total caller=alice model=gpt-4o"} {
+		for _, metric := range []string{"tokens_total model=gpt-4o deployment=gpt-4o backend=a", "caller_tokens_total caller=alice model=gpt-4o"} {
 			lbtest.WantSums(t, pool,
-				metric+" backend=a type=input tier_served=default 200", metric+" backend=a type=input tier_served=priority 300", metric+" backend=a type=output tier_served=priority 21",
+				metric+" type=input tier_served=default 200", metric+" type=input tier_served=priority 300", metric+" type=output tier_served=priority 21",
 				metric+" type=input tier_served=flex 200", metric+" type=input tier_served=other 100", metric+" tier_served= 0", metric+" type=input 800", metric+" type=output 56")
 		}
 	})
