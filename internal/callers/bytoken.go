@@ -25,6 +25,9 @@ type saidByToken struct {
 	issued time.Time
 }
 
+// maxSaid is of how many callers it is known. Of others, each token says it again.
+const maxSaid = 100_000
+
 // maxAge is for how long it is known what a token says: tokens seldom last a day. The next request with an older one that is still
 // valid says it again.
 const maxAge = 48 * time.Hour
@@ -44,6 +47,12 @@ func (b *byToken) set(name string, said saidByToken) {
 	if now := time.Now(); now.Sub(b.swept) > time.Hour {
 		b.swept = now
 		maps.DeleteFunc(b.said, func(_ string, said saidByToken) bool { return now.Sub(said.issued) > maxAge })
+	}
+	if _, known := b.said[name]; !known && len(b.said) >= maxSaid {
+		for some := range b.said {
+			delete(b.said, some)
+			break
+		}
 	}
 	b.said[name] = said
 }

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -24,6 +25,8 @@ type Callers struct {
 	inOrder []*Caller
 	number  int
 	swept   time.Time
+	evicted atomic.Int64
+	most    int // maxCallers
 	// byID also has the callers of which only other replicas have said something.
 	byID    map[CallerID]*Caller
 	reports *reports
@@ -41,7 +44,7 @@ func IDOf(name string) CallerID {
 	return CallerID(binary.BigEndian.Uint64(sum[:]) >> 16)
 }
 
-// maxCallers is how many callers other replicas may name before they send a request here.
+// maxCallers is how many callers there are at most, those included that other replicas name before they send a request here.
 const maxCallers = 100_000
 
 // NewCallers returns an empty set of callers. hook gets the marks that the use of a limit has reached; it
@@ -49,7 +52,7 @@ const maxCallers = 100_000
 func NewCallers(hook func(Crossing)) *Callers {
 	writer := make([]byte, 16)
 	rand.Read(writer)
-	return &Callers{hook: hook, writer: hex.EncodeToString(writer), reports: new(reports), byName: make(map[string]*Caller), byID: make(map[CallerID]*Caller)}
+	return &Callers{most: maxCallers, hook: hook, writer: hex.EncodeToString(writer), reports: new(reports), byName: make(map[string]*Caller), byID: make(map[CallerID]*Caller)}
 }
 
 // Writer returns a random id of 32 hexadecimal digits. In messages between replicas, it is the one whose use it is.
@@ -80,6 +83,7 @@ func (cs *Callers) Get(now time.Time, name string) *Caller {
 	defer cs.mu.Unlock()
 	if c = cs.byName[name]; c == nil {
 		cs.forget(now)
+		cs.evict()
 		c = cs.ofID(now, IDOf(name))
 		c.mu.Lock()
 		c.name = name
@@ -127,7 +131,7 @@ func (cs *Callers) Heard(now time.Time, id CallerID, replica string, version uin
 	cs.mu.Lock()
 	c := cs.byID[id]
 	if c == nil {
-		if cs.forget(now); len(cs.byID) < maxCallers {
+		if cs.forget(now); len(cs.byID) < cs.most {
 			c = cs.ofID(now, id)
 		}
 	}

@@ -72,3 +72,27 @@ func TestForgottenCallersLeaveTheOrder(t *testing.T) {
 		t.Errorf("after b came %q", got)
 	}
 }
+
+// Callers by tokens may be any number, and what they have used counts for a month.
+func TestOfTooManyCallersThoseThatWereSeenLeastAreForgotten(t *testing.T) {
+	cs := NewCallers(nil)
+	cs.most = 320
+	busy, now := admitted(t, cs.Get(noon, "busy"), noon, exactly(1)), noon
+	for i := range 10 * cs.most {
+		if now = now.Add(time.Second); i%8 == 0 {
+			now = now.Add(2 * time.Minute)
+			cs.Get(now, "often")
+		}
+		admitted(t, cs.Get(now, fmt.Sprint("once-", i)), now, exactly(1)).settle(now)
+		if n := len(cs.byID); n > cs.most || len(cs.byName) > n || len(cs.inOrder) > n {
+			t.Fatalf("there are %d callers, %d by name", n, len(cs.byName))
+		}
+	}
+	if n := cs.Evicted(); n < int64(9*cs.most) || n > int64(10*cs.most) {
+		t.Errorf("%d are said to be forgotten", n)
+	}
+	if cs.byName["busy"] == nil || cs.byName["often"] == nil || cs.byName["once-0"] != nil {
+		t.Error("others were forgotten than those that were not seen for the longest time")
+	}
+	busy.settle(now)
+}

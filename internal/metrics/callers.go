@@ -19,6 +19,8 @@ var (
 		"pool", "caller", "kind", "window")
 	estimateDesc = desc("caller_estimate_ratio",
 		"The estimated tokens of a caller's last requests, divided by the tokens that replies reported.", "pool", "caller")
+	forgottenDesc = desc("callers_forgotten_total",
+		"Callers that were forgotten although what they have used counts, because there were too many.", "pool")
 )
 
 // Limited counts a request that a limit of its caller refused. The caller is a label, see Caller.
@@ -39,6 +41,8 @@ type callerGauges struct {
 	used map[limitLabels]float64
 	// estimates are the sums of estimated and of reported tokens.
 	estimates map[callerLabels]struct{ estimated, reported float64 }
+	// forgotten are numbers of callers, by their pools.
+	forgotten map[string]float64
 }
 
 type callerLabels struct{ pool, caller string }
@@ -49,7 +53,7 @@ type limitLabels struct {
 }
 
 func newCallerGauges() *callerGauges {
-	return &callerGauges{make(map[limitLabels]float64), make(map[callerLabels]struct{ estimated, reported float64 })}
+	return &callerGauges{make(map[limitLabels]float64), make(map[callerLabels]struct{ estimated, reported float64 }), make(map[string]float64)}
 }
 
 // add adds the callers of a pool. callers may be nil.
@@ -57,6 +61,7 @@ func (g *callerGauges) add(pool string, callers *meter.Callers, now time.Time) {
 	if callers == nil {
 		return
 	}
+	g.forgotten[pool] += float64(callers.Evicted())
 	for _, c := range callers.All() {
 		s, its := c.Snapshot(now), callerLabels{pool, Caller(c.Name())}
 		for _, u := range s.Limits {
@@ -74,6 +79,9 @@ func (g *callerGauges) add(pool string, callers *meter.Callers, now time.Time) {
 func (g *callerGauges) collect(metrics chan<- prometheus.Metric) {
 	for its, used := range g.used {
 		metrics <- prometheus.MustNewConstMetric(limitUsedDesc, prometheus.GaugeValue, used, its.pool, its.caller, its.kind, its.window)
+	}
+	for pool, n := range g.forgotten {
+		metrics <- prometheus.MustNewConstMetric(forgottenDesc, prometheus.CounterValue, n, pool)
 	}
 	for its, sum := range g.estimates {
 		metrics <- prometheus.MustNewConstMetric(estimateDesc, prometheus.GaugeValue, sum.estimated/sum.reported, its.pool, its.caller)

@@ -50,7 +50,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (state) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, reasonsDesc, silentDesc, slowDesc, usualDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, quotaDesc, utilizationDesc, limitUsedDesc, estimateDesc, staleDesc, shutdownDesc} {
+	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, reasonsDesc, silentDesc, slowDesc, usualDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, quotaDesc, utilizationDesc, limitUsedDesc, estimateDesc, forgottenDesc, staleDesc, shutdownDesc} {
 		descs <- d
 	}
 }
