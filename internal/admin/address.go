@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -38,7 +37,7 @@ func adminAddress(flags caddycmd.Flags) (string, error) {
 // readOption reads a global option of a config file into a struct that has it in JSON. It evaluates
 // nothing else in a Caddyfile: that may need variables which only the service has.
 func readOption(name, file, adapter string, into any) error {
-	text, err := os.ReadFile(file)
+	text, err := readFile(file)
 	if err != nil {
 		return err
 	}

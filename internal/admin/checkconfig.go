@@ -208,7 +208,7 @@ func standInText(field, text string) string {
 			return match
 		}
 		if kind == "file" {
-			if content, err := os.ReadFile(name); err == nil && len(bytes.TrimSpace(content)) > 0 {
+			if content, err := readFile(name); err == nil && len(bytes.TrimSpace(content)) > 0 {
 				return match
 			}
 		}
@@ -220,7 +220,7 @@ func standInText(field, text string) string {
 	})
 	switch {
 	case field == "client_keys_file" && !strings.Contains(replaced, "{"):
-		if _, err := os.ReadFile(replaced); err != nil {
+		if _, err := readFile(replaced); err != nil {
 			return os.DevNull // a file without keys
 		}
 	case missing && field == "url" && !strings.Contains(replaced, "://"):
@@ -287,7 +287,7 @@ func shortened(err error, file string) error {
 		return err
 	}
 	short := err.Error()[at+len(ownErrors):]
-	text, _ := os.ReadFile(file)
+	text, _ := readFile(file)
 	for _, value := range values.FindAllString(short, -1) {
 		value = strings.TrimPrefix(strings.Trim(value, "'"), "open ")
 		if before, _, found := strings.Cut(string(text), value); found {

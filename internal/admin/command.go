@@ -18,6 +18,8 @@ import (
 	"text/tabwriter"
 	"time"
 	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
@@ -186,7 +188,7 @@ func showing(show func(io.Writer, []byte) error, flags caddycmd.Flags) func(io.W
 	return show
 }
 
-// ask returns the admin API's answer. Its errors are plain text.
+// ask returns the admin API's answer. Its errors are plain text, also if something else answers.
 func ask(address, method, path string, query url.Values) ([]byte, error) {
 	if len(query) > 0 {
 		path += "?" + query.Encode()
@@ -195,12 +197,12 @@ func ask(address, method, path string, query url.Values) ([]byte, error) {
 	if err != nil {
 		var said struct{ Error string }
 		if _, body, ok := strings.Cut(err.Error(), ": {"); ok && json.Unmarshal([]byte("{"+body), &said) == nil && said.Error != "" {
-			return nil, errors.New(said.Error)
+			return nil, errors.New(printable(said.Error))
 		}
-		return nil, fmt.Errorf("the admin API at %s: %w", address, err)
+		return nil, fmt.Errorf("the admin API at %s: %s", printable(address), printable(err.Error()))
 	}
 	defer res.Body.Close()
-	return io.ReadAll(res.Body)
+	return readUpTo(res.Body, maxAnswers)
 }
 
 // pollInterval is the time between two requests while --wait waits.
@@ -244,11 +246,34 @@ func decode(answer []byte, into any) error {
 	return nil
 }
 
-// showJSON prints the answer as it is.
+// showJSON prints the answer as it is, if it is JSON.
 func showJSON(to io.Writer, answer []byte) error {
-	_, err := fmt.Fprintf(to, "%s\n", bytes.TrimSpace(answer))
+	if err := decode(answer, new(json.RawMessage)); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(to, "%s\n", escaped(bytes.TrimSpace(answer)))
 	return err
 }
+
+// escaped escapes the characters in JSON that are not printable, which only its strings can have.
+func escaped(text []byte) []byte {
+	if !bytes.ContainsFunc(text, isHidden) {
+		return text
+	}
+	var b []byte
+	for _, r := range string(text) {
+		if !isHidden(r) {
+			b = utf8.AppendRune(b, r)
+			continue
+		}
+		for _, unit := range utf16.AppendRune(nil, r) {
+			b = fmt.Appendf(b, `\u%04x`, unit)
+		}
+	}
+	return b
+}
+
+func isHidden(r rune) bool { return r >= 0x7f && !unicode.IsPrint(r) }
 
 // showBuild prints versions as a line.
 func showBuild(to io.Writer, answer []byte) error {

@@ -1,6 +1,10 @@
 package admin
 
 import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 )
@@ -60,5 +64,49 @@ func TestReplicasThatAreNotConnectedAreATableToo(t *testing.T) {
 		"not connected: 7 messages wait\n"
 	if err != nil || out.String() != want {
 		t.Errorf("got %v\n%s\nwant\n%s", err, out.String(), want)
+	}
+}
+
+// Something else may answer in place of Caddy.
+func TestAnAnswerThatIsNoJSONIsAnError(t *testing.T) {
+	var out strings.Builder
+	for _, answer := range []string{"", "<html>", "\x1b[2J", `{"a":1} {"b":2}`} {
+		if err := showJSON(&out, []byte(answer)); err == nil || strings.ContainsRune(err.Error(), '\x1b') {
+			t.Errorf("the answer %q gives %v", answer, err)
+		}
+	}
+	if out.Len() > 0 {
+		t.Errorf("it printed %q", out.String())
+	}
+	const sent, want = "{\"a\":\"é\u009b2J\u202e\U000e0001\"}\n\n", `{"a":"é\u009b2J\u202e\udb40\udc01"}` + "\n"
+	if err := showJSON(&out, []byte(sent)); err != nil || out.String() != want {
+		t.Errorf("it printed %q (%v)", out.String(), err)
+	}
+}
+
+func TestAnErrorOfTheAdminAPIHasNoEffectOnATerminal(t *testing.T) {
+	for _, body := range []string{`{"error":"\u001b[2Jno"}`, "\x1b[2Jno"} {
+		admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusNotFound)
+			io.WriteString(w, body)
+		}))
+		defer admin.Close()
+		_, err := ask(strings.TrimPrefix(admin.URL, "http://"), http.MethodGet, backendsPath, nil)
+		if err == nil || strings.ContainsRune(err.Error(), '\x1b') || !strings.HasSuffix(err.Error(), "�[2Jno") {
+			t.Errorf("the answer %q gives %q", body, err)
+		}
+	}
+}
+
+func TestAFileWithoutAnEndIsNotReadToIt(t *testing.T) {
+	if _, err := os.Stat("/dev/zero"); err != nil {
+		t.Skip(err)
+	}
+	command := importCommand()
+	command.SetArgs([]string{"litellm", "/dev/zero"})
+	command.SetOut(io.Discard)
+	command.SetErr(io.Discard)
+	if err := command.Execute(); err == nil || err.Error() != "/dev/zero: expected at most 64 MiB" {
+		t.Errorf("import gives %v", err)
 	}
 }

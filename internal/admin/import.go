@@ -2,7 +2,6 @@ package admin
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -35,7 +34,7 @@ import: the option backends_from_env reads its variables.
 	litellm := &cobra.Command{
 		Use: "litellm <config.yaml>", Short: "Reads the file of LiteLLM's proxy", Args: cobra.ExactArgs(1), SilenceUsage: true,
 		RunE: func(command *cobra.Command, args []string) error {
-			text, err := os.ReadFile(args[0])
+			text, err := readFile(args[0])
 			if err != nil {
 				return err
 			}

@@ -10,7 +10,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -147,11 +146,11 @@ func (o *usageOptions) run(out, warnings io.Writer, pool string) error {
 	if err != nil {
 		return err
 	}
-	prices, err := readFile(o.prices, ledger.ReadPrices)
+	prices, err := readAs(o.prices, ledger.ReadPrices)
 	if err != nil {
 		return err
 	}
-	export, err := readFile(o.check, func(text []byte) (ledger.Export, error) { return ledger.ReadExport(text, o.columns, of.has) })
+	export, err := readAs(o.check, func(text []byte) (ledger.Export, error) { return ledger.ReadExport(text, o.columns, of.has) })
 	if err != nil {
 		return err
 	}
@@ -177,12 +176,12 @@ func (o *usageOptions) run(out, warnings io.Writer, pool string) error {
 	return o.showSums(out, sums, prices != nil)
 }
 
-// readFile reads a file, unless the name is empty.
-func readFile[T any](name string, read func([]byte) (T, error)) (value T, err error) {
+// readAs reads a file, unless the name is empty.
+func readAs[T any](name string, read func([]byte) (T, error)) (value T, err error) {
 	if name == "" {
 		return value, nil
 	}
-	text, err := os.ReadFile(name)
+	text, err := readFile(name)
 	if err != nil {
 		return value, err
 	}
