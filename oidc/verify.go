@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	gooidc "github.com/coreos/go-oidc/v3/oidc"
@@ -136,7 +137,7 @@ func (o *Identity) name(v *verified, said claims) {
 		v.identity.Name = texts[0]
 		if err := keys.CheckName(texts[0]); err != nil {
 			v.unnamed = fmt.Errorf("the claim %s: %w", o.Caller, err)
-		} else if strings.ContainsRune(texts[0], utf8.RuneError) || strings.TrimSpace(texts[0]) != texts[0] {
+		} else if strings.ContainsFunc(texts[0], isInvisible) || strings.TrimSpace(texts[0]) != texts[0] {
 			v.unnamed = fmt.Errorf("the claim %s could be mistaken for another name", o.Caller)
 		}
 	}
@@ -150,6 +151,13 @@ func (o *Identity) name(v *verified, said claims) {
 			return
 		}
 	}
+}
+
+// isInvisible reports whether names may look alike that differ by a character only: it has no appearance, or stands for any
+// that could not be read.
+func isInvisible(r rune) bool {
+	const brailleBlank = '\u2800'
+	return r == utf8.RuneError || r == brailleBlank || unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector, unicode.Cf)
 }
 
 func names(algorithms []jose.SignatureAlgorithm) (names []string) {

@@ -285,6 +285,8 @@ func CheckName(name string) error {
 	switch {
 	case name == "" || len(name) > maxName:
 		return fmt.Errorf("expected a name of 1 to %d bytes, found %d", maxName, len(name))
+	case name == "*":
+		return errors.New("expected the name of one caller, found *, which stands for all of them")
 	case !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }):
 		return errors.New("expected a name of printable characters")
 	}
@@ -352,10 +354,11 @@ func blindedOf(digest [sha256.Size]byte) blinded {
 // knows, which must not reach a backend. Unknown ones next to a known one are ignored, because
 // they may be for a backend, and so are expired ones. Keys of different callers do not identify either of them.
 func (c *Clients) Identify(ctx context.Context, presented *Presented) (who Caller, err error) {
-	known, tokens := *c.known.Load(), 0
+	known, tokens := *c.known.Load(), tokens{ctx: ctx}
+	defer tokens.end()
 	err = ErrNoKey
 	presented.remove(func(key string, identifies bool) bool {
-		found, ours, problem := c.find(ctx, known, key, &tokens)
+		found, ours, problem := c.find(&tokens, known, key)
 		switch {
 		case !identifies:
 		case problem == nil && who.Name == "":
@@ -373,8 +376,8 @@ func (c *Clients) Identify(ctx context.Context, presented *Presented) (who Calle
 	return who, nil
 }
 
-// find returns the caller that has a key or a token, and counts tokens. ours reports whether it must not reach a backend.
-func (c *Clients) find(ctx context.Context, known map[blinded]client, key string, tokens *int) (who Caller, ours bool, err error) {
+// find returns the caller that has a key or a token. ours reports whether it must not reach a backend.
+func (c *Clients) find(tokens *tokens, known map[blinded]client, key string) (who Caller, ours bool, err error) {
 	var text [128]byte // longer than nearly all keys, so they are not copied to the heap
 	client, found := known[blindedOf(sha256.Sum256(append(text[:0], key...)))]
 	switch {
@@ -383,10 +386,10 @@ func (c *Clients) find(ctx context.Context, known map[blinded]client, key string
 	case found:
 		return client.Caller, true, nil
 	case c.config.Tokens != nil && isToken(key):
-		if *tokens++; *tokens > maxTokens || len(key) > maxToken {
+		if len(key) > maxToken || !tokens.next() {
 			return Caller{}, true, errUnknownKey
 		}
-		return c.ofToken(ctx, key)
+		return c.ofToken(tokens.ctx, key)
 	}
 	return Caller{}, false, errUnknownKey
 }

@@ -15,7 +15,8 @@ import (
 // http.openai_lb.caller_identity implement it: `caller_identity <name>` uses the module of that name. Many requests use it
 // concurrently.
 type CallerIdentity interface {
-	// Identify returns whose token it is. token has the form of a JWT, three parts of base64url, and nothing of it is
+	// Identify returns whose token it is. The context ends with the request, or 5 s after its first
+	// token. token has the form of a JWT, three parts of base64url, and nothing of it is
 	// checked. The error is ErrForeignToken if the token is for somebody else, ErrExpired, ErrIssuerUnavailable, or any
 	// other for a token that must not be accepted. Only a foreign token goes on to a backend.
 	Identify(ctx context.Context, token string) (*Identity, error)
@@ -71,7 +72,34 @@ const (
 	minToken = 86
 	// maxTokens is how many tokens of a request are verified, which costs more than a request.
 	maxTokens = 4
+	// tokenPatience is how long a request waits for the keys of an issuer, whatever number of tokens it has.
+	tokenPatience = 5 * time.Second
 )
+
+// tokens are those of a request. Nearly all have one at most, for which an issuer has a patience of its own.
+type tokens struct {
+	ctx    context.Context
+	cancel context.CancelFunc // nil before the second one
+	began  time.Time
+	number int
+}
+
+// next counts a token. It reports false if there are too many.
+func (t *tokens) next() bool {
+	switch t.number++; t.number {
+	case 1:
+		t.began = time.Now()
+	case 2:
+		t.ctx, t.cancel = context.WithDeadline(t.ctx, t.began.Add(tokenPatience))
+	}
+	return t.number <= maxTokens
+}
+
+func (t *tokens) end() {
+	if t.cancel != nil {
+		t.cancel()
+	}
+}
 
 // isToken reports whether a key has the form of a JWT that is signed (RFC 7515 section 7.1). It begins with an object of
 // JSON, so that the first letter is certain.
