@@ -68,7 +68,7 @@ var streamed = http.Response{StatusCode: http.StatusOK, Header: http.Header{"Con
 
 // begin prepares the readers of the response's events.
 func (r *response) begin() *response {
-	if r.outcome.usage = r.counts.Begin(streamed.Header); r.intent.caller.Name != "" {
+	if r.outcome.usage = r.counts.Begin(streamed.Header); r.request.caller.Name != "" {
 		r.counts.CountContent()
 	}
 	r.counts.Watch(&r.watcher)

@@ -383,7 +383,7 @@ func (s *search) fill() {
 	b, q := s.balancer, s.request
 	s.board = pool.Ask{
 		At: s.fewBackends[:0], Affinity: pool.Affinity{Key: q.session, Maker: s.placement.Maker()}, Cost: q.Cost,
-		Once: q.isOnce(), Kind: q.pulseKind(), Tier: s.callerTier(),
+		Once: q.isOnce(), Streamed: !q.received.Whole(), Kind: q.pulseKind(), Tier: s.callerTier(),
 	}
 	for _, to := range b.targets {
 		takes := q.entitled.May[to.Index] && to.backend.Takes(&q.Request, q.anonymous)

@@ -28,6 +28,9 @@ type Ask struct {
 	// Once reports whether the request can be sent only once, so that it must not be a probe after a failure. After a
 	// throttle it may be: what is refused was not executed.
 	Once bool
+	// Streamed reports whether its body can be sent only once, so that its client would get a refusal. While another member
+	// is ready, it is no probe for a while.
+	Streamed bool
 	// Kind is the kind of request whose waits count for it.
 	Kind pulse.Kind
 	// forgives reports whether the request may go to members that have refused it, or that others waited for.

@@ -114,6 +114,10 @@ const checkShare = 4
 // then the probe: otherwise the backend would never be used again.
 const untried = time.Minute
 
+// overdue is for how long after its end a bench of which nothing was executed waits for
+// a probe that can go on elsewhere.
+const overdue = 10 * time.Second
+
 // While no other member is left, a guess is tried again and again: each time after a
 // part of it has passed, but no sooner than the pause.
 const (

@@ -163,7 +163,7 @@ type rank int
 const (
 	open        rank = iota
 	drained          // open, but drained
-	unproved         // for a request that can be sent only once: open, but a probe after a failure is due
+	unproved         // open, but a probe is due that the request should not be
 	unprovedToo      // both drained and unproved
 	suspect          // benched for a failure, or waiting for a probe
 	suspectToo       // both drained and suspect
@@ -293,7 +293,7 @@ func (m *Member) rank(r *Ask, now time.Time) (rank rank, model string) {
 		rank = guess
 	case standing > trialDue || !m.healthy():
 		rank = suspect
-	case standing == trialDue && r.Once:
+	case standing == trialDue && r.Once, standing == refusalDue && r.Streamed:
 		rank = unproved
 	}
 	rank = max(rank, m.silenceRank(r, model, now))

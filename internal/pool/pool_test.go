@@ -564,6 +564,18 @@ func TestARequestThatCanBeSentOnceIsTheProbeAfterARefusal(t *testing.T) {
 		}
 		a.Reset(Order{})
 	}
+	// a body that can be sent only once waits for another probe, but not for long
+	a.Bench(throttle(5, 1), start)
+	streamed := once.of(p.Pool)
+	streamed.Streamed = true
+	for now, want := range map[float64]string{5.1: "b", 14.9: "b", 15.1: "a"} {
+		if m := p.Pool.Pick(streamed, at(now)); m == nil || m.Name != want {
+			t.Errorf("after %v s, a long body gets %v, want %s", now, m, want)
+		}
+		a.Reset(Order{})
+		a.Bench(throttle(5, 1), start)
+	}
+	a.Reset(Order{})
 	// a failure in between, which may have been executed
 	a.Bench(overloaded, start)
 	failed := failure(0.3)

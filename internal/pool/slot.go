@@ -14,8 +14,10 @@ type standing int
 const (
 	// ready: there is no bench, or its trial was not refused.
 	ready standing = iota
+	// refusalOverdue is refusalDue for a while already: any request may be the trial.
+	refusalOverdue
 	// refusalDue: the next request is the trial. If it is refused again, it was not
-	// executed, so that any request may be the trial.
+	// executed, so that any request may be the trial that can then go on elsewhere.
 	refusalDue
 	// trialDue: the next request is the trial. If it fails again, it may have been
 	// executed.
@@ -54,10 +56,13 @@ func (s *slot) standing(cost int64, now time.Time) standing {
 	}
 	switch {
 	case trial.Load() == 0 && now.Sub(b.Until) < untried:
-		if b.refusesOnly() {
+		switch {
+		case !b.refusesOnly():
+			return trialDue
+		case now.Sub(b.Until) < overdue:
 			return refusalDue
 		}
-		return trialDue
+		return refusalOverdue
 	case trial.pending(b, now):
 		return trialPending
 	}

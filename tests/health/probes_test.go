@@ -40,3 +40,25 @@ func TestARequestThatMustNotRunTwiceIsNoProbeWhileAnotherBackendIsFree(t *testin
 		w.WantCalls(map[string]int{"a": 1, "b": 1})
 	})
 }
+
+// Without other requests, a backend that throttled for a moment was not used for a minute.
+func TestARequestThatMustNotRunTwiceIsTheProbeAfterARefusal(t *testing.T) {
+	for name, refuses := range map[string]http.HandlerFunc{"throttled": lbtest.Throttled("1"), "overloaded": lbtest.Says(503, "{}", "Retry-After", "1")} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, aBeforeB, func(t *testing.T, w *lbtest.World) {
+				for _, request := range []struct{ path, body string }{
+					{"/v1/batches", `{}`}, {"/v1/responses", `{"tools":[{"type":"mcp"}]}`},
+				} {
+					post := func() lbtest.Reply {
+						return w.Send(w.Request(http.MethodPost, request.path, strings.NewReader(request.body)))
+					}
+					w.Backends["a"].Replies(refuses)
+					post().WantServed(t, "b")
+					w.Backends["a"].Recovers()
+					time.Sleep(1100 * time.Millisecond)
+					post().WantServed(t, "a")
+				}
+			})
+		})
+	}
+}
