@@ -42,6 +42,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 // UnmarshalCaddyfile sets up the handler from Caddyfile tokens. The comment of each option has its syntax, and docs/options.md has all of
 // it. Every option but backend, header, model, client_key, caller, tier, and the requests and tokens of a caller or a tier may be given once.
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	var written keys.WrittenKeys
 	err := directive.Unmarshal(d, h.PassiveHealth.Directives(), h.Options.Directives(), h.WebSocketOptions.Directives(), h.callerOptions(), directive.Options{
 		"pool":    directive.String(&h.Pool),
 		"backend": backend.Directive(&h.Backends),
@@ -65,7 +66,10 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			h.Wait = new(waiting.Options)
 			return h.Wait.UnmarshalArgs(args)
 		}),
-		"client_key":       directive.Args("a name and a key", 2, 2, h.addClientKey).Repeatable(),
+		"client_key": directive.Args("a name and a key", 2, 2, func(args []string) error {
+			h.ClientKeys = append(h.ClientKeys, ClientKey{Name: args[0], Key: args[1]})
+			return written.Add(keys.ClientKey{Name: args[0], Key: args[1]})
+		}).Repeatable(),
 		"client_keys_file": directive.TextPointer(&h.ClientKeysFile),
 		"caller_identity":  h.TokenOption.Directive(),
 		"state":            directive.Module[state.Engine](&h.StateRaw, "http.openai_lb.state", "engine"),
@@ -93,15 +97,6 @@ func (h *Handler) callerOptions() directive.Options {
 		}
 		return h.Config.Check(h.namesCallers(), backends)
 	})
-}
-
-func (h *Handler) addClientKey(args []string) error {
-	var before []keys.ClientKey
-	for _, k := range h.ClientKeys {
-		before = append(before, keys.ClientKey(k))
-	}
-	h.ClientKeys = append(h.ClientKeys, ClientKey{Name: args[0], Key: args[1]})
-	return keys.ClientKey{Name: args[0], Key: args[1]}.Check(before)
 }
 
 // hasPlaceholder reports whether a value is known only at load.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -372,4 +373,21 @@ func TestBackendsWithoutANameAreNamedByTheirHost(t *testing.T) {
 			t.Errorf("named %s", got)
 		}
 	})
+}
+
+// BenchmarkClientKeys adapts a Caddyfile with keys: ten times as many take ten times as long.
+func BenchmarkClientKeys(b *testing.B) {
+	for _, n := range []int{600, 6000} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			var keys strings.Builder
+			for i := range n {
+				fmt.Fprintf(&keys, "client_key caller-%d key-of-caller-%08d\n", i, i)
+			}
+			for b.Loop() {
+				if _, err := lbtest.Adapt(":0 {\nopenai_lb {\nbackend http://a\n" + keys.String() + "}\n}\n"); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
 }

@@ -85,12 +85,17 @@ type Clients struct {
 	changed func(names []string, tiers map[string]string)
 	// tiers are those that lines of the file name for callers.
 	tiers map[string]string
-	// given are the keys of the config, and listed those of the file, as they were last read.
+	// given are the keys of the config, and listed the lines of the file, as they were last read.
 	given, listed []foundKey
+	// expiring are the keys that expire.
+	expiring []client
 	// unread is why the file could not be read. clashes are the keys of the config, and wrong the
 	// lines of the file, that count as not there, each with the reason.
 	unread         error
 	clashes, wrong []string
+	// latest is the file as it was last read, and read are its lines.
+	latest fileState
+	read   []string
 	// unfinished is the digest of a file that ended within a line, and seen is
 	// when it was first read.
 	unfinished [sha256.Size]byte
@@ -146,7 +151,7 @@ func (c *Clients) Read() error {
 	if err := c.list(); !errors.Is(err, errUnfinished) {
 		c.unread = err
 	}
-	changed := c.known.Load() == nil || !slices.Equal(c.given, given) || !slices.Equal(c.listed, listed)
+	changed := c.known.Load() == nil || !slices.Equal(c.given, given) || !isSame(c.listed, listed) && !slices.Equal(c.listed, listed)
 	if changed {
 		c.use()
 	}
@@ -166,6 +171,9 @@ func (c *Clients) Read() error {
 	return errors.New(firstOf(problems))
 }
 
+// isSame reports whether two lists are one.
+func isSame(a, b []foundKey) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
+
 // maxProblems is how many problems an error names.
 const maxProblems = 3
 
@@ -177,18 +185,23 @@ func firstOf(problems []string) string {
 	return text
 }
 
-// resolve reads the keys of the config. It returns what is wrong with those that stay as they were.
+// resolve reads the keys of the config, and again those in files. It returns what is wrong with those that stay as they
+// were.
 func (c *Clients) resolve() (problems []string) {
 	given := make([]foundKey, len(c.config.Keys))
 	for i, k := range c.config.Keys {
-		var err error
-		if given[i], err = k.resolve(); err == nil {
-			_, err = given[i].digest()
-		}
-		if err == nil {
+		if c.given != nil && !InFile(k.Key) {
+			given[i] = c.given[i]
 			continue
 		}
-		given[i] = foundKey{}
+		found, err := k.resolve()
+		if err == nil {
+			err = found.err()
+		}
+		if err == nil {
+			given[i] = found
+			continue
+		}
 		if problems = append(problems, err.Error()); c.given != nil {
 			given[i] = c.given[i]
 		}
@@ -199,12 +212,13 @@ func (c *Clients) resolve() (problems []string) {
 
 // use makes the keys known that were read.
 func (c *Clients) use() {
-	known := make(map[blinded]client)
+	known := make(map[blinded]client, len(c.given)+len(c.listed))
 	c.tiers = make(map[string]string)
 	add := func(keys []foundKey, by string) (problems []string) {
-		for _, k := range keys {
-			if k.where == "" {
-				continue // it could not be read
+		for i := range keys {
+			k := &keys[i]
+			if *k == (foundKey{}) {
+				continue // it could not be read, or the line has none
 			}
 			if err := c.add(known, k, by); err != nil {
 				problems = append(problems, err.Error())
@@ -213,11 +227,18 @@ func (c *Clients) use() {
 		return problems
 	}
 	c.clashes, c.wrong = add(c.given, "config"), add(c.listed, "file")
-	if before := c.known.Load(); before != nil {
-		for key, client := range known {
-			if was := (*before)[key].expiry; was != nil && !client.expiry.at.IsZero() {
-				client.expiry.noticed, client.expiry.over = was.noticed, was.over
-			}
+	c.expiring = nil
+	before := c.known.Load()
+	for key, client := range known {
+		if client.expiry.at.IsZero() {
+			continue // nearly all
+		}
+		c.expiring = append(c.expiring, client)
+		if before == nil {
+			continue
+		}
+		if was := (*before)[key].expiry; was != nil {
+			client.expiry.noticed, client.expiry.over = was.noticed, was.over
 		}
 	}
 	if c.changed != nil {
@@ -226,15 +247,33 @@ func (c *Clients) use() {
 	c.known.Store(&known)
 }
 
-// foundKey is a key and, for errors, where it was found.
+// foundKey is a key and, for errors, where it was found: in the config or in a line of the file, counted from 1.
 type foundKey struct {
-	where, name, key string
-	tier             string    // empty: the line names none
-	expires          time.Time // zero: never
+	where     string
+	line      int
+	name, key string
+	tier      string    // empty: the line names none
+	expires   time.Time // zero: never
 	// unfinished reports whether the key may go on: the file is being written.
 	unfinished bool
-	// wrong is what is wrong with the line, if anything is.
-	wrong string
+	// wrong is what is wrong with the key or the line. Otherwise, digest is that of the key.
+	wrong  string
+	digest blinded
+}
+
+// err returns what is wrong with the key, or nil.
+func (k *foundKey) err() error {
+	if k.wrong == "" {
+		return nil
+	}
+	return fmt.Errorf("%s: %s", k.place(), k.wrong)
+}
+
+func (k *foundKey) place() string {
+	if k.line > 0 {
+		return fmt.Sprintf("line %d", k.line)
+	}
+	return k.where
 }
 
 // resolve replaces the placeholders of a key.
@@ -243,7 +282,9 @@ func (k ClientKey) resolve() (foundKey, error) {
 	if err != nil {
 		return foundKey{}, fmt.Errorf("%s: %w", k.where(), err)
 	}
-	return foundKey{where: k.where(), name: k.Name, key: key}, nil
+	found := foundKey{where: k.where(), name: k.Name, key: key}
+	found.check()
+	return found, nil
 }
 
 // where names the key in an error.
@@ -254,30 +295,30 @@ func (k ClientKey) where() string {
 	return "client_key"
 }
 
-// Check returns what is wrong with a key and its name as they are written, next to the keys before it.
-func (k ClientKey) Check(before []ClientKey) error {
+// WrittenKeys are keys as they are written in a config. The zero WrittenKeys has none.
+type WrittenKeys struct{ names map[blinded]string }
+
+// Add returns what is wrong with a key and its name as they are written, next to the keys that were added before.
+func (w *WrittenKeys) Add(k ClientKey) error {
 	if err := CheckWritten(k.Key); err != nil {
 		return fmt.Errorf("%s: %w", k.where(), err)
 	}
-	mine, err := k.written().digest()
-	if err != nil || strings.Contains(k.Key, "{") {
-		return err
+	found := foundKey{where: k.where(), name: k.Name, key: strings.TrimSpace(k.Key)}
+	isWhole := !strings.Contains(found.key, "{")
+	if !isWhole {
+		found.key = rand.Text() // it is not known yet
 	}
-	for _, other := range before {
-		if digest, err := other.written().digest(); err == nil && digest == mine && other.Name != k.Name {
-			return fmt.Errorf("%s: it is also the key of %q", k.where(), other.Name)
-		}
+	if found.check(); found.wrong != "" || !isWhole {
+		return found.err()
 	}
+	if other, again := w.names[found.digest]; again && other != k.Name {
+		return fmt.Errorf("%s: it is also the key of %q", k.where(), other)
+	}
+	if w.names == nil {
+		w.names = make(map[blinded]string)
+	}
+	w.names[found.digest] = k.Name
 	return nil
-}
-
-// written returns the key as it is written. If that has a placeholder, it is any other key.
-func (k ClientKey) written() foundKey {
-	key := strings.TrimSpace(k.Key)
-	if strings.Contains(key, "{") {
-		key = rand.Text()
-	}
-	return foundKey{where: k.where(), name: k.Name, key: key}
 }
 
 // CheckName returns what is wrong with the name of a caller, if anything is.
@@ -293,55 +334,69 @@ func CheckName(name string) error {
 	return nil
 }
 
-// digest returns the digest of a key. It checks the key and its name.
-func (k foundKey) digest() (digest [sha256.Size]byte, err error) {
-	switch text, isDigest := strings.CutPrefix(k.key, digestPrefix); {
-	case k.wrong != "":
-		err = errors.New(k.wrong)
-	case CheckName(k.name) != nil:
-		err = CheckName(k.name)
+// check finds out what is wrong with the key and its name, or else its digest.
+func (k *foundKey) check() {
+	text, isDigest := strings.CutPrefix(k.key, digestPrefix)
+	if k.wrong != "" {
+		return
+	}
+	if err := CheckName(k.name); err != nil {
+		k.wrong = err.Error()
+		return
+	}
+	switch {
 	case isDigest:
-		raw, wrong := hex.DecodeString(text)
-		if wrong != nil || len(raw) != len(digest) {
-			err = fmt.Errorf("expected %d hexadecimal digits after %s", 2*len(digest), digestPrefix)
-			break
+		digest, err := hex.DecodeString(text)
+		if err != nil || len(digest) != sha256.Size {
+			k.wrong = fmt.Sprintf("expected %d hexadecimal digits after %s", 2*sha256.Size, digestPrefix)
+			return
 		}
-		digest = [sha256.Size]byte(raw)
+		k.digest = blindedOf([sha256.Size]byte(digest))
 	case utf8.RuneCountInString(k.key) < minKey:
-		err = fmt.Errorf("a key must have at least %d characters", minKey)
+		k.wrong = fmt.Sprintf("a key must have at least %d characters", minKey)
 	default:
-		digest = sha256.Sum256([]byte(k.key))
+		k.digest = blindedOf(sha256.Sum256([]byte(k.key)))
 	}
-	if err != nil {
-		return digest, fmt.Errorf("%s: %w", k.where, err)
-	}
-	return digest, nil
 }
 
 // add adds a key, or the digest of one, to those that are known. One that is
 // unfinished is only checked.
-func (c *Clients) add(known map[blinded]client, k foundKey, by string) error {
-	digest, err := k.digest()
-	if err != nil {
-		return err
+func (c *Clients) add(known map[blinded]client, k *foundKey, by string) error {
+	if k.wrong != "" {
+		return k.err()
 	}
-	b := blindedOf(digest)
-	other, again := known[b]
+	other, again := known[k.digest]
 	switch {
 	case again && other.Name != k.name:
-		return fmt.Errorf("%s: it is also the key of %q", k.where, other.Name)
+		return fmt.Errorf("%s: it is also the key of %q", k.place(), other.Name)
 	case again && !other.expiry.at.Equal(k.expires):
-		return fmt.Errorf("%s: %q has the same key with another date, or without one", k.where, k.name)
+		return fmt.Errorf("%s: %q has the same key with another date, or without one", k.place(), k.name)
 	case k.tier != "" && c.tiers[k.name] != "" && c.tiers[k.name] != k.tier:
-		return fmt.Errorf("%s: %q has another tier in a line before", k.where, k.name)
+		return fmt.Errorf("%s: %q has another tier in a line before", k.place(), k.name)
 	case k.unfinished:
 		return nil
 	}
 	if k.tier != "" {
 		c.tiers[k.name] = k.tier
 	}
-	known[b] = client{Caller{Name: k.name, Label: c.config.Label(k.name)}, &expiry{at: k.expires}, by}
+	known[k.digest] = c.newClient(k, by)
 	return nil
+}
+
+// newClient returns the caller of a key. Most were known before, and have no date.
+func (c *Clients) newClient(k *foundKey, by string) client {
+	made := client{Caller{Name: k.name}, never, by}
+	if !k.expires.IsZero() {
+		made.expiry = &expiry{at: k.expires}
+	}
+	if before := c.known.Load(); before != nil {
+		if was := (*before)[k.digest]; was.Name == k.name {
+			made.Label = was.Label
+			return made
+		}
+	}
+	made.Label = c.config.Label(k.name)
+	return made
 }
 
 func blindedOf(digest [sha256.Size]byte) blinded {

@@ -38,15 +38,15 @@ type expiry struct {
 	over    bool
 }
 
+// never is the expiry of all keys without a date.
+var never = new(expiry)
+
 func (e *expiry) isOver() bool { return !e.at.IsZero() && !time.Now().Before(e.at) }
 
 // noticeExpiry logs which keys expire soon. It reports whether another one has expired.
 func (c *Clients) noticeExpiry(now time.Time) (expired bool) {
-	for _, client := range *c.known.Load() {
+	for _, client := range c.expiring {
 		e := client.expiry
-		if e.at.IsZero() {
-			continue
-		}
 		left := e.at.Sub(now)
 		if left <= 0 && !e.over {
 			e.over, expired = true, true

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -12,7 +13,7 @@ import (
 
 // settleTime is how long a file that does not end with a line feed must stay as it is. It may be
 // the beginning of a longer one, and its last line may have the beginning of a key.
-const settleTime = time.Second
+const settleTime = backgroundInterval
 
 // tierField begins a field of a line that names the tier of a caller.
 const tierField = "tier="
@@ -20,32 +21,60 @@ const tierField = "tier="
 // errUnfinished reports that the file is being written, and should be read later.
 var errUnfinished = errors.New("the file is being written")
 
-// list reads the lines of the file. They stay as they were if that fails, or if the file is being
-// written.
+// list reads the lines of the file, if that has changed. They stay as they were if that fails, or if
+// the file is being written.
 func (c *Clients) list() error {
-	if c.file == "" {
+	if c.file == "" || c.latest.isCurrent(c.file) {
 		return nil
 	}
-	text, changed, err := readFile(c.file)
+	text, state, err := readFile(c.file)
+	c.latest = fileState{}
 	if err != nil {
 		return fmt.Errorf("client_keys_file: %w", err)
 	}
-	unfinished := !strings.HasSuffix(text, "\n") && !c.settled(text, changed)
+	unfinished := !strings.HasSuffix(text, "\n") && !c.settled(text, state.info.ModTime())
 	if unfinished && c.known.Load() != nil {
 		return errUnfinished
 	}
-	c.listed = nil
 	lines := strings.Split(strings.TrimPrefix(text, "\xef\xbb\xbf"), "\n") // without the byte order mark of some editors
-	for i, line := range lines {
-		fields := strings.Fields(line)
-		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
-			continue
-		}
-		key := c.keyOf(fields)
-		key.where, key.unfinished = fmt.Sprintf("line %d", i+1), unfinished && i == len(lines)-1
-		c.listed = append(c.listed, key)
+	c.listed = c.parse(lines, unfinished)
+	if !unfinished {
+		c.latest = state
 	}
 	return nil
+}
+
+// parse returns the key of each line, which has none if it is empty or a comment. Only lines are parsed that have changed,
+// between those at the beginning and at the end that have not.
+func (c *Clients) parse(lines []string, unfinished bool) []foundKey {
+	before, parsed := c.read, make([]foundKey, len(lines))
+	if len(before) != len(c.listed) {
+		before = nil // they were not parsed
+	}
+	c.read = lines
+	same := 0
+	for same < min(len(lines), len(before)) && lines[same] == before[same] {
+		parsed[same] = c.listed[same]
+		same++
+	}
+	end, endBefore := len(lines), len(before)
+	for end > same && endBefore > same && lines[end-1] == before[endBefore-1] {
+		end, endBefore = end-1, endBefore-1
+		if parsed[end] = c.listed[endBefore]; parsed[end].line > 0 {
+			parsed[end].line = end + 1
+		}
+	}
+	for i := same; i < end; i++ {
+		if fields := strings.Fields(lines[i]); len(fields) > 0 && !strings.HasPrefix(fields[0], "#") {
+			parsed[i] = c.keyOf(fields)
+			parsed[i].line = i + 1
+			parsed[i].check()
+		}
+	}
+	for i := range parsed {
+		parsed[i].unfinished = unfinished && i == len(lines)-1 && parsed[i].line > 0
+	}
+	return parsed
 }
 
 func (c *Clients) keyOf(fields []string) (key foundKey) {
@@ -82,18 +111,50 @@ func (c *Clients) noTier() error {
 	return fmt.Errorf("its tier is not declared: expected one of %s", strings.Join(c.config.Tiers, ", "))
 }
 
-// readFile returns the text of a file, and when it was last changed. The text is
-// read first, so that a later change shows in the time.
-func readFile(path string) (text string, changed time.Time, err error) {
-	all, err := os.ReadFile(path)
-	if err != nil {
-		return "", time.Time{}, err
+// fileState is a file as it was read at a time.
+type fileState struct {
+	info os.FileInfo // nil: it was not read
+	read time.Time
+}
+
+const (
+	// coarsestClock is how exact file systems are with the time of a change, at least. A file that was changed shortly
+	// before it was read may have been changed once more at the same time.
+	coarsestClock = 2 * time.Second
+	// longestUnread is after how long a file is read again, although nothing says that it has changed.
+	longestUnread = time.Minute
+)
+
+// isCurrent reports whether the file has not changed since it was read.
+func (s *fileState) isCurrent(path string) bool {
+	if s.info == nil || time.Since(s.read) >= longestUnread || s.read.Sub(s.info.ModTime()) < coarsestClock {
+		return false
 	}
 	info, err := os.Stat(path)
+	return err == nil && os.SameFile(info, s.info) && info.ModTime().Equal(s.info.ModTime()) && info.Size() == s.info.Size()
+}
+
+// maxKeysFile is how long a file of keys may be, in bytes. A device such as /dev/zero has no end.
+const maxKeysFile = 1 << 30
+
+// readFile returns the text of a file, and its state. The text is read first, so that a later change shows in the time.
+func readFile(path string) (text string, state fileState, err error) {
+	file, err := os.Open(path)
 	if err != nil {
-		return "", time.Time{}, err
+		return "", state, err
 	}
-	return string(all), info.ModTime(), nil
+	defer file.Close()
+	state.read = time.Now()
+	var all strings.Builder
+	n, err := io.Copy(&all, io.LimitReader(file, maxKeysFile+1))
+	if err == nil && n > maxKeysFile {
+		err = fmt.Errorf("%s: expected at most %d bytes", path, maxKeysFile)
+	}
+	if err != nil {
+		return "", state, err
+	}
+	state.info, err = file.Stat() // of this file, although another one may have its name by now
+	return all.String(), state, err
 }
 
 // settled reports whether a file without a line feed at its end has been as it is for

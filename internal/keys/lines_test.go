@@ -1,6 +1,7 @@
 package keys
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -129,6 +130,116 @@ func TestAFileThatIsBeingWrittenTakesNoKeyAway(t *testing.T) {
 			time.Sleep(time.Second)
 			_ = s.Read()
 			s.wantKnown(t, map[string]bool{one: strings.Contains(half, one), two: false, one[:16]: half == "alice "+one[:16]})
+		})
+	}
+}
+
+func TestAFileIsReadAgainOnlyIfItHasChanged(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "keys")
+	one, two, three := long("one"), long("two"), long("six")
+	write(t, file, "alice "+one+"\n")
+	hour := time.Now().Add(-time.Hour)
+	age := func(at time.Time) {
+		t.Helper()
+		if err := os.Chtimes(file, time.Time{}, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	age(hour)
+	s := newStore(t, nil, file)
+	read := func() bool {
+		t.Helper()
+		before := s.latest.read
+		if err := s.Read(); err != nil {
+			t.Error(err)
+		}
+		return s.latest.read != before
+	}
+	if read() {
+		t.Error("it was read again without a change")
+	}
+	write(t, file, "alice "+two+"\n") // of the same length
+	if age(hour.Add(time.Second)); !read() {
+		t.Error("it was not read although its time has changed")
+	}
+	s.wantKnown(t, map[string]bool{one: false, two: true})
+	write(t, file+".new", "alice "+three+"\n")
+	if err := os.Rename(file+".new", file); err != nil {
+		t.Fatal(err)
+	}
+	if age(hour.Add(time.Second)); !read() {
+		t.Error("it was not read although it is another file")
+	}
+	s.wantKnown(t, map[string]bool{two: false, three: true})
+	// its clock is no more exact
+	age(time.Now())
+	if !read() || !read() {
+		t.Error("a file that was changed a moment ago was not read twice")
+	}
+	age(hour)
+	read()
+	if s.latest.read = time.Now().Add(-2 * longestUnread); !read() {
+		t.Error("it was not read for a long time")
+	}
+}
+
+func TestOnlyChangedLinesAreParsed(t *testing.T) {
+	c := &Clients{}
+	parse := func(lines ...string) (parsed []foundKey) {
+		c.listed = c.parse(lines, false)
+		return c.listed
+	}
+	a, b, d := "alice "+long("one"), "bob "+long("two"), "dave "+long("four")
+	parse(a, "# comment", b, "")
+	c.listed[0].tier, c.listed[2].tier = "kept", "kept" // which a parse would lose
+	got := parse(a, d, "", "# comment", b, "")
+	want := []foundKey{
+		{line: 1, name: "alice", key: long("one"), tier: "kept"}, {line: 2, name: "dave", key: long("four")}, {}, {}, {line: 5, name: "bob", key: long("two"), tier: "kept"}, {},
+	}
+	for i := range want {
+		if got[i].digest = (blinded{}); got[i] != want[i] {
+			t.Errorf("line %d is %+v, want %+v", i+1, got[i], want[i])
+		}
+	}
+	for _, lines := range [][]string{{b}, {}, {b, b, b}, {b, b}, {a, b, b, a}} {
+		got := parse(lines...)
+		for i, line := range lines {
+			if fields := strings.Fields(line); got[i].name != fields[0] || got[i].key != fields[1] || got[i].line != i+1 {
+				t.Errorf("line %d of %q is %+v", i+1, lines, got[i])
+			}
+		}
+	}
+}
+
+// BenchmarkReadFile reads a file of 200,000 keys: unchanged, and with one changed line.
+func BenchmarkReadFile(b *testing.B) {
+	var lines strings.Builder
+	for i := range 200_000 {
+		fmt.Fprintf(&lines, "caller-%d %s\n", i, long(fmt.Sprint(i)))
+	}
+	for name, changes := range map[string]bool{"unchanged": false, "changed": true} {
+		b.Run(name, func(b *testing.B) {
+			file := filepath.Join(b.TempDir(), "keys")
+			put := func(text string) {
+				if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+					b.Fatal(err)
+				}
+			}
+			put(lines.String())
+			if err := os.Chtimes(file, time.Time{}, time.Now().Add(-time.Hour)); err != nil {
+				b.Fatal(err)
+			}
+			s := newStore(b, nil, file)
+			for i := 0; b.Loop(); i++ {
+				if changes {
+					b.StopTimer()
+					put(fmt.Sprintf("another %s\n", long(fmt.Sprint("other", i))) + lines.String())
+					b.StartTimer()
+				}
+				if err := s.Read(); err != nil {
+					b.Fatal(err)
+				}
+			}
 		})
 	}
 }

@@ -15,17 +15,27 @@ const (
 	problemInterval = time.Minute
 )
 
-// Reloader reads secrets in files again when requests come, and when an operator looks: without
+// Reloader reads secrets in files again while requests come, and when an operator looks: without
 // either, no new secret is needed.
+//
+// While requests come, a timer reads in the background, a little more often than once a second, so that
+// no request waits. Only the first request after a pause reads the secrets itself: one that was revoked
+// meanwhile must not be good for it.
 type Reloader struct {
 	// Logger records the errors. Required.
 	Logger *zap.Logger
 
 	sources []*source
-	// looked is when the files were last read, and reading is held while they are.
-	looked  atomic.Pointer[time.Time]
+	// looked is when the files were last read, and asked reports whether a request has come since.
+	looked atomic.Pointer[time.Time]
+	asked  atomic.Bool
+	// reading is held while the files are read. It guards timer, which reads them again.
 	reading sync.Mutex
+	timer   *time.Timer
 }
+
+// backgroundInterval is how long after a look the timer looks again: before a request has to.
+const backgroundInterval = ReloadInterval * 19 / 20
 
 // source is a secret in a file.
 type source struct {
@@ -53,10 +63,13 @@ func (r *Reloader) Add(name string, read func() error) {
 
 // Refresh reads the secrets again, unless that was done within the last
 // ReloadInterval, or is being done: a file system that hangs must not take one
-// request after the other.
+// request after the other. It has them read in the background after that.
 func (r *Reloader) Refresh() {
 	if len(r.sources) == 0 {
 		return
+	}
+	if !r.asked.Load() {
+		r.asked.Store(true)
 	}
 	now := time.Now()
 	// both times are monotonic: setting the clock does not change the difference
@@ -64,12 +77,33 @@ func (r *Reloader) Refresh() {
 	if looked != nil && now.Sub(*looked) < ReloadInterval || !r.looked.CompareAndSwap(looked, &now) {
 		return
 	}
+	r.look(now)
+}
+
+// look reads the secrets, unless that is being done.
+func (r *Reloader) look(now time.Time) {
 	if !r.reading.TryLock() {
 		return
 	}
 	defer r.reading.Unlock()
 	for _, s := range r.sources {
 		s.refresh(r.Logger, now)
+	}
+	looked := time.Now() // it may have taken long
+	r.looked.Store(&looked)
+	if r.timer == nil {
+		r.timer = time.AfterFunc(backgroundInterval, r.lookAgain)
+	} else {
+		r.timer.Reset(backgroundInterval)
+	}
+}
+
+// lookAgain reads the secrets in the background, if requests have come since.
+func (r *Reloader) lookAgain() {
+	if r.asked.Swap(false) {
+		now := time.Now()
+		r.looked.Store(&now)
+		r.look(now)
 	}
 }
 
