@@ -391,3 +391,24 @@ func BenchmarkClientKeys(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkModelLists loads 10 backends with models: ten times as many take ten times as long.
+func BenchmarkModelLists(b *testing.B) {
+	for _, n := range []int{300, 3000} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			var models strings.Builder
+			for i := range n {
+				fmt.Fprintf(&models, "model gpt-%d\n", i)
+			}
+			var backends strings.Builder
+			for i := range 10 {
+				fmt.Fprintf(&backends, "backend http://backend-%d {\n%s}\n", i, models.String())
+			}
+			for b.Loop() {
+				if err := lbtest.ValidateCaddyfile(b, ":0 {\nopenai_lb {\n"+backends.String()+"client_key alice key-of-alice-0123456789\ncaller alice {\ntokens 1k/minute\n}\n}\n}\n"); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

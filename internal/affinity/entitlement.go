@@ -50,22 +50,25 @@ func Entitle(names []string, backends []*backend.Backend, a *Affinity) *Entitlem
 // findAllModels finds the backends of accounts that serve all models of the backends that may be used. A backend that
 // serves any model adds models that no list has.
 func (e *Entitlement) findAllModels(backends []*backend.Backend) {
-	lists := make(map[string][]string) // by account
+	lists := make(map[string]map[string]bool) // by account
 	serveAny := make(map[string]bool)
-	var models []string
+	models := make(map[string]bool)
 	for i, b := range backends {
-		if e.May[i] {
-			account := b.AccountKey
-			serveAny[account] = serveAny[account] || b.Models == nil
-			lists[account] = slices.AppendSeq(lists[account], maps.Keys(b.Models))
-			models = slices.AppendSeq(models, maps.Keys(b.Models))
+		if !e.May[i] {
+			continue
+		}
+		account := b.AccountKey
+		serveAny[account] = serveAny[account] || b.Models == nil
+		if lists[account] == nil {
+			lists[account] = make(map[string]bool)
+		}
+		for model := range b.Models {
+			lists[account][model], models[model] = true, true
 		}
 	}
 	listed := !slices.Contains(slices.Collect(maps.Values(serveAny)), true)
 	for i, b := range backends {
-		account := b.AccountKey
-		e.AllModels[i] = e.May[i] && (serveAny[account] ||
-			listed && !slices.ContainsFunc(models, func(model string) bool { return !slices.Contains(lists[account], model) }))
+		e.AllModels[i] = e.May[i] && (serveAny[b.AccountKey] || listed && len(lists[b.AccountKey]) == len(models))
 	}
 }
 

@@ -236,13 +236,14 @@ func (b *Backend) NameOf(model string) string {
 // nil if a backend serves any model.
 func ModelsOf(backends []*Backend) []string {
 	var models []string
+	known := make(map[string]bool)
 	for _, b := range backends {
 		if len(b.Model) == 0 {
 			return nil
 		}
 		for _, m := range b.Model {
-			if !slices.Contains(models, m.Name) {
-				models = append(models, m.Name)
+			if !known[m.Name] {
+				models, known[m.Name] = append(models, m.Name), true
 			}
 		}
 	}

@@ -56,7 +56,7 @@ func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"auth":         directive.Func(b.unmarshalAuth),
 		"header":       directive.Args("a name and a value, or - and a name", 1, 2, b.addHeader).Repeatable(),
 		"deployment":   directive.Text(&b.Deployment),
-		"model":        directive.Args("a name and an optional deployment", 1, 2, b.addModel).Repeatable(),
+		"model":        directive.Args("a name and an optional deployment", 1, 2, b.addModel(make(map[string]bool))).Repeatable(),
 		"max_requests": directive.Int(&b.MaxRequests, 1, directive.MaxInt),
 		"stream_usage": directive.Off(&b.StreamUsage),
 		"account":      directive.Text(&b.Account),
@@ -120,21 +120,24 @@ func (b *Backend) addHeader(args []string) error {
 	return checkHeader(args[0], args[1])
 }
 
-func (b *Backend) addModel(args []string) error {
-	for _, arg := range args {
-		if err := directive.CheckPlaceholders(arg); err != nil {
-			return fmt.Errorf("model: %w", err)
+// addModel returns what adds a model to those that are given.
+func (b *Backend) addModel(given map[string]bool) func(args []string) error {
+	return func(args []string) error {
+		for _, arg := range args {
+			if err := directive.CheckPlaceholders(arg); err != nil {
+				return fmt.Errorf("model: %w", err)
+			}
 		}
+		m := Model{Name: args[0]}
+		if len(args) == 2 {
+			m.Deployment = args[1]
+		}
+		if given[m.Name] {
+			return fmt.Errorf("model '%s' is given twice", m.Name)
+		}
+		b.Model, given[m.Name] = append(b.Model, m), true
+		return m.check()
 	}
-	m := Model{Name: args[0]}
-	if len(args) == 2 {
-		m.Deployment = args[1]
-	}
-	if slices.ContainsFunc(b.Model, func(other Model) bool { return other.Name == m.Name }) {
-		return fmt.Errorf("model '%s' is given twice", m.Name)
-	}
-	b.Model = append(b.Model, m)
-	return m.check()
 }
 
 // unmarshalAuth reads a scheme. A scheme that is a module has options.

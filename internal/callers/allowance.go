@@ -93,9 +93,14 @@ func (c *Config) checkAllowance(a Allowance, backends []Backend) error {
 	if err := checkBackends(a.Backends, backends); err != nil {
 		return err
 	}
-	models := modelsOf(backends, a.Backends)
+	var models []string
+	var has map[string]bool
+	if a.Models != nil {
+		models = modelsOf(backends, a.Backends)
+		has = setOf(models)
+	}
 	err = checkNames("model", a.Models, func(model string) error {
-		if models == nil || slices.Contains(models, model) {
+		if models == nil || has[model] {
 			return nil
 		}
 		may := ""
@@ -126,16 +131,18 @@ func checkNames(what string, names []string, check func(name string) error) erro
 	if names != nil && len(names) == 0 {
 		return fmt.Errorf(": %ss is an empty list: expected at least one name", what)
 	}
-	for i, name := range names {
+	given := make(map[string]bool, len(names))
+	for _, name := range names {
 		switch {
 		case name == "":
 			return fmt.Errorf(": %ss has an empty name", what)
-		case slices.Contains(names[:i], name):
+		case given[name]:
 			return fmt.Errorf(": %s '%s' is given twice", what, name)
 		}
 		if err := check(name); err != nil {
 			return err
 		}
+		given[name] = true
 	}
 	return nil
 }

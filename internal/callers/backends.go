@@ -39,6 +39,7 @@ func checkBackends(names []string, backends []Backend) error {
 
 // modelsOf returns the models of those backends that have one of the names. nil: they serve any model, or are not known yet.
 func modelsOf(backends []Backend, names []string) (models []string) {
+	known := make(map[string]bool)
 	for _, b := range backends {
 		switch {
 		case b.Name == "" && names != nil:
@@ -49,12 +50,20 @@ func modelsOf(backends []Backend, names []string) (models []string) {
 			return nil
 		}
 		for _, model := range b.Models {
-			if !slices.Contains(models, model) {
-				models = append(models, model)
+			if !known[model] {
+				models, known[model] = append(models, model), true
 			}
 		}
 	}
 	return models
+}
+
+func setOf(names []string) map[string]bool {
+	set := make(map[string]bool, len(names))
+	for _, name := range names {
+		set[name] = true
+	}
+	return set
 }
 
 // modelsAmong returns those of the models that backends have, and what a list of models shows. nil: any.
@@ -62,6 +71,7 @@ func modelsAmong(models, have []string) (may, listed []string) {
 	if models == nil || have == nil {
 		return models, slices.Concat(models, have)
 	}
-	may = slices.DeleteFunc(slices.Clone(models), func(model string) bool { return !slices.Contains(have, model) })
+	has := setOf(have)
+	may = slices.DeleteFunc(slices.Clone(models), func(model string) bool { return !has[model] })
 	return may, may
 }

@@ -111,11 +111,12 @@ func (c *Config) Check(named bool, backends []Backend) error {
 			return fmt.Errorf("tier '%s'%w", t.Name, err)
 		}
 	}
-	for i, caller := range c.Callers {
+	given := make(map[string]bool, len(c.Callers))
+	for _, caller := range c.Callers {
 		err := c.checkCaller(caller, backends)
 		switch {
 		case err != nil:
-		case slices.ContainsFunc(c.Callers[:i], func(other Caller) bool { return other.Name == caller.Name }):
+		case given[caller.Name]:
 			err = errors.New(" is given twice: expected one block with all of its limits")
 		case !named:
 			err = errUnnamed
@@ -123,6 +124,7 @@ func (c *Config) Check(named bool, backends []Backend) error {
 		if err != nil {
 			return fmt.Errorf("caller '%s'%w", caller.Name, err)
 		}
+		given[caller.Name] = true
 	}
 	return nil
 }
@@ -247,6 +249,7 @@ func parsePercent(text string) (percent int, err error) {
 // are the tiers that client_keys_file names for callers, and ofTokens those that tokens may name. If these are nil, there are
 // no tokens, and otherwise callers may have any name.
 func (c *Config) Unused(names []string, tiers map[string]string, ofTokens []string) (warnings []string) {
+	known := setOf(names)
 	others := slices.ContainsFunc(c.Callers, func(caller Caller) bool { return caller.Name == everyOther })
 	used, order := map[string]bool{c.defaultTier(): !others && (ofTokens != nil || len(c.Callers)+len(names) > 0)}, c.TierNames()
 	if len(c.Tiers) == 1 && c.Tiers[0].isEmpty() {
@@ -266,7 +269,7 @@ func (c *Config) Unused(names []string, tiers map[string]string, ofTokens []stri
 		if caller.withoutOptions() && !caller.Deny && (in < 0 || c.Tiers[in].isEmpty()) {
 			warnings = append(warnings, who+" has no options, so nothing limits it")
 		}
-		if caller.Name != everyOther && ofTokens == nil && !slices.Contains(names, caller.Name) {
+		if caller.Name != everyOther && ofTokens == nil && !known[caller.Name] {
 			warnings = append(warnings, who+" has no client key, so its limits have no effect")
 		}
 		used[tier] = true

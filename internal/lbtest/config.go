@@ -51,7 +51,7 @@ func Adapt(caddyfile string) (string, error) {
 }
 
 // Validate loads a config as `caddy validate` does.
-func Validate(t *testing.T, config string) error {
+func Validate(t testing.TB, config string) error {
 	t.Helper()
 	var cfg caddy.Config
 	if err := caddy.StrictUnmarshalJSON(caddy.RemoveMetaFields([]byte(config)), &cfg); err != nil {
@@ -61,7 +61,7 @@ func Validate(t *testing.T, config string) error {
 }
 
 // ValidateCaddyfile loads a Caddyfile as `caddy validate` does.
-func ValidateCaddyfile(t *testing.T, caddyfile string) error {
+func ValidateCaddyfile(t testing.TB, caddyfile string) error {
 	t.Helper()
 	config, err := Adapt(caddyfile)
 	if err != nil {
