@@ -10,13 +10,11 @@ const (
 	maxName = 64
 	// maxLine is how much is kept of a line that came in several pieces.
 	maxLine = MaxEvent + len("data: ") + len(bom)
-	// maxIdle is how large a buffer may be to be kept for the next event.
-	maxIdle = 8 << 10
 )
 
 const bom = "\xef\xbb\xbf"
 
-// Event is one event of a stream. It is valid until the next one.
+// Event is one event of a stream. It is valid during the call with it.
 type Event struct {
 	// Name is the value of the last "event" line, or empty.
 	Name []byte
@@ -45,9 +43,9 @@ type Splitter struct {
 	begun bool // the first line was read, and with it the byte order mark
 	gotCR bool // a line feed that comes next is the rest of a line's end
 
-	partial []byte // the beginning of a line that has not ended
-	within  bool   // the beginning of the line was read already, because the line is so long
-	inData  bool   // that is a data line
+	partial kept // the beginning of a line that has not ended
+	within  bool // the beginning of the line was read already, because the line is so long
+	inData  bool // that is a data line
 
 	inEvent    bool // a line of an event that has not ended was read
 	begin, end int  // where the event lies in the piece
@@ -55,7 +53,7 @@ type Splitter struct {
 	named      int    // how much of name is used
 	hasAny     bool   // the event has a data line
 	data       []byte // the data so far, in the current piece, in partial or in joined
-	joined     []byte // the buffer for data that does not lie in one place
+	joined     kept   // the data that does not lie in one place
 	long       bool   // there was more data than is kept
 }
 
@@ -144,7 +142,7 @@ func (s *Splitter) Unfinished() int {
 }
 
 // inLine reports whether the beginning of a line came in an earlier piece.
-func (s *Splitter) inLine() bool { return len(s.partial) > 0 || s.within }
+func (s *Splitter) inLine() bool { return len(s.partial.text) > 0 || s.within }
 
 // beginEvent records that an event begins with this line of the piece, unless one has begun already
 // or the line is a comment.
@@ -165,8 +163,8 @@ func indexFrom(b []byte, at int, c byte) int {
 // beginning, and then each further piece.
 func (s *Splitter) keep(b []byte) {
 	if !s.within {
-		n := min(len(b), maxLine-len(s.partial))
-		s.partial = append(s.partial, b[:n]...)
+		n := min(len(b), maxLine-len(s.partial.text))
+		s.partial.add(b[:n])
 		if b = b[n:]; len(b) == 0 {
 			return
 		}
@@ -181,9 +179,9 @@ func (s *Splitter) keep(b []byte) {
 
 // takePartial reads the line that came in several pieces, or its beginning.
 func (s *Splitter) takePartial() {
-	if len(s.partial) > 0 {
-		s.takeLine(s.partial)
-		s.partial = s.partial[:0]
+	if len(s.partial.text) > 0 {
+		s.takeLine(s.partial.text)
+		s.partial.clear()
 	}
 }
 
@@ -237,9 +235,9 @@ var lineFeed = []byte("\n")
 
 // join adds to the data that lies in joined.
 func (s *Splitter) join(b []byte) {
-	n := min(len(b), MaxEvent-len(s.joined))
-	s.joined = append(s.joined, b[:n]...)
-	s.data = s.joined
+	n := min(len(b), MaxEvent-len(s.joined.text))
+	s.joined.add(b[:n])
+	s.data = s.joined.text
 	if n < len(b) {
 		s.exceed(b[n:])
 	}
@@ -258,9 +256,9 @@ func (s *Splitter) exceed(b []byte) {
 
 // own makes sure that the data lies in joined.
 func (s *Splitter) own() {
-	if len(s.joined) == 0 {
-		s.joined = append(s.joined, s.data...)
-		s.data = s.joined
+	if len(s.joined.text) == 0 {
+		s.joined.add(s.data)
+		s.data = s.joined.text
 	}
 }
 
@@ -271,11 +269,8 @@ func (s *Splitter) endEvent(each func(Event)) {
 		each(Event{s.name[:s.named], s.data, s.long})
 	}
 	s.inEvent, s.named, s.hasAny, s.data, s.long = false, 0, false, nil, false
-	s.joined = s.joined[:0]
-	if cap(s.joined) > maxIdle {
-		s.joined = nil
-	}
-	if cap(s.partial) > maxIdle && len(s.partial) == 0 {
-		s.partial = nil
+	s.joined.end()
+	if len(s.partial.text) == 0 {
+		s.partial.end()
 	}
 }

@@ -150,12 +150,27 @@ func TestASplitterKeepsOnlySoMuch(t *testing.T) {
 		s.Split(line, each)
 		s.Split([]byte("\n"), each)
 	}
-	if held := cap(s.partial) + cap(s.joined); held > 4*MaxEvent {
+	if held := cap(s.partial.text) + cap(s.joined.text); held > 4*MaxEvent {
 		t.Errorf("it holds %d bytes within an event", held)
 	}
 	s.Split([]byte("\n"), each)
-	if held := cap(s.partial) + cap(s.joined); held > 2*maxIdle {
+	if held := cap(s.partial.text) + cap(s.joined.text); held > 2*maxSmall || s.partial.large != nil || s.joined.large != nil {
 		t.Errorf("it holds %d bytes between events", held)
+	}
+}
+
+// A buffer for long events is borrowed, and not made for each of them.
+func TestALongEventTakesNoMemoryOfItsOwn(t *testing.T) {
+	event := []byte("data: {\"x\":\"" + strings.Repeat("x", 60<<10) + "\"}\n\n")
+	w := Watcher{Opening: Content}
+	watch := func() {
+		for piece := range slices.Chunk(event, 32<<10) {
+			w.Watch(piece)
+		}
+	}
+	watch()
+	if n := testing.AllocsPerRun(100, watch); n >= 1 { // the race detector has pools forget some
+		t.Errorf("it allocates %v times", n)
 	}
 }
 
@@ -238,6 +253,19 @@ func BenchmarkWatch(b *testing.B) {
 			}
 			if w.Failure != nil {
 				b.Fatal(w.Failure)
+			}
+		})
+	}
+	for _, size := range []int{4 << 10, 16 << 10, 60 << 10, 1 << 20} {
+		b.Run(fmt.Sprintf("events of %d KiB", size>>10), func(b *testing.B) {
+			event := []byte("data: {\"choices\":[{\"delta\":{\"content\":\"" + strings.Repeat("x", size) + "\"}}]}\n\n")
+			w := Watcher{Opening: Content}
+			b.SetBytes(int64(len(event)))
+			b.ReportAllocs()
+			for b.Loop() {
+				for piece := range slices.Chunk(event, 32<<10) { // as a reply is read
+					w.Watch(piece)
+				}
 			}
 		})
 	}

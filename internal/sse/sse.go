@@ -76,7 +76,7 @@ func (w *Watcher) Failing() bool {
 	if !s.inEvent || s.within || s.long {
 		return false // there is none, or it cannot be read
 	}
-	line, _ := cutField(s.partial, "data")
+	line, _ := cutField(s.partial.text, "data")
 	for _, data := range [][]byte{s.data, line} {
 		if isError(Event{Name: s.name[:s.named], Data: data}.Kind()) || mayHoldError(data) {
 			return true
