@@ -39,7 +39,10 @@ type Body struct {
 
 const (
 	// initialBufferSize limits what a Content-Length alone can make us allocate.
-	initialBufferSize = 1 << 20
+	initialBufferSize = 32 << 10
+	// trust is how many times more than what has arrived a Content-Length can
+	// make us allocate.
+	trust = 8
 	// spareBuffer is how much of a buffer may stay unused.
 	spareBuffer = 4 << 10
 	// firstBuffer is for a body of unknown length.
@@ -72,12 +75,27 @@ func (b *Body) Buffer(r *http.Request, limit int64) error {
 			return err
 		}
 		if len(buf) == cap(buf) && len(buf) < most {
-			buffer, buf = moved(buffer, buf, min(2*cap(buf), most))
+			buffer, buf = moved(buffer, buf, min(nextSize(len(buf), r.ContentLength), most))
 		}
 		buffer.Bytes = buf
 	}
 	b.prefix, b.buffer, b.tail, b.length = buffer.Bytes, buffer, r.Body, r.ContentLength
 	return nil
+}
+
+// nextSize returns the size of the next buffer after so many bytes of a body have
+// arrived. It is the whole length, if it can be trusted. Otherwise, it is what
+// makes the buffer after it have the whole length, so that hardly anything is
+// copied twice.
+func nextSize(arrived int, length int64) int {
+	whole, trusted := int(length)+1, trust*arrived
+	switch {
+	case whole <= arrived: // it is not known, or too short
+		return 2 * arrived
+	case whole <= trusted:
+		return whole
+	}
+	return min(trusted, (whole+trust-1)/trust)
 }
 
 // Hold keeps all of a body that was read already.

@@ -17,10 +17,10 @@ type Buffer struct {
 
 const (
 	smallestLog = 10 // 1 KiB
-	largestLog  = 20 // 1 MiB
+	largestLog  = 26 // 64 MiB
 	// stepsLog is the logarithm of how many sizes there are from one power of two
-	// to the next, so that hardly more than a quarter of a buffer is spare.
-	stepsLog = 2
+	// to the next, so that hardly more than an eighth of a buffer is spare.
+	stepsLog = 3
 	classes  = (largestLog-smallestLog)<<stepsLog + 1
 )
 

@@ -188,7 +188,7 @@ func TestABufferIsKeptForAsLongAsSomebodyMayReadIt(t *testing.T) {
 
 // BenchmarkBody measures what keeping a body costs, sending it, and letting it go.
 func BenchmarkBody(b *testing.B) {
-	for _, size := range []int{300, 8000, 200_000} {
+	for _, size := range []int{300, 8000, 200_000, 1 << 20, 10 << 20} {
 		prompt := []byte(`{"model":"a","text":"` + strings.Repeat("x", size) + `"}`)
 		parsed := openaiapi.ParseJSON(prompt, nil)
 		for name, model := range map[string]string{"as it came": "", "another model": "bcd"} {
@@ -199,7 +199,7 @@ func BenchmarkBody(b *testing.B) {
 				for b.Loop() {
 					from.Reset(prompt)
 					var body Body
-					if err := body.Buffer(in, 1<<20); err != nil {
+					if err := body.Buffer(in, 32<<20); err != nil {
 						b.Fatal(err)
 					}
 					up := body.Attach(out, &Options{Changes: openaiapi.Changes{Model: model}, Request: &parsed, Repeatable: true, Progress: noProgress{}})
@@ -211,4 +211,71 @@ func BenchmarkBody(b *testing.B) {
 			})
 		}
 	}
+}
+
+// trickling is a body of which only some bytes arrive. It records for how many the reader has room.
+type trickling struct {
+	left int
+	room func(arrived, room int)
+	sent int
+}
+
+func (b *trickling) Read(p []byte) (int, error) {
+	b.room(b.sent, b.sent+len(p))
+	if b.left == 0 {
+		return 0, io.ErrUnexpectedEOF
+	}
+	n := min(len(p), b.left, 4000)
+	b.left, b.sent = b.left-n, b.sent+n
+	return n, nil
+}
+
+func TestADeclaredLengthTakesNoMemoryBeforeTheBodyComes(t *testing.T) {
+	for _, arrives := range []int{0, 1, 100, 31_000, 40_000, 300_000, 3_000_000} {
+		r := request(t, nil)
+		r.ContentLength = 32 << 20
+		r.Body = io.NopCloser(&trickling{left: arrives, room: func(arrived, room int) {
+			if most := max(initialBufferSize, trust*arrived); room > most*9/8+1 { // the sizes of buffers are rounded up
+				t.Fatalf("after %d bytes there is room for %d", arrived, room)
+			}
+		}})
+		if err := new(Body).Buffer(r, 64<<20); err != io.ErrUnexpectedEOF {
+			t.Errorf("the error is %v", err)
+		}
+	}
+}
+
+func TestABufferHasTheDeclaredLengthAfterFewCopies(t *testing.T) {
+	for _, size := range []int{1, 1000, 31 << 10, 33 << 10, 1 << 20, 10 << 20, 32 << 20, 63 << 20} {
+		copies, last := 0, 0
+		r := request(t, nil)
+		r.ContentLength = int64(size)
+		r.Body = io.NopCloser(io.MultiReader(&whole{trickling{left: size, room: func(arrived, room int) {
+			if room != last && last > 0 {
+				copies += arrived
+			}
+			last = room
+		}}}))
+		b := new(Body)
+		if err := b.Buffer(r, 64<<20); err != nil {
+			t.Fatal(err)
+		}
+		if copies > size/4+initialBufferSize {
+			t.Errorf("of %d bytes, %d are copied", size, copies)
+		}
+		if spare := cap(b.prefix) - size; len(b.prefix) != size || spare > size/8+1024 {
+			t.Errorf("a body of %d bytes has %d, and %d more", size, len(b.prefix), spare)
+		}
+		b.Release()
+	}
+}
+
+// whole is a body of which all arrives.
+type whole struct{ trickling }
+
+func (b *whole) Read(p []byte) (int, error) {
+	if b.left == 0 {
+		return 0, io.EOF
+	}
+	return b.trickling.Read(p)
 }
