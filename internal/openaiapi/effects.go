@@ -106,7 +106,8 @@ func isPlainObject(name string) bool {
 		"data_sources",
 		"thinking", "system", "output_config", "output_format", "cache_control", "diagnostics",
 		"chat_template_kwargs", "guided_json", "guided_choice", "structured_outputs", "mm_processor_kwargs", "documents",
-		"provider", "safety_settings", "citation_options", "options", "format":
+		"kv_transfer_params", "vllm_xargs", "custom_params", "logits_processors",
+		"provider", "usage", "search_parameters", "safety_settings", "citation_options", "options", "format":
 		return true
 	}
 	return false

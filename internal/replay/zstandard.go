@@ -1,10 +1,6 @@
 package replay
 
-import (
-	"sync"
-
-	"github.com/klauspost/compress/zstd"
-)
+import "github.com/klauspost/compress/zstd"
 
 const (
 	// maxWindow is the largest window that a body in zstd may have (RFC 9659
@@ -17,15 +13,10 @@ const (
 )
 
 // zstandard decodes bodies, as many at a time as there are processors. It uses
-// the output as its window, so it needs hardly any memory of its own.
-var zstandard = sync.OnceValue(func() *zstd.Decoder {
-	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(0),
-		zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecodeAllCapLimit(true))
-	if err != nil {
-		panic(err) // the options never change
-	}
-	return d
-})
+// the output as its window, so it needs hardly any memory of its own. Its options
+// are valid.
+var zstandard, _ = zstd.NewReader(nil, zstd.WithDecoderConcurrency(0),
+	zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecodeAllCapLimit(true))
 
 // decodeZstandard returns what a whole body in zstd decodes to. It returns nil
 // if that cannot be read, is longer than limit, or far longer than what came.
@@ -44,7 +35,7 @@ func decodeZstandard(coded []byte, limit int) *Buffer {
 	}
 	for ; ; size = min(4*size, most) {
 		b := GetBuffer(size)
-		text, err := zstandard().DecodeAll(coded, b.Bytes)
+		text, err := zstandard.DecodeAll(coded, b.Bytes)
 		if err == nil && len(text) <= most {
 			b.Bytes = text
 			return b

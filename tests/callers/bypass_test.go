@@ -160,6 +160,32 @@ func TestACompressedPromptIsRefusedToACallerWithALimitOfTokens(t *testing.T) {
 	})
 }
 
+// Codex sends its requests in zstd. They are read as if they had come without it, and sent as they came.
+func TestAPromptInZstandardIsLimitedChargedAndFailsOver(t *testing.T) {
+	inBubbleWith(t, "backend http://a\nbackend http://b {\npriority 2\nmodel o3 deployment-3\n}\ncaller alice {\ntokens 10k/day\nmodels gpt-4o o3\n}", func(t *testing.T, w *world) {
+		post := func(body string) lbtest.Reply {
+			r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(lbtest.Zstandard(body)))
+			r.Header.Set("Authorization", "Bearer "+aliceKey)
+			r.Header.Set("Content-Encoding", "zstd")
+			return w.Send(r)
+		}
+		body := strings.Replace(prompt(5000, ""), `"model":"gpt-4o"`, `"model":"o3"`, 1)
+		w.Backends["a"].Replies(lbtest.Aborts)
+		w.Backends["b"].Replies(used(4000, 5))
+		post(body).WantServed(t, "b")
+		a, b := w.Backends["a"].Received()[0], w.Backends["b"].Received()[0]
+		if a.BodyHash != lbtest.Hash([]byte(lbtest.Zstandard(body))) || a.Request.Header.Get("Content-Encoding") != "zstd" {
+			t.Errorf("the first backend got %d bytes in %q", a.BodyBytes, a.Request.Header.Get("Content-Encoding"))
+		}
+		if b.BodyHash != lbtest.Hash([]byte(strings.Replace(body, `"o3"`, `"deployment-3"`, 1))) || b.Request.Header.Get("Content-Encoding") != "" {
+			t.Errorf("the second backend, which has another name for the model, got %.80s in %q", b.Beginning, b.Request.Header.Get("Content-Encoding"))
+		}
+		w.wantUse(t, 4005)
+		post(strings.Replace(body, `"o3"`, `"o4"`, 1)).WantStatus(t, http.StatusNotFound)
+		post(prompt(9500, "")).WantStatus(t, http.StatusTooManyRequests) // as its text is so long
+	})
+}
+
 // TestACompressedStreamThatIsCancelledIsChargedByItsEvents has a backend that compresses its events, as some
 // proxies do if the client accepts that.
 func TestACompressedStreamThatIsCancelledIsChargedByItsEvents(t *testing.T) {
