@@ -278,6 +278,7 @@ func (h *Handler) provisionFromEnv() error {
 // Cleanup releases what Provision acquired. It also runs after a Provision that
 // failed halfway.
 func (h *Handler) Cleanup() error {
+	h.keyFiles.Close()
 	errs := []error{h.link.Close()}
 	if h.balancer != nil {
 		h.balancer.waiting.Close()

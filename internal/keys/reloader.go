@@ -32,6 +32,8 @@ type Reloader struct {
 	// reading is held while the files are read. It guards timer, which reads them again.
 	reading sync.Mutex
 	timer   *time.Timer
+	// closed reports whether nothing is read in the background any more.
+	closed atomic.Bool
 }
 
 // backgroundInterval is how long after a look the timer looks again: before a request has to.
@@ -98,9 +100,13 @@ func (r *Reloader) look(now time.Time) {
 	}
 }
 
+// Close ends the reading in the background. Requests of a config that was replaced still read the
+// secrets.
+func (r *Reloader) Close() { r.closed.Store(true) }
+
 // lookAgain reads the secrets in the background, if requests have come since.
 func (r *Reloader) lookAgain() {
-	if r.asked.Swap(false) {
+	if r.asked.Swap(false) && !r.closed.Load() {
 		now := time.Now()
 		r.looked.Store(&now)
 		r.look(now)

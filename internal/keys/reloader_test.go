@@ -95,5 +95,10 @@ func TestNoRequestReadsSecretsWhileOthersCome(t *testing.T) {
 		if r.Refresh(); reads != before+1 { // a key may have been revoked
 			t.Error("after a pause, a request comes before the secrets are read")
 		}
+		r.Refresh()
+		r.Close()
+		if time.Sleep(time.Hour); reads != before+1 {
+			t.Error("a config that was replaced reads them again")
+		}
 	})
 }

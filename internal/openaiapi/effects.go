@@ -38,7 +38,7 @@ func hasEffect(at, member place, quoted, value []byte) bool {
 	case at == tool && string(name) == "type":
 		return !isHarmless(value, harmlessTools)
 	case at == tool && (string(name) == "container" || string(name) == "environment"):
-		return !isNewContainer(value)
+		return !isNull(value) && !isNewContainer(value)
 	case at == tool && (string(name) == "container_id" || string(name) == "network_policy"):
 		return !isNull(value)
 	case at == item && string(name) == "type":

@@ -87,6 +87,8 @@ func TestAResponseThatGoesOnOrActsMustNotBeDoneTwice(t *testing.T) {
 		// containers
 		{"/responses", `{"tools":[{"type":"code_interpreter","container":{"type":"auto","file_ids":["file-1"]}}]}`, Inference},
 		{"/responses", `{"tools":[{"type":"code_interpreter","container":"cntr_123"}]}`, Acting},
+		{"/responses", `{"tools":[{"type":"code_interpreter","container":null}]}`, Inference},
+		{"/responses", `{"tools":[{"type":"code_interpreter","container":{"type":"auto","id":"cntr_123"}}]}`, Acting},
 		{"/responses", `{"tools":[{"type":"code_interpreter","container":{"type":"auto","network_policy":{"type":"allowlist"}}}]}`, Acting},
 		{"/responses", `{"tools":[{"type":"shell","environment":{"type":"container_reference","container_id":"cntr_123"}}]}`, Acting},
 		{"/responses", `{"tools":[{"type":"shell","environment":{"type":"container_auto"}}]}`, Inference},
