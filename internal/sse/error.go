@@ -45,7 +45,7 @@ var errorName = []byte(`"error"`)
 // the error is that of an inner object. A text that contains "error" does not match, because JSON puts
 // a backslash before each of its quotes.
 func mayHoldError(data []byte) bool {
-	for hasRR(data) {
+	for mayName(data) {
 		value, found := NextMember(data, errorName)
 		if !found || !beginsEmpty(value) {
 			return found
@@ -68,6 +68,27 @@ func NextMember(data, nameEnd []byte) (value []byte, found bool) {
 			return bytes.TrimLeft(data[1:], whiteSpace), true
 		}
 	}
+}
+
+// shortData is the length of data below which its quotes are too close together to be looked at one by one.
+const shortData = 2 << 10
+
+// mayName reports whether the data may have the name "error". Long data is mostly a text, in which quotes are rare, and
+// looking for these is several times faster than hasRR. If they are not, it is left to hasRR.
+func mayName(data []byte) bool {
+	if len(data) >= shortData {
+		for range len(data) / 128 {
+			i := bytes.IndexByte(data, '"')
+			if i < 0 {
+				return false
+			}
+			if data = data[i:]; bytes.HasPrefix(data, errorName) {
+				return true
+			}
+			data = data[1:]
+		}
+	}
+	return hasRR(data)
 }
 
 // hasRR reports whether there may be two of the letter r in a row, which is rare except in "error".
