@@ -3,6 +3,7 @@ package keys
 import (
 	"errors"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,22 +16,27 @@ func TestSecretsAreReadAgainOnceASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zap.DebugLevel)
 		r := Reloader{Logger: zap.New(core)}
-		reads := 0
-		var err error
-		r.Add("the secret", func() error { reads++; return err })
+		var reads atomic.Int64
+		var fails atomic.Bool
+		r.Add("the secret", func() error {
+			if reads.Add(1); fails.Load() {
+				return errors.New("no such file")
+			}
+			return nil
+		})
 		for range 10 {
 			r.Refresh()
 			time.Sleep(ReloadInterval / 2)
 		}
-		if reads < 5 || reads > 6 || logs.Len() != 0 {
-			t.Errorf("%d reads in 5 seconds, and %d lines in the log", reads, logs.Len())
+		if n := reads.Load(); n < 5 || n > 6 || logs.Len() != 0 {
+			t.Errorf("%d reads in 5 seconds, and %d lines in the log", n, logs.Len())
 		}
-		err = errors.New("no such file")
+		fails.Store(true)
 		for range 61 {
 			r.Refresh()
 			time.Sleep(ReloadInterval)
 		}
-		err = nil
+		fails.Store(false)
 		time.Sleep(ReloadInterval)
 		r.Refresh()
 		var got []string
@@ -70,10 +76,10 @@ func TestAFileThatHangsTakesOneRequest(t *testing.T) {
 func TestNoRequestReadsSecretsWhileOthersCome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := Reloader{Logger: zap.NewNop()}
-		reads := 0
+		var reads atomic.Int64
 		r.Add("the secret", func() error {
 			time.Sleep(100 * time.Millisecond) // longer than a request
-			reads++
+			reads.Add(1)
 			return nil
 		})
 		r.Refresh()
@@ -84,20 +90,20 @@ func TestNoRequestReadsSecretsWhileOthersCome(t *testing.T) {
 			}
 			time.Sleep(20 * time.Millisecond)
 		}
-		if reads < 9 || reads > 11 {
-			t.Errorf("%d reads in 10 seconds", reads)
+		if n := reads.Load(); n < 9 || n > 11 {
+			t.Errorf("%d reads in 10 seconds", n)
 		}
 		time.Sleep(time.Hour)
-		before := reads
-		if time.Sleep(time.Hour); reads != before {
-			t.Errorf("%d reads without a request", reads-before)
+		before := reads.Load()
+		if time.Sleep(time.Hour); reads.Load() != before {
+			t.Errorf("%d reads without a request", reads.Load()-before)
 		}
-		if r.Refresh(); reads != before+1 { // a key may have been revoked
+		if r.Refresh(); reads.Load() != before+1 { // a key may have been revoked
 			t.Error("after a pause, a request comes before the secrets are read")
 		}
 		r.Refresh()
 		r.Close()
-		if time.Sleep(time.Hour); reads != before+1 {
+		if time.Sleep(time.Hour); reads.Load() != before+1 {
 			t.Error("a config that was replaced reads them again")
 		}
 	})

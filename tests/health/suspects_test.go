@@ -114,7 +114,7 @@ func TestMadeUpNamesPushNoRealModelOut(t *testing.T) {
 				w.Backends["a"].Replies(c.real)
 				w.Post(`{"model":"gpt-4o"}`).WantServed(t, "b")
 				w.AllReply(c.stranger)
-				strangers(w, 270, "1")
+				strangers(w, 1500, "1")
 				w.AllReply(nil)
 				for _, b := range w.Backends {
 					b.Forget()
