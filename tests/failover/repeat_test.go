@@ -41,6 +41,20 @@ var notRepeatable = [][3]string{
 	{"POST", "/v1/responses", `{"model":"gpt-4o","background":true}`},
 	{"POST", "/v1/responses", `{"model":"gpt-4o","tools":[{"type":"file_search"},{"type":"mcp","server_url":"http://x"}]}`},
 	{"POST", "/v1/messages", `{"model":"gpt-4o","mcp_servers":[{"type":"url"}]}`},
+	// what is stored may act, or grows
+	{"POST", "/v1/responses", `{"model":"gpt-4o","conversation":"conv_0123456789"}`},
+	{"POST", "/v1/responses", `{"model":"gpt-4o","prompt":{"id":"pmpt_0123456789"}}`},
+	{"POST", "/v1/responses", `{"model":"gpt-4o","tools":[{"type":"code_interpreter","container":"cntr_0123456789"}]}`},
+	{"POST", "/v1/responses", `{"model":"gpt-4o","tools":[{"type":"shell","environment":{"type":"container_reference","container_id":"cntr_0123456789"}}]}`},
+	// tools inside others, in other letters, and of unknown types
+	{"POST", "/v1/responses", `{"model":"gpt-4o","tools":[{"type":"namespace","name":"n","tools":[{"type":"mcp"}]}]}`},
+	{"POST", "/v1/responses", `{"model":"gpt-4o","input":[{"type":"tool_search_output","tools":[{"type":"mcp"}]}]}`},
+	{"POST", "/v1/responses", `{"model":"gpt-4o","Tools":[{"type":"mcp"}]}`},
+	{"POST", "/v1/chat/completions", `{"model":"gpt-4o","tools":[{"type":"teleport"}]}`},
+	{"POST", "/v1/chat/completions", `{"model":"gpt-4o","a_new_object":{"x":1}}`},
+	// what cannot be read
+	{"POST", "/v1/responses", "\xff\xfe{\x00}\x00"},
+	{"POST", "/v1/chat/completions", `{"model":"gpt-4o"`},
 }
 
 // mayRepeat are those that may be sent again, whatever happened.
@@ -50,6 +64,8 @@ var mayRepeat = [][3]string{
 	{"POST", "/v1/messages"}, {"POST", "/v1/rerank"}, {"POST", "/openai/v1/chat/completions"},
 	{"POST", "/openai/deployments/x/chat/completions?api-version=1"}, {"POST", "/openai/deployments/x/embeddings?api-version=1"},
 	{"POST", "/v1/responses", `{"model":"gpt-4o","background":false,"tools":[{"type":"file_search"}],"mcp_servers":[]}`},
+	{"POST", "/v1/responses", `{"model":"gpt-4o","tools":[{"type":"namespace","tools":[{"type":"function"}]}],"conversation":null,"input":[{"type":"reasoning"}]}`},
+	{"POST", "/v1/chat/completions", `{"model":"gpt-4o","a_new_switch":true,"a_new_word":"x","a_new_list":[1],"metadata":{"type":"mcp"}}`},
 	{"GET", "/v1/files/f"}, {"GET", "/v1/batches/b"}, {"GET", "/v1/anything"}, {"HEAD", "/v1/files/f"}, {"OPTIONS", "/v1/batches"},
 }
 
