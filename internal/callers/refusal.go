@@ -36,7 +36,7 @@ func (c *Callers) reason(now time.Time, name string, refusal *meter.Refusal) api
 	case meter.TooMany:
 		return limited("requests", fmt.Sprintf("Rate limit reached for %s on requests in progress: Limit %d, Used %d. Please try again in 1s.", name, refusal.Allowed, refusal.Used))
 	case meter.InFlight:
-		return limited(kind, fmt.Sprintf("Rate limit reached for %s on %s: its requests in progress may use all that is left. Limit %d with these, Used %d, Requested %d. Please try again in %s.",
+		return limited(kind, fmt.Sprintf("Rate limit reached for %s on %s: its requests in progress may use all that is left. Limit %d, Used %d with these, Requested %d. Please try again in %s.",
 			name, described(refusal.Limit), refusal.Allowed, refusal.Used, refusal.Requested, rounded(refusal.Wait)))
 	case meter.TooLarge:
 		return limited(kind, fmt.Sprintf("Request too large for %s on %s: Limit %d, Requested %d. The input must be reduced in order to run successfully.",

@@ -10,8 +10,7 @@ type Estimate struct {
 	// Output is the largest output that the request allows, in tokens. Undeclared: it does not say. 0:
 	// its API has no output.
 	Output int64
-	// Model is the one that is asked for, and Replies how many replies are. They tell how large an
-	// Undeclared Output may be.
+	// Model is the one that is asked for, and Replies how many replies are. They tell how large the output may be.
 	Model   string
 	Replies int64
 	// Within reports whether it is a part of a request that is in flight, and not one more at a time.
@@ -44,14 +43,12 @@ type Reservation struct {
 	tier             uint8
 	// outputs reports whether the request may have an output.
 	outputs bool
-	// length is Estimate.Prompt; prompt and output are the estimate that was charged. declared is how much
-	// output the request may have.
-	length, prompt, output, declared int64
-	// grown is the output beyond the estimate that was charged since, grew are the ids of those meters, and last is
-	// when that was last.
-	grown int64
-	last  moment
-	grew  uint16
+	// length is Estimate.Prompt; prompt and output are the estimate that was charged.
+	length, prompt, output int64
+	flight
+	// grew are the ids of the meters that were charged with output beyond the estimate, and last is when that was last.
+	last moment
+	grew uint16
 	// over reports whether the request is over, while its output is not. within is Estimate.Within.
 	over, within bool
 }
@@ -90,7 +87,7 @@ const (
 	TooMany
 	// OverPart: this replica's part of what is left is used. It gets another one when the others know that.
 	OverPart
-	// InFlight: the requests in flight may still use so much that the limit would be exceeded twice.
+	// InFlight: the requests in flight may still use so much that this one would exceed the limit.
 	InFlight
 )
 
@@ -100,8 +97,8 @@ type Refusal struct {
 	// Limit is the one that refused it. If there are several, it is the one with the longest wait.
 	Limit Limit
 	// Allowed is how much of the limit this replica may use: all of it, or its share. Used is how much is
-	// used, and Requested how much the request needs. With TooMany these are requests. With InFlight, Allowed is
-	// twice as much, and what the requests may still use counts, too.
+	// used, and Requested how much the request needs. With TooMany these are requests. With InFlight, what the
+	// requests in flight may still use counts as used, too.
 	Allowed, Used, Requested int64
 	// Wait is how long it takes until the request is admitted, if nothing else is used. With OverQuota it
 	// ends when the day or the month begins.
@@ -166,13 +163,11 @@ func (c *Caller) Refused(now time.Time, refusal *Refusal) {
 func (c *Caller) check(at int64, e Estimate) (r Reservation, refusal *Refusal) {
 	prompt, output := c.usual.estimate(e)
 	r = Reservation{caller: c, moment: moment{at: at - c.clock.ahead}, reset: c.reset, charged: c.active, tier: uint8(c.tier.number), outputs: e.Output != 0, within: e.Within, length: e.Prompt, prompt: prompt, output: output}
-	if prompt > 0 {
-		r.declared = c.usual.declared(e)
-	}
+	r.flight = c.flightOf(at, e, output)
 	for id, m := range c.all() {
 		need := int64(1)
 		if id.Kind() == Tokens {
-			need = prompt + output
+			need = r.need(m.limit)
 		}
 		if m.limit.Amount == 0 || need == 0 {
 			continue
@@ -185,6 +180,7 @@ func (c *Caller) check(at int64, e Estimate) (r Reservation, refusal *Refusal) {
 		var over *Refusal
 		if fits && id.Kind() == Tokens {
 			over = c.overFlight(&r, m.limit, used)
+			r.most[id.Unit()] = min(r.most[id.Unit()], max(0, m.limit.Amount-used-prompt)) // more would keep others out for longer
 		}
 		switch {
 		case fits && over == nil && (!large || m.then > 0):
@@ -281,7 +277,7 @@ func (c *Caller) charge(at int64, r *Reservation) (crossed []Crossing) {
 		c.inFlight++
 	}
 	c.reserved += r.prompt + r.output
-	c.unspent += r.unspent()
+	c.add(&r.flight, 1)
 	return crossed
 }
 
@@ -318,7 +314,7 @@ func (r *Reservation) Settle(now time.Time, cost Cost) {
 		}
 		grown := int64(0)
 		if r.grew&(1<<id) != 0 {
-			grown = r.grown
+			grown = r.spent - r.output
 		}
 		m.roll(id, at, c.location, c.admitted+1)
 		if excess := spent - charged - grown; excess > 0 {
@@ -334,7 +330,7 @@ func (r *Reservation) Settle(now time.Time, cost Cost) {
 		c.ended(r)
 	}
 	if cost.Counted {
-		c.usual.learn(r, cost)
+		c.usual.learn(at, r, cost, c.held)
 	}
 	c.tell(at)
 	crossed := c.crossed(at)

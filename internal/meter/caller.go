@@ -47,12 +47,14 @@ type Caller struct {
 	inFlight int
 	reserved int64
 	busy     uint64
-	// unspent is how much output the requests in flight may still have beyond what they were charged with.
-	unspent int64
-	// admitted is how many requests were: it numbers their reservations.
-	admitted uint64
-	sharing  Sharing
-	reports  *reports
+	// unspent is how much output the requests in flight may still have beyond what they were charged with, as each limit of
+	// tokens counts it, by the limit's unit.
+	unspent [units]int64
+	// admitted is how many requests were: it numbers their reservations. held is the number of the latest one when requests in
+	// flight last kept out another one.
+	admitted, held uint64
+	sharing        Sharing
+	reports        *reports
 	// changes counts changes of the use, and hurry is set if a limit is more than half used.
 	changes atomic.Uint64
 	hurry   atomic.Bool

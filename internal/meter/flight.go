@@ -2,33 +2,90 @@ package meter
 
 import (
 	"hash/maphash"
+	"math/bits"
 	"time"
 )
 
-// Estimates are lower than what requests declare, because most use less. So all requests in flight together could use any
-// number of tokens. Therefore what they may use beyond what they were charged with is bounded, too: with what is used,
-// it is at most twice a limit. A caller of which no request in flight may use more than its charge is not bound.
+// A request is charged with an estimate, and may cost more. If only estimates counted, a caller that has had short answers could
+// ask for any number of long ones at once. So each limit of tokens counts, besides what is used, the output that the requests in
+// flight may still have: with that, a further request has to fit into the limit.
+//
+// How much a request may have is what it declares, or 16k tokens for each reply, until more is known: then it is the largest
+// output that the caller got for the model within a day. That is learned step by step, like the window of a TCP connection: each
+// answer that came while this rule held back others vouches for one more request in flight, so that their number doubles
+// with each round of answers. An answer of less than 128 tokens vouches for a part of one. So short answers one after the other, which
+// cost a caller next to nothing, do not vouch for many long ones at once. What other callers got does not count.
+//
+// A caller without requests in flight is bound in another way. Its request may exceed the limit by a tenth if it has all the
+// output that it may have; but a fifth of a limit is the most that is kept free for that.
 
-// mostDeclared is the largest output that counts, so that those of all requests in flight can be added up.
-const mostDeclared = 1 << 40
+const (
+	// mostOutput is how much output a reply has at most, as long as nothing is known.
+	mostOutput = 16 << 10
+	// vouching is the shortest output that vouches for one more request in flight.
+	vouching = 128
+	// mostDeclared is the largest output that counts, so that those of all requests in flight can be added up.
+	mostDeclared = 1 << 40
+	// remembered is how long an output is remembered, at least.
+	remembered = int64(24 * time.Hour)
+	// maxModels is for how many models of a caller outputs are remembered. All others have one together.
+	maxModels = 64
+)
 
-// unspent returns how much output the request may still have beyond what it was charged with.
-func (r *Reservation) unspent() int64 { return max(0, r.declared-r.output-r.grown) }
+// flight is what a request in flight counts as.
+type flight struct {
+	model string
+	// replies is how many the request asks for.
+	replies int64
+	// most is how much output the request may have, as each limit of tokens counts it, by the limit's unit.
+	most [units]int64
+	// spent is what the request has been charged with for its output so far.
+	spent int64
+}
+
+// left returns how much more output the request may have, as a limit counts it.
+func (f *flight) left(u Unit) int64 { return max(0, f.most[u]-f.spent) }
+
+// flightOf returns what a request counts as.
+func (c *Caller) flightOf(at int64, e Estimate, output int64) flight {
+	f := flight{model: e.Model, replies: max(1, e.Replies), spent: output}
+	for id, m := range c.all() {
+		if id.Kind() == Tokens && e.Prompt > 0 && e.Output != 0 {
+			f.most[id.Unit()] = c.usual.most(at, e, m.limit.Amount, c.sharing.Replicas)
+		}
+	}
+	return f
+}
+
+// add adds what the request may still have to what may follow.
+func (c *Caller) add(f *flight, sign int64) {
+	for u := range c.unspent {
+		c.unspent[u] += sign * f.left(Unit(u))
+	}
+}
+
+// need returns how much has to be left of a limit of tokens for a request with nothing else in flight.
+func (r *Reservation) need(l Limit) int64 {
+	room := min(r.flight.most[l.Unit], l.Amount/10*3) - l.Amount/10
+	return r.prompt + max(r.output, room)
+}
 
 // overFlight returns why a request does not fit into a limit, because of what requests in flight may still use, or nil. The
 // other replicas may have as many in flight as this one.
 func (c *Caller) overFlight(r *Reservation, l Limit, used int64) *Refusal {
-	others := add(used, multiply(c.unspent, c.sharing.Replicas))
-	need := r.prompt + r.output + multiply(r.unspent(), c.sharing.Replicas)
-	if c.unspent == 0 || need == 0 || add(others, need) <= 2*l.Amount {
+	unspent := c.unspent[l.Unit]
+	with := add(used, multiply(unspent, c.sharing.Replicas))
+	need := r.prompt + r.output + multiply(r.left(l.Unit), c.sharing.Replicas)
+	if unspent == 0 || need == 0 || add(with, need) <= l.Amount {
 		return nil
 	}
-	return &Refusal{Reason: InFlight, Limit: l, Allowed: 2 * l.Amount, Used: others, Requested: need, Wait: time.Second}
+	c.held = c.admitted
+	return &Refusal{Reason: InFlight, Limit: l, Allowed: l.Amount, Used: with, Requested: need, Wait: time.Second}
 }
 
 // Spend charges the output that the request has had so far, if that is more than it was charged with.
 func (r *Reservation) Spend(now time.Time, output int64) {
-	c, more := r.caller, limited(output)-r.output-r.grown
+	c, more := r.caller, limited(output)-r.spent
 	if c == nil || more <= 0 {
 		return
 	}
@@ -44,9 +101,12 @@ func (r *Reservation) Spend(now time.Time, output int64) {
 			r.grew |= 1 << id
 		}
 	}
-	c.unspent -= r.unspent()
-	r.grown, r.last = r.grown+more, moment{at - c.clock.ahead, c.admitted}
-	c.unspent += r.unspent()
+	c.add(&r.flight, -1)
+	r.spent, r.last = r.spent+more, moment{at - c.clock.ahead, c.admitted}
+	c.add(&r.flight, 1)
+	if r.outputs {
+		c.usual.outputOf(r.model, at).atLeast(output, r.replies)
+	}
 	c.reserved += more
 	c.tell(at)
 	crossed := c.crossed(at)
@@ -58,8 +118,8 @@ func (c *Caller) ended(r *Reservation) {
 	if !r.within {
 		c.inFlight--
 	}
-	c.reserved -= r.prompt + r.output + r.grown
-	c.unspent -= r.unspent()
+	c.reserved -= r.prompt + r.spent
+	c.add(&r.flight, -1)
 }
 
 // Leave ends a request whose output goes on: it is charged with all output that it may have. The reservation that it returns
@@ -69,7 +129,11 @@ func (r *Reservation) Leave(now time.Time) (later Reservation) {
 	if c == nil {
 		return later
 	}
-	r.Spend(now, r.declared)
+	most := int64(0)
+	for _, each := range r.flight.most {
+		most = max(most, each)
+	}
+	r.Spend(now, most)
 	c.mu.Lock()
 	c.ended(r)
 	c.mu.Unlock()
@@ -78,59 +142,78 @@ func (r *Reservation) Leave(now time.Time) (later Reservation) {
 	return later
 }
 
-const (
-	// leastUndeclared is what a request that declares no output counts as at least.
-	leastUndeclared = 1024
-	// maxModels is for how many models of a caller the largest output is kept. All others have one together.
-	maxModels = 64
-)
-
-// largest is the largest output of the last requests for a model: of the current ones, and of as many before these.
-type largest struct {
-	outputs [2]int64
-	number  uint8
+// outputs are those of the requests for a model: of the day before, and of the current one, which is not that of a calendar.
+// largest is the largest output of a reply, and vouched is how much output in flight all of them vouch for.
+type outputs struct {
+	since            int64
+	largest, vouched [2]int64
 }
 
-func (l *largest) learn(output int64) {
-	if l.number++; l.number > memory {
-		l.outputs, l.number = [2]int64{l.outputs[1], 0}, 1
+// at forgets what is too old.
+func (o *outputs) at(now int64) *outputs {
+	switch since := now - o.since; {
+	case since >= 2*remembered, since < 0: // or the clock was set back
+		*o = outputs{since: now}
+	case since >= remembered:
+		*o = outputs{since: o.since + remembered, largest: [2]int64{o.largest[1], 0}, vouched: [2]int64{o.vouched[1], 0}}
 	}
-	l.outputs[1] = max(l.outputs[1], output)
+	return o
+}
+
+// atLeast records that a request has had so much output, and is not over.
+func (o *outputs) atLeast(output, replies int64) {
+	o.largest[1] = max(o.largest[1], min(output, mostLearned)/max(1, replies))
+}
+
+func (o *outputs) vouch(output int64) {
+	o.vouched[1] = add(o.vouched[1], min(output, vouching)*mostOutput/vouching)
 }
 
 var seed = maphash.MakeSeed()
 
-// largestOf returns that of a model. nil: there is none.
-func (u *usual) largestOf(model string) *largest {
-	if l := u.largest[maphash.String(seed, model)]; l != nil || len(u.largest) <= maxModels {
-		return l
-	}
-	return u.largest[0]
-}
-
-func (u *usual) learnLargest(model string, output int64) {
-	l, key := u.largestOf(model), maphash.String(seed, model)
-	if l == nil {
-		if u.largest == nil {
-			u.largest = make(map[uint64]*largest)
+// outputOf returns the outputs for a model, which the caller may change.
+func (u *usual) outputOf(model string, now int64) *outputs {
+	key := maphash.String(seed, model)
+	o := u.byModel[key]
+	if o == nil {
+		if u.byModel == nil {
+			u.byModel = make(map[uint64]*outputs)
 		}
-		if len(u.largest) >= maxModels {
+		if len(u.byModel) >= maxModels {
 			key = 0
+			o = u.byModel[key]
 		}
-		l = new(largest)
-		u.largest[key] = l
+		if o == nil {
+			o = &outputs{since: now}
+			u.byModel[key] = o
+		}
 	}
-	l.learn(output)
+	return o.at(now)
 }
 
-// declared returns how much output a request may have.
-func (u *usual) declared(e Estimate) int64 {
+// most returns how much output a request may have, as a limit of this amount counts it, which replicas share. 0: it is no limit.
+func (u *usual) most(now int64, e Estimate, limit int64, replicas int) int64 {
+	replies := min(max(1, e.Replies), mostDeclared/mostOutput)
+	most := replies * mostOutput
 	if e.Output >= 0 {
-		return min(e.Output, mostDeclared)
+		most = min(e.Output, mostDeclared)
 	}
-	declared := leastUndeclared * min(max(1, e.Replies), mostDeclared/leastUndeclared)
-	if l := u.largestOf(e.Model); l != nil {
-		declared = max(declared, l.outputs[0], l.outputs[1])
+	o := u.byModel[maphash.String(seed, e.Model)]
+	if o == nil && len(u.byModel) >= maxModels {
+		o = u.byModel[0]
 	}
-	return declared
+	if o == nil {
+		return most
+	}
+	o = o.at(now)
+	largest, vouched := multiply(max(o.largest[0], o.largest[1]), int(replies)), multiply(add(o.vouched[0], o.vouched[1]), replicas)
+	if limit > 0 {
+		high, low := bits.Mul64(uint64(most), uint64(limit))
+		known, _ := bits.Div64(high, low, uint64(add(limit, vouched)))
+		largest = max(largest, int64(known))
+	}
+	if e.Output < 0 {
+		return largest
+	}
+	return min(most, largest)
 }

@@ -14,8 +14,8 @@ type usual struct {
 	// they show how good the estimates are.
 	estimated, reported float64
 	requests            int
-	// largest are the largest recent outputs by model. 0 is that of all other models.
-	largest map[uint64]*largest
+	// byModel are the outputs by model. 0 is all other models.
+	byModel map[uint64]*outputs
 }
 
 var newUsual = usual{length: 256, prompt: 256, output: 128}
@@ -47,8 +47,9 @@ func (u *usual) estimate(e Estimate) (prompt, output int64) {
 // After one wrong report, the caller's estimates would otherwise be too high for hundreds of requests.
 const mostLearned = 1 << 20
 
-func (u *usual) learn(r *Reservation, cost Cost) {
-	cost.Prompt, cost.Output = min(cost.Prompt, mostLearned), min(cost.Output, mostLearned)
+// learn learns from the cost of a request. held is the number of the latest request when requests in flight last kept out another one.
+func (u *usual) learn(now int64, r *Reservation, cost Cost, held uint64) {
+	cost.Prompt, cost.Output = min(cost.Prompt, mostLearned), min(limited(cost.Output), mostLearned)
 	if r.length > 0 && cost.Prompt > 0 {
 		part := weight(&u.prompts)
 		u.length += part * (float64(limited(r.length)) - u.length)
@@ -56,7 +57,10 @@ func (u *usual) learn(r *Reservation, cost Cost) {
 	}
 	if r.outputs {
 		u.output += weight(&u.outputs) * (float64(limited(cost.Output)) - u.output)
-		u.learnLargest(cost.Model, limited(cost.Output))
+		o := u.outputOf(cost.Model, now)
+		if o.atLeast(cost.Output, r.replies); held >= r.number {
+			o.vouch(cost.Output)
+		}
 	}
 	if estimated, reported := r.prompt+r.output, limited(cost.Prompt)+limited(cost.Output); estimated > 0 && reported > 0 {
 		part := weight(&u.requests)

@@ -83,10 +83,10 @@ func TestAResponseInTheBackgroundIsChargedWhatItDeclares(t *testing.T) {
 		reply   http.HandlerFunc
 		tokens  int64
 	}{
-		"its output is not limited":   {`"background":true,`, queued, 50 + 1024},
+		"its output is not limited":   {`"background":true,`, queued, 50 + 16_384},
 		"its output is limited":       {`"background":true,"max_output_tokens":100,`, queued, 50 + 100},
-		"it is named twice":           {`"background":true,"background":false,`, queued, 50 + 1024},
-		"a stream that is cancelled":  {`"background":true,"stream":true,`, begun, 50 + 1024},
+		"it is named twice":           {`"background":true,"background":false,`, queued, 50 + 16_384},
+		"a stream that is cancelled":  {`"background":true,"stream":true,`, begun, 50 + 16_384},
 		"it is served at once":        {`"background":true,`, lbtest.Says(200, `{"usage":{"input_tokens":7,"output_tokens":5}}`), 12},
 		"a stream in the foreground":  {`"background":false,"stream":true,"max_output_tokens":10,`, begun, 50 + 10},
 		"a request that was refused":  {`"background":true,`, lbtest.Throttled("7"), 0},
