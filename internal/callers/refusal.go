@@ -11,14 +11,28 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// longestWait is the longest wait after which a client is to send the same request again. SDKs wait for a minute at
-// most and then come back, and some clients do so for minutes before they fail (Codex, Claude Code).
-const longestWait = time.Minute
+const (
+	// longestWait is the longest wait after which a client is to send the same request again. SDKs wait for a minute at
+	// most and then come back, and some clients do so for minutes before they fail (Codex, Claude Code).
+	longestWait = time.Minute
+	// longestNamed is the longest wait that a limit by the second or minute names, although after an excess it may be longer:
+	// clients of such a limit come back. SDKs obey no Retry-After of more than a minute.
+	longestNamed = 59 * time.Second
+)
+
+// named returns the wait that the client is told.
+func named(refusal *meter.Refusal) time.Duration {
+	wait := rounded(refusal.Wait)
+	if refusal.Limit.Unit <= meter.Minute {
+		wait = min(wait, longestNamed)
+	}
+	return wait
+}
 
 // Refuse returns the answer to a request that a limit refuses. If the client must not soon send the same request again,
 // it has no Retry-After: some SDKs would sleep for a day (openai-node 6.26 to 7.4).
 func (c *Callers) Refuse(r *http.Request, now time.Time, name string, refusal *meter.Refusal) apierror.Answer {
-	answer, wait := c.reason(now, name, refusal).Answer(r), rounded(refusal.Wait)
+	answer, wait := c.reason(now, name, refusal).Answer(r), named(refusal)
 	kind, window := refusal.Names()
 	answer.Limit = strings.TrimSuffix(kind+"/"+window, "/")
 	if refusal.Reason == meter.TooLarge || refusal.Reason == meter.OverQuota || wait > longestWait {
@@ -37,7 +51,7 @@ func (c *Callers) reason(now time.Time, name string, refusal *meter.Refusal) api
 		return limited("requests", fmt.Sprintf("Rate limit reached for %s on requests in progress: Limit %d, Used %d. Please try again in 1s.", name, refusal.Allowed, refusal.Used))
 	case meter.InFlight:
 		return limited(kind, fmt.Sprintf("Rate limit reached for %s on %s: its requests in progress may use all that is left. Limit %d, Used %d with these, Requested %d. Please try again in %s.",
-			name, described(refusal.Limit), refusal.Allowed, refusal.Used, refusal.Requested, rounded(refusal.Wait)))
+			name, described(refusal.Limit), refusal.Allowed, refusal.Used, refusal.Requested, named(refusal)))
 	case meter.TooLarge:
 		return limited(kind, fmt.Sprintf("Request too large for %s on %s: Limit %d, Requested %d. The input must be reduced in order to run successfully.",
 			name, described(refusal.Limit), refusal.Allowed, refusal.Requested))
@@ -48,7 +62,7 @@ func (c *Callers) reason(now time.Time, name string, refusal *meter.Refusal) api
 		return e
 	}
 	return limited(kind, fmt.Sprintf("Rate limit reached for %s on %s: Limit %d, Used %d, Requested %d. Please try again in %s.",
-		name, described(refusal.Limit), refusal.Allowed, refusal.Used, refusal.Requested, rounded(refusal.Wait)))
+		name, described(refusal.Limit), refusal.Allowed, refusal.Used, refusal.Requested, named(refusal)))
 }
 
 func limited(kind, message string) apierror.Error {

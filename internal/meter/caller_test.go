@@ -208,8 +208,8 @@ func TestAnSDKThatRetriesAfterA429DoesNotLockItselfOut(t *testing.T) {
 
 func TestAWindowSlides(t *testing.T) {
 	for after, want := range map[time.Duration]struct{ burst, even int64 }{
-		59 * time.Second: {60, 60}, 60 * time.Second: {60, 60}, 61 * time.Second: {58, 59}, 61*time.Second - 1: {58, 59},
-		62500*time.Millisecond - 1: {58, 58}, 62500 * time.Millisecond: {0, 57}, 92*time.Second + 1: {0, 28}, 120 * time.Second: {0, 0}, // a part of a token counts as one
+		59 * time.Second: {60, 60}, 60*time.Second - 1: {60, 60}, 60 * time.Second: {0, 60}, 61 * time.Second: {0, 59}, 61*time.Second - 1: {0, 59},
+		62 * time.Second: {0, 57}, 92*time.Second + 1: {0, 27}, 119 * time.Second: {0, 0}, // a part of a token counts as one
 	} {
 		burst, even := caller(t, "tokens 60/minute"), caller(t, "tokens 60/minute")
 		admitted(t, burst, noon, exactly(60)).settle(noon)
@@ -226,7 +226,7 @@ func TestAWindowSlides(t *testing.T) {
 	}
 	c := caller(t, "tokens 60/minute")
 	admitted(t, c, noon, exactly(60)).settle(noon)
-	if got := refused(t, c, noon.Add(10*time.Second), exactly(20)); got.Wait != 52500*time.Millisecond || got.Used != 60 || got.Requested != 20 || got.Reason != OverRate {
+	if got := refused(t, c, noon.Add(10*time.Second), exactly(20)); got.Wait != 50*time.Second || got.Used != 60 || got.Requested != 20 || got.Reason != OverRate {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -259,7 +259,7 @@ func TestADebtStays(t *testing.T) {
 	c = caller(t, "tokens 100/minute")
 	r = admitted(t, c, noon, exactly(10))
 	r.Settle(noon, spent(1000))
-	if got := refused(t, c, noon, exactly(10)); got.Wait != 62500*time.Millisecond {
+	if got := refused(t, c, noon, exactly(10)); got.Wait != time.Minute {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -267,7 +267,7 @@ func TestADebtStays(t *testing.T) {
 func TestAnExcessGoesBackToTheWindowThatItCameFrom(t *testing.T) {
 	c := caller(t, "tokens 100/minute")
 	first, second := admitted(t, c, noon, exactly(30)), admitted(t, c, noon, exactly(30))
-	admitted(t, c, noon, exactly(30)).settle(noon)
+	admitted(t, c, noon.Add(2400*time.Millisecond), exactly(30)).settle(noon.Add(2400 * time.Millisecond))
 	later := noon.Add(62 * time.Second) // the 90 count without a 24th of the limit
 	if got := used(t, c, later, "tokens/minute"); got != 86 {
 		t.Fatalf("%d are used", got)
@@ -566,10 +566,10 @@ func TestTheTightestLimitIsTheOneWithTheSmallestPartLeft(t *testing.T) {
 		t.Errorf("got %+v", u)
 	}
 	admitted(t, c, noon.Add(45*time.Second), exactly(900)).settle(noon.Add(45 * time.Second))
-	if u := c.Tightest(noon.Add(45 * time.Second))[Tokens]; u.Limit.Unit != Minute || u.Left() != 100 || u.Reset != 62500*time.Millisecond {
+	if u := c.Tightest(noon.Add(45 * time.Second))[Tokens]; u.Limit.Unit != Minute || u.Left() != 100 || u.Reset != time.Minute {
 		t.Errorf("got %+v", u)
 	}
-	if u := c.Tightest(noon.Add(75 * time.Second))[Tokens]; u.Used != 900 || u.Reset != 32500*time.Millisecond {
+	if u := c.Tightest(noon.Add(75 * time.Second))[Tokens]; u.Used != 900 || u.Reset != 30*time.Second {
 		t.Errorf("got %+v", u)
 	}
 	if u := c.Tightest(noon.Add(3 * time.Minute))[Tokens]; u.Limit.Unit != Day || u.Left() != 99_100 || u.Reset != 12*time.Hour-3*time.Minute {

@@ -82,6 +82,7 @@ func (m *meter) shift(from, to int64, next window) {
 	for _, s := range m.sums() {
 		s.shift(by, m.part(to))
 	}
+	m.forgetLast()
 	m.wrote = [2]bool{m.wrote[0] || m.wrote[1], m.wrote[0] || m.wrote[1]}
 }
 

@@ -8,10 +8,10 @@
 //
 // All windows follow the clock. A day and a month are those of the calendar. The shorter ones slide, in 24
 // parts: the use of the last minute is that of the parts of 2.5 s that the last 60 s cover. Of the oldest of
-// these, which they cover only in part, the use counts as if it had been spread evenly over the part, except
-// that at most a 24th of the limit is left out. So evenly spread requests can use the whole limit, and in
-// no 60 s is more than 25/24 of it admitted, also if all requests of a part come at its end. A result is
-// rounded up, so a limit below 24 is never exceeded.
+// these, which they cover only in part, the use counts as if it had been spread evenly over the part up to the
+// last charge in it, except that at most a 24th of the limit is left out. So evenly spread requests can use the whole
+// limit, and a minute after a charge, nothing of it counts. In no 60 s is more than 25/24 of a limit admitted, also if
+// all requests of a part come at its end. A result is rounded up, so a limit below 24 is never exceeded.
 //
 // With several replicas, each is the only writer of its own use (Report), and adds up what it hears of the
 // use of the others (Heard). What it has used since its last report that the others know is at most its part of
@@ -36,6 +36,9 @@ type meter struct {
 	// own is what this replica was charged with. told is what of it the others know, and sent what they know
 	// once they have heard the latest report.
 	own, told, sent sums
+	// last has when something was last charged in each part: one more than the 24ths of a nanosecond since its beginning. 0: it
+	// may have been at its end. nil: the limit does not slide.
+	last *[2][parts]int64
 	// figures is what is known of other replicas, in the order of their keys and the windows, and others are its sums.
 	figures []figure
 	others  sums
@@ -127,6 +130,10 @@ func (s *sums) from(part int) (first, later int64) {
 // divide gives the meter parts if its limit slides, and removes them otherwise. What others have used keeps them. Sums that
 // only several replicas need have none until they are used.
 func (m *meter) divide(now int64) {
+	m.last = nil
+	if !m.calendar() && m.limit.Amount > 0 {
+		m.last = new([2][parts]int64)
+	}
 	for _, s := range m.sums() {
 		both := s == &m.own || s == &m.others
 		switch limited := m.limit.Amount > 0; {
@@ -172,6 +179,7 @@ func (m *meter) roll(id ID, now int64, location *time.Location, next uint64) {
 	case -1: // midnight is at another time
 		used := m.own.used[1]
 		m.move(0, 1)
+		m.forgetLast()
 		m.own.change(m.part(now), used)
 		m.wrote = [2]bool{false, m.wrote[0] || m.wrote[1]}
 		m.first[1] = m.first[0]
@@ -186,8 +194,38 @@ func (m *meter) roll(id ID, now int64, location *time.Location, next uint64) {
 }
 
 func (m *meter) charge(amount, now int64) {
+	if amount > 0 {
+		m.touch(now)
+	}
 	m.own.change(m.part(now), amount)
 	m.wrote[1] = true
+}
+
+// touch records that something is charged now.
+func (m *meter) touch(now int64) {
+	part := m.part(now)
+	if m.last == nil {
+		return
+	}
+	last, length := &m.last[part/parts][part%parts], m.end-m.start
+	if *last > 0 || m.own.in(part)+m.others.in(part) == 0 {
+		*last = max(*last, (now-m.start+length)*parts%length+1)
+	}
+}
+
+// lasts returns until when something was charged in a part, counted from its beginning in 24ths of a nanosecond.
+func (m *meter) lasts(part int) int64 {
+	if m.last != nil && m.last[part/parts][part%parts] > 0 {
+		return m.last[part/parts][part%parts] - 1
+	}
+	return m.end - m.start
+}
+
+// forgetLast makes all parts count to their ends, because what was used was moved to others.
+func (m *meter) forgetLast() {
+	if m.last != nil {
+		*m.last = [2][parts]int64{}
+	}
 }
 
 // moment is when a charge was made: its time by this machine's clock, and the number of the latest reservation then.
@@ -219,6 +257,9 @@ func (m *meter) move(from, to int) {
 	for _, s := range m.sums() {
 		s.move(from, to)
 	}
+	if m.last != nil {
+		m.last[to], m.last[from] = m.last[from], [parts]int64{}
+	}
 }
 
 func (m *meter) calendar() bool { return m.limit.Unit.Calendar() }
@@ -241,12 +282,13 @@ func (m *meter) use(now int64) int64 {
 
 // covered returns how much counts of the use of the oldest part, with a limit of so much.
 func (m *meter) covered(now, oldest, limit int64) int64 {
-	if oldest <= 0 {
+	length := m.end - m.start
+	lasts, passed := m.lasts(m.oldest(now)), (now-m.start)*parts%length
+	if oldest <= 0 || passed >= lasts {
 		return 0
 	}
-	length, passed := m.end-m.start, (now-m.start)*parts
-	high, low := bits.Mul64(uint64(oldest), uint64(length-passed%length))
-	covered, rest := bits.Div64(high, low, uint64(length))
+	high, low := bits.Mul64(uint64(oldest), uint64(lasts-passed))
+	covered, rest := bits.Div64(high, low, uint64(lasts))
 	if rest > 0 {
 		covered++
 	}
@@ -271,9 +313,9 @@ func (m *meter) wait(now, need int64, replicas int) time.Duration {
 			room -= part
 			continue
 		}
-		passed := length // of this part, when it is the oldest one
+		passed := m.lasts(i) // of this part, when it is the oldest one
 		if part-room <= m.limit.Amount/parts {
-			high, low := bits.Mul64(uint64(room), uint64(length))
+			high, low := bits.Mul64(uint64(room), uint64(m.lasts(i)))
 			covered, _ := bits.Div64(high, low, uint64(part))
 			passed -= int64(covered)
 		}

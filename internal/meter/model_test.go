@@ -11,13 +11,20 @@ import (
 type model struct {
 	limits []Limit
 	sums   map[ID]map[int64]int64
+	// last is when a part was last charged, as at counts it.
+	last map[ID]map[int64]int64
 }
 
 func (m *model) add(id ID, part, amount int64) {
 	if m.sums[id] == nil {
-		m.sums[id] = make(map[int64]int64)
+		m.sums[id], m.last[id] = make(map[int64]int64), make(map[int64]int64)
 	}
 	m.sums[id][part] += amount
+}
+
+func (m *model) charge(id ID, part, amount, passed int64) {
+	m.add(id, part, amount)
+	m.last[id][part] = max(m.last[id][part], passed)
 }
 
 // at returns the part of a time, 24 a window, and how much of it has passed, in 24ths of a nanosecond. It is
@@ -40,9 +47,12 @@ func (m *model) used(id ID, now time.Time) int64 {
 		return m.sums[id][part]
 	}
 	oldest := m.sums[id][part-24]
-	left := new(big.Int).Mul(big.NewInt(oldest), big.NewInt(length-passed))
-	left.Add(left, big.NewInt(length-1))
-	used := max(left.Div(left, big.NewInt(length)).Int64(), oldest-m.amount(id)/24)
+	used, last := int64(0), m.last[id][part-24]
+	if passed < last {
+		left := new(big.Int).Mul(big.NewInt(oldest), big.NewInt(last-passed))
+		left.Add(left, big.NewInt(last-1))
+		used = max(left.Div(left, big.NewInt(last)).Int64(), oldest-m.amount(id)/24)
+	}
 	for i := part - 23; i <= part; i++ {
 		used += m.sums[id][i]
 	}
@@ -95,7 +105,7 @@ func FuzzAdmitAndSettle(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64, rate, most int64, units uint8) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		rate, most = 1+max(0, rate)%1_000_000, 1+max(0, most)%1_000_000
-		m := &model{sums: make(map[ID]map[int64]int64), limits: []Limit{
+		m := &model{sums: make(map[ID]map[int64]int64), last: make(map[ID]map[int64]int64), limits: []Limit{
 			{Kind: Tokens, Amount: rate, Unit: Unit(units % 5)},
 			{Kind: Requests, Amount: 1 + rate/10, Unit: Unit(units / 5 % 5)},
 			{Kind: Tokens, Amount: rate * 7, Unit: Unit((units%5 + 1 + units/25%4) % 5)},
@@ -125,11 +135,11 @@ func FuzzAdmitAndSettle(f *testing.F) {
 				if id.Kind() == Requests {
 					delta = cost.Requests - 1
 				}
-				part, _, _ := m.at(id, now)
+				part, passed, _ := m.at(id, now)
 				from, _, _ := m.at(id, r.from)
 				switch {
 				case delta > 0:
-					m.add(id, part, delta)
+					m.charge(id, part, delta, passed)
 				case from/24 >= part/24-1:
 					m.add(id, from, delta)
 				case id == counted[1]:
@@ -148,11 +158,11 @@ func FuzzAdmitAndSettle(f *testing.F) {
 				if refusal == nil {
 					open = append(open, request{r, now, tokens})
 					m.each(func(id ID) {
-						part, _, _ := m.at(id, now)
+						part, passed, _ := m.at(id, now)
 						if id.Kind() == Requests {
-							m.add(id, part, 1)
+							m.charge(id, part, 1, passed)
 						} else {
-							m.add(id, part, tokens)
+							m.charge(id, part, tokens, passed)
 						}
 					})
 				} else if refusal.Reason == OverRate && random.IntN(4) == 0 { // it is let in exactly then, as far as this limit counts

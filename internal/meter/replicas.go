@@ -117,6 +117,12 @@ func (m *meter) addUp(now int64) {
 			used[w] = add(used[w], m.figures[i].used)
 		}
 	}
+	if m.last != nil && used[0] != m.others.used[0] {
+		m.last[0][parts-1] = 0
+	}
+	if used[1] != m.others.used[1] {
+		m.touch(now)
+	}
 	m.others.change(parts-1, used[0]-m.others.used[0])
 	m.others.change(m.part(now), used[1]-m.others.used[1])
 }
@@ -174,6 +180,7 @@ func (c *Caller) Share(now time.Time, s Sharing) {
 		case s.Apart && !c.sharing.Apart:
 			m.lost.copy(&m.others)
 		case c.sharing.Apart && !s.Apart && m.others.parts != nil:
+			m.forgetLast()
 			m.others.bound(&m.lost, m.limit.Amount-m.limit.Amount/int64(max(1, c.sharing.Replicas)))
 		}
 	}
@@ -227,6 +234,7 @@ func (c *Caller) Spread(now time.Time, courses map[string][]Course) {
 		if m.others.parts == nil {
 			continue
 		}
+		m.forgetLast()
 		placed, used := sums{parts: new([2][parts]int64)}, m.others.used
 		for replica, all := range courses {
 			for _, course := range all {
@@ -313,13 +321,16 @@ func (c *Caller) Restore(now time.Time, saved []Saved) {
 		case w < 0 || w > 1:
 			continue
 		case len(s.Parts) > 0:
+			m.forgetLast()
 			for i, used := range s.Parts {
 				last := ((i+1)*parts+len(s.Parts)-1)/len(s.Parts) - 1
 				m.own.change(min(int(w)*parts+last, m.part(at)), min(max(0, used), 1<<61))
 			}
 		case w == 1:
+			m.touch(at)
 			m.own.change(m.part(at), used)
 		default:
+			m.forgetLast()
 			m.own.spread(used, 0, parts-1)
 		}
 		m.wrote[w] = true

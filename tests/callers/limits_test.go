@@ -97,8 +97,8 @@ func TestTheMessageHasOpenAIsWords(t *testing.T) {
 				!strings.Contains(got.Body, ". Please try again in ") || !strings.Contains(got.Body, `"type":"tokens"`) {
 				t.Fatalf("got %d %s", got.Status, got.Body)
 			}
-			wantHeaders(t, got, "X-Should-Retry", "false", "X-Ratelimit-Limit-Tokens", "200000", "X-Ratelimit-Remaining-Tokens", "1800", "X-Ratelimit-Reset-Tokens", "1m2.5s",
-				"X-Ratelimit-Limit-Requests", "1000", "X-Ratelimit-Remaining-Requests", "999", "X-Ratelimit-Reset-Requests", "1h2m30s")
+			wantHeaders(t, got, "X-Should-Retry", "", "Retry-After", "59", "X-Ratelimit-Limit-Tokens", "200000", "X-Ratelimit-Remaining-Tokens", "1800", "X-Ratelimit-Reset-Tokens", "1m0s",
+				"X-Ratelimit-Limit-Requests", "1000", "X-Ratelimit-Remaining-Requests", "999", "X-Ratelimit-Reset-Requests", "1h0m0s")
 		}
 		w.WantCalls(map[string]int{"a": 1})
 	})
@@ -108,7 +108,7 @@ func TestEachUnitHasOpenAIsName(t *testing.T) {
 	for unit, name := range map[string]string{"second": "per second (RPS)", "minute": "per min (RPM)", "hour": "per hour (RPH)"} {
 		inBubble(t, "caller alice {\nrequests 1/"+unit+"\n}", func(t *testing.T, w *world) {
 			w.chat(`{}`).WantServed(t, "a")
-			wait := map[string]string{"second": "1.042s", "minute": "1m2.5s", "hour": "1h2m30s"}[unit]
+			wait := map[string]string{"second": "1s", "minute": "59s", "hour": "1h0m0s"}[unit]
 			got := w.chat(`{}`)
 			wantRefused(t, got, "rate_limit_exceeded", "requests", "Rate limit reached for alice on requests "+name+": Limit 1, Used 1, Requested 1. Please try again in "+wait+".")
 		})
@@ -123,19 +123,17 @@ func TestAWaitOfMoreThanAMinuteIsARefusal(t *testing.T) {
 		after       time.Duration // since the request that used all of it, which came when the window began
 		retry, left string        // what the client is told. retry is empty if it must not come again
 	}{
-		{"requests 1/second", 0, "2", "1.042s"},
-		{"requests 1/minute", 0, "", "1m2.5s"},
-		{"requests 1/minute", 2499 * time.Millisecond, "", "1m0.001s"},
-		{"requests 1/minute", 2500 * time.Millisecond, "59", "1m0s"}, // the longest that each SDK waits
-		{"requests 1/minute", 3500 * time.Millisecond, "59", "59s"},
-		{"requests 1/minute", 40 * time.Second, "23", "22.5s"},
-		{"requests 1/hour", 0, "", "1h2m30s"},
-		{"requests 1/hour", 15 * time.Minute, "", "47m30s"},
-		{"requests 1/hour", 62 * time.Minute, "30", "30s"},
-		{"tokens 100/minute", 0, "", "1m2.5s"},
-		{"tokens 100/minute", 40 * time.Second, "23", "22.5s"},
-		{"tokens 100/hour", 15 * time.Minute, "", "47m30s"},
-		{"tokens 100/hour", 62 * time.Minute, "30", "30s"},
+		{"requests 1/second", 0, "1", "1s"},
+		{"requests 1/minute", 0, "59", "59s"}, // the longest that each SDK waits
+		{"requests 1/minute", 500 * time.Millisecond, "59", "59s"},
+		{"requests 1/minute", 40 * time.Second, "20", "20s"},
+		{"requests 1/hour", 0, "", "1h0m0s"},
+		{"requests 1/hour", 15 * time.Minute, "", "45m0s"},
+		{"requests 1/hour", 59*time.Minute + 30*time.Second, "30", "30s"},
+		{"tokens 100/minute", 0, "59", "59s"},
+		{"tokens 100/minute", 40 * time.Second, "20", "20s"},
+		{"tokens 100/hour", 15 * time.Minute, "", "45m0s"},
+		{"tokens 100/hour", 59*time.Minute + 30*time.Second, "30", "30s"},
 	} {
 		inBubble(t, "caller alice {\n"+c.limit+"\n}", func(t *testing.T, w *world) {
 			w.AllReply(used(60, 40))
@@ -150,6 +148,34 @@ func TestAWaitOfMoreThanAMinuteIsARefusal(t *testing.T) {
 				wantHeaders(t, got, "X-Should-Retry", "false", "Retry-After", "", "Retry-After-Ms", "")
 			} else {
 				wantHeaders(t, got, "X-Should-Retry", "", "Retry-After", c.retry)
+			}
+		})
+	}
+}
+
+// TestALimitByTheMinuteIsAdmittedAgainAfterAMinute is about any place of the request in a part of the window, and an SDK that comes
+// back when it is told to, twice.
+func TestALimitByTheMinuteIsAdmittedAgainAfterAMinute(t *testing.T) {
+	for _, phase := range []time.Duration{0, 69 * time.Millisecond, 1500 * time.Millisecond, 2499 * time.Millisecond} {
+		inBubble(t, "caller alice {\nrequests 6/minute\n}", func(t *testing.T, w *world) {
+			time.Sleep(phase)
+			for range 6 {
+				w.chat(`{}`).WantServed(t, "a")
+			}
+			begun, got := time.Now(), w.chat(`{}`)
+			for range 2 {
+				if got.Status == 200 {
+					break
+				}
+				wait, err := time.ParseDuration(got.Header.Get("Retry-After") + "s")
+				if err != nil || wait > 59*time.Second {
+					t.Fatalf("after %s, the wait is %q", phase, got.Header.Get("Retry-After"))
+				}
+				time.Sleep(wait)
+				got = w.chat(`{}`)
+			}
+			if got.WantServed(t, "a"); time.Since(begun) != time.Minute {
+				t.Errorf("after %s, the next one is admitted after %s", phase, time.Since(begun))
 			}
 		})
 	}
@@ -309,7 +335,7 @@ func TestOnlyItsOwnLimitsAreInTheHeadersOfACallerWithLimits(t *testing.T) {
 	inBubble(t, "caller alice {\ntokens 1k/minute\ntokens 10k/day\n}", func(t *testing.T, w *world) {
 		w.AllReply(lbtest.Says(200, `{"usage":`+usage(10, 20)+`}`, "X-Ratelimit-Limit-Requests", "5", "X-Ratelimit-Remaining-Tokens", "7", "X-Ratelimit-Renewalperiod-Tokens", "60"))
 		got := w.chat(prompt(50, `"max_tokens":100,`)) // the estimate counts until the reply is over
-		wantHeaders(t, got, "X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "850", "X-Ratelimit-Reset-Tokens", "1m2.5s",
+		wantHeaders(t, got, "X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "850", "X-Ratelimit-Reset-Tokens", "1m0s",
 			"X-Ratelimit-Limit-Requests", "", "X-Ratelimit-Renewalperiod-Tokens", "")
 		got = w.post(bobKey, "/v1/chat/completions", `{}`)
 		wantHeaders(t, got, "X-Ratelimit-Limit-Requests", "5", "X-Ratelimit-Remaining-Tokens", "7", "X-Ratelimit-Renewalperiod-Tokens", "60")

@@ -100,7 +100,7 @@ func TestARequestThatMayWaitForItsLimitIsRead(t *testing.T) {
 	for wait, want := range map[string]int{"": 429, "wait 2s\n": 429, "wait 10s\n": 200} {
 		inBubble(t, wait+"caller alice {\nrequests 1/minute\n}", func(t *testing.T, w *world) {
 			w.chat(`{}`).WantServed(t, "a")
-			pass(time.Minute)
+			pass(57 * time.Second)
 			w.chat(prompt(20_000, "")).WantStatus(t, want)
 		})
 	}
