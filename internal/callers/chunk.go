@@ -19,7 +19,7 @@ const (
 	refresh = time.Minute
 	// maxCallers is how many callers a chunk has at most, and maxRecent how many a report has of those that have changed
 	// since their chunks were sent.
-	maxCallers = 180
+	maxCallers = 120
 	maxRecent  = 48
 )
 

@@ -55,7 +55,7 @@ func (p *sharedPool) sendCourses(b *batch, now time.Time) {
 			if len(all) == 0 || err != nil { // numbers can be marshaled
 				continue
 			}
-			if len(text)+len(its)+24 > room {
+			if len(text)+len(its)+40 > room {
 				add()
 			}
 			if slices.ContainsFunc(all, func(c meter.Course) bool { return c.ID.Unit() == meter.Hour }) {
@@ -64,7 +64,7 @@ func (p *sharedPool) sendCourses(b *batch, now time.Time) {
 			if len(text) > 0 {
 				text = append(text, ',')
 			}
-			text = append(fmt.Appendf(text, `"%d":`, m.ID()), its...)
+			text = append(fmt.Appendf(text, `"%x":`, m.ID()), its...)
 		}
 	}
 	add()

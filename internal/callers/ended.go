@@ -1,6 +1,7 @@
 package callers
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -48,7 +49,7 @@ func (p *sharedPool) lost(now time.Time, found map[string]bool) (records []state
 		if writer == p.callers.Writer() || found[p.digest+writer] {
 			continue
 		}
-		slices.SortFunc(uses, func(a, b meter.OtherUse) int { return int(int64(a.Caller) - int64(b.Caller)) }) // of 48 bits
+		slices.SortFunc(uses, func(a, b meter.OtherUse) int { return bytes.Compare(a.Caller[:], b.Caller[:]) })
 		for some := range slices.Chunk(uses, maxCallers) {
 			records = append(records, p.recordsOf(writer, some)...)
 		}
@@ -69,6 +70,6 @@ func (p *sharedPool) recordsOf(writer string, uses []meter.OtherUse) []state.Rec
 		half := len(uses) / 2
 		return append(p.recordsOf(writer, uses[:half]), p.recordsOf(writer, uses[half:])...)
 	}
-	key := fmt.Sprintf("%s ended %012x", writer, uint64(uses[0].Caller))
+	key := fmt.Sprintf("%s ended %x", writer, uses[0].Caller)
 	return []state.Record{{Group: groupOf(p.digest), Key: key, Mode: state.Latest, Version: versionText(version), TTL: state.MaxTTL, Message: message}}
 }

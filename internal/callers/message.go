@@ -27,10 +27,10 @@ import (
 //
 //	shape    a bit for each entry, as bitOf says, as a varint
 //	number   of callers, as a varint
-//	callers  each an id of 6 bytes, its latest reset if there was one, as resetBit says, and what is used of each
+//	callers  each an id of 16 bytes, its latest reset if there was one, as resetBit says, and what is used of each
 //	         entry, as varints
 //
-// So a caller with four entries takes about 22 bytes.
+// So a caller with four entries takes about 32 bytes.
 type report struct {
 	pool, writer string
 	version      uint64
@@ -45,14 +45,14 @@ type callerUse struct {
 
 // reportPrefix begins all reports, but no other message. Its last byte is the version of the format: other versions are
 // not read.
-const reportPrefix = "use\x01"
+const reportPrefix = "use\x02"
 
 // IsReport reports whether a message is a report, perhaps of another version.
 func IsReport(message []byte) bool { return bytes.HasPrefix(message, []byte(reportPrefix[:3])) }
 
 const (
 	digestSize = 16
-	idSize     = 6
+	idSize     = 16
 	units      = int(meter.Month) + 1
 	// entries is how many entries a caller may have: two windows of each limit.
 	entries = 2 * 2 * units
@@ -131,9 +131,7 @@ func appendBody(message []byte, callers []callerUse) []byte {
 		message = binary.AppendUvarint(message, all[0].shape)
 		message = binary.AppendUvarint(message, uint64(n))
 		for _, c := range all[:n] {
-			var id [8]byte
-			binary.BigEndian.PutUint64(id[:], uint64(c.id))
-			message = append(message, id[8-idSize:]...)
+			message = append(message, c.id[:]...)
 			if c.shape&resetBit != 0 {
 				message = binary.AppendUvarint(message, uint64(c.entries[0].Reset))
 			}
@@ -183,10 +181,10 @@ func (r *report) decode(body []byte) error {
 			return errInvalid
 		}
 		for range n {
-			var id [8]byte
-			_, err := io.ReadFull(in, id[8-idSize:])
+			var c callerUse
+			_, err := io.ReadFull(in, c.id[:])
 			failed = failed || err != nil
-			c, reset := callerUse{id: meter.CallerID(binary.BigEndian.Uint64(id[:]))}, uint64(0)
+			reset := uint64(0)
 			if shape&resetBit != 0 {
 				reset = uvarint()
 			}

@@ -234,12 +234,16 @@ func TestAMonthsUseOfAReplicaThatHasEndedIsKept(t *testing.T) {
 }
 
 func TestAReportArrivesAsItWas(t *testing.T) {
+	var ids [5]meter.CallerID
+	for i := range ids {
+		ids[i] = meter.IDOf(fmt.Sprint(i))
+	}
 	use := []callerUse{
-		{1<<48 - 1, []meter.Entry{{ID: 0, Window: 1 << 40, Used: 0}, {ID: 9, Window: 24323, Used: math.MaxInt64}}},
-		{7, []meter.Entry{{ID: 9, Window: 24323, Used: 3}}},
-		{5, []meter.Entry{{ID: 9, Window: 24323, Used: 1}}},
-		{6, []meter.Entry{{ID: 0, Window: 1 << 40, Used: 3, Reset: 1 << 50}, {ID: 9, Window: 24323, Used: 0, Reset: 1 << 50}}},
-		{4, []meter.Entry{{ID: 9, Window: 24323, Used: 0, Reset: math.MaxInt64}}},
+		{ids[4], []meter.Entry{{ID: 0, Window: 1 << 40, Used: 0}, {ID: 9, Window: 24323, Used: math.MaxInt64}}},
+		{ids[3], []meter.Entry{{ID: 9, Window: 24323, Used: 3}}},
+		{ids[1], []meter.Entry{{ID: 9, Window: 24323, Used: 1}}},
+		{ids[2], []meter.Entry{{ID: 0, Window: 1 << 40, Used: 3, Reset: 1 << 50}, {ID: 9, Window: 24323, Used: 0, Reset: 1 << 50}}},
+		{ids[0], []meter.Entry{{ID: 9, Window: 24323, Used: 0, Reset: math.MaxInt64}}},
 	}
 	message := appendBody(appendHeader(nil, digest, strings.Repeat("ab", 16), 1<<63), use)
 	r, body, err := decodeHeader(message)
@@ -252,16 +256,16 @@ func TestAReportArrivesAsItWas(t *testing.T) {
 	}
 }
 
-// TestFourEntriesOfACallerTake22Bytes so 180 callers fit into a message.
-func TestFourEntriesOfACallerTake22Bytes(t *testing.T) {
+// TestFourEntriesOfACallerTake32Bytes so maxCallers fit into a message.
+func TestFourEntriesOfACallerTake32Bytes(t *testing.T) {
 	var use []callerUse
-	for i := range 180 {
+	for i := range maxCallers {
 		use = append(use, callerUse{meter.IDOf(fmt.Sprint(i)), []meter.Entry{
 			{ID: 6, Window: 29_000_000, Used: 200_000}, {ID: 6, Window: 28_999_999, Used: 200_000}, {ID: 8, Window: 20_000, Used: 5_000_000}, {ID: 9, Window: 24_000, Used: 100_000_000},
 		}})
 	}
 	message := appendBody(appendHeader(nil, digest, digest, 1<<50), use)
-	if each := len(message) / 180; each > 22 || len(message) > state.MaxMessage {
+	if each := len(message) / maxCallers; each > 32 || len(message) > state.MaxMessage {
 		t.Errorf("%d bytes, %d for a caller", len(message), each)
 	}
 }

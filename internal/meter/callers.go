@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -35,13 +35,26 @@ type Callers struct {
 	ahead   time.Duration
 }
 
-// CallerID identifies a caller in messages between replicas, which do not contain its name. It has 48 bits.
-type CallerID uint64
+// CallerID identifies a caller in messages between replicas, which do not contain its name. It has 128 bits, so that nobody finds two
+// names with the same one. Inside a process, callers are known by their names.
+type CallerID [16]byte
 
 // IDOf returns the id of the caller with this name.
 func IDOf(name string) CallerID {
 	sum := sha256.Sum256([]byte(name))
-	return CallerID(binary.BigEndian.Uint64(sum[:]) >> 16)
+	return CallerID(sum[:16])
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (id CallerID) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, id[:]), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (id *CallerID) UnmarshalText(text []byte) error {
+	if hex.DecodedLen(len(text)) != len(id) {
+		return fmt.Errorf("%q is not the id of a caller", text)
+	}
+	_, err := hex.Decode(id[:], text)
+	return err
 }
 
 // maxCallers is how many callers there are at most, those included that other replicas name before they send a request here.

@@ -55,6 +55,28 @@ func TestReplicasAddUpWhatTheyUse(t *testing.T) {
 	}
 }
 
+// The ids of these two names once had 48 bits, which are the same.
+func TestCallersWithSimilarHashesAreTwo(t *testing.T) {
+	const one, other = "team-17989447", "team-32721767"
+	if a, b := IDOf(one), IDOf(other); string(a[:6]) != string(b[:6]) {
+		t.Fatalf("the ids are %x and %x", a, b)
+	}
+	a, b := NewCallers(nil), NewCallers(nil)
+	for _, cs := range []*Callers{a, b} {
+		cs.Configure(noon, func(string) Settings { return Settings{Limits: limits(t, "tokens 100/day")} })
+	}
+	admitted(t, a.Get(noon, one), noon, exactly(100)).settle(noon)
+	admitted(t, a.Get(noon, other), noon, exactly(100)).settle(noon)
+	for _, c := range a.All() {
+		b.Heard(noon, c.ID(), "a", 1, c.Report(noon, 1, nil))
+	}
+	for _, name := range []string{one, other} {
+		if got := used(t, b.Get(noon, name), noon, "tokens/day"); got != 100 {
+			t.Errorf("%s has used %d at another replica", name, got)
+		}
+	}
+}
+
 func TestWhatIsLateRepeatedOrOutOfOrderChangesNothing(t *testing.T) {
 	type message struct {
 		replica string
