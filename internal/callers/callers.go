@@ -101,6 +101,9 @@ func (c *Callers) Close() error {
 		return nil
 	}
 	c.started.Store(false)
+	if !c.kept.saver.Unread() { // otherwise it was not used, as when a config is only checked
+		c.kept.saver.Changed() // what other replicas have used may have
+	}
 	pools.SaveLast(c.kept.saver.Save)
 	_, err := inUse.Delete(c.name)
 	return err

@@ -20,30 +20,45 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
-// kept is what outlives a config: the meters, which it keeps in Caddy's storage if there is one. It reads
-// what was saved when the first request comes, and saves after changes. Nothing is saved until what was saved before has been read,
-// because it is replaced.
+// kept is what outlives a config: the meters, and what of them is kept in Caddy's storage, if there is one. It reads
+// what was saved when the first request comes, and saves after changes.
+//
+// Each process has its own file, by the id of its writer, and reads those of all others when it starts. So processes with one
+// storage do not replace what others have saved, and what each has used counts after a restart. A file is removed when it
+// was not written for an hour and what it says has been saved again. With `state`, that is the use until the store answers.
 type kept struct {
 	meters *meter.Callers
 	// background has the charges of responses that were left in the background. Those of forgotten ones stay.
 	background ledger.Left[meter.Reservation]
 	logger     atomic.Pointer[zap.Logger]
 	saver      *pools.Saver
-	key        string
+	// folder has the files of the pool, and earlier is the file of releases that had one for all processes. old are
+	// files to be removed after the next save.
+	folder, earlier string
+	old             []string
 	// reports gets the marks that the use of limits has reached.
 	reports atomic.Pointer[func(meter.Crossing)]
 }
 
 // savedUse is what is saved.
 type savedUse struct {
-	Callers map[string][]meter.Saved `json:"callers"`
+	Writers meter.SavedUse `json:"writers,omitempty"`
+	// Callers are what an earlier release has saved, by the callers' names.
+	Callers map[string]meter.SavedFigures `json:"callers,omitempty"`
 }
 
+// unwritten is after which time a file is removed, if its process has not written it.
+const unwritten = time.Hour
+
 func newKept(pool string) *kept {
-	k := &kept{key: "openai_lb/callers_" + url.PathEscape(pool)}
+	name := url.PathEscape(pool)
+	k := &kept{folder: "openai_lb/use/" + name, earlier: "openai_lb/callers_" + name}
 	k.meters, k.saver = meter.NewCallers(k.crossed), pools.NewSaver(k.load, k.store)
 	return k
 }
+
+// own returns the key of this process' file.
+func (k *kept) own() string { return k.folder + "/" + k.meters.Writer() + ".json" }
 
 // Destruct implements caddy.Destructor.
 func (k *kept) Destruct() error {
@@ -66,18 +81,33 @@ func (k *kept) crossed(x meter.Crossing) {
 
 // load adds what was saved.
 func (k *kept) load(ctx context.Context, storage certmagic.Storage) error {
-	text, err := storage.Load(ctx, k.key)
-	var saved map[string][]meter.Saved
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-	case err != nil:
-		return &pools.StorageError{What: "could not read saved use of callers", Key: k.key, Err: err}
-	default:
-		if saved, err = readUse(text); err != nil {
-			k.logger.Load().Error("could not read all of the saved use of callers", zap.String("key", k.key), zap.Int("callers_read", len(saved)), zap.Error(err))
+	keys, err := storage.List(ctx, k.folder, false)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return &pools.StorageError{What: "could not read saved use of callers", Key: k.folder, Err: err}
+	}
+	k.old = nil
+	for _, key := range append(keys, k.earlier) {
+		text, err := storage.Load(ctx, key)
+		var saved savedUse
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			continue
+		case err != nil:
+			return &pools.StorageError{What: "could not read saved use of callers", Key: key, Err: err}
+		}
+		if err := json.Unmarshal(text, &saved); err != nil {
+			k.logger.Load().Error("could not read saved use of callers, going on without it", zap.String("key", key), zap.Error(err))
+			continue
+		}
+		if saved.Callers != nil {
+			saved.Writers = meter.SavedUse{"an earlier release": {Named: saved.Callers}}
+		}
+		now := time.Now()
+		k.meters.Restore(now, saved.Writers)
+		if info, err := storage.Stat(ctx, key); key == k.earlier || err == nil && now.Sub(info.Modified) > unwritten {
+			k.old = append(k.old, key)
 		}
 	}
-	k.meters.Restore(time.Now(), saved)
 	return nil
 }
 
@@ -122,12 +152,16 @@ func (k *kept) store(ctx context.Context, storage certmagic.Storage) error {
 	if err := k.saver.Read(ctx, storage); err != nil {
 		return err
 	}
-	text, err := json.Marshal(savedUse{k.meters.Save(time.Now())})
+	text, err := json.Marshal(savedUse{Writers: k.meters.Save(time.Now())})
 	if err == nil {
-		err = storage.Store(ctx, k.key, text)
+		err = storage.Store(ctx, k.own(), text)
 	}
 	if err != nil {
-		return &pools.StorageError{What: "could not save use of callers", Key: k.key, Err: err}
+		return &pools.StorageError{What: "could not save use of callers", Key: k.own(), Err: err}
 	}
+	for _, key := range k.old {
+		_ = storage.Delete(ctx, key) // it is removed after a restart then
+	}
+	k.old = nil
 	return nil
 }

@@ -39,9 +39,84 @@ func TestUseIsSavedAgainAfterAConfigThatSavesNothing(t *testing.T) {
 		a.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 1})
 		use(load(nil), 2)
 		use(load(storage), 4)
-		text, err := storage.Load(t.Context(), c.kept.key)
+		text, err := storage.Load(t.Context(), c.kept.own())
 		if err != nil || !strings.Contains(string(text), `"limit":"tokens/day","window":10957,"used":7`) {
 			t.Errorf("saved is %s (%v), want 7 tokens of the day", text, err)
+		}
+	})
+}
+
+// process starts one with a pool: its meters are not those of another one.
+func process(t *testing.T, pool string, storage certmagic.Storage, limit string) *kept {
+	k := newKept(pool)
+	k.configure(storage, zap.NewNop(), nil)
+	l, err := meter.ParseLimit(meter.Tokens, limit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.meters.Configure(time.Now(), func(string) meter.Settings { return meter.Settings{Limits: []meter.Limit{l}} })
+	t.Cleanup(func() { k.Destruct() })
+	return k
+}
+
+// spend admits requests of one token until the limit refuses one, up to a number, and has the use saved.
+func (k *kept) spend(number int) (admitted int) {
+	k.saver.Await()
+	for range number {
+		now := time.Now()
+		r, refusal := k.meters.Get(now, "alice").Try(now, meter.Estimate{Prompt: 1})
+		if refusal != nil {
+			break
+		}
+		r.Settle(now, meter.Cost{Requests: 1, Prompt: 1})
+		k.saver.Changed()
+		admitted++
+	}
+	k.saver.Save()
+	return admitted
+}
+
+// TestProcessesWithOneStorageDoNotForgetWhatTheOthersUsed has two that run at the same time, and start anew one after the other.
+func TestProcessesWithOneStorageDoNotForgetWhatTheOthersUsed(t *testing.T) {
+	storage := &certmagic.FileStorage{Path: t.TempDir()}
+	synctest.Test(t, func(t *testing.T) {
+		for _, limit := range []string{"40/minute", "40/hour", "40/day", "40/month"} {
+			a, b := process(t, limit, storage, limit), process(t, limit, storage, limit)
+			all := a.spend(15) + b.spend(10)
+			for range 3 {
+				a = process(t, limit, storage, limit)
+				all += a.spend(3)
+				b = process(t, limit, storage, limit)
+				all += b.spend(100)
+			}
+			if all != 40 {
+				t.Errorf("%d of %s are used", all, limit)
+			}
+		}
+	})
+}
+
+// TestWhatCannotBeReadOfSavedUseLosesNothingElse has a file that is not JSON, and figures that are none.
+func TestWhatCannotBeReadOfSavedUseLosesNothingElse(t *testing.T) {
+	storage := &certmagic.FileStorage{Path: t.TempDir()}
+	synctest.Test(t, func(t *testing.T) {
+		a := process(t, "pool", storage, "40/day")
+		for key, text := range map[string]string{
+			a.folder + "/broken.json": `{"writers":{"x":{"callers":{"alice":[{"limit":"tokens/day","window":10957,"used":4}]`,
+			a.folder + "/other.json": `{"writers":{"x":{"callers":{"bob":7,"alice":[{"limit":"tokens/fortnight","window":1},{"limit":"tokens/day","window":10957,"used":"x"},
+				{"limit":"tokens/day","window":10957,"used":4,"parts":[1e99]},{"limit":"tokens/day","window":10957,"used":3}]},"unnamed":{"00":[]}},"y":null}}`,
+			a.folder + "/third.json": `{"writers":{"z":{"callers":{"alice":[{"limit":"tokens/day","window":10957,"used":2,"version":9}]}}}}`,
+			a.earlier:                `{"callers":{"alice":[{"limit":"tokens/day","window":10957,"used":5},{"limit":"tokens/hour","window":0,"used":1}]}}`,
+		} {
+			if err := storage.Store(t.Context(), key, []byte(text)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := a.spend(100); got != 40-3-2-5 && got != 40-2-5 {
+			t.Errorf("%d are left of 40", got)
+		}
+		if storage.Exists(t.Context(), a.earlier) {
+			t.Error("the file of an earlier release is still there")
 		}
 	})
 }

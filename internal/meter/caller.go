@@ -118,9 +118,16 @@ func (c *Caller) Change(now time.Time, s Settings) {
 	c.tier = tier{s.Tier, 1 + slices.Index(s.Tiers, s.Tier)}
 	if !now.IsZero() {
 		at := c.roll(now)
-		for id := range c.meters {
-			c.meters[id].divide(at)
-		}
+		c.divide(at)
+	}
+}
+
+// divide makes the windows of all meters those of now, also if they do not count, and divides them.
+func (c *Caller) divide(at int64) {
+	for id := range c.meters {
+		m := &c.meters[id]
+		m.roll(ID(id), at, c.location, c.admitted+1)
+		m.divide(at)
 	}
 }
 

@@ -141,17 +141,22 @@ func (cs *Callers) All() []*Caller {
 // Heard records what another replica has used for a caller, as Caller.Heard does. The caller may be one
 // that has sent no request here yet.
 func (cs *Callers) Heard(now time.Time, id CallerID, replica string, version uint64, entries []Entry) {
+	if c := cs.heardOf(now, id); c != nil {
+		c.Heard(now, replica, version, entries)
+	}
+}
+
+// heardOf returns a caller that others name, or nil if there are too many.
+func (cs *Callers) heardOf(now time.Time, id CallerID) *Caller {
 	cs.mu.Lock()
+	defer cs.mu.Unlock()
 	c := cs.byID[id]
 	if c == nil {
 		if cs.forget(now); len(cs.byID) < cs.most {
 			c = cs.ofID(now, id)
 		}
 	}
-	cs.mu.Unlock()
-	if c != nil {
-		c.Heard(now, replica, version, entries)
-	}
+	return c
 }
 
 // Share applies Caller.Share to all callers.
@@ -187,23 +192,5 @@ func (cs *Callers) Spread(now time.Time, courses map[CallerID]map[string][]Cours
 	defer cs.mu.Unlock()
 	for id, c := range cs.byID {
 		c.Spread(now, courses[id])
-	}
-}
-
-// Save returns what this replica has used in windows of an hour or longer, by the callers' names.
-func (cs *Callers) Save(now time.Time) map[string][]Saved {
-	saved := make(map[string][]Saved)
-	for _, c := range cs.All() {
-		if entries := c.Save(now, nil); len(entries) > 0 {
-			saved[c.name] = entries
-		}
-	}
-	return saved
-}
-
-// Restore adds what Save returned before a restart.
-func (cs *Callers) Restore(now time.Time, saved map[string][]Saved) {
-	for name, entries := range saved {
-		cs.Get(now, name).Restore(now, entries)
 	}
 }

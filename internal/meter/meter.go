@@ -130,8 +130,9 @@ func (s *sums) from(part int) (first, later int64) {
 // divide gives the meter parts if its limit slides, and removes them otherwise. What others have used keeps them. Sums that
 // only several replicas need have none until they are used.
 func (m *meter) divide(now int64) {
-	m.last = nil
-	if !m.calendar() && m.limit.Amount > 0 {
+	if m.calendar() || m.limit.Amount == 0 {
+		m.last = nil
+	} else if m.last == nil {
 		m.last = new([2][parts]int64)
 	}
 	for _, s := range m.sums() {
@@ -140,6 +141,7 @@ func (m *meter) divide(now int64) {
 		case m.calendar(), s.used == [2]int64{} && (!limited || !both), !limited && s != &m.others:
 			s.parts = nil
 		case s.parts == nil:
+			m.forgetLast()
 			s.divide(m.part(now))
 		}
 	}

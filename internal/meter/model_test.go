@@ -265,10 +265,12 @@ func TestPartsAlwaysAddUp(t *testing.T) {
 				w := windowAt(id.Unit(), now.UnixNano(), time.UTC).index - 1
 				c.Heard(now, string(rune('a'+random.IntN(3))), version, []Entry{{id, w + random.Int64N(3), used, 0}})
 			case 5:
-				saved := c.Save(now, nil)
+				saved := c.save(now, "own")
 				if random.IntN(4) == 0 {
 					c = caller(t)
-					c.Restore(now, saved)
+					for writer, figures := range saved {
+						c.restore(now, writer, figures)
+					}
 				}
 			default:
 				step := []time.Duration{10 * time.Millisecond, time.Second, time.Minute, time.Hour}[random.IntN(4)]

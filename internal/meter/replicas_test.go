@@ -394,7 +394,7 @@ func TestLongWindowsSurviveARestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var restored map[string][]Saved
+	var restored SavedUse
 	if err := json.Unmarshal(saved, &restored); err != nil || len(restored) != 1 {
 		t.Fatalf("%s: %v", saved, err)
 	}
@@ -402,7 +402,7 @@ func TestLongWindowsSurviveARestart(t *testing.T) {
 	after.Configure(later, func(string) Settings { return settings })
 	admitted(t, after.Get(later, "alice"), later, exactly(5)).settle(later) // before that was read
 	after.Restore(later, restored)
-	for text, want := range map[string]int64{"tokens/minute": 5, "tokens/hour": 25, "tokens/day": 85, "requests/month": 3} {
+	for text, want := range map[string]int64{"tokens/minute": 25, "tokens/hour": 25, "tokens/day": 85, "requests/month": 3} {
 		if got := used(t, after.Get(later, "alice"), later, text); got != want {
 			t.Errorf("%s: %d are used, want %d", text, got, want)
 		}
@@ -411,7 +411,7 @@ func TestLongWindowsSurviveARestart(t *testing.T) {
 	late := NewCallers(nil)
 	late.Configure(tomorrow, func(string) Settings { return settings })
 	late.Restore(tomorrow, restored)
-	late.Restore(tomorrow, map[string][]Saved{"alice": {{Entry: Entry{255, 1, 1, 0}}, {Entry: Entry{day, windowAt(Day, tomorrow.UnixNano(), time.UTC).index, -4, 0}}}})
+	late.Restore(tomorrow, SavedUse{"x": {Named: map[string]SavedFigures{"alice": {{Entry: Entry{255, 1, 1, 0}}, {Entry: Entry{day, windowAt(Day, tomorrow.UnixNano(), time.UTC).index, -4, 0}}}}}})
 	if got := late.Get(tomorrow, "alice").Snapshot(tomorrow); got.Today != 0 || got.Month != 80 {
 		t.Errorf("got %+v", got)
 	}
@@ -419,11 +419,11 @@ func TestLongWindowsSurviveARestart(t *testing.T) {
 
 // TestUseThatWasSavedInFewerPartsCountsFromTheirEnds has a replica restore what an earlier release saved, in parts of 5 minutes.
 func TestUseThatWasSavedInFewerPartsCountsFromTheirEnds(t *testing.T) {
-	hour, text := noon.Unix()/3600, `{"alice":[
+	hour, text := noon.Unix()/3600, `{"x":{"callers":{"alice":[
 		{"limit":"tokens/hour","window":%d,"used":48,"parts":[0,0,0,0,0,0,0,0,0,0,0,48]},
-		{"limit":"tokens/hour","window":%d,"used":30,"parts":[0,10,0,0,20,0,0,0,0,0,0,0]}]}`
+		{"limit":"tokens/hour","window":%d,"used":30,"parts":[0,10,0,0,20,0,0,0,0,0,0,0]}]}}}`
 	for _, now := range []time.Time{noon.Add(21 * time.Minute), noon.Add(24 * time.Minute), noon.Add(59 * time.Minute)} {
-		var saved map[string][]Saved
+		var saved SavedUse
 		if err := json.Unmarshal(fmt.Appendf(nil, text, hour-1, hour), &saved); err != nil {
 			t.Fatal(err)
 		}
@@ -451,7 +451,7 @@ func TestAnHourSurvivesARestartAsItWas(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var restored map[string][]Saved
+			var restored SavedUse
 			if err := json.Unmarshal(saved, &restored); err != nil {
 				t.Fatal(err)
 			}

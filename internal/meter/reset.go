@@ -50,8 +50,8 @@ func (c *Caller) renew(at, reset int64) {
 	for id := range c.meters {
 		m := &c.meters[id]
 		*m = meter{limit: m.limit, window: m.window, first: m.first, then: m.then, refused: m.refused, demoted: m.demoted}
-		m.divide(at)
 	}
+	c.divide(at)
 	for _, m := range c.all() {
 		m.wrote[1] = true
 	}

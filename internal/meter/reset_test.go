@@ -92,10 +92,10 @@ func TestAResetIsNotUndone(t *testing.T) {
 			}
 		}
 		hear(last, "last", now)
-		saved := last.Save(now, nil)
+		saved := last.save(now, "last")
 		last.Reset(now)
 		hear(last, "last", now) // late ones
-		after := last.Save(now, nil)
+		after := last.save(now, "last")
 		admitted(t, last, now, exactly(1)).settle(now)
 		reports("last", last, now)
 		admitted(t, apart, now, exactly(500)).settle(now) // it does not know of the reset
@@ -111,8 +111,8 @@ func TestAResetIsNotUndone(t *testing.T) {
 		admitted(t, apart, now, exactly(2)).settle(now)
 		reports("apart", apart, now)
 		started, restored := caller(t, limits...), caller(t, limits...)
-		restored.Restore(now, after)
-		restored.Restore(now, saved) // the storage was slow
+		restored.restore(now, "last", after["last"])
+		restored.restore(now, "last", saved["last"]) // the storage was slow
 		if got := restored.Snapshot(now).Limits; got[0].Used != 0 || got[1].Used != 0 {
 			t.Fatalf("seed %d: after a restart %d are used", seed, got[0].Used)
 		}
@@ -159,7 +159,7 @@ func TestAResetOfADistantTimeIsNotBelieved(t *testing.T) {
 		e := entries[0]
 		e.Reset = at
 		c.Heard(noon, "x", 1, []Entry{e})
-		c.Restore(noon, []Saved{{Entry: e}})
+		c.restore(noon, "y", SavedFigures{{Entry: e}})
 		if got := c.Snapshot(noon).Limits[0].Used; got != 10 {
 			t.Errorf("%d: %d are used, want 10", at, got)
 		}
@@ -198,7 +198,7 @@ func TestAResetIsSaved(t *testing.T) {
 	after, _ := json.Marshal(cs.Save(noon))
 	again := NewCallers(nil)
 	for _, text := range [][]byte{after, before} {
-		var saved map[string][]Saved
+		var saved SavedUse
 		if err := json.Unmarshal(text, &saved); err != nil {
 			t.Fatal(err)
 		}

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
@@ -90,6 +91,39 @@ func TestWhatACallerUsesAtOneReplicaCountsAtAnotherWithinAFlush(t *testing.T) {
 		w.chat(prompt(100, `"max_tokens":50,`)).WantError(t, 429, "rate_limit_exceeded")
 		w.WantCalls(map[string]int{"a": 2})
 	})
+}
+
+// TestARestartWhileTheStoreIsDownGivesNobodyALimitAgain has each limit used up in a store that is then gone, at this replica and
+// at another one.
+func TestARestartWhileTheStoreIsDownGivesNobodyALimitAgain(t *testing.T) {
+	for _, limit := range []string{"500/minute", "500/hour", "500/day", "500/month"} {
+		s, hub := newSite(t), lbtest.Unique("hub")
+		options := block("caller alice { tokens "+limit+" }") + "\nstate hub " + hub
+		lbtest.Run(t, s.config(options))
+		lbtest.Connect(t, hub)
+		s.ask(t, options).WantStatus(t, 200)
+		anotherReplica(t, hub, s.pool, limit).spend(200)
+		lbtest.WaitFor(t, func() bool { return usedToday(s.pool) == 300 })
+		lbtest.HubOf(hub).Fail(errors.New("down"))
+		served := 0
+		for range 3 {
+			if err := caddy.Stop(); err != nil {
+				t.Fatal(err)
+			}
+			lbtest.Reload(t, s.config(options))
+			for range 3 {
+				if s.ask(t, options).Status == 200 {
+					served++
+				}
+			}
+		}
+		if served > 2 {
+			t.Errorf("%s: after restarts %d requests of 100 tokens are served, of 300 used before", limit, served)
+		}
+		if err := caddy.Stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 func TestABalancerThatStartsWhileTheStoreIsDownUsesItsShare(t *testing.T) {
