@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
@@ -80,13 +79,9 @@ func (h *Handler) newCallers(ctx caddy.Context) (*callers.Callers, error) {
 	if h.clientKeys == nil {
 		return nil, nil
 	}
-	var storage certmagic.Storage
-	if h.link == nil { // otherwise other replicas remember what was used
-		storage = ctx.Storage()
-	}
 	b := h.balancer
 	c := callers.New(callers.Options{
-		Config: h.Config, Pool: h.Pool, Backends: backends, Storage: storage, Logger: h.logger, Crossed: b.events.Crossed,
+		Config: h.Config, Pool: h.Pool, Backends: backends, Storage: ctx.Storage(), Logger: h.logger, Crossed: b.events.Crossed,
 	})
 	if c == nil {
 		return nil, nil
