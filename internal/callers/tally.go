@@ -178,13 +178,27 @@ func (t *Tally) confirm(p *sharedPool) {
 	}
 }
 
-// Expect sets how many replicas there are, for as long as this one has not been connected. Until then it uses its share,
+// Expect sets how many replicas there are at least, for as long as this one has not been connected. Until then it uses its share,
 // without patience: it is not known what the others use.
 func (t *Tally) Expect(now time.Time, n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.replicas == 0 {
-		t.replicas, t.lost = n, now.Add(-patience)
+	if t.loaded.IsZero() && n > t.replicas {
+		t.replicas = n
+		if t.lost.IsZero() {
+			t.lost = now.Add(-patience)
+		}
+		t.apply(now)
+	}
+}
+
+// Count records that there are so many replicas. If there are more than was known, this one shares with them at once: those that
+// start together know of each other before they have heard what the others use.
+func (t *Tally) Count(now time.Time, n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if n > t.replicas {
+		t.replicas = n
 		t.apply(now)
 	}
 }

@@ -174,7 +174,7 @@ const maxEnded = 4096
 func (r *Replica) hear(m message, then, now time.Time) {
 	switch m.Kind {
 	case alive:
-		r.peers.hear(m, then)
+		r.tally.Count(now, r.peers.hear(m, then))
 	case given:
 		r.hearGiven(m, then)
 	case asked:

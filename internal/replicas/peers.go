@@ -61,15 +61,16 @@ func newPeers() peers {
 	return peers{self: self, known: make(map[string]Peer), formats: make(map[otherVersion]bool)}
 }
 
-// hear records that a replica sent a sign of life then.
-func (p *peers) hear(m message, heard time.Time) {
+// hear records that a replica sent a sign of life then, and returns how many are known.
+func (p *peers) hear(m message, heard time.Time) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	before, known := p.known[m.From]
 	if known && before.Heard.After(heard) || !known && len(p.known) >= maxPeers {
-		return
+		return len(p.known)
 	}
 	p.known[m.From] = Peer{ID: m.From, Host: m.Host, Since: time.UnixMilli(m.Since), Heard: heard, Configs: p.compare(m, before.Configs, heard)}
+	return len(p.known)
 }
 
 // toRead reports whether the signs of life have to be read in the store, because a new one is sent now: those of the others come

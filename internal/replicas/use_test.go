@@ -580,3 +580,38 @@ func TestAReplicaThatStartsCountsWhenOthersUsedALimit(t *testing.T) {
 		}
 	})
 }
+
+// TestReplicasThatStartTogetherShareALimitAtOnce has three that are all asked as soon as they know each other, and then again and
+// again.
+func TestReplicasThatStartTogetherShareALimitAtOnce(t *testing.T) {
+	for _, knownBefore := range []bool{false, true} {
+		share(t, 0, func(w *world) {
+			all := make([]*limitedReplica, 3)
+			for i := range all {
+				all[i] = w.startLimited("60/minute")
+				if knownBefore {
+					all[i].tally.Expect(time.Now(), 3)
+				}
+			}
+			for !knownBefore && len(all[0].peers.list(time.Now()))+len(all[1].peers.list(time.Now()))+len(all[2].peers.list(time.Now())) < 9 {
+				time.Sleep(time.Millisecond)
+				synctest.Wait()
+			}
+			admitted := 0
+			for range 50 {
+				for _, r := range all {
+					for range 60 {
+						if a, refusal := r.callers.Get(time.Now(), "alice").Try(time.Now(), meter.Estimate{Prompt: 1}); refusal == nil {
+							a.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 1})
+							admitted++
+						}
+					}
+				}
+				time.Sleep(100 * time.Millisecond)
+			}
+			if admitted > 60 || admitted < 55 {
+				t.Errorf("known before %t: %d of 60 are admitted", knownBefore, admitted)
+			}
+		})
+	}
+}
