@@ -1,6 +1,7 @@
 package callers
 
 import (
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"sync/atomic"
@@ -222,10 +223,45 @@ type Admission struct {
 // Admit charges the caller's limits with the estimate, or returns why it does not. In that case the
 // Admission is good for Limits only.
 func (c *Callers) Admit(now time.Time, name string, e meter.Estimate) (a Admission, refusal *meter.Refusal) {
-	if a, refusal = c.Try(now, name, e); refusal != nil {
+	if a, refusal = c.Try(now, name, e); refusal != nil && refusal.Reason == meter.Unheard {
+		a.reservation, refusal = Hear(a.caller, e)
+	}
+	if refusal != nil {
 		a.caller.Refused(now, refusal)
 	}
 	return a, refusal
+}
+
+// hearing is how long a request may wait until its replica has heard of the others, and look how often it is looked whether it
+// has.
+const hearing, look = 500 * time.Millisecond, 5 * time.Millisecond
+
+// Hear admits a request that is larger than this replica's part of what is left of a limit, by a claim.
+func Hear(caller *meter.Caller, e meter.Estimate) (r meter.Reservation, refusal *meter.Refusal) {
+	for until := time.Now().Add(hearing); ; time.Sleep(rand.N(hearing / 4)) {
+		var claim *meter.Claim
+		if claim, refusal = caller.Claim(time.Now(), e); refusal == nil {
+			if refusal = decide(claim, until); refusal == nil {
+				return claim.Reservation, nil
+			}
+		}
+		if refusal.Reason != meter.Unheard || !time.Now().Before(until) {
+			return meter.Reservation{}, refusal
+		}
+	}
+}
+
+// decide waits until it is decided whether a claim's request is admitted, and returns why it is not.
+func decide(claim *meter.Claim, until time.Time) *meter.Refusal {
+	for {
+		switch decided, refusal := claim.Decide(time.Now()); {
+		case decided:
+			return refusal
+		case !time.Now().Before(until):
+			return claim.Withdraw(time.Now())
+		}
+		time.Sleep(look)
+	}
 }
 
 // Try is Admit, but the request may be tried again later, so a refusal is not counted.
@@ -256,10 +292,10 @@ func (c *Callers) Exceeded(now time.Time, name string, likely meter.Estimate) (a
 	if a = c.admission(now, name); !a.entry.limited && a.entry.settings.MaxRequests == 0 {
 		return a, nil
 	}
-	if refusal = a.caller.Check(now, meter.Estimate{Prompt: min(1, likely.Prompt)}); refusal == nil {
+	if refusal = a.check(now, meter.Estimate{Prompt: min(1, likely.Prompt)}); refusal == nil {
 		return a, nil
 	}
-	if more := a.caller.Check(now, likely); more != nil && more.Reason == refusal.Reason {
+	if more := a.check(now, likely); more != nil && more.Reason == refusal.Reason {
 		refusal = more
 	}
 	return a, refusal
@@ -297,9 +333,18 @@ func (c *Callers) Unasked(now time.Time, name string) (a Admission) {
 	return a
 }
 
-// Check returns why Try would not charge the caller's limits, or nil.
+// Check returns why Admit would not charge the caller's limits, or nil.
 func (c *Callers) Check(now time.Time, name string, e meter.Estimate) *meter.Refusal {
-	return c.admission(now, name).caller.Check(now, e)
+	a := c.admission(now, name)
+	return a.check(now, e)
+}
+
+func (a *Admission) check(now time.Time, e meter.Estimate) *meter.Refusal {
+	refusal := a.caller.Check(now, e)
+	if refusal != nil && refusal.Reason == meter.Unheard {
+		return nil // Admit hears the others
+	}
+	return refusal
 }
 
 func (c *Callers) admission(now time.Time, name string) Admission {

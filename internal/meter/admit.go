@@ -87,6 +87,8 @@ const (
 	TooMany
 	// OverPart: this replica's part of what is left is used. It gets another one when the others know that.
 	OverPart
+	// Unheard: the request is larger than this replica's part of what is left. A Claim may admit it.
+	Unheard
 	// InFlight: the requests in flight may still use so much that this one would exceed the limit.
 	InFlight
 )
@@ -119,7 +121,7 @@ func (c *Caller) Try(now time.Time, e Estimate) (Reservation, *Refusal) {
 	c.mu.Lock()
 	at := c.roll(now)
 	c.confirm(at)
-	r, refusal := c.check(at, e)
+	r, refusal := c.check(at, e, c.allowed)
 	var crossed []Crossing
 	if refusal == nil {
 		crossed = c.charge(at, &r)
@@ -135,7 +137,7 @@ func (c *Caller) Check(now time.Time, e Estimate) *Refusal {
 	defer c.mu.Unlock()
 	at := c.roll(now)
 	c.confirm(at)
-	_, refusal := c.check(at, e)
+	_, refusal := c.check(at, e, c.allowed)
 	return refusal
 }
 
@@ -159,8 +161,8 @@ func (c *Caller) Refused(now time.Time, refusal *Refusal) {
 	c.report(crossed)
 }
 
-// check returns the charge of a request, or why it is refused.
-func (c *Caller) check(at int64, e Estimate) (r Reservation, refusal *Refusal) {
+// check returns the charge of a request, or why it is refused, if so much of each limit is allowed.
+func (c *Caller) check(at int64, e Estimate, allows func(m *meter, at, used int64) int64) (r Reservation, refusal *Refusal) {
 	prompt, output := c.usual.estimate(e)
 	r = Reservation{caller: c, moment: moment{at: at - c.clock.ahead}, reset: c.reset, charged: c.active, tier: uint8(c.tier.number), outputs: e.Output != 0, within: e.Within, length: e.Prompt, prompt: prompt, output: output}
 	r.flight = c.flightOf(at, e, output)
@@ -173,10 +175,10 @@ func (c *Caller) check(at int64, e Estimate) (r Reservation, refusal *Refusal) {
 			continue
 		}
 		used := m.use(at)
-		allowed := c.allowed(m, at, used)
+		allowed := allows(m, at, used)
 		// by its length, too: otherwise a ratio that is too high would refuse the prompt for ever
 		large := id.Kind() == Tokens && min(prompt, e.Prompt) > m.limit.Amount
-		fits := allowed > 0 && add(used, min(need, allowed)) <= allowed
+		fits := add(used, min(need, m.limit.Amount)) <= allowed
 		var over *Refusal
 		if fits && id.Kind() == Tokens {
 			over = c.overFlight(&r, m.limit, used)
@@ -223,6 +225,9 @@ func (c *Caller) delay(m *meter, at int64, r *Refusal) {
 	}
 	if !c.sharing.Apart && r.Allowed < r.Limit.Amount && add(r.Used, need) <= r.Limit.Amount {
 		r.Reason, r.Wait = OverPart, max(c.sharing.Delay, time.Millisecond)
+		if need > m.partOf(r.Used, at, c.sharing.Replicas) {
+			r.Reason = Unheard
+		}
 		c.reports.hurry()
 	}
 }

@@ -53,8 +53,11 @@ type Caller struct {
 	// admitted is how many requests were: it numbers their reservations. held is the number of the latest one when requests in
 	// flight last kept out another one.
 	admitted, held uint64
-	sharing        Sharing
-	reports        *reports
+	// known is the number of the latest request that the others know, and claims reports whether there is a claim.
+	known   uint64
+	claims  bool
+	sharing Sharing
+	reports *reports
 	// changes counts changes of the use, and hurry is set if a limit is more than half used.
 	changes atomic.Uint64
 	hurry   atomic.Bool

@@ -65,7 +65,8 @@ const maxCallers = 100_000
 func NewCallers(hook func(Crossing)) *Callers {
 	writer := make([]byte, 16)
 	rand.Read(writer)
-	return &Callers{most: maxCallers, hook: hook, writer: hex.EncodeToString(writer), reports: new(reports), byName: make(map[string]*Caller), byID: make(map[CallerID]*Caller)}
+	id := hex.EncodeToString(writer)
+	return &Callers{most: maxCallers, hook: hook, writer: id, reports: &reports{writer: id}, byName: make(map[string]*Caller), byID: make(map[CallerID]*Caller)}
 }
 
 // Writer returns a random id of 32 hexadecimal digits. In messages between replicas, it is the one whose use it is.

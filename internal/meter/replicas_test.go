@@ -293,8 +293,7 @@ func TestAShareOfNothingIsNothing(t *testing.T) {
 	}
 	small := caller(t, "tokens 1/minute", "tokens 1/day")
 	small.Share(noon, apart(4))
-	admitted(t, small, noon, exactly(1))
-	refused(t, small, noon, exactly(1))
+	refused(t, small, noon, exactly(1)) // otherwise each replica would admit one
 }
 
 func TestAReplicaSpendsOnlyItsPartUntilTheOthersKnow(t *testing.T) {
@@ -353,16 +352,44 @@ func TestAReplicaSpendsOnlyItsPartUntilTheOthersKnow(t *testing.T) {
 	}
 }
 
-// TestARequestLargerThanAPartIsAdmitted if it is the first one since the others know what was used.
-func TestARequestLargerThanAPartIsAdmitted(t *testing.T) {
-	c := caller(t, "tokens 100/minute")
-	c.Share(noon, Sharing{Replicas: 10, Delay: time.Second})
-	admitted(t, c, noon, exactly(60)).settle(noon)
-	refused(t, c, noon, exactly(1))
-	c.Report(noon, 1, nil)
-	c.reports.heard.Store(1)
-	refused(t, c, noon.Add(time.Second), exactly(41))
-	admitted(t, c, noon.Add(time.Second), exactly(40))
+// TestARequestLargerThanAPartIsAdmittedWhenTheOthersKnow of it, and have used nothing that it would exceed the limit with.
+func TestARequestLargerThanAPartIsAdmittedWhenTheOthersKnow(t *testing.T) {
+	for other, want := range map[int64]bool{0: true, 40: true, 41: false} {
+		c := caller(t, "tokens 100/minute", "requests 50/minute")
+		c.Share(noon, Sharing{Replicas: 10, Delay: time.Second})
+		if got := refused(t, c, noon, exactly(60)); got.Reason != Unheard {
+			t.Fatalf("got %+v", got)
+		}
+		claim, refusal := c.Claim(noon, exactly(60))
+		if refusal != nil {
+			t.Fatalf("got %+v", refusal)
+		}
+		if _, refusal := c.Claim(noon, exactly(20)); refusal == nil {
+			t.Error("there is a second claim")
+		}
+		c.Report(noon, 1, nil)
+		c.reports.heard.Store(1)
+		if decided, _ := claim.Decide(noon); decided {
+			t.Error("it is decided before the others may have known it")
+		}
+		c.reports.writer = "y"
+		c.Heard(noon, "x", 1, []Entry{{minute, windowAt(Minute, noon.UnixNano(), time.UTC).index, other, 0}})
+		now := noon.Add(time.Second)
+		decided, refusal := claim.Decide(now)
+		if got := used(t, c, now, "tokens/minute"); !decided || (refusal == nil) != want || want && got != 60+other || !want && got != other {
+			t.Errorf("after another one of %d: %d are used, %+v", other, got, refusal)
+		}
+	}
+	c := caller(t, "tokens 100/minute") // nobody hears of it
+	c.Share(noon, Sharing{Replicas: 2, Delay: time.Second})
+	claim, _ := c.Claim(noon, exactly(60))
+	if decided, _ := claim.Decide(noon.Add(time.Second)); decided || claim.Withdraw(noon) == nil || used(t, c, noon, "tokens/minute") != 0 {
+		t.Error("it is decided before the others know it")
+	}
+	c.Share(noon, apart(2))
+	if _, refusal := c.Claim(noon, exactly(60)); refusal == nil {
+		t.Error("a replica that hears no others admitted more than its part")
+	}
 }
 
 func TestSharesApplyToAllCallers(t *testing.T) {

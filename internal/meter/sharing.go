@@ -17,6 +17,8 @@ type Sharing struct {
 
 // reports are those of the callers of a pool.
 type reports struct {
+	// writer is this replica's id.
+	writer string
 	// heard is the version of the latest one that came back from the store: so the others have got it, and what
 	// they sent before it has come here.
 	heard atomic.Uint64
@@ -46,10 +48,10 @@ func (cs *Callers) Confirm(version uint64) {
 	}
 }
 
-// latest is a report that is not known to have arrived. Version 0: there is none.
+// latest is a report that is not known to have arrived. Version 0: there is none. It has the requests up to a number.
 type latest struct {
-	version uint64
-	at      int64
+	version, number uint64
+	at              int64
 }
 
 // Changes returns a number that is another one when what is used has changed, and whether a limit is more than half used,
@@ -67,7 +69,7 @@ func (c *Caller) Report(now time.Time, version uint64, entries []Entry) []Entry 
 	at := c.roll(now)
 	c.arrived(at)
 	if c.latest.version == 0 {
-		c.latest = latest{version, at}
+		c.latest = latest{version, c.admitted, at}
 		for _, m := range c.all() {
 			m.sent.copy(&m.own)
 		}
@@ -87,6 +89,9 @@ func (c *Caller) Unreported() {
 func (c *Caller) confirm(at int64) {
 	if c.arrived(at) {
 		c.changes.Add(1)
+		if c.claims {
+			c.reports.hurry()
+		}
 	}
 }
 
@@ -96,7 +101,7 @@ func (c *Caller) arrived(at int64) (more bool) {
 	if l.version == 0 || c.reports.heard.Load() < l.version || at-l.at < int64(c.sharing.Delay) {
 		return false
 	}
-	c.latest = latest{}
+	c.latest, c.known = latest{}, l.number
 	for _, m := range c.all() {
 		m.told.copy(&m.sent)
 		more = more || m.own.used != m.sent.used
@@ -135,17 +140,18 @@ func (m *meter) share(used, unheard int64, replicas int) int64 {
 	return known + max(0, m.limit.Amount-known)/int64(max(1, replicas))
 }
 
-// allowed returns how much this replica may use now of what is used, in a request after others that its part allows, and
-// whether all of a limit may be used in the end.
+// partOf returns this replica's part of what is left, as far as the others know.
+func (m *meter) partOf(used, at int64, replicas int) int64 {
+	unheard := m.unheard(at, replicas)
+	return m.share(used, unheard, replicas) - max(0, used-unheard)
+}
+
+// allowed returns how much this replica may use now of what is used.
 func (c *Caller) allowed(m *meter, at, used int64) int64 {
 	if c.sharing.Replicas <= 1 {
 		return m.limit.Amount
 	}
-	unheard := m.unheard(at, c.sharing.Replicas)
-	if unheard == 0 {
-		return m.limit.Amount // the first request may be larger than its part
-	}
-	return m.share(used, unheard, c.sharing.Replicas)
+	return m.share(used, m.unheard(at, c.sharing.Replicas), c.sharing.Replicas)
 }
 
 // shown returns how much of a limit this replica may use: all of it, or its share while it does not hear the others.
@@ -172,7 +178,7 @@ func (c *Caller) tell(at int64) {
 		}
 		used, unheard := m.use(at), m.unheard(at, c.sharing.Replicas)
 		hurry = hurry || used > m.limit.Amount/2
-		if unheard > (m.share(used, unheard, c.sharing.Replicas)-max(0, used-unheard))/urgentPart {
+		if unheard > m.partOf(used, at, c.sharing.Replicas)/urgentPart {
 			c.reports.hurry()
 		}
 	}

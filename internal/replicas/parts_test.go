@@ -9,10 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
@@ -22,13 +24,33 @@ type admits []time.Time
 
 // try sends so many requests of one token to a replica, at once.
 func (a *admits) try(r *limitedReplica, requests int) {
-	now := time.Now()
 	for range requests {
-		if reservation, refusal := r.callers.Get(now, "alice").Try(now, meter.Estimate{Prompt: 1}); refusal == nil {
-			*a = append(*a, now)
-			reservation.Settle(now, meter.Cost{Requests: 1, Prompt: 1})
+		r.admit("alice", meter.Estimate{Prompt: 1}, func(admitted meter.Reservation) {
+			*a = append(*a, time.Now())
+			admitted.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 1})
+		})
+	}
+}
+
+// admitting is held while an admitted request is recorded.
+var admitting sync.Mutex
+
+// admit sends a request, and calls then if it is admitted. It may have to hear of the others first.
+func (r *limitedReplica) admit(name string, e meter.Estimate, then func(meter.Reservation)) {
+	c := r.callers.Get(time.Now(), name)
+	record := func(admitted meter.Reservation, refusal *meter.Refusal) {
+		admitting.Lock()
+		defer admitting.Unlock()
+		if refusal == nil {
+			then(admitted)
 		}
 	}
+	admitted, refusal := c.Try(time.Now(), e)
+	if refusal != nil && refusal.Reason == meter.Unheard {
+		go func() { record(callers.Hear(c, e)) }()
+		return
+	}
+	record(admitted, refusal)
 }
 
 // most returns how many were admitted in any window of so long.
@@ -56,6 +78,42 @@ func TestRequestsAtOnceAtEachReplicaDoNotPassALimitTogether(t *testing.T) {
 			}
 			if len(got) < 60 || len(got) > 66 {
 				t.Errorf("%d of 60 requests were admitted at %d replicas", len(got), n)
+			}
+		})
+	}
+}
+
+// TestARequestOfALimitsSizeAtEachReplicaIsAdmittedOnce has one at each replica at the same moment, every minute, and then one at
+// only one of them, which is admitted.
+func TestARequestOfALimitsSizeAtEachReplicaIsAdmittedOnce(t *testing.T) {
+	for _, size := range []int64{60_000, 40_000, 21_000} {
+		limit(t, 3, []string{"60k/minute"}, func(w *world, all []*limitedReplica) {
+			w.hub.Delay(2*time.Millisecond, 2*time.Millisecond)
+			admitting := 0
+			for range 10 {
+				sum := int64(0)
+				for _, r := range all {
+					r.admit("alice", meter.Estimate{Prompt: size}, func(admitted meter.Reservation) {
+						sum += size
+						admitted.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: size})
+					})
+				}
+				time.Sleep(2 * time.Second)
+				if sum > 60_000 {
+					t.Errorf("requests of %d used %d tokens of 60k", size, sum)
+				}
+				if sum > 0 {
+					admitting++
+				}
+				time.Sleep(time.Minute)
+			}
+			if admitting < 5 { // at random times, one comes first
+				t.Errorf("of requests of %d, some were admitted in %d of 10 minutes", size, admitting)
+			}
+			began, took := time.Now(), time.Hour
+			all[1].admit("alice", meter.Estimate{Prompt: size}, func(meter.Reservation) { took = time.Since(began) })
+			if time.Sleep(2 * time.Second); took > 250*time.Millisecond {
+				t.Errorf("a request of %d alone was admitted after %s", size, took)
 			}
 		})
 	}
@@ -97,7 +155,7 @@ func TestAWholeLimitMayBeUsedAtOneReplica(t *testing.T) {
 			var got admits
 			for range 20 {
 				got.try(all[1], 60)
-				if now := time.Now(); len(got) < 60 {
+				if now := time.Now(); len(got) < 55 { // after that, each waits until the others were heard
 					refusal := all[1].callers.Get(now, "alice").Check(now, meter.Estimate{Prompt: 1})
 					if refusal == nil || refusal.Reason != meter.OverPart || refusal.Wait <= 0 || refusal.Wait > time.Second {
 						t.Fatalf("%s: more may be used soon, but got %+v", text, refusal)
@@ -176,18 +234,18 @@ func TestWhateverHappensALimitHoldsAtAllReplicasTogether(t *testing.T) {
 
 // TestALimitHoldsAtManyReplicasFromIdle has callers that ask for three times their limit, each request at any replica.
 func TestALimitHoldsAtManyReplicasFromIdle(t *testing.T) {
-	const n, callers = 30, 20
+	const n, number = 30, 20
 	limit(t, n, []string{"600/minute"}, func(w *world, all []*limitedReplica) {
 		w.hub.Delay(2*time.Millisecond, 2*time.Millisecond)
 		random := rand.New(rand.NewPCG(1, 3))
-		got := make([]admits, callers)
+		got := make([]admits, number)
 		for began := time.Now(); time.Since(began) < 75*time.Second; {
-			time.Sleep(time.Duration(random.ExpFloat64() / 3 / callers * float64(time.Second)))
-			i, now := random.IntN(callers), time.Now()
-			if r, refusal := all[random.IntN(n)].callers.Get(now, fmt.Sprint(i)).Try(now, meter.Estimate{Prompt: 10}); refusal == nil {
-				r.Settle(now, meter.Cost{Requests: 1, Prompt: 10})
-				got[i] = append(got[i], now)
-			}
+			time.Sleep(time.Duration(random.ExpFloat64() / 3 / number * float64(time.Second)))
+			i := random.IntN(number)
+			all[random.IntN(n)].admit(fmt.Sprint(i), meter.Estimate{Prompt: 10}, func(r meter.Reservation) {
+				r.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 10})
+				got[i] = append(got[i], time.Now())
+			})
 		}
 		for i, a := range got {
 			if most := 10 * a.most(time.Minute); most > 630 || most < 590 {

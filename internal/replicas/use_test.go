@@ -34,6 +34,7 @@ func limit(t *testing.T, n int, limits []string, test func(*world, []*limitedRep
 		}
 		time.Sleep(6 * time.Second)
 		test(w, all)
+		time.Sleep(time.Second) // requests that wait are over
 	})
 }
 
