@@ -259,7 +259,7 @@ func TestADebtStays(t *testing.T) {
 	c = caller(t, "tokens 100/minute")
 	r = admitted(t, c, noon, exactly(10))
 	r.Settle(noon, spent(1000))
-	if got := refused(t, c, noon, exactly(10)); got.Wait != time.Minute {
+	if got := refused(t, c, noon, exactly(10)); got.Wait != 9*time.Minute+6*time.Second+1 { // 900 are owed, of which 90 may be left
 		t.Errorf("got %+v", got)
 	}
 }
@@ -505,11 +505,11 @@ func TestAnAbsurdReportIsForgottenSoon(t *testing.T) {
 		r := admitted(t, c, now, Estimate{Prompt: 100, Output: Undeclared})
 		r.Settle(now, absurd)
 		for range 32 { // it may send one request in each window at least
-			now = now.Add(3 * time.Minute)
+			now = now.Add(4 * time.Minute)
 			r := admitted(t, c, now, Estimate{Prompt: 100, Output: Undeclared})
 			r.Settle(now, Cost{Requests: 1, Prompt: 100, Output: 20, Counted: true})
 		}
-		now = now.Add(3 * time.Minute)
+		now = now.Add(4 * time.Minute)
 		if r, _ := c.Try(now, Estimate{Prompt: 100, Output: Undeclared}); r.prompt+r.output > 100_000 {
 			t.Errorf("%+v: after 32 usual requests, the next one is charged with %d and %d tokens", absurd, r.prompt, r.output)
 		}

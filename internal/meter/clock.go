@@ -69,6 +69,7 @@ func (m *meter) set(id ID, from, to int64, location *time.Location) {
 // shift moves what is used as far as the clock was set, in whole parts: rather too far than not far enough.
 func (m *meter) shift(from, to int64, next window) {
 	length, last := m.end-m.start, m.part(from)
+	m.debt.from += to - from
 	early := (to-next.start)*parts%length > (from-m.start)*parts%length
 	for i := range m.figures {
 		m.figures[i].window += next.index - m.index

@@ -44,6 +44,7 @@ type meter struct {
 	others  sums
 	// lost is what was known of the others when this replica did not hear them any more.
 	lost sums
+	debt debt
 	// wrote reports in which windows this replica was charged at all: the one before, and the current one.
 	wrote [2]bool
 	// then is the number of the tier of requests over the limit. 0: they are refused.
@@ -175,6 +176,7 @@ func (m *meter) roll(id ID, now int64, location *time.Location, next uint64) {
 		m.sumOthers(now)
 		return
 	case 1:
+		m.debt.next(m.calendar())
 		m.move(1, 0)
 		m.wrote = [2]bool{m.wrote[1], false}
 		m.first = [2]uint64{m.first[1], next}
@@ -186,6 +188,8 @@ func (m *meter) roll(id ID, now int64, location *time.Location, next uint64) {
 		m.wrote = [2]bool{false, m.wrote[0] || m.wrote[1]}
 		m.first[1] = m.first[0]
 	default:
+		m.debt.next(m.calendar())
+		m.debt.next(m.calendar())
 		m.move(1, 0)
 		m.move(1, 0)
 		m.wrote = [2]bool{}
@@ -198,6 +202,7 @@ func (m *meter) roll(id ID, now int64, location *time.Location, next uint64) {
 func (m *meter) charge(amount, now int64) {
 	if amount > 0 {
 		m.touch(now)
+		m.owe(now, amount)
 	}
 	m.own.change(m.part(now), amount)
 	m.wrote[1] = true
@@ -250,6 +255,7 @@ func (m *meter) refund(amount int64, number uint64, at int64) {
 		}
 		part = min(max(part, first), first+parts-1)
 	}
+	m.owe(at, -amount)
 	m.own.change(part, -amount)
 }
 
@@ -269,7 +275,8 @@ func (m *meter) calendar() bool { return m.limit.Unit.Calendar() }
 // oldest returns which part of the window before is the oldest one that counts.
 func (m *meter) oldest(now int64) int { return int((now - m.start) * parts / (m.end - m.start)) }
 
-func (m *meter) use(now int64) int64 {
+// spent returns how much was used in the window that ends now.
+func (m *meter) spent(now int64) int64 {
 	used := add(m.own.used[1], m.others.used[1])
 	if m.own.parts == nil {
 		return used
@@ -305,6 +312,10 @@ func (m *meter) wait(now, need int64, replicas int) time.Duration {
 	}
 	length := m.end - m.start
 	need = min(multiply(need, replicas), m.limit.Amount)
+	repaid, owed := m.repaid(now, need), m.owed(now)
+	if need = min(add(need, owed), m.limit.Amount); need < m.limit.Amount {
+		repaid = 0 // there will be room for all of the debt
+	}
 	room := m.limit.Amount - need // without the parts after i
 	for i := 2*parts - 1; i >= 0; i-- {
 		part := add(m.own.in(i), m.others.in(i))
@@ -321,9 +332,9 @@ func (m *meter) wait(now, need int64, replicas int) time.Duration {
 			covered, _ := bits.Div64(high, low, uint64(part))
 			passed -= int64(covered)
 		}
-		return time.Duration(max(0, m.start+(int64(i)*length+passed+parts-1)/parts-now))
+		return time.Duration(max(0, m.start+(int64(i)*length+passed+parts-1)/parts-now, repaid))
 	}
-	return 0
+	return time.Duration(repaid)
 }
 
 // add adds numbers that are not negative, up to a number that no sum of two exceeds.

@@ -122,6 +122,7 @@ func (m *meter) addUp(now int64) {
 	}
 	if used[1] != m.others.used[1] {
 		m.touch(now)
+		m.owe(now, used[1]-m.others.used[1])
 	}
 	m.others.change(parts-1, used[0]-m.others.used[0])
 	m.others.change(m.part(now), used[1]-m.others.used[1])
@@ -235,6 +236,7 @@ func (c *Caller) Spread(now time.Time, courses map[string][]Course) {
 			continue
 		}
 		m.forgetLast()
+		m.debt = debt{} // it is not known how what was loaded was used
 		placed, used := sums{parts: new([2][parts]int64)}, m.others.used
 		for replica, all := range courses {
 			for _, course := range all {

@@ -140,8 +140,10 @@ func (c *Caller) restore(now time.Time, writer string, figures SavedFigures) {
 			m.heard(at, writer, key, f.Version, f.Entry)
 			continue
 		}
+		owed := m.debt
 		m.heard(at, writer, key, f.Version, f.Entry)
 		if _, known := m.figureOf(key, f.Window); known {
+			m.debt = owed // it is not known when that was used
 			m.age(at, f)
 		}
 	}
