@@ -36,7 +36,7 @@ const (
 // so the other replicas refresh it.
 //
 // A replica that is not connected gets no further part of what is left than the one that it had: 1/N, where N
-// is the number of replicas last seen. No request waits for any of that.
+// is the number of replicas last seen. Only a request that is larger than that waits for the others.
 type Tally struct {
 	mu    sync.Mutex
 	pools []*sharedPool

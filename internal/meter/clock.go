@@ -63,7 +63,19 @@ func (m *meter) set(id ID, from, to int64, location *time.Location) {
 		m.shift(from, to, next)
 	case next.index < m.index:
 		m.unite(next)
+	case next.index > m.index && to-from > standstill:
+		m.carry(next)
 	}
+}
+
+// carry has a later day or month begin with what is used in the current one. A clock that is set forward over midnight, again and
+// again, must not begin a new day each time.
+func (m *meter) carry(next window) {
+	for i := range m.figures {
+		m.figures[i].window += next.index - m.index
+		m.figures[i].version = 0 // as in shift
+	}
+	m.window = next
 }
 
 // shift moves what is used as far as the clock was set, in whole parts: rather too far than not far enough.

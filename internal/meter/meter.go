@@ -15,7 +15,8 @@
 //
 // With several replicas, each is the only writer of its own use (Report), and adds up what it hears of the
 // use of the others (Heard). What it has used since its last report that the others know is at most its part of
-// what was left then (Share), or one request. So all of them together keep a limit, also when they stop hearing each other.
+// what was left then (Share). A larger request waits until they know of it (Claim). So all of them together keep a limit,
+// also when they stop hearing each other.
 //
 // Nothing here reads the clock, and no method calls another package while it holds a lock.
 package meter
@@ -43,8 +44,9 @@ type meter struct {
 	figures []figure
 	others  sums
 	// lost is what was known of the others when this replica did not hear them any more.
-	lost sums
-	debt debt
+	lost  sums
+	debt  debt
+	later later
 	// wrote reports in which windows this replica was charged at all: the one before, and the current one.
 	wrote [2]bool
 	// then is the number of the tier of requests over the limit. 0: they are refused.
@@ -169,19 +171,25 @@ func (m *meter) roll(id ID, now int64, location *time.Location, next uint64) {
 		return
 	}
 	current := windowAt(id.Unit(), now, location)
-	ahead := current.index - m.index
+	ahead, isMoved := current.index-m.index, m.start == m.end // midnight is at another time
+	index := m.index
 	m.window = current
 	switch ahead {
-	case 0: // only midnight is at another time
+	case 0:
 		m.sumOthers(now)
 		return
 	case 1:
+		if isMoved && m.later.index == current.index {
+			m.moveBack()
+			break
+		}
 		m.debt.next(m.calendar())
 		m.move(1, 0)
 		m.wrote = [2]bool{m.wrote[1], false}
 		m.first = [2]uint64{m.first[1], next}
 	case -1: // midnight is at another time
 		used := m.own.used[1]
+		m.later = later{index, used, add(used, m.own.used[0]), m.first[1]}
 		m.move(0, 1)
 		m.forgetLast()
 		m.own.change(m.part(now), used)
@@ -197,6 +205,23 @@ func (m *meter) roll(id ID, now int64, location *time.Location, next uint64) {
 	}
 	m.marked = 0
 	m.sumOthers(now)
+}
+
+// later is a day or a month that became a part of the one before, when midnight was moved: what this replica had used in it, and
+// what was used in both together. first is the number of its first reservation.
+type later struct {
+	index, used, both int64
+	first             uint64
+}
+
+// moveBack has a day or a month be two again, when midnight was moved back. What was used since it was moved is that of the later one.
+func (m *meter) moveBack() {
+	since := max(0, m.own.used[1]-m.later.both)
+	used := [2]int64{max(0, m.own.used[1]-since-m.later.used), min(m.own.used[1], m.later.used+since)}
+	m.move(1, 0)
+	m.own.used = used
+	m.wrote = [2]bool{m.wrote[1], m.wrote[1]}
+	m.first = [2]uint64{m.first[1], m.later.first}
 }
 
 func (m *meter) charge(amount, now int64) {

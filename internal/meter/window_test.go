@@ -130,3 +130,32 @@ func TestAMachinesClockThatIsSetBackEmptiesNoWindow(t *testing.T) {
 		}
 	}
 }
+
+// TestAClockThatIsSetOverMidnightBeginsNoNewDay has a store's clock that is set forward and back, again and again.
+func TestAClockThatIsSetOverMidnightBeginsNoNewDay(t *testing.T) {
+	for _, by := range []time.Duration{13 * time.Hour, 40 * time.Hour, 400 * time.Hour} {
+		a, b := NewCallers(nil), NewCallers(nil)
+		all := []*Callers{a, b}
+		for _, cs := range all {
+			cs.Configure(noon, func(string) Settings { return Settings{Limits: limits(t, "tokens 1k/day", "tokens 10k/month")} })
+			admitted(t, cs.Get(noon, "alice"), noon, exactly(300)).settle(noon)
+		}
+		tell(noon, 1, a.Get(noon, "alice"), b.Get(noon, "alice"))
+		now := noon
+		for i := range 6 {
+			for _, cs := range all {
+				cs.Follow(now, by*time.Duration((i+1)%2))
+			}
+			tell(now, uint64(i+2), a.Get(now, "alice"), b.Get(now, "alice"))
+			for _, cs := range all {
+				if got := cs.Get(now, "alice").Snapshot(now); got.Today < 600 || got.Month < 600 {
+					t.Fatalf("set by %s: %d are used today, and %d this month", by, got.Today, got.Month)
+				}
+			}
+			now = now.Add(time.Second)
+		}
+		if got := a.Get(now, "alice").Snapshot(now.Add(13 * time.Hour)).Today; got != 0 {
+			t.Errorf("set by %s: after midnight %d are used", by, got)
+		}
+	}
+}

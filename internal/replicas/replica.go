@@ -10,7 +10,7 @@
 // what the store keeps with what it knows, and makes up for the difference on either side. So a message that is
 // dropped costs a second, and a store that has lost its data gets it back.
 //
-// No request waits for any of that, except for an answer about an owner. While the store cannot be reached,
+// No request waits for any of that, except for an answer about an owner, or to use more than this replica's part of a limit. While the store cannot be reached,
 // replicas go on by themselves.
 package replicas
 
