@@ -31,8 +31,12 @@ func TestACallerWithoutAPlaceTakesTheLastOneOfTheCallerThatHasMost(t *testing.T)
 		{"abb", "c", "abc"},
 		{"aabb", "c", "aabc"},
 		{"aaab", "c", "aabc"},
-		{"baaa", "b", "baaa"},
+		{"baaa", "b", "baab"},
 		{"bbaaa", "cd", "bbacd"},
+		{"aaaa", "bbb", "aabb"}, // each has half
+		{"aaaaaaaaaa", "bbbbbbb", "aaaaabbbbb"},
+		{"aaaaaaaaaa", "bcbcbcbcbc", "aaaaabcbcb"},
+		{"aaaaabbbbb", "ac", "aaaaabbbbc"},
 	} {
 		inBubble(t, len(row.waiting), func(t *testing.T, l *Lists) {
 			var places []*Place

@@ -83,8 +83,8 @@ func (s *list) rivals(who Who) (rivals []*Place) {
 func (s *list) has(p *Place) bool { return slices.Contains(s.places, p) }
 
 // losesTo returns the place that a request takes when all are taken: the last one of the caller that has most of
-// them in the worst tier. In its own tier, a request takes one only if its caller has none, and the other caller
-// keeps one. nil: it takes none.
+// them in the worst tier. In its own tier, a request takes one if its caller has none, and the other caller keeps one, or if its
+// caller has less than half of them, and the other one more. nil: it takes none.
 func (s *list) losesTo(who Who, rivals []*Place) (loses *Place) {
 	worst, has, most := rivals[len(rivals)-1].who.Tier, make(map[string]int), 0
 	for _, p := range rivals {
@@ -92,9 +92,14 @@ func (s *list) losesTo(who Who, rivals []*Place) (loses *Place) {
 			has[p.who.Caller]++
 		}
 	}
-	if worst == who.Tier && has[who.Caller] == 0 {
+	half := (s.lists.places + 1) / 2
+	switch {
+	case worst > who.Tier:
+	case worst == who.Tier && has[who.Caller] == 0:
 		most = 1
-	} else if worst <= who.Tier {
+	case worst == who.Tier && has[who.Caller] < half:
+		most = half
+	default:
 		return nil
 	}
 	for _, p := range slices.Backward(rivals) {

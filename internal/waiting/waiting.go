@@ -2,7 +2,8 @@
 //
 // A request joins a list and gets a [Place] in it. The places are in the order of tiers, and within a tier
 // in that of joining. A full list has no place for a request, unless it is of a better tier than the last one,
-// or of a caller that has none yet: otherwise one caller could take them all. The first one is called when it may try: at the time that the request before it, or
+// of a caller that has none yet, or of one that has less than half of the places while another has more: otherwise one caller could
+// take them all. The first one is called when it may try: at the time that the request before it, or
 // an earlier try of its own, has found out (Stay). It goes (Go), stays, or leaves (Leave). After one has
 // gone, the next one is called at its first byte or after a pause, so that requests go one by one. A request
 // that is refused after it went comes back to its place (Stay). Each first byte halves the pause until a
