@@ -19,6 +19,8 @@ const (
 	settling = 2 * time.Second
 	// reload is how often all records are loaded, to refresh those of replicas that have ended.
 	reload = time.Hour
+	// furthest is how far ahead of ours the clock of another replica may be, of which its versions are. No version is later.
+	furthest = 24 * time.Hour
 	// misread is by how much the store's clock may be misread.
 	misread = 500 * time.Millisecond
 )
@@ -377,6 +379,9 @@ func (t *Tally) hear(message []byte, now time.Time) (r report, err error) {
 	if err != nil {
 		return r, err
 	}
+	if r.version > uint64(max(0, now.Add(furthest).UnixMicro())) {
+		return r, errInvalid
+	}
 	var pools []*meter.Callers
 	t.mu.Lock()
 	for _, p := range t.pools {
@@ -384,6 +389,9 @@ func (t *Tally) hear(message []byte, now time.Time) (r report, err error) {
 		case p.digest != r.pool:
 		case p.callers.Writer() != r.writer:
 			pools = append(pools, p.callers)
+		case r.version > p.version: // somebody else has sent or kept it
+			p.version = r.version
+			p.resend()
 		default:
 			p.back = max(p.back, r.version)
 			t.confirm(p)

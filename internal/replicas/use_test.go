@@ -3,6 +3,7 @@ package replicas
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -615,4 +616,27 @@ func TestReplicasThatStartTogetherShareALimitAtOnce(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestAReplicaWhoseFiguresAreReplacedWritesThemAgain has somebody repeat an old report in its name, as a later one.
+func TestAReplicaWhoseFiguresAreReplacedWritesThemAgain(t *testing.T) {
+	limit(t, 2, []string{"1000/day"}, func(w *world, all []*limitedReplica) {
+		reports := w.reports()
+		all[0].spend("alice", 10)
+		time.Sleep(3 * time.Second)
+		old := reports()[0]
+		all[0].spend("alice", 590)
+		time.Sleep(3 * time.Second)
+		wantUsed(t, "alice", 600, all...)
+		for _, later := range []time.Duration{time.Second, time.Hour, 23 * time.Hour, 1000 * time.Hour} {
+			forged := bytes.Clone(old)
+			binary.BigEndian.PutUint64(forged[len("use")+1+2*16:], uint64(time.Now().Add(later).UnixMicro()))
+			record := state.Record{Group: "use-" + digest("callers of the pool"), Key: all[0].callers.Writer() + " 0", Mode: state.Replace, TTL: time.Hour, Message: forged}
+			if err := w.hub.Store().Put(w.Context(), []state.Record{record}); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+			wantUsed(t, "alice", 600, all...)
+		}
+	})
 }
