@@ -169,7 +169,7 @@ func (c *Caller) check(at int64, e Estimate, allows func(m *meter, at, used int6
 	for id, m := range c.all() {
 		need := int64(1)
 		if id.Kind() == Tokens {
-			need = r.need(m.limit)
+			need = prompt + output
 		}
 		if m.limit.Amount == 0 || need == 0 {
 			continue
@@ -179,6 +179,10 @@ func (c *Caller) check(at int64, e Estimate, allows func(m *meter, at, used int6
 		// by its length, too: otherwise a ratio that is too high would refuse the prompt for ever
 		large := id.Kind() == Tokens && min(prompt, e.Prompt) > m.limit.Amount
 		fits := add(used, min(need, m.limit.Amount)) <= allowed
+		if id.Kind() == Tokens && fits {
+			need = max(need, c.room(&r, m.limit))
+			fits = add(used, min(need, m.limit.Amount)) <= m.limit.Amount
+		}
 		var over *Refusal
 		if fits && id.Kind() == Tokens {
 			over = c.overFlight(&r, m.limit, used)

@@ -64,10 +64,9 @@ func (c *Caller) add(f *flight, sign int64) {
 	}
 }
 
-// need returns how much has to be left of a limit of tokens for a request with nothing else in flight.
-func (r *Reservation) need(l Limit) int64 {
-	room := min(r.flight.most[l.Unit], l.Amount/10*3) - l.Amount/10
-	return r.prompt + max(r.output, room)
+// room returns how much has to be left of a limit of tokens for a request with nothing else in flight. Each replica may have one.
+func (c *Caller) room(r *Reservation, l Limit) int64 {
+	return r.prompt + min(multiply(r.flight.most[l.Unit], c.sharing.Replicas), l.Amount/10*3) - l.Amount/10
 }
 
 // overFlight returns why a request does not fit into a limit, because of what requests in flight may still use, or nil. The
