@@ -39,6 +39,8 @@ type chaosCaller struct {
 	name, key, tier string
 	limit           int
 	modest          bool
+	// declares reports whether its requests say how long their output may be.
+	declares bool
 
 	mu sync.Mutex
 	// used are the tokens that backends reported, and asked those that it has declared, by the time of the request.
@@ -100,7 +102,8 @@ type chaosRun struct {
 
 // TestLimitsHoldInChaos has 40 callers of three tiers call three replicas, in processes of their own, while Redis is
 // stopped, loses its data and restarts, and a replica is killed: one of these every twelve seconds. As backends report
-// it, no caller uses more than 110 % of a limit in any 60 s, and none that stays within its share is refused. In the end
+// it, no caller uses more than 110 % of a limit in any 60 s, whether it declares its outputs or not, and none that stays within its
+// share is refused. In the end
 // all replicas have the same use by day, also after a rolling restart.
 //
 //	go test -run LimitsHoldInChaos -chaos 10m -timeout 20m -v .
@@ -120,7 +123,7 @@ func TestLimitsHoldInChaos(t *testing.T) {
 	for i := range 40 {
 		tier := chaosTiers[i%len(chaosTiers)]
 		caller := &chaosCaller{name: fmt.Sprintf("c%02d", i), key: fmt.Sprintf("0123456789abcdef%02d", i), tier: tier.name,
-			limit: tier.perMinute, modest: i%4 == 0, results: make(map[int]int)}
+			limit: tier.perMinute, modest: i%4 == 0, declares: i%8 < 4, results: make(map[int]int)}
 		c.callers, c.byName[caller.name] = append(c.callers, caller), caller
 		fmt.Fprintf(&options, "client_key %s %s\ncaller %[1]s {\ntokens %[3]d/minute\ntokens %[4]d/day\ntier %[5]s\n}\n", caller.name, caller.key, tier.perMinute, perDay, tier.name)
 	}
@@ -236,16 +239,22 @@ func (c *chaosCaller) mayAsk(cost, share int) bool {
 }
 
 func (c *chaosRun) send(client *http.Client, caller *chaosCaller, words, output int) {
-	body, err := json.Marshal(map[string]any{
-		"model": "gpt-4o", "user": caller.name, "stream": rand.IntN(2) == 0, "max_tokens": output,
+	request := map[string]any{
+		"model": "gpt-4o", "user": caller.name, "stream": rand.IntN(2) == 0,
 		"messages": []map[string]string{{"role": "user", "content": strings.Repeat("word ", words)}},
-	})
+	}
+	if caller.declares {
+		request["max_tokens"] = output
+	}
+	body, err := json.Marshal(request)
 	if err != nil {
 		c.Error(err)
 		return
 	}
 	status, text := 0, ""
-	if res, err := client.Do(c.post(caller, body, rand.IntN(chaosReplicas))); err == nil {
+	r := c.post(caller, body, rand.IntN(chaosReplicas))
+	r.Header.Set("X-Output", strconv.Itoa(output))
+	if res, err := client.Do(r); err == nil {
 		reply, _ := io.ReadAll(res.Body)
 		res.Body.Close()
 		status, text = res.StatusCode, string(reply)
@@ -272,17 +281,17 @@ func (c *chaosRun) post(caller *chaosCaller, body []byte, at int) *http.Request 
 // serve is a backend. It reports a random usage, and counts that when the request comes.
 func (c *chaosRun) serve(w http.ResponseWriter, r *http.Request) {
 	var request struct {
-		User      string
-		Stream    bool
-		MaxTokens int `json:"max_tokens"`
-		Messages  []struct{ Content string }
+		User     string
+		Stream   bool
+		Messages []struct{ Content string }
 	}
 	if err := json.NewDecoder(r.Body).Decode(&request); err != nil || len(request.Messages) == 0 {
 		w.WriteHeader(http.StatusBadRequest) // as today asks for
 		return
 	}
 	prompt := len(request.Messages[0].Content) / 5 * (80 + rand.IntN(60)) / 100
-	output := 1 + rand.IntN(request.MaxTokens)
+	longest, _ := strconv.Atoi(r.Header.Get("X-Output"))
+	output := 1 + rand.IntN(longest)
 	caller := c.byName[request.User]
 	caller.mu.Lock()
 	caller.used = append(caller.used, use{time.Now(), prompt + output, r.Header.Get("X-Replica")})

@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
@@ -45,12 +46,14 @@ func startCallers(t *testing.T, s *server, limits ...string) (callers *meter.Cal
 	return callers, stop
 }
 
-func reserve(t *testing.T, callers *meter.Callers, tokens int64) meter.Reservation {
+// reserve has a request admitted, which may have to hear of the other replicas first.
+func reserve(t *testing.T, all *meter.Callers, tokens int64) (r meter.Reservation) {
 	t.Helper()
-	r, refusal := callers.Get(time.Now(), "alice").Try(time.Now(), meter.Estimate{Prompt: tokens})
-	if refusal != nil {
-		t.Fatalf("refused: %+v", refusal)
-	}
+	lbtest.WaitFor(t, func() bool { // until it is connected for a while
+		var refusal *meter.Refusal
+		r, refusal = callers.Hear(all.Get(time.Now(), "alice"), meter.Estimate{Prompt: tokens})
+		return refusal == nil
+	})
 	return r
 }
 
