@@ -89,3 +89,39 @@ func TestFourReplicasKeepALimitWhileTheStoreIsDown(t *testing.T) {
 		l.want(120_000, 110, 75, 4*time.Minute)
 	})
 }
+
+// TestRequestsForLongOutputsAfterShortOnesKeepALimitAtThreeReplicas has a caller, whose answers were short, ask for 200 long ones at
+// each replica at once, and again in each minute. Answers are charged when the request is sent.
+func TestRequestsForLongOutputsAfterShortOnesKeepALimitAtThreeReplicas(t *testing.T) {
+	for _, size := range []int64{4000, 16_000} {
+		limit(t, 3, []string{"200k/minute"}, func(w *world, all []*limitedReplica) {
+			l := load{T: t, replicas: all, random: rand.New(rand.NewPCG(3, 1))}
+			begun := time.Now()
+			send := func(r *limitedReplica, output int64, lasts time.Duration) {
+				r.admit("alice", meter.Estimate{Prompt: 50, Output: meter.Undeclared}, func(admitted meter.Reservation) {
+					for at := int(time.Since(begun) / (100 * time.Millisecond)); len(l.spent) <= at; {
+						l.spent = append(l.spent, 0)
+					}
+					l.spent[len(l.spent)-1] += 50 + output
+					time.AfterFunc(lasts, func() {
+						admitted.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 50, Output: output, Counted: true})
+					})
+				})
+			}
+			for range 10 {
+				for range 34 {
+					send(all[0], 10, 100*time.Millisecond)
+					time.Sleep(200 * time.Millisecond)
+				}
+				for range 200 {
+					for _, r := range all {
+						send(r, size, 20*time.Second)
+					}
+				}
+				time.Sleep(time.Until(begun.Add(time.Since(begun).Truncate(time.Minute) + time.Minute)))
+			}
+			time.Sleep(20 * time.Second)
+			l.want(200_000, 110, 10, 0)
+		})
+	}
+}
