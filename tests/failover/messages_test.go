@@ -33,7 +33,7 @@ func TestAtMessagesEachErrorOfTheBalancerHasAnthropicsForm(t *testing.T) {
 		"a caller that may not": {config: withKeys + "caller bob deny", header: []string{"X-Api-Key", "client-key-of-bob"},
 			status: 403, kind: "permission_error", code: "permission_denied"},
 		"a caller's limit": {config: withKeys + "caller alice {\nrequests 1/minute\n}", header: []string{"X-Api-Key", "client-key-of-alice"}, again: true,
-			status: 429, kind: "rate_limit_error", code: "rate_limit_exceeded"},
+			status: 429, kind: "rate_limit_error", code: "rate_limit_exceeded", retries: true},
 		"a caller's quota": {config: withKeys + "caller alice {\nrequests 1/day\n}", header: []string{"X-Api-Key", "client-key-of-alice"}, again: true,
 			status: 429, kind: "rate_limit_error", code: "insufficient_quota"},
 		"a caller's model": {config: withKeys + "caller alice {\nmodels gpt-4o\n}", header: []string{"X-Api-Key", "client-key-of-alice"},

@@ -118,7 +118,7 @@ func TestABackendWithoutLimitsLeavesThePoolWithout(t *testing.T) {
 
 func TestLimitsAreThoseOfTheBackendTheCallerOrNone(t *testing.T) {
 	ofBackend := []string{"60", "40", "5s", "1000", "600", "30s"}
-	ofAlice := []string{"100", "99", "1m2.5s"}
+	ofAlice := []string{"100", "99", "1m0s"}
 	for _, c := range []struct {
 		options string
 		want    []string
@@ -149,7 +149,7 @@ func TestAllOfABackendsLimitsAreRemoved(t *testing.T) {
 			got := post(w, openAI)
 			got.WantStatus(t, 400)
 			if options == ofCallers {
-				wantLimits(t, got, "100", "99", "1m2.5s")
+				wantLimits(t, got, "100", "99", "1m0s")
 			} else {
 				wantLimits(t, got)
 			}
@@ -158,7 +158,7 @@ func TestAllOfABackendsLimitsAreRemoved(t *testing.T) {
 }
 
 func TestACallersOwn429HasItsLimits(t *testing.T) {
-	for options, want := range map[string][]string{"": {"100", "99", "1m2.5s"}, "ratelimit_headers off": nil, "ratelimit_headers backend": nil} {
+	for options, want := range map[string][]string{"": {"100", "99", "1m0s"}, "ratelimit_headers off": nil, "ratelimit_headers backend": nil} {
 		lbtest.InBubble(t, lbtest.InOrder("a", ofCallers+options), func(t *testing.T, w *lbtest.World) {
 			w.AllReply(lbtest.Throttled("20"))
 			got := post(w, openAI)
