@@ -3,7 +3,9 @@ package meter
 import (
 	"encoding/json"
 	"hash/maphash"
+	"maps"
 	"math/bits"
+	"slices"
 	"time"
 )
 
@@ -49,19 +51,24 @@ func (s *SavedFigures) UnmarshalJSON(text []byte) error {
 // Save returns what is known of all callers, in windows of a minute or longer.
 func (cs *Callers) Save(now time.Time) SavedUse {
 	cs.mu.RLock()
-	defer cs.mu.RUnlock()
+	all, names := slices.Collect(maps.Values(cs.byID)), make(map[*Caller]string, len(cs.byName))
+	for name, c := range cs.byName {
+		names[c] = name
+	}
+	cs.mu.RUnlock()
 	saved := make(SavedUse)
-	for id, c := range cs.byID {
+	for _, c := range all {
+		name, isNamed := names[c]
 		for writer, figures := range c.save(now, cs.writer) {
 			of := saved[writer]
 			if of == nil {
 				of = &SavedCallers{Named: make(map[string]SavedFigures), Unnamed: make(map[CallerID]SavedFigures)}
 				saved[writer] = of
 			}
-			if cs.byName[c.name] == c {
-				of.Named[c.name] = figures
+			if isNamed {
+				of.Named[name] = figures
 			} else {
-				of.Unnamed[id] = figures
+				of.Unnamed[c.id] = figures
 			}
 		}
 	}
