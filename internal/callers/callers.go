@@ -223,7 +223,7 @@ type Admission struct {
 // Admit charges the caller's limits with the estimate, or returns why it does not. In that case the
 // Admission is good for Limits only.
 func (c *Callers) Admit(now time.Time, name string, e meter.Estimate) (a Admission, refusal *meter.Refusal) {
-	if a, refusal = c.Try(now, name, e); refusal != nil && refusal.Reason == meter.Unheard {
+	if a, refusal = c.Try(now, name, e); refusal != nil && refusal.MayClaim() {
 		a.reservation, refusal = Hear(a.caller, e)
 	}
 	if refusal != nil {
@@ -236,7 +236,8 @@ func (c *Callers) Admit(now time.Time, name string, e meter.Estimate) (a Admissi
 // has.
 const hearing, look = 500 * time.Millisecond, 5 * time.Millisecond
 
-// Hear admits a request that is larger than this replica's part of what is left of a limit, by a claim.
+// Hear admits a request that this replica's part of what is left of a limit has no room for, by a claim. Of a burst, one
+// request at a time makes one. One that is larger than the part tries until its time is over.
 func Hear(caller *meter.Caller, e meter.Estimate) (r meter.Reservation, refusal *meter.Refusal) {
 	for until := time.Now().Add(hearing); ; time.Sleep(rand.N(hearing / 4)) {
 		var claim *meter.Claim
@@ -341,7 +342,7 @@ func (c *Callers) Check(now time.Time, name string, e meter.Estimate) *meter.Ref
 
 func (a *Admission) check(now time.Time, e meter.Estimate) *meter.Refusal {
 	refusal := a.caller.Check(now, e)
-	if refusal != nil && refusal.Reason == meter.Unheard {
+	if refusal != nil && refusal.MayClaim() {
 		return nil // Admit hears the others
 	}
 	return refusal

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A replica may spend its part of what is left without asking the others. A request that is larger than that is refused as Unheard,
-// and has to make a claim: its charge is reported like any other, and the request waits. Once the others know of the charge, and
+// A replica may spend its part of what is left without asking the others. A request that is larger than that, or comes when the part
+// is spent, is refused as Unheard or OverPart, and may make a claim: its charge is reported like any other, and the request waits. Once the others know of the charge, and
 // what they used until then is known here, it is admitted if it fits into the limits. So of several replicas with such a
 // request at the same moment, none is admitted that would exceed a limit together with others.
 //
@@ -21,6 +21,9 @@ type Claim struct {
 	figures [MaxLimits][]figure
 }
 
+// MayClaim reports whether a claim may admit the request.
+func (r *Refusal) MayClaim() bool { return r.Reason == Unheard || r.Reason == OverPart }
+
 // Claim makes a claim for a request, or returns why it is refused. A caller has one claim at a time.
 func (c *Caller) Claim(now time.Time, e Estimate) (claim *Claim, refusal *Refusal) {
 	c.mu.Lock()
@@ -28,7 +31,7 @@ func (c *Caller) Claim(now time.Time, e Estimate) (claim *Claim, refusal *Refusa
 	c.confirm(at)
 	r, refusal := c.check(at, e, c.allowed)
 	why := refusal
-	if refusal != nil && refusal.Reason == Unheard && !c.claims && !c.sharing.Apart {
+	if refusal != nil && refusal.MayClaim() && !c.claims && !c.sharing.Apart {
 		r, refusal = c.check(at, e, func(m *meter, _, _ int64) int64 { return m.limit.Amount })
 	}
 	var crossed []Crossing

@@ -46,7 +46,7 @@ func (r *limitedReplica) admit(name string, e meter.Estimate, then func(meter.Re
 		}
 	}
 	admitted, refusal := c.Try(time.Now(), e)
-	if refusal != nil && refusal.Reason == meter.Unheard {
+	if refusal != nil && refusal.MayClaim() {
 		go func() { record(callers.Hear(c, e)) }()
 		return
 	}
