@@ -60,6 +60,7 @@ func TestAnOperatorSeesAllReplicasAtOnce(t *testing.T) {
 	options := newAccount(t).backends(1) + "client_keys_file " + file + "\ntier gold default {\nrequests 40/month\nmax_requests 9\n}\ntier bronze {\nrequests 6/month\nmodels r0\n}\n" + s.option()
 	all := startReplicas(t, 3, options)
 	inTouch(t, all)
+	all[1].ask(teamKey, "none")
 	for i, r := range all {
 		for range i + 1 {
 			if status := r.ask(teamKey, "r0"); status != 200 {
@@ -67,7 +68,6 @@ func TestAnOperatorSeesAllReplicasAtOnce(t *testing.T) {
 			}
 		}
 	}
-	all[1].ask(teamKey, "none")
 	for _, r := range all {
 		r.wantCommand("callers", " 6 (100%) ") // the others know what was used
 		if status := r.ask(teamKey, "r0"); status != 429 {
