@@ -49,9 +49,13 @@ func (f *flight) left(u Unit) int64 { return max(0, f.most[u]-f.spent) }
 // flightOf returns what a request counts as.
 func (c *Caller) flightOf(at int64, e Estimate, output int64) flight {
 	f := flight{model: e.Model, replies: max(1, e.Replies), spent: output}
+	if e.Prompt <= 0 || e.Output == 0 {
+		return f
+	}
+	known := c.usual.known(e.Model, at)
 	for id, m := range c.all() {
-		if id.Kind() == Tokens && e.Prompt > 0 && e.Output != 0 {
-			f.most[id.Unit()] = c.usual.most(at, e, m.limit.Amount, c.sharing.Replicas)
+		if id.Kind() == Tokens {
+			f.most[id.Unit()] = known.most(e, m.limit.Amount, c.sharing.Replicas)
 		}
 	}
 	return f
@@ -190,26 +194,33 @@ func (u *usual) outputOf(model string, now int64) *outputs {
 	return o.at(now)
 }
 
+// known returns the outputs for a model, or nil if there were none.
+func (u *usual) known(model string, now int64) *outputs {
+	o := u.byModel[maphash.String(seed, model)]
+	if o == nil && len(u.byModel) >= maxModels {
+		o = u.byModel[0]
+	}
+	if o == nil {
+		return nil
+	}
+	return o.at(now)
+}
+
 // most returns how much output a request may have, as a limit of this amount counts it, which replicas share. 0: it is no limit.
-func (u *usual) most(now int64, e Estimate, limit int64, replicas int) int64 {
+func (o *outputs) most(e Estimate, limit int64, shared int) int64 {
 	replies := min(max(1, e.Replies), mostDeclared/mostOutput)
 	most := replies * mostOutput
 	if e.Output >= 0 {
 		most = min(e.Output, mostDeclared)
 	}
-	o := u.byModel[maphash.String(seed, e.Model)]
-	if o == nil && len(u.byModel) >= maxModels {
-		o = u.byModel[0]
-	}
 	if o == nil {
 		return most
 	}
-	o = o.at(now)
-	largest, vouched := multiply(max(o.largest[0], o.largest[1]), int(replies)), multiply(add(o.vouched[0], o.vouched[1]), replicas)
+	largest, vouched := multiply(max(o.largest[0], o.largest[1]), int(replies)), multiply(add(o.vouched[0], o.vouched[1]), shared)
 	if limit > 0 {
 		high, low := bits.Mul64(uint64(most), uint64(limit))
-		known, _ := bits.Div64(high, low, uint64(add(limit, vouched)))
-		largest = max(largest, int64(known))
+		less, _ := bits.Div64(high, low, uint64(add(limit, vouched)))
+		largest = max(largest, int64(less))
 	}
 	if e.Output < 0 {
 		return largest
