@@ -1,12 +1,9 @@
 package callers
 
 import (
-	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net/url"
 	"sync/atomic"
@@ -109,42 +106,6 @@ func (k *kept) load(ctx context.Context, storage certmagic.Storage) error {
 		}
 	}
 	return nil
-}
-
-// readUse reads what was saved. An entry that is not understood loses no other, and neither does a file that is cut off:
-// everybody else would get their whole month again. The error is about the first one.
-func readUse(text []byte) (saved map[string][]meter.Saved, err error) {
-	saved = make(map[string][]meter.Saved)
-	in := json.NewDecoder(bytes.NewReader(text))
-	for _, want := range []json.Token{json.Delim('{'), "callers", json.Delim('{')} {
-		if token, err := in.Token(); err != nil || token != want {
-			return saved, cmp.Or(err, fmt.Errorf("it has %v, not %v", token, want))
-		}
-	}
-	for in.More() {
-		name, tokenErr := in.Token()
-		var entries []json.RawMessage
-		decodeErr := in.Decode(&entries)
-		if err = cmp.Or(err, tokenErr, decodeErr); tokenErr != nil || decodeErr != nil && !isOfType(decodeErr) {
-			return saved, err // nothing after it can be read
-		}
-		for _, text := range entries {
-			var entry meter.Saved
-			if entryErr := json.Unmarshal(text, &entry); entryErr != nil {
-				err = cmp.Or(err, entryErr)
-				continue
-			}
-			saved[name.(string)] = append(saved[name.(string)], entry)
-		}
-	}
-	_, endErr := in.Token()
-	return saved, cmp.Or(err, endErr)
-}
-
-// isOfType reports whether a value was read that is of another type.
-func isOfType(err error) bool {
-	_, ok := errors.AsType[*json.UnmarshalTypeError](err)
-	return ok
 }
 
 // store saves the use.

@@ -172,31 +172,3 @@ func TestAStorageThatFailsIsLoggedOnce(t *testing.T) {
 		s.writes = nil
 	})
 }
-
-// An entry that is not understood, perhaps of a later release, gives nobody else the whole month again.
-func TestAnUnreadableEntryOfSavedUseLosesNoOther(t *testing.T) {
-	const good = `[{"limit":"tokens/day","window":10957,"used":7}]`
-	for name, c := range map[string]struct {
-		text string
-		want []string // the callers who have used 7
-		fine bool
-	}{
-		"all is well":               {`{"callers":{"alice":` + good + `,"bob":` + good + `}}`, []string{"alice", "bob"}, true},
-		"a limit that is not known": {`{"callers":{"alice":[{"limit":"smiles/day"},` + good[1:] + `,"bob":` + good + `}}`, []string{"alice", "bob"}, false},
-		"a number that is none":     {`{"callers":{"alice":[{"used":"much"}],"bob":` + good + `}}`, []string{"bob"}, false},
-		"a caller that is no list":  {`{"callers":{"alice":7,"bob":` + good + `}}`, []string{"bob"}, false},
-		"a file that is cut off":    {`{"callers":{"alice":` + good + `,"bob":[{"lim`, []string{"alice"}, false},
-		"an empty file":             {``, nil, false},
-		"another file":              {`[]`, nil, false},
-	} {
-		saved, err := readUse([]byte(c.text))
-		if (err == nil) != c.fine || len(saved) != len(c.want) {
-			t.Errorf("%s: read %v (%v)", name, saved, err)
-		}
-		for _, caller := range c.want {
-			if entries := saved[caller]; len(entries) != 1 || entries[0].Used != 7 {
-				t.Errorf("%s: %s has %+v", name, caller, entries)
-			}
-		}
-	}
-}
