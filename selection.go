@@ -208,7 +208,7 @@ func (s *search) decide(r *attempt.Reply, j judgement) step {
 // refuse ends a request that could not be sent because of the client.
 func (s *search) refuse(r *attempt.Reply, refusal *apierror.Error) {
 	r.Discard()
-	if r.Upload().Stalled() {
+	if r.Upload().Stalled() && !r.Upload().Ended() {
 		// net/http's server sends no answer while the body is being read
 		_ = http.NewResponseController(s.request.writer).SetReadDeadline(time.Now()) // not all writers have one
 	}

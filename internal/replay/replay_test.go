@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+	"testing/synctest"
+	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
@@ -118,6 +120,32 @@ func TestAnUploadThatFailsIsTheClients(t *testing.T) {
 	if _, err := io.ReadAll(out.Body); err != reset || b.Failure() != reset {
 		t.Errorf("reading failed with %v, and the failure is %v", err, b.Failure())
 	}
+}
+
+// TestAStallIsKnownForAShortTimeAfterTheUpload because a backend that gave it up may have been written to until its end: the kernel takes
+// the last bytes of an upload also for a connection that the other side has closed.
+func TestAStallIsKnownForAShortTimeAfterTheUpload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, feed := io.Pipe()
+		go func() {
+			io.WriteString(feed, strings.Repeat("x", 200))
+			time.Sleep(4 * time.Second)
+			io.WriteString(feed, "x")
+			feed.Close()
+		}()
+		b := buffered(t, client, 100)
+		out := request(t, nil)
+		up := b.Attach(out, &quiet)
+		if up.Ended() {
+			t.Error("the upload ended before it began")
+		}
+		if got, err := io.ReadAll(out.Body); len(got) != 201 || err != nil || !up.Stalled() || !up.Ended() {
+			t.Errorf("of %d bytes, %v: the client did not stall", len(got), err)
+		}
+		if time.Sleep(stall); up.Stalled() {
+			t.Error("what the backend does later is blamed on the client")
+		}
+	})
 }
 
 func TestAnAttemptThatNeverBeganHasNoUpload(t *testing.T) {

@@ -72,8 +72,19 @@ const (
 
 // Stalled reports whether the client keeps the backend waiting for the rest of the body,
 // or did so just before: it pauses, or is far slower than any network. The backend may
-// then give up.
+// then give up. That may be known only when the client has gone on, and its last bytes
+// were written to a connection that the backend had closed.
 func (u *Upload) Stalled() bool { return u != nil && u.long != nil && u.long.late() >= stall }
+
+// Ended reports whether all of the body was read. Then the client's connection is free for its next request.
+func (u *Upload) Ended() bool {
+	if u == nil || u.long == nil {
+		return true
+	}
+	u.long.mu.Lock()
+	defer u.long.mu.Unlock()
+	return u.long.body.tail == nil || !u.long.ended.IsZero()
+}
 
 // Long reports whether the body takes more than one write, so that a connection may
 // break in the middle of it.
@@ -91,6 +102,7 @@ type reader struct {
 	// began to wait for it. Zero: the reader does not wait.
 	behind time.Duration
 	since  time.Time
+	ended  time.Time // is when the end of the body was read, or zero
 }
 
 // Read implements io.Reader.
@@ -104,8 +116,8 @@ func (r *reader) Read(p []byte) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.behind = max(0, r.behind+time.Since(r.since)-time.Duration(n)*time.Second/leastPace)
-	if r.since = (time.Time{}); err != nil {
-		r.behind = 0 // nothing more is waited for
+	if r.since = (time.Time{}); err != nil && r.ended.IsZero() {
+		r.ended = time.Now()
 	}
 	return n, err
 }
@@ -142,7 +154,10 @@ func (r *reader) readBuffered(p []byte) (int, error) {
 func (r *reader) late() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.since.IsZero() {
+	switch {
+	case !r.ended.IsZero() && time.Since(r.ended) >= stall:
+		return 0 // nothing more is waited for
+	case r.since.IsZero():
 		return r.behind
 	}
 	return r.behind + time.Since(r.since)

@@ -129,6 +129,11 @@ func TestAnUploadThatItsClientStallsIsTheClientsFault(t *testing.T) {
 					io.WriteString(upload, "xxx")
 				}
 			},
+			"stalls, and ends": func(upload io.Writer) {
+				time.Sleep(40 * time.Second)
+				io.WriteString(upload, "xxx")
+				upload.(io.Closer).Close()
+			},
 		} {
 			t.Run(kind+", "+name, func(t *testing.T) {
 				lbtest.OverAllVersions(t, "request_buffers 100KiB", func(t *testing.T, w *lbtest.World) {
