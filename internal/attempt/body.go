@@ -34,6 +34,7 @@ var (
 	ErrNotJSON    = &verdict.CauseError{Word: "not_json", Text: "the reply is not JSON, although its Content-Type is"}
 	ErrSurplus    = &verdict.CauseError{Word: "malformed", Text: "the reply is longer than its Content-Length"}
 	ErrUnfinished = &verdict.CauseError{Word: "unfinished", Text: "the stream ended without its end mark"}
+	ErrCutJSON    = &verdict.CauseError{Word: "unfinished", Text: "the reply ended before its JSON"}
 	ErrInStream   = &verdict.CauseError{Word: "stream_error", Text: "the stream contained an error"}
 )
 
@@ -277,8 +278,10 @@ func (b *body) finish(err error) error {
 		if b.watch != nil {
 			b.watch.Finish()
 			reason = b.reply.sent.judgeEnd(b.watch)
+		} else if b.tokens.Close(); b.tokens.IsCut() {
+			reason = ErrCutJSON
 		}
-		if errors.Is(reason, ErrUnfinished) {
+		if errors.Is(reason, ErrUnfinished) || errors.Is(reason, ErrCutJSON) {
 			err = reason
 		}
 	}

@@ -3,6 +3,7 @@ package openaiapi
 import (
 	"compress/gzip"
 	"compress/zlib"
+	"errors"
 	"io"
 	"iter"
 	"strings"
@@ -21,6 +22,9 @@ type Decoder struct {
 	sink     func([]byte)
 	next     func() (struct{}, bool)
 	stop     func()
+
+	// IsCut reports whether the body ended before what is in it.
+	IsCut bool
 
 	wait    func(struct{}) bool
 	piece   []byte
@@ -115,6 +119,7 @@ func (d *Decoder) run(wait func(struct{}) bool) {
 		}
 		d.sink(buf[:n])
 		if err != nil {
+			d.IsCut = errors.Is(err, io.ErrUnexpectedEOF)
 			return
 		}
 	}

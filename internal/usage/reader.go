@@ -170,6 +170,12 @@ func (r *Reader) Close() {
 // reader does not look at each byte, so it may also be true of an object with a mistake in it.
 func (r *Reader) IsObject() bool { return r != nil && !r.trailing && r.scanner.leftRoot() }
 
+// IsCut reports whether a JSON reply has ended before the object that it began with. It is known after Close. A reply that
+// cannot be read counts as whole.
+func (r *Reader) IsCut() bool {
+	return r != nil && !r.scanner.inEvent && r.scanner.isOpen() && (r.decoder == nil || r.decoder.IsCut)
+}
+
 // Tokens returns the tokens that the reply has reported so far.
 func (r *Reader) Tokens() Tokens {
 	if r == nil {

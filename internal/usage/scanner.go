@@ -189,6 +189,9 @@ func (s *scanner) leave() {
 // leftRoot reports whether the text is an object that has ended.
 func (s *scanner) leftRoot() bool { return s.level == 0 && s.path[0] == root && s.state == ended }
 
+// isOpen reports whether the text is an object that has begun and not ended.
+func (s *scanner) isOpen() bool { return s.state != begins && s.state != ended }
+
 // readKept reads a string that matters, up to the quote after it: a member's name, or a service tier.
 func (s *scanner) readKept(p []byte) []byte {
 	reads := s.state
