@@ -325,6 +325,9 @@ func (t *Request) watchOver(s *Sender, res *http.Response) *body {
 	}
 	t.body = body{source: t.exact.of(res), response: res, secrets: t.Secrets, fields: t.Fields,
 		deadline: &t.trip.timeout, idle: time.Duration(s.StreamIdleTimeout)}
+	if !openaiapi.IsCompressed(res.Header) {
+		t.body.random = t.Secrets.Random()
+	}
 	if t.Asks.Slow {
 		t.body.idle = max(t.body.idle, slowTimeout)
 	}

@@ -48,7 +48,9 @@ type body struct {
 	// trailers that come with the end of the body.
 	response *http.Response
 	secrets  keys.Secrets
-	fields   Fields
+	// random are those of the secrets that are replaced also in content.
+	random keys.Secrets
+	fields Fields
 	// deadline ends a read that takes longer than idle.
 	deadline *deadline
 	idle     time.Duration
@@ -151,13 +153,14 @@ func (b *body) take(more readAhead) {
 // could bring a secret.
 func (b *body) failing() bool { return len(b.secrets) > 0 && b.watch != nil && b.watch.Failing() }
 
-// star replaces the secrets in what a stream brought if it contains an error. It returns how much of that may go
-// on: unless the data is complete, a secret may begin after that.
+// star replaces the secrets in what was read, content or not: a random key is never content, and an error need not look
+// like one. Short ones are replaced only in what looks like an error. It returns how much may go on: unless the data is
+// complete, a secret may begin after that.
 func (b *body) star(data []byte, complete bool) (ready int) {
 	if b.watch != nil && b.watch.Failure != nil || b.failing() {
 		return b.secrets.Star(data, complete)
 	}
-	return len(data)
+	return b.random.Star(data, complete)
 }
 
 // keepBack keeps the end of what is held from the client if a secret may begin there.

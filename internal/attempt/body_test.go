@@ -167,3 +167,28 @@ func TestAReaderOfAnySizeGetsEachByteOfAnErrorOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestAKeyIsReplacedWhereverItIs in a reply: an error may be written in any way, and may come after content.
+func TestAKeyIsReplacedWhereverItIs(t *testing.T) {
+	const key, short = "sk-1234567890abcdef", "password"
+	const content = "data: {\"type\":\"response.output_text.delta\",\"delta\":\"your password\"}\n\n"
+	for name, reply := range map[string]string{
+		"an error with its members in order": content + "data: {\"code\":\"invalid_api_key\",\"message\":\"Incorrect API key: " + key + "\",\"type\":\"error\"}\n\n",
+		"an error without a type":            content + "data: {\"detail\":\"refused " + key + "\"}\n\n" + content,
+		"a delta":                            content + "data: {\"type\":\"response.output_text.delta\",\"delta\":\"" + key + "\"}\n\n" + content,
+		"an event that is long":              "data: {\"x\":\"" + strings.Repeat("x", 2*sse.MaxEvent) + key + "\"}\n\n",
+		"no stream":                          "{\"detail\":\"the password of " + key + "\"}",
+	} {
+		for size, reader := range map[string]io.Reader{"at once": strings.NewReader(reply), "byte by byte": iotest.OneByteReader(strings.NewReader(reply))} {
+			b := body{source: io.NopCloser(reader), response: new(http.Response), fields: All{}, idle: time.Minute,
+				secrets: keys.Secrets{key, short}, random: keys.Secrets{key, short}.Random(), deadline: new(deadline)}
+			if name != "no stream" {
+				b.watch = new(sse.Watcher)
+			}
+			got, err := io.ReadAll(&b)
+			if want := strings.ReplaceAll(reply, key, strings.Repeat("*", len(key))); err != nil || string(got) != want {
+				t.Errorf("%s, %s: the client gets %.300q, %v", name, size, got, err)
+			}
+		}
+	}
+}

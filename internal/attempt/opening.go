@@ -76,6 +76,9 @@ func (r *Reply) openJSON() (*sse.Error, error) {
 	if failure == nil && mustBeJSON && r.body.notJSON() {
 		return nil, ErrNotJSON
 	}
+	if failure == nil && r.body.whole() {
+		r.decompress(r.secrets().Random())
+	}
 	return failure, nil
 }
 

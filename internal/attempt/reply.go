@@ -319,7 +319,7 @@ func (r *Reply) becomeError(failure *sse.Error) {
 	if !class.Failover() {
 		r.body.forgive()
 		if len(r.secrets()) > 0 {
-			r.decompress()
+			r.decompress(r.secrets())
 			r.Response.Body = r.secrets().Body(r.Response.Body)
 		}
 		return
@@ -348,15 +348,16 @@ func (r *Reply) becomeError(failure *sse.Error) {
 	r.Wait, r.Source = verdict.ReadHint(r.Status, header, failure.Body, time.Now())
 }
 
-// decompress makes a compressed reply that holds a secret its text, in which it can be replaced.
-func (r *Reply) decompress() {
-	if !openaiapi.IsCompressed(r.Response.Header) {
+// decompress makes a compressed reply that holds a secret its text, in which it is replaced.
+func (r *Reply) decompress(secrets keys.Secrets) {
+	if len(secrets) == 0 || !openaiapi.IsCompressed(r.Response.Header) {
 		return
 	}
 	text, all := r.body.text()
-	if !all || !r.secrets().In(string(text)) {
+	if !all || !secrets.In(string(text)) {
 		return
 	}
+	secrets.Star(text, true)
 	r.Response.Body = struct {
 		io.Reader
 		io.Closer

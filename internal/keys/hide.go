@@ -20,6 +20,18 @@ func (s *Secrets) Add(key string) {
 	}
 }
 
+// randomLength is the length from which a key that occurs in a text is no coincidence.
+const randomLength = 16
+
+// Random returns the secrets that no content has by chance. Shorter ones are replaced only in errors: "password" is a word.
+func (s Secrets) Random() Secrets {
+	short := func(secret string) bool { return len(secret) < randomLength }
+	if !slices.ContainsFunc(s, short) {
+		return s
+	}
+	return slices.DeleteFunc(slices.Clone(s), short)
+}
+
 // In reports whether a text contains a secret, also in an encoding that its reader will undo.
 func (s Secrets) In(text string) bool {
 	long := false
@@ -130,13 +142,25 @@ func (b *starredBody) Read(p []byte) (int, error) {
 }
 
 // star stars the secrets in held, and stops where one may begin of which the end was not
-// read yet.
+// read yet. Each byte of each reply passes here, so it looks at two bytes before it tries
+// to match.
 func (b *starredBody) star() {
+	if len(b.secrets) == 0 {
+		b.ready = len(b.held)
+		return
+	}
+	begins := [256]bool{'%': true, '\\': true, '&': true}
+	for _, secret := range b.secrets {
+		begins[secret[0]] = true
+	}
 	for ; b.ready < len(b.held); b.ready++ {
 		first := b.held[b.ready]
+		if !begins[first] {
+			continue // as nearly always
+		}
 		for _, secret := range b.secrets {
-			if first != secret[0] && !encodes(first) {
-				continue // as nearly always
+			if !encodes(first) && (first != secret[0] || b.ready+1 < len(b.held) && b.held[b.ready+1] != secret[1] && !encodes(b.held[b.ready+1])) {
+				continue
 			}
 			n, whole := match(b.held[b.ready:], secret, maxDepth)
 			if !whole {
