@@ -106,15 +106,19 @@ var (
 	// WrongWebSocketVersion is the error for a handshake of another version. Its reply names the one that there is.
 	WrongWebSocketVersion = Invalid(http.StatusUpgradeRequired, "websocket_version_not_supported", "Sec-WebSocket-Version must be 13.")
 	WrongWebSocketKey     = Invalid(http.StatusBadRequest, "invalid_headers", "Sec-WebSocket-Key must be 16 bytes in base64.")
-	HeadersTooLarge       = Invalid(http.StatusRequestHeaderFieldsTooLarge, "headers_too_large", "The request headers are larger than the backend accepts.")
-	InvalidHeaders        = Invalid(http.StatusBadRequest, "invalid_headers", "The request has an invalid header.")
-	HiddenContent         = Invalid(http.StatusBadRequest, "invalid_headers", "Connection must not name a header that describes the body, such as Content-Type, and such a header must not be a key.")
-	UpstreamError         = upstream(http.StatusBadGateway, "upstream_error", "The backend's error was withheld because it might reveal a key.")
-	CredentialsRejected   = upstream(http.StatusBadGateway, "upstream_credentials_rejected", "No backend accepts the credentials of the load balancer.")
-	Unreachable           = upstream(http.StatusBadGateway, "upstream_unreachable", "No backend could be reached.")
-	BrokenOff             = upstream(http.StatusBadGateway, "upstream_unreachable", "No backend gave a valid answer.")
-	TimedOut              = upstream(http.StatusGatewayTimeout, "upstream_timeout", "No backend answered in time.")
-	PerhapsExecuted       = upstream(http.StatusBadGateway, "upstream_unreachable",
+	// OldWebSocket is the error for a handshake of HTTP/1.0, which has no WebSockets (RFC 6455 section 4.1).
+	OldWebSocket = Invalid(http.StatusBadRequest, "http_version_not_supported", "A WebSocket requires HTTP/1.1.")
+	// NoMemory is the error for the message of a WebSocket while those of all clients together are too many.
+	NoMemory            = unavailable(RetryLater, "server_overloaded", "Too many messages are being received now. Please retry after 1 second.")
+	HeadersTooLarge     = Invalid(http.StatusRequestHeaderFieldsTooLarge, "headers_too_large", "The request headers are larger than the backend accepts.")
+	InvalidHeaders      = Invalid(http.StatusBadRequest, "invalid_headers", "The request has an invalid header.")
+	HiddenContent       = Invalid(http.StatusBadRequest, "invalid_headers", "Connection must not name a header that describes the body, such as Content-Type, and such a header must not be a key.")
+	UpstreamError       = upstream(http.StatusBadGateway, "upstream_error", "The backend's error was withheld because it might reveal a key.")
+	CredentialsRejected = upstream(http.StatusBadGateway, "upstream_credentials_rejected", "No backend accepts the credentials of the load balancer.")
+	Unreachable         = upstream(http.StatusBadGateway, "upstream_unreachable", "No backend could be reached.")
+	BrokenOff           = upstream(http.StatusBadGateway, "upstream_unreachable", "No backend gave a valid answer.")
+	TimedOut            = upstream(http.StatusGatewayTimeout, "upstream_timeout", "No backend answered in time.")
+	PerhapsExecuted     = upstream(http.StatusBadGateway, "upstream_unreachable",
 		"The backend closed the connection before its answer was complete. The request may have been executed, so it was not retried.")
 	// NotProcessed is the error for a body that cannot be sent to another backend. Its reply has a Retry-After of a second.
 	NotProcessed = upstream(http.StatusServiceUnavailable, "upstream_unreachable",
@@ -296,7 +300,7 @@ func (e Error) Response(req *http.Request) *http.Response {
 	if e == WrongWebSocketVersion {
 		res.Header["Sec-Websocket-Version"] = []string{"13"} // RFC 6455 section 4.4
 	}
-	if e == NotProcessed || e == OwnersUnknown || e == TokenUnchecked {
+	if e == NotProcessed || e == NoMemory || e == OwnersUnknown || e == TokenUnchecked {
 		verdict.SetHint(res.Header, time.Second)
 	}
 	switch e.Status {

@@ -1,0 +1,527 @@
+package websocket
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+
+	"github.com/gobwas/ws"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+)
+
+const (
+	// FirstMessage is how long a client may take to send its first message.
+	FirstMessage = 10 * time.Second
+	// NextMessage is how long it may take to send another one after an answer
+	// of ours.
+	NextMessage = 5 * time.Minute
+)
+
+// A message must be complete after messageTime, and a second more for each
+// messagePace of its bytes.
+const (
+	messageTime = 10 * time.Second
+	messagePace = 64 << 10
+)
+
+// Client is a client's end of a WebSocket.
+//
+// If it was accepted, a goroutine reads its messages from the beginning. Until
+// there is a backend, they wait in a queue, of which Next returns the first.
+// The goroutine reads on while messages wait, so that it notices when the
+// client leaves; therefore, what may wait is bounded. As soon as there is a
+// backend, each message is passed to it. Otherwise, the goroutine begins with
+// the backend.
+type Client struct {
+	Options
+	conn net.Conn
+	in   reader
+	out  writer
+	beat heartbeat
+
+	accepted bool
+	most     int         // bytes of a first message
+	controls int         // control frames since the last message
+	forget   func() bool // ends the watch of Closing
+	done     chan struct{}
+	// gone is done once the client has left, and leave makes it so.
+	gone  context.Context
+	leave context.CancelFunc
+
+	came      chan struct{} // has an element after the queue or the fault has changed
+	receiving atomic.Bool   // a message has begun to arrive
+
+	// turn is held while a message is queued or passed, so that their order
+	// stays.
+	turn lock
+
+	mu     sync.Mutex // guards the fields below
+	queue  []message
+	queued int     // bytes in the queue
+	asked  message // was returned by Next, and is not answered yet
+	relay  *relay  // is nil until there is a backend
+	fault  *Close  // is what was wrong with what the client sent
+}
+
+// Accept opens the WebSocket of a client before there is a backend. Its first
+// message may have so many bytes.
+func Accept(w http.ResponseWriter, r *http.Request, most int64, o Options) (*Client, error) {
+	if err := CheckHandshake(r); err != nil {
+		return nil, err
+	}
+	answerHandshake(w.Header(), r)
+	c, err := Open(w, o)
+	if err != nil {
+		return nil, err
+	}
+	c.accepted, c.most = true, int(most)
+	go c.serve(c.readMessages)
+	return c, nil
+}
+
+// Open opens the WebSocket of a client whose handshake a backend has answered.
+// That answer's header is the one of w.
+func Open(w http.ResponseWriter, o Options) (*Client, error) {
+	conn, buffers, err := takeOver(w)
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{Options: o.withDefaults(), conn: conn, most: maxMessage, done: make(chan struct{}), came: make(chan struct{}, 1)}
+	c.turn = make(lock, 1)
+	c.in.Reader, c.in.source.begun = unread(buffers.Reader, conn), time.Now()
+	c.in.from, c.in.state = buffers.Reader, ws.StateServerSide
+	c.in.from.Reset(&c.in.source)
+	c.out = writer{to: conn, lock: make(lock, 1)}
+	c.gone, c.leave = context.WithCancel(context.Background())
+	c.beat.begin(c.Options, &c.in, &c.out, c.Abort, c.Abort)
+	c.forget = context.AfterFunc(c.Closing, c.goAway)
+	return c, nil
+}
+
+// IsAccepted reports whether the client's end was opened before the backend's.
+// It may be called on nil.
+func (c *Client) IsAccepted() bool { return c != nil && c.accepted }
+
+// WithContext returns a context that ends with ctx, or when the client leaves.
+func (c *Client) WithContext(ctx context.Context) context.Context {
+	ctx, cancel := context.WithCancel(ctx)
+	context.AfterFunc(c.gone, cancel)
+	return ctx
+}
+
+// serve reads the client's side to its end, in a goroutine of its own.
+func (c *Client) serve(read func() error) {
+	defer close(c.done)
+	defer c.recovered(c.Abort)
+	c.ended(read())
+}
+
+// errClosed is the end of a side that has sent a close frame.
+var errClosed = errors.New("the WebSocket is closed")
+
+// ended records why nothing more comes from the client.
+func (c *Client) ended(why error) {
+	c.mu.Lock()
+	r := c.relay
+	if r == nil {
+		errors.As(why, &c.fault)
+	}
+	waits := c.fault != nil && c.asked.text == nil // Next returns the fault, so that the client is told
+	c.mu.Unlock()
+	switch {
+	case r != nil:
+		if r.clientEnded(why); errors.As(why, new(*Close)) {
+			c.drain()
+		}
+	case c.fault != nil && !waits:
+		c.closeSoon(c.fault)
+		c.leave()
+	case c.fault == nil:
+		c.leave()
+	}
+	c.wake()
+}
+
+func (c *Client) wake() {
+	select {
+	case c.came <- struct{}{}:
+	default:
+	}
+}
+
+// readMessages reads messages, and queues or passes them.
+func (c *Client) readMessages() error {
+	for {
+		m, err := c.message()
+		if err == nil {
+			err = c.take(m)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// message reads the next message, and handles the control frames before its
+// end.
+func (c *Client) message() (m message, err error) {
+	m.budget = c.Memory
+	defer func() {
+		c.receiving.Store(false)
+		if err != nil {
+			m.release()
+		}
+	}()
+	t := timed{conn: c.conn}
+	defer t.end()
+	for {
+		if !c.in.within() {
+			t.end()
+			c.receiving.Store(false)
+			if _, err = c.in.from.Peek(1); err != nil {
+				return m, err
+			}
+			c.receiving.Store(true)
+			t.begun = time.Now()
+		}
+		if !c.in.ready() {
+			t.limit(len(m.text))
+		}
+		if err = c.in.await(); err != nil {
+			return m, t.why(err)
+		}
+		if c.in.isControl() {
+			if err = c.control(); err != nil {
+				return m, t.why(err)
+			}
+			continue
+		}
+		if !c.in.isWhole() {
+			t.limit(len(m.text))
+		}
+		last, err := c.hold(&m)
+		if err != nil {
+			return m, t.why(err)
+		}
+		if last {
+			c.controls = 0
+			return m, nil
+		}
+	}
+}
+
+// hold reads the next piece of a message.
+func (c *Client) hold(m *message) (last bool, err error) {
+	most := c.longest()
+	switch {
+	case c.in.op != ws.OpText:
+		return false, errBinary
+	case c.in.frames > maxFrames:
+		return false, errManyFrames
+	case c.in.left > int64(most-len(m.text)):
+		return false, errTooLong
+	}
+	size := c.in.size()
+	if !m.grow(size, len(m.text)+int(c.in.left)) {
+		return false, errNoMemory
+	}
+	begin := len(m.text)
+	p, err := c.in.read(m.text[begin : begin+size])
+	if err != nil {
+		return false, err
+	}
+	m.text = m.text[:begin+len(p.text)]
+	if p.last && !utf8.Valid(m.text) {
+		return false, errNotUTF8
+	}
+	return p.last, nil
+}
+
+// longest is how long the next message may be: only one with which a request
+// begins may be longer than others.
+func (c *Client) longest() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.relay != nil || c.asked.text != nil || len(c.queue) > 0 {
+		return maxMessage
+	}
+	return c.most
+}
+
+// timed limits the time for a message that is not there at once.
+type timed struct {
+	conn    net.Conn
+	begun   time.Time
+	limited bool
+}
+
+// limit limits the time until the next bytes of a message that has so many.
+func (t *timed) limit(length int) {
+	t.limited = true
+	_ = t.conn.SetReadDeadline(t.begun.Add(messageTime + time.Duration(length/messagePace)*time.Second))
+}
+
+// why returns why a message could not be read.
+func (t *timed) why(err error) error {
+	if t.limited && errors.Is(err, os.ErrDeadlineExceeded) {
+		return errTooSlow
+	}
+	return err
+}
+
+func (t *timed) end() {
+	if t.limited {
+		t.limited = false
+		_ = t.conn.SetReadDeadline(time.Time{})
+	}
+}
+
+// take queues a message, or passes it to the backend.
+func (c *Client) take(m message) error {
+	c.turn.take()
+	defer c.turn.give()
+	c.mu.Lock()
+	r := c.relay
+	if r == nil {
+		defer c.mu.Unlock()
+		if c.queued+len(m.text) > maxMessage && (c.asked.text != nil || len(c.queue) > 0) {
+			m.release()
+			return errManyWaiting
+		}
+		c.queue, c.queued = append(c.queue, m), c.queued+len(m.text)
+		c.wake()
+		return nil
+	}
+	c.mu.Unlock()
+	defer m.release()
+	return r.fromClient(m.text)
+}
+
+// control handles a control frame.
+func (c *Client) control() error {
+	var room [ws.MaxControlFramePayloadSize]byte
+	p, err := c.in.read(room[:])
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	r := c.relay
+	c.mu.Unlock()
+	if r != nil {
+		return r.controlFromClient(p)
+	}
+	if c.controls++; c.controls > maxControls {
+		return errManyPings
+	}
+	switch p.op {
+	case ws.OpPing:
+		if c.soon(func() error { return c.out.control(ws.OpPong, p.text) }) != nil {
+			return errClosed // it does not read what it asks for
+		}
+	case ws.OpClose:
+		_ = c.soon(func() error { return c.out.control(ws.OpClose, p.text) }) // it has left in any case
+		return errClosed
+	}
+	return nil
+}
+
+// soon limits how long the client may take to read what is written before there
+// is a backend.
+func (c *Client) soon(write func() error) error {
+	_ = c.conn.SetWriteDeadline(time.Now().Add(lingering))
+	err := write()
+	_ = c.conn.SetWriteDeadline(time.Time{})
+	return err
+}
+
+func (c *Client) closeSoon(why *Close) {
+	_ = c.soon(func() error { return c.out.close(why) }) // a client that cannot be told is gone
+}
+
+// Next returns the text of the client's next message. It must begin to come
+// within the limit. The error is meant for the client, which gets it by Answer.
+func (c *Client) Next(limit time.Duration) (text []byte, err error) {
+	if !c.await(limit) {
+		c.mu.Lock()
+		c.fault = errTooSlow
+		c.mu.Unlock()
+	}
+	return c.dequeue()
+}
+
+// await waits until there is a message, or there will be none. It reports false
+// if none has begun to come within the limit. One that has begun has a time of
+// its own.
+func (c *Client) await(limit time.Duration) bool {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	for !c.isDecided() {
+		select {
+		case <-c.came:
+		case <-c.gone.Done():
+		case <-timer.C:
+			if !c.receiving.Load() {
+				return c.isDecided()
+			}
+			timer.Reset(time.Second)
+		}
+	}
+	return true
+}
+
+// isDecided reports whether there is a message, or there will be none.
+func (c *Client) isDecided() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.queue) > 0 || c.fault != nil || c.gone.Err() != nil
+}
+
+// dequeue returns the first message of the queue, or why there will be none.
+func (c *Client) dequeue() (text []byte, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case len(c.queue) > 0:
+		c.asked.release()
+		c.asked = c.queue[0]
+		c.queue, c.queued = c.queue[1:], c.queued-len(c.asked.text)
+		if c.asked.text == nil {
+			c.asked.text = []byte{}
+		}
+		return c.asked.text, nil
+	case c.fault != nil:
+		return nil, c.fault.forClient(c.most)
+	case c.gone.Err() != nil:
+		return nil, io.ErrUnexpectedEOF
+	}
+	return nil, nil
+}
+
+// Asked is the text of the message that Next has returned, until it is
+// answered.
+func (c *Client) Asked() []byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.asked.text
+}
+
+// Again waits for the client's next message after an answer, and reports
+// whether there is one. It is a new request. There is none after a relay. Again
+// may be called on nil.
+func (c *Client) Again() bool {
+	if !c.IsAccepted() || c.relayed() != nil {
+		return false
+	}
+	if !c.await(NextMessage) {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.queue) > 0
+}
+
+// Answer sends the client an error in place of an answer to the message that
+// Next has returned.
+func (c *Client) Answer(res *http.Response) {
+	event := replyEvent(res, c.lane())
+	c.mu.Lock()
+	c.asked.release()
+	c.mu.Unlock()
+	_ = c.soon(func() error { return c.out.say(event) }) // a client that does not read it is closed with the next one
+}
+
+// lane is the stream_id of the message that Next has returned.
+func (c *Client) lane() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	lane := openaiapi.ParseClientEvent(c.asked.text).Stream
+	return lane[:min(len(lane), maxID)]
+}
+
+// goAway closes the WebSocket because its configuration is replaced.
+func (c *Client) goAway() {
+	defer c.recovered(c.Abort)
+	if r := c.relayed(); r != nil {
+		r.shut(goingAway)
+		return
+	}
+	c.closeSoon(goingAway)
+	c.Abort()
+}
+
+func (c *Client) relayed() *relay {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.relay
+}
+
+// Abort closes the connections at once.
+func (c *Client) Abort() {
+	if r := c.relayed(); r != nil {
+		r.stop()
+		r.backend.conn.Close()
+	}
+	c.conn.Close()
+	c.leave()
+}
+
+// Close closes a WebSocket that was accepted, once no other message is awaited.
+// It may be called again, and on nil.
+func (c *Client) Close() {
+	if !c.IsAccepted() {
+		return
+	}
+	defer c.release()
+	c.forget()
+	c.beat.end()
+	c.mu.Lock()
+	r, fault := c.relay, c.fault
+	c.mu.Unlock()
+	if r == nil && c.gone.Err() == nil {
+		if fault == nil {
+			c.closeSoon(&Close{Code: ws.StatusNormalClosure})
+		} else {
+			c.closeSoon(fault)
+			c.drain()
+		}
+	}
+	c.Abort()
+	<-c.done
+}
+
+// drain reads what the client still sends, for a short time. Otherwise it would
+// reset the connection, and with it what the client has not read.
+func (c *Client) drain() {
+	if !c.out.hasPending() {
+		_ = closeWrite(c.conn)
+	}
+	_ = c.conn.SetReadDeadline(time.Now().Add(lingering))
+	_, _ = io.CopyN(io.Discard, c.conn, 2*maxMessage)
+}
+
+// release gives back the memory of messages that nobody will read.
+func (c *Client) release() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.asked.release()
+	for i := range c.queue {
+		c.queue[i].release()
+	}
+	c.queue, c.queued = nil, 0
+}
+
+// closeWrite tells a side that nothing more comes.
+func closeWrite(side any) error {
+	if half, ok := side.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}

@@ -1,0 +1,316 @@
+package websocket
+
+import (
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/sse"
+)
+
+// Conversation follows the messages of a session and finds the responses in
+// them. A response is open from the client's message that asks for it, or from
+// the backend's event that begins it, until the event that ends it.
+type Conversation struct {
+	rules    Rules
+	realtime bool
+
+	message gathered // the backend's, which is being heard
+
+	mu      sync.Mutex     // guards the fields below
+	open    []openResponse // the oldest first
+	refused time.Time      // when the client was last told that its audio is refused
+}
+
+type openResponse struct {
+	Response
+	id            string // is empty if it has not begun
+	event, stream string // are the event_id and stream_id of the message that asked for it, if it had them
+	doubtful      bool   // the client has sent another message since, which the next error may be about
+	failing       bool   // an error came that may be about this response
+}
+
+// begun reports whether a part of the response has come, so that it is charged.
+func (r *openResponse) begun() bool { return r.id != "" || r.Watcher().Opening != sse.Preamble }
+
+const (
+	// maxOpen is how many responses may be open at a time.
+	maxOpen = 64
+	// maxID is how long an id of the client's or of the backend's may be that
+	// is kept while a response is open.
+	maxID = 512
+)
+
+// newConversation begins a conversation. first is the response that the
+// client's first message asked for in this lane, or nil in a realtime session.
+func newConversation(rules Rules, first Response, lane string) *Conversation {
+	c := &Conversation{rules: rules, realtime: first == nil}
+	if first != nil {
+		c.open = []openResponse{{Response: first, stream: lane}}
+	}
+	return c
+}
+
+// settleFailing settles the failing responses of a stream: the client asks for
+// another one, so they are over. It returns how many responses are still open.
+func (c *Conversation) settleFailing(stream string) (open int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.open = slices.DeleteFunc(c.open, func(r openResponse) bool {
+		over := r.failing && r.stream == stream
+		if over {
+			r.Settle(false, true)
+		}
+		return over
+	})
+	return len(c.open)
+}
+
+func tooManyOpen() *Refusal {
+	const text = `{"error":{"message":"Too many responses are open in this WebSocket. Try again when one is over.","type":"requests","param":null,"code":"rate_limit_exceeded"}}`
+	return &Refusal{Reply: &http.Response{
+		StatusCode: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {"1"}}, Body: io.NopCloser(strings.NewReader(text)),
+	}}
+}
+
+// doubt records that an error may be about a message of the client's that asks
+// for no response.
+func (c *Conversation) doubt(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range c.open {
+		if r := &c.open[i]; !c.realtime || id != "" && r.event == id {
+			r.doubtful = true
+		}
+	}
+}
+
+// failed reads an error from the backend. The error may be about any message of
+// the client, so it ends only a response that has not begun: the one that it
+// names, or the newest.
+func (c *Conversation) failed(e sse.Event) {
+	about := openaiapi.ParseErrorEvent(e.Data)
+	i := c.newest(func(r *openResponse) bool { return !r.begun() && (!c.realtime || !r.doubtful) && c.isAbout(about, r) })
+	if i < 0 && !c.realtime {
+		i = c.newest(func(r *openResponse) bool { return c.isAbout(about, r) })
+	}
+	switch {
+	case i < 0:
+	case c.open[i].doubtful || c.open[i].begun():
+		c.open[i].failing = true
+	default:
+		over := c.open[i].Response
+		if !c.realtime { // in which it costs not even a request
+			over.Watcher().Take(e)
+		}
+		c.open = slices.Delete(c.open, i, i+1)
+		over.Settle(true, false)
+	}
+}
+
+// isAbout reports whether an error may be about a response.
+func (c *Conversation) isAbout(e openaiapi.ErrorEvent, r *openResponse) bool {
+	if !c.realtime {
+		return e.Stream == "" || e.Stream == r.stream
+	}
+	return e.About == r.event && (e.About != "" || e.Active)
+}
+
+// newest returns the index of the newest response for which is returns true, or
+// -1.
+func (c *Conversation) newest(is func(*openResponse) bool) int {
+	for i := range slices.Backward(c.open) {
+		if is(&c.open[i]) {
+			return i
+		}
+	}
+	return -1
+}
+
+// creates is the type of the message that asks for a response.
+const creates = "response.create"
+
+// Audio begins the types of messages with audio, after which a session may
+// begin a response by itself.
+const Audio = "input_audio_buffer."
+
+// decision is what becomes of a message of the client's.
+type decision struct {
+	passes  bool
+	instead [][]byte // is what the backend gets in its place, if it is not empty
+	answer  []byte   // is an event for the client, if it is not empty
+	close   *Close   // closes the WebSocket, if it is not nil
+}
+
+// sent decides on a message of the client's.
+func (c *Conversation) sent(text []byte) decision {
+	e := openaiapi.ParseClientEvent(text)
+	var r Response
+	var instead [][]byte
+	var refusal *Refusal
+	switch {
+	case !e.Clear, len(e.ID) > maxID, len(e.Stream) > maxID:
+		e.ID, e.Stream = "", ""
+		refusal = c.rules.Refuse("", text)
+	case e.Type == creates:
+		if c.settleFailing(e.Stream) >= maxOpen {
+			refusal = tooManyOpen()
+		} else if r, instead, refusal = c.rules.Create(text); refusal == nil {
+			c.mu.Lock()
+			c.open = append(c.open, openResponse{Response: r, event: e.ID, stream: e.Stream})
+			c.mu.Unlock()
+		}
+	default:
+		if refusal = c.rules.Refuse(e.Type, text); refusal == nil {
+			c.doubt(e.ID)
+		}
+	}
+	if refusal == nil {
+		return decision{passes: true, instead: instead}
+	}
+	return c.refuse(refusal, &e)
+}
+
+// refuse tells the client why its message does not pass. Of refused audio, it
+// is told once a second.
+func (c *Conversation) refuse(refusal *Refusal, e *openaiapi.ClientEvent) decision {
+	if refusal.Close == nil && strings.HasPrefix(e.Type, Audio) && time.Since(c.refused) < time.Second {
+		return decision{}
+	}
+	c.refused = time.Now()
+	if c.realtime {
+		return decision{answer: realtimeEvent(refusal.Reply, e.Type == creates, e.ID), close: refusal.Close}
+	}
+	return decision{answer: replyEvent(refusal.Reply, e.Stream), close: refusal.Close}
+}
+
+// transcribed is the type of the event with the tokens of the model that
+// transcribed the client's audio.
+const transcribed = "conversation.item.input_audio_transcription.completed"
+
+// ends reports whether a response is over with an event of this type.
+func (c *Conversation) ends(kind string) bool {
+	switch kind {
+	case "response.done", transcribed:
+		return c.realtime
+	case "response.completed", "response.incomplete", "response.failed":
+		return !c.realtime
+	}
+	return false
+}
+
+// gathered is a message that comes in pieces, up to the length that an event
+// may have.
+type gathered struct {
+	text []byte
+	long bool // it is longer
+}
+
+// heard reads the next piece of a message of the backend's.
+func (c *Conversation) heard(text []byte, last bool) {
+	m := &c.message
+	switch {
+	case last && len(m.text) == 0 && len(text) <= sse.MaxEvent:
+		c.received(sse.Event{Data: text})
+		return
+	case m.long:
+		c.part(text)
+	case len(m.text)+len(text) > sse.MaxEvent:
+		m.long = true
+		kept := sse.MaxEvent - len(m.text)
+		m.text = append(m.text, text[:kept]...)
+		c.part(m.text)
+		c.part(text[kept:])
+	default:
+		m.text = append(m.text, text...)
+	}
+	if last {
+		c.received(sse.Event{Data: m.text, TooLong: m.long})
+		*m = gathered{}
+	}
+}
+
+// received reads a message of the backend's.
+func (c *Conversation) received(e sse.Event) {
+	e.Name = openaiapi.TypeOf(e.Data)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var id, status string
+	kind := string(e.Kind())
+	if kind == "error" {
+		c.failed(e)
+		return
+	}
+	begins, ends := kind == "response.created", c.ends(kind)
+	if begins || ends {
+		id, status = openaiapi.ResponseIn(e.Data)
+		id = id[:min(len(id), maxID)]
+	}
+	i := c.find(id, begins)
+	switch {
+	case kind == transcribed && !openaiapi.CountsTokens(e.Data): // but seconds
+		return
+	case kind == transcribed, i < 0 && (begins || ends):
+		i = c.unasked()
+	case i < 0:
+		return
+	}
+	r := &c.open[i]
+	if begins {
+		r.id, r.doubtful, r.failing = id, false, false
+	}
+	if r.Watcher().Take(e); ends {
+		over := r.Response
+		c.open = slices.Delete(c.open, i, i+1)
+		over.Settle(status == "failed", false)
+	}
+}
+
+// unasked opens a response that the backend has begun by itself, and returns
+// its index. If too many are open, the oldest one ends: no backend goes on with
+// so many.
+func (c *Conversation) unasked() int {
+	if len(c.open) >= maxOpen {
+		c.open[0].Settle(false, true)
+		c.open = slices.Delete(c.open, 0, 1)
+	}
+	c.open = append(c.open, openResponse{Response: c.rules.Unasked()})
+	return len(c.open) - 1
+}
+
+// find returns the index of the response that an event is about, or -1. With
+// begins, it is the oldest that has not begun. Otherwise it is the one with the
+// id, or the oldest.
+func (c *Conversation) find(id string, begins bool) int {
+	i := slices.IndexFunc(c.open, func(r openResponse) bool { return begins && r.id == "" || !begins && id != "" && r.id == id })
+	if i < 0 && !begins && len(c.open) > 0 {
+		return 0
+	}
+	return i
+}
+
+// part reads a part of a message of the backend's that is too long to be kept.
+func (c *Conversation) part(text []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.open) == 0 {
+		return
+	}
+	if long := c.open[0].Watcher().Long; long != nil {
+		long(text)
+	}
+}
+
+// end ends the responses that are still open.
+func (c *Conversation) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.open {
+		r.Settle(false, true)
+	}
+	c.open = nil
+}

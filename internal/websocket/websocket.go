@@ -1,0 +1,189 @@
+// Package websocket relays the messages of WebSockets between clients and
+// backends, and reads them on the way.
+//
+// # The idea
+//
+// A WebSocket has two ends, a [Client] and a [Backend], which do not know of
+// each other. Both are connections that net/http has given up: the client's by
+// hijacking it, the backend's as the body of its 101. A library,
+// github.com/gobwas/ws, reads and writes the frames; this package decides what
+// passes. [Client.Relay] connects the two ends until one of them is over.
+//
+// A client's end may be open before there is a backend ([Accept]). It then
+// collects the client's messages, answers its pings, and notices when it
+// leaves. The first message is a request like any other: it is sent to one
+// backend after another ([Backend.Ask]) until one answers it, and an error goes
+// to the client as an event ([Client.Answer]).
+//
+// # The parts
+//
+//   - A reader turns the frames of one side into pieces: a control frame, or a
+//     part of a message. A writer writes whole frames only, so a ping or an
+//     event of our own always fits between two of them.
+//   - A filter replaces the keys in what a backend sends. It holds back only
+//     what may be the beginning of one.
+//   - A Conversation finds the responses in the messages, so that each is
+//     counted and billed. [Rules], which the caller of the package implements,
+//     decide whether a response may begin, and can close the WebSocket.
+//   - A heartbeat pings each side that is silent, and closes it if it stays so.
+//   - A [Budget] bounds the memory of all WebSockets together.
+//
+// # The promises
+//
+//   - Messages arrive complete and in order. A frame of up to 64 KiB stays one
+//     frame; a longer one arrives as several.
+//   - No message of the backend's shows a key, however it is cut into frames.
+//   - Memory: a message that is held has a largest size, a largest number of
+//     frames and a time in which it must be complete, and so have the messages
+//     and events that wait. An idle WebSocket has two goroutines, the handler's
+//     among them, and no buffers but those of its two readers.
+//   - Codes and reasons of close frames reach the other side, and a close frame
+//     without a code stays one. A side may take [Grace] to end after the other
+//     has ended.
+//   - A panic in any goroutine closes both connections and is logged. It never
+//     ends the process.
+package websocket
+
+import (
+	"context"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/gobwas/ws"
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+)
+
+// Grace is how long a side of a WebSocket may stay open after the other has
+// ended. Tests shorten it.
+var Grace = 10 * time.Second
+
+// lingering is how long a client may take to read why the balancer closes its
+// WebSocket.
+const lingering = 2 * time.Second
+
+const (
+	// maxFrames is how many frames a message may have that is held. Empty ones
+	// need no memory, but cost time.
+	maxFrames = 1 << 16
+	// maxControls is how many control frames a side may send while its next
+	// message is awaited.
+	maxControls = 1 << 12
+	// maxMessage is how long a message of a client's may be that is held,
+	// except the first one, and how much of several messages may wait for a
+	// backend. OpenAI accepts 15 MiB of audio in one.
+	maxMessage = 16 << 20
+	// maxPending is how many events of our own, and maxPendingBytes how many
+	// bytes of them, may wait for the end of a message of the backend's.
+	maxPending      = 64
+	maxPendingBytes = 256 << 10
+)
+
+// Options apply to all WebSockets of a pool.
+type Options struct {
+	// Closing is done when all WebSockets have to close: their configuration is
+	// replaced, or the process stops.
+	Closing context.Context
+	// Timeout is how long a WebSocket may be open, or 0 for as long as its
+	// sides like.
+	Timeout time.Duration
+	// Memory is the bound of what all WebSockets hold together. Default:
+	// [Memory].
+	Memory *Budget
+	Log    *zap.Logger
+}
+
+func (o Options) withDefaults() Options {
+	if o.Closing == nil {
+		o.Closing = context.Background()
+	}
+	if o.Memory == nil {
+		o.Memory = Memory()
+	}
+	if o.Log == nil {
+		o.Log = zap.NewNop()
+	}
+	return o
+}
+
+// recovered handles a panic in a goroutine of a WebSocket: it logs an error,
+// and closes the connections. It is deferred.
+func (o Options) recovered(abort func()) {
+	if cause := recover(); cause != nil {
+		o.Log.Error("panic in a WebSocket", zap.Any("error", cause), zap.Stack("stack"))
+		abort()
+	}
+}
+
+// Session is what a WebSocket with both ends is for.
+type Session struct {
+	// Secrets must not be in what the backend sends.
+	Secrets keys.Secrets
+	// Rules decide on responses. They are nil if no messages have to be read
+	// but for secrets.
+	Rules Rules
+	// First is the response that the client's first message asked for. It is
+	// nil in a session that the first message does not begin.
+	First Response
+	// Holds reports whether each message of the client's is held until the
+	// rules let it pass.
+	Holds bool
+}
+
+// End is how a WebSocket has ended.
+type End struct {
+	// Broken is why the backend ended it while the client was connected. It is
+	// nil if that did not happen, or after a close frame.
+	Broken error
+	// Begun reports whether the backend had sent data.
+	Begun bool
+}
+
+// Close is why a WebSocket is closed: what a close frame says. As an error, it
+// is what is wrong with the frames of a side.
+type Close struct {
+	Code   ws.StatusCode
+	Reason string
+}
+
+// Policy closes a WebSocket whose client may not go on.
+func Policy(reason string) *Close { return &Close{ws.StatusPolicyViolation, reason} }
+
+// Error implements error.
+func (c *Close) Error() string { return c.Reason }
+
+// tryLater is the code with which a WebSocket is closed for which there is no
+// memory (in the registry of RFC 6455 section 11.7).
+const tryLater ws.StatusCode = 1013
+
+// What can be wrong with what a side sends.
+var (
+	errFrames      = &Close{ws.StatusProtocolError, "a frame is malformed"}
+	errCompressed  = &Close{ws.StatusUnsupportedData, "a message is compressed, which was not agreed upon"}
+	errBinary      = &Close{ws.StatusUnsupportedData, "a message is not text"}
+	errNotUTF8     = &Close{ws.StatusInvalidFramePayloadData, "a message is not UTF-8"}
+	errTooLong     = &Close{ws.StatusMessageTooBig, "a message is too long"}
+	errTooSlow     = &Close{ws.StatusPolicyViolation, "a message did not arrive in time"}
+	errManyFrames  = &Close{ws.StatusPolicyViolation, "a message has too many frames"}
+	errManyPings   = &Close{ws.StatusPolicyViolation, "too many control frames arrived without a message"}
+	errManyWaiting = &Close{ws.StatusPolicyViolation, "too many messages wait for an answer"}
+	errNoMemory    = &Close{tryLater, "too many messages are being received"}
+	goingAway      = &Close{Code: ws.StatusGoingAway}
+)
+
+// forClient returns the error that the client gets if its message had this
+// fault.
+func (c *Close) forClient(most int) error {
+	switch c {
+	case errTooLong:
+		return &http.MaxBytesError{Limit: int64(most)}
+	case errTooSlow:
+		return os.ErrDeadlineExceeded
+	case errNoMemory:
+		return apierror.NoMemory
+	}
+	return c
+}
