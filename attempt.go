@@ -173,11 +173,12 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 		Header: q.credentials.Outgoing(q.incoming.Header, leaveOut), Body: &q.received, Change: replay.Options{Request: &q.Body},
 		Asks: q.asks(a.flex), Secrets: to.Credentials.Secrets(a.credential, q.credentials), Fields: b.fields,
 		CountsTokens: true, CountsContent: q.caller.Name != "", CountsAll: q.readsUsage(bill, b.ledger), FindsID: q.Body.Background,
-		Interims: &s.interims, Client: q.replyWriter(), Marks: a.target, Socket: q.socket,
+		Interims: &s.interims, Client: q.writer, Marks: a.target, Socket: q.socket,
 	}
 	out.URL.RawQuery, out.URL.Opaque = q.query, ""
-	if q.socket.IsAccepted() {
+	if q.socket != nil {
 		out.Body = new(replay.Body) // its first message is sent once the WebSocket is open
+		out.Interims, out.Client = nil, nil
 	}
 	if openaiapi.IsHandshake(q.incoming) {
 		openaiapi.SetUpgrade(out.Header, q.incoming.Header)

@@ -3,7 +3,6 @@ package openailb
 import (
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
@@ -18,6 +17,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
+	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
 // balancer is what all requests of a handler have in common: a pool, and the backends that its members stand for.
@@ -48,8 +48,8 @@ type settings struct {
 	waiting *waiting.Lists
 	// fields decides which fields of a reply the client gets.
 	fields attempt.Fields
-	// streamTimeout is the option stream_timeout. It is 0 without a limit.
-	streamTimeout time.Duration
+	// webSockets apply to all WebSockets.
+	webSockets websocket.Options
 }
 
 // target is a backend as the pool, a policy and Caddy's transport see it.

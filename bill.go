@@ -16,7 +16,7 @@ type bill struct{ callers.Admission }
 
 // settle replaces the estimate by what the request has cost, for the ledger, too. The request is over.
 func (b *bill) settle(lb *balancer, q *request, s *search, o *outcome) {
-	if o.status == http.StatusSwitchingProtocols && q.socket.IsAccepted() {
+	if o.status == http.StatusSwitchingProtocols && q.socket != nil {
 		return // its responses have bills of their own
 	}
 	now, cost, limited, leftID := q.started.Add(o.duration), b.cost(q, s, o), b.Open(), ""

@@ -1,18 +1,20 @@
 package openailb
 
 import (
+	"errors"
 	"net/http"
 	"strings"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
 // conversation has the rules of the messages in a WebSocket, which the request of handshake has opened. Each response in
@@ -21,6 +23,8 @@ type conversation struct {
 	*reader
 	balancer  *balancer
 	handshake *transaction
+	// checked is when the caller's key was last checked.
+	checked time.Time
 }
 
 // response is one in a conversation.
@@ -31,23 +35,25 @@ type response struct {
 	counts   usage.Reader
 }
 
-// converse begins to read the messages of a WebSocket that is open. The request itself asked for its first response, unless it is a
-// realtime session.
-func (d *reader) converse(b *balancer, t *transaction) {
-	q, c := &t.request, conversation{d, b, t}
-	if realtime := q.Kind.IsHandshake(); realtime {
-		q.socket.Converse(c, nil, t.bill.Limited() || d.callers.SeesEach(q.caller.Name))
-		return
+// converse begins the session of a WebSocket that is open. The request itself asked for its first response, unless it is a realtime
+// session. Nobody reads the messages of a WebSocket that is not for inference.
+func (d *reader) converse(b *balancer, t *transaction) websocket.Session {
+	q, c := &t.request, &conversation{reader: d, balancer: b, handshake: t, checked: time.Now()}
+	switch {
+	case q.Kind == openaiapi.WebSocket:
+		return websocket.Session{}
+	case q.socket == nil:
+		return websocket.Session{Rules: c, Holds: d.clientKeys != nil || t.bill.Limited() || d.callers.SeesEach(q.caller.Name)}
 	}
 	first := c.next()
 	placement := *t.search.placement
 	first.request.started, first.search.placement = q.started, &placement
 	first.bill, t.bill = t.bill, bill{}
-	q.socket.Converse(c, first.begin(), true)
+	return websocket.Session{Rules: c, First: first.begin(), Holds: true}
 }
 
 // next returns a response that has not begun.
-func (c conversation) next() *response {
+func (c *conversation) next() *response {
 	now, q, last := time.Now(), &c.handshake.request, c.handshake.search.attempts.last()
 	r := &response{balancer: c.balancer}
 	r.request = request{
@@ -80,10 +86,10 @@ func (r *response) begin() *response {
 	return r
 }
 
-// Watcher implements attempt.Response.
+// Watcher implements websocket.Response.
 func (r *response) Watcher() *sse.Watcher { return &r.watcher }
 
-// Settle implements attempt.Response.
+// Settle implements websocket.Response.
 func (r *response) Settle(failed, cut bool) {
 	q, o, a := &r.request, &r.outcome, r.search.attempts.last()
 	o.end(q, cut)
@@ -107,8 +113,41 @@ func (r *response) judge(failed bool) (class verdict.Class, status int) {
 	return verdict.Failed, http.StatusInternalServerError
 }
 
-// Create implements attempt.Rules. The model of a response in a session is the session's.
-func (c conversation) Create(text []byte) (begun attempt.Response, instead [][]byte, refusal *http.Response) {
+// checkCaller returns why the caller may go on no longer: the key was revoked or has expired, or the caller is denied. That also
+// closes the WebSocket.
+func (c *conversation) checkCaller() *websocket.Refusal {
+	c.checked = time.Now()
+	d, q := c.reader.latest(c.balancer.Name), &c.handshake.request
+	if d.clientKeys == nil {
+		return nil
+	}
+	d.keyFiles.Refresh()
+	presented, _ := keys.Read(q.incoming.Header, q.incoming.URL.RawQuery)
+	who, err := d.clientKeys.Identify(q.asked.Context(), &presented)
+	var refusal apierror.Error
+	switch {
+	case errors.Is(err, keys.ErrIssuerUnavailable): // which may pass
+		return &websocket.Refusal{Reply: refusalOf(err).Response(q.asked)}
+	case err != nil:
+		refusal = refusalOf(err)
+	case who.Name != q.caller.Name:
+		refusal = apierror.WrongKey
+	case d.callers.Deny(who.Name):
+		refusal = apierror.Denied
+	default:
+		return nil
+	}
+	return &websocket.Refusal{Reply: refusal.Response(q.asked), Close: websocket.Policy(refusal.Message)}
+}
+
+// checkInterval is how often the caller's key is checked while audio comes, after which a session may begin responses by itself.
+const checkInterval = time.Second
+
+// Create implements websocket.Rules. The model of a response in a session is the session's.
+func (c *conversation) Create(text []byte) (begun websocket.Response, instead [][]byte, refusal *websocket.Refusal) {
+	if refusal = c.checkCaller(); refusal != nil {
+		return nil, nil, refusal
+	}
 	r := c.next()
 	q, to := &r.request, r.search.attempts.last().target.backend
 	q.received.Hold(text)
@@ -135,13 +174,27 @@ func (c conversation) Create(text []byte) (begun attempt.Response, instead [][]b
 	q.received.Release()
 	if own.Response != nil {
 		r.bill.Settle(q.started, meter.Cost{})
-		return nil, nil, own.Response
+		return nil, nil, &websocket.Refusal{Reply: own.Response}
 	}
 	return r.begin(), instead, nil
 }
 
-// Refuse implements attempt.Rules.
-func (c conversation) Refuse(kind string, text []byte) *http.Response {
+// Refuse implements websocket.Rules.
+func (c *conversation) Refuse(kind string, text []byte) *websocket.Refusal {
+	audio := strings.HasPrefix(kind, websocket.Audio)
+	if audio && time.Since(c.checked) >= checkInterval {
+		if refusal := c.checkCaller(); refusal != nil {
+			return refusal
+		}
+	}
+	if res := c.refuseMessage(kind, audio, text); res != nil {
+		return &websocket.Refusal{Reply: res}
+	}
+	return nil
+}
+
+// refuseMessage returns why a message must not pass that asks for no response, or nil.
+func (c *conversation) refuseMessage(kind string, audio bool, text []byte) *http.Response {
 	switch {
 	case kind == "", c.affinity.IsStrict(): // which knows only what a response.create names
 		return apierror.UnclearEvent.Response(c.handshake.request.asked)
@@ -149,7 +202,7 @@ func (c conversation) Refuse(kind string, text []byte) *http.Response {
 		return nil
 	}
 	name := c.handshake.request.caller.Name
-	if strings.HasPrefix(kind, attempt.Audio) {
+	if audio {
 		if refusal := c.callers.Check(time.Now(), name, meter.Estimate{Prompt: 1, Within: true}); refusal != nil {
 			return c.refuse(c.balancer, &c.next().transaction, refusal).Response
 		}
@@ -164,8 +217,8 @@ func (c conversation) Refuse(kind string, text []byte) *http.Response {
 	return nil
 }
 
-// Unasked implements attempt.Rules.
-func (c conversation) Unasked() attempt.Response {
+// Unasked implements websocket.Rules.
+func (c *conversation) Unasked() websocket.Response {
 	r := c.next()
 	r.bill.Admission = c.callers.Unasked(r.request.started, r.request.caller.Name)
 	return r.begin()

@@ -16,6 +16,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
 // transaction has the values of one request, each of which is made by one stage
@@ -35,17 +36,15 @@ type transaction struct {
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
 	socket := h.serve(w, r, nil)
 	for socket.Again() {
-		socket = h.serve(w, r, socket)
+		h.serve(w, r, socket)
 	}
-	if socket.IsAccepted() {
-		socket.Close()
-	}
+	socket.Close()
 	return nil
 }
 
 // serve takes a request from its first byte to its report: it is read, sent to one backend after the other until one
 // serves it, and answered. It returns the WebSocket that the request has opened, or nil.
-func (h *Handler) serve(w http.ResponseWriter, r *http.Request, socket *attempt.Socket) *attempt.Socket {
+func (h *Handler) serve(w http.ResponseWriter, r *http.Request, socket *websocket.Client) *websocket.Client {
 	h.keyFiles.Refresh()
 	t := &transaction{reader: h.reader, wait: wait{queues: h.balancer.waiting}}
 	t.begin(w, r, socket)
@@ -94,7 +93,7 @@ func (b *balancer) fetch(t *transaction) (*attempt.Reply, apierror.Answer) {
 }
 
 // begin makes the transaction that of a request.
-func (t *transaction) begin(w http.ResponseWriter, r *http.Request, socket *attempt.Socket) {
+func (t *transaction) begin(w http.ResponseWriter, r *http.Request, socket *websocket.Client) {
 	q := &t.request
 	q.incoming, q.asked, q.writer, q.socket = r, r, w, socket
 	q.started, q.placement = time.Now(), affinity.Anywhere
@@ -124,7 +123,6 @@ func (b *balancer) finish(t *transaction, aborted bool) {
 	if aborted {
 		q.socket.Close()
 	}
-	q.socket.EndConversation()
 	o.end(q, aborted)
 	q.received.Release()
 	s.close()

@@ -267,7 +267,7 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	}
 	t.sender = &attempt.Sender{PassiveHealth: t.PassiveHealth, Options: t.Options, HTTP: t.HTTP}
 	if proxy != nil {
-		t.sender.CloseDelay, t.sender.CopyBuffer = time.Duration(proxy.StreamCloseDelay), proxy.StreamBufferSize
+		t.sender.CloseDelay = time.Duration(proxy.StreamCloseDelay)
 	}
 	err := t.sender.Provision(ctx)
 	t.HTTP = t.sender.HTTP

@@ -2,6 +2,7 @@ package openailb
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -196,8 +197,9 @@ func (h *Handler) newBalancer(ctx caddy.Context, policy reverseproxy.Selector) (
 	b.Pool.Watches = h.Silence == nil || *h.Silence
 	b.Pool.Steers = h.QuotaSteering == nil || *h.QuotaSteering
 	b.settings = settings{
-		policy: policy, rateLimits: h.RatelimitHeaders, waiting: queues, fields: attempt.Public{}, streamTimeout: time.Duration(h.StreamTimeout),
+		policy: policy, rateLimits: h.RatelimitHeaders, waiting: queues, fields: attempt.Public{}, webSockets: h.Sender.WebSockets(),
 	}
+	b.webSockets.Timeout, b.webSockets.Log = time.Duration(h.StreamTimeout), h.logger
 	b.ledger = ledger.Open(h.Pool, ctx.Storage(), h.logger)
 	b.Rechecker, b.Secrets = rechecker, &h.keyFiles
 	return b, observe.On(ctx, observe.Started, func() { rechecker.Start(b.Pool) })
@@ -211,7 +213,7 @@ func (h *Handler) newReader(ctx caddy.Context, policy reverseproxy.Selector) (*r
 	}
 	d := &reader{
 		readyPath: h.ReadyPath, buffers: h.Sender.RequestBuffers, models: backend.ModelsOf(h.Backends),
-		clientKeys: h.clientKeys, callers: h.callers, rechecker: h.balancer.Rechecker.(*backend.Rechecker),
+		clientKeys: h.clientKeys, replaced: ctx, keyFiles: &h.keyFiles, callers: h.callers, rechecker: h.balancer.Rechecker.(*backend.Rechecker),
 	}
 	for _, b := range h.Backends {
 		d.passesThrough = d.passesThrough || b.Credentials.Passthrough
@@ -232,7 +234,12 @@ func (h *Handler) newReader(ctx caddy.Context, policy reverseproxy.Selector) (*r
 	for _, names := range h.callers.Sets() {
 		d.entitlements = append(d.entitlements, affinity.Entitle(names, backends, d.affinity))
 	}
-	return d, observe.On(ctx, observe.Started, func() { d.affinity.Start(); h.balancer.ledger.Start() })
+	context.AfterFunc(ctx, func() { readers.CompareAndDelete(h.Pool, d) })
+	return d, observe.On(ctx, observe.Started, func() {
+		readers.Store(h.Pool, d)
+		d.affinity.Start()
+		h.balancer.ledger.Start()
+	})
 }
 
 // publish shows the pool, which is complete now, to operators and to other replicas.

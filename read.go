@@ -1,16 +1,17 @@
 package openailb
 
 import (
+	"context"
 	"errors"
 	"math"
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
@@ -18,6 +19,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
+	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
 // reader reads requests: it finds out who asks, for what, and which backends may get that.
@@ -25,6 +27,10 @@ type reader struct {
 	// clientKeys knows the callers. If it is nil, everybody may use the
 	// balancer.
 	clientKeys *keys.Clients
+	// replaced is done once another config is loaded.
+	replaced context.Context
+	// keyFiles are read again when they have changed.
+	keyFiles *keys.Reloader
 	// callers limits what callers may use. It is nil if none is limited. entitlements are the backends that they may
 	// use, by the numbers of such sets. The first one is that of all backends.
 	callers      *callers.Callers
@@ -42,6 +48,18 @@ type reader struct {
 	models []string
 	// tellsModels reports whether the model matters to a backend: it lists its models, or has its own name for one.
 	tellsModels bool
+}
+
+// readers are those of the pools, by their names, in the config that is loaded: string to *reader.
+var readers sync.Map
+
+// latest returns the reader of the pool in the config that is loaded. A WebSocket may stay open when the one that has opened it is
+// replaced, but who may go on is decided by that one.
+func (d *reader) latest(pool string) *reader {
+	if current, ok := readers.Load(pool); ok && d.replaced.Err() != nil {
+		return current.(*reader)
+	}
+	return d
 }
 
 // read finds out what the request asks for. It returns the answer if that needs no
@@ -91,8 +109,8 @@ func (d *reader) read(b *balancer, t *transaction) (own apierror.Answer) {
 		return own
 	}
 	q.parse(route, d.promptCache)
-	if q.Kind == openaiapi.InferenceWebSocket {
-		q.socket = attempt.NewSocket(q.writer, r)
+	if q.Kind.IsHandshake() && !r.ProtoAtLeast(1, 1) {
+		return apierror.OldWebSocket.Answer(r)
 	}
 	q.anonymous = d.passesThrough && q.credentials.None()
 	if models := d.modelsOf(q.caller.Name); models != nil {
@@ -126,15 +144,15 @@ func (d *reader) enter(b *balancer, t *transaction) (own apierror.Answer) {
 			}
 			defer t.bill.Uploaded()
 		}
-		socket := attempt.NewSocket(q.writer, q.incoming)
-		if err := b.sender.Accept(socket, d.buffers); err != nil {
+		socket, err := websocket.Accept(q.writer, q.incoming, d.buffers, b.webSockets)
+		if err != nil {
 			return apierror.UnreadableBody(err).Answer(q.asked)
 		}
 		q.socket = socket
 	}
-	q.incoming = q.incoming.WithContext(q.socket.Until(q.incoming.Context()))
+	q.incoming = q.incoming.WithContext(q.socket.WithContext(q.incoming.Context()))
 	q.asked = openaiapi.AsPost(q.incoming)
-	text, err := q.socket.Next()
+	text, err := q.socket.Next(websocket.FirstMessage)
 	if err != nil {
 		return apierror.UnreadableBody(err).Answer(q.asked)
 	}
@@ -155,22 +173,28 @@ func (d *reader) identify(q *request) (refusal apierror.Error, refused bool) {
 		return apierror.Error{}, false
 	}
 	who, err := d.clientKeys.Identify(q.asked.Context(), &q.credentials)
-	switch {
-	case errors.Is(err, keys.ErrNoKey):
-		return apierror.MissingKey, true
-	case errors.Is(err, keys.ErrExpired):
-		return apierror.ExpiredKey, true
-	case errors.Is(err, keys.ErrTwoCallers):
-		return apierror.TwoCallers, true
-	case errors.Is(err, keys.ErrIssuerUnavailable):
-		return apierror.TokenUnchecked, true
-	case err != nil:
-		return apierror.WrongKey, true
+	if err != nil {
+		return refusalOf(err), true
 	}
 	d.callers.PlaceByToken(who.Token)
 	q.caller, q.entitled = who, d.entitlements[d.callers.Set(who.Name)]
 	addToLog(q.incoming, q.callerField)
 	return apierror.Denied, d.callers.Deny(who.Name)
+}
+
+// refusalOf is the answer to a request whose key or token is not valid for this reason.
+func refusalOf(err error) apierror.Error {
+	switch {
+	case errors.Is(err, keys.ErrNoKey):
+		return apierror.MissingKey
+	case errors.Is(err, keys.ErrExpired):
+		return apierror.ExpiredKey
+	case errors.Is(err, keys.ErrTwoCallers):
+		return apierror.TwoCallers
+	case errors.Is(err, keys.ErrIssuerUnavailable):
+		return apierror.TokenUnchecked
+	}
+	return apierror.WrongKey
 }
 
 // modelsOf returns the models that a caller may use. nil: any.

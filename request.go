@@ -21,6 +21,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
+	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
 // request is what a client asks for, and who asks. It is read once, before a
@@ -35,7 +36,7 @@ type request struct {
 	asked *http.Request
 	// query is that of incoming, without the caller's keys.
 	query string
-	// writer is the client's. The reply goes to replyWriter, which may be a socket.
+	// writer is the client's.
 	writer http.ResponseWriter
 	// started is when the request came.
 	started time.Time
@@ -46,9 +47,10 @@ type request struct {
 	deadline time.Time
 	// received is the body, as far as it is kept to be sent again.
 	received replay.Body
-	// socket is the client's side of a WebSocket whose messages are read. It is
-	// nil for other requests.
-	socket *attempt.Socket
+	// socket is the client's end of a WebSocket that was opened before a backend
+	// is chosen, and of which the request is a message. It is nil for other
+	// requests.
+	socket *websocket.Client
 	// placement is which accounts may get the request at first. The search goes
 	// on from there.
 	placement *affinity.Placement
@@ -83,14 +85,6 @@ func (q *request) parse(route openaiapi.Route, cache *affinity.PromptCache) {
 	}
 }
 
-// replyWriter is where the reply goes.
-func (q *request) replyWriter() http.ResponseWriter {
-	if q.socket != nil {
-		return q.socket
-	}
-	return q.writer
-}
-
 // asks is what an attempt has to know of the request. flex reports whether it has the service tier flex.
 func (q *request) asks(flex bool) attempt.Asks {
 	return attempt.Asks{Kind: q.Kind, Stream: q.Body.Stream, Operation: q.Route.Operation, Cost: q.Cost, Slow: flex}
@@ -118,7 +112,7 @@ func (q *request) wholeBackend(c verdict.Class) bool {
 
 // pulseKind is the kind of request whose waits count for it.
 func (q *request) pulseKind() pulse.Kind {
-	if !q.Kind.Infers() || q.socket != nil {
+	if !q.Kind.Infers() || q.Kind.IsHandshake() || q.socket != nil {
 		return pulse.Unfollowed
 	}
 	output, ok := q.OutputLimit()

@@ -15,6 +15,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
 // respond gives the client the reply of a backend, or the answer if no backend serves the request. An error means that
@@ -25,23 +26,33 @@ func (b *balancer) respond(t *transaction, reply *attempt.Reply, a answer) error
 		res := b.commit(t, reply, time.Now())
 		o.reply, o.status = reply, res.StatusCode
 		if res.StatusCode == http.StatusSwitchingProtocols {
-			return b.respondUpgrade(q, reply, res)
+			return b.respondUpgrade(t, reply, res)
 		}
-		return write(q.replyWriter(), res, reply.HasBegun())
+		if q.socket != nil {
+			q.socket.Answer(res)
+			return nil
+		}
+		return write(q.writer, res, reply.HasBegun())
 	}
 	if o.answer = a; a.Response == nil {
 		o.status = clientClosedRequest
-		q.replyWriter().WriteHeader(clientClosedRequest) // for the access log
+		if q.socket == nil {
+			q.writer.WriteHeader(clientClosedRequest) // for the access log
+		}
 		return nil
 	}
 	o.status = a.StatusCode
-	header := q.replyWriter().Header()
+	if q.socket != nil {
+		q.socket.Answer(a.Response)
+		return nil
+	}
+	header := q.writer.Header()
 	if a.from == nil && !q.received.Begun() && q.incoming.ProtoMajor == 1 && q.incoming.Header["Expect"] != nil {
 		// the client waits for the answer before it sends a body, but net/http's server, which cannot see that
 		// through what Caddy puts around the body, would wait for the body first
 		header["Connection"] = []string{"close"}
 	}
-	return write(q.replyWriter(), a.Response, true)
+	return write(q.writer, a.Response, true)
 }
 
 // commit makes the reply the client's, whatever follows in it. internal/attempt follows its body, and finish learns how it
@@ -55,9 +66,6 @@ func (b *balancer) commit(t *transaction, r *attempt.Reply, now time.Time) *http
 	res, counts := r.Commit(t.request.writer, now, nil)
 	t.bill.Follow(counts)
 	t.outcome.usage = counts
-	if res.StatusCode == http.StatusSwitchingProtocols && t.request.socket != nil {
-		t.reader.converse(b, t)
-	}
 	s.forbidRetry(res.Header)
 	b.setRateLimits(t, res.Header, now)
 	if res.StatusCode == http.StatusOK && !to.backend.Azure && // which lists no deployments
@@ -183,18 +191,27 @@ func copyBody(w io.Writer, body io.Reader, controller *http.ResponseController, 
 	}
 }
 
-// respondUpgrade joins the connections of a WebSocket that a backend has opened.
-func (b *balancer) respondUpgrade(q *request, reply *attempt.Reply, res *http.Response) error {
-	w := q.replyWriter()
-	upgrade := res.Header.Get("Upgrade")
-	removeHopByHop(res.Header)
-	openaiapi.SetUpgrade(res.Header, http.Header{"Upgrade": {upgrade}})
-	if accept, ok := res.Header["Sec-Websocket-Accept"]; ok {
-		delete(res.Header, "Sec-Websocket-Accept")
-		res.Header["Sec-WebSocket-Accept"] = accept //nolint:canonicalheader // as RFC 6455 spells it
+// respondUpgrade joins the two ends of a WebSocket that a backend has opened, until it is over.
+func (b *balancer) respondUpgrade(t *transaction, reply *attempt.Reply, res *http.Response) error {
+	client := t.request.socket
+	if client == nil {
+		w := t.request.writer
+		upgrade := res.Header.Get("Upgrade")
+		removeHopByHop(res.Header)
+		openaiapi.SetUpgrade(res.Header, http.Header{"Upgrade": {upgrade}})
+		if accept, ok := res.Header["Sec-Websocket-Accept"]; ok {
+			delete(res.Header, "Sec-Websocket-Accept")
+			res.Header["Sec-WebSocket-Accept"] = accept //nolint:canonicalheader // as RFC 6455 spells it
+		}
+		addFields(w.Header(), res.Header)
+		var err error
+		if client, err = websocket.Open(w, b.webSockets); err != nil {
+			res.Body.Close()
+			b.logger.Error("WebSocket cannot be opened for the client", zap.Error(err))
+			return nil
+		}
 	}
-	addFields(w.Header(), res.Header)
-	if err := reply.Relay(w, res, b.streamTimeout); err != nil {
+	if err := reply.Relay(client, t.reader.converse(b, t)); err != nil {
 		b.logger.Error("WebSocket cannot be opened for the client", zap.Error(err))
 	}
 	return nil

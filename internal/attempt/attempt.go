@@ -26,6 +26,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
 // Sender sends requests to backends.
@@ -38,10 +39,8 @@ type Sender struct {
 
 	// sharesConnections reports whether HTTP/2 is used without TLS.
 	sharesConnections bool
-	// CloseDelay is how long WebSockets stay open once the config that opened them is replaced. CopyBuffer is how much is
-	// copied at a time in one that is not read: mostCopied, unless it is above 0.
+	// CloseDelay is how long WebSockets stay open once the config that opened them is replaced.
 	CloseDelay time.Duration
-	CopyBuffer int
 	// closing is done when the WebSockets have to be closed.
 	closing context.Context
 	// refused has when each backend has last answered that it has no WebSocket, unless it has opened one since: EndMarks to time.Time.
@@ -99,9 +98,9 @@ type Request struct {
 	// IDs returns what learns from a reply that served the request. It may be nil, and return nil.
 	IDs func(*http.Response) IDReader
 
-	// Socket is the client's side of the WebSocket that the request opens, if its messages are read. If it was accepted, the backend
-	// gets its first message, and the reply begins with the answer to that.
-	Socket *Socket
+	// Socket is the client's end of a WebSocket that was opened before a backend is chosen. The backend gets its first message, and
+	// the reply begins with the answer to that. It is nil for other requests.
+	Socket *websocket.Client
 
 	// sent is what comes of the request. All of it is allocated in one piece, to spare the garbage collector.
 	sent
@@ -167,9 +166,8 @@ type IDReader interface {
 // sent is a request on its way.
 type sent struct {
 	trip trip
-	// closing and copies are the sender's.
+	// closing is the sender's.
 	closing context.Context
-	copies  int
 	// kind is the type of the reply's body.
 	kind  string
 	out   *http.Request
@@ -179,9 +177,6 @@ type sent struct {
 	// delivering reports whether the first message of a WebSocket was being sent, or was sent.
 	delivering bool
 }
-
-// handshakes reports whether the request opens a WebSocket.
-func (t *Request) handshakes() bool { return t.Asks.Kind.IsHandshake() || t.Socket.IsAccepted() }
 
 // Send sends the request, which is not sent again, and returns its reply.
 func (s *Sender) Send(t *Request) *Reply {
@@ -246,7 +241,7 @@ func (t *Request) begin(s *Sender) {
 	if t.Incoming.ProtoAtLeast(1, 1) { // HTTP/1.0 has no interim responses (RFC 9110 section 15.2)
 		t.trip.interims, t.trip.client = t.Interims, t.Client
 	}
-	t.closing, t.copies = s.closing, s.CopyBuffer
+	t.closing = s.closing
 	t.trip.begin(t.Incoming.Context())
 	t.out = t.Incoming.WithContext(&t.trip)
 	t.out.URL, t.out.Host, t.out.Header, t.out.Close = &t.URL, t.Host, t.Header, false
@@ -268,7 +263,7 @@ func (t *Request) begin(s *Sender) {
 	if t.Asks.Slow && !t.handshakes() {
 		limit = max(limit, slowTimeout)
 	}
-	if t.Socket != nil {
+	if t.handshakes() && t.Address != nil {
 		delete(t.Header, "Sec-Websocket-Extensions") // what is compressed cannot be read
 		delete(t.Header, "Sec-WebSocket-Extensions") //nolint:canonicalheader // as RFC 6455 spells it
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
 // Reply is the result of an attempt: a response, or a failure.
@@ -47,6 +48,8 @@ type Reply struct {
 	sent *Request
 	// body is that of a response that may become the client's.
 	body *body
+	// backend is its end of a WebSocket that the reply has opened. It is nil until that is relayed, or a message is sent.
+	backend *websocket.Backend
 	// firstByte is when the client got something, and end how the reply ended, if it broke.
 	firstByte time.Time
 	end       atomic.Pointer[End]
@@ -211,16 +214,8 @@ func (r *Reply) Commit(client http.ResponseWriter, now time.Time, broken func(En
 		res.Body, res.ContentLength = usage.Hide(res.Body), -1
 		delete(res.Header, "Content-Length")
 	}
-	if backend, ok := res.Body.(io.ReadWriteCloser); ok && r.Status == http.StatusSwitchingProtocols {
-		var broken func(reason error, begun bool)
-		if r.sent.handshakes() {
-			broken = func(reason error, begun bool) { r.breaks(End{Broken: reason, Begun: begun}) }
-		}
-		if r.sent.Socket != nil {
-			r.sent.Socket.secrets, r.sent.Socket.copies = r.secrets(), r.sent.copies
-		}
-		opened := newTunnel(r.sent.closing, client, backend, broken)
-		opened.socket, opened.copies, res.Body = r.sent.Socket, r.sent.copies, opened
+	if backend, ok := res.Body.(io.ReadWriteCloser); ok && r.Status == http.StatusSwitchingProtocols && r.sent.Address == nil {
+		res.Body = r.tunnel(client, backend) // reverse_proxy relays it
 	}
 	r.sent.Fields.Final(res.Header)
 	r.secrets().DropFrom(res.Trailer)

@@ -1,6 +1,7 @@
 package attempt
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -8,19 +9,28 @@ import (
 	"sync"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
-)
+	"github.com/gobwas/ws"
 
-// TunnelGrace is how long a side of a tunnel may stay open after the other has ended. Tests shorten it.
-var TunnelGrace = 10 * time.Second
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
+)
 
 // errNoClose is the reason if the backend ended a WebSocket without a close frame.
 var errNoClose = &verdict.CauseError{Word: "no_close_frame", Text: "the WebSocket ended without a close frame"}
 
+// tunnel is the connection of a committed 101 that a plain reverse_proxy relays.
+func (r *Reply) tunnel(client http.ResponseWriter, backend io.ReadWriteCloser) *tunnel {
+	var broken func(reason error, begun bool)
+	if r.sent.handshakes() {
+		broken = func(reason error, begun bool) { r.breaks(End{Broken: reason, Begun: begun}) }
+	}
+	return newTunnel(r.sent.closing, client, backend, broken)
+}
+
 // newTunnel returns the backend's side of a tunnel with this client. reverse_proxy passes the end of one
 // side on to the other, and then waits for the end of that one. Some servers, Node's among them, wait
 // as long: they do not close a connection because its client did. It closes both sides after
-// TunnelGrace, counted from the end of one of them.
+// websocket.Grace, counted from the end of one of them.
 //
 // If the tunnel is a WebSocket, the last Read calls broken if the backend ended or reset it while the
 // client was connected, and neither side had sent a close frame. begun reports whether the backend had
@@ -42,8 +52,6 @@ type tunnel struct {
 	innermost          http.ResponseWriter // the client's, without what Caddy put around it
 	broken             func(reason error, begun bool)
 	forget             func() bool // ends the watch of closing. nil: there is none
-	socket             *Socket     // gets what the backend sends. nil: no messages are read
-	copies             int         // see copyTunnel
 
 	mu                      sync.Mutex
 	fromBackend, fromClient ending
@@ -60,16 +68,12 @@ func (t *tunnel) Read(p []byte) (int, error) {
 	t.limitWrites()
 	if err != nil {
 		t.checkEnd(err)
-		t.socket.flush()
 	}
 	if errors.Is(err, io.EOF) {
 		t.end()
 	}
 	return n, err
 }
-
-// WriteTo implements io.WriterTo.
-func (t *tunnel) WriteTo(w io.Writer) (int64, error) { return copyTunnel(w, t, t.copies) }
 
 // Write implements io.Writer. It looks for a close frame before the backend may answer it. If it
 // fails, reverse_proxy closes the tunnel, and Read ends without the reason.
@@ -134,8 +138,8 @@ func (t *tunnel) end() {
 	if t.closed || t.timer != nil {
 		return
 	}
-	t.timer = time.AfterFunc(TunnelGrace, func() { t.ReadWriteCloser.Close() })
-	t.until = time.Now().Add(TunnelGrace)
+	t.timer = time.AfterFunc(websocket.Grace, func() { t.ReadWriteCloser.Close() })
+	t.until = time.Now().Add(websocket.Grace)
 	_ = t.client.SetReadDeadline(t.until) // a client without deadlines ends with its backend
 	_ = http.NewResponseController(t.innermost).SetWriteDeadline(t.until)
 }
@@ -172,4 +176,33 @@ func (t *tunnel) Close() error {
 	}
 	t.mu.Unlock()
 	return t.ReadWriteCloser.Close()
+}
+
+// ending follows the frames of one side of a WebSocket up to its close frame. reverse_proxy passes them on in pieces of any size.
+type ending struct {
+	// data reports whether a frame with data began, and closing whether a close frame did.
+	data, closing bool
+
+	head string // the beginning of a frame's head
+	left int64  // bytes of the frame after its head that have not come
+}
+
+// watch reads the next bytes.
+func (e *ending) watch(p []byte) {
+	for len(p) > 0 && !e.closing {
+		if n := min(e.left, int64(len(p))); n > 0 {
+			e.left -= n
+			p = p[n:]
+			continue
+		}
+		e.head += string(p[:1])
+		p = p[1:]
+		h, err := ws.ReadHeader(bytes.NewReader([]byte(e.head)))
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			continue // the rest follows
+		}
+		e.head, e.left = "", h.Length
+		e.data = e.data || h.OpCode.IsData()
+		e.closing = h.OpCode == ws.OpClose
+	}
 }

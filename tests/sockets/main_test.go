@@ -9,10 +9,12 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/gobwas/ws"
 	"golang.org/x/net/websocket"
 
 	limits "github.com/openai-lb/caddy-openai-lb/internal/callers"
@@ -29,11 +31,18 @@ func keyed(options string) string {
 	return "openai_lb {\npool " + lbtest.Unique("sockets") + "\nclient_key alice " + aliceKey + "\nclient_key bob " + bobKey + "\n" + options + "\n}"
 }
 
-// client is the client's side of a WebSocket.
+// client is the client's side of a WebSocket. It answers pings from its first message on.
 type client struct {
 	t *testing.T
 	io.ReadWriteCloser
-	r *bufio.Reader
+	r       *bufio.Reader
+	frames  chan frame // what it has got
+	listens sync.Once
+}
+
+type frame struct {
+	first   byte
+	payload string
 }
 
 // dial opens a WebSocket over HTTP/1.1 with a caller's key.
@@ -72,7 +81,11 @@ func handshake(t *testing.T, w *lbtest.World, path, key string, headers ...strin
 	}
 	conn := res.Body.(io.ReadWriteCloser)
 	t.Cleanup(func() { conn.Close() })
-	return &client{t, conn, bufio.NewReader(conn)}, res
+	return newClient(t, conn), res
+}
+
+func newClient(t *testing.T, conn io.ReadWriteCloser) *client {
+	return &client{t: t, ReadWriteCloser: conn, r: bufio.NewReader(conn), frames: make(chan frame, 1<<16)}
 }
 
 // masked returns a frame of a client.
@@ -97,34 +110,47 @@ func masked(first byte, payload string) []byte {
 // say sends a message.
 func (c *client) say(text string) {
 	c.t.Helper()
+	c.listen()
 	if _, err := c.Write(masked(0x81, text)); err != nil {
 		c.t.Fatal(err)
 	}
 }
 
-// next returns the next frame.
+// listen begins to read what comes.
+func (c *client) listen() {
+	c.listens.Do(func() {
+		go func() {
+			defer close(c.frames)
+			for {
+				h, err := ws.ReadHeader(c.r)
+				text := make([]byte, h.Length)
+				if err == nil {
+					_, err = io.ReadFull(c.r, text)
+				}
+				if err != nil {
+					c.frames <- frame{0, err.Error()}
+					return
+				}
+				if h.OpCode == ws.OpPing {
+					c.Write(masked(0x8a, string(text)))
+					continue
+				}
+				first := byte(h.OpCode) | h.Rsv<<4
+				if h.Fin {
+					first |= 0x80
+				}
+				c.frames <- frame{first, string(text)}
+			}
+		}()
+	})
+}
+
+// next returns the next frame that is no ping.
 func (c *client) next() (first byte, payload string) {
 	c.t.Helper()
-	var head [2]byte
-	if _, err := io.ReadFull(c.r, head[:]); err != nil {
-		return 0, err.Error()
-	}
-	n := uint64(head[1])
-	switch n {
-	case 126:
-		var more [2]byte
-		io.ReadFull(c.r, more[:])
-		n = uint64(binary.BigEndian.Uint16(more[:]))
-	case 127:
-		var more [8]byte
-		io.ReadFull(c.r, more[:])
-		n = binary.BigEndian.Uint64(more[:])
-	}
-	text := make([]byte, n)
-	if _, err := io.ReadFull(c.r, text); err != nil {
-		return 0, err.Error()
-	}
-	return head[0], string(text)
+	c.listen()
+	f := <-c.frames
+	return f.first, f.payload
 }
 
 // event is one of a server's.

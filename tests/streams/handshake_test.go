@@ -272,14 +272,15 @@ func TestABackendThatBreaksAWebSocketOffIsBlamed(t *testing.T) {
 		sends          string // by the backend, after the client's
 		client         string
 		leaves         bool
+		partial        bool // the client does not get what is no whole frame
 		broken, benchd int
 	}{
 		"nothing":                         {broken: 1, benchd: 1},
 		"nothing to what the client says": {client: text("hello"), broken: 1, benchd: 1},
 		"a ping":                          {sends: "\x89\x00", broken: 1, benchd: 1},
-		"a part of a frame's head":        {sends: "\x81", broken: 1, benchd: 1},
+		"a part of a frame's head":        {sends: "\x81", partial: true, broken: 1, benchd: 1},
 		"a message":                       {sends: text("hello"), broken: 1},
-		"a part of a message":             {sends: "\x81\x7eff", broken: 1},
+		"a part of a message":             {sends: "\x81\x7eff", partial: true, broken: 1},
 		"a close frame":                   {sends: closeFrame},
 		"a message and a close frame":     {sends: text("hello") + closeFrame},
 		"what is like a close frame":      {sends: text(closeFrame), broken: 1},
@@ -311,7 +312,7 @@ func TestABackendThatBreaksAWebSocketOffIsBlamed(t *testing.T) {
 				}
 				if c.leaves {
 					s.Close()
-				} else if got, _ := io.ReadAll(s); string(got) != c.sends {
+				} else if got, _ := io.ReadAll(s); string(got) != c.sends && (len(got) > 0 || !c.partial) {
 					t.Errorf("the client reads %q, want %q", got, c.sends)
 				}
 				time.Sleep(time.Second)

@@ -1,0 +1,91 @@
+package attempt
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
+)
+
+// handshakes reports whether the request opens a WebSocket.
+func (t *Request) handshakes() bool { return t.Asks.Kind.IsHandshake() || t.Socket.IsAccepted() }
+
+// refusesHandshake reports whether the reply answers the handshake of a
+// WebSocket, and not its first message.
+func (r *Reply) refusesHandshake() bool {
+	return r.sent != nil && r.sent.handshakes() && !r.sent.delivering
+}
+
+// openSocket sends the client's first message to the backend, and waits for the
+// answer. An error is a reply of its own, as it would be over HTTP. Anything
+// else stays what the WebSocket begins with.
+func (s *Sender) openSocket(r *Reply) {
+	t, original := r.sent, r.Response
+	conn := original.Body.(io.ReadWriteCloser)
+	r.backend = websocket.NewBackend(conn)
+	limit := time.Duration(s.StreamFirstEventTimeout)
+	if t.Asks.Slow {
+		limit = max(limit, slowTimeout)
+	}
+	t.trip.timeout.start(limit, ErrNoReply)
+	stop := context.AfterFunc(&t.trip, func() { conn.Close() })
+	t.delivering = true
+	first, err := r.backend.Ask(t.Change.Request.With(t.Socket.Asked(), t.Change.Changes)...)
+	stop()
+	if !t.trip.timeout.stop() {
+		err = t.trip.timeout.why()
+	} else if t.trip.Err() != nil {
+		err = context.Cause(&t.trip)
+	}
+	var fault apierror.Error
+	if err != nil && !errors.As(err, &fault) {
+		conn.Close()
+		r.breakOff(verdict.Own(err))
+		if errors.Is(err, ErrNoReply) {
+			r.Class = verdict.Timeout
+		}
+		return
+	}
+	failure := websocket.ErrorReply(first)
+	if err != nil {
+		failure = fault.Response(t.Incoming)
+	}
+	if failure == nil {
+		return
+	}
+	conn.Close()
+	failure.Request = original.Request
+	r.Response, r.Status = failure, failure.StatusCode
+	r.judge()
+}
+
+// errNotWritable is the error for a 101 whose connection can only be read.
+var errNotWritable = errors.New("the connection of the backend cannot be written")
+
+// Relay relays the messages of a committed 101 between its client and the
+// backend, until the WebSocket is over. An error means that they could not be
+// joined.
+func (r *Reply) Relay(client *websocket.Client, session websocket.Session) error {
+	if r.backend == nil {
+		conn, ok := r.Response.Body.(io.ReadWriteCloser)
+		if !ok {
+			r.Response.Body.Close()
+			return errNotWritable
+		}
+		r.backend = websocket.NewBackend(conn)
+	}
+	session.Secrets = r.secrets()
+	stop := context.AfterFunc(r.sent.Incoming.Context(), client.Abort)
+	defer stop()
+	if end := client.Relay(r.backend, session); end.Broken != nil {
+		r.end.Store(&End{Broken: end.Broken, Begun: end.Begun})
+	}
+	return nil
+}
+
+// WebSockets are the options of the WebSockets that the sender opens.
+func (s *Sender) WebSockets() websocket.Options { return websocket.Options{Closing: s.closing} }
