@@ -335,8 +335,12 @@ func (c *Client) control() error {
 
 // soon limits how long the client may take to read what is written before there
 // is a backend.
-func (c *Client) soon(write func() error) error {
-	_ = c.conn.SetWriteDeadline(time.Now().Add(lingering))
+func (c *Client) soon(write func() error) error { return c.timely(lingering, write) }
+
+// timely limits how long the client may take to read what is written. Nothing
+// is read from it meanwhile, so no heartbeat would find that it is gone.
+func (c *Client) timely(limit time.Duration, write func() error) error {
+	_ = c.conn.SetWriteDeadline(time.Now().Add(limit))
 	err := write()
 	_ = c.conn.SetWriteDeadline(time.Time{})
 	return err

@@ -156,6 +156,7 @@ func FuzzWebSocket(f *testing.F) {
 	f.Add([]byte{0x11, 0xbf, 0x60, 0x75, 0xe0}, []byte{0x21, 0xbf, 0x47, 0x47, 0x60, 0x11, 0xe3}, uint64(6))
 	f.Add([]byte{0x11, 0x7f, 0x7f, 0x7f, 0xf0}, []byte{0xc1, 0x7f, 0x7f, 0x11, 0xf1}, uint64(3))
 	f.Add([]byte("009\xeb1"), []byte("00"), uint64(67))
+	f.Add([]byte("2\xe8\x03\x7f9\x7f\xd8"), []byte("\x80"), uint64(3))
 	f.Add([]byte{0x3f, 0xd8, 0x11}, []byte{0x47, 0x78, 0x49, 0xd9}, uint64(0))
 	f.Fuzz(func(t *testing.T, client, backend []byte, seed uint64) {
 		if len(client) > 300 || len(backend) > 300 {
@@ -198,7 +199,9 @@ func FuzzWebSocket(f *testing.F) {
 						b.Close()
 						return
 					}
-					if _, err = b.Ask(text); err != nil {
+					left := context.AfterFunc(p.WithContext(ctx), func() { b.Close() })
+					_, err = b.Ask(text)
+					if left(); err != nil {
 						b.Close()
 						return
 					}

@@ -138,7 +138,8 @@ func (r *relay) fromClient(text []byte) error {
 	}
 	v := r.talk.sent(text)
 	if len(v.answer) > 0 {
-		if err := r.client.out.say(v.answer); err != nil {
+		say := func() error { return r.client.out.say(v.answer) }
+		if err := r.client.timely(3*silence, say); err != nil {
 			return err
 		}
 	}

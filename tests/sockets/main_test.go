@@ -132,7 +132,7 @@ func (c *client) listen() {
 					return
 				}
 				if h.OpCode == ws.OpPing {
-					c.Write(masked(0x8a, string(text)))
+					go c.Write(masked(0x8a, string(text))) // while the balancer may write, too
 					continue
 				}
 				first := byte(h.OpCode) | h.Rsv<<4
