@@ -70,7 +70,7 @@ func TestABreakDuringAnUploadFailsOverAndBenchesNoBackend(t *testing.T) {
 	b, server := lbtest.Listen(t, "b")
 	url := s.Add("openai_lb {\nbackend http://" + rawBackend(t, breaksUploads) + " {\nname bad\n}\nbackend " + server.URL + " {\nname b\npriority 2\n}\n}")
 	s.Serve(t)
-	client, body := s.NewClient(t, 1), bytes.Repeat([]byte("x"), 12<<20)
+	client, body := s.NewClient(t, 1), []byte(`{"model":"m","messages":[{"role":"user","content":"`+strings.Repeat("x", 12<<20)+`"}]}`)
 	for range 3 {
 		res, err := client.Post(url, "application/json", bytes.NewReader(body))
 		if err != nil {

@@ -17,7 +17,7 @@ import (
 
 // TestEachMessageHasTheBackendsNameOfTheModel also when two responses are asked for at once.
 func TestEachMessageHasTheBackendsNameOfTheModel(t *testing.T) {
-	lbtest.InBubble(t, keyed("backend http://a {\nmodel gpt-5 deployment-5\n}\ncaller alice {\ntokens 10k/day\n}"), func(t *testing.T, w *lbtest.World) {
+	lbtest.InBubble(t, keyed("backend http://a {\nmodel gpt-5 deployment-5\n}\ncaller alice {\ntokens 100k/day\n}"), func(t *testing.T, w *lbtest.World) {
 		got := make(chan string, 1)
 		answer := responds("a", 7, 5)
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
