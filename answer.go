@@ -70,6 +70,7 @@ func (b *balancer) answerAfter(t *transaction, now time.Time) answer {
 
 // forward prepares a reply that was kept for the client.
 func (b *balancer) forward(r *http.Request, res *http.Response, class verdict.Class, wait time.Duration) {
+	removeHopByHop(res.Header)
 	if class != verdict.NotHere {
 		verdict.RewriteHints(res.Header, wait)
 	}

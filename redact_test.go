@@ -170,6 +170,12 @@ func TestAKeyOfStarsEndsNothing(t *testing.T) {
 }
 
 func TestInterimRepliesAndTrailersGiveNoKeyAway(t *testing.T) {
+	for _, status := range []int{400, 500} { // of which the last one is kept until no other backend is left
+		testInterimRepliesAndTrailers(t, status)
+	}
+}
+
+func testInterimRepliesAndTrailers(t *testing.T, status int) {
 	lbtest.OverBothVersions(t, "openai_lb {\nbackend http://a {\napi_key "+lbtest.BackendKey+"\n}\n}", func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 			rw.Header().Set("Link", "</x?key="+keys.KeyIn(r.Header.Get("Authorization"))+">")
@@ -177,7 +183,8 @@ func TestInterimRepliesAndTrailersGiveNoKeyAway(t *testing.T) {
 			rw.WriteHeader(http.StatusEarlyHints)
 			rw.Header().Del("Link")
 			rw.Header().Set("Trailer", "X-Debug, X-Sum")
-			rw.WriteHeader(400)
+			rw.Header().Set("Content-Type", "application/json")
+			rw.WriteHeader(status)
 			io.WriteString(rw, `{"error":{"message":"no"}}`)
 			rw.Header().Set("X-Debug", r.Header.Get("Authorization"))
 			rw.Header().Set("X-Sum", "abc")

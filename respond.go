@@ -63,6 +63,9 @@ func (b *balancer) commit(t *transaction, r *attempt.Reply, now time.Time) *http
 	t.wait.firstByte(now)
 	s.decided()
 	s.placement.Served(to.backend.AccountKey, r.Response)
+	if r.Status != http.StatusSwitchingProtocols {
+		removeHopByHop(r.Response.Header) // before the fields of our own, which a backend's Connection may name
+	}
 	res, counts := r.Commit(t.request.writer, now, nil)
 	t.bill.Follow(counts)
 	t.outcome.usage = counts
@@ -110,21 +113,27 @@ func addFields(to, fields http.Header) {
 // header of a stream is not kept waiting for it.
 func write(w http.ResponseWriter, res *http.Response, begun bool) error {
 	flushes := res.ContentLength < 0 || openaiapi.ContentType(res.Header) == openaiapi.TypeEventStream || caddyhttp.IsIncremental(res.Header)
-	removeHopByHop(res.Header)
 	header := w.Header()
-	delete(header, "Server")
+	delete(header, "Server") // a proxy says Via instead, also with the answers of its own
 	header["Via"] = append(header["Via"], via(res))
 	addFields(header, res.Header)
 	announced := len(res.Trailer)
 	for name := range res.Trailer {
 		header.Add("Trailer", name)
 	}
+	closes := true // unless a handler around this one panics
+	defer func() {
+		if closes {
+			res.Body.Close()
+		}
+	}()
 	w.WriteHeader(res.StatusCode)
 	controller := http.NewResponseController(w)
 	if flushes && !begun {
 		_ = controller.Flush() // of a writer that cannot, the client gets the header with the body
 	}
 	err := copyBody(w, res.Body, controller, flushes)
+	closes = false
 	res.Body.Close() // which may add trailers
 	if err != nil {
 		_ = controller.Flush() // so that the client sees what there is

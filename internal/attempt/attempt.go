@@ -294,7 +294,7 @@ func (t *Request) sendsAgain(err error) bool {
 func (t *Request) check(res *http.Response) error {
 	t.kind = openaiapi.ContentType(res.Header)
 	switch {
-	case res.StatusCode < 100: // net/http's server would panic
+	case res.StatusCode < 100 || res.StatusCode > 999: // net/http's server would panic
 		return ErrNoHTTP
 	case res.StatusCode == http.StatusSwitchingProtocols && !switches(t.Header, res): // it would be empty
 		return ErrWrongProtocol

@@ -268,6 +268,7 @@ func (r *Reply) guard(text []byte, complete bool) {
 		return
 	}
 	r.secrets().DropFrom(r.Response.Header)
+	r.secrets().DropFrom(r.Response.Trailer) // which may have come with the end of an error
 	if r.secrets().In(r.Response.Status) {
 		r.Response.Status = strconv.Itoa(r.Response.StatusCode)
 	}

@@ -40,7 +40,7 @@ const unknown = time.Second
 // Begin makes the Wait follow a request that will be sent to the member.
 func (w *Wait) Begin(r *Ask, m *Member, moves Moves) {
 	model, _ := r.modelAt(m)
-	*w = Wait{request: r, moves: moves, member: m, model: ModelKey(model), left: w.left, leads: w.leads}
+	*w = Wait{request: r, moves: moves, member: m, model: ModelKey(model), left: w.left, leads: w.leads, to: w.to}
 	w.waits.Kind = r.Kind
 }
 

@@ -336,3 +336,16 @@ func TestATimeoutSaysThatItMayHaveRun(t *testing.T) {
 		w.WantCalls(map[string]int{"a": 1, "b": 0})
 	})
 }
+
+// TestABackendCannotTakeBackWhatForbidsARetry names the balancer's own field in a Connection header.
+func TestABackendCannotTakeBackWhatForbidsARetry(t *testing.T) {
+	for _, status := range []int{500, 408} {
+		lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
+			w.AllReply(lbtest.Status(status, "Connection", "X-Should-Retry, Via"))
+			r := w.Send(w.Request("POST", "/v1/batches", strings.NewReader("{}")))
+			if got := r.Header.Get("X-Should-Retry"); got != "false" || r.Header.Get("Via") == "" {
+				t.Errorf("client got %d with X-Should-Retry %q and Via %q", r.Status, got, r.Header.Get("Via"))
+			}
+		})
+	}
+}
