@@ -229,6 +229,39 @@ func TestAClientThatReadsNothingDoesNotHoldUpAReload(t *testing.T) {
 	}
 }
 
+func TestBothSidesOfAWebSocketGetACloseFrameWhenAReloadEndsIt(t *testing.T) {
+	a, server := lbtest.Listen(t, "a")
+	backendGot := make(chan []byte, 1)
+	a.Replies(func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			panic(err)
+		}
+		defer conn.Close()
+		io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n")
+		got, _ := io.ReadAll(conn)
+		backendGot <- got
+	})
+	address := fmt.Sprintf("127.0.0.1:%d", lbtest.FreePort(t))
+	config := func(n int) string {
+		return fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\n}\nhttp://%s {\nheader X-Config %d\nopenai_lb {\nbackend %s\n}\n}", address, n, server.URL)
+	}
+	lbtest.Run(t, config(1))
+	conn := lbtest.Dial(t, address)
+	io.WriteString(conn, "GET /v1/realtime?model=m HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n")
+	if res, err := http.ReadResponse(bufio.NewReaderSize(conn, 16), nil); err != nil || res.StatusCode != 101 {
+		t.Fatal(res, err)
+	}
+	lbtest.Reload(t, config(2))
+	if got, _ := io.ReadAll(conn); string(got) != "\x88\x02\x03\xe9" {
+		t.Errorf("the client gets %q, want a close frame with 1001", got)
+	}
+	// a client's frame is masked (RFC 6455 section 5.3): its head is followed by a key of four bytes
+	if got := <-backendGot; len(got) != 8 || string(got[:2]) != "\x88\x82" || got[6]^got[2] != 0x03 || got[7]^got[3] != 0xe9 {
+		t.Errorf("the backend gets %q, want a masked close frame with 1001", got)
+	}
+}
+
 func TestTheClientOfAWebSocketMaySendNothingForHours(t *testing.T) {
 	inWorld(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World, open opener) {
 		w.ReadIdle = time.Minute
