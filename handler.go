@@ -61,7 +61,10 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, socket *websocke
 	}
 	if t.request.socket == nil && (len(t.search.attempts) > 0 || t.request.received.Begun()) {
 		// a handler that follows, by Caddy's intercept, must not send it once more, nor without its body
-		r.Body, r.ContentLength = replay.Gone{}, -1
+		r.Body = replay.Gone{}
+		if r.ContentLength == 0 { // for which proxies send no body. Any other length stays, for Caddy's metrics
+			r.ContentLength = -1
+		}
 	}
 	var a answer
 	if reply == nil {

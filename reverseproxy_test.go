@@ -70,6 +70,23 @@ func TestAHandlerAfterTheBackendsDoesNotHaveARequestExecutedAgain(t *testing.T) 
 	}
 }
 
+// TestCaddyKnowsTheSizeOfARequestThatWasServed holds although no later handler may read the body.
+func TestCaddyKnowsTheSizeOfARequestThatWasServed(t *testing.T) {
+	_, server := lbtest.Listen(t, "a")
+	address := lbtest.ServeAt(t, "metrics /metrics\nopenai_lb {\nbackend "+server.URL+"\n}", "metrics")
+	client := lbtest.NewClient(t)
+	lbtest.Post(client, "http://"+address+"/v1/x", strings.Repeat(" ", 100_000)).WantServed(t, "a")
+	const sum = `caddy_http_request_size_bytes_sum{code="200",handler="openai_lb",method="POST",server="srv0"} `
+	var size string
+	lbtest.WaitFor(t, func() (counted bool) { // which may be after the client has its reply
+		_, size, counted = strings.Cut(lbtest.Get(client, "http://"+address+"/metrics").Body, sum)
+		return counted
+	})
+	if !strings.HasPrefix(size, "100") {
+		t.Errorf("the request had %.6s… bytes, want 100,000 and its header", size)
+	}
+}
+
 func TestTwoReverseProxiesOfOneRequestDoNotMix(t *testing.T) {
 	_, serverA := lbtest.Listen(t, "a")
 	b, serverB := lbtest.Listen(t, "b")
