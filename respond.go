@@ -98,12 +98,15 @@ func removeHopByHop(header http.Header) {
 	}
 }
 
-// addFields adds the fields of a reply to those that handlers around this one have set.
+// addFields adds the fields of a reply to those that handlers around this one have set. A field without values, because
+// they had a key, is left out: for net/http's server, the name alone means that it must not set the field itself.
 func addFields(to, fields http.Header) {
 	for name, values := range fields {
-		if to[name] == nil {
+		switch {
+		case len(values) == 0:
+		case to[name] == nil:
 			to[name] = values[:len(values):len(values)] // handlers may append to it
-		} else {
+		default:
 			to[name] = append(to[name], values...)
 		}
 	}

@@ -153,6 +153,21 @@ func TestAReplyIsTheBackendsButForHeadersThatAreBetweenItAndUs(t *testing.T) {
 	})
 }
 
+// TestAFieldWithAKeyIsAsIfTheBackendHadNotSentIt includes those that net/http's server sets if there are none.
+func TestAFieldWithAKeyIsAsIfTheBackendHadNotSentIt(t *testing.T) {
+	const key = "sk-abcdefghijklmnop"
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\napi_key "+key+"\n}\n}", func(t *testing.T, w *lbtest.World) {
+		w.AllReply(lbtest.Says(400, "no", "Content-Type", "text/"+key, "Date", key, "X-Echo", key))
+		header := w.Post("{}").Header
+		if got := header.Get("Content-Type"); got != "text/plain; charset=utf-8" {
+			t.Errorf("Content-Type is %q", got)
+		}
+		if header.Get("Date") == "" || header["X-Echo"] != nil {
+			t.Errorf("Date is %q, X-Echo is %q", header["Date"], header["X-Echo"])
+		}
+	})
+}
+
 func TestAnErrorsReplyReachesTheClientWhole(t *testing.T) {
 	long := strings.Repeat("why ", 100<<10/4) // more than is read to judge it
 	lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
