@@ -181,7 +181,7 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 		out.Interims, out.Client = nil, nil
 	}
 	if openaiapi.IsHandshake(q.incoming) {
-		openaiapi.SetUpgrade(out.Header, q.incoming.Header)
+		openaiapi.SetUpgrade(out.Header, "websocket")
 	}
 	b.watchSilence(q, s, out)
 	if to.TraceContext {

@@ -210,7 +210,7 @@ func (b *balancer) respondUpgrade(t *transaction, reply *attempt.Reply, res *htt
 		w := t.request.writer
 		upgrade := res.Header.Get("Upgrade")
 		removeHopByHop(res.Header)
-		openaiapi.SetUpgrade(res.Header, http.Header{"Upgrade": {upgrade}})
+		openaiapi.SetUpgrade(res.Header, upgrade)
 		if accept, ok := res.Header["Sec-Websocket-Accept"]; ok {
 			delete(res.Header, "Sec-Websocket-Accept")
 			res.Header["Sec-WebSocket-Accept"] = accept //nolint:canonicalheader // as RFC 6455 spells it

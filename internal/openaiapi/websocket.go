@@ -21,10 +21,10 @@ func IsHandshake(r *http.Request) bool {
 		httpguts.HeaderValuesContainsToken(r.Header["Connection"], "Upgrade")
 }
 
-// SetUpgrade makes out, a header for a backend, that of a handshake like the client's. Some servers know the fields of
-// WebSockets only in the spelling of RFC 6455.
-func SetUpgrade(out, client http.Header) {
-	out["Connection"], out["Upgrade"] = []string{"Upgrade"}, []string{client.Get("Upgrade")}
+// SetUpgrade makes a header that of a handshake, or of the answer to one, that names the protocol. Some servers know the
+// fields of WebSockets, and the protocol's name, only in the spelling of RFC 6455.
+func SetUpgrade(out http.Header, protocol string) {
+	out["Connection"], out["Upgrade"] = []string{"Upgrade"}, []string{protocol}
 	for name, usual := range map[string]string{
 		"Sec-Websocket-Extensions": "Sec-WebSocket-Extensions",
 		"Sec-Websocket-Key":        "Sec-WebSocket-Key",

@@ -231,6 +231,19 @@ func TestOnlyAGetWithoutABodyOpensAWebSocket(t *testing.T) {
 	}
 }
 
+// TestABackendGetsTheProtocolAsRFC6455SpellsIt holds that whatever the case in which a client names it.
+func TestABackendGetsTheProtocolAsRFC6455SpellsIt(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
+		w.AllReply(upgrades)
+		r := upgrade(w, "/v1/realtime?model=m")
+		r.Header.Set("Upgrade", "WebSocket")
+		open(t, w.Client.Transport, r).wantOpen(t, "a")
+		if got := w.Backends["a"].Received()[0].Request.Header.Get("Upgrade"); got != "websocket" {
+			t.Errorf("the backend is asked for %q", got)
+		}
+	})
+}
+
 // TestAnExtendedConnectIsRefused sends one whose stream goes on, and one whose stream has ended.
 func TestAnExtendedConnectIsRefused(t *testing.T) {
 	lbtest.WithExtendedConnect(t, func(t *testing.T) {
