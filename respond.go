@@ -120,10 +120,6 @@ func write(w http.ResponseWriter, res *http.Response, begun bool) error {
 	delete(header, "Server") // a proxy says Via instead, also with the answers of its own
 	header["Via"] = append(header["Via"], via(res))
 	addFields(header, res.Header)
-	announced := len(res.Trailer)
-	for name := range res.Trailer {
-		header.Add("Trailer", name)
-	}
 	closes := true // unless a handler around this one panics
 	defer func() {
 		if closes {
@@ -149,11 +145,8 @@ func write(w http.ResponseWriter, res *http.Response, begun bool) error {
 	if err := controller.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return err
 	}
-	for name, values := range res.Trailer {
-		if len(res.Trailer) != announced { // some were not
-			name = http.TrailerPrefix + name
-		}
-		header[name] = append(header[name], values...)
+	for name, values := range res.Trailer { // none was announced: they are added when the body is closed
+		header[http.TrailerPrefix+name] = values
 	}
 	return nil
 }
