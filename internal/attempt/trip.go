@@ -91,9 +91,9 @@ func (t *trip) begin(ctx context.Context) {
 // (hosts.go): the reverseproxy.DialInfo in the context, and in Caddy's variables
 // whether a connection has to be one of HTTP/1.1 or goes through a proxy.
 const (
-	dialInfo      caddy.CtxKey = "reverse_proxy.dial_info"
-	onlyHTTP1                  = "reverse_proxy.tls_h1_only"
-	outgoingProxy              = "reverse_proxy.proxy"
+	dialInfo      = caddy.CtxKey("reverse_proxy.dial_info")
+	onlyHTTP1     = "reverse_proxy.tls_h1_only"
+	outgoingProxy = "reverse_proxy.proxy"
 )
 
 // tripKey is the key under which a context that was made of a trip has the trip.
