@@ -82,9 +82,10 @@ type ahead struct {
 	pending chan readAhead
 	// rest was read after that: it may be the beginning of a secret.
 	rest []byte
-	// late is the client's response, if the client gets it while a read is pending,
-	// which may still add trailers to the backend's.
-	late *http.Response
+	// copied is the response as it was before the first pending read, which may
+	// add trailers to the backend's. late is the same one, if the client gets it
+	// while a read is pending.
+	copied, late *http.Response
 }
 
 type readAhead struct {
@@ -123,6 +124,9 @@ func (b *body) nextRead() []byte {
 // readMore reads ahead until some of the body is there. It reports false if
 // the time was up before.
 func (b *body) readMore(timeout <-chan time.Time) bool {
+	if b.copied == nil {
+		b.copied = new(*b.response)
+	}
 	b.pending = make(chan readAhead, 1)
 	go func(pending chan<- readAhead, buf []byte) {
 		n, err := b.read(buf)

@@ -212,9 +212,8 @@ func (b *body) forClient(res *http.Response) *http.Response {
 	if b.pending == nil {
 		return res
 	}
-	client := *res
-	b.late = &client
-	return &client
+	b.late = b.copied
+	return b.late
 }
 
 // readWhole reads ahead all of a body that is of this length.
