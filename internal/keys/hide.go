@@ -1,6 +1,7 @@
 package keys
 
 import (
+	"bytes"
 	"io"
 	"net/http"
 	"slices"
@@ -142,8 +143,8 @@ func (b *starredBody) Read(p []byte) (int, error) {
 }
 
 // star stars the secrets in held, and stops where one may begin of which the end was not
-// read yet. Each byte of each reply passes here, so it looks at two bytes before it tries
-// to match.
+// read yet. Each byte of each reply passes here, so it skips what can begin no secret, and
+// looks at two bytes before it tries to match.
 func (b *starredBody) star() {
 	if len(b.secrets) == 0 {
 		b.ready = len(b.held)
@@ -153,7 +154,15 @@ func (b *starredBody) star() {
 	for _, secret := range b.secrets {
 		begins[secret[0]] = true
 	}
-	for ; b.ready < len(b.held); b.ready++ {
+	var next candidates
+	for near := b.ready; b.ready < len(b.held); b.ready++ {
+		if b.ready >= near {
+			at := next.after(b.held, b.ready, b.secrets)
+			b.ready, near = max(b.ready, at-(beginning-1)), at+1
+			if b.ready == len(b.held) {
+				break
+			}
+		}
 		first := b.held[b.ready]
 		if !begins[first] {
 			continue // as nearly always
@@ -176,6 +185,58 @@ func (b *starredBody) star() {
 			case n > 0 && b.err == nil:
 				return
 			}
+		}
+	}
+}
+
+// beginning is how much of a secret is looked for at first.
+const beginning = 4
+
+// candidates finds where a secret may be in a text: each one contains the beginning of the
+// secret as it is, or an encoder within that, or is cut off within it at the end of the text.
+// It remembers where each of these comes next, so that the text is searched once for each.
+// The zero candidates has looked nowhere.
+type candidates struct {
+	// at are the next offsets plus one: of encoders, and of the first few secrets.
+	at [8]int
+}
+
+// after returns the first candidate from an offset on, or the length of the text.
+func (c *candidates) after(text []byte, from int, secrets Secrets) int {
+	if len(encoders)+len(secrets) > len(c.at) {
+		return from // each byte is one
+	}
+	first := len(text)
+	for i := range len(encoders) + len(secrets) {
+		if c.at[i] <= from { // behind, or not known yet
+			n := -1
+			if i < len(encoders) {
+				n = bytes.IndexByte(text[from:], encoders[i])
+			} else if secret := secrets[i-len(encoders)]; len(secret) >= beginning {
+				n = indexOf(text[from:], secret[:beginning])
+			} else {
+				n = 0
+			}
+			if n < 0 {
+				n = len(text) - from
+			}
+			c.at[i] = from + n + 1
+		}
+		first = min(first, c.at[i]-1)
+	}
+	return first
+}
+
+// indexOf is bytes.Index for a text that is no slice of bytes.
+func indexOf(text []byte, word string) int {
+	for from := 0; ; {
+		n := bytes.IndexByte(text[from:], word[len(word)-1])
+		if n < 0 {
+			return -1
+		}
+		from += n + 1
+		if begin := from - len(word); begin >= 0 && string(text[begin:from]) == word {
+			return begin
 		}
 	}
 }
