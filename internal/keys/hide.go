@@ -209,13 +209,11 @@ func (c *candidates) after(text []byte, from int, secrets Secrets) int {
 	first := len(text)
 	for i := range len(encoders) + len(secrets) {
 		if c.at[i] <= from { // behind, or not known yet
-			n := -1
+			var n int // of a secret that is shorter than a beginning, each byte may be the first
 			if i < len(encoders) {
 				n = bytes.IndexByte(text[from:], encoders[i])
 			} else if secret := secrets[i-len(encoders)]; len(secret) >= beginning {
 				n = indexOf(text[from:], secret[:beginning])
-			} else {
-				n = 0
 			}
 			if n < 0 {
 				n = len(text) - from
