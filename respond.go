@@ -80,6 +80,22 @@ func (b *balancer) commit(t *transaction, r *attempt.Reply, now time.Time) *http
 	return res
 }
 
+// lingering is for how long the rest of an upload is read after its answer, as net/http's server does.
+const lingering = 500 * time.Millisecond
+
+// answerUpload lets the answer go out although the client has not sent all of its body. Over HTTP/1.1, net/http's server
+// would first wait for the rest, which may never come. The rest is read for a while after the answer, because a
+// connection that is closed with bytes unread is reset, and with that the client may lose the answer.
+func answerUpload(w http.ResponseWriter, r *http.Request) {
+	if r.ProtoMajor != 1 {
+		return
+	}
+	controller := http.NewResponseController(w) // not all writers have these methods
+	_ = controller.EnableFullDuplex()
+	_ = controller.SetReadDeadline(time.Now().Add(lingering))
+	w.Header()["Connection"] = []string{"close"}
+}
+
 // hopByHop are the fields that are about one connection (RFC 9110 section 7.6.1), and Alt-Svc, which would lead clients
 // past the balancer.
 var hopByHop = []string{

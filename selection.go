@@ -209,8 +209,7 @@ func (s *search) decide(r *attempt.Reply, j judgement) step {
 func (s *search) refuse(r *attempt.Reply, refusal *apierror.Error) {
 	r.Discard()
 	if r.Upload().Stalled() && !r.Upload().Ended() {
-		// net/http's server sends no answer while the body is being read
-		_ = http.NewResponseController(s.request.writer).SetReadDeadline(time.Now()) // not all writers have one
+		answerUpload(s.request.writer, s.request.incoming)
 	}
 	s.own = refusal.Answer(s.request.asked)
 }

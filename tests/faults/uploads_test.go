@@ -3,6 +3,7 @@ package faults
 import (
 	"bufio"
 	"bytes"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -153,6 +154,40 @@ func TestAnUploadThatItsClientStallsIsTheClientsFault(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A connection that is closed before the rest of an upload was read is reset,
+// and with that the client may lose the answer.
+func TestAnUploadIsReadAfterItsAnswer(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a\nrequest_buffers 100KiB\n}", func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(takesAnUpload(20*time.Second, ""))
+		conn, err := w.Dial(t.Context(), "", "lb:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		answers := make(chan *http.Response, 1)
+		go func() {
+			res, _ := http.ReadResponse(bufio.NewReader(conn), nil)
+			answers <- res
+		}()
+		send := func(parts ...string) {
+			for _, part := range parts {
+				if _, err := io.WriteString(conn, part); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		part := lbtest.Noise(200 << 10)
+		send("POST /v1/files HTTP/1.1\r\nHost: lb\r\nX-Early: a\r\nTransfer-Encoding: chunked\r\n\r\n", fmt.Sprintf("%x\r\n%s\r\n", len(part), part))
+		time.Sleep(40 * time.Second)
+		send("3\r\nxxx\r\n")
+		time.Sleep(100 * time.Millisecond)
+		send("0\r\n\r\n")
+		if res := <-answers; res == nil || res.StatusCode != http.StatusRequestTimeout || !res.Close {
+			t.Errorf("the client got %+v, want a 408 with which the connection ends", res)
+		}
+	})
 }
 
 func TestABackendThatStopsReadingAnUploadIsAtFault(t *testing.T) {
