@@ -375,7 +375,7 @@ func TestNothingIsLeftAfterShutdown(t *testing.T) {
 	a.CloseClientConnections()
 	other.CloseClientConnections()
 	e.CloseClientConnections()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for runtime.NumGoroutine() > before {
 		if time.Now().After(deadline) {
 			stacks := make([]byte, 1<<20)

@@ -34,7 +34,7 @@ func (r *replica) command(args ...string) string {
 func (r *replica) wantCommand(command string, texts ...string) {
 	r.t.Helper()
 	var got, lacks string
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for again := true; again; again = lacks != "" && time.Now().Before(deadline) {
 		got, lacks = r.command(strings.Fields(command)...), ""
 		for _, text := range texts {

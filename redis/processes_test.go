@@ -145,7 +145,7 @@ http://:%d {
 		<-read
 		r.process.Wait()
 	})
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for r.metric(ready) < 0 {
 		if time.Now().After(deadline) {
 			t.Fatal("a replica does not start")

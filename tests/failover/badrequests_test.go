@@ -55,7 +55,7 @@ func TestAmbiguousRequestsAreNotSmuggledPast(t *testing.T) {
 				io.WriteString(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: lb\r\nApi-Key: key-of-the-caller\r\n"+request)
 				conn.(*net.TCPConn).CloseWrite()
 			}()
-			conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+			conn.SetReadDeadline(time.Now().Add(2 * time.Minute))
 			var statuses []int
 			for replies := bufio.NewReader(conn); ; {
 				res, err := http.ReadResponse(replies, nil)

@@ -132,7 +132,7 @@ func TestAReloadClosesWebSockets(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		socket.SetDeadline(time.Now().Add(20 * time.Second))
+		socket.SetDeadline(time.Now().Add(2 * time.Minute))
 		return socket
 	}
 	silent, talks := open(), open()
