@@ -29,10 +29,9 @@ type kept struct {
 	background ledger.Left[meter.Reservation]
 	logger     atomic.Pointer[zap.Logger]
 	saver      *pools.Saver
-	// folder has the files of the pool, and earlier is the file of releases that had one for all processes. old are
-	// files to be removed after the next save.
-	folder, earlier string
-	old             []string
+	// folder has the files of the pool, and old are those to be removed after the next save.
+	folder string
+	old    []string
 	// reports gets the marks that the use of limits has reached.
 	reports atomic.Pointer[func(meter.Crossing)]
 }
@@ -40,16 +39,13 @@ type kept struct {
 // savedUse is what is saved.
 type savedUse struct {
 	Writers meter.SavedUse `json:"writers,omitempty"`
-	// Callers are what an earlier release has saved, by the callers' names.
-	Callers map[string]meter.SavedFigures `json:"callers,omitempty"`
 }
 
 // unwritten is after which time a file is removed, if its process has not written it.
 const unwritten = time.Hour
 
 func newKept(pool string) *kept {
-	name := url.PathEscape(pool)
-	k := &kept{folder: "openai_lb/use/" + name, earlier: "openai_lb/callers_" + name}
+	k := &kept{folder: "openai_lb/use/" + url.PathEscape(pool)}
 	k.meters, k.saver = meter.NewCallers(k.crossed), pools.NewSaver(k.load, k.store)
 	return k
 }
@@ -83,7 +79,7 @@ func (k *kept) load(ctx context.Context, storage certmagic.Storage) error {
 		return &pools.StorageError{What: "could not read saved use of callers", Key: k.folder, Err: err}
 	}
 	k.old = nil
-	for _, key := range append(keys, k.earlier) {
+	for _, key := range keys {
 		text, err := storage.Load(ctx, key)
 		var saved savedUse
 		switch {
@@ -96,12 +92,9 @@ func (k *kept) load(ctx context.Context, storage certmagic.Storage) error {
 			k.logger.Load().Error("could not read saved use of callers, going on without it", zap.String("key", key), zap.Error(err))
 			continue
 		}
-		if saved.Callers != nil {
-			saved.Writers = meter.SavedUse{"an earlier release": {Named: saved.Callers}}
-		}
 		now := time.Now()
 		k.meters.Restore(now, saved.Writers)
-		if info, err := storage.Stat(ctx, key); key == k.earlier || err == nil && now.Sub(info.Modified) > unwritten {
+		if info, err := storage.Stat(ctx, key); err == nil && now.Sub(info.Modified) > unwritten {
 			k.old = append(k.old, key)
 		}
 	}

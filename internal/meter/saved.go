@@ -1,6 +1,7 @@
 package meter
 
 import (
+	"encoding/hex"
 	"encoding/json"
 	"hash/maphash"
 	"maps"
@@ -18,8 +19,24 @@ type SavedUse map[string]*SavedCallers
 
 // SavedCallers are the callers that a writer knows, by name, or by id if this process does not know the name.
 type SavedCallers struct {
-	Named   map[string]SavedFigures   `json:"callers,omitempty"`
-	Unnamed map[CallerID]SavedFigures `json:"unnamed,omitempty"`
+	Named   map[string]SavedFigures `json:"callers,omitempty"`
+	Unnamed map[string]SavedFigures `json:"unnamed,omitempty"`
+}
+
+// UnmarshalJSON implements json.Unmarshaler. It leaves out writers that are not valid.
+func (u *SavedUse) UnmarshalJSON(text []byte) error {
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(text, &all); err != nil {
+		return err
+	}
+	*u = make(SavedUse, len(all))
+	for writer, text := range all {
+		var c SavedCallers
+		if json.Unmarshal(text, &c) == nil {
+			(*u)[writer] = &c
+		}
+	}
+	return nil
 }
 
 // SavedFigures are those of a caller.
@@ -62,13 +79,13 @@ func (cs *Callers) Save(now time.Time) SavedUse {
 		for writer, figures := range c.save(now, cs.writer) {
 			of := saved[writer]
 			if of == nil {
-				of = &SavedCallers{Named: make(map[string]SavedFigures), Unnamed: make(map[CallerID]SavedFigures)}
+				of = &SavedCallers{Named: make(map[string]SavedFigures), Unnamed: make(map[string]SavedFigures)}
 				saved[writer] = of
 			}
 			if isNamed {
 				of.Named[name] = figures
 			} else {
-				of.Unnamed[c.id] = figures
+				of.Unnamed[hex.EncodeToString(c.id[:])] = figures
 			}
 		}
 	}
@@ -84,7 +101,11 @@ func (cs *Callers) Restore(now time.Time, saved SavedUse) {
 		for name, figures := range callers.Named {
 			cs.Get(now, name).restore(now, writer, figures)
 		}
-		for id, figures := range callers.Unnamed {
+		for text, figures := range callers.Unnamed {
+			var id CallerID
+			if id.UnmarshalText([]byte(text)) != nil {
+				continue
+			}
 			if c := cs.heardOf(now, id); c != nil {
 				c.restore(now, writer, figures)
 			}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"path"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -123,13 +124,25 @@ func TestARestartDoesNotUndoAReset(t *testing.T) {
 	})
 }
 
-// renamed has one file, whatever its key.
+// renamed keeps the files of all pools in one folder.
 type renamed struct{ certmagic.Storage }
 
-func (s renamed) Load(ctx context.Context, _ string) ([]byte, error) {
-	return s.Storage.Load(ctx, "file")
+func (s renamed) List(ctx context.Context, folder string, _ bool) ([]string, error) {
+	keys, err := s.Storage.List(ctx, "use", false)
+	for i := range keys {
+		keys[i] = path.Join(folder, path.Base(keys[i]))
+	}
+	return keys, err
 }
 
-func (s renamed) Store(ctx context.Context, _ string, value []byte) error {
-	return s.Storage.Store(ctx, "file", value)
+func (s renamed) Load(ctx context.Context, key string) ([]byte, error) {
+	return s.Storage.Load(ctx, path.Join("use", path.Base(key)))
+}
+
+func (s renamed) Store(ctx context.Context, key string, value []byte) error {
+	return s.Storage.Store(ctx, path.Join("use", path.Base(key)), value)
+}
+
+func (s renamed) Stat(ctx context.Context, key string) (certmagic.KeyInfo, error) {
+	return s.Storage.Stat(ctx, path.Join("use", path.Base(key)))
 }
