@@ -139,7 +139,7 @@ func (b *balancer) attempt(q *request, s *search, bill *bill) *attempt.Reply {
 	if a.credential, err = credentials.Credential(ctx); err != nil {
 		return attempt.Unsent(err)
 	}
-	r := b.sender.Send(b.outgoing(q, s, bill))
+	r := b.send(q, s, bill)
 	if r.Status == http.StatusUnauthorized && r.Class != verdict.NotPermitted {
 		if renewed, ok := credentials.Renew(ctx, a.credential, r.AboutAudience); ok && r.Upload().Abandon() {
 			r.Discard()
@@ -147,7 +147,7 @@ func (b *balancer) attempt(q *request, s *search, bill *bill) *attempt.Reply {
 				c.Write(zap.String("backend", a.target.Name))
 			}
 			a.credential = renewed
-			r = b.sender.Send(b.outgoing(q, s, bill))
+			r = b.send(q, s, bill)
 		}
 	}
 	switch {
@@ -159,8 +159,15 @@ func (b *balancer) attempt(q *request, s *search, bill *bill) *attempt.Reply {
 	return r
 }
 
+// send sends the request of an attempt, and watches the backend's silence.
+func (b *balancer) send(q *request, s *search, bill *bill) *attempt.Reply {
+	out := b.outgoing(q, s, bill)
+	b.watchSilence(q, s, out)
+	return b.sender.Send(out)
+}
+
 // outgoing is the request of an attempt: the client's, with the backend's address, its credential, its headers, its path
-// and the model in its body. It also starts the watch for silence.
+// and the model in its body.
 func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request {
 	a := s.attempts.last()
 	to := a.target.backend
@@ -183,7 +190,6 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 	if openaiapi.IsHandshake(q.incoming) {
 		openaiapi.SetUpgrade(out.Header, "websocket")
 	}
-	b.watchSilence(q, s, out)
 	if to.TraceContext {
 		a.span.Inject(out.Header)
 	}

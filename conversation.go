@@ -57,11 +57,12 @@ func (c *conversation) next() *response {
 	now, q, last := time.Now(), &c.handshake.request, c.handshake.search.attempts.last()
 	r := &response{balancer: c.balancer}
 	r.request = request{
-		Request: q.Request, incoming: q.incoming, asked: q.asked, writer: q.writer, started: now, placement: affinity.Anywhere,
+		Request: q.Request, incoming: q.incoming, asked: q.asked, writer: q.writer, started: now,
 		caller: q.caller, entitled: q.entitled, anonymous: q.anonymous, inSession: q.Kind.IsHandshake(),
 	}
 	r.request.Kind, r.outcome.status = openaiapi.Inference, http.StatusOK
 	r.wait.queues = c.balancer.waiting
+	r.search.placement = affinity.Anywhere
 	r.search.begin(c.balancer, &r.request, &r.wait, 0)
 	r.search.attempts = append(r.search.attempts, attemptRecord{
 		target: last.target, started: now, deployment: last.deployment, counted: true,
@@ -161,10 +162,10 @@ func (c *conversation) Create(text []byte) (begun websocket.Response, instead []
 		own.Response = apierror.NotProcessed.Response(q.asked)
 	}
 	if own.Response == nil && !q.inSession {
-		if own = c.findAccounts(q, c.balancer.targets); own.Response == nil && (!to.Takes(&q.Request, q.anonymous) || !q.placement.Allows(to.AccountKey)) {
+		r.search.placement, own = c.findAccounts(q, c.balancer.targets)
+		if own.Response == nil && (!to.Takes(&q.Request, q.anonymous) || !r.search.placement.Allows(to.AccountKey)) {
 			own = apierror.AnotherWebSocket.Answer(q.asked)
 		}
-		r.search.placement = q.placement
 		u := *q.asked.URL
 		_, changes := to.Direct(&u, make(http.Header), &q.Request, q.Route)
 		if instead = q.Body.With(text, changes); len(instead) == 1 {

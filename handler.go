@@ -20,8 +20,9 @@ import (
 )
 
 // transaction has the values of one request, each of which is made by one stage
-// and read by those after it: read makes the request and the bill, fetch the
-// search, and respond the outcome. What needs only some of them gets only these.
+// and read by those after it: read makes the request, the bill and the placement
+// from which the search sets out, fetch the search, and respond the outcome. A
+// function that needs only some of them gets only these.
 type transaction struct {
 	reader  *reader
 	request request
@@ -99,9 +100,9 @@ func (b *balancer) fetch(t *transaction) (*attempt.Reply, apierror.Answer) {
 func (t *transaction) begin(w http.ResponseWriter, r *http.Request, socket *websocket.Client) {
 	q := &t.request
 	q.incoming, q.asked, q.writer, q.socket = r, r, w, socket
-	q.started, q.placement = time.Now(), affinity.Anywhere
+	q.started = time.Now()
 	q.credentials, q.query = keys.Read(r.Header, r.URL.RawQuery)
-	t.search.placement, t.search.wait = q.placement, &t.wait
+	t.search.placement, t.search.wait = affinity.Anywhere, &t.wait
 }
 
 // limitAttempts sets how many backends may be tried for a request, and until when: no

@@ -124,7 +124,8 @@ func (d *reader) read(b *balancer, t *transaction) (own apierror.Answer) {
 	if own = d.limit(b, t); own != (apierror.Answer{}) {
 		return own
 	}
-	return d.findAccounts(q, b.targets)
+	t.search.placement, own = d.findAccounts(q, b.targets)
+	return own
 }
 
 // enter opens the WebSocket of a client, and reads its first message, which is the request: it names the model and what
@@ -289,10 +290,10 @@ func (d *reader) limit(b *balancer, t *transaction) (own apierror.Answer) {
 	return own
 }
 
-// findAccounts finds out which accounts may get the request. It returns the answer if none may. A list is the first account's.
-func (d *reader) findAccounts(q *request, targets []*target) (own apierror.Answer) {
+// findAccounts returns which accounts may get the request, or the answer if none may. A list is the first account's.
+func (d *reader) findAccounts(q *request, targets []*target) (accounts *affinity.Placement, own apierror.Answer) {
 	if q.Body.TooManyIDs() {
-		return apierror.TooManyIDs(openaiapi.MaxIDs).Answer(q.asked)
+		return affinity.Anywhere, apierror.TooManyIDs(openaiapi.MaxIDs).Answer(q.asked)
 	}
 	r := &affinity.Request{
 		Method: q.asked.Method, Operation: q.Route.Operation, RawQuery: q.asked.URL.RawQuery,
@@ -302,19 +303,19 @@ func (d *reader) findAccounts(q *request, targets []*target) (own apierror.Answe
 	if !q.received.Whole() {
 		r.CutAt = d.buffers
 	}
-	placement, refusal, refused := q.entitled.Affinity.Place(r)
+	accounts, refusal, refused := q.entitled.Affinity.Place(r)
 	if refused {
-		return refusal.Answer(q.asked)
+		return affinity.Anywhere, refusal.Answer(q.asked)
 	}
-	if q.placement = placement; placement.IsList() {
-		settleList(q, targets)
+	if accounts.IsList() {
+		settleList(accounts, q, targets)
 	}
-	return own
+	return accounts, own
 }
 
-// settleList has a list come from the first account by priority, or from the
+// settleList makes a list come from the first account by priority, or from the
 // account where objects without a model are made.
-func settleList(q *request, targets []*target) {
+func settleList(accounts *affinity.Placement, q *request, targets []*target) {
 	var first *target
 	for _, t := range targets {
 		if !q.entitled.May[t.Index] || !t.backend.Takes(&q.Request, q.anonymous) {
@@ -325,7 +326,7 @@ func settleList(q *request, targets []*target) {
 		}
 	}
 	if first != nil {
-		q.placement.Settle(first.backend.AccountKey)
+		accounts.Settle(first.backend.AccountKey)
 	}
 }
 

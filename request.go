@@ -51,9 +51,6 @@ type request struct {
 	// is chosen, and of which the request is a message. It is nil for other
 	// requests.
 	socket *websocket.Client
-	// placement is which accounts may get the request at first. The search goes
-	// on from there.
-	placement *affinity.Placement
 	// session is the key of the request's affinity in the pool.
 	session uint64
 	// prompt is the beginning of the prompt, which a backend may have cached.

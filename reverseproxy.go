@@ -48,7 +48,8 @@ func (s *Selection) requestOf(upstreams reverseproxy.UpstreamPool, r *http.Reque
 	p := &proxiedRequest{group: s.groupOf(upstreams), selection: s}
 	q := &p.request
 	q.incoming, q.asked, q.writer, q.started = r, r, w, time.Now()
-	q.placement, q.entitled, q.maxAttempts = affinity.Anywhere, p.group.entitled, s.maxAttempts
+	q.entitled, q.maxAttempts = p.group.entitled, s.maxAttempts
+	p.search.placement = affinity.Anywhere
 	if s.tryDuration > 0 {
 		q.deadline = q.started.Add(s.tryDuration)
 	}

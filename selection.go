@@ -48,7 +48,8 @@ type search struct {
 	tier int
 	// wait is the request's wait for a limit of its caller and for a backend.
 	wait *wait
-	// placement is which accounts may get the request now.
+	// placement is which accounts may get the request. It begins with what was
+	// found out when the request was read, and changes with what the accounts reply.
 	placement *affinity.Placement
 
 	// attempts are those made, including the one in progress. firstAttempt has
@@ -130,7 +131,7 @@ func (k *keptReply) take() *http.Response {
 
 // begin makes the search ready for its first attempt.
 func (s *search) begin(b *balancer, q *request, w *wait, tier int) {
-	s.balancer, s.request, s.wait, s.tier, s.placement = b, q, w, tier, q.placement
+	s.balancer, s.request, s.wait, s.tier = b, q, w, tier
 	s.attempts = s.firstAttempt[:0]
 }
 
