@@ -39,6 +39,11 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 	return h, nil
 }
 
+// insteadOfProxy is what to write instead of a block of reverse_proxy's options.
+const insteadOfProxy = "'transport http' has the options of connections, 'header' in a backend replaces header_up, " +
+	"Caddy's directives 'header' and 'intercept' replace header_down and handle_response, " +
+	"and 'health_uri' in a backend replaces active health checks"
+
 // UnmarshalCaddyfile sets up the handler from Caddyfile tokens. The comment of each option has its syntax, and docs/options.md has all of
 // it. Every option but backend, header, model, client_key, caller, tier, and the requests and tokens of a caller or a tier may be given once.
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
@@ -77,6 +82,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 			_, err := attempt.DecodeTransport(h.TransportRaw)
 			return err
 		}),
+		"reverse_proxy": directive.Refused(insteadOfProxy),
 	}.Check(func() error {
 		return h.checkAffinity(h.namesCallers())
 	}))

@@ -220,12 +220,6 @@ func (*Transport) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
-// UnmarshalJSON implements json.Unmarshaler.
-func (t *Transport) UnmarshalJSON(data []byte) error {
-	type options Transport
-	return directive.UnmarshalJSON(data, (*options)(t))
-}
-
 // UnmarshalCaddyfile sets up the transport from Caddyfile tokens. Syntax:
 //
 //	transport openai_lb {

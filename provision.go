@@ -17,7 +17,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
-	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
@@ -33,12 +32,6 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 		ID:  "http.handlers.openai_lb",
 		New: func() caddy.Module { return new(Handler) },
 	}
-}
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (h *Handler) UnmarshalJSON(data []byte) error {
-	type options Handler
-	return directive.UnmarshalJSON(data, (*options)(h))
 }
 
 // Provision sets up the handler. It makes no request and starts no goroutine.

@@ -60,12 +60,6 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	})
 }
 
-// UnmarshalJSON reads the options. An option of earlier versions is an error that says what applies instead.
-func (h *Handler) UnmarshalJSON(data []byte) error {
-	type options Handler
-	return directive.UnmarshalJSON(data, (*options)(h))
-}
-
 // addFault adds a fault as the Caddyfile has it.
 func (h *Handler) addFault(args []string) (err error) {
 	f, times := Fault{Action: args[0]}, args[1:]

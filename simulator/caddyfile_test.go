@@ -8,8 +8,6 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	_ "github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy" // its directive
-
-	"github.com/openai-lb/caddy-openai-lb/simulator/internal/limits"
 )
 
 func TestACaddyfileBecomesTheSameJSON(t *testing.T) {
@@ -138,40 +136,6 @@ func TestACaddyfileIsRefusedByLineAndValue(t *testing.T) {
 				t.Errorf("the error shows a key: %s", err)
 			}
 		})
-	}
-}
-
-// TestTheOptionsOfEarlierVersionsSayWhatAppliesInstead has all options, styles and faults of 0.1.0 that are gone.
-func TestTheOptionsOfEarlierVersionsSayWhatAppliesInstead(t *testing.T) {
-	for option, instead := range map[string]string{
-		"region Sweden":            "always have 'x-ms-region: " + limits.Region + "'",
-		"request_window 1s":        "windows of 10s",
-		"status_path /status":      "at " + statusPath,
-		"input_tpm_per_ptu 3000":   "2500 input tokens per minute",
-		"output_ratio 8":           "four input tokens",
-		"hints garbage":            "'hints azure_none'",
-		"hints negative":           "'hints azure_neg1'",
-		"fault early_429":          "'fault status:429'",
-		"fault no_done 3":          "'fault truncate_eof:<n>'",
-		"fault null_error_chunk 3": "'fault sse_error_first:<type>:<code>'",
-		"fault comments":           "sends events only",
-	} {
-		words := strings.Fields(option)
-		gone := words[0]
-		if gone == "hints" || gone == "fault" {
-			gone += " " + words[1]
-		} else {
-			err := json.Unmarshal([]byte(`{"`+gone+`":1}`), new(Handler))
-			if err == nil || !strings.Contains(err.Error(), gone+" is no longer an option: ") || !strings.Contains(err.Error(), instead) {
-				t.Errorf("%s in JSON: got %v, want it to say %q", gone, err, instead)
-			}
-		}
-		err := new(Handler).UnmarshalCaddyfile(caddyfile.NewTestDispenser("openai_simulator {\nname eus\n" + option + "\n}"))
-		for _, want := range []string{"Testfile:3", gone + " is no longer an option: ", instead} {
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%s: got %v, want it to say %q", option, err, want)
-			}
-		}
 	}
 }
 

@@ -3,11 +3,8 @@ package admin
 import (
 	"fmt"
 	"path/filepath"
-	"strings"
 
 	"github.com/spf13/cobra"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 )
 
 // importCommand returns the command import.
@@ -28,7 +25,7 @@ litellm reads the file of LiteLLM's proxy, or the values of its Helm chart. With
 and check it with 'caddy openai-lb check'. Microsoft's sample openai-aca-lb needs no
 import: the option backends_from_env reads its variables.
 `,
-		Args: goneOrNone, SilenceUsage: true,
+		Args: cobra.NoArgs, SilenceUsage: true,
 		RunE: func(command *cobra.Command, _ []string) error { return command.Help() },
 	}
 	litellm := &cobra.Command{
@@ -53,12 +50,4 @@ import: the option backends_from_env reads its variables.
 	litellm.Flags().Bool("helm", false, "Print values for the Helm chart instead of a Caddyfile")
 	command.AddCommand(litellm)
 	return command
-}
-
-// goneOrNone allows no arguments. One that named a command of an earlier version gets what applies instead.
-func goneOrNone(command *cobra.Command, args []string) error {
-	if err := directive.Gone("openai-lb import " + strings.Join(args, " ")); err != nil {
-		return err
-	}
-	return cobra.NoArgs(command, args)
 }

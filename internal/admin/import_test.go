@@ -139,16 +139,6 @@ func TestValuesForTheChartNameTheVariablesOfAFileWithoutAChart(t *testing.T) {
 	}
 }
 
-func TestTheImportOfACALBSaysWhatAppliesInstead(t *testing.T) {
-	const want = "openai-lb import aca-lb is no longer an option: the option backends_from_env reads the same variables"
-	if _, err := importOf(t, "aca-lb"); err == nil || err.Error() != want {
-		t.Errorf("got %v, want %s", err, want)
-	}
-	if _, err := importOf(t, "unknown"); err == nil || !strings.Contains(err.Error(), `unknown command "unknown"`) {
-		t.Errorf("got %v", err)
-	}
-}
-
 func TestAMistakeInALiteLLMFileNamesItsLine(t *testing.T) {
 	const good = "model_list:\n- model_name: a\n  litellm_params: {model: openai/a}\n"
 	for _, c := range []struct{ text, want string }{

@@ -2,7 +2,6 @@ package callers
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
@@ -96,10 +95,7 @@ func (c *Config) unmarshalTier(d *caddyfile.Dispenser) error {
 	}
 	who := "tier '" + t.Name + "'"
 	for _, word := range d.RemainingArgs() {
-		switch {
-		case strings.HasSuffix(word, "%"):
-			return d.Errf("%s: unexpected argument '%s', expected [default]: %w", who, word, directive.Gone("ceiling"))
-		case word != "default" || t.Default:
+		if word != "default" || t.Default {
 			return d.Errf("%s: unexpected argument '%s', expected [default]", who, word)
 		}
 		t.Default = true

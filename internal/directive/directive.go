@@ -33,11 +33,20 @@ type Option struct {
 	read       func(*caddyfile.Dispenser) error
 	repeatable bool
 	secret     bool // the arguments must not be shown
+	refused    bool // an error lists the options without it
 }
 
 // Func makes an option of a function that reads it. The function starts at the
 // name of the option. It reads the arguments, and the block if there is one.
 func Func(read func(d *caddyfile.Dispenser) error) Option { return Option{read: read} }
+
+// Refused makes an option that is always an error, which says what to write
+// instead.
+func Refused(instead string) Option {
+	return Option{refused: true, read: func(d *caddyfile.Dispenser) error {
+		return d.Errf("%s is not an option here: %s", d.Val(), instead)
+	}}
+}
 
 // Repeatable allows the option to be given more than once.
 func (o Option) Repeatable() Option {
@@ -102,13 +111,8 @@ func Block(d *caddyfile.Dispenser, parts ...Options) error {
 		name := d.Val()
 		option, ok := options[name]
 		if !ok {
-			if err := Gone(name); err != nil {
-				return d.WrapErr(err)
-			}
+			maps.DeleteFunc(options, func(_ string, o Option) bool { return o.refused })
 			return d.Errf("unrecognized option '%s': expected one of %s", name, strings.Join(slices.Sorted(maps.Keys(options)), ", "))
-		}
-		if err := goneValue(*d); err != nil {
-			return d.WrapErr(err)
 		}
 		if _, again := seen[name]; again && !option.repeatable {
 			return d.Errf("%s is given twice", name)

@@ -49,9 +49,8 @@ func checkPolicy(raw json.RawMessage) error {
 		// Its weights belong to positions, which change: it sees only the
 		// members that are available now.
 		return errors.New("lb_policy 'weighted_round_robin' is not available here: use the option weight of each backend or upstream instead")
-	default:
-		return directive.Gone("lb_policy " + name)
 	}
+	return nil
 }
 
 // PolicyName returns the name of a policy. It is empty if there is none.
