@@ -160,20 +160,18 @@ func (r refusals) whyNoneTakes(q *request, s *search) apierror.Error {
 
 // The values of ratelimit_headers: whose limits a reply names.
 const (
-	rateLimitsOfCaller  = "caller"
-	rateLimitsOfPool    = "pool"
-	rateLimitsOfBackend = "backend"
-	rateLimitsOff       = "off"
+	rateLimitsOfCaller = "caller"
+	rateLimitsOfPool   = "pool"
+	rateLimitsOff      = "off"
 )
 
-var rateLimitsOf = []string{rateLimitsOfCaller, rateLimitsOfPool, rateLimitsOfBackend, rateLimitsOff}
+var rateLimitsOf = []string{rateLimitsOfCaller, rateLimitsOfPool, rateLimitsOff}
 
 // setRateLimits makes the header of a reply say what ratelimit_headers wants.
 func (b *balancer) setRateLimits(t *transaction, header http.Header, now time.Time) {
 	switch b.rateLimits {
 	case rateLimitsOff:
 		quota.RemoveFields(header)
-	case rateLimitsOfBackend: // what came from it stays
 	case rateLimitsOfPool:
 		t.search.update(now)
 		b.Pool.Limits(&t.search.board, now).Set(header, t.request.isAzure())

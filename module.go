@@ -142,10 +142,9 @@ type Handler struct {
 
 	attempt.PassiveHealth
 
-	// RatelimitHeaders is whose limits the `x-ratelimit-*` of replies name: `caller`, `backend`, `pool` or `off`. Default:
-	// `caller`.
+	// RatelimitHeaders is whose limits the `x-ratelimit-*` of replies name: `caller`, `pool` or `off`. Default: `caller`.
 	//
-	//	ratelimit_headers caller|pool|backend|off
+	//	ratelimit_headers caller|pool|off
 	RatelimitHeaders string `json:"ratelimit_headers,omitempty"`
 
 	// ReadyPath is the path of readiness probes. Default: none.

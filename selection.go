@@ -836,7 +836,7 @@ func (s *Selection) groupOf(upstreams reverseproxy.UpstreamPool) *upstreamGroup 
 		backends = append(backends, b)
 	}
 	b := newBalancer(s.Pool, targets, nil, s.events)
-	b.settings = settings{policy: s.policy, rateLimits: rateLimitsOfBackend, fields: attempt.All{}}
+	b.settings = settings{policy: s.policy, fields: attempt.All{}}
 	if s.transport != nil {
 		b.sender = s.transport.sender
 	}

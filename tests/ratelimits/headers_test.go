@@ -125,11 +125,9 @@ func TestLimitsAreThoseOfTheBackendTheCallerOrNone(t *testing.T) {
 	}{
 		{"", ofBackend},
 		{"ratelimit_headers caller", ofBackend},
-		{"ratelimit_headers backend", ofBackend},
 		{"ratelimit_headers off", nil},
 		{ofCallers, ofAlice},
 		{ofCallers + "ratelimit_headers caller", ofAlice},
-		{ofCallers + "ratelimit_headers backend", ofBackend},
 		{ofCallers + "ratelimit_headers pool", ofBackend},
 		{ofCallers + "ratelimit_headers off", nil},
 	} {
@@ -158,7 +156,7 @@ func TestAllOfABackendsLimitsAreRemoved(t *testing.T) {
 }
 
 func TestACallersOwn429HasItsLimits(t *testing.T) {
-	for options, want := range map[string][]string{"": {"100", "99", "1m0s"}, "ratelimit_headers off": nil, "ratelimit_headers backend": nil} {
+	for options, want := range map[string][]string{"": {"100", "99", "1m0s"}, "ratelimit_headers off": nil} {
 		lbtest.InBubble(t, lbtest.InOrder("a", ofCallers+options), func(t *testing.T, w *lbtest.World) {
 			w.AllReply(lbtest.Throttled("20"))
 			got := post(w, openAI)
