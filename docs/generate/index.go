@@ -95,14 +95,17 @@ func namesInTheCode() []names {
 	}
 }
 
-// optionNames returns the options that files read from a Caddyfile.
+// optionNames returns the options that files read from a Caddyfile, without those that are always errors.
 func optionNames(files []*ast.File) map[string]bool {
 	options := make(map[string]bool)
 	for _, file := range files {
 		ast.Inspect(file, func(n ast.Node) bool {
 			if literal, ok := n.(*ast.CompositeLit); ok && isSelector(literal.Type, "directive", "Options") {
 				for _, element := range literal.Elts {
-					add(options, element.(*ast.KeyValueExpr).Key)
+					option := element.(*ast.KeyValueExpr)
+					if call, ok := option.Value.(*ast.CallExpr); !ok || !isSelector(call.Fun, "directive", "Refused") {
+						add(options, option.Key)
+					}
 				}
 			}
 			return true
