@@ -54,9 +54,12 @@ func (b *balancer) answerAfter(t *transaction, now time.Time) answer {
 			s.best.drop() // another account may have what the request names, which could not be asked now
 		}
 	}
-	if s.best.Response != nil && s.attempts[s.best.attempt].class == verdict.NotHere {
-		if s.update(now); b.Pool.Why(&s.board, now).Throttled != nil {
-			s.best.drop() // a backend that has it asks for a pause
+	if s.best.Response != nil {
+		switch s.attempts[s.best.attempt].class {
+		case verdict.NotHere, verdict.Loop:
+			if s.update(now); b.Pool.Why(&s.board, now).Throttled != nil {
+				s.best.drop() // a backend that may serve it asks for a pause
+			}
 		}
 	}
 	from := s.best.attempt

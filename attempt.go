@@ -202,6 +202,11 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 	}
 	openaiapi.AcceptReadable(out.Header)
 	out.Host, out.Change.Changes = to.Direct(&out.URL, out.Header, &q.Request, q.Route)
+	if to.Provider {
+		delete(out.Header, loopHeader)
+	} else {
+		b.loops.add(out.Header)
+	}
 	out.Change.AskUsage = q.caller.Name != "" && (to.StreamUsage == nil || *to.StreamUsage) && q.CanAskUsage()
 	if s.placement.Teaches() {
 		out.IDs = func(res *http.Response) attempt.IDReader {

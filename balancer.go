@@ -50,6 +50,8 @@ type settings struct {
 	fields attempt.Fields
 	// webSockets apply to all WebSockets.
 	webSockets websocket.Options
+	// loops recognizes the requests that come back.
+	loops loopMark
 }
 
 // target is a backend as the pool, a policy and Caddy's transport see it.

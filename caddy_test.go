@@ -50,12 +50,12 @@ func TestAPlainReverseProxyReachesItsUpstreamsByTLSAndByTheirName(t *testing.T) 
 	}
 }
 
-func TestABackendGetsNoHeaderBesidesTheClientsAndItsKey(t *testing.T) {
+func TestABackendGetsNoHeaderBesidesTheClientsItsKeyAndTheMarkOfTheBalancer(t *testing.T) {
 	a, server := lbtest.Listen(t, "a")
 	address := lbtest.ServeAt(t, "openai_lb {\nbackend "+server.URL+" {\napi_key key\n}\n}")
 	lbtest.Ask(lbtest.NewClient(t), "http://"+address+"/v1/chat/completions").WantServed(t, "a")
 	got := slices.Sorted(maps.Keys(a.Received()[0].Request.Header))
-	if want := []string{"Accept-Encoding", "Authorization", "Content-Length", "User-Agent"}; !slices.Equal(got, want) {
+	if want := []string{"Accept-Encoding", "Authorization", "Content-Length", "Openai-Lb-Loop", "User-Agent"}; !slices.Equal(got, want) {
 		t.Errorf("the backend gets %v, want %v", got, want)
 	}
 }

@@ -63,8 +63,11 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 		return
 	}
 	to, model := a.target, q.benchModel(a.target.backend)
-	if j.class == verdict.Throttled {
+	switch j.class {
+	case verdict.Throttled:
 		to.metrics.Throttled(string(r.Source))
+	case verdict.Loop:
+		b.logger.Looped(to.Name, now)
 	}
 	var rates verdict.Rates
 	if r.Response != nil && !to.backend.Credentials.Passthrough { // the limits would be the caller's

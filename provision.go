@@ -190,7 +190,7 @@ func (h *Handler) newBalancer(ctx caddy.Context, policy reverseproxy.Selector) (
 	b.Pool.Watches = h.Silence == nil || *h.Silence
 	b.Pool.Steers = h.QuotaSteering == nil || *h.QuotaSteering
 	b.settings = settings{
-		policy: policy, rateLimits: h.RatelimitHeaders, waiting: queues, fields: attempt.Public{}, webSockets: h.Sender.WebSockets(),
+		policy: policy, rateLimits: h.RatelimitHeaders, waiting: queues, fields: attempt.Public{}, webSockets: h.Sender.WebSockets(), loops: newLoopMark(),
 	}
 	b.webSockets.Timeout, b.webSockets.Log = time.Duration(h.StreamTimeout), h.logger
 	b.ledger = ledger.Open(h.Pool, ctx.Storage(), h.logger)

@@ -74,6 +74,9 @@ func (d *reader) read(b *balancer, t *transaction) (own apierror.Answer) {
 	if d.asksReady(r) {
 		return d.answerReady(b, r)
 	}
+	if b.loops.has(r.Header) { // before who sent it, which is the balancer
+		return apierror.Loop.Answer(r)
+	}
 	if refusal, refused := d.identify(q); refused {
 		return refusal.Answer(r)
 	}

@@ -109,7 +109,10 @@ var (
 	// OldWebSocket is the error for a handshake of HTTP/1.0, which has no WebSockets (RFC 6455 section 4.1).
 	OldWebSocket = Invalid(http.StatusBadRequest, "http_version_not_supported", "A WebSocket requires HTTP/1.1.")
 	// NoMemory is the error for the message of a WebSocket while those of all clients together are too many.
-	NoMemory            = unavailable(RetryLater, "server_overloaded", "Too many messages are being received now. Please retry after 1 second.")
+	NoMemory = unavailable(RetryLater, "server_overloaded", "Too many messages are being received now. Please retry after 1 second.")
+	// Loop is the error for a request that this balancer has sent, and that came back to it. Nobody must repeat it.
+	Loop = Error{Status: http.StatusLoopDetected, Kind: "server_error", Code: "loop_detected", Class: string(verdict.Loop),
+		Message: "The request came back to the load balancer that had sent it: the URL of a backend leads to the load balancer itself."}
 	HeadersTooLarge     = Invalid(http.StatusRequestHeaderFieldsTooLarge, "headers_too_large", "The request headers are larger than the backend accepts.")
 	InvalidHeaders      = Invalid(http.StatusBadRequest, "invalid_headers", "The request has an invalid header.")
 	HiddenContent       = Invalid(http.StatusBadRequest, "invalid_headers", "Connection must not name a header that describes the body, such as Content-Type, and such a header must not be a key.")
@@ -306,7 +309,7 @@ func (e Error) Response(req *http.Request) *http.Response {
 	switch e.Status {
 	case http.StatusTooEarly:
 		res.Header["X-Should-Retry"] = []string{"true"}
-	case http.StatusNotImplemented:
+	case http.StatusNotImplemented, http.StatusLoopDetected:
 		res.Header["X-Should-Retry"] = []string{"false"}
 	case http.StatusUnauthorized:
 		res.Header["Www-Authenticate"] = []string{"Bearer"} // RFC 9110 section 15.5.2

@@ -128,7 +128,7 @@ func (r *Reply) SaysMore() bool {
 }
 
 // PerhapsExecuted reports whether the backend may have executed the request.
-// With a 503 it says that it did not.
+// With a 503 it says that it did not, and with a 508 that it had nowhere to send it.
 func (r *Reply) PerhapsExecuted() bool {
 	if r.sent != nil && r.sent.Socket.IsAccepted() && !r.sent.delivering {
 		return false
@@ -136,7 +136,7 @@ func (r *Reply) PerhapsExecuted() bool {
 	switch r.Status {
 	case 0:
 		return r.Connected
-	case http.StatusServiceUnavailable:
+	case http.StatusServiceUnavailable, http.StatusLoopDetected:
 		return false
 	}
 	return r.Status >= 500 || r.Status == http.StatusRequestTimeout || r.Class == verdict.Failed || r.Class == verdict.Timeout

@@ -137,6 +137,8 @@ type Resolved struct {
 	// Credentials authenticate requests to it.
 	Credentials keys.Auth
 	Azure       bool
+	// Provider reports whether its host is that of a known provider, from which no request comes back.
+	Provider bool
 	// HealthKey identifies what is known of its health, and AccountKey its stored objects.
 	HealthKey, AccountKey string
 

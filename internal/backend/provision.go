@@ -107,6 +107,7 @@ func (b *Backend) provision(ctx caddy.Context) error {
 		return err
 	}
 	b.Azure = auth.Azure || b.Credentials.Scheme == keys.SchemeAPIKey || b.Credentials.Scheme == keys.SchemeAzureIdentity
+	b.Provider = openaiapi.IsProvider(b.Origin.Hostname())
 	b.paths = openaiapi.PathsAt(base, b.Azure)
 	if err := b.provisionModels(); err != nil {
 		return err

@@ -86,7 +86,7 @@ func (s *Events) Happened(e pool.Event) {
 	}
 	switch e.Happening {
 	case pool.Began, pool.Grew, pool.Turned:
-		if isLong(e.Bench) && s.app.ShouldEmit(benchedEvent) && s.noModel.due(e) {
+		if isLong(e.Bench) && s.app.ShouldEmit(benchedEvent) && s.noModel.dueNoModel(e) {
 			s.benched(e)
 		}
 	case pool.Ended:

@@ -23,8 +23,8 @@ import (
 type Log struct {
 	*zap.Logger
 	// Audit is for what operators order and change.
-	Audit   *zap.Logger
-	noModel limiter
+	Audit          *zap.Logger
+	noModel, loops limiter
 }
 
 // NewLog returns the log of the pool of this name.
@@ -36,7 +36,7 @@ func NewLog(logger *zap.Logger, pool string) *Log {
 func (l *Log) Happened(e pool.Event) {
 	switch level := levelOf(e.Bench); e.Happening {
 	case pool.Began, pool.Turned:
-		if !l.noModel.due(e) {
+		if !l.noModel.dueNoModel(e) {
 			return
 		}
 		if c := l.Check(level, "backend benched"); c != nil {
@@ -111,29 +111,37 @@ func levelOf(b pool.Bench) zapcore.Level {
 	return zap.WarnLevel
 }
 
-// limiter limits how often it is reported that a backend lacks a model: clients can
-// make up any number of models.
+// Looped reports that the requests to a backend come back to the balancer, so that its URL is wrong.
+func (l *Log) Looped(backend string, now time.Time) {
+	if l.loops.due(backend, now) {
+		l.Error("backend leads back to the load balancer", zap.String("backend", backend), zap.String("class", string(verdict.Loop)))
+	}
+}
+
+// limiter limits how often something is reported of a backend that each request may meet.
 type limiter struct {
 	mu   sync.Mutex
 	last map[string]time.Time // by the name of the backend
 }
 
-// noModelInterval is the shortest time between two such reports of a backend.
-const noModelInterval = time.Minute
+// reportInterval is the shortest time between two such reports of a backend.
+const reportInterval = time.Minute
 
-func (l *limiter) due(e pool.Event) bool {
-	if e.Bench.Class != string(verdict.NoModel) {
-		return true
-	}
+func (l *limiter) due(backend string, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if last, ok := l.last[e.Member.Name]; ok && e.Bench.Since.Sub(last) < noModelInterval {
+	if last, ok := l.last[backend]; ok && now.Sub(last) < reportInterval {
 		return false
 	}
-	maps.DeleteFunc(l.last, func(_ string, last time.Time) bool { return e.Bench.Since.Sub(last) >= noModelInterval })
+	maps.DeleteFunc(l.last, func(_ string, last time.Time) bool { return now.Sub(last) >= reportInterval })
 	if l.last == nil {
 		l.last = make(map[string]time.Time)
 	}
-	l.last[e.Member.Name] = e.Bench.Since
+	l.last[backend] = now
 	return true
+}
+
+// dueNoModel reports whether an event is logged: clients can make up any number of models that a backend lacks.
+func (l *limiter) dueNoModel(e pool.Event) bool {
+	return e.Bench.Class != string(verdict.NoModel) || l.due(e.Member.Name, e.Bench.Since)
 }

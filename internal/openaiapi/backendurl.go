@@ -29,6 +29,17 @@ func IsAzure(host string) bool {
 // IsOpenAI reports whether a host is that of OpenAI.
 func IsOpenAI(host string) bool { return strings.EqualFold(host, "api.openai.com") }
 
+// providerDomains are the domains of providers other than Azure.
+var providerDomains = []string{"api.openai.com", "api.anthropic.com"}
+
+// IsProvider reports whether a host is that of a known provider, from which no request comes back.
+func IsProvider(host string) bool {
+	host = strings.ToLower(host)
+	return IsAzure(host) || slices.ContainsFunc(providerDomains, func(domain string) bool {
+		return host == domain || strings.HasSuffix(host, "."+domain)
+	})
+}
+
 // ParseBaseURL reads the URL of a backend. Its errors do not repeat a part that may be a secret.
 func ParseBaseURL(rawURL string) (*url.URL, error) {
 	shown := "'" + strings.Trim(strconv.Quote(withoutSecret(rawURL)), `"`) + "'"

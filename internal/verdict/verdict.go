@@ -44,6 +44,8 @@ const (
 	NoModel Class = "no_model"
 	// NotHere: the backend does not offer what was asked for, such as a service tier. Another one may.
 	NotHere Class = "not_here"
+	// Loop: the request came back to a balancer that it had passed. The backend's URL leads there.
+	Loop Class = "loop"
 	// Unreachable: there was no connection, so nothing of the request was sent.
 	Unreachable Class = "unreachable"
 	// Timeout: no headers came in time, or no first byte of a stream.
@@ -74,10 +76,11 @@ func (c Class) Promise() bool {
 
 // Blames reports whether a reply of this class counts against the backend: the
 // backend may be benched for it, or the reply counts as failed. Silent does not: a slow
-// request is no failure, and package pulse decides what a silence means.
+// request is no failure, and package pulse decides what a silence means. Nor does Loop: the backend
+// is where the config says, and requests that do not come back are served there.
 func (c Class) Blames() bool {
 	switch c {
-	case Served, ClientError, TooLarge, NotHere, ClientLeft, ClientLeftWaiting, Silent:
+	case Served, ClientError, TooLarge, NotHere, Loop, ClientLeft, ClientLeftWaiting, Silent:
 		return false
 	}
 	return true
@@ -192,6 +195,8 @@ func Judge(reply Reply) Class {
 	// 529 is Anthropic's overloaded_error, 498 Groq's "flex tier capacity exceeded".
 	case status == http.StatusServiceUnavailable, status == 529, status == 498:
 		return Overloaded
+	case status == http.StatusLoopDetected:
+		return Loop
 	case status == http.StatusFailedDependency && parseReport(reply.Body).means(ClientError):
 		return ClientError
 	// 424 is also Azure Machine Learning's word for a failed model server.
