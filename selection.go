@@ -77,6 +77,9 @@ type search struct {
 	// mayReturn whether it may go to silent backends again, because no other one
 	// is left.
 	hasMoved, mayReturn bool
+	// gaveUp reports whether the request has left a silent backend for no other one, because the rest throttles. It
+	// does not wait at a second silent backend then.
+	gaveUp bool
 	// barred reports whether there was ever a reason to keep the request from a
 	// backend: an attempt, a request that waits, an object that is made.
 	barred bool
@@ -295,14 +298,16 @@ func (s *search) release() {
 // need the backend.
 func (s *search) move() *pool.Member {
 	to, last := s.silence.Moved(), s.attempts.last()
-	if last != nil && last.class == verdict.Silent && !s.hasMoved {
+	silent := last != nil && last.class == verdict.Silent
+	if silent && !s.hasMoved {
 		s.beforeSilence = len(s.attempts)
 	}
 	if to == nil {
+		s.gaveUp = s.gaveUp || silent
 		return nil
 	}
 	s.hasMoved = true
-	if last.class != verdict.Silent {
+	if !silent {
 		to.Release()
 		return nil
 	}
@@ -319,7 +324,7 @@ func (s *search) pick(now time.Time) *pool.Member {
 	}
 	s.stayHome(now)
 	m := s.ask(now)
-	if m == nil && s.returns() {
+	if m == nil && s.returns(now) {
 		s.update(now)
 		m = s.ask(now)
 	}
@@ -356,8 +361,8 @@ func (s *search) hasAttempts() bool {
 
 // returns reports whether the request may now go to silent backends again: it moved, no other backend is left, and
 // none has told when it returns. Without the move, it would still wait there.
-func (s *search) returns() bool {
-	first := s.hasMoved && !s.mayReturn && !s.attempts.throttled()
+func (s *search) returns(now time.Time) bool {
+	first := s.hasMoved && !s.mayReturn && !s.attempts.throttled() && !s.balancer.Pool.CanWait(&s.board, now)
 	s.mayReturn = s.mayReturn || first
 	return first
 }
@@ -441,6 +446,13 @@ func (s *search) bar(now time.Time) {
 	for i, to := range s.balancer.targets {
 		if at := &s.board.At[i]; ownCredential && !to.backend.Credentials.Passthrough {
 			at.Bar = max(at.Bar, pool.Unfit)
+		}
+	}
+	if s.gaveUp {
+		for i, to := range s.balancer.targets {
+			if at := &s.board.At[i]; to.IsSilent(&s.board) {
+				at.Bar = max(at.Bar, pool.Unfit)
+			}
 		}
 	}
 	allModels := s.makesObject() && s.mayHaveAllModels(now)

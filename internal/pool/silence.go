@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"slices"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
@@ -29,8 +30,8 @@ type Wait struct {
 type Moves struct {
 	// Until is how long it may. Zero: it may at any time.
 	Until time.Time
-	// May reports whether it may, and GivesUp whether it waits no longer if no other member is left: its client can be
-	// told when one returns.
+	// May reports whether it may, and GivesUp whether it waits no longer if no other member is left: one has refused it
+	// because it throttles, so that its client can be told when that returns.
 	May, GivesUp bool
 }
 
@@ -92,6 +93,9 @@ func (w *Wait) Late(now time.Time) time.Duration {
 	}
 	found := w.pulse.Look(&w.waits, now)
 	w.tell(found.Change)
+	if found.Silent && w.member.pool.onlyThrottles(w.request, w.member, now) {
+		return 0
+	}
 	if found.Moves && w.pulse.Lead(&w.waits, now) {
 		if w.moves.May && (w.moves.Until.IsZero() || !now.After(w.moves.Until)) {
 			w.to = w.member.pool.PickAnswering(w.request, w.waits.Threshold, now)
@@ -191,6 +195,41 @@ func (m *Member) silence(r *Ask, model string) *pulse.Pulse {
 		return p
 	}
 	return nil
+}
+
+// IsSilent reports whether the member is silent or slow for the request.
+func (m *Member) IsSilent(r *Ask) bool {
+	model, ok := r.modelAt(m)
+	return ok && m.silence(r, model) != nil
+}
+
+// CanWait reports whether a client can be told to wait until a member accepts the request, because one throttles. A
+// member without budget does not return by itself.
+func (p *Pool) CanWait(r *Ask, now time.Time) bool {
+	return slices.ContainsFunc(p.Members, func(m *Member) bool {
+		if bar := r.At[m.Index].Bar; bar == Spent || bar == Unfit {
+			return false
+		}
+		at, _, _, throttles := m.accepts(r, now)
+		return throttles && at.Before(now.Add(farAway))
+	})
+}
+
+// onlyThrottles reports whether a request that waits at a silent member need not wait any longer: no other member is
+// ready for it, and one throttles, which says when it returns. So no patience and no lead keeps its client from that
+// answer.
+func (p *Pool) onlyThrottles(r *Ask, silent *Member, now time.Time) bool {
+	forgiving := *r
+	forgiving.forgives = true
+	for _, m := range p.Members {
+		if m == silent || m.IsSilent(&forgiving) {
+			continue
+		}
+		if rank, _ := m.rank(&forgiving, now); rank < suspect && !r.At[m.Index].Flex {
+			return false
+		}
+	}
+	return p.CanWait(&forgiving, now)
 }
 
 // silenceRank returns what a silence of the member means for the request.

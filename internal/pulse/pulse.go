@@ -280,7 +280,10 @@ func (p *Pulse) Served(r *Request) {
 // Finding is what a request that waits finds out.
 type Finding struct {
 	Change
-	// Moves reports whether the request may go on to a backend that answers, if it leads or follows.
+	// Silent reports whether the request has waited for longer than its threshold at a backend that sends nothing.
+	Silent bool
+	// Moves reports whether the request may go on to a backend that answers, if it leads or follows. One that is silent
+	// for a request with patience does not let it go yet.
 	Moves bool
 	// Again is after how long the request looks again.
 	Again time.Duration
@@ -301,7 +304,7 @@ func (p *Pulse) Look(r *Request, now time.Time) (f Finding) {
 	switch silence := p.silent.Load(); {
 	case silence == 0:
 	case silence&flagged == 0:
-		f.Moves = waited >= r.patience
+		f.Silent, f.Moves = true, waited >= r.patience
 	case waited >= max(r.patience, 2*time.Duration(p.late.Load())) && p.heard.Load()>>stateBits <= nanos(r.Sent) &&
 		p.silent.CompareAndSwap(silence, silence&^flagged):
 		f.Change = Change{FellSilent, sinceOf(silence)}
