@@ -210,7 +210,7 @@ func surroundings(t *testing.T) (fill func(config string) string) {
 }
 
 // TestEachPromiseOfSecurityNamesItsTests keeps the promises of SECURITY.md tied to tests: each row of their table names at least
-// one, and each name in the page is that of a test. So it is with what we rely on in Caddy.
+// one, no promise stands there twice, and each name in the page is that of a test. So it is with what we rely on in Caddy.
 func TestEachPromiseOfSecurityNamesItsTests(t *testing.T) {
 	name, tests := regexp.MustCompile("`((?:Test|Fuzz)\\w+)`"), ""
 	for _, text := range pages(t, "*_test.go", "*/*_test.go", "*/*/*_test.go", "*/*/*/*_test.go") {
@@ -228,7 +228,13 @@ func TestEachPromiseOfSecurityNamesItsTests(t *testing.T) {
 		if strings.Count(table, "\n") < 20 {
 			t.Errorf("found %q in %s, expected many more rows", table, page)
 		}
+		promised := make(map[string]bool)
 		for row := range strings.Lines(table) {
+			if promise := strings.TrimSpace(strings.Split(row, "|")[1]); promised[promise] {
+				t.Errorf("%s says twice: %s", page, promise)
+			} else {
+				promised[promise] = true
+			}
 			if cells := strings.Split(row, "|"); len(cells) < 3 || !name.MatchString(cells[len(cells)-2]) {
 				t.Errorf("%s names no test in: %s", page, row)
 			}

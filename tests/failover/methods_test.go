@@ -10,9 +10,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// TestNoBackendGetsATraceOrATunnel sends what a server answers by repeating the
-// request (RFC 9110 section 9.3.8), with the backend's key in it, or by
-// connecting to any address.
 // TestARequestBeforeTheEndOfItsHandshakeIsRefused has a client send a request in TLS early data, which whoever has seen it
 // may have sent again.
 func TestARequestBeforeTheEndOfItsHandshakeIsRefused(t *testing.T) {
@@ -33,6 +30,9 @@ func TestARequestBeforeTheEndOfItsHandshakeIsRefused(t *testing.T) {
 	})
 }
 
+// TestNoBackendGetsATraceOrATunnel sends what a server answers by repeating the
+// request (RFC 9110 section 9.3.8), with the backend's key in it, or by
+// connecting to any address.
 func TestNoBackendGetsATraceOrATunnel(t *testing.T) {
 	for _, auth := range []string{"api_key " + lbtest.BackendKey, "auth passthrough", "auth none"} {
 		lbtest.OverBothVersions(t, "openai_lb {\nbackend http://a {\n"+auth+"\n}\n}", func(t *testing.T, w *lbtest.World) {
