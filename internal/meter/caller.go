@@ -63,11 +63,11 @@ type Caller struct {
 	hurry   atomic.Bool
 	// latest is the report of which the others will know.
 	latest latest
-	// reset is the latest reset.
-	reset int64
-	clock clock
-	usual usual
-	hour  hour
+	// reset is the latest reset, and resetReported when one that was heard was reported. 0: there was none.
+	reset, resetReported int64
+	clock                clock
+	usual                usual
+	hour                 hour
 }
 
 // tier is the caller's own: its name, and its number, counted from 1. 0: it has none.

@@ -55,16 +55,25 @@ func (c *Caller) usage(entries []Entry) []Entry {
 func (c *Caller) Heard(now time.Time, replica string, version uint64, entries []Entry) {
 	c.mu.Lock()
 	at, key := c.roll(now), maphash.String(seed, replica)
+	before, hadOwn := c.reset, false
 	for _, e := range entries {
+		hadOwn = hadOwn || e.Reset > before && c.hasOwn()
 		if c.counts(at, e) {
 			m := &c.meters[e.ID]
 			m.roll(e.ID, at, c.location, c.admitted+1)
 			m.heard(at, replica, key, version, e)
 		}
 	}
-	crossed := c.crossed(at)
+	var reset func(name string)
+	if hadOwn && c.reset != before {
+		reset = c.resetReport(at)
+	}
+	crossed, name := c.crossed(at), c.name
 	c.mu.Unlock()
 	c.report(crossed)
+	if reset != nil {
+		reset(name)
+	}
 }
 
 func (m *meter) heard(now int64, replica string, key, version uint64, e Entry) {

@@ -24,6 +24,8 @@ type reports struct {
 	heard atomic.Uint64
 	// urgent is given when a caller has used an eighth of its part since its last report.
 	urgent atomic.Pointer[chan<- struct{}]
+	// resets gets the names of callers to which another replica has given their use back.
+	resets atomic.Pointer[func(name string)]
 }
 
 func (r *reports) hurry() {
