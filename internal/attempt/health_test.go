@@ -43,6 +43,7 @@ func TestWhatAReplyBenchesAndForHowLong(t *testing.T) {
 		"no credential to send":                     {reply: &Reply{Class: verdict.NoCredential}, want: Bench{Wait: time.Minute}},
 		"none for a shorter time":                   {reply: &Reply{Class: verdict.NoCredential, Wait: second}, want: Bench{Wait: second}},
 		"a credential that has been replaced since": {reply: &Reply{Class: verdict.NoCredential, Status: 401}},
+		"a request that came back":                  {reply: &Reply{Class: verdict.Loop, Status: 508}, kind: chat},
 		"a silence":                                 {reply: &Reply{Class: verdict.Silent}},
 		"a request that is too large":               {reply: &Reply{Class: verdict.TooLarge}},
 		"a success":                                 {reply: &Reply{Class: verdict.Served}},

@@ -50,6 +50,7 @@ func TestWhatAReplyMeans(t *testing.T) {
 		{"429 slow_down with a hint", lbtest.Says(429, `{"error":{"type":"rate_limit_error","code":"slow_down"}}`, "Retry-After", "4"), "overloaded", model, 4, "info", true},
 		{"503", lbtest.Says(503, "{}"), "overloaded", model, 10, "info", true},
 		{"503 with a hint", lbtest.Says(503, "{}", "Retry-After", "30"), "overloaded", model, 30, "info", true},
+		{"508", lbtest.Says(508, "{}"), "loop", nobody, 0, "", true},
 		{"529", lbtest.Says(529, "{}"), "overloaded", model, 10, "info", true},
 		{"498", lbtest.Says(498, "{}"), "overloaded", model, 10, "info", true},
 		{"500", lbtest.Says(500, "{}"), "failed", model, 10, "warn", true},
