@@ -99,7 +99,7 @@ func (p *PassiveHealth) Bench(r *Reply, busy bool) (b Bench, benches bool) {
 	case verdict.Overloaded:
 		b.Wait = p.hinted(r, time.Duration(p.FailDuration))
 	case verdict.Quota:
-		b.Wait = time.Duration(p.RetryAfterMax)
+		b.Wait = p.hinted(r, time.Duration(p.RetryAfterMax))
 	case verdict.NoModel:
 		if !asks.Kind.Infers() { // another operation has no bench for a model
 			return b, false

@@ -37,6 +37,8 @@ type Reply struct {
 	// Missing reports whether the backend does not have an object that the request
 	// names.
 	Missing bool
+	// LacksPath reports whether the backend does not have the path of the request, or its api-version.
+	LacksPath bool
 	// AboutAudience is what a refusal says about the audience of a token. It is empty if that is nothing.
 	AboutAudience string
 	// Whole reports whether all of an error's body was read, and cut whether the
@@ -128,7 +130,7 @@ func (r *Reply) SaysMore() bool {
 }
 
 // PerhapsExecuted reports whether the backend may have executed the request.
-// With a 503 it says that it did not, and with a 508 that it had nowhere to send it.
+// With a 503 or 403 it says that it did not, and with a 508 that it had nowhere to send it.
 func (r *Reply) PerhapsExecuted() bool {
 	if r.sent != nil && r.sent.Socket.IsAccepted() && !r.sent.delivering {
 		return false
@@ -136,7 +138,7 @@ func (r *Reply) PerhapsExecuted() bool {
 	switch r.Status {
 	case 0:
 		return r.Connected
-	case http.StatusServiceUnavailable, http.StatusLoopDetected:
+	case http.StatusServiceUnavailable, http.StatusForbidden, http.StatusLoopDetected:
 		return false
 	}
 	return r.Status >= 500 || r.Status == http.StatusRequestTimeout || r.Class == verdict.Failed || r.Class == verdict.Timeout
@@ -244,9 +246,11 @@ func (r *Reply) judge() {
 		r.Missing = verdict.Missing(r.Status, text)
 		r.AboutAudience = verdict.AboutAudience(r.Status, text)
 	}
-	r.Class = verdict.Judge(verdict.Reply{Status: r.Status, Header: r.Response.Header, Body: text, Cost: r.sent.Asks.Cost})
+	infers := r.sent.Asks.Kind.Infers() && !r.sent.handshakes()
+	r.Class = verdict.Judge(verdict.Reply{Status: r.Status, Header: r.Response.Header, Body: text, Cost: r.sent.Asks.Cost, Infers: infers})
+	r.LacksPath = infers && r.Class == verdict.NotHere && verdict.LacksPath(r.Status, text)
 	if r.Status >= 300 {
-		r.Wait, r.Source = verdict.ReadHint(r.Status, r.Response.Header, text, time.Now())
+		r.Wait, r.Source = verdict.HintOf(r.Class, r.Status, r.Response.Header, text, time.Now())
 	}
 	r.readCode(text)
 	r.guard(text, complete)
@@ -311,7 +315,7 @@ func (r *Reply) raw() io.Reader {
 // becomeError makes the reply the error that it brought. If the error is the client's
 // own, the reply stays as it is.
 func (r *Reply) becomeError(failure *sse.Error) {
-	class := verdict.Judge(verdict.Reply{Status: failure.Status, Body: failure.Body})
+	class := verdict.Judge(verdict.Reply{Status: failure.Status, Body: failure.Body, OfResponse: failure.OfResponse})
 	if !class.Failover() {
 		r.body.forgive()
 		if len(r.secrets()) > 0 {
@@ -326,6 +330,9 @@ func (r *Reply) becomeError(failure *sse.Error) {
 		header.Del(name)
 	}
 	header.Set("Content-Type", "application/json")
+	if class == verdict.Unclear { // SDKs would repeat a prompt that perhaps no backend serves
+		header.Set("X-Should-Retry", "false")
+	}
 	original.Body.Close()
 	r.Response = &http.Response{
 		Status:        strconv.Itoa(failure.Status) + " " + http.StatusText(failure.Status),
@@ -341,7 +348,7 @@ func (r *Reply) becomeError(failure *sse.Error) {
 	r.body, r.Class, r.Status, r.Whole = nil, class, failure.Status, true
 	r.readCode(failure.Body)
 	r.guard(nil, true)
-	r.Wait, r.Source = verdict.ReadHint(r.Status, header, failure.Body, time.Now())
+	r.Wait, r.Source = verdict.HintOf(r.Class, r.Status, header, failure.Body, time.Now())
 }
 
 // decompress makes a compressed reply that holds a secret its text, in which it is replaced.

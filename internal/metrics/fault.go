@@ -25,7 +25,7 @@ func FaultOf(class string) Fault {
 	switch class {
 	case string(verdict.Served), apierror.Ready, apierror.Unready, apierror.Models, apierror.Usage:
 		return NoFault
-	case string(verdict.ClientError), string(verdict.TooLarge), string(verdict.NotHere), string(verdict.ClientLeft),
+	case string(verdict.ClientError), string(verdict.TooLarge), string(verdict.NotHere), string(verdict.Blocked), string(verdict.ClientLeft),
 		apierror.Unauthenticated, apierror.InvalidRequest, apierror.NoSuchModel, apierror.CallerLimited:
 		return CallersFault
 	case string(verdict.ClientLeftWaiting):

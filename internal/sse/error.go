@@ -14,6 +14,15 @@ type Error struct {
 	Status int
 	// Body is the error in OpenAI's shape: {"error":…}.
 	Body []byte
+	// OfResponse reports whether it is the error of a response that has failed.
+	OfResponse bool
+}
+
+// ofResponse returns the error of a response that has failed.
+func ofResponse(raw json.RawMessage) *Error {
+	e := newError(raw)
+	e.OfResponse = true
+	return e
 }
 
 // Whole returns the error in a JSON reply of status 200, or nil if there is none. An error counts if it
@@ -30,7 +39,10 @@ func Whole(body []byte, creates bool) *Error {
 	if json.Unmarshal(body, &reply) != nil || !present(reply.Error) {
 		return nil
 	}
-	if reply.Object == "" || reply.Object == "error" || reply.Object == "response" && creates {
+	switch {
+	case reply.Object == "response" && creates:
+		return ofResponse(reply.Error)
+	case reply.Object == "", reply.Object == "error":
 		return newError(reply.Error)
 	}
 	return nil

@@ -246,7 +246,7 @@ func (e Event) failureIn(r report) *Error {
 			Error json.RawMessage `json:"error"`
 		}
 		_ = json.Unmarshal(r.Response, &response)
-		return newError(response.Error)
+		return ofResponse(response.Error)
 	case present(r.Error):
 		return newError(r.Error)
 	case string(kind) == "error":

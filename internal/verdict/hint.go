@@ -70,13 +70,22 @@ func ReadHint(status int, header http.Header, body []byte, now time.Time) (wait 
 	if status != http.StatusTooManyRequests && status != http.StatusServiceUnavailable {
 		return 0, NoHint
 	}
-	if wait, ok := readErrorText(body); ok {
+	if wait, ok := readErrorText(body, clock(header, now)); ok {
 		return wait, ErrorText
 	}
 	if wait, ok := readResets(header, now); ok {
 		return wait, RateLimitReset
 	}
 	return 0, NoHint
+}
+
+// HintOf returns the hint in a reply of this class, as [ReadHint] does. In one that says that a limit or a budget is used up,
+// the text and the resets are about that, whatever its status is.
+func HintOf(class Class, status int, header http.Header, body []byte, now time.Time) (wait time.Duration, source HintSource) {
+	if class.Promise() {
+		status = http.StatusTooManyRequests
+	}
+	return ReadHint(status, header, body, now)
 }
 
 // parseRetryAfter reads the two forms of RFC 9110 section 10.2.3, delay-seconds and HTTP-date, and

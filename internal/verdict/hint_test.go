@@ -209,7 +209,6 @@ func TestTextThatStatesNone(t *testing.T) {
 		"try again in",
 		"retry after",
 		"retry after 3 failed calls",
-		"retry after 2026-10-21T07:28:12Z",
 		"retry after 07:28",
 		"retry after 1,000 seconds",
 		"retry after 1.000.000 seconds",

@@ -2,6 +2,7 @@ package verdict
 
 import (
 	"bytes"
+	"regexp"
 	"strings"
 	"time"
 )
@@ -9,34 +10,52 @@ import (
 // maxErrorText is how much of an error body is looked at.
 const maxErrorText = 64 << 10
 
-// readErrorText finds the first wait that the text of an error states. All the ways to say it have
-// "try" in common, so one pass over the bytes looks for that and then for the rest:
+// readErrorText finds the first wait that the text of an error states. Each way to say it begins with one of a few words, so one
+// pass over the bytes looks for these, and then for the rest:
 //
-//	Please retry after 9 seconds.             Azure OpenAI
-//	Try again in 50 seconds.                  Azure API Management
-//	Please try again in 1m2.5s.               OpenAI, Groq
-//	Please retry in 34.07s.                   Gemini
-//	"retryDelay": "34s"                       google.rpc.RetryInfo
+//	Please retry after 9 seconds.                              Azure OpenAI
+//	Try again in 1 hour 2 minutes.                             Azure API Management
+//	Quota will be replenished in 22.14:18:12.                  the same
+//	Please try again in 1m2.5s.                                OpenAI, Groq
+//	Please retry in 34.07s.                                    Gemini
+//	You will regain access on 2026-11-01 at 00:00 UTC.         Anthropic
+//	Your limit will reset at 2026-10-21 07:41:44.              Z.ai
+//	"retryDelay": "34s"                                        google.rpc.RetryInfo
+//	"resets_in_seconds": 392723, "resets_at": 1782365382       Codex
 //
-// The body is not decoded first: none of these has a character that JSON would escape, and not
-// every gateway sends JSON.
-func readErrorText(body []byte) (time.Duration, bool) {
+// The body is not decoded first: none of these has a character that JSON would escape, and not every gateway sends JSON. A time
+// of day is compared with now, the sender's clock. Without a zone it is read as UTC. One that has passed says nothing.
+func readErrorText(body []byte, now time.Time) (time.Duration, bool) {
 	if len(body) > maxErrorText {
 		body = body[:maxErrorText]
 	}
 	for i := range body {
-		if body[i]|0x20 != 't' || !hasPrefixFold(body[i:], "try") {
-			continue
-		}
-		if wait, ok := readPhrase(body, i); ok {
-			return wait, true
+		switch body[i] | 0x20 {
+		case 't':
+			if hasPrefixFold(body[i:], "try") {
+				if wait, ok := readPhrase(body, i, now); ok {
+					return wait, true
+				}
+			}
+		case 'r', 'w', 'a':
+			if i > 0 && isLetter(body[i-1]) && (i == 1 || body[i-2] != '\\') {
+				continue
+			}
+			for _, word := range []string{"reset", "replenish", "renew", "regain", "wait ", "available again"} {
+				if !hasPrefixFold(body[i:], word) {
+					continue
+				}
+				if wait, ok := readReturn(body[i+len(word):], now); ok {
+					return wait, true
+				}
+			}
 		}
 	}
 	return 0, false
 }
 
 // readPhrase reads the words around the "try" at body[i].
-func readPhrase(body []byte, i int) (time.Duration, bool) {
+func readPhrase(body []byte, i int, now time.Time) (time.Duration, bool) {
 	start := i
 	if i >= 2 && hasPrefixFold(body[i-2:], "re") {
 		start -= 2
@@ -52,30 +71,191 @@ func readPhrase(body []byte, i int) (time.Duration, bool) {
 		wait, n := scanDuration(value)
 		return wait, n > 0
 	}
+	if wait, ok := readMember(rest, now); ok {
+		return wait, true
+	}
 
 	if r, ok := cutWord(rest, "again"); ok {
 		rest = r
 	}
+	for _, word := range []string{"on", "at"} {
+		if r, ok := cutWord(rest, word); ok {
+			return readTime(r, now)
+		}
+	}
 	if r, ok := cutWord(rest, "in"); ok {
-		wait, n := scanDuration(bytes.TrimLeft(r, spaces))
-		return wait, n > 0
+		return readWait(r)
 	}
 	r, ok := cutWord(rest, "after")
 	if !ok {
 		return 0, false
 	}
 	r = bytes.TrimLeft(r, spaces)
-	if wait, n := scanDuration(r); n > 0 {
+	if wait, ok := readWait(r); ok {
 		return wait, true
 	}
-	// A bare number counts seconds, if it ends there: "retry after 20." but not "retry after
-	// 2026-10-21", "retry after 1,000 s" or "retry after 3 failed calls".
+	if wait, ok := readTime(r, now); ok {
+		return wait, true
+	}
+	// A bare number counts seconds, if it ends there: "retry after 20." but not "retry after 3 failed calls" or
+	// "retry after 1,000 s".
 	n := scanNumber(r)
 	if n == 0 || !endsPhrase(r[n:]) {
 		return 0, false
 	}
 	return parseNumber(string(r[:n]), time.Second)
 }
+
+// linking are the words that may stand between "reset", "regain" and so on and the time.
+var linking = []string{"access", "will", "be", "is", "again", "date", "time", "for", "about", "approximately", "around", "on", "at", "in", "after", "until"}
+
+// readReturn reads what follows a word for the end of a limit.
+func readReturn(rest []byte, now time.Time) (time.Duration, bool) {
+	for _, end := range []string{"s", "ed", "ting", "ing"} {
+		if hasPrefixFold(rest, end) && (len(rest) == len(end) || !isLetter(rest[len(end)])) {
+			rest = rest[len(end):]
+			break
+		}
+	}
+	if wait, ok := readMember(rest, now); ok {
+		return wait, true
+	}
+	rest = bytes.TrimPrefix(rest, []byte(":"))
+	for range 4 {
+		rest = bytes.TrimLeft(rest, spaces)
+		if wait, ok := readWait(rest); ok {
+			return wait, true
+		}
+		if wait, ok := readTime(rest, now); ok {
+			return wait, true
+		}
+		before := len(rest)
+		for _, word := range linking {
+			if r, ok := bytes.CutPrefix(rest, []byte(word)); ok && len(r) > 0 && strings.IndexByte(spaces+":", r[0]) >= 0 {
+				rest = bytes.TrimPrefix(r, []byte(":"))
+				break
+			}
+		}
+		if len(rest) == before {
+			break
+		}
+	}
+	return 0, false
+}
+
+// readMember reads the value of a member of JSON whose name begins before rest, such as resets_in_seconds or retry_after_ms.
+func readMember(rest []byte, now time.Time) (time.Duration, bool) {
+	end := bytes.IndexAny(rest[:min(len(rest), len("_after_seconds")+1)], "\\\"")
+	if end < 0 {
+		return 0, false
+	}
+	value, ok := bytes.CutPrefix(bytes.TrimLeft(bytes.TrimLeft(rest[end:], "\\\""), spaces), []byte(":"))
+	if !ok {
+		return 0, false
+	}
+	value = bytes.TrimLeft(value, spaces)
+	number := string(value[:scanNumber(value)])
+	switch strings.ToLower(string(rest[:end])) {
+	case "_after", "_after_seconds", "_in_seconds", "_in", "_after_sec":
+		return parseNumber(number, time.Second)
+	case "_after_ms", "_in_ms":
+		return parseNumber(number, time.Millisecond)
+	case "_at", "_time":
+		if number != "" && !bytes.HasPrefix(value[len(number):], []byte("-")) {
+			return parseReset(number, nil, now)
+		}
+		return readTime(bytes.TrimLeft(value, "\\\""), now)
+	}
+	return 0, false
+}
+
+// readWait reads a duration, also one of words ("about an hour") or of a clock ("22.14:18:12": days, hours, minutes, seconds).
+func readWait(text []byte) (time.Duration, bool) {
+	text = bytes.TrimLeft(text, spaces)
+	for _, word := range []string{"about ", "approximately ", "around "} {
+		text = bytes.TrimPrefix(text, []byte(word))
+	}
+	for _, one := range []string{"a ", "an ", "one "} {
+		if r, ok := bytes.CutPrefix(text, []byte(one)); ok {
+			end := 0
+			for end < len(r) && isLetter(r[end]) {
+				end++
+			}
+			if unit := unitOf(string(r[:end])); unit > 0 && end > 2 {
+				return unit, true
+			}
+		}
+	}
+	if m := timeSpan.FindSubmatch(text[:min(len(text), 24)]); m != nil {
+		wait := time.Duration(0)
+		for i, unit := range []time.Duration{24 * time.Hour, time.Hour, time.Minute, time.Second} {
+			n, _ := parseFloat(string(m[i+1]))
+			wait += scale(n, unit)
+		}
+		return wait, true
+	}
+	wait, n := scanDuration(text)
+	return wait, n > 0
+}
+
+var timeSpan = regexp.MustCompile(`^(?:(\d{1,4})\.)?(\d{1,2}):(\d{2}):(\d{2})(?:\D|$)`)
+
+// timeOfDay are the forms of a date with or without a time, of which the second one comes after a comma or "at" if it is written in words.
+var timeOfDay = regexp.MustCompile(`^(\d{4}-\d{2}-\d{2}|\d{4}/\d{2}/\d{2}|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.? \d{1,2}(?:st|nd|rd|th)?,? \d{4})` +
+	`(?:(?:T|,? (?:at )?)(\d{1,2}:\d{2}(?::\d{2})?(?:\.\d+)?)( ?[AaPp][Mm])?(?: ?(Z|UTC|GMT|[+-]\d{2}:?\d{2}))?)?`)
+
+// readTime reads a time of day, and returns how far away it is. One that has passed says nothing.
+func readTime(text []byte, now time.Time) (time.Duration, bool) {
+	text = bytes.TrimLeft(text, spaces)
+	m := timeOfDay.FindSubmatch(text[:min(len(text), 64)])
+	if m == nil {
+		return 0, false
+	}
+	at, ok := parseDate(string(m[1]))
+	if !ok {
+		return 0, false
+	}
+	if clock := string(m[2]); clock != "" {
+		layout := "15:04"
+		if strings.Count(clock, ":") == 2 {
+			layout = "15:04:05"
+		}
+		if half := strings.ToUpper(strings.TrimSpace(string(m[3]))); half != "" {
+			layout, clock = strings.Replace(layout, "15", "3", 1)+"PM", clock+half
+		}
+		t, err := time.Parse(layout, clock)
+		if err != nil {
+			return 0, false
+		}
+		at = at.Add(time.Duration(t.Hour())*time.Hour + time.Duration(t.Minute())*time.Minute + time.Duration(t.Second())*time.Second + time.Duration(t.Nanosecond()))
+	}
+	if zone := strings.Replace(string(m[4]), ":", "", 1); len(zone) == len("+0000") {
+		if z, err := time.Parse("-0700", zone); err == nil {
+			_, offset := z.Zone()
+			at = at.Add(-time.Duration(offset) * time.Second)
+		}
+	}
+	wait := at.Sub(now)
+	return wait, wait > 0
+}
+
+// parseDate reads a date in one of the forms of timeOfDay.
+func parseDate(text string) (time.Time, bool) {
+	text = strings.ReplaceAll(text, "/", "-")
+	if t, err := time.Parse("2006-01-02", text); err == nil {
+		return t, true
+	}
+	text = dateNoise.ReplaceAllString(text, "$1")
+	for _, layout := range []string{"January 2 2006", "Jan 2 2006"} {
+		if t, err := time.Parse(layout, text); err == nil {
+			return t, true
+		}
+	}
+	return time.Time{}, false
+}
+
+// dateNoise is what a date in words has between its parts: "Jan. 2nd, 2026".
+var dateNoise = regexp.MustCompile(`(\d)(?:st|nd|rd|th)|[.,]`)
 
 // endsPhrase reports whether a phrase ends with the number before rest: neither more digits nor a
 // unit follow.

@@ -1,6 +1,7 @@
 package verdict
 
 import (
+	"bytes"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,16 +16,31 @@ type report struct {
 	param string
 	// number is the code if that is a number, or 0.
 	number int
+	// unsuccessful reports whether the body says "success": false, as Cloudflare's do.
+	unsuccessful bool
+	// unshaped reports whether the message is not in the shape of an API's error: a web framework has written it.
+	unshaped bool
 }
 
 // parseReport reads OpenAI's and Azure's {"error":{…}}, whose code may be a number (OpenRouter, vLLM),
-// the flat object of Mistral and older vLLMs, and {"error":"text"}. Anything else is an empty report.
+// the flat object of Mistral and older vLLMs, {"error":"text"}, Cloudflare's list of errors, of which the first counts,
+// and FastAPI's {"detail":"text"}. A gateway may quote the whole reply of a provider as the message. Anything else is an
+// empty report.
 func parseReport(body []byte) report {
 	r, inner := readReport(body)
 	if text := openaiapi.Text(inner); text != "" {
-		r.message = text
-	} else if len(inner) > 0 && inner[0] == '{' {
+		r.message, r.unshaped = text, true
+	} else if inner = bytes.TrimLeft(inner, "[ \t\r\n"); len(inner) > 0 && inner[0] == '{' {
+		unsuccessful := r.unsuccessful
 		r, _ = readReport(inner)
+		r.unsuccessful = unsuccessful
+	}
+	if quoted := strings.TrimSpace(r.message); strings.HasPrefix(quoted, `{"`) || strings.HasPrefix(quoted, "{\n") {
+		if q, inner := readReport([]byte(quoted)); len(inner) > 0 && inner[0] == '{' {
+			if q, _ = readReport(inner); q.message != "" {
+				return q
+			}
+		}
 	}
 	return r
 }
@@ -36,6 +52,12 @@ func readReport(object []byte) (r report, inner []byte) {
 		switch strings.ToLower(string(name)) {
 		case "error":
 			inner = value
+		case "success":
+			r.unsuccessful = string(value) == "false"
+		case "detail":
+			if r.message == "" {
+				r.message, r.unshaped = openaiapi.Text(value), true
+			}
 		case "code":
 			if r.code = openaiapi.Text(value); value[0] != '"' {
 				number, _ := strconv.ParseFloat(string(value), 64)
@@ -44,7 +66,7 @@ func readReport(object []byte) (r report, inner []byte) {
 		case "type":
 			r.kind = openaiapi.Text(value)
 		case "message":
-			r.message = openaiapi.Text(value)
+			r.message, r.unshaped = openaiapi.Text(value), false
 		case "param":
 			r.param = openaiapi.Text(value)
 		case "details":
@@ -99,10 +121,6 @@ func (r report) means(class Class) bool {
 func (r report) exceedsContext() bool {
 	return r.means(TooLarge) || strings.Contains(r.message, "maximum context length is")
 }
-
-// notHere reports whether the backend does not offer the service tier or the operation: a provisioned deployment of
-// Azure's has no flex, and Foundry's code OperationNotSupported is about an operation that does not work with the model.
-func (r report) notHere() bool { return r.param == "service_tier" || r.means(NotHere) }
 
 // aboutItsTokens reports whether a limit or a budget is refused to this one request, because it asks for
 // too many tokens. It knows OpenAI's text, and OpenRouter's: "This request requires more credits, or

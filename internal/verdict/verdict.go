@@ -6,8 +6,10 @@
 package verdict
 
 import (
+	"cmp"
 	"net/http"
 	"strings"
+	"time"
 )
 
 // Class is the meaning of a reply, or of a missing reply.
@@ -42,10 +44,15 @@ const (
 	NoCredential Class = "no_credential"
 	// NoModel: the backend does not have the model or deployment.
 	NoModel Class = "no_model"
-	// NotHere: the backend does not offer what was asked for, such as a service tier. Another one may.
+	// NotHere: the backend does not offer what was asked for, such as a path, an operation with the model, a service tier, or a
+	// feature for which its account had to be verified. Another one may.
 	NotHere Class = "not_here"
 	// Loop: the request came back to a balancer that it had passed. The backend's URL leads there.
 	Loop Class = "loop"
+	// Blocked: a firewall or another server in front of the API did not let this request pass.
+	Blocked Class = "blocked"
+	// Unclear: the backend says that the response failed, in a word that is not known. Perhaps the request is the reason.
+	Unclear Class = "unclear"
 	// Unreachable: there was no connection, so nothing of the request was sent.
 	Unreachable Class = "unreachable"
 	// Timeout: no headers came in time, or no first byte of a stream.
@@ -80,7 +87,7 @@ func (c Class) Promise() bool {
 // is where the config says, and requests that do not come back are served there.
 func (c Class) Blames() bool {
 	switch c {
-	case Served, ClientError, TooLarge, NotHere, Loop, ClientLeft, ClientLeftWaiting, Silent:
+	case Served, ClientError, TooLarge, NotHere, Loop, Blocked, Unclear, ClientLeft, ClientLeftWaiting, Silent:
 		return false
 	}
 	return true
@@ -143,11 +150,15 @@ type Reply struct {
 	// Cost is the estimate of the tokens that the request counts for, as openaiapi
 	// computes it. It is 0 if it is not known.
 	Cost int64
+	// Infers reports whether the request was for inference, and no handshake. Then a path that is not there is the backend's.
+	Infers bool
+	// OfResponse reports whether the reply is the error of a response whose status is failed.
+	OfResponse bool
 }
 
 // NeedsBody reports whether Judge may need the body of a reply with this status.
 func NeedsBody(status int) bool {
-	return status == http.StatusBadRequest || status == http.StatusNotFound || Judge(Reply{Status: status}).Failover()
+	return status >= http.StatusBadRequest || Judge(Reply{Status: status}).Failover()
 }
 
 // Judge returns the class of a reply.
@@ -157,14 +168,6 @@ func Judge(reply Reply) Class {
 		return Failed
 	case status < 400:
 		return Served
-	case status == http.StatusBadRequest:
-		switch r := parseReport(reply.Body); {
-		case r.exceedsContext():
-			return TooLarge
-		case r.notHere():
-			return NotHere
-		}
-		return ClientError
 	case status == http.StatusPaymentRequired:
 		if parseReport(reply.Body).aboutItsTokens() {
 			return TooLarge
@@ -172,26 +175,13 @@ func Judge(reply Reply) Class {
 		return Quota
 	case status == http.StatusTooManyRequests:
 		return judgeTooManyRequests(parseReport(reply.Body), reply)
-	case status == http.StatusUnauthorized, status == http.StatusForbidden:
-		switch r := parseReport(reply.Body); {
-		case status == http.StatusForbidden && r.notHere():
-			return NotHere
-		case status == http.StatusForbidden && r.means(ClientError): // about what was asked for, not about who asked
-			return ClientError
-		case status == http.StatusForbidden && r.means(NoModel): // OpenAI: a project without access to it
-			if r.aboutPart() {
-				return ClientError
-			}
-			return NoModel
-		case r.notPermitted():
+	case status == http.StatusUnauthorized:
+		if parseReport(reply.Body).notPermitted() {
 			return NotPermitted
 		}
 		return Credential
-	case status == http.StatusNotFound:
-		if r := parseReport(reply.Body); r.means(NoModel) && !r.aboutPart() {
-			return NoModel
-		}
-		return ClientError
+	case status == http.StatusForbidden:
+		return judgeForbidden(reply)
 	// 529 is Anthropic's overloaded_error, 498 Groq's "flex tier capacity exceeded".
 	case status == http.StatusServiceUnavailable, status == 529, status == 498:
 		return Overloaded
@@ -203,12 +193,49 @@ func Judge(reply Reply) Class {
 	case status == http.StatusRequestTimeout, status == http.StatusFailedDependency:
 		return Failed
 	case status >= 500:
-		if parseReport(reply.Body).means(Overloaded) {
+		switch r := parseReport(reply.Body); {
+		case r.means(Overloaded):
 			return Overloaded
+		case reply.OfResponse && IsCode(r.code) && meaningOf(r.code) == (meaning{}):
+			return Unclear
 		}
 		return Failed
 	}
-	return ClientError
+	return judgeRefusal(reply)
+}
+
+// judgeRefusal returns the class of a 4xx whose status says little.
+func judgeRefusal(reply Reply) Class {
+	r := parseRefusal(reply.Body)
+	if reply.Status == http.StatusBadRequest && r.exceedsContext() {
+		return TooLarge
+	}
+	if reply.Infers && LacksPath(reply.Status, reply.Body) {
+		return NotHere
+	}
+	return cmp.Or(r.refusal(false), ClientError)
+}
+
+// judgeForbidden returns the class of a 403, which is not always about the credential.
+func judgeForbidden(reply Reply) Class {
+	r := parseRefusal(reply.Body)
+	if r.notPermitted() {
+		return NotPermitted
+	}
+	if class := r.refusal(false); class != "" {
+		return class
+	}
+	_, hint := ReadHint(http.StatusForbidden, reply.Header, nil, time.Time{})
+	_, stated := readErrorText([]byte(r.message), time.Time{})
+	switch {
+	case r.means(ClientError): // about what was asked for, not about who asked
+		return ClientError
+	case hint != NoHint, stated:
+		return Quota
+	case isPage(reply.Body):
+		return Blocked
+	}
+	return Credential
 }
 
 // Missing reports whether a reply says that the account does not store an object which the request

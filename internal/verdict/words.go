@@ -48,19 +48,42 @@ var words = map[string]meaning{
 	"failed_to_download_image":       {http.StatusBadRequest, ClientError},
 	"previous_response_not_found":    {http.StatusBadRequest, ClientError},
 	unreadableContent:                {http.StatusBadRequest, ClientError},
+	"bio_policy":                     {http.StatusBadRequest, ClientError},
+	"cyber_policy":                   {http.StatusBadRequest, ClientError},
+	"misalignment_policy_violation":  {http.StatusBadRequest, ClientError},
+	"moderation_blocked":             {http.StatusBadRequest, ClientError}, // OpenAI's images
+	"data_inspection_failed":         {http.StatusBadRequest, ClientError}, // DashScope
+	anyPolicy:                        {http.StatusBadRequest, ClientError},
+	anyPolicyViolation:               {http.StatusBadRequest, ClientError},
 
-	"OperationNotSupported": {http.StatusBadRequest, NotHere}, // Azure: the model lacks the operation
+	"OperationNotSupported":     {http.StatusBadRequest, NotHere}, // Azure: the model lacks the operation
+	"unsupported_api_for_model": {http.StatusBadRequest, NotHere}, // GitHub
+	"model_not_supported":       {http.StatusBadRequest, NotHere}, // GitHub
+	"data_residency_mismatch":   {http.StatusBadRequest, NotHere}, // OpenAI: the account is in another part of the world
 
 	"context_length_exceeded":   {http.StatusBadRequest, TooLarge}, // OpenAI, Azure
 	"exceed_context_size_error": {http.StatusBadRequest, TooLarge}, // llama.cpp
 
-	"invalid_api_key":  {status: http.StatusUnauthorized},
+	"invalid_api_key":          {http.StatusUnauthorized, Credential},
+	"account_deactivated":      {http.StatusUnauthorized, Credential},
+	"account_suspended":        {http.StatusUnauthorized, Credential},
+	"organization_deactivated": {http.StatusUnauthorized, Credential},
+	"organization_disabled":    {http.StatusUnauthorized, Credential},
+
 	"forbidden":        {status: http.StatusForbidden},
 	"missing_scope":    {http.StatusForbidden, NotPermitted}, // OpenAI: a restricted key
 	"PermissionDenied": {http.StatusForbidden, NotPermitted}, // Azure: a role without the operation
 
-	"model_not_found":    {http.StatusNotFound, NoModel},
-	"DeploymentNotFound": {http.StatusNotFound, NoModel},
+	"model_not_found":      {http.StatusNotFound, NoModel},
+	"DeploymentNotFound":   {http.StatusNotFound, NoModel},
+	"deployment_not_found": {http.StatusNotFound, NoModel},
+	"unknown_model":        {http.StatusNotFound, NoModel}, // GitHub, Foundry
+	"invalid_model":        {http.StatusNotFound, NoModel}, // Mistral
+	"model_not_available":  {http.StatusNotFound, NoModel}, // Together
+	"model_decommissioned": {http.StatusNotFound, NoModel}, // Groq
+	"ModelNotFound":        {http.StatusNotFound, NoModel}, // DashScope
+
+	"unknown_url": {status: http.StatusNotFound},
 
 	"too_many_requests":        {status: http.StatusTooManyRequests},
 	"rate_limit_error":         {status: http.StatusTooManyRequests},
@@ -76,6 +99,12 @@ var words = map[string]meaning{
 	"credit_balance_exhausted":          {http.StatusTooManyRequests, Quota},
 	"billing_hard_limit_reached":        {http.StatusTooManyRequests, Quota},
 	"organization_usage_limit_exceeded": {http.StatusTooManyRequests, Quota},
+	"billing_not_active":                {http.StatusTooManyRequests, Quota},
+	"usage_limit_exceeded":              {http.StatusTooManyRequests, Quota},
+	"usage_limit_reached":               {http.StatusTooManyRequests, Quota}, // Codex
+	"insufficient_user_quota":           {http.StatusTooManyRequests, Quota}, // New API
+	"insufficient_balance":              {http.StatusTooManyRequests, Quota},
+	"Arrearage":                         {http.StatusTooManyRequests, Quota}, // DashScope
 	anySpendLimit:                       {http.StatusTooManyRequests, Quota},
 	"enforced_spend_limit_reached":      {http.StatusTooManyRequests, Quota}, // Anthropic
 	"exceeded_current_quota_error":      {http.StatusTooManyRequests, Quota}, // Moonshot
@@ -87,18 +116,27 @@ var words = map[string]meaning{
 	"overloaded_error":          {http.StatusServiceUnavailable, Overloaded}, // Anthropic
 	"service_unavailable_error": {status: http.StatusServiceUnavailable},
 
-	"server_error":         {status: http.StatusInternalServerError},
-	"vector_store_timeout": {status: http.StatusGatewayTimeout}, // the backend's own search of files took too long
+	"server_error":          {status: http.StatusInternalServerError},
+	"internal_error":        {status: http.StatusInternalServerError},
+	"internal_server_error": {status: http.StatusInternalServerError},
+	"InternalServerError":   {status: http.StatusInternalServerError},
+	"vector_store_timeout":  {status: http.StatusGatewayTimeout}, // the backend's own search of files took too long
 }
 
-// anySpendLimit is the end of organization_spend_limit_exceeded and similar
-// codes.
-const anySpendLimit = "_spend_limit_exceeded"
+// Ends of words that stand for all words with that end: organization_spend_limit_exceeded and similar, and the policies that
+// refuse a prompt, of which there are more from year to year.
+const (
+	anySpendLimit      = "_spend_limit_exceeded"
+	anyPolicy          = "_policy"
+	anyPolicyViolation = "_policy_violation"
+)
 
 // meaningOf returns the meaning of a word. That of an unknown word is empty.
 func meaningOf(word string) meaning {
-	if strings.HasSuffix(word, anySpendLimit) {
-		word = anySpendLimit
+	for _, end := range []string{anySpendLimit, anyPolicy, anyPolicyViolation} {
+		if strings.HasSuffix(word, end) {
+			word = end
+		}
 	}
 	return words[word]
 }
