@@ -2,6 +2,7 @@ package openailb
 
 import (
 	"net/http"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -156,6 +157,7 @@ func (b *balancer) attempt(q *request, s *search, bill *bill) *attempt.Reply {
 	case (r.Class == verdict.Credential || r.Class == verdict.NotPermitted) && credentials.HasReplaced(a.credential):
 		r.Class = verdict.NoCredential // the refusal does not apply to the credential that there is now
 	}
+	s.compare(r)
 	return r
 }
 
@@ -164,6 +166,22 @@ func (b *balancer) send(q *request, s *search, bill *bill) *attempt.Reply {
 	out := b.outgoing(q, s, bill)
 	b.watchSilence(q, s, out)
 	return b.sender.Send(out)
+}
+
+// compare changes the class of a reply that means something else after what other attempts have met.
+func (s *search) compare(r *attempt.Reply) {
+	to, q := s.current, s.request
+	switch {
+	case r.Class == verdict.Blocked && !q.Kind.IsHandshake() && q.socket == nil:
+		if to.blocked.Refused(q.digest()) {
+			r.Class = verdict.Failed // it is not one request that the firewall does not like
+		}
+	case r.Class != verdict.Blocked && r.Status > 0:
+		to.blocked.Passed()
+	}
+	if r.Class == verdict.Unclear && slices.ContainsFunc(s.attempts, func(a attemptRecord) bool { return a.class == verdict.Unclear }) {
+		r.Class = verdict.ClientError // two backends have said so: a third one would
+	}
 }
 
 // outgoing is the request of an attempt: the client's, with the backend's address, its credential, its headers, its path

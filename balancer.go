@@ -9,6 +9,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
+	"github.com/openai-lb/caddy-openai-lb/internal/lacks"
 	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
@@ -64,6 +65,10 @@ type target struct {
 	// servedAt is when it last served a request: Unix time in nanoseconds.
 	servedAt atomic.Int64
 	metrics  *metrics.Backend
+	// models and paths are what it lacks, as it has said within the last minute. blocked are the requests in a row that were refused
+	// by a server in front of it.
+	models, paths lacks.Set
+	blocked       lacks.Streak
 }
 
 func newBalancer(name string, targets []*target, sender *attempt.Sender, events *observe.Events, listeners ...pool.Listener) *balancer {
@@ -107,6 +112,8 @@ func (t *target) startFresh(link *replicas.Link, trail *observe.Trail) {
 	t.StartFresh(key.Digest())
 	key.Changed = func(digest string) {
 		t.StartFresh(digest)
+		t.models.Clear()
+		t.paths.Clear()
 		link.Name(t.Member, t.backend.NameForReplicas())
 		trail.APIKey(t.Name, digest)
 	}

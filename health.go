@@ -85,12 +85,28 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 		to.servedAt.Store(now.UnixNano())
 	}
 	b.learnQuota(q, a, s.tier, r, rates, now)
+	q.learnLacks(to, r, now)
 	a.giveBack(r)
 	if r.Connected || r.Status > 0 {
 		to.Reached()
 	}
 	if !to.backend.Credentials.Outdated(a.credential) { // otherwise it says nothing of the key that there is now
 		b.coolDown(q, s, r, now)
+	}
+}
+
+// learnLacks learns that the backend has the model or the path of a request for inference, or does not have it.
+func (q *request) learnLacks(to *target, r *attempt.Reply, now time.Time) {
+	if !q.Kind.Infers() {
+		return
+	}
+	switch {
+	case r.LacksPath:
+		to.paths.Add(q.pathName(), now)
+	case r.Class == verdict.NoModel && q.Model != "":
+		to.models.Add(q.lackedModel(to), now)
+	case r.Class == verdict.Served:
+		to.models.Remove(q.lackedModel(to))
 	}
 }
 

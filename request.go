@@ -2,8 +2,10 @@ package openailb
 
 import (
 	"errors"
+	"hash/maphash"
 	"math"
 	"net/http"
+	"net/url"
 	"os"
 	"time"
 
@@ -85,6 +87,27 @@ func (q *request) parse(route openaiapi.Route, cache *affinity.PromptCache) {
 // asks is what an attempt has to know of the request. flex reports whether it has the service tier flex.
 func (q *request) asks(flex bool) attempt.Asks {
 	return attempt.Asks{Kind: q.Kind, Stream: q.Body.Stream, Operation: q.Route.Operation, Cost: q.Cost, Slow: flex}
+}
+
+// digests makes the digests of requests.
+var digests = maphash.MakeSeed()
+
+// digest tells the request from others: it is the same for one that a client sends again.
+func (q *request) digest() uint64 {
+	return maphash.String(digests, q.incoming.Method+" "+q.incoming.URL.Path) ^ maphash.Bytes(digests, q.received.Buffered())
+}
+
+// lackedModel is the name of the model that the backend has or not.
+func (q *request) lackedModel(to *target) string { return pool.ModelKey(to.backend.NameOf(q.Model)) }
+
+// pathName is the path of the request as backends have it or not: its operation, for each version of the API.
+func (q *request) pathName() string {
+	version := ""
+	if q.query != "" {
+		values, _ := url.ParseQuery(q.query) // what cannot be read names no version
+		version = values.Get("api-version")
+	}
+	return pool.ModelKey(q.Route.Operation + "?" + version)
 }
 
 // isOnce reports whether the request can be sent only once. One that may have been executed after a failure is not

@@ -90,6 +90,8 @@ type search struct {
 	executed bool
 	// tooShort are the names of models that refused the request as too long.
 	tooShort []string
+	// lackPath are the indexes of backends that have said that they lack the path of the request.
+	lackPath []int
 	// interims is how many interim responses the backends have sent.
 	interims atomic.Int32
 
@@ -349,7 +351,7 @@ func (s *search) ask(now time.Time) *pool.Member {
 // mayGoOn reports whether a further backend may be tried.
 func (s *search) mayGoOn(now time.Time) bool {
 	q := s.request
-	return len(s.attempts) == 0 || s.hasAttempts() && (q.deadline.IsZero() || !now.After(q.deadline))
+	return len(s.attempts) == 0 || s.hasAttempts() && (q.deadline.IsZero() || !now.After(q.deadline)) && !s.isKnownLacking(now)
 }
 
 // hasAttempts reports whether the request has not made all the attempts that it may make. If it has waited, throttles
@@ -397,6 +399,19 @@ func (s *search) fill() {
 	if b.policy != nil {
 		s.board.Policy = pools.Policy(b.policy, s.askPolicy)
 	}
+	s.findLackingPath(time.Now())
+}
+
+// findLackingPath finds the backends that lack the path.
+func (s *search) findLackingPath(now time.Time) {
+	if !s.request.Kind.Infers() {
+		return
+	}
+	for _, to := range s.balancer.targets {
+		if to.paths.Any() && to.paths.Has(s.request.pathName(), now) {
+			s.lackPath = append(s.lackPath, to.Index)
+		}
+	}
 }
 
 // askPolicy asks the option lb_policy to choose among members of one priority.
@@ -439,10 +454,11 @@ func (s *search) bar(now time.Time) {
 			s.board.At[i].Elsewhere = !s.placement.Allows(to.backend.AccountKey)
 		}
 	}
-	if s.barred = s.barred || len(s.attempts) > 0 || s.awaited != nil || s.makesObject(); !s.barred {
+	if s.barred = s.barred || len(s.attempts) > 0 || s.awaited != nil || s.lackPath != nil || s.makesObject(); !s.barred {
 		return // all are free
 	}
 	ownCredential := s.barAttempted()
+	s.barLackingPath(now)
 	for i, to := range s.balancer.targets {
 		if at := &s.board.At[i]; ownCredential && !to.backend.Credentials.Passthrough {
 			at.Bar = max(at.Bar, pool.Unfit)
@@ -493,6 +509,38 @@ func (s *search) barAttempted() (ownCredential bool) {
 		ownCredential = ownCredential || a.target.backend.Credentials.Passthrough
 	}
 	return ownCredential
+}
+
+// barLackingPath keeps the request from backends that lack its path, while another one may have it, and when one of them has
+// said so again.
+func (s *search) barLackingPath(now time.Time) {
+	if s.lackPath == nil {
+		return
+	}
+	others := slices.ContainsFunc(s.balancer.targets, func(to *target) bool {
+		at := &s.board.At[to.Index]
+		return at.Takes && !at.Elsewhere && at.Bar == pool.Free && !slices.Contains(s.lackPath, to.Index) &&
+			!to.Unreachable() && !to.Full() && !to.Throttles(&s.board, now)
+	})
+	if !others && !slices.ContainsFunc(s.attempts, func(a attemptRecord) bool { return a.class == verdict.NotHere }) {
+		return
+	}
+	for _, i := range s.lackPath {
+		s.board.At[i].Bar = max(s.board.At[i].Bar, pool.Unfit)
+	}
+}
+
+// isKnownLacking reports whether all backends that the request may go to have said within a minute that they lack its model,
+// one of them to this request. Another one is not asked then: clients can make up any name.
+func (s *search) isKnownLacking(now time.Time) bool {
+	last := s.attempts.last()
+	if last == nil || last.class != verdict.NoModel {
+		return false
+	}
+	return !slices.ContainsFunc(s.balancer.targets, func(to *target) bool {
+		at := &s.board.At[to.Index]
+		return at.Takes && !at.Elsewhere && !to.models.Has(s.request.lackedModel(to), now)
+	})
 }
 
 // mayHaveAllModels reports whether the request may go to a backend whose account

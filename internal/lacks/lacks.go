@@ -1,0 +1,135 @@
+// Package lacks remembers what a backend has said in its replies: that it does not have a model or a path, and that a
+// server in front of it refuses requests. None of it is a fault for which the backend rests: other models, paths and
+// requests are served there.
+package lacks
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Lasts is how long it is remembered that a backend lacks something.
+const Lasts = time.Minute
+
+// maxNames limits what a Set remembers: clients can make up any number of names.
+const maxNames = 1024
+
+// Set has what a backend lacks, by name. The zero Set is empty and ready to use.
+//
+// It is asked for each request, and nearly always empty: then it takes no lock. When it is full, a name that it forgets
+// is any one of those that it has.
+type Set struct {
+	length atomic.Int32
+	mu     sync.Mutex
+	until  map[string]time.Time
+}
+
+// Add records that the backend lacks the name now.
+func (s *Set) Add(name string, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.until == nil {
+		s.until = make(map[string]time.Time)
+	}
+	if _, known := s.until[name]; !known && len(s.until) >= maxNames {
+		s.makeRoom(now)
+	}
+	s.until[name] = now.Add(Lasts)
+	s.length.Store(int32(len(s.until)))
+}
+
+// makeRoom forgets a few names: of those that it sees, all that are over, or else the last one.
+func (s *Set) makeRoom(now time.Time) {
+	seen, last := 0, ""
+	for name, until := range s.until {
+		if last = name; !until.After(now) {
+			delete(s.until, name)
+		}
+		if seen++; seen == 16 {
+			break
+		}
+	}
+	if len(s.until) >= maxNames {
+		delete(s.until, last)
+	}
+}
+
+// Any reports whether the set is not empty.
+func (s *Set) Any() bool { return s.length.Load() > 0 }
+
+// Has reports whether the backend lacked the name a short time ago.
+func (s *Set) Has(name string, now time.Time) bool {
+	if !s.Any() {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	until, known := s.until[name]
+	if known && !until.After(now) {
+		delete(s.until, name)
+		s.length.Store(int32(len(s.until)))
+		return false
+	}
+	return known
+}
+
+// Remove records that the backend has the name.
+func (s *Set) Remove(name string) {
+	if !s.Any() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.until, name)
+	s.length.Store(int32(len(s.until)))
+}
+
+// Clear empties the set.
+func (s *Set) Clear() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.until = nil
+	s.length.Store(0)
+}
+
+// inARow is how many different requests must be refused, with no other reply in between, before it is the fault of the
+// backend and not of a request.
+const inARow = 3
+
+// Streak counts the requests that were refused in a row. The same request again, which an SDK sends up to three times,
+// counts once. The zero Streak is ready to use.
+type Streak struct {
+	length  atomic.Int32
+	mu      sync.Mutex
+	refused [inARow]uint64 // digests of requests
+}
+
+// Refused records that a request with this digest was refused. It reports whether that ends a streak: the next request
+// begins a new one.
+func (s *Streak) Refused(digest uint64) (ends bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := int(s.length.Load())
+	for _, before := range s.refused[:n] {
+		if before == digest {
+			return false
+		}
+	}
+	s.refused[n] = digest
+	if n++; n == inARow {
+		n = 0
+	}
+	s.length.Store(int32(n))
+	return n == 0
+}
+
+// Passed records another reply.
+func (s *Streak) Passed() {
+	if s.length.Load() == 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.length.Store(0)
+}

@@ -1,0 +1,73 @@
+package lacks
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestANameIsLackedForAMinuteOrUntilItIsThere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s Set
+		s.Add("m", time.Now())
+		time.Sleep(Lasts - 1)
+		if !s.Has("m", time.Now()) || s.Has("n", time.Now()) {
+			t.Errorf("before a minute is over it lacks m %v and n %v", s.Has("m", time.Now()), s.Has("n", time.Now()))
+		}
+		time.Sleep(1)
+		if s.Has("m", time.Now()) {
+			t.Error("it lacks m after a minute")
+		}
+		s.Add("m", time.Now())
+		s.Add("n", time.Now())
+		if s.Remove("m"); s.Has("m", time.Now()) || !s.Has("n", time.Now()) {
+			t.Error("to have m changes more or less than that")
+		}
+		if s.Clear(); s.Has("n", time.Now()) {
+			t.Error("it lacks n after all was forgotten")
+		}
+	})
+}
+
+func TestMadeUpNamesTakeLimitedMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s Set
+		for i := range 10 * maxNames {
+			s.Add(fmt.Sprint(i), time.Now())
+			if !s.Has(fmt.Sprint(i), time.Now()) {
+				t.Fatalf("it has forgotten %d at once", i)
+			}
+		}
+		if n := len(s.until); n > maxNames {
+			t.Errorf("it remembers %d names, want %d", n, maxNames)
+		}
+	})
+}
+
+func TestAStreakIsOfDifferentRequests(t *testing.T) {
+	for name, c := range map[string]struct {
+		replies []uint64 // 0: another reply
+		ends    int      // after so many
+	}{
+		"three requests":              {[]uint64{1, 2, 3}, 3},
+		"one, sent again and again":   {[]uint64{1, 1, 1, 1, 1}, 0},
+		"two, sent in turns":          {[]uint64{1, 2, 1, 2, 1}, 0},
+		"three, of which one is late": {[]uint64{1, 2, 1, 2, 3}, 5},
+		"a reply in between":          {[]uint64{1, 2, 0, 3, 4}, 0},
+		"one after the other":         {[]uint64{1, 2, 0, 3, 4, 5}, 6},
+	} {
+		var s Streak
+		ends := 0
+		for i, digest := range c.replies {
+			if digest == 0 {
+				s.Passed()
+			} else if s.Refused(digest) && ends == 0 {
+				ends = i + 1
+			}
+		}
+		if ends != c.ends {
+			t.Errorf("%s: ended after %d, want %d", name, ends, c.ends)
+		}
+	}
+}
