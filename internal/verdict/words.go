@@ -26,6 +26,7 @@ type meaning struct {
 var words = map[string]meaning{
 	// of nearly every 4xx, also of those about keys and models
 	"invalid_request_error": {status: http.StatusBadRequest},
+	"invalid_request":       {status: http.StatusBadRequest},
 
 	"external_connector_error":       {http.StatusFailedDependency, ClientError}, // an MCP server that the request names
 	"user_error":                     {http.StatusBadRequest, ClientError},
@@ -53,6 +54,18 @@ var words = map[string]meaning{
 	"misalignment_policy_violation":  {http.StatusBadRequest, ClientError},
 	"moderation_blocked":             {http.StatusBadRequest, ClientError}, // OpenAI's images
 	"data_inspection_failed":         {http.StatusBadRequest, ClientError}, // DashScope
+	"invalid_input":                  {http.StatusBadRequest, ClientError},
+	"invalid_file":                   {http.StatusBadRequest, ClientError},
+	"unsupported_file":               {http.StatusBadRequest, ClientError},
+	"max_output_tokens":              {http.StatusBadRequest, ClientError},
+	"session_budget_exceeded":        {http.StatusBadRequest, ClientError}, // which the client has set
+	"executor_version_incompatible":  {http.StatusBadRequest, ClientError},
+	"response_not_found":             {http.StatusBadRequest, ClientError}, // and so on: of response.steer
+	"response_not_active":            {http.StatusBadRequest, ClientError},
+	"response_already_completed":     {http.StatusBadRequest, ClientError},
+	"steering_not_supported":         {http.StatusBadRequest, ClientError},
+	"active_turn_not_steerable":      {http.StatusBadRequest, ClientError},
+	"too_many_pending_steers":        {http.StatusBadRequest, ClientError},
 	anyPolicy:                        {http.StatusBadRequest, ClientError},
 	anyPolicyViolation:               {http.StatusBadRequest, ClientError},
 
@@ -64,6 +77,7 @@ var words = map[string]meaning{
 	"context_length_exceeded":   {http.StatusBadRequest, TooLarge}, // OpenAI, Azure
 	"exceed_context_size_error": {http.StatusBadRequest, TooLarge}, // llama.cpp
 
+	"authentication_error":     {status: http.StatusUnauthorized},
 	"invalid_api_key":          {http.StatusUnauthorized, Credential},
 	"account_deactivated":      {http.StatusUnauthorized, Credential},
 	"account_suspended":        {http.StatusUnauthorized, Credential},
@@ -83,7 +97,9 @@ var words = map[string]meaning{
 	"model_decommissioned": {http.StatusNotFound, NoModel}, // Groq
 	"ModelNotFound":        {http.StatusNotFound, NoModel}, // DashScope
 
-	"unknown_url": {status: http.StatusNotFound},
+	"unknown_url":        {status: http.StatusNotFound},
+	"resource_not_found": {status: http.StatusNotFound},
+	"request_timeout":    {status: http.StatusRequestTimeout},
 
 	"too_many_requests":        {status: http.StatusTooManyRequests},
 	"rate_limit_error":         {status: http.StatusTooManyRequests},
@@ -112,15 +128,20 @@ var words = map[string]meaning{
 	"no_capacity":               {http.StatusTooManyRequests, Overloaded},
 	"slow_down":                 {http.StatusTooManyRequests, Overloaded},
 	"engine_overloaded_error":   {http.StatusTooManyRequests, Overloaded}, // Moonshot
+	"flex_unavailable":          {http.StatusTooManyRequests, Overloaded},
+	"server_overloaded":         {http.StatusServiceUnavailable, Overloaded},
 	"server_is_overloaded":      {http.StatusServiceUnavailable, Overloaded},
 	"overloaded_error":          {http.StatusServiceUnavailable, Overloaded}, // Anthropic
 	"service_unavailable_error": {status: http.StatusServiceUnavailable},
 
-	"server_error":          {status: http.StatusInternalServerError},
-	"internal_error":        {status: http.StatusInternalServerError},
-	"internal_server_error": {status: http.StatusInternalServerError},
-	"InternalServerError":   {status: http.StatusInternalServerError},
-	"vector_store_timeout":  {status: http.StatusGatewayTimeout}, // the backend's own search of files took too long
+	"server_error":              {status: http.StatusInternalServerError},
+	"sandbox_error":             {status: http.StatusInternalServerError},
+	"successor_creation_failed": {status: http.StatusInternalServerError},
+	"connection_failed":         {status: http.StatusBadGateway},
+	"internal_error":            {status: http.StatusInternalServerError},
+	"internal_server_error":     {status: http.StatusInternalServerError},
+	"InternalServerError":       {status: http.StatusInternalServerError},
+	"vector_store_timeout":      {status: http.StatusGatewayTimeout}, // the backend's own search of files took too long
 }
 
 // Ends of words that stand for all words with that end: organization_spend_limit_exceeded and similar, and the policies that
