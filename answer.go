@@ -119,7 +119,7 @@ type refusals struct {
 
 // why is the error that says why no backend could serve.
 func (r refusals) why(q *request, s *search, wait time.Duration) apierror.Error {
-	if !r.Takes {
+	if !r.Takes && !s.attempts.anyIs(verdict.NotHere) { // otherwise one took it, and its reply was cut
 		return r.whyNoneTakes(q, s)
 	}
 	var last verdict.Class

@@ -61,6 +61,11 @@ func (l attemptList) last() *attemptRecord {
 	return &l[len(l)-1]
 }
 
+// anyIs reports whether one of the attempts has the class.
+func (l attemptList) anyIs(class verdict.Class) bool {
+	return slices.ContainsFunc(l, func(a attemptRecord) bool { return a.class == class })
+}
+
 // throttled reports whether a backend refused one of the attempts because it throttles.
 func (l attemptList) throttled() bool {
 	return l.throttles(len(l)) > 0
@@ -179,7 +184,7 @@ func (s *search) compare(r *attempt.Reply) {
 	case r.Class != verdict.Blocked && r.Status > 0:
 		to.blocked.Passed()
 	}
-	if r.Class == verdict.Unclear && slices.ContainsFunc(s.attempts, func(a attemptRecord) bool { return a.class == verdict.Unclear }) {
+	if r.Class == verdict.Unclear && s.attempts.anyIs(verdict.Unclear) {
 		r.Class = verdict.ClientError // two backends have said so: a third one would
 	}
 }

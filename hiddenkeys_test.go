@@ -47,7 +47,7 @@ func TestAnEncodedKeyInAReplyIsFound(t *testing.T) {
 							fmt.Fprintf(rw, `{"error":{"message":"see https://elsewhere.example/?api-key=%s for 100%% of it"}}`, encoded)
 						}
 					})
-					reply := w.Post(`{}`)
+					reply := w.Send(w.Request(http.MethodPost, "/v1/files", strings.NewReader(`{}`)))
 					text := fmt.Sprint(reply.Header, reply.Body)
 					decoded, err := url.PathUnescape(strings.ReplaceAll(strings.ReplaceAll(text, "100% of it", ""), "%!", ""))
 					if err != nil {

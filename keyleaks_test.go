@@ -31,7 +31,8 @@ func repeats(code int) http.HandlerFunc {
 
 // breaksOff begins a reply and resets the connection.
 func breaksOff(w http.ResponseWriter, _ *http.Request) {
-	io.WriteString(w, `{"id":`)
+	w.Header().Set("Content-Type", "text/event-stream")
+	io.WriteString(w, lbtest.StreamContent)
 	w.(http.Flusher).Flush()
 	panic(http.ErrAbortHandler)
 }

@@ -522,7 +522,7 @@ func (s *search) barLackingPath(now time.Time) {
 		return at.Takes && !at.Elsewhere && at.Bar == pool.Free && !slices.Contains(s.lackPath, to.Index) &&
 			!to.Unreachable() && !to.Full() && !to.Throttles(&s.board, now)
 	})
-	if !others && !slices.ContainsFunc(s.attempts, func(a attemptRecord) bool { return a.class == verdict.NotHere }) {
+	if !others && !s.attempts.anyIs(verdict.NotHere) {
 		return
 	}
 	for _, i := range s.lackPath {

@@ -44,6 +44,10 @@ var refusals = []refusal{
 	{status: 400, body: `{"success":false,"result":[],"messages":[],"error":[{"code":2005,"message":"Failed to get response from provider"}]}`, class: "BadRequestError", text: "400"},
 	{call: "responses", status: 200, body: `{"id":"resp_1","object":"response","status":"failed","error":{"code":"mass_persuasion","message":"This prompt is refused."},"output":[]}`,
 		class: "InternalServerError", code: "mass_persuasion", text: "This prompt is refused.", gives: 500},
+	// what SDKs would take for an answer
+	{status: 200, body: `<html><head><title>Sign in</title></head></html>`, class: "InternalServerError", code: "upstream_unreachable", text: "No backend gave a valid answer.", gives: 502},
+	{call: "streamed chat", status: 200, body: `<html><head><title>Sign in</title></head></html>`, class: "InternalServerError", code: "upstream_unreachable", text: "No backend gave a valid answer.", gives: 502},
+	{call: "streamed responses", status: 200, body: `{"id":"resp_1","object":"response","status":"completed","output":[]}`, class: "InternalServerError", code: "upstream_unreachable", text: "No backend gave a valid answer.", gives: 502},
 	// whose words are not passed on: they may be about the key
 	{status: 400, body: `{"type":"error","error":{"type":"invalid_request_error","message":"This organization has been disabled."}}`,
 		class: "InternalServerError", code: "upstream_credentials_rejected", text: "No backend accepts the credentials", gives: 502},

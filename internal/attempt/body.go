@@ -303,7 +303,7 @@ func (b *body) finish(err error) error {
 // an end mark, but a backend that sends no end marks may send errors.
 func (t *Request) judgeEnd(stream *sse.Watcher) error {
 	switch e := stream.Failure; {
-	case e != nil && verdict.Judge(verdict.Reply{Status: e.Status, Body: e.Body}).Blames():
+	case e != nil && verdict.Judge(verdict.Reply{Status: e.Status, Body: e.Body, OfResponse: e.OfResponse}).Blames():
 		return ErrInStream
 	case e != nil:
 	case stream.Ended:

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
@@ -43,10 +42,14 @@ func (s *Sender) open(r *Reply) {
 	switch {
 	case r.Status == http.StatusSwitchingProtocols && r.sent.Socket.IsAccepted():
 		s.openSocket(r)
+	case r.isNoAnswer():
+		r.breakOff(ErrNoAnswer)
 	case kind == openaiapi.TypeEventStream && inferred && !openaiapi.IsCompressed(res.Header):
 		s.judgeOpening(r, r.openStream)
 	case kind == openaiapi.TypeJSON && (inferred || once) && res.ContentLength <= openingLimit:
 		s.judgeOpening(r, r.openJSON)
+	case kind != openaiapi.TypeJSON && kind != openaiapi.TypeEventStream && r.isUntyped():
+		s.judgeOpening(r, r.openUntyped)
 	}
 	if r.body != nil {
 		r.Response = r.body.forClient(r.Response)
@@ -72,14 +75,7 @@ func (r *Reply) openJSON() (*sse.Error, error) {
 	if err := r.body.readJSON(); err != nil || !asks.Kind.Infers() {
 		return nil, err
 	}
-	failure := r.body.errorIn(strings.HasSuffix(asks.Operation, "/responses"))
-	if failure == nil && mustBeJSON && r.body.notJSON() {
-		return nil, ErrNotJSON
-	}
-	if failure == nil && r.body.whole() {
-		r.decompress(r.secrets().Random())
-	}
-	return failure, nil
+	return r.judgeJSON()
 }
 
 // judgeOpening classifies the beginning of a reply.
@@ -235,9 +231,8 @@ func (b *body) readWhole(length int) {
 	b.take(readAhead{buf[:n:n], err})
 }
 
-// readUntil reads ahead until the end of the body or openingLimit. It reports
-// false if the time after the first byte was up before.
-func (b *body) readUntil(limit time.Duration) bool {
+// readFirst reads ahead what comes first.
+func (b *body) readFirst() {
 	b.deadline.start(b.idle, ErrIdle)
 	buf := b.nextRead()
 	n, err := b.read(buf)
@@ -246,6 +241,12 @@ func (b *body) readUntil(limit time.Duration) bool {
 		err = b.deadline.why()
 	}
 	b.take(readAhead{buf[:n], err})
+}
+
+// readUntil reads ahead until the end of the body or openingLimit. It reports
+// false if the time after the first byte was up before.
+func (b *body) readUntil(limit time.Duration) bool {
+	b.readFirst()
 	timeout := time.NewTimer(limit)
 	defer timeout.Stop()
 	for b.heldErr == nil && len(b.held) < openingLimit {

@@ -1,12 +1,14 @@
 package lbtest
 
 import (
+	"bufio"
 	"bytes"
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"slices"
 	"sync"
@@ -56,12 +58,48 @@ func (b *Backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	b.mu.Unlock()
 	w.Header().Set("X-Backend", b.Name)
 	if reply != nil {
-		reply(w, r)
+		watched := &watchedWriter{ResponseWriter: w}
+		if reply(watched, r); watched.begun {
+			return
+		}
+	}
+	if bytes.Contains(c.Beginning, []byte(`"stream":true`)) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, StreamContent+StreamEnd)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
 	io.WriteString(w, `{"id":"chatcmpl-1","object":"chat.completion"}`)
 }
+
+// watchedWriter knows whether a reply has begun. One that only waits, and says nothing, is a reply like all others: an
+// empty one would be no answer to a chat.
+type watchedWriter struct {
+	http.ResponseWriter
+	begun bool
+}
+
+func (w *watchedWriter) WriteHeader(status int) {
+	w.begun = w.begun || status >= 200
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *watchedWriter) Write(p []byte) (int, error) {
+	w.begun = true
+	return w.ResponseWriter.Write(p)
+}
+
+func (w *watchedWriter) Flush() {
+	w.begun = true
+	_ = http.NewResponseController(w.ResponseWriter).Flush()
+}
+
+func (w *watchedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	w.begun = true
+	return http.NewResponseController(w.ResponseWriter).Hijack()
+}
+
+func (w *watchedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // Replies has the backend answer so from now on. nil: it serves.
 func (b *Backend) Replies(reply http.HandlerFunc) {

@@ -230,8 +230,8 @@ func LacksPath(status int, body []byte) bool {
 }
 
 // isPage reports whether a body is not that of an API, but for instance the page of a firewall or of a web server. An
-// empty one may be anybody's.
+// empty one may be anybody's, and so may one that cannot be decompressed.
 func isPage(body []byte) bool {
 	text := strings.TrimLeft(string(body[:min(len(body), 64)]), "\xef\xbb\xbf \t\r\n")
-	return text != "" && text[0] != '{' && text[0] != '['
+	return text != "" && text[0] > ' ' && text[0] != '{' && text[0] != '['
 }

@@ -1,6 +1,7 @@
 package callers
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -32,7 +33,7 @@ func TestAResponseInTheBackgroundIsSettledByTheFirstReplyThatReportsItsUsage(t *
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, limited, func(t *testing.T, w *world) {
 				w.AllReply(reply)
-				w.post(aliceKey, "/v1/responses", prompt(50, `"background":true,"stream":true,"max_output_tokens":4000,`))
+				w.post(aliceKey, "/v1/responses", prompt(50, fmt.Sprintf(`"background":true,"stream":%v,"max_output_tokens":4000,`, name == "in a stream")))
 				w.wantCost(t, 1, 4050)
 				w.AllReply(lbtest.Says(200, queued))
 				w.get(t, "/v1/responses/"+id)

@@ -24,6 +24,10 @@ func TestRequestsInParallelUseAtMost110PercentOfALimit(t *testing.T) {
 			release := make(chan struct{})
 			w.AllReply(func(rw http.ResponseWriter, r *http.Request) {
 				<-release
+				if strings.Contains(members, "stream") {
+					lbtest.Streams(lbtest.StreamContent, `data: {"choices":[],"usage":`+usage(50, 16_000)+"}\n\n", lbtest.StreamEnd)(rw, r)
+					return
+				}
 				used(50, 16_000)(rw, r)
 			})
 			var wg sync.WaitGroup

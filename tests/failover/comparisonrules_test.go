@@ -6,13 +6,16 @@ import (
 	"mime"
 	"net/http"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // rule is a part of docs/replies.md that says why a client gets another reply than directly.
@@ -23,6 +26,7 @@ const (
 	onlyWhole     rule = "the last error reply of a class that fails over, but not throttled, credential, not_permitted or cut"
 	noContent     rule = "200 for inference whose stream ends before any content"
 	errorIn200    rule = "200 for inference whose stream has an error before any content"
+	noAnswer      rule = "200 for inference that is neither JSON nor a stream"
 	brokenJSON    rule = "whose JSON (up to 64 KiB) is cut or invalid"
 	notRepeated   rule = "So the reply has `x-should-retry: false`, whatever the backend said."
 	ownHints      rule = "unchanged except for `retry-after` and `retry-after-ms`"
@@ -39,7 +43,7 @@ const (
 
 func TestTheDocsHaveEachRuleByWhichRepliesDiffer(t *testing.T) {
 	docs := strings.Join(strings.Fields(string(lbtest.ReadFile(t, filepath.Join("..", "..", "docs", "replies.md")))), " ")
-	for _, r := range []rule{noReply, onlyWhole, noContent, errorIn200, brokenJSON, notRepeated, ownHints, callersKey, rejected, rateLimited, withheldError, addedFields, removedFields, fewInterims, fewTrailers, cutEarlier} {
+	for _, r := range []rule{noReply, onlyWhole, noContent, errorIn200, noAnswer, brokenJSON, notRepeated, ownHints, callersKey, rejected, rateLimited, withheldError, addedFields, removedFields, fewInterims, fewTrailers, cutEarlier} {
 		if !strings.Contains(docs, string(r)) {
 			t.Errorf("docs/replies.md does not say %q", r)
 		}
@@ -63,6 +67,8 @@ func (c *compared) expect(direct *seen) (*seen, []rule) {
 	switch {
 	case direct.none:
 		e.fails(noReply)
+	case e.isNoAnswer(direct):
+		e.fails(noAnswer)
 	case direct.status >= 300:
 		e.refused(direct)
 	case e.opens() && e.contentType() == "text/event-stream" && !e.compressed():
@@ -74,6 +80,40 @@ func (c *compared) expect(direct *seen) (*seen, []rule) {
 		e.passes()
 	}
 	return &e.seen, e.rules
+}
+
+// isNoAnswer reports whether a success is no answer to inference.
+func (e *expectation) isNoAnswer(direct *seen) bool {
+	text, whole := plainText(direct.header, direct.body)
+	text = strings.TrimLeft(text, " \r\n")
+	kind := e.contentType()
+	typed := kind == "application/json" || kind == "text/event-stream"
+	isJSON := text != "" && strings.Contains(`{["n`, text[:1])
+	isStream := strings.HasPrefix(text, "data:") || strings.HasPrefix(text, ":")
+	switch {
+	case !e.op.infers || direct.status >= 400:
+		return false
+	case direct.status >= 300, direct.status == 204, direct.status == 205:
+		return true
+	case direct.status != 200:
+		return false
+	case direct.body == "" && !direct.broken && direct.header.Get("Content-Length") == "0":
+		return true
+	case typed && (kind != "application/json" || !e.op.stream || !whole || e.isLongByLength(direct)), !typed && e.compressed():
+		return false
+	case isStream, e.compressed() && max(len(text), len(direct.body)) >= openingLimit:
+		return false
+	case !isJSON, e.op.stream:
+		return true
+	case direct.broken:
+		return len(direct.body) < openingLimit
+	}
+	return len(direct.body) < openingLimit && !json.Valid([]byte(text))
+}
+
+// isLongByLength reports whether a reply is too long to be held back, as its length says.
+func (e *expectation) isLongByLength(direct *seen) bool {
+	return direct.header.Get("Content-Length") != "" && len(e.reply.body) > openingLimit
 }
 
 func (e *expectation) by(r rule) { e.rules = append(e.rules, r) }
@@ -133,14 +173,15 @@ func (e *expectation) hints(always bool) {
 	}
 }
 
+var wholeCode = regexp.MustCompile(`^{"error":{"message":"it is so","code":"(\w*)"`)
+
 // codeOf is the code of an error, if all of it is there.
 func codeOf(s *seen) string {
 	text, _ := plainText(s.header, s.body)
-	var body struct{ Error struct{ Code string } }
-	if json.Unmarshal([]byte(text), &body) != nil {
-		return ""
+	if m := wholeCode.FindStringSubmatch(text); m != nil {
+		return m[1]
 	}
-	return body.Error.Code
+	return ""
 }
 
 // refused is about a redirect or an error.
@@ -151,7 +192,7 @@ func (e *expectation) refused(direct *seen) {
 		text, whole := plainText(direct.header, direct.body)
 		return e.compressed() && (!whole || len(text) >= openingLimit || direct.broken || len(direct.body) >= openingLimit)
 	}
-	class := classOf(e.status, code)
+	class := e.classOf(direct, code)
 	if e.passthrough && slices.Contains(ofCredential, class) {
 		e.by(callersKey)
 		class = "client_error"
@@ -173,11 +214,31 @@ func (e *expectation) refused(direct *seen) {
 		if withheld() {
 			e.withheld()
 		}
-		e.hints(class == "overloaded")
+		if class != "not_here" {
+			e.hints(class == "overloaded")
+		}
 		if e.op.once && (e.status >= 500 && e.status != 503 || class == "failed") {
 			e.mustNotRepeat()
 		}
 	}
+}
+
+// classOf is the class of a redirect or an error.
+func (e *expectation) classOf(direct *seen, code string) string {
+	text, _ := plainText(direct.header, direct.body)
+	text = strings.TrimLeft(text, " \r\n")
+	isPage := text != "" && text[0] > ' ' && text[0] != '{' && text[0] != '['
+	_, hint := verdict.ReadHint(e.status, direct.header, nil, time.Now())
+	class := classOf(e.status, code)
+	switch {
+	case e.status == 403 && class == "credential" && hint != verdict.NoHint:
+		return "quota"
+	case e.status == 403 && class == "credential" && isPage:
+		return "blocked"
+	case (e.status == 404 || e.status == 405) && isPage && e.op.infers:
+		return "not_here"
+	}
+	return class
 }
 
 // ofCredential are the classes that are the caller's if the key is.
@@ -199,6 +260,10 @@ func classOf(status int, code string) string {
 		return "not_permitted"
 	case status == 402:
 		return "quota"
+	case code == "insufficient_quota" && status < 500 && !ofItsStatus(status):
+		return "quota"
+	case code == "DeploymentNotFound" && status < 500 && !ofItsStatus(status):
+		return "no_model"
 	case status == 403 && (code == "content_filter" || code == "external_connector_error"), status == 424 && (code == "external_connector_error" || code == "content_filter"):
 		return "client_error"
 	case (status == 403 || status == 404) && code == "DeploymentNotFound":
@@ -215,6 +280,11 @@ func classOf(status int, code string) string {
 		return "failed"
 	}
 	return "client_error"
+}
+
+// ofItsStatus reports whether the status of a 4xx says more than its code.
+func ofItsStatus(status int) bool {
+	return slices.Contains([]int{401, 408, 424, 429, 498}, status)
 }
 
 // opensStream is about a stream of inference.

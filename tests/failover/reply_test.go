@@ -69,7 +69,7 @@ func TestWhatAReplyMeans(t *testing.T) {
 		{"422", lbtest.Says(422, "{}"), "client_error", nobody, 0, "", false},
 		{"a connection that breaks", lbtest.Aborts, "failed", model, 10, "warn", true},
 		{"what is not HTTP", lbtest.Raw("SSH-2.0-OpenSSH_9.2p1\r\n"), "failed", model, 10, "warn", true},
-		{"a redirect", lbtest.Says(307, "", "Location", "/elsewhere"), "served", nobody, 0, "", false},
+		{"a redirect", lbtest.Says(307, "", "Location", "/elsewhere"), "failed", model, 10, "warn", true},
 		{"200", lbtest.Says(200, "{}"), "served", nobody, 0, "", false},
 	} {
 		name := fmt.Sprintf("a%d", len(rows))
@@ -222,7 +222,7 @@ func TestACutReplyIsCutForTheClient(t *testing.T) {
 					if framing != "" {
 						rw.Header().Set("Content-Length", framing)
 					}
-					io.WriteString(rw, strings.Repeat("x", 50000))
+					io.WriteString(rw, `{"id":"`+strings.Repeat("x", 70000))
 					rw.(http.Flusher).Flush()
 					panic(http.ErrAbortHandler)
 				})

@@ -23,7 +23,7 @@ func TestAProvidersFieldsDoNotPassAsTrailers(t *testing.T) {
 		reply        http.HandlerFunc
 	}{
 		"a reply":                      {http.MethodPost, "/v1/chat/completions", lbtest.Says(200, "{}")},
-		"an empty reply":               {http.MethodPost, "/v1/chat/completions", lbtest.Says(200, "", "Content-Type", "text/plain")},
+		"an empty reply":               {http.MethodPost, "/v1/audio/transcriptions", lbtest.Says(200, "", "Content-Type", "text/plain")},
 		"a stream":                     {http.MethodPost, "/v1/chat/completions", lbtest.Streams(lbtest.StreamContent, lbtest.StreamEnd)},
 		"a stream that is held back":   {http.MethodPost, "/v1/chat/completions", lbtest.Streams(lbtest.StreamPreamble, 5*time.Second)},
 		"a reply that is not read":     {http.MethodGet, "/v1/files/f/content", lbtest.Says(200, "text", "Content-Type", "text/plain")},

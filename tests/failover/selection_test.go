@@ -2,6 +2,7 @@ package failover
 
 import (
 	"fmt"
+	"io"
 	"math"
 	"net/http"
 	"sync"
@@ -44,6 +45,8 @@ func TestMaxRequestsSendsTheRestElsewhere(t *testing.T) {
 		}
 	}`, func(t *testing.T, w *lbtest.World) {
 		slow := func(rw http.ResponseWriter, r *http.Request) {
+			rw.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(rw, lbtest.StreamContent)
 			rw.(http.Flusher).Flush() // the place is held until the reply's end
 			time.Sleep(time.Minute)
 		}
@@ -214,6 +217,8 @@ func TestPoliciesThatCountRequestsInFlightSeeThoseOfThePool(t *testing.T) {
 			}`, policy), func(t *testing.T, w *lbtest.World) {
 				held := func(d time.Duration) http.HandlerFunc {
 					return func(rw http.ResponseWriter, _ *http.Request) {
+						rw.Header().Set("Content-Type", "text/event-stream")
+						io.WriteString(rw, lbtest.StreamContent)
 						rw.(http.Flusher).Flush()
 						time.Sleep(d)
 					}

@@ -224,6 +224,10 @@ func TestFlexMayTakeFifteenMinutes(t *testing.T) {
 			return func(w http.ResponseWriter, r *http.Request) {
 				select {
 				case <-time.After(wait):
+					if stream != "" {
+						lbtest.Streams(lbtest.StreamContent, lbtest.StreamEnd)(w, r)
+						return
+					}
 					lbtest.Says(200, `{"id":"chatcmpl-1","choices":[]}`)(w, r)
 				case <-r.Context().Done():
 				}

@@ -46,7 +46,7 @@ func TestAnAbortedReplyReportsWhatWasSeenOfIt(t *testing.T) {
 		"a response that thinks":           {responses, created + event("response.reasoning_summary_text.delta", "") + delta, "100 2 true 7", nil},
 		"a message of Anthropic":           {messages, message + strings.Repeat(block, 6), "25 6 true 7", nil},
 		"a compressed stream":              {chat, lbtest.Gzipped(lbtest.StreamContent), "100 1 true 7", []string{"Content-Encoding", "gzip"}},
-		"a reply that is no stream":        {chat, `{"choices":[` + strings.Repeat(" ", 100<<10), "   7", []string{"Content-Type", "application/json"}},
+		"a reply that is no stream":        {"/v1/embeddings", `{"data":[` + strings.Repeat(" ", 100<<10), "   7", []string{"Content-Type", "application/json"}},
 		"a stream that is not of a model":  {"/v1/threads/t/runs", lbtest.StreamContent, "   7", nil},
 		"a stream that ends by itself":     {chat, lbtest.StreamContent + lbtest.StreamEnd, "   ", nil},
 		"one that says what it did before": {chat, lbtest.StreamContent + running + lbtest.StreamEnd, "9 5  ", nil},

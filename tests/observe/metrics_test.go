@@ -407,7 +407,7 @@ func TestTheFirstByteIsTimedWhenItGoesToTheClient(t *testing.T) {
 				if name == "no inference" {
 					path = "/v1/files"
 				}
-				w.Send(w.Request(http.MethodPost, path, strings.NewReader(`{"stream":true}`))).WantStatus(t, 200)
+				w.Send(w.Request(http.MethodPost, path, strings.NewReader(fmt.Sprintf(`{"stream":%v}`, name != "a whole one")))).WantStatus(t, 200)
 				families, err := lbtest.Registry(t).Gather()
 				if err != nil {
 					t.Fatal(err)

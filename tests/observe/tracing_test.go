@@ -119,7 +119,7 @@ func TestEverySpanEnds(t *testing.T) {
 		lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
 			exporter := traced(w, sdktrace.AlwaysSample())
 			w.Backends["a"].Replies(reply)
-			w.Post(`{"model":"gpt-4o","stream":true}`)
+			w.Post(fmt.Sprintf(`{"model":"gpt-4o","stream":%v}`, name == "broken_stream"))
 			spans := exporter.GetSpans()
 			if len(spans) != 1 || name != "served" && attributesOf(spans[0])["error.type"] != name {
 				t.Errorf("%s gives %v", name, spans)

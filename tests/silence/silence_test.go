@@ -293,6 +293,10 @@ func TestAResponseThatGoesOnOrActsNeverMoves(t *testing.T) {
 			w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 				if r.URL.Path == "/v1/responses" {
 					time.Sleep(10 * time.Second)
+					if strings.Contains(body, "stream") {
+						lbtest.Streams(lbtest.StreamContent)(rw, r)
+						return
+					}
 					lbtest.Says(200, `{}`)(rw, r)
 					return
 				}

@@ -1,0 +1,129 @@
+package attempt
+
+import (
+	"bytes"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/sse"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// A success that is no answer comes from something that is not the API: the page of a portal, the redirect to a login,
+// nothing at all. SDKs take it for an answer: openai-python returns a stream without an event, and no exception. So the
+// reply to inference is judged by its first bytes. They are JSON or the beginning of a stream, whatever its Content-Type
+// says. Only audio may be anything.
+
+// ErrNoAnswer is what is wrong with a success that is no answer.
+var ErrNoAnswer = &verdict.CauseError{Word: "no_answer", Text: "the reply is a success, but neither JSON nor a stream"}
+
+// ErrNoStream is what is wrong with JSON in place of a stream.
+var ErrNoStream = &verdict.CauseError{Word: "no_stream", Text: "the reply is JSON, but the request is for a stream"}
+
+// answers reports whether the reply must be JSON or a stream.
+func (a *Asks) answers() bool {
+	return a.Kind.Infers() && !a.Kind.IsHandshake() && !strings.HasPrefix(a.Operation, "/audio/")
+}
+
+// mustStream reports whether the reply must be a stream. Operations that have none ignore that a stream was asked for.
+func (a *Asks) mustStream() bool {
+	if !a.Stream || !a.answers() {
+		return false
+	}
+	switch strings.TrimSuffix(a.Operation, "/") {
+	case "/chat/completions", "/completions", "/responses", "/messages":
+		return true
+	}
+	return false
+}
+
+// isNoAnswer reports whether a success cannot be an answer, whatever its body is: it is a redirect, or has no body.
+func (r *Reply) isNoAnswer() bool {
+	if !r.sent.Asks.answers() || r.sent.Socket.IsAccepted() || r.Status < 200 {
+		return false
+	}
+	return r.Status >= 300 || r.Status == http.StatusNoContent || r.Status == http.StatusResetContent || r.Status == http.StatusOK && r.body == nil
+}
+
+// looks is what the first bytes of a body look like.
+type looks int
+
+const (
+	likeNothing looks = iota
+	likeJSON
+	likeStream
+	likeOther
+)
+
+// looksLike judges the first bytes of a body. White space alone looks like nothing.
+func looksLike(text []byte) looks {
+	text = bytes.TrimLeft(bytes.TrimPrefix(text, []byte("\xef\xbb\xbf")), " \t\r\n")
+	if len(text) == 0 {
+		return likeNothing
+	}
+	switch c := text[0]; {
+	case c == '{', c == '[', c == '"', c == '-', '0' <= c && c <= '9', bytes.HasPrefix(text, []byte("null")), bytes.HasPrefix(text, []byte("true")),
+		bytes.HasPrefix(text, []byte("false")):
+		return likeJSON
+	case c == ':':
+		return likeStream
+	}
+	for _, field := range []string{"data:", "event:", "id:", "retry:"} {
+		if n := min(len(field), len(text)); string(text[:n]) == field[:n] {
+			return likeStream
+		}
+	}
+	return likeOther
+}
+
+// openUntyped judges a reply that says that it is neither JSON nor a stream.
+func (r *Reply) openUntyped() (*sse.Error, error) {
+	b := r.body
+	b.readFirst()
+	timeout := time.NewTimer(openingTimeout)
+	defer timeout.Stop()
+	for {
+		switch looksLike(b.held) {
+		case likeStream:
+			return nil, nil
+		case likeOther:
+			return nil, ErrNoAnswer
+		}
+		if b.heldErr != nil || len(b.held) >= openingLimit || !b.readMore(timeout.C) {
+			break
+		}
+	}
+	switch {
+	case b.heldErr != nil && !b.whole():
+		return nil, b.heldErr
+	case b.whole() && looksLike(b.held) == likeNothing:
+		return nil, ErrNoAnswer
+	}
+	return r.judgeJSON()
+}
+
+// judgeJSON judges a reply that is JSON, by its bytes or by what it says, as far as it was read ahead.
+func (r *Reply) judgeJSON() (*sse.Error, error) {
+	asks := &r.sent.Asks
+	failure := r.body.errorIn(strings.HasSuffix(asks.Operation, "/responses"))
+	switch text, all := r.body.text(); {
+	case failure != nil:
+	case !all: // it cannot be read
+	case asks.mustStream() && looksLike(text) == likeJSON:
+		return nil, ErrNoStream
+	case asks.mustStream() && looksLike(text) != likeStream:
+		return nil, ErrNoAnswer
+	case !asks.Stream && r.body.notJSON():
+		return nil, ErrNotJSON
+	case r.body.whole():
+		r.decompress(r.secrets().Random())
+	}
+	return failure, nil
+}
+
+// isUntyped reports whether a reply of this type has to be judged by its first bytes.
+func (r *Reply) isUntyped() bool {
+	return r.sent.Asks.answers() && r.Status == http.StatusOK && r.body != nil && !openaiapi.IsCompressed(r.Response.Header)
+}
