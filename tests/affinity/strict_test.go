@@ -3,6 +3,8 @@ package affinity
 import (
 	"bytes"
 	"fmt"
+	"io"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -28,7 +30,13 @@ func TestAStrictPoolKeepsEveryIDFromOtherCallers(t *testing.T) {
 					t.Errorf("%s of what is not known: client got %d %s, %d backends were asked", request, reply.Status, reply.Body, w.TotalCalls())
 				}
 			}
-			w.AllReply(lbtest.Says(200, `{"id":"`+id+`","object":"stored"}`))
+			w.AllReply(func(rw http.ResponseWriter, r *http.Request) {
+				if body, _ := io.ReadAll(r.Body); strings.Contains(string(body), `"stream":true`) {
+					lbtest.Streams(lbtest.StreamContent, lbtest.StreamEnd)(rw, r)
+					return
+				}
+				lbtest.Says(200, `{"id":"`+id+`","object":"stored"}`)(rw, r)
+			})
 			w.ask(alice, "POST /v1/files {}").WantServed(t, "a")
 			w.Backends["a"].Forget()
 			for _, request := range requests {
