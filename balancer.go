@@ -85,9 +85,31 @@ func newBalancer(name string, targets []*target, sender *attempt.Sender, events 
 		}
 	}
 	b.models = metrics.ModelsOf(models)
-	b.Entry = pools.Entry{Name: name, Pool: pool.New(members, append(listeners, b.logger, b.metrics, b.events, admin.Recorder(name))...)}
+	b.Entry = pools.Entry{Name: name, Pool: pool.New(members, append(listeners, b.logger, b.metrics, b.events, admin.Recorder(name), resetter(targets))...)}
 	slices.SortFunc(targets, func(a, b *target) int { return a.Index - b.Index })
 	return b
+}
+
+// resetter makes targets forget what they lack when an operator resets them.
+type resetter []*target
+
+// Happened implements pool.Listener.
+func (targets resetter) Happened(e pool.Event) {
+	if e.Happening != pool.WasReset {
+		return
+	}
+	for _, t := range targets {
+		if t.Member == e.Member {
+			t.forgetLacks()
+		}
+	}
+}
+
+// forgetLacks forgets what the backend has said it lacks.
+func (t *target) forgetLacks() {
+	t.models.Clear()
+	t.paths.Clear()
+	t.blocked.Passed()
 }
 
 // targetOf makes a backend a member of a pool. The caller gives its health
@@ -112,8 +134,7 @@ func (t *target) startFresh(link *replicas.Link, trail *observe.Trail) {
 	t.StartFresh(key.Digest())
 	key.Changed = func(digest string) {
 		t.StartFresh(digest)
-		t.models.Clear()
-		t.paths.Clear()
+		t.forgetLacks()
 		link.Name(t.Member, t.backend.NameForReplicas())
 		trail.APIKey(t.Name, digest)
 	}

@@ -99,7 +99,8 @@ func (p *PassiveHealth) Bench(r *Reply, busy bool) (b Bench, benches bool) {
 	case verdict.Overloaded:
 		b.Wait = p.hinted(r, time.Duration(p.FailDuration))
 	case verdict.Quota:
-		b.Wait = p.hinted(r, time.Duration(p.RetryAfterMax))
+		// a budget is not refilled in a moment, whatever a gateway writes into each 429
+		b.Wait = min(max(p.hinted(r, time.Duration(p.RetryAfterMax)), time.Duration(p.FailDuration)), time.Duration(p.RetryAfterMax))
 	case verdict.NoModel:
 		if !asks.Kind.Infers() { // another operation has no bench for a model
 			return b, false

@@ -36,8 +36,8 @@ func parseReport(body []byte) report {
 		r.unsuccessful = unsuccessful
 	}
 	if quoted := strings.TrimSpace(r.message); strings.HasPrefix(quoted, `{"`) || strings.HasPrefix(quoted, "{\n") {
-		if q, inner := readReport([]byte(quoted)); len(inner) > 0 && inner[0] == '{' {
-			if q, _ = readReport(inner); q.message != "" {
+		if _, inner := readReport([]byte(quoted)); len(inner) > 0 && inner[0] == '{' {
+			if q, _ := readReport(inner); q.message != "" {
 				return q
 			}
 		}

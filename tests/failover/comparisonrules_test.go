@@ -88,7 +88,7 @@ func (e *expectation) isNoAnswer(direct *seen) bool {
 	text = strings.TrimLeft(text, " \r\n")
 	kind := e.contentType()
 	typed := kind == "application/json" || kind == "text/event-stream"
-	isJSON := text != "" && strings.Contains(`{["n`, text[:1])
+	isJSON := text != "" && slices.Contains([]byte(`{["n`), text[0])
 	isStream := strings.HasPrefix(text, "data:") || strings.HasPrefix(text, ":")
 	switch {
 	case !e.op.infers || direct.status >= 400:

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -38,6 +39,28 @@ func states() map[string]string {
 		states[b.Name] = strings.TrimSpace(fmt.Sprintf("%s %s %s %dms", b.State, b.Class, b.Model, b.RemainingMs))
 	}
 	return states
+}
+
+func TestAResetForgetsWhatABackendLacks(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(lbtest.Says(404, `{"detail":"Not Found"}`))
+		for range 2 {
+			w.Post(`{"model":"gpt-4o"}`).WantServed(t, "b")
+		}
+		w.WantCalls(map[string]int{"a": 1, "b": 2})
+		w.Backends["a"].Recovers()
+		for _, route := range (admin.API{}).Routes() {
+			if strings.HasSuffix(route.Pattern, "/backends/{name}/{order}") {
+				r := httptest.NewRequest(http.MethodPost, "/openai_lb/backends/a/reset", nil)
+				r.SetPathValue("name", "a")
+				r.SetPathValue("order", "reset")
+				if err := route.Handler.ServeHTTP(httptest.NewRecorder(), r); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		w.Post(`{"model":"gpt-4o"}`).WantServed(t, "a")
+	})
 }
 
 func TestOperatorsSeeTheStateOfEachBackend(t *testing.T) {
