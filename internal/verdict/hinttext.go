@@ -38,7 +38,7 @@ func readErrorText(body []byte, now time.Time) (time.Duration, bool) {
 				}
 			}
 		case 'r', 'w', 'a':
-			if i > 0 && isLetter(body[i-1]) && (i == 1 || body[i-2] != '\\') {
+			if i+1 == len(body) || strings.IndexByte("eav", body[i+1]|0x20) < 0 || i > 0 && isLetter(body[i-1]) && (i == 1 || body[i-2] != '\\') {
 				continue
 			}
 			for _, word := range []string{"reset", "replenish", "renew", "regain", "wait ", "available again"} {
@@ -186,6 +186,9 @@ func readWait(text []byte) (time.Duration, bool) {
 			}
 		}
 	}
+	if len(text) == 0 || !isDigit(text[0]) {
+		return 0, false
+	}
 	if m := timeSpan.FindSubmatch(text[:min(len(text), 24)]); m != nil {
 		wait := time.Duration(0)
 		for i, unit := range []time.Duration{24 * time.Hour, time.Hour, time.Minute, time.Second} {
@@ -207,6 +210,9 @@ var timeOfDay = regexp.MustCompile(`^(\d{4}-\d{2}-\d{2}|\d{4}/\d{2}/\d{2}|(?:Jan
 // readTime reads a time of day, and returns how far away it is. One that has passed says nothing.
 func readTime(text []byte, now time.Time) (time.Duration, bool) {
 	text = bytes.TrimLeft(text, spaces)
+	if len(text) == 0 || !isDigit(text[0]) && strings.IndexByte("JFMASOND", text[0]) < 0 {
+		return 0, false
+	}
 	m := timeOfDay.FindSubmatch(text[:min(len(text), 64)])
 	if m == nil {
 		return 0, false

@@ -216,17 +216,19 @@ func (r report) lacksPath(text string) bool {
 // LacksPath reports whether a reply to a request for inference says that the backend does not have the path, or its
 // api-version. It is [NotHere] then, for every request with that path.
 func LacksPath(status int, body []byte) bool {
-	r := parseRefusal(body)
-	switch status {
-	case http.StatusNotFound, http.StatusMethodNotAllowed:
-		if isPage(body) {
-			return true
-		}
-	case http.StatusBadRequest:
-	default:
+	switch {
+	case !mayLackPath(status):
 		return false
+	case status != http.StatusBadRequest && isPage(body):
+		return true
 	}
+	r := parseRefusal(body)
 	return r.refusal(true) == NotHere && r.refusal(false) != NotHere
+}
+
+// mayLackPath reports whether servers have this status for a path, a method or an api-version that they do not have.
+func mayLackPath(status int) bool {
+	return status == http.StatusNotFound || status == http.StatusMethodNotAllowed || status == http.StatusBadRequest
 }
 
 // isPage reports whether a body is not that of an API, but for instance the page of a firewall or of a web server. An

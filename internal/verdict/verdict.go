@@ -210,10 +210,11 @@ func judgeRefusal(reply Reply) Class {
 	if reply.Status == http.StatusBadRequest && r.exceedsContext() {
 		return TooLarge
 	}
-	if reply.Infers && LacksPath(reply.Status, reply.Body) {
+	infers := reply.Infers && mayLackPath(reply.Status)
+	if infers && reply.Status != http.StatusBadRequest && isPage(reply.Body) {
 		return NotHere
 	}
-	return cmp.Or(r.refusal(false), ClientError)
+	return cmp.Or(r.refusal(infers), ClientError)
 }
 
 // judgeForbidden returns the class of a 403, which is not always about the credential.
