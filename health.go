@@ -311,6 +311,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	b, q, s := p.group.balancer, &p.request, &p.search
 	reply := p.send(t.sender, req)
+	s.compare(reply)
 	judgement := judge(q, reply)
 	b.learn(q, s, reply, judgement)
 	step := s.Tell(reply, judgement)

@@ -5,7 +5,6 @@ import (
 	"hash/maphash"
 	"math"
 	"net/http"
-	"net/url"
 	"os"
 	"time"
 
@@ -103,9 +102,8 @@ func (q *request) lackedModel(to *target) string { return pool.ModelKey(to.backe
 // pathName is the path of the request as backends have it or not: its operation, for each version of the API.
 func (q *request) pathName() string {
 	version := ""
-	if q.query != "" {
-		values, _ := url.ParseQuery(q.query) // what cannot be read names no version
-		version = values.Get("api-version")
+	if q.incoming.URL.RawQuery != "" {
+		version = q.incoming.URL.Query().Get("api-version")
 	}
 	return pool.ModelKey(q.Route.Operation + "?" + version)
 }
