@@ -107,7 +107,9 @@ func readPhrase(body []byte, i int, now time.Time) (time.Duration, bool) {
 }
 
 // linking are the words that may stand between "reset", "regain" and so on and the time.
-var linking = []string{"access", "will", "be", "is", "again", "date", "time", "for", "about", "approximately", "around", "on", "at", "in", "after", "until"}
+var linking = []string{
+	"access", "will", "be", "is", "again", "date", "time", "for", "about", "approximately", "around", "on", "at", "in", "after", "until",
+}
 
 // readReturn reads what follows a word for the end of a limit.
 func readReturn(rest []byte, now time.Time) (time.Duration, bool) {
@@ -203,8 +205,9 @@ func readWait(text []byte) (time.Duration, bool) {
 
 var timeSpan = regexp.MustCompile(`^(?:(\d{1,4})\.)?(\d{1,2}):(\d{2}):(\d{2})(?:\D|$)`)
 
-// timeOfDay are the forms of a date with or without a time, of which the second one comes after a comma or "at" if it is written in words.
-var timeOfDay = regexp.MustCompile(`^(\d{4}-\d{2}-\d{2}|\d{4}/\d{2}/\d{2}|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.? \d{1,2}(?:st|nd|rd|th)?,? \d{4})` +
+// timeOfDay are the forms of a date, which a time of day and a zone may follow.
+var timeOfDay = regexp.MustCompile(`^(\d{4}-\d{2}-\d{2}|\d{4}/\d{2}/\d{2}|` +
+	`(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.? \d{1,2}(?:st|nd|rd|th)?,? \d{4})` +
 	`(?:(?:T|,? (?:at )?)(\d{1,2}:\d{2}(?::\d{2})?(?:\.\d+)?)( ?[AaPp][Mm])?(?: ?(Z|UTC|GMT|[+-]\d{2}:?\d{2}))?)?`)
 
 // readTime reads a time of day, and returns how far away it is. One that has passed says nothing.
@@ -233,7 +236,7 @@ func readTime(text []byte, now time.Time) (time.Duration, bool) {
 		if err != nil {
 			return 0, false
 		}
-		at = at.Add(time.Duration(t.Hour())*time.Hour + time.Duration(t.Minute())*time.Minute + time.Duration(t.Second())*time.Second + time.Duration(t.Nanosecond()))
+		at = at.Add(t.Sub(time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC))) // which is what Parse begins with
 	}
 	if zone := strings.Replace(string(m[4]), ":", "", 1); len(zone) == len("+0000") {
 		if z, err := time.Parse("-0700", zone); err == nil {

@@ -70,9 +70,11 @@ var (
 		`this is not an? `+name+` model\b`,
 		theModel+` (?:is not|isn't) supported(?:[.]|$| (?:in|on|for|by|with|through|via) )`,
 		theModel+` (?:is not|isn't) available (?:in|on|for|by|with|through|via) `,
-		theModel+` (?:does not|doesn't) (?:support|have) (?:the |this )?(?:`+name+` )?(?:operation|api|endpoint|service tier|service_tier|tier|flex|priority)\b`,
+		theModel+` (?:does not|doesn't) (?:support|have) (?:the |this )?(?:`+name+` )?`+
+			`(?:operation|api|endpoint|service tier|service_tier|tier|flex|priority)\b`,
 		theModel+` (?:cannot|can not|can't|must not) be used (?:with|in|on) (?:the |this )?`+name+` (?:api|endpoint|operation)\b`,
-		`(?:the )?(?:flex|priority|ultrafast|`+name+` (?:service tier|service_tier|tier|processing))(?: processing| service tier| tier)? is (?:not (?:available|supported)|unavailable)\b`,
+		`(?:the )?(?:flex|priority|ultrafast|`+name+` (?:service tier|service_tier|tier|processing))`+
+			`(?: processing| service tier| tier)? is (?:not (?:available|supported)|unavailable)\b`,
 		`(?:unsupported|invalid|unavailable) service.tier\b`,
 	)
 
@@ -99,24 +101,36 @@ var (
 	// closed: "This organization has been disabled." (Anthropic), "API key not valid." (Gemini), "Incorrect API key provided"
 	// (xAI), all of them with a 400.
 	closed = mentions(
-		`(?:organization|organisation|account|project|team|workspace|subscription)(?: associated with \w+ api key)? (?:has been|is|was) (?:\w+ )?(?:disabled|deactivated|suspended|banned|terminated|closed)\b`,
-		`(?:incorrect|invalid) api key\b`, `api key (?:is )?(?:not valid|invalid|expired|not found)\b`, `api key has (?:been (?:disabled|revoked)|expired)\b`,
+		`(?:organization|organisation|account|project|team|workspace|subscription)(?: associated with \w+ api key)?`+
+			` (?:has been|is|was) (?:\w+ )?(?:disabled|deactivated|suspended|banned|terminated|closed)\b`,
+		`(?:incorrect|invalid) api key\b`,
+		`api key (?:is )?(?:not valid|invalid|expired|not found)\b`,
+		`api key has (?:been (?:disabled|revoked)|expired)\b`,
 	)
 
 	// providerFailed: a gateway has no better status for what is behind it. "Failed to get response from provider" is Cloudflare's.
 	providerFailed = mentions(
 		`failed to get (?:a )?response from (?:the )?(?:provider|upstream|backend|model)`,
-		`(?:the )?(?:server|provider|upstream|backend)(?: server)? (?:had an error|encountered an error|failed|is down|timed out|is unreachable)`,
-		`upstream (?:request|connect|connection|server|service) (?:failed|error|timeout|timed out)`, `internal (?:server )?error\b`, `bad gateway\b`,
+		`(?:the )?(?:server|provider|upstream|backend)(?: server)?`+
+			` (?:had an error|encountered an error|failed|is down|timed out|is unreachable)`,
+		`upstream (?:request|connect|connection|server|service) (?:failed|error|timeout|timed out)`,
+		`internal (?:server )?error\b`,
+		`bad gateway\b`,
 		`(?:could not|cannot|unable to|failed to) (?:reach|connect to|contact) (?:the )?(?:provider|upstream|backend)`,
 	)
 
 	// lacksPath is what servers say of a path or an api-version that they do not have.
 	lacksPath = begins(
-		`resource not found\b`, `(?:the )?requested (?:url|resource|path|route|endpoint)\b.*\bnot found\b`, `file not found$`,
-		`(?:invalid|unknown) (?:request )?(?:url|path|route|endpoint)\b`, `unknown request url\b`, `(?:no route matched|route not found|path not found|no static resource)\b`,
-		`method not allowed[.]?$`, `(?:cannot|can't) (?:post|get) /`,
-		`(?:the )?(?:requested |specified |provided )?api.version (?:`+name+` )?(?:is )?(?:not supported|unsupported|invalid|not valid)\b`, `(?:unsupported|invalid|unknown) api.version\b`,
+		`resource not found\b`,
+		`(?:the )?requested (?:url|resource|path|route|endpoint)\b.*\bnot found\b`,
+		`file not found$`,
+		`(?:invalid|unknown) (?:request )?(?:url|path|route|endpoint)\b`,
+		`(?:no route matched|route not found|path not found|no static resource)\b`,
+		`method not allowed[.]?$`,
+		`(?:cannot|can't) (?:post|get) /`,
+		`(?:the )?(?:requested |specified |provided )?api.version (?:`+name+` )?(?:is )?`+
+			`(?:not supported|unsupported|invalid|not valid)\b`,
+		`(?:unsupported|invalid|unknown) api.version\b`,
 	)
 )
 
