@@ -141,9 +141,9 @@ func TestARequestWaitsAtASilentBackendIfNoOtherReturnsByItself(t *testing.T) {
 }
 
 func TestARequestThatMustNotBeRepeatedStaysAtASilentBackendWhileOthersThrottle(t *testing.T) {
-	for _, body := range []string{
-		`{"model":"gpt-4o","background":true}`,
-		`{"model":"gpt-4o","stream":true,"tools":[{"type":"mcp","server_url":"http://x"}]}`,
+	for body, reply := range map[string]http.HandlerFunc{
+		`{"model":"gpt-4o","background":true}`:                                              lbtest.Says(200, `{}`),
+		`{"model":"gpt-4o","stream":true,"tools":[{"type":"mcp","server_url":"http://x"}]}`: lbtest.Streams(lbtest.StreamContent, lbtest.StreamEnd),
 	} {
 		lbtest.InBubble(t, lbtest.PoolOf("a b", ""), func(t *testing.T, w *lbtest.World) {
 			var all sync.WaitGroup
@@ -151,7 +151,7 @@ func TestARequestThatMustNotBeRepeatedStaysAtASilentBackendWhileOthersThrottle(t
 			w.Backends["b"].Forget()
 			w.Backends["b"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 				time.Sleep(5 * time.Second)
-				lbtest.Says(200, `{}`)(rw, r)
+				reply(rw, r)
 			})
 			for range 3 {
 				all.Go(func() {
