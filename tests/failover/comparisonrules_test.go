@@ -38,12 +38,13 @@ const (
 	removedFields rule = "Hop-by-hop headers, and headers and trailers [that apply to the backend's host](clients.md#removed-headers-and-credentials), are removed."
 	fewInterims   rule = "At most 20 interim (1xx) replies pass, without headers, and none to clients of HTTP/1.0."
 	fewTrailers   rule = "Trailers that RFC 9110 forbids are removed. HTTP/1.1 has none after a `content-length` or a 204 or 304."
+	cutLong       rule = "If a longer reply is cut, also if only its JSON or its compression ends too early, the client gets a cut 200"
 	cutEarlier    rule = "A reply that was cut is cut, perhaps earlier"
 )
 
 func TestTheDocsHaveEachRuleByWhichRepliesDiffer(t *testing.T) {
 	docs := strings.Join(strings.Fields(string(lbtest.ReadFile(t, filepath.Join("..", "..", "docs", "replies.md")))), " ")
-	for _, r := range []rule{noReply, onlyWhole, noContent, errorIn200, noAnswer, brokenJSON, notRepeated, ownHints, callersKey, rejected, rateLimited, withheldError, addedFields, removedFields, fewInterims, fewTrailers, cutEarlier} {
+	for _, r := range []rule{noReply, onlyWhole, noContent, errorIn200, noAnswer, brokenJSON, notRepeated, ownHints, callersKey, rejected, rateLimited, withheldError, addedFields, removedFields, fewInterims, fewTrailers, cutLong, cutEarlier} {
 		if !strings.Contains(docs, string(r)) {
 			t.Errorf("docs/replies.md does not say %q", r)
 		}
@@ -75,11 +76,20 @@ func (c *compared) expect(direct *seen) (*seen, []rule) {
 		e.opensStream(direct)
 	case (e.opens() || e.op.once) && e.contentType() == "application/json" && !e.isLong(direct):
 		e.opensJSON(direct)
+	case e.opens() && e.contentType() == "application/json" && !direct.broken && endsTooEarly(direct):
+		e.by(cutLong)
+		e.broken = true
 	}
 	if e.own == "" {
 		e.passes()
 	}
 	return &e.seen, e.rules
+}
+
+// endsTooEarly reports whether a reply that ends cleanly is the beginning of an object.
+func endsTooEarly(direct *seen) bool {
+	text, whole := plainText(direct.header, direct.body)
+	return strings.HasPrefix(strings.TrimLeft(text, " \r\n"), "{") && (!whole || !json.Valid([]byte(text)))
 }
 
 // isNoAnswer reports whether a success is no answer to inference.
