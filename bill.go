@@ -57,10 +57,14 @@ func (b *bill) cost(q *request, s *search, o *outcome) meter.Cost {
 		return meter.Cost{}
 	}
 	failed := o.status >= 500 || o.status == http.StatusTooManyRequests
-	switch a.outcome() {
+	class := a.outcome()
+	if a.end.Broken != nil {
+		class = verdict.BrokenStream // whoever's fault that is: the backend has served what there is of it
+	}
+	switch class {
 	case verdict.Served, verdict.BrokenStream, verdict.ClientLeft, verdict.ClientLeftWaiting:
-		if !failed && (o.status < 400 || a.outcome() != verdict.Served) {
-			return b.tokensCost(q, o, a.outcome())
+		if !failed && (o.status < 400 || class != verdict.Served) {
+			return b.tokensCost(q, o, class)
 		}
 	case verdict.ClientError:
 		failed = false

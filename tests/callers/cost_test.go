@@ -146,6 +146,29 @@ func TestARequestThatItsClientGivesUpIsSettled(t *testing.T) {
 	}
 }
 
+// TestAReplyThatItsClientDoesNotReadIsNotFree has a client that pauses until the backend gives up.
+func TestAReplyThatItsClientDoesNotReadIsNotFree(t *testing.T) {
+	inBubble(t, limited, func(t *testing.T, w *world) {
+		const events = 40
+		w.AllReply(lbtest.Streams(strings.Repeat(longEvent, events), 5*time.Second, lbtest.Abort))
+		r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(prompt(50, `"stream":true,`)))
+		r.Header.Set("Api-Key", aliceKey)
+		res, err := w.Client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		time.Sleep(20 * time.Second)
+		if _, err := io.ReadAll(res.Body); err == nil {
+			t.Error("the reply is not cut")
+		}
+		w.wantCost(t, 1, 50+events*250)
+		if n := len(w.Logged("reply broken while the client paused")); n != 1 {
+			t.Errorf("it is logged %d times that the client paused", n)
+		}
+	})
+}
+
 func TestAStreamOverMidnightIsChargedOnceForBothDays(t *testing.T) {
 	inBubble(t, "caller alice {\ntokens 1k/day\n}", func(t *testing.T, w *world) {
 		midnight := time.Date(2000, 1, 2, 0, 0, 0, 0, time.UTC)
