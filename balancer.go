@@ -62,8 +62,8 @@ type target struct {
 	upstream *reverseproxy.Upstream
 	// address is where an attempt is sent.
 	address *attempt.Address
-	// servedAt is when it last served a request: Unix time in nanoseconds.
-	servedAt atomic.Int64
+	// answeredAt is when it last answered a request without a failure: Unix time in nanoseconds.
+	answeredAt atomic.Int64
 	metrics  *metrics.Backend
 	// models and paths are what it lacks, as it has said within the last minute. blocked are the requests in a row that were refused
 	// by a server in front of it.

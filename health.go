@@ -81,8 +81,12 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 			zap.String("affinity", s.placement.Why(s.board.Affinity)), attempt.ErrorField(r.Err))
 	}
 	if !j.class.Failover() {
-		to.Served(pool.Scope{Model: model, Flex: a.flex}, a.started)
-		to.servedAt.Store(now.UnixNano())
+		if scope := (pool.Scope{Model: model, Flex: a.flex}); j.class == verdict.Served {
+			to.Served(scope, a.started)
+		} else {
+			to.Answered(scope, a.started)
+		}
+		to.answeredAt.Store(now.UnixNano())
 	}
 	b.learnQuota(q, a, s.tier, r, rates, now)
 	q.learnLacks(to, r, now)
@@ -172,7 +176,7 @@ func (b *balancer) learnEnd(q *request, s *search, end attempt.End) {
 // servesOthers reports whether the backend serves other requests, or has done so
 // since then.
 func (t *target) servesOthers(since time.Time) bool {
-	return t.InFlight() > 1 || t.servedAt.Load() >= since.UnixNano()
+	return t.InFlight() > 1 || t.answeredAt.Load() >= since.UnixNano()
 }
 
 // knowsQuota reports whether anything depends on what is left of the backends' limits.

@@ -204,12 +204,18 @@ func (m *Member) claimTry(r *Ask, now time.Time) bool {
 	return true
 }
 
-// Served ends the benches that an attempt, which started at started, has
+// Served records that the member has the model, and ends the benches that an attempt, which started at started, has
 // disproved.
 func (m *Member) Served(its Scope, started time.Time) {
 	if !m.health.hasServed(its.Model) {
 		m.health.rememberServed(its.Model)
 	}
+	m.Answered(its, started)
+}
+
+// Answered ends the benches that an attempt, which started at started, has disproved. Unlike Served, it does not record
+// the model: a reply about a mistake of the client does not show that the model exists.
+func (m *Member) Answered(its Scope, started time.Time) {
 	for _, s := range m.slots(its) {
 		if s.Load() != nil { // hardly any
 			m.tellDisproved(s.clear(started), false)

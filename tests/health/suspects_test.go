@@ -110,6 +110,9 @@ func TestMadeUpNamesPushNoRealModelOut(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first\nfail_duration 30s"), func(t *testing.T, w *lbtest.World) {
+				w.AllReply(lbtest.Status(400))
+				strangers(w, 300, "0") // more than a backend remembers to have served
+				w.AllReply(nil)
 				w.Post(`{"model":"gpt-4o"}`).WantServed(t, "a") // it is there
 				w.Backends["a"].Replies(c.real)
 				w.Post(`{"model":"gpt-4o"}`).WantServed(t, "b")
