@@ -166,7 +166,10 @@ func (b *balancer) learnEnd(q *request, s *search, end attempt.End) {
 	if c := b.logger.Check(zap.WarnLevel, "reply broken"); c != nil {
 		c.Write(zap.String("backend", a.target.Name), zap.String("deployment", pool.ModelKey(a.target.backend.NameOf(q.Model))), duration, attempt.ErrorField(end.Broken))
 	}
-	model := q.benchModel(a.target.backend)
+	credentials, model := &a.target.backend.Credentials, q.benchModel(a.target.backend)
+	if errors.Is(end.Broken, attempt.ErrInStream) && (credentials.Passthrough || credentials.Outdated(a.credential)) {
+		return // it is about an account that other requests do not use
+	}
 	if !end.Begun && s.blame() {
 		reason := pool.Reason{Class: string(verdict.BrokenStream), Status: a.status, Cause: verdict.CauseOf(end.Broken), Error: attempt.ErrorText(end.Broken)}
 		a.target.Bench(pool.Refusal{Reason: reason, Model: model, Flex: a.flex, Wait: b.sender.Failure().Wait}, now)

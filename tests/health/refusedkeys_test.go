@@ -93,3 +93,24 @@ func TestALateRefusalOfAnOldKeySaysNothingOfTheNew(t *testing.T) {
 		})
 	}
 }
+
+// TestAnErrorInAStreamAboutACallersOwnAccountBenchesNoBackend has callers who bring their own keys.
+func TestAnErrorInAStreamAboutACallersOwnAccountBenchesNoBackend(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\nauth passthrough\n}\nbackend http://b {\npriority 2\nauth passthrough\n}\n}", func(t *testing.T, w *lbtest.World) {
+		w.Prepares = func(r *http.Request) *http.Request {
+			r.Header.Set("Authorization", "Bearer sk-caller-0123456789")
+			return r
+		}
+		const noMoney = `data: {"error":{"message":"no","type":"insufficient_quota","param":null,"code":"insufficient_quota"}}` + "\n\n"
+		w.Backends["a"].Replies(lbtest.Streams(lbtest.StreamContent, noMoney))
+		for range 2 {
+			w.Post(`{"model":"gpt-4o","stream":true}`)
+		}
+		w.WantCalls(map[string]int{"a": 2, "b": 0})
+		w.Backends["a"].Replies(lbtest.Streams(lbtest.StreamContent, lbtest.Abort)) // which is the backend's doing
+		for range 2 {
+			w.Post(`{"model":"gpt-4o","stream":true}`)
+		}
+		w.WantCalls(map[string]int{"a": 3, "b": 1})
+	})
+}
