@@ -64,7 +64,7 @@ type target struct {
 	address *attempt.Address
 	// answeredAt is when it last answered a request without a failure: Unix time in nanoseconds.
 	answeredAt atomic.Int64
-	metrics  *metrics.Backend
+	metrics    *metrics.Backend
 	// models and paths are what it lacks, as it has said within the last minute. blocked are the requests in a row that were refused
 	// by a server in front of it.
 	models, paths lacks.Set

@@ -19,10 +19,11 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
-// transaction has the values of one request, each of which is made by one stage
-// and read by those after it: read makes the request, the bill and the placement
-// from which the search sets out, fetch the search, and respond the outcome. A
-// function that needs only some of them gets only these.
+// transaction has the values of one request. Each stage makes one of them, and
+// the later stages read it: read makes the request and the bill, and the
+// placement from which the search sets out; fetch runs the search; respond and
+// finish make the outcome. A function that needs only some of them gets only
+// these.
 type transaction struct {
 	reader  *reader
 	request request
@@ -130,7 +131,7 @@ func (b *balancer) finish(t *transaction, aborted bool) {
 	o.end(q, aborted)
 	q.received.Release()
 	s.close()
-	if o.reply != nil {
+	if o.reply != nil { // before the log, the metrics and the bill, which depend on how the reply ended
 		b.learnEnd(q, s, o.reply.End())
 	}
 	addToLog(q.incoming, func() zap.Field { return zap.Object("openai_lb", b.summary(t)) })

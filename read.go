@@ -201,7 +201,7 @@ func refusalOf(err error) apierror.Error {
 	return apierror.WrongKey
 }
 
-// modelsOf returns the models that a caller may use. nil: any.
+// modelsOf returns the models that a caller may use. It is nil if the caller may use any model.
 func (d *reader) modelsOf(caller string) []string {
 	if d.callers == nil {
 		return d.models
@@ -316,8 +316,8 @@ func (d *reader) findAccounts(q *request, targets []*target) (accounts *affinity
 	return accounts, own
 }
 
-// settleList makes a list come from the first account by priority, or from the
-// account where objects without a model are made.
+// settleList routes a list to the first account by priority, or to the account
+// where objects without a model are made.
 func settleList(accounts *affinity.Placement, q *request, targets []*target) {
 	var first *target
 	for _, t := range targets {

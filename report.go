@@ -20,7 +20,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// outcome is what the client got. respond begins it, and end completes it.
+// outcome is what the client got. commit, which makes a reply the client's, sets
+// usage. respond sets the reply or the answer and the status, and end the rest.
 type outcome struct {
 	// reply is that of a backend, if the client gets one as it comes. Otherwise it
 	// gets the answer.
@@ -203,7 +204,7 @@ func (b *balancer) summary(t *transaction) *observe.Summary {
 	}
 	s.TierRequested = askedTier(q, from)
 	if s.TierRequested == "" && o.serviceTier == openaiapi.DefaultTier {
-		s.TierServed = "" // as of nearly all requests
+		s.TierServed = "" // the default, which nearly all requests get, is not logged
 	}
 	for i := range found.attempts {
 		a := &found.attempts[i]

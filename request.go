@@ -26,8 +26,8 @@ import (
 )
 
 // request is what a client asks for, and who asks. It is read once, before a
-// backend is chosen, and does not change afterwards. Only its body is released
-// when no attempt can need it any more.
+// backend is chosen, and does not change afterwards. When no attempt can need
+// them any more, its body and the caller's credentials are released.
 type request struct {
 	openaiapi.Request
 	// incoming is the request as it came. Each attempt sends a copy of it.
@@ -83,7 +83,8 @@ func (q *request) parse(route openaiapi.Route, cache *affinity.PromptCache) {
 	}
 }
 
-// asks is what an attempt has to know of the request. flex reports whether it has the service tier flex.
+// asks returns the parts of the request that decide what a reply means. flex reports whether the attempt has the service
+// tier flex.
 func (q *request) asks(flex bool) attempt.Asks {
 	return attempt.Asks{Kind: q.Kind, Stream: q.Body.Stream, Operation: q.Route.Operation, Cost: q.Cost, Slow: flex}
 }

@@ -461,13 +461,13 @@ func (s *search) bar(now time.Time) {
 	s.barLackingPath(now)
 	for i, to := range s.balancer.targets {
 		if at := &s.board.At[i]; ownCredential && !to.backend.Credentials.Passthrough {
-			at.Bar = max(at.Bar, pool.Unfit)
+			at.Bar = pool.Unfit
 		}
 	}
 	if s.gaveUp {
 		for i, to := range s.balancer.targets {
 			if at := &s.board.At[i]; to.IsSilent(&s.board) {
-				at.Bar = max(at.Bar, pool.Unfit)
+				at.Bar = pool.Unfit
 			}
 		}
 	}

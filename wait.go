@@ -26,7 +26,7 @@ type wait struct {
 	result   waiting.Result
 }
 
-// wakes makes the first of the requests that wait try again when something happens to a backend.
+// wakes wakes the first waiting request on each event of the pool.
 type wakes struct{ *waiting.Lists }
 
 // Happened implements pool.Listener.

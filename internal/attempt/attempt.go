@@ -43,7 +43,8 @@ type Sender struct {
 	CloseDelay time.Duration
 	// closing is done when the WebSockets have to be closed.
 	closing context.Context
-	// refused has when each backend has last answered that it has no WebSocket, unless it has opened one since: EndMarks to time.Time.
+	// refused maps a backend, as its EndMarks, to the time of its last refusal of a WebSocket. A backend that has opened one
+	// since then has no entry.
 	refused sync.Map
 }
 
@@ -102,11 +103,12 @@ type Request struct {
 	// the reply begins with the answer to that. It is nil for other requests.
 	Socket *websocket.Client
 
-	// sent is what comes of the request. All of it is allocated in one piece, to spare the garbage collector.
+	// sent is the state of the request while it is under way. It is allocated with the request, in one piece, to spare the
+	// garbage collector.
 	sent
 }
 
-// Asks is what the request asks for, as far as the meaning of the reply depends on it.
+// Asks are the parts of a request that decide what a reply means.
 type Asks struct {
 	Kind   openaiapi.Kind
 	Stream bool
@@ -163,7 +165,7 @@ type IDReader interface {
 	Watch(p []byte, end bool)
 }
 
-// sent is a request on its way.
+// sent is the state of a request that is under way.
 type sent struct {
 	trip trip
 	// closing is the sender's.

@@ -22,7 +22,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// What can become of an attempt besides the errors of net/http.
+// Errors of an attempt that net/http does not report.
 var (
 	ErrNoReply       = &verdict.CauseError{Word: "no_reply", Text: "no reply in time"}
 	ErrSilent        = &verdict.CauseError{Word: "silent", Text: "the backend sends nothing to any request"}
