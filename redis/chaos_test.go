@@ -96,12 +96,30 @@ type chaosRun struct {
 	callers  []*chaosCaller
 	byName   map[string]*chaosCaller
 	replicas [chaosReplicas]atomic.Pointer[replica]
+	// storages are the folders of the replicas, which outlive their processes.
+	storages [chaosReplicas]string
 	options  string
 	stop     chan struct{}
 }
 
+// start starts a replica, for the first time or again.
+func (c *chaosRun) start(i int) {
+	c.Helper()
+	c.replicas[i].Store(startCaddyWith(c, c.storages[i], "handle {\nopenai_lb {\n"+c.options+"\n}\n}", "caddy_openai_lb_state_queue_length"))
+}
+
+// restart ends a replica in order, and starts it again.
+func (c *chaosRun) restart(i int) {
+	c.Helper()
+	r := c.replicas[i].Load()
+	r.stdin.Close()
+	r.process.Wait()
+	c.start(i)
+}
+
 // TestLimitsHoldInChaos has 40 callers of three tiers call three replicas, in processes of their own, while Redis is
-// stopped, loses its data and restarts, and a replica is killed: one of these every twelve seconds. As backends report
+// stopped, loses its data and restarts, a replica is killed, and all restart while Redis is gone: one of these every twelve
+// seconds. As backends report
 // it, no caller uses more than 110 % of a limit in any 60 s, whether it declares its outputs or not, and none that stays within its
 // share is refused. In the end
 // all replicas have the same use by day, also after a rolling restart.
@@ -129,7 +147,8 @@ func TestLimitsHoldInChaos(t *testing.T) {
 	}
 	c.options = options.String()
 	for i := range c.replicas {
-		c.replicas[i].Store(startReplica(t, c.options))
+		c.storages[i] = t.TempDir()
+		c.start(i)
 	}
 	time.Sleep(3 * time.Second) // they know each other
 	var clients sync.WaitGroup
@@ -143,10 +162,7 @@ func TestLimitsHoldInChaos(t *testing.T) {
 	time.Sleep(6 * time.Second)
 	before := c.today("at the end")
 	for i := range c.replicas {
-		r := c.replicas[i].Load()
-		r.stdin.Close()
-		r.process.Wait()
-		c.replicas[i].Store(startReplica(t, c.options))
+		c.restart(i)
 		time.Sleep(2 * time.Second)
 	}
 	time.Sleep(4 * time.Second)
@@ -163,7 +179,7 @@ func (c *chaosRun) breakThings(store *server, end time.Time) {
 	const pause = 12 * time.Second
 	for n := 0; time.Until(end) > 2*pause; n++ {
 		time.Sleep(pause)
-		switch n % 4 {
+		switch n % 5 {
 		case 0:
 			c.note("Redis hangs for 5 s")
 			store.signal(syscall.SIGSTOP)
@@ -174,12 +190,20 @@ func (c *chaosRun) breakThings(store *server, end time.Time) {
 			store.do("flushall")
 		case 2:
 			c.note("a replica is killed")
-			i := n / 4 % chaosReplicas
+			i := n / 5 % chaosReplicas
 			r := c.replicas[i].Load()
 			r.process.Process.Kill()
 			r.process.Wait()
 			time.Sleep(2 * time.Second)
-			c.replicas[i].Store(startReplica(c, c.options))
+			c.start(i)
+		case 3:
+			c.note("all replicas restart, one after the other, without Redis")
+			store.kill()
+			for i := range c.replicas {
+				c.restart(i)
+				time.Sleep(time.Second)
+			}
+			store.start()
 		default:
 			c.note("Redis restarts without its data")
 			store.kill()
