@@ -4,11 +4,18 @@ package streams
 
 import (
 	"testing"
+	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
-func TestMain(m *testing.M) { lbtest.Main(m) }
+// TestMain shortens the time that a side of a WebSocket may stay open after the
+// other: before any test, because a connection of one test may outlive it.
+func TestMain(m *testing.M) {
+	websocket.Grace = 200 * time.Millisecond
+	lbtest.Main(m)
+}
 
 // listenBy serves a backend by plain HTTP/1.1, or by HTTP/2 and TLS, and
 // returns its URL and the options that it takes.

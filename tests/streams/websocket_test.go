@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
 // upgrades accepts a WebSocket handshake and sends back what it gets.
@@ -134,9 +133,6 @@ func TestAWebSocketOfResponsesIsOpenBeforeABackendIsChosen(t *testing.T) {
 // without a close frame, while the other side keeps its own open, as Node does. The
 // only place at the backend is then free again.
 func TestAWebSocketEndsSoonAfterOneOfItsSides(t *testing.T) {
-	grace := websocket.Grace
-	defer func() { websocket.Grace = grace }()
-	websocket.Grace = 200 * time.Millisecond
 	for name, c := range map[string]struct {
 		backend func(net.Conn)
 		client  func(*net.TCPConn) error
@@ -189,9 +185,6 @@ func TestAWebSocketEndsSoonAfterOneOfItsSides(t *testing.T) {
 }
 
 func TestAClientThatReadsNothingDoesNotHoldUpAReload(t *testing.T) {
-	grace := websocket.Grace
-	defer func() { websocket.Grace = grace }()
-	websocket.Grace = 200 * time.Millisecond
 	a, server := lbtest.Listen(t, "a")
 	stuck := make(chan struct{})
 	a.Replies(func(w http.ResponseWriter, _ *http.Request) {
