@@ -22,7 +22,7 @@ import (
 )
 
 // patience bounds every wait for something that takes much less.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // backend is a simulated deployment and what the balancer knows of it.
 type backend struct {

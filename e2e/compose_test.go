@@ -131,7 +131,7 @@ func (c *composed) send(t *testing.T) {
 		t.Fatal(err)
 	}
 	// whatever becomes of the test, they end
-	cmd := exec.Command("timeout", "120", "sh", script)
+	cmd := exec.Command("timeout", "300", "sh", script)
 	cmd.Env = append(os.Environ(), "URL="+c.clients)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {

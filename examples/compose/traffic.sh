@@ -25,5 +25,6 @@ again chat alice gpt-5.5 ',"max_tokens":200,"stream":true' &
 again chat bob gpt-5.5 ',"stream":true,"stream_options":{"include_usage":true}' &
 again chat bob gpt-5.5 '' &
 again chat bob gpt-5.6-terra '' &
+again chat alice gpt-5.6-terra ',"stream":true' &
 again post alice /v1/embeddings '{"model":"text-embedding-3-small","input":"a load balancer"}' &
 wait
