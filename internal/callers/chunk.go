@@ -43,6 +43,8 @@ type sharedPool struct {
 	marked bool
 	// heard reports whether what other replicas have used has been loaded.
 	heard bool
+	// looked is when this replica last looked whether the store has all that is known here of other writers.
+	looked time.Time
 	// coursesAt is when courses were written, and coursesOf how many changes of use there were until then.
 	coursesAt time.Time
 	coursesOf uint64
@@ -95,7 +97,7 @@ type batch struct {
 func (b *batch) failed() {
 	for _, p := range b.pools {
 		p.resend()
-		p.coursesOf = 0
+		p.coursesOf, p.coursesAt = 0, time.Time{}
 		for _, c := range p.chunks {
 			for _, m := range c.members {
 				m.Unreported()

@@ -39,44 +39,66 @@ func (p *sharedPool) sendCourses(b *batch, now time.Time) {
 		return
 	}
 	p.coursesOf, p.coursesAt = changes, now
-	const room = state.MaxMessage - 128 // without the beginning and the end
-	var text []byte                     // of the callers in the next record
-	longest, number := time.Minute, 0
-	add := func() {
-		if len(text) > 0 {
-			b.records = append(b.records, p.courses(number, text, 2*longest))
-		}
-		text, longest, number = nil, time.Minute, number+1
-	}
+	writing := courseWriter{digest: p.digest, writer: p.callers.Writer(), version: p.version}
 	for _, c := range p.chunks {
 		for _, m := range c.members {
-			all := m.Courses(now)
-			its, err := json.Marshal(all)
-			if len(all) == 0 || err != nil { // numbers can be marshaled
-				continue
-			}
-			if len(text)+len(its)+40 > room {
-				add()
-			}
-			if slices.ContainsFunc(all, func(c meter.Course) bool { return c.ID.Unit() == meter.Hour }) {
-				longest = time.Hour
-			}
-			if len(text) > 0 {
-				text = append(text, ',')
-			}
-			text = append(fmt.Appendf(text, `"%x":`, m.ID()), its...)
+			writing.add(m.ID(), m.Courses(now))
 		}
 	}
-	add()
+	b.records = append(b.records, writing.end()...)
 }
 
-// courses returns the record of this number, with the callers that are in the text. It is kept until its windows do not count any
-// more: those of replicas that have ended must not fill the group.
-func (p *sharedPool) courses(number int, callers []byte, ttl time.Duration) state.Record {
-	return state.Record{
-		Group: coursesGroup(p.digest), Key: fmt.Sprintf("%s %d", p.callers.Writer(), number), Mode: state.Latest, Version: versionText(p.version), TTL: ttl,
-		Message: fmt.Appendf(nil, `{"writer":%q,"version":%d,"callers":{%s}}`, p.callers.Writer(), p.version, callers), News: []byte{},
+// courseWriter puts the courses of a writer's callers into as few records as their size allows.
+type courseWriter struct {
+	digest, writer string
+	// ended is in the keys of records of writers that have ended: these do not displace what the writer itself has written.
+	ended   string
+	version uint64
+	records []state.Record
+	// text is that of the callers in the next record, which is kept for twice the longest window.
+	text    []byte
+	longest time.Duration
+}
+
+// coursesRoom is how long the text of callers in a record may be, without its beginning and end.
+const coursesRoom = state.MaxMessage - 128
+
+func (w *courseWriter) add(id meter.CallerID, all []meter.Course) {
+	its, err := json.Marshal(all)
+	if len(all) == 0 || err != nil { // numbers can be marshaled
+		return
 	}
+	if len(w.text)+len(its)+40 > coursesRoom {
+		w.next()
+	}
+	w.longest = max(w.longest, time.Minute)
+	if slices.ContainsFunc(all, func(c meter.Course) bool { return c.ID.Unit() == meter.Hour }) {
+		w.longest = time.Hour
+	}
+	if len(w.text) > 0 {
+		w.text = append(w.text, ',')
+	}
+	w.text = append(fmt.Appendf(w.text, `"%x":`, id), its...)
+}
+
+// next ends a record. It is kept until its windows do not count any more: those of replicas that have ended must not fill the
+// group.
+func (w *courseWriter) next() {
+	if len(w.text) == 0 {
+		return
+	}
+	w.records = append(w.records, state.Record{
+		Group: coursesGroup(w.digest), Key: fmt.Sprintf("%s %s%d", w.writer, w.ended, len(w.records)), Mode: state.Latest,
+		Version: versionText(w.version), TTL: 2 * w.longest, News: []byte{},
+		Message: fmt.Appendf(nil, `{"writer":%q,"version":%d,"callers":{%s}}`, w.writer, w.version, w.text),
+	})
+	w.text, w.longest = nil, 0
+}
+
+// end returns all records.
+func (w *courseWriter) end() []state.Record {
+	w.next()
+	return w.records
 }
 
 // coursesIn returns the courses in these messages, by caller and by replica. One that is not valid is left out.
@@ -94,6 +116,9 @@ func coursesIn(messages [][]byte) map[meter.CallerID]map[string][]meter.Course {
 		for id, its := range c.Callers {
 			if found[id] == nil {
 				found[id] = make(map[string][]meter.Course)
+			}
+			for i := range its {
+				its[i].Version = c.Version
 			}
 			found[id][c.Writer] = its
 		}

@@ -2,6 +2,7 @@ package callers
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -12,25 +13,56 @@ import (
 )
 
 // When the store has lost its data, the living replicas write their own records again. What the ended ones used is only
-// known to those that heard it. Each of these looks, after a while, of which writers the store has no record, and
-// writes what it knows of them. Two that know the same write the same records.
+// known to those that heard it. And what a replica used while the store was gone, before it restarted, is only known to the
+// process that has its place: from its own storage. So each replica looks, after a while, whether the store has all that it
+// knows of other writers, and writes what is missing there, or older. Two that know the same write the same records.
 
 // grace is within which time living replicas have written their records again. Each replica waits a little longer, so
 // that most find that another one has written those of ended replicas.
 const grace = 2 * time.Second
 
-// doubt makes this replica look whether the store has lost records of replicas that have ended.
+// found are the versions of the records that the store has: by writer, with the digest of its pool before, and by caller.
+type found map[string]map[meter.CallerID]uint64
+
+// add adds what a report says.
+func (f found) add(r report) {
+	writer := r.pool + r.writer
+	if f[writer] == nil {
+		f[writer] = make(map[meter.CallerID]uint64)
+	}
+	for _, c := range r.callers {
+		f[writer][c.id] = max(f[writer][c.id], r.version)
+	}
+}
+
+// doubt makes this replica look whether the store has all that is known here of others.
 func (t *Tally) doubt(now time.Time) {
 	if t.look.IsZero() {
 		t.look = now.Add(grace + rand.N(grace))
 	}
 }
 
-// restore writes what the store has not got of replicas that have ended. The writers are those of the records that it has,
-// with the pool before.
-func (t *Tally) restore(now time.Time, writers map[string]bool) {
+// restore writes what the store has not got of replicas that have ended.
+func (t *Tally) restore(now time.Time, stored found) {
 	for _, p := range t.pools {
-		t.ended = append(t.ended, p.lost(now, writers)...)
+		t.ended = append(t.ended, p.lost(now, stored)...)
+		p.looked = now
+	}
+}
+
+// tell has the store get what is known here from before a restart, and has it count as known to the others once these have
+// told theirs, too. While this replica is not connected, that begins anew.
+func (t *Tally) tell(now time.Time, connected bool) {
+	for _, p := range t.pools {
+		switch {
+		case !p.callers.Restored():
+		case !connected:
+			p.looked = time.Time{}
+		case p.looked.IsZero():
+			t.look = now // without grace: nobody else knows it
+		case now.Sub(p.looked) >= settling:
+			p.callers.Told()
+		}
 	}
 }
 
@@ -43,27 +75,41 @@ func (t *Tally) leave(now time.Time) {
 	}
 }
 
-// lost returns records of the writers that have none in the store: found are those that have, with the pool before.
-func (p *sharedPool) lost(now time.Time, found map[string]bool) (records []state.Record) {
+// lost returns records of what is known here of other writers, and not in the store.
+func (p *sharedPool) lost(now time.Time, stored found) (records []state.Record) {
 	for writer, uses := range p.callers.Others(now) {
-		if writer == p.callers.Writer() || found[p.digest+writer] {
+		if writer == p.callers.Writer() {
 			continue
 		}
-		slices.SortFunc(uses, func(a, b meter.OtherUse) int { return bytes.Compare(a.Caller[:], b.Caller[:]) })
-		for some := range slices.Chunk(uses, maxCallers) {
-			records = append(records, p.recordsOf(writer, some)...)
+		versions := stored[p.digest+writer]
+		uses = slices.DeleteFunc(uses, func(u meter.OtherUse) bool { return versions[u.Caller] >= u.Version })
+		// A record has one version. If it were later than what is known of a caller, it would displace what others know.
+		slices.SortFunc(uses, func(a, b meter.OtherUse) int {
+			return cmp.Or(cmp.Compare(a.Version, b.Version), bytes.Compare(a.Caller[:], b.Caller[:]))
+		})
+		for len(uses) > 0 {
+			n := 1
+			for n < min(len(uses), maxCallers) && uses[n].Version == uses[0].Version {
+				n++
+			}
+			// the courses come first: who finds the records finds these
+			writing := courseWriter{digest: p.digest, writer: writer, version: uses[0].Version, ended: fmt.Sprintf("ended %x ", uses[0].Caller)}
+			for _, u := range uses[:n] {
+				writing.add(u.Caller, u.Courses)
+			}
+			records = append(append(records, writing.end()...), p.recordsOf(writer, uses[:n])...)
+			uses = uses[n:]
 		}
 	}
 	return records
 }
 
-// recordsOf returns records of what another replica has used for some callers.
+// recordsOf returns records of what another replica has used for some callers, of which it said the same version.
 func (p *sharedPool) recordsOf(writer string, uses []meter.OtherUse) []state.Record {
-	var version uint64
+	version := uses[0].Version
 	all := make([]callerUse, len(uses))
 	for i, u := range uses {
 		all[i] = callerUse{u.Caller, u.Entries}
-		version = max(version, u.Version)
 	}
 	message := append(appendHeader(nil, p.digest, writer, version), appendBody(nil, all)...)
 	if len(message) > state.MaxMessage {

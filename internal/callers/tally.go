@@ -159,6 +159,7 @@ func (t *Tally) connect(now time.Time, connected bool, n int) time.Duration {
 	case c.lost.IsZero():
 		c.replicas = n
 	}
+	t.tell(now, connected)
 	t.apply(now)
 	for _, p := range t.pools {
 		t.confirm(p)
@@ -255,6 +256,9 @@ func (t *Tally) flush(ctx context.Context, now time.Time, put func(context.Conte
 	if err := put(ctx, b.records); err != nil && !errors.Is(err, state.ErrFull) {
 		t.mu.Lock()
 		b.failed()
+		for _, p := range t.pools {
+			p.looked = time.Time{}
+		}
 		t.mu.Unlock()
 	}
 }
@@ -313,13 +317,13 @@ func (t *Tally) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 			others = append(others, k)
 		}
 	}
-	writers := make(map[string]bool)
+	stored := make(found)
 	for _, k := range reports {
 		r, err := t.hear(k.Message, now)
 		if err != nil {
 			continue
 		}
-		writers[r.pool+r.writer] = true
+		stored.add(r)
 		if k.TTL < state.MaxTTL/2 {
 			t.refresh(k, r, now)
 		}
@@ -336,7 +340,7 @@ func (t *Tally) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 	}
 	if t.loading && !t.look.IsZero() && now.After(t.look) {
 		t.look = time.Time{}
-		t.restore(now, writers)
+		t.restore(now, stored)
 	}
 	if t.loading {
 		t.loading, t.loaded = false, now

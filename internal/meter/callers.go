@@ -33,6 +33,8 @@ type Callers struct {
 	// sharing is the argument of the latest Share, and ahead that of the latest Follow.
 	sharing Sharing
 	ahead   time.Duration
+	// restored reports whether the others may not know what was added by Restore.
+	restored atomic.Bool
 }
 
 // CallerID identifies a caller in messages between replicas, which do not contain its name. It has 128 bits, so that nobody finds two

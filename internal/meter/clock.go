@@ -130,7 +130,7 @@ func (m *meter) unite(next window) {
 		if i, known := m.figureOf(f.key, next.index); known {
 			m.figures[i].used, m.figures[i].version = add(m.figures[i].used, f.used), max(m.figures[i].version, f.version)
 		} else {
-			m.figures = slices.Insert(m.figures, i, figure{f.replica, f.key, f.version, next.index, f.used})
+			m.figures = slices.Insert(m.figures, i, figure{replica: f.replica, key: f.key, version: f.version, window: next.index, used: f.used})
 		}
 	}
 	if !isBefore {

@@ -16,7 +16,8 @@
 // With several replicas, each is the only writer of its own use (Report), and adds up what it hears of the
 // use of the others (Heard). What it has used since its last report that the others know is at most its part of
 // what was left then (Share). A larger request waits until they know of it (Claim). So all of them together keep a limit,
-// also when they stop hearing each other.
+// also when they stop hearing each other, and when they restart meanwhile: what is saved
+// of a process names what the others may not know of it (Save), and the next one goes on with that (Restore) until they do (Told).
 //
 // Nothing here reads the clock, and no method calls another package while it holds a lock.
 package meter
@@ -37,6 +38,8 @@ type meter struct {
 	// own is what this replica was charged with. told is what of it the others know, and sent what they know
 	// once they have heard the latest report.
 	own, told, sent sums
+	// untold is what processes before this one used, as far as the others may not know that.
+	untold sums
 	// last has when something was last charged in each part: one more than the 24ths of a nanosecond since its beginning. 0: it
 	// may have been at its end. nil: the limit does not slide.
 	last *[2][parts]int64
@@ -284,7 +287,9 @@ func (m *meter) refund(amount int64, number uint64, at int64) {
 	m.own.change(part, -amount)
 }
 
-func (m *meter) sums() [5]*sums { return [...]*sums{&m.own, &m.told, &m.sent, &m.others, &m.lost} }
+func (m *meter) sums() [6]*sums {
+	return [...]*sums{&m.own, &m.told, &m.sent, &m.untold, &m.others, &m.lost}
+}
 
 func (m *meter) move(from, to int) {
 	for _, s := range m.sums() {
@@ -345,7 +350,7 @@ func (m *meter) wait(now, need int64, replicas int) time.Duration {
 	for i := 2*parts - 1; i >= 0; i-- {
 		part := add(m.own.in(i), m.others.in(i))
 		if replicas > 1 {
-			part = add(part, multiply(max(0, m.own.in(i)-m.told.in(i)), replicas-1))
+			part = add(part, multiply(max(0, m.own.in(i)-m.told.in(i)+m.untold.in(i)), replicas-1))
 		}
 		if part <= room {
 			room -= part

@@ -32,6 +32,11 @@ type figure struct {
 	// version orders what the replica says of this window.
 	version      uint64
 	window, used int64
+	// parts are the use of each part of the window, if they are known from before a restart, for the version saved.
+	parts []int64
+	saved uint64
+	// untold is how much of it the other replicas may not know.
+	untold int64
 }
 
 // maxFigures is how many figures are kept for a limit. A replica has three at most.
@@ -93,6 +98,10 @@ func (m *meter) heard(now int64, replica string, key, version uint64, e Entry) {
 	used := min(e.Used, 1<<61)
 	changed := used != m.figures[i].used
 	m.figures[i].version, m.figures[i].used = version, used
+	if m.figures[i].untold > 0 {
+		m.figures[i].untold = 0 // another replica has said this
+		m.addUpUntold()
+	}
 	if changed {
 		m.addUp(now)
 	}
@@ -140,12 +149,15 @@ func (m *meter) addUp(now int64) {
 // OtherUse is what another replica has used for a caller.
 type OtherUse struct {
 	Caller CallerID
-	// Version is the greatest of those of the entries.
+	// Version is the greatest of those of the entries. What a replica has used in a window that is over hardly changes, so
+	// that is the version of all of them.
 	Version uint64
 	Entries []Entry
+	// Courses are when that was used, if this is known from before a restart.
+	Courses []Course
 }
 
-// Others returns what is known of other replicas, in windows of an hour or longer.
+// Others returns what is known of other replicas, in windows of a minute or longer.
 func (cs *Callers) Others(now time.Time) map[string][]OtherUse {
 	cs.mu.RLock()
 	defer cs.mu.RUnlock()
@@ -168,15 +180,43 @@ func (c *Caller) others(now time.Time) map[string]OtherUse {
 		id := ID(i)
 		for _, f := range c.meters[id].figures {
 			e := Entry{id, f.window, f.used, c.reset} // figures from before a reset are not kept
-			if id.Unit() < Hour || e.Over(time.Unix(0, at)) {
+			if id.Unit() < Minute || e.Over(time.Unix(0, at)) {
 				continue
 			}
 			use := others[f.replica]
 			use.Version, use.Entries = max(use.Version, f.version), append(use.Entries, e)
 			others[f.replica] = use
 		}
+		for replica, use := range others {
+			if course, ok := c.meters[id].savedCourse(id, replica); ok {
+				use.Courses = append(use.Courses, course)
+				others[replica] = use
+			}
+		}
 	}
 	return others
+}
+
+// savedCourse returns the course of what a replica has used, if this process knows it from before a restart.
+func (m *meter) savedCourse(id ID, replica string) (course Course, ok bool) {
+	var both [2 * parts]int64
+	last := -1
+	for _, f := range m.figures {
+		w := int(f.window - m.index + 1)
+		if f.replica != replica || f.parts == nil || w < 0 || w > 1 {
+			continue
+		}
+		for i, used := range f.parts {
+			both[w*parts+i] = used
+			if used > 0 {
+				last = max(last, w*parts+i)
+			}
+		}
+	}
+	if last < 0 {
+		return Course{}, false
+	}
+	return Course{ID: id, Last: (m.index-1)*parts + int64(last), Used: slices.Clone(both[max(0, last-parts) : last+1])}, true
 }
 
 // Share sets how many replicas share the limits. When they hear each other again, what the others have used counts as if
@@ -203,6 +243,8 @@ type Course struct {
 	ID   ID      `json:"limit"`
 	Last int64   `json:"last"`
 	Used []int64 `json:"used"`
+	// Version is that of the replica's report before.
+	Version uint64 `json:"-"`
 }
 
 // Courses returns what this replica has used of the limits by the minute and the hour.
@@ -232,7 +274,7 @@ func (c *Caller) Courses(now time.Time) (courses []Course) {
 }
 
 // Spread places what the others have used in the parts of the windows, after this replica has heard it for the first time:
-// where their courses have it, by the replicas, and otherwise as divide does.
+// where their courses have it, by the replicas, or else what was saved before a restart, and otherwise as divide does.
 func (c *Caller) Spread(now time.Time, courses map[string][]Course) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -247,11 +289,15 @@ func (c *Caller) Spread(now time.Time, courses map[string][]Course) {
 		m.forgetLast()
 		m.debt = debt{} // it is not known how what was loaded was used
 		placed, used := sums{parts: new([2][parts]int64)}, m.others.used
-		for replica, all := range courses {
-			for _, course := range all {
-				if course.ID == ID(id) {
-					m.placeCourse(&placed, replica, course, m.part(at))
-				}
+		for _, f := range m.figures {
+			all := courses[f.replica]
+			i := slices.IndexFunc(all, func(c Course) bool { return c.ID == ID(id) })
+			switch w := int(f.window - m.index + 1); {
+			case w < 0 || w > 1:
+			case i >= 0 && all[i].Version >= f.saved:
+				m.placeCourse(&placed, f, w, all[i], m.part(at))
+			case f.parts != nil:
+				placeSaved(&placed, f, w, m.part(at))
 			}
 		}
 		m.others = sums{used: [2]int64{used[0] - placed.used[0], used[1] - placed.used[1]}}
@@ -262,31 +308,36 @@ func (c *Caller) Spread(now time.Time, courses map[string][]Course) {
 	}
 }
 
-// placeCourse places what a replica has used: as its course says, and the rest before or after the course. Nothing is placed
-// after the part now.
-func (m *meter) placeCourse(placed *sums, replica string, course Course, now int) {
+// placeCourse places what a replica has used in one of the two windows: as its course says, and the rest before or after the
+// course. Nothing is placed after the part now.
+func (m *meter) placeCourse(placed *sums, f figure, w int, course Course, now int) {
 	last := course.Last - (m.index-1)*parts // as parts are numbered here
-	if last < 0 || last >= 2*parts || len(course.Used) > parts+1 {
+	first, end, left := w*parts, (w+1)*parts-1, f.used
+	if last < int64(first) || last >= 2*parts || len(course.Used) > parts+1 {
 		return
 	}
-	for w := range 2 {
-		i, known := m.figureOf(maphash.String(seed, replica), m.index-1+int64(w))
-		first, end := w*parts, (w+1)*parts-1
-		if !known || int(last) < first {
-			continue
+	for i, used := range course.Used {
+		if part := int(last) + 1 - len(course.Used) + i; first <= part && part <= end {
+			used = min(left, max(0, used))
+			placed.change(min(part, now), used)
+			left -= used
 		}
-		left := m.figures[i].used
-		for i, used := range course.Used {
-			if part := int(last) + 1 - len(course.Used) + i; first <= part && part <= end {
-				used = min(left, max(0, used))
-				placed.change(min(part, now), used)
-				left -= used
-			}
-		}
-		rest := first
-		if int(last) <= end {
-			rest = min(int(last)+1, end)
-		}
-		placed.change(min(rest, now), left)
 	}
+	rest := first
+	if int(last) <= end {
+		rest = min(int(last)+1, end)
+	}
+	placed.change(min(rest, now), left)
+}
+
+// placeSaved places what a replica has used in one of the two windows as it was saved before a restart. What it has used since
+// then counts as if that had been now, or at the end of the window before.
+func placeSaved(placed *sums, f figure, w, now int) {
+	end, left := min((w+1)*parts-1, now), f.used
+	for i, used := range f.parts {
+		used = min(left, used)
+		placed.change(min(w*parts+i, end), used)
+		left -= used
+	}
+	placed.change(end, left)
 }

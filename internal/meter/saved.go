@@ -47,6 +47,8 @@ type Saved struct {
 	Entry
 	Version uint64  `json:"version,omitempty"`
 	Parts   []int64 `json:"parts,omitempty"`
+	// Untold is how much of it the other replicas may not know.
+	Untold int64 `json:"untold,omitempty"`
 }
 
 // UnmarshalJSON implements json.Unmarshaler. It leaves out figures that are not valid.
@@ -92,8 +94,10 @@ func (cs *Callers) Save(now time.Time) SavedUse {
 	return saved
 }
 
-// Restore adds what Save returned in another process. Nothing of it counts that is known already.
+// Restore adds what Save returned in another process. Nothing of it counts that is known already. What the other replicas
+// did not know when it was saved counts against this replica's part of a limit until Told, as it did before.
 func (cs *Callers) Restore(now time.Time, saved SavedUse) {
+	defer func() { cs.restored.Store(cs.restored.Load() || len(saved) > 0) }()
 	for writer, callers := range saved {
 		if callers == nil || writer == cs.writer {
 			continue
@@ -118,25 +122,28 @@ func (c *Caller) save(now time.Time, own string) map[string]SavedFigures {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
+	c.arrived(at)
 	saved := make(map[string]SavedFigures)
-	add := func(writer string, e Entry, version uint64, in *sums, w int) {
+	add := func(writer string, e Entry, version uint64, in *sums, untold int64) {
+		w := int(e.Window - c.meters[e.ID].index + 1)
 		if e.ID.Unit() < Minute || w < 0 || w > 1 || e.Over(time.Unix(0, at)) {
 			return
 		}
-		f := Saved{Entry: e, Version: version}
+		f := Saved{Entry: e, Version: version, Untold: untold}
 		if in.parts != nil && in.used[w] > 0 {
 			f.Parts = shareOf(in.parts[w][:], e.Used, in.used[w])
 		}
 		saved[writer] = append(saved[writer], f)
 	}
+	version := uint64(max(0, now.UnixMicro()))
 	for _, e := range c.usage(nil) {
 		m := &c.meters[e.ID]
-		add(own, e, uint64(max(0, now.UnixMicro())), &m.own, int(e.Window-m.index+1))
+		add(own, e, version, &m.own, max(0, e.Used-m.told.used[e.Window-m.index+1]))
 	}
 	for i := range c.meters {
 		m := &c.meters[i]
 		for _, f := range m.figures {
-			add(f.replica, Entry{ID(i), f.window, f.used, c.reset}, f.version, &m.others, int(f.window-m.index+1))
+			add(f.replica, Entry{ID(i), f.window, f.used, c.reset}, f.version, &m.others, f.untold)
 		}
 	}
 	return saved
@@ -164,15 +171,9 @@ func (c *Caller) restore(now time.Time, writer string, figures SavedFigures) {
 		}
 		m := &c.meters[f.ID]
 		m.roll(f.ID, at, c.location, c.admitted+1)
-		if _, known := m.figureOf(key, f.Window); known {
-			m.heard(at, writer, key, f.Version, f.Entry)
-			continue
-		}
-		owed := m.debt
-		m.heard(at, writer, key, f.Version, f.Entry)
-		if _, known := m.figureOf(key, f.Window); known {
-			m.debt = owed // it is not known when that was used
-			m.age(at, f)
+		m.restore(at, writer, key, f)
+		if c.sharing.Apart {
+			m.lost.copy(&m.others) // this was used before the others were not heard any more
 		}
 	}
 	crossed := c.crossed(at)
@@ -180,21 +181,75 @@ func (c *Caller) restore(now time.Time, writer string, figures SavedFigures) {
 	c.report(crossed)
 }
 
-// age moves what was heard just now to the parts that a saved figure has.
-func (m *meter) age(now int64, f Saved) {
-	w, heard := int(f.Window-m.index+1), m.part(now)
-	if m.others.parts == nil || w > 1 || len(f.Parts) == 0 {
+func (m *meter) restore(now int64, writer string, key uint64, f Saved) {
+	i, known := m.figureOf(key, f.Window)
+	if known && m.figures[i].version == f.Version { // from a file that another process has written
+		m.figures[i].untold = min(m.figures[i].untold, f.untold())
+		m.addUpUntold()
+		return
+	}
+	owed := m.debt
+	m.heard(now, writer, key, f.Version, f.Entry)
+	if i, isKnown := m.figureOf(key, f.Window); isKnown && m.figures[i].version == f.Version {
+		m.figures[i].parts, m.figures[i].saved, m.figures[i].untold = f.parts(), f.Version, f.untold()
+		m.addUpUntold()
+		if !known {
+			m.debt = owed // it is not known when that was used
+			m.age(now, &m.figures[i])
+		}
+	}
+}
+
+// untold returns Untold within its bounds.
+func (f *Saved) untold() int64 { return min(max(0, f.Untold), max(0, f.Used)) }
+
+// parts returns the use of each of our parts of the window, or nil if it is not known.
+func (f *Saved) parts() []int64 {
+	if len(f.Parts) == 0 || f.ID.Unit().Calendar() {
+		return nil
+	}
+	ours, left := make([]int64, parts), f.Used
+	for i, used := range f.Parts {
+		used = min(left, max(0, used))
+		left -= used
+		ours[min(((i+1)*parts+len(f.Parts)-1)/len(f.Parts), parts)-1] += used
+	}
+	return ours
+}
+
+// age moves what was heard just now to the parts that a figure has from before a restart.
+func (m *meter) age(now int64, f *figure) {
+	w, heard := int(f.window-m.index+1), m.part(now)
+	if m.others.parts == nil || w > 1 || f.parts == nil {
 		return
 	}
 	if w == 0 {
 		heard = parts - 1
 	}
 	m.forgetLast()
-	left := f.Used
-	for i, used := range f.Parts {
-		used = min(left, max(0, used))
-		left -= used
+	for i, used := range f.parts {
 		m.others.change(heard, -used)
-		m.others.change(min(w*parts+((i+1)*parts+len(f.Parts)-1)/len(f.Parts)-1, heard), used)
+		m.others.change(min(w*parts+i, heard), used)
+	}
+}
+
+// addUpUntold adds up what the figures have that the other replicas may not know: of each, the latest use.
+func (m *meter) addUpUntold() {
+	m.untold = sums{}
+	for _, f := range m.figures {
+		w := int(f.window - m.index + 1)
+		if f.untold == 0 || w < 0 || w > 1 {
+			continue
+		}
+		if m.untold.parts == nil && m.others.parts != nil {
+			m.untold.parts = new([2][parts]int64)
+		}
+		left := f.untold
+		for i := len(f.parts) - 1; i >= 0; i-- {
+			used := min(left, f.parts[i])
+			m.untold.change(w*parts+i, used)
+			left -= used
+		}
+		m.untold.change(w*parts+parts-1, left)
 	}
 }

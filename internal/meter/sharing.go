@@ -56,6 +56,29 @@ type latest struct {
 	at              int64
 }
 
+// Told records that the others know all that Restore has added.
+func (cs *Callers) Told() {
+	if !cs.restored.Swap(false) {
+		return
+	}
+	cs.mu.RLock()
+	defer cs.mu.RUnlock()
+	for _, c := range cs.byID {
+		c.mu.Lock()
+		for i := range c.meters {
+			m := &c.meters[i]
+			for f := range m.figures {
+				m.figures[f].untold = 0
+			}
+			m.untold = sums{}
+		}
+		c.mu.Unlock()
+	}
+}
+
+// Restored reports whether Restore has added something that the others may not know.
+func (cs *Callers) Restored() bool { return cs.restored.Load() }
+
 // Changes returns a number that is another one when what is used has changed, and whether a limit is more than half used,
 // so that other replicas should know soon.
 func (c *Caller) Changes() (changes uint64, hurry bool) {
@@ -124,13 +147,16 @@ func (s *sums) copy(from *sums) {
 	}
 }
 
-// unheard returns how much this replica has used that the others do not know. It may be a part of the limit: one of so many.
+// unheard returns how much this replica, or a process before it, has used that the others do not know. It may be a part of the
+// limit: one of so many.
 func (m *meter) unheard(now int64, replicas int) int64 {
-	used := m.own.used[1] - m.told.used[1]
+	used := m.own.used[1] - m.told.used[1] + m.untold.used[1]
 	if m.own.parts != nil {
 		oldest, later := m.own.from(m.oldest(now))
 		toldOldest, toldLater := m.told.from(m.oldest(now))
-		used += m.covered(now, oldest-toldOldest, m.limit.Amount/int64(max(1, replicas))) + later - toldLater
+		untoldOldest, untoldLater := m.untold.from(m.oldest(now))
+		oldest, later = oldest-toldOldest+untoldOldest, later-toldLater+untoldLater
+		used += m.covered(now, oldest, m.limit.Amount/int64(max(1, replicas))) + later
 	}
 	return max(0, used)
 }
