@@ -68,7 +68,7 @@ func (b *balancer) answerAfter(t *transaction, now time.Time) answer {
 		b.forward(t.request.incoming, res, s.attempts[from].class, b.Pool.Wait(&s.board, now))
 		return answer{Answer: apierror.Answer{Response: res}, from: &s.attempts[from]}
 	}
-	return b.refuse(t, now)
+	return b.unserved(t, now)
 }
 
 // forward prepares a reply that was kept for the client.
@@ -80,16 +80,13 @@ func (b *balancer) forward(r *http.Request, res *http.Response, class verdict.Cl
 	if class == verdict.Overloaded {
 		verdict.SetHint(res.Header, wait) // even if the backend does not say
 	}
-	b.fields.Final(res.Header)
-	b.fields.Trailer(res.Trailer)
-	attempt.TrailersLast(res)
-	attempt.ResetIfCut(r, res)
+	attempt.Finish(r, res, b.fields)
 }
 
-// refuse is the balancer's own error that says why no backend could serve.
-func (b *balancer) refuse(t *transaction, now time.Time) (a answer) {
+// unserved is the balancer's own error that says why no backend could serve.
+func (b *balancer) unserved(t *transaction, now time.Time) (a answer) {
 	q, s := &t.request, &t.search
-	r := s.Why(now)
+	r := s.explain(now)
 	wait := b.Pool.Wait(&s.board, now)
 	e := r.why(q, s, wait)
 	if e.Class == apierror.AllThrottled && s.isFlex() {

@@ -156,13 +156,6 @@ func (b *balancer) attempt(q *request, s *search, bill *bill) *attempt.Reply {
 			r = b.send(q, s, bill)
 		}
 	}
-	switch {
-	case credentials.Passthrough && r.Class.OfCredential():
-		r.Class = verdict.ClientError // the credential is the caller's
-	case (r.Class == verdict.Credential || r.Class == verdict.NotPermitted) && credentials.HasReplaced(a.credential):
-		r.Class = verdict.NoCredential // the refusal does not apply to the credential that there is now
-	}
-	s.compare(r)
 	return r
 }
 
@@ -219,11 +212,7 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 	to.Credentials.Authorize(out.Header, &out.URL, a.credential, q.credentials)
 	// the body was read, so the client was told to continue already
 	delete(out.Header, "Expect")
-	if q.Body.Stream {
-		// the beginning of a stream is read before it is passed on
-		delete(out.Header, "Accept-Encoding")
-	}
-	openaiapi.AcceptReadable(out.Header)
+	openaiapi.AcceptReadable(out.Header, q.Body.Stream)
 	out.Host, out.Change.Changes = to.Direct(&out.URL, out.Header, &q.Request, q.Route)
 	if to.Provider {
 		delete(out.Header, loopHeader)

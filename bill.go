@@ -77,6 +77,9 @@ func (b *bill) cost(q *request, s *search, o *outcome) meter.Cost {
 	return meter.Cost{Requests: 1}
 }
 
+// prompt returns the estimate of the prompt's tokens, by its length if no limit needed a better one.
+func (b *bill) prompt(q *request) int64 { return cmp.Or(b.Prompt(), q.PromptTokens(nil)) }
+
 // tokensCost returns what the reply has cost: the tokens that it reports. Without a report, these are the estimate of the
 // prompt and what the content has at least. A reply that was cut would have more: it costs the request's estimate at
 // least.
@@ -84,7 +87,7 @@ func (b *bill) tokensCost(q *request, o *outcome, class verdict.Class) meter.Cos
 	if q.Kind.IsHandshake() {
 		return meter.Cost{Requests: 1}
 	}
-	tokens, estimated, prompt := o.tokens, false, cmp.Or(b.Prompt(), q.PromptTokens(nil)) // without limits by its length
+	tokens, estimated, prompt := o.tokens, false, b.prompt(q)
 	if prompt == 0 && (!tokens.Known() || q.showsStored()) {
 		return meter.Cost{Requests: 1} // no model has answered
 	}

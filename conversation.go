@@ -31,8 +31,10 @@ type conversation struct {
 type response struct {
 	transaction
 	balancer *balancer
-	watcher  sse.Watcher
-	counts   usage.Reader
+	// last is the attempt that has opened the WebSocket.
+	last    *attemptRecord
+	watcher sse.Watcher
+	counts  usage.Reader
 }
 
 // converse begins the session of a WebSocket that is open. The request itself asked for its first response, unless it is a realtime
@@ -46,42 +48,41 @@ func (d *reader) converse(b *balancer, t *transaction) websocket.Session {
 		return websocket.Session{Rules: c, Holds: d.clientKeys != nil || t.bill.Limited() || d.callers.SeesEach(q.caller.Name)}
 	}
 	first := c.next()
-	placement := *t.search.placement
-	first.request.started, first.search.placement = q.started, &placement
+	placement := *t.placement
+	first.request.started, first.placement = q.started, &placement
 	first.bill, t.bill = t.bill, bill{}
 	return websocket.Session{Rules: c, First: first.begin(), Holds: true}
 }
 
 // next returns a response that has not begun.
 func (c *conversation) next() *response {
-	now, q, last := time.Now(), &c.handshake.request, c.handshake.search.attempts.last()
-	r := &response{balancer: c.balancer}
+	q := &c.handshake.request
+	r := &response{balancer: c.balancer, last: c.handshake.search.attempts.last()}
 	r.request = request{
-		Request: q.Request, incoming: q.incoming, asked: q.asked, writer: q.writer, started: now,
+		Request: q.Request, incoming: q.incoming, asked: q.asked, writer: q.writer, started: time.Now(),
 		caller: q.caller, entitled: q.entitled, anonymous: q.anonymous, inSession: q.Kind.IsHandshake(),
 	}
 	r.request.Kind, r.outcome.status = openaiapi.Inference, http.StatusOK
-	r.wait.queues = c.balancer.waiting
-	r.search.placement = affinity.Anywhere
-	r.search.begin(c.balancer, &r.request, &r.wait, 0)
-	r.search.attempts = append(r.search.attempts, attemptRecord{
-		target: last.target, started: now, deployment: last.deployment, counted: true,
-	})
+	r.wait.queues, r.placement = c.balancer.waiting, affinity.Anywhere
 	return r
 }
 
 // streamed stands for the reply whose events are the messages of a WebSocket.
 var streamed = http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {openaiapi.TypeEventStream}}}
 
-// begin prepares the readers of the response's events.
+// begin prepares the readers of the response's events. Its search has found its backend: that of the WebSocket.
 func (r *response) begin() *response {
+	r.search.begin(r.balancer, &r.request, r.placement, &r.wait, 0)
+	r.search.attempts = append(r.search.attempts, attemptRecord{
+		target: r.last.target, started: r.request.started, deployment: r.last.deployment, counted: true,
+	})
 	if r.outcome.usage = r.counts.Begin(streamed.Header); r.request.caller.Name != "" {
 		r.counts.CountContent()
 	}
 	r.counts.Watch(&r.watcher)
-	account, placement := r.search.attempts.last().target.backend.AccountKey, r.search.placement
-	placement.Served(account, &streamed)
-	if ids := placement.IDReader(account, &streamed); ids != nil {
+	account := r.last.target.backend.AccountKey
+	r.placement.Served(account, &streamed)
+	if ids := r.placement.IDReader(account, &streamed); ids != nil {
 		ids.Join(&r.watcher)
 	}
 	return r
@@ -94,14 +95,14 @@ func (r *response) Watcher() *sse.Watcher { return &r.watcher }
 func (r *response) Settle(failed, cut bool) {
 	q, o, a := &r.request, &r.outcome, r.search.attempts.last()
 	o.end(q, cut)
-	a.class, o.status = r.judge(failed)
+	a.class, o.status = r.classify(failed)
 	r.balancer.countTokens(q, &r.search, o, a.target, string(a.class))
 	r.bill.settle(r.balancer, q, &r.search, o)
 }
 
-// judge says what the events of the response mean, as those of a stream over HTTP would. failed reports whether an event
+// classify returns what the events of the response mean, as those of a stream over HTTP would. failed reports whether an event
 // said that the response has failed.
-func (r *response) judge(failed bool) (class verdict.Class, status int) {
+func (r *response) classify(failed bool) (class verdict.Class, status int) {
 	f := r.watcher.Failure
 	switch {
 	case r.outcome.tokens.Known() || f == nil && !failed:
@@ -150,7 +151,7 @@ func (c *conversation) Create(text []byte) (begun websocket.Response, instead []
 		return nil, nil, refusal
 	}
 	r := c.next()
-	q, to := &r.request, r.search.attempts.last().target.backend
+	q, to := &r.request, r.last.target.backend
 	q.received.Hold(text)
 	if q.inSession {
 		q.ReadEvent(text)
@@ -162,8 +163,8 @@ func (c *conversation) Create(text []byte) (begun websocket.Response, instead []
 		own.Response = apierror.NotProcessed.Response(q.asked)
 	}
 	if own.Response == nil && !q.inSession {
-		r.search.placement, own = c.findAccounts(q, c.balancer.targets)
-		if own.Response == nil && (!to.Takes(&q.Request, q.anonymous) || !r.search.placement.Allows(to.AccountKey)) {
+		r.placement, own = c.findAccounts(q, c.balancer.targets)
+		if own.Response == nil && (!to.Takes(&q.Request, q.anonymous) || !r.placement.Allows(to.AccountKey)) {
 			own = apierror.AnotherWebSocket.Answer(q.asked)
 		}
 		u := *q.asked.URL
@@ -205,7 +206,7 @@ func (c *conversation) refuseMessage(kind string, audio bool, text []byte) *http
 	name := c.handshake.request.caller.Name
 	if audio {
 		if refusal := c.callers.Check(time.Now(), name, meter.Estimate{Prompt: 1, Within: true}); refusal != nil {
-			return c.refuse(c.balancer, &c.next().transaction, refusal).Response
+			return c.exceededAnswer(c.balancer, &c.next().transaction, refusal).Response
 		}
 	}
 	if c.callers.Models(name) != nil {

@@ -20,17 +20,19 @@ import (
 )
 
 // transaction has the values of one request. Each stage makes one of them, and
-// the later stages read it: read makes the request and the bill, and the
-// placement from which the search sets out; fetch runs the search; respond and
-// finish make the outcome. A function that needs only some of them gets only
-// these.
+// the later stages read it: read makes the request, the bill and the placement;
+// fetch runs the search; respond and finish make the outcome. A function that
+// needs only some of them gets only these.
 type transaction struct {
 	reader  *reader
 	request request
 	bill    bill
-	wait    wait
-	search  search
-	outcome outcome
+	// placement is which accounts may get the request. It begins with what was
+	// found out when the request was read, and changes with what they reply.
+	placement *affinity.Placement
+	wait      wait
+	search    search
+	outcome   outcome
 }
 
 // ServeHTTP serves a request. In a WebSocket that was opened before a backend is chosen, each message that no backend has
@@ -56,7 +58,7 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, socket *websocke
 	aborted := true
 	defer func() { b.finish(t, aborted) }()
 	own := h.reader.read(b, t)
-	t.search.begin(b, &t.request, &t.wait, t.bill.Tier())
+	t.search.begin(b, &t.request, t.placement, &t.wait, t.bill.Tier())
 	var reply *attempt.Reply
 	if own == (apierror.Answer{}) {
 		reply, own = b.fetch(t)
@@ -85,7 +87,7 @@ func (b *balancer) fetch(t *transaction) (*attempt.Reply, apierror.Answer) {
 	q, s := &t.request, &t.search
 	for s.Next() != nil {
 		reply := b.attempt(q, s, &t.bill)
-		judgement := judge(q, reply)
+		judgement := judge(q, s, reply)
 		b.learn(q, s, reply, judgement)
 		switch s.Tell(reply, judgement) {
 		case serve:
@@ -103,7 +105,7 @@ func (t *transaction) begin(w http.ResponseWriter, r *http.Request, socket *webs
 	q.incoming, q.asked, q.writer, q.socket = r, r, w, socket
 	q.started = time.Now()
 	q.credentials, q.query = keys.Read(r.Header, r.URL.RawQuery)
-	t.search.placement, t.search.wait = affinity.Anywhere, &t.wait
+	t.placement = affinity.Anywhere
 }
 
 // limitAttempts sets how many backends may be tried for a request, and until when: no

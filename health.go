@@ -21,11 +21,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// judgement is what the reply to an attempt means for its request. It is made
-// once, and the search, the pool and the log all get the same one.
+// judgement is what the reply to an attempt means for its request, besides the
+// class, which the reply has. It is made once, and the search, the pool and the
+// log all get the same one.
 type judgement struct {
-	class  verdict.Class
-	status int
 	// left reports whether the client has left. No backend is to blame then.
 	left bool
 	// refusal is the error for a request that could not be sent because of the
@@ -34,19 +33,36 @@ type judgement struct {
 	// executed reports whether the backend may have executed a request that must
 	// not be executed twice.
 	executed bool
+	// unexecuted reports whether the backend has surely not executed the request.
+	unexecuted bool
+	// ofCaller reports whether the backend refused a credential of the caller's
+	// own. That says nothing about the backend.
+	ofCaller bool
 }
 
-// judge says what a reply means for its request. A client that was too slow with its body is there: net/http's server
-// cancels its request as if it had left.
-func judge(q *request, r *attempt.Reply) judgement {
-	j := judgement{class: r.Class, status: r.Status, executed: !q.Kind.Repeatable() && r.PerhapsExecuted()}
+// judge says what the reply to the attempt in progress means for its request. The reply comes with the class that follows
+// from itself; judge replaces that where the client, the credential or other attempts give it another meaning, and
+// nobody changes it afterwards.
+func judge(q *request, s *search, r *attempt.Reply) judgement {
+	var j judgement
+	a := s.attempts.last()
+	credentials := &a.target.backend.Credentials
+	switch {
+	case credentials.Passthrough && r.Class.OfCredential():
+		r.Class, j.ofCaller = verdict.ClientError, true
+	case (r.Class == verdict.Credential || r.Class == verdict.NotPermitted) && credentials.HasReplaced(a.credential):
+		r.Class = verdict.NoCredential // the refusal does not apply to the credential that there is now
+	}
+	s.compare(r)
+	j.executed, j.unexecuted = !q.Kind.Repeatable() && r.PerhapsExecuted(), r.Unexecuted()
+	// A client that was too slow with its body is there, although net/http's server cancels its request as if it had left.
 	if r.Ended(q.incoming) != nil && !q.isLate() {
-		j.left, j.class = true, verdict.ClientLeftWaiting
+		j.left, r.Class = true, verdict.ClientLeftWaiting
 		if q.received.Failure() != nil {
-			j.class = verdict.ClientLeft
+			r.Class = verdict.ClientLeft
 		}
 	} else if refusal, refused := r.ClientsFault(); refused {
-		j.refusal, j.class = &refusal, verdict.ClientError
+		j.refusal, r.Class = &refusal, verdict.ClientError
 	}
 	return j
 }
@@ -56,14 +72,14 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 	a, now := s.attempts.last(), time.Now()
 	switch {
 	case j.left:
-		a.giveBack(r)
+		a.giveBack(j)
 		return
 	case j.refusal != nil:
 		a.reservation.Return() // no backend got all of it
 		return
 	}
 	to, model := a.target, q.benchModel(a.target.backend)
-	switch j.class {
+	switch r.Class {
 	case verdict.Throttled:
 		to.metrics.Throttled(string(r.Source))
 	case verdict.Loop:
@@ -76,12 +92,12 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 		to.metrics.Spilled(a.deployment, r.Response)
 	}
 	if c := b.logger.Check(zap.DebugLevel, "attempt"); c != nil {
-		c.Write(zap.String("backend", to.Name), q.callerField(), zap.String("class", string(j.class)), zap.Int("status", j.status),
+		c.Write(zap.String("backend", to.Name), q.callerField(), zap.String("class", string(r.Class)), zap.Int("status", r.Status),
 			zap.Duration("duration", now.Sub(a.started)), zap.String("hint", string(r.Source)),
 			zap.String("affinity", s.placement.Why(s.board.Affinity)), attempt.ErrorField(r.Err))
 	}
-	if !j.class.Failover() {
-		if scope := (pool.Scope{Model: model, Flex: a.flex}); j.class == verdict.Served {
+	if !r.Class.Failover() && !j.ofCaller {
+		if scope := (pool.Scope{Model: model, Flex: a.flex}); r.Class == verdict.Served {
 			to.Served(scope, a.started)
 		} else {
 			to.Answered(scope, a.started)
@@ -90,7 +106,7 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 	}
 	b.learnQuota(q, a, s.tier, r, rates, now)
 	q.learnLacks(to, r, now)
-	a.giveBack(r)
+	a.giveBack(j)
 	if r.Connected || r.Status > 0 {
 		to.Reached()
 	}
@@ -119,7 +135,7 @@ func (b *balancer) coolDown(q *request, s *search, r *attempt.Reply, now time.Ti
 	a := s.attempts.last()
 	to, model := a.target, q.benchModel(a.target.backend)
 	bench, benches := b.sender.Bench(r, to.servesOthers(a.started))
-	if !benches || bench.MayBeOfRequest && !s.blame() {
+	if !benches || bench.MayBeOfRequest && !s.takeBlame() {
 		return
 	}
 	covers := pool.Scope{Model: model, Flex: a.flex && r.AboutFlex()}
@@ -142,8 +158,8 @@ func (b *balancer) coolDown(q *request, s *search, r *attempt.Reply, now time.Ti
 }
 
 // giveBack gives back what was deducted for the attempt from the backend's limits, if the backend has not executed it.
-func (a *attemptRecord) giveBack(r *attempt.Reply) {
-	if r.Unexecuted() {
+func (a *attemptRecord) giveBack(j judgement) {
+	if j.unexecuted {
 		a.reservation.Return()
 	}
 }
@@ -170,7 +186,7 @@ func (b *balancer) learnEnd(q *request, s *search, end attempt.End) {
 	if errors.Is(end.Broken, attempt.ErrInStream) && (credentials.Passthrough || credentials.Outdated(a.credential)) {
 		return // it is about an account that other requests do not use
 	}
-	if !end.Begun && s.blame() {
+	if !end.Begun && s.takeBlame() {
 		reason := pool.Reason{Class: string(verdict.BrokenStream), Status: a.status, Cause: verdict.CauseOf(end.Broken), Error: attempt.ErrorText(end.Broken)}
 		a.target.Bench(pool.Refusal{Reason: reason, Model: model, Flex: a.flex, Wait: b.sender.Failure().Wait}, now)
 	}
@@ -318,8 +334,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	b, q, s := p.group.balancer, &p.request, &p.search
 	reply := p.send(t.sender, req)
-	s.compare(reply)
-	judgement := judge(q, reply)
+	judgement := judge(q, s, reply)
 	b.learn(q, s, reply, judgement)
 	step := s.Tell(reply, judgement)
 	s.attempts.last().count() // now: nobody tells when reverse_proxy has sent the reply

@@ -127,7 +127,7 @@ func (d *reader) read(b *balancer, t *transaction) (own apierror.Answer) {
 	if own = d.limit(b, t); own != (apierror.Answer{}) {
 		return own
 	}
-	t.search.placement, own = d.findAccounts(q, b.targets)
+	t.placement, own = d.findAccounts(q, b.targets)
 	return own
 }
 
@@ -144,7 +144,7 @@ func (d *reader) enter(b *balancer, t *transaction) (own apierror.Answer) {
 		}
 		if d.callers != nil { // its first message may come slowly, and is in memory
 			if refusal := t.bill.Upload(); refusal != nil {
-				return d.refuse(b, t, refusal)
+				return d.exceededAnswer(b, t, refusal)
 			}
 			defer t.bill.Uploaded()
 		}
@@ -217,7 +217,7 @@ func (d *reader) exceeded(b *balancer, t *transaction, likely meter.Estimate) (o
 		return own
 	}
 	t.bill.Refused(refusal)
-	return d.refuse(b, t, refusal)
+	return d.exceededAnswer(b, t, refusal)
 }
 
 // receive reads the body of the request, or returns the answer if that cannot be read, or if its caller is over a
@@ -231,7 +231,7 @@ func (d *reader) receive(b *balancer, t *transaction, route openaiapi.Route) (ow
 		}
 		if length < 0 || length > callers.ShortBody {
 			if refusal := t.bill.Upload(); refusal != nil {
-				return d.refuse(b, t, refusal)
+				return d.exceededAnswer(b, t, refusal)
 			}
 			defer t.bill.Uploaded()
 		}
@@ -242,8 +242,8 @@ func (d *reader) receive(b *balancer, t *transaction, route openaiapi.Route) (ow
 	return own
 }
 
-// refuse returns the answer to a request that a limit refuses.
-func (d *reader) refuse(b *balancer, t *transaction, refusal *meter.Refusal) apierror.Answer {
+// exceededAnswer counts and returns the answer to a request that a limit refuses.
+func (d *reader) exceededAnswer(b *balancer, t *transaction, refusal *meter.Refusal) apierror.Answer {
 	b.metrics.Limited(t.request.caller.Label, refusal)
 	return d.callers.Refuse(t.request.asked, time.Now(), t.request.caller.Name, refusal)
 }
@@ -285,7 +285,7 @@ func (d *reader) limit(b *balancer, t *transaction) (own apierror.Answer) {
 		if t.wait.result == waiting.Left {
 			return apierror.Answer{Class: string(verdict.ClientLeftWaiting)}
 		}
-		return d.refuse(b, t, refusal)
+		return d.exceededAnswer(b, t, refusal)
 	}
 	for id := range t.bill.Demoted {
 		b.metrics.Demoted(q.caller.Label, id)

@@ -192,11 +192,11 @@ func (b *balancer) summary(t *transaction) *observe.Summary {
 	s := &observe.Summary{
 		Pool: b.Name, Caller: q.caller.Name, Model: pool.ModelKey(q.Model), FirstByte: o.timeToFirstByte(q), Tokens: o.tokens,
 		Tier: t.bill.Tier(), Limit: o.answer.Limit, TierServed: o.serviceTier, Waited: t.wait.duration,
-		Affinity: found.placement.Why(found.board.Affinity), AffinityResult: found.placement.CameTo(found.board.Affinity),
+		Affinity: t.placement.Why(found.board.Affinity), AffinityResult: t.placement.CameTo(found.board.Affinity),
 	}
 	if o.aborted {
 		s.Aborted, s.Duration = true, o.duration
-		s.Tokens, s.Estimated = o.usage.Estimate(q.PromptCost())
+		s.Tokens, s.Estimated = o.usage.Estimate(t.bill.prompt(q))
 	}
 	from, class := o.source(found)
 	if s.Class = class; from != nil {

@@ -49,7 +49,6 @@ func (s *Selection) requestOf(upstreams reverseproxy.UpstreamPool, r *http.Reque
 	q := &p.request
 	q.incoming, q.asked, q.writer, q.started = r, r, w, time.Now()
 	q.entitled, q.maxAttempts = p.group.entitled, s.maxAttempts
-	p.search.placement = affinity.Anywhere
 	if s.tryDuration > 0 {
 		q.deadline = q.started.Add(s.tryDuration)
 	}
@@ -59,7 +58,7 @@ func (s *Selection) requestOf(upstreams reverseproxy.UpstreamPool, r *http.Reque
 	if s.transport != nil {
 		p.read()
 	}
-	p.search.begin(p.group.balancer, q, &p.wait, 0)
+	p.search.begin(p.group.balancer, q, affinity.Anywhere, &p.wait, 0)
 	return p
 }
 

@@ -38,7 +38,7 @@ import (
 // request. Without one, it may wait until a backend accepts requests again. Tell
 // records the outcome of the attempt at that backend, and decides whether the
 // search goes on. When it has ended without a reply for the client, best is the
-// reply that says most, and Why says why no backend is left.
+// reply that says most, and explain says why no backend is left.
 //
 // A search belongs to the goroutine that serves its request.
 type search struct {
@@ -48,8 +48,7 @@ type search struct {
 	tier int
 	// wait is the request's wait for a limit of its caller and for a backend.
 	wait *wait
-	// placement is which accounts may get the request. It begins with what was
-	// found out when the request was read, and changes with what the accounts reply.
+	// placement is that of the transaction.
 	placement *affinity.Placement
 
 	// attempts are those made, including the one in progress. firstAttempt has
@@ -134,9 +133,9 @@ func (k *keptReply) take() *http.Response {
 	return res
 }
 
-// begin makes the search ready for its first attempt.
-func (s *search) begin(b *balancer, q *request, w *wait, tier int) {
-	s.balancer, s.request, s.wait, s.tier = b, q, w, tier
+// begin makes the search ready for its first attempt. The request has been read, and does not change any more.
+func (s *search) begin(b *balancer, q *request, placement *affinity.Placement, w *wait, tier int) {
+	s.balancer, s.request, s.placement, s.wait, s.tier = b, q, placement, w, tier
 	s.attempts = s.firstAttempt[:0]
 }
 
@@ -146,7 +145,7 @@ func (s *search) Next() *attemptRecord {
 	now := time.Now()
 	m := s.move()
 	if m == nil && s.mayGoOn(now) {
-		m = s.pick(now)
+		m = s.choose(now)
 	}
 	if m == nil && s.wait.queues != nil {
 		m, now = s.waitForBackend(now)
@@ -184,7 +183,7 @@ const (
 // get, and discards any other one that it does not get now.
 func (s *search) Tell(r *attempt.Reply, j judgement) step {
 	a := s.attempts.last()
-	a.class, a.status, s.executed = j.class, j.status, j.executed
+	a.class, a.status, s.executed = r.Class, r.Status, j.executed
 	next := s.decide(r, j)
 	if next != serve { // a reply that goes to the client may still break off
 		a.count()
@@ -199,20 +198,20 @@ func (s *search) decide(r *attempt.Reply, j judgement) step {
 		s.left = true
 		return stop
 	case j.refusal != nil:
-		s.refuse(r, j.refusal)
+		s.answerRefusal(r, j.refusal)
 		return stop
-	case s.keepMissing(r):
+	case s.triesOtherAccount(r):
 		return again
-	case !j.class.Failover():
+	case !r.Class.Failover():
 		return serve
-	case s.keep(r):
+	case s.keepOrDiscard(r):
 		return again
 	}
 	return stop
 }
 
-// refuse ends a request that could not be sent because of the client.
-func (s *search) refuse(r *attempt.Reply, refusal *apierror.Error) {
+// answerRefusal sets the answer to a request that could not be sent because of the client.
+func (s *search) answerRefusal(r *attempt.Reply, refusal *apierror.Error) {
 	r.Discard()
 	if r.Upload().Stalled() && !r.Upload().Ended() {
 		answerUpload(s.request.writer, s.request.incoming)
@@ -220,9 +219,9 @@ func (s *search) refuse(r *attempt.Reply, refusal *apierror.Error) {
 	s.own = refusal.Answer(s.request.asked)
 }
 
-// keep reports whether the request may be sent to another backend. It keeps the reply, for a client that gets no better
-// one, or discards it.
-func (s *search) keep(r *attempt.Reply) bool {
+// keepOrDiscard keeps the reply, for a client that gets no better one, or discards it. It returns whether the request may
+// be sent to another backend.
+func (s *search) keepOrDiscard(r *attempt.Reply) bool {
 	q := s.request
 	sendable := r.Upload().Abandon()
 	switch {
@@ -244,13 +243,13 @@ func (s *search) keep(r *attempt.Reply) bool {
 	return sendable && !s.executed
 }
 
-// keepMissing reports whether the request goes on to another account, because the current one does not have what it
-// names, and it is not known which one does. Then it keeps the reply, or discards it.
-func (s *search) keepMissing(r *attempt.Reply) bool {
+// triesOtherAccount reports whether the request goes on to another account, because the current one does not have what it
+// names, and it is not known which one does. Then it keeps the reply, or discards it, and excludes the account.
+func (s *search) triesOtherAccount(r *attempt.Reply) bool {
 	if r.Class.Failover() || !r.Missing || !s.placement.Asks() || !r.Whole && !s.request.received.Whole() || !r.Upload().Abandon() {
 		return false
 	}
-	s.placement.Missing(s.current.backend.AccountKey)
+	s.placement.Exclude(s.current.backend.AccountKey)
 	if s.best.Response != nil && !s.best.missing {
 		r.Discard() // a failure says more: its backend may have the object
 	} else {
@@ -276,8 +275,8 @@ func (s *search) close() {
 	}
 }
 
-// Why says why the backends refuse the request.
-func (s *search) Why(now time.Time) refusals {
+// explain brings the board up to date, and says why the backends refuse the request.
+func (s *search) explain(now time.Time) refusals {
 	s.update(now)
 	r := refusals{Why: s.balancer.Pool.Why(&s.board, now)}
 	if r.Elsewhere {
@@ -317,8 +316,8 @@ func (s *search) move() *pool.Member {
 	return to
 }
 
-// pick asks the pool for the backend that gets the request.
-func (s *search) pick(now time.Time) *pool.Member {
+// choose asks the pool for the backend that gets the request, and records the demand of the request's tier.
+func (s *search) choose(now time.Time) *pool.Member {
 	first := len(s.attempts) == 0
 	s.lineUp()
 	if s.update(now); first && s.balancer.tiers != nil {
@@ -326,7 +325,7 @@ func (s *search) pick(now time.Time) *pool.Member {
 	}
 	s.stayHome(now)
 	m := s.ask(now)
-	if m == nil && s.returns(now) {
+	if m == nil && s.allowReturn(now) {
 		s.update(now)
 		m = s.ask(now)
 	}
@@ -361,17 +360,17 @@ func (s *search) hasAttempts() bool {
 	return most == 0 || len(s.attempts)-s.placement.Misses()-s.attempts.throttles(s.beforeWait) < most
 }
 
-// returns reports whether the request may now go to silent backends again: it moved, no other backend is left, and
-// none has told when it returns. Without the move, it would still wait there.
-func (s *search) returns(now time.Time) bool {
+// allowReturn lets the request go to silent backends again, if it moved, no other backend is left, and none has told when
+// it returns. Without the move, it would still wait there. It returns whether that is new.
+func (s *search) allowReturn(now time.Time) bool {
 	first := s.hasMoved && !s.mayReturn && !s.attempts.throttled() && !s.balancer.Pool.CanWait(&s.board, now)
 	s.mayReturn = s.mayReturn || first
 	return first
 }
 
-// blame reports whether a fault that may be the request's own may make a backend a suspect: what fails everywhere is the
-// request's doing, so one request does that to one backend at most.
-func (s *search) blame() bool {
+// takeBlame reports whether a fault that may be the request's own may make a backend a suspect, once: what fails everywhere
+// is the request's doing, so one request does that to one backend at most.
+func (s *search) takeBlame() bool {
 	first := !s.blamed
 	s.blamed = true
 	return first
@@ -526,7 +525,7 @@ func (s *search) barLackingPath(now time.Time) {
 		return
 	}
 	for _, i := range s.lackPath {
-		s.board.At[i].Bar = max(s.board.At[i].Bar, pool.Unfit)
+		s.board.At[i].Bar = pool.Unfit
 	}
 }
 

@@ -248,7 +248,7 @@ func TestAnItemIsAskedForOnlyWhenAnAccountLacksIt(t *testing.T) {
 		if _, got := h.Result(); h.Why(pool.Affinity{}) != why || got != result || !h.Asks() {
 			t.Errorf("%s: %s, %q", id, h.Why(pool.Affinity{}), got)
 		}
-		if h.Missing("a"); h.Why(pool.Affinity{}) != Asked {
+		if h.Exclude("a"); h.Why(pool.Affinity{}) != Asked {
 			t.Errorf("%s is not asked for after an account lacks it", id)
 		}
 	}

@@ -138,9 +138,9 @@ func (p *Placement) Asks() bool {
 	return p.affinity != nil && p.account == "" && len(p.unknown) > 0 && len(p.affinity.accounts) > 1
 }
 
-// Missing records that the account does not store the objects that the request
+// Exclude records that the account does not store the objects that the request
 // names.
-func (p *Placement) Missing(account string) { p.missing = append(p.missing, account) }
+func (p *Placement) Exclude(account string) { p.missing = append(p.missing, account) }
 
 // Misses returns how many accounts do not store them.
 func (p *Placement) Misses() int { return len(p.missing) }

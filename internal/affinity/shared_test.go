@@ -145,7 +145,7 @@ func TestAnAccountThatAnotherConfigHasIsFoundByAsking(t *testing.T) {
 		}
 		// found by asking, it is still alice's
 		h, _, _ := other.names("alice", "resp_12345678")
-		h.Missing("a")
+		h.Exclude("a")
 		h.Served("b", &http.Response{StatusCode: 200})
 		if h, _, refused := other.names("alice", "resp_12345678"); refused || !h.owns() || h.Allows("a") {
 			t.Errorf("it has the placement %+v", h)
@@ -163,7 +163,7 @@ func TestWhatWasFoundByAskingIsShared(t *testing.T) {
 		if !h.Asks() {
 			t.Errorf("it has the placement %+v", h)
 		}
-		h.Missing("a")
+		h.Exclude("a")
 		h.Served("b", &http.Response{StatusCode: 200})
 		synctest.Wait()
 		if h, _, refused := other.names("bob", "resp_12345678"); refused || !h.owns() || h.Allows("a") {

@@ -49,12 +49,16 @@ type trailing struct {
 	trailer  http.Header
 }
 
-// TrailersLast has the trailers that were read ahead added to the response when its body is closed.
-func TrailersLast(res *http.Response) {
+// Finish prepares a response to r for the client, as the last step: it removes the fields that no client gets, has the
+// trailers that were read ahead added when its body is closed, and has a cut reply seen as one.
+func Finish(r *http.Request, res *http.Response, fields Fields) {
+	fields.Final(res.Header)
+	fields.Trailer(res.Trailer)
 	if len(res.Trailer) > 0 {
 		res.Body = trailing{res.Body, res, res.Trailer}
 		res.Trailer = nil
 	}
+	resetIfCut(r, res)
 }
 
 // Close implements io.Closer.

@@ -25,9 +25,9 @@ func KnowClients(server *caddyhttp.Server) {
 	})
 }
 
-// ResetIfCut has the client's connection reset if the reply to r ends before its end. A client of HTTP/1.0, as nginx
+// resetIfCut has the client's connection reset if the reply to r ends before its end. A client of HTTP/1.0, as nginx
 // is one by default, takes any other end of its connection for the end of the reply.
-func ResetIfCut(r *http.Request, res *http.Response) {
+func resetIfCut(r *http.Request, res *http.Response) {
 	if r.ProtoAtLeast(1, 1) || res.Body == http.NoBody {
 		return
 	}

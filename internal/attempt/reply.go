@@ -219,11 +219,8 @@ func (r *Reply) Commit(client http.ResponseWriter, now time.Time, broken func(En
 	if backend, ok := res.Body.(io.ReadWriteCloser); ok && r.Status == http.StatusSwitchingProtocols && r.sent.Address == nil {
 		res.Body = r.tunnel(client, backend) // reverse_proxy relays it
 	}
-	r.sent.Fields.Final(res.Header)
 	r.secrets().DropFrom(res.Trailer)
-	r.sent.Fields.Trailer(res.Trailer)
-	TrailersLast(res)
-	ResetIfCut(r.sent.Incoming, res)
+	Finish(r.sent.Incoming, res, r.sent.Fields)
 	return res, tokens
 }
 

@@ -48,8 +48,13 @@ func readAsIs(header http.Header) bool {
 // window, so no backend is invited to use it.
 var acceptedCodings = []string{"gzip", "deflate", "identity"}
 
-// AcceptReadable removes from Accept-Encoding the codings that Decompress may not be able to undo.
-func AcceptReadable(header http.Header) {
+// AcceptReadable removes from Accept-Encoding the codings that Decompress may not be able to undo: all of them for a
+// stream, whose beginning is read before it is passed on.
+func AcceptReadable(header http.Header, stream bool) {
+	if stream {
+		delete(header, "Accept-Encoding")
+		return
+	}
 	values := header["Accept-Encoding"]
 	if values == nil || len(values) == 1 && (values[0] == "gzip" || values[0] == "gzip, deflate") { // as SDKs send it
 		return

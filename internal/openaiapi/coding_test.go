@@ -89,12 +89,12 @@ func TestABackendIsOfferedOnlyWhatCanBeRead(t *testing.T) {
 		"gzip;q=0, identity;q=0.1 ": "gzip;q=0, identity;q=0.1",
 	} {
 		header := http.Header{"Accept-Encoding": {value}}
-		if AcceptReadable(header); header.Get("Accept-Encoding") != want {
+		if AcceptReadable(header, false); header.Get("Accept-Encoding") != want {
 			t.Errorf("of %q there is left %q, want %q", value, header.Get("Accept-Encoding"), want)
 		}
 	}
 	header := make(http.Header)
-	if AcceptReadable(header); len(header) > 0 {
+	if AcceptReadable(header, false); len(header) > 0 {
 		t.Errorf("a request without Accept-Encoding got %v", header)
 	}
 }

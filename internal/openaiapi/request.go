@@ -176,9 +176,6 @@ func (q *Request) CanAskUsage() bool {
 	return q.Kind.Infers() && q.Body.Stream && q.Whole && q.Body.CanAskUsage() && showsUsageIfAsked(q.Route.Operation)
 }
 
-// PromptCost returns how many tokens of the cost are those of the prompt.
-func (q *Request) PromptCost() int64 { return PromptCost(q.PromptLength) }
-
 // PromptTokens estimates how many tokens the prompt in the body has. It is at least 1, even if nothing of the
 // prompt can be seen. It is 0 if the request costs no tokens.
 func (q *Request) PromptTokens(body []byte) int64 {

@@ -215,13 +215,13 @@ func TestWhichStreamsCanBeAskedForTheirUsage(t *testing.T) {
 
 func TestAFileIsNoPrompt(t *testing.T) {
 	form := "--X\r\nContent-Disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\n" + strings.Repeat("x", 4000) + "\r\n--X--\r\n"
-	if q := parse("POST", "/v1/audio/transcriptions", form, 0, "Content-Type", "multipart/form-data; boundary=X"); q.Cost != 0 || q.PromptCost() != 0 {
-		t.Errorf("a file costs %d, and its prompt %d", q.Cost, q.PromptCost())
+	if q := parse("POST", "/v1/audio/transcriptions", form, 0, "Content-Type", "multipart/form-data; boundary=X"); q.Cost != 0 || PromptCost(q.PromptLength) != 0 {
+		t.Errorf("a file costs %d, and its prompt %d", q.Cost, PromptCost(q.PromptLength))
 	}
 	chat := `{"max_tokens":10,"prompt":"` + strings.Repeat("x", 4000) + `"}`
 	for _, received := range []int{0, 100} {
-		if q := parse("POST", "/v1/completions", chat, received); q.Cost != 1017 || q.PromptCost() != 1007 {
-			t.Errorf("with %d bytes received, a chat costs %d, and its prompt %d", received, q.Cost, q.PromptCost())
+		if q := parse("POST", "/v1/completions", chat, received); q.Cost != 1017 || PromptCost(q.PromptLength) != 1007 {
+			t.Errorf("with %d bytes received, a chat costs %d, and its prompt %d", received, q.Cost, PromptCost(q.PromptLength))
 		}
 	}
 }

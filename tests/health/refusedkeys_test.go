@@ -114,3 +114,32 @@ func TestAnErrorInAStreamAboutACallersOwnAccountBenchesNoBackend(t *testing.T) {
 		w.WantCalls(map[string]int{"a": 3, "b": 1})
 	})
 }
+
+// TestARefusalOfACallersOwnKeyEndsNoBench has a backend that fails refuse the key of another caller: that does not show that it
+// serves again.
+func TestARefusalOfACallersOwnKeyEndsNoBench(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\nauth passthrough\n}\nbackend http://b {\npriority 2\nauth passthrough\n}\n}", func(t *testing.T, w *lbtest.World) {
+		w.Prepares = func(r *http.Request) *http.Request {
+			r.Header.Set("Authorization", "Bearer sk-caller-0123456789")
+			return r
+		}
+		w.Backends["a"].Replies(lbtest.Status(500))
+		w.Backends["b"].Replies(lbtest.Status(500))
+		for range 3 {
+			w.Post(`{}`)
+		}
+		benched := len(w.Logged("backend benched"))
+		if benched != 2 {
+			t.Fatalf("%d backends are benched", benched)
+		}
+		time.Sleep(time.Second)
+		w.Backends["a"].Replies(lbtest.Status(401))
+		w.Backends["b"].Replies(lbtest.Status(401))
+		if reply := w.Post(`{}`); reply.Status != 401 {
+			t.Fatalf("got a %d", reply.Status)
+		}
+		if n := len(w.Logged("backend recovered")); n != 0 {
+			t.Errorf("a refused key ended %d benches", n)
+		}
+	})
+}
