@@ -1,6 +1,8 @@
 package metrics
 
 import (
+	"slices"
+
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -19,17 +21,25 @@ const (
 	ServiceFault Fault = "service"
 )
 
+// callersMistakes are the classes of the balancer's own answers to mistakes of callers.
+var callersMistakes = []string{apierror.Unauthenticated, apierror.InvalidRequest, apierror.NoSuchModel, apierror.CallerLimited}
+
 // FaultOf returns whose fault an answer of the class is. The alerts use the same classes.
 // An unknown class is a fault of the service.
 func FaultOf(class string) Fault {
-	switch class {
-	case string(verdict.Served), apierror.Ready, apierror.Unready, apierror.Models, apierror.Usage:
+	switch c := verdict.Class(class); {
+	case c == verdict.Served:
 		return NoFault
-	case string(verdict.ClientError), string(verdict.TooLarge), string(verdict.NotHere), string(verdict.Blocked), string(verdict.ClientLeft),
-		apierror.Unauthenticated, apierror.InvalidRequest, apierror.NoSuchModel, apierror.CallerLimited:
-		return CallersFault
-	case string(verdict.ClientLeftWaiting):
+	case c == verdict.ClientLeftWaiting:
 		return PerhapsOurs
+	case c.OfClient():
+		return CallersFault
+	}
+	switch {
+	case class == apierror.Ready, class == apierror.Unready, class == apierror.Models, class == apierror.Usage:
+		return NoFault
+	case slices.Contains(callersMistakes, class):
+		return CallersFault
 	}
 	return ServiceFault
 }
