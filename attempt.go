@@ -198,6 +198,9 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 		CountsTokens: true, CountsContent: q.caller.Name != "", CountsAll: q.readsUsage(bill, b.ledger), FindsID: q.Body.Background,
 		Interims: &s.interims, Client: q.writer, Marks: a.target, Socket: q.socket,
 	}
+	if out.Last = !s.mayFollow(a); !out.Last && !q.gone.IsZero() && !a.flex {
+		out.Patience = max(1, q.gone.Sub(time.Now())/2) // the other half is for the next attempt
+	}
 	out.URL.RawQuery, out.URL.Opaque = q.query, ""
 	if q.socket != nil {
 		out.Body = new(replay.Body) // its first message is sent once the WebSocket is open

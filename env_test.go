@@ -144,7 +144,7 @@ func TestATimeoutOfTheEnvironmentGivesWayToTheConfig(t *testing.T) {
 		{name: "a blank variable", env: " ", block: "backends_from_env", header: 100 * time.Second, first: 100 * time.Second, idle: 100 * time.Second},
 		{name: "a variable", env: " 30 ", block: "backends_from_env", header: 30 * time.Second, first: 30 * time.Second, idle: 30 * time.Second},
 		{name: "the config", env: "30", block: "backends_from_env\nresponse_header_timeout 5m\nstream_idle_timeout 1m", header: 5 * time.Minute, first: 30 * time.Second, idle: time.Minute},
-		{name: "no backends from there", env: "30", block: "backend http://a", header: 10 * time.Minute, first: 90 * time.Second, idle: 2 * time.Minute},
+		{name: "no backends from there", env: "30", block: "backend http://a", header: 5 * time.Minute, first: 5 * time.Minute, idle: 5 * time.Minute},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			setEnv(t, "BACKEND_1_URL=http://a", "BACKEND_1_PRIORITY=1", "BACKEND_1_APIKEY=key", "HTTP_TIMEOUT_SECONDS="+c.env)

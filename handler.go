@@ -115,8 +115,10 @@ func (h *Handler) limitAttempts(q *request) {
 		q.maxAttempts = *h.LBRetries + 1
 	}
 	duration := time.Duration(h.LBTryDuration)
-	if patience, ok := openaiapi.Patience(q.incoming.Header); ok && (duration == 0 || patience < duration) {
-		duration = patience
+	if patience, ok := openaiapi.Patience(q.incoming.Header); ok {
+		if q.gone = q.started.Add(patience); duration == 0 || patience < duration {
+			duration = patience
+		}
 	}
 	if duration > 0 {
 		q.deadline = q.started.Add(duration)

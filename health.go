@@ -183,6 +183,9 @@ func (b *balancer) learnEnd(q *request, s *search, end attempt.End) {
 		c.Write(zap.String("backend", a.target.Name), zap.String("deployment", pool.ModelKey(a.target.backend.NameOf(q.Model))), duration, attempt.ErrorField(end.Broken))
 	}
 	credentials, model := &a.target.backend.Credentials, q.benchModel(a.target.backend)
+	if errors.Is(end.Broken, attempt.ErrIdle) {
+		return // a model may think for long, and the connection is alive
+	}
 	if errors.Is(end.Broken, attempt.ErrInStream) && (credentials.Passthrough || credentials.Outdated(a.credential)) {
 		return // it is about an account that other requests do not use
 	}

@@ -46,6 +46,8 @@ type request struct {
 	maxAttempts int
 	// deadline is when the last attempt may begin. It is zero if any time will do.
 	deadline time.Time
+	// gone is when the client will have given up. It is zero if that is not known.
+	gone time.Time
 	// received is the body, as far as it is kept to be sent again.
 	received replay.Body
 	// socket is the client's end of a WebSocket that was opened before a backend

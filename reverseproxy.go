@@ -93,6 +93,7 @@ func (p *proxiedRequest) send(sender *attempt.Sender, req *http.Request) *attemp
 	q, a := &p.request, p.search.attempts.last()
 	a.span = observe.StartSpan(req.Context(), func() observe.Attempt { return p.group.spanned(q, a) })
 	return sender.Send(&attempt.Request{
+		Last:     true,                                                               // reverse_proxy decides what follows
 		Incoming: req, URL: *req.URL, Host: req.Host, Header: maps.Clone(req.Header), // whose values are not changed in place
 		Body: &q.received, Asks: q.asks(false), Fields: p.group.fields, Interims: &p.search.interims, Marks: a.target,
 	})

@@ -347,6 +347,20 @@ func (s *search) ask(now time.Time) *pool.Member {
 	return m
 }
 
+// mayFollow reports whether another attempt may follow the one in progress, if that fails: one more is allowed, and another
+// backend would accept the request now.
+func (s *search) mayFollow(a *attemptRecord) bool {
+	return !s.board.Once && s.hasAttempts() && slices.ContainsFunc(s.balancer.targets, func(to *target) bool {
+		return to != a.target && s.accepts(to, a.started)
+	})
+}
+
+// accepts reports whether a backend that the request may go to would accept it now.
+func (s *search) accepts(to *target, now time.Time) bool {
+	at := &s.board.At[to.Index]
+	return at.Takes && !at.Elsewhere && at.Bar == pool.Free && !to.Drained() && !to.Unreachable() && !to.Full() && !to.Throttles(&s.board, now)
+}
+
 // mayGoOn reports whether a further backend may be tried.
 func (s *search) mayGoOn(now time.Time) bool {
 	q := s.request
@@ -517,9 +531,7 @@ func (s *search) barLackingPath(now time.Time) {
 		return
 	}
 	others := slices.ContainsFunc(s.balancer.targets, func(to *target) bool {
-		at := &s.board.At[to.Index]
-		return at.Takes && !at.Elsewhere && at.Bar == pool.Free && !slices.Contains(s.lackPath, to.Index) &&
-			!to.Unreachable() && !to.Full() && !to.Throttles(&s.board, now)
+		return !slices.Contains(s.lackPath, to.Index) && s.accepts(to, now)
 	})
 	if !others && !s.attempts.anyIs(verdict.NotHere) {
 		return

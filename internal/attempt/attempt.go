@@ -76,6 +76,11 @@ type Request struct {
 	Change replay.Options
 
 	Asks Asks
+	// Last reports whether no other attempt can follow.
+	Last bool
+	// Patience is how long the attempt may wait for the first byte, so that its client is still there for the next one. A
+	// backend that takes longer is not to blame. 0: as long as the options say.
+	Patience time.Duration
 	// CountsTokens has the tokens of a stream read as it passes.
 	CountsTokens bool
 	// CountsContent has the content of a reply counted, too, in case that it reports no tokens.
@@ -178,6 +183,8 @@ type sent struct {
 	exact exact
 	// delivering reports whether the first message of a WebSocket was being sent, or was sent.
 	delivering bool
+	// impatient reports whether the limit of the first byte is the client's patience.
+	impatient bool
 }
 
 // Send sends the request, which is not sent again, and returns its reply.
@@ -255,15 +262,15 @@ func (t *Request) begin(s *Sender) {
 	}
 	t.Change.Repeatable, t.Change.Progress = t.Asks.Kind.Repeatable(), &t.trip.timeout
 	t.trip.upload = t.Body.Attach(t.out, &t.Change)
-	limit := time.Duration(s.ResponseHeaderTimeout)
+	limit := s.firstByte(t.Asks.Stream, t.Last)
 	switch {
 	case t.handshakes():
 		limit = handshakeTimeout
-	case t.Asks.Stream:
-		limit = time.Duration(s.StreamFirstEventTimeout)
-	}
-	if t.Asks.Slow && !t.handshakes() {
+	case t.Asks.Slow:
 		limit = max(limit, slowTimeout)
+	}
+	if t.impatient = t.Patience > 0 && t.Patience < limit; t.impatient {
+		limit = t.Patience
 	}
 	if t.handshakes() && t.Address != nil {
 		delete(t.Header, "Sec-Websocket-Extensions") // what is compressed cannot be read

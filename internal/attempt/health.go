@@ -122,7 +122,7 @@ func (p *PassiveHealth) Bench(r *Reply, busy bool) (b Bench, benches bool) {
 		b = Bench{Wait: time.Duration(p.FailDuration)}
 	default:
 		// a backend that breaks off an upload has perhaps refused it
-		if !r.Class.Failover() || !r.Class.Blames() || r.Uploading || busy && errors.Is(r.Err, ErrLostAgain) {
+		if !r.Class.Failover() || !r.Class.Blames() || r.isImpatient() || r.Uploading || busy && errors.Is(r.Err, ErrLostAgain) {
 			return b, false
 		}
 		return p.Failure(), true

@@ -188,6 +188,11 @@ func (r *Reply) AboutFlex() bool {
 	return false
 }
 
+// isImpatient reports whether the backend had less time than the options allow, because of the client's patience.
+func (r *Reply) isImpatient() bool {
+	return r.Class == verdict.Timeout && r.sent != nil && r.sent.impatient
+}
+
 // asks is what the request asks for. Of one that was not sent, it is not known.
 func (r *Reply) asks() Asks {
 	if r.sent == nil {

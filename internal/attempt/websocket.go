@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -27,7 +26,7 @@ func (s *Sender) openSocket(r *Reply) {
 	t, original := r.sent, r.Response
 	conn := original.Body.(io.ReadWriteCloser)
 	r.backend = websocket.NewBackend(conn)
-	limit := time.Duration(s.StreamFirstEventTimeout)
+	limit := s.firstByte(true, t.Last)
 	if t.Asks.Slow {
 		limit = max(limit, slowTimeout)
 	}

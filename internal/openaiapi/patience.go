@@ -6,9 +6,13 @@ import (
 	"time"
 )
 
-// Patience returns how long the caller waits for a reply. OpenAI's SDK for Python sends that, in seconds.
+// Patience returns how long the caller waits for a reply. OpenAI's SDKs send that, in seconds: the one for Python as
+// X-Stainless-Read-Timeout, the one for Node as X-Stainless-Timeout.
 func Patience(header http.Header) (patience time.Duration, ok bool) {
 	values := header["X-Stainless-Read-Timeout"]
+	if len(values) == 0 {
+		values = header["X-Stainless-Timeout"]
+	}
 	if len(values) == 0 {
 		return 0, false
 	}

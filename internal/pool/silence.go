@@ -20,6 +20,8 @@ type Wait struct {
 	// pulse is nil until it is known that there is such a model.
 	pulse *pulse.Pulse
 	waits pulse.Request
+	// lone is after how long the request moves by itself. It is 0 if that is not known.
+	lone time.Duration
 	// left is the pulse of the silent member that the request has moved from, if it leads other requests, and
 	// leads is how long it may wait here until they do not follow.
 	left  *pulse.Pulse
@@ -68,7 +70,7 @@ func (w *Wait) follow() time.Duration {
 		return unknown
 	}
 	usual := p.usual(w.request, w.member, w.pulse, w.waits.Kind)
-	w.waits.Threshold = usual.Threshold()
+	w.waits.Threshold, w.lone = usual.Threshold(), usual.LoneThreshold()
 	if followed {
 		return 0
 	}
@@ -97,10 +99,7 @@ func (w *Wait) Late(now time.Time) time.Duration {
 		return 0
 	}
 	if found.Moves && w.pulse.Lead(&w.waits, now) {
-		if w.moves.May && (w.moves.Until.IsZero() || !now.After(w.moves.Until)) {
-			w.to = w.member.pool.PickAnswering(w.request, w.waits.Threshold, now)
-		}
-		if w.to != nil {
+		if w.move(now) {
 			w.left, w.leads = w.pulse, w.waits.Threshold
 			return 0
 		}
@@ -108,7 +107,18 @@ func (w *Wait) Late(now time.Time) time.Duration {
 			return 0
 		}
 	}
+	if !found.Silent && w.lone > 0 && now.Sub(w.waits.Sent) >= w.lone && w.move(now) {
+		return 0
+	}
 	return found.Again
+}
+
+// move finds a member that answers, if the request may move, and reports whether there is one.
+func (w *Wait) move(now time.Time) bool {
+	if w.moves.May && (w.moves.Until.IsZero() || !now.After(w.moves.Until)) {
+		w.to = w.member.pool.PickAnswering(w.request, w.waits.Threshold, now)
+	}
+	return w.to != nil
 }
 
 // Heard implements attempt.Watch.

@@ -56,6 +56,9 @@ const (
 	shortest = 500 * time.Millisecond
 	// factor is how many times the usual wait is too long.
 	factor = 4
+	// shortestLone and loneFactor are the same for a request that moves by itself.
+	shortestLone = time.Minute
+	loneFactor   = 10
 )
 
 // Known reports whether enough replies show what is usual.
@@ -78,6 +81,15 @@ func (u Usual) Threshold() time.Duration {
 		return 0
 	}
 	return max(max(shortest, factor*u.Wait)*enough/time.Duration(u.Replies), u.Longest)
+}
+
+// LoneThreshold returns how long a wait must be so that a request moves to another backend by itself, although nothing else
+// shows that its backend is silent: it may be the only request there. It is 0 if it is not known what is usual.
+func (u Usual) LoneThreshold() time.Duration {
+	if u.Replies == 0 {
+		return 0
+	}
+	return max(shortestLone, loneFactor*u.Wait, u.Longest)
 }
 
 // norm is what is usual for requests of a kind at one backend.

@@ -50,8 +50,8 @@ func TestASilentBackendIsLeftInTime(t *testing.T) {
 	}
 }
 
-func TestNoAttemptBeginsThatItsCallerCannotWaitFor(t *testing.T) {
-	lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
+func TestNoAttemptBeginsAfterTheTimeForAttempts(t *testing.T) {
+	lbtest.InBubble(t, lbtest.InOrder("a b c", "lb_try_duration 60s"), func(t *testing.T, w *lbtest.World) {
 		slow := func(rw http.ResponseWriter, r *http.Request) {
 			time.Sleep(40 * time.Second)
 			lbtest.Status(500)(rw, r)
@@ -59,7 +59,6 @@ func TestNoAttemptBeginsThatItsCallerCannotWaitFor(t *testing.T) {
 		w.Backends["a"].Replies(slow)
 		w.Backends["b"].Replies(slow)
 		r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`))
-		r.Header.Set("X-Stainless-Read-Timeout", "60")
 		if reply := w.Send(r); reply.Status != 500 || reply.Backend != "b" {
 			t.Errorf("client got %d of %q, want b's 500", reply.Status, reply.Backend)
 		}

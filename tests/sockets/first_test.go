@@ -69,7 +69,7 @@ func TestAResponseFailsOverUntilItsFirstMessage(t *testing.T) {
 			websocket.Message.Send(s, `{"type":"response.failed","response":{"id":"resp_1","error":{"code":"server_error","message":"x"}}}`)
 		}), 10 * time.Second, 0},
 		"a reset":         {speaks(func(s *websocket.Conn, _ string) { s.Close() }), 10 * time.Second, 0},
-		"silence":         {speaks(func(*websocket.Conn, string) {}), 10 * time.Second, 90 * time.Second},
+		"silence":         {speaks(func(*websocket.Conn, string) {}), 10 * time.Second, 5 * time.Minute},
 		"a silent server": {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, 10 * time.Second, 5 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {

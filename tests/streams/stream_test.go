@@ -142,16 +142,17 @@ func TestAStreamThatBreaksAfterContentIsCutForTheClient(t *testing.T) {
 		config string
 		want   string
 		clean  bool
+		pauses bool // which cools the backend not down
 	}{
-		{"a cut", lbtest.Streams(lbtest.StreamContent, lbtest.Abort), "", lbtest.StreamContent, false},
-		{"an error event", lbtest.Streams(lbtest.StreamContent, lbtest.StreamError, lbtest.StreamEnd), "", lbtest.StreamContent + lbtest.StreamError + lbtest.StreamEnd, true},
-		{"a stall", lbtest.Streams(lbtest.StreamContent, time.Hour), "stream_idle_timeout 30s", lbtest.StreamContent, false},
-		{"a stall after the preamble", lbtest.Streams(lbtest.StreamPreamble, time.Hour), "stream_idle_timeout 30s", lbtest.StreamPreamble, false},
+		{"a cut", lbtest.Streams(lbtest.StreamContent, lbtest.Abort), "", lbtest.StreamContent, false, false},
+		{"an error event", lbtest.Streams(lbtest.StreamContent, lbtest.StreamError, lbtest.StreamEnd), "", lbtest.StreamContent + lbtest.StreamError + lbtest.StreamEnd, true, false},
+		{"a stall", lbtest.Streams(lbtest.StreamContent, time.Hour), "stream_idle_timeout 30s", lbtest.StreamContent, false, true},
+		{"a stall after the preamble", lbtest.Streams(lbtest.StreamPreamble, time.Hour), "stream_idle_timeout 30s", lbtest.StreamPreamble, false, true},
 		{"a short Content-Length", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "text/event-stream")
 			w.Header().Set("Content-Length", "1000")
 			io.WriteString(w, lbtest.StreamContent)
-		}, "", lbtest.StreamContent, false},
+		}, "", lbtest.StreamContent, false, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			lbtest.InBubble(t, "openai_lb {\nbackend http://a\nbackend http://b {\npriority 2\n}\n"+c.config+"\n}", func(t *testing.T, w *lbtest.World) {
@@ -162,6 +163,12 @@ func TestAStreamThatBreaksAfterContentIsCutForTheClient(t *testing.T) {
 				}
 				w.WantCalls(map[string]int{"a": 1, "b": 0})
 				broken, benched := w.Logged("reply broken"), w.Logged("backend benched")
+				if c.pauses {
+					if len(broken) != 1 || len(benched) != 0 {
+						t.Errorf("logged %v and %v, want one broken reply and no bench", broken, benched)
+					}
+					return
+				}
 				if len(broken) != 1 || len(benched) != 1 || benched[0].ContextMap()["class"] != "broken_stream" {
 					t.Errorf("logged %v and %v, want one broken reply and its bench", broken, benched)
 				}
