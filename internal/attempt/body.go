@@ -5,6 +5,8 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
@@ -19,6 +21,11 @@ const (
 	// brings an error, and openingTimeout for how long after its first byte.
 	openingLimit   = 64 << 10
 	openingTimeout = 2 * time.Second
+	// echoLimit is how much of a stream is held back while it has only
+	// preambles, which repeat the request, and echoesLimit how much of all
+	// streams together beyond openingLimit.
+	echoLimit   = 8 << 20
+	echoesLimit = 256 << 20
 	// openingRead is how much of it is read after the first read. Each read is for as
 	// much as was read before.
 	openingRead = 4 << 10
@@ -78,6 +85,8 @@ type ahead struct {
 	heldErr error
 	// buffer has what is held, unless it is empty or more than was expected.
 	buffer *replay.Buffer
+	// echoed is how much of what is held counts for echoesLimit.
+	echoed int64
 	// pending brings what is being read ahead.
 	pending chan readAhead
 	// rest was read after that: it may be the beginning of a secret.
@@ -116,10 +125,42 @@ func (b *body) givenUp(reason error) bool {
 	return !errors.Is(reason, ErrInStream) && b.deadline.lagging() >= patience
 }
 
-// nextRead is a buffer for the next read ahead.
-func (b *body) nextRead() []byte {
-	return make([]byte, min(max(openingRead, len(b.held)), openingLimit-len(b.held)))
+// echoes is how much of all streams is held back beyond openingLimit.
+var echoes atomic.Int64
+
+// mayHoldMore reports whether more of a stream may be held back than openingLimit, and counts the next read.
+func (b *body) mayHoldMore() bool {
+	if len(b.held) >= echoLimit || !b.watch.OnlyPreambles(openingLimit) {
+		return false
+	}
+	more := int64(len(b.held)-openingLimit+b.nextReadLength()) - b.echoed // less if the last read was short
+	if echoes.Add(more) > echoesLimit {
+		echoes.Add(-more)
+		return false
+	}
+	b.echoed += more
+	return true
 }
+
+// dropHeld forgets what is held.
+func (b *body) dropHeld() {
+	b.held = nil
+	if b.echoed > 0 {
+		echoes.Add(-b.echoed)
+		b.echoed = 0
+	}
+}
+
+// nextReadLength is how long the next read ahead is.
+func (b *body) nextReadLength() int {
+	if len(b.held) >= openingLimit {
+		return min(openingLimit, echoLimit-len(b.held))
+	}
+	return min(max(openingRead, len(b.held)), openingLimit-len(b.held))
+}
+
+// nextRead is a buffer for the next read ahead.
+func (b *body) nextRead() []byte { return make([]byte, b.nextReadLength()) }
 
 // readMore reads ahead until some of the body is there. It reports false if
 // the time was up before.
@@ -212,7 +253,8 @@ func (b *body) Read(p []byte) (n int, err error) {
 			return n, nil
 		}
 		b.buffer.Put() // only Read reads it by now
-		b.held, b.buffer = nil, nil
+		b.buffer = nil
+		b.dropHeld()
 		if err = b.heldErr; err == nil {
 			return n, nil
 		}
@@ -299,6 +341,12 @@ func (b *body) finish(err error) error {
 	return err
 }
 
+// endsByProtocol reports whether each stream of the operation ends with an event that says so: those of OpenAI's Responses
+// and of Anthropic's Messages. Whether a server's other streams have an end mark, is learned.
+func endsByProtocol(operation string) bool {
+	return strings.HasSuffix(operation, "/responses") || strings.HasSuffix(operation, "/messages")
+}
+
 // judgeEnd returns what is wrong with a stream that has ended, if anything is. An error ends a stream as well as
 // an end mark, but a backend that sends no end marks may send errors.
 func (t *Request) judgeEnd(stream *sse.Watcher) error {
@@ -308,7 +356,7 @@ func (t *Request) judgeEnd(stream *sse.Watcher) error {
 	case e != nil:
 	case stream.Ended:
 		t.Marks.Ended(t.Asks.Operation)
-	case t.Marks.Ends(t.Asks.Operation):
+	case endsByProtocol(t.Asks.Operation), t.Marks.Ends(t.Asks.Operation):
 		return ErrUnfinished
 	}
 	return nil
@@ -317,7 +365,8 @@ func (t *Request) judgeEnd(stream *sse.Watcher) error {
 // Close implements io.Closer. A reply that is closed before its end is not
 // broken: its client left.
 func (b *body) Close() error {
-	b.held, b.reply = nil, nil
+	b.dropHeld()
+	b.reply = nil
 	b.deadline.end()
 	b.tokens.Close()
 	return b.source.Close()

@@ -192,3 +192,34 @@ func TestAKeyIsReplacedWhereverItIs(t *testing.T) {
 		}
 	}
 }
+
+// TestEchoesAreHeldBackWithinALimit has many streams that do not come to content, and checks what all of them hold.
+func TestEchoesAreHeldBackWithinALimit(t *testing.T) {
+	echo := "event: response.created\ndata: {\"type\":\"response.created\",\"instructions\":\"" + strings.Repeat("x", echoLimit) + "\"}\n\n"
+	synctest.Test(t, func(t *testing.T) {
+		var all []*body
+		for range 2 * echoesLimit / echoLimit {
+			b := &body{source: io.NopCloser(strings.NewReader(echo)), response: new(http.Response), fields: All{}, idle: time.Minute, deadline: new(deadline)}
+			if failure, err := b.openStream(); failure != nil || err != nil {
+				t.Fatal(failure, err)
+			}
+			if all = append(all, b); echoes.Load() > echoesLimit {
+				t.Fatalf("%d streams hold %d bytes", len(all), echoes.Load())
+			}
+		}
+		if held := echoes.Load(); held < echoesLimit*9/10 {
+			t.Errorf("all streams hold %d bytes", held)
+		}
+		for i, b := range all {
+			if i%2 == 0 {
+				if n, err := io.Copy(io.Discard, b); int(n) != len(echo) || err != nil {
+					t.Errorf("stream %d has %d bytes of %d: %v", i, n, len(echo), err)
+				}
+			}
+			b.Close()
+		}
+		if held := echoes.Load(); held != 0 {
+			t.Errorf("%d bytes are held of streams that are over", held)
+		}
+	})
+}

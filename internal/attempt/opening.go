@@ -128,7 +128,7 @@ func (b *body) openStream() (*sse.Error, error) {
 			return b.watch.Failure, nil
 		case opening == sse.End, b.heldErr != nil:
 			return nil, ErrEmpty
-		case len(b.held) >= openingLimit:
+		case len(b.held) >= openingLimit && !b.mayHoldMore():
 			return nil, nil
 		}
 		if timeout == nil {

@@ -153,7 +153,7 @@ func isError(kind []byte) bool {
 
 func isPreamble(kind []byte) bool {
 	switch string(kind) {
-	case "response.created", "response.in_progress", "response.queued", "ping":
+	case "response.created", "response.in_progress", "response.queued", "ping", "keepalive":
 		return true
 	}
 	return false

@@ -129,6 +129,12 @@ func (r report) aboutItsTokens() bool {
 	return r.says("Request too large for", "fewer max_tokens", "can only afford")
 }
 
+// overloaded knows the texts of errors that have no code for it: OpenAI's "Selected model is at capacity" within a stream,
+// and "That model is currently overloaded with other requests".
+func (r report) overloaded() bool {
+	return r.means(Overloaded) || r.says("is at capacity", "currently overloaded")
+}
+
 // says reports whether the message contains one of these texts.
 func (r report) says(texts ...string) bool {
 	return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(r.message, text) })

@@ -68,7 +68,7 @@ func Judge(reply Reply) Class {
 		return Failed
 	case status >= 500:
 		switch r := parseReport(reply.Body); {
-		case r.means(Overloaded):
+		case r.overloaded():
 			return Overloaded
 		case reply.OfResponse && IsCode(r.code) && meaningOf(r.code) == (meaning{}):
 			return Unclear

@@ -275,3 +275,56 @@ func TestAWordMeansTheSameInAnErrorAndInA200(t *testing.T) {
 		}
 	}
 }
+
+// TestEchoesOfARequestAreNoContent has streams that repeat the instructions of the request, up to eight times, before an error
+// comes. Whatever these are long, they are held back until it is known what comes after them.
+func TestEchoesOfARequestAreNoContent(t *testing.T) {
+	echo := func(kind string, length int) string {
+		return fmt.Sprintf("event: %s\ndata: {\"type\":%q,\"response\":{\"id\":\"resp_1\",\"instructions\":%q}}\n\n", kind, kind, strings.Repeat("x", length))
+	}
+	overloaded := failedEvent("server_is_overloaded", strings.Repeat("x", 1000))
+	capacity := "event: error\ndata: {\"type\":\"error\",\"error\":{\"message\":\"Selected model is at capacity. Please try a different model.\"}}\n\n"
+	keepalive := "event: keepalive\ndata: {\"type\":\"keepalive\",\"sequence_number\":2}\n\n"
+	for name, c := range map[string]struct {
+		stream string
+		want   string
+	}{
+		"40 KB of instructions":    {echo("response.created", 40_000) + echo("response.in_progress", 40_000) + overloaded, "b"},
+		"1 MB of instructions":     {echo("response.created", 1_000_000) + echo("response.in_progress", 1_000_000) + overloaded, "b"},
+		"an error without a code":  {echo("response.created", 100_000) + keepalive + capacity, "b"},
+		"signs of life":            {strings.Repeat(keepalive, 5000) + overloaded, "b"},
+		"more than is held":        {echo("response.created", 5_000_000) + echo("response.in_progress", 5_000_000) + overloaded, "a"},
+		"an event of unknown kind": {echo("response.created", 1000) + echo("response.strange", 100_000) + overloaded, "a"},
+		"content after the echoes": {echo("response.created", 1_000_000) + responsesContent + "event: response.completed\ndata: {\"type\":\"response.completed\"}\n\n", "a"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, lbtest.InOrder("a b", ""), func(t *testing.T, w *lbtest.World) {
+				for _, piece := range []int{1000, 70_000, 1 << 30} {
+					var pieces []any
+					for rest := c.stream; rest != ""; {
+						n := min(piece, len(rest))
+						pieces, rest = append(pieces, rest[:n]), rest[n:]
+					}
+					w.Backends["a"].Replies(lbtest.Streams(pieces...))
+					reply := responses(w, `{"model":"gpt-4o","stream":true}`)
+					if reply.Backend != c.want || c.want == "a" && reply.Body != c.stream {
+						t.Errorf("in pieces of %d bytes, client got %d bytes of %s, want those of %s", piece, len(reply.Body), reply.Backend, c.want)
+					}
+					time.Sleep(time.Hour)
+				}
+			})
+		})
+	}
+}
+
+// TestAStreamOfResponsesWithoutItsEndIsCut, also if the backend has sent no end before.
+func TestAStreamOfResponsesWithoutItsEndIsCut(t *testing.T) {
+	for path, stream := range map[string]string{"/v1/responses": responsesPreamble + responsesContent, "/v1/messages": "event: content_block_delta\ndata: {\"type\":\"content_block_delta\"}\n\n"} {
+		lbtest.InBubble(t, lbtest.PoolOf("a", ""), func(t *testing.T, w *lbtest.World) {
+			w.Backends["a"].Replies(lbtest.Streams(stream))
+			if reply := w.Send(w.Request(http.MethodPost, path, strings.NewReader(`{"model":"m","stream":true}`))); reply.Err == nil {
+				t.Errorf("%s ends as if it were whole", path)
+			}
+		})
+	}
+}
