@@ -89,8 +89,8 @@ func (b *balancer) unserved(t *transaction, now time.Time) (a answer) {
 	r := s.explain(now)
 	wait := b.Pool.Wait(&s.board, now)
 	e := r.why(q, s, wait)
-	if e.Class == apierror.AllThrottled && s.isFlex() {
-		e.Class = string(verdict.NotHere) // the backends have no flex now, and serve other requests
+	if e.Class == apierror.AllThrottled && s.isUnusual() {
+		e.Class = string(verdict.NotHere) // the backends have nothing left of this service tier, and serve other requests
 	}
 	a.Answer = e.Answer(q.asked)
 	if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable {

@@ -37,8 +37,8 @@ type attemptRecord struct {
 	cooldown cooldown
 	// deployment is the label in metrics of the model's name at the backend.
 	deployment string
-	// flex reports whether it has the service tier flex.
-	flex bool
+	// tiers are the service tiers that its own is one of.
+	tiers pool.ServiceTiers
 	// counted reports whether its outcome was counted, and its span has ended.
 	counted bool
 	span    *observe.Span
@@ -194,11 +194,11 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 	out := &attempt.Request{
 		Incoming: q.incoming, Address: a.target.address, URL: *q.incoming.URL, Host: q.incoming.Host,
 		Header: q.credentials.Outgoing(q.incoming.Header, leaveOut), Body: &q.received, Change: replay.Options{Request: &q.Body},
-		Asks: q.asks(a.flex), Secrets: to.Credentials.Secrets(a.credential, q.credentials), Fields: b.fields,
+		Asks: q.asks(a.tiers), Secrets: to.Credentials.Secrets(a.credential, q.credentials), Fields: b.fields,
 		CountsTokens: true, CountsContent: q.caller.Name != "", CountsAll: q.readsUsage(bill, b.ledger), FindsID: q.Body.Background,
 		Interims: &s.interims, Client: q.writer, Marks: a.target, Socket: q.socket,
 	}
-	if out.Last = !s.mayFollow(a); !out.Last && !q.gone.IsZero() && !a.flex {
+	if out.Last = !s.mayFollow(a); !out.Last && !q.gone.IsZero() && a.tiers != pool.Flex {
 		out.Patience = max(1, q.gone.Sub(time.Now())/2) // the other half is for the next attempt
 	}
 	out.URL.RawQuery, out.URL.Opaque = q.query, ""
@@ -238,7 +238,7 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 // fast as the client sends it, so that the wait for its reply says nothing.
 func (b *balancer) watchSilence(q *request, s *search, out *attempt.Request) {
 	a := s.attempts.last()
-	if !b.Pool.Watches || s.board.Once || a.flex || s.board.Kind == pulse.Unfollowed {
+	if !b.Pool.Watches || s.board.Once || a.tiers != pool.UsualTiers || s.board.Kind == pulse.Unfollowed {
 		return
 	}
 	if s.barred || a.target.backend.Credentials.Passthrough {

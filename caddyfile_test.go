@@ -89,7 +89,7 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"a tier that is not declared", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\ntier x\n}", []string{"Caddyfile:5", "caller 'alice': tier 'x' is not declared: expected 'tier x' in openai_lb"}},
 		{"a caller twice", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\n}\ncaller alice {\n}", []string{"Caddyfile:7", "caller 'alice' is given twice"}},
 		{"a model twice", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\nmodels x x\n}", []string{"Caddyfile:5", "caller 'alice': model 'x' is given twice"}},
-		{"a service tier that is not known", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\nservice_tiers flex standard\n}", []string{"Caddyfile:5", "caller 'alice': service tier 'standard' is not known: expected some of auto, default, flex, priority"}},
+		{"a service tier that is not known", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\nservice_tiers flex standard\n}", []string{"Caddyfile:5", "caller 'alice': service tier 'standard' is not known: expected some of auto, default, flex, fast, priority, ultrafast"}},
 		{"a service tier twice", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\nservice_tiers flex flex\n}", []string{"Caddyfile:5", "caller 'alice': service tier 'flex' is given twice"}},
 		{"a service tier of a backend that is not known", "backend http://a {\nservice_tier standard\n}", []string{"Caddyfile:4", "service_tier 'standard'"}},
 		{"a caller without a name", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller", []string{"Caddyfile:5", "caller requires an argument"}},

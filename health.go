@@ -88,7 +88,9 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 	var rates verdict.Rates
 	if r.Response != nil && !to.backend.Credentials.Passthrough { // the limits would be the caller's
 		rates = verdict.ReadRates(r.Response.Header)
-		to.metrics.Saw(a.deployment, rates)
+		if a.tiers.ShareLimits() {
+			to.metrics.Saw(a.deployment, rates)
+		}
 		to.metrics.Spilled(a.deployment, r.Response)
 	}
 	if c := b.logger.Check(zap.DebugLevel, "attempt"); c != nil {
@@ -97,7 +99,7 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 			zap.String("affinity", s.placement.Why(s.board.Affinity)), attempt.ErrorField(r.Err))
 	}
 	if !r.Class.Failover() && !j.ofCaller {
-		if scope := (pool.Scope{Model: model, Flex: a.flex}); r.Class == verdict.Served {
+		if scope := (pool.Scope{Model: model, Tiers: a.tiers}); r.Class == verdict.Served {
 			to.Served(scope, a.started)
 		} else {
 			to.Answered(scope, a.started)
@@ -123,7 +125,7 @@ func (q *request) learnLacks(to *target, r *attempt.Reply, now time.Time) {
 	switch {
 	case r.LacksPath:
 		to.paths.Add(q.pathName(), now)
-	case r.Class == verdict.NoModel && q.Model != "":
+	case r.Class == verdict.NoModel && q.Model != "" && r.AboutTiers() == pool.UsualTiers:
 		to.models.Add(q.lackedModel(to), now)
 	case r.Class == verdict.Served:
 		to.models.Remove(q.lackedModel(to))
@@ -138,14 +140,14 @@ func (b *balancer) coolDown(q *request, s *search, r *attempt.Reply, now time.Ti
 	if !benches || bench.MayBeOfRequest && !s.takeBlame() {
 		return
 	}
-	covers := pool.Scope{Model: model, Flex: a.flex && r.AboutFlex()}
+	covers := pool.Scope{Model: model, Tiers: r.AboutTiers()}
 	began := to.Bench(pool.Refusal{
 		Reason:      r.Reason(),
 		Throttle:    r.Class.Promise(),
 		Whole:       q.wholeBackend(r.Class),
 		Unreachable: r.Class == verdict.Unreachable,
 		Model:       model,
-		Flex:        covers.Flex,
+		Tiers:       covers.Tiers,
 		Cost:        q.Cost,
 		Wait:        bench.Wait,
 		Longest:     bench.Longest,
@@ -191,7 +193,7 @@ func (b *balancer) learnEnd(q *request, s *search, end attempt.End) {
 	}
 	if !end.Begun && s.takeBlame() {
 		reason := pool.Reason{Class: string(verdict.BrokenStream), Status: a.status, Cause: verdict.CauseOf(end.Broken), Error: attempt.ErrorText(end.Broken)}
-		a.target.Bench(pool.Refusal{Reason: reason, Model: model, Flex: a.flex, Wait: b.sender.Failure().Wait}, now)
+		a.target.Bench(pool.Refusal{Reason: reason, Model: model, Tiers: a.tiers, Wait: b.sender.Failure().Wait}, now)
 	}
 }
 
@@ -204,10 +206,10 @@ func (t *target) servesOthers(since time.Time) bool {
 // knowsQuota reports whether anything depends on what is left of the backends' limits.
 func (b *balancer) knowsQuota() bool { return b.Pool.Steers || b.rateLimits == rateLimitsOfPool }
 
-// deduct deducts the request from what is left of the backend's limits.
-func (b *balancer) deduct(q *request, to *target, tier int, now time.Time) quota.Mark {
+// deduct deducts the request from what is left of the backend's limits. tier is that of its caller.
+func (b *balancer) deduct(q *request, to *target, tiers pool.ServiceTiers, tier int, now time.Time) quota.Mark {
 	switch {
-	case !q.hasQuota(to):
+	case !q.hasQuota(to), tiers.HaveOwnLimits():
 		return quota.Mark{}
 	case b.tiers != nil:
 		return to.Give(q.benchModel(to.backend), q.Cost, tier, now)
@@ -220,7 +222,8 @@ func (b *balancer) deduct(q *request, to *target, tier int, now time.Time) quota
 // learnQuota learns what a reply says about the backend's quota. The model may have become known by this
 // reply, so the tier's demand is recorded again.
 func (b *balancer) learnQuota(q *request, a *attemptRecord, tier int, r *attempt.Reply, rates verdict.Rates, now time.Time) {
-	if r.Response == nil || !q.hasQuota(a.target) || b.tiers == nil && !b.knowsQuota() || a.flex && r.Class == verdict.Throttled && r.AboutFlex() {
+	lacksTier := r.Class == verdict.Throttled && r.AboutTiers() != pool.UsualTiers
+	if r.Response == nil || !q.hasQuota(a.target) || b.tiers == nil && !b.knowsQuota() || !a.tiers.ShareLimits() || lacksTier {
 		return
 	}
 	model := q.benchModel(a.target.backend)

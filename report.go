@@ -133,10 +133,13 @@ func (b *balancer) countTokens(q *request, s *search, o *outcome, from *target, 
 	}
 }
 
-// countServiceTier counts the request if it was served, and a backend was asked for a service tier that costs something else.
+// pricedTiers are the service tiers that cost something else than the usual one.
+var pricedTiers = []string{openaiapi.Flex, openaiapi.Fast, openaiapi.Priority, openaiapi.Ultrafast}
+
+// countServiceTier counts the request if it was served, and a backend was asked for one of these service tiers.
 func countServiceTier(q *request, o *outcome, from *target, class string) {
 	asked := askedTier(q, from)
-	if (asked == openaiapi.Flex || asked == openaiapi.Priority) && class == string(verdict.Served) && o.status < 300 {
+	if slices.Contains(pricedTiers, asked) && class == string(verdict.Served) && o.status < 300 {
 		from.metrics.ServiceTier(asked, o.serviceTier)
 	}
 }

@@ -85,10 +85,9 @@ func (q *request) parse(route openaiapi.Route, cache *affinity.PromptCache) {
 	}
 }
 
-// asks returns the parts of the request that decide what a reply means. flex reports whether the attempt has the service
-// tier flex.
-func (q *request) asks(flex bool) attempt.Asks {
-	return attempt.Asks{Kind: q.Kind, Stream: q.Body.Stream, Operation: q.Route.Operation, Cost: q.Cost, Slow: flex}
+// asks returns the parts of the request that decide what a reply means. The attempt has one of the service tiers.
+func (q *request) asks(tiers pool.ServiceTiers) attempt.Asks {
+	return attempt.Asks{Kind: q.Kind, Stream: q.Body.Stream, Operation: q.Route.Operation, Cost: q.Cost, Tiers: tiers}
 }
 
 // digests makes the digests of requests.
@@ -154,7 +153,7 @@ func (q *request) waitsIn() waiting.Key {
 	if !q.Kind.Infers() {
 		return waiting.Key{Set: q.entitled.Set}
 	}
-	return waiting.Key{Set: q.entitled.Set, Model: pool.ModelKey(q.Model), Flex: q.ServiceTier() == openaiapi.Flex}
+	return waiting.Key{Set: q.entitled.Set, Model: pool.ModelKey(q.Model), Tiers: string(pool.TiersOf(q.ServiceTier()))}
 }
 
 // isAzure reports whether the client speaks Azure's dialect.

@@ -22,7 +22,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
-	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
@@ -160,8 +159,8 @@ func (s *search) Next() *attemptRecord {
 	at := &s.board.At[m.Index]
 	at.Tried, at.Bar = true, pool.Spent // so that the request does not move to where it is; bar finds out anew
 	s.attempts = append(s.attempts, attemptRecord{
-		target: s.current, started: now, flex: at.Flex,
-		reservation: s.balancer.deduct(s.request, s.current, s.tier, now),
+		target: s.current, started: now, tiers: at.Tiers,
+		reservation: s.balancer.deduct(s.request, s.current, at.Tiers, s.tier, now),
 		deployment:  s.current.deploymentLabel(s.request),
 	})
 	return s.attempts.last()
@@ -407,7 +406,7 @@ func (s *search) fill() {
 	}
 	for _, to := range b.targets {
 		takes := q.entitled.May[to.Index] && to.backend.Takes(&q.Request, q.anonymous)
-		s.board.At = append(s.board.At, pool.At{Model: q.benchModel(to.backend), Takes: takes, Flex: to.backend.TierOf(&q.Request) == openaiapi.Flex})
+		s.board.At = append(s.board.At, pool.At{Model: q.benchModel(to.backend), Takes: takes, Tiers: pool.TiersOf(to.backend.TierOf(&q.Request))})
 	}
 	if b.policy != nil {
 		s.board.Policy = pools.Policy(b.policy, s.askPolicy)
@@ -450,9 +449,10 @@ func (s *search) callerTier() quota.Tier {
 	return s.balancer.tiers[s.tier]
 }
 
-// isFlex reports whether all backends that take the request get it with the service tier flex.
-func (s *search) isFlex() bool {
-	return !slices.ContainsFunc(s.board.At, func(at pool.At) bool { return at.Takes && !at.Flex })
+// isUnusual reports whether all backends that take the request get it with a service tier that they may refuse while they
+// serve other requests.
+func (s *search) isUnusual() bool {
+	return !slices.ContainsFunc(s.board.At, func(at pool.At) bool { return at.Takes && at.Tiers == pool.UsualTiers })
 }
 
 // makesObject reports whether the request makes an object without a model, which may be

@@ -23,6 +23,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -121,8 +122,8 @@ type Asks struct {
 	Operation string
 	// Cost is how many tokens it counts for in a rate limit.
 	Cost int64
-	// Slow reports whether it has the service tier flex, so that its reply may take many minutes to begin.
-	Slow bool
+	// Tiers are the service tiers that its own is one of. A reply of flex may take many minutes to begin.
+	Tiers pool.ServiceTiers
 }
 
 // Watch follows the wait for the first byte of a reply, which may come long before the time is over,
@@ -266,7 +267,7 @@ func (t *Request) begin(s *Sender) {
 	switch {
 	case t.handshakes():
 		limit = handshakeTimeout
-	case t.Asks.Slow:
+	case t.Asks.Tiers == pool.Flex:
 		limit = max(limit, slowTimeout)
 	}
 	if t.impatient = t.Patience > 0 && t.Patience < limit; t.impatient {
@@ -332,7 +333,7 @@ func (t *Request) watchOver(s *Sender, res *http.Response) *body {
 	if !openaiapi.IsCompressed(res.Header) {
 		t.body.random = t.Secrets.Random()
 	}
-	if t.Asks.Slow {
+	if t.Asks.Tiers == pool.Flex {
 		t.body.idle = max(t.body.idle, slowTimeout)
 	}
 	res.Body = &t.body

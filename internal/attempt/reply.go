@@ -175,17 +175,15 @@ func ErrorField(err error) zap.Field {
 	return zap.String("error", ErrorText(err))
 }
 
-// AboutFlex reports whether what a request of the service tier flex met says nothing about other requests: no capacity
-// for flex, or none in time, which has many forms. The limits that all requests share are used up only if the reply says
-// so.
-func (r *Reply) AboutFlex() bool {
-	switch r.Class {
-	case verdict.Throttled:
-		return !verdict.NoneLeft(r.Response.Header)
-	case verdict.Overloaded, verdict.Timeout, verdict.Failed:
-		return true
+// AboutTiers returns the service tiers that the reply says something about. That a request of another tier than the usual
+// ones was refused, or failed, says nothing about those: there was no capacity for its tier, or none in time, which has
+// many forms. The limits that both share are used up only if the reply says so.
+func (r *Reply) AboutTiers() pool.ServiceTiers {
+	tiers := r.asks().Tiers
+	if tiers.ShareLimits() && r.Class == verdict.Throttled && verdict.NoneLeft(r.Response.Header) {
+		return pool.UsualTiers
 	}
-	return false
+	return tiers
 }
 
 // isImpatient reports whether the backend had less time than the options allow, because of the client's patience.

@@ -6,6 +6,7 @@ import (
 	"io"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
@@ -27,7 +28,7 @@ func (s *Sender) openSocket(r *Reply) {
 	conn := original.Body.(io.ReadWriteCloser)
 	r.backend = websocket.NewBackend(conn)
 	limit := s.firstByte(true, t.Last)
-	if t.Asks.Slow {
+	if t.Asks.Tiers == pool.Flex {
 		limit = max(limit, slowTimeout)
 	}
 	t.trip.timeout.start(limit, ErrNoReply)

@@ -62,7 +62,7 @@ func mayUseTier(tiers []string, q *openaiapi.Request, received []byte, buffers i
 		return apierror.ServiceTierHidden(buffers), true
 	}
 	for _, tier := range []string{q.HeaderTier, q.Body.ServiceTier} {
-		if tier != "" && !slices.Contains(tiers, tier) {
+		if tier != "" && !slices.Contains(tiers, tier) && !slices.Contains(tiers, openaiapi.SynonymOf(tier)) {
 			return apierror.ServiceTierRefused(tier, tiers), true
 		}
 	}

@@ -39,3 +39,28 @@ func FuzzReadExport(f *testing.F) {
 		}
 	})
 }
+
+func TestAServiceTierWithTwoNamesHasOnePrice(t *testing.T) {
+	for text, want := range map[string][3]float64{ // fast, priority, ultrafast
+		"m,priority,5,5\n":                        {5, 5, -1},
+		"m,fast,5,5\nm,,1,1\n":                    {5, 5, 1},
+		"m,fast,5,5\nm,priority,6,6\n":            {5, 6, -1},
+		"m,ultrafast,30,30\nm,,1,1\n":             {1, 1, 30},
+		"m,ultrafast,30,30\nm,priority,5,5\n":     {5, 5, 30},
+		"other,priority,5,5\nm,ultrafast,30,30\n": {-1, -1, 30},
+	} {
+		prices, err := ReadPrices([]byte("model,service_tier,input,output\n" + text))
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		for i, tier := range []string{"fast", "priority", "ultrafast"} {
+			row := Row{Key: Key{Model: "m", ServiceTier: tier}}
+			row.Input = 1e6
+			cost, ok := prices.cost(&row)
+			if ok != (want[i] >= 0) || ok && cost != want[i] {
+				t.Errorf("%s: %s costs %v, known: %v, want %v", text, tier, cost, ok, want[i])
+			}
+		}
+	}
+}

@@ -14,6 +14,7 @@ import (
 )
 
 // Prices are what tokens cost, by model and service tier. A price without a service tier is that of all which have none.
+// That of fast is also that of priority, its older name, unless both have one, and the other way round.
 type Prices map[[2]string]price
 
 // price is that of a million tokens.
@@ -25,9 +26,11 @@ func (p Prices) cost(r *Row) (cost float64, ok bool) {
 	if input == 0 && output == 0 && r.Cached == 0 {
 		return 0, true
 	}
-	of, ok := p[[2]string{r.Model, r.ServiceTier}]
-	if !ok {
-		of, ok = p[[2]string{r.Model, ""}]
+	var of price
+	for _, tier := range []string{r.ServiceTier, openaiapi.SynonymOf(r.ServiceTier), ""} {
+		if of, ok = p[[2]string{r.Model, tier}]; ok {
+			break
+		}
 	}
 	return (float64(input)*of.input + float64(r.Cached)*of.cached + float64(output)*of.output) / 1e6, ok
 }

@@ -80,7 +80,7 @@ var (
 		"Tokens that replies reported, by who asked, the model that the client named and the service tier. The bill has the backends, too.",
 		"pool", "caller", "model", "type", "tier_served")
 	serviceTierRequestsTotal = counter("service_tier_requests_total",
-		"Requests for the service tiers flex and priority that were served, by the service tier that the reply names.",
+		"Requests for the service tiers flex, fast (or priority) and ultrafast that were served, by the service tier that the reply names.",
 		"pool", "backend", "tier_requested", "tier_served")
 	spilloverTotal = counter("spillover_total",
 		"Replies of another deployment than the backend's own, by Azure's spillover, by its error and whether the reply is a success.",

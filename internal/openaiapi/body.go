@@ -15,8 +15,8 @@ type Body struct {
 	// that the providers use.
 	Model string
 
-	// ServiceTier is the last "service_tier", or flex if any is. It is empty if that is absent or null, and [OtherTier] if it
-	// is no service tier that requests may name.
+	// ServiceTier is the "service_tier". It is empty if that is absent or null, and [OtherTier] if it is not known, or
+	// if the body may name two.
 	ServiceTier string
 
 	// N is how many replies are asked for: the last "n", or 1 if that is absent or not a positive

@@ -81,7 +81,7 @@ func parseForm(body []byte, boundary string) Body {
 		case at == memberOddModel:
 			odd = true
 		case at == memberOddTier:
-			b.OddTier = true
+			b.addTier(OtherTier, true)
 		case at == memberServiceTier:
 			b.addTier(TierName(cmp.Or(string(body[value.start:value.end]), OtherTier)), b.ServiceTier != "")
 		case whole && (at == top || at == memberModels):

@@ -73,7 +73,7 @@ func ParseJSON(body []byte, p *Prompt) (b Body) {
 				b.Clear = false
 			}
 		case memberOddTier:
-			b.OddTier = true
+			b.addTier(OtherTier, true)
 		case memberStreamOptions:
 			b.StreamUsage, b.askUsage = readStreamOptions(body[value:end])
 			b.askUsage.start, b.askUsage.end = b.askUsage.start+value, b.askUsage.end+value

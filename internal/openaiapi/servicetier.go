@@ -13,16 +13,31 @@ const TierHeader = "X-Ms-Service-Tier"
 const (
 	// Flex is the service tier that costs less, may be refused at any time and may take many minutes.
 	Flex = "flex"
-	// Priority is the service tier that costs more. A request for it may be served as [DefaultTier].
+	// Fast is the service tier that costs more. A request for it may be served as [DefaultTier].
+	Fast = "fast"
+	// Priority is the older name of Fast, which many servers still have.
 	Priority = "priority"
+	// Ultrafast is the service tier that costs most, and has limits of its own.
+	Ultrafast = "ultrafast"
 	// DefaultTier is the service tier of most requests.
 	DefaultTier = "default"
-	// OtherTier is the name of a service tier that no request may name.
+	// OtherTier stands for all service tiers that are not known.
 	OtherTier = "other"
 )
 
 // serviceTiers are the service tiers that requests may name.
-var serviceTiers = []string{"auto", DefaultTier, Flex, Priority}
+var serviceTiers = []string{"auto", DefaultTier, Flex, Fast, Priority, Ultrafast}
+
+// SynonymOf returns the other name of a service tier that has two. It is empty for others.
+func SynonymOf(tier string) string {
+	switch tier {
+	case Fast:
+		return Priority
+	case Priority:
+		return Fast
+	}
+	return ""
+}
 
 // IsServiceTier reports whether a request may name the service tier.
 func IsServiceTier(tier string) bool { return slices.Contains(serviceTiers, tier) }
@@ -53,12 +68,13 @@ func readTier(value []byte) string {
 	return TierName(cmp.Or(text, OtherTier))
 }
 
-// addTier records a service tier of the body. again reports whether it is not the first one.
+// addTier records a service tier of the body. again reports whether it is not the first one. Of two that differ, servers
+// may take either, so that nothing is known of the tier that the request has.
 func (b *Body) addTier(tier string, again bool) {
-	b.OddTier = b.OddTier || again
-	if b.ServiceTier != Flex {
-		b.ServiceTier = tier
+	if b.OddTier = b.OddTier || again; b.OddTier && b.ServiceTier != tier {
+		tier = OtherTier
 	}
+	b.ServiceTier = tier
 }
 
 // TakesServiceTier reports whether the API has a service tier for the request: for chats and responses.

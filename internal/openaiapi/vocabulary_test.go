@@ -8,7 +8,7 @@ import (
 
 // otherTiers are service tiers of OpenAI's SDK that requests do not name here: scale is one of replies only, and another one the
 // name of a pilot.
-var otherTiers = map[string]bool{"scale": true, "fast_tier_temp_pilot": true, "fast": true, "ultrafast": true}
+var otherTiers = map[string]bool{"scale": true, "fast_tier_temp_pilot": true}
 
 // TestEveryServiceTierOfOpenAIsSDKIsKnown reads what e2e/python/vocabulary.py has found in the package of the SDK.
 func TestEveryServiceTierOfOpenAIsSDKIsKnown(t *testing.T) {

@@ -49,9 +49,8 @@ type shares struct {
 type At struct {
 	// Model is the member's name for the model that is asked for.
 	Model string
-	// Flex reports whether it has the service tier flex there: benches for flex count for it, and it may take many
-	// minutes.
-	Flex bool
+	// Tiers are the service tiers that its own is one of there. Their benches count for it.
+	Tiers ServiceTiers
 	// Takes reports whether the request can be sent to the member, and Elsewhere whether it must not, because the
 	// objects that it names are at another account.
 	Takes, Elsewhere bool
@@ -61,6 +60,10 @@ type At struct {
 	// Bar is why the request may not go there now.
 	Bar Bar
 }
+
+// isFollowed reports whether the wait for its first byte is compared with the usual one. That is the one of the usual
+// service tiers: flex may take many minutes, and ultrafast is faster.
+func (at *At) isFollowed() bool { return at.Tiers == UsualTiers }
 
 // Bar is why a request may not go to a member to which it could be sent.
 type Bar uint8
@@ -83,7 +86,7 @@ const (
 // sent to the member.
 func (r *Ask) at(m *Member) (its Scope, ok bool) {
 	at := &r.At[m.Index]
-	return Scope{at.Model, at.Flex}, at.Takes && !at.Elsewhere
+	return Scope{at.Model, at.Tiers}, at.Takes && !at.Elsewhere
 }
 
 // modelAt returns the member's name for the requested model, as at does.

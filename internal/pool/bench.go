@@ -16,8 +16,9 @@ type Bench struct {
 	// Model is the benched model. It is empty if the bench covers the whole
 	// backend, or requests that name no model.
 	Model string
-	// Flex reports whether it covers only requests of the service tier flex.
-	Flex         bool
+	// Tiers are the service tiers whose requests it covers. Those that meet the benches of the usual ones are covered
+	// by a bench of the usual ones as well. They are UsualTiers if it covers the whole backend.
+	Tiers        ServiceTiers
 	Since, Until time.Time
 	// Throttle reports whether the backend asked for the bench. Otherwise it is
 	// for a failure.
@@ -38,24 +39,6 @@ type Bench struct {
 
 // inForce reports whether the bench keeps requests away, and not its end only.
 func (b *Bench) inForce(now time.Time) bool { return b.Unreachable || now.Before(b.Until) }
-
-// ServiceTier returns the service tier of the requests that the bench covers. It is empty if it covers all.
-func (b *Bench) ServiceTier() string {
-	if b.Flex {
-		return flex
-	}
-	return ""
-}
-
-// flex is the service tier that is benched alone.
-const flex = "flex"
-
-// Meets reports whether the bench may keep requests away from the member.
-func (m *Member) Meets(b Bench) bool { return !b.Flex || m.ServiceTier == "" || m.ServiceTier == flex }
-
-// Spares reports whether the bench leaves the member requests: it covers only those of the service tier flex, and the
-// member gets others.
-func (m *Member) Spares(b Bench) bool { return b.Flex && m.ServiceTier != flex }
 
 // Grace returns how long after the bench's end all requests wait for the result
 // of the probe.

@@ -40,11 +40,11 @@ type Health struct {
 	identity string
 }
 
-// Scope is what benches that are not for the whole backend are about: a model, by its name at the backend. With
-// Flex, it is only the requests for it that have the service tier flex. These meet the other benches as well.
+// Scope is what benches that are not for the whole backend are about: the requests for a model, by its name at the
+// backend, that have one of these service tiers.
 type Scope struct {
 	Model string
-	Flex  bool
+	Tiers ServiceTiers
 }
 
 // noBenches stands for the benches of an unknown model.
@@ -159,14 +159,17 @@ func (m *Member) returns(its Scope, now time.Time) (end time.Time) {
 	return end
 }
 
-// slots returns all that count for a request of this scope, those of throttles first: of the whole backend, of all requests for
-// the model, and of those that have the service tier flex.
+// slots returns all that count for a request of this scope, those of throttles first: of the whole backend, of the usual
+// service tiers, and of the request's own ones if these are others.
 func (m *Member) slots(its Scope) [7]*slot {
-	whole, general, flex := &m.health.whole, m.health.of(Scope{Model: its.Model}), noBenches
-	if its.Flex {
-		flex = m.health.of(its)
+	whole, usual, own := &m.health.whole, noBenches, noBenches
+	if its.Tiers.meetUsual() {
+		usual = m.health.of(Scope{Model: its.Model})
 	}
-	return [...]*slot{&whole.throttle, &general.throttle, &flex.throttle, &whole.failure, &general.failure, &flex.failure, &m.health.unreachable.slot}
+	if its.Tiers != UsualTiers {
+		own = m.health.of(its)
+	}
+	return [...]*slot{&whole.throttle, &usual.throttle, &own.throttle, &whole.failure, &usual.failure, &own.failure, &m.health.unreachable.slot}
 }
 
 func (m *Member) throttles(its Scope) [3]*slot {
@@ -177,7 +180,7 @@ func (m *Member) throttles(its Scope) [3]*slot {
 // claim takes the right to send a request to a member that is ready for it.
 func (m *Member) claim(r *Ask, now time.Time) bool {
 	its, _ := r.at(m)
-	if p := m.silence(r, its.Model); p != nil && !r.At[m.Index].Flex && !p.Try(now) {
+	if p := m.silence(r, its.Model); p != nil && r.At[m.Index].isFollowed() && !p.Try(now) {
 		return false
 	}
 	for _, s := range m.slots(its) {
@@ -244,8 +247,8 @@ type Refusal struct {
 	Unreachable bool
 	// Model is what the member calls the model that was asked for.
 	Model string
-	// Flex reports whether it concerns only requests of the service tier flex.
-	Flex bool
+	// Tiers are the service tiers that it concerns.
+	Tiers ServiceTiers
 	// Cost is the cost of the request.
 	Cost int64
 	// Wait is how long the bench lasts.
@@ -275,7 +278,7 @@ func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
 		b.Guess = r.Wait
 	}
 	if !r.Whole {
-		b.Model, b.Flex = ModelKey(r.Model), r.Flex
+		b.Model, b.Tiers = ModelKey(r.Model), r.Tiers
 	}
 	m.health.last.Store(&b)
 	return m.put(b, now, false) == Began
@@ -285,7 +288,7 @@ func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
 func (m *Member) rest(r *Refusal, now time.Time) time.Duration {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
-	return m.benches(r.Whole, Scope{r.Model, r.Flex}, now).rests.next(r.Wait, r.Longest, r.Started, now)
+	return m.benches(r.Whole, Scope{r.Model, r.Tiers}, now).rests.next(r.Wait, r.Longest, r.Started, now)
 }
 
 // put starts or extends a bench, and reports it.
@@ -297,7 +300,7 @@ func (m *Member) put(next Bench, now time.Time, remote bool) Happening {
 		wake = m.health.unreachable.failed(now)
 		b.Until = later(b.Until, wake)
 	} else {
-		into = m.benches(b.Whole, Scope{b.Model, b.Flex}, now).slot(b.Throttle)
+		into = m.benches(b.Whole, Scope{b.Model, b.Tiers}, now).slot(b.Throttle)
 	}
 	happened, over := into.put(b, remote)
 	pools := slices.Clone(m.health.pools)
@@ -324,7 +327,7 @@ func (m *Member) benches(whole bool, its Scope, now time.Time) *benchSet {
 // since in doubt.
 func (m *Member) Doubt(whole bool, its Scope, since time.Time) {
 	m.health.mu.Lock()
-	b := m.health.known(Bench{Whole: whole, Model: its.Model, Flex: its.Flex}).throttle.cast(since)
+	b := m.health.known(Bench{Whole: whole, Model: its.Model, Tiers: its.Tiers}).throttle.cast(since)
 	m.health.mu.Unlock()
 	if b != nil {
 		m.tell(Event{Happening: Doubted, Bench: b.Bench})

@@ -186,7 +186,7 @@ func (p *Pool) isOf(best grade, m *Member, r *Ask, now time.Time) bool {
 		return false
 	}
 	rank, model := m.rank(r, now)
-	return rank == best.rank && p.isSpent(m, model, r.Cost, quota.At(now)) == best.spent
+	return rank == best.rank && p.isSpent(m, r, model, quota.At(now)) == best.spent
 }
 
 // tier yields the members that are of this grade.
@@ -218,7 +218,7 @@ func (p *Pool) choose(r *Ask, now time.Time) (to place, best grade, steered bool
 		if rank == nobody || rank > best.rank || rank == best.rank && m.Priority > best.priority {
 			continue
 		}
-		switch spent := p.isSpent(m, model, r.Cost, at); {
+		switch spent := p.isSpent(m, r, model, at); {
 		case rank < best.rank:
 			best, total, steered = grade{rank, m.Priority, spent}, 0, false
 		case spent && !best.spent:

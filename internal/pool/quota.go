@@ -37,19 +37,18 @@ func (m *Member) Give(model string, cost int64, tier int, now time.Time) quota.M
 // Given returns what each tier has got lately, by the models at the member, where any has got something.
 func (m *Member) Given(now time.Time) map[string]quota.Given { return m.health.quotas.Given(now) }
 
-// isSpent reports whether the limits of the model at the member have no room for a request of this cost,
-// if that matters.
-func (p *Pool) isSpent(m *Member, model string, cost int64, now quota.Instant) bool {
+// isSpent reports whether the limits of the model at the member have no room for the request, if that matters.
+func (p *Pool) isSpent(m *Member, r *Ask, model string, now quota.Instant) bool {
 	if !p.Steers {
 		return false
 	}
-	q := m.quotaOf(model)
-	return q != nil && !q.HasRoom(cost, now)
+	q := m.limitOf(r, model)
+	return q != nil && !q.HasRoom(r.Cost, now)
 }
 
 func (p *Pool) isSpentFor(m *Member, r *Ask, now time.Time) bool {
 	model, ok := r.modelAt(m)
-	return ok && p.isSpent(m, model, r.Cost, quota.At(now))
+	return ok && p.isSpent(m, r, model, quota.At(now))
 }
 
 // findSteered finds the members that the request would have found as good as its own, had they room.
@@ -67,11 +66,20 @@ func (m *Member) quotaOf(model string) *quota.Meter {
 	return m.health.quotas.Of(model)
 }
 
+// limitOf returns the meter of the limits that the request uses up. It is nil if there is none, or if the request has a
+// service tier with limits of its own, of which nothing is learned.
+func (m *Member) limitOf(r *Ask, model string) *quota.Meter {
+	if r.At[m.Index].Tiers.HaveOwnLimits() {
+		return nil
+	}
+	return m.quotaOf(model)
+}
+
 // Demand records that a request asks for its model, so that other tiers leave its share for such requests.
 func (p *Pool) Demand(r *Ask, now time.Time) {
 	for _, m := range p.Members {
-		if model, ok := r.modelAt(m); ok {
-			if q := m.Quota(model); q != nil {
+		if its, ok := r.at(m); ok && !its.Tiers.HaveOwnLimits() {
+			if q := m.Quota(its.Model); q != nil {
 				q.Ask(r.Tier.Number, now)
 			}
 		}
@@ -90,7 +98,7 @@ func (m *Member) isReserved(r *Ask, model string, now time.Time) bool {
 	if r.Tier.Shares == nil {
 		return false
 	}
-	q := m.quotaOf(model)
+	q := m.limitOf(r, model)
 	return q != nil && q.Reserved(r.Tier, now) && (!r.Tier.KeepsShare() || !m.pool.isWithinShare(r, q.Group(r.Tier, now), now))
 }
 
@@ -122,7 +130,7 @@ func (p *Pool) isWithinShare(r *Ask, of quota.Group, now time.Time) bool {
 // quotaFor returns the meter of the request's model at the member. It is nil if there is none, or the request cannot go there.
 func (m *Member) quotaFor(r *Ask) *quota.Meter {
 	if model, ok := r.modelAt(m); ok {
-		return m.quotaOf(model)
+		return m.limitOf(r, model)
 	}
 	return nil
 }
@@ -147,7 +155,7 @@ func (p *Pool) Limits(r *Ask, now time.Time) (sums quota.Limits) {
 				continue
 			}
 			benched := m.standing(its, r.Cost, now) > trialDue || !m.healthy()
-			f := m.Quota(its.Model).Fields(i, benched, now)
+			f := m.limitOf(r, its.Model).Fields(i, benched, now)
 			wait := f.Reset
 			if benched {
 				wait = m.returns(its, now).Sub(now)

@@ -235,7 +235,7 @@ func (p *Pool) onlyThrottles(r *Ask, silent *Member, now time.Time) bool {
 		if m == silent || m.IsSilent(&forgiving) {
 			continue
 		}
-		if rank, _ := m.rank(&forgiving, now); rank < suspect && !r.At[m.Index].Flex {
+		if rank, _ := m.rank(&forgiving, now); rank < suspect && r.At[m.Index].isFollowed() {
 			return false
 		}
 	}
@@ -249,7 +249,7 @@ func (m *Member) silenceRank(r *Ask, model string, now time.Time) rank {
 		return open
 	case !p.Due(now):
 		return suspect
-	case r.Once || r.At[m.Index].Flex:
+	case r.Once || !r.At[m.Index].isFollowed():
 		return unproved
 	}
 	return open
@@ -269,14 +269,14 @@ func (p *Pool) PickAnswering(r *Ask, threshold time.Duration, now time.Time) *Me
 		best, total := grade{rank: suspect}, 0.0
 		for _, m := range p.Members {
 			rank, model := m.rank(r, now)
-			if r.At[m.Index].Flex || rank >= suspect || rank > best.rank || rank == best.rank && m.Priority > best.priority {
+			if !r.At[m.Index].isFollowed() || rank >= suspect || rank > best.rank || rank == best.rank && m.Priority > best.priority {
 				continue
 			}
 			follows := m.health.pulses.Make(ModelKey(model))
 			if follows == nil || follows.Answers(now, threshold) == pulse.No {
 				continue
 			}
-			spent := p.isSpent(m, model, r.Cost, quota.At(now))
+			spent := p.isSpent(m, r, model, quota.At(now))
 			if rank == best.rank && spent && !best.spent {
 				continue
 			}

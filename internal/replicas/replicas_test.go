@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -145,6 +146,32 @@ func TestAReplicaThatStartsKnowsWhatTheOthersKnow(t *testing.T) {
 		w.wantBenched("a", 25*time.Second)
 		if !w.at(2, "b").Drained() {
 			t.Error("the drain does not hold at the new replica")
+		}
+	})
+}
+
+func TestABenchOfServiceTiersIsOneOfTheSameAtAllReplicas(t *testing.T) {
+	share(t, 3, func(w *world) {
+		all := []pool.ServiceTiers{pool.UsualTiers, pool.Flex, pool.Ultrafast, pool.UnknownTiers}
+		for i, tiers := range all {
+			r := throttle(time.Duration(i+1) * 10 * time.Second)
+			r.Tiers = tiers
+			w.at(0, "a").Bench(r, time.Now())
+		}
+		time.Sleep(5 * time.Second)
+		w.start() // which reads what the store keeps
+		synctest.Wait()
+		for i, r := range w.replicas {
+			left := make(map[pool.ServiceTiers]time.Duration)
+			for _, b := range r.pool.Snapshot(time.Now())[0].Benches {
+				left[b.Tiers] = time.Until(b.Until).Round(time.Second)
+			}
+			want := map[pool.ServiceTiers]time.Duration{
+				pool.UsualTiers: 5 * time.Second, pool.Flex: 15 * time.Second, pool.Ultrafast: 25 * time.Second, pool.UnknownTiers: 35 * time.Second,
+			}
+			if !maps.Equal(left, want) {
+				t.Errorf("at replica %d, the benches last for %v, want %v", i, left, want)
+			}
 		}
 	})
 }

@@ -41,8 +41,8 @@ type Lists struct {
 // Key says what the requests of a list wait for: the backends of a model, or the limits of a caller.
 type Key struct {
 	Caller, Model string
-	// Flex reports whether the service tier is flex, for which backends may throttle alone.
-	Flex bool
+	// Tiers are the service tiers of the requests, if backends may throttle these alone.
+	Tiers string
 	// Set distinguishes requests that may use only some backends.
 	Set uint64
 }

@@ -15,6 +15,24 @@ const (
 	azureToo   = "backend http://a {\napi_key key-of-a-backend\nauth api_key\n}\n"
 )
 
+// TestFastAndPriorityAreNamesOfOneServiceTier has callers that may use it by one of its names.
+func TestFastAndPriorityAreNamesOfOneServiceTier(t *testing.T) {
+	for _, named := range []string{"fast", "priority"} {
+		inBubble(t, "caller alice {\nservice_tiers default "+named+"\n}", func(t *testing.T, w *world) {
+			for _, tier := range []string{"fast", "priority", "default"} {
+				w.post(aliceKey, "/v1/chat/completions", `{"model":"gpt-4o","service_tier":"`+tier+`"}`).WantServed(t, "a")
+			}
+			for _, tier := range []string{"ultrafast", "flex", "auto"} {
+				w.post(aliceKey, "/v1/chat/completions", `{"model":"gpt-4o","service_tier":"`+tier+`"}`).WantError(t, 400, "invalid_value")
+			}
+		})
+	}
+	inBubble(t, "caller alice {\nservice_tiers ultrafast\n}", func(t *testing.T, w *world) {
+		w.post(aliceKey, "/v1/chat/completions", `{"model":"gpt-4o","service_tier":"ultrafast"}`).WantServed(t, "a")
+		w.post(aliceKey, "/v1/chat/completions", `{"model":"gpt-4o","service_tier":"fast"}`).WantError(t, 400, "invalid_value")
+	})
+}
+
 func TestACallerMayUseOnlyItsServiceTiers(t *testing.T) {
 	inBubble(t, mayUseFlex, func(t *testing.T, w *world) {
 		const allowed = "Supported values are: 'flex' and 'default'."

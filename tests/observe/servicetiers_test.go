@@ -71,11 +71,14 @@ func TestRequestsForAnotherServiceTierAreCountedByTheOneThatServed(t *testing.T)
 			}
 		}
 		ask(`,"service_tier":"flex"`, "flex")
+		ask(`,"service_tier":"fast"`, "fast")
+		ask(`,"service_tier":"ultrafast"`, "default")
 		w.Backends["a"].Replies(lbtest.Status(400))
 		w.Post(`{"model":"gpt-4o","service_tier":"priority"}`).WantStatus(t, 400)
 		lbtest.WantSums(t, pool,
 			"service_tier_requests_total backend=a tier_requested=priority tier_served=priority 3", "service_tier_requests_total tier_requested=priority tier_served=default 2",
-			"service_tier_requests_total tier_requested=priority tier_served=unknown 1", "service_tier_requests_total tier_requested=flex tier_served=flex 1", "service_tier_requests_total 7")
+			"service_tier_requests_total tier_requested=priority tier_served=unknown 1", "service_tier_requests_total tier_requested=flex tier_served=flex 1",
+			"service_tier_requests_total tier_requested=fast tier_served=fast 1", "service_tier_requests_total tier_requested=ultrafast tier_served=default 1", "service_tier_requests_total 9")
 	})
 }
 
@@ -98,6 +101,8 @@ func TestTheAccessLogSaysWhichServiceTierServed(t *testing.T) {
 		{"priority", "default", "priority default"},
 		{"priority", "priority", "priority priority"},
 		{"flex", "", "flex "},
+		{"fast", "fast", "fast fast"},
+		{"ultrafast", "ultrafast", "ultrafast ultrafast"},
 		{"auto", "default", "auto default"},
 		{"default", "default", "default default"},
 		{"", "priority", " priority"}, // the project has it

@@ -151,7 +151,7 @@ func TestUsageMultipliesWithPrices(t *testing.T) {
 		"model,input,output\ngpt-4o,1,x\n": "file.csv: line 2: output 'x' is not a price of a million tokens, such as 2.50",
 		"model,input,output\na,1,1\na,1,2": "file.csv: line 3: model 'a' with service_tier '' is given twice",
 		"model,input,output\na,1\n":        "file.csv: record on line 2: wrong number of fields",
-		"model,input,output,service_tier\na,1,1,prio\n": "file.csv: line 2: service_tier 'prio' is not known: expected one of auto, default, flex, priority",
+		"model,input,output,service_tier\na,1,1,prio\n": "file.csv: line 2: service_tier 'prio' is not known: expected one of auto, default, flex, fast, priority, ultrafast",
 	} {
 		if _, err := b.usage("--config", b.file, "--prices", b.write(text)); err == nil || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("%q: got %v, want %s", text, err, want)
