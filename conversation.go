@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
@@ -25,6 +26,8 @@ type conversation struct {
 	handshake *transaction
 	// checked is when the caller's key was last checked.
 	checked time.Time
+	// steered is what the latest response.steer names: the response that the session then begins goes on from that.
+	steered atomic.Pointer[affinity.Placement]
 }
 
 // response is one in a conversation.
@@ -163,10 +166,7 @@ func (c *conversation) Create(text []byte) (begun websocket.Response, instead []
 		own.Response = apierror.NotProcessed.Response(q.asked)
 	}
 	if own.Response == nil && !q.inSession {
-		r.placement, own = c.findAccounts(q, c.balancer.targets)
-		if own.Response == nil && (!to.Takes(&q.Request, q.anonymous) || !r.placement.Allows(to.AccountKey)) {
-			own = apierror.AnotherWebSocket.Answer(q.asked)
-		}
+		own = c.place(r)
 		u := *q.asked.URL
 		_, changes := to.Direct(&u, make(http.Header), &q.Request, q.Route)
 		if instead = q.Body.With(text, changes); len(instead) == 1 {
@@ -181,8 +181,48 @@ func (c *conversation) Create(text []byte) (begun websocket.Response, instead []
 	return r.begin(), instead, nil
 }
 
+// place finds out which accounts may get the message, or returns the answer if the one of this WebSocket may not.
+func (c *conversation) place(r *response) (own apierror.Answer) {
+	q, to := &r.request, r.last.target.backend
+	r.placement, own = c.findAccounts(q, c.balancer.targets)
+	if own.Response == nil && (!to.Takes(&q.Request, q.anonymous) || !r.placement.Allows(to.AccountKey)) {
+		own = apierror.AnotherWebSocket.Answer(q.asked)
+	}
+	return own
+}
+
+// steer returns why more input for a response must not pass, or nil. It names objects as a response.create does. The
+// response that it leads to is charged when the session begins it: see Unasked.
+func (c *conversation) steer(text []byte) *websocket.Refusal {
+	if refusal := c.checkCaller(); refusal != nil {
+		return refusal
+	}
+	r := c.next()
+	q := &r.request
+	q.received.Hold(text)
+	defer q.received.Release()
+	q.ReadEvent(text)
+	if c.callers != nil {
+		if e, refused := c.callers.MayUse(q.caller.Name, &q.Request, text, c.buffers); refused {
+			return &websocket.Refusal{Reply: e.Response(q.asked)}
+		}
+		estimate := meter.Estimate{Prompt: q.PromptTokens(text), Within: true}
+		if refusal := c.callers.Check(q.started, q.caller.Name, estimate); refusal != nil {
+			return &websocket.Refusal{Reply: c.exceededAnswer(c.balancer, &r.transaction, refusal).Response}
+		}
+	}
+	if own := c.place(r); own.Response != nil {
+		return &websocket.Refusal{Reply: own.Response}
+	}
+	c.steered.Store(r.placement)
+	return nil
+}
+
 // Refuse implements websocket.Rules.
 func (c *conversation) Refuse(kind string, text []byte) *websocket.Refusal {
+	if kind == websocket.Steers && !c.handshake.request.Kind.IsHandshake() {
+		return c.steer(text)
+	}
 	audio := strings.HasPrefix(kind, websocket.Audio)
 	if audio && time.Since(c.checked) >= checkInterval {
 		if refusal := c.checkCaller(); refusal != nil {
@@ -198,7 +238,7 @@ func (c *conversation) Refuse(kind string, text []byte) *websocket.Refusal {
 // refuseMessage returns why a message must not pass that asks for no response, or nil.
 func (c *conversation) refuseMessage(kind string, audio bool, text []byte) *http.Response {
 	switch {
-	case kind == "", c.affinity.IsStrict(): // which knows only what a response.create names
+	case kind == "", c.affinity.IsStrict(): // which knows only what a response.create or response.steer names
 		return apierror.UnclearEvent.Response(c.handshake.request.asked)
 	case c.callers == nil:
 		return nil
@@ -222,6 +262,10 @@ func (c *conversation) refuseMessage(kind string, audio bool, text []byte) *http
 // Unasked implements websocket.Rules.
 func (c *conversation) Unasked() websocket.Response {
 	r := c.next()
+	if steered := c.steered.Load(); steered != nil {
+		placement := *steered
+		r.placement = &placement
+	}
 	r.bill.Admission = c.callers.Unasked(r.request.started, r.request.caller.Name)
 	return r.begin()
 }

@@ -102,7 +102,7 @@ var (
 	// open another one.
 	AnotherWebSocket = Invalid(http.StatusBadRequest, "websocket_connection_limit_reached",
 		"This WebSocket is for another model, or another account's objects. Create a new WebSocket connection to continue.")
-	UnclearEvent = Invalid(http.StatusBadRequest, "invalid_event", "The message must be one JSON object with one 'type'. The first one must be a response.create, and each one where callers are kept apart.")
+	UnclearEvent = Invalid(http.StatusBadRequest, "invalid_event", "The message must be one JSON object with one 'type'. The first one must be a response.create. Where callers are kept apart, each later one must be a response.create or a response.steer.")
 	// WrongWebSocketVersion is the error for a handshake of another version. Its reply names the one that there is.
 	WrongWebSocketVersion = Invalid(http.StatusUpgradeRequired, "websocket_version_not_supported", "Sec-WebSocket-Version must be 13.")
 	WrongWebSocketKey     = Invalid(http.StatusBadRequest, "invalid_headers", "Sec-WebSocket-Key must be 16 bytes in base64.")

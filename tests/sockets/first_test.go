@@ -1,9 +1,12 @@
 package sockets
 
 import (
+	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -345,6 +348,65 @@ func TestAWebSocketIsForTheObjectsOfItsAccount(t *testing.T) {
 			c.Close()
 		}
 	})
+}
+
+// steerable is a backend whose response goes on until it is steered: then another one follows it.
+func steerable(name string) http.HandlerFunc {
+	var n atomic.Int32
+	return speaks(func(socket *websocket.Conn, message string) {
+		event := func(kind, id, status string) {
+			websocket.Message.Send(socket, fmt.Sprintf(`{"type":"response.%s","response":{"id":"%s","object":"response","status":"%s","usage":{"input_tokens":7,"output_tokens":5}}}`, kind, id, status))
+		}
+		var asked struct {
+			Type     string
+			Previous string `json:"previous_response_id"`
+		}
+		json.Unmarshal([]byte(message), &asked)
+		if asked.Type == "response.steer" {
+			event("incomplete", asked.Previous, "incomplete")
+		}
+		event("created", fmt.Sprintf("resp_%s_%010d", name, n.Add(1)), "in_progress")
+	})
+}
+
+func TestASteeredResponseIsForTheObjectsOfItsCaller(t *testing.T) {
+	for _, options := range []string{"affinity {\ncallers strict\n}", ""} {
+		inPool(t, options+"\ncaller alice {\nmodels gpt-5\ntokens 50/day\n}", func(t *testing.T, w *lbtest.World) {
+			w.AllReply(steerable("a"))
+			s := dial(t, w, "/v1/responses", aliceKey)
+			s.say(`{"type":"response.create","model":"gpt-5","input":"Hi","max_output_tokens":5}`)
+			first := s.hears().Response.ID
+			steer := func(id string) string {
+				return `{"type":"response.steer","previous_response_id":"` + id + `","input":"louder"}`
+			}
+			bobs := dial(t, w, "/v1/responses", bobKey)
+			bobs.say(hi)
+			ofBob := bobs.hears().Response.ID
+			s.say(steer(ofBob))
+			s.wantError(404, "previous_response_not_found")
+			bobs.say(steer(first))
+			bobs.wantError(404, "previous_response_not_found")
+
+			s.say(steer(first))
+			if e := s.hears(); e.Type != "response.incomplete" || e.Response.ID != first {
+				t.Errorf("the client got %s", e.raw)
+			}
+			second := s.hears().Response.ID
+			bobs.say(`{"type":"response.create","model":"gpt-5","previous_response_id":"` + second + `"}`)
+			bobs.wantError(404, "previous_response_not_found") // what the session began is alice's, too
+			s.say(steer(second))
+			s.hears()
+			third := s.hears().Response.ID
+			s.say(steer(third)) // 36 tokens are used then
+			s.hears()
+			s.hears()
+			s.say(steer(third))
+			s.wantError(429, "insufficient_quota")
+			s.Close()
+			bobs.Close()
+			time.Sleep(time.Minute)
+		})
+	}
 }
 
 func TestEachResponseOfAWebSocketIsARequestOfItsCaller(t *testing.T) {
