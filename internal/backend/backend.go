@@ -83,8 +83,8 @@ type Backend struct {
 	//	model <name> [<deployment>]
 	Model []Model `json:"model,omitempty"`
 
-	// ServiceTier is the service tier of chats and responses, in place of the client's: `flex`, `default`, `priority` or
-	// `auto`. Default: the client's.
+	// ServiceTier is the service tier of chats and responses, in place of the client's: `flex`, `default`, `fast` (at
+	// most servers `priority`), `ultrafast` or `auto`. Default: the client's.
 	//
 	// At Azure it is sent as the header x-ms-service-tier, and elsewhere in the body. Backends that differ in it have
 	// separate benches.

@@ -38,8 +38,8 @@ type Allowance struct {
 	//	backends <name...>
 	Backends []string `json:"backends,omitempty"`
 
-	// ServiceTiers are the service tiers that requests may name, also in `x-ms-service-tier`: flex, default, priority or
-	// auto. Default: all in bodies.
+	// ServiceTiers are the service tiers that requests may name, also in `x-ms-service-tier`: flex, default, fast (or
+	// priority, its older name), ultrafast or auto. Default: all in bodies.
 	//
 	//	service_tiers <tier...>
 	ServiceTiers []string `json:"service_tiers,omitempty"`
