@@ -8,7 +8,7 @@ import (
 )
 
 // IsInference reports whether a request asks a model to do what models are for, and for nothing
-// else: to answer, embed, transcribe, draw or rank. Such a request may be retried after a
+// else: to answer, embed, transcribe, draw, rank or decide. Such a request may be retried after a
 // failure. A model that did the work twice costs twice, but leaves no second file or batch
 // behind.
 //
@@ -19,7 +19,7 @@ func IsInference(method, operation string) bool {
 		return false
 	}
 	switch strings.TrimSuffix(operation, "/") {
-	case "/chat/completions", "/completions", "/embeddings", "/moderations", "/rerank",
+	case "/chat/completions", "/completions", "/embeddings", "/moderations", "/rerank", "/decisions",
 		"/responses", "/responses/compact", "/responses/input_tokens",
 		"/messages", "/messages/count_tokens",
 		"/audio/speech", "/audio/transcriptions", "/audio/translations",
@@ -77,7 +77,7 @@ func showsUsageIfAsked(operation string) bool {
 
 // CachesPrompts reports whether providers cache the prompts of an operation of [IsInference].
 func CachesPrompts(operation string) bool {
-	return isOneOf(operation, "/chat/completions", "/completions", "/responses", "/responses/compact", "/messages")
+	return isOneOf(operation, "/chat/completions", "/completions", "/responses", "/responses/compact", "/messages", "/decisions")
 }
 
 // repeatable reports whether a request may be retried when it is unknown whether it was executed

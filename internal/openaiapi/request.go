@@ -209,7 +209,7 @@ func (q *Request) OutputLimit() (limit int64, ok bool) {
 		limit = most.Tokens
 	case "/responses", "/responses/compact":
 		limit = most.Output
-	case "/embeddings", "/moderations", "/rerank", "/images/embeddings", "/responses/input_tokens", "/messages/count_tokens":
+	case "/embeddings", "/moderations", "/rerank", "/decisions", "/images/embeddings", "/responses/input_tokens", "/messages/count_tokens":
 		return 0, true
 	default:
 		if q.MayInfer {

@@ -43,6 +43,7 @@ func TestARequestCostsWhatItsReplySays(t *testing.T) {
 		"a chat":                      {"/v1/chat/completions", prompt(50, ""), used(7, 5), 1, 12},
 		"a chat without a usage":      {"/v1/chat/completions", prompt(50, ""), lbtest.Says(200, `{"id":"x"}`), 1, 50},
 		"a response":                  {"/v1/responses", prompt(50, ""), lbtest.Says(200, `{"usage":{"input_tokens":7,"output_tokens":5}}`), 1, 12},
+		"decisions":                   {"/v1/decisions", `{"model":"gpt-4o","input":"` + strings.Repeat("x", 120) + `","questions":[{"type":"predicate","instructions":"Is it one?"}]}`, lbtest.Says(200, `{"answers":[{"type":"predicate","probability":0.9}],"usage":{"input_tokens":7,"output_tokens":0,"total_tokens":7}}`), 1, 7},
 		"embeddings":                  {"/v1/embeddings", prompt(50, ""), lbtest.Says(200, `{"usage":{"prompt_tokens":7,"total_tokens":7}}`), 1, 7},
 		"a message of Anthropic":      {"/v1/messages", prompt(50, ""), lbtest.Says(200, `{"usage":{"input_tokens":7,"cache_read_input_tokens":3,"output_tokens":5}}`), 1, 15},
 		"a stream":                    {"/v1/chat/completions", prompt(50, `"stream":true,`), lbtest.Streams(stream, `data: {"choices":[],"usage":`+usage(7, 5)+"}\n\n", lbtest.StreamEnd), 1, 12},

@@ -61,7 +61,7 @@ var notRepeatable = [][3]string{
 var mayRepeat = [][3]string{
 	{"POST", "/v1/chat/completions"}, {"POST", "/v1/completions"}, {"POST", "/v1/embeddings"}, {"POST", "/v1/responses"}, {"POST", "/v1/moderations"},
 	{"POST", "/v1/audio/speech"}, {"POST", "/v1/audio/transcriptions"}, {"POST", "/v1/images/generations"}, {"POST", "/v1/images/edits"},
-	{"POST", "/v1/messages"}, {"POST", "/v1/rerank"}, {"POST", "/openai/v1/chat/completions"},
+	{"POST", "/v1/messages"}, {"POST", "/v1/rerank"}, {"POST", "/openai/v1/chat/completions"}, {"POST", "/v1/decisions"}, {"POST", "/openai/v1/decisions"},
 	{"POST", "/openai/deployments/x/chat/completions?api-version=1"}, {"POST", "/openai/deployments/x/embeddings?api-version=1"},
 	{"POST", "/v1/responses", `{"model":"gpt-4o","background":false,"tools":[{"type":"file_search"}],"mcp_servers":[]}`},
 	{"POST", "/v1/responses", `{"model":"gpt-4o","tools":[{"type":"namespace","tools":[{"type":"function"}]}],"conversation":null,"input":[{"type":"reasoning"}]}`},

@@ -273,7 +273,7 @@ func TestARefusedKeyForWhatIsNotInferenceBenchesNobody(t *testing.T) {
 func TestARefusedKeyForInferenceBenchesOneBackendWhateverIsInferred(t *testing.T) {
 	for _, path := range []string{
 		"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/moderations", "/v1/audio/speech",
-		"/v1/images/generations", "/v1/messages", "/v1/rerank", "/openai/v1/chat/completions", "/openai/deployments/x/chat/completions?api-version=1",
+		"/v1/images/generations", "/v1/messages", "/v1/rerank", "/v1/decisions", "/openai/v1/chat/completions", "/openai/deployments/x/chat/completions?api-version=1",
 	} {
 		lbtest.InBubble(t, lbtest.PoolOf("a b c", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
 			w.AllReply(lbtest.Status(401))
