@@ -1,6 +1,7 @@
 package openaiapi
 
 import (
+	"cmp"
 	"net/url"
 	"strings"
 )
@@ -12,23 +13,49 @@ type Paths struct {
 	// classic comes before what follows /openai on Azure's classic paths. It is empty if the backend
 	// does not have them.
 	classic string
+	// anthropic comes before the operations of Anthropic's API, if that is not v1.
+	anthropic string
 }
 
-// PathsAt returns the paths of a backend with this base path. On Azure, the API is below /openai. The
-// base path may already end with that, or with the prefix of the v1 API. All paths stay below the
-// base path.
+// PathsAt returns the paths of a backend with this base path. On Azure, the API is below /openai, and that of
+// Anthropic below /anthropic. The base path may already end with the prefix of one of Azure's APIs, which then stands
+// for all of them, or name a Foundry project, which has no classic paths. All paths stay below the base path. Only those
+// of Anthropic's API are below what comes before these prefixes.
 func PathsAt(base string, azure bool) Paths {
+	resource, project, isProject := cutBaseOfProject(base)
 	switch {
-	case azure && base == "":
-		return Paths{azureV1Prefix, classicPrefix}
-	case azure && strings.HasSuffix(base, classicPrefix):
-		return Paths{base + openAIPrefix, base}
-	case azure && !strings.HasSuffix(base, openAIPrefix):
-		return Paths{base, base + classicPrefix}
-	case base == "":
-		return Paths{openAIPrefix, ""}
+	case isProject && azure:
+		return Paths{v1: project + azureV1Prefix, anthropic: resource + anthropicPrefix}
+	case isProject:
+		return Paths{v1: project + azureV1Prefix}
+	case !azure:
+		return Paths{v1: cmp.Or(base, openAIPrefix)}
 	}
-	return Paths{base, ""}
+	for _, prefix := range []string{classicPrefix, anthropicPrefix, "/anthropic"} {
+		if resource, ok := strings.CutSuffix(base, prefix); ok || base == "" {
+			return Paths{resource + azureV1Prefix, resource + classicPrefix, resource + anthropicPrefix}
+		}
+	}
+	p := Paths{v1: base}
+	if !strings.HasSuffix(base, openAIPrefix) {
+		p.classic = base + classicPrefix
+	}
+	for _, prefix := range []string{azureV1Prefix, "/models"} {
+		if resource, ok := strings.CutSuffix(base, prefix); ok {
+			p.anthropic = resource + anthropicPrefix
+		}
+	}
+	return p
+}
+
+// cutBaseOfProject takes apart the base path of a Foundry project, with or without a prefix of Azure's APIs: into what
+// comes before the project, which has the resource's other paths, and the path of the project.
+func cutBaseOfProject(base string) (resource, project string, ok bool) {
+	for _, prefix := range []string{azureV1Prefix, classicPrefix} {
+		base = strings.TrimSuffix(base, prefix)
+	}
+	resource, name, ok := strings.Cut(base, "/api/projects/")
+	return resource, base, ok && name != "" && !strings.Contains(name, "/")
 }
 
 // HasClassic reports whether the backend has Azure's classic paths, which name a deployment. All
@@ -53,15 +80,18 @@ const (
 // name for it.
 func (p Paths) Rewrite(u *url.URL, route Route, asked, model string) ModelPlace {
 	var path string
-	place := ModelAsNamed
+	place, v1 := ModelAsNamed, p.v1
+	if p.anthropic != "" && (route.Dialect == Anthropic || isOfMessages(route.Operation)) {
+		v1 = p.anthropic
+	}
 	switch {
 	case route.Dialect == Bare:
-		path = below(u, p.v1, route.Operation)
-		if u.RawQuery != "" && !strings.HasSuffix(p.v1, "/models") { // where Foundry wants it
+		path = below(u, v1, route.Operation)
+		if u.RawQuery != "" && !strings.HasSuffix(v1, "/models") { // where Foundry wants it
 			u.RawQuery = DropParams(u.RawQuery, "api-version")
 		}
 	case route.Dialect != AzureClassic:
-		path = below(u, p.v1, route.Operation)
+		path = below(u, v1, route.Operation)
 	case !p.HasClassic():
 		path = p.v1 + route.Operation
 		u.RawQuery = DropParams(u.RawQuery, "api-version")

@@ -61,6 +61,11 @@ func IsMessages(escapedPath string) bool {
 	if _, below, found := strings.Cut(path, openAIPrefix+"/"); found {
 		operation = "/" + below
 	}
+	return isOfMessages(operation)
+}
+
+// isOfMessages reports whether an operation, written as in Route, is that of Anthropic's messages, or below it.
+func isOfMessages(operation string) bool {
 	return operation == "/messages" || strings.HasPrefix(operation, "/messages/")
 }
 

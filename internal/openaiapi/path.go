@@ -34,13 +34,17 @@ const (
 	Other Dialect = iota
 	// OpenAI is /v1/<operation>; the model is in the body.
 	OpenAI
-	// AzureV1 is /openai/v1/<operation>; the model in the body is the name of a deployment.
-	// Microsoft Learn: "Azure OpenAI in Microsoft Foundry Models v1 API".
+	// AzureV1 is /openai/v1/<operation>, or the same below /api/projects/<project>, which Foundry's SDK sends; the model
+	// in the body is the name of a deployment.
+	// Microsoft Learn: "Azure OpenAI in Microsoft Foundry Models v1 API", "Microsoft Foundry SDKs and Endpoints".
 	AzureV1
 	// AzureClassic is /openai/deployments/<deployment>/<operation>?api-version=<date>, and, for
 	// what needs no deployment or has it in the query, /openai/<operation>?api-version=<date>.
 	// Microsoft Learn: "Azure OpenAI in Microsoft Foundry Models REST API reference".
 	AzureClassic
+	// Anthropic is /anthropic/v1/<operation>, Foundry's path of Anthropic's API; the model in the body is the name of a
+	// deployment. Anthropic's docs: "Claude in Microsoft Foundry".
+	Anthropic
 	// Bare is /<operation> without any prefix, as OpenAI's SDKs send it if the base URL is the address
 	// alone, or Foundry's /models/<operation>?api-version=<date>; the model is in the body.
 	// Microsoft Learn: "Azure AI Model Inference REST API reference".
@@ -48,10 +52,11 @@ const (
 )
 
 const (
-	openAIPrefix  = "/v1"
-	azureV1Prefix = "/openai/v1"
-	classicPrefix = "/openai"
-	deployments   = "/deployments"
+	openAIPrefix    = "/v1"
+	azureV1Prefix   = "/openai/v1"
+	classicPrefix   = "/openai"
+	anthropicPrefix = "/anthropic/v1"
+	deployments     = "/deployments"
 )
 
 // Route is a path taken apart.
@@ -82,8 +87,16 @@ func ParsePath(escapedPath string) Route {
 	if operation, ok := cutSegment(escapedPath, "v1"); ok {
 		return Route{Dialect: OpenAI, Operation: operation}
 	}
+	if rest, ok := cutSegment(escapedPath, "anthropic"); ok {
+		if operation, ok := cutSegment(rest, "v1"); ok {
+			return Route{Dialect: Anthropic, Operation: operation}
+		}
+	}
 	rest, ok := cutSegment(escapedPath, "openai")
 	if !ok {
+		if operation, ok := cutProject(escapedPath); ok {
+			return Route{Dialect: AzureV1, Operation: operation}
+		}
 		return parseBare(escapedPath)
 	}
 	if operation, ok := cutSegment(rest, "v1"); ok {
@@ -99,6 +112,22 @@ func ParsePath(escapedPath string) Route {
 	return Route{Operation: escapedPath}
 }
 
+// cutProject cuts the prefix of Azure's v1 paths in a Foundry project. Each backend has its own project, or none.
+func cutProject(path string) (operation string, ok bool) {
+	for _, word := range []string{"api", "projects"} {
+		if path, ok = cutSegment(path, word); !ok {
+			return "", false
+		}
+	}
+	if _, path, ok = cutName(path); !ok {
+		return "", false
+	}
+	if path, ok = cutSegment(path, "openai"); !ok {
+		return "", false
+	}
+	return cutSegment(path, "v1")
+}
+
 // parseBare takes apart a path that has no prefix. It knows operations only as the API's documentation
 // writes them.
 func parseBare(path string) Route {
@@ -107,7 +136,7 @@ func parseBare(path string) Route {
 	}
 	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	switch first {
-	case "completions", "embeddings", "moderations", "rerank", "messages", "audio", "images", "models":
+	case "completions", "embeddings", "moderations", "rerank", "decisions", "messages", "audio", "images", "models":
 	default:
 		if _, ok := collections[first]; !ok {
 			return Route{Operation: path}

@@ -67,6 +67,15 @@ func TestParsePath(t *testing.T) {
 		{"so is v1beta in Azure", "/openai/v1beta", Route{AzureClassic, "", "/v1beta"}},
 		{"an escaped v is a v", "/%761/models", Route{OpenAI, "", "/models"}},
 		{"capital letters", "/V1/Models", Route{OpenAI, "", "/Models"}},
+		{"Foundry's project", "/api/projects/p-1/openai/v1/responses", Route{AzureV1, "", "/responses"}},
+		{"Foundry's project in capital letters", "/API/Projects/P/OpenAI/V1/responses/resp_1", Route{AzureV1, "", "/responses/resp_1"}},
+		{"another API of Foundry's project", "/api/projects/p/agents", Route{Other, "", "/api/projects/p/agents"}},
+		{"no project", "/api/projects/openai/v1/responses", Route{Other, "", "/api/projects/openai/v1/responses"}},
+		{"a project that is no name", "/api/projects/../openai/v1/responses", Route{Other, "", "/api/projects/../openai/v1/responses"}},
+		{"Foundry's Anthropic", "/anthropic/v1/messages", Route{Anthropic, "", "/messages"}},
+		{"Foundry's Anthropic in capital letters", "/Anthropic/V1/messages/count_tokens", Route{Anthropic, "", "/messages/count_tokens"}},
+		{"Anthropic alone", "/anthropic/messages", Route{Other, "", "/anthropic/messages"}},
+		{"a decision alone", "/decisions", Route{Bare, "", "/decisions"}},
 		{"capital letters, Azure v1", "/OpenAI/V1/Embeddings", Route{AzureV1, "", "/Embeddings"}},
 		{"capital letters, Azure classic", "/OpenAI/Deployments/GPT-4o/Chat/Completions", Route{AzureClassic, "GPT-4o", "/Chat/Completions"}},
 		{"escaped letters, Azure classic", "/%6fpenai/%64eployment%53/gpt%2d4o/ch%61t/completions", Route{AzureClassic, "gpt%2d4o", "/ch%61t/completions"}},
@@ -97,7 +106,7 @@ func TestARouteHasThePathOfTheDocumentation(t *testing.T) {
 		"/openai/deployments/gpt-4o":              "/openai/deployments/gpt-4o",
 		"/OpenAI/files/file-1":                    "/openai/files/file-1",
 		"/OpenAI/deployments":                     "/openai/deployments",
-		"/Anthropic/v1/messages":                  "/Anthropic/v1/messages",
+		"/Anthropic/v1/messages":                  "/anthropic/v1/messages",
 		"":                                        "",
 		"/openai/deployments/deployments/completions": "/openai/deployments/deployments/completions",
 	} {
@@ -324,6 +333,8 @@ func (r Route) Path() string {
 		return openAIPrefix + r.Operation
 	case r.Dialect == AzureV1:
 		return azureV1Prefix + r.Operation
+	case r.Dialect == Anthropic:
+		return anthropicPrefix + r.Operation
 	case r.Dialect == AzureClassic && r.Deployment != "":
 		return classicPrefix + deployments + "/" + r.Deployment + r.Operation
 	case r.Dialect == AzureClassic:

@@ -30,7 +30,7 @@ func leadsTo(requestURI string) string {
 }
 
 func TestABasePathHoldsForEveryPath(t *testing.T) {
-	for _, base := range []string{"/contoso/openai", "/openai", "/contoso", "/contoso/openai/v1", "/openai/v1", "/v1", "/a%2Fb/openai"} {
+	for _, base := range []string{"/contoso/openai", "/openai", "/contoso", "/contoso/openai/v1", "/openai/v1", "/v1", "/a%2Fb/openai", "/api/projects/p"} {
 		for _, auth := range []string{"auth api_key\napi_key key-of-a", "api_key key-of-a"} {
 			t.Run(base+" "+auth, func(t *testing.T) {
 				lbtest.InBubble(t, "openai_lb {\nbackend http://a"+base+" {\n"+auth+"\n}\n}", func(t *testing.T, w *lbtest.World) {
@@ -39,6 +39,8 @@ func TestABasePathHoldsForEveryPath(t *testing.T) {
 						"/openai/v1admin", "/openai/files?api-version=1", "/openai/deployments/x/chat/completions?api-version=1", "/openai/deployments/%2e%2e%2f%2e%2e/x", "/OPENAI/x", "//admin", "///",
 						"/../admin", "/%2e%2e/admin", "/openai/../admin", "/openai/%2E%2e/%2e%2e/admin", "/openai/..%2f..%2fadmin", "/v1/..", "/v1/../../admin", `/..%5cadmin`, "/..;/admin", "/openai/..;x=1/..;/admin", "/.%2e/admin",
 						"/%6fpenai/admin", "/openai%2fadmin", "/openai/deployments", "/openai/deployments/",
+						"/v1/messages", "/anthropic/v1/messages", "/anthropic/v1/../../admin", "/anthropic/v1/x", "/anthropic/admin", "/v1/messages/..%2f..%2fadmin",
+						"/api/projects/p/openai/v1/files", "/api/projects/../openai/v1/files", "/api/projects/a%2fb/openai/v1/files", "/api/projects/p/admin",
 					} {
 						for _, method := range []string{http.MethodPost, http.MethodGet} {
 							w.Backends["a"].Forget()
@@ -50,8 +52,12 @@ func TestABasePathHoldsForEveryPath(t *testing.T) {
 								t.Errorf("%s %s is answered with %d (%v), and reached nobody", method, asked, reply.Status, reply.Err)
 							}
 							decoded, _ := url.PathUnescape(base)
+							anthropic := decoded // which is beside Azure's prefixes
+							if resource := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(decoded, "/v1"), "/openai"), "/api/projects/p"); strings.HasPrefix(auth, "auth api_key") {
+								anthropic = resource + "/anthropic/v1"
+							}
 							for _, c := range calls {
-								if got := leadsTo(c.Request.RequestURI); got != decoded && !strings.HasPrefix(got, decoded+"/") {
+								if got := leadsTo(c.Request.RequestURI); got != decoded && !strings.HasPrefix(got, decoded+"/") && !strings.HasPrefix(got, anthropic+"/") {
 									t.Errorf("%s %s reached %s, which leads to %s, out of %s", method, asked, c.Request.RequestURI, got, base)
 								}
 							}
@@ -66,7 +72,7 @@ func TestABasePathHoldsForEveryPath(t *testing.T) {
 func TestAPathOfNoDialectReachesNoBackend(t *testing.T) {
 	for _, backend := range []string{"http://a", "http://a/contoso/v1", "http://a {\nauth api_key\napi_key k\n}"} {
 		lbtest.InBubble(t, "openai_lb {\nbackend "+backend+"\n}", func(t *testing.T, w *lbtest.World) {
-			for _, asked := range []string{"/", "/admin", "/v1beta/models/x:generateContent", "/v2/chat", "/api/chat", "/anthropic/v1/messages", "/api/projects/p/openai/v1/responses",
+			for _, asked := range []string{"/", "/admin", "/v1beta/models/x:generateContent", "/v2/chat", "/api/chat", "/anthropic/messages", "/claude/v1/messages", "/api/projects/p/agents", "/api/projects/openai/v1/responses",
 				"/openai", "/openai/", "/chats", "/Chat/Completions", "/model/chat/completions", "/x/v1/chat/completions"} {
 				for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodOptions} {
 					reply := w.Send(w.Request(method, asked, strings.NewReader(`{"model":"m"}`)))
@@ -128,6 +134,9 @@ func TestAKnownOperationNeedsNoPrefix(t *testing.T) {
 			{"POST", "/images/generations", "/images/generations"},
 			{"POST", "/audio/transcriptions", "/audio/transcriptions"},
 			{"POST", "/messages", "/messages"},
+			{"POST", "/anthropic/v1/messages", "/messages"},
+			{"POST", "/api/projects/p/openai/v1/responses", "/responses"},
+			{"POST", "/decisions", "/decisions"},
 			{"POST", "/files", "/files"},
 			{"POST", "/fine_tuning/jobs", "/fine_tuning/jobs"},
 		} {
@@ -136,6 +145,9 @@ func TestAKnownOperationNeedsNoPrefix(t *testing.T) {
 				w.Backends[at.backend].Recovers()
 				ask(c.method, c.asked, "m").WantServed(t, at.backend)
 				want := at.prefix + c.operation
+				if c.operation == "/messages" && (at.backend == "azure" || at.backend == "foundry") {
+					want = "/anthropic/v1/messages" // where Foundry has Anthropic's API
+				}
 				if _, query, _ := strings.Cut(c.asked, "?"); at.backend == "foundry" && query != "" {
 					path, _, _ := strings.Cut(c.operation, "?")
 					want = at.prefix + path + "?" + query // which has no dialect without it

@@ -27,8 +27,9 @@ func TestAtMessagesEachErrorOfTheBalancerHasAnthropicsForm(t *testing.T) {
 	}{
 		"no key":               {config: withKeys, status: 401, kind: "authentication_error", code: "invalid_api_key"},
 		"a wrong key":          {config: withKeys, header: []string{"X-Api-Key", "wrong"}, status: 401, kind: "authentication_error", code: "invalid_api_key"},
-		"at an unknown prefix": {config: withKeys, path: "/anthropic/v1/messages", status: 401, kind: "authentication_error", code: "invalid_api_key"},
-		"an unknown path":      {config: "backend http://a", path: "/anthropic/v1/messages", status: 404, kind: "not_found_error", code: "unknown_url"},
+		"at an unknown prefix": {config: withKeys, path: "/claude/v1/messages", status: 401, kind: "authentication_error", code: "invalid_api_key"},
+		"an unknown path":      {config: "backend http://a", path: "/claude/v1/messages", status: 404, kind: "not_found_error", code: "unknown_url"},
+		"at Foundry's path":    {config: withKeys, path: "/anthropic/v1/messages", status: 401, kind: "authentication_error", code: "invalid_api_key"},
 		"an odd path":          {config: "backend http://a", path: "//v1/messages", status: 400, kind: "invalid_request_error", code: "invalid_path"},
 		"a caller that may not": {config: withKeys + "caller bob deny", header: []string{"X-Api-Key", "client-key-of-bob"},
 			status: 403, kind: "permission_error", code: "permission_denied"},
