@@ -222,7 +222,7 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 	} else {
 		b.loops.add(out.Header)
 	}
-	out.Change.AskUsage = q.caller.Name != "" && (to.StreamUsage == nil || *to.StreamUsage) && q.CanAskUsage()
+	out.Change.AskUsage = q.caller.Name != "" && (to.StreamUsage == nil || *to.StreamUsage) && q.CanAskUsage() && openaiapi.KnowsStreamOptions(&out.URL)
 	if s.placement.Teaches() {
 		out.IDs = func(res *http.Response) attempt.IDReader {
 			if reader := s.placement.IDReader(to.AccountKey, res); reader != nil {

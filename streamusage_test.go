@@ -103,6 +103,28 @@ func TestTheUsageIsAskedForTogetherWithTheModel(t *testing.T) {
 	})
 }
 
+// TestOnlyAnAPIVersionThatKnowsItIsAskedForTheUsage has a client of Azure's, and backends of both dialects.
+func TestOnlyAnAPIVersionThatKnowsItIsAskedForTheUsage(t *testing.T) {
+	const azure = "backend http://a {\nauth api_key\napi_key key-of-a\n}\n}"
+	for _, c := range []struct {
+		config, version string
+		asked           bool
+	}{
+		{limited + azure, "2024-06-01", false},
+		{limited + azure, "2024-08-01-preview", false},
+		{limited + azure, "2024-10-21", true},
+		{limited + "backend http://a\n}", "2024-06-01", true}, // OpenAI, which gets no version
+	} {
+		withLedger(t, c.config, func(t *testing.T, l *ledger) {
+			l.Backends["a"].Replies(lbtest.Streams(lbtest.StreamContent, lbtest.StreamEnd))
+			l.Send(l.request("/openai/deployments/d/chat/completions?api-version="+c.version, `{"stream":true}`)).WantStatus(t, 200)
+			if got := strings.Contains(string(l.Backends["a"].Received()[0].Beginning), "include_usage"); got != c.asked {
+				t.Errorf("%s: asked: %t", c.version, got)
+			}
+		})
+	}
+}
+
 func TestTheUsageIsTakenOutHoweverTheBackendCutsIt(t *testing.T) {
 	stream := lbtest.StreamPreamble + lbtest.StreamContent + streamUsage + ": ping\n\n" + lbtest.StreamEnd
 	want := strings.Replace(stream, streamUsage, "", 1)

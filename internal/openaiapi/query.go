@@ -4,6 +4,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Queries are edited as text: all else stays byte for byte. Only "&" separates
@@ -64,4 +65,24 @@ func unescapeOr(s string, unescape func(string) (string, error)) string {
 		return unescaped
 	}
 	return s
+}
+
+// streamOptionsSince is the first api-version of Azure that knows stream_options. Those before it answer 400. Microsoft Learn:
+// "Azure OpenAI API preview lifecycle"; of the stable ones, 2024-10-21 is the first that has it.
+const streamOptionsSince = "2024-09-01"
+
+// KnowsStreamOptions reports whether a server knows the member stream_options in requests to this URL, which is the
+// server's. All do but Azure's with an older api-version, and Foundry's Model Inference API, which refuses each member
+// that its specification lacks.
+func KnowsStreamOptions(u *url.URL) bool {
+	version, ok := Param(u.RawQuery, "api-version")
+	switch {
+	case !ok:
+		return true
+	case strings.Contains(u.Path, "/models/"):
+		return false
+	}
+	date := version[:min(len(version), len(streamOptionsSince))]
+	_, err := time.Parse(time.DateOnly, date)
+	return err != nil || date >= streamOptionsSince // others are names, such as preview
 }

@@ -96,3 +96,31 @@ func FuzzQuery(f *testing.F) {
 		}
 	})
 }
+
+func TestWhichServersKnowStreamOptions(t *testing.T) {
+	for target, want := range map[string]bool{
+		"/v1/chat/completions":                                                         true,
+		"/openai/v1/chat/completions":                                                  true,
+		"/openai/v1/chat/completions?api-version=v1":                                   true,
+		"/openai/v1/chat/completions?api-version=preview":                              true,
+		"/openai/deployments/d/chat/completions?api-version=2024-10-21":                true,
+		"/openai/deployments/d/chat/completions?api-version=2024-09-01-preview":        true,
+		"/openai/deployments/d/chat/completions?api-version=2025-04-01-preview":        true,
+		"/openai/deployments/d/chat/completions?api-version=2024-08-01-preview":        false,
+		"/openai/deployments/d/chat/completions?api-version=2024-07-01-preview":        false,
+		"/openai/deployments/d/chat/completions?x=1&API-Version=2024%2D06%2D01":        false,
+		"/openai/deployments/d/chat/completions?api-version=2024-02-15-preview&x=2025": false,
+		"/openai/deployments/d/chat/completions?api-version=2023-05-15":                false,
+		"/models/chat/completions?api-version=2024-05-01-preview":                      false,
+		"/models/chat/completions?api-version=2025-04-01":                              false,
+		"/openai/deployments/d/chat/completions?api-version=2024":                      true,
+	} {
+		u, err := url.Parse(target)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := KnowsStreamOptions(u); got != want {
+			t.Errorf("%s: known: %t", target, got)
+		}
+	}
+}
