@@ -149,3 +149,37 @@ func TestPassthroughKeepsToTheCallersAccount(t *testing.T) {
 		})
 	})
 }
+
+// TestABackendMayGetTwoCredentials has a gateway that wants a subscription's key besides the provider's credential.
+func TestABackendMayGetTwoCredentials(t *testing.T) {
+	for name, options := range map[string]string{
+		"a token beside the key": "auth api_key\napi_key first-key\nheader Authorization \"Bearer second-key\"",
+		"a key beside the token": "auth bearer\napi_key second-key\nheader api-key first-key",
+	} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, "openai_lb {\nclient_key alice client-key-of-alice\nbackend http://a {\n"+options+"\n}\n}", func(t *testing.T, w *lbtest.World) {
+				for _, header := range []string{"Authorization", "Api-Key"} { // neither is the client's
+					r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"model":"m"}`))
+					r.Header.Del("Authorization")
+					r.Header.Set(header, map[string]string{"Authorization": "Bearer client-key-of-alice", "Api-Key": "client-key-of-alice"}[header])
+					w.Send(r).WantServed(t, "a")
+				}
+				for _, call := range w.Backends["a"].Received() {
+					got := call.Request.Header
+					if !slices.Equal(got["Authorization"], []string{"Bearer second-key"}) || !slices.Equal(got["Api-Key"], []string{"first-key"}) {
+						t.Errorf("a got %v", got)
+					}
+				}
+				// and no reply shows one of them
+				for _, key := range []string{"first-key", "second-key"} {
+					w.Backends["a"].Replies(lbtest.Says(400, `{"error":{"message":"the key `+key+` is not for this"}}`))
+					r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"model":"m"}`))
+					r.Header.Set("Authorization", "Bearer client-key-of-alice")
+					if reply := w.Send(r); strings.Contains(reply.Body, key) {
+						t.Errorf("the client got %s", reply.Body)
+					}
+				}
+			})
+		})
+	}
+}

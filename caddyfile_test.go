@@ -173,6 +173,7 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"a URL with an operation", "backend https://api.openai.com/v1/chat/completions {\napi_key k\n}", []string{"Caddyfile:3", "url 'https://api.openai.com/v1/chat/completions' must not contain an operation"}},
 		{"a URL with an operation and a slash", "backend https://x.openai.azure.com/openai/v1/responses/ {\napi_key k\n}", []string{"Caddyfile:3", "must not contain an operation"}},
 		{"a URL of an example", "backend https://<resource>.openai.azure.com {\napi_key k\n}", []string{"Caddyfile:3", "replace the part in brackets"}},
+		{"an api-key in the place of the key", "backend https://api.openai.com/v1 {\napi_key k\nauth api_key\nheader api-key x\n}", []string{"backend 1 (api.openai.com)", "header Api-Key would replace the credential of auth api_key"}},
 		{"a header in the place of the key", "backend https://api.openai.com/v1 {\napi_key k\nheader authorization \"Bearer x\"\n}", []string{"Caddyfile:5", "backend 1 (api.openai.com)", "header Authorization would replace the credential of auth bearer"}},
 		{"a key with quotes", "backend http://a {\napi_key `\"sk-quoted\"`\n}", []string{"Caddyfile:4", "backend 1", "api_key", "must not be in quotes"}},
 		{"a key with a byte order mark", "backend http://a {\napi_key \ufeffsk-marked\n}", []string{"Caddyfile:4", "backend 1", "api_key", "visible ASCII"}},

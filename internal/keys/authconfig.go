@@ -138,9 +138,13 @@ func (c AuthConfig) Check() error {
 	case scheme == schemePassthrough || scheme == schemeNone:
 		return nil
 	}
+	own := "Authorization"
+	if scheme == SchemeAPIKey {
+		own = "Api-Key"
+	}
 	for name := range c.Header {
-		if strings.EqualFold(name, "Authorization") {
-			return fmt.Errorf("header Authorization would replace the credential of auth %s: use auth none with header, or leave the header out", scheme)
+		if strings.EqualFold(name, own) {
+			return fmt.Errorf("header %s would replace the credential of auth %s: use auth none with header, or leave the header out", own, scheme)
 		}
 	}
 	return nil
