@@ -17,9 +17,10 @@ const (
 	defaultChat = `{"model":"m"}`
 )
 
-// deployment refuses flex, with these headers of its 429, and serves all other requests.
+// deployment refuses a service tier, by default flex, with these headers of its 429, and serves all other requests.
 type deployment struct {
-	url string
+	url     string
+	refuses string
 	// refusal has the headers of a 429, in pairs.
 	refusal      atomic.Pointer[[]string]
 	mu           sync.Mutex
@@ -27,11 +28,11 @@ type deployment struct {
 }
 
 func newDeployment(t *testing.T, refusal ...string) *deployment {
-	d := new(deployment)
+	d := &deployment{refuses: "flex"}
 	d.refusal.Store(&refusal)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
-		flex := strings.Contains(string(body), `"service_tier":"flex"`)
+		flex := strings.Contains(string(body), `"service_tier":"`+d.refuses+`"`)
 		d.mu.Lock()
 		if flex {
 			d.flex++
@@ -82,21 +83,27 @@ func benchedAt(t *testing.T, replicas []*replica, backend string, times int) {
 	}
 }
 
-func TestWhatFlexIsRefusedBenchesFlexAtAllReplicas(t *testing.T) {
-	d := newDeployment(t, "Retry-After", "60")
-	replicas := startReplicas(t, 3, "backend "+d.url+" {\nname a\nmodel m\napi_key s3cret-of-the-backend\n}\n"+startServer(t).option())
-	inTouch(t, replicas)
-	if status := replicas[0].chat(flexChat); status != http.StatusTooManyRequests {
-		t.Errorf("flex got %d", status)
+func TestWhatAServiceTierIsRefusedBenchesItAloneAtAllReplicas(t *testing.T) {
+	for _, tier := range []string{"flex", "ultrafast", "warp"} {
+		t.Run(tier, func(t *testing.T) {
+			d := newDeployment(t, "Retry-After", "60")
+			d.refuses = tier
+			replicas := startReplicas(t, 3, "backend "+d.url+" {\nname a\nmodel m\napi_key s3cret-of-the-backend\n}\n"+startServer(t).option())
+			inTouch(t, replicas)
+			chat := strings.Replace(flexChat, "flex", tier, 1)
+			if status := replicas[0].chat(chat); status != http.StatusTooManyRequests {
+				t.Errorf("%s got %d", tier, status)
+			}
+			benchedAt(t, replicas, "a", 1)
+			d.wantCalls(t, "the first one", 1, 0)
+			for _, r := range replicas {
+				if refused, other := r.chat(chat), r.chat(defaultChat); refused != http.StatusTooManyRequests || other != http.StatusOK {
+					t.Errorf("%s got %d, and default %d", tier, refused, other)
+				}
+			}
+			d.wantCalls(t, "while it is benched", 0, 3)
+		})
 	}
-	benchedAt(t, replicas, "a", 1)
-	d.wantCalls(t, "the first flex", 1, 0)
-	for _, r := range replicas {
-		if flex, other := r.chat(flexChat), r.chat(defaultChat); flex != http.StatusTooManyRequests || other != http.StatusOK {
-			t.Errorf("flex got %d, and default %d", flex, other)
-		}
-	}
-	d.wantCalls(t, "while flex is benched", 0, 3)
 }
 
 func TestALimitOfAllThatFlexMetBenchesAllAtAllReplicas(t *testing.T) {

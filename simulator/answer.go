@@ -210,6 +210,7 @@ const (
 	flex     = "flex"
 	standard = "default"
 	priority = "priority"
+	fast     = "fast" // the newer name of priority
 )
 
 // chooseTier chooses the tier that serves the request. It returns the error reply if there is none.
@@ -227,9 +228,9 @@ func (x *exchange) chooseTier() *wire.Reply {
 			return x.noFlexNow()
 		}
 		x.tier = flex
-	case asked == priority && x.hasCapacity(priority, x.h.PriorityCapacity):
-		x.tier = priority
-	case asked == "" || asked == "auto" || asked == standard || asked == priority:
+	case (asked == priority || asked == fast) && x.hasCapacity(priority, x.h.PriorityCapacity):
+		x.tier = asked
+	case asked == "" || asked == "auto" || asked == standard || asked == priority || asked == fast:
 		x.tier = standard
 	default:
 		return wire.InvalidParam("service_tier", fmt.Sprintf("Invalid service_tier argument: '%s' is not available for this model.", asked))

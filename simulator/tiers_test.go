@@ -43,6 +43,7 @@ func TestAReplyNamesTheTierThatServedIt(t *testing.T) {
 		{openaiChat, asking("default"), "", "default"},
 		{openaiChat, asking("flex"), "", "flex"},
 		{openaiChat, asking("priority"), "", "priority"},
+		{openaiChat, asking("fast"), "", "fast"},
 		{"/v1/responses", asking("flex"), "", "flex"},
 		{azure, asking("priority"), "", "priority"},
 		{azure, responsesBody, "flex", "flex"},
