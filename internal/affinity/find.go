@@ -49,7 +49,7 @@ func (a *Affinity) Place(r *Request) (p *Placement, refusal apierror.Error, refu
 	}
 	stored := openaiapi.ReadStored(r.Method, r.Operation, r.RawQuery)
 	stored.Teaches = stored.Teaches || stored.TeachesIfStored && (r.Body.Stores || r.Body.Speaks)
-	if !stored.Teaches && len(stored.IDs) == 0 && !r.Body.HasIDs() {
+	if !stored.Teaches && !stored.NewAPI && len(stored.IDs)+len(stored.Guesses) == 0 && !r.Body.HasIDs() {
 		return Anywhere, refusal, false
 	}
 	return a.find(r, stored)
@@ -77,7 +77,17 @@ func (a *Affinity) find(r *Request, stored openaiapi.Stored) (*Placement, apierr
 	}
 	f.own = a.strict
 	r.Body.EachID(r.Text, f.take)
+	f.own = false
+	for _, text := range stored.Guesses {
+		f.take(openaiapi.GuessedID, []byte(text))
+	}
+	if stored.NewAPI {
+		f.takeNames(r, &stored)
+	}
 	f.lookUp()
+	if stored.NewAPI && f.caller != 0 {
+		f.checkNames(r, &stored)
+	}
 	if p.makes = stored.Makes; !f.refused && !r.Body.StoresNot {
 		f.findHome()
 	}
@@ -101,6 +111,8 @@ type finder struct {
 	refused bool
 	// own reports whether the next id has to be the caller's own.
 	own bool
+	// owns are the ids that are known to be the caller's.
+	owns []owners.Key
 	// open are the ids of which other replicas may know more.
 	open []openID
 }
@@ -117,8 +129,11 @@ func (f *finder) refuse(e apierror.Error) {
 	}
 }
 
-func (f *finder) take(kind openaiapi.IDKind, text []byte) {
-	it := id{Key: owners.KeyOf(text), kind: kind, own: f.own}
+func (f *finder) take(kind openaiapi.IDKind, text []byte) { f.takeAs(owners.KeyOf(text), kind, text) }
+
+// takeAs takes an id that another key stands for.
+func (f *finder) takeAs(key owners.Key, kind openaiapi.IDKind, text []byte) {
+	it := id{Key: key, kind: kind, own: f.own}
 	f.named = append(f.named, it)
 	o, _ := f.store.Get(it.Key, f.now)
 	if f.othersMayKnow(o) {
@@ -144,13 +159,18 @@ func (f *finder) apply(it id, text []byte, o owners.Owner) {
 		f.creation = max(f.creation, createsParts)
 	}
 	it.caller = o.Caller
+	if f.caller != 0 && o.Caller == f.caller {
+		f.owns = append(f.owns, it.Key)
+	}
 	switch {
 	case it.own && f.unread && !o.Caller.Named():
 		f.refuse(apierror.OwnersUnknown)
 	case !o.MayUse(f.caller), it.own && o.Caller != f.caller:
 		f.refuse(notFound(it.kind, string(text)))
 	case !slices.Contains(f.affinity.all, o.Account):
-		f.unknown = append(f.unknown, it)
+		if it.kind != openaiapi.GuessedID {
+			f.unknown = append(f.unknown, it)
+		}
 	case !slices.Contains(f.affinity.accounts, o.Account):
 		if it.kind != openaiapi.ItemID { // which may come whole
 			f.refuse(notFound(it.kind, string(text)))

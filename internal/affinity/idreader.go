@@ -26,7 +26,7 @@ type IDReader struct {
 	// read is how many ids were read so far.
 	read int
 	// unstored reports whether a streamed response is not stored, and chats whether the
-	// beginning of a streamed chat was there.
+	// beginning of a streamed chat, or of a stream of a new API, was there.
 	unstored, chats bool
 }
 
@@ -104,6 +104,11 @@ func (r *IDReader) event(e sse.Event) {
 		data, r.text = r.text, nil
 	}
 	switch kind := e.Kind(); {
+	case r.placement.within != "":
+		if r.chats && !bytes.HasSuffix(kind, []byte(".created")) {
+			return
+		}
+		r.chats = true // the first event may begin with anything
 	case bytes.HasPrefix(kind, []byte("thread.")) && bytes.HasSuffix(kind, []byte(".created")):
 	case len(kind) == 0: // a chat, of which each event has the id, and one that of what is said
 		if r.chats && !bytes.Contains(data, []byte(`"audio":{"id":`)) {
@@ -121,6 +126,14 @@ func (r *IDReader) event(e sse.Event) {
 }
 
 func (r *IDReader) learn(text []byte) {
+	if p := r.placement; p.within != "" {
+		openaiapi.EachMade(text, p.within, func(name openaiapi.MadeName) {
+			if r.read++; r.read <= openaiapi.MaxIDs {
+				p.learnMade(r.account, name)
+			}
+		})
+		return
+	}
 	unstored := openaiapi.EachIDInReply(text, func(kind openaiapi.IDKind, stored bool, text []byte) {
 		switch r.read++; {
 		case r.read > openaiapi.MaxIDs:

@@ -31,6 +31,10 @@ type Placement struct {
 	subject  owners.Key
 	// named are all ids of the request, and unknown those without an owner.
 	named, unknown []id
+	// within is the path in which the reply of a new API names objects. It is empty for all others. said are the texts of
+	// such a request, which its reply may repeat.
+	within string
+	said   map[owners.Key]struct{}
 	// makes is what the request makes, and free reports whether it names nothing. maker is how the pool chooses.
 	makes openaiapi.Made
 	free  bool

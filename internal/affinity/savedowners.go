@@ -28,6 +28,7 @@ type savedOwners struct {
 	// others are told what is learned. Requests of a config that was replaced may
 	// still learn something after it has left them.
 	others  atomic.Pointer[replicas.Owners]
+	guessed guessed
 	saver   *pools.Saver
 	key     string
 	logger  atomic.Pointer[zap.Logger]

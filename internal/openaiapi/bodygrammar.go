@@ -21,6 +21,8 @@ const (
 	variables  // an object whose members may all name objects
 	annotation // the model's note on where its text comes from
 	tool       // what a request lets the model use
+	open       // an object of an API that is not known
+	oneBelow   // an object below the top of a reply of such an API, but no list
 
 	// Ids, lists of them, or objects that have one.
 	named
@@ -32,6 +34,8 @@ const (
 	ofItem
 	encrypted
 	mentionEncrypted
+	guess    // may be an id, or something else
+	madeName // the name of an object that a new API has made, which may be like no id
 
 	// Other members of a body that are read.
 	memberModel
@@ -52,7 +56,7 @@ const (
 )
 
 // isText reports whether a text at the place is an id, or encrypted content.
-func (at place) isText() bool { return named <= at && at <= mentionEncrypted }
+func (at place) isText() bool { return named <= at && at <= madeName }
 
 // grammar defines what a member of an object is, by its name and by the place of the object.
 type grammar uint8
@@ -61,6 +65,8 @@ const (
 	inRequest grammar = iota
 	inReply
 	inRequestOfAnyCase
+	inNewAPI
+	inNewReply
 )
 
 // under returns the place of a member, whose name is given as it is written.
@@ -95,6 +101,10 @@ func (g grammar) place(at place, key []byte) place {
 	switch g {
 	case inReply:
 		return placeInReply(at, key)
+	case inNewAPI:
+		return placeInNewAPI(key)
+	case inNewReply:
+		return placeInNewReply(at, key)
 	case inRequestOfAnyCase:
 		return inRequest.place(at, lower(key))
 	}
@@ -175,6 +185,9 @@ func (g grammar) place(at place, key []byte) place {
 		return inside
 	case "source", "video", "characters", "voice":
 		return holder
+	}
+	if (at == top || at == tool) && isObjectMember(key) && string(key) != "id" && !notObjects[string(key)] {
+		return guess
 	}
 	return elsewhere
 }

@@ -28,6 +28,9 @@ const (
 	// MentionedID is an object that a reply only mentions, such as a file that an
 	// answer cites.
 	MentionedID
+	// GuessedID is the value of a member that may name an object in a new API, or say something else. It counts only if
+	// a reply has taught it.
+	GuessedID
 )
 
 // id is where an id, or an encrypted content, is in a body.
@@ -61,6 +64,11 @@ func isID[T string | []byte](text T) bool {
 		}
 	}
 	return separated
+}
+
+// isName reports whether a text may be the name of an object where a new API has one.
+func isName(text []byte) bool {
+	return len(text) > 0 && len(text) <= longestID && !hasBlank(string(text))
 }
 
 // isBlank reports whether servers may drop a character at the ends of a text: white space, or what has no
@@ -107,7 +115,7 @@ func (w *walker) value(i int, at place, depth int) (end int) {
 		return end
 	case depth >= maxDepth:
 		w.acts = w.acts || at == tool
-	case at == elsewhere, at > mention && at != memberAudio:
+	case at == elsewhere, at > mention && at != memberAudio && (at != guess || c != '['), at == oneBelow && c != '{':
 	case c == '{':
 		return w.object(i, at, depth+1)
 	case c == '[':
@@ -187,15 +195,15 @@ func (w *walker) add(at place, s span) {
 		return // it is refused
 	}
 	text := readID(kinds[at], unquoteBytes(w.body[s.start:s.end]))
-	if isContent := at == encrypted || at == mentionEncrypted; isContent && len(text) >= shortestID || isID(text) {
+	if isContent := at == encrypted || at == mentionEncrypted; isContent && len(text) >= shortestID || at == madeName && isName(text) || isID(text) {
 		w.ids = append(w.ids, id{kinds[at], s})
-	} else if len(text) > 0 {
+	} else if len(text) > 0 && at < guess {
 		w.odd = s
 	}
 }
 
 // kinds are the kinds of ids, by their places.
-var kinds = [...]IDKind{named: ObjectID, ofPart: PartID, mention: MentionedID, previous: PreviousResponseID, ofItem: ItemID, encrypted: EncryptedContent, mentionEncrypted: MentionedID}
+var kinds = [...]IDKind{named: ObjectID, ofPart: PartID, mention: MentionedID, previous: PreviousResponseID, ofItem: ItemID, encrypted: EncryptedContent, mentionEncrypted: MentionedID, guess: GuessedID, madeName: ObjectID}
 
 // readID returns an id as servers may read it, or an encrypted content without the white space around it.
 func readID(kind IDKind, text []byte) []byte {

@@ -123,7 +123,7 @@ func (r *idReference) value(dec *json.Decoder, at place, depth int) {
 			r.found = append(r.found, fmt.Sprint(kinds[at], " ", v))
 		}
 	case json.Delim:
-		if depth >= maxDepth || at > mention {
+		if depth >= maxDepth || at > mention && (at != guess || v != '[') {
 			at = elsewhere
 		}
 		if v == '[' {

@@ -22,6 +22,16 @@ type Stored struct {
 	// Teaches reports whether the reply names objects. The reply to a chat completion does so only if
 	// the request asks to store it, or for audio.
 	Teaches, TeachesIfStored bool
+	// Guesses are the values of further parameters that may be ids. They count only if a reply has taught them.
+	Guesses []string
+
+	// NewAPI reports whether nothing is known about the operation: see [IsNewAPI]. Names are then what may be names of
+	// objects in its path, Within is the path in which its reply names objects, and OddPath reports whether some servers
+	// read other names there.
+	NewAPI  bool
+	Names   []PathName
+	Within  string
+	OddPath bool
 }
 
 // Made is what a request makes, by how it is used.
@@ -85,7 +95,10 @@ var creating = []string{"files", "file_batches", "messages", "runs", "items", "p
 func ReadStored(method, operation, rawQuery string) (s Stored) {
 	first, rest, ok := cutCollection(operation)
 	if !ok {
-		if first == "realtime" {
+		if IsNewAPI(operation) {
+			s.readNewAPI(method, operation)
+		}
+		if s.NewAPI || first == "realtime" {
 			s.addParams(rawQuery)
 		}
 		return s
@@ -130,8 +143,12 @@ func (s *Stored) addParams(rawQuery string) {
 		name, value, _ := strings.Cut(pair, "=")
 		name, _, _ = strings.Cut(bareText(unescapeOr(name, url.QueryUnescape)), "[")
 		id := bareText(unescapeOr(value, url.QueryUnescape))
-		if slices.Contains(objectParams, strings.ToLower(name)) && isID(id) {
+		switch name = strings.ToLower(name); {
+		case !isID(id):
+		case slices.Contains(objectParams, name) && !s.NewAPI:
 			s.IDs = append(s.IDs, id)
+		case slices.Contains(objectParams, name), isObjectMember([]byte(name)):
+			s.Guesses = append(s.Guesses, id)
 		}
 	}
 }

@@ -164,6 +164,17 @@ func (m *Memory) Get(id Key, now time.Time) (Owner, bool) {
 	return Owner{(*m.accounts.Load())[account], caller}, true
 }
 
+// Forget removes an id.
+func (m *Memory) Forget(id Key) {
+	p := m.partOf(id)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if at := p.find(id); at != 0 {
+		p.forget(at)
+		m.changes.Add(1)
+	}
+}
+
 // callerAt returns the caller as far as it is known at a time.
 func (e *entry) callerAt(now time.Time) Caller {
 	switch {

@@ -1,0 +1,188 @@
+package openaiapi
+
+import (
+	"bytes"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// Providers publish new APIs before anybody here has read about them: agents, their sessions, vaults, tunnels. Almost all
+// of them are collections of stored objects. So an operation that is in no table of this package counts as one:
+//
+//   - Each segment of its path after the first is a word of the API, or the name of an object. One in lower-case letters
+//     may be either, and is a name if a reply has taught it in this place. Any other is a name.
+//   - A successful POST or PUT makes what its reply calls "id", at the top or one object below.
+//   - Members and parameters whose names are "id", or end with "_id" or "_ids", may name an object, or say something else.
+//     So they count only if a reply has taught their value.
+//
+// Content and metadata are the user's text.
+
+// knownSegments are the first segments of operations without stored objects that have more than inference below them.
+var knownSegments = []string{"", "models", "realtime", "engines", "usage", "deployments"}
+
+// IsNewAPI reports whether nothing is known about an operation, written as in Route.
+func IsNewAPI(operation string) bool {
+	first, _, known := cutCollection(operation)
+	return !known && !slices.Contains(knownSegments, first) && !IsInference(http.MethodPost, operation)
+}
+
+// PathName is a segment in the path of a new API that may be the name of an object.
+type PathName struct {
+	// Text is the segment.
+	Text string
+	// Within is the path before it.
+	Within string
+	// Word reports whether it may be a word of the API instead.
+	Word bool
+}
+
+// Scoped returns what stands for a name that is one only in its collection: another collection may have the same.
+func (n PathName) Scoped() string { return scoped(n.Within, n.Text) }
+
+func scoped(within, name string) string { return "\x00" + within + "/" + name } // no id has a NUL
+
+// IsGlobal reports whether the name can be told from names in other collections, so that it is the same in each place.
+func (n PathName) IsGlobal() bool { return !n.Word && isID(n.Text) }
+
+// readNewAPI reads the path and the query of a new API.
+func (s *Stored) readNewAPI(method, operation string) {
+	path := unescapeOr(operation, url.PathUnescape)
+	read := asOthersRead(path)
+	s.NewAPI = true
+	s.OddPath = strings.TrimSuffix(path, "/") != read || strings.Count(path, "/") != strings.Count(operation, "/")
+	s.Creates = method == http.MethodPost || method == http.MethodPut
+	s.Teaches = s.Creates
+	within := ""
+	for i, segment := range strings.Split(strings.TrimPrefix(read, "/"), "/") {
+		if i > 0 {
+			s.Names = append(s.Names, PathName{segment, within, isWord(segment)})
+		}
+		within += "/" + strings.ToLower(segment)
+	}
+	s.Within = within
+}
+
+// isWord reports whether a segment of a path may be a word of an API, such as client_secrets, or its version.
+func isWord(segment string) bool {
+	if version, ok := strings.CutPrefix(segment, "v"); ok && version != "" && strings.Trim(version, "0123456789") == "" {
+		return true
+	}
+	for i := range len(segment) {
+		if c := segment[i]; c != '_' && c != '-' && (c < 'a' || c > 'z') {
+			return false
+		}
+	}
+	return true
+}
+
+// isObjectMember reports whether a member or a parameter with this name may name an object in an API that is not known.
+func isObjectMember(name []byte) bool {
+	return string(name) == "id" || bytes.HasSuffix(name, []byte("_id")) || bytes.HasSuffix(name, []byte("_ids"))
+}
+
+// notObjects are names of members that end like that of an object, and never name a stored one. Many requests have them.
+var notObjects = setOf("call_id", "tool_call_id", "tool_use_id", "connector_id", "user_id", "end_user_id", "session_id", "trace_id",
+	"span_id", "request_id", "client_request_id", "correlation_id", "event_id")
+
+// isUsersText reports whether a member of an API that is not known has the user's own text.
+func isUsersText(name []byte) bool {
+	switch string(name) {
+	case "content", "metadata", "input", "messages", "instructions", "parameters", "arguments", "output", "text":
+		return true
+	}
+	return false
+}
+
+// EachGuess calls f with every text in the body of a new API that may be the id of an object.
+func EachGuess(body []byte, f func(text []byte)) {
+	w := walker{body: body, grammar: inNewAPI}
+	w.value(skipSpace(body, 0), open, 0)
+	for _, id := range w.ids[:min(len(w.ids), MaxIDs)] {
+		f(readID(GuessedID, unquoteBytes(body[id.span.start:id.span.end])))
+	}
+}
+
+// EachString calls f with every string in a JSON text, wherever it is, even if it is the name of a member, until f
+// returns false.
+func EachString(body []byte, f func(text []byte) bool) {
+	for i := 0; ; {
+		n := bytes.IndexByte(body[i:], '"')
+		if n < 0 {
+			return
+		}
+		end := skipString(body, i+n)
+		if end < 0 || !f(unquoteBytes(body[i+n:end])) {
+			return
+		}
+		i = end
+	}
+}
+
+// EachLine calls f with every line of a form that may be a name, until f returns false. Most fields are one line.
+func EachLine(form []byte, f func(text []byte) bool) {
+	for line := range bytes.SplitSeq(form, []byte("\n")) {
+		if len(line) > 0 && line[len(line)-1] == '\r' {
+			line = line[:len(line)-1]
+		}
+		if isName(line) && !f(line) {
+			return
+		}
+	}
+}
+
+// MadeName is the name of an object that a new API has made.
+type MadeName struct {
+	Text string
+	// Scoped stands for it in the path, within the collection where it was made. It is empty if the name is global.
+	Scoped string
+	// Global reports whether it can be told from other texts.
+	Global bool
+}
+
+// maxMade is how many names a reply of a new API teaches.
+const maxMade = 16
+
+// EachMade calls f with the names of the objects that a request below this path has made, as its reply says.
+func EachMade(reply []byte, within string, f func(MadeName)) {
+	w := walker{body: reply, grammar: inNewReply}
+	begin := skipSpace(reply, 0)
+	if begin < len(reply) && reply[begin] == '{' { // and not a list, which shows what there was before
+		w.value(begin, top, 0)
+	}
+	for _, id := range w.ids[:min(len(w.ids), maxMade)] {
+		n := PathName{Text: string(unquoteBytes(reply[id.span.start:id.span.end])), Within: within}
+		if hasBlank(n.Text) {
+			continue
+		}
+		n.Word = isWord(n.Text)
+		name := MadeName{Text: n.Text, Global: isID(n.Text)}
+		if !n.IsGlobal() {
+			name.Scoped = n.Scoped()
+		}
+		f(name)
+	}
+}
+
+// placeInNewAPI is place for requests to a new API: objects are named anywhere but in the user's text.
+func placeInNewAPI(key []byte) place {
+	switch {
+	case isUsersText(key):
+		return elsewhere
+	case isObjectMember(key):
+		return guess
+	}
+	return open
+}
+
+// placeInNewReply is place for replies of a new API to what makes objects.
+func placeInNewReply(at place, key []byte) place {
+	switch {
+	case string(key) == "id" && (at == top || at == oneBelow):
+		return madeName
+	case at == top && !isUsersText(key) && string(key) != "error":
+		return oneBelow
+	}
+	return elsewhere
+}
