@@ -62,6 +62,12 @@ func (b *balancer) answerAfter(t *transaction, now time.Time) answer {
 			}
 		}
 	}
+	if slices.ContainsFunc(s.attempts, func(a attemptRecord) bool { return a.lacksSocket }) {
+		if s.update(now); b.Pool.Why(&s.board, now).Throttled == nil {
+			s.best.drop() // over HTTP, the backend may serve it
+			return answer{Answer: apierror.NoWebSocket.Answer(t.request.asked)}
+		}
+	}
 	from := s.best.attempt
 	if res := s.best.take(); res != nil {
 		s.update(now)

@@ -39,6 +39,8 @@ type attemptRecord struct {
 	deployment string
 	// tiers are the service tiers that its own is one of.
 	tiers pool.ServiceTiers
+	// lacksSocket reports whether the backend has opened no WebSocket, but may serve the request over HTTP.
+	lacksSocket bool
 	// counted reports whether its outcome was counted, and its span has ended.
 	counted bool
 	span    *observe.Span

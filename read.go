@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -135,7 +136,7 @@ func (d *reader) read(b *balancer, t *transaction) (own apierror.Answer) {
 // the response goes on from. It returns the answer if none comes.
 func (d *reader) enter(b *balancer, t *transaction) (own apierror.Answer) {
 	q := &t.request
-	if q.socket == nil && b.sender.OpensNone(len(b.targets)) {
+	if q.socket == nil && !b.opensSocket(q) {
 		return apierror.NoWebSocket.Answer(q.asked)
 	}
 	if q.socket == nil { // otherwise it is the next message, after the balancer's own answer
@@ -169,6 +170,13 @@ func (d *reader) enter(b *balancer, t *transaction) (own apierror.Answer) {
 	}
 	q.received.Hold(text)
 	return own
+}
+
+// opensSocket reports whether a backend that the request may use opens a WebSocket for responses, or may do so. Clients that
+// are told at the handshake that none does use HTTP (Codex).
+func (b *balancer) opensSocket(q *request) bool {
+	now := time.Now()
+	return slices.ContainsFunc(b.targets, func(t *target) bool { return q.entitled.May[t.Index] && !b.sender.RefusesSocket(t, now) })
 }
 
 // identify records who sent the request. It refuses a caller without a valid key or token.

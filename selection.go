@@ -182,7 +182,7 @@ const (
 // get, and discards any other one that it does not get now.
 func (s *search) Tell(r *attempt.Reply, j judgement) step {
 	a := s.attempts.last()
-	a.class, a.status, s.executed = r.Class, r.Status, j.executed
+	a.class, a.status, a.lacksSocket, s.executed = r.Class, r.Status, r.LacksSocket, j.executed
 	next := s.decide(r, j)
 	if next != serve { // a reply that goes to the client may still break off
 		a.count()
@@ -414,13 +414,13 @@ func (s *search) fill() {
 	s.findLackingPath(time.Now())
 }
 
-// findLackingPath finds the backends that lack the path.
+// findLackingPath finds the backends that lack the path, or open no WebSocket for it.
 func (s *search) findLackingPath(now time.Time) {
 	if !s.request.Kind.Infers() {
 		return
 	}
 	for _, to := range s.balancer.targets {
-		if to.paths.Any() && to.paths.Has(s.request.pathName(), now) {
+		if to.paths.Any() && to.paths.Has(s.request.pathName(), now) || s.request.socket != nil && s.balancer.sender.RefusesSocket(to, now) {
 			s.lackPath = append(s.lackPath, to.Index)
 		}
 	}

@@ -44,23 +44,9 @@ type Sender struct {
 	CloseDelay time.Duration
 	// closing is done when the WebSockets have to be closed.
 	closing context.Context
-	// refused maps a backend, as its EndMarks, to the time of its last refusal of a WebSocket. A backend that has opened one
-	// since then has no entry.
+	// refused maps a backend, as its EndMarks, to the time until which it counts as one that opens no WebSocket, after it has
+	// refused one. A backend that has opened one since then has no entry.
 	refused sync.Map
-}
-
-// opensNoneFor is how long a pool of which no backend opens a WebSocket opens none itself.
-const opensNoneFor = 10 * time.Minute
-
-// OpensNone reports whether none of so many backends opens a WebSocket. Clients that are told so at the handshake use HTTP (Codex).
-func (s *Sender) OpensNone(backends int) bool {
-	s.refused.Range(func(_, at any) bool {
-		if time.Since(at.(time.Time)) < opensNoneFor {
-			backends--
-		}
-		return true
-	})
-	return backends <= 0
 }
 
 // Request is a request for one backend.
@@ -225,6 +211,7 @@ func (s *Sender) send(t *Request) *Reply {
 		t.trip.timeout.end()
 		reply.Failure = t.trip.why(err)
 		reply.Class = reply.Failure.class
+		reply.judgeSocket(s)
 		return reply
 	}
 	reply.Response, reply.Status = res, res.StatusCode
@@ -341,31 +328,12 @@ func (t *Request) watchOver(s *Sender, res *http.Response) *body {
 }
 
 // judgeHandshake judges a 2xx that answers the handshake of a WebSocket. A backend for
-// inference has failed. Other operations may be no WebSockets: their reply is passed on. An error that would be the client's own says, before its first message was sent, that the backend has no
-// such WebSocket.
+// inference has failed. Other operations may be no WebSockets: their reply is passed on.
 func (r *Reply) judgeHandshake(s *Sender) {
-	asks := &r.sent.Asks
-	switch {
-	case r.sent.Socket.IsAccepted() && (r.Class == verdict.ClientError || r.Status == http.StatusNotImplemented):
-		r.Class = verdict.NotHere                                        // nothing of the client's message was sent
-		if r.sent.Incoming.URL.RawQuery == "" && lacksSocket(r.Status) { // a query may be what the backend does not have
-			s.refused.Store(r.sent.Marks, time.Now())
-		}
-	case r.sent.Socket.IsAccepted() && r.Status == http.StatusSwitchingProtocols:
-		s.refused.Delete(r.sent.Marks)
-	case !r.sent.handshakes() || r.Status < 200 || r.Status >= 300:
-	case asks.Kind.Infers():
+	if r.sent.handshakes() && r.Status >= 200 && r.Status < 300 && r.sent.Asks.Kind.Infers() {
 		r.breakOff(ErrNoUpgrade)
 	}
-}
-
-// lacksSocket reports whether a backend that answers a handshake so has no such WebSocket.
-func lacksSocket(status int) bool {
-	switch status {
-	case http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusUpgradeRequired, http.StatusNotImplemented:
-		return true
-	}
-	return false
+	r.judgeSocket(s)
 }
 
 // switches reports whether the response, a 101, switches to the protocol that the header of its request asks for.

@@ -39,6 +39,9 @@ type Reply struct {
 	Missing bool
 	// LacksPath reports whether the backend does not have the path of the request, or its api-version.
 	LacksPath bool
+	// LacksSocket reports whether the backend opens no WebSocket for responses, as its answer to the handshake says. It may
+	// serve the same request over HTTP.
+	LacksSocket bool
 	// AboutAudience is what a refusal says about the audience of a token. It is empty if that is nothing.
 	AboutAudience string
 	// Whole reports whether all of an error's body was read, and cut whether the

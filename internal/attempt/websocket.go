@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/http"
+	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
@@ -18,6 +20,51 @@ func (t *Request) handshakes() bool { return t.Asks.Kind.IsHandshake() || t.Sock
 // WebSocket, and not its first message.
 func (r *Reply) refusesHandshake() bool {
 	return r.sent != nil && r.sent.handshakes() && !r.sent.delivering
+}
+
+const (
+	// lacksSocketFor is how long a backend counts as one that opens no WebSocket, after it has said so.
+	lacksSocketFor = 10 * time.Minute
+	// mayLackSocketFor is how long it does after it has failed when it was asked for one.
+	mayLackSocketFor = time.Minute
+)
+
+// judgeSocket judges a handshake for a client's message that was not sent yet. Whatever the answer says, but for a throttle
+// or a rejected credential, it is only about WebSockets: the same message may be served over HTTP, so nothing cools down.
+// A query may be what the backend does not have.
+func (r *Reply) judgeSocket(s *Sender) {
+	t := r.sent
+	if !t.Socket.IsAccepted() || t.delivering {
+		return
+	}
+	if r.Status == http.StatusSwitchingProtocols && r.Err == nil {
+		s.refused.Delete(t.Marks)
+		return
+	}
+	lasts := mayLackSocketFor
+	switch {
+	case r.Refusal != nil, t.Incoming.Context().Err() != nil:
+		return // it could not be sent, or the client has left
+	case r.Class == verdict.Throttled, r.Class == verdict.Quota, r.Class == verdict.Unreachable, r.Class == verdict.Loop:
+		return
+	case r.Status == http.StatusUnauthorized, r.Status == http.StatusPaymentRequired:
+		return
+	case r.Status >= 400 && r.Status < 500 && r.Status != http.StatusRequestTimeout, r.Status == http.StatusNotImplemented:
+		lasts = lacksSocketFor
+	}
+	if r.Class != verdict.Overloaded { // which says when to come back
+		r.Class = verdict.NotHere
+	}
+	if t.Incoming.URL.RawQuery == "" {
+		r.LacksSocket = true
+		s.refused.Store(t.Marks, time.Now().Add(lasts))
+	}
+}
+
+// RefusesSocket reports whether a backend, as its EndMarks, counts as one that opens no WebSocket for responses.
+func (s *Sender) RefusesSocket(backend EndMarks, now time.Time) bool {
+	until, ok := s.refused.Load(backend)
+	return ok && now.Before(until.(time.Time))
 }
 
 // openSocket sends the client's first message to the backend, and waits for the

@@ -64,16 +64,16 @@ func TestAResponseFailsOverUntilItsFirstMessage(t *testing.T) {
 		most  time.Duration
 	}{
 		"a throttled handshake": {lbtest.Throttled("7"), 7 * time.Second, 0},
-		"a broken handshake":    {lbtest.Status(500), 10 * time.Second, 0},
+		"a broken handshake":    {lbtest.Status(500), 0, 0},
 		"no WebSocket":          {lbtest.Status(404), 0, 0},
-		"no upgrade":            {lbtest.Says(200, "{}"), 10 * time.Second, 0},
+		"no upgrade":            {lbtest.Says(200, "{}"), 0, 0},
 		"a 429 as an event":     {speaks(func(s *websocket.Conn, _ string) { websocket.Message.Send(s, throttled) }), 7 * time.Second, 0},
 		"a failure as an event": {speaks(func(s *websocket.Conn, _ string) {
 			websocket.Message.Send(s, `{"type":"response.failed","response":{"id":"resp_1","error":{"code":"server_error","message":"x"}}}`)
 		}), 10 * time.Second, 0},
 		"a reset":         {speaks(func(s *websocket.Conn, _ string) { s.Close() }), 10 * time.Second, 0},
 		"silence":         {speaks(func(*websocket.Conn, string) {}), 10 * time.Second, 5 * time.Minute},
-		"a silent server": {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, 10 * time.Second, 5 * time.Second},
+		"a silent server": {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, 0, 5 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inPool(t, "", func(t *testing.T, w *lbtest.World) {
@@ -131,39 +131,93 @@ func TestAHandshakeThatIsNone(t *testing.T) {
 	})
 }
 
+// TestAPoolOpensNoWebSocketIfNoBackendDoes but its client learns at the handshake that it has to use HTTP. The message
+// that has found that out gets the same answer.
 func TestAPoolOpensNoWebSocketIfNoBackendDoes(t *testing.T) {
+	silent := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+	reset := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
+	for _, c := range []struct {
+		name, path string
+		a, b       http.HandlerFunc
+		status     int           // of the answer to the message
+		lasts      time.Duration // how long handshakes get a 426
+	}{
+		{"an error of the client", "/v1/responses", lbtest.Status(400), lbtest.Status(422), 426, 10 * time.Minute},
+		{"no permission", "/v1/responses", lbtest.Status(403), lbtest.Status(403), 426, 10 * time.Minute},
+		{"a page", "/v1/responses", lbtest.Says(403, "<html>Forbidden</html>"), lbtest.Says(404, "<html>nginx</html>"), 426, 10 * time.Minute},
+		{"no such path", "/v1/responses", lbtest.Status(426), lbtest.Status(405), 426, 10 * time.Minute},
+		{"a failure", "/v1/responses", lbtest.Status(500), lbtest.Status(502), 426, time.Minute},
+		{"too busy", "/v1/responses", lbtest.Status(503), lbtest.Status(503), 426, time.Minute},
+		{"a reset", "/v1/responses", reset, reset, 426, time.Minute},
+		{"silence", "/v1/responses", silent, silent, 426, time.Minute},
+		{"a 200", "/v1/responses", lbtest.Says(200, "{}"), lbtest.Says(200, "<html>"), 426, time.Minute},
+		{"the shorter one", "/v1/responses", lbtest.Status(501), lbtest.Status(500), 426, time.Minute},
+		{"a query", "/v1/responses?api-version=x", lbtest.Status(404), lbtest.Status(404), 404, 0},
+		{"one opens it", "/v1/responses", lbtest.Status(404), responds("b", 7, 5), 0, 0},
+		{"a rejected key", "/v1/responses", lbtest.Status(401), lbtest.Status(401), 502, 0},
+		{"a throttle", "/v1/responses", lbtest.Throttled("7"), lbtest.Throttled("7"), 429, 0},
+		{"a throttle of one", "/v1/responses", lbtest.Status(403), lbtest.Throttled("7"), 429, 0},
+		{"a rejected key at one", "/v1/responses", lbtest.Status(403), lbtest.Status(401), 426, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inPool(t, "", func(t *testing.T, w *lbtest.World) {
+				w.Backends["a"].Replies(c.a)
+				w.Backends["b"].Replies(c.b)
+				s := dial(t, w, c.path, bobKey)
+				s.say(hi)
+				if e := s.hears(); e.Status != c.status || c.status == 426 && e.Error.Code != "websocket_not_supported" {
+					t.Errorf("the client got %s", e.raw)
+				}
+				s.Close()
+				if c.status == 426 && c.name != "too busy" && c.name != "a rejected key at one" {
+					w.WantNobodyBlamed()
+				}
+				opens := func() bool {
+					s, res := handshake(t, w, "/v1/responses", aliceKey)
+					if s == nil {
+						if text, _ := io.ReadAll(res.Body); res.StatusCode != 426 || !strings.Contains(string(text), "websocket_not_supported") {
+							t.Errorf("the handshake gives %d %s", res.StatusCode, text)
+						}
+						return false
+					}
+					s.Close()
+					return true
+				}
+				if c.lasts > 0 {
+					time.Sleep(c.lasts - 10*time.Second)
+					if opens() {
+						t.Error("it opens too early")
+					}
+					time.Sleep(20 * time.Second)
+				}
+				if !opens() {
+					t.Error("it does not open")
+				}
+			})
+		})
+	}
+}
+
+// TestABackendThatOpensNoWebSocketServesHTTP and other backends open WebSockets meanwhile.
+func TestABackendThatOpensNoWebSocketServesHTTP(t *testing.T) {
 	inPool(t, "", func(t *testing.T, w *lbtest.World) {
-		refuses := func(path string, a, b http.HandlerFunc) (open bool) {
-			w.Backends["a"].Replies(a)
-			w.Backends["b"].Replies(b)
-			s := dial(t, w, path, bobKey)
+		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodGet {
+				lbtest.Status(500)(rw, r)
+				return
+			}
+			lbtest.Says(200, `{"id":"resp_a_1234567","status":"completed","output":[]}`)(rw, r)
+		})
+		for range 3 {
+			s := dial(t, w, "/v1/responses", aliceKey)
 			s.say(hi)
-			s.hears()
+			s.wantServed("b")
 			s.Close()
-			s, res := handshake(t, w, "/v1/responses", aliceKey)
-			if s == nil && res.StatusCode != 426 {
-				t.Errorf("the handshake gives %d", res.StatusCode)
-			}
-			return s != nil
+			r := w.Request("POST", "/v1/responses", strings.NewReader(`{"model":"gpt-5","input":"hi"}`))
+			r.Header.Set("Authorization", "Bearer "+aliceKey)
+			w.Send(r).WantServed(t, "a")
 		}
-		for _, c := range []struct {
-			path string
-			a, b http.HandlerFunc
-			open bool
-		}{
-			{"/v1/responses", lbtest.Status(400), lbtest.Status(422), true},
-			{"/v1/responses?api-version=x", lbtest.Status(404), lbtest.Status(404), true},
-			{"/v1/responses", lbtest.Status(404), responds("b", 7, 5), true},
-			{"/v1/responses", lbtest.Status(501), lbtest.Status(500), true},
-			{"/v1/responses", lbtest.Status(426), lbtest.Status(405), false},
-		} {
-			if got := refuses(c.path, c.a, c.b); got != c.open {
-				t.Errorf("%+v: opens %t", c, got)
-			}
-			time.Sleep(time.Minute)
-		}
-		time.Sleep(10 * time.Minute)
-		dial(t, w, "/v1/responses", aliceKey)
+		w.WantCalls(map[string]int{"a": 4, "b": 3})
 	})
 }
 

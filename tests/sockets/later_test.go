@@ -156,7 +156,7 @@ func TestAPoolWhoseBackendsHaveNoWebSocketSaysSo(t *testing.T) {
 		w.AllReply(lbtest.Status(404))
 		s := dial(t, w, "/v1/responses", aliceKey)
 		s.say(hi)
-		if e := s.hears(); e.Type != "error" || e.Status != 404 {
+		if e := s.hears(); e.Type != "error" || e.Status != 426 {
 			t.Errorf("the client got %s", e.raw)
 		}
 		s.Close()
