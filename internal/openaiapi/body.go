@@ -78,6 +78,9 @@ type Body struct {
 	// others are the places of further models: those to fall back to, and the settings of a session.
 	others []other
 
+	// inSession reports whether models are those of a session: members of an object that is below the top, or in a field.
+	inSession bool
+
 	// front is where a member can be added before the first one, or 0.
 	front int
 
@@ -369,7 +372,7 @@ func (b Body) says(body []byte, model string) bool {
 
 func (b Body) saysAt(s span, body []byte, model string) bool {
 	switch {
-	case b.form != nil:
+	case b.form != nil && !b.inSession:
 		return string(body[s.start:s.end]) == model
 	case body[s.start] != '"':
 		return false
@@ -382,10 +385,14 @@ func (b Body) saysAt(s span, body []byte, model string) bool {
 // encode returns the model as it is written in the body, unless it cannot be written there. In a
 // form, a delimiter begins with a line break or, for some readers, right after a part's headers.
 func (b Body) encode(model string) (value []byte, ok bool) {
-	if b.form == nil {
+	switch {
+	case b.form == nil:
 		return quote(model), true
+	case b.inSession:
+		value = quote(model)
+	default:
+		value = []byte(model)
 	}
-	value = []byte(model)
 	return value, !strings.ContainsAny(model, "\r\n") && !bytes.Contains(value, b.form.dashBoundary)
 }
 

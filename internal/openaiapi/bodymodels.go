@@ -3,6 +3,7 @@ package openaiapi
 import (
 	"encoding/json"
 	"iter"
+	"net/http"
 )
 
 // other is a member of a body with further models: a list of those to fall back to, or the settings of a session.
@@ -17,6 +18,36 @@ func (b *Body) addOther(o other) {
 		return
 	}
 	b.others = append(b.others, o)
+}
+
+// useSession makes the model of the body's session that of the body, unless it names one itself. The body must be the one
+// that was parsed.
+func (b *Body) useSession(body []byte) {
+	if b.HasModel || b.models.first.end > 0 {
+		return
+	}
+	for _, o := range b.others {
+		if !o.session {
+			continue
+		}
+		s := ParseJSON(body[o.start:o.end], nil)
+		if !s.HasModel {
+			continue
+		}
+		b.Model, b.HasModel, b.inSession = s.Model, true, true
+		b.addModel(s.models.first.in(o.span))
+		for _, more := range s.models.others {
+			b.addModel(more.in(o.span))
+		}
+	}
+}
+
+// in returns the span of a part of another one.
+func (s span) in(whole span) span { return span{whole.start + s.start, whole.start + s.end} }
+
+// makesSession reports whether a request begins a realtime session, or makes a secret for one, as its body says.
+func makesSession(method, operation string) bool {
+	return method == http.MethodPost && isOneOf(operation, "/realtime/calls", "/realtime/client_secrets", "/realtime/translations/calls", "/realtime/translations/client_secrets")
 }
 
 // OtherModels yields the models that the body names elsewhere than in "model": in the lists "models" and "fallbacks", and in

@@ -110,6 +110,9 @@ func Parse(r *http.Request, route Route, body Received, p *Prompt) Request {
 	default:
 		q.Body = ParseJSON(body.Bytes, p)
 	}
+	if makesSession(r.Method, route.Operation) {
+		q.Body.useSession(body.Bytes)
+	}
 	q.Cost = q.Body.Cost(q.PromptLength)
 	q.NeedsModel = q.Kind.Infers() || mayInfer(r.Method, route.Operation)
 	if q.NeedsModel && q.Clarity == Clear && len(body.Bytes) > 0 &&

@@ -67,7 +67,7 @@ var collections = map[string][]string{
 	"containers": nil, "assistants": nil, "threads": nil, "evals": nil, "videos": nil, "skills": nil,
 	"fine_tuning": {"jobs", "checkpoints"},
 	"chat":        {"completions"},
-	"realtime":    {"calls", "client_secrets", "sessions", "transcription_sessions"},
+	"realtime":    {"calls", "client_secrets", "sessions", "transcription_sessions", "translations"},
 	"chatkit":     {"sessions", "threads"},
 }
 
@@ -85,7 +85,7 @@ func cutCollection(operation string) (first, rest string, ok bool) {
 }
 
 // notIDs are segments in places of ids that are not ids.
-var notIDs = []string{"input_tokens", "compact", "runs", "edits", "extensions", "characters"}
+var notIDs = []string{"input_tokens", "compact", "runs", "edits", "extensions", "characters", "client_secrets", "calls"}
 
 // creating are the last segments of paths below an object to which a POST makes something new. Whatever
 // else is sent there, such as cancel or search, only changes or shows what there is.

@@ -21,7 +21,8 @@ func maybeInfers(r *http.Request, operation string) bool {
 	}
 	operation = strings.TrimSuffix(operation, "/")
 	switch operation {
-	case "/realtime/calls", "/realtime/client_secrets", "/realtime/sessions", "/videos":
+	case "/realtime/calls", "/realtime/client_secrets", "/realtime/translations/calls", "/realtime/translations/client_secrets",
+		"/realtime/sessions", "/realtime/transcription_sessions", "/videos":
 		return true
 	}
 	_, _, stored := cutCollection(operation)
