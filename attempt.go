@@ -144,11 +144,13 @@ func (b *balancer) attempt(q *request, s *search, bill *bill) *attempt.Reply {
 	ctx, a, credentials := q.incoming.Context(), s.attempts.last(), &s.current.backend.Credentials
 	a.span = observe.StartSpan(ctx, func() observe.Attempt { return b.spanned(q, a) })
 	var err error
-	if a.credential, err = credentials.Credential(ctx); err != nil {
+	if q.secret != nil {
+		a.credential = keys.Bearer(q.secret.text)
+	} else if a.credential, err = credentials.Credential(ctx); err != nil {
 		return attempt.Unsent(err)
 	}
 	r := b.send(q, s, bill)
-	if r.Status == http.StatusUnauthorized && r.Class != verdict.NotPermitted {
+	if r.Status == http.StatusUnauthorized && q.secret == nil && r.Class != verdict.NotPermitted {
 		if renewed, ok := credentials.Renew(ctx, a.credential, r.AboutAudience); ok && r.Upload().Abandon() {
 			r.Discard()
 			if c := b.logger.Check(zap.InfoLevel, "credential renewed"); c != nil {

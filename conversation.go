@@ -129,6 +129,9 @@ func (c *conversation) checkCaller() *websocket.Refusal {
 	d.keyFiles.Refresh()
 	presented, _ := keys.Read(q.incoming.Header, q.incoming.URL.RawQuery)
 	who, err := d.clientKeys.Identify(q.asked.Context(), &presented)
+	if q.secret != nil { // which only had to be good when the session began
+		who, err = d.holder(q.secret)
+	}
 	var refusal apierror.Error
 	switch {
 	case errors.Is(err, keys.ErrIssuerUnavailable): // which may pass

@@ -48,6 +48,10 @@ func judge(q *request, s *search, r *attempt.Reply) judgement {
 	a := s.attempts.last()
 	credentials := &a.target.backend.Credentials
 	switch {
+	case q.secret != nil:
+		if r.Class == verdict.Credential || r.Class == verdict.NotPermitted { // which says nothing of the backend's key
+			r.Class, j.ofCaller = verdict.ClientError, true
+		}
 	case credentials.Passthrough && r.Class.OfCredential():
 		r.Class, j.ofCaller = verdict.ClientError, true
 	case (r.Class == verdict.Credential || r.Class == verdict.NotPermitted) && credentials.HasReplaced(a.credential):
@@ -112,7 +116,7 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 	if r.Connected || r.Status > 0 {
 		to.Reached()
 	}
-	if !to.backend.Credentials.Outdated(a.credential) { // otherwise it says nothing of the key that there is now
+	if q.secret != nil || !to.backend.Credentials.Outdated(a.credential) { // otherwise it says nothing of the key that there is now
 		b.coolDown(q, s, r, now)
 	}
 }

@@ -113,6 +113,7 @@ func (d *reader) read(b *balancer, t *transaction) (own apierror.Answer) {
 		return own
 	}
 	q.parse(route, d.promptCache)
+	q.trustSession()
 	if q.Kind.IsHandshake() && !r.ProtoAtLeast(1, 1) {
 		return apierror.OldWebSocket.Answer(r)
 	}
@@ -182,9 +183,13 @@ func (b *balancer) opensSocket(q *request) bool {
 // identify records who sent the request. It refuses a caller without a valid key or token.
 func (d *reader) identify(q *request) (refusal apierror.Error, refused bool) {
 	if d.clientKeys == nil {
+		d.findSecret(q)
 		return apierror.Error{}, false
 	}
 	who, err := d.clientKeys.Identify(q.asked.Context(), &q.credentials)
+	if err != nil && d.findSecret(q) {
+		who, err = d.holder(q.secret)
+	}
 	if err != nil {
 		return refusalOf(err), true
 	}
@@ -308,7 +313,7 @@ func (d *reader) findAccounts(q *request, targets []*target) (accounts *affinity
 	}
 	r := &affinity.Request{
 		Method: q.asked.Method, Operation: q.Route.Operation, RawQuery: q.asked.URL.RawQuery,
-		Body: &q.Body, Text: q.received.Buffered(), Caller: q.caller.Name,
+		Body: &q.Body, Text: q.received.Buffered(), Caller: q.caller.Name, KeyID: q.caller.KeyID, Account: q.secret.account(),
 		Upgrade: q.Kind.IsHandshake(), Compressed: q.Clarity == openaiapi.Opaque, Disputed: openaiapi.DisputedType(q.asked.Header),
 	}
 	if !q.received.Whole() {

@@ -67,6 +67,8 @@ type request struct {
 	// anonymous reports whether such a backend could not get any.
 	credentials keys.Presented
 	anonymous   bool
+	// secret is the client secret that the caller has sent in place of a key. It is nil if there is none.
+	secret *clientSecret
 	// inSession reports whether the request is a response in a realtime session.
 	inSession bool
 }
@@ -215,4 +217,7 @@ func (q *request) showsStored() bool {
 func (q *request) release() {
 	q.received.Release()
 	q.credentials = keys.Presented{}
+	if q.secret != nil {
+		q.secret.text = ""
+	}
 }

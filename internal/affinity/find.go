@@ -30,6 +30,9 @@ type Request struct {
 	Text []byte
 	// Caller is the name of the caller, if callers have names.
 	Caller string
+	// KeyID is that of the caller's key, and Account the account that has made the client secret that the request has in
+	// place of a key. Both may be empty.
+	KeyID, Account string
 	// Upgrade reports whether it opens a WebSocket, and Compressed whether its body
 	// could not be read.
 	Upgrade, Compressed bool
@@ -49,7 +52,7 @@ func (a *Affinity) Place(r *Request) (p *Placement, refusal apierror.Error, refu
 	}
 	stored := openaiapi.ReadStored(r.Method, r.Operation, r.RawQuery)
 	stored.Teaches = stored.Teaches || stored.TeachesIfStored && (r.Body.Stores || r.Body.Speaks)
-	if !stored.Teaches && !stored.NewAPI && len(stored.IDs)+len(stored.Guesses) == 0 && !r.Body.HasIDs() {
+	if !stored.Teaches && !stored.NewAPI && len(stored.IDs)+len(stored.Guesses) == 0 && !r.Body.HasIDs() && r.Account == "" {
 		return Anywhere, refusal, false
 	}
 	return a.find(r, stored)
@@ -57,7 +60,18 @@ func (a *Affinity) Place(r *Request) (p *Placement, refusal apierror.Error, refu
 
 func (a *Affinity) find(r *Request, stored openaiapi.Stored) (*Placement, apierror.Error, bool) {
 	p := &Placement{affinity: a, caller: owners.CallerNamed(r.Caller)}
-	if stored.List {
+	if openaiapi.MakesClientSecret(r.Method, r.Operation) {
+		p.minter = &Secret{By: MinterOf(r.Caller, r.KeyID)}
+		if r.KeyID == "" {
+			p.minter.TokenOf = r.Caller
+		}
+	}
+	if r.Account != "" {
+		if p.basis, p.account = owned, r.Account; !slices.Contains(a.accounts, r.Account) {
+			return p, apierror.WrongKey, true // the caller may not use that account any more
+		}
+	}
+	if stored.List && p.account == "" {
 		p.basis = listed // unless an id has an owner
 	}
 	if stored.Teaches {

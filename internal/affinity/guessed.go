@@ -6,10 +6,13 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 )
 
-// guessed bounds the ids of each caller that replies of new APIs have taught. Such an API may just answer, as a chat does,
-// and then each reply has another id that nobody names again. Without a bound, one caller's would push out the ids of
+// bounded bounds the ids of each caller that are of one kind. Without a bound, those of one caller would push out the ids of
 // all others.
-type guessed struct {
+//
+// So are the ids that replies of new APIs have taught: such an API may just answer, as a chat does, and then each reply has
+// another id that nobody names again. And so are client secrets, of which each session may have another.
+type bounded struct {
+	most    int // of a caller
 	mu      sync.Mutex
 	callers map[owners.Caller]*recentKeys
 }
@@ -21,14 +24,15 @@ type recentKeys struct {
 }
 
 const (
-	// maxGuessed is how many such ids of a caller are remembered.
+	// maxGuessed is how many ids of new APIs are remembered for a caller, and maxSecrets how many client secrets.
 	maxGuessed = 10_000
-	// maxGuessing is of how many callers they are counted. If there are more, some are counted anew.
-	maxGuessing = 1024
+	maxSecrets = 1_000
+	// maxBounded is of how many callers they are counted. If there are more, some are counted anew.
+	maxBounded = 1024
 )
 
 // add adds an id of a caller. It removes the caller's oldest one from the memory if there are too many.
-func (g *guessed) add(m *owners.Memory, c owners.Caller, key owners.Key) {
+func (g *bounded) add(m *owners.Memory, c owners.Caller, key owners.Key) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	of := g.callers[c]
@@ -37,7 +41,7 @@ func (g *guessed) add(m *owners.Memory, c owners.Caller, key owners.Key) {
 			g.callers = make(map[owners.Caller]*recentKeys)
 		}
 		for other := range g.callers {
-			if len(g.callers) < maxGuessing {
+			if len(g.callers) < maxBounded {
 				break
 			}
 			delete(g.callers, other)
@@ -45,11 +49,11 @@ func (g *guessed) add(m *owners.Memory, c owners.Caller, key owners.Key) {
 		of = new(recentKeys)
 		g.callers[c] = of
 	}
-	if len(of.keys) < maxGuessed {
+	if len(of.keys) < g.most {
 		of.keys = append(of.keys, key)
 		return
 	}
 	m.Forget(of.keys[of.next])
 	of.keys[of.next] = key
-	of.next = (of.next + 1) % maxGuessed
+	of.next = (of.next + 1) % g.most
 }

@@ -10,7 +10,7 @@ import (
 
 // TestGuessedIDsOfACallerAreBounded has a caller push out only its own.
 func TestGuessedIDsOfACallerAreBounded(t *testing.T) {
-	var g guessed
+	g := bounded{most: maxGuessed}
 	m, now := owners.NewMemory(maxIDs), time.Now()
 	key := func(n uint64) owners.Key { return owners.KeyOf(binary.LittleEndian.AppendUint64(nil, n)) }
 	alice, bob := owners.CallerNamed("alice"), owners.CallerNamed("bob")
@@ -31,10 +31,10 @@ func TestGuessedIDsOfACallerAreBounded(t *testing.T) {
 			t.Errorf("id %d is known: %v", n, known)
 		}
 	}
-	for c := range owners.Caller(2 * maxGuessing) {
+	for c := range owners.Caller(2 * maxBounded) {
 		add(alice+1+c, uint64(100_000+c))
 	}
-	if len(g.callers) > maxGuessing {
+	if len(g.callers) > maxBounded {
 		t.Errorf("the ids of %d callers are counted", len(g.callers))
 	}
 }

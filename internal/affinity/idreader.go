@@ -126,6 +126,9 @@ func (r *IDReader) event(e sse.Event) {
 }
 
 func (r *IDReader) learn(text []byte) {
+	if r.placement.minter != nil {
+		r.placement.learnSecret(r.account, text)
+	}
 	if p := r.placement; p.within != "" {
 		openaiapi.EachMade(text, p.within, func(name openaiapi.MadeName) {
 			if r.read++; r.read <= openaiapi.MaxIDs {

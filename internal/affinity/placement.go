@@ -31,6 +31,8 @@ type Placement struct {
 	subject  owners.Key
 	// named are all ids of the request, and unknown those without an owner.
 	named, unknown []id
+	// minter is who gets the client secret in the reply, or nil if there is none.
+	minter *Secret
 	// within is the path in which the reply of a new API names objects. It is empty for all others. said are the texts of
 	// such a request, which its reply may repeat.
 	within string

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"net/url"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,14 +28,17 @@ type savedOwners struct {
 	memory *owners.Memory
 	// others are told what is learned. Requests of a config that was replaced may
 	// still learn something after it has left them.
-	others  atomic.Pointer[replicas.Owners]
-	guessed guessed
-	saver   *pools.Saver
-	key     string
-	logger  atomic.Pointer[zap.Logger]
-	place   atomic.Pointer[savedPlace]
-	lastDue atomic.Int64 // when it was last saved in the background: Unix time in nanoseconds
-	logged  atomic.Bool  // the log says that it could not be read
+	others atomic.Pointer[replicas.Owners]
+	// guessed are the ids that replies of new APIs have taught, and secrets the client secrets. byToken are the names of the
+	// callers that have made some and sent a token in place of a key.
+	guessed, secrets bounded
+	byToken          sync.Map
+	saver            *pools.Saver
+	key              string
+	logger           atomic.Pointer[zap.Logger]
+	place            atomic.Pointer[savedPlace]
+	lastDue          atomic.Int64 // when it was last saved in the background: Unix time in nanoseconds
+	logged           atomic.Bool  // the log says that it could not be read
 }
 
 // savedPlace is the storage of a config. saved are the changes that were saved last there: another one saves all again.
@@ -44,7 +48,7 @@ type savedPlace struct {
 }
 
 func newSavedOwners(pool string) *savedOwners {
-	o := &savedOwners{memory: owners.NewMemory(maxIDs), key: "openai_lb/ids_" + url.PathEscape(pool)}
+	o := &savedOwners{guessed: bounded{most: maxGuessed}, secrets: bounded{most: maxSecrets}, memory: owners.NewMemory(maxIDs), key: "openai_lb/ids_" + url.PathEscape(pool)}
 	o.saver = pools.NewSaver(o.load, o.store)
 	return o
 }

@@ -46,6 +46,9 @@ type Caller struct {
 	Name string
 	// Label stands for the caller in metrics.
 	Label string
+	// KeyID tells the caller's keys apart. It is the same in each process, and not logged. It is empty if the caller sent a
+	// token.
+	KeyID string
 	// Token is what its token says. nil: it sent a key.
 	Token *Identity
 }
@@ -259,6 +262,7 @@ type foundKey struct {
 	// wrong is what is wrong with the key or the line. Otherwise, digest is that of the key.
 	wrong  string
 	digest blinded
+	id     string // as in Caller
 }
 
 // err returns what is wrong with the key, or nil.
@@ -351,12 +355,19 @@ func (k *foundKey) check() {
 			k.wrong = fmt.Sprintf("expected %d hexadecimal digits after %s", 2*sha256.Size, digestPrefix)
 			return
 		}
-		k.digest = blindedOf([sha256.Size]byte(digest))
+		k.setDigest([sha256.Size]byte(digest))
 	case utf8.RuneCountInString(k.key) < minKey:
 		k.wrong = fmt.Sprintf("a key must have at least %d characters", minKey)
 	default:
-		k.digest = blindedOf(sha256.Sum256([]byte(k.key)))
+		k.setDigest(sha256.Sum256([]byte(k.key)))
 	}
+}
+
+// setDigest sets what follows from the digest of the key.
+func (k *foundKey) setDigest(digest [sha256.Size]byte) {
+	k.digest = blindedOf(digest)
+	id := sha256.Sum256(append([]byte("client key\x00"), digest[:]...))
+	k.id = string(id[:16])
 }
 
 // add adds a key, or the digest of one, to those that are known. One that is
@@ -385,7 +396,7 @@ func (c *Clients) add(known map[blinded]client, k *foundKey, by string) error {
 
 // newClient returns the caller of a key. Most were known before, and have no date.
 func (c *Clients) newClient(k *foundKey, by string) client {
-	made := client{Caller{Name: k.name}, never, by}
+	made := client{Caller{Name: k.name, KeyID: k.id}, never, by}
 	if !k.expires.IsZero() {
 		made.expiry = &expiry{at: k.expires}
 	}

@@ -199,7 +199,7 @@ func TestOnlyChangedLinesAreParsed(t *testing.T) {
 		{line: 1, name: "alice", key: long("one"), tier: "kept"}, {line: 2, name: "dave", key: long("four")}, {}, {}, {line: 5, name: "bob", key: long("two"), tier: "kept"}, {},
 	}
 	for i := range want {
-		if got[i].digest = (blinded{}); got[i] != want[i] {
+		if got[i].digest, got[i].id = (blinded{}), ""; got[i] != want[i] {
 			t.Errorf("line %d is %+v, want %+v", i+1, got[i], want[i])
 		}
 	}

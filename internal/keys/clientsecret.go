@@ -1,0 +1,44 @@
+package keys
+
+import "strings"
+
+// clientSecretPrefix begins the secrets that a server gives to a browser, for one realtime session, in place of its key.
+const clientSecretPrefix = "ek_"
+
+// ClientSecret returns the client secret that the request has in the place of a key, or nothing.
+func (p *Presented) ClientSecret() (secret string) {
+	p.remove(func(key string, identifies bool) bool {
+		if secret == "" && identifies && strings.HasPrefix(key, clientSecretPrefix) {
+			secret = key
+		}
+		return false
+	})
+	return secret
+}
+
+// WithoutClientSecret removes a client secret that a request has in the place of a key: an attempt sends it by itself.
+func (p *Presented) WithoutClientSecret(secret string) {
+	p.remove(func(key string, _ bool) bool { return key == secret })
+}
+
+// Holder returns the caller that has a key for which is returns true, or ErrExpired if that has expired.
+func (c *Clients) Holder(is func(Caller) bool) (Caller, error) {
+	for _, client := range *c.known.Load() {
+		switch {
+		case !is(client.Caller):
+		case client.expiry.isOver():
+			return Caller{}, ErrExpired
+		default:
+			return client.Caller, nil
+		}
+	}
+	return Caller{}, errUnknownKey
+}
+
+// TokenHolder returns the caller of this name as one that has sent a token, unless tokens identify no callers.
+func (c *Clients) TokenHolder(name string) (Caller, error) {
+	if c.config.Tokens == nil {
+		return Caller{}, errUnknownKey
+	}
+	return Caller{Name: name, Label: c.config.Label(name)}, nil
+}
