@@ -233,3 +233,29 @@ func TestNoLogHasAClientSecret(t *testing.T) {
 		}
 	})
 }
+
+// TestAClientSecretOutlivesAReload unless the new config denies its caller, or has another key.
+func TestAClientSecretOutlivesAReload(t *testing.T) {
+	a, server := lbtest.Listen(t, "a")
+	a.Replies(lbtest.Says(200, fmt.Sprintf(`{"value":"%s","expires_at":%d}`, ek, time.Now().Add(time.Hour).Unix())))
+	address := fmt.Sprintf("127.0.0.1:%d", lbtest.FreePort(t))
+	pool := lbtest.Unique("sockets")
+	config := func(key, caller string) string {
+		return "{\nadmin off\ndefault_bind 127.0.0.1\n}\nhttp://" + address + " {\nopenai_lb {\npool " + pool + "\nclient_key alice " + key +
+			"\nbackend " + server.URL + "\n" + caller + "\n}\n}"
+	}
+	lbtest.Run(t, config(aliceKey, ""))
+	client := lbtest.NewClient(t)
+	url := "http://" + address + "/v1/realtime/"
+	lbtest.Post(client, url+"client_secrets", "{}", "Authorization", "Bearer "+aliceKey).WantServed(t, "a")
+	calls := func() lbtest.Reply {
+		return lbtest.Post(client, url+"calls", "v=0\r\n", "Authorization", "Bearer "+ek, "Content-Type", "application/sdp")
+	}
+	calls().WantServed(t, "a")
+	lbtest.Reload(t, config(aliceKey, "timezone Europe/Berlin"))
+	calls().WantServed(t, "a")
+	lbtest.Reload(t, config(aliceKey, "caller alice deny"))
+	calls().WantError(t, 403, "permission_denied")
+	lbtest.Reload(t, config("sk-alice-another-one", ""))
+	calls().WantError(t, 401, "invalid_api_key")
+}
