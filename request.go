@@ -155,7 +155,7 @@ func (q *request) waitsIn() waiting.Key {
 	if !q.Kind.Infers() {
 		return waiting.Key{Set: q.entitled.Set}
 	}
-	return waiting.Key{Set: q.entitled.Set, Model: pool.ModelKey(q.Model), Tiers: string(pool.TiersOf(q.ServiceTier()))}
+	return waiting.Key{Set: q.entitled.Set, Model: pool.ModelKey(q.Model), Tiers: pool.TiersOf(q.ServiceTier()).String()}
 }
 
 // isAzure reports whether the client speaks Azure's dialect.

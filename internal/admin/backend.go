@@ -287,7 +287,7 @@ func benchesOf(m *pool.Member, b pool.Bench, now time.Time) (shown []Bench) {
 	// a bench that is in force has some time left
 	left := max(0, (b.Until.Sub(now) + time.Millisecond - 1).Milliseconds())
 	for _, model := range models {
-		shown = append(shown, Bench{scope, model, b.Model, string(b.Tiers), b.Class, b.Status, b.Hint, b.Cause, moment(b.Since), moment(b.Until), left, b.Unreachable, needs})
+		shown = append(shown, Bench{scope, model, b.Model, b.Tiers.String(), b.Class, b.Status, b.Hint, b.Cause, moment(b.Since), moment(b.Until), left, b.Unreachable, needs})
 	}
 	return shown
 }

@@ -129,7 +129,7 @@ func keyOf(e pool.Event) benchKey {
 
 func (s *Events) data(e pool.Event) map[string]any {
 	return map[string]any{
-		"pool": s.pool, "backend": e.Member.Name, "deployment": e.Bench.Model, "service_tier": string(e.Bench.Tiers), "class": e.Bench.Class,
+		"pool": s.pool, "backend": e.Member.Name, "deployment": e.Bench.Model, "service_tier": e.Bench.Tiers.String(), "class": e.Bench.Class,
 		"seconds": seconds(e.Bench.Until.Sub(e.Bench.Since)),
 	}
 }

@@ -1,5 +1,7 @@
 package pool
 
+import "slices"
+
 // ServiceTiers are service tiers whose requests a backend refuses together: they have the same limits, or it is not
 // known that they have others. A bench of a model covers one such group. So a backend without capacity for flex, or one
 // whose low limit of ultrafast is used up, still gets the other requests for the model.
@@ -7,33 +9,30 @@ package pool
 // Flex costs less and waits for what other requests leave. It counts towards their limits, and meets their benches.
 // So do tiers of which nothing is known: otherwise a client could escape from each Retry-After by another name, which
 // it makes up. Ultrafast has limits and computers of its own, and meets no benches but those of the whole backend.
-//
-// The value is the name of the group in logs, in the admin API and in the messages of replicas.
-type ServiceTiers string
+type ServiceTiers uint8
 
 // The groups of service tiers.
 const (
 	// UsualTiers are default, auto, fast and its older name priority. Requests without a service tier have one of them.
-	UsualTiers ServiceTiers = ""
+	UsualTiers ServiceTiers = iota
 	// Flex is the service tier flex.
-	Flex ServiceTiers = "flex"
+	Flex
 	// Ultrafast is the service tier ultrafast.
-	Ultrafast ServiceTiers = "ultrafast"
+	Ultrafast
 	// UnknownTiers are all that are not known. They share a group, because clients can make up any number of names.
-	UnknownTiers ServiceTiers = "other"
+	UnknownTiers
 )
 
-// TiersOf returns the group of a service tier, by a name of openaiapi.TierName.
+// tierNames are the names of the groups in logs, in the admin API and in the messages of replicas.
+var tierNames = [...]string{Flex: "flex", Ultrafast: "ultrafast", UnknownTiers: "other"}
+
+// TiersOf returns the group of a service tier, by a name of openaiapi.TierName, or of String.
 func TiersOf(tier string) ServiceTiers {
-	switch tiers := ServiceTiers(tier); tiers {
-	case Flex, Ultrafast, UnknownTiers:
-		return tiers
-	}
-	return UsualTiers
+	return ServiceTiers(max(0, slices.Index(tierNames[:], tier)))
 }
 
-// IsKnown reports whether it is one of the groups.
-func (t ServiceTiers) IsKnown() bool { return t == TiersOf(string(t)) }
+// String returns the name of the group. It is empty for the usual tiers.
+func (t ServiceTiers) String() string { return tierNames[t] }
 
 // meetUsual reports whether the benches of the usual tiers hold for these, too.
 func (t ServiceTiers) meetUsual() bool { return t != Ultrafast }

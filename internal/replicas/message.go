@@ -82,7 +82,7 @@ const (
 type bench struct {
 	ID    string `json:"id"`
 	Model string `json:"model,omitempty"`
-	// Tiers is the group of service tiers that it covers, as in pool.ServiceTiers.
+	// Tiers is the group of service tiers that it covers, by its name in pool.ServiceTiers.
 	Tiers    string `json:"service_tiers,omitempty"`
 	Whole    bool   `json:"whole,omitempty"`
 	Throttle bool   `json:"throttle,omitempty"`
@@ -123,7 +123,7 @@ func benchOf(b pool.Bench, now time.Time) *bench {
 		cause = ""
 	}
 	return &bench{
-		ID: idOf(b), Model: b.Model, Tiers: string(b.Tiers), Whole: b.Whole, Throttle: b.Throttle, Class: b.Class, Status: b.Status, Hint: b.Hint, Cause: cause,
+		ID: idOf(b), Model: b.Model, Tiers: b.Tiers.String(), Whole: b.Whole, Throttle: b.Throttle, Class: b.Class, Status: b.Status, Hint: b.Hint, Cause: cause,
 		Cost: b.Cost, Guess: milliseconds(b.Guess), Length: milliseconds(b.Until.Sub(b.Since)), Left: milliseconds(min(b.Until.Sub(now), b.Until.Sub(b.Since))),
 	}
 }
@@ -147,7 +147,7 @@ func (b *bench) pool(now time.Time) (heard pool.Bench, left time.Duration) {
 	left = time.Duration(b.Left) * time.Millisecond
 	until := now.Add(left)
 	return pool.Bench{
-		Reason: pool.Reason{Class: b.Class, Status: b.Status, Hint: b.Hint, Cause: b.Cause}, ID: id, Whole: b.Whole, Model: b.Model, Tiers: pool.ServiceTiers(b.Tiers),
+		Reason: pool.Reason{Class: b.Class, Status: b.Status, Hint: b.Hint, Cause: b.Cause}, ID: id, Whole: b.Whole, Model: b.Model, Tiers: pool.TiersOf(b.Tiers),
 		Since: until.Add(-time.Duration(b.Length) * time.Millisecond), Until: until, Throttle: b.Throttle, Cost: b.Cost,
 		Guess: time.Duration(b.Guess) * time.Millisecond,
 	}, left
@@ -238,7 +238,7 @@ func (b *bench) check() error {
 	}
 	switch {
 	case !verdict.Class(b.Class).Shared(), !slices.Contains(hints, verdict.HintSource(b.Hint)),
-		b.Status < 0 || b.Status > 599, b.Cost < 0, b.Model != pool.ModelKey(b.Model), !pool.ServiceTiers(b.Tiers).IsKnown(), b.Whole && (b.Model != "" || b.Tiers != ""), b.Cause != "" && !verdict.IsCode(b.Cause):
+		b.Status < 0 || b.Status > 599, b.Cost < 0, b.Model != pool.ModelKey(b.Model), pool.TiersOf(b.Tiers).String() != b.Tiers, b.Whole && (b.Model != "" || b.Tiers != ""), b.Cause != "" && !verdict.IsCode(b.Cause):
 		return errors.New("its bench is not valid")
 	case b.Guess < 0, b.Guess > maxLength.Milliseconds(), b.Length < b.Left, b.Left < 0, b.Length > maxLength.Milliseconds():
 		return errors.New("no bench lasts that long")
