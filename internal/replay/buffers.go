@@ -19,8 +19,8 @@ const (
 	smallestLog = 10 // 1 KiB
 	largestLog  = 26 // 64 MiB
 	// stepsLog is the logarithm of how many sizes there are from one power of two
-	// to the next, so that hardly more than an eighth of a buffer is spare.
-	stepsLog = 3
+	// to the next, so that hardly more than a sixteenth of a buffer is spare.
+	stepsLog = 4
 	classes  = (largestLog-smallestLog)<<stepsLog + 1
 )
 

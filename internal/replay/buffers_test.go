@@ -6,7 +6,7 @@ func TestEverySizeHasRoomAndLittleToSpare(t *testing.T) {
 	last := -1
 	for n := 1; n <= 64<<20; n += 1 + n/10_000 {
 		i, size := class(n)
-		if size < n || n > 1<<10 && size > n+n/8+1 {
+		if size < n || n > 1<<10 && size > n+n/16+1 {
 			t.Fatalf("%d bytes get a buffer of %d", n, size)
 		}
 		if again, same := class(size); again != i || same != size {
