@@ -98,6 +98,9 @@ type reader struct {
 	mu       sync.Mutex
 	segments [][]byte
 	closed   bool
+	// writing reports whether a part of the first segment is being written, straight from the memory of the body. It is
+	// given back only after that.
+	writing bool
 	// behind is how late the client is, by leastPace, and since is when the reader
 	// began to wait for it. Zero: the reader does not wait.
 	behind time.Duration
@@ -130,17 +133,10 @@ func (r *reader) readBuffered(p []byte) (int, error) {
 	if r.closed {
 		return 0, errGone
 	}
-	for len(r.segments) > 0 {
-		n := copy(p, r.segments[0])
-		r.segments[0] = r.segments[0][n:]
-		if n > 0 {
-			return n, nil
-		}
-		if len(p) == 0 {
-			return 0, nil
-		}
-		r.segments[0] = nil
-		r.segments = r.segments[1:]
+	if segment := r.segment(); len(segment) > 0 {
+		n := copy(p, segment)
+		r.segments[0] = segment[n:]
+		return n, nil
 	}
 	r.drop()
 	if r.body.tail == nil {
@@ -149,6 +145,69 @@ func (r *reader) readBuffered(p []byte) (int, error) {
 	r.body.touched.Store(true)
 	r.since = time.Now()
 	return 0, nil
+}
+
+// segment returns what is left of the first segment that is not empty. It is empty if nothing in memory is left. The
+// caller holds the lock.
+func (r *reader) segment() []byte {
+	for len(r.segments) > 0 && len(r.segments[0]) == 0 {
+		r.segments[0] = nil
+		r.segments = r.segments[1:]
+	}
+	if len(r.segments) == 0 {
+		return nil
+	}
+	return r.segments[0]
+}
+
+// writeSize is how much of what is in memory is written at a time.
+const writeSize = 64 << 10
+
+// WriteTo implements io.WriterTo. It writes what is in memory without a copy, which for a body of megabytes costs as much
+// as its reading. What is streamed is copied, through Read.
+func (r *reader) WriteTo(w io.Writer) (written int64, err error) {
+	for {
+		r.progress.Extend()
+		part, err := r.lend()
+		if err != nil {
+			return written, err
+		}
+		if len(part) == 0 {
+			break
+		}
+		n, err := w.Write(part)
+		r.wrote(n)
+		if written += int64(n); err != nil {
+			return written, err
+		}
+	}
+	buffer := GetBuffer(writeSize)
+	defer buffer.Put()
+	n, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, buffer.Bytes[:writeSize])
+	return written + n, err
+}
+
+// lend returns the next part of what is in memory, which stays there until wrote is called. It is empty if nothing is
+// left.
+func (r *reader) lend() ([]byte, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, errGone
+	}
+	segment := r.segment()
+	r.writing = len(segment) > 0
+	return segment[:min(len(segment), writeSize)], nil
+}
+
+// wrote records that so many bytes of the part were written, and that no more of it will be.
+func (r *reader) wrote(n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.writing = false
+	if r.segments[0] = r.segments[0][n:]; r.closed {
+		r.drop()
+	}
 }
 
 func (r *reader) late() time.Duration {
@@ -184,8 +243,9 @@ func (r *reader) Close() error {
 	return nil
 }
 
+// drop lets the memory of the body go, unless a part of it is being written. The caller holds the lock.
 func (r *reader) drop() {
-	if r.segments != nil {
+	if r.segments != nil && !r.writing {
 		r.segments = nil
 		r.body.left()
 	}
