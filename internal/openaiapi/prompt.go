@@ -97,7 +97,17 @@ func hashText(value []byte) uint64 {
 	return hash(value)
 }
 
-func hash(value []byte) uint64 { return max(1, xxhash.Sum64(value)) }
+// longestHashed is how much of a value is hashed. It is far more than the beginning by which a provider finds its caches,
+// and a picture of ten megabytes need not be read once more for it.
+const longestHashed = 64 << 10
+
+// hash returns a number for the value that is never 0. Longer values are told apart by their beginnings and lengths.
+func hash(value []byte) uint64 {
+	if len(value) <= longestHashed {
+		return max(1, xxhash.Sum64(value))
+	}
+	return join(xxhash.Sum64(value[:longestHashed]), uint64(len(value)))
+}
 
 // join returns one hash of two. Their order matters.
 func join(a, b uint64) uint64 {

@@ -105,6 +105,21 @@ func TestWhatHasNoBeginningHasNoKey(t *testing.T) {
 	}
 }
 
+func TestALongPromptIsKnownByItsBeginningAndItsLength(t *testing.T) {
+	body := func(text string) string { return `{"messages":[{"role":"user","content":"` + text + `"}]}` }
+	beginning := strings.Repeat("lorem ipsum ", longestHashed/12+1)
+	key := keyOf(body(beginning + "one"))
+	if other := keyOf(body(beginning + "two")); other != key {
+		t.Error("the end of a long prompt is read, too")
+	}
+	if other := keyOf(body(beginning + "three")); other == key {
+		t.Error("a longer prompt has the same key")
+	}
+	if other := keyOf(body("x" + beginning + "on")); other == key {
+		t.Error("a prompt that begins in another way has the same key")
+	}
+}
+
 func TestTakingThePromptInAllocatesNothing(t *testing.T) {
 	body := []byte(turns(`"stream":true,"tools":[{}]`, "messages", `"`+long+`"`, 10)[9])
 	var p Prompt
