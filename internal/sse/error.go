@@ -57,7 +57,7 @@ var errorName = []byte(`"error"`)
 // the error is that of an inner object. A text that contains "error" does not match, because JSON puts
 // a backslash before each of its quotes.
 func mayHoldError(data []byte) bool {
-	for mayName(data) {
+	for hasRR(skipText(data)) {
 		value, found := NextMember(data, errorName)
 		if !found || !beginsEmpty(value) {
 			return found
@@ -85,22 +85,30 @@ func NextMember(data, nameEnd []byte) (value []byte, found bool) {
 // shortData is the length of data below which its quotes are too close together to be looked at one by one.
 const shortData = 2 << 10
 
-// mayName reports whether the data may have the name "error". Long data is mostly a text, in which quotes are rare, and
-// looking for these is several times faster than hasRR. If they are not, it is left to hasRR.
-func mayName(data []byte) bool {
-	if len(data) >= shortData {
-		for range len(data) / 128 {
-			i := bytes.IndexByte(data, '"')
-			if i < 0 {
-				return false
-			}
-			if data = data[i:]; bytes.HasPrefix(data, errorName) {
-				return true
-			}
-			data = data[1:]
-		}
+var usageName = []byte("usage")
+
+// skipText returns the end of the data in which a name can be that matters: "error", or one that ends in "usage". Long
+// data is mostly a text, in which quotes are rare, and looking for these is several times faster than looking for a name.
+// If they are not, the rest is left to others.
+func skipText(data []byte) []byte {
+	if len(data) < shortData {
+		return data
 	}
-	return hasRR(data)
+	at := 0
+	for range len(data) / 128 {
+		i := bytes.IndexByte(data[at:], '"')
+		if i < 0 {
+			return nil
+		}
+		if at += i; bytes.HasPrefix(data[at:], errorName) {
+			return data[at:]
+		}
+		if bytes.HasSuffix(data[:at], usageName) {
+			return data[at-len(usageName):]
+		}
+		at++
+	}
+	return data[at-1:] // the last quote may begin a name
 }
 
 // hasRR reports whether there may be two of the letter r in a row, which is rare except in "error".

@@ -20,6 +20,9 @@ type Event struct {
 	Name []byte
 	// Data are the values of the "data" lines, with a line feed between two.
 	Data []byte
+	// Tail is the end of Data. Before it, no member is named "error" or has a name that ends in "usage". A [Watcher] sets
+	// it, so that only the part of an event is searched that differs from the events before it.
+	Tail []byte
 	// TooLong reports whether Data is only the first MaxEvent bytes of the data. [Splitter.Long] was
 	// called with all of it.
 	TooLong bool
@@ -266,7 +269,7 @@ func (s *Splitter) own() {
 func (s *Splitter) endEvent(each func(Event)) {
 	s.begun = true
 	if len(s.data) > 0 {
-		each(Event{s.name[:s.named], s.data, s.long})
+		each(Event{Name: s.name[:s.named], Data: s.data, TooLong: s.long})
 	}
 	s.inEvent, s.named, s.hasAny, s.data, s.long = false, 0, false, nil, false
 	s.joined.end()

@@ -52,6 +52,7 @@ type Watcher struct {
 	Ended bool
 
 	splitter Splitter
+	common   beginning
 }
 
 // Watch reads the next bytes of the stream.
@@ -89,6 +90,7 @@ func (w *Watcher) Failing() bool {
 func (w *Watcher) Take(e Event) { w.take(e) }
 
 func (w *Watcher) take(e Event) {
+	e.Tail = skipText(w.common.skip(e.Data))
 	if w.Each != nil {
 		w.Each(e)
 	}
@@ -97,7 +99,7 @@ func (w *Watcher) take(e Event) {
 	w.Ended = w.Ended || done || ends(kind)
 	switch {
 	case w.Opening != Preamble:
-		if w.Failure == nil && (isError(kind) || !bytes.HasPrefix(kind, []byte("response.")) && mayHoldError(e.Data)) {
+		if w.Failure == nil && (isError(kind) || !bytes.HasPrefix(kind, []byte("response.")) && mayHoldError(e.Tail)) {
 			w.Failure = e.failure()
 		}
 	case done:

@@ -97,7 +97,7 @@ func (r *Reader) event(e sse.Event) {
 		r.long = false // more was called with all of it
 		return
 	}
-	if mayHoldUsage(e.Data) {
+	if mayHoldUsage(e.Tail) {
 		r.scanner.begin()
 		r.scanner.scan(e.Data)
 		r.fresh = true
