@@ -150,10 +150,6 @@ func (b *starredBody) star() {
 		b.ready = len(b.held)
 		return
 	}
-	begins := [256]bool{'%': true, '\\': true, '&': true}
-	for _, secret := range b.secrets {
-		begins[secret[0]] = true
-	}
 	var next candidates
 	for near := b.ready; b.ready < len(b.held); b.ready++ {
 		if b.ready >= near {
@@ -164,9 +160,6 @@ func (b *starredBody) star() {
 			}
 		}
 		first := b.held[b.ready]
-		if !begins[first] {
-			continue // as nearly always
-		}
 		for _, secret := range b.secrets {
 			if !encodes(first) && (first != secret[0] || b.ready+1 < len(b.held) && b.held[b.ready+1] != secret[1] && !encodes(b.held[b.ready+1])) {
 				continue
