@@ -178,8 +178,9 @@ func via(res *http.Response) string {
 const (
 	// firstCopy is how much of a body is copied at a time at first. Most replies fit in, and so do most events.
 	firstCopy = 4 << 10
-	// mostCopy is up to how much that grows while what comes fills it.
-	mostCopy = 32 << 10
+	// mostCopy is up to how much that grows while what comes fills it. An event that is copied in one piece is also read
+	// in one piece, without being kept until its end comes.
+	mostCopy = 64 << 10
 )
 
 // copyBody copies a body to the client until its end, and flushes each piece if it has to.
