@@ -193,10 +193,10 @@ var nights = []struct {
 		seen:       "main:has(.figures .bad) .problems .bad",
 		notServed:  `^100 % \d+ of \d+ requests$`,
 		problems: []string{
-			`^Needs action no backend is available: gpt-4o$`,
-			`^Ends by itself ptu cannot be reached unreachable: refused since `,
-			`^Ends by itself east cannot be reached unreachable: refused since `,
-			`^Ends by itself west cannot be reached unreachable: refused since `,
+			`^Needs action no backend is available: gpt-4o `,
+			`^Retried ptu refuses connections unreachable: refused since `,
+			`^Retried east refuses connections unreachable: refused since `,
+			`^Retried west refuses connections unreachable: refused since `,
 		},
 		sections: []string{"the-readiness-probe-fails", "502-upstream_unreachable", "502-upstream_unreachable", "502-upstream_unreachable"},
 	},
@@ -205,7 +205,7 @@ var nights = []struct {
 		simulators: []string{"api_key ptu-key\nptu 1\nbucket_seconds 0.1", "api_key east-key\nrequests_per_minute 6", "api_key west-key\nrequests_per_minute 6"},
 		seen:       "main:has(.figures .bad) .problems .warn",
 		notServed:  `^\d+(\.\d+)? % \d+ of \d+ requests$`,
-		problems:   []string{`^Ends by itself all backends throttle: gpt-4o$`},
+		problems:   []string{`^Retried all backends throttle: gpt-4o `},
 		sections:   []string{"all-backends-throttle"},
 	},
 	{

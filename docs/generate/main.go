@@ -1,5 +1,5 @@
-// Generate writes what is generated in docs: the syntax and the tables of options.md, from the comments of the options, and
-// index.md. `go generate` runs it at the root of the repository. With -check, it writes nothing, and fails if a page is stale.
+// Generate writes what is generated in docs: the syntax and the tables of options.md, from the comments of the options, the
+// table of problems in troubleshooting.md, and index.md. `go generate` runs it at the root of the repository. With -check, it writes nothing, and fails if a page is stale.
 package main
 
 import (
@@ -43,6 +43,8 @@ func main() {
 	flag.Parse()
 	const options = "docs/options.md"
 	write(options, optionsPage(read(options)))
+	const troubleshooting = "docs/troubleshooting.md"
+	write(troubleshooting, withRemedies(read(troubleshooting)))
 	write("docs/index.md", indexPage())
 	checkGlossary(read("module.go"), read("docs/glossary.md"))
 	if mistakes > 0 {

@@ -283,7 +283,7 @@ func benchesOf(m *pool.Member, b pool.Bench, now time.Time) (shown []Bench) {
 		scope, models = ModelScope, modelsAt(m, b.Model)
 	}
 	class := verdict.Class(b.Class)
-	needs := class.NeedsOperator() && (class != verdict.NoModel || m.Knows(b.Model))
+	needs := verdict.RemedyOf(class, b.Cause).NeedsOperator && (class != verdict.NoModel || m.Knows(b.Model))
 	// a bench that is in force has some time left
 	left := max(0, (b.Until.Sub(now) + time.Millisecond - 1).Milliseconds())
 	for _, model := range models {

@@ -27,6 +27,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 func init() {
@@ -359,12 +360,34 @@ func showBackends(to io.Writer, answer []byte) error {
 		if b.Drain != nil {
 			fmt.Fprintf(to, "%s %s was drained%s\n", printable(b.Pool), printable(b.Name), drainOf(*b.Drain))
 		}
+		for _, line := range problemsOf(b) {
+			fmt.Fprintln(to, line)
+		}
 		for _, s := range b.Silences {
 			fmt.Fprintf(to, "%s %s is %s since %s: %s\n", printable(b.Pool), printable(b.Name), s.Class(), utc(s.Since),
 				cmp.Or(printable(s.Model), printable(s.Deployment), "(none named)"))
 		}
 	}
 	return nil
+}
+
+// problemsOf returns the reasons for which a backend is benched, each with what is next. A throttle is no problem.
+func problemsOf(b Backend) (lines []string) {
+	for _, bench := range b.Benches {
+		its := verdict.RemedyOf(verdict.Class(bench.Class), bench.Cause)
+		if its.Class == verdict.Throttled {
+			continue
+		}
+		prefix := "meanwhile: "
+		if bench.NeedsOperator {
+			prefix = "needs action: "
+		}
+		line := fmt.Sprintf("%s %s %s. %s%s", printable(b.Pool), printable(b.Name), its.Meaning, prefix, its.Next)
+		if !slices.Contains(lines, line) {
+			lines = append(lines, line)
+		}
+	}
+	return lines
 }
 
 // drainOf returns when a backend was drained, by whom and why, as far as that is known.

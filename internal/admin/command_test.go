@@ -15,8 +15,8 @@ func TestATableShowsWhatClientsMadeUpWithoutEffectOnATerminal(t *testing.T) {
 		{"pool": "p", "name": "a", "priority": 1, "weight": 3, "state": "benched", "class": "throttled", "model": "\u001b[2Jgpt\n4o\u202e",
 			"remaining_ms": 61250, "in_flight": 2, "requests": 7, "failures": 1, "healthy": true},
 		{"pool": "p", "name": "b", "priority": 2, "weight": 1, "state": "drained", "healthy": false, "drain": {"since": "2026-01-02T03:04:05.6Z", "by": "al\u001bice", "reason": "why"}},
-		{"pool": "p", "name": "c", "priority": 2, "weight": 1, "state": "benched", "class": "failed", "healthy": true, "benches": [{"scope": "model"}]},
-		{"pool": "p", "name": "d", "priority": 2, "weight": 1, "state": "benched", "class": "quota", "healthy": true, "benches": [{"scope": "backend"}],
+		{"pool": "p", "name": "c", "priority": 2, "weight": 1, "state": "benched", "class": "failed", "healthy": true, "benches": [{"scope": "model", "class": "failed"}]},
+		{"pool": "p", "name": "d", "priority": 2, "weight": 1, "state": "benched", "class": "quota", "healthy": true, "benches": [{"scope": "backend", "class": "quota", "needs_operator": true}, {"scope": "model", "class": "throttled"}],
 			"silences": [{"model": "gpt\u001b-4o", "since": "2026-01-02T03:04:06.7Z"}, {"model": "gpt", "slow": true, "since": "2026-01-02T03:04:07Z"}]}
 	]`))
 	want := "POOL  NAME  PRIORITY  WEIGHT  STATE               CLASS      MODEL         REMAINING  IN FLIGHT  REQUESTS  FAILURES\n" +
@@ -25,6 +25,8 @@ func TestATableShowsWhatClientsMadeUpWithoutEffectOnATerminal(t *testing.T) {
 		"p     c     2         1       benched             failed     (none named)  -          0          0         0\n" +
 		"p     d     2         1       benched             quota      -             -          0          0         0\n" +
 		"p b was drained at 2026-01-02T03:04:05Z by al�ice: why\n" +
+		"p c answers with errors. meanwhile: A request tries it again when its cooldown is over.\n" +
+		"p d has no budget left. needs action: Raise the budget of its account, or pay for it.\n" +
 		"p d is silent since 2026-01-02T03:04:06Z: gpt�-4o\n" +
 		"p d is slow since 2026-01-02T03:04:07Z: gpt\n"
 	if err != nil || out.String() != want {

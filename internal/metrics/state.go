@@ -28,8 +28,8 @@ var (
 	drainedDesc = desc("backend_drained",
 		"Whether a backend is used only when no other is left: 1 or 0.", "pool", "backend")
 	reasonsDesc = desc("backend_benched",
-		"1 for each class for which a backend is benched. Except for throttled, that lasts until a request has shown that it is over.",
-		"pool", "backend", "deployment", "class")
+		"1 for each class for which a backend is benched, and each cause of unreachable. Except for throttled, that lasts until a request has shown that it is over.",
+		"pool", "backend", "deployment", "class", "cause")
 	infoDesc = desc("backend_info",
 		"Always 1: the priority and the weight that the config gives a backend.", "pool", "backend", "priority", "weight")
 	silentDesc = desc("silent", "Whether a backend has sent nothing to any request since several waited for too long: 1 or 0.", "pool", "backend", "deployment")
@@ -84,7 +84,7 @@ func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus
 	gauge(infoDesc, 1, strconv.Itoa(s.Member.Priority), strconv.Itoa(s.Member.Weight))
 	gauge(inFlightDesc, float64(s.InFlight))
 	for _, its := range reasonsOf(s) {
-		gauge(reasonsDesc, 1, its.deployment, its.class)
+		gauge(reasonsDesc, 1, its.deployment, its.class, its.cause)
 	}
 	b.collectPulses(s, gauge)
 	collectLimits(s, gauge)
@@ -203,10 +203,17 @@ func remaining(s pool.State, deployment string, now time.Time) (left time.Durati
 	return left
 }
 
+// reason is why a backend is benched. The cause is one that has a remedy of its own, and empty for all others: codes of
+// providers are any number.
+type reason struct {
+	attempt
+	cause string
+}
+
 // reasonsOf returns why the member is benched, each reason once. A throttle is over
 // when its time has passed. Of anything else, such as a refused key, only a request
 // shows that it is over. For a model that a client made up, there may be no request.
-func reasonsOf(s pool.State) (reasons []attempt) {
+func reasonsOf(s pool.State) (reasons []reason) {
 	due := slices.DeleteFunc(slices.Clone(s.Due), func(b pool.Bench) bool {
 		return b.Class == string(verdict.Throttled) || !b.Whole && !s.Member.Knows(b.Model)
 	})
@@ -214,7 +221,8 @@ func reasonsOf(s pool.State) (reasons []attempt) {
 		if s.Member.Spares(b) {
 			continue // other requests are served
 		}
-		if its := (attempt{Deployment(s.Member, b.Model), b.Class}); !slices.Contains(reasons, its) {
+		its := reason{attempt{Deployment(s.Member, b.Model), b.Class}, verdict.RemedyOf(verdict.Class(b.Class), b.Cause).Cause}
+		if !slices.Contains(reasons, its) {
 			reasons = append(reasons, its)
 		}
 	}

@@ -100,7 +100,7 @@ func optional(key, value string) zap.Field {
 // load throttles for some milliseconds, many times a second.
 func levelOf(b pool.Bench) zapcore.Level {
 	switch class := verdict.Class(b.Class); {
-	case class.NeedsOperator():
+	case verdict.RemedyOf(class, b.Cause).NeedsOperator:
 		return zap.ErrorLevel
 	case class == verdict.Throttled, class == verdict.Overloaded:
 		if b.Until.Sub(b.Since) < time.Second {

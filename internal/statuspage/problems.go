@@ -15,7 +15,6 @@ import (
 // problem is why clients may not be served, or only by another backend.
 type problem struct {
 	// NeedsOperator reports whether the problem lasts until an operator solves it.
-	// Any other ends by itself.
 	NeedsOperator bool `json:"needs_operator"`
 	// Backend is empty if the problem is about all backends of the models, or about none.
 	Backend string `json:"backend"`
@@ -29,6 +28,9 @@ type problem struct {
 	Since        *time.Time `json:"since"`
 	Until        *time.Time `json:"until"`
 	UntilReached bool       `json:"until_reached"`
+	// Meaning is the problem in words, and Next what an operator must do, or what the balancer does meanwhile.
+	Meaning string `json:"meaning"`
+	Next    string `json:"next"`
 	// RunbookURL is the page that says what to do.
 	RunbookURL string `json:"runbook_url"`
 }
@@ -57,11 +59,10 @@ func problemsOf(backends []backendStatus, models []modelStatus, secrets []keys.S
 			return p.Backend == q.Backend && p.Class == q.Class && p.Status == q.Status && p.Cause == q.Cause && p.NeedsOperator == q.NeedsOperator
 		})
 		if i < 0 {
-			p.RunbookURL = runbookURL(p.Class)
 			if p.Models == nil {
 				p.Models = []string{}
 			}
-			problems = append(problems, p)
+			problems = append(problems, p.explained())
 			return
 		}
 		same := &problems[i]
@@ -113,6 +114,35 @@ func problemsOf(backends []backendStatus, models []modelStatus, secrets []keys.S
 	}
 	slices.SortStableFunc(problems, func(a, b problem) int { return cmp.Compare(rank(a), rank(b)) })
 	return problems
+}
+
+// remedies are those of the classes that are not classes of a reply.
+var remedies = map[string]verdict.Remedy{
+	unavailable:           {Meaning: "no backend is available", Next: "Solve the problems of its backends."},
+	unhealthy:             {Meaning: "fails health checks", Next: "It is checked again at each health_interval. The log has the cause."},
+	admin.Slow:            {Meaning: "answers much later than usual", Next: "Requests go to others first. It ends with a reply in time."},
+	apierror.AllThrottled: {Meaning: "all backends throttle", Next: "Each has said when it accepts requests again. If that is usual, add capacity."},
+}
+
+// explained returns the problem with its meaning, its remedy and its runbook.
+func (p problem) explained() problem {
+	its := remedyOf(p)
+	p.Meaning, p.Next, p.RunbookURL = its.Meaning, its.Next, runbookURL(p.Class)
+	return p
+}
+
+// remedyOf returns how a problem ends.
+func remedyOf(p problem) verdict.Remedy {
+	switch p.Class {
+	case staleSecret:
+		return verdict.Remedy{Meaning: "could not reload " + p.Cause, Next: "Mend the file. The log says what is wrong with it."}
+	case configDiffers:
+		return verdict.Remedy{Meaning: "configured differently: " + cut(p.Cause), Next: "Load the same configuration at each replica."}
+	}
+	if its, ok := remedies[p.Class]; ok {
+		return its
+	}
+	return verdict.RemedyOf(verdict.Class(p.Class), p.Cause)
 }
 
 // whyNone returns why no backend can serve the model. It is empty if one can.

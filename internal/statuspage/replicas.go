@@ -57,9 +57,7 @@ func differencesOf(s Status, pool string) []problem {
 		hosts[i] = cmp.Or(p.Host, p.ID)
 	}
 	cause := firstOf(maxShown, hosts, func(host string) string { return host })
-	return []problem{{
-		NeedsOperator: true, Class: configDiffers, Cause: cause, Models: []string{}, Since: &since, RunbookURL: runbookURL(configDiffers),
-	}}
+	return []problem{problem{NeedsOperator: true, Class: configDiffers, Cause: cause, Models: []string{}, Since: &since}.explained()}
 }
 
 // shareSummaryOf returns a sentence with their number.

@@ -2,16 +2,13 @@ package statuspage
 
 import (
 	"bytes"
-	"cmp"
 	"fmt"
 	"maps"
 	"math"
 	"slices"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
-	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
-	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // render returns the part of the page that changes.
@@ -148,35 +145,6 @@ func (b backendStatus) Utilizations() (views []utilizationView) {
 		views = append(views, utilizationView{name, percent(&ratio), math.Round(100 * min(1, ratio)), ratio >= 1})
 	}
 	return views
-}
-
-// Says returns the problem in words.
-func (p problem) Says() string {
-	switch p.Class {
-	case staleSecret:
-		return "could not reload " + p.Cause
-	case configDiffers:
-		return "configured differently: " + cut(p.Cause)
-	}
-	return cmp.Or(sayings[p.Class], "answers with errors")
-}
-
-// sayings are problems in words, by their classes.
-var sayings = map[string]string{
-	unavailable:                  "no backend is available",
-	unhealthy:                    "fails health checks",
-	admin.Silent:                 "accepts requests and sends nothing",
-	admin.Slow:                   "answers much later than usual",
-	apierror.AllThrottled:        "all backends throttle",
-	string(verdict.NoCredential): "has no credential to send",
-	string(verdict.Credential):   "refuses its key",
-	string(verdict.NotPermitted): "does not permit what its key is used for",
-	string(verdict.Quota):        "has no budget left",
-	string(verdict.NoModel):      "does not have the model",
-	string(verdict.Unreachable):  "cannot be reached",
-	string(verdict.Timeout):      "did not answer in time",
-	string(verdict.Overloaded):   "is overloaded",
-	string(verdict.BrokenStream): "broke off a stream",
 }
 
 // Named returns the first models as they are shown.

@@ -3,9 +3,11 @@ package statuspage
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
 func TestACurveShowsRates(t *testing.T) {
@@ -90,8 +92,38 @@ func TestASilenceIsAProblem(t *testing.T) {
 	}}}
 	got := problemsOf([]backendStatus{b}, nil, nil)
 	if len(got) != 2 || got[0].Class != "silent" || len(got[0].Models) != 2 || !got[0].Since.Equal(since) || got[0].NeedsOperator ||
-		got[0].Says() != "accepts requests and sends nothing" || !strings.HasSuffix(got[0].RunbookURL, "#a-backend-is-silent") ||
-		got[1].Class != "slow" || got[1].Says() != "answers much later than usual" {
+		got[0].Meaning != "accepts requests and sends nothing" || !strings.HasSuffix(got[0].RunbookURL, "#a-backend-is-silent") ||
+		got[1].Class != "slow" || got[1].Meaning != "answers much later than usual" {
 		t.Errorf("the problems are %+v", got)
+	}
+}
+
+func TestThePageSaysWhoEndsAProblem(t *testing.T) {
+	for cause, want := range map[string][]string{
+		"certificate": {"Needs action", "has a certificate that is not accepted", "Renew its certificate"},
+		"dns":         {"Needs action", "has a host name without an address", "Correct the host"},
+		"refused":     {"Retried", "refuses connections", "every 60 s"},
+		"timeout":     {"Retried", "does not accept connections in time", "every 60 s"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			usePool(t, t.Name(), "east", "west")["east"].Bench(pool.Refusal{
+				Reason: pool.Reason{Class: "unreachable", Cause: cause}, Whole: true, Unreachable: true,
+			}, time.Now())
+			var page strings.Builder
+			s := statusOf(t.Name(), nil)
+			if err := templates.ExecuteTemplate(&page, "state", Status{Pools: []poolStatus{s}}); err != nil {
+				t.Fatal(err)
+			}
+			_, text, _ := strings.Cut(page.String(), "<h3>Problems</h3>")
+			text, _, _ = strings.Cut(text, "<h3>")
+			for _, part := range want {
+				if !strings.Contains(text, part) {
+					t.Errorf("%s: the page lacks %q: %s", cause, part, text)
+				}
+			}
+			if needs := want[0] == "Needs action"; s.Problems[0].NeedsOperator != needs || s.Backends[0].NeedsOperator() != needs {
+				t.Errorf("%s: the problem is %+v", cause, s.Problems[0])
+			}
+		})
 	}
 }

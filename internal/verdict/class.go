@@ -154,12 +154,6 @@ func (c Class) Shared() bool { return c.traits().shared }
 // OfClient reports whether it is the client's doing if a request ends so.
 func (c Class) OfClient() bool { return c.traits().client }
 
-// NeedsOperator reports whether the problem lasts until a person changes something.
-// All other problems end on their own.
-func (c Class) NeedsOperator() bool {
-	return c == Credential || c == NotPermitted || c == NoModel || c == Quota
-}
-
 // ContextLength reports whether a reply of this class and status means that the request is
 // longer than the model's context. Any backend with the same model would reject it too. The
 // other kind of TooLarge, a 429 or 402, is about a limit or a budget, which any other backend

@@ -218,7 +218,7 @@ func TestAnUnknownCodeOfAFailedResponseIsUnclear(t *testing.T) {
 		}
 	}
 	for _, class := range []Class{Unclear, Blocked} {
-		if !class.Failover() || class.Blames() || class.Promise() || class.OfCredential() || class.NeedsOperator() || class.Shared() || class.MayBeOfRequest() || class.WholeBackend() {
+		if !class.Failover() || class.Blames() || class.Promise() || class.OfCredential() || RemedyOf(class, "").NeedsOperator || class.Shared() || class.MayBeOfRequest() || class.WholeBackend() {
 			t.Errorf("%s implies more than that another backend may serve", class)
 		}
 	}
