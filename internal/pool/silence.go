@@ -169,6 +169,19 @@ func (p *Pool) follow(r *Ask, m *Member, model string) *pulse.Pulse {
 	return nil
 }
 
+// TooLong returns after how long a request waits longer than is usual at the member. It is 0 if that is not known.
+func (p *Pool) TooLong(r *Ask, m *Member) time.Duration {
+	model, ok := r.modelAt(m)
+	if !ok || !p.Watches || r.Kind == pulse.Unfollowed {
+		return 0
+	}
+	its := m.health.pulses.Of(ModelKey(model))
+	if its == nil {
+		return 0
+	}
+	return p.usual(r, m, its, r.Kind).Threshold()
+}
+
 // usual returns what is usual for a request at a member. Until that is known, it is what is usual at all members,
 // and at last what is usual for any request for the model, which proves little.
 func (p *Pool) usual(r *Ask, m *Member, its *pulse.Pulse, kind pulse.Kind) pulse.Usual {
