@@ -61,6 +61,7 @@ func (b *balancer) commit(t *transaction, r *attempt.Reply, now time.Time) *http
 	s := &t.search
 	to := s.current
 	t.wait.firstByte(now)
+	s.firstByte.End()
 	s.decided()
 	s.placement.Served(to.backend.AccountKey, r.Response)
 	if r.Status != http.StatusSwitchingProtocols {

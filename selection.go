@@ -63,6 +63,8 @@ type search struct {
 	// silence follows the wait for the first byte of the attempt in progress, and
 	// finds where the request moves from a silent backend.
 	silence pool.Wait
+	// firstByte is the wait of the request for the first byte of a reply, whichever backend sends it.
+	firstByte metrics.FirstByte
 
 	// awaited are the indexes of backends that other requests wait for, which
 	// came before this one.
@@ -267,6 +269,7 @@ func (s *search) decided() {
 
 // close releases the backend of the last attempt, and the one to which the request would have moved.
 func (s *search) close() {
+	s.firstByte.End()
 	s.best.drop()
 	s.release()
 	if to := s.silence.Moved(); to != nil { // the client left just then

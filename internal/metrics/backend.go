@@ -17,6 +17,8 @@ type Pool struct {
 	name         string
 	allThrottled prometheus.Counter
 	attempts     prometheus.Observer
+	// FirstBytes are the requests that wait for the first byte of a reply.
+	FirstBytes FirstBytes
 
 	callerTokens series[bill, tokenCounters]
 

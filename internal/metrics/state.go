@@ -50,7 +50,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (state) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, reasonsDesc, silentDesc, slowDesc, usualDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, quotaDesc, utilizationDesc, limitUsedDesc, estimateDesc, forgottenDesc, staleDesc, shutdownDesc} {
+	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, reasonsDesc, silentDesc, slowDesc, usualDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, quotaDesc, utilizationDesc, limitUsedDesc, estimateDesc, forgottenDesc, staleDesc, shutdownDesc, waitingFirstDesc, oldestFirstDesc, overdueFirstDesc, soundDesc} {
 		descs <- d
 	}
 }
@@ -58,10 +58,15 @@ func (state) Describe(descs chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (state) Collect(metrics chan<- prometheus.Metric) {
 	now := time.Now()
-	seen, callers := make(map[[2]string]bool), newCallerGauges()
+	seen, named, callers := make(map[[2]string]bool), make(map[string]bool), newCallerGauges()
 	for _, entry := range pools.Default.Entries() {
-		p := Of(entry.Name)
-		for _, s := range entry.Pool.Snapshot(now) {
+		p, states := Of(entry.Name), entry.Pool.Snapshot(now)
+		if !named[p.name] { // others share the label of all that have none of their own
+			named[p.name] = true
+			p.FirstBytes.collect(p.name, now, metrics)
+			collectSound(p.name, states, now, metrics)
+		}
+		for _, s := range states {
 			b := p.Backend(s.Member.Name)
 			if key := [2]string{p.name, b.name}; !seen[key] { // a plain reverse_proxy may have an upstream twice
 				seen[key] = true

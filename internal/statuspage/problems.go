@@ -43,6 +43,8 @@ const (
 	unavailable = "unavailable"
 	// notInTouch: this replica cannot reach the engine of state.
 	notInTouch = "not_in_touch"
+	// noFirstByte: requests wait for much longer than is usual, and have got no byte.
+	noFirstByte = "no_first_byte"
 	// staleSecret: a secret could not be reloaded from its file. The cause is its name.
 	staleSecret = "stale_secret"
 	// configDiffers: other replicas have other configurations. The cause is their hosts.
@@ -120,6 +122,7 @@ func problemsOf(backends []backendStatus, models []modelStatus, secrets []keys.S
 var remedies = map[string]verdict.Remedy{
 	unavailable:           {Meaning: "no backend is available", Next: "Solve the problems of its backends."},
 	unhealthy:             {Meaning: "fails health checks", Next: "It is checked again at each health_interval. The log has the cause."},
+	noFirstByte:           {Meaning: "requests wait and get no byte", Next: "See which backends hang, and how their provider is. Add or resume others."},
 	admin.Slow:            {Meaning: "answers much later than usual", Next: "Requests go to others first. It ends with a reply in time."},
 	apierror.AllThrottled: {Meaning: "all backends throttle", Next: "Each has said when it accepts requests again. If that is usual, add capacity."},
 }
@@ -145,12 +148,20 @@ func remedyOf(p problem) verdict.Remedy {
 	return verdict.RemedyOf(verdict.Class(p.Class), p.Cause)
 }
 
+// waits returns the problem that several requests have waited for too long, if they have. One alone may be slow by itself.
+func (s poolStatus) waits() []problem {
+	if !s.Waiting.Stuck() {
+		return []problem{}
+	}
+	return []problem{problem{NeedsOperator: true, Class: noFirstByte, Models: []string{}}.explained()}
+}
+
 // whyNone returns why no backend can serve the model. It is empty if one can.
 func whyNone(m admin.Model) (class string) {
 	class = apierror.AllThrottled
 	for _, b := range m.Backends {
 		switch {
-		case b.Class == "" && b.Healthy: // it may be drained, and is used nevertheless
+		case b.Class == "" && b.Healthy && b.State != admin.Silent: // it may be drained, and is used nevertheless
 			return ""
 		case b.Class != string(verdict.Throttled):
 			class = unavailable
@@ -169,6 +180,7 @@ const troubleshooting = "https://github.com/openai-lb/caddy-openai-lb/blob/main/
 var runbooks = map[string]string{
 	unavailable:                  "the-readiness-probe-fails",
 	notInTouch:                   "a-replica-is-not-connected",
+	noFirstByte:                  "requests-wait-and-get-no-byte",
 	unhealthy:                    "a-backend-gets-no-requests",
 	staleSecret:                  "a-new-key-is-not-accepted",
 	configDiffers:                "replicas-have-different-configurations",

@@ -42,6 +42,8 @@ type poolStatus struct {
 	Failovers      int64     `json:"failovers"`
 	Tokens         int64     `json:"tokens"`
 	FirstByte      quantiles `json:"time_to_first_byte_seconds"`
+	// Waiting are the requests that wait for their first byte now.
+	Waiting metrics.Waiting `json:"waiting"`
 	// Classes are the classes of the answers other than served, the most frequent first.
 	Classes []classStatus `json:"classes"`
 	// Problems are sorted: problems that an operator has to solve come first.
@@ -145,6 +147,8 @@ func statusAt(now time.Time, others admin.OtherCallers) Status {
 	}
 	for _, p := range admin.Pools(now, counts) {
 		its := poolStatusOf(p, counts, spans)
+		its.Waiting = metrics.Of(p.Name).FirstBytes.At(now)
+		its.Problems = append(its.waits(), its.Problems...)
 		its.Problems = append(differencesOf(s, p.Name), its.Problems...)
 		s.Pools = append(s.Pools, its)
 	}

@@ -44,6 +44,14 @@ func (s poolStatus) Level() string {
 // Judged returns how many requests NotServedRatio is a share of.
 func (s poolStatus) Judged() int64 { return s.Served + s.NotServed }
 
+// Oldest returns how long the oldest request has waited for its first byte.
+func (s poolStatus) Oldest() string {
+	if s.Waiting.OldestSeconds < 1 {
+		return "2 s"
+	}
+	return seconds(&s.Waiting.OldestSeconds)
+}
+
 // ByFault returns the classes of answers that are a fault of the service, or of the
 // caller.
 func (s poolStatus) ByFault(fault string) []classStatus {

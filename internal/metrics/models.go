@@ -1,0 +1,81 @@
+package metrics
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// doubtful is for how long after its end a bench for a failure makes its backend doubtful. An idle backend is not tried,
+// so that nothing would end the doubt.
+const doubtful = time.Minute
+
+var soundDesc = desc("model_backends_sound",
+	"Backends of a model that are neither silent, unreachable nor failing, nor were so just before. Throttled ones are sound: they have said when they return.",
+	"pool", "model")
+
+// SoundBackends returns, by the names that clients use, how many backends of each model are sound. All models that the
+// config does not name are one, and so are the backends' names for them: a backend counts as silent for them if it is
+// silent for any.
+func SoundBackends(states []pool.State, now time.Time) map[string]int {
+	sound := make(map[string]int)
+	for _, s := range states {
+		for model := range s.Member.Names {
+			sound[clean(model)] = 0
+		}
+		if s.Member.Names == nil {
+			sound[Other] = 0
+		}
+	}
+	names := slices.Collect(maps.Keys(sound))
+	for _, s := range states {
+		if s.Drained {
+			continue
+		}
+		for _, model := range names {
+			deployment, listed := s.Member.Names[model]
+			if !listed && s.Member.Names != nil {
+				continue
+			}
+			deployment = cmp.Or(deployment, s.Member.Deployment, model)
+			any := model == Other && s.Member.Deployment == ""
+			if isSound(s, now, func(name string) bool { return any || name == pool.ModelKey(deployment) }) {
+				sound[model]++
+			}
+		}
+	}
+	return sound
+}
+
+// isSound reports whether a backend is sound for the models that concerns is true for.
+func isSound(s pool.State, now time.Time, concerns func(name string) bool) bool {
+	if !s.Healthy {
+		return false
+	}
+	for _, p := range s.Pulses {
+		if !p.Since.IsZero() && concerns(p.Model) {
+			return false
+		}
+	}
+	for i, b := range slices.Concat(s.Benches, s.Due) {
+		switch due := i >= len(s.Benches); {
+		case b.Class == string(verdict.Throttled), s.Member.Spares(b), !b.Whole && !concerns(b.Model):
+		case !b.Whole && b.Class == string(verdict.NoModel) && !s.Member.Knows(b.Model): // a client made it up
+		case !due || now.Sub(b.Until) < doubtful:
+			return false
+		}
+	}
+	return true
+}
+
+func collectSound(pool string, states []pool.State, now time.Time, metrics chan<- prometheus.Metric) {
+	for model, n := range SoundBackends(states, now) {
+		metrics <- prometheus.MustNewConstMetric(soundDesc, prometheus.GaugeValue, float64(n), pool, model)
+	}
+}
