@@ -114,7 +114,7 @@ func (p *Pool) Snapshot(now time.Time) []State {
 		states[i] = State{Member: m, Drained: m.Drained(), InFlight: m.InFlight(), Healthy: m.healthy(), Probing: m.Unreachable(), Last: m.health.last.Load()}
 		states[i].Limits = m.health.quotas.Snapshot(now)
 		if p.Watches {
-			states[i].Pulses = m.health.pulses.Snapshot()
+			states[i].Pulses = m.health.pulses.Snapshot(now)
 		}
 		for b := range m.health.benches() {
 			if !m.Meets(b.Bench) {

@@ -52,6 +52,8 @@ type Pulse struct {
 	// the next request that tries the backend is due at due, and the one after it pause later.
 	silent     moment
 	due, pause atomic.Int64
+	// tried is when a request was last sent during the silence, or, before one was, when it began.
+	tried atomic.Int64
 	// late is how long the last late byte took.
 	late atomic.Int64
 	// patient is when the next request that is sent during the silence has more patience than others, and
@@ -161,6 +163,7 @@ func (p *Pulse) Sent(r *Request) time.Duration {
 		return latestLook
 	}
 	if p.silent.Load() != 0 {
+		p.tried.Store(nanos(r.Sent))
 		p.bePatient(r)
 	}
 	if by, first := nanos(r.Sent)+int64(r.Threshold), p.answer.Load(); first == 0 || by < first {
@@ -259,6 +262,7 @@ func (p *Pulse) beginSilence(r *Request, heard int64, now time.Time) Change {
 	p.patience.Store(int64(2 * r.Threshold))
 	p.lead.Store(0)
 	p.leads.Store(0)
+	p.tried.Store(at)
 	if !p.silent.CompareAndSwap(0, momentOf(at, false)) {
 		return Change{}
 	}

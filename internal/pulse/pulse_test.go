@@ -364,11 +364,11 @@ func TestATableCountsItsSilences(t *testing.T) {
 	if !table.AnySilent() {
 		t.Error("the silence does not count")
 	}
-	if s := table.Snapshot(); len(s) != 1 || s[0] != (State{"m", time.Second, 0, at(5), false}) {
+	if s := table.Snapshot(at(5)); len(s) != 1 || s[0] != (State{"m", time.Second, 0, at(5), false, time.Time{}}) {
 		t.Errorf("snapshot: %+v", s)
 	}
 	p.Heard(first, at(6))
-	if s := table.Snapshot(); !table.AnySilent() || !s[0].Slow || !s[0].Since.Equal(at(5)) {
+	if s := table.Snapshot(at(5)); !table.AnySilent() || !s[0].Slow || !s[0].Since.Equal(at(5)) {
 		t.Errorf("snapshot of a slow one: %+v", s)
 	}
 	serve(p, at(6), time.Second)
@@ -452,4 +452,32 @@ func TestARequestAllocatesNothing(t *testing.T) {
 	}); n > 0 {
 		t.Errorf("%g allocations", n)
 	}
+}
+
+func TestASilenceThatNoRequestTriesIsNotKnownToLast(t *testing.T) {
+	var table Table
+	p := table.Make("m")
+	for range 20 {
+		serve(p, at(-1), time.Second)
+	}
+	wants := func(seconds float64, want State) {
+		t.Helper()
+		want.Model, want.Whole = "m", time.Second
+		if s := table.Snapshot(at(seconds)); len(s) != 1 || s[0] != want {
+			t.Errorf("after %v s: %+v, want %+v", seconds, s, want)
+		}
+	}
+	first, second := send(p, at(0)), send(p, at(0))
+	wantSilent(t, p, at(5), true, first, second)
+	wants(300, State{Since: at(5)}) // they wait
+	p.Left(first, at(301), 0)
+	p.Left(second, at(301), 0)
+	wants(301, State{Untried: at(5)})
+	tries := send(p, at(310))
+	wants(310, State{Since: at(5)})
+	p.Left(tries, at(311), 0)
+	wants(355, State{Since: at(5)})
+	wants(356, State{Untried: at(310)})
+	p.Heard(send(p, at(400)), at(400.5))
+	wants(401, State{})
 }

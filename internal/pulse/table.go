@@ -83,10 +83,17 @@ type State struct {
 	// Since is when the silence began. It is zero if there is none. Slow reports whether bytes come, but late.
 	Since time.Time
 	Slow  bool
+	// Untried is when a request was last sent, if the backend was silent or slow then and none has tried it for so long
+	// that it is not known how it is. Since is zero then.
+	Untried time.Time
 }
 
+// untried is after how long without a request a silence says nothing any more: only a request can end it, and an idle
+// backend gets none. The next request may try it, as one is due after longestPause.
+const untried = 45 * time.Second
+
 // Snapshot returns the states of all pulses that have been used.
-func (t *Table) Snapshot() (states []State) {
+func (t *Table) Snapshot(now time.Time) (states []State) {
 	known := t.models.Load()
 	if known == nil {
 		return nil
@@ -94,9 +101,13 @@ func (t *Table) Snapshot() (states []State) {
 	for model, p := range known.pulses {
 		s := State{Model: model, Whole: slowest(p.norms[:sizes], enough).Wait, Streamed: slowest(p.norms[sizes:], enough).Wait}
 		if silence := p.silent.Load(); silence != 0 {
-			s.Since, s.Slow = sinceOf(silence), silence&flagged != 0
+			if tried := p.tried.Load(); p.waiting.Load() <= 0 && nanos(now)-tried > int64(untried) {
+				s.Untried = began.Add(time.Duration(tried))
+			} else {
+				s.Since, s.Slow = sinceOf(silence), silence&flagged != 0
+			}
 		}
-		if s.Whole > 0 || s.Streamed > 0 || !s.Since.IsZero() {
+		if s.Whole > 0 || s.Streamed > 0 || p.silent.Load() != 0 {
 			states = append(states, s)
 		}
 	}
