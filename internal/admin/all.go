@@ -270,7 +270,7 @@ func newBackends() *backendSum {
 // take returns what adds those in these pools that another replica answers with.
 func (s *backendSum) take(inPool func(string) bool) func(a replicas.Answer, b Backend) (pool string, full bool) {
 	return func(a replicas.Answer, b Backend) (pool string, full bool) {
-		if !inPool(b.Pool) || !slices.Contains(a.Pools, b.Pool) || !areWords(b.Name, b.State) || len(b.Benches)+len(b.Silences) > maxBenches {
+		if !inPool(b.Pool) || !slices.Contains(a.Pools, b.Pool) || !areWords(b.Name, b.State) || len(b.Benches)+len(b.Silences)+len(b.Untried) > maxBenches {
 			return "", false
 		}
 		b.States = map[string]int{b.State: 1}
@@ -314,6 +314,8 @@ func (b *Backend) add(other *Backend) {
 		func(x, y Bench) bool { return x.Until.Before(y.Until) })
 	b.Silences = union(b.Silences, other.Silences, func(x Silence) any { return [...]string{x.Model, x.Deployment} },
 		func(x, y Silence) bool { return x.Since.After(y.Since) })
+	b.Untried = union(b.Untried, other.Untried, func(x Untried) any { return [...]string{x.Model, x.Deployment} },
+		func(x, y Untried) bool { return x.Since.Before(y.Since) })
 	b.sortBenches()
 }
 

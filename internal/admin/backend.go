@@ -67,6 +67,8 @@ type Backend struct {
 	// Silences are the models for which requests wait at the backend while it sends
 	// nothing.
 	Silences []Silence `json:"silences"`
+	// Untried are the models for which the backend was silent or slow when it was last tried, which is long ago.
+	Untried []Untried `json:"untried"`
 	// Due are the benches of which the time has passed, while no request has shown yet
 	// that the backend is back.
 	Due []Bench `json:"-"`
@@ -148,6 +150,14 @@ type Silence struct {
 	Since time.Time `json:"since"`
 }
 
+// Untried is a model for which it is not known whether a silence is over, because no request has tried since then.
+type Untried struct {
+	// Model is the name that clients use, and Deployment the backend's name for it.
+	Model      string    `json:"model"`
+	Deployment string    `json:"deployment"`
+	Since      time.Time `json:"since"`
+}
+
 // Class returns Silent or Slow.
 func (s Silence) Class() string {
 	if s.Slow {
@@ -210,7 +220,7 @@ func backendOf(s pool.State, now time.Time) Backend {
 	m := s.Member
 	b := Backend{
 		Name: m.Name, Priority: m.Priority, Weight: m.Weight, MaxRequests: m.MaxRequests,
-		State: stateOf(s), InFlight: s.InFlight, Healthy: s.Healthy, Benches: []Bench{}, Silences: silencesOf(s), member: m,
+		State: stateOf(s), InFlight: s.InFlight, Healthy: s.Healthy, Benches: []Bench{}, Silences: silencesOf(s), Untried: untriedOf(s), member: m,
 	}
 	for _, bench := range s.Benches {
 		b.Benches = append(b.Benches, benchesOf(m, bench, now)...)
@@ -256,6 +266,17 @@ func silencesOf(s pool.State) []Silence {
 	return silences
 }
 
+func untriedOf(s pool.State) []Untried {
+	untried := []Untried{}
+	for _, p := range s.Pulses {
+		if !p.Untried.IsZero() {
+			untried = append(untried, Untried{strings.Join(modelsAt(s.Member, p.Model), ", "), p.Model, moment(p.Untried)})
+		}
+	}
+	slices.SortFunc(untried, func(x, y Untried) int { return cmp.Compare(x.Deployment, y.Deployment) })
+	return untried
+}
+
 func stateOf(s pool.State) string {
 	is := func(slow bool) bool {
 		return slices.ContainsFunc(s.Pulses, func(p pulse.State) bool { return !p.Since.IsZero() && p.Slow == slow })
@@ -269,7 +290,7 @@ func stateOf(s pool.State) string {
 		return Silent
 	case is(true):
 		return Slow
-	case s.Probing:
+	case s.Probing, slices.ContainsFunc(s.Pulses, func(p pulse.State) bool { return !p.Untried.IsZero() }):
 		return Probing
 	}
 	return Available

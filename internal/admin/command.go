@@ -363,6 +363,10 @@ func showBackends(to io.Writer, answer []byte) error {
 		for _, line := range problemsOf(b) {
 			fmt.Fprintln(to, line)
 		}
+		for _, u := range b.Untried {
+			fmt.Fprintf(to, "%s %s was silent, and has not been tried since %s: %s\n", printable(b.Pool), printable(b.Name), utc(u.Since),
+				cmp.Or(printable(u.Model), printable(u.Deployment), "(none named)"))
+		}
 		for _, s := range b.Silences {
 			fmt.Fprintf(to, "%s %s is %s since %s: %s\n", printable(b.Pool), printable(b.Name), s.Class(), utc(s.Since),
 				cmp.Or(printable(s.Model), printable(s.Deployment), "(none named)"))

@@ -80,8 +80,22 @@ func TestABackendIsShownAsSilent(t *testing.T) {
 	}}}
 	var page strings.Builder
 	err := templates.ExecuteTemplate(&page, "state", Status{Pools: []poolStatus{{Pool: "p", Backends: []backendStatus{b}}}})
-	if text := page.String(); err != nil || !strings.Contains(text, "Silent since 03:04:05") || !strings.Contains(text, "gpt-4o") || strings.Contains(text, "Available") {
+	if text := page.String(); err != nil || !strings.Contains(text, "since 03:04:05") || strings.Count(text, "Silent") != 1 || !strings.Contains(text, "gpt-4o") || strings.Contains(text, "Available") {
 		t.Errorf("the page (%v) is %s", err, text)
+	}
+}
+
+func TestAnIdleBackendThatWasSilentIsNotCalledSilent(t *testing.T) {
+	b := backendStatus{Backend: admin.Backend{Name: "spare", State: admin.Probing, Healthy: true, Untried: []admin.Untried{
+		{Model: "gpt-4o", Since: time.Date(2026, 3, 1, 3, 4, 5, 0, time.UTC)},
+	}}}
+	var page strings.Builder
+	err := templates.ExecuteTemplate(&page, "state", Status{Pools: []poolStatus{{Pool: "p", Backends: []backendStatus{b}}}})
+	if text := page.String(); err != nil || !strings.Contains(text, "was silent, not tried since 03:04:05: gpt-4o") || strings.Contains(text, "Silent") {
+		t.Errorf("the page (%v) is %s", err, text)
+	}
+	if got := problemsOf([]backendStatus{b}, nil, nil); len(got) != 0 {
+		t.Errorf("the problems are %+v", got)
 	}
 }
 
