@@ -166,7 +166,7 @@ func (b *balancer) attempt(q *request, s *search, bill *bill) *attempt.Reply {
 // send sends the request of an attempt, and watches the backend's silence.
 func (b *balancer) send(q *request, s *search, bill *bill) *attempt.Reply {
 	out := b.outgoing(q, s, bill)
-	if a := s.attempts.last(); q.Kind.Infers() && !a.flex && !s.firstByte.Waits() {
+	if a := s.attempts.last(); q.Kind.Infers() && a.tiers == pool.UsualTiers && !s.firstByte.Waits() {
 		s.firstByte = b.metrics.FirstBytes.Begin(a.started, b.Pool.TooLong(&s.board, a.target.Member))
 	}
 	b.watchSilence(q, s, out)
