@@ -22,8 +22,8 @@ import (
 	_ "github.com/caddyserver/caddy/v2/modules/caddyhttp/standard"
 
 	_ "github.com/openai-lb/caddy-openai-lb"
-	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
 // replicaVariable names the config of the Caddy that a process of this program
@@ -41,7 +41,7 @@ func runReplica(config string) {
 	}
 	caddy.ConfigAutosavePath = filepath.Join(filepath.Dir(config), "autosave.json")
 	if os.Getenv(patientVariable) != "" {
-		affinity.LookupPatience = time.Second
+		replicas.LeastPatience = time.Second
 	}
 	adapted, err := lbtest.Adapt(string(text))
 	if err != nil {

@@ -207,7 +207,7 @@ func (f *finder) lookUp() {
 	for i := range keys {
 		keys[i] = f.open[i].Key
 	}
-	found, err := f.affinity.others.Lookup(f.caller, keys, LookupPatience)
+	found, err := f.affinity.others.Lookup(f.caller, keys)
 	if errors.Is(err, owners.ErrCrowded) || err != nil && slices.ContainsFunc(f.open, func(it openID) bool { return it.own }) {
 		f.refuse(apierror.OwnersUnknown)
 		return

@@ -71,7 +71,7 @@ func (f *finder) lookUpHome(lastHere string) (home, last string) {
 	if a.others == nil {
 		return "", lastHere
 	}
-	found, err := a.others.Lookup(f.caller, keys, LookupPatience)
+	found, err := a.others.Lookup(f.caller, keys)
 	if err != nil {
 		return "", lastHere
 	}

@@ -46,10 +46,6 @@ const (
 	idTTL  = 720 * time.Hour
 )
 
-// LookupPatience is how long a request waits at most for the answer of other replicas, if it names an id that this
-// replica does not know. Only tests on busy machines change it.
-var LookupPatience = 50 * time.Millisecond
-
 // UnmarshalCaddyfile reads the block of the option affinity.
 func (o *Options) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if d.NextArg() {

@@ -189,7 +189,7 @@ func TestWithoutTheStoreAccountsAreAsked(t *testing.T) {
 					if h, _, refused := other.names("alice", "resp_12345678"); refused || !h.Asks() {
 						t.Errorf("it has the placement %+v", h)
 					}
-					if took := time.Since(began); took > LookupPatience || took > 0 && i > 0 {
+					if took := time.Since(began); took > replicas.LeastPatience || took > 0 && i > 0 {
 						t.Errorf("request %d waited for %v", i, took)
 					}
 				}
@@ -352,7 +352,7 @@ func TestACallerIsRefusedWhoseLookupsCannotBeMadeInTime(t *testing.T) {
 		one, other := s.replica("a", "b"), s.replica("a", "b")
 		one.learn("b", "alice", "resp_of_alice")
 		synctest.Wait()
-		s.hub.SlowDown(LookupPatience - 1)
+		s.hub.SlowDown(replicas.LeastPatience - 1)
 		var all sync.WaitGroup
 		for range 100 {
 			all.Go(func() {

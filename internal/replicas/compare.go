@@ -44,6 +44,7 @@ func (r *Replica) compare(ctx context.Context, spread time.Duration) error {
 		r.peers.wereRead(sent)
 	}
 	r.clock.set(shown, sent, now)
+	r.stored.patience.took(now.Sub(sent))
 	r.tally.Follow(now, r.clock.ahead())
 	known, sizes := make(map[recordKey]record), make(map[string]int)
 	for _, k := range r.tally.Loaded(kept, now) {

@@ -46,10 +46,11 @@ func (l *Link) Owners(pool string, accounts []string) *Owners {
 }
 
 // ownerStore is what the store keeps of owners: queue has those that it is to
-// keep, and lookups are those that it is asked for.
+// keep, and lookups are those that it is asked for, each with this patience.
 type ownerStore struct {
-	queue   *queue[owned]
-	lookups *owners.Lookups
+	queue    *queue[owned]
+	lookups  *owners.Lookups
+	patience lookupPatience
 }
 
 // owned is an id of which the store is to keep the owner.
@@ -175,10 +176,10 @@ type Found struct {
 const Gone = "gone"
 
 // Lookup asks for the owners of the ids that a request of the caller names, and waits
-// for the answer for some time at most, after the caller's turn has come. It
-// returns owners.ErrNoAnswer if there is none in time, and then for a while without
-// asking, or owners.ErrCrowded.
-func (o *Owners) Lookup(c owners.Caller, ids []owners.Key, timeout time.Duration) (found []Found, err error) {
+// for the answer as long as lookupPatience says, after the caller's turn has come.
+// It returns owners.ErrNoAnswer if there is none in time, and then for a while
+// without asking, or owners.ErrCrowded.
+func (o *Owners) Lookup(c owners.Caller, ids []owners.Key) (found []Found, err error) {
 	if o == nil || len(ids) == 0 {
 		return nil, owners.ErrNoAnswer
 	}
@@ -187,7 +188,7 @@ func (o *Owners) Lookup(c owners.Caller, ids []owners.Key, timeout time.Duration
 	err = owners.ErrNoAnswer
 	if r.runs.Load() {
 		err = r.stored.lookups.Do(c, func() bool {
-			found, outcome = o.find(ids, timeout)
+			found, outcome = o.find(ids)
 			return found != nil
 		})
 	}
@@ -196,12 +197,12 @@ func (o *Owners) Lookup(c owners.Caller, ids []owners.Key, timeout time.Duration
 }
 
 // find asks the store. It returns nil if there is no answer, and the outcome.
-func (o *Owners) find(ids []owners.Key, timeout time.Duration) (found []Found, outcome string) {
+func (o *Owners) find(ids []owners.Key) (found []Found, outcome string) {
 	keys := make([]string, len(ids))
 	for i, id := range ids {
 		keys[i] = entryKey(o.pool, id)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), o.replica.stored.patience.now())
 	defer cancel()
 	began := time.Now()
 	entries, err := o.replica.store.Find(ctx, keys)

@@ -38,7 +38,7 @@ func (o *Owners) askAs(c owners.Caller, ids ...string) ([]Found, error) {
 	for i, id := range ids {
 		keys[i] = owners.KeyOf(id)
 	}
-	return o.Lookup(c, keys, waiting)
+	return o.Lookup(c, keys)
 }
 
 func (o *Owners) tell(id, account string, caller owners.Caller) {
@@ -81,6 +81,32 @@ func TestWhatOneReplicaLearnsTheOthersCanAskFor(t *testing.T) {
 			t.Errorf("after its time, %+v is found", got)
 		}
 	})
+}
+
+// TestALookupWaitsAsLongAsTheStoreIsFarAway measures what lookups take by the
+// comparisons, so that a store in another region is asked, and one that does not
+// answer is not waited for any longer than before.
+func TestALookupWaitsAsLongAsTheStoreIsFarAway(t *testing.T) {
+	for _, tt := range []struct{ away, lookup, waits time.Duration }{
+		{0, 49 * time.Millisecond, 50 * time.Millisecond},
+		{10 * time.Millisecond, 49 * time.Millisecond, 50 * time.Millisecond},
+		{80 * time.Millisecond, 200 * time.Millisecond, 240 * time.Millisecond},
+		{400 * time.Millisecond, 900 * time.Millisecond, time.Second},
+	} {
+		share(t, 2, func(w *world) {
+			w.hub.Delay(tt.away/2, tt.away)
+			w.replicas[0].owners().tell("resp_1", "b", alice)
+			time.Sleep(30 * time.Second)
+			w.hub.SlowDown(tt.lookup)
+			w.wantOwner(1, "resp_1", "b", alice)
+			w.hub.SlowDown(time.Minute)
+			began := time.Now()
+			w.replicas[1].owners().ask("resp_1")
+			if waited := time.Since(began); waited != tt.waits {
+				t.Errorf("with a store %v away, a lookup waited for %v, want %v", tt.away, waited, tt.waits)
+			}
+		})
+	}
 }
 
 func TestTheStoreLearnsNoNames(t *testing.T) {

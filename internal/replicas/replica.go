@@ -91,7 +91,7 @@ func New(store state.Store, logger *zap.Logger) *Replica {
 		store: store, queue: newQueue[item](maxQueue), due: newSignal(), peers: newPeers(),
 		claims: claims{due: make(map[recordKey]pool.Bench), changed: newSignal()},
 		ended:  make(map[uint64]ending), drains: drains{known: make(map[drainKey]order)},
-		questions: make(chan message, maxQuestions), stored: ownerStore{newQueue[owned](maxOwned), owners.NewLookups()},
+		questions: make(chan message, maxQuestions), stored: ownerStore{queue: newQueue[owned](maxOwned), lookups: owners.NewLookups()},
 	}
 	r.logger.Store(logger)
 	return r
