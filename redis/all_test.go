@@ -17,15 +17,9 @@ import (
 // command runs `caddy openai-lb` with the admin API of a replica, and returns its output with single spaces.
 func (r *replica) command(args ...string) string {
 	r.t.Helper()
-	var out bytes.Buffer
-	command := cobra.Command{SilenceUsage: true}
-	caddycmd.Commands()["openai-lb"].CobraFunc(&command)
-	command.SetOut(&out)
-	command.SetErr(&out)
-	command.SetArgs(append(args, "--address", r.admin))
-	_ = command.Execute() // it prints what is wrong
+	out, _ := r.order(strings.Join(args, " ")) // it prints what is wrong
 	var lines []string
-	for line := range strings.Lines(out.String()) {
+	for line := range strings.Lines(out) {
 		lines = append(lines, strings.Join(strings.Fields(line), " "))
 	}
 	return strings.Join(lines, "\n")
@@ -112,4 +106,41 @@ func TestAnOperatorSeesAllReplicasAtOnce(t *testing.T) {
 	for _, r := range all {
 		r.wantCommand("status", " 0 6 0\n")
 	}
+}
+
+// TestAnOrderNamesTheReplicasThatDidNotHearOfIt and the command fails: without Redis, other replicas still use the backend.
+func TestAnOrderNamesTheReplicasThatDidNotHearOfIt(t *testing.T) {
+	s := startServer(t)
+	all := startReplicas(t, 2, newAccount(t).backends(1)+s.option())
+	inTouch(t, all)
+	for _, order := range []string{"drain r0 --wait", "resume r0"} {
+		if text, err := all[0].order(order); err != nil || strings.Contains(text, " at 1 of ") {
+			t.Errorf("%s: %v\n%s", order, err, text)
+		}
+	}
+	s.kill()
+	for _, order := range []string{"drain r0 --wait", "drain r0", "resume r0"} {
+		text, err := all[0].order(order)
+		if err == nil || !strings.Contains(err.Error(), "but not at every replica: ") || !strings.Contains(err.Error(), "last heard") {
+			t.Errorf("%s: %v\n%s", order, err, text)
+		}
+	}
+	if text, err := all[0].order("drain r0"); err == nil {
+		t.Errorf("the order has missed nobody:\n%s", text)
+	}
+	s.start()
+	inTouch(t, all)
+	lbtest.WaitFor(t, func() bool { _, err := all[1].order("drain r0 --wait"); return err == nil })
+}
+
+// order gives an order with the admin API of a replica, and returns the output and the error of the command.
+func (r *replica) order(args string) (text string, err error) {
+	var out bytes.Buffer
+	command := cobra.Command{SilenceUsage: true}
+	caddycmd.Commands()["openai-lb"].CobraFunc(&command)
+	command.SetOut(&out)
+	command.SetErr(&out)
+	command.SetArgs(append(strings.Fields(args), "--address", r.admin))
+	err = command.Execute()
+	return out.String(), err
 }

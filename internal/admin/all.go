@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -36,6 +37,23 @@ type Seen struct {
 	// Self reports whether it is the one that answers, and Included whether its rows are in the sum.
 	Self     bool `json:"self"`
 	Included bool `json:"included"`
+}
+
+// name returns the replica's name for operators.
+func (s Seen) name() string {
+	return printable(strings.TrimSpace(s.Host + " " + s.ID[:min(8, len(s.ID))]))
+}
+
+// askedID returns the id of the replica that answers. It is empty without the option state.
+func (a All[T]) askedID() string { return askedOf(a.Replicas) }
+
+func askedOf(replicas []Seen) string {
+	for _, s := range replicas {
+		if s.Self {
+			return s.ID
+		}
+	}
+	return ""
 }
 
 // everyReplica is the `?replica=` of all.
@@ -273,7 +291,7 @@ func (s *backendSum) take(inPool func(string) bool) func(a replicas.Answer, b Ba
 		if !inPool(b.Pool) || !slices.Contains(a.Pools, b.Pool) || !areWords(b.Name, b.State) || len(b.Benches)+len(b.Silences)+len(b.Untried) > maxBenches {
 			return "", false
 		}
-		b.States = map[string]int{b.State: 1}
+		b.seenBy(a.ID)
 		return b.Pool, !s.add(b)
 	}
 }
@@ -282,7 +300,7 @@ func (s *backendSum) take(inPool func(string) bool) func(a replicas.Answer, b Ba
 func (s *backendSum) with(own []Backend, r read) []Backend {
 	all := newBackends()
 	for _, b := range own {
-		b.States = map[string]int{b.State: 1}
+		b.seenBy(askedOf(r.replicas))
 		all.add(b)
 	}
 	all.add(s.rows...)
@@ -290,6 +308,11 @@ func (s *backendSum) with(own []Backend, r read) []Backend {
 		all.rows[i].MaxRequests *= int64(r.times(all.rows[i].Pool))
 	}
 	return all.rows
+}
+
+// seenBy records which replica sees the backend in its state. Without the option state, the replica has no id.
+func (b *Backend) seenBy(id string) {
+	b.States, b.DrainedAt = map[string]int{b.State: 1}, map[string]bool{id: b.Drain != nil}
 }
 
 // states are the states of a backend in their order.
@@ -300,6 +323,7 @@ func (b *Backend) add(other *Backend) {
 	for state, n := range other.States {
 		b.States[state] += n
 	}
+	maps.Copy(b.DrainedAt, other.DrainedAt)
 	if i := slices.Index(states, other.State); i >= 0 && i < slices.Index(states, b.State) {
 		b.State = other.State
 	}
@@ -373,14 +397,14 @@ func showWhose(to io.Writer, connected bool, seen []Seen) {
 	}
 	var names []string
 	for _, s := range seen {
-		name := strings.TrimSpace(s.Host + " " + s.ID[:min(8, len(s.ID))])
+		name := s.name()
 		switch {
 		case s.Self:
 			name += " (asked)"
 		case !s.Included:
 			name += " (no answer, last heard " + utc(s.Heard) + ")"
 		}
-		names = append(names, printable(name))
+		names = append(names, name)
 	}
 	text := "replicas: " + strings.Join(names, ", ")
 	if !connected {

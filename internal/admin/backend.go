@@ -48,6 +48,9 @@ type Backend struct {
 	State    string `json:"state"`
 	// States has how many replicas see it in each state. It is omitted without `?replica=`.
 	States map[string]int `json:"states,omitempty"`
+	// DrainedAt has for each of these replicas, by its id, whether an operator's order keeps it out of use there. It is
+	// omitted without `?replica=`.
+	DrainedAt map[string]bool `json:"drained_at,omitempty"`
 
 	WorstBench
 

@@ -12,7 +12,6 @@ import (
 	"net/url"
 	"os"
 	"os/user"
-	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -75,15 +74,18 @@ func addCommands(parent *cobra.Command) {
 	parent.Args = cobra.NoArgs
 	parent.RunE = func(command *cobra.Command, _ []string) error { return command.Help() }
 	drain := newCommand("drain <backend>", "Takes a backend out of use: it gets requests only when no other backend is left",
-		call{http.MethodPost, backendsPath + "/%s/drain", showBackends})
-	drain.Flags().Bool("wait", false, "Waits until the backend serves no request of this Caddy")
-	resume := newCommand("resume <backend>", "Puts a drained backend back into use", call{http.MethodPost, backendsPath + "/%s/resume", showBackends})
-	reset := newCommand("reset <backend>", "Ends the benches of a backend", call{http.MethodPost, backendsPath + "/%s/reset", showBackends})
-	callers := newCommand("callers", "Shows what callers have used of their limits, the busiest first", call{http.MethodGet, callersPath, showCallers})
+		call{method: http.MethodPost, path: backendsPath + "/%s/drain", show: showBackends, everywhere: drained})
+	drain.Flags().Bool("wait", false, "Waits until the backend serves no request of any replica")
+	resume := newCommand("resume <backend>", "Puts a drained backend back into use",
+		call{method: http.MethodPost, path: backendsPath + "/%s/resume", show: showBackends, everywhere: resumed})
+	reset := newCommand("reset <backend>", "Ends the benches of a backend",
+		call{method: http.MethodPost, path: backendsPath + "/%s/reset", show: showBackends})
+	callers := newCommand("callers", "Shows what callers have used of their limits, the busiest first",
+		call{method: http.MethodGet, path: callersPath, show: showCallers})
 	resetCaller := newCommand("reset <caller>", "Gives a caller its use back, at all replicas: its limits and estimates begin anew",
-		call{http.MethodPost, callersPath + "/%s/reset", showCallers})
+		call{method: http.MethodPost, path: callersPath + "/%s/reset", show: showCallers})
 	callers.AddCommand(resetCaller)
-	status, usage := newCommand("status", "Shows all backends", call{http.MethodGet, backendsPath, showBackends}), usageCommand()
+	status, usage := newCommand("status", "Shows all backends", call{method: http.MethodGet, path: backendsPath, show: showBackends}), usageCommand()
 	for _, command := range []*cobra.Command{status, callers, usage} {
 		command.Flags().String("replica", everyReplica, "Only what this replica knows: its host, or the beginning of its id")
 	}
@@ -95,12 +97,12 @@ func addCommands(parent *cobra.Command) {
 	parent.AddCommand(
 		status, callers, usage,
 		newCommand("replicas", "Shows the replicas that share state, when each was last heard from, and whose configuration differs",
-			call{http.MethodGet, replicasPath, showReplicas}),
+			call{method: http.MethodGet, path: replicasPath, show: showReplicas}),
 		drain, resume, reset,
 		checkCommand(),
 		importCommand(),
 		newCommand("version", "Shows the version of this binary, or with --address or --config that of the running Caddy",
-			call{http.MethodGet, versionPath, showBuild}),
+			call{method: http.MethodGet, path: versionPath, show: showBuild}),
 	)
 	for _, more := range More {
 		parent.AddCommand(more(readBackends))
@@ -124,6 +126,8 @@ func operator() string {
 type call struct {
 	method, path string
 	show         func(io.Writer, []byte) error
+	// everywhere is the state of a backend that the command wants at all replicas. It is nil for commands that want none.
+	everywhere *wanted
 }
 
 // newCommand makes a command that calls the admin API. Cobra prints its errors as plain text; Caddy's wrapper of commands would log
@@ -172,8 +176,8 @@ func (c call) run(command *cobra.Command, flags caddycmd.Flags, args []string) e
 	if err == nil && whose {
 		return showAll(command, showing(c.show, flags), flags.Bool("json"), answer)
 	}
-	if err == nil && flags.Lookup("wait") != nil && flags.Bool("wait") {
-		answer, err = waitFor(address, args[0], query, command.ErrOrStderr())
+	if err == nil && c.everywhere != nil {
+		return c.followOrder(command, flags, address, args[0], query)
 	}
 	if err != nil {
 		return err
@@ -204,39 +208,6 @@ func ask(address, method, path string, query url.Values) ([]byte, error) {
 	}
 	defer res.Body.Close()
 	return readUpTo(res.Body, maxAnswers)
-}
-
-// pollInterval is the time between two requests while --wait waits.
-const pollInterval = 300 * time.Millisecond
-
-// waitFor waits until no request is in flight at the drained backends of a name, and
-// returns the admin API's answer about them.
-func waitFor(address, name string, query url.Values, progress io.Writer) ([]byte, error) {
-	for shown := int64(0); ; time.Sleep(pollInterval) {
-		answer, err := ask(address, http.MethodGet, backendsPath, query)
-		if err != nil {
-			return nil, err
-		}
-		var backends []Backend
-		if err := decode(answer, &backends); err != nil {
-			return nil, err
-		}
-		backends = slices.DeleteFunc(backends, func(b Backend) bool { return b.Name != name })
-		var inFlight int64
-		for _, b := range backends {
-			if b.State != Drained {
-				return nil, fmt.Errorf("backend '%s' of pool '%s' is no longer drained", printable(b.Name), printable(b.Pool))
-			}
-			inFlight += b.InFlight
-		}
-		if inFlight == 0 {
-			return json.Marshal(backends)
-		}
-		if inFlight != shown {
-			fmt.Fprintf(progress, "requests in flight: %d\n", inFlight)
-			shown = inFlight
-		}
-	}
 }
 
 // decode reads an answer of the admin API.

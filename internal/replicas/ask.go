@@ -168,13 +168,14 @@ func Ask(ctx context.Context, question string, choose func([]Answer) ([]Answer, 
 	return answers, nil
 }
 
-// others returns the replicas of the engine, without answers: this one first.
+// others returns the replicas of the engine, without answers: this one first. Those
+// that are silent while the store cannot be reached are among them.
 func (r *Replica) others(engine int) []Answer {
 	a := Answer{Peer: r.peers.self, Self: true, Connected: r.connectivity.isConnected(), Engine: engine, Shared: r.shared()}
 	a.Heard = time.Now()
 	answers := []Answer{a}
 	a.Self = false
-	for _, a.Peer = range r.peers.list(time.Now()) {
+	for _, a.Peer = range r.peers.all() {
 		if a.ID != r.peers.self.ID {
 			answers = append(answers, a)
 		}

@@ -66,6 +66,31 @@ func (w *world) answers() (load func() []state.Kept) {
 	}
 }
 
+// TestReplicasThatCannotBeReachedAreNotForgotten because they may go on, so that an order may miss them. Those that are
+// silent while the store is reached have ended.
+func TestReplicasThatCannotBeReachedAreNotForgotten(t *testing.T) {
+	share(t, 3, func(w *world) {
+		r := w.replicas[0]
+		others := func() (n int) { return len(r.others(0)) - 1 }
+		w.replicas[2].stop()
+		time.Sleep(2 * lifetime)
+		if n := others(); n != 1 {
+			t.Fatalf("it knows %d others, want the one that runs", n)
+		}
+		w.hub.Fail(errors.New("down"))
+		time.Sleep(time.Hour)
+		if n := others(); n != 1 || len(r.peers.list(time.Now())) != 0 {
+			t.Errorf("it knows %d others without the store, of which %d count, want 1 that does not count", n, len(r.peers.list(time.Now())))
+		}
+		w.replicas[1].stop()
+		w.hub.Fail(nil)
+		time.Sleep(2 * lifetime)
+		if n := others(); n != 0 {
+			t.Errorf("it knows %d others after the store is back, want none", n)
+		}
+	})
+}
+
 func TestAllReplicasAnswerAQuestion(t *testing.T) {
 	share(t, 3, func(w *world) {
 		var asked atomic.Int32

@@ -55,6 +55,7 @@ func (r *Replica) compare(ctx context.Context, spread time.Duration) error {
 		r.sendMissing(l, known, sizes, now)
 	}
 	r.repeatOrders(links, known, now)
+	r.peers.forget(now)
 	return failed
 }
 

@@ -35,7 +35,11 @@ type Peer struct {
 	Configs []Config `json:"configs"`
 }
 
-// peers are the replicas that share the store.
+func (p *Peer) isSilent(now time.Time) bool { return now.Sub(p.Heard) >= lifetime }
+
+// peers are the replicas that share the store. One that is silent does not count
+// any more, but it is remembered until the store has been asked for it: while the
+// store cannot be reached, nobody knows whether it goes on.
 type peers struct {
 	// self is this one. It does not change while the replica runs.
 	self Peer
@@ -97,12 +101,25 @@ func (p *peers) cameBack(at time.Time) {
 
 // list returns the replicas that count, the oldest first.
 func (p *peers) list(now time.Time) []Peer {
+	return slices.DeleteFunc(p.all(), func(peer Peer) bool { return peer.isSilent(now) })
+}
+
+// all returns the replicas that count and those that may still run, the oldest
+// first.
+func (p *peers) all() []Peer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	maps.DeleteFunc(p.known, func(_ string, peer Peer) bool { return now.Sub(peer.Heard) >= lifetime })
 	list := slices.AppendSeq([]Peer{}, maps.Values(p.known)) // in JSON, none is an empty list
 	slices.SortFunc(list, func(a, b Peer) int { return cmp.Or(a.Since.Compare(b.Since), strings.Compare(a.ID, b.ID)) })
 	return list
+}
+
+// forget forgets the replicas that are silent. It is called when the store has been
+// reached, which would have had their signs of life.
+func (p *peers) forget(now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	maps.DeleteFunc(p.known, func(_ string, peer Peer) bool { return peer.isSilent(now) })
 }
 
 // maxFormats is how many versions of the format are logged: the store may hold any.
