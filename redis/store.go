@@ -167,14 +167,15 @@ const maxField = state.MaxMessage + 100
 // appendKept reads what is kept of a group.
 func appendKept(kept []state.Kept, group string, list any) []state.Kept {
 	values, _ := list.([]any)
-	for len(values) >= 3 {
+	for len(values) >= 4 {
 		key, _ := values[0].(string)
 		ttl, _ := values[1].(string)
-		message, _ := values[2].(string)
+		version, _ := values[2].(string)
+		message, _ := values[3].(string)
 		if left, err := strconv.ParseInt(ttl, 10, 64); err == nil {
-			kept = append(kept, state.Kept{Group: group, Key: key, TTL: time.Duration(left) * time.Millisecond, Message: []byte(message)})
+			kept = append(kept, state.Kept{Group: group, Key: key, Version: version, TTL: time.Duration(left) * time.Millisecond, Message: []byte(message)})
 		}
-		values = values[3:]
+		values = values[4:]
 	}
 	return kept
 }

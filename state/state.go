@@ -59,7 +59,7 @@ type Store interface {
 
 	// Listen calls hear with every message that is sent, including this
 	// replica's own, until that is no longer possible. It calls ready when it
-	// has started. Messages come at least once a second, so a connection without
+	// has started, and again whenever messages may have been missed. Messages come at least once a second, so a connection without
 	// any message for some seconds is lost. hear does not keep the message.
 	Listen(ctx context.Context, ready func(), hear func(message []byte)) error
 
@@ -71,11 +71,20 @@ type Store interface {
 	Keep(ctx context.Context, entries []Entry) (failed []int, err error)
 
 	// Find returns the entries with these keys, in the order of the keys. A
-	// missing entry, or one whose time has passed, has no value.
+	// missing entry, or one whose time has passed, has no value. With ErrIncomplete,
+	// those that are missing may exist.
 	Find(ctx context.Context, keys []string) ([]Entry, error)
 
 	// Close ends the store. No other method is called after it.
 	Close() error
+}
+
+// SpreadStore is a Store that has several servers, and works while one of them does.
+type SpreadStore interface {
+	Store
+	// Missing says which of the servers cannot be reached, or returns nil. Replicas
+	// that reach only those servers are not heard.
+	Missing() error
 }
 
 // Record is a record that a store keeps.
@@ -126,6 +135,11 @@ const (
 // Kept is a record that a store has kept.
 type Kept struct {
 	Group, Key string
+	// Version is that of the record, so that two of the same name can be told apart.
+	Version string
+	// Partial reports whether only some servers of a SpreadStore keep this version. It
+	// holds nevertheless, and a replica that knows what it says puts it again.
+	Partial bool
 	// TTL is the rest of its time to live. 0: it is kept forever.
 	TTL     time.Duration
 	Message []byte
@@ -163,6 +177,9 @@ const MaxTTL = 24 * time.Hour
 // MaxRecords is the most records of a group that a store keeps. Only made-up
 // names of models lead to that many.
 const MaxRecords = 1024
+
+// ErrIncomplete reports that a server did not answer which may have what is missing.
+var ErrIncomplete = errors.New("not all servers have answered")
 
 // ErrFull reports that a group has as many records as it may have.
 var ErrFull = errors.New("too many records")

@@ -60,12 +60,15 @@ func testModes(t *testing.T, s state.Store) {
 		got := load(t, s, "other", "g")
 		if step.message == "" {
 			if len(got) != 0 {
-				t.Fatalf("step %d: %q is kept, want nothing", i, got)
+				t.Fatalf("step %d: %+v is kept, want nothing", i, got)
 			}
 			continue
 		}
 		if len(got) != 1 || string(got[0].Message) != step.message || got[0].Key != odd || got[0].Group != "g" {
-			t.Fatalf("step %d: %q is kept, want %q", i, got, step.message)
+			t.Fatalf("step %d: %+v is kept, want %q", i, got, step.message)
+		}
+		if string(step.put.Message) == step.message && got[0].Version != step.put.Version {
+			t.Errorf("step %d: the version %q is kept, want %q", i, got[0].Version, step.put.Version)
 		}
 		if want := time.Duration(step.minutes) * time.Minute; got[0].TTL > want || got[0].TTL < want-30*time.Second {
 			t.Errorf("step %d: it is kept for %v, want %v", i, got[0].TTL, want)
@@ -190,10 +193,10 @@ func testMessages(t *testing.T, stores ...state.Store) {
 	}
 	kept, _, err := stores[0].Load(t.Context(), []string{"g"})
 	if i := slices.IndexFunc(kept, func(k state.Kept) bool { return k.Key == "news" }); i < 0 || string(kept[i].Message) != "all of it" {
-		t.Errorf("%q is kept, %v", kept, err)
+		t.Errorf("%+v is kept, %v", kept, err)
 	}
 	if !slices.ContainsFunc(kept, func(k state.Kept) bool { return string(k.Message) == "not sent" }) {
-		t.Errorf("%q is kept, without what was not sent", kept)
+		t.Errorf("%+v is kept, without what was not sent", kept)
 	}
 }
 

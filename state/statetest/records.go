@@ -82,7 +82,7 @@ func (m memory) load(groups []string) (loaded []state.Kept, now time.Time, err e
 			if k.over(now) {
 				continue
 			}
-			one := state.Kept{Group: group, Key: k.Key, Message: k.Message}
+			one := state.Kept{Group: group, Key: k.Key, Version: k.Version, Message: k.Message}
 			if !k.until.IsZero() {
 				one.TTL = k.until.Sub(now)
 			}
