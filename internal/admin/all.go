@@ -182,7 +182,7 @@ func readAnswers[T any](ctx context.Context, answers []replicas.Answer, longest 
 			r.sharing[pool]++
 		}
 		r.replicas[i] = Seen{a.ID, a.Host, a.Heard, a.Self, a.Self || ok}
-		r.connected, r.self = r.connected && a.Connected, r.self || a.Self
+		r.connected, r.self = r.connected && a.Whole, r.self || a.Self
 	}
 	return r
 }
@@ -408,7 +408,11 @@ func showWhose(to io.Writer, connected bool, seen []Seen) {
 	}
 	text := "replicas: " + strings.Join(names, ", ")
 	if !connected {
-		text = "not connected to other replicas: this is what one knows; " + text
+		lacks := "not connected to other replicas: this is what one knows"
+		if slices.ContainsFunc(seen, func(s Seen) bool { return s.Included && !s.Self }) {
+			lacks = "not connected to all replicas: this is what some know"
+		}
+		text = lacks + "; " + text
 	}
 	fmt.Fprintln(to, text)
 }

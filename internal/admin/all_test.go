@@ -21,13 +21,13 @@ func replica(t testing.TB, id string, rows any) replicas.Answer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return replicas.Answer{Peer: replicas.Peer{ID: id, Host: "host-" + id}, Connected: true, Shared: inLLM, Packed: replicas.Pack(text)}
+	return replicas.Answer{Peer: replicas.Peer{ID: id, Host: "host-" + id}, Connected: true, Whole: true, Shared: inLLM, Packed: replicas.Pack(text)}
 }
 
 var (
 	inLLM  = replicas.Shared{Pools: []string{"llm"}}
-	self   = replicas.Answer{Peer: replicas.Peer{ID: "0000"}, Self: true, Connected: true, Shared: inLLM}
-	silent = replicas.Answer{Peer: replicas.Peer{ID: "ffff"}, Connected: true, Shared: inLLM}
+	self   = replicas.Answer{Peer: replicas.Peer{ID: "0000"}, Self: true, Connected: true, Whole: true, Shared: inLLM}
+	silent = replicas.Answer{Peer: replicas.Peer{ID: "ffff"}, Connected: true, Whole: true, Shared: inLLM}
 )
 
 func every(string) bool { return true }

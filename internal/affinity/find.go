@@ -214,8 +214,13 @@ func (f *finder) lookUp() {
 	}
 	for i, it := range f.open {
 		o := it.owner
-		if err == nil {
+		switch {
+		case err != nil:
+		case !found[i].Unsure:
 			o = f.settle(it, found[i])
+		case it.own:
+			f.refuse(apierror.OwnersUnknown)
+			return
 		}
 		f.apply(it.id, it.text, o)
 	}

@@ -308,7 +308,9 @@ func (t *Tally) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 		of, isCourse := courses[k.Group]
 		switch {
 		case isMark:
-			marks[k.Group] = k.TTL
+			if !k.Partial {
+				marks[k.Group] = k.TTL
+			}
 		case isCourse:
 			courses[k.Group] = append(of, k.Message)
 		case groups[k.Group]:
@@ -323,7 +325,9 @@ func (t *Tally) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 		if err != nil {
 			continue
 		}
-		stored.add(r)
+		if !k.Partial { // or else a server has lost it
+			stored.add(r)
+		}
 		if k.TTL < state.MaxTTL/2 {
 			t.refresh(k, r, now)
 		}

@@ -24,8 +24,9 @@ import (
 // Answer is what a replica answers to a question.
 type Answer struct {
 	Peer
-	// Self reports whether it is this replica, which needs not be asked. Connected reports whether this one reached the store.
-	Self, Connected bool
+	// Self reports whether it is this replica, which needs not be asked. Connected reports whether this one reached the store,
+	// and Whole whether it reached all its servers.
+	Self, Connected, Whole bool
 	// Engine numbers the engines of this process.
 	Engine int
 	Shared
@@ -171,7 +172,8 @@ func Ask(ctx context.Context, question string, choose func([]Answer) ([]Answer, 
 // others returns the replicas of the engine, without answers: this one first. Those
 // that are silent while the store cannot be reached are among them.
 func (r *Replica) others(engine int) []Answer {
-	a := Answer{Peer: r.peers.self, Self: true, Connected: r.connectivity.isConnected(), Engine: engine, Shared: r.shared()}
+	a := Answer{Peer: r.peers.self, Self: true, Engine: engine, Shared: r.shared()}
+	a.Connected, a.Whole = r.connectivity.isConnected(), r.connectivity.isWhole()
 	a.Heard = time.Now()
 	answers := []Answer{a}
 	a.Self = false

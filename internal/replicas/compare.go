@@ -43,6 +43,7 @@ func (r *Replica) compare(ctx context.Context, spread time.Duration) error {
 	if read {
 		r.peers.wereRead(sent)
 	}
+	r.connectivity.misses(r, r.missing())
 	r.clock.set(shown, sent, now)
 	r.stored.patience.took(now.Sub(sent))
 	r.tally.Follow(now, r.clock.ahead())
@@ -55,8 +56,18 @@ func (r *Replica) compare(ctx context.Context, spread time.Duration) error {
 		r.sendMissing(l, known, sizes, now)
 	}
 	r.repeatOrders(links, known, now)
-	r.peers.forget(now)
+	if r.connectivity.isWhole() {
+		r.peers.forget(now)
+	}
 	return failed
+}
+
+// missing says which servers of the store cannot be reached, while others can.
+func (r *Replica) missing() error {
+	if spread, ok := r.store.(state.SpreadStore); ok {
+		return spread.Missing()
+	}
+	return nil
 }
 
 func (r *Replica) showLife(ctx context.Context) error {
@@ -75,8 +86,8 @@ type recordKey struct{ group, key string }
 type record struct {
 	message
 	ttl time.Duration
-	// foreign reports whether replicas of another version wrote it.
-	foreign bool
+	// foreign reports whether replicas of another version wrote it, and partial whether a server of the store lacks it.
+	foreign, partial bool
 }
 
 func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time) {
@@ -86,7 +97,7 @@ func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time)
 		known[recordKey{k.Group, k.Key}] = record{foreign: true} // and not overwritten
 		return
 	}
-	known[recordKey{k.Group, k.Key}] = record{message: m, ttl: k.TTL}
+	known[recordKey{k.Group, k.Key}] = record{message: m, ttl: k.TTL, partial: k.Partial}
 	switch m.Kind {
 	case drained, resumed:
 		r.hearDrain(m, time.Time{}, now)
@@ -125,7 +136,7 @@ func (r *Replica) sendMissing(l *Link, known map[recordKey]record, sizes map[str
 			left := b.Until.Sub(now)
 			told := benchOf(b, now)
 			kept, there := known[recordKey{backend, told.key()}]
-			ok := there && (kept.foreign || kept.Bench != nil && (kept.Bench.ID == idOf(b) || kept.Kind != disproved && kept.ttl > left-lag))
+			ok := there && !kept.partial && (kept.foreign || kept.Bench != nil && (kept.Bench.ID == idOf(b) || kept.Kind != disproved && kept.ttl > left-lag))
 			i := item{kind: benched, backend: backend, bench: b, at: now}
 			if b.InDoubt {
 				i.kind = doubted

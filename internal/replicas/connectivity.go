@@ -16,6 +16,8 @@ type connectivity struct {
 	// hears and compares report whether these work.
 	hears, compares bool
 	now             connection
+	// lacking reports whether servers of the store cannot be reached, while others can.
+	lacking bool
 	// since is when the connection ended.
 	since time.Time
 }
@@ -57,6 +59,28 @@ func (c *connectivity) record(r *Replica, part *bool, works bool, err error) {
 	}
 }
 
+// misses records that these servers of the store cannot be reached, while others can.
+// Without any, all can be reached.
+func (c *connectivity) misses(r *Replica, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case err != nil && !c.lacking:
+		r.logger.Load().Warn("not connected to all replicas", zap.String("error", bounded(err.Error())))
+	case err == nil && c.lacking:
+		r.logger.Load().Info("connected to all replicas")
+	}
+	c.lacking = err != nil
+}
+
+// isWhole reports whether each of the others is heard that runs: the replica is connected, and reaches all servers.
+func (c *connectivity) isWhole() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now == connected && !c.lacking
+}
+
+// isConnected reports whether others are heard, but maybe not all of them.
 func (c *connectivity) isConnected() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

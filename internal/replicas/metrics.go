@@ -53,7 +53,7 @@ var running sync.Map
 
 // Status is what operators see of a store.
 type Status struct {
-	// InTouch reports whether the store can be reached.
+	// InTouch reports whether the store can be reached, with all its servers.
 	InTouch bool `json:"in_touch"`
 	// Queue is how many messages wait to be sent.
 	Queue int `json:"queue"`
@@ -66,7 +66,7 @@ func Statuses() []Status {
 	replicas := runningReplicas()
 	statuses := make([]Status, len(replicas))
 	for i, r := range replicas {
-		statuses[i] = Status{InTouch: r.connectivity.isConnected(), Queue: r.queue.len(), Peers: r.peers.list(time.Now())}
+		statuses[i] = Status{InTouch: r.connectivity.isWhole(), Queue: r.queue.len(), Peers: r.peers.list(time.Now())}
 	}
 	return statuses
 }

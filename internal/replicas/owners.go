@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
+	"errors"
 	"time"
 
 	"go.uber.org/zap"
@@ -170,6 +171,8 @@ func (f *refusals) kept(r *Replica, err error) {
 type Found struct {
 	owners.Owner
 	TTL time.Duration
+	// Unsure reports whether no replica is known to know it, but one in another region may.
+	Unsure bool
 }
 
 // Gone is in place of an account that the pool does not have.
@@ -210,6 +213,12 @@ func (o *Owners) find(ids []owners.Key) (found []Found, outcome string) {
 	switch {
 	case err == nil && len(entries) == len(ids):
 		return o.found(entries)
+	case errors.Is(err, state.ErrIncomplete) && len(entries) == len(ids):
+		found, outcome = o.found(entries)
+		for i := range found {
+			found[i].Unsure = found[i].TTL <= 0
+		}
+		return found, outcome
 	case ctx.Err() != nil:
 		return nil, "late"
 	}
@@ -228,7 +237,7 @@ func (o *Owners) found(entries []state.Entry) (found []Found, outcome string) {
 		if !ok {
 			account = Gone
 		}
-		found[i] = Found{owners.Owner{Account: account}, e.TTL}
+		found[i] = Found{Owner: owners.Owner{Account: account}, TTL: e.TTL}
 		if len(e.Value) == long {
 			found[i].Caller = owners.Caller(binary.LittleEndian.Uint64(e.Value[short:]))
 		}

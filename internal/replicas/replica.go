@@ -180,7 +180,7 @@ func (r *Replica) put(ctx context.Context, records []state.Record) error {
 }
 
 func (r *Replica) sendUse(ctx context.Context) {
-	r.tally.Run(ctx, r.put, func() (bool, int) { return r.connectivity.isConnected(), len(r.peers.list(time.Now())) })
+	r.tally.Run(ctx, r.put, func() (bool, int) { return r.connectivity.isWhole(), len(r.peers.list(time.Now())) })
 }
 
 // record returns what the store keeps of an item. It returns false if there is
