@@ -43,9 +43,12 @@ func (r *Replica) compare(ctx context.Context, spread time.Duration) error {
 	if read {
 		r.peers.wereRead(sent)
 	}
-	r.connectivity.misses(r, r.missing())
+	missing := r.missing()
+	r.connectivity.misses(r, missing)
 	r.clock.set(shown, sent, now)
-	r.stored.patience.took(now.Sub(sent))
+	if missing == nil { // or else the far servers did not answer
+		r.stored.patience.took(now.Sub(sent))
+	}
 	r.tally.Follow(now, r.clock.ahead())
 	known, sizes := make(map[recordKey]record), make(map[string]int)
 	for _, k := range r.tally.Loaded(kept, now) {
