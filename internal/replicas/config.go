@@ -23,7 +23,8 @@ type Config struct {
 var secretive = []string{"api_key", "auth_options", "caller_identity", "header", "key", "lb_policy", "transport"}
 
 // ConfigDigest returns a short digest of a handler's options as they were written, the same wherever they are. A text that
-// may be a secret has no part in it, nor has the engine of state: replicas that hear each other may reach it in several ways.
+// may be a secret has no part in it, nor has the engine of state: replicas that hear each other may reach it in several ways. The
+// priorities of backends have none either: they differ by region.
 func ConfigDigest(handler any) (string, error) {
 	text, err := json.Marshal(handler)
 	if err != nil {
@@ -34,6 +35,12 @@ func ConfigDigest(handler any) (string, error) {
 		return "", err
 	}
 	delete(options, "state")
+	backends, _ := options["backends"].([]any)
+	for _, b := range backends {
+		if b, ok := b.(map[string]any); ok {
+			delete(b, "priority") // each region prefers its own
+		}
+	}
 	if text, err = json.Marshal(withoutSecrets(options, true)); err != nil {
 		return "", err
 	}
