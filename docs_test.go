@@ -200,8 +200,10 @@ func surroundings(t *testing.T) (fill func(config string) string) {
 			`/etc/ssl/private-ca\.pem`:           certificate,
 			`(client_keys_file"?:? *"?)/[^\s"]+`: "${1}" + folder + "/client-keys",
 			`(?ms)^\s*state redis \{.*?^\s*\}$`:  "",
-			`auth azure_identity`:                "auth none",
-			`output file [^\s{]+`:                "output discard",
+			// its last engine and the block end together
+			`(?ms)^\s*state regions \{.*?^\s*\}\n\s*\}$`: "",
+			`auth azure_identity`:                        "auth none",
+			`output file [^\s{]+`:                        "output discard",
 		} {
 			config = regexp.MustCompile(pattern).ReplaceAllString(config, with)
 		}

@@ -10,16 +10,19 @@ import (
 )
 
 var (
-	stateBlock  = regexp.MustCompile(`(?ms)^\s*state redis \{.*?^\s*\}$`)
+	stateBlock  = regexp.MustCompile(`(?ms)^\s*state (?:redis \{.*?|regions \{.*?^\s*\}\n)^\s*\}$`)
 	stateObject = regexp.MustCompile(`"state": (\{.*\})`)
 	synopsis    = regexp.MustCompile("(?ms)^```text\n.*?^```")
 )
 
 func TestEveryEngineInTheDocsIsValid(t *testing.T) {
 	t.Setenv("REDIS_PASSWORD", "s3cret")
+	t.Setenv("REDIS_EAST_PASSWORD", "s3cret")
+	t.Setenv("REDIS_WEST_PASSWORD", "s3cret")
 	t.Setenv("REDIS_NODES", "a.internal:6379 b.internal:6379")
 	found := 0
-	for _, file := range []string{"../docs/replicas.md", "../examples/redis/Caddyfile", "../examples/forty-teams/Caddyfile", "../examples/production/Caddyfile", "README.md"} {
+	for _, file := range []string{"../docs/replicas.md", "../docs/regions.md", "../examples/regions/east.Caddyfile", "../examples/regions/west.Caddyfile",
+		"../examples/redis/Caddyfile", "../examples/forty-teams/Caddyfile", "../examples/production/Caddyfile", "README.md"} {
 		text := lbtest.ReadFile(t, file)
 		text = synopsis.ReplaceAll(text, nil)
 		for _, block := range stateBlock.FindAllString(string(text), -1) {
@@ -40,7 +43,7 @@ func TestEveryEngineInTheDocsIsValid(t *testing.T) {
 			}
 		}
 	}
-	if found < 6 {
+	if found < 9 {
 		t.Errorf("found %d engines in the docs, expected more", found)
 	}
 }
