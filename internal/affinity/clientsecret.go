@@ -47,7 +47,7 @@ func (a *Affinity) Secret(secret string) (s Secret, ok bool) {
 	key, now := keyOfSecret(secret), time.Now()
 	o, ok := a.owners.loaded().Get(key, now)
 	if !ok && a.others != nil {
-		found, err := a.others.Lookup(seekers, []owners.Key{key}, LookupPatience)
+		found, err := a.others.Lookup(seekers, []owners.Key{key})
 		if err != nil || found[0].TTL <= 0 {
 			return s, false
 		}
