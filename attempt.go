@@ -206,7 +206,7 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 		Interims: &s.interims, Client: q.writer, Marks: a.target, Socket: q.socket,
 	}
 	if out.Last = !s.mayFollow(a); !out.Last && !q.gone.IsZero() && a.tiers != pool.Flex {
-		out.Patience = max(1, q.gone.Sub(time.Now())/2) // the other half is for the next attempt
+		out.Patience = max(1, time.Until(q.gone)/2) // the other half is for the next attempt
 	}
 	out.URL.RawQuery, out.URL.Opaque = q.query, ""
 	if q.socket != nil {

@@ -364,10 +364,10 @@ func statusPage(e effort, n int) (ours, plainly float64, err error) {
 		return 0, 0, err
 	}
 	sites[1].query = "events"
-	seconds := time.Duration(2 + e.rounds/10)
+	seconds := 2 + e.rounds/10
 	costs := make([]float64, 2)
 	for i := range costs {
-		ctx, cancel := context.WithTimeout(context.Background(), seconds*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(seconds)*time.Second)
 		var watcher sync.WaitGroup
 		if i == 1 {
 			watcher.Go(func() { sites[1].watch(ctx) })

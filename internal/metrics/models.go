@@ -44,8 +44,8 @@ func SoundBackends(states []pool.State, now time.Time) map[string]int {
 				continue
 			}
 			deployment = cmp.Or(deployment, s.Member.Deployment, model)
-			any := model == Other && s.Member.Deployment == ""
-			if isSound(s, now, func(name string) bool { return any || name == pool.ModelKey(deployment) }) {
+			isAny := model == Other && s.Member.Deployment == ""
+			if isSound(s, now, func(name string) bool { return isAny || name == pool.ModelKey(deployment) }) {
 				sound[model]++
 			}
 		}

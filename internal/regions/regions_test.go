@@ -119,7 +119,7 @@ func (a away) Listen(ctx context.Context, ready func(), hear func([]byte)) error
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
-		for ctx.Err() == nil && !(a.cut.Load() && a.distance > 0) {
+		for ctx.Err() == nil && (!a.cut.Load() || a.distance <= 0) {
 			select {
 			case <-ctx.Done():
 			case <-time.After(100 * time.Millisecond):

@@ -294,7 +294,7 @@ func TestAResponseThatGoesOnOrActsNeverMoves(t *testing.T) {
 				if r.URL.Path == "/v1/responses" {
 					time.Sleep(10 * time.Second)
 					if strings.Contains(body, "stream") {
-						lbtest.Streams(lbtest.StreamContent)(rw, r)
+						lbtest.Streams(lbtest.StreamContent, "event: response.completed\ndata: {}\n\n")(rw, r)
 						return
 					}
 					lbtest.Says(200, `{}`)(rw, r)
