@@ -32,8 +32,16 @@ func TestTheAlertsHaveTheSameFaults(t *testing.T) {
 		}
 	}
 	code := slices.Clone(callersMistakes)
-	for _, class := range verdict.Classes() {
-		if class.OfClient() {
+	text, err := os.ReadFile("../verdict/class.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	classes := regexp.MustCompile(`(?m)^\t\w+ +Class = "(\w+)"$`).FindAllStringSubmatch(string(text), -1)
+	if len(classes) < 20 {
+		t.Errorf("found %d classes", len(classes))
+	}
+	for _, found := range classes {
+		if class := verdict.Class(found[1]); class.OfClient() {
 			code = append(code, string(class))
 		}
 	}

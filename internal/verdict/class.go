@@ -1,10 +1,6 @@
 package verdict
 
-import (
-	"maps"
-	"net/http"
-	"slices"
-)
+import "net/http"
 
 // Class is the meaning of a reply, or of a missing reply.
 type Class string
@@ -117,9 +113,6 @@ var classes = map[Class]traits{
 	ClientLeft:        {client: true},
 	ClientLeftWaiting: {},
 }
-
-// Classes returns all classes, in no order.
-func Classes() []Class { return slices.Collect(maps.Keys(classes)) }
 
 // traits returns the row of a class. A word that is none is a failure of which
 // nothing else is known.
