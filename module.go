@@ -48,7 +48,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
-	_ "github.com/openai-lb/caddy-openai-lb/internal/regions" // state regions
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	_ "github.com/openai-lb/caddy-openai-lb/internal/statuspage" // openai_lb_status
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"

@@ -199,6 +199,7 @@ func value[T any](into *T, allowed string, parse func(word string) (T, bool)) Op
 var packages = map[string]string{
 	"http.openai_lb.caller_identity.oidc": "github.com/openai-lb/caddy-openai-lb/oidc",
 	"http.openai_lb.state.redis":          "github.com/openai-lb/caddy-openai-lb/redis",
+	"http.openai_lb.state.regions":        "github.com/openai-lb/caddy-openai-lb/redis",
 }
 
 // NotInBuild returns the error about an option whose value names a module that is not in this build.
