@@ -41,8 +41,8 @@ type judgement struct {
 }
 
 // judge says what the reply to the attempt in progress means for its request. The reply comes with the class that follows
-// from itself; judge replaces that where the client, the credential or other attempts give it another meaning, and
-// nobody changes it afterwards.
+// from itself; judge replaces that where the client, the credential or other attempts give it another meaning, and it
+// stays the same afterwards.
 func judge(q *request, s *search, r *attempt.Reply) judgement {
 	var j judgement
 	a := s.attempts.last()

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
@@ -31,6 +32,32 @@ func MinterOf(name, keyID string) owners.Caller {
 		return 0
 	}
 	return owners.CallerNamed("key " + keyID + "\x00" + name)
+}
+
+// maxTokenHolders is how many callers with tokens are remembered. An identity provider may have any number of them.
+const maxTokenHolders = 10_000
+
+// tokenHolders are the names of callers that have made client secrets with a token. If there are too many, all are
+// forgotten, and their client secrets are refused.
+type tokenHolders struct {
+	mu    sync.Mutex
+	names map[owners.Caller]string
+}
+
+func (h *tokenHolders) set(c owners.Caller, name string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.names == nil || len(h.names) >= maxTokenHolders {
+		h.names = make(map[owners.Caller]string)
+	}
+	h.names[c] = name
+}
+
+// get returns the name, or nothing.
+func (h *tokenHolders) get(c owners.Caller) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.names[c]
 }
 
 func keyOfSecret(secret string) owners.Key {
@@ -63,9 +90,7 @@ func (a *Affinity) Secret(secret string) (s Secret, ok bool) {
 	if !s.By.Named() {
 		s.By = 0
 	}
-	if name, byToken := a.owners.byToken.Load(s.By); byToken {
-		s.TokenOf = name.(string)
-	}
+	s.TokenOf = a.owners.byToken.get(s.By)
 	return s, true
 }
 
@@ -82,7 +107,7 @@ func (p *Placement) learnSecret(account string, reply []byte) {
 	}
 	key, o := keyOfSecret(secret), owners.Owner{Account: account, Caller: p.minter.By}
 	if p.minter.TokenOf != "" {
-		a.owners.byToken.Store(p.minter.By, p.minter.TokenOf)
+		a.owners.byToken.set(p.minter.By, p.minter.TokenOf)
 	}
 	if _, known := a.owners.loaded().Get(key, now); known {
 		return

@@ -119,3 +119,17 @@ func TestClientSecretsOfACallerAreBounded(t *testing.T) {
 		}
 	})
 }
+
+func TestHoldersOfTokensAreBounded(t *testing.T) {
+	var h tokenHolders
+	for i := range 3 * maxTokenHolders {
+		name := fmt.Sprint("user ", i)
+		h.set(MinterOf(name, ""), name)
+		if got := h.get(MinterOf(name, "")); got != name {
+			t.Fatalf("the latest holder is %q, want %q", got, name)
+		}
+		if len(h.names) > maxTokenHolders {
+			t.Fatalf("%d names are remembered", len(h.names))
+		}
+	}
+}

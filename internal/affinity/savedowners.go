@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io/fs"
 	"net/url"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -32,7 +31,7 @@ type savedOwners struct {
 	// guessed are the ids that replies of new APIs have taught, and secrets the client secrets. byToken are the names of the
 	// callers that have made some and sent a token in place of a key.
 	guessed, secrets bounded
-	byToken          sync.Map
+	byToken          tokenHolders
 	saver            *pools.Saver
 	key              string
 	logger           atomic.Pointer[zap.Logger]

@@ -59,9 +59,10 @@ func (t *Tally) tell(now time.Time, connected bool) {
 		case !connected:
 			p.looked = time.Time{}
 		case p.looked.IsZero():
-			t.look = now // without grace: nobody else knows it
+			t.look = now // at once, because no other replica writes it
 		case now.Sub(p.looked) >= settling:
 			p.callers.Told()
+			p.looked = time.Time{} // what is restored later is looked for anew
 		}
 	}
 }

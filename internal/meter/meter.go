@@ -13,11 +13,13 @@
 // limit, and a minute after a charge, nothing of it counts. In no 60 s is more than 25/24 of a limit admitted, also if
 // all requests of a part come at its end. A result is rounded up, so a limit below 24 is never exceeded.
 //
-// With several replicas, each is the only writer of its own use (Report), and adds up what it hears of the
-// use of the others (Heard). What it has used since its last report that the others know is at most its part of
-// what was left then (Share). A larger request waits until they know of it (Claim). So all of them together keep a limit,
-// also when they stop hearing each other, and when they restart meanwhile: what is saved
-// of a process names what the others may not know of it (Save), and the next one goes on with that (Restore) until they do (Told).
+// With several replicas, each is the only writer of its own use (Report), and
+// adds up what it hears of the use of the others (Heard). What it has used since
+// its last report that the others know is at most its part of what was left then
+// (Share). A larger request waits until they know of it (Claim). So all of them
+// together keep a limit, also when they stop hearing each other, and when they
+// restart meanwhile: what a process saves names the use that the others may not
+// know (Save). The next process goes on with that (Restore) until they do (Told).
 //
 // Nothing here reads the clock, and no method calls another package while it holds a lock.
 package meter
