@@ -1,4 +1,8 @@
-"""Leads links from the pages to files of the repository that are no pages, to GitHub."""
+"""Adapts the pages of the repository to the site.
+
+Links to files that are no pages lead to GitHub. Badges are left out: they are
+images of other hosts, and the site needs none.
+"""
 
 import pathlib
 import posixpath
@@ -6,6 +10,7 @@ import re
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 GITHUB = "https://github.com/openai-lb/caddy-openai-lb"
+BADGE = re.compile(r"^\[!\[[^]]*\]\(https://[^)]*\)\]\([^)]*\)\n", re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
 
 
@@ -21,4 +26,4 @@ def on_page_markdown(markdown, page, config, files):
             return f"{link[1]}{posixpath.relpath(path, folder or '.')}/README.md{link[3] or ''})"
         return f"{link[1]}{GITHUB}/{'tree' if there.is_dir() else 'blob'}/main/{path}{link[3] or ''})"
 
-    return LINK.sub(lead, markdown)
+    return LINK.sub(lead, BADGE.sub("", markdown))
