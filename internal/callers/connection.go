@@ -10,14 +10,26 @@ import (
 // replica: all of them hear each report.
 const leastInterval, perReplica = 50 * time.Millisecond, 4 * time.Millisecond
 
+// Contact says which of the replicas this one hears.
+type Contact struct {
+	// Replicas is how many are heard, this one included.
+	Replicas int
+	// Whole reports whether all that run are heard.
+	Whole bool
+	// Cut reports whether replicas of this region are heard and those of
+	// another one are not.
+	Cut bool
+}
+
 // connection is what limits have to do with being connected.
 type connection struct {
 	// replicas is how many there were when this one was last connected.
 	replicas int
 	// lost is when the connection ended, and back when there was one again. They are zero otherwise.
 	lost, back time.Time
-	// apart reports whether this replica has only its share.
-	apart bool
+	// apart reports whether this replica has only its share, and cut whether
+	// it heard its own region when that began.
+	apart, cut bool
 }
 
 // interval returns how long an urgent report waits after the one before. If replicas report together, all of them need the same
@@ -38,7 +50,7 @@ func together(interval time.Duration) bool { return interval > 2*leastInterval }
 // sharing is how the limits are shared. A report of another replica may wait as long as one of this replica before
 // it is sent, and then takes as long.
 func (c *connection) sharing() meter.Sharing {
-	return meter.Sharing{Replicas: c.replicas, Apart: c.apart, Delay: 2 * c.interval()}
+	return meter.Sharing{Replicas: c.replicas, Apart: c.apart, ByUse: c.cut, Delay: 2 * c.interval()}
 }
 
 // wait returns how long an urgent report waits. After an interval without one, it does not.

@@ -48,7 +48,7 @@ func TestManyReplicasReportAtTheSameMoments(t *testing.T) {
 					}
 					return nil
 				}
-				go tally.Run(ctx, put, func() (bool, int) { return true, n })
+				go tally.Run(ctx, put, func() Contact { return Contact{Whole: true, Replicas: n} })
 				all = append(all, cs)
 			}
 			began := time.Now()

@@ -37,8 +37,11 @@ const (
 // has ended stay in the store, and count until their windows are over. Months are longer than the store keeps a record,
 // so the other replicas refresh it.
 //
-// A replica that is not connected gets no further part of what is left than the one that it had: 1/N, where N
-// is the number of replicas last seen. Only a request that is larger than that waits for the others.
+// A replica that is not connected gets no further part of what is left than
+// the one that it had: 1/N, where N is the number of replicas last seen. If it
+// hears those of its own region, the others may be alive beyond a cut link, with
+// other users: then it gets the part that it used before, if that is more. Only a
+// request that is larger than its part waits for the others.
 type Tally struct {
 	mu    sync.Mutex
 	pools []*sharedPool
@@ -94,9 +97,9 @@ func (t *Tally) news() chan struct{} {
 	return t.urgent
 }
 
-// Run sends what the pools' callers use with put, until the context is done. replicas returns whether this replica
-// is connected, and how many there are.
-func (t *Tally) Run(ctx context.Context, put func(context.Context, []state.Record) error, replicas func() (connected bool, n int)) {
+// Run sends what the pools' callers use with put, until the context is done. contact returns which replicas are
+// heard.
+func (t *Tally) Run(ctx context.Context, put func(context.Context, []state.Record) error, contact func() Contact) {
 	ticks := time.NewTicker(fast)
 	defer ticks.Stop()
 	t.mu.Lock()
@@ -107,15 +110,14 @@ func (t *Tally) Run(ctx context.Context, put func(context.Context, []state.Recor
 	for {
 		select {
 		case <-ctx.Done():
-			if connected, _ := replicas(); connected {
+			if contact().Whole {
 				t.leave(time.Now())
 				t.flush(context.WithoutCancel(ctx), time.Now(), put, 0)
 			}
 			return
 		case <-ticks.C:
-			connected, n := replicas()
 			now := time.Now()
-			interval = t.connect(now, connected, n)
+			interval = t.connect(now, contact())
 			if !together(interval) {
 				t.flush(ctx, now, put, max(fast, interval)*9/10)
 			} else if moment == nil {
@@ -136,15 +138,18 @@ func (t *Tally) Run(ctx context.Context, put func(context.Context, []state.Recor
 }
 
 // connect applies the state of the connection to the limits, and returns how long an urgent report waits.
-func (t *Tally) connect(now time.Time, connected bool, n int) time.Duration {
+func (t *Tally) connect(now time.Time, contact Contact) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := &t.connection
 	switch {
-	case !connected && c.lost.IsZero():
+	case !contact.Whole && c.lost.IsZero():
 		c.lost = now
-	case !connected:
+	case !contact.Whole:
 		c.back = time.Time{}
+		if !c.apart {
+			c.cut = contact.Cut
+		}
 		c.apart = c.replicas > 1 && now.Sub(c.lost) >= patience
 	case !c.lost.IsZero() && c.back.IsZero():
 		c.back = now
@@ -155,11 +160,11 @@ func (t *Tally) connect(now time.Time, connected bool, n int) time.Duration {
 			p.resend()
 		}
 	case !c.lost.IsZero() && now.Sub(c.back) >= settling:
-		c.lost, c.back, c.apart = time.Time{}, time.Time{}, false
+		c.lost, c.back, c.apart, c.cut = time.Time{}, time.Time{}, false, false
 	case c.lost.IsZero():
-		c.replicas = n
+		c.replicas = contact.Replicas
 	}
-	t.tell(now, connected)
+	t.tell(now, contact.Whole)
 	t.apply(now)
 	for _, p := range t.pools {
 		t.confirm(p)

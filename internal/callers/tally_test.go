@@ -346,7 +346,7 @@ func TestUseDoesNotBecomeOlderWhileTheStoreHangs(t *testing.T) {
 			return nil
 		}
 		time.Sleep(7 * time.Second)
-		go tally.Run(t.Context(), put, func() (bool, int) { return true, 3 })
+		go tally.Run(t.Context(), put, func() Contact { return Contact{Whole: true, Replicas: 3} })
 		time.Sleep(3*fast - 40*time.Millisecond)
 		spend(cs, time.Now(), "alice", 10) // sent at once
 		time.Sleep(20 * time.Millisecond)

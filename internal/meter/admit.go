@@ -221,15 +221,15 @@ func (c *Caller) delay(m *meter, at int64, r *Refusal) {
 	need := min(r.Requested, r.Limit.Amount)
 	switch {
 	case m.calendar():
-		r.Reason, r.Wait = OverQuota, m.wait(at, need, 1)
+		r.Reason, r.Wait = OverQuota, m.wait(at, need, Sharing{})
 	case c.sharing.Apart:
-		r.Wait = max(m.wait(at, need, c.sharing.Replicas), shareWait)
+		r.Wait = max(m.wait(at, need, c.sharing), shareWait)
 	default:
-		r.Wait = m.wait(at, need, 1)
+		r.Wait = m.wait(at, need, Sharing{})
 	}
 	if !c.sharing.Apart && r.Allowed < r.Limit.Amount && add(r.Used, need) <= r.Limit.Amount {
 		r.Reason, r.Wait = OverPart, max(c.sharing.Delay, time.Millisecond)
-		if need > m.partOf(r.Used, at, c.sharing.Replicas) {
+		if need > m.partOf(r.Used, at, c.sharing) {
 			r.Reason = Unheard
 		}
 		c.reports.hurry()

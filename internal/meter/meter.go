@@ -54,6 +54,9 @@ type meter struct {
 	later later
 	// wrote reports in which windows this replica was charged at all: the one before, and the current one.
 	wrote [2]bool
+	// usualPart is the part of the use of all replicas that was this one's
+	// when it last heard the others: from 0 to 1.
+	usualPart float64
 	// then is the number of the tier of requests over the limit. 0: they are refused.
 	then uint8
 	// marked is the largest of the marks that were reported in this window, in percent.
@@ -336,14 +339,15 @@ func (m *meter) covered(now, oldest, limit int64) int64 {
 	return max(int64(covered), oldest-limit/parts)
 }
 
-// wait returns how long it takes until need fits into the limit, if nothing else is used. What the others do not know
-// counts so many times.
-func (m *meter) wait(now, need int64, replicas int) time.Duration {
+// wait returns how long it takes until need fits into the limit, if nothing
+// else is used. Of what the others do not know, this replica's portion must be
+// large enough.
+func (m *meter) wait(now, need int64, sharing Sharing) time.Duration {
 	if m.calendar() {
 		return time.Duration(m.end - now)
 	}
 	length := m.end - m.start
-	need = min(multiply(need, replicas), m.limit.Amount)
+	need = min(m.whole(need, sharing), m.limit.Amount)
 	repaid, owed := m.repaid(now, need), m.owed(now)
 	if need = min(add(need, owed), m.limit.Amount); need < m.limit.Amount {
 		repaid = 0 // there will be room for all of the debt
@@ -351,8 +355,9 @@ func (m *meter) wait(now, need int64, replicas int) time.Duration {
 	room := m.limit.Amount - need // without the parts after i
 	for i := 2*parts - 1; i >= 0; i-- {
 		part := add(m.own.in(i), m.others.in(i))
-		if replicas > 1 {
-			part = add(part, multiply(max(0, m.own.in(i)-m.told.in(i)+m.untold.in(i)), replicas-1))
+		if sharing.Replicas > 1 {
+			unheard := max(0, m.own.in(i)-m.told.in(i)+m.untold.in(i))
+			part = add(part, m.whole(unheard, sharing)-unheard)
 		}
 		if part <= room {
 			room -= part

@@ -224,14 +224,16 @@ func (m *meter) savedCourse(id ID, replica string) (course Course, ok bool) {
 func (c *Caller) Share(now time.Time, s Sharing) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.roll(now)
+	at := c.roll(now)
+	c.arrived(at)
 	for _, m := range c.all() {
 		switch {
 		case s.Apart && !c.sharing.Apart:
 			m.lost.copy(&m.others)
+			m.measure(at)
 		case c.sharing.Apart && !s.Apart && m.others.parts != nil:
 			m.forgetLast()
-			m.others.bound(&m.lost, m.limit.Amount-m.limit.Amount/int64(max(1, c.sharing.Replicas)))
+			m.others.bound(&m.lost, m.mostOfOthers(c.sharing))
 		}
 	}
 	c.sharing = s

@@ -192,10 +192,13 @@ func TestUsageNamesEachWindowThatMayStillChange(t *testing.T) {
 // apart is how n replicas share limits that do not hear each other.
 func apart(n int) Sharing { return Sharing{Replicas: n, Apart: true} }
 
+// cut is the same if they are in several regions.
+func cut(n int) Sharing { return Sharing{Replicas: n, Apart: true, ByUse: true} }
+
 func TestAReplicaThatHearsNoOthersUsesItsShareOfWhatIsLeft(t *testing.T) {
 	a, b := caller(t, "tokens 100/minute", "tokens 1k/day"), caller(t, "tokens 100/minute", "tokens 1k/day")
-	admitted(t, a, noon, exactly(10)).settle(noon)
-	admitted(t, b, noon, exactly(50)).settle(noon)
+	admitted(t, a, noon, exactly(30)).settle(noon)
+	admitted(t, b, noon, exactly(30)).settle(noon)
 	tell(noon, 1, a, b)
 	for _, c := range []*Caller{a, b} {
 		c.reports.heard.Store(1)
@@ -225,6 +228,62 @@ func TestAReplicaThatHearsNoOthersUsesItsShareOfWhatIsLeft(t *testing.T) {
 	}
 }
 
+// TestARegionThatIsCutOffKeepsThePartThatItUsed has one of three replicas
+// with almost all users of a caller, when none hears the others.
+func TestARegionThatIsCutOffKeepsThePartThatItUsed(t *testing.T) {
+	limits := []string{"tokens 1k/minute", "tokens 10k/day"}
+	busy, quiet, idle := caller(t, limits...), caller(t, limits...), caller(t, limits...)
+	all := []*Caller{busy, quiet, idle}
+	admitted(t, busy, noon, exactly(450)).settle(noon)
+	admitted(t, quiet, noon, exactly(50)).settle(noon)
+	tell(noon, 1, all...)
+	// what is used after the last report, of which the others may not have
+	// heard, is no part of what they know to be used
+	admitted(t, quiet, noon, exactly(100)).settle(noon)
+	allowed := func(c *Caller, at time.Time) (minute, day int64) {
+		limits := c.Snapshot(at).Limits
+		return limits[0].Allowed, limits[1].Allowed
+	}
+	for _, c := range all {
+		c.reports.heard.Store(1)
+		c.Share(noon, cut(3))
+	}
+	// 500 of 1,000 and 9,500 of 10,000 are left
+	for c, want := range map[*Caller][2]int64{busy: {500 + 450, 500 + 8550}, quiet: {500 + 166, 500 + 3166}, idle: {500 + 166, 500 + 3166}} {
+		if minute, day := allowed(c, noon); minute != want[0] || day != want[1] {
+			t.Errorf("%d by the minute and %d by the day, want %d", minute, day, want)
+		}
+	}
+	later := noon.Add(2 * time.Minute)
+	sum := int64(0)
+	for i, want := range []int64{900, 333, 333} {
+		all[i].Share(later, cut(3)) // the part stays
+		minute, _ := allowed(all[i], later)
+		if minute != want {
+			t.Errorf("replica %d may use %d, want %d", i, minute, want)
+		}
+		sum += minute
+	}
+	if sum > 1000*(2*3-1)/3 {
+		t.Errorf("together %d", sum)
+	}
+	// a process that begins meanwhile has used nothing that the others know
+	next := caller(t, limits...)
+	next.Share(later, cut(3))
+	if minute, _ := allowed(next, later); minute != 333 {
+		t.Errorf("a new process may use %d", minute)
+	}
+	for _, c := range all {
+		c.Share(later, Sharing{Replicas: 3})
+	}
+	for _, c := range all { // the next time, it is another part
+		c.Share(later, cut(3))
+		if minute, day := allowed(c, later); minute != 333 || day < 500+3166 {
+			t.Errorf("%d by the minute and %d by the day", minute, day)
+		}
+	}
+}
+
 // TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile has a replica hear another one again that used its half for minutes.
 func TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile(t *testing.T) {
 	a, b := caller(t, "tokens 1k/minute"), caller(t, "tokens 1k/minute")
@@ -242,6 +301,27 @@ func TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile(t *testing.T) {
 	a.Share(now, Sharing{Replicas: 2})
 	if got := used(t, a, now, "tokens/minute"); got != 500 {
 		t.Errorf("%d are used, want half of the limit, as in each minute", got)
+	}
+
+	// one that had nine tenths of the use before may have used as much of
+	// each minute
+	a, b = caller(t, "tokens 1k/minute"), caller(t, "tokens 1k/minute")
+	admitted(t, a, noon, exactly(50)).settle(noon)
+	admitted(t, b, noon, exactly(450)).settle(noon)
+	tell(noon, 1, a, b)
+	for _, c := range []*Caller{a, b} {
+		c.reports.heard.Store(1)
+		c.Share(noon, cut(2))
+	}
+	for now = noon.Add(time.Minute); now.Before(noon.Add(4 * time.Minute)); now = now.Add(5 * time.Second) {
+		if r, refusal := b.Admit(now, exactly(100)); refusal == nil {
+			r.settle(now)
+		}
+	}
+	tell(now, 2, a, b)
+	a.Share(now, Sharing{Replicas: 2})
+	if got := used(t, a, now, "tokens/minute"); got != 900 {
+		t.Errorf("%d are used, want what the other one could use in a minute", got)
 	}
 }
 
@@ -261,7 +341,8 @@ func TestARequestThatWaitsForAShareGetsIt(t *testing.T) {
 		}
 		tell(now, 1, a, b)
 		a.reports.heard.Store(1)
-		a.Share(now, apart(1+random.IntN(5)))
+		a.Report(now, 2, nil) // what it used before is known, and its part is larger than an equal one
+		a.Share(now, Sharing{Replicas: 1 + random.IntN(5), Apart: true, ByUse: seed%2 == 0})
 		need := exactly(1 + random.Int64N(150))
 		var refusal *Refusal
 		for range 100 {

@@ -1,6 +1,7 @@
 package meter
 
 import (
+	"math"
 	"sync/atomic"
 	"time"
 )
@@ -11,6 +12,10 @@ type Sharing struct {
 	Replicas int
 	// Apart reports whether this one does not hear the others.
 	Apart bool
+	// ByUse reports whether a replica that is apart may use the part that it
+	// used before, if that is more than an equal one. Otherwise it may use an
+	// equal one only, so that all together never exceed a limit.
+	ByUse bool
 	// Delay is how long a report of this one has been heard when all that the others used before it is known, too.
 	Delay time.Duration
 }
@@ -147,31 +152,85 @@ func (s *sums) copy(from *sums) {
 	}
 }
 
-// unheard returns how much this replica, or a process before it, has used that the others do not know. It may be a part of the
-// limit: one of so many.
-func (m *meter) unheard(now int64, replicas int) int64 {
+// unheard returns how much this replica, or a process before it, has used that the others do not know.
+func (m *meter) unheard(now int64, sharing Sharing) int64 {
 	used := m.own.used[1] - m.told.used[1] + m.untold.used[1]
 	if m.own.parts != nil {
 		oldest, later := m.own.from(m.oldest(now))
 		toldOldest, toldLater := m.told.from(m.oldest(now))
 		untoldOldest, untoldLater := m.untold.from(m.oldest(now))
 		oldest, later = oldest-toldOldest+untoldOldest, later-toldLater+untoldLater
-		used += m.covered(now, oldest, m.limit.Amount/int64(max(1, replicas))) + later
+		used += m.covered(now, oldest, m.portion(m.limit.Amount, sharing)) + later
 	}
 	return max(0, used)
 }
 
+// portion returns how much of an amount that nobody has used belongs to this
+// replica: one of as many equal parts as there are replicas. While it does not
+// hear the others, it may be the part that it used before (see measure).
+func (m *meter) portion(amount int64, sharing Sharing) int64 {
+	equal := amount / int64(max(1, sharing.Replicas))
+	if !sharing.Apart || !sharing.ByUse {
+		return equal
+	}
+	return max(equal, int64(float64(amount)*m.usualPart))
+}
+
+// whole returns the smallest amount of which this replica's portion is so
+// much.
+func (m *meter) whole(portion int64, sharing Sharing) int64 {
+	equal := multiply(portion, sharing.Replicas)
+	if !sharing.Apart || !sharing.ByUse || m.usualPart == 0 {
+		return equal
+	}
+	return int64(min(float64(equal), math.Ceil(float64(portion)/m.usualPart)))
+}
+
+// measure records which part of the use of all replicas was this one's, now
+// that it does not hear the others any more. So a region that had almost all
+// users can still serve them, also if it has only one of many replicas. Each of
+// the others measures the same figures, so these parts are a whole limit
+// together. With those that get an equal part instead because they used less,
+// N replicas get at most 2 - 1/N of it.
+func (m *meter) measure(now int64) {
+	m.usualPart = 0
+	own := m.spentOf(&m.told, now)
+	if all := add(own, m.spentOf(&m.others, now)); all > 0 {
+		m.usualPart = float64(own) / float64(all)
+	}
+}
+
+// spentOf returns how much of some use is in the window that ends now.
+func (m *meter) spentOf(s *sums, now int64) int64 {
+	if s.parts == nil {
+		return s.used[1]
+	}
+	oldest, later := s.from(m.oldest(now))
+	return add(s.used[1], add(m.covered(now, oldest, m.limit.Amount), later))
+}
+
+// mostOfOthers returns how much of a limit the others can have used in a
+// window while they were not heard: equal parts, but one of them its usual
+// part if that is larger.
+func (m *meter) mostOfOthers(sharing Sharing) int64 {
+	equal := m.limit.Amount / int64(max(1, sharing.Replicas))
+	if !sharing.ByUse {
+		return m.limit.Amount - equal
+	}
+	return max(equal, m.limit.Amount-m.portion(m.limit.Amount, sharing)) + equal*int64(max(0, sharing.Replicas-2))
+}
+
 // share returns how much may be used, as far as this replica knows: what the others know to be used, and this one's
 // part of the rest.
-func (m *meter) share(used, unheard int64, replicas int) int64 {
+func (m *meter) share(used, unheard int64, sharing Sharing) int64 {
 	known := max(0, used-unheard)
-	return known + max(0, m.limit.Amount-known)/int64(max(1, replicas))
+	return known + m.portion(max(0, m.limit.Amount-known), sharing)
 }
 
 // partOf returns this replica's part of what is left, as far as the others know.
-func (m *meter) partOf(used, at int64, replicas int) int64 {
-	unheard := m.unheard(at, replicas)
-	return m.share(used, unheard, replicas) - max(0, used-unheard)
+func (m *meter) partOf(used, at int64, sharing Sharing) int64 {
+	unheard := m.unheard(at, sharing)
+	return m.share(used, unheard, sharing) - max(0, used-unheard)
 }
 
 // allowed returns how much this replica may use now of what is used.
@@ -179,15 +238,15 @@ func (c *Caller) allowed(m *meter, at, used int64) int64 {
 	if c.sharing.Replicas <= 1 {
 		return m.limit.Amount
 	}
-	return m.share(used, m.unheard(at, c.sharing.Replicas), c.sharing.Replicas)
+	return m.share(used, m.unheard(at, c.sharing), c.sharing)
 }
 
 // shown returns how much of a limit this replica may use: all of it, or its share while it does not hear the others.
 func (c *Caller) shown(m *meter, at, used int64) int64 {
-	if !c.sharing.Apart || c.sharing.Replicas <= 1 {
+	if !c.sharing.Apart {
 		return m.limit.Amount
 	}
-	return m.share(used, m.unheard(at, c.sharing.Replicas), c.sharing.Replicas)
+	return c.allowed(m, at, used)
 }
 
 // urgentPart is which part of what a replica may use should be known soon: the rest is lost if it is killed.
@@ -204,9 +263,9 @@ func (c *Caller) tell(at int64) {
 		if m.limit.Amount == 0 {
 			continue
 		}
-		used, unheard := m.use(at), m.unheard(at, c.sharing.Replicas)
+		used, unheard := m.use(at), m.unheard(at, c.sharing)
 		hurry = hurry || used > m.limit.Amount/2
-		if unheard > m.partOf(used, at, c.sharing.Replicas)/urgentPart {
+		if unheard > m.partOf(used, at, c.sharing)/urgentPart {
 			c.reports.hurry()
 		}
 	}

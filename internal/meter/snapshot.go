@@ -90,7 +90,7 @@ func (c *Caller) useOf(m *meter, at int64) Use {
 	used := m.use(at)
 	u := Use{Limit: m.limit, Allowed: c.shown(m, at, used), Used: used, Ends: time.Unix(0, m.end), Refused: m.refused, Demoted: m.demoted}
 	if u.Used > 0 {
-		u.Reset = m.wait(at, m.limit.Amount, 1) // until nothing is used, if nothing else is
+		u.Reset = m.wait(at, m.limit.Amount, Sharing{}) // until nothing is used, if nothing else is
 	}
 	return u
 }

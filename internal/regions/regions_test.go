@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
@@ -352,6 +353,71 @@ func TestARegionGoesOnWithoutTheOther(t *testing.T) {
 			if !s.InTouch || len(s.Peers) != 4 {
 				t.Errorf("replica %d is in touch: %v, with %d", i, s.InTouch, len(s.Peers))
 			}
+		}
+	})
+}
+
+// TestARegionKeepsItsPartOfALimitWhileTheLinkIsCut has most of the use of a
+// limit in the first region.
+func TestARegionKeepsItsPartOfALimitWhileTheLinkIsCut(t *testing.T) {
+	share(t, func(w *world) {
+		limit, err := meter.ParseLimit(meter.Tokens, "1000/minute")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all []*meter.Callers
+		for _, r := range w.replicas {
+			callers := meter.NewCallers(nil)
+			callers.Configure(time.Now(), func(string) meter.Settings { return meter.Settings{Limits: []meter.Limit{limit}} })
+			r.link.Share("a pool", callers)
+			all = append(all, callers)
+		}
+		time.Sleep(3 * time.Second)
+		allowed := func(i int) int64 {
+			return all[i].Get(time.Now(), "alice").Snapshot(time.Now()).Limits[0].Allowed
+		}
+		for i, used := range []int64{300, 500, 100, 0} {
+			r, refusal := all[i].Get(time.Now(), "alice").Try(time.Now(), meter.Estimate{Prompt: 1})
+			if refusal != nil {
+				t.Fatal(refusal)
+			}
+			r.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: used})
+			time.Sleep(time.Second)
+		}
+		w.cut.Store(true)
+		time.Sleep(5 * time.Second)
+		// 900 are used, and each may use its part of 100 more, or a fourth
+		for i, want := range []int64{900 + 33, 900 + 55, 900 + 25, 900 + 25} {
+			if got := allowed(i); got != want {
+				t.Errorf("replica %d may use %d, want %d", i, got, want)
+			}
+		}
+		time.Sleep(2 * time.Minute)
+		for i, want := range []int64{333, 555, 250, 250} {
+			if got := allowed(i); got != want {
+				t.Errorf("after two minutes, replica %d may use %d, want %d", i, got, want)
+			}
+		}
+		w.cut.Store(false)
+		time.Sleep(5 * time.Second)
+		for i := range all {
+			if got := allowed(i); got != 1000 {
+				t.Errorf("when the link is back, replica %d may use %d", i, got)
+			}
+		}
+		// without both servers, nobody knows how users are spread: each may
+		// use an equal part
+		for _, hub := range w.hubs {
+			hub.Fail(errors.New("down"))
+		}
+		time.Sleep(10 * time.Second)
+		for i := range all {
+			if got := allowed(i); got != 250 {
+				t.Errorf("without servers, replica %d may use %d", i, got)
+			}
+		}
+		for _, hub := range w.hubs {
+			hub.Fail(nil)
 		}
 	})
 }

@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -71,6 +72,14 @@ func (c *connectivity) misses(r *Replica, err error) {
 		r.logger.Load().Info("connected to all replicas")
 	}
 	c.lacking = err != nil
+}
+
+// contact returns which of the others are heard, without their number.
+func (c *connectivity) contact() callers.Contact {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	isConnected := c.now == connected
+	return callers.Contact{Whole: isConnected && !c.lacking, Cut: isConnected && c.lacking}
 }
 
 // isWhole reports whether each of the others is heard that runs: the replica is connected, and reaches all servers.

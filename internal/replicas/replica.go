@@ -180,7 +180,11 @@ func (r *Replica) put(ctx context.Context, records []state.Record) error {
 }
 
 func (r *Replica) sendUse(ctx context.Context) {
-	r.tally.Run(ctx, r.put, func() (bool, int) { return r.connectivity.isWhole(), len(r.peers.list(time.Now())) })
+	r.tally.Run(ctx, r.put, func() callers.Contact {
+		contact := r.connectivity.contact()
+		contact.Replicas = len(r.peers.list(time.Now()))
+		return contact
+	})
 }
 
 // record returns what the store keeps of an item. It returns false if there is
