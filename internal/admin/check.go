@@ -100,6 +100,7 @@ type checker struct {
 func (c *checker) check(ctx context.Context, entries []*pools.Entry) []*Checked {
 	c.slots = make(chan struct{}, atOnce)
 	var all []*Checked
+	var checks []*backendCheck
 	var wait sync.WaitGroup
 	for _, e := range entries {
 		of := e.Rechecker.(*backend.Rechecker)
@@ -108,12 +109,36 @@ func (c *checker) check(ctx context.Context, entries []*pools.Entry) []*Checked 
 				Pool: e.Name, Backend: b.Name, Status: CheckOK, Address: b.Dial(), Credential: credentialOf(b),
 				Models: []CheckedModel{}, Milliseconds: map[string]int64{}, Remaining: map[string]int64{}, Problems: []CheckedProblem{},
 			}}
-			all = append(all, &o.Checked)
+			all, checks = append(all, &o.Checked), append(checks, o)
 			wait.Go(func() { o.check(ctx) })
 		}
 	}
 	wait.Wait()
+	warnOfSharedKeys(checks)
 	return all
+}
+
+// warnOfSharedKeys warns of each backend with the key of one at another host
+// of OpenAI. These hosts stand for regions in which data stays, as
+// eu.api.openai.com does. A project, to which a key belongs, has its data in one
+// region, and its limits once.
+func warnOfSharedKeys(checks []*backendCheck) {
+	type projectKey struct{ pool, digest string }
+	first := make(map[projectKey]*backendCheck)
+	for _, o := range checks {
+		key, host := o.Key(), o.Origin.Hostname()
+		if key == nil || !strings.HasSuffix("."+host, ".openai.com") {
+			continue
+		}
+		k := projectKey{o.Checked.Pool, key.Digest()}
+		switch other := first[k]; {
+		case other == nil:
+			first[k] = o
+		case other.Origin.Hostname() != host:
+			o.problem(CheckWarning, "has the same key as %s at another host of OpenAI, so both may have one limit together: "+
+				"use a key of another project", other.Name)
+		}
+	}
 }
 
 // credentialOf returns which credential a backend gets, until it has answered.

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -584,6 +585,26 @@ func TestACheckSaysWhereItStopped(t *testing.T) {
 	wantChecked(t, checked["behind"], "failed", "unknown", "", "failed: the proxy cannot be reached, see HTTPS_PROXY: .*connection refused")
 	if strings.Contains(all, wrongKey) {
 		t.Errorf("a password is shown: %s", all)
+	}
+}
+
+// TestACheckSaysThatTwoRegionsOfOpenAIHaveOneKey since they may then have one
+// limit. The proxy does not exist, so that nothing is sent to OpenAI.
+func TestACheckSaysThatTwoRegionsOfOpenAIHaveOneKey(t *testing.T) {
+	const key, other = "sk-proj-0123456789-one", "sk-proj-0123456789-other"
+	checked, all, _ := check(t, "--config", configWith(t, "transport http {\nnetwork_proxy url http://127.0.0.1:1\n}",
+		backendAt("us", "https://api.openai.com", key, ""),
+		backendAt("us-again", "https://api.openai.com/v1", key, "service_tier flex"),
+		backendAt("eu", "https://eu.api.openai.com", key, ""),
+		backendAt("eu-own", "https://eu.api.openai.com", other, ""),
+		backendAt("elsewhere", "https://notopenai.com", key, "")))
+	for name, want := range map[string]bool{"us": false, "us-again": false, "eu": true, "eu-own": false, "elsewhere": false} {
+		warns := slices.ContainsFunc(checked[name].Problems, func(p admin.CheckedProblem) bool {
+			return p.Status == admin.CheckWarning && strings.Contains(p.Text, "the same key as us at another host of OpenAI")
+		})
+		if warns != want {
+			t.Errorf("%s: a warning %t, want %t\n%s", name, warns, want, all)
+		}
 	}
 }
 
