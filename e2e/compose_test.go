@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -141,31 +140,4 @@ func (c *composed) send(t *testing.T) {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		_ = cmd.Wait()
 	})
-}
-
-// TestWhatTheImageOfComposeLeavesOutIsNotNeeded holds its list of files against
-// what the build needs.
-func TestWhatTheImageOfComposeLeavesOutIsNotNeeded(t *testing.T) {
-	t.Parallel()
-	list := exec.Command("go", "list", "-deps", "-f", `{{if and (not .Standard) .Module}}{{if .Module.Main}}{{.Dir}}{{end}}{{end}}`, "./cmd/caddy")
-	list.Dir = ".."
-	output, err := list.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	root, err := filepath.Abs("..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	folders := strings.Fields(strings.ReplaceAll(string(output), root, ""))
-	if len(folders) < 10 {
-		t.Fatalf("found %d packages of the build", len(folders))
-	}
-	for _, left := range regexp.MustCompile(`(?m)^/(.+)/$`).FindAllStringSubmatch(string(readFile(t, compose+"/Dockerfile.dockerignore")), -1) {
-		for _, folder := range folders {
-			if strings.HasPrefix(folder+"/", "/"+left[1]+"/") {
-				t.Errorf("the image is built without /%s/, and needs %s", left[1], folder)
-			}
-		}
-	}
 }
