@@ -2,6 +2,7 @@ package openaiapi
 
 import (
 	"bytes"
+	"maps"
 	"slices"
 )
 
@@ -53,6 +54,8 @@ const (
 	memberStore
 	memberBackground
 	memberAudio // in which a voice may have an id
+
+	placeCount // how many there are
 )
 
 // isText reports whether a text at the place is an id, or encrypted content.
@@ -100,58 +103,21 @@ func isOdd(name []byte, wanted string) bool {
 func (g grammar) place(at place, key []byte) place {
 	switch g {
 	case inReply:
-		return placeInReply(at, key)
+		return replyMembers[at][string(key)]
 	case inNewAPI:
 		return placeInNewAPI(key)
 	case inNewReply:
 		return placeInNewReply(at, key)
 	case inRequestOfAnyCase:
-		return inRequest.place(at, lower(key))
+		key = lower(key)
 	}
-	switch at {
-	case variables:
+	if at == variables {
 		return inside
-	case top:
-		switch string(key) {
-		case "model":
-			return memberModel
-		case "stream":
-			return memberStream
-		case "max_tokens":
-			return memberMaxTokens
-		case "max_completion_tokens":
-			return memberMaxCompletion
-		case "max_output_tokens":
-			return memberMaxOutput
-		case "n":
-			return memberN
-		case "stream_options":
-			return memberStreamOptions
-		case "service_tier":
-			return memberServiceTier
-		case "store":
-			return memberStore
-		case "background":
-			return memberBackground
-		case "audio":
-			return memberAudio
-		case "tools":
-			return tool
-		case "messages":
-			return turn
-		case "previous_response_id":
-			return previous
-		case "conversation":
-			return named
-		case "input", "items":
-			return item
-		case "prompt", "workflow":
-			return holder
-		case "session", "response": // of a WebSocket
-			return top
-		case "models", "fallbacks":
-			return memberModels
-		}
+	}
+	if found := requestMembers[at][string(key)]; found != elsewhere {
+		return found
+	}
+	if at == top {
 		switch {
 		case isOdd(key, "model"), isOdd(key, "session"), isOdd(key, "response"):
 			return memberOddModel
@@ -159,96 +125,78 @@ func (g grammar) place(at place, key []byte) place {
 			return memberOddTier
 		}
 	}
-	switch {
-	case at == item && (string(key) == "id" || string(key) == "approval_request_id"):
-		return ofItem
-	case (at == named || at == holder) && string(key) == "id":
-		return named
-	case at == holder && string(key) == "variables":
-		return variables
-	case at == turn && string(key) == "audio":
-		return holder
-	case (at == tool || at == item) && string(key) == "tools":
-		return tool
-	case at == memberStreamOptions && string(key) == "include_usage":
-		return memberIncludeUsage
-	}
-	switch string(key) {
-	case "file_id", "file_ids", "vector_store_id", "vector_store_ids", "container", "container_id", "input_file_id",
-		"training_file", "validation_file", "assistant_id", "thread_id", "part_ids", "skill_id":
-		return named
-	case "encrypted_content":
-		return encrypted
-	case "content", "output", "tools", "tool_resources", "file_search", "code_interpreter", "vector_stores", "file",
-		"image_file", "input_image_mask", "attachments", "messages", "additional_messages", "thread", "files", "image", "images",
-		"mask", "input_reference", "environment", "skills", "data_source":
-		return inside
-	case "source", "video", "characters", "voice":
-		return holder
-	}
 	if (at == top || at == tool) && isObjectMember(key) && string(key) != "id" && !notObjects[string(key)] {
 		return guess
 	}
 	return elsewhere
 }
 
+// members are the places of an object's members, by their names. A member that
+// is not among them is elsewhere.
+type members map[string]place
+
+// requestMembers are those of each place in a request.
+var requestMembers = tableOf(members{
+	"file_id": named, "file_ids": named, "input_file_id": named, "training_file": named, "validation_file": named,
+	"vector_store_id": named, "vector_store_ids": named, "container": named, "container_id": named,
+	"assistant_id": named, "thread_id": named, "part_ids": named, "skill_id": named,
+
+	"encrypted_content": encrypted,
+
+	"content": inside, "output": inside, "tools": inside, "tool_resources": inside, "file_search": inside,
+	"code_interpreter": inside, "vector_stores": inside, "file": inside, "files": inside, "image_file": inside,
+	"input_image_mask": inside, "attachments": inside, "messages": inside, "additional_messages": inside, "thread": inside,
+	"image": inside, "images": inside, "mask": inside, "input_reference": inside, "environment": inside, "skills": inside,
+	"data_source": inside,
+
+	"source": holder, "video": holder, "characters": holder, "voice": holder,
+}, map[place]members{
+	top: {
+		"model": memberModel, "models": memberModels, "fallbacks": memberModels,
+		"stream": memberStream, "stream_options": memberStreamOptions,
+		"max_tokens": memberMaxTokens, "max_completion_tokens": memberMaxCompletion, "max_output_tokens": memberMaxOutput,
+		"n": memberN, "service_tier": memberServiceTier, "store": memberStore, "background": memberBackground,
+		"audio": memberAudio, "tools": tool, "messages": turn, "previous_response_id": previous, "conversation": named,
+		"input": item, "items": item, "prompt": holder, "workflow": holder,
+		"session": top, "response": top, // of a WebSocket
+	},
+	item:                {"id": ofItem, "approval_request_id": ofItem, "tools": tool},
+	named:               {"id": named},
+	holder:              {"id": named, "variables": variables},
+	turn:                {"audio": holder},
+	tool:                {"tools": tool},
+	memberStreamOptions: {"include_usage": memberIncludeUsage},
+})
+
+// replyMembers are those of each place in a reply. Replies name objects that
+// exist where the reply comes from.
+var replyMembers = tableOf(members{
+	"thread_id": ofPart, "output_file_id": ofPart, "error_file_id": ofPart, "result_files": ofPart,
+	"conversation": mention, "container_id": mention,
+	"encrypted_content": encrypted, "content": inside, "annotations": annotation,
+}, map[place]members{
+	top: {
+		"id": named, "data": listed, "output": item, "item": item, "choices": inside, "response": top, "store": memberStore,
+		"file": ofPart, // that an upload becomes
+	},
+	listed:     {"id": named, "encrypted_content": mentionEncrypted},
+	item:       {"id": ofPart},
+	ofPart:     {"id": ofPart},
+	mention:    {"id": mention},
+	inside:     {"message": turn, "delta": turn},
+	turn:       {"audio": ofPart},
+	annotation: {"file_id": mention},
+})
+
+// tableOf returns the members of each place: those that may be anywhere, and
+// those of the place, which replace them.
+func tableOf(anywhere members, at map[place]members) (table [placeCount]members) {
+	for i := range table {
+		table[i] = maps.Clone(anywhere)
+		maps.Copy(table[i], at[place(i)])
+	}
+	return table
+}
+
 // lower returns the name in lower case, as servers compare it that ignore the case.
 func lower(key []byte) []byte { return bytes.ToLower(bytes.ToUpper(key)) }
-
-// placeInReply is place for replies. These name objects that exist where the reply comes from.
-func placeInReply(at place, key []byte) place {
-	switch string(key) {
-	case "id":
-		switch at {
-		case top, listed:
-			return named
-		case item, ofPart:
-			return ofPart
-		case mention:
-			return mention
-		}
-	case "thread_id", "output_file_id", "error_file_id", "result_files":
-		return ofPart
-	case "conversation", "container_id":
-		return mention
-	case "encrypted_content":
-		if at == listed {
-			return mentionEncrypted
-		}
-		return encrypted
-	case "content":
-		return inside
-	case "annotations":
-		return annotation
-	}
-	switch at {
-	case top:
-		switch string(key) {
-		case "data":
-			return listed
-		case "output", "item":
-			return item
-		case "file": // that an upload becomes
-			return ofPart
-		case "choices":
-			return inside
-		case "response":
-			return top
-		case "store":
-			return memberStore
-		}
-	case inside:
-		if string(key) == "message" || string(key) == "delta" {
-			return turn
-		}
-	case turn:
-		if string(key) == "audio" {
-			return ofPart
-		}
-	case annotation:
-		if string(key) == "file_id" {
-			return mention
-		}
-	}
-	return elsewhere
-}
