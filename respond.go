@@ -12,7 +12,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
-	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
@@ -72,12 +71,6 @@ func (b *balancer) commit(t *transaction, r *attempt.Reply, now time.Time) *http
 	t.outcome.usage = counts
 	s.forbidRetry(res.Header)
 	b.setRateLimits(t, res.Header, now)
-	if res.StatusCode == http.StatusOK && !to.backend.Azure && // which lists no deployments
-		openaiapi.AsksForModels(t.request.asked.Method, t.request.Route) {
-		observe.ReadModels(res, func(models []openaiapi.ListedModel) {
-			b.logger.ShutDown(to.Name, to.metrics.Listed(models, to.Member, now))
-		})
-	}
 	return res
 }
 

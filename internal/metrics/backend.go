@@ -117,7 +117,6 @@ type Backend struct {
 	duration     prometheus.Observer
 	firstByte    prometheus.Observer
 	last         series[string, *lastSeen]
-	shutdowns    shutdowns
 }
 
 // answer has the labels of an answer of a backend.

@@ -43,14 +43,12 @@ var (
 		"The part that is left of a backend's limit, by its newest reply and what was sent since.", "pool", "backend", "deployment", "type")
 	utilizationDesc = desc("deployment_utilization_ratio",
 		"What a provisioned Azure deployment last said of its utilization, 0 to 1 and above.", "pool", "backend", "deployment")
-	shutdownDesc = desc("model_shutdown_timestamp_seconds",
-		"When a backend's provider shuts a model down, or has done so, by the latest list of models that passed by.", "pool", "backend", "deployment")
 	staleDesc = desc("secret_stale", "Whether a secret in a file could not be reloaded, so that an older one is in use: 1 or 0.", "pool", "secret")
 )
 
 // Describe implements prometheus.Collector.
 func (state) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, reasonsDesc, silentDesc, slowDesc, usualDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, quotaDesc, utilizationDesc, limitUsedDesc, estimateDesc, forgottenDesc, staleDesc, shutdownDesc, waitingFirstDesc, oldestFirstDesc, overdueFirstDesc, soundDesc} {
+	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, reasonsDesc, silentDesc, slowDesc, usualDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, quotaDesc, utilizationDesc, limitUsedDesc, estimateDesc, forgottenDesc, staleDesc, waitingFirstDesc, oldestFirstDesc, overdueFirstDesc, soundDesc} {
 		descs <- d
 	}
 }
@@ -93,7 +91,6 @@ func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus
 	}
 	b.collectPulses(s, gauge)
 	collectLimits(s, gauge)
-	b.shutdowns.collect(s.Member, func(model string, at time.Time) { gauge(shutdownDesc, float64(at.Unix()), model) })
 	for _, deployment := range modelsOf(s.Member) {
 		left := remaining(s, deployment, now)
 		gauge(availableDesc, bit(left == 0 && s.Healthy), deployment)

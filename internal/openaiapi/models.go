@@ -2,8 +2,6 @@ package openaiapi
 
 import (
 	"encoding/json"
-	"net/http"
-	"strings"
 	"time"
 )
 
@@ -23,12 +21,6 @@ type ListedModel struct {
 // EndsSoon reports whether the model is shut down within 60 days, or has been.
 func (m ListedModel) EndsSoon(now time.Time) bool {
 	return !m.Shutdown.IsZero() && m.Shutdown.Before(now.Add(noticePeriod))
-}
-
-// AsksForModels reports whether a request asks for the list of models, or for one of them.
-func AsksForModels(method string, route Route) bool {
-	rest, ok := strings.CutPrefix(route.Operation, "/models")
-	return ok && method == http.MethodGet && route.Deployment == "" && (rest == "" || rest[0] == '/')
 }
 
 // ReadModels reads a list of models, or one model. It reports whether the list goes on on another page, and whether
