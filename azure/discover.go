@@ -13,12 +13,12 @@ import (
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
+	"github.com/openai-lb/caddy-openai-lb/modules/tools"
 )
 
 func init() {
-	admin.More = append(admin.More, discoverCommand)
+	tools.More = append(tools.More, discoverCommand)
 }
 
 // statusFailed is the exit status after an error. A timer can tell it from 1, which any other error of a command has, and
@@ -33,11 +33,11 @@ type discovery struct {
 	file          string
 	endpoint      string
 	timeout       time.Duration
-	read          admin.ReadBackends
+	read          tools.ReadBackends
 }
 
 // discoverCommand returns the command discover.
-func discoverCommand(read admin.ReadBackends) *cobra.Command {
+func discoverCommand(read tools.ReadBackends) *cobra.Command {
 	d := &discovery{read: read}
 	command := &cobra.Command{
 		Use:   "discover",
@@ -111,7 +111,7 @@ func (d *discovery) run(ctx context.Context) (text string, differs int, err erro
 	if err := d.checkFlags(); err != nil {
 		return "", 0, err
 	}
-	var configured []admin.Configured
+	var configured []tools.Configured
 	if d.file != "" { // a mistake in it needs no request
 		if configured, err = d.read(d.file); err != nil {
 			return "", 0, err

@@ -6,15 +6,15 @@ import (
 	"strings"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/modules/tools"
 )
 
 // standIn begins what stands for a variable that is not set.
 const standIn = "stand-in-"
 
 // pooled is a backend of a Caddyfile.
-type pooled struct{ admin.Configured }
+type pooled struct{ tools.Configured }
 
 func (b pooled) String() string {
 	return printable(fmt.Sprintf("backend '%s' of pool '%s'", b.Name, b.Pool))
@@ -22,7 +22,7 @@ func (b pooled) String() string {
 
 // differences compares the backends of a Caddyfile with the deployments that there are, and returns what somebody has to
 // act on. Backends elsewhere than at Azure are left out.
-func differences(backends []admin.Configured, accounts []*account, now time.Time) (found []string, err error) {
+func differences(backends []tools.Configured, accounts []*account, now time.Time) (found []string, err error) {
 	served := make(map[*deployment]bool)
 	for _, configured := range backends {
 		b := pooled{configured}

@@ -124,7 +124,7 @@ func only[T any](t *testing.T, made objects, name ...string) *T {
 func setsOfValues(t *testing.T) []string {
 	t.Helper()
 	sets, err := filepath.Glob(chart + "/ci/*-values.yaml")
-	imported, importedErr := filepath.Glob("../internal/admin/testdata/import/*.values")
+	imported, importedErr := filepath.Glob("../modules/tools/testdata/import/*.values")
 	if err != nil || importedErr != nil || len(sets) < 6 || len(imported) < 2 {
 		t.Fatalf("found %v, %v: %v, %v", sets, imported, err, importedErr)
 	}

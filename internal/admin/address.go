@@ -13,6 +13,8 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 )
 
 // adminAddress returns the address of the admin API: from the option address, from
@@ -37,7 +39,7 @@ func adminAddress(flags caddycmd.Flags) (string, error) {
 // readOption reads a global option of a config file into a struct that has it in JSON. It evaluates
 // nothing else in a Caddyfile: that may need variables which only the service has.
 func readOption(name, file, adapter string, into any) error {
-	text, err := readFile(file)
+	text, err := cli.ReadFile(file)
 	if err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
@@ -41,7 +42,7 @@ type Seen struct {
 
 // name returns the replica's name for operators.
 func (s Seen) name() string {
-	return printable(strings.TrimSpace(s.Host + " " + s.ID[:min(8, len(s.ID))]))
+	return cli.Printable(strings.TrimSpace(s.Host + " " + s.ID[:min(8, len(s.ID))]))
 }
 
 // askedID returns the id of the replica that answers. It is empty without the option state.
@@ -209,7 +210,7 @@ func readRows[T any](from io.Reader, most, longest int, each func(row T) bool) b
 func chosen(answers []replicas.Answer, name string) (its []replicas.Answer, err error) {
 	var names []string
 	for _, a := range answers {
-		names = append(names, printable(a.Host)+" "+a.ID)
+		names = append(names, cli.Printable(a.Host)+" "+a.ID)
 	}
 	engines := make(map[int]bool)
 	for _, a := range answers {

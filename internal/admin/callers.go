@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
+	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
@@ -203,13 +204,13 @@ func showCallers(to io.Writer, answer []byte) error {
 	if err := decode(answer, &all); err != nil {
 		return err
 	}
-	table := newTable(to, "POOL", "CALLER", "TIER", "LIMIT", "USED", "IN FLIGHT", "REFUSED", "TODAY", "MONTH")
+	table := cli.NewTable(to, "POOL", "CALLER", "TIER", "LIMIT", "USED", "IN FLIGHT", "REFUSED", "TODAY", "MONTH")
 	for _, c := range all {
 		var limits [][2]string
 		for _, l := range c.Limits {
-			limit := fmt.Sprintf("%d %s/%s", l.Limit, printable(l.Kind), printable(l.Window))
+			limit := fmt.Sprintf("%d %s/%s", l.Limit, cli.Printable(l.Kind), cli.Printable(l.Window))
 			if l.Then != "" {
-				limit += " then " + printable(l.Then)
+				limit += " then " + cli.Printable(l.Then)
 			}
 			limits = append(limits, [2]string{limit, fmt.Sprintf("%d (%.0f%%)", l.Used, 100*l.UsedRatio())})
 		}
@@ -220,10 +221,10 @@ func showCallers(to io.Writer, answer []byte) error {
 		if c.MaxRequests > 0 {
 			inFlight += " of " + strconv.Itoa(c.MaxRequests)
 		}
-		table.row(printable(c.Pool), printable(c.Name), cmp.Or(printable(c.Tier), "-"), limits[0][0], limits[0][1],
+		table.Row(cli.Printable(c.Pool), cli.Printable(c.Name), cmp.Or(cli.Printable(c.Tier), "-"), limits[0][0], limits[0][1],
 			inFlight, strconv.FormatUint(c.Refused, 10), strconv.FormatInt(c.TokensToday, 10), strconv.FormatInt(c.TokensMonth, 10))
 		for _, l := range limits[1:] {
-			table.row("", "", "", l[0], l[1], "", "", "", "")
+			table.Row("", "", "", l[0], l[1], "", "", "", "")
 		}
 	}
 	return table.Flush()

@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode"
 	"unicode/utf16"
@@ -24,56 +23,17 @@ import (
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-func init() {
-	caddycmd.RegisterCommand(caddycmd.Command{
-		Name:  "openai-lb",
-		Usage: "status|drain|resume|reset|callers|usage|replicas|check|import|version",
-		Short: "Shows the backends of openai_lb, and takes them out of use",
-		Long: `
-Shows the backends of the running Caddy's load balancers, takes a backend out
-of use, puts it back, or ends its benches. A drain survives a reload of the
-configuration, and ends with the process. With the option state, it applies to
-all replicas, also to those that start later. The command also shows callers,
-gives them their use back, adds up what was used, and shows replicas. With the
-option state, status, callers and usage show the sum over all replicas, or with
---replica one of them.
+func init() { cli.Add(commands) }
 
-It calls Caddy's admin API at --address, if that is given. Otherwise, the
-address comes from the --config file, or is Caddy's default. The command reads
-only the option admin of a Caddyfile, so no other variable has to be set.
-`,
-		CobraFunc: addCommands,
-	})
-}
-
-// Configured is a backend of a configuration.
-type Configured struct {
-	Pool, Name, Host string
-	// Models are the backend's own names of the models that its options name.
-	Models []string
-}
-
-// ReadBackends sets up a Caddyfile as `check --offline` does, and returns its backends.
-type ReadBackends func(file string) ([]Configured, error)
-
-// More makes the commands of modules that are built separately.
-var More []func(ReadBackends) *cobra.Command
-
-func addCommands(parent *cobra.Command) {
-	flags := parent.PersistentFlags()
-	flags.StringP("config", "c", "", "Configuration file, for the address of the admin API")
-	flags.StringP("adapter", "a", "", "Name of the config adapter to apply to it")
-	flags.String("address", "", "Address of the admin API, if it differs from the config")
-	flags.String("pool", "", "Only the backends or callers of this pool")
-	flags.Bool("json", false, "Prints the admin API's answer instead of a table")
-	parent.Args = cobra.NoArgs
-	parent.RunE = func(command *cobra.Command, _ []string) error { return command.Help() }
+// commands returns the subcommands that ask the admin API.
+func commands() []*cobra.Command {
 	drain := newCommand("drain <backend>", "Takes a backend out of use: it gets requests only when no other backend is left",
 		call{method: http.MethodPost, path: backendsPath + "/%s/drain", show: showBackends, everywhere: drained})
 	drain.Flags().Bool("wait", false, "Waits until the backend serves no request of any replica")
@@ -95,18 +55,13 @@ func addCommands(parent *cobra.Command) {
 		command.Flags().String("by", "", "Who gives the order, for the log and for other operators (default: you, as user@host)")
 	}
 	usage.MarkFlagsMutuallyExclusive("config", "replica")
-	parent.AddCommand(
+	return []*cobra.Command{
 		status, callers, usage,
 		newCommand("replicas", "Shows the replicas that share state, when each was last heard from, and whose configuration differs",
 			call{method: http.MethodGet, path: replicasPath, show: showReplicas}),
 		drain, resume, reset,
-		checkCommand(),
-		importCommand(),
 		newCommand("version", "Shows the version of this binary, or with --address or --config that of the running Caddy",
 			call{method: http.MethodGet, path: versionPath, show: showBuild}),
-	)
-	for _, more := range More {
-		parent.AddCommand(more(readBackends))
 	}
 }
 
@@ -120,7 +75,7 @@ func operator() string {
 	if host, err := os.Hostname(); err == nil {
 		name += "@" + host
 	}
-	return pool.CutText(printable(name), pool.MaxBy)
+	return pool.CutText(cli.Printable(name), pool.MaxBy)
 }
 
 // call is what a command asks the admin API, and how it shows the answer. The path has %s where the command's argument goes.
@@ -203,12 +158,12 @@ func ask(address, method, path string, query url.Values) ([]byte, error) {
 	if err != nil {
 		var said struct{ Error string }
 		if _, body, ok := strings.Cut(err.Error(), ": {"); ok && json.Unmarshal([]byte("{"+body), &said) == nil && said.Error != "" {
-			return nil, errors.New(printable(said.Error))
+			return nil, errors.New(cli.Printable(said.Error))
 		}
-		return nil, fmt.Errorf("the admin API at %s: %s", printable(address), printable(err.Error()))
+		return nil, fmt.Errorf("the admin API at %s: %s", cli.Printable(address), cli.Printable(err.Error()))
 	}
 	defer res.Body.Close()
-	return readUpTo(res.Body, maxAnswers)
+	return cli.ReadUpTo(res.Body, maxAnswers)
 }
 
 // decode reads an answer of the admin API.
@@ -256,9 +211,9 @@ func showBuild(to io.Writer, answer []byte) error {
 	}
 	commit := ""
 	if b.Commit != "" {
-		commit = fmt.Sprintf(" (commit %s)", printable(b.Commit))
+		commit = fmt.Sprintf(" (commit %s)", cli.Printable(b.Commit))
 	}
-	_, err := fmt.Fprintf(to, "openai_lb %s%s, Caddy %s\n", printable(b.Version), commit, printable(b.CaddyVersion))
+	_, err := fmt.Fprintf(to, "openai_lb %s%s, Caddy %s\n", cli.Printable(b.Version), commit, cli.Printable(b.CaddyVersion))
 	return err
 }
 
@@ -268,10 +223,10 @@ func showReplicas(to io.Writer, answer []byte) error {
 	if err := decode(answer, &statuses); err != nil {
 		return err
 	}
-	table := newTable(to, "HOST", "ID", "SINCE", "HEARD", "CONFIGURATION")
+	table := cli.NewTable(to, "HOST", "ID", "SINCE", "HEARD", "CONFIGURATION")
 	for _, s := range statuses {
 		for _, p := range s.Peers {
-			table.row(printable(p.Host), p.ID, utc(p.Since), utc(p.Heard), configsOf(p))
+			table.Row(cli.Printable(p.Host), p.ID, utc(p.Since), utc(p.Heard), configsOf(p))
 		}
 	}
 	if err := table.Flush(); err != nil {
@@ -289,7 +244,7 @@ func showReplicas(to io.Writer, answer []byte) error {
 func configsOf(p replicas.Peer) string {
 	var configs []string
 	for _, c := range p.Configs {
-		text := printable(c.Pool) + " " + c.Digest
+		text := cli.Printable(c.Pool) + " " + c.Digest
 		if c.DiffersSince != nil {
 			text += ", differs since " + utc(*c.DiffersSince)
 		}
@@ -307,7 +262,7 @@ func showBackends(to io.Writer, answer []byte) error {
 	if err := decode(answer, &backends); err != nil {
 		return err
 	}
-	table := newTable(to, "POOL", "NAME", "PRIORITY", "WEIGHT", "STATE", "CLASS", "MODEL", "REMAINING", "IN FLIGHT", "REQUESTS", "FAILURES")
+	table := cli.NewTable(to, "POOL", "NAME", "PRIORITY", "WEIGHT", "STATE", "CLASS", "MODEL", "REMAINING", "IN FLIGHT", "REQUESTS", "FAILURES")
 	for _, b := range backends {
 		remaining := ""
 		if b.RemainingMs > 0 {
@@ -317,12 +272,12 @@ func showBackends(to io.Writer, answer []byte) error {
 		if !b.Healthy {
 			state += ", unhealthy"
 		}
-		model := printable(b.Model)
+		model := cli.Printable(b.Model)
 		if len(b.Benches) > 0 && b.Benches[0].Scope == ModelScope {
-			model = cmp.Or(model, printable(b.Deployment), "(none named)")
+			model = cmp.Or(model, cli.Printable(b.Deployment), "(none named)")
 		}
-		table.row(printable(b.Pool), printable(b.Name), strconv.Itoa(b.Priority), strconv.Itoa(b.Weight), printable(state),
-			cmp.Or(printable(b.Class), "-"), cmp.Or(model, "-"), cmp.Or(remaining, "-"),
+		table.Row(cli.Printable(b.Pool), cli.Printable(b.Name), strconv.Itoa(b.Priority), strconv.Itoa(b.Weight), cli.Printable(state),
+			cmp.Or(cli.Printable(b.Class), "-"), cmp.Or(model, "-"), cmp.Or(remaining, "-"),
 			strconv.FormatInt(b.InFlight, 10), strconv.FormatInt(b.Requests, 10), strconv.FormatInt(b.Failures, 10))
 	}
 	if err := table.Flush(); err != nil {
@@ -330,18 +285,18 @@ func showBackends(to io.Writer, answer []byte) error {
 	}
 	for _, b := range backends {
 		if b.Drain != nil {
-			fmt.Fprintf(to, "%s %s was drained%s\n", printable(b.Pool), printable(b.Name), drainOf(*b.Drain))
+			fmt.Fprintf(to, "%s %s was drained%s\n", cli.Printable(b.Pool), cli.Printable(b.Name), drainOf(*b.Drain))
 		}
 		for _, line := range problemsOf(b) {
 			fmt.Fprintln(to, line)
 		}
 		for _, u := range b.Untried {
-			fmt.Fprintf(to, "%s %s was silent, and has not been tried since %s: %s\n", printable(b.Pool), printable(b.Name), utc(u.Since),
-				cmp.Or(printable(u.Model), printable(u.Deployment), "(none named)"))
+			fmt.Fprintf(to, "%s %s was silent, and has not been tried since %s: %s\n", cli.Printable(b.Pool), cli.Printable(b.Name), utc(u.Since),
+				cmp.Or(cli.Printable(u.Model), cli.Printable(u.Deployment), "(none named)"))
 		}
 		for _, s := range b.Silences {
-			fmt.Fprintf(to, "%s %s is %s since %s: %s\n", printable(b.Pool), printable(b.Name), s.Class(), utc(s.Since),
-				cmp.Or(printable(s.Model), printable(s.Deployment), "(none named)"))
+			fmt.Fprintf(to, "%s %s is %s since %s: %s\n", cli.Printable(b.Pool), cli.Printable(b.Name), s.Class(), utc(s.Since),
+				cmp.Or(cli.Printable(s.Model), cli.Printable(s.Deployment), "(none named)"))
 		}
 	}
 	return nil
@@ -358,7 +313,7 @@ func problemsOf(b Backend) (lines []string) {
 		if bench.NeedsOperator {
 			prefix = "needs action: "
 		}
-		line := fmt.Sprintf("%s %s %s. %s%s", printable(b.Pool), printable(b.Name), its.Meaning, prefix, its.Next)
+		line := fmt.Sprintf("%s %s %s. %s%s", cli.Printable(b.Pool), cli.Printable(b.Name), its.Meaning, prefix, its.Next)
 		if !slices.Contains(lines, line) {
 			lines = append(lines, line)
 		}
@@ -372,31 +327,10 @@ func drainOf(d Drain) (text string) {
 		text += " at " + utc(*d.Since)
 	}
 	if d.By != "" {
-		text += " by " + printable(d.By)
+		text += " by " + cli.Printable(d.By)
 	}
 	if d.Reason != "" {
-		text += ": " + printable(d.Reason)
+		text += ": " + cli.Printable(d.Reason)
 	}
 	return text
-}
-
-// table prints rows in columns.
-type table struct{ *tabwriter.Writer }
-
-func newTable(to io.Writer, header ...string) table {
-	t := table{tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)}
-	t.row(header...)
-	return t
-}
-
-func (t table) row(cells ...string) { fmt.Fprintln(t, strings.Join(cells, "\t")) }
-
-// printable makes text safe for a terminal. Clients can make up models.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return unicode.ReplacementChar
-	}, text)
 }

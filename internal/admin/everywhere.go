@@ -13,6 +13,8 @@ import (
 
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 )
 
 // An order to drain a backend, or to resume it, is given at one replica, and meant
@@ -52,7 +54,7 @@ func (c call) followOrder(command *cobra.Command, flags caddycmd.Flags, address,
 		err = showing(c.show, flags)(command.OutOrStdout(), rows)
 	}
 	if err == nil && len(missed) > 0 {
-		err = fmt.Errorf("backend '%s' is %s, but not at every replica: %s", printable(name), c.everywhere.word, strings.Join(missed, ", "))
+		err = fmt.Errorf("backend '%s' is %s, but not at every replica: %s", cli.Printable(name), c.everywhere.word, strings.Join(missed, ", "))
 	}
 	return err
 }
@@ -89,7 +91,7 @@ func (w *wanted) follow(address, name string, query url.Values, idle func(inFlig
 		inFlight := int64(0)
 		for _, b := range all.Rows {
 			if at, known := b.DrainedAt[all.askedID()]; known && at != w.drained {
-				return all, nil, fmt.Errorf("backend '%s' of pool '%s' is no longer %s", printable(b.Name), printable(b.Pool), w.word)
+				return all, nil, fmt.Errorf("backend '%s' of pool '%s' is no longer %s", cli.Printable(b.Name), cli.Printable(b.Pool), w.word)
 			}
 			inFlight += b.InFlight
 		}

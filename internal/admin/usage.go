@@ -20,6 +20,7 @@ import (
 	"github.com/caddyserver/certmagic"
 	"github.com/spf13/cobra"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
 )
 
@@ -136,11 +137,11 @@ ignored. The status is 1 if a model differs by more than 1 percent.
 func (o *usageOptions) run(out, warnings io.Writer, pool string) error {
 	for _, name := range o.by {
 		if !slices.Contains(ledger.Columns, name) {
-			return fmt.Errorf("by '%s' is not a column: expected some of %s", printable(name), strings.Join(ledger.Columns, ", "))
+			return fmt.Errorf("by '%s' is not a column: expected some of %s", cli.Printable(name), strings.Join(ledger.Columns, ", "))
 		}
 	}
 	if !slices.Contains([]string{"table", "csv", "json"}, o.format) {
-		return fmt.Errorf("format '%s' is not one of table, csv, json", printable(o.format))
+		return fmt.Errorf("format '%s' is not one of table, csv, json", cli.Printable(o.format))
 	}
 	of, err := periodOf(cmp.Or(o.day, o.month))
 	if err != nil {
@@ -160,7 +161,7 @@ func (o *usageOptions) run(out, warnings io.Writer, pool string) error {
 	}
 	for _, p := range pages {
 		if p.Unreadable != "" {
-			fmt.Fprintf(warnings, "left out: %s\n", printable(p.Unreadable))
+			fmt.Fprintf(warnings, "left out: %s\n", cli.Printable(p.Unreadable))
 		}
 	}
 	entries := slices.DeleteFunc(ledger.Entries(pages), func(e ledger.Entry) bool {
@@ -171,7 +172,7 @@ func (o *usageOptions) run(out, warnings io.Writer, pool string) error {
 	}
 	sums, unpriced := ledger.SumBy(o.by, entries, prices)
 	for _, model := range unpriced {
-		fmt.Fprintf(warnings, "no price for %s: no cost\n", printable(model))
+		fmt.Fprintf(warnings, "no price for %s: no cost\n", cli.Printable(model))
 	}
 	return o.showSums(out, sums, prices != nil)
 }
@@ -181,12 +182,12 @@ func readAs[T any](name string, read func([]byte) (T, error)) (value T, err erro
 	if name == "" {
 		return value, nil
 	}
-	text, err := readFile(name)
+	text, err := cli.ReadFile(name)
 	if err != nil {
 		return value, err
 	}
 	if value, err = read(text); err != nil {
-		err = fmt.Errorf("%s: %w", printable(name), err)
+		err = fmt.Errorf("%s: %w", cli.Printable(name), err)
 	}
 	return value, err
 }
@@ -331,12 +332,12 @@ func show(out io.Writer, format string, header []string, rows [][]any) error {
 	for i, name := range header {
 		header[i] = strings.ToUpper(strings.ReplaceAll(name, "_", " "))
 	}
-	table := newTable(out, header...)
+	table := cli.NewTable(out, header...)
 	for _, line := range lines[1:] {
 		for i, text := range line {
 			line[i] = cmp.Or(text, "-")
 		}
-		table.row(line...)
+		table.Row(line...)
 	}
 	return table.Flush()
 }
@@ -344,7 +345,7 @@ func show(out io.Writer, format string, header []string, rows [][]any) error {
 func textOf(cell any) string {
 	switch cell := cell.(type) {
 	case string:
-		return printable(cell)
+		return cli.Printable(cell)
 	case int64:
 		return strconv.FormatInt(cell, 10)
 	case float64:

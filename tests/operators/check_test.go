@@ -17,9 +17,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/modules/tools"
 	_ "github.com/openai-lb/caddy-openai-lb/simulator"
 )
 
@@ -50,18 +50,18 @@ func backendAt(name, url, key, options string) string {
 }
 
 // check runs `caddy openai-lb check --json`.
-func check(t *testing.T, args ...string) (checked map[string]admin.Checked, all string, err error) {
+func check(t *testing.T, args ...string) (checked map[string]tools.Checked, all string, err error) {
 	t.Helper()
 	lbtest.ShowLog(t)
 	var out bytes.Buffer
 	err = runCommand(&out, append([]string{"check", "--json"}, args...)...)
 	all = out.String()
 	text, _, _ := strings.Cut(all, "Error: ")
-	var list []admin.Checked
+	var list []tools.Checked
 	if jsonErr := json.Unmarshal([]byte(text), &list); jsonErr != nil {
 		t.Fatalf("%v, %v: %s", err, jsonErr, all)
 	}
-	checked = make(map[string]admin.Checked)
+	checked = make(map[string]tools.Checked)
 	for _, c := range list {
 		checked[c.Backend] = c
 	}
@@ -149,7 +149,7 @@ func TestACheckReportsEachFault(t *testing.T) {
 		t.Errorf("a key is shown: %s", all)
 	}
 	for name, want := range map[string]struct {
-		status     admin.CheckStatus
+		status     tools.CheckStatus
 		credential string
 		models     string
 		problem    string
@@ -216,7 +216,7 @@ func TestACheckSpendsATokenOnlyIfItIsTold(t *testing.T) {
 		if _, known := checked["openai"].Remaining["tokens"]; known != (name != "") {
 			t.Errorf("%q: what is left of the limit: got %v", name, checked["openai"].Remaining)
 		}
-		if name != "" && (checked["unnamed"].Status != admin.CheckWarning || !spent) {
+		if name != "" && (checked["unnamed"].Status != tools.CheckWarning || !spent) {
 			t.Errorf("got %s", all)
 		}
 	}
@@ -397,7 +397,7 @@ func serveAPI(t *testing.T, serve http.HandlerFunc) (url string) {
 }
 
 // wantChecked compares the status of a backend, its credential, its models and its problems.
-func wantChecked(t *testing.T, got admin.Checked, status admin.CheckStatus, credential, models, problems string) {
+func wantChecked(t *testing.T, got tools.Checked, status tools.CheckStatus, credential, models, problems string) {
 	t.Helper()
 	var states, texts []string
 	for _, m := range got.Models {
@@ -599,8 +599,8 @@ func TestACheckSaysThatTwoRegionsOfOpenAIHaveOneKey(t *testing.T) {
 		backendAt("eu-own", "https://eu.api.openai.com", other, ""),
 		backendAt("elsewhere", "https://notopenai.com", key, "")))
 	for name, want := range map[string]bool{"us": false, "us-again": false, "eu": true, "eu-own": false, "elsewhere": false} {
-		warns := slices.ContainsFunc(checked[name].Problems, func(p admin.CheckedProblem) bool {
-			return p.Status == admin.CheckWarning && strings.Contains(p.Text, "the same key as us at another host of OpenAI")
+		warns := slices.ContainsFunc(checked[name].Problems, func(p tools.CheckedProblem) bool {
+			return p.Status == tools.CheckWarning && strings.Contains(p.Text, "the same key as us at another host of OpenAI")
 		})
 		if warns != want {
 			t.Errorf("%s: a warning %t, want %t\n%s", name, warns, want, all)

@@ -374,8 +374,8 @@ func TestTheCommandSaysInPlainTextWhatIsWrong(t *testing.T) {
 	for args, want := range map[string]string{
 		"drain nobody":                 "no backend is called 'nobody': there are b, team/a b",
 		"drain":                        "accepts 1 arg(s), received 0",
-		"status b":                     "unknown command \"b\" for \" status\"",
-		"stop":                         "unknown command \"stop\" for \"\"",
+		"status b":                     "unknown command \"b\" for \"openai-lb status\"",
+		"stop":                         "unknown command \"stop\" for \"openai-lb\"",
 		"drain b --pool nowhere":       "no pool is called 'nowhere': there are other, openai_lb",
 		"drain b --reason a\x07b":      "query parameter reason must contain only printable characters",
 		"drain ..":                     "no backend is called '..': there are b, team/a b",

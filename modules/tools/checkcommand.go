@@ -1,4 +1,4 @@
-package admin
+package tools
 
 import (
 	"cmp"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
@@ -127,20 +128,20 @@ func showChecks(out io.Writer, all []*Checked, inColor bool) error {
 		}
 		return colors[status] + string(status) + "\x1b[0m"
 	}
-	table := newTable(out, "POOL", "BACKEND", paint("STATUS"), "ADDRESS", "CERTIFICATE UNTIL", "CREDENTIAL", "MODELS", "LATENCY", "REMAINING")
+	table := cli.NewTable(out, "POOL", "BACKEND", paint("STATUS"), "ADDRESS", "CERTIFICATE UNTIL", "CREDENTIAL", "MODELS", "LATENCY", "REMAINING")
 	for _, c := range all {
 		until := "-"
 		if c.CertificateUntil != nil {
 			until = c.CertificateUntil.UTC().Format(time.DateOnly)
 		}
-		table.row(printable(c.Pool), printable(c.Backend), paint(c.Status), c.Address, until, c.Credential, modelsOf(c), latencyOf(c), remainingOf(c))
+		table.Row(cli.Printable(c.Pool), cli.Printable(c.Backend), paint(c.Status), c.Address, until, c.Credential, modelsOf(c), latencyOf(c), remainingOf(c))
 	}
 	if err := table.Flush(); err != nil {
 		return err
 	}
 	for _, c := range all {
 		for _, p := range c.Problems {
-			fmt.Fprintf(out, "%s %s: %s: %s\n", printable(c.Pool), printable(c.Backend), paint(p.Status), p.Text)
+			fmt.Fprintf(out, "%s %s: %s: %s\n", cli.Printable(c.Pool), cli.Printable(c.Backend), paint(p.Status), p.Text)
 		}
 	}
 	return nil

@@ -1,4 +1,4 @@
-package admin
+package tools
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
+	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
@@ -162,7 +163,7 @@ type backendCheck struct {
 
 // problem records a problem, once. The status becomes the worst of all.
 func (o *backendCheck) problem(status CheckStatus, format string, args ...any) {
-	p := CheckedProblem{status, printable(fmt.Sprintf(format, args...))}
+	p := CheckedProblem{status, cli.Printable(fmt.Sprintf(format, args...))}
 	if slices.Contains(o.Checked.Problems, p) {
 		return
 	}
@@ -224,7 +225,7 @@ func (o *backendCheck) readCertificate(a backendReply) {
 
 // failed records why there is no reply.
 func (o *backendCheck) failed(a backendReply) {
-	text := pool.CutText(printable(a.secrets.Text(a.err.Error())), maxError)
+	text := pool.CutText(cli.Printable(a.secrets.Text(a.err.Error())), maxError)
 	if a.credential {
 		o.Checked.Credential = missing
 		o.problem(CheckFailed, "there is no credential: %s", text)

@@ -1,4 +1,4 @@
-package admin
+package tools
 
 import (
 	"cmp"
@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 )
 
@@ -139,7 +140,7 @@ func shown(name string) string {
 	if len(name) > 64 {
 		name = name[:64] + "…"
 	}
-	return "'" + printable(name) + "'"
+	return "'" + cli.Printable(name) + "'"
 }
 
 // decimal writes a number without an exponent.

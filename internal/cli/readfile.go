@@ -1,4 +1,4 @@
-package admin
+package cli
 
 import (
 	"fmt"
@@ -9,22 +9,22 @@ import (
 // maxFile is how long a file may be that a command reads. A device such as /dev/zero has no end.
 const maxFile = 64 << 20
 
-// readFile returns the text of a file.
-func readFile(name string) ([]byte, error) {
+// ReadFile returns the text of a file.
+func ReadFile(name string) ([]byte, error) {
 	file, err := os.Open(name)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	text, err := readUpTo(file, maxFile)
+	text, err := ReadUpTo(file, maxFile)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", printable(name), err)
+		return nil, fmt.Errorf("%s: %w", Printable(name), err)
 	}
 	return text, nil
 }
 
-// readUpTo reads all of a text, which must not be longer than most.
-func readUpTo(from io.Reader, most int64) ([]byte, error) {
+// ReadUpTo reads all of a text, which must not be longer than most.
+func ReadUpTo(from io.Reader, most int64) ([]byte, error) {
 	text, err := io.ReadAll(io.LimitReader(from, most+1))
 	if err == nil && int64(len(text)) > most {
 		err = fmt.Errorf("expected at most %d MiB", most>>20)

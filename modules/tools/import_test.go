@@ -1,4 +1,4 @@
-package admin_test
+package tools_test
 
 import (
 	"bytes"
@@ -17,8 +17,8 @@ import (
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/modules/tools"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -168,7 +168,7 @@ func TestAMistakeInALiteLLMFileNamesItsLine(t *testing.T) {
 		{good + "router_settings:\n  fallbacks: {a: b}\n", "line 5: expected fallbacks to be a list"},
 		{good + "router_settings:\n  num_retries: []\n", "line 5: expected 'num_retries' to be a text"},
 	} {
-		if got, err := admin.LiteLLM([]byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) || !hasLine.MatchString(err.Error()) {
+		if got, err := tools.LiteLLM([]byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) || !hasLine.MatchString(err.Error()) {
 			t.Errorf("%q: got %v, want %s\n%s", c.text, err, c.want, got)
 		}
 	}
@@ -178,7 +178,7 @@ var hasLine = regexp.MustCompile(`^line \d+: `)
 
 func TestAHeaderThatMayHoldAKeyBecomesAVariable(t *testing.T) {
 	for _, header := range []string{"X-Pass: hunter2-hunter2", "X-Signature: hunter2-hunter2", "X-Up: sk-hunter2", "X-Up: Bearer hunter2", "X-Up: basic aHVudGVyMg=="} {
-		got, err := admin.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a, extra_headers: {" + header + "}}\n"))
+		got, err := tools.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a, extra_headers: {" + header + "}}\n"))
 		_, value, _ := strings.Cut(header, ": ")
 		if err != nil || strings.Contains(got, value) || !strings.Contains(got, "{env.HEADER_X_") {
 			t.Errorf("%s: %v\n%s", header, err, got)
@@ -187,7 +187,7 @@ func TestAHeaderThatMayHoldAKeyBecomesAVariable(t *testing.T) {
 }
 
 func TestANoteNamesTheModelThatIsMissing(t *testing.T) {
-	got, err := admin.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a}\n- model_name: c\n  litellm_params: {model: anthropic/c}\n" +
+	got, err := tools.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a}\n- model_name: c\n  litellm_params: {model: anthropic/c}\n" +
 		"router_settings:\n  fallbacks: [{a: [c]}]\n  model_group_alias: {b: d, 'e*': a}\n"))
 	for _, want := range []string{
 		"- line 7: no backend here names the model 'c', which 'a' would use\n",
@@ -201,7 +201,7 @@ func TestANoteNamesTheModelThatIsMissing(t *testing.T) {
 }
 
 func TestAHiddenAliasIsNotHiddenSilently(t *testing.T) {
-	got, err := admin.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a}\n" +
+	got, err := tools.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a}\n" +
 		"router_settings:\n  model_group_alias:\n    model: a\n    c:\n      model: a\n      hidden: true\n"))
 	if err != nil || !strings.Contains(got, "# - line 9: hidden: an alias is in the list of models") || !strings.Contains(got, "model model a\n") || !strings.Contains(got, "model c a\n") {
 		t.Errorf("%v\n%s", err, got)
@@ -210,7 +210,7 @@ func TestAHiddenAliasIsNotHiddenSilently(t *testing.T) {
 
 func TestTheQueryOfAURLIsNotLostSilently(t *testing.T) {
 	for query, noted := range map[string]bool{"": false, "?api-version=2024-10-21": false, "?code=hunter2": true, "?api-version=1&code=hunter2": true} {
-		got, err := admin.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params:\n    model: openai/a\n    api_base: https://a.example/v1" + query + "\n"))
+		got, err := tools.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params:\n    model: openai/a\n    api_base: https://a.example/v1" + query + "\n"))
 		if err != nil || strings.Contains(got, "line 5: api_base: its query does not carry over") != noted || strings.Contains(got, "hunter2") {
 			t.Errorf("%s: %v\n%s", query, err, got)
 		}
@@ -218,7 +218,7 @@ func TestTheQueryOfAURLIsNotLostSilently(t *testing.T) {
 }
 
 func TestWhoMayUseAModelIsNotLostSilently(t *testing.T) {
-	got, err := admin.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a}\n  model_info:\n    id: x\n    access_groups: [beta]\n    team_id: y\n"))
+	got, err := tools.LiteLLM([]byte("model_list:\n- model_name: a\n  litellm_params: {model: openai/a}\n  model_info:\n    id: x\n    access_groups: [beta]\n    team_id: y\n"))
 	if err != nil || !strings.Contains(got, "# - lines 6, 7: access_groups, team_id: every client may use the model") {
 		t.Errorf("%v\n%s", err, got)
 	}
@@ -246,13 +246,13 @@ func FuzzLiteLLM(f *testing.F) {
 	f.Add([]byte("a: &a\n  <<: *a\nmodel_list: &b\n- *b\n"))
 	f.Add([]byte("model_list: [{model_name: a, litellm_params: &a {model: openai/a, order: -7, weight: 0.0001, <<: [*a, *a]}}]\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		got, err := admin.LiteLLM(text)
+		got, err := tools.LiteLLM(text)
 		switch {
 		case err != nil && !hasLine.MatchString(err.Error()):
 			t.Errorf("%q: an error without a line: %v", text, err)
 		case err == nil:
 			wantAdapts(t, got)
-			values, err := admin.LiteLLMValues(text)
+			values, err := tools.LiteLLMValues(text)
 			if err != nil {
 				t.Fatalf("%q: %v", text, err)
 			}
@@ -284,14 +284,14 @@ func FuzzImportedTexts(f *testing.F) {
 		if err != nil {
 			t.Skip()
 		}
-		got, err := admin.LiteLLM(text)
+		got, err := tools.LiteLLM(text)
 		if err != nil {
 			if !hasLine.MatchString(err.Error()) || strings.Contains(err.Error(), key) {
 				t.Errorf("%q: %v", text, err)
 			}
 			return
 		}
-		values, err := admin.LiteLLMValues(text)
+		values, err := tools.LiteLLMValues(text)
 		if err != nil || strings.Contains(got+values, key) || openaiLBOf(t, values) == "" {
 			t.Errorf("%v: a key is shown, or nothing:\n%s\n%s", err, got, values)
 		}

@@ -1,4 +1,4 @@
-package admin
+package tools
 
 import (
 	"bytes"
@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
+	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
@@ -72,7 +73,7 @@ func (c checkedConfig) provision(use func([]*pools.Entry) error) error {
 	return use(entries)
 }
 
-// readBackends is the ReadBackends of other modules' commands.
+// readBackends is a ReadBackends.
 func readBackends(file string) (all []Configured, err error) {
 	err = checkedConfig{file: file, offline: true}.provision(func(entries []*pools.Entry) error {
 		for _, e := range entries {
@@ -208,7 +209,7 @@ func standInText(field, text string) string {
 			return match
 		}
 		if kind == "file" {
-			if content, err := readFile(name); err == nil && len(bytes.TrimSpace(content)) > 0 {
+			if content, err := cli.ReadFile(name); err == nil && len(bytes.TrimSpace(content)) > 0 {
 				return match
 			}
 		}
@@ -220,7 +221,7 @@ func standInText(field, text string) string {
 	})
 	switch {
 	case field == "client_keys_file" && !strings.Contains(replaced, "{"):
-		if _, err := readFile(replaced); err != nil {
+		if _, err := cli.ReadFile(replaced); err != nil {
 			return os.DevNull // a file without keys
 		}
 	case missing && field == "url" && !strings.Contains(replaced, "://"):
@@ -287,7 +288,7 @@ func shortened(err error, file string) error {
 		return err
 	}
 	short := err.Error()[at+len(ownErrors):]
-	text, _ := readFile(file)
+	text, _ := cli.ReadFile(file)
 	for _, value := range values.FindAllString(short, -1) {
 		value = strings.TrimPrefix(strings.Trim(value, "'"), "open ")
 		if before, _, found := strings.Cut(string(text), value); found {

@@ -1,10 +1,12 @@
-package admin
+package tools
 
 import (
 	"fmt"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 )
 
 // importCommand returns the command import.
@@ -31,7 +33,7 @@ import: the option backends_from_env reads its variables.
 	litellm := &cobra.Command{
 		Use: "litellm <config.yaml>", Short: "Reads the file of LiteLLM's proxy", Args: cobra.ExactArgs(1), SilenceUsage: true,
 		RunE: func(command *cobra.Command, args []string) error {
-			text, err := readFile(args[0])
+			text, err := cli.ReadFile(args[0])
 			if err != nil {
 				return err
 			}
@@ -41,7 +43,7 @@ import: the option backends_from_env reads its variables.
 			}
 			made, err := read(text)
 			if err != nil {
-				return fmt.Errorf("%s: %w", printable(filepath.Base(args[0])), err)
+				return fmt.Errorf("%s: %w", cli.Printable(filepath.Base(args[0])), err)
 			}
 			_, err = fmt.Fprint(command.OutOrStdout(), made)
 			return err
