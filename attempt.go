@@ -167,7 +167,7 @@ func (b *balancer) attempt(q *request, s *search, bill *bill) *attempt.Reply {
 func (b *balancer) send(q *request, s *search, bill *bill) *attempt.Reply {
 	out := b.outgoing(q, s, bill)
 	if a := s.attempts.last(); q.Kind.Infers() && a.tiers == pool.UsualTiers && !s.firstByte.Waits() {
-		s.firstByte = b.metrics.FirstBytes.Begin(a.started, b.Pool.TooLong(&s.board, a.target.Member))
+		s.firstByte = b.metrics.FirstBytes.Begin(a.started, b.Pool.TooLong(&s.board, a.target.Member, a.started))
 	}
 	b.watchSilence(q, s, out)
 	return b.sender.Send(out)

@@ -36,6 +36,7 @@ type Ask struct {
 	// forgives reports whether the request may go to members that have refused it, or that others waited for.
 	forgives bool
 	shares   shares
+	anywhere anywhere
 }
 
 // shares are the groups of members of which the latest pick has found whether the request's tier is within its share.

@@ -50,7 +50,7 @@ func (w *Wait) Begin(r *Ask, m *Member, moves Moves) {
 // Sent implements attempt.Watch.
 func (w *Wait) Sent(now time.Time) time.Duration {
 	w.waits = pulse.Request{Kind: w.waits.Kind, Sent: now}
-	return w.follow()
+	return w.follow(now)
 }
 
 // Moved returns the member to which the request moves. It has a place there, until Release. It is nil if the request
@@ -61,15 +61,15 @@ func (w *Wait) Moved() (to *Member) {
 }
 
 // follow finds the pulse, and what is usual. It returns after how long the request looks.
-func (w *Wait) follow() time.Duration {
+func (w *Wait) follow(now time.Time) time.Duration {
 	p, followed := w.member.pool, w.pulse != nil
 	if !followed {
-		w.pulse = p.follow(w.request, w.member, w.model)
+		w.pulse = p.follow(w.request, w.member, w.model, now)
 	}
 	if w.pulse == nil {
 		return unknown
 	}
-	usual := p.usual(w.request, w.member, w.pulse, w.waits.Kind)
+	usual := p.usual(w.request, w.pulse, now)
 	w.waits.Threshold, w.lone = usual.Threshold(), usual.LoneThreshold()
 	if followed {
 		return 0
@@ -90,7 +90,7 @@ func (w *Wait) Unsent() {
 
 // Late implements attempt.Watch.
 func (w *Wait) Late(now time.Time) time.Duration {
-	if again := w.follow(); w.pulse == nil {
+	if again := w.follow(now); w.pulse == nil {
 		return again
 	}
 	found := w.pulse.Look(&w.waits, now)
@@ -135,7 +135,7 @@ func (w *Wait) Heard(now time.Time) {
 // Left implements attempt.Watch.
 func (w *Wait) Left(now time.Time) {
 	if w.pulse != nil {
-		w.tell(w.pulse.Left(&w.waits, now, w.member.pool.usual(w.request, w.member, w.pulse, w.waits.Kind).Longest))
+		w.tell(w.pulse.Left(&w.waits, now, w.member.pool.usual(w.request, w.pulse, now).Longest))
 	}
 }
 
@@ -157,20 +157,18 @@ var silences = [...]Happening{pulse.Nothing: nothing, pulse.FellSilent: FellSile
 
 // follow returns the pulse of a model at a member. It is nil while no member has served a request for the model:
 // clients can make up models.
-func (p *Pool) follow(r *Ask, m *Member, model string) *pulse.Pulse {
+func (p *Pool) follow(r *Ask, m *Member, model string, now time.Time) *pulse.Pulse {
 	if its := m.health.pulses.Of(model); its != nil {
 		return its
 	}
-	for _, other := range p.Members {
-		if there, ok := r.modelAt(other); ok && other.health.hasServed(there) {
-			return m.health.pulses.Make(model)
-		}
+	if !p.anywhere(r, now).served {
+		return nil
 	}
-	return nil
+	return m.health.pulses.Make(model)
 }
 
 // TooLong returns after how long a request waits longer than is usual at the member. It is 0 if that is not known.
-func (p *Pool) TooLong(r *Ask, m *Member) time.Duration {
+func (p *Pool) TooLong(r *Ask, m *Member, now time.Time) time.Duration {
 	model, ok := r.modelAt(m)
 	if !ok || !p.Watches || r.Kind == pulse.Unfollowed {
 		return 0
@@ -179,34 +177,58 @@ func (p *Pool) TooLong(r *Ask, m *Member) time.Duration {
 	if its == nil {
 		return 0
 	}
-	return p.usual(r, m, its, r.Kind).Threshold()
+	return p.usual(r, its, now).Threshold()
 }
 
-// usual returns what is usual for a request at a member. Until that is known, it is what is usual at all members,
-// and at last what is usual for any request for the model, which proves little.
-func (p *Pool) usual(r *Ask, m *Member, its *pulse.Pulse, kind pulse.Kind) pulse.Usual {
-	usual := its.Usual(kind)
+// usual returns what is usual for a request at a member, by the pulse there. Until that is known, it is what is usual at all
+// members.
+func (p *Pool) usual(r *Ask, its *pulse.Pulse, now time.Time) pulse.Usual {
+	usual := its.Usual(r.Kind)
 	if usual.Known() {
 		return usual
 	}
-	slowest := its.Slowest()
-	for _, other := range p.Members {
-		model, ok := r.modelAt(other)
-		if !ok || other.health == m.health {
+	return p.anywhere(r, now).usual
+}
+
+// anywhere is what all members together showed at a time: whether one of them has served a request for the model, and
+// what is usual for the request. If none of them shows what is usual for it, that is what is usual for any request for the
+// model, which proves little.
+type anywhere struct {
+	at     time.Time
+	served bool
+	usual  pulse.Usual
+}
+
+// moment is how long that counts. A request that many members refuse one after the other does not find it out anew at
+// each of them.
+const moment = 100 * time.Millisecond
+
+func (p *Pool) anywhere(r *Ask, now time.Time) *anywhere {
+	a := &r.anywhere
+	if !a.at.IsZero() && now.Sub(a.at) <= moment {
+		return a
+	}
+	*a = anywhere{at: now}
+	var slowest pulse.Usual
+	for _, m := range p.Members {
+		model, ok := r.modelAt(m)
+		if !ok {
 			continue
 		}
-		if there := other.health.pulses.Of(ModelKey(model)); there != nil {
-			usual = usual.With(there.Usual(kind))
-			if s := there.Slowest(); s.Wait > slowest.Wait {
-				slowest = s
-			}
+		a.served = a.served || m.health.hasServed(model)
+		there := m.health.pulses.Of(model)
+		if there == nil {
+			continue
+		}
+		a.usual = a.usual.With(there.Usual(r.Kind))
+		if s := there.Slowest(); a.usual.Replies == 0 && s.Wait > slowest.Wait {
+			slowest = s
 		}
 	}
-	if usual.Replies == 0 && slowest.Replies > 0 {
-		slowest.Replies = 1
-		return slowest
+	if a.usual.Replies == 0 {
+		a.usual, a.usual.Replies = slowest, min(slowest.Replies, 1)
 	}
-	return usual
+	return a
 }
 
 // silence returns the pulse that counts for the request if it is silent, and nil otherwise.

@@ -184,3 +184,24 @@ func TestARequestThatWaitsForAModelThatIsNotKnownMoves(t *testing.T) {
 		t.Error("another one does not follow")
 	}
 }
+
+// TestARequestLooksAtAllMembersOnceInAMoment is what keeps the cost of many attempts from growing with their square.
+func TestARequestLooksAtAllMembersOnceInAMoment(t *testing.T) {
+	p, members, _ := poolOf(t, "a:1:1", "b:1:1", "c:1:1")
+	p.Watches = true
+	its := &asks{model: "m", kind: streamed}
+	serve(members["c"], its, 5, at(0), time.Second)
+	r := its.of(p.Pool)
+	attempt := func(m *Member, now time.Time, want time.Duration) {
+		t.Helper()
+		var w Wait
+		w.Begin(r, m, Moves{})
+		if w.Sent(now); w.waits.Threshold != want {
+			t.Errorf("the threshold at %s is %s, want %s", m.Name, w.waits.Threshold, want)
+		}
+	}
+	attempt(members["a"], at(1), 8*time.Second)
+	serve(members["c"], its, 5, at(1), time.Second)
+	attempt(members["b"], at(1.05), 8*time.Second) // as a moment ago
+	attempt(members["b"], at(1.2), 4*time.Second)
+}

@@ -2,6 +2,7 @@ package pulse
 
 import (
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,19 +18,41 @@ type Table struct {
 // models are the pulses by the names of models at the backend. It never changes.
 type models struct {
 	pulses map[string]*Pulse
+	// first are the pulses of the first models. Most backends have no more, and to compare a few short names takes less
+	// time than to look one up.
+	first []named
 	// silences is how many of them are silent.
 	silences *atomic.Int64
 }
 
-// maxModels is how many models are followed, whatever models clients name.
-const maxModels = 256
+// named is the pulse of a model.
+type named struct {
+	model string
+	pulse *Pulse
+}
+
+const (
+	// maxModels is how many models are followed, whatever models clients name.
+	maxModels = 256
+	// fewModels is how many of them are compared.
+	fewModels = 4
+)
 
 // Of returns the pulse of a model, or nil if it is not followed.
 func (t *Table) Of(model string) *Pulse {
-	if known := t.models.Load(); known != nil {
-		return known.pulses[model]
+	known := t.models.Load()
+	if known == nil {
+		return nil
 	}
-	return nil
+	for i := range known.first {
+		if known.first[i].model == model {
+			return known.first[i].pulse
+		}
+	}
+	if len(known.first) < fewModels {
+		return nil
+	}
+	return known.pulses[model]
 }
 
 // Make returns the pulse of a model, which is followed from now on. It returns nil if there are too
@@ -43,13 +66,15 @@ func (t *Table) Make(model string) *Pulse {
 	if p := t.Of(model); p != nil || t.full() { // another request was faster
 		return p
 	}
-	next := &models{make(map[string]*Pulse), new(atomic.Int64)}
+	next := &models{pulses: make(map[string]*Pulse), silences: new(atomic.Int64)}
 	if known := t.models.Load(); known != nil {
 		maps.Copy(next.pulses, known.pulses)
-		next.silences = known.silences
+		next.first, next.silences = slices.Clone(known.first), known.silences
 	}
 	p := &Pulse{silences: next.silences}
-	next.pulses[model] = p
+	if next.pulses[model] = p; len(next.first) < fewModels {
+		next.first = append(next.first, named{model, p})
+	}
 	t.models.Store(next)
 	return p
 }
