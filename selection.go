@@ -404,12 +404,24 @@ func (s *search) update(now time.Time) {
 func (s *search) fill() {
 	b, q := s.balancer, s.request
 	s.board = pool.Ask{
-		At: s.fewBackends[:0], Affinity: pool.Affinity{Key: q.session, Maker: s.placement.Maker()}, Cost: q.Cost,
+		At: s.fewBackends[:], Affinity: pool.Affinity{Key: q.session, Maker: s.placement.Maker()}, Cost: q.Cost,
 		Once: q.isOnce(), Streamed: !q.received.Whole(), Kind: q.pulseKind(), Tier: s.callerTier(),
 	}
-	for _, to := range b.targets {
-		takes := q.entitled.May[to.Index] && to.backend.Takes(&q.Request, q.anonymous)
-		s.board.At = append(s.board.At, pool.At{Model: q.benchModel(to.backend), Takes: takes, Tiers: pool.TiersOf(to.backend.TierOf(&q.Request))})
+	if len(b.targets) > len(s.fewBackends) {
+		s.board.At = make([]pool.At, len(b.targets))
+	}
+	s.board.At = s.board.At[:len(b.targets)]
+	var name, key string // of the model at the latest backend: most backends have the same
+	tiers := pool.TiersOf(q.ServiceTier())
+	for i, to := range b.targets {
+		if its := q.benchModel(to.backend); its != name {
+			name, key = its, pool.ModelKey(its)
+		}
+		at := &s.board.At[i]
+		at.Model, at.Takes = key, q.entitled.May[i] && to.backend.Takes(&q.Request, q.anonymous)
+		if at.Tiers = tiers; to.backend.ServiceTier != "" {
+			at.Tiers = pool.TiersOf(to.backend.TierOf(&q.Request))
+		}
 	}
 	if b.policy != nil {
 		s.board.Policy = pools.Policy(b.policy, s.askPolicy)

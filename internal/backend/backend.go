@@ -191,7 +191,10 @@ func (b *Backend) Understands(r *openaiapi.Request) bool {
 
 // TierOf returns the service tier that the request has at the backend. It is empty if it has none.
 func (b *Backend) TierOf(r *openaiapi.Request) string {
-	return r.TierIfTaken(cmp.Or(b.ServiceTier, r.HeaderTier, r.Body.ServiceTier))
+	if b.ServiceTier == "" {
+		return r.ServiceTier()
+	}
+	return r.TierIfTaken(b.ServiceTier)
 }
 
 // tellsTier returns the service tier that the backend is told in the place of that in the body.
@@ -231,7 +234,15 @@ func (b *Backend) NameOf(model string) string {
 	if model == "" {
 		return ""
 	}
-	return cmp.Or(b.Models[model], b.Deployment, model)
+	if len(b.Models) > 0 {
+		if name := b.Models[model]; name != "" {
+			return name
+		}
+	}
+	if b.Deployment != "" {
+		return b.Deployment
+	}
+	return model
 }
 
 // ModelsOf lists the models of all backends, in the order of the config. It is

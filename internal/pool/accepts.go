@@ -7,15 +7,13 @@ import (
 
 // Throttles reports whether a throttle keeps the request away from the member.
 func (m *Member) Throttles(r *Ask, now time.Time) bool {
-	its, ok := r.at(m)
-	return ok && (m.standing(its, r.Cost, now) >= benchedGuess || m.isReserved(r, its.Model, now))
+	return r.At[m.Index].takes() && (m.standing(r, now) >= benchedGuess || m.isReserved(r, now))
 }
 
 // hasThrottle reports whether there is a throttle of the member that the request
 // would meet, or one whose probe may still be refused.
 func (m *Member) hasThrottle(r *Ask) bool {
-	its, _ := r.at(m)
-	throttles := m.throttles(its)
+	throttles := r.throttles(m)
 	return slices.ContainsFunc(throttles[:], func(s *slot) bool { return s.Load() != nil })
 }
 
@@ -28,13 +26,12 @@ func (m *Member) accepts(r *Ask, now time.Time) (at time.Time, grace time.Durati
 	if !m.Throttles(r, now) {
 		return now, 0, false, false
 	}
-	its, _ := r.at(m)
 	if b := m.health.whole.throttle.Load(); b != nil && b.inForce(now) {
 		return now.Add(farAway), 0, false, true // only budgets are about all models
 	}
-	shared := now.Add(m.quotaWait(r, its.Model, now))
+	shared := now.Add(m.quotaWait(r, now))
 	at = shared
-	for _, s := range m.throttles(its) {
+	for _, s := range r.throttles(m) {
 		if b := s.Load(); b != nil && b.inForce(now) {
 			at, grace = later(at, b.accepts()), max(grace, b.Grace())
 		}
@@ -57,7 +54,7 @@ type Return struct {
 // throttle. One that other requests wait for, which the request is behind, counts as one that does.
 func (p *Pool) Returns(r *Ask, behind []int, now time.Time) (first Return, ok bool) {
 	for _, m := range p.Members {
-		if _, takes := r.modelAt(m); !takes || !r.mayTry(m) {
+		if at := &r.At[m.Index]; !at.takes() || !r.mayTry(at) {
 			continue
 		}
 		at, grace, shares, throttles := m.accepts(r, now)

@@ -3,6 +3,8 @@ package pool
 import (
 	"math"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
 // Affinity keeps requests of one key at one member, whose cache contains the
@@ -138,7 +140,7 @@ func (p *Pool) chooseByKey(r *Ask, a *Affinity, now time.Time, chosen *Member, b
 		a.Result = Move
 	}
 	if to.Member != home {
-		p.Relocations.put(a.Key, relocation{tag: to.digest.tag, fled: moved.fled || home.hasThrottle(r) || p.isSpentFor(home, r, now)}, now)
+		p.Relocations.put(a.Key, relocation{tag: to.digest.tag, fled: moved.fled || home.hasThrottle(r) || r.At[home.Index].takes() && p.isSpent(home, r, quota.At(now))}, now)
 	} else if moved.tag != 0 {
 		p.Relocations.forget(a.Key)
 	}

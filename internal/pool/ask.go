@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
@@ -48,7 +49,7 @@ type shares struct {
 
 // At is what a request means at one member.
 type At struct {
-	// Model is the member's name for the model that is asked for.
+	// Model is the member's name for the model that is asked for, as a [ModelKey].
 	Model string
 	// Tiers are the service tiers that its own is one of there. Their benches count for it.
 	Tiers ServiceTiers
@@ -60,6 +61,9 @@ type At struct {
 	Tried, Refused bool
 	// Bar is why the request may not go there now.
 	Bar Bar
+	// general are the benches of the model's usual service tiers. They are nil until there are any, and stay the same then, so
+	// that the request looks them up once.
+	general *benchSet
 }
 
 // isFollowed reports whether the wait for its first byte is compared with the usual one. That is the one of the usual
@@ -83,22 +87,36 @@ const (
 	Unfit
 )
 
-// at returns what benches are about that count for the request at the member. It returns false if the request cannot be
-// sent to the member.
-func (r *Ask) at(m *Member) (its Scope, ok bool) {
-	at := &r.At[m.Index]
-	return Scope{at.Model, at.Tiers}, at.Takes && !at.Elsewhere
-}
-
-// modelAt returns the member's name for the requested model, as at does.
+// modelAt returns the member's name for the requested model. It returns false if the request cannot be sent to the member.
 func (r *Ask) modelAt(m *Member) (model string, ok bool) {
-	its, ok := r.at(m)
-	return its.Model, ok
+	at := &r.At[m.Index]
+	return at.Model, at.takes()
 }
 
-func (r *Ask) mayTry(m *Member) bool {
-	bar := r.At[m.Index].Bar
-	return bar == Free || r.forgives && (bar == Throttled || bar == Behind)
+func (at *At) takes() bool { return at.Takes && !at.Elsewhere }
+
+func (r *Ask) mayTry(at *At) bool {
+	return at.Bar == Free || r.forgives && (at.Bar == Throttled || at.Bar == Behind)
+}
+
+// slots returns all slots of benches that count for the request at the member, those of throttles first.
+func (r *Ask) slots(m *Member) [7]*slot {
+	at, models, usual, own := &r.At[m.Index], &m.health.models, noBenches, noBenches
+	if at.Tiers.meetUsual() {
+		if at.general == nil {
+			at.general = models.find(Scope{Model: at.Model})
+		}
+		usual = cmp.Or(at.general, noBenches)
+	}
+	if at.Tiers != UsualTiers {
+		own = cmp.Or(models.find(Scope{at.Model, at.Tiers}), noBenches)
+	}
+	return m.health.slots(usual, own)
+}
+
+func (r *Ask) throttles(m *Member) [3]*slot {
+	all := r.slots(m)
+	return [3]*slot(all[:3])
 }
 
 // Why is why a request gets no member.

@@ -125,7 +125,7 @@ func TestATimeThatZeroHasGrownToIsAGuess(t *testing.T) {
 	refused(7.4)
 	wantPick(t, p, 1, at(7.7), "nobody")
 	wantPick(t, p, 1, at(7.8), "a")
-	if end := members["a"].returns(Scope{Model: "m"}, at(7.8)); !end.Equal(at(15)) {
+	if end := members["a"].returns((&asks{model: "m"}).of(members["a"].pool), at(7.8)); !end.Equal(at(15)) {
 		t.Errorf("refused tries moved the end to %s", end.Sub(start))
 	}
 }

@@ -1,12 +1,14 @@
 package pool
 
 import (
+	"cmp"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
@@ -61,6 +63,9 @@ const (
 // ModelKey shortens the name of a model, and makes it safe to show.
 func ModelKey(model string) string {
 	if len(model) <= maxModelName {
+		if utf8.ValidString(model) {
+			return model // nearly all
+		}
 		return ValidText(model)
 	}
 	return strings.Clone(CutText(model, maxModelName))
@@ -116,14 +121,8 @@ func (h *Health) namesakesOf(name string) *namesakes {
 }
 
 func (h *Health) of(its Scope) *benchSet {
-	if h.models.sets.Load() == nil { // nearly all
-		return noBenches
-	}
 	its.Model = ModelKey(its.Model)
-	if b := h.models.find(its); b != nil {
-		return b
-	}
-	return noBenches
+	return cmp.Or(h.models.find(its), noBenches)
 }
 
 // remember returns the benches of a scope, to be written to. The caller holds
@@ -142,50 +141,52 @@ func (h *Health) rememberServed(model string) {
 }
 
 // standing returns what the member's benches mean for a request.
-func (m *Member) standing(its Scope, cost int64, now time.Time) (worst standing) {
-	for _, s := range m.slots(its) {
-		if s.Load() != nil { // hardly any
-			worst = max(worst, s.standing(cost, now))
+func (m *Member) standing(r *Ask, now time.Time) (worst standing) {
+	if m.health.hasNoBench() {
+		return ready
+	}
+	for _, s := range r.slots(m) {
+		if s.Load() != nil {
+			worst = max(worst, s.standing(r.Cost, now))
 		}
 	}
 	return worst
 }
 
-// returns returns when the member's benches end for a request of this scope.
-func (m *Member) returns(its Scope, now time.Time) (end time.Time) {
-	for _, s := range m.slots(its) {
+// returns returns when the member's benches end for a request.
+func (m *Member) returns(r *Ask, now time.Time) (end time.Time) {
+	if m.health.hasNoBench() {
+		return end
+	}
+	for _, s := range r.slots(m) {
 		end = later(end, s.until(now))
 	}
 	return end
 }
 
-// slots returns all that count for a request of this scope, those of throttles first: of the whole backend, of the usual
-// service tiers, and of the request's own ones if these are others.
-func (m *Member) slots(its Scope) [7]*slot {
-	whole, usual, own := &m.health.whole, noBenches, noBenches
-	if its.Tiers.meetUsual() {
-		usual = m.health.of(Scope{Model: its.Model})
-	}
-	if its.Tiers != UsualTiers {
-		own = m.health.of(its)
-	}
-	return [...]*slot{&whole.throttle, &usual.throttle, &own.throttle, &whole.failure, &usual.failure, &own.failure, &m.health.unreachable.slot}
+// hasNoBench reports whether there is no bench of the backend, and was none of a model. That is the usual case.
+func (h *Health) hasNoBench() bool {
+	return h.models.sets.Load() == nil && h.whole.throttle.Load() == nil && h.whole.failure.Load() == nil && h.unreachable.Load() == nil
 }
 
-func (m *Member) throttles(its Scope) [3]*slot {
-	all := m.slots(its)
-	return [3]*slot(all[:3])
+// slots returns all that count for a request, those of throttles first: of the whole backend, of the usual service tiers, and
+// of the request's own ones if these are others.
+func (h *Health) slots(usual, own *benchSet) [7]*slot {
+	whole := &h.whole
+	return [...]*slot{&whole.throttle, &usual.throttle, &own.throttle, &whole.failure, &usual.failure, &own.failure, &h.unreachable.slot}
 }
 
 // claim takes the right to send a request to a member that is ready for it.
 func (m *Member) claim(r *Ask, now time.Time) bool {
-	its, _ := r.at(m)
-	if p := m.silence(r, its.Model); p != nil && r.At[m.Index].isFollowed() && !p.Try(now) {
+	if p := m.silence(r); p != nil && r.At[m.Index].isFollowed() && !p.Try(now) {
 		return false
 	}
-	for _, s := range m.slots(its) {
+	if m.health.hasNoBench() {
+		return true
+	}
+	for _, s := range r.slots(m) {
 		if s.Load() == nil {
-			continue // nearly all
+			continue
 		}
 		ok, over := s.claim(r.Cost, now)
 		m.tellEnd(over, false)
@@ -198,8 +199,7 @@ func (m *Member) claim(r *Ask, now time.Time) bool {
 
 // claimTry takes the right to try a member although it throttles.
 func (m *Member) claimTry(r *Ask, now time.Time) bool {
-	its, _ := r.at(m)
-	for _, s := range m.throttles(its) {
+	for _, s := range r.throttles(m) {
 		if !s.claimTry(r.Cost, now) {
 			return false
 		}
@@ -219,8 +219,18 @@ func (m *Member) Served(its Scope, started time.Time) {
 // Answered ends the benches that an attempt, which started at started, has disproved. Unlike Served, it does not record
 // the model: a reply about a mistake of the client does not show that the model exists.
 func (m *Member) Answered(its Scope, started time.Time) {
-	for _, s := range m.slots(its) {
-		if s.Load() != nil { // hardly any
+	if m.health.hasNoBench() {
+		return
+	}
+	usual, own := noBenches, noBenches
+	if its.Tiers.meetUsual() {
+		usual = m.health.of(Scope{Model: its.Model})
+	}
+	if its.Tiers != UsualTiers {
+		own = m.health.of(its)
+	}
+	for _, s := range m.health.slots(usual, own) {
+		if s.Load() != nil {
 			m.tellDisproved(s.clear(started), false)
 		}
 	}

@@ -23,20 +23,20 @@ const soon = time.Minute
 func (p *Pool) IsSoonBack(r *Ask, account string, now time.Time) (back bool) {
 	var best *Member // of other accounts, among those that may be called
 	for _, m := range p.Members {
-		its, ok := r.at(m)
-		if !ok || m.Drained() || m.Unreachable() {
+		at := &r.At[m.Index]
+		if !at.takes() || m.Drained() || m.Unreachable() {
 			continue
 		}
 		away := m.Full() || m.Throttles(r, now)
 		switch {
 		case m.Account != account:
-			if best == nil && !away && r.mayTry(m) {
+			if best == nil && !away && r.mayTry(at) {
 				best = m
 			}
 		case !away:
 			return false
 		case best == nil || best.Priority >= m.Priority:
-			back = back || m.returns(its, now).Sub(now) < soon
+			back = back || m.returns(r, now).Sub(now) < soon
 		}
 	}
 	return back

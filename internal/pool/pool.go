@@ -185,8 +185,7 @@ func (p *Pool) isOf(best grade, m *Member, r *Ask, now time.Time) bool {
 	if m.Priority != best.priority {
 		return false
 	}
-	rank, model := m.rank(r, now)
-	return rank == best.rank && p.isSpent(m, r, model, quota.At(now)) == best.spent
+	return m.rank(r, now) == best.rank && p.isSpent(m, r, quota.At(now)) == best.spent
 }
 
 // tier yields the members that are of this grade.
@@ -214,11 +213,11 @@ func (p *Pool) choose(r *Ask, now time.Time) (to place, best grade, steered bool
 		if best.rank == open && m.Priority > best.priority {
 			break
 		}
-		rank, model := m.rank(r, now)
+		rank := m.rank(r, now)
 		if rank == nobody || rank > best.rank || rank == best.rank && m.Priority > best.priority {
 			continue
 		}
-		switch spent := p.isSpent(m, r, model, at); {
+		switch spent := p.isSpent(m, r, at); {
 		case rank < best.rank:
 			best, total, steered = grade{rank, m.Priority, spent}, 0, false
 		case spent && !best.spent:
@@ -267,12 +266,11 @@ func (p *Pool) Wait(r *Ask, now time.Time) time.Duration {
 	soonest := time.Duration(math.MaxInt64)
 	throttles := slices.ContainsFunc(p.Members, func(m *Member) bool { return m.Throttles(r, now) })
 	for _, m := range p.Members {
-		its, ok := r.at(m)
-		if !ok || throttles && !m.Throttles(r, now) && m.silence(r, its.Model) != nil {
+		if !r.At[m.Index].takes() || throttles && m.silence(r) != nil && !m.Throttles(r, now) {
 			continue
 		}
-		wait := m.returns(its, now).Sub(now)
-		if above := m.quotaWait(r, its.Model, now); above > 0 {
+		wait := m.returns(r, now).Sub(now)
+		if above := m.quotaWait(r, now); above > 0 {
 			wait = max(wait, above, shortestWait)
 		}
 		soonest = min(soonest, wait)
@@ -280,15 +278,14 @@ func (p *Pool) Wait(r *Ask, now time.Time) time.Duration {
 	return soonest
 }
 
-// rank returns how good a choice the member is for the request, and its name for the model.
-func (m *Member) rank(r *Ask, now time.Time) (rank rank, model string) {
-	its, ok := r.at(m)
-	if model = its.Model; !ok || m.Full() || !r.mayTry(m) || m.isReserved(r, model, now) {
-		return nobody, ""
+// rank returns how good a choice the member is for the request.
+func (m *Member) rank(r *Ask, now time.Time) (rank rank) {
+	if at := &r.At[m.Index]; !at.takes() || !r.mayTry(at) || m.Full() || m.isReserved(r, now) {
+		return nobody
 	}
-	switch standing := m.standing(its, r.Cost, now); {
+	switch standing := m.standing(r, now); {
 	case standing == benchedThrottle:
-		return nobody, ""
+		return nobody
 	case standing == benchedGuess:
 		rank = guess
 	case standing > trialDue || !m.healthy():
@@ -296,11 +293,13 @@ func (m *Member) rank(r *Ask, now time.Time) (rank rank, model string) {
 	case standing == trialDue && r.Once, standing == refusalDue && r.Streamed:
 		rank = unproved
 	}
-	rank = max(rank, m.silenceRank(r, model, now))
+	if silence := m.silence(r); silence != nil {
+		rank = max(rank, r.At[m.Index].rankIf(silence, r.Once, now))
+	}
 	if m.Drained() {
 		rank++
 	}
-	return rank, model
+	return rank
 }
 
 // PassedCheck records that the member has passed a health check.

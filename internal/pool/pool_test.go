@@ -34,7 +34,7 @@ type asks struct {
 func (a *asks) of(p *Pool) *Ask {
 	ask := &Ask{Cost: a.cost, Once: a.once, Kind: a.kind, Tier: a.tier, Affinity: a.affinity}
 	for _, m := range p.Members {
-		at := At{Model: a.model, Takes: true}
+		at := At{Model: ModelKey(a.model), Takes: true}
 		if slices.Contains(a.tried, m) {
 			at.Bar = Spent
 		}

@@ -38,17 +38,12 @@ func (m *Member) Give(model string, cost int64, tier int, now time.Time) quota.M
 func (m *Member) Given(now time.Time) map[string]quota.Given { return m.health.quotas.Given(now) }
 
 // isSpent reports whether the limits of the model at the member have no room for the request, if that matters.
-func (p *Pool) isSpent(m *Member, r *Ask, model string, now quota.Instant) bool {
+func (p *Pool) isSpent(m *Member, r *Ask, now quota.Instant) bool {
 	if !p.Steers {
 		return false
 	}
-	q := m.limitOf(r, model)
+	q := m.limitOf(r, r.At[m.Index].Model)
 	return q != nil && !q.HasRoom(r.Cost, now)
-}
-
-func (p *Pool) isSpentFor(m *Member, r *Ask, now time.Time) bool {
-	model, ok := r.modelAt(m)
-	return ok && p.isSpent(m, r, model, quota.At(now))
 }
 
 // findSteered finds the members that the request would have found as good as its own, had they room.
@@ -78,8 +73,8 @@ func (m *Member) limitOf(r *Ask, model string) *quota.Meter {
 // Demand records that a request asks for its model, so that other tiers leave its share for such requests.
 func (p *Pool) Demand(r *Ask, now time.Time) {
 	for _, m := range p.Members {
-		if its, ok := r.at(m); ok && !its.Tiers.HaveOwnLimits() {
-			if q := m.Quota(its.Model); q != nil {
+		if model, ok := r.modelAt(m); ok && !r.At[m.Index].Tiers.HaveOwnLimits() {
+			if q := m.Quota(model); q != nil {
 				q.Ask(r.Tier.Number, now)
 			}
 		}
@@ -88,17 +83,16 @@ func (p *Pool) Demand(r *Ask, now time.Time) {
 
 // PassedOver reports whether only shares of other tiers are left of the member.
 func (m *Member) PassedOver(r *Ask, now time.Time) bool {
-	model, ok := r.modelAt(m)
-	return ok && m.isReserved(r, model, now)
+	return r.At[m.Index].takes() && m.isReserved(r, now)
 }
 
 // isReserved reports whether the model at the member has only the shares of other tiers left, and the request's tier has got
 // its own.
-func (m *Member) isReserved(r *Ask, model string, now time.Time) bool {
+func (m *Member) isReserved(r *Ask, now time.Time) bool {
 	if r.Tier.Shares == nil {
 		return false
 	}
-	q := m.limitOf(r, model)
+	q := m.limitOf(r, r.At[m.Index].Model)
 	return q != nil && q.Reserved(r.Tier, now) && (!r.Tier.KeepsShare() || !m.pool.isWithinShare(r, q.Group(r.Tier, now), now))
 }
 
@@ -136,11 +130,11 @@ func (m *Member) quotaFor(r *Ask) *quota.Meter {
 }
 
 // quotaWait returns how long the request waits because of the shares of other tiers.
-func (m *Member) quotaWait(r *Ask, model string, now time.Time) time.Duration {
-	if !m.isReserved(r, model, now) {
+func (m *Member) quotaWait(r *Ask, now time.Time) time.Duration {
+	if !m.isReserved(r, now) {
 		return 0
 	}
-	return m.quotaOf(model).Wait(r.Tier, now)
+	return m.health.quotas.Of(r.At[m.Index].Model).Wait(r.Tier, now)
 }
 
 // Limits returns the sums of the limits of all members that the request can be sent to, and what is left of
@@ -150,15 +144,15 @@ func (p *Pool) Limits(r *Ask, now time.Time) (sums quota.Limits) {
 	for i := range sums {
 		sum, shortest, known := &sums[i], time.Duration(math.MaxInt64), true
 		for _, m := range p.Members {
-			its, ok := r.at(m)
+			model, ok := r.modelAt(m)
 			if !ok || m.Drained() {
 				continue
 			}
-			benched := m.standing(its, r.Cost, now) > trialDue || !m.healthy()
-			f := m.limitOf(r, its.Model).Fields(i, benched, now)
+			benched := m.standing(r, now) > trialDue || !m.healthy()
+			f := m.limitOf(r, model).Fields(i, benched, now)
 			wait := f.Reset
 			if benched {
-				wait = m.returns(its, now).Sub(now)
+				wait = m.returns(r, now).Sub(now)
 			}
 			if wait > 0 { // it is not known when one returns that its health checks find unhealthy
 				shortest = min(shortest, wait)

@@ -95,11 +95,11 @@ func TestAServedProbeEndsTheBenchWhereItWasHeard(t *testing.T) {
 	there.Members[0].HearProbe(there.Snapshot(at(1))[0].Benches[0], at(10))
 	wantPick(t, here, 1, at(10), "a")
 	// nobody else is left, so a suspect is tried: it is not kept waiting by name
-	if s := there.Members[0].standing(Scope{Model: "m"}, 1, at(10.5)); s != trialPending {
+	if s := there.Members[0].standing((&asks{model: "m", cost: 1}).of(there.Pool), at(10.5)); s != trialPending {
 		t.Errorf("while another replica probes, the standing is %v, want %v", s, trialPending)
 	}
 	a.Served(Scope{Model: "m"}, at(10))
-	if s := there.Members[0].standing(Scope{Model: "m"}, 1, at(10.5)); s != ready {
+	if s := there.Members[0].standing((&asks{model: "m", cost: 1}).of(there.Pool), at(10.5)); s != ready {
 		t.Errorf("after the probe was served, the standing is %v, want %v", s, ready)
 	}
 	wantHeard(t, heard, "a began elsewhere throttled 10s", "a disproved elsewhere throttled 10s", "a ended elsewhere throttled 10s")

@@ -35,7 +35,7 @@ func TestABackendThatKeepsSayingAtOnceRestsLonger(t *testing.T) {
 				a.Bench(Refusal{
 					Throttle: true, Model: "m", Wait: 50 * time.Millisecond, Longest: 2 * time.Second, Started: at(r.started),
 				}, at(r.at))
-				if got := a.returns(Scope{Model: "m"}, at(r.at)).Sub(start); (got - at(r.until).Sub(start)).Abs() > time.Microsecond {
+				if got := a.returns((&asks{model: "m"}).of(a.pool), at(r.at)).Sub(start); (got - at(r.until).Sub(start)).Abs() > time.Microsecond {
 					t.Errorf("refused at %g s, it rests until %s, want %g s", r.at, got, r.until)
 				}
 			}
@@ -48,7 +48,7 @@ func TestABackendThatNamesATimeRestsForSoLong(t *testing.T) {
 	for i := range 20 {
 		now := at(float64(i))
 		members["a"].Bench(Refusal{Throttle: true, Model: "m", Wait: 43 * time.Millisecond, Started: now}, now)
-		if got := members["a"].returns(Scope{Model: "m"}, now).Sub(now); got != 43*time.Millisecond {
+		if got := members["a"].returns((&asks{model: "m"}).of(members["a"].pool), now).Sub(now); got != 43*time.Millisecond {
 			t.Fatalf("it rests for %s", got)
 		}
 	}

@@ -43,7 +43,7 @@ const unknown = time.Second
 // Begin makes the Wait follow a request that will be sent to the member.
 func (w *Wait) Begin(r *Ask, m *Member, moves Moves) {
 	model, _ := r.modelAt(m)
-	*w = Wait{request: r, moves: moves, member: m, model: ModelKey(model), left: w.left, leads: w.leads, to: w.to}
+	*w = Wait{request: r, moves: moves, member: m, model: model, left: w.left, leads: w.leads, to: w.to}
 	w.waits.Kind = r.Kind
 }
 
@@ -220,8 +220,10 @@ func (p *Pool) anywhere(r *Ask, now time.Time) *anywhere {
 		if there == nil {
 			continue
 		}
-		a.usual = a.usual.With(there.Usual(r.Kind))
-		if s := there.Slowest(); a.usual.Replies == 0 && s.Wait > slowest.Wait {
+		if a.usual = a.usual.With(there.Usual(r.Kind)); a.usual.Replies > 0 {
+			continue
+		}
+		if s := there.Slowest(); s.Wait > slowest.Wait {
 			slowest = s
 		}
 	}
@@ -232,11 +234,11 @@ func (p *Pool) anywhere(r *Ask, now time.Time) *anywhere {
 }
 
 // silence returns the pulse that counts for the request if it is silent, and nil otherwise.
-func (m *Member) silence(r *Ask, model string) *pulse.Pulse {
-	if !m.pool.Watches || !m.health.pulses.AnySilent() || r.Kind == pulse.Unfollowed {
+func (m *Member) silence(r *Ask) *pulse.Pulse {
+	if !m.health.pulses.AnySilent() || !m.pool.Watches || r.Kind == pulse.Unfollowed {
 		return nil
 	}
-	if p := m.health.pulses.Of(ModelKey(model)); p != nil && p.IsSilent() {
+	if p := m.health.pulses.Of(r.At[m.Index].Model); p != nil && p.IsSilent() {
 		return p
 	}
 	return nil
@@ -244,8 +246,7 @@ func (m *Member) silence(r *Ask, model string) *pulse.Pulse {
 
 // IsSilent reports whether the member is silent or slow for the request.
 func (m *Member) IsSilent(r *Ask) bool {
-	model, ok := r.modelAt(m)
-	return ok && m.silence(r, model) != nil
+	return r.At[m.Index].takes() && m.silence(r) != nil
 }
 
 // CanWait reports whether a client can be told to wait until a member accepts the request, because one throttles. A
@@ -270,21 +271,19 @@ func (p *Pool) onlyThrottles(r *Ask, silent *Member, now time.Time) bool {
 		if m == silent || m.IsSilent(&forgiving) {
 			continue
 		}
-		if rank, _ := m.rank(&forgiving, now); rank < suspect && r.At[m.Index].isFollowed() {
+		if r.At[m.Index].isFollowed() && m.rank(&forgiving, now) < suspect {
 			return false
 		}
 	}
 	return p.CanWait(&forgiving, now)
 }
 
-// silenceRank returns what a silence of the member means for the request.
-func (m *Member) silenceRank(r *Ask, model string, now time.Time) rank {
-	switch p := m.silence(r, model); {
-	case p == nil:
-		return open
-	case !p.Due(now):
+// rankIf returns what a silence of the member means for the request, which may be one that is sent once.
+func (at *At) rankIf(silence *pulse.Pulse, once bool, now time.Time) rank {
+	switch {
+	case !silence.Due(now):
 		return suspect
-	case r.Once || !r.At[m.Index].isFollowed():
+	case once || !at.isFollowed():
 		return unproved
 	}
 	return open
@@ -303,15 +302,15 @@ func (p *Pool) PickAnswering(r *Ask, threshold time.Duration, now time.Time) *Me
 		var its *pulse.Pulse
 		best, total := grade{rank: suspect}, 0.0
 		for _, m := range p.Members {
-			rank, model := m.rank(r, now)
+			rank := m.rank(r, now)
 			if !r.At[m.Index].isFollowed() || rank >= suspect || rank > best.rank || rank == best.rank && m.Priority > best.priority {
 				continue
 			}
-			follows := m.health.pulses.Make(ModelKey(model))
+			follows := m.health.pulses.Make(r.At[m.Index].Model)
 			if follows == nil || follows.Answers(now, threshold) == pulse.No {
 				continue
 			}
-			spent := p.isSpent(m, r, model, quota.At(now))
+			spent := p.isSpent(m, r, quota.At(now))
 			if rank == best.rank && spent && !best.spent {
 				continue
 			}

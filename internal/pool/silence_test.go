@@ -35,7 +35,7 @@ func silent(t *testing.T, m *Member, model string, now time.Time) *Wait {
 	serve(m, r, 20, now.Add(-10*time.Second), time.Second)
 	first := ask(m, r, now.Add(-5*time.Second))
 	ask(m, r, now.Add(-5*time.Second)).Late(now)
-	if first.Late(now); m.silence(r.of(m.pool), model) == nil {
+	if first.Late(now); m.silence(r.of(m.pool)) == nil {
 		t.Fatal("no silence")
 	}
 	return first

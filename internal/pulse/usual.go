@@ -67,7 +67,7 @@ func (u Usual) Known() bool { return u.Replies >= enough }
 // With returns what the replies of both show.
 func (u Usual) With(v Usual) Usual {
 	n := u.Replies + v.Replies
-	if n == 0 {
+	if v.Replies == 0 {
 		return u
 	}
 	wait := (u.Wait*time.Duration(u.Replies) + v.Wait*time.Duration(v.Replies)) / time.Duration(n)
