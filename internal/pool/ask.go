@@ -40,7 +40,17 @@ type Ask struct {
 	anywhere anywhere
 }
 
-// shares are the groups of members of which the latest pick has found whether the request's tier is within its share.
+// answer is the answer to a question, if it is known.
+type answer uint8
+
+const (
+	unasked answer = iota
+	yes
+	no
+)
+
+// shares are what is known at an instant of the shares of tiers: the groups of members of which it was found whether the request's
+// tier is within its share, besides what each At has.
 type shares struct {
 	at     quota.Instant
 	groups [3]quota.Group // 0: none
@@ -64,6 +74,8 @@ type At struct {
 	// general are the benches of the model's usual service tiers. They are nil until there are any, and stay the same then, so
 	// that the request looks them up once.
 	general *benchSet
+	// reserved reports whether only shares of other tiers were left of the member, at the instant of the request's shares.
+	reserved answer
 }
 
 // isFollowed reports whether the wait for its first byte is compared with the usual one. That is the one of the usual

@@ -90,8 +90,10 @@ type Member struct {
 	// Checks is the state that the pool does not know. It may be nil.
 	Checks Checks
 
-	pool      *Pool
-	health    *Health
+	pool   *Pool
+	health *Health
+	// before is the latest member before this one that stands for the same backend, or nil.
+	before    *Member
 	namesakes *namesakes
 	// failing reports whether the latest health check of the member failed.
 	failing atomic.Bool
@@ -114,8 +116,10 @@ type Checks interface {
 func New(members []*Member, listeners ...Listener) *Pool {
 	slices.SortStableFunc(members, func(a, b *Member) int { return a.Priority - b.Priority })
 	p := &Pool{Members: members, listeners: listeners}
+	latest := make(map[*Health]*Member)
 	for i, m := range members {
-		m.Index, m.pool, m.digest = i, p, digestOf(m.Name)
+		m.Index, m.pool, m.digest, m.before = i, p, digestOf(m.Name), latest[m.health]
+		latest[m.health] = m
 	}
 	p.findAccounts()
 	p.watchReturns()

@@ -92,25 +92,33 @@ func (m *Member) isReserved(r *Ask, now time.Time) bool {
 	if r.Tier.Shares == nil {
 		return false
 	}
-	q := m.limitOf(r, r.At[m.Index].Model)
-	return q != nil && q.Reserved(r.Tier, now) && (!r.Tier.KeepsShare() || !m.pool.isWithinShare(r, q.Group(r.Tier, now), now))
+	if instant := quota.At(now); r.shares.at != instant {
+		r.shares = shares{at: instant}
+		for i := range r.At {
+			r.At[i].reserved = unasked
+		}
+	}
+	at := &r.At[m.Index]
+	if at.reserved == unasked {
+		at.reserved = no
+		q := m.limitOf(r, at.Model)
+		if q != nil && q.Reserved(r.Tier, now) && (!r.Tier.KeepsShare() || !m.pool.isWithinShare(r, q.Group(r.Tier, now), now)) {
+			at.reserved = yes
+		}
+	}
+	return at.reserved == yes
 }
 
 // isWithinShare reports whether the request's tier is within its share of the members of a group.
 func (p *Pool) isWithinShare(r *Ask, of quota.Group, now time.Time) bool {
 	s := &r.shares
-	if at := quota.At(now); s.at != at {
-		*s = shares{at: at}
-	}
 	i := slices.IndexFunc(s.groups[:], func(known quota.Group) bool { return known == of || known == 0 })
 	if i >= 0 && s.groups[i] == of {
 		return s.within[i]
 	}
 	got := quota.Got{Group: of}
-	for k, m := range p.Members {
-		q := m.quotaFor(r)
-		again := func(other *Member) bool { return other.health == m.health && other.quotaFor(r) == q }
-		if q != nil && !slices.ContainsFunc(p.Members[:k], again) {
+	for _, m := range p.Members {
+		if q := m.quotaFor(r); q != nil && !m.repeats(q, r) {
 			got.Add(q, r.Tier, now)
 		}
 	}
@@ -119,6 +127,16 @@ func (p *Pool) isWithinShare(r *Ask, of quota.Group, now time.Time) bool {
 		s.groups[i], s.within[i] = of, within
 	}
 	return within
+}
+
+// repeats reports whether a member of the same backend that comes before this one has the same meter.
+func (m *Member) repeats(q *quota.Meter, r *Ask) bool {
+	for other := m.before; other != nil; other = other.before {
+		if other.quotaFor(r) == q {
+			return true
+		}
+	}
+	return false
 }
 
 // quotaFor returns the meter of the request's model at the member. It is nil if there is none, or the request cannot go there.

@@ -357,6 +357,48 @@ func TestOnlyMembersCountThatTheTierMayUse(t *testing.T) {
 	}
 }
 
+// TestAnAnswerAboutSharesHoldsForAnInstant picks a member and then counts those that it passed over, for which nothing is found out
+// anew.
+func TestAnAnswerAboutSharesHoldsForAnInstant(t *testing.T) {
+	p, m, _ := poolOf(t, "a:1:1", "b:2:1")
+	given(m["a"], 10, 11, 1, 2)
+	ask := (&asks{model: "m", tier: quota.Tier{Number: 2, Shares: sharesOf}}).of(p.Pool)
+	if got := p.Pool.Pick(ask, start); got != m["b"] {
+		t.Errorf("it gets %s", got.Name)
+	}
+	m["a"].Quota("m").See(quota.Reply{Rates: verdict.ReadRates(http.Header{"Azure-Openai-Deployment-Utilization": {"1%"}}), Sent: start.Add(1)}, "m", start.Add(1))
+	if !m["a"].PassedOver(ask, start) {
+		t.Error("the answer changes within an instant")
+	}
+	if m["a"].PassedOver(ask, start.Add(time.Millisecond)) {
+		t.Error("the answer does not change later")
+	}
+}
+
+// BenchmarkShares is what it costs at each of many members that most of them have only shares of other tiers left.
+func BenchmarkShares(b *testing.B) {
+	for _, n := range []int{30, 300} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			names := make([]string, n)
+			for i := range names {
+				names[i] = fmt.Sprint("m", i, ":1:1")
+			}
+			p, members, _ := poolOf(b, names...)
+			for _, m := range members {
+				given(m, 10, 11, 1, 2)
+			}
+			for b.Loop() {
+				r := (&asks{model: "m", tier: quota.Tier{Number: 2, Shares: sharesOf}}).of(p.Pool)
+				p.Pool.Pick(r, start)
+				for _, m := range p.Members {
+					m.PassedOver(r, start)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(n), "ns/member")
+		})
+	}
+}
+
 // unhealthy are health checks that fail.
 type unhealthy struct{}
 

@@ -21,10 +21,21 @@ const (
 	parts = 14
 )
 
-// given counts what each tier has got, in the latest parts of time.
-type given [parts]struct {
-	number atomic.Int64
-	costs  [MaxTiers + 1]atomic.Int64
+// given counts what each tier has got, in the latest parts of time. What it has got in those that are over is summed up once, when
+// the next one begins.
+type given struct {
+	parts [parts]struct {
+		number atomic.Int64
+		costs  [MaxTiers + 1]atomic.Int64
+	}
+	past atomic.Pointer[past] // nil: it is not summed up
+}
+
+// past is what each tier had got in each of the spans when a part began: in those parts that are of it as a whole, and in the
+// oldest one, of which less and less is.
+type past struct {
+	number        int64 // of the part that began
+	whole, oldest Given
 }
 
 // indexOf returns the index of a part, which may have a negative number where a clock is far off.
@@ -33,7 +44,7 @@ func indexOf(number int64) int { return int(uint64(number) % parts) } //nolint:g
 // add adds the cost of a request. One of the moment at which a part begins may be lost. A part that is far in the future is of a
 // clock that was wrong.
 func (g *given) add(tier int, cost, at int64) {
-	p := &g[indexOf(at/part)]
+	p := &g.parts[indexOf(at/part)]
 	number := p.number.Load()
 	if ahead := number - at/part; (ahead < 0 || ahead > parts) && p.number.CompareAndSwap(number, at/part) {
 		for i := range p.costs {
@@ -43,38 +54,67 @@ func (g *given) add(tier int, cost, at int64) {
 	p.costs[tier].Add(cost)
 }
 
-// takeBack takes back what was added then, unless its part is over.
+// takeBack takes back what was added then, unless its part is over and forgotten.
 func (g *given) takeBack(tier int, cost, then int64) {
-	if p := &g[indexOf(then/part)]; p.number.Load() == then/part {
-		p.costs[tier].Add(-cost)
+	p := &g.parts[indexOf(then/part)]
+	if p.number.Load() != then/part {
+		return
+	}
+	p.costs[tier].Add(-cost)
+	if known := g.past.Load(); known != nil && known.number != then/part {
+		g.past.Store(nil)
 	}
 }
 
-// addTo adds what each tier has got in each of the spans.
-func (g *given) addTo(all *Given, at int64) {
+// addTo adds what each tier has got in a span.
+func (g *given) addTo(all *[MaxTiers + 1]int64, span int, at int64) {
 	now := at / part
-	for age := range int64(parts) {
-		p := &g[indexOf(now-age)]
-		if p.number.Load() != now-age {
+	known := g.past.Load()
+	if known == nil || known.number != now {
+		known = g.sumUp(now)
+		g.past.Store(known)
+	}
+	current, left := &g.parts[indexOf(now)], float64(part-at%part)/part
+	begun := current.number.Load() == now
+	for tier, cost := range known.whole[span] {
+		if oldest := known.oldest[span][tier]; oldest != 0 {
+			cost += int64(float64(oldest) * left)
+		}
+		if begun {
+			cost += current.costs[tier].Load()
+		}
+		all[tier] += cost
+	}
+}
+
+// sumUp returns what tiers had got when a part began.
+func (g *given) sumUp(number int64) *past {
+	sum := &past{number: number}
+	for age := range int64(parts - 1) {
+		p := &g.parts[indexOf(number-age-1)]
+		if p.number.Load() != number-age-1 {
 			continue
 		}
 		for tier := range p.costs {
 			cost := p.costs[tier].Load()
 			for i, span := range spans {
 				switch {
-				case age < span:
-					all[i][tier] += cost
-				case age == span:
-					all[i][tier] += int64(float64(cost) * float64(part-at%part) / part)
+				case age+1 < span:
+					sum.whole[i][tier] += cost
+				case age+1 == span:
+					sum.oldest[i][tier] = cost
 				}
 			}
 		}
 	}
+	return sum
 }
 
 // Given returns what each tier has got at this replica.
 func (m *Meter) Given(now time.Time) (all Given) {
-	m.given.addTo(&all, instant(now))
+	for span := range all {
+		m.given.addTo(&all[span], span, instant(now))
+	}
 	return all
 }
 

@@ -48,7 +48,7 @@ const (
 var fades = [kinds]time.Duration{utilization: 4 * time.Second, throttle: 2 * time.Second}
 
 // Meter is what is known of a model at a backend. The zero Meter knows nothing. No method
-// takes a lock or allocates.
+// takes a lock.
 type Meter struct {
 	readings [kinds]atomic.Uint64
 	// sent is how many requests were sent.

@@ -338,6 +338,24 @@ func BenchmarkReserved(b *testing.B) {
 	}
 }
 
+func TestWhatIsTakenBackAfterItsPartDoesNotCount(t *testing.T) {
+	m := new(Meter)
+	m.gives(1, 5, at(0))
+	mark := m.Give(1, 7, at(0))
+	for _, step := range []struct {
+		seconds float64
+		want    int64
+	}{{0, 12}, {6, 12}} {
+		if got := m.Given(at(step.seconds))[1][1]; got != step.want {
+			t.Errorf("after %v s the tier has got %d, want %d", step.seconds, got, step.want)
+		}
+	}
+	mark.Return()
+	if got := m.Given(at(6))[1][1]; got != 5 {
+		t.Errorf("the tier has got %d after 7 of 12 came back", got)
+	}
+}
+
 func TestSharesInParallel(t *testing.T) {
 	m, tier := new(Meter), Tier{Number: 2, Shares: keeps}
 	var all sync.WaitGroup

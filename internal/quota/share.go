@@ -66,10 +66,18 @@ func (m *Meter) leaves(part float64, at int64, now Instant) bool {
 	return true
 }
 
-// Got is what each tier has got lately of the model at the backends of a group, at all replicas.
+// Got is what each tier has got lately of the model at the backends of a group, at all replicas, in the span that counts for it.
 type Got struct {
 	Group Group
-	given Given
+	given [MaxTiers + 1]int64
+}
+
+// span returns the index of the span that counts for the group.
+func (g Group) span() int {
+	if g&byMinute != 0 {
+		return 1
+	}
+	return 0
 }
 
 // Add adds what tiers have got at a backend, if it is one of the group.
@@ -77,13 +85,11 @@ func (g *Got) Add(m *Meter, t Tier, now time.Time) {
 	if m.Group(t, now) != g.Group {
 		return
 	}
-	at := instant(now)
-	m.given.addTo(&g.given, at)
+	at, span := instant(now), g.Group.span()
+	m.given.addTo(&g.given, span, at)
 	if elsewhere := m.elsewhere(at); elsewhere != nil {
-		for i := range elsewhere {
-			for tier, cost := range elsewhere[i] {
-				g.given[i][tier] += cost
-			}
+		for tier, cost := range elsewhere[span] {
+			g.given[tier] += cost
 		}
 	}
 }
@@ -91,15 +97,12 @@ func (g *Got) Add(m *Meter, t Tier, now time.Time) {
 // IsWithinShare reports whether the tier has got no more than its share of all. The best tier that asks also has what no other one
 // that asks keeps: if all were beyond their shares, a full backend would stand still until its readings fade.
 func (g *Got) IsWithinShare(t Tier) bool {
-	i, all, share := 0, int64(0), t.Shares[t.Number]
-	if g.Group&byMinute != 0 {
-		i = 1
-	}
-	for _, cost := range g.given[i] {
+	all, share := int64(0), t.Shares[t.Number]
+	for _, cost := range g.given {
 		all += max(0, cost)
 	}
 	if bits.TrailingZeros16(uint16(g.Group)) == t.Number {
 		share = 1 - g.Group.kept(t)
 	}
-	return float64(g.given[i][t.Number]) <= share*float64(all)
+	return float64(g.given[t.Number]) <= share*float64(all)
 }
