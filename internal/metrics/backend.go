@@ -87,7 +87,7 @@ func (b *Backend) Steered(deployment string) { b.steered.of(deployment).Inc() }
 
 // PassedOver counts a request that did not come here because only shares of other tiers are left.
 func (b *Backend) PassedOver(tier string) {
-	tierPassedOverTotal.WithLabelValues(b.pool.name, b.name, clean(tier)).Inc()
+	b.passedOver.of(clean(tier)).Inc()
 }
 
 // Affinity counts a request that belongs together with others by a kind of
@@ -114,6 +114,7 @@ type Backend struct {
 	serviceTiers series[[2]string, prometheus.Counter]
 	spilled      series[spill, prometheus.Counter]
 	steered      series[string, prometheus.Counter]
+	passedOver   series[string, prometheus.Counter]
 	duration     prometheus.Observer
 	firstByte    prometheus.Observer
 	last         series[string, *lastSeen]
@@ -229,6 +230,7 @@ func newBackend(p *Pool, name string) *Backend {
 	b.hints.find = counters(hintsTotal, its, word)
 	b.unknown.find = counters(tokensUnknownTotal, its, word)
 	b.steered.find = counters(steeredTotal, its, word)
+	b.passedOver.find = counters(tierPassedOverTotal, its, word)
 	b.serviceTiers.find = counters(serviceTierRequestsTotal, its, func(tiers [2]string) []string { return tiers[:] })
 	b.spilled.find = counters(spilloverTotal, its, func(s spill) []string { return []string{s.deployment, s.status, s.result} })
 	b.requests.bound, b.requests.coarser = requestsBound, []func(answer) answer{
