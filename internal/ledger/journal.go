@@ -85,17 +85,18 @@ func journalFolder(storage certmagic.Storage) string {
 
 func checksum(text []byte) string { return fmt.Sprintf("%08x", crc32.ChecksumIEEE(text)) }
 
-// noted has the journal written soon. The caller holds the lock of the days.
+// noted has the journal written soon.
 func (l *Ledger) noted() {
-	switch {
-	case l.due || l.journal.to.Load() == nil:
+	if l.journal.to.Load() == nil || l.due.Load() || l.due.Swap(true) {
 		return
-	case l.timer == nil:
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.timer == nil {
 		l.timer = time.AfterFunc(journalDelay, l.note)
-	default:
+	} else {
 		l.timer.Reset(journalDelay)
 	}
-	l.due = true
 }
 
 // note writes what has changed into the journal. While it does, further changes are only marked.
@@ -130,7 +131,8 @@ func (l *Ledger) note() {
 func (l *Ledger) changed(whole bool) (pages []Page) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.due = false
+	l.due.Store(false) // before the shards are collected: what comes later is noted anew
+	l.collect()
 	for _, d := range l.days {
 		rows := maps.Keys(d.changed)
 		p := Page{ID: d.id, Pool: l.pool, Day: nameOf(d.number), Changes: d.changes, Whole: d.whole || whole && d.changes != d.saved}

@@ -8,9 +8,10 @@ package ledger
 
 import (
 	"cmp"
-	"crypto/rand"
+	cryptorand "crypto/rand"
 	"encoding/hex"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -102,12 +103,14 @@ type Ledger struct {
 	left   Left[leftUse]
 	report report
 
-	mu    sync.Mutex // guards the days, and when the journal is written
+	shards [shards]shard
+
+	mu    sync.Mutex // guards the days and the timer
 	days  map[int64]*day
 	today *day // the one that was used last
 	// timer writes the journal, and due reports whether it will.
 	timer *time.Timer
-	due   bool
+	due   atomic.Bool
 
 	journal journal
 	// purged is the day of the latest purge. The saver guards it.
@@ -192,14 +195,20 @@ func (*Ledger) Destruct() error { return nil }
 func (l *Ledger) Add(now time.Time, k Key, u Use, later string) {
 	number := now.Unix() / dayLength
 	k.ServiceTier = cmp.Or(k.ServiceTier, openaiapi.DefaultTier)
-	l.mu.Lock()
-	row := l.at(number).add(k, u)
-	l.noted()
-	l.mu.Unlock()
-	l.saver.Changed()
-	if later != "" {
-		l.left.Add(later, leftUse{number, k, row, u})
+	its := &l.shards[rand.IntN(shards)]
+	if later != "" || !its.add(dayKey{number, k}, u) {
+		l.mu.Lock()
+		row := l.at(number).add(k, u)
+		l.mu.Unlock()
+		switch {
+		case later != "":
+			l.left.Add(later, leftUse{number, k, row, u})
+		case row == k:
+			its.hold(dayKey{number, row})
+		}
 	}
+	l.noted()
+	l.saver.Changed()
 }
 
 // Awaits reports whether a response was left in the background, and not settled.
@@ -219,10 +228,10 @@ func (l *Ledger) SettleLeft(id string, reported usage.Tokens, tier string) {
 		now.ServiceTier = cmp.Or(tier, now.ServiceTier)
 		d.add(was.row, Use{}.less(was.use))
 		d.add(now, UseOf(meter.Cost{Requests: was.use.Requests, Prompt: reported.Input, Output: reported.Output}, reported))
-		l.noted()
 	}
 	l.mu.Unlock()
 	if ok {
+		l.noted()
 		l.saver.Changed()
 	}
 }
@@ -246,7 +255,7 @@ func (l *Ledger) at(number int64) *day {
 
 func newID() string {
 	var id [16]byte
-	_, _ = rand.Read(id[:]) // it never fails
+	_, _ = cryptorand.Read(id[:]) // it never fails
 	return hex.EncodeToString(id[:])
 }
 
@@ -272,6 +281,7 @@ func (d *day) add(k Key, u Use) Key {
 func (l *Ledger) pages(want func(*day) bool) (pages []Page) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.collect()
 	for _, d := range l.days {
 		if !want(d) {
 			continue

@@ -84,6 +84,7 @@ func (l *Ledger) Models(now time.Time, caller string) []ModelUse {
 		}
 	}
 	l.mu.Lock()
+	l.collect()
 	for number, d := range l.days {
 		if day := nameOf(number); sameMonth(day, today) {
 			for _, row := range d.rows.of[caller] {

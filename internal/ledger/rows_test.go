@@ -16,6 +16,7 @@ import (
 
 // used returns the use of the rows of a caller for which want returns true.
 func used(l *Ledger, caller string, want func(Key) bool) (u Use) {
+	l.collect()
 	for k, row := range l.today.rows.of[caller] {
 		if want(k) {
 			u.Add(row.Use)
