@@ -121,7 +121,7 @@ func WaitFor(done <-chan struct{}, patience time.Duration) {
 
 // Changed records a change, and has it saved soon.
 func (s *Saver) Changed() {
-	if s.to.Load() == nil || s.dirty.Swap(true) || s.closed.Load() {
+	if s.to.Load() == nil || s.dirty.Load() || s.dirty.Swap(true) || s.closed.Load() {
 		return
 	}
 	s.timer.Store(time.AfterFunc(SaveInterval, s.Save))
