@@ -92,7 +92,8 @@ func (m *Member) isReserved(r *Ask, now time.Time) bool {
 	if r.Tier.Shares == nil {
 		return false
 	}
-	if instant := quota.At(now); r.shares.at != instant {
+	instant := quota.At(now)
+	if r.shares.at != instant {
 		r.shares = shares{at: instant}
 		for i := range r.At {
 			r.At[i].reserved = unasked
@@ -101,16 +102,18 @@ func (m *Member) isReserved(r *Ask, now time.Time) bool {
 	at := &r.At[m.Index]
 	if at.reserved == unasked {
 		at.reserved = no
-		q := m.limitOf(r, at.Model)
-		if q != nil && q.Reserved(r.Tier, now) && (!r.Tier.KeepsShare() || !m.pool.isWithinShare(r, q.Group(r.Tier, now), now)) {
-			at.reserved = yes
+		if q := m.limitOf(r, at.Model); q != nil {
+			of, reserved := q.Reserved(r.Tier, instant)
+			if reserved && (!r.Tier.KeepsShare() || !m.pool.isWithinShare(r, of, instant)) {
+				at.reserved = yes
+			}
 		}
 	}
 	return at.reserved == yes
 }
 
 // isWithinShare reports whether the request's tier is within its share of the members of a group.
-func (p *Pool) isWithinShare(r *Ask, of quota.Group, now time.Time) bool {
+func (p *Pool) isWithinShare(r *Ask, of quota.Group, now quota.Instant) bool {
 	s := &r.shares
 	i := slices.IndexFunc(s.groups[:], func(known quota.Group) bool { return known == of || known == 0 })
 	if i >= 0 && s.groups[i] == of {

@@ -79,6 +79,9 @@ type Instant int64
 // At returns the instant of a time. If a wall clock is set, it does not jump.
 func At(t time.Time) Instant { return 1<<60 + Instant(t.Sub(began)) }
 
+// millis returns the instant in milliseconds, as instant does.
+func (i Instant) millis() int64 { return 1<<40 + time.Duration(i-1<<60).Milliseconds() }
+
 // Left is what is left of a rate limit.
 type Left struct {
 	// Kind is requests or tokens.

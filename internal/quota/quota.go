@@ -69,23 +69,23 @@ func (m *Meter) Ask(tier int, now time.Time) {
 	}
 }
 
-// Reserved reports whether only the shares of other tiers are left of the backend.
-func (m *Meter) Reserved(t Tier, now time.Time) bool {
+// Reserved reports whether only the shares of other tiers are left of the backend, which is of a group then.
+func (m *Meter) Reserved(t Tier, now Instant) (of Group, reserved bool) {
 	if t.Shares == nil {
-		return false
+		return 0, false
 	}
-	at := instant(now)
-	kept := m.kept(t, at)
-	return kept > 0 && !m.leaves(kept, at, At(now))
+	of = m.Group(t, now)
+	kept := of.kept(t)
+	return of, kept > 0 && !m.leaves(kept, now.millis(), now)
 }
 
 // Wait returns how long it takes until more is left of the backend, if no reply says otherwise.
 func (m *Meter) Wait(t Tier, now time.Time) time.Duration {
-	if !m.Reserved(t, now) {
+	of, reserved := m.Reserved(t, At(now))
+	if !reserved {
 		return 0
 	}
-	at := instant(now)
-	kept, wait := m.kept(t, at), time.Millisecond
+	at, kept, wait := instant(now), of.kept(t), time.Millisecond
 	for k := range m.readings {
 		until := reading(m.readings[k].Load()).fallsTo(1-kept, fades[k])
 		wait = max(wait, time.Duration(until-at)*time.Millisecond)

@@ -41,9 +41,10 @@ func wantWait(t *testing.T, m *Meter, tier Tier, seconds, want float64) {
 
 // keepsAway reports whether requests of the tier may not go to the backend, which is the only one.
 func (m *Meter) keepsAway(t Tier, now time.Time) bool {
-	got := Got{Group: m.Group(t, now)}
-	got.Add(m, t, now)
-	return m.Reserved(t, now) && (!t.KeepsShare() || !got.IsWithinShare(t))
+	of, reserved := m.Reserved(t, At(now))
+	got := Got{Group: of}
+	got.Add(m, t, At(now))
+	return reserved && (!t.KeepsShare() || !got.IsWithinShare(t))
 }
 
 // gives has a tier get something, which is not deducted from limits.

@@ -1,9 +1,6 @@
 package quota
 
-import (
-	"math/bits"
-	"time"
-)
+import "math/bits"
 
 // Shares are the parts of their backends that tiers keep for their requests, from 0 to 1, by the tiers' numbers.
 type Shares [MaxTiers + 1]float64
@@ -18,9 +15,9 @@ type Group uint16
 const byMinute Group = 1 << (MaxTiers + 1)
 
 // Group returns that of the backend.
-func (m *Meter) Group(t Tier, now time.Time) Group {
-	g := m.askers(t.Shares, instant(now))
-	if int64(At(now)) < m.allowances[tokens].until.Load() {
+func (m *Meter) Group(t Tier, now Instant) Group {
+	g := m.askers(t.Shares, now.millis())
+	if int64(now) < m.allowances[tokens].until.Load() {
 		g |= byMinute
 	}
 	return g
@@ -36,9 +33,6 @@ func (m *Meter) askers(of *Shares, at int64) (g Group) {
 	}
 	return g
 }
-
-// kept returns which part of the backend the tier leaves for others.
-func (m *Meter) kept(t Tier, at int64) (part float64) { return m.askers(t.Shares, at).kept(t) }
 
 // kept returns the sum of the shares of the other tiers that ask.
 func (g Group) kept(t Tier) (part float64) {
@@ -81,11 +75,11 @@ func (g Group) span() int {
 }
 
 // Add adds what tiers have got at a backend, if it is one of the group.
-func (g *Got) Add(m *Meter, t Tier, now time.Time) {
+func (g *Got) Add(m *Meter, t Tier, now Instant) {
 	if m.Group(t, now) != g.Group {
 		return
 	}
-	at, span := instant(now), g.Group.span()
+	at, span := now.millis(), g.Group.span()
 	m.given.addTo(&g.given, span, at)
 	if elsewhere := m.elsewhere(at); elsewhere != nil {
 		for tier, cost := range elsewhere[span] {

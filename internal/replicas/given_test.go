@@ -33,9 +33,10 @@ func (b *bucket) take(cost float64, now time.Time) (taken bool, used float64) {
 
 // keepsAway reports whether requests of the tier may not go to a backend, which is the only one.
 func keepsAway(q *quota.Meter, t quota.Tier, now time.Time) bool {
-	got := quota.Got{Group: q.Group(t, now)}
-	got.Add(q, t, now)
-	return q.Reserved(t, now) && (!t.KeepsShare() || !got.IsWithinShare(t))
+	of, reserved := q.Reserved(t, quota.At(now))
+	got := quota.Got{Group: of}
+	got.Add(q, t, quota.At(now))
+	return reserved && (!t.KeepsShare() || !got.IsWithinShare(t))
 }
 
 var shares = quota.Shares{0, .5, .3, .2}
