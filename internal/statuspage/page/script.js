@@ -109,13 +109,24 @@
 		clearTimeout(again);
 		source = new EventSource(address() + '&events');
 		source.addEventListener('beat', hear);
-		source.addEventListener('state', (event) => {
+		let lines = []; // of the state
+		function take(event) {
 			hear(event);
 			const next = main.cloneNode(false);
-			next.innerHTML = JSON.parse(event.data);
+			next.innerHTML = lines.join('\n');
 			become(main, next);
 			tick();
 			announce();
+		}
+		source.addEventListener('state', (event) => {
+			lines = JSON.parse(event.data).split('\n');
+			take(event);
+		});
+		source.addEventListener('change', (event) => {
+			for (const [first, number, instead] of JSON.parse(event.data)) {
+				lines = lines.slice(0, first).concat(instead, lines.slice(first + number));
+			}
+			take(event);
 		});
 		source.onerror = () => {
 			show('lost');
