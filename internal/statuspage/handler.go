@@ -52,6 +52,8 @@ type Handler struct {
 	mu       sync.Mutex
 	status   Status
 	fragment []byte
+	// pause is how long they count.
+	pause time.Duration
 	// others are the callers of other replicas, which are asked again at a time. While they are asked, asking is not nil; it is
 	// closed after the answers.
 	others   admin.OtherCallers
@@ -148,18 +150,28 @@ const askInterval, askPerCaller = 5 * time.Second, 200 * time.Microsecond
 // maxAsking is how long the answers are read, and maxWait how long a page waits for them.
 const maxAsking, maxWait = 10 * time.Second, 2 * time.Second
 
+// pauseFactor is how many times as long as it takes to make the page it counts: that costs 0.5 % of one core, however many backends
+// there are. maxPause is the longest time that it counts.
+const pauseFactor, maxPause = 200, 5 * time.Second
+
+// pauseAfter returns how long a page counts that took so long to make.
+func pauseAfter(took time.Duration) time.Duration {
+	return min(max(interval/2, pauseFactor*took), maxPause)
+}
+
 // render returns what the page shows, and as HTML the part of it that changes.
 // However many watchers there are, the status is made only once in a while, and so is the HTML of the first page.
 func (h *Handler) render(now time.Time, v view) (s Status, fragment []byte, err error) {
 	h.askOthers(now)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.fragment == nil || now.Sub(h.status.Time) >= interval/2 {
+	if h.fragment == nil || now.Sub(h.status.Time) >= h.pause {
+		began := time.Now()
 		s = statusAt(now, h.others)
 		if fragment, err = (view{}).render(s); err != nil {
 			return s, nil, err
 		}
-		h.status, h.fragment = s, fragment
+		h.status, h.fragment, h.pause = s, fragment, pauseAfter(time.Since(began))
 	}
 	if v.callers {
 		fragment, err = v.render(h.status)

@@ -80,3 +80,13 @@ func TestEventsAreCompressedForBrowsersThatWantThat(t *testing.T) {
 		<-w.over
 	})
 }
+
+func TestMakingThePageTakesNoMoreThanASmallPartOfTheTime(t *testing.T) {
+	for took, want := range map[time.Duration]time.Duration{
+		0: interval / 2, time.Millisecond: interval / 2, 5 * time.Millisecond: time.Second, 15 * time.Millisecond: 3 * time.Second, time.Second: maxPause,
+	} {
+		if got := pauseAfter(took); got != want {
+			t.Errorf("a page that took %s counts for %s, want %s", took, got, want)
+		}
+	}
+}
