@@ -37,7 +37,7 @@ type Ask struct {
 	// forgives reports whether the request may go to members that have refused it, or that others waited for.
 	forgives bool
 	shares   shares
-	anywhere anywhere
+	anywhere *anywhere // nil: not found out, as for nearly all requests
 }
 
 // answer is the answer to a question, if it is known.

@@ -204,11 +204,11 @@ type anywhere struct {
 const moment = 100 * time.Millisecond
 
 func (p *Pool) anywhere(r *Ask, now time.Time) *anywhere {
-	a := &r.anywhere
-	if !a.at.IsZero() && now.Sub(a.at) <= moment {
-		return a
+	if r.anywhere != nil && now.Sub(r.anywhere.at) <= moment {
+		return r.anywhere
 	}
-	*a = anywhere{at: now}
+	a := &anywhere{at: now}
+	r.anywhere = a
 	var slowest pulse.Usual
 	for _, m := range p.Members {
 		model, ok := r.modelAt(m)
