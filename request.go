@@ -67,10 +67,10 @@ type request struct {
 	// anonymous reports whether such a backend could not get any.
 	credentials keys.Presented
 	anonymous   bool
-	// secret is the client secret that the caller has sent in place of a key. It is nil if there is none.
-	secret *clientSecret
 	// inSession reports whether the request is a response in a realtime session.
 	inSession bool
+	// secret is the client secret that the caller has sent in place of a key. It is nil if there is none.
+	secret *clientSecret
 }
 
 // parse finds out what the request asks for.

@@ -88,6 +88,8 @@ type search struct {
 	// executed reports whether the latest attempt may have executed a request
 	// that must not be executed twice.
 	executed bool
+	// left reports whether the client left during an attempt.
+	left bool
 	// tooShort are the names of models that refused the request as too long.
 	tooShort []string
 	// lackPath are the indexes of backends that have said that they lack the path of the request.
@@ -100,15 +102,13 @@ type search struct {
 	// own is the balancer's own answer, if it follows from an attempt. It has a
 	// class and no response if the client left while the request waited.
 	own apierror.Answer
-	// left reports whether the client left during an attempt.
-	left bool
 }
 
 // keptReply is the latest reply that says more to the client than the balancer's own error.
 type keptReply struct {
 	*http.Response // nil if there is none
 	// attempt is the number of the attempt that brought it.
-	attempt int
+	attempt int32
 	// missing reports whether it only says that an object is not there.
 	missing bool
 }
@@ -116,7 +116,7 @@ type keptReply struct {
 // set keeps a reply in place of the one before.
 func (k *keptReply) set(res *http.Response, attempt int, missing bool) {
 	k.drop()
-	*k = keptReply{Response: res, attempt: attempt, missing: missing}
+	*k = keptReply{Response: res, attempt: int32(attempt), missing: missing} //nolint:gosec // there are few attempts
 }
 
 // drop closes the reply.

@@ -71,11 +71,11 @@ type At struct {
 	Tried, Refused bool
 	// Bar is why the request may not go there now.
 	Bar Bar
+	// reserved reports whether only shares of other tiers were left of the member, at the instant of the request's shares.
+	reserved answer
 	// general are the benches of the model's usual service tiers. They are nil until there are any, and stay the same then, so
 	// that the request looks them up once.
 	general *benchSet
-	// reserved reports whether only shares of other tiers were left of the member, at the instant of the request's shares.
-	reserved answer
 }
 
 // isFollowed reports whether the wait for its first byte is compared with the usual one. That is the one of the usual
