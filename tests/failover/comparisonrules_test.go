@@ -39,12 +39,13 @@ const (
 	fewInterims   rule = "At most 20 interim (1xx) replies pass, without headers, and none to clients of HTTP/1.0."
 	fewTrailers   rule = "Trailers that RFC 9110 forbids are removed. HTTP/1.1 has none after a `content-length` or a 204 or 304."
 	cutLong       rule = "If a longer reply is cut, also if only its JSON or its compression ends too early, the client gets a cut 200"
+	noEndMark     rule = "A stream of `/responses` or `/messages` without an end mark is cut"
 	cutEarlier    rule = "A reply that was cut is cut, perhaps earlier"
 )
 
 func TestTheDocsHaveEachRuleByWhichRepliesDiffer(t *testing.T) {
 	docs := strings.Join(strings.Fields(string(lbtest.ReadFile(t, filepath.Join("..", "..", "docs", "replies.md")))), " ")
-	for _, r := range []rule{noReply, onlyWhole, noContent, errorIn200, noAnswer, brokenJSON, notRepeated, ownHints, callersKey, rejected, rateLimited, withheldError, addedFields, removedFields, fewInterims, fewTrailers, cutLong, cutEarlier} {
+	for _, r := range []rule{noReply, onlyWhole, noContent, errorIn200, noAnswer, brokenJSON, notRepeated, ownHints, callersKey, rejected, rateLimited, withheldError, addedFields, removedFields, fewInterims, fewTrailers, cutLong, noEndMark, cutEarlier} {
 		if !strings.Contains(docs, string(r)) {
 			t.Errorf("docs/replies.md does not say %q", r)
 		}
@@ -305,6 +306,11 @@ func (e *expectation) opensStream(direct *seen) {
 	}
 	switch {
 	case strings.Contains(direct.body, lbtest.StreamContent):
+		isEnded := strings.Contains(rest, "data: [DONE]") || strings.Contains(rest, lbtest.StreamError)
+		if strings.HasSuffix(e.op.path, "/responses") && !direct.broken && !isEnded {
+			e.by(noEndMark)
+			e.broken, e.seen.trailer = true, nil
+		}
 	case strings.HasPrefix(rest, lbtest.StreamError):
 		e.by(errorIn200)
 		e.answers(http.StatusServiceUnavailable, "server_is_overloaded")
