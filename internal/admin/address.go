@@ -17,15 +17,15 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 )
 
-// adminAddress returns the address of the admin API: from the option address, from
+// Address returns the address of the admin API: from the option address, from
 // the config file, or Caddy's default.
-func adminAddress(flags caddycmd.Flags) (string, error) {
+func Address(flags caddycmd.Flags) (string, error) {
 	address, file := flags.String("address"), flags.String("config")
 	if address != "" || file == "" {
 		return cmp.Or(address, caddy.DefaultAdminListen), nil
 	}
 	var of struct{ Admin caddy.AdminConfig }
-	err := readOption("admin", file, flags.String("adapter"), &of)
+	err := ReadOption("admin", file, flags.String("adapter"), &of)
 	config := of.Admin
 	switch {
 	case err != nil:
@@ -36,9 +36,9 @@ func adminAddress(flags caddycmd.Flags) (string, error) {
 	return cmp.Or(config.Listen, caddy.DefaultAdminListen), nil
 }
 
-// readOption reads a global option of a config file into a struct that has it in JSON. It evaluates
+// ReadOption reads a global option of a config file into a struct that has it in JSON. It evaluates
 // nothing else in a Caddyfile: that may need variables which only the service has.
-func readOption(name, file, adapter string, into any) error {
+func ReadOption(name, file, adapter string, into any) error {
 	text, err := cli.ReadFile(file)
 	if err != nil {
 		return err

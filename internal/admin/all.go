@@ -3,110 +3,38 @@ package admin
 import (
 	"cmp"
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"net/http"
 	"slices"
-	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
-// With the option state, an operator asks one replica, and sees the sum of all. That replica asks the others, and adds
-// what they answer to its own rows.
-
-// All is what a route answers with `?replica=`: the sum of rows over all replicas, or the rows of one.
-type All[T any] struct {
-	// Connected reports whether this replica is connected to the others.
-	Connected bool   `json:"connected"`
-	Replicas  []Seen `json:"replicas"`
-	Rows      []T    `json:"rows"`
-}
-
-// Seen is a replica that counts, or has been heard until a few seconds ago.
-type Seen struct {
-	ID    string    `json:"id"`
-	Host  string    `json:"host"`
-	Heard time.Time `json:"heard"`
-	// Self reports whether it is the one that answers, and Included whether its rows are in the sum.
-	Self     bool `json:"self"`
-	Included bool `json:"included"`
-}
-
-// name returns the replica's name for operators.
-func (s Seen) name() string {
-	return cli.Printable(strings.TrimSpace(s.Host + " " + s.ID[:min(8, len(s.ID))]))
-}
-
-// askedID returns the id of the replica that answers. It is empty without the option state.
-func (a All[T]) askedID() string { return askedOf(a.Replicas) }
-
-func askedOf(replicas []Seen) string {
-	for _, s := range replicas {
-		if s.Self {
-			return s.ID
-		}
-	}
-	return ""
-}
-
-// everyReplica is the `?replica=` of all.
-const everyReplica = "*"
-
-// The first words of the questions that replicas ask each other.
+// The first words of the questions that replicas ask each other. Nothing follows them.
 const (
 	backendsQuestion = "backends"
 	callersQuestion  = "callers"
-	pagesQuestion    = "pages" // of a period: without their rows
-	pageQuestion     = "page"  // the pages of these ids
 )
 
 // askPatience is how long the other replicas have for an answer.
 const askPatience = time.Second
 
-// Any client of the store can make up answers. So these limit the bytes of an answer, of one of its rows, and of all answers to a
-// question, and the rows of an answer and of the sum. An answer that is cut off counts as missing.
-const (
-	maxAnswer, maxRow, maxAnswers = 16 << 20, 256 << 10, 512 << 20
-	maxRows, maxSum               = 25_000, 100_000
-	// maxWord is how long a name in a row is at most, and maxReasons how many things refuse requests.
-	maxWord, maxReasons = 256, 16
-	// maxBenches is how many benches and silences a backend has at most.
-	maxBenches = 4096
-)
+func init() {
+	Answer(backendsQuestion, answers(Backends))
+	Answer(callersQuestion, answers(callersIn))
+}
 
-func init() { replicas.OnQuestion(answerQuestion) }
-
-// answerQuestion answers another replica, about the pools that it shares. Anyone who can write to the engine may ask.
-func answerQuestion(ctx context.Context, question string, pools replicas.Shared) []byte {
-	has := func(pool string) bool { return slices.Contains(pools.Pools, pool) }
-	word, rest, _ := strings.Cut(question, " ")
-	var rows any
-	var err error
-	switch {
-	case question == backendsQuestion:
-		rows = Backends(time.Now(), has)
-	case question == callersQuestion:
-		rows = callersIn(time.Now(), has)
-	case word == pagesQuestion:
-		rows, err = listPages(ctx, rest, pools)
-	case word == pageQuestion:
-		rows, err = pagesWith(ctx, strings.Fields(rest), pools)
-	default:
-		return nil
+// answers returns an Answerer with the rows of the pools that replicas share.
+func answers[T any](rows func(now time.Time, inPool func(string) bool) []T) Answerer {
+	return func(_ context.Context, rest string, shared replicas.Shared) (any, error) {
+		if rest != "" {
+			return nil, errors.New("expected nothing after the first word")
+		}
+		return rows(time.Now(), func(pool string) bool { return slices.Contains(shared.Pools, pool) }), nil
 	}
-	text, failed := json.Marshal(rows)
-	if err != nil || failed != nil {
-		return nil
-	}
-	return text
 }
 
 // callersIn returns the callers of these pools.
@@ -118,115 +46,6 @@ func callersIn(now time.Time, inPool func(string) bool) []Caller {
 		}
 	}
 	return all
-}
-
-// read is what was read of answers.
-type read struct {
-	connected bool
-	replicas  []Seen
-	// self reports whether this replica is among those that were asked for, as it is without an engine of state, and sharing
-	// how many others have a pool.
-	self    bool
-	sharing map[string]int
-}
-
-// times returns how many replicas have a pool.
-func (r read) times(pool string) int {
-	n := r.sharing[pool]
-	if r.self {
-		n++
-	}
-	return max(1, n)
-}
-
-// askAll asks the replicas with this name, and calls take for each row of their answers. Without the option state, there are none.
-func askAll[T any](ctx context.Context, name, question string, patience time.Duration, longest int, take func(a replicas.Answer, row T) (pool string, full bool)) (r read, err error) {
-	asking, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	answers, err := replicas.Ask(asking, question, func(all []replicas.Answer) ([]replicas.Answer, error) { return chosen(all, name) })
-	if err != nil {
-		return r, err
-	}
-	r = readAnswers(ctx, answers, longest, take)
-	if name != everyReplica && !slices.ContainsFunc(r.replicas, func(s Seen) bool { return s.Included }) {
-		return r, refuse(http.StatusBadGateway, "replica '%s' has not answered, see `caddy openai-lb replicas`", name)
-	}
-	return r, nil
-}
-
-// readAnswers calls take for each row of the answers, of at most longest bytes. take returns the row's pool, or an empty one if it
-// ignores the row, and whether the sum is full.
-func readAnswers[T any](ctx context.Context, answers []replicas.Answer, longest int, take func(a replicas.Answer, row T) (pool string, full bool)) read {
-	r := read{connected: true, replicas: make([]Seen, len(answers)), self: len(answers) == 0, sharing: make(map[string]int)}
-	budget := int64(maxAnswers)
-	for i, a := range answers {
-		in := make(map[string]bool)
-		ok := a.Packed != nil && ctx.Err() == nil
-		if ok {
-			text := &io.LimitedReader{R: a.Text(), N: min(maxAnswer, budget)}
-			before := text.N
-			ok = readRows(text, maxRows, longest, func(row T) bool {
-				pool, full := take(a, row)
-				if pool != "" {
-					in[pool] = true
-				}
-				return !full
-			})
-			budget -= before - text.N
-		}
-		for _, c := range a.Configs {
-			if ok && slices.Contains(a.Pools, c.Pool) {
-				in[c.Pool] = true // even without rows: it may have started after its callers' last requests
-			}
-		}
-		for pool := range in {
-			r.sharing[pool]++
-		}
-		r.replicas[i] = Seen{a.ID, a.Host, a.Heard, a.Self, a.Self || ok}
-		r.connected, r.self = r.connected && a.Whole, r.self || a.Self
-	}
-	return r
-}
-
-// readRows reads a list one by one. It returns false if it is no list, or has more rows, or longer ones, than are read.
-func readRows[T any](from io.Reader, most, longest int, each func(row T) bool) bool {
-	d := json.NewDecoder(from)
-	start, err := d.Token()
-	if start == nil && err == nil {
-		return true // null is an empty list
-	}
-	for n := 0; err == nil && start == json.Delim('[') && d.More(); n++ {
-		var text json.RawMessage
-		var row T
-		if err = d.Decode(&text); err != nil || n == most || len(text) > longest || json.Unmarshal(text, &row) != nil || !each(row) {
-			return false
-		}
-	}
-	end, _ := d.Token()
-	return end == json.Delim(']')
-}
-
-// chosen returns the answers of the replicas with this name: a host, or the beginning of an id. Several engines may have one.
-func chosen(answers []replicas.Answer, name string) (its []replicas.Answer, err error) {
-	var names []string
-	for _, a := range answers {
-		names = append(names, cli.Printable(a.Host)+" "+a.ID)
-	}
-	engines := make(map[int]bool)
-	for _, a := range answers {
-		if name != everyReplica && (a.Host != name || name == "") && (len(name) < 4 || !strings.HasPrefix(a.ID, name)) {
-			continue
-		}
-		if engines[a.Engine] && name != everyReplica {
-			return nil, refuse(http.StatusBadRequest, "several replicas are called '%s': use the id of one: %s", name, listed(names))
-		}
-		engines[a.Engine] = true
-		its = append(its, a)
-	}
-	if len(its) == 0 && name != everyReplica {
-		return nil, refuse(http.StatusNotFound, "no replica is called '%s': there are %s", name, listed(names))
-	}
-	return its, nil
 }
 
 // named is the name of a row: that of a pool, and of a backend or a caller.
@@ -251,7 +70,7 @@ func (s *sum[T]) add(rows ...T) bool {
 			s.plus(&s.rows[i], &row)
 			continue
 		}
-		if len(s.rows) >= maxSum {
+		if len(s.rows) >= MaxSum {
 			return false
 		}
 		s.at[name] = len(s.rows)
@@ -268,15 +87,15 @@ func areWords(names ...string) bool {
 // allBackends returns the backends of these pools, of all replicas or of one.
 func allBackends(ctx context.Context, replica string, inPool func(string) bool) (a All[Backend], err error) {
 	others := newBackends()
-	r, err := askAll(ctx, replica, backendsQuestion, askPatience, maxRow, others.take(inPool))
+	r, err := AskAll(ctx, replica, backendsQuestion, askPatience, MaxRow, others.take(inPool))
 	if err != nil {
 		return a, err
 	}
 	var own []Backend
-	if r.self {
+	if r.Self {
 		own = Backends(time.Now(), inPool)
 	}
-	return All[Backend]{r.connected, r.replicas, others.with(own, r)}, nil
+	return All[Backend]{r.Connected, r.Replicas, others.with(own, r)}, nil
 }
 
 // backendSum is a sum of backends.
@@ -298,15 +117,15 @@ func (s *backendSum) take(inPool func(string) bool) func(a replicas.Answer, b Ba
 }
 
 // with returns them together with those of this replica.
-func (s *backendSum) with(own []Backend, r read) []Backend {
+func (s *backendSum) with(own []Backend, r Read) []Backend {
 	all := newBackends()
 	for _, b := range own {
-		b.seenBy(askedOf(r.replicas))
+		b.seenBy(AskedOf(r.Replicas))
 		all.add(b)
 	}
 	all.add(s.rows...)
 	for i := range all.rows {
-		all.rows[i].MaxRequests *= int64(r.times(all.rows[i].Pool))
+		all.rows[i].MaxRequests *= int64(r.Times(all.rows[i].Pool))
 	}
 	return all.rows
 }
@@ -371,49 +190,4 @@ func (b *Backend) stateText() string {
 		return b.State
 	}
 	return fmt.Sprintf("%s at %d of %d", b.State, b.States[b.State], n)
-}
-
-// showAll prints the rows of an answer, and whose they are: below a table, or next to JSON.
-func showAll(command *cobra.Command, show func(io.Writer, []byte) error, asJSON bool, answer []byte) error {
-	var all All[json.RawMessage]
-	if err := decode(answer, &all); err != nil {
-		return err
-	}
-	rows, err := json.Marshal(all.Rows)
-	if err == nil {
-		err = show(command.OutOrStdout(), rows)
-	}
-	to := command.OutOrStdout()
-	if asJSON {
-		to = command.ErrOrStderr()
-	}
-	showWhose(to, all.Connected, all.Replicas)
-	return err
-}
-
-// showWhose prints which replicas are in a table.
-func showWhose(to io.Writer, connected bool, seen []Seen) {
-	if len(seen) == 0 {
-		return
-	}
-	var names []string
-	for _, s := range seen {
-		name := s.name()
-		switch {
-		case s.Self:
-			name += " (asked)"
-		case !s.Included:
-			name += " (no answer, last heard " + utc(s.Heard) + ")"
-		}
-		names = append(names, name)
-	}
-	text := "replicas: " + strings.Join(names, ", ")
-	if !connected {
-		lacks := "not connected to other replicas: this is what one knows"
-		if slices.ContainsFunc(seen, func(s Seen) bool { return s.Included && !s.Self }) {
-			lacks = "not connected to all replicas: this is what some know"
-		}
-		text = lacks + "; " + text
-	}
-	fmt.Fprintln(to, text)
 }

@@ -32,14 +32,14 @@ var (
 
 func every(string) bool { return true }
 
-func backendsOf(answers ...replicas.Answer) (read, *backendSum) {
+func backendsOf(answers ...replicas.Answer) (Read, *backendSum) {
 	others := newBackends()
-	return readAnswers(context.Background(), answers, maxRow, others.take(every)), others
+	return ReadAnswers(context.Background(), answers, MaxRow, others.take(every)), others
 }
 
 func callersOf(answers ...replicas.Answer) (o OtherCallers) {
 	o.sum = newCallers()
-	o.read = readAnswers(context.Background(), answers, maxRow, o.take(every))
+	o.read = ReadAnswers(context.Background(), answers, MaxRow, o.take(every))
 	return o
 }
 
@@ -61,13 +61,13 @@ func TestBackendsAreAddedUpOverReplicas(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	var included []bool
-	for _, s := range a.replicas {
+	for _, s := range a.Replicas {
 		included = append(included, s.Included)
 	}
-	if fmt.Sprint(included) != "[true true false true]" || !a.connected {
+	if fmt.Sprint(included) != "[true true false true]" || !a.Connected {
 		t.Errorf("included are %v", included)
 	}
-	if a, _ := backendsOf(replica(t, "aaaa", b(Available, 10))); a.self {
+	if a, _ := backendsOf(replica(t, "aaaa", b(Available, 10))); a.Self {
 		t.Error("the one that was asked is among the others")
 	}
 }
@@ -105,7 +105,7 @@ func TestCallersAreAddedUpOverReplicas(t *testing.T) {
 		t.Error("a sum changes what it is the sum of")
 	}
 	for name, row := range map[string]Caller{"alice": alice, "fresh": fresh} {
-		if n := o.read.times(row.Pool); n != 3 {
+		if n := o.read.Times(row.Pool); n != 3 {
 			t.Errorf("%s may have requests at %d replicas, want 3", name, n)
 		}
 	}
@@ -144,11 +144,11 @@ func TestMadeUpAnswersAreBounded(t *testing.T) {
 		rows     int
 		included bool
 	}{
-		"a list":       {list(caller(""), maxRows), maxRows, true},
-		"many rows":    {list(caller(""), maxRows+1), maxRows, false},
+		"a list":       {list(caller(""), MaxRows), MaxRows, true},
+		"many rows":    {list(caller(""), MaxRows+1), MaxRows, false},
 		"empty rows":   {list("{}", 5<<20), 0, false},
-		"a long row":   {list(caller(`,"limits":[`+strings.Repeat("{},", maxRow/3)+"{}]"), 1), 0, false},
-		"long rows":    {list(caller(`,"x":"`+strings.Repeat("x", maxRow/2)+`"`), 200), 127, false},
+		"a long row":   {list(caller(`,"limits":[`+strings.Repeat("{},", MaxRow/3)+"{}]"), 1), 0, false},
+		"long rows":    {list(caller(`,"x":"`+strings.Repeat("x", MaxRow/2)+`"`), 200), 127, false},
 		"a long name":  {list(`{"pool":"llm","name":"`+strings.Repeat("x", maxWord+1)+`"}`, 1), 0, true},
 		"a long tier":  {list(caller(`,"tier":"`+strings.Repeat("x", maxWord+1)+`"`), 1), 0, true},
 		"many reasons": {list(caller(`,"last_hour":{"refused":`+string(many)+"}"), 1), 0, true},
@@ -157,20 +157,20 @@ func TestMadeUpAnswersAreBounded(t *testing.T) {
 		"null":         {replicas.Answer{Shared: inLLM, Packed: replicas.Pack([]byte("null"))}, 0, true},
 	} {
 		o := callersOf(self, test.answer)
-		if o.Number != test.rows || o.read.replicas[1].Included != test.included {
-			t.Errorf("%s: %d rows count, want %d; %+v", name, o.Number, test.rows, o.read.replicas[1])
+		if o.Number != test.rows || o.read.Replicas[1].Included != test.included {
+			t.Errorf("%s: %d rows count, want %d; %+v", name, o.Number, test.rows, o.read.Replicas[1])
 		}
 	}
 	var answers []replicas.Answer
-	for i := range maxSum/maxRows + 2 {
+	for i := range MaxSum/MaxRows + 2 {
 		var rows []Caller
-		for j := range maxRows {
+		for j := range MaxRows {
 			rows = append(rows, Caller{Pool: "llm", Name: fmt.Sprint(i, "-", j)})
 		}
 		answers = append(answers, replica(t, fmt.Sprint(i), rows))
 	}
-	if n := len(callersOf(answers...).sum.rows); n != maxSum {
-		t.Errorf("a sum has %d rows, want %d", n, maxSum)
+	if n := len(callersOf(answers...).sum.rows); n != MaxSum {
+		t.Errorf("a sum has %d rows, want %d", n, MaxSum)
 	}
 }
 
@@ -235,7 +235,7 @@ func FuzzAnswers(f *testing.F) {
 		a, backends := backendsOf(answers...)
 		rows := backends.with([]Backend{{Pool: "llm", Name: "a", State: Available}}, a)
 		write(func(text []byte) error { return showBackends(&out, text) }, rows)
-		showWhose(&out, a.connected, a.replicas)
+		ShowWhose(&out, a.Connected, a.Replicas)
 		none := func(string) bool { return false }
 		write(func(text []byte) error { return showCallers(&out, text) }, callersOf(answers...).With(time.Now(), none).Rows)
 		for _, r := range out.String() {

@@ -100,20 +100,20 @@ type OtherCallers struct {
 	// Number is how many rows they had, and Asked when they were asked.
 	Number int
 	Asked  time.Time
-	read   read
+	read   Read
 	sum    sum[Caller]
 }
 
 // AskAllCallers asks all other replicas for their callers.
 func AskAllCallers(ctx context.Context) OtherCallers {
-	o, _ := askCallers(ctx, everyReplica, func(string) bool { return true }) // there is no name that could be wrong
+	o, _ := askCallers(ctx, EveryReplica, func(string) bool { return true }) // there is no name that could be wrong
 	return o
 }
 
 // askCallers asks the replicas with this name for the callers of these pools.
 func askCallers(ctx context.Context, replica string, inPool func(string) bool) (o OtherCallers, err error) {
 	o = OtherCallers{Asked: time.Now(), sum: newCallers()}
-	o.read, err = askAll(ctx, replica, callersQuestion, askPatience, maxRow, o.take(inPool))
+	o.read, err = AskAll(ctx, replica, callersQuestion, askPatience, MaxRow, o.take(inPool))
 	return o, err
 }
 
@@ -142,16 +142,16 @@ func (o *OtherCallers) take(inPool func(string) bool) func(a replicas.Answer, c 
 // With returns them together with those of this process in these pools, the busiest first.
 func (o OtherCallers) With(now time.Time, inPool func(string) bool) All[Caller] {
 	all := newCallers()
-	if o.read.self || o.read.replicas == nil {
+	if o.read.Self || o.read.Replicas == nil {
 		all.add(callersIn(now, inPool)...)
 	}
 	all.add(o.sum.rows...)
 	for i := range all.rows {
 		row := &all.rows[i]
-		row.MaxRequests *= o.read.times(row.Pool) // each replica allows so many
+		row.MaxRequests *= o.read.Times(row.Pool) // each replica allows so many
 	}
 	slices.SortStableFunc(all.rows, busier)
-	return All[Caller]{o.read.connected, o.read.replicas, all.rows}
+	return All[Caller]{o.read.Connected, o.read.Replicas, all.rows}
 }
 
 // add adds what another replica says of the caller. It knows what was used at all of them, perhaps a little later.
@@ -201,7 +201,7 @@ func (c Caller) busy() (most float64) {
 // showCallers prints callers as a table, with a line for each limit.
 func showCallers(to io.Writer, answer []byte) error {
 	var all []Caller
-	if err := decode(answer, &all); err != nil {
+	if err := Decode(answer, &all); err != nil {
 		return err
 	}
 	table := cli.NewTable(to, "POOL", "CALLER", "TIER", "LIMIT", "USED", "IN FLIGHT", "REFUSED", "TODAY", "MONTH")

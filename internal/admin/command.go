@@ -1,10 +1,8 @@
 package admin
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -16,9 +14,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
-	"unicode/utf16"
-	"unicode/utf8"
 
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
@@ -48,7 +43,7 @@ func commands() []*cobra.Command {
 	callers.AddCommand(resetCaller)
 	status, usage := newCommand("status", "Shows all backends", call{method: http.MethodGet, path: backendsPath, show: showBackends}), usageCommand()
 	for _, command := range []*cobra.Command{status, callers, usage} {
-		command.Flags().String("replica", everyReplica, "Only what this replica knows: its host, or the beginning of its id")
+		command.Flags().String("replica", EveryReplica, "Only what this replica knows: its host, or the beginning of its id")
 	}
 	for _, command := range []*cobra.Command{drain, resume, reset, resetCaller} {
 		command.Flags().String("reason", "", "Why, for the log and for other operators")
@@ -111,7 +106,7 @@ func (c call) run(command *cobra.Command, flags caddycmd.Flags, args []string) e
 		}
 		return showing(c.show, flags)(command.OutOrStdout(), answer)
 	}
-	address, err := adminAddress(flags)
+	address, err := Address(flags)
 	if err != nil {
 		return err
 	}
@@ -128,9 +123,9 @@ func (c call) run(command *cobra.Command, flags caddycmd.Flags, args []string) e
 	if whose {
 		order.Set("replica", flags.String("replica"))
 	}
-	answer, err := ask(address, c.method, c.path, order)
+	answer, err := Ask(address, c.method, c.path, order)
 	if err == nil && whose {
-		return showAll(command, showing(c.show, flags), flags.Bool("json"), answer)
+		return ShowAll(command, showing(c.show, flags), flags.Bool("json"), answer)
 	}
 	if err == nil && c.everywhere != nil {
 		return c.followOrder(command, flags, address, args[0], query)
@@ -141,72 +136,18 @@ func (c call) run(command *cobra.Command, flags caddycmd.Flags, args []string) e
 	return showing(c.show, flags)(command.OutOrStdout(), answer)
 }
 
-// showing returns show, or showJSON if the flag --json is set.
+// showing returns show, or ShowJSON if the flag --json is set.
 func showing(show func(io.Writer, []byte) error, flags caddycmd.Flags) func(io.Writer, []byte) error {
 	if flags.Bool("json") {
-		return showJSON
+		return ShowJSON
 	}
 	return show
 }
 
-// ask returns the admin API's answer. Its errors are plain text, also if something else answers.
-func ask(address, method, path string, query url.Values) ([]byte, error) {
-	if len(query) > 0 {
-		path += "?" + query.Encode()
-	}
-	res, err := caddycmd.AdminAPIRequest(address, method, path, nil, nil)
-	if err != nil {
-		var said struct{ Error string }
-		if _, body, ok := strings.Cut(err.Error(), ": {"); ok && json.Unmarshal([]byte("{"+body), &said) == nil && said.Error != "" {
-			return nil, errors.New(cli.Printable(said.Error))
-		}
-		return nil, fmt.Errorf("the admin API at %s: %s", cli.Printable(address), cli.Printable(err.Error()))
-	}
-	defer res.Body.Close()
-	return cli.ReadUpTo(res.Body, maxAnswers)
-}
-
-// decode reads an answer of the admin API.
-func decode(answer []byte, into any) error {
-	if err := json.Unmarshal(answer, into); err != nil {
-		return fmt.Errorf("could not read the admin API's answer: %w", err)
-	}
-	return nil
-}
-
-// showJSON prints the answer as it is, if it is JSON.
-func showJSON(to io.Writer, answer []byte) error {
-	if err := decode(answer, new(json.RawMessage)); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintf(to, "%s\n", escaped(bytes.TrimSpace(answer)))
-	return err
-}
-
-// escaped escapes the characters in JSON that are not printable, which only its strings can have.
-func escaped(text []byte) []byte {
-	if !bytes.ContainsFunc(text, isHidden) {
-		return text
-	}
-	var b []byte
-	for _, r := range string(text) {
-		if !isHidden(r) {
-			b = utf8.AppendRune(b, r)
-			continue
-		}
-		for _, unit := range utf16.AppendRune(nil, r) {
-			b = fmt.Appendf(b, `\u%04x`, unit)
-		}
-	}
-	return b
-}
-
-func isHidden(r rune) bool { return r >= 0x7f && !unicode.IsPrint(r) }
-
 // showBuild prints versions as a line.
 func showBuild(to io.Writer, answer []byte) error {
 	var b Build
-	if err := decode(answer, &b); err != nil {
+	if err := Decode(answer, &b); err != nil {
 		return err
 	}
 	commit := ""
@@ -220,13 +161,13 @@ func showBuild(to io.Writer, answer []byte) error {
 // showReplicas prints replicas as a table, and below it how many messages wait while the store cannot be reached.
 func showReplicas(to io.Writer, answer []byte) error {
 	var statuses []replicas.Status
-	if err := decode(answer, &statuses); err != nil {
+	if err := Decode(answer, &statuses); err != nil {
 		return err
 	}
 	table := cli.NewTable(to, "HOST", "ID", "SINCE", "HEARD", "CONFIGURATION")
 	for _, s := range statuses {
 		for _, p := range s.Peers {
-			table.Row(cli.Printable(p.Host), p.ID, utc(p.Since), utc(p.Heard), configsOf(p))
+			table.Row(cli.Printable(p.Host), p.ID, cli.UTC(p.Since), cli.UTC(p.Heard), configsOf(p))
 		}
 	}
 	if err := table.Flush(); err != nil {
@@ -246,20 +187,18 @@ func configsOf(p replicas.Peer) string {
 	for _, c := range p.Configs {
 		text := cli.Printable(c.Pool) + " " + c.Digest
 		if c.DiffersSince != nil {
-			text += ", differs since " + utc(*c.DiffersSince)
+			text += ", differs since " + cli.UTC(*c.DiffersSince)
 		}
 		configs = append(configs, text)
 	}
 	return cmp.Or(strings.Join(configs, "; "), "-")
 }
 
-func utc(t time.Time) string { return t.UTC().Format(time.RFC3339) }
-
 // showBackends prints backends as a table, and below it by whom they were drained
 // and since when they are silent or slow.
 func showBackends(to io.Writer, answer []byte) error {
 	var backends []Backend
-	if err := decode(answer, &backends); err != nil {
+	if err := Decode(answer, &backends); err != nil {
 		return err
 	}
 	table := cli.NewTable(to, "POOL", "NAME", "PRIORITY", "WEIGHT", "STATE", "CLASS", "MODEL", "REMAINING", "IN FLIGHT", "REQUESTS", "FAILURES")
@@ -291,11 +230,11 @@ func showBackends(to io.Writer, answer []byte) error {
 			fmt.Fprintln(to, line)
 		}
 		for _, u := range b.Untried {
-			fmt.Fprintf(to, "%s %s was silent, and has not been tried since %s: %s\n", cli.Printable(b.Pool), cli.Printable(b.Name), utc(u.Since),
+			fmt.Fprintf(to, "%s %s was silent, and has not been tried since %s: %s\n", cli.Printable(b.Pool), cli.Printable(b.Name), cli.UTC(u.Since),
 				cmp.Or(cli.Printable(u.Model), cli.Printable(u.Deployment), "(none named)"))
 		}
 		for _, s := range b.Silences {
-			fmt.Fprintf(to, "%s %s is %s since %s: %s\n", cli.Printable(b.Pool), cli.Printable(b.Name), s.Class(), utc(s.Since),
+			fmt.Fprintf(to, "%s %s is %s since %s: %s\n", cli.Printable(b.Pool), cli.Printable(b.Name), s.Class(), cli.UTC(s.Since),
 				cmp.Or(cli.Printable(s.Model), cli.Printable(s.Deployment), "(none named)"))
 		}
 	}
@@ -324,7 +263,7 @@ func problemsOf(b Backend) (lines []string) {
 // drainOf returns when a backend was drained, by whom and why, as far as that is known.
 func drainOf(d Drain) (text string) {
 	if d.Since != nil {
-		text += " at " + utc(*d.Since)
+		text += " at " + cli.UTC(*d.Since)
 	}
 	if d.By != "" {
 		text += " by " + cli.Printable(d.By)

@@ -72,7 +72,7 @@ func TestReplicasThatAreNotConnectedAreATableToo(t *testing.T) {
 func TestAnAnswerThatIsNoJSONIsAnError(t *testing.T) {
 	var out strings.Builder
 	for _, answer := range []string{"", "<html>", "\x1b[2J", `{"a":1} {"b":2}`} {
-		if err := showJSON(&out, []byte(answer)); err == nil || strings.ContainsRune(err.Error(), '\x1b') {
+		if err := ShowJSON(&out, []byte(answer)); err == nil || strings.ContainsRune(err.Error(), '\x1b') {
 			t.Errorf("the answer %q gives %v", answer, err)
 		}
 	}
@@ -80,7 +80,7 @@ func TestAnAnswerThatIsNoJSONIsAnError(t *testing.T) {
 		t.Errorf("it printed %q", out.String())
 	}
 	const sent, want = "{\"a\":\"é\u009b2J\u202e\U000e0001\"}\n\n", `{"a":"é\u009b2J\u202e\udb40\udc01"}` + "\n"
-	if err := showJSON(&out, []byte(sent)); err != nil || out.String() != want {
+	if err := ShowJSON(&out, []byte(sent)); err != nil || out.String() != want {
 		t.Errorf("it printed %q (%v)", out.String(), err)
 	}
 }
@@ -92,7 +92,7 @@ func TestAnErrorOfTheAdminAPIHasNoEffectOnATerminal(t *testing.T) {
 			io.WriteString(w, body)
 		}))
 		defer admin.Close()
-		_, err := ask(strings.TrimPrefix(admin.URL, "http://"), http.MethodGet, backendsPath, nil)
+		_, err := Ask(strings.TrimPrefix(admin.URL, "http://"), http.MethodGet, backendsPath, nil)
 		if err == nil || strings.ContainsRune(err.Error(), '\x1b') || !strings.HasSuffix(err.Error(), "�[2Jno") {
 			t.Errorf("the answer %q gives %q", body, err)
 		}

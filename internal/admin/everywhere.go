@@ -74,23 +74,23 @@ func waitingFor(progress io.Writer) (idle func(inFlight int64) bool) {
 // follow asks all replicas about the backends of a name until these are idle, and in the wanted state at all replicas.
 // After a while it does not wait for replicas that are not heard of, or have not heard: they are missed.
 func (w *wanted) follow(address, name string, query url.Values, idle func(inFlight int64) bool) (all All[Backend], missed []string, err error) {
-	everyone := url.Values{"replica": {everyReplica}}
+	everyone := url.Values{"replica": {EveryReplica}}
 	if query.Has("pool") {
 		everyone.Set("pool", query.Get("pool"))
 	}
 	for until := time.Now().Add(hearing); ; time.Sleep(pollInterval) {
-		answer, err := ask(address, http.MethodGet, backendsPath, everyone)
+		answer, err := Ask(address, http.MethodGet, backendsPath, everyone)
 		if err != nil {
 			return all, nil, err
 		}
 		all = All[Backend]{} // or else its maps would keep what was true before
-		if err := decode(answer, &all); err != nil {
+		if err := Decode(answer, &all); err != nil {
 			return all, nil, err
 		}
 		all.Rows = slices.DeleteFunc(all.Rows, func(b Backend) bool { return b.Name != name })
 		inFlight := int64(0)
 		for _, b := range all.Rows {
-			if at, known := b.DrainedAt[all.askedID()]; known && at != w.drained {
+			if at, known := b.DrainedAt[all.AskedID()]; known && at != w.drained {
 				return all, nil, fmt.Errorf("backend '%s' of pool '%s' is no longer %s", cli.Printable(b.Name), cli.Printable(b.Pool), w.word)
 			}
 			inFlight += b.InFlight
@@ -108,10 +108,10 @@ func (w *wanted) follow(address, name string, query url.Values, idle func(inFlig
 // missed returns the replicas that have not answered, or have not heard of the order.
 func (w *wanted) missed(all All[Backend]) (missed []string) {
 	for _, s := range all.Replicas {
-		name := s.name()
+		name := s.Name()
 		switch {
 		case !s.Included:
-			name += " (no answer, last heard " + utc(s.Heard) + ")"
+			name += " (no answer, last heard " + cli.UTC(s.Heard) + ")"
 		case slices.ContainsFunc(all.Rows, func(b Backend) bool { at, known := b.DrainedAt[s.ID]; return known && at != w.drained }):
 			name += " (it has not heard of it)"
 		default:

@@ -1,13 +1,8 @@
 package admin
 
 import (
-	"cmp"
-	"encoding/json"
-	"fmt"
 	"net/http"
-	"net/url"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -73,33 +68,19 @@ const (
 // Routes implements caddy.AdminRouter.
 func (a API) Routes() []caddy.AdminRoute {
 	return []caddy.AdminRoute{
-		shows(backendsPath, a.list),
+		Shows(backendsPath, a.list),
 		{Pattern: backendsPath + "/{name}/{order}", Handler: caddy.AdminHandlerFunc(a.order)},
-		shows(callersPath, a.callers),
+		Shows(callersPath, a.callers),
 		{Pattern: callersPath + "/{name}/{order}", Handler: caddy.AdminHandlerFunc(a.resetCaller)},
-		shows(usagePath, a.usage),
-		shows(replicasPath, func(*http.Request) (any, error) { return replicas.Statuses(), nil }),
-		shows(versionPath, func(*http.Request) (any, error) { return thisBuild(), nil }),
+		Shows(usagePath, a.usage),
+		Shows(replicasPath, func(*http.Request) (any, error) { return replicas.Statuses(), nil }),
+		Shows(versionPath, func(*http.Request) (any, error) { return thisBuild(), nil }),
 	}
-}
-
-// shows returns a route that answers GET with a value.
-func shows(path string, value func(*http.Request) (any, error)) caddy.AdminRoute {
-	return caddy.AdminRoute{Pattern: path, Handler: caddy.AdminHandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
-		if err := allowMethods(w, r, http.MethodGet, http.MethodHead); err != nil {
-			return err
-		}
-		v, err := value(r)
-		if err != nil {
-			return err
-		}
-		return writeJSON(w, v)
-	})}
 }
 
 // list returns the backends.
 func (API) list(r *http.Request) (any, error) {
-	query, inPool, err := queryOf(r, "pool", "replica")
+	query, inPool, err := QueryOf(r, "pool", "replica")
 	if err != nil {
 		return nil, err
 	}
@@ -111,7 +92,7 @@ func (API) list(r *http.Request) (any, error) {
 
 // callers returns the callers of all pools that limit them.
 func (API) callers(r *http.Request) (any, error) {
-	query, inPool, err := queryOf(r, "pool", "replica")
+	query, inPool, err := QueryOf(r, "pool", "replica")
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +107,7 @@ func (API) callers(r *http.Request) (any, error) {
 func (API) resetCaller(w http.ResponseWriter, r *http.Request) error {
 	name := r.PathValue("name")
 	if what := r.PathValue("order"); what != "reset" {
-		return refuse(http.StatusNotFound, "'%s' is not reset", what)
+		return Refuse(http.StatusNotFound, "'%s' is not reset", what)
 	}
 	order, inPool, err := orderOf(w, r)
 	if err != nil {
@@ -139,23 +120,23 @@ func (API) resetCaller(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	if all == nil {
-		return refuse(http.StatusNotFound, "no caller called '%s' has sent a request%s", name, inQuery(r, " to"))
+		return Refuse(http.StatusNotFound, "no caller called '%s' has sent a request%s", name, InQuery(r, " to"))
 	}
-	return writeJSON(w, all)
+	return WriteJSON(w, all)
 }
 
 // orderOf returns what an operator says with an order, and which pools it is for.
 func orderOf(w http.ResponseWriter, r *http.Request) (order pool.Order, inPool func(pool string) bool, err error) {
-	if err := allowMethods(w, r, http.MethodPost); err != nil {
+	if err := AllowMethods(w, r, http.MethodPost); err != nil {
 		return order, nil, err
 	}
-	query, inPool, err := queryOf(r, "pool", "by", "reason")
+	query, inPool, err := QueryOf(r, "pool", "by", "reason")
 	if err != nil {
 		return order, nil, err
 	}
 	order = pool.Order{Time: time.Now(), By: query.Get("by"), Reason: query.Get("reason")}
 	if err := order.Check(); err != nil {
-		return order, nil, refuse(http.StatusBadRequest, "query parameter %v", err)
+		return order, nil, Refuse(http.StatusBadRequest, "query parameter %v", err)
 	}
 	return order, inPool, nil
 }
@@ -175,7 +156,7 @@ func thisBuild() Build { return Build{metrics.Version(), metrics.Commit(), metri
 func (API) order(w http.ResponseWriter, r *http.Request) error {
 	execute, known := orders[r.PathValue("order")]
 	if !known {
-		return refuse(http.StatusNotFound, "'%s' is not one of drain, resume, reset", r.PathValue("order"))
+		return Refuse(http.StatusNotFound, "'%s' is not one of drain, resume, reset", r.PathValue("order"))
 	}
 	order, inPool, err := orderOf(w, r)
 	if err != nil {
@@ -192,69 +173,9 @@ func (API) order(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	if !found {
-		return refuse(http.StatusNotFound, "no backend is called '%s'%s: there are %s", r.PathValue("name"), inQuery(r, " in"), listed(names))
+		return Refuse(http.StatusNotFound, "no backend is called '%s'%s: there are %s", r.PathValue("name"), InQuery(r, " in"), Listed(names))
 	}
-	return writeJSON(w, slices.DeleteFunc(Backends(time.Now(), inPool), func(b Backend) bool { return b.Name != r.PathValue("name") }))
-}
-
-// allowMethods refuses other methods.
-func allowMethods(w http.ResponseWriter, r *http.Request, methods ...string) error {
-	if slices.Contains(methods, r.Method) {
-		return nil
-	}
-	allowed := strings.Join(methods, ", ")
-	w.Header().Set("Allow", allowed)
-	return refuse(http.StatusMethodNotAllowed, "method %s is not allowed here, only %s", r.Method, allowed)
-}
-
-// queryOf returns the query, and a function that reports whether its `?pool=` selects a
-// pool. Without `?pool=`, it selects every pool. Each of the allowed parameters may be in
-// the query once, and no other parameter.
-func queryOf(r *http.Request, allowed ...string) (query url.Values, inPool func(pool string) bool, err error) {
-	if query, err = url.ParseQuery(r.URL.RawQuery); err != nil {
-		return nil, nil, refuse(http.StatusBadRequest, "the query cannot be read: %v", err)
-	}
-	for name, values := range query {
-		if !slices.Contains(allowed, name) || len(values) > 1 {
-			return nil, nil, refuse(http.StatusBadRequest, "query parameter '%s': expected at most one of each of %s", name, strings.Join(allowed, ", "))
-		}
-	}
-	var names []string
-	for _, entry := range pools.Default.Entries() {
-		names = append(names, entry.Name)
-	}
-	wanted := query.Get("pool")
-	if query.Has("pool") && !slices.Contains(names, wanted) {
-		return nil, nil, refuse(http.StatusNotFound, "no pool is called '%s': there are %s", wanted, listed(names))
-	}
-	return query, func(pool string) bool { return pool == wanted || !query.Has("pool") }, nil
-}
-
-// inQuery returns the pool in the query after a preposition. It is empty without one.
-func inQuery(r *http.Request, preposition string) string {
-	if query := r.URL.Query(); query.Has("pool") {
-		return fmt.Sprintf("%s the pool '%s'", preposition, query.Get("pool"))
-	}
-	return ""
-}
-
-// listed returns the names as text.
-func listed(names []string) string { return cmp.Or(strings.Join(names, ", "), "none") }
-
-// refuse returns an error that Caddy's admin API sends to its client.
-func refuse(status int, format string, args ...any) error {
-	return caddy.APIError{HTTPStatus: status, Err: fmt.Errorf(format, args...)}
-}
-
-func writeJSON(w http.ResponseWriter, value any) error {
-	body, err := json.Marshal(value)
-	if err != nil {
-		return err
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Cache-Control", "no-store")
-	_, _ = w.Write(append(body, '\n')) // a client that left needs no answer
-	return nil
+	return WriteJSON(w, slices.DeleteFunc(Backends(time.Now(), inPool), func(b Backend) bool { return b.Name != r.PathValue("name") }))
 }
 
 // Interface guards

@@ -26,17 +26,17 @@ import (
 
 // usage returns the pages of the ledger: those in memory, and those in the storage.
 func (API) usage(r *http.Request) (any, error) {
-	query, inPool, err := queryOf(r, "pool", "days", "replica")
+	query, inPool, err := QueryOf(r, "pool", "days", "replica")
 	if err != nil {
 		return nil, err
 	}
 	of, err := periodOf(query.Get("days"))
 	if err != nil {
-		return nil, refuse(http.StatusBadRequest, "query parameter days: %v", err)
+		return nil, Refuse(http.StatusBadRequest, "query parameter days: %v", err)
 	}
 	pages, err := ledger.Pages(r.Context(), func(w ledger.Where) bool { return of.has(w.Day) && inPool(w.Pool) })
 	if err != nil {
-		return nil, refuse(http.StatusInternalServerError, "%v", err)
+		return nil, Refuse(http.StatusInternalServerError, "%v", err)
 	}
 	if pages == nil {
 		pages = []ledger.Page{}
@@ -205,16 +205,16 @@ func (o *usageOptions) pages(of period, pool string, warnings io.Writer) (pages 
 		o.addresses = []string{caddy.DefaultAdminListen}
 	}
 	for _, address := range o.addresses {
-		answer, err := ask(address, http.MethodGet, usagePath, query)
+		answer, err := Ask(address, http.MethodGet, usagePath, query)
 		if err != nil {
 			return nil, err
 		}
 		var more All[ledger.Page]
-		if err := decode(answer, &more); err != nil {
+		if err := Decode(answer, &more); err != nil {
 			return nil, err
 		}
 		pages = append(pages, more.Rows...)
-		showWhose(warnings, more.Connected, more.Replicas)
+		ShowWhose(warnings, more.Connected, more.Replicas)
 	}
 	return ledger.Newest(pages), nil
 }
@@ -224,7 +224,7 @@ func pagesOf(file, adapter string, want func(ledger.Where) bool) ([]ledger.Page,
 	var config struct {
 		StorageRaw json.RawMessage `json:"storage,omitempty" caddy:"namespace=caddy.storage inline_key=module"`
 	}
-	if err := readOption("storage", file, adapter, &config); err != nil {
+	if err := ReadOption("storage", file, adapter, &config); err != nil {
 		return nil, fmt.Errorf("could not read the storage of %s: %w", file, err)
 	}
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: context.Background()})

@@ -23,6 +23,21 @@ type listing struct {
 	Rows int `json:"rows"`
 }
 
+// The first words of the questions about pages.
+const (
+	pagesQuestion = "pages" // of a period: without their rows
+	pageQuestion  = "page"  // the pages of these ids
+)
+
+func init() {
+	Answer(pagesQuestion, func(ctx context.Context, days string, shared replicas.Shared) (any, error) {
+		return listPages(ctx, days, shared)
+	})
+	Answer(pageQuestion, func(ctx context.Context, ids string, shared replicas.Shared) (any, error) {
+		return pagesWith(ctx, strings.Fields(ids), shared)
+	})
+}
+
 const (
 	// pagesPatience is how long replicas have for an answer about pages, which may be in a slow storage.
 	pagesPatience = 5 * time.Second
@@ -96,9 +111,9 @@ func (s *pageSum) wants(a replicas.Answer, p ledger.Page) bool {
 }
 
 // list asks the replicas with this name for the pages that they have.
-func (s *pageSum) list(ctx context.Context, replica string) (listed []lists, r read, err error) {
+func (s *pageSum) list(ctx context.Context, replica string) (listed []lists, r Read, err error) {
 	number := 0
-	r, err = askAll(ctx, replica, pagesQuestion+" "+string(s.of), pagesPatience, maxRow, func(a replicas.Answer, l listing) (pool string, full bool) {
+	r, err = AskAll(ctx, replica, pagesQuestion+" "+string(s.of), pagesPatience, MaxRow, func(a replicas.Answer, l listing) (pool string, full bool) {
 		if !s.wants(a, l.Page) {
 			return "", false
 		}
@@ -108,7 +123,7 @@ func (s *pageSum) list(ctx context.Context, replica string) (listed []lists, r r
 		its := &listed[len(listed)-1]
 		its.rows = append(its.rows, l)
 		number++
-		return l.Pool, number >= maxSum
+		return l.Pool, number >= MaxSum
 	})
 	return listed, r, err
 }
@@ -118,11 +133,11 @@ func (s *pageSum) fetch(ctx context.Context, ids []string) {
 	if len(ids) == 0 {
 		return
 	}
-	_, _ = askAll(ctx, everyReplica, pageQuestion+" "+strings.Join(ids, " "), pagesPatience, maxAnswer, func(a replicas.Answer, p unread) (pool string, full bool) {
+	_, _ = AskAll(ctx, EveryReplica, pageQuestion+" "+strings.Join(ids, " "), pagesPatience, MaxAnswer, func(a replicas.Answer, p unread) (pool string, full bool) {
 		if !s.wants(a, p.Page) || !slices.Contains(ids, p.ID) || !s.lacks(p.Page) {
 			return "", false
 		}
-		ok := readRows(bytes.NewReader(p.Rows), maxSumRows-s.rows, maxRow, func(row ledger.Row) bool {
+		ok := ReadRows(bytes.NewReader(p.Rows), maxSumRows-s.rows, MaxRow, func(row ledger.Row) bool {
 			p.Page.Rows = append(p.Page.Rows, row)
 			return true
 		})
@@ -172,11 +187,11 @@ func allPages(ctx context.Context, replica string, of period, inPool func(string
 			wanted[l.ID] = true
 		}
 		if slices.ContainsFunc(its.rows, func(l listing) bool { return s.lacks(l.Page) }) {
-			r.replicas[slices.IndexFunc(r.replicas, func(seen Seen) bool { return seen.ID == its.id })].Included = false
+			r.Replicas[slices.IndexFunc(r.Replicas, func(seen Seen) bool { return seen.ID == its.id })].Included = false
 		}
 	}
-	if !r.self {
+	if !r.Self {
 		s.pages = slices.DeleteFunc(s.pages, func(p ledger.Page) bool { return !wanted[p.ID] }) // another replica's alone
 	}
-	return All[ledger.Page]{Connected: r.connected, Replicas: r.replicas, Rows: ledger.Newest(s.pages)}, nil
+	return All[ledger.Page]{Connected: r.Connected, Replicas: r.Replicas, Rows: ledger.Newest(s.pages)}, nil
 }

@@ -14,6 +14,7 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+	"time"
 	"unicode"
 
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
@@ -66,6 +67,9 @@ func addCommands(parent *cobra.Command) {
 	}
 	parent.Use = "openai-lb " + strings.Join(names, "|")
 }
+
+// UTC returns a time as text, to the second.
+func UTC(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // Table prints rows in columns when it is flushed.
 type Table struct{ *tabwriter.Writer }
