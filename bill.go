@@ -5,16 +5,16 @@ import (
 	"net/http"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
-	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // bill is what a request is charged to its caller, and its tier.
 type bill struct{ callers.Admission }
 
-// settle replaces the estimate by what the request has cost, for the ledger, too. The request is over.
+// settle replaces the estimate by what the request has cost, and records that. The request is over.
 func (b *bill) settle(lb *balancer, q *request, s *search, o *outcome) {
 	if o.status == http.StatusSwitchingProtocols && q.socket != nil {
 		return // its responses have bills of their own
@@ -28,10 +28,10 @@ func (b *bill) settle(lb *balancer, q *request, s *search, o *outcome) {
 		b.Settle(now, cost)
 	}
 	if cost.Requests > 0 {
-		lb.ledger.Add(now, lb.row(q, s, o, cost), ledger.UseOf(cost, o.tokens), leftID)
+		lb.recordUsage(q, s, o, seam.Usage{Time: now, Cost: cost, LaterID: leftID})
 	}
 	if id := q.ResponseID(); id != "" && o.tokens.Known() {
-		lb.ledger.SettleLeft(id, o.tokens, o.serviceTier)
+		lb.usage.Settle(id, o.tokens, o.serviceTier)
 		b.SettleLeft(now, id, meter.Cost{Requests: 1, Prompt: o.tokens.Input, Output: o.tokens.Output})
 	}
 	if limited {
@@ -39,14 +39,18 @@ func (b *bill) settle(lb *balancer, q *request, s *search, o *outcome) {
 	}
 }
 
-// row returns the row of the ledger for a request. Only a model that has answered may have any name. A response in a
-// WebSocket has no reply of its own, but reports its tokens.
-func (b *balancer) row(q *request, s *search, o *outcome, cost meter.Cost) ledger.Key {
-	model := pool.ModelKey(q.Model)
-	if cost.Prompt == 0 || o.reply == nil && !o.tokens.Known() {
-		model = b.models.Label(q.Model)
+// recordUsage records what a request has used. Only a model that has answered may have any name. A response in a WebSocket has
+// no reply of its own, but reports its tokens.
+func (b *balancer) recordUsage(q *request, s *search, o *outcome, u seam.Usage) {
+	if b.usage == nil {
+		return
 	}
-	return ledger.Key{Caller: q.caller.Name, Model: model, Backend: o.answeredBy(s).target.Name, ServiceTier: o.serviceTier}
+	u.Model = pool.ModelKey(q.Model)
+	if u.Cost.Prompt == 0 || o.reply == nil && !o.tokens.Known() {
+		u.Model = b.models.Label(q.Model)
+	}
+	u.Caller, u.Backend, u.ServiceTier, u.Reported = q.caller.Name, o.answeredBy(s).target.Name, o.serviceTier, o.tokens
+	b.usage.Record(u)
 }
 
 // cost returns what the request has cost its caller. What the balancer refuses costs nothing, and neither does a

@@ -17,12 +17,12 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
-	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
 
@@ -193,7 +193,9 @@ func (h *Handler) newBalancer(ctx caddy.Context, policy reverseproxy.Selector) (
 		policy: policy, rateLimits: h.RatelimitHeaders, waiting: queues, fields: attempt.Public{}, webSockets: h.Sender.WebSockets(), loops: newLoopMark(),
 	}
 	b.webSockets.Timeout, b.webSockets.Log = time.Duration(h.StreamTimeout), h.logger
-	b.ledger = ledger.Open(h.Pool, ctx.Storage(), h.logger)
+	if b.usage, err = seam.OpenUsage(ctx, h.Pool); err != nil {
+		return b, err
+	}
 	b.Rechecker, b.Secrets = rechecker, &h.keyFiles
 	return b, observe.On(ctx, observe.Started, func() { rechecker.Start(b.Pool) })
 }
@@ -231,7 +233,9 @@ func (h *Handler) newReader(ctx caddy.Context, policy reverseproxy.Selector) (*r
 	return d, observe.On(ctx, observe.Started, func() {
 		readers.Store(h.Pool, d)
 		d.affinity.Start()
-		h.balancer.ledger.Start()
+		for _, r := range h.balancer.usage {
+			r.Start()
+		}
 	})
 }
 
@@ -285,7 +289,9 @@ func (h *Handler) Cleanup() error {
 		pools.Default.Remove(&h.balancer.Entry)
 		h.balancer.Pool.Close()
 		metrics.Left()
-		errs = append(errs, h.balancer.ledger.Close())
+		for _, r := range h.balancer.usage {
+			errs = append(errs, r.Close())
+		}
 		for _, t := range h.balancer.targets {
 			errs = append(errs, pools.UnloadHealth(t.backend.HealthKey))
 		}

@@ -268,7 +268,7 @@ func (d *reader) answerUsage(b *balancer, t *transaction) apierror.Answer {
 		return apierror.NoUsage.Answer(r)
 	}
 	now, name := time.Now(), t.request.caller.Name
-	use := admin.OwnUse{Caller: admin.CallerOf(now, b.Name, d.callers.Use(now, name)), Models: b.ledger.Models(now, name)}
+	use := admin.OwnUse{Caller: admin.CallerOf(now, b.Name, d.callers.Use(now, name)), Models: b.usage.OfCaller(now, name)}
 	answer := apierror.Answer{Response: apierror.JSONResponse(r, http.StatusOK, use), Class: apierror.Usage}
 	answer.Header.Set("Cache-Control", "no-store")
 	return answer

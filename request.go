@@ -14,12 +14,12 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
-	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
@@ -199,12 +199,12 @@ func (q *request) hasUnknownLength() bool {
 
 // readsUsage reports whether the reply to a request that is not known as inference may say what that, or a response in
 // the background, has cost.
-func (q *request) readsUsage(bill *bill, pages *ledger.Config) bool {
+func (q *request) readsUsage(bill *bill, recorders seam.UsageRecorders) bool {
 	if q.Kind.Infers() {
 		return false
 	}
 	id := q.ResponseID()
-	return bill.CountsTokens() && !q.showsStored() || bill.Awaits(id) || pages.Awaits(id)
+	return bill.CountsTokens() && !q.showsStored() || bill.Awaits(id) || recorders.Awaits(id)
 }
 
 // showsStored reports whether the reply shows what was answered before.

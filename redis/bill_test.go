@@ -21,7 +21,7 @@ import (
 	"github.com/caddyserver/certmagic"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
+	"github.com/openai-lb/caddy-openai-lb/modules/ledger"
 )
 
 var bill = flag.Duration("bill", 0, "how long TestTheBillIsWhatBackendsHaveReported lasts; 0: it is skipped")

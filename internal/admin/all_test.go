@@ -191,17 +191,8 @@ func TestMaxRequestsCountsReplicasWithoutTheCaller(t *testing.T) {
 	}
 }
 
-func TestPagesAreThoseOfAllPoolsExceptOfAnotherEngine(t *testing.T) {
-	shared := replicas.Shared{Pools: []string{"llm"}, Elsewhere: []string{"secret"}}
-	for pool, want := range map[string]bool{"llm": true, "renamed": true, "secret": false} {
-		if ofEngine(shared, pool) != want {
-			t.Errorf("%s: got %v", pool, !want)
-		}
-	}
-}
-
 func TestNoQuestionHasAnotherForm(t *testing.T) {
-	for question, want := range map[string]bool{"callers": true, "callers 1": false, "callers ": false, "backends": true, "backends x": false, "pages": false, "pages ": false, "?": false} {
+	for question, want := range map[string]bool{"callers": true, "callers 1": false, "callers ": false, "backends": true, "backends x": false, "?": false} {
 		if got := answerQuestion(t.Context(), question, inLLM) != nil; got != want {
 			t.Errorf("%q is answered: %v", question, got)
 		}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/cli"
-	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
@@ -45,8 +44,8 @@ type Caller struct {
 // OwnUse is the use that a caller sees of itself.
 type OwnUse struct {
 	Caller
-	// Models are those that it has used in this month, in UTC.
-	Models []ledger.ModelUse `json:"models"`
+	// Models are those that it has used, as the first recorder of usage says.
+	Models any `json:"models"`
 }
 
 // CallerLimit is one limit of a caller.

@@ -41,17 +41,16 @@ func commands() []*cobra.Command {
 	resetCaller := newCommand("reset <caller>", "Gives a caller its use back, at all replicas: its limits and estimates begin anew",
 		call{method: http.MethodPost, path: callersPath + "/%s/reset", show: showCallers})
 	callers.AddCommand(resetCaller)
-	status, usage := newCommand("status", "Shows all backends", call{method: http.MethodGet, path: backendsPath, show: showBackends}), usageCommand()
-	for _, command := range []*cobra.Command{status, callers, usage} {
+	status := newCommand("status", "Shows all backends", call{method: http.MethodGet, path: backendsPath, show: showBackends})
+	for _, command := range []*cobra.Command{status, callers} {
 		command.Flags().String("replica", EveryReplica, "Only what this replica knows: its host, or the beginning of its id")
 	}
 	for _, command := range []*cobra.Command{drain, resume, reset, resetCaller} {
 		command.Flags().String("reason", "", "Why, for the log and for other operators")
 		command.Flags().String("by", "", "Who gives the order, for the log and for other operators (default: you, as user@host)")
 	}
-	usage.MarkFlagsMutuallyExclusive("config", "replica")
 	return []*cobra.Command{
-		status, callers, usage,
+		status, callers,
 		newCommand("replicas", "Shows the replicas that share state, when each was last heard from, and whose configuration differs",
 			call{method: http.MethodGet, path: replicasPath, show: showReplicas}),
 		drain, resume, reset,

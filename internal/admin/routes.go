@@ -27,11 +27,10 @@ func init() {
 //   - `POST /openai_lb/backends/{name}/reset` ends its benches.
 //   - `GET /openai_lb/callers` lists the callers, and how much of their limits is used.
 //   - `POST /openai_lb/callers/{name}/reset` gives a caller its use back, at all replicas.
-//   - `GET /openai_lb/usage` lists the pages of the ledger, of this month or of `?days=`, a month or a day.
 //   - `GET /openai_lb/replicas` lists the replicas that share state.
 //   - `GET /openai_lb/version` returns the versions of openai_lb and of Caddy.
 //
-// `?pool=` limits the routes of backends, callers and the ledger to a pool. With `?replica=*` they answer with the sum over all
+// `?pool=` limits the routes of backends and callers to a pool. With `?replica=*` they answer with the sum over all
 // replicas, and with a host or the beginning of an id with what that replica knows. `?by=` and `?reason=` of an order are
 // logged, and those of a drain are shown while the backend is drained.
 type API struct{}
@@ -60,7 +59,6 @@ func (API) Provision(ctx caddy.Context) error {
 const (
 	backendsPath = "/openai_lb/backends"
 	callersPath  = "/openai_lb/callers"
-	usagePath    = "/openai_lb/usage"
 	replicasPath = "/openai_lb/replicas"
 	versionPath  = "/openai_lb/version"
 )
@@ -72,7 +70,6 @@ func (a API) Routes() []caddy.AdminRoute {
 		{Pattern: backendsPath + "/{name}/{order}", Handler: caddy.AdminHandlerFunc(a.order)},
 		Shows(callersPath, a.callers),
 		{Pattern: callersPath + "/{name}/{order}", Handler: caddy.AdminHandlerFunc(a.resetCaller)},
-		Shows(usagePath, a.usage),
 		Shows(replicasPath, func(*http.Request) (any, error) { return replicas.Statuses(), nil }),
 		Shows(versionPath, func(*http.Request) (any, error) { return thisBuild(), nil }),
 	}

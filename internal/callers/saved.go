@@ -12,7 +12,6 @@ import (
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
@@ -26,7 +25,7 @@ import (
 type kept struct {
 	meters *meter.Callers
 	// background has the charges of responses that were left in the background. Those of forgotten ones stay.
-	background ledger.Left[meter.Reservation]
+	background meter.Left[meter.Reservation]
 	logger     atomic.Pointer[zap.Logger]
 	saver      *pools.Saver
 	// folder has the files of the pool, and old are those to be removed after the next save.

@@ -15,7 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
+	"github.com/openai-lb/caddy-openai-lb/modules/ledger"
 )
 
 // entries returns the rows of the ledger of a pool in memory and in Caddy's storage, as "caller model backend tier: numbers".

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/net/websocket"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
+	"github.com/openai-lb/caddy-openai-lb/modules/ledger"
 )
 
 // TestEachMessageHasTheBackendsNameOfTheModel also when two responses are asked for at once.

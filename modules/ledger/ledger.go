@@ -1,5 +1,6 @@
-// Package ledger adds up what requests have used, for bills: by day, caller, model, backend and service tier. No
-// decision depends on it.
+// Package ledger adds up what requests have used, for bills: by day, caller, model, backend and service tier. It is a recorder
+// of the seam UsageModule, and decides nothing about a request. `caddy openai-lb usage` and GET /openai_lb/usage of Caddy's
+// admin API show the sums.
 //
 // Each pool of each process has a Ledger, with a Page for each day. It saves a page in Caddy's storage under a name that no
 // other process uses. So replicas may share a storage, and nothing is counted twice after a restart: the new process begins
@@ -100,7 +101,7 @@ type Row struct {
 type Ledger struct {
 	pool   string
 	saver  *pools.Saver
-	left   Left[leftUse]
+	left   meter.Left[leftUse]
 	report report
 
 	shards [shards]shard
@@ -214,9 +215,9 @@ func (l *Ledger) Add(now time.Time, k Key, u Use, later string) {
 // Awaits reports whether a response was left in the background, and not settled.
 func (l *Ledger) Awaits(id string) bool { return id != "" && l.left.Has(id) }
 
-// SettleLeft replaces what a response was charged with that was left in the background, on the day of its request, by what
+// Settle replaces what a response was charged with that was left in the background, on the day of its request, by what
 // it has used and the service tier that has served, unless that is empty. If that page is complete, it stays as it is.
-func (l *Ledger) SettleLeft(id string, reported usage.Tokens, tier string) {
+func (l *Ledger) Settle(id string, reported usage.Tokens, tier string) {
 	was, ok := l.left.Take(id)
 	if !ok {
 		return

@@ -429,7 +429,7 @@ func TestAResponseInTheBackgroundIsBilledByTheTierThatHasServed(t *testing.T) {
 	if !l.Awaits("resp_1") || l.Awaits("resp_2") || l.Awaits("") {
 		t.Error("it does not know what it awaits")
 	}
-	l.SettleLeft("resp_1", tokensOf(t, `{"input_tokens":70,"output_tokens":50}`), "flex")
+	l.Settle("resp_1", tokensOf(t, `{"input_tokens":70,"output_tokens":50}`), "flex")
 	k.ServiceTier = "flex"
 	if got := &l.today.rows; got.number != 1 || got.get(k).Use != (Use{Requests: 1, Input: 70, Output: 50}) {
 		t.Errorf("the rows are %+v", got)

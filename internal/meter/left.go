@@ -1,4 +1,4 @@
-package ledger
+package meter
 
 import (
 	"hash/maphash"
@@ -17,8 +17,6 @@ type Left[T any] struct {
 	ids  []uint64
 	next int
 }
-
-var seed = maphash.MakeSeed()
 
 // Add remembers a response.
 func (l *Left[T]) Add(id string, value T) {

@@ -1,4 +1,4 @@
-package admin
+package ledger
 
 import (
 	"bytes"
@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
@@ -19,7 +19,7 @@ import (
 
 // listing is a page without its rows, and their number.
 type listing struct {
-	ledger.Page
+	Page
 	Rows int `json:"rows"`
 }
 
@@ -30,10 +30,10 @@ const (
 )
 
 func init() {
-	Answer(pagesQuestion, func(ctx context.Context, days string, shared replicas.Shared) (any, error) {
+	admin.Answer(pagesQuestion, func(ctx context.Context, days string, shared replicas.Shared) (any, error) {
 		return listPages(ctx, days, shared)
 	})
-	Answer(pageQuestion, func(ctx context.Context, ids string, shared replicas.Shared) (any, error) {
+	admin.Answer(pageQuestion, func(ctx context.Context, ids string, shared replicas.Shared) (any, error) {
 		return pagesWith(ctx, strings.Fields(ids), shared)
 	})
 }
@@ -59,7 +59,7 @@ func listPages(ctx context.Context, days string, shared replicas.Shared) (all []
 	if err != nil || string(of) != days {
 		return nil, cmp.Or(err, errors.New("not a period"))
 	}
-	pages, err := ledger.Pages(ctx, func(w ledger.Where) bool { return of.has(w.Day) && ofEngine(shared, w.Pool) })
+	pages, err := Pages(ctx, func(w Where) bool { return of.has(w.Day) && ofEngine(shared, w.Pool) })
 	for _, p := range pages {
 		all = append(all, listing{p, len(p.Rows)})
 	}
@@ -67,9 +67,9 @@ func listPages(ctx context.Context, days string, shared replicas.Shared) (all []
 }
 
 // pagesWith returns the pages with these ids.
-func pagesWith(ctx context.Context, ids []string, shared replicas.Shared) ([]ledger.Page, error) {
-	pages, err := ledger.Pages(ctx, func(w ledger.Where) bool { return slices.Contains(ids, w.ID) && ofEngine(shared, w.Pool) })
-	return append([]ledger.Page{}, pages...), err
+func pagesWith(ctx context.Context, ids []string, shared replicas.Shared) ([]Page, error) {
+	pages, err := Pages(ctx, func(w Where) bool { return slices.Contains(ids, w.ID) && ofEngine(shared, w.Pool) })
+	return append([]Page{}, pages...), err
 }
 
 // lists is what another replica has listed.
@@ -80,7 +80,7 @@ type lists struct {
 
 // unread is a page whose rows are not read yet.
 type unread struct {
-	ledger.Page
+	Page
 	Rows json.RawMessage `json:"rows"`
 }
 
@@ -88,32 +88,32 @@ type unread struct {
 type pageSum struct {
 	of     period
 	inPool func(string) bool
-	pages  []ledger.Page
+	pages  []Page
 	// have are the changes of the latest version of each page, and rows is how many rows came from others.
-	have map[ledger.Where]int64
+	have map[Where]int64
 	rows int
 }
 
-func (s *pageSum) add(p ledger.Page) {
+func (s *pageSum) add(p Page) {
 	s.have[p.Where()] = max(s.have[p.Where()], p.Changes)
 	s.pages = append(s.pages, p)
 }
 
 // lacks reports whether there is a later version of a page.
-func (s *pageSum) lacks(p ledger.Page) bool {
+func (s *pageSum) lacks(p Page) bool {
 	changes, known := s.have[p.Where()]
 	return !known || changes < p.Changes
 }
 
 // wants reports whether a page that a replica answers with belongs to the sum.
-func (s *pageSum) wants(a replicas.Answer, p ledger.Page) bool {
-	return s.of.has(p.Day) && s.inPool(p.Pool) && ofEngine(a.Shared, p.Pool) && ledger.IsID(p.ID)
+func (s *pageSum) wants(a replicas.Answer, p Page) bool {
+	return s.of.has(p.Day) && s.inPool(p.Pool) && ofEngine(a.Shared, p.Pool) && IsID(p.ID)
 }
 
 // list asks the replicas with this name for the pages that they have.
-func (s *pageSum) list(ctx context.Context, replica string) (listed []lists, r Read, err error) {
+func (s *pageSum) list(ctx context.Context, replica string) (listed []lists, r admin.Read, err error) {
 	number := 0
-	r, err = AskAll(ctx, replica, pagesQuestion+" "+string(s.of), pagesPatience, MaxRow, func(a replicas.Answer, l listing) (pool string, full bool) {
+	r, err = admin.AskAll(ctx, replica, pagesQuestion+" "+string(s.of), pagesPatience, admin.MaxRow, func(a replicas.Answer, l listing) (pool string, full bool) {
 		if !s.wants(a, l.Page) {
 			return "", false
 		}
@@ -123,7 +123,7 @@ func (s *pageSum) list(ctx context.Context, replica string) (listed []lists, r R
 		its := &listed[len(listed)-1]
 		its.rows = append(its.rows, l)
 		number++
-		return l.Pool, number >= MaxSum
+		return l.Pool, number >= admin.MaxSum
 	})
 	return listed, r, err
 }
@@ -133,11 +133,11 @@ func (s *pageSum) fetch(ctx context.Context, ids []string) {
 	if len(ids) == 0 {
 		return
 	}
-	_, _ = AskAll(ctx, EveryReplica, pageQuestion+" "+strings.Join(ids, " "), pagesPatience, MaxAnswer, func(a replicas.Answer, p unread) (pool string, full bool) {
+	_, _ = admin.AskAll(ctx, admin.EveryReplica, pageQuestion+" "+strings.Join(ids, " "), pagesPatience, admin.MaxAnswer, func(a replicas.Answer, p unread) (pool string, full bool) {
 		if !s.wants(a, p.Page) || !slices.Contains(ids, p.ID) || !s.lacks(p.Page) {
 			return "", false
 		}
-		ok := ReadRows(bytes.NewReader(p.Rows), maxSumRows-s.rows, MaxRow, func(row ledger.Row) bool {
+		ok := admin.ReadRows(bytes.NewReader(p.Rows), maxSumRows-s.rows, admin.MaxRow, func(row Row) bool {
 			p.Page.Rows = append(p.Page.Rows, row)
 			return true
 		})
@@ -169,10 +169,10 @@ func (s *pageSum) fetchAll(ctx context.Context, listed []lists) {
 }
 
 // allPages returns the pages of all replicas, or of one. own are those of this one.
-func allPages(ctx context.Context, replica string, of period, inPool func(string) bool, own []ledger.Page) (all All[ledger.Page], err error) {
+func allPages(ctx context.Context, replica string, of period, inPool func(string) bool, own []Page) (all admin.All[Page], err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute) // however many pages somebody lists
 	defer cancel()
-	s := pageSum{of: of, inPool: inPool, have: make(map[ledger.Where]int64)}
+	s := pageSum{of: of, inPool: inPool, have: make(map[Where]int64)}
 	for _, p := range own {
 		s.add(p)
 	}
@@ -187,11 +187,11 @@ func allPages(ctx context.Context, replica string, of period, inPool func(string
 			wanted[l.ID] = true
 		}
 		if slices.ContainsFunc(its.rows, func(l listing) bool { return s.lacks(l.Page) }) {
-			r.Replicas[slices.IndexFunc(r.Replicas, func(seen Seen) bool { return seen.ID == its.id })].Included = false
+			r.Replicas[slices.IndexFunc(r.Replicas, func(seen admin.Seen) bool { return seen.ID == its.id })].Included = false
 		}
 	}
 	if !r.Self {
-		s.pages = slices.DeleteFunc(s.pages, func(p ledger.Page) bool { return !wanted[p.ID] }) // another replica's alone
+		s.pages = slices.DeleteFunc(s.pages, func(p Page) bool { return !wanted[p.ID] }) // another replica's alone
 	}
-	return All[ledger.Page]{Connected: r.Connected, Replicas: r.Replicas, Rows: ledger.Newest(s.pages)}, nil
+	return admin.All[Page]{Connected: r.Connected, Replicas: r.Replicas, Rows: Newest(s.pages)}, nil
 }

@@ -98,7 +98,7 @@ func TestAResponseInTheBackgroundLeavesTheRowThatItWasAddedTo(t *testing.T) {
 			l.today.rows.remove(row)
 		}
 	}
-	l.SettleLeft("resp_1", tokensOf(t, `{"input_tokens":70,"output_tokens":50}`), "")
+	l.Settle("resp_1", tokensOf(t, `{"input_tokens":70,"output_tokens":50}`), "")
 	if got := l.today.rows.get(restOf("alice")); got.EstimatedOutput != 0 {
 		t.Errorf("the estimate is still there: %+v", got)
 	}

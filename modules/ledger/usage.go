@@ -1,4 +1,4 @@
-package admin
+package ledger
 
 import (
 	"cmp"
@@ -20,26 +20,26 @@ import (
 	"github.com/caddyserver/certmagic"
 	"github.com/spf13/cobra"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/cli"
-	"github.com/openai-lb/caddy-openai-lb/internal/ledger"
 )
 
-// usage returns the pages of the ledger: those in memory, and those in the storage.
-func (API) usage(r *http.Request) (any, error) {
-	query, inPool, err := QueryOf(r, "pool", "days", "replica")
+// showPages returns the pages of the ledger: those in memory, and those in the storage.
+func showPages(r *http.Request) (any, error) {
+	query, inPool, err := admin.QueryOf(r, "pool", "days", "replica")
 	if err != nil {
 		return nil, err
 	}
 	of, err := periodOf(query.Get("days"))
 	if err != nil {
-		return nil, Refuse(http.StatusBadRequest, "query parameter days: %v", err)
+		return nil, admin.Refuse(http.StatusBadRequest, "query parameter days: %v", err)
 	}
-	pages, err := ledger.Pages(r.Context(), func(w ledger.Where) bool { return of.has(w.Day) && inPool(w.Pool) })
+	pages, err := Pages(r.Context(), func(w Where) bool { return of.has(w.Day) && inPool(w.Pool) })
 	if err != nil {
-		return nil, Refuse(http.StatusInternalServerError, "%v", err)
+		return nil, admin.Refuse(http.StatusInternalServerError, "%v", err)
 	}
 	if pages == nil {
-		pages = []ledger.Page{}
+		pages = []Page{}
 	}
 	if !query.Has("replica") {
 		return pages, nil
@@ -111,7 +111,7 @@ ignored. The status is 1 if a model differs by more than 1 percent.
 	flags := command.Flags()
 	flags.StringVar(&o.month, "month", "", "Month, such as 2026-11 (default: this month)")
 	flags.StringVar(&o.day, "day", "", "Day, such as 2026-11-25")
-	flags.StringSliceVar(&o.by, "by", []string{"caller", "model"}, "Columns to add up by: "+strings.Join(ledger.Columns, ", "))
+	flags.StringSliceVar(&o.by, "by", []string{"caller", "model"}, "Columns to add up by: "+strings.Join(Columns, ", "))
 	flags.StringVar(&o.format, "format", "table", "table, csv or json")
 	flags.StringVarP(&o.config, "config", "c", "", "Configuration file, whose storage has the ledger")
 	flags.StringVarP(&o.adapter, "adapter", "a", "", "Name of the config adapter to apply to it")
@@ -120,6 +120,8 @@ ignored. The status is 1 if a model differs by more than 1 percent.
 	flags.StringVar(&o.prices, "prices", "", "CSV file of prices")
 	flags.StringVar(&o.check, "check", "", "CSV file of a provider's export to compare with")
 	flags.StringToStringVar(&o.columns, "columns", nil, "Names of columns of --check, such as model=Deployment,input=Tokens")
+	flags.String("replica", admin.EveryReplica, "Only what this replica knows: its host, or the beginning of its id")
+	command.MarkFlagsMutuallyExclusive("config", "replica")
 	command.MarkFlagsMutuallyExclusive("month", "day")
 	command.MarkFlagsMutuallyExclusive("config", "address")
 	command.MarkFlagsMutuallyExclusive("prices", "check")
@@ -136,8 +138,8 @@ ignored. The status is 1 if a model differs by more than 1 percent.
 
 func (o *usageOptions) run(out, warnings io.Writer, pool string) error {
 	for _, name := range o.by {
-		if !slices.Contains(ledger.Columns, name) {
-			return fmt.Errorf("by '%s' is not a column: expected some of %s", cli.Printable(name), strings.Join(ledger.Columns, ", "))
+		if !slices.Contains(Columns, name) {
+			return fmt.Errorf("by '%s' is not a column: expected some of %s", cli.Printable(name), strings.Join(Columns, ", "))
 		}
 	}
 	if !slices.Contains([]string{"table", "csv", "json"}, o.format) {
@@ -147,11 +149,11 @@ func (o *usageOptions) run(out, warnings io.Writer, pool string) error {
 	if err != nil {
 		return err
 	}
-	prices, err := readAs(o.prices, ledger.ReadPrices)
+	prices, err := readAs(o.prices, ReadPrices)
 	if err != nil {
 		return err
 	}
-	export, err := readAs(o.check, func(text []byte) (ledger.Export, error) { return ledger.ReadExport(text, o.columns, of.has) })
+	export, err := readAs(o.check, func(text []byte) (Export, error) { return ReadExport(text, o.columns, of.has) })
 	if err != nil {
 		return err
 	}
@@ -164,13 +166,13 @@ func (o *usageOptions) run(out, warnings io.Writer, pool string) error {
 			fmt.Fprintf(warnings, "left out: %s\n", cli.Printable(p.Unreadable))
 		}
 	}
-	entries := slices.DeleteFunc(ledger.Entries(pages), func(e ledger.Entry) bool {
+	entries := slices.DeleteFunc(Entries(pages), func(e Entry) bool {
 		return o.backends != nil && !slices.Contains(o.backends, e.Backend)
 	})
 	if export != nil {
-		return o.showDifferences(out, ledger.Compare(entries, export))
+		return o.showDifferences(out, Compare(entries, export))
 	}
-	sums, unpriced := ledger.SumBy(o.by, entries, prices)
+	sums, unpriced := SumBy(o.by, entries, prices)
 	for _, model := range unpriced {
 		fmt.Fprintf(warnings, "no price for %s: no cost\n", cli.Printable(model))
 	}
@@ -193,9 +195,9 @@ func readAs[T any](name string, read func([]byte) (T, error)) (value T, err erro
 }
 
 // pages returns the pages of a period and of a pool, or of all if pool is empty.
-func (o *usageOptions) pages(of period, pool string, warnings io.Writer) (pages []ledger.Page, err error) {
+func (o *usageOptions) pages(of period, pool string, warnings io.Writer) (pages []Page, err error) {
 	if o.config != "" {
-		return pagesOf(o.config, o.adapter, func(w ledger.Where) bool { return of.has(w.Day) && (pool == "" || w.Pool == pool) })
+		return pagesOf(o.config, o.adapter, func(w Where) bool { return of.has(w.Day) && (pool == "" || w.Pool == pool) })
 	}
 	query := url.Values{"days": {string(of)}, "replica": {o.replica}}
 	if pool != "" {
@@ -205,26 +207,26 @@ func (o *usageOptions) pages(of period, pool string, warnings io.Writer) (pages 
 		o.addresses = []string{caddy.DefaultAdminListen}
 	}
 	for _, address := range o.addresses {
-		answer, err := Ask(address, http.MethodGet, usagePath, query)
+		answer, err := admin.Ask(address, http.MethodGet, usagePath, query)
 		if err != nil {
 			return nil, err
 		}
-		var more All[ledger.Page]
-		if err := Decode(answer, &more); err != nil {
+		var more admin.All[Page]
+		if err := admin.Decode(answer, &more); err != nil {
 			return nil, err
 		}
 		pages = append(pages, more.Rows...)
-		ShowWhose(warnings, more.Connected, more.Replicas)
+		admin.ShowWhose(warnings, more.Connected, more.Replicas)
 	}
-	return ledger.Newest(pages), nil
+	return Newest(pages), nil
 }
 
 // pagesOf returns pages in the storage of a config file.
-func pagesOf(file, adapter string, want func(ledger.Where) bool) ([]ledger.Page, error) {
+func pagesOf(file, adapter string, want func(Where) bool) ([]Page, error) {
 	var config struct {
 		StorageRaw json.RawMessage `json:"storage,omitempty" caddy:"namespace=caddy.storage inline_key=module"`
 	}
-	if err := ReadOption("storage", file, adapter, &config); err != nil {
+	if err := admin.ReadOption("storage", file, adapter, &config); err != nil {
 		return nil, fmt.Errorf("could not read the storage of %s: %w", file, err)
 	}
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: context.Background()})
@@ -239,14 +241,14 @@ func pagesOf(file, adapter string, want func(ledger.Where) bool) ([]ledger.Page,
 			return nil, fmt.Errorf("the storage of %s: %w", file, err)
 		}
 	}
-	if !ledger.IsIn(ctx, storage) {
+	if !IsIn(ctx, storage) {
 		return nil, fmt.Errorf("the storage of %s has no ledger that can be read: run the command as the user who runs Caddy", file)
 	}
-	return ledger.Read(ctx, storage, want)
+	return Read(ctx, storage, want)
 }
 
 // showSums prints what was used.
-func (o *usageOptions) showSums(out io.Writer, sums []*ledger.Sum, priced bool) error {
+func (o *usageOptions) showSums(out io.Writer, sums []*Sum, priced bool) error {
 	header := append(slices.Clone(o.by), "requests", "input", "cached", "output", "reasoning", "estimated_input", "estimated_output")
 	if priced {
 		header = append(header, "cost")
@@ -271,7 +273,7 @@ func (o *usageOptions) showSums(out io.Writer, sums []*ledger.Sum, priced bool) 
 }
 
 // showDifferences prints how models differ from an export. It returns an error if one does by too much.
-func (o *usageOptions) showDifferences(out io.Writer, all []ledger.Difference) error {
+func (o *usageOptions) showDifferences(out io.Writer, all []Difference) error {
 	var rows [][]any
 	differ := 0
 	for _, d := range all {
@@ -282,7 +284,7 @@ func (o *usageOptions) showDifferences(out io.Writer, all []ledger.Difference) e
 	}
 	err := show(out, o.format, []string{"model", "input", "exported_input", "input_percent", "output", "exported_output", "output_percent"}, rows)
 	if err == nil && differ > 0 {
-		err = fmt.Errorf("%d of %d models differ by more than %d%%", differ, len(all), ledger.MaxPercent)
+		err = fmt.Errorf("%d of %d models differ by more than %d%%", differ, len(all), MaxPercent)
 	}
 	if err == nil && len(all) == 0 {
 		err = errors.New("there is nothing to compare: neither the ledger nor the export has tokens of that time")
@@ -295,7 +297,7 @@ func percent(ours, exported int64) any {
 	if exported == 0 && ours != 0 {
 		return nil
 	}
-	return ledger.Percent(ours, exported)
+	return Percent(ours, exported)
 }
 
 // formula is what a spreadsheet would execute in a cell. Some begin one after a semicolon, wherever that is.

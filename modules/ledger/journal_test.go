@@ -175,7 +175,7 @@ func TestWhateverHappensTheLedgerHasWhatWasUsed(t *testing.T) {
 					k := Key{Caller: "background", Model: "m", Backend: "east", ServiceTier: "flex"}
 					all[i].Add(now, k, Use{Requests: 1, EstimatedOutput: 9}, id)
 					time.Sleep(time.Duration(random.IntN(2)) * journalDelay)
-					all[i].SettleLeft(id, tokensOf(t, `{"input_tokens":70,"output_tokens":50}`), "priority")
+					all[i].Settle(id, tokensOf(t, `{"input_tokens":70,"output_tokens":50}`), "priority")
 					k.ServiceTier = "priority"
 					want[k]++
 				case n < 80:

@@ -128,7 +128,7 @@ func TestALongOutageFillsNoDisk(t *testing.T) {
 		l.Add(time.Now(), keyOf("alice"), one, "resp_1")
 		time.Sleep(journalDelay)
 		synctest.Wait()
-		l.SettleLeft("resp_1", tokensOf(t, `{"input_tokens":70,"output_tokens":50}`), "priority")
+		l.Settle("resp_1", tokensOf(t, `{"input_tokens":70,"output_tokens":50}`), "priority")
 		for range 3 {
 			l.Add(time.Now(), Key{Caller: strings.Repeat("x", maxFile), Model: "m"}, one, "")
 			time.Sleep(2 * journalDelay)
@@ -149,7 +149,7 @@ func TestRowsThatComeAndGoNeedNoMemoryWithoutAJournal(t *testing.T) {
 	for i := range 10_000 {
 		id := fmt.Sprint(i)
 		l.Add(now, keyOf("alice"), one, id)
-		l.SettleLeft(id, tokensOf(t, `{"input_tokens":70,"output_tokens":50}`), "priority")
+		l.Settle(id, tokensOf(t, `{"input_tokens":70,"output_tokens":50}`), "priority")
 	}
 	if n := len(l.today.changed); n > 2*maxGone {
 		t.Errorf("%d rows wait for the journal", n)
