@@ -6,7 +6,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/lacks"
@@ -86,7 +85,7 @@ func newBalancer(name string, targets []*target, sender *attempt.Sender, events 
 		}
 	}
 	b.models = metrics.ModelsOf(models)
-	b.Entry = pools.Entry{Name: name, Pool: pool.New(members, append(listeners, b.logger, b.metrics, b.events, admin.Recorder(name), resetter(targets))...)}
+	b.Entry = pools.Entry{Name: name, Pool: pool.New(members, append(listeners, b.logger, b.metrics, b.events, resetter(targets))...)}
 	slices.SortFunc(targets, func(a, b *target) int { return a.Index - b.Index })
 	return b
 }

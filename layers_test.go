@@ -24,7 +24,6 @@ var lower = []string{
 // users are the internal packages that import these, besides the root.
 var users = map[string][]string{
 	"metrics": {
-		"admin", "statuspage",
 		"replicas", // registers its own metrics as metrics does
 		"lbtest",   // reads them
 	},

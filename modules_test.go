@@ -4,6 +4,7 @@ import (
 	"go/build"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -52,12 +53,27 @@ func optional(t *testing.T) (names []string) {
 // in returns the names of the modules among packages.
 func in(packages map[string]bool) (names []string) {
 	for path := range packages {
-		if name, ok := strings.CutPrefix(path, project+"/modules/"); ok {
+		if rest, ok := strings.CutPrefix(path, project+"/modules/"); ok {
+			name, _, _ := strings.Cut(rest, "/")
 			names = append(names, name)
 		}
 	}
 	slices.Sort(names)
-	return names
+	return slices.Compact(names)
+}
+
+// packagesOf returns the packages of a module.
+func packagesOf(t *testing.T, name string) (paths []string) {
+	t.Helper()
+	files, err := filepath.Glob("modules/" + name + "/*.go")
+	inner, _ := filepath.Glob("modules/" + name + "/*/*.go")
+	if err != nil || files == nil {
+		t.Fatalf("%s has the files %v, %v", name, files, err)
+	}
+	for _, file := range append(files, inner...) {
+		paths = append(paths, project+"/"+filepath.Dir(file))
+	}
+	return slices.Compact(paths)
 }
 
 func TestTheCoreImportsNoModule(t *testing.T) {
@@ -79,12 +95,14 @@ func TestTheCoreImportsNoModule(t *testing.T) {
 // modules, but not in a build with the tag openai_lb_core.
 func TestAModuleImportsNeitherTheRootNorAnotherModule(t *testing.T) {
 	for _, name := range optional(t) {
-		deps := depsOf(t, project+"/modules/"+name)
-		if deps[project] {
-			t.Errorf("%s imports the root", name)
-		}
-		if others := in(deps); others != nil {
-			t.Errorf("%s imports the modules %v", name, others)
+		for _, path := range packagesOf(t, name) {
+			deps := depsOf(t, path)
+			if deps[project] {
+				t.Errorf("%s imports the root", path)
+			}
+			if others := slices.DeleteFunc(in(deps), func(other string) bool { return other == name }); len(others) > 0 {
+				t.Errorf("%s imports the modules %v", path, others)
+			}
 		}
 	}
 }
@@ -100,7 +118,7 @@ func TestOnlyItsImportFileNamesAModule(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, name := range optional(t) {
-			if !strings.HasSuffix(file, "_test.go") && !strings.HasPrefix(file, "internal/lbtest/") && strings.Contains(string(text), project+"/modules/"+name+`"`) {
+			if !strings.HasSuffix(file, "_test.go") && !strings.HasPrefix(file, "internal/lbtest/") && regexp.MustCompile(project+"/modules/"+name+`["/]`).Match(text) {
 				named[name] = append(named[name], file)
 			}
 		}

@@ -186,7 +186,11 @@ func (h *Handler) newBalancer(ctx caddy.Context, policy reverseproxy.Selector) (
 		}
 	}
 	h.link.Secrets(h.keyFiles.Add)
-	b := newBalancer(h.Pool, targets, h.Sender, events, listeners...)
+	others, err := seam.Listeners(ctx, h.Pool)
+	if err != nil {
+		return nil, err
+	}
+	b := newBalancer(h.Pool, targets, h.Sender, events, append(listeners, others...)...)
 	b.Pool.Watches = h.Silence == nil || *h.Silence
 	b.Pool.Steers = h.QuotaSteering == nil || *h.QuotaSteering
 	b.settings = settings{

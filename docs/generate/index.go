@@ -16,10 +16,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
-	"github.com/openai-lb/caddy-openai-lb/internal/statuspage"
+	"github.com/openai-lb/caddy-openai-lb/modules/status"
+	"github.com/openai-lb/caddy-openai-lb/modules/status/statuspage"
 )
 
 // names are those of one kind that the code has, and the pages that explain them.
@@ -77,9 +77,9 @@ func namesInTheCode() []names {
 		must(register(counted))
 	}
 	adminFields := make(map[string]bool)
-	jsonNames(reflect.TypeFor[admin.Backend](), adminFields)
+	jsonNames(reflect.TypeFor[status.Backend](), adminFields)
 	callers := make(map[string]bool)
-	jsonNames(reflect.TypeFor[admin.Caller](), callers)
+	jsonNames(reflect.TypeFor[status.Caller](), callers)
 	maps.DeleteFunc(callers, func(name string, _ bool) bool { return adminFields[name] })
 	page := make(map[string]bool)
 	jsonNames(reflect.TypeFor[statuspage.Status](), page)

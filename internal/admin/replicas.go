@@ -64,10 +64,10 @@ var answerers = make(map[string]Answerer)
 // Answer registers who answers the questions that begin with a word. It is called by init functions.
 func Answer(word string, by Answerer) { answerers[word] = by }
 
-func init() { replicas.OnQuestion(answerQuestion) }
+func init() { replicas.OnQuestion(AnswerQuestion) }
 
-// answerQuestion answers another replica, about the pools that it shares. Anyone who can write to the engine may ask.
-func answerQuestion(ctx context.Context, question string, shared replicas.Shared) []byte {
+// AnswerQuestion answers another replica, about the pools that it shares. Anyone who can write to the engine may ask.
+func AnswerQuestion(ctx context.Context, question string, shared replicas.Shared) []byte {
 	word, rest, more := strings.Cut(question, " ")
 	by := answerers[word]
 	if by == nil || more && rest == "" {
@@ -86,10 +86,6 @@ func answerQuestion(ctx context.Context, question string, shared replicas.Shared
 const (
 	MaxAnswer, MaxRow, MaxAnswers = 16 << 20, 256 << 10, 512 << 20
 	MaxRows, MaxSum               = 25_000, 100_000
-	// maxWord is how long a name in a row is at most, and maxReasons how many things refuse requests.
-	maxWord, maxReasons = 256, 16
-	// maxBenches is how many benches and silences a backend has at most.
-	maxBenches = 4096
 )
 
 // Read is what was read of answers.

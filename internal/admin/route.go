@@ -1,3 +1,9 @@
+// Package admin has what features share that show something to operators: routes of Caddy's admin API that answer with JSON
+// (route.go), sums over all replicas that share state (replicas.go), and subcommands of `caddy openai-lb` that call the routes
+// (client.go, address.go).
+//
+// A feature registers an `admin.api` module of its own with its routes, adds its subcommands to package cli, and registers
+// with [Answer] how it answers the questions of other replicas.
 package admin
 
 import (

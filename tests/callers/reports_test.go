@@ -11,10 +11,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	limits "github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
-	"github.com/openai-lb/caddy-openai-lb/internal/statuspage"
+	"github.com/openai-lb/caddy-openai-lb/modules/status"
+	"github.com/openai-lb/caddy-openai-lb/modules/status/statuspage"
 )
 
 // get asks the admin API.
@@ -22,7 +22,7 @@ func get(t *testing.T, path string) *httptest.ResponseRecorder {
 	t.Helper()
 	w := httptest.NewRecorder()
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil)
-	for _, route := range (admin.API{}).Routes() {
+	for _, route := range (status.API{}).Routes() {
 		if route.Pattern == r.URL.Path {
 			if err := route.Handler.ServeHTTP(w, r); err != nil {
 				t.Fatal(err)
@@ -43,22 +43,22 @@ func TestOperatorsSeeWhatCallersHaveUsed(t *testing.T) {
 		}
 		w.post(bobKey, "/v1/chat/completions", prompt(20, `"max_tokens":1,`)).WantServed(t, "a")
 		synctest.Wait()
-		var got []admin.Caller
+		var got []status.Caller
 		answer := get(t, "/openai_lb/callers?pool="+w.Handler.Pool)
 		if err := json.Unmarshal(answer.Body.Bytes(), &got); err != nil || len(got) != 2 {
 			t.Fatalf("got %v\n%s", err, answer.Body)
 		}
 		now := time.Now()
 		day, minute := now.Truncate(24*time.Hour).AddDate(0, 0, 1).UTC(), now.Truncate(time.Minute).Add(time.Minute).UTC()
-		want := []admin.Caller{{
+		want := []status.Caller{{
 			Pool: w.Handler.Pool, Name: "alice", Tier: "batch", MaxRequests: 7, Refused: 1, TokensToday: 200, TokensMonth: 200,
-			Limits: []admin.CallerLimit{
+			Limits: []status.CallerLimit{
 				{Kind: "requests", Window: "minute", Limit: 2, Used: 2, Refused: 1, Ends: minute},
 				{Kind: "tokens", Window: "day", Limit: 1000, Used: 200, Left: 800, Then: "batch", Ends: day},
 			},
 		}, {
 			Pool: w.Handler.Pool, Name: "bob", Tier: "batch", TokensToday: 100, TokensMonth: 100,
-			Limits: []admin.CallerLimit{{Kind: "tokens", Window: "minute", Limit: 100, Used: 100, Ends: minute}},
+			Limits: []status.CallerLimit{{Kind: "tokens", Window: "minute", Limit: 100, Used: 100, Ends: minute}},
 		}}
 		want[0].LastHour = meter.LastHour{Requests: 2, Tokens: 200, Refused: map[string]uint64{"requests/minute": 1}}
 		want[1].LastHour = meter.LastHour{Requests: 1, Tokens: 100, Refused: map[string]uint64{}}
@@ -119,7 +119,7 @@ func TestTheStatusPageShowsTheBusiestCallers(t *testing.T) {
 		var page struct {
 			Pools []struct {
 				Pool    string
-				Callers []admin.Caller
+				Callers []status.Caller
 				More    int `json:"more_callers"`
 			}
 		}
@@ -148,7 +148,7 @@ func TestThePageShowsWhyACallerIsRefused(t *testing.T) {
 			synctest.Wait()
 		}
 		w.post(bobKey, "/v1/chat/completions", prompt(20, ``)).WantError(t, http.StatusForbidden, "permission_denied")
-		var got []admin.Caller
+		var got []status.Caller
 		if err := json.Unmarshal(get(t, "/openai_lb/callers?pool="+w.Handler.Pool).Body.Bytes(), &got); err != nil || len(got) != 2 {
 			t.Fatalf("got %+v, %v", got, err)
 		}

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/statuspage"
+	"github.com/openai-lb/caddy-openai-lb/modules/status/statuspage"
 )
 
 // noLimits is what the log says of such keys.

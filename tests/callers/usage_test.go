@@ -9,8 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
 // askUsage asks for the use of the caller with this key.
@@ -21,11 +21,11 @@ func (w *world) askUsage(method, path, key string) lbtest.Reply {
 }
 
 // wantUsage checks what a caller is told of its use. Its windows of minutes have begun anew.
-func (w *world) wantUsage(t *testing.T, key string, want admin.Caller) {
+func (w *world) wantUsage(t *testing.T, key string, want status.Caller) {
 	t.Helper()
 	reply := w.askUsage(http.MethodGet, "/v1/usage", key)
 	reply.WantStatus(t, http.StatusOK)
-	var got admin.Caller
+	var got status.Caller
 	if err := json.Unmarshal([]byte(reply.Body), &got); err != nil {
 		t.Fatalf("%v in %s", err, reply.Body)
 	}
@@ -50,12 +50,12 @@ func asJSON(t *testing.T, value any) string {
 
 func TestATeamSeesItsOwnUseAlsoOverItsLimitAndForNothing(t *testing.T) {
 	inBubble(t, "caller alice {\ntokens 150/day\nrequests 2/hour\nmax_requests 3\nmodels gpt-4o\n}\ncaller bob {\ntokens 1k/minute\n}", func(t *testing.T, w *world) {
-		bobs := admin.Caller{Name: "bob", Limits: []admin.CallerLimit{{Kind: "tokens", Window: "minute", Limit: 1000, Left: 1000}}}
+		bobs := status.Caller{Name: "bob", Limits: []status.CallerLimit{{Kind: "tokens", Window: "minute", Limit: 1000, Left: 1000}}}
 		w.wantUsage(t, bobKey, bobs) // who has sent no other request
 		w.AllReply(used(60, 40))
 		w.chat(prompt(20, `"max_tokens":1,`)).WantServed(t, "a")
 		synctest.Wait()
-		alices := admin.Caller{Name: "alice", MaxRequests: 3, TokensToday: 100, TokensMonth: 100, Limits: []admin.CallerLimit{
+		alices := status.Caller{Name: "alice", MaxRequests: 3, TokensToday: 100, TokensMonth: 100, Limits: []status.CallerLimit{
 			{Kind: "requests", Window: "hour", Limit: 2, Used: 1, Left: 1}, {Kind: "tokens", Window: "day", Limit: 150, Used: 100, Left: 50},
 		}}
 		for range 5 {
@@ -139,7 +139,7 @@ func TestATeamSeesItsUseAtAllReplicas(t *testing.T) {
 		time.Sleep(3 * time.Second) // they know each other
 		other.spend(600)
 		pass(late)
-		w.wantUsage(t, aliceKey, admin.Caller{Name: "alice", TokensToday: 600, TokensMonth: 600, Limits: []admin.CallerLimit{
+		w.wantUsage(t, aliceKey, status.Caller{Name: "alice", TokensToday: 600, TokensMonth: 600, Limits: []status.CallerLimit{
 			{Kind: "tokens", Window: "hour", Limit: 1000, Used: 600, Left: 400},
 		}})
 	})

@@ -23,8 +23,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
 var (
@@ -200,7 +200,7 @@ type comparer struct {
 
 // reset has the balancers forget what they know of their backends.
 func (c *comparer) reset(t *testing.T) {
-	for _, route := range (admin.API{}).Routes() {
+	for _, route := range (status.API{}).Routes() {
 		if !strings.HasSuffix(route.Pattern, "/backends/{name}/{order}") {
 			continue
 		}

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/modules/status"
 	"github.com/openai-lb/caddy-openai-lb/simulator"
 )
 
@@ -125,8 +125,8 @@ func TestABackendThatRefusedFlexIsNotProbing(t *testing.T) {
 		w.Post(flexChat)
 		w.Post(defaultChat).WantServed(t, "a")
 		time.Sleep(time.Hour)
-		for _, b := range admin.Backends(time.Now(), func(string) bool { return true }) {
-			if b.State != admin.Available {
+		for _, b := range status.Backends(time.Now(), func(string) bool { return true }) {
+			if b.State != status.Available {
 				t.Errorf("%s is %s", b.Name, b.State)
 			}
 		}

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
 // noneLeft are the headers of a 429 or a 200 that say that a limit is used up.
@@ -160,7 +160,7 @@ func TestABackendOfUltrafastSharesNoBenchWithItsDeployment(t *testing.T) {
 		states := func(want string) {
 			t.Helper()
 			var got []string
-			for _, b := range admin.Backends(time.Now(), func(string) bool { return true }) {
+			for _, b := range status.Backends(time.Now(), func(string) bool { return true }) {
 				got = append(got, b.Name+" "+b.State)
 			}
 			if s := strings.Join(got, ", "); s != want {
@@ -190,8 +190,8 @@ func TestTheBenchOfAServiceTierNamesIt(t *testing.T) {
 		lbtest.InBubble(t, flexPool, func(t *testing.T, w *lbtest.World) {
 			w.Backends["a"].Replies(lbtest.Throttled("20"))
 			w.Post(chatOf(tier)).WantServed(t, "b")
-			for _, b := range admin.Backends(time.Now(), func(string) bool { return true }) {
-				if b.Name == "a" && (len(b.Benches) != 1 || b.Benches[0].ServiceTier != named || (b.State == admin.Available) != (named != "")) {
+			for _, b := range status.Backends(time.Now(), func(string) bool { return true }) {
+				if b.Name == "a" && (len(b.Benches) != 1 || b.Benches[0].ServiceTier != named || (b.State == status.Available) != (named != "")) {
 					t.Errorf("%s: a is %s, with the benches %+v", tier, b.State, b.Benches)
 				}
 			}

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
 // newLimited is newOperated with callers in both pools. Each has sent the one request that it may send in a month.
@@ -32,7 +32,7 @@ func (o *operated) ask(key string) lbtest.Reply {
 func TestAnOperatorGivesACallerItsUseBack(t *testing.T) {
 	o := newLimited(t)
 	got := o.call(http.MethodPost, "/openai_lb/callers/team%2Fa%20b/reset?by=alice&reason=a+wrong+report")
-	var all []admin.Caller
+	var all []status.Caller
 	if err := json.Unmarshal([]byte(got.Body), &all); err != nil || got.Status != http.StatusOK || len(all) != 1 || all[0].Name != "team/a b" || all[0].Limits[0].Used != 0 {
 		t.Fatalf("got %d %s (%v)", got.Status, got.Body, err)
 	}

@@ -20,16 +20,16 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
 // everyBackend tells how all backends are.
-func everyBackend() []admin.Backend {
-	return admin.Backends(time.Now(), func(string) bool { return true })
+func everyBackend() []status.Backend {
+	return status.Backends(time.Now(), func(string) bool { return true })
 }
 
 // states are the backends by name, with their states and what benches them.
@@ -49,7 +49,7 @@ func TestAResetForgetsWhatABackendLacks(t *testing.T) {
 		}
 		w.WantCalls(map[string]int{"a": 1, "b": 2})
 		w.Backends["a"].Recovers()
-		for _, route := range (admin.API{}).Routes() {
+		for _, route := range (status.API{}).Routes() {
 			if strings.HasSuffix(route.Pattern, "/backends/{name}/{order}") {
 				r := httptest.NewRequest(http.MethodPost, "/openai_lb/backends/a/reset", nil)
 				r.SetPathValue("name", "a")
@@ -98,7 +98,7 @@ func TestOperatorsSeeTheStateOfEachBackend(t *testing.T) {
 		if string(text) != want {
 			t.Errorf("got  %s\nwant %s", text, want)
 		}
-		if got[1].State != admin.Available || got[1].Benches == nil || got[1].Until != nil {
+		if got[1].State != status.Available || got[1].Benches == nil || got[1].Until != nil {
 			t.Errorf("got %+v", got[1])
 		}
 	})
@@ -248,7 +248,7 @@ func (o *operated) call(method, path string) lbtest.Reply {
 func (o *operated) backends(method, path string) (backends []string) {
 	o.t.Helper()
 	got := o.call(method, path)
-	var list []admin.Backend
+	var list []status.Backend
 	if err := json.Unmarshal([]byte(got.Body), &list); err != nil || got.Status != http.StatusOK || got.Header.Get("Content-Type") != "application/json" {
 		o.t.Fatalf("%s %s: got %d %v %s (%v, %v)", method, path, got.Status, got.Header, got.Body, got.Err, err)
 	}
@@ -399,7 +399,7 @@ func TestTheCommandPrintsTheAnswerOfTheAdminAPI(t *testing.T) {
 	o := newOperated(t)
 	for _, args := range []string{"status", "drain b --pool other", "drain b --pool other --wait", "reset b", "resume b"} {
 		output, err := o.command(append(strings.Fields(args), "--json")...)
-		var backends []admin.Backend
+		var backends []status.Backend
 		if err != nil || json.Unmarshal([]byte(output), &backends) != nil || len(backends) == 0 || backends[0].Pool != "other" || backends[0].Name != "b" {
 			t.Errorf("%s: %v\n%s", args, err, output)
 		}
@@ -415,8 +415,8 @@ func TestTheCommandPrintsTheAnswerOfTheAdminAPI(t *testing.T) {
 func TestOperatorsSeeWhichVersionRuns(t *testing.T) {
 	o := newOperated(t)
 	version := o.call(http.MethodGet, "/openai_lb/version").Body
-	var runs admin.Build
-	if err := json.Unmarshal([]byte(version), &runs); err != nil || runs != (admin.Build{Version: metrics.Version(), Commit: metrics.Commit(), CaddyVersion: metrics.CaddyVersion()}) || runs.Version == "" {
+	var runs status.Build
+	if err := json.Unmarshal([]byte(version), &runs); err != nil || runs != (status.Build{Version: metrics.Version(), Commit: metrics.Commit(), CaddyVersion: metrics.CaddyVersion()}) || runs.Version == "" {
 		t.Errorf("the admin API answers %s (%v)", version, err)
 	}
 	if got := o.call(http.MethodPost, "/openai_lb/version"); got.Status != http.StatusMethodNotAllowed {

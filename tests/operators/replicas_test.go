@@ -8,15 +8,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
 // configured returns the digests that GET /openai_lb/replicas shows of a pool, and its answer.
 func configured(t *testing.T, pool string) (digests []string, answer string) {
 	t.Helper()
-	for _, route := range (admin.API{}).Routes() {
+	for _, route := range (status.API{}).Routes() {
 		if route.Pattern != "/openai_lb/replicas" {
 			continue
 		}

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/statuspage"
+	"github.com/openai-lb/caddy-openai-lb/modules/status/statuspage"
 )
 
 // TestASecretThatCannotBeReloadedIsAMetricAndAProblemUntilItIs sends no request: to look at the

@@ -12,7 +12,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
-	"github.com/openai-lb/caddy-openai-lb/internal/statuspage"
+	"github.com/openai-lb/caddy-openai-lb/modules/status/statuspage"
 )
 
 func TestTheStatusPageShowsNoSecret(t *testing.T) {

@@ -6,8 +6,8 @@ import (
 
 	"go.uber.org/zap/zapcore"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
 func TestOperatorsSeeASilence(t *testing.T) {
@@ -17,8 +17,8 @@ func TestOperatorsSeeASilence(t *testing.T) {
 		of := func(metric, backend string) float64 {
 			return lbtest.SumOf(t, metric, map[string]string{"pool": name, "backend": backend})
 		}
-		silences := func() []admin.Silence {
-			return admin.Backends(time.Now(), func(pool string) bool { return pool == name })[0].Silences
+		silences := func() []status.Silence {
+			return status.Backends(time.Now(), func(pool string) bool { return pool == name })[0].Silences
 		}
 		if n := len(silences()); n != 0 {
 			t.Errorf("%d silences before one began", n)
@@ -41,7 +41,7 @@ func TestOperatorsSeeASilence(t *testing.T) {
 		if got := lbtest.SumOf(t, "attempts_total", map[string]string{"pool": name, "class": "silent"}); got != 3 {
 			t.Errorf("%g attempts are silent, want 3", got)
 		}
-		if s := silences(); len(s) != 1 || s[0] != (admin.Silence{Model: "gpt-4o", Deployment: "gpt-4o", Since: began.UTC().Truncate(time.Millisecond)}) {
+		if s := silences(); len(s) != 1 || s[0] != (status.Silence{Model: "gpt-4o", Deployment: "gpt-4o", Since: began.UTC().Truncate(time.Millisecond)}) {
 			t.Errorf("silences %v, want one since %s", s, began)
 		}
 		w.Backends["a"].Recovers()

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
+	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
 const (
@@ -40,7 +40,7 @@ func (v view) of(s Status) Status {
 	search := strings.ToLower(v.search)
 	for i := range s.Pools {
 		p := &s.Pools[i]
-		p.Callers = []admin.Caller{}
+		p.Callers = []status.Caller{}
 		p.Found = 0
 		for _, c := range p.callers {
 			if strings.Contains(strings.ToLower(c.Name+"\n"+c.Tier), search) {
@@ -68,7 +68,7 @@ func (v view) tools() string {
 // The methods below are for the template.
 
 // TopCallers returns the callers that the first page shows.
-func (s poolStatus) TopCallers() []admin.Caller { return s.Callers[:min(topCallers, len(s.Callers))] }
+func (s poolStatus) TopCallers() []status.Caller { return s.Callers[:min(topCallers, len(s.Callers))] }
 
 // NumberOfCallers returns how many callers there are.
 func (s poolStatus) NumberOfCallers() int { return len(s.callers) }
@@ -121,7 +121,7 @@ func (s Status) CallersFrom() string {
 }
 
 // refusedOf returns how many requests of a caller were refused in the last hour.
-func refusedOf(c admin.Caller) (sum uint64) {
+func refusedOf(c status.Caller) (sum uint64) {
 	for _, n := range c.LastHour.Refused {
 		sum += n
 	}
@@ -129,7 +129,7 @@ func refusedOf(c admin.Caller) (sum uint64) {
 }
 
 // refusals returns what has refused requests of a caller in the last hour, the most frequent first.
-func refusals(c admin.Caller) (texts []string) {
+func refusals(c status.Caller) (texts []string) {
 	refused := c.LastHour.Refused
 	names := slices.SortedFunc(maps.Keys(refused), func(a, b string) int { return cmp.Or(cmp.Compare(refused[b], refused[a]), cmp.Compare(a, b)) })
 	for _, name := range names {
@@ -148,7 +148,7 @@ type limitView struct {
 }
 
 // limitsOf returns the limits of a caller.
-func limitsOf(c admin.Caller) (views []limitView) {
+func limitsOf(c status.Caller) (views []limitView) {
 	for _, l := range c.Limits {
 		ratio, resets := l.UsedRatio(), ""
 		if l.Resets != nil {

@@ -1,4 +1,4 @@
-package admin
+package status
 
 import (
 	"cmp"
@@ -18,6 +18,7 @@ import (
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
@@ -43,7 +44,7 @@ func commands() []*cobra.Command {
 	callers.AddCommand(resetCaller)
 	status := newCommand("status", "Shows all backends", call{method: http.MethodGet, path: backendsPath, show: showBackends})
 	for _, command := range []*cobra.Command{status, callers} {
-		command.Flags().String("replica", EveryReplica, "Only what this replica knows: its host, or the beginning of its id")
+		command.Flags().String("replica", admin.EveryReplica, "Only what this replica knows: its host, or the beginning of its id")
 	}
 	for _, command := range []*cobra.Command{drain, resume, reset, resetCaller} {
 		command.Flags().String("reason", "", "Why, for the log and for other operators")
@@ -105,7 +106,7 @@ func (c call) run(command *cobra.Command, flags caddycmd.Flags, args []string) e
 		}
 		return showing(c.show, flags)(command.OutOrStdout(), answer)
 	}
-	address, err := Address(flags)
+	address, err := admin.Address(flags)
 	if err != nil {
 		return err
 	}
@@ -122,9 +123,9 @@ func (c call) run(command *cobra.Command, flags caddycmd.Flags, args []string) e
 	if whose {
 		order.Set("replica", flags.String("replica"))
 	}
-	answer, err := Ask(address, c.method, c.path, order)
+	answer, err := admin.Ask(address, c.method, c.path, order)
 	if err == nil && whose {
-		return ShowAll(command, showing(c.show, flags), flags.Bool("json"), answer)
+		return admin.ShowAll(command, showing(c.show, flags), flags.Bool("json"), answer)
 	}
 	if err == nil && c.everywhere != nil {
 		return c.followOrder(command, flags, address, args[0], query)
@@ -135,10 +136,10 @@ func (c call) run(command *cobra.Command, flags caddycmd.Flags, args []string) e
 	return showing(c.show, flags)(command.OutOrStdout(), answer)
 }
 
-// showing returns show, or ShowJSON if the flag --json is set.
+// showing returns show, or admin.ShowJSON if the flag --json is set.
 func showing(show func(io.Writer, []byte) error, flags caddycmd.Flags) func(io.Writer, []byte) error {
 	if flags.Bool("json") {
-		return ShowJSON
+		return admin.ShowJSON
 	}
 	return show
 }
@@ -146,7 +147,7 @@ func showing(show func(io.Writer, []byte) error, flags caddycmd.Flags) func(io.W
 // showBuild prints versions as a line.
 func showBuild(to io.Writer, answer []byte) error {
 	var b Build
-	if err := Decode(answer, &b); err != nil {
+	if err := admin.Decode(answer, &b); err != nil {
 		return err
 	}
 	commit := ""
@@ -160,7 +161,7 @@ func showBuild(to io.Writer, answer []byte) error {
 // showReplicas prints replicas as a table, and below it how many messages wait while the store cannot be reached.
 func showReplicas(to io.Writer, answer []byte) error {
 	var statuses []replicas.Status
-	if err := Decode(answer, &statuses); err != nil {
+	if err := admin.Decode(answer, &statuses); err != nil {
 		return err
 	}
 	table := cli.NewTable(to, "HOST", "ID", "SINCE", "HEARD", "CONFIGURATION")
@@ -197,7 +198,7 @@ func configsOf(p replicas.Peer) string {
 // and since when they are silent or slow.
 func showBackends(to io.Writer, answer []byte) error {
 	var backends []Backend
-	if err := Decode(answer, &backends); err != nil {
+	if err := admin.Decode(answer, &backends); err != nil {
 		return err
 	}
 	table := cli.NewTable(to, "POOL", "NAME", "PRIORITY", "WEIGHT", "STATE", "CLASS", "MODEL", "REMAINING", "IN FLIGHT", "REQUESTS", "FAILURES")

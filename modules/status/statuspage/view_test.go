@@ -6,8 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
 func TestACurveShowsRates(t *testing.T) {
@@ -32,13 +32,13 @@ func TestAChartHasRoomForFiveMinutes(t *testing.T) {
 }
 
 func TestTheSummaryNamesEachStateThatThereIs(t *testing.T) {
-	partly := []modelStatus{{Model: admin.Model{Model: "gpt", Backends: []admin.ModelBackend{{Backend: "partly", State: admin.Available, Healthy: true}}}}}
-	for want, backends := range map[string][]admin.Backend{
-		"1 of 1 backends available.": {{State: admin.Available, Healthy: true}},
+	partly := []modelStatus{{Model: status.Model{Model: "gpt", Backends: []status.ModelBackend{{Backend: "partly", State: status.Available, Healthy: true}}}}}
+	for want, backends := range map[string][]status.Backend{
+		"1 of 1 backends available.": {{State: status.Available, Healthy: true}},
 		"0 of 7 backends available, 1 benched, 1 benched for some models, 1 probing, 2 drained, 2 failing health checks.": {
-			{State: admin.Benched, Healthy: true}, {Name: "partly", State: admin.Benched, Healthy: true},
-			{State: admin.Probing, Healthy: true}, {State: admin.Drained, Healthy: true},
-			{State: admin.Drained}, {State: admin.Available}, {State: admin.Benched},
+			{State: status.Benched, Healthy: true}, {Name: "partly", State: status.Benched, Healthy: true},
+			{State: status.Probing, Healthy: true}, {State: status.Drained, Healthy: true},
+			{State: status.Drained}, {State: status.Available}, {State: status.Benched},
 		},
 	} {
 		pool := poolStatus{Models: partly}
@@ -75,7 +75,7 @@ func TestDurationsHaveTwoDigits(t *testing.T) {
 }
 
 func TestABackendIsShownAsSilent(t *testing.T) {
-	b := backendStatus{Backend: admin.Backend{Name: "east", State: admin.Silent, Healthy: true, Silences: []admin.Silence{
+	b := backendStatus{Backend: status.Backend{Name: "east", State: status.Silent, Healthy: true, Silences: []status.Silence{
 		{Model: "gpt-4o", Slow: false, Since: time.Date(2026, 3, 1, 3, 4, 5, 0, time.UTC)},
 	}}}
 	var page strings.Builder
@@ -86,7 +86,7 @@ func TestABackendIsShownAsSilent(t *testing.T) {
 }
 
 func TestAnIdleBackendThatWasSilentIsNotCalledSilent(t *testing.T) {
-	b := backendStatus{Backend: admin.Backend{Name: "spare", State: admin.Probing, Healthy: true, Untried: []admin.Untried{
+	b := backendStatus{Backend: status.Backend{Name: "spare", State: status.Probing, Healthy: true, Untried: []status.Untried{
 		{Model: "gpt-4o", Since: time.Date(2026, 3, 1, 3, 4, 5, 0, time.UTC)},
 	}}}
 	var page strings.Builder
@@ -101,7 +101,7 @@ func TestAnIdleBackendThatWasSilentIsNotCalledSilent(t *testing.T) {
 
 func TestASilenceIsAProblem(t *testing.T) {
 	since, later := time.Date(2026, 3, 1, 3, 4, 5, 0, time.UTC), time.Date(2026, 3, 1, 3, 5, 0, 0, time.UTC)
-	b := backendStatus{Backend: admin.Backend{Name: "east", State: admin.Silent, Healthy: true, Silences: []admin.Silence{
+	b := backendStatus{Backend: status.Backend{Name: "east", State: status.Silent, Healthy: true, Silences: []status.Silence{
 		{Model: "a", Since: later}, {Model: "b", Since: since}, {Model: "c", Slow: true, Since: later},
 	}}}
 	got := problemsOf([]backendStatus{b}, nil, nil)

@@ -1,4 +1,4 @@
-package admin
+package status
 
 import (
 	"io"
@@ -6,6 +6,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 )
 
 func TestATableShowsWhatClientsMadeUpWithoutEffectOnATerminal(t *testing.T) {
@@ -72,7 +74,7 @@ func TestReplicasThatAreNotConnectedAreATableToo(t *testing.T) {
 func TestAnAnswerThatIsNoJSONIsAnError(t *testing.T) {
 	var out strings.Builder
 	for _, answer := range []string{"", "<html>", "\x1b[2J", `{"a":1} {"b":2}`} {
-		if err := ShowJSON(&out, []byte(answer)); err == nil || strings.ContainsRune(err.Error(), '\x1b') {
+		if err := admin.ShowJSON(&out, []byte(answer)); err == nil || strings.ContainsRune(err.Error(), '\x1b') {
 			t.Errorf("the answer %q gives %v", answer, err)
 		}
 	}
@@ -80,19 +82,19 @@ func TestAnAnswerThatIsNoJSONIsAnError(t *testing.T) {
 		t.Errorf("it printed %q", out.String())
 	}
 	const sent, want = "{\"a\":\"é\u009b2J\u202e\U000e0001\"}\n\n", `{"a":"é\u009b2J\u202e\udb40\udc01"}` + "\n"
-	if err := ShowJSON(&out, []byte(sent)); err != nil || out.String() != want {
+	if err := admin.ShowJSON(&out, []byte(sent)); err != nil || out.String() != want {
 		t.Errorf("it printed %q (%v)", out.String(), err)
 	}
 }
 
 func TestAnErrorOfTheAdminAPIHasNoEffectOnATerminal(t *testing.T) {
 	for _, body := range []string{`{"error":"\u001b[2Jno"}`, "\x1b[2Jno"} {
-		admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusNotFound)
 			io.WriteString(w, body)
 		}))
-		defer admin.Close()
-		_, err := Ask(strings.TrimPrefix(admin.URL, "http://"), http.MethodGet, backendsPath, nil)
+		defer server.Close()
+		_, err := admin.Ask(strings.TrimPrefix(server.URL, "http://"), http.MethodGet, backendsPath, nil)
 		if err == nil || strings.ContainsRune(err.Error(), '\x1b') || !strings.HasSuffix(err.Error(), "�[2Jno") {
 			t.Errorf("the answer %q gives %q", body, err)
 		}

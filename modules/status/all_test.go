@@ -1,4 +1,4 @@
-package admin
+package status
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
@@ -32,14 +33,14 @@ var (
 
 func every(string) bool { return true }
 
-func backendsOf(answers ...replicas.Answer) (Read, *backendSum) {
+func backendsOf(answers ...replicas.Answer) (admin.Read, *backendSum) {
 	others := newBackends()
-	return ReadAnswers(context.Background(), answers, MaxRow, others.take(every)), others
+	return admin.ReadAnswers(context.Background(), answers, admin.MaxRow, others.take(every)), others
 }
 
 func callersOf(answers ...replicas.Answer) (o OtherCallers) {
 	o.sum = newCallers()
-	o.read = ReadAnswers(context.Background(), answers, MaxRow, o.take(every))
+	o.read = admin.ReadAnswers(context.Background(), answers, admin.MaxRow, o.take(every))
 	return o
 }
 
@@ -85,7 +86,7 @@ func TestCallersAreAddedUpOverReplicas(t *testing.T) {
 		replica(t, "cccc", []Caller{{Pool: "another"}}), // it has no such pool
 	)
 	known := c("alice", 700, map[string]uint64{"model": 1})
-	known.own = true
+	known.Own = true
 	all := newCallers()
 	all.add(known)
 	all.add(o.sum.rows...)
@@ -111,24 +112,6 @@ func TestCallersAreAddedUpOverReplicas(t *testing.T) {
 	}
 }
 
-func TestAReplicaIsFoundByItsHostOrTheBeginningOfItsID(t *testing.T) {
-	answers := []replicas.Answer{self, replica(t, "aaaabbbb", 1), replica(t, "aaaacccc", 1), {Peer: replicas.Peer{ID: "dddddddd", Host: "host-aaaabbbb"}, Engine: 1}}
-	for name, want := range map[string]string{
-		"*": "0000 aaaabbbb aaaacccc dddddddd", "host-aaaacccc": "aaaacccc", "aaaab": "aaaabbbb", "host-aaaabbbb": "aaaabbbb dddddddd",
-		"aaaa": "several replicas are called 'aaaa'", "aaa": "no replica is called 'aaa'", "": "no replica is called ''", "dddd": "dddddddd",
-	} {
-		its, err := chosen(answers, name)
-		var ids []string
-		for _, a := range its {
-			ids = append(ids, a.ID)
-		}
-		if got := strings.Join(ids, " "); err == nil && got != want || err != nil && !strings.HasPrefix(err.Error(), want) {
-			t.Errorf("%s is %s (%v), want %s", name, got, err, want)
-		}
-	}
-}
-
-// A small answer may unpack to one that takes all memory.
 func TestMadeUpAnswersAreBounded(t *testing.T) {
 	list := func(row string, n int) replicas.Answer {
 		return replicas.Answer{Shared: inLLM, Packed: replicas.Pack([]byte("[" + strings.Repeat(row+",", n-1) + row + "]"))}
@@ -144,11 +127,11 @@ func TestMadeUpAnswersAreBounded(t *testing.T) {
 		rows     int
 		included bool
 	}{
-		"a list":       {list(caller(""), MaxRows), MaxRows, true},
-		"many rows":    {list(caller(""), MaxRows+1), MaxRows, false},
+		"a list":       {list(caller(""), admin.MaxRows), admin.MaxRows, true},
+		"many rows":    {list(caller(""), admin.MaxRows+1), admin.MaxRows, false},
 		"empty rows":   {list("{}", 5<<20), 0, false},
-		"a long row":   {list(caller(`,"limits":[`+strings.Repeat("{},", MaxRow/3)+"{}]"), 1), 0, false},
-		"long rows":    {list(caller(`,"x":"`+strings.Repeat("x", MaxRow/2)+`"`), 200), 127, false},
+		"a long row":   {list(caller(`,"limits":[`+strings.Repeat("{},", admin.MaxRow/3)+"{}]"), 1), 0, false},
+		"long rows":    {list(caller(`,"x":"`+strings.Repeat("x", admin.MaxRow/2)+`"`), 200), 127, false},
 		"a long name":  {list(`{"pool":"llm","name":"`+strings.Repeat("x", maxWord+1)+`"}`, 1), 0, true},
 		"a long tier":  {list(caller(`,"tier":"`+strings.Repeat("x", maxWord+1)+`"`), 1), 0, true},
 		"many reasons": {list(caller(`,"last_hour":{"refused":`+string(many)+"}"), 1), 0, true},
@@ -162,15 +145,15 @@ func TestMadeUpAnswersAreBounded(t *testing.T) {
 		}
 	}
 	var answers []replicas.Answer
-	for i := range MaxSum/MaxRows + 2 {
+	for i := range admin.MaxSum/admin.MaxRows + 2 {
 		var rows []Caller
-		for j := range MaxRows {
+		for j := range admin.MaxRows {
 			rows = append(rows, Caller{Pool: "llm", Name: fmt.Sprint(i, "-", j)})
 		}
 		answers = append(answers, replica(t, fmt.Sprint(i), rows))
 	}
-	if n := len(callersOf(answers...).sum.rows); n != MaxSum {
-		t.Errorf("a sum has %d rows, want %d", n, MaxSum)
+	if n := len(callersOf(answers...).sum.rows); n != admin.MaxSum {
+		t.Errorf("a sum has %d rows, want %d", n, admin.MaxSum)
 	}
 }
 
@@ -193,7 +176,7 @@ func TestMaxRequestsCountsReplicasWithoutTheCaller(t *testing.T) {
 
 func TestNoQuestionHasAnotherForm(t *testing.T) {
 	for question, want := range map[string]bool{"callers": true, "callers 1": false, "callers ": false, "backends": true, "backends x": false, "?": false} {
-		if got := answerQuestion(t.Context(), question, inLLM) != nil; got != want {
+		if got := admin.AnswerQuestion(t.Context(), question, inLLM) != nil; got != want {
 			t.Errorf("%q is answered: %v", question, got)
 		}
 	}
@@ -226,7 +209,7 @@ func FuzzAnswers(f *testing.F) {
 		a, backends := backendsOf(answers...)
 		rows := backends.with([]Backend{{Pool: "llm", Name: "a", State: Available}}, a)
 		write(func(text []byte) error { return showBackends(&out, text) }, rows)
-		ShowWhose(&out, a.Connected, a.Replicas)
+		admin.ShowWhose(&out, a.Connected, a.Replicas)
 		none := func(string) bool { return false }
 		write(func(text []byte) error { return showCallers(&out, text) }, callersOf(answers...).With(time.Now(), none).Rows)
 		for _, r := range out.String() {

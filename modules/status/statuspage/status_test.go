@@ -13,15 +13,15 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
 // statusOf returns what the page shows of a pool in use, of which so much was
 // counted.
 func statusOf(name string, counts map[metrics.Key]metrics.Counts) poolStatus {
-	for _, p := range admin.Pools(time.Now(), counts) {
+	for _, p := range status.Pools(time.Now(), counts) {
 		if p.Name == name {
 			return poolStatusOf(p, counts, []metrics.Span{{Length: 10 * time.Second, Counts: counts}})
 		}
@@ -177,7 +177,7 @@ func TestProblemsOfOneKindAreOne(t *testing.T) {
 }
 
 func TestEachProblemLeadsToASectionThatExists(t *testing.T) {
-	page, err := os.ReadFile("../../docs/troubleshooting.md")
+	page, err := os.ReadFile("../../../docs/troubleshooting.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,10 +19,10 @@ import (
 	_ "github.com/caddyserver/caddy/v2/modules/metrics" // the directive metrics
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/modules/status"
 	"github.com/openai-lb/caddy-openai-lb/state/statetest"
 )
 
@@ -36,7 +36,7 @@ func usePool(t *testing.T, name string, members ...string) map[string]*pool.Memb
 		m.Priority = i + 1
 		byName[member], all = m, append(all, m)
 	}
-	e := &pools.Entry{Name: name, Pool: pool.New(all, admin.Recorder(name))}
+	e := &pools.Entry{Name: name, Pool: pool.New(all, status.Recorder(name))}
 	pools.Default.Add(e)
 	t.Cleanup(func() {
 		pools.Default.Remove(e)

@@ -11,9 +11,9 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/modules/status"
 	"github.com/openai-lb/caddy-openai-lb/state/statetest"
 )
 
@@ -89,7 +89,7 @@ func TestReplicasWithDifferentConfigurationsAreAProblemAfterFiveMinutes(t *testi
 		reload := configure("aaaaaaaaaaaa")
 		wants := func(problems int, texts ...string) {
 			t.Helper()
-			s := statusAt(time.Now(), admin.OtherCallers{})
+			s := statusAt(time.Now(), status.OtherCallers{})
 			for _, p := range s.Pools {
 				if want := map[string]int{"llm": problems}[p.Pool]; len(p.Problems) != want {
 					t.Errorf("the pool %s has the problems %+v, want %d", p.Pool, p.Problems, want)

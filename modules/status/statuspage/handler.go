@@ -17,10 +17,10 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
 func init() {
@@ -56,7 +56,7 @@ type Handler struct {
 	pause time.Duration
 	// others are the callers of other replicas, which are asked again at a time. While they are asked, asking is not nil; it is
 	// closed after the answers.
-	others   admin.OtherCallers
+	others   status.OtherCallers
 	askAgain time.Time
 	asking   chan struct{}
 }
@@ -190,7 +190,7 @@ func (h *Handler) askOthers(now time.Time) {
 		go func() {
 			ctx, cancel := context.WithTimeout(context.Background(), maxAsking)
 			defer cancel()
-			others := admin.AskAllCallers(ctx)
+			others := status.AskAllCallers(ctx)
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			h.others, h.askAgain, h.asking = others, time.Now().Add(askInterval+time.Duration(others.Number)*askPerCaller), nil

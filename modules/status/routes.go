@@ -1,4 +1,4 @@
-package admin
+package status
 
 import (
 	"net/http"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
@@ -43,18 +44,6 @@ func (API) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
-// Provision registers the metrics of the pools in use with the registry of a config that is being loaded: the admin API has
-// that registry before the config's own pools are set up, and keeps it if that fails.
-func (API) Provision(ctx caddy.Context) error {
-	if len(pools.Default.Entries()) == 0 {
-		return nil
-	}
-	if err := metrics.Register(ctx.GetMetricsRegistry()); err != nil || len(replicas.Statuses()) == 0 {
-		return err
-	}
-	return replicas.Register(ctx.GetMetricsRegistry())
-}
-
 // The paths of the routes. The orders are below backendsPath.
 const (
 	backendsPath = "/openai_lb/backends"
@@ -66,18 +55,18 @@ const (
 // Routes implements caddy.AdminRouter.
 func (a API) Routes() []caddy.AdminRoute {
 	return []caddy.AdminRoute{
-		Shows(backendsPath, a.list),
+		admin.Shows(backendsPath, a.list),
 		{Pattern: backendsPath + "/{name}/{order}", Handler: caddy.AdminHandlerFunc(a.order)},
-		Shows(callersPath, a.callers),
+		admin.Shows(callersPath, a.callers),
 		{Pattern: callersPath + "/{name}/{order}", Handler: caddy.AdminHandlerFunc(a.resetCaller)},
-		Shows(replicasPath, func(*http.Request) (any, error) { return replicas.Statuses(), nil }),
-		Shows(versionPath, func(*http.Request) (any, error) { return thisBuild(), nil }),
+		admin.Shows(replicasPath, func(*http.Request) (any, error) { return replicas.Statuses(), nil }),
+		admin.Shows(versionPath, func(*http.Request) (any, error) { return thisBuild(), nil }),
 	}
 }
 
 // list returns the backends.
 func (API) list(r *http.Request) (any, error) {
-	query, inPool, err := QueryOf(r, "pool", "replica")
+	query, inPool, err := admin.QueryOf(r, "pool", "replica")
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +78,7 @@ func (API) list(r *http.Request) (any, error) {
 
 // callers returns the callers of all pools that limit them.
 func (API) callers(r *http.Request) (any, error) {
-	query, inPool, err := QueryOf(r, "pool", "replica")
+	query, inPool, err := admin.QueryOf(r, "pool", "replica")
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +93,7 @@ func (API) callers(r *http.Request) (any, error) {
 func (API) resetCaller(w http.ResponseWriter, r *http.Request) error {
 	name := r.PathValue("name")
 	if what := r.PathValue("order"); what != "reset" {
-		return Refuse(http.StatusNotFound, "'%s' is not reset", what)
+		return admin.Refuse(http.StatusNotFound, "'%s' is not reset", what)
 	}
 	order, inPool, err := orderOf(w, r)
 	if err != nil {
@@ -117,23 +106,23 @@ func (API) resetCaller(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	if all == nil {
-		return Refuse(http.StatusNotFound, "no caller called '%s' has sent a request%s", name, InQuery(r, " to"))
+		return admin.Refuse(http.StatusNotFound, "no caller called '%s' has sent a request%s", name, admin.InQuery(r, " to"))
 	}
-	return WriteJSON(w, all)
+	return admin.WriteJSON(w, all)
 }
 
 // orderOf returns what an operator says with an order, and which pools it is for.
 func orderOf(w http.ResponseWriter, r *http.Request) (order pool.Order, inPool func(pool string) bool, err error) {
-	if err := AllowMethods(w, r, http.MethodPost); err != nil {
+	if err := admin.AllowMethods(w, r, http.MethodPost); err != nil {
 		return order, nil, err
 	}
-	query, inPool, err := QueryOf(r, "pool", "by", "reason")
+	query, inPool, err := admin.QueryOf(r, "pool", "by", "reason")
 	if err != nil {
 		return order, nil, err
 	}
 	order = pool.Order{Time: time.Now(), By: query.Get("by"), Reason: query.Get("reason")}
 	if err := order.Check(); err != nil {
-		return order, nil, Refuse(http.StatusBadRequest, "query parameter %v", err)
+		return order, nil, admin.Refuse(http.StatusBadRequest, "query parameter %v", err)
 	}
 	return order, inPool, nil
 }
@@ -153,7 +142,7 @@ func thisBuild() Build { return Build{metrics.Version(), metrics.Commit(), metri
 func (API) order(w http.ResponseWriter, r *http.Request) error {
 	execute, known := orders[r.PathValue("order")]
 	if !known {
-		return Refuse(http.StatusNotFound, "'%s' is not one of drain, resume, reset", r.PathValue("order"))
+		return admin.Refuse(http.StatusNotFound, "'%s' is not one of drain, resume, reset", r.PathValue("order"))
 	}
 	order, inPool, err := orderOf(w, r)
 	if err != nil {
@@ -170,14 +159,13 @@ func (API) order(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	if !found {
-		return Refuse(http.StatusNotFound, "no backend is called '%s'%s: there are %s", r.PathValue("name"), InQuery(r, " in"), Listed(names))
+		return admin.Refuse(http.StatusNotFound, "no backend is called '%s'%s: there are %s", r.PathValue("name"), admin.InQuery(r, " in"), admin.Listed(names))
 	}
-	return WriteJSON(w, slices.DeleteFunc(Backends(time.Now(), inPool), func(b Backend) bool { return b.Name != r.PathValue("name") }))
+	return admin.WriteJSON(w, slices.DeleteFunc(Backends(time.Now(), inPool), func(b Backend) bool { return b.Name != r.PathValue("name") }))
 }
 
 // Interface guards
 var (
 	_ caddy.Module      = API{}
 	_ caddy.AdminRouter = API{}
-	_ caddy.Provisioner = API{}
 )

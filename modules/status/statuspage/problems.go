@@ -5,11 +5,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
 // problem is why clients may not be served, or only by another backend.
@@ -102,7 +102,7 @@ func problemsOf(backends []backendStatus, models []modelStatus, secrets []keys.S
 				NeedsOperator: bench.NeedsOperator, Backend: b.Name, Class: bench.Class, Status: bench.Status, Cause: bench.Cause,
 				Since: &bench.Since, Until: &bench.Until, UntilReached: bench.UntilReached,
 			}
-			if bench.Scope == admin.ModelScope {
+			if bench.Scope == status.ModelScope {
 				p.Models = []string{bench.Model}
 			}
 			add(p)
@@ -123,7 +123,7 @@ var remedies = map[string]verdict.Remedy{
 	unavailable:           {Meaning: "no backend is available", Next: "Solve the problems of its backends."},
 	unhealthy:             {Meaning: "fails health checks", Next: "It is checked again at each health_interval. The log has the cause."},
 	noFirstByte:           {Meaning: "requests wait and get no byte", Next: "See which backends hang, and how their provider is. Add or resume others."},
-	admin.Slow:            {Meaning: "answers much later than usual", Next: "Requests go to others first. It ends with a reply in time."},
+	status.Slow:           {Meaning: "answers much later than usual", Next: "Requests go to others first. It ends with a reply in time."},
 	apierror.AllThrottled: {Meaning: "all backends throttle", Next: "Each has said when it accepts requests again. If that is usual, add capacity."},
 }
 
@@ -157,11 +157,11 @@ func (s poolStatus) waits() []problem {
 }
 
 // whyNone returns why no backend can serve the model. It is empty if one can.
-func whyNone(m admin.Model) (class string) {
+func whyNone(m status.Model) (class string) {
 	class = apierror.AllThrottled
 	for _, b := range m.Backends {
 		switch {
-		case b.Class == "" && b.Healthy && b.State != admin.Silent: // it may be drained, and is used nevertheless
+		case b.Class == "" && b.Healthy && b.State != status.Silent: // it may be drained, and is used nevertheless
 			return ""
 		case b.Class != string(verdict.Throttled):
 			class = unavailable
@@ -184,8 +184,8 @@ var runbooks = map[string]string{
 	unhealthy:                    "a-backend-gets-no-requests",
 	staleSecret:                  "a-new-key-is-not-accepted",
 	configDiffers:                "replicas-have-different-configurations",
-	admin.Silent:                 "a-backend-is-silent",
-	admin.Slow:                   "a-backend-is-silent",
+	status.Silent:                "a-backend-is-silent",
+	status.Slow:                  "a-backend-is-silent",
 	apierror.OwnerThrottled:      "429-the-account-that-stores--is-rate-limited",
 	apierror.AllThrottled:        "all-backends-throttle",
 	apierror.AllBusy:             "429-all-backends-are-busy",

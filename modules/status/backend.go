@@ -1,12 +1,13 @@
-// Package admin shows operators the backends of all pools, and executes their orders.
+// Package status shows operators the backends and callers of all pools, and executes their orders.
 //
-// [Pools] and [Backends] return the state of each backend, [Pool.Models] the state of
-// each model, and [Episodes] the recent benches, all in the same words. [API] adds them
-// to Caddy's admin API as JSON, with the orders. The command `caddy openai-lb` calls
-// this API. Its subcommands check and import are for a configuration that is not live:
-// check asks the backends of one, and import makes one. The status page, in package
+// [Pools] and [Backends] return the state of each backend, [Pool.Models] the state of each model, [Callers] what callers have
+// used, and [Episodes] the recent benches, all in the same words. [API] adds them to Caddy's admin API as JSON, with the
+// orders. The subcommands of `caddy openai-lb`, such as status and drain, call this API. The status page, in package
 // statuspage, is another view of the same state.
-package admin
+//
+// The module reads what the core knows, at the moment when somebody looks: [pools.Default] has the pools. Only the episodes
+// are recorded when they happen, by the seam EventsModule. With the option state, a view is the sum over all replicas.
+package status
 
 import (
 	"cmp"

@@ -7,8 +7,8 @@ import (
 	"math"
 	"slices"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
 // render returns the part of the page that changes.
@@ -90,11 +90,11 @@ const (
 
 // Condition returns the state of a backend in words.
 func (s poolStatus) Condition(b backendStatus) string {
-	if b.State != admin.Benched {
+	if b.State != status.Benched {
 		return b.State
 	}
 	for _, m := range s.Models {
-		usable := func(its admin.ModelBackend) bool { return its.Backend == b.Name && its.Usable() }
+		usable := func(its status.ModelBackend) bool { return its.Backend == b.Name && its.Usable() }
 		if m.Model.Model != "" && slices.ContainsFunc(m.Backends, usable) {
 			return benchedForModels
 		}
@@ -104,21 +104,21 @@ func (s poolStatus) Condition(b backendStatus) string {
 
 // NeedsOperator reports whether a bench of the backend needs an operator.
 func (b backendStatus) NeedsOperator() bool {
-	return slices.ContainsFunc(b.Benches, func(bench admin.Bench) bool { return bench.NeedsOperator })
+	return slices.ContainsFunc(b.Benches, func(bench status.Bench) bool { return bench.NeedsOperator })
 }
 
 // Summary returns the states of the backends as a sentence.
 func (s poolStatus) Summary() string {
 	in := make(map[string]int)
 	for _, b := range s.Backends {
-		if !b.Healthy && b.State != admin.Drained {
+		if !b.Healthy && b.State != status.Drained {
 			in[failing]++
 		} else {
 			in[s.Condition(b)]++
 		}
 	}
-	sentence := fmt.Sprintf("%d of %d backends available", in[admin.Available], len(s.Backends))
-	for _, state := range []string{admin.Benched, benchedForModels, admin.Silent, admin.Slow, admin.Probing, admin.Drained, failing} {
+	sentence := fmt.Sprintf("%d of %d backends available", in[status.Available], len(s.Backends))
+	for _, state := range []string{status.Benched, benchedForModels, status.Silent, status.Slow, status.Probing, status.Drained, failing} {
 		if in[state] > 0 {
 			sentence += fmt.Sprintf(", %d %s", in[state], state)
 		}
@@ -130,7 +130,7 @@ func (s poolStatus) Summary() string {
 const maxShown = 3
 
 // Shown returns the benches that are shown.
-func (b backendStatus) Shown() []admin.Bench { return b.Benches[:min(maxShown, len(b.Benches))] }
+func (b backendStatus) Shown() []status.Bench { return b.Benches[:min(maxShown, len(b.Benches))] }
 
 // Hidden returns how many benches are not shown.
 func (b backendStatus) Hidden() int { return len(b.Benches) - len(b.Shown()) }
@@ -191,23 +191,23 @@ func (m modelStatus) Condition() string {
 // State returns the state of the model as a whole: unhealthy if an operator has to act because
 // no backend can serve it, benched if one is away that is not drained, or available.
 func (m modelStatus) State() string {
-	notDrained := func(b admin.ModelBackend) bool { return b.State != admin.Drained }
+	notDrained := func(b status.ModelBackend) bool { return b.State != status.Drained }
 	switch {
 	case whyNone(m.Model) == unavailable:
 		return unhealthy
 	case slices.ContainsFunc(m.Away(), notDrained):
-		return admin.Benched
+		return status.Benched
 	}
-	return admin.Available
+	return status.Available
 }
 
 // Away returns the backends that are not usable for the model.
-func (m modelStatus) Away() []admin.ModelBackend {
-	return slices.DeleteFunc(slices.Clone(m.Backends), admin.ModelBackend.Usable)
+func (m modelStatus) Away() []status.ModelBackend {
+	return slices.DeleteFunc(slices.Clone(m.Backends), status.ModelBackend.Usable)
 }
 
 // why returns why a backend is not usable for a model.
-func why(b admin.ModelBackend) string {
+func why(b status.ModelBackend) string {
 	switch {
 	case !b.Healthy:
 		return failing

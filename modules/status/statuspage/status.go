@@ -12,6 +12,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
 // Status is everything that the page shows. As JSON, its fields have the same names as
@@ -47,17 +48,17 @@ type poolStatus struct {
 	// Classes are the classes of the answers other than served, the most frequent first.
 	Classes []classStatus `json:"classes"`
 	// Problems are sorted: problems that an operator has to solve come first.
-	Problems []problem       `json:"problems"`
-	Backends []backendStatus `json:"backends"`
-	Models   []modelStatus   `json:"models"`
-	Benches  []admin.Episode `json:"recent_benches"`
-	Spans    []spanStatus    `json:"spans"`
+	Problems []problem        `json:"problems"`
+	Backends []backendStatus  `json:"backends"`
+	Models   []modelStatus    `json:"models"`
+	Benches  []status.Episode `json:"recent_benches"`
+	Spans    []spanStatus     `json:"spans"`
 	// Callers are the busiest of the callers that a view shows, if the pool limits any, of so many that were Found, and
 	// MoreCallers is how many of those there are. callers are all.
-	Callers     []admin.Caller `json:"callers"`
-	MoreCallers int            `json:"more_callers"`
-	Found       int            `json:"-"`
-	callers     []admin.Caller
+	Callers     []status.Caller `json:"callers"`
+	MoreCallers int             `json:"more_callers"`
+	Found       int             `json:"-"`
+	callers     []status.Caller
 	// Unlimited are the callers that have keys, but no limits, although the pool limits others.
 	Unlimited []string `json:"callers_without_limits"`
 }
@@ -100,7 +101,7 @@ type classStatus struct {
 
 // backendStatus is what the page shows of a backend.
 type backendStatus struct {
-	admin.Backend
+	status.Backend
 	// RequestsRatio is its part of the pool's requests that were answered by a backend.
 	// It is nil if there were none.
 	RequestsRatio *float64  `json:"requests_ratio"`
@@ -112,7 +113,7 @@ type backendStatus struct {
 
 // modelStatus is what the page shows of a model.
 type modelStatus struct {
-	admin.Model
+	status.Model
 	Requests   int64            `json:"requests"`
 	Served     int64            `json:"served"`
 	Priorities []priorityStatus `json:"priorities"`
@@ -138,14 +139,14 @@ type spanStatus struct {
 const maxEpisodes = 10
 
 // statusAt returns what the page shows now. others are the callers of other replicas.
-func statusAt(now time.Time, others admin.OtherCallers) Status {
+func statusAt(now time.Time, others status.OtherCallers) Status {
 	spans := metrics.Recent.Spans()
 	counts, length := metrics.Sum(spans)
 	s := Status{
 		Version: metrics.Version(), CaddyVersion: metrics.CaddyVersion(), Time: now.UTC().Truncate(time.Millisecond),
 		WindowSeconds: length.Seconds(), Pools: []poolStatus{}, States: replicas.Statuses(),
 	}
-	for _, p := range admin.Pools(now, counts) {
+	for _, p := range status.Pools(now, counts) {
 		its := poolStatusOf(p, counts, spans)
 		its.Waiting = metrics.Of(p.Name).FirstBytes.At(now)
 		its.Problems = append(its.waits(), its.Problems...)
@@ -166,14 +167,14 @@ func statusAt(now time.Time, others admin.OtherCallers) Status {
 	return s
 }
 
-func poolStatusOf(p admin.Pool, counts map[metrics.Key]metrics.Counts, spans []metrics.Span) poolStatus {
+func poolStatusOf(p status.Pool, counts map[metrics.Key]metrics.Counts, spans []metrics.Span) poolStatus {
 	its := maps.Clone(counts)
 	maps.DeleteFunc(its, func(key metrics.Key, _ metrics.Counts) bool { return key.Pool != p.Name })
 	total := metrics.By(its, func(metrics.Key) string { return "" })[""]
 	s := poolStatus{
 		Pool: p.Name, Failovers: int64(total.Failovers), Tokens: int64(total.Tokens), FirstByte: quantilesOf(total.FirstByte),
 		Backends: backendStatuses(p, its), Models: modelStatuses(p, its),
-		Benches: append([]admin.Episode{}, admin.Episodes(p.Name, maxEpisodes)...),
+		Benches: append([]status.Episode{}, status.Episodes(p.Name, maxEpisodes)...),
 		Spans:   spanStatuses(p.Name, spans), Unlimited: append([]string{}, p.Unlimited...),
 	}
 	s.countClasses(its)
@@ -236,7 +237,7 @@ func ratio(part, whole int64) *float64 {
 	return new(float64(part) / float64(whole))
 }
 
-func backendStatuses(p admin.Pool, counts map[metrics.Key]metrics.Counts) []backendStatus {
+func backendStatuses(p status.Pool, counts map[metrics.Key]metrics.Counts) []backendStatus {
 	var answered int64
 	for _, b := range p.Backends {
 		answered += b.Requests
@@ -253,7 +254,7 @@ func backendStatuses(p admin.Pool, counts map[metrics.Key]metrics.Counts) []back
 	return backends
 }
 
-func modelStatuses(p admin.Pool, counts map[metrics.Key]metrics.Counts) []modelStatus {
+func modelStatuses(p status.Pool, counts map[metrics.Key]metrics.Counts) []modelStatus {
 	type key struct{ model, backend string }
 	requests, served := make(map[string]int64), make(map[key]int64)
 	for k, c := range counts {
@@ -276,7 +277,7 @@ func modelStatuses(p admin.Pool, counts map[metrics.Key]metrics.Counts) []modelS
 		s := modelStatus{Model: m, Requests: requests[m.Model], Priorities: []priorityStatus{}}
 		for _, b := range p.Backends { // by priority
 			n := served[key{m.Model, b.Name}]
-			serves := slices.ContainsFunc(m.Backends, func(its admin.ModelBackend) bool { return its.Backend == b.Name })
+			serves := slices.ContainsFunc(m.Backends, func(its status.ModelBackend) bool { return its.Backend == b.Name })
 			if n == 0 && !serves {
 				continue
 			}

@@ -1,4 +1,4 @@
-package admin
+package status
 
 import (
 	"encoding/json"
@@ -14,6 +14,7 @@ import (
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 )
 
@@ -73,18 +74,18 @@ func waitingFor(progress io.Writer) (idle func(inFlight int64) bool) {
 
 // follow asks all replicas about the backends of a name until these are idle, and in the wanted state at all replicas.
 // After a while it does not wait for replicas that are not heard of, or have not heard: they are missed.
-func (w *wanted) follow(address, name string, query url.Values, idle func(inFlight int64) bool) (all All[Backend], missed []string, err error) {
-	everyone := url.Values{"replica": {EveryReplica}}
+func (w *wanted) follow(address, name string, query url.Values, idle func(inFlight int64) bool) (all admin.All[Backend], missed []string, err error) {
+	everyone := url.Values{"replica": {admin.EveryReplica}}
 	if query.Has("pool") {
 		everyone.Set("pool", query.Get("pool"))
 	}
 	for until := time.Now().Add(hearing); ; time.Sleep(pollInterval) {
-		answer, err := Ask(address, http.MethodGet, backendsPath, everyone)
+		answer, err := admin.Ask(address, http.MethodGet, backendsPath, everyone)
 		if err != nil {
 			return all, nil, err
 		}
-		all = All[Backend]{} // or else its maps would keep what was true before
-		if err := Decode(answer, &all); err != nil {
+		all = admin.All[Backend]{} // or else its maps would keep what was true before
+		if err := admin.Decode(answer, &all); err != nil {
 			return all, nil, err
 		}
 		all.Rows = slices.DeleteFunc(all.Rows, func(b Backend) bool { return b.Name != name })
@@ -106,7 +107,7 @@ func (w *wanted) follow(address, name string, query url.Values, idle func(inFlig
 }
 
 // missed returns the replicas that have not answered, or have not heard of the order.
-func (w *wanted) missed(all All[Backend]) (missed []string) {
+func (w *wanted) missed(all admin.All[Backend]) (missed []string) {
 	for _, s := range all.Replicas {
 		name := s.Name()
 		switch {

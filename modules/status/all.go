@@ -1,4 +1,4 @@
-package admin
+package status
 
 import (
 	"cmp"
@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
@@ -19,16 +20,24 @@ const (
 	callersQuestion  = "callers"
 )
 
+// Any client of the store can make up answers: admin.AskAll bounds the rows, and these what is in one.
+const (
+	// maxWord is how long a name in a row is at most, and maxReasons how many things refuse requests.
+	maxWord, maxReasons = 256, 16
+	// maxBenches is how many benches and silences a backend has at most.
+	maxBenches = 4096
+)
+
 // askPatience is how long the other replicas have for an answer.
 const askPatience = time.Second
 
 func init() {
-	Answer(backendsQuestion, answers(Backends))
-	Answer(callersQuestion, answers(callersIn))
+	admin.Answer(backendsQuestion, answers(Backends))
+	admin.Answer(callersQuestion, answers(callersIn))
 }
 
-// answers returns an Answerer with the rows of the pools that replicas share.
-func answers[T any](rows func(now time.Time, inPool func(string) bool) []T) Answerer {
+// answers returns an admin.Answerer with the rows of the pools that replicas share.
+func answers[T any](rows func(now time.Time, inPool func(string) bool) []T) admin.Answerer {
 	return func(_ context.Context, rest string, shared replicas.Shared) (any, error) {
 		if rest != "" {
 			return nil, errors.New("expected nothing after the first word")
@@ -70,7 +79,7 @@ func (s *sum[T]) add(rows ...T) bool {
 			s.plus(&s.rows[i], &row)
 			continue
 		}
-		if len(s.rows) >= MaxSum {
+		if len(s.rows) >= admin.MaxSum {
 			return false
 		}
 		s.at[name] = len(s.rows)
@@ -85,9 +94,9 @@ func areWords(names ...string) bool {
 }
 
 // allBackends returns the backends of these pools, of all replicas or of one.
-func allBackends(ctx context.Context, replica string, inPool func(string) bool) (a All[Backend], err error) {
+func allBackends(ctx context.Context, replica string, inPool func(string) bool) (a admin.All[Backend], err error) {
 	others := newBackends()
-	r, err := AskAll(ctx, replica, backendsQuestion, askPatience, MaxRow, others.take(inPool))
+	r, err := admin.AskAll(ctx, replica, backendsQuestion, askPatience, admin.MaxRow, others.take(inPool))
 	if err != nil {
 		return a, err
 	}
@@ -95,7 +104,7 @@ func allBackends(ctx context.Context, replica string, inPool func(string) bool) 
 	if r.Self {
 		own = Backends(time.Now(), inPool)
 	}
-	return All[Backend]{r.Connected, r.Replicas, others.with(own, r)}, nil
+	return admin.All[Backend]{Connected: r.Connected, Replicas: r.Replicas, Rows: others.with(own, r)}, nil
 }
 
 // backendSum is a sum of backends.
@@ -117,10 +126,10 @@ func (s *backendSum) take(inPool func(string) bool) func(a replicas.Answer, b Ba
 }
 
 // with returns them together with those of this replica.
-func (s *backendSum) with(own []Backend, r Read) []Backend {
+func (s *backendSum) with(own []Backend, r admin.Read) []Backend {
 	all := newBackends()
 	for _, b := range own {
-		b.seenBy(AskedOf(r.Replicas))
+		b.seenBy(admin.AskedOf(r.Replicas))
 		all.add(b)
 	}
 	all.add(s.rows...)

@@ -1,4 +1,4 @@
-package admin
+package status
 
 import (
 	"cmp"
@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
@@ -17,59 +18,10 @@ import (
 )
 
 // Caller is what a caller of a pool has used, and may use.
-type Caller struct {
-	Pool string `json:"pool"`
-	Name string `json:"name"`
-	// Tier is the caller's own tier. It is empty if it has none.
-	Tier string `json:"tier"`
-
-	InFlight    int `json:"in_flight"`
-	MaxRequests int `json:"max_requests"`
-	// Limits are sorted: requests before tokens, and then by window.
-	Limits []CallerLimit `json:"limits"`
-	// Refused are the requests that a limit or MaxRequests has refused since the process started.
-	Refused uint64 `json:"refused"`
-	// LastHour is what it has done in the last hour. A caller is not told that: each replica counts for itself.
-	LastHour meter.LastHour `json:"last_hour,omitzero"`
-	// TokensToday and TokensMonth are the tokens of this day and month, requests in flight included.
-	TokensToday int64 `json:"tokens_today"`
-	TokensMonth int64 `json:"tokens_month"`
-	// Replicas is how many replicas share the limits without hearing each other, or 0.
-	Replicas int `json:"replicas_apart"`
-
-	// own reports whether this process knows it: what is used is then that of all replicas.
-	own bool
-}
-
-// OwnUse is the use that a caller sees of itself.
-type OwnUse struct {
-	Caller
-	// Models are those that it has used, as the first recorder of usage says.
-	Models any `json:"models"`
-}
+type Caller = callers.Report
 
 // CallerLimit is one limit of a caller.
-type CallerLimit struct {
-	// Kind is requests or tokens, and Window second, minute, hour, day or month.
-	Kind   string `json:"kind"`
-	Window string `json:"window"`
-	// Limit is how much this replica may use: all of the limit, or its share.
-	Limit int64 `json:"limit"`
-	Used  int64 `json:"used"`
-	Left  int64 `json:"left"`
-	// Then is the tier of requests over the limit. It is empty if they are refused.
-	Then string `json:"then"`
-	// Refused and Demoted are the requests that this limit has refused or given another tier.
-	Refused uint64 `json:"refused"`
-	Demoted uint64 `json:"demoted"`
-	// Ends is when the window ends.
-	Ends time.Time `json:"ends"`
-	// Resets is when nothing is used any more, if nothing else is, or nil.
-	Resets *time.Time `json:"resets"`
-}
-
-// UsedRatio returns which part of the limit is used.
-func (l CallerLimit) UsedRatio() float64 { return float64(l.Used) / float64(max(1, l.Limit)) }
+type CallerLimit = callers.LimitReport
 
 // Callers returns the callers of a pool, the busiest first: those of which a limit is used most and, among
 // equals, those with the most tokens today. It is empty if the pool does not limit callers.
@@ -80,7 +32,7 @@ func Callers(now time.Time, pool string) (all []Caller) {
 	}
 	for _, c := range meters.All() {
 		s := c.Snapshot(now)
-		of := CallerOf(now, pool, s)
+		of := callers.ReportOf(now, pool, s)
 		if of.LastHour = s.Hour; s.Hour.Refused == nil {
 			of.LastHour.Refused = map[string]uint64{} // in JSON, none is an empty object
 		}
@@ -91,7 +43,7 @@ func Callers(now time.Time, pool string) (all []Caller) {
 }
 
 func busier(a, b Caller) int {
-	return cmp.Or(cmp.Compare(b.busy(), a.busy()), cmp.Compare(b.TokensToday, a.TokensToday))
+	return cmp.Or(cmp.Compare(busy(b), busy(a)), cmp.Compare(b.TokensToday, a.TokensToday))
 }
 
 // OtherCallers are the callers of other replicas, added up.
@@ -99,25 +51,25 @@ type OtherCallers struct {
 	// Number is how many rows they had, and Asked when they were asked.
 	Number int
 	Asked  time.Time
-	read   Read
+	read   admin.Read
 	sum    sum[Caller]
 }
 
 // AskAllCallers asks all other replicas for their callers.
 func AskAllCallers(ctx context.Context) OtherCallers {
-	o, _ := askCallers(ctx, EveryReplica, func(string) bool { return true }) // there is no name that could be wrong
+	o, _ := askCallers(ctx, admin.EveryReplica, func(string) bool { return true }) // there is no name that could be wrong
 	return o
 }
 
 // askCallers asks the replicas with this name for the callers of these pools.
 func askCallers(ctx context.Context, replica string, inPool func(string) bool) (o OtherCallers, err error) {
 	o = OtherCallers{Asked: time.Now(), sum: newCallers()}
-	o.read, err = AskAll(ctx, replica, callersQuestion, askPatience, MaxRow, o.take(inPool))
+	o.read, err = admin.AskAll(ctx, replica, callersQuestion, askPatience, admin.MaxRow, o.take(inPool))
 	return o, err
 }
 
 func newCallers() sum[Caller] {
-	return sum[Caller]{name: func(c *Caller) named { return named{c.Pool, c.Name} }, plus: (*Caller).add}
+	return sum[Caller]{name: func(c *Caller) named { return named{c.Pool, c.Name} }, plus: addCaller}
 }
 
 // take returns what adds those in these pools that another replica answers with.
@@ -139,7 +91,7 @@ func (o *OtherCallers) take(inPool func(string) bool) func(a replicas.Answer, c 
 }
 
 // With returns them together with those of this process in these pools, the busiest first.
-func (o OtherCallers) With(now time.Time, inPool func(string) bool) All[Caller] {
+func (o OtherCallers) With(now time.Time, inPool func(string) bool) admin.All[Caller] {
 	all := newCallers()
 	if o.read.Self || o.read.Replicas == nil {
 		all.add(callersIn(now, inPool)...)
@@ -150,11 +102,11 @@ func (o OtherCallers) With(now time.Time, inPool func(string) bool) All[Caller] 
 		row.MaxRequests *= o.read.Times(row.Pool) // each replica allows so many
 	}
 	slices.SortStableFunc(all.rows, busier)
-	return All[Caller]{o.read.Connected, o.read.Replicas, all.rows}
+	return admin.All[Caller]{Connected: o.read.Connected, Replicas: o.read.Replicas, Rows: all.rows}
 }
 
-// add adds what another replica says of the caller. It knows what was used at all of them, perhaps a little later.
-func (c *Caller) add(other *Caller) {
+// addCaller adds what another replica says of a caller. It knows what was used at all of them, perhaps a little later.
+func addCaller(c, other *Caller) {
 	c.InFlight, c.Refused = c.InFlight+other.InFlight, c.Refused+other.Refused
 	c.LastHour.Add(other.LastHour)
 	c.TokensToday, c.TokensMonth = max(c.TokensToday, other.TokensToday), max(c.TokensMonth, other.TokensMonth)
@@ -166,31 +118,14 @@ func (c *Caller) add(other *Caller) {
 		}
 		l := &c.Limits[i]
 		l.Refused, l.Demoted = l.Refused+o.Refused, l.Demoted+o.Demoted
-		if !c.own && o.Used > l.Used {
+		if !c.Own && o.Used > l.Used {
 			l.Used, l.Left, l.Ends, l.Resets = o.Used, o.Left, o.Ends, o.Resets
 		}
 	}
 }
 
-// CallerOf returns what a caller of a pool has used.
-func CallerOf(now time.Time, pool string, s meter.Snapshot) Caller {
-	c := Caller{
-		Pool: pool, Name: s.Name, Tier: s.Tier, InFlight: s.InFlight, MaxRequests: s.MaxRequests, Limits: []CallerLimit{},
-		Refused: s.Busy, TokensToday: s.Today, TokensMonth: s.Month, Replicas: s.Replicas, own: true,
-	}
-	for _, u := range s.Limits {
-		c.Refused += u.Refused
-		l := CallerLimit{u.Limit.Kind.String(), u.Limit.Unit.String(), u.Allowed, u.Used, u.Left(), u.Limit.Then, u.Refused, u.Demoted, moment(u.Ends), nil}
-		if u.Reset > 0 {
-			l.Resets = new(moment(now.Add(u.Reset)))
-		}
-		c.Limits = append(c.Limits, l)
-	}
-	return c
-}
-
 // busy returns which part is used of the limit of which the most is used.
-func (c Caller) busy() (most float64) {
+func busy(c Caller) (most float64) {
 	for _, l := range c.Limits {
 		most = max(most, l.UsedRatio())
 	}
@@ -200,7 +135,7 @@ func (c Caller) busy() (most float64) {
 // showCallers prints callers as a table, with a line for each limit.
 func showCallers(to io.Writer, answer []byte) error {
 	var all []Caller
-	if err := Decode(answer, &all); err != nil {
+	if err := admin.Decode(answer, &all); err != nil {
 		return err
 	}
 	table := cli.NewTable(to, "POOL", "CALLER", "TIER", "LIMIT", "USED", "IN FLIGHT", "REFUSED", "TODAY", "MONTH")

@@ -1,4 +1,4 @@
-package admin
+package status
 
 import (
 	"slices"
@@ -6,7 +6,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
+
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // Episode is a series of benches of a backend for the same reason, each soon after
@@ -49,6 +52,22 @@ var episodes struct {
 	sync.Mutex
 	all []Episode
 }
+
+func init() { caddy.RegisterModule(Recorders{}) }
+
+// Recorders records the episodes of all pools.
+type Recorders struct{}
+
+// CaddyModule returns the Caddy module information.
+func (Recorders) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  seam.EventsNamespace + ".status",
+		New: func() caddy.Module { return new(Recorders) },
+	}
+}
+
+// Listener implements seam.EventsModule.
+func (Recorders) Listener(name string) pool.Listener { return Recorder(name) }
 
 // Recorder records the episodes of the pool of this name.
 type Recorder string

@@ -1,0 +1,82 @@
+package callers
+
+import (
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+)
+
+// Report is what a caller of a pool has used, and may use.
+type Report struct {
+	Pool string `json:"pool"`
+	Name string `json:"name"`
+	// Tier is the caller's own tier. It is empty if it has none.
+	Tier string `json:"tier"`
+
+	InFlight    int `json:"in_flight"`
+	MaxRequests int `json:"max_requests"`
+	// Limits are sorted: requests before tokens, and then by window.
+	Limits []LimitReport `json:"limits"`
+	// Refused are the requests that a limit or MaxRequests has refused since the process started.
+	Refused uint64 `json:"refused"`
+	// LastHour is what it has done in the last hour. A caller is not told that: each replica counts for itself.
+	LastHour meter.LastHour `json:"last_hour,omitzero"`
+	// TokensToday and TokensMonth are the tokens of this day and month, requests in flight included.
+	TokensToday int64 `json:"tokens_today"`
+	TokensMonth int64 `json:"tokens_month"`
+	// Replicas is how many replicas share the limits without hearing each other, or 0.
+	Replicas int `json:"replicas_apart"`
+
+	// Own reports whether this process knows it: what is used is then that of all replicas.
+	Own bool `json:"-"`
+}
+
+// OwnUse is the use that a caller sees of itself.
+type OwnUse struct {
+	Report
+	// Models are those that it has used, as the first recorder of usage says.
+	Models any `json:"models"`
+}
+
+// LimitReport is one limit of a caller.
+type LimitReport struct {
+	// Kind is requests or tokens, and Window second, minute, hour, day or month.
+	Kind   string `json:"kind"`
+	Window string `json:"window"`
+	// Limit is how much this replica may use: all of the limit, or its share.
+	Limit int64 `json:"limit"`
+	Used  int64 `json:"used"`
+	Left  int64 `json:"left"`
+	// Then is the tier of requests over the limit. It is empty if they are refused.
+	Then string `json:"then"`
+	// Refused and Demoted are the requests that this limit has refused or given another tier.
+	Refused uint64 `json:"refused"`
+	Demoted uint64 `json:"demoted"`
+	// Ends is when the window ends.
+	Ends time.Time `json:"ends"`
+	// Resets is when nothing is used any more, if nothing else is, or nil.
+	Resets *time.Time `json:"resets"`
+}
+
+// UsedRatio returns which part of the limit is used.
+func (l LimitReport) UsedRatio() float64 { return float64(l.Used) / float64(max(1, l.Limit)) }
+
+// ReportOf returns what a caller of a pool has used.
+func ReportOf(now time.Time, pool string, s meter.Snapshot) Report {
+	c := Report{
+		Pool: pool, Name: s.Name, Tier: s.Tier, InFlight: s.InFlight, MaxRequests: s.MaxRequests, Limits: []LimitReport{},
+		Refused: s.Busy, TokensToday: s.Today, TokensMonth: s.Month, Replicas: s.Replicas, Own: true,
+	}
+	for _, u := range s.Limits {
+		c.Refused += u.Refused
+		l := LimitReport{u.Limit.Kind.String(), u.Limit.Unit.String(), u.Allowed, u.Used, u.Left(), u.Limit.Then, u.Refused, u.Demoted, moment(u.Ends), nil}
+		if u.Reset > 0 {
+			l.Resets = new(moment(now.Add(u.Reset)))
+		}
+		c.Limits = append(c.Limits, l)
+	}
+	return c
+}
+
+// moment returns a time as reports show it.
+func moment(t time.Time) time.Time { return t.UTC().Truncate(time.Millisecond) }

@@ -1,0 +1,31 @@
+package seam
+
+import (
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+)
+
+// EventsNamespace is the namespace of Caddy modules that implement EventsModule.
+const EventsNamespace = "http.openai_lb.event_listeners"
+
+// EventsModule listens to the events of each pool, such as that a backend is benched,
+// or an operator drains it. They are few: none of them occurs for each request.
+type EventsModule interface {
+	caddy.Module
+	// Listener returns the listener for a pool of this name. It is used until the
+	// config that has the pool is no longer in use.
+	Listener(name string) pool.Listener
+}
+
+// Listeners returns the listeners for a pool, one of each module.
+func Listeners(ctx caddy.Context, name string) (all []pool.Listener, err error) {
+	for _, info := range caddy.GetModules(EventsNamespace) {
+		module, err := ctx.LoadModuleByID(string(info.ID), nil)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, module.(EventsModule).Listener(name))
+	}
+	return all, nil
+}
