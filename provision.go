@@ -245,6 +245,11 @@ func (h *Handler) newReader(ctx caddy.Context, policy reverseproxy.Selector) (*r
 
 // publish shows the pool, which is complete now, to operators and to other replicas.
 func (h *Handler) publish(config string) {
+	h.balancer.Records = nil
+	for _, r := range h.balancer.usage {
+		h.balancer.Records = append(h.balancer.Records, r.Records()...)
+	}
+	h.balancer.Records = append(h.balancer.Records, h.callers.Record(), h.reader.affinity.Record())
 	pools.Default.Add(&h.balancer.Entry)
 	for _, t := range h.balancer.targets {
 		t.startFresh(h.link, h.trail)

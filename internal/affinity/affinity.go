@@ -90,6 +90,14 @@ func (a *Affinity) Among(accounts []string) *Affinity {
 // IsStrict reports whether a caller reaches only the objects that it made.
 func (a *Affinity) IsStrict() bool { return a.strict }
 
+// Record returns when the ids were saved. It is nil if Caddy's storage does not have them.
+func (a *Affinity) Record() *pools.Record {
+	if a == nil || a.storage == nil {
+		return nil
+	}
+	return &a.owners.saver.Record
+}
+
 // Close releases what New acquired.
 func (a *Affinity) Close() error {
 	if a == nil {

@@ -48,7 +48,7 @@ type savedPlace struct {
 
 func newSavedOwners(pool string) *savedOwners {
 	o := &savedOwners{guessed: bounded{most: maxGuessed}, secrets: bounded{most: maxSecrets}, memory: owners.NewMemory(maxIDs), key: "openai_lb/ids_" + url.PathEscape(pool)}
-	o.saver = pools.NewSaver(o.load, o.store)
+	o.saver = pools.NewSaver("stored_objects", o.load, o.store)
 	return o
 }
 

@@ -110,6 +110,14 @@ func (c *Callers) Close() error {
 	return err
 }
 
+// Record returns when the use of limits was saved. It is nil if there are none.
+func (c *Callers) Record() *pools.Record {
+	if c == nil {
+		return nil
+	}
+	return &c.kept.saver.Record
+}
+
 // MetersOf returns the meters of a pool in use, or nil if it does not limit callers.
 func MetersOf(pool string) *meter.Callers {
 	if k := keptOf(pool); k != nil {

@@ -45,7 +45,7 @@ const unwritten = time.Hour
 
 func newKept(pool string) *kept {
 	k := &kept{folder: "openai_lb/use/" + url.PathEscape(pool)}
-	k.meters, k.saver = meter.NewCallers(k.crossed), pools.NewSaver(k.load, k.store)
+	k.meters, k.saver = meter.NewCallers(k.crossed), pools.NewSaver("limits", k.load, k.store)
 	k.meters.OnReset(func(caller string) {
 		if logger := k.logger.Load(); logger != nil {
 			logger.Named("audit").Info("caller reset", zap.String("pool", pool), zap.String("caller", caller), zap.Bool("elsewhere", true))

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"io/fs"
+	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/certmagic"
@@ -17,6 +19,8 @@ func init() { caddy.RegisterModule(new(memory)) }
 type memory struct {
 	mu    sync.Mutex
 	files map[string][]byte
+	// full are words of keys that cannot be stored.
+	full []string
 }
 
 // inMemory is the one of all worlds.
@@ -37,10 +41,27 @@ func (m *memory) clear() {
 	clear(m.files)
 }
 
+// FillStorage lets nothing be stored under keys with this word, such as the name of a pool, as if the disk were full. The
+// returned function ends that.
+func FillStorage(word string) (free func()) {
+	m := &inMemory
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.full = append(m.full, word)
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.full = slices.DeleteFunc(m.full, func(w string) bool { return w == word })
+	}
+}
+
 // Store implements certmagic.Storage.
 func (m *memory) Store(_ context.Context, key string, value []byte) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if slices.ContainsFunc(m.full, func(word string) bool { return strings.Contains(key, word) }) {
+		return &fs.PathError{Op: "write", Path: key, Err: syscall.ENOSPC}
+	}
 	if m.files == nil {
 		m.files = make(map[string][]byte)
 	}

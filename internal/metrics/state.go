@@ -43,12 +43,14 @@ var (
 		"The part that is left of a backend's limit, by its newest reply and what was sent since.", "pool", "backend", "deployment", "type")
 	utilizationDesc = desc("deployment_utilization_ratio",
 		"What a provisioned Azure deployment last said of its utilization, 0 to 1 and above.", "pool", "backend", "deployment")
-	staleDesc = desc("secret_stale", "Whether a secret in a file could not be reloaded, so that an older one is in use: 1 or 0.", "pool", "secret")
+	writtenDesc   = desc("record_written_timestamp_seconds", "When the bill, its journal, the use of limits or the owners of stored objects were last written.", "pool", "record")
+	unwrittenDesc = desc("record_unwritten_seconds", "How long the oldest change of the bill, its journal, the use of limits or the owners of stored objects waits to be written.", "pool", "record")
+	staleDesc     = desc("secret_stale", "Whether a secret in a file could not be reloaded, so that an older one is in use: 1 or 0.", "pool", "secret")
 )
 
 // Describe implements prometheus.Collector.
 func (state) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, reasonsDesc, silentDesc, slowDesc, usualDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, quotaDesc, utilizationDesc, limitUsedDesc, estimateDesc, forgottenDesc, staleDesc, waitingFirstDesc, oldestFirstDesc, overdueFirstDesc, soundDesc} {
+	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, reasonsDesc, silentDesc, slowDesc, usualDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, quotaDesc, utilizationDesc, limitUsedDesc, estimateDesc, forgottenDesc, staleDesc, writtenDesc, unwrittenDesc, waitingFirstDesc, oldestFirstDesc, overdueFirstDesc, soundDesc} {
 		descs <- d
 	}
 }
@@ -75,8 +77,23 @@ func (state) Collect(metrics chan<- prometheus.Metric) {
 		for _, secret := range entry.Secrets.Secrets() {
 			metrics <- prometheus.MustNewConstMetric(staleDesc, prometheus.GaugeValue, bit(!secret.StaleSince.IsZero()), p.name, clean(secret.Name))
 		}
+		collectRecords(p.name, entry.States(), now, metrics)
 	}
 	callers.collect(metrics)
+}
+
+// collectRecords collects when what a pool keeps on disk was written.
+func collectRecords(name string, records []pools.State, now time.Time, metrics chan<- prometheus.Metric) {
+	for _, r := range records {
+		waits := 0.0
+		if !r.Waits.IsZero() {
+			waits = now.Sub(r.Waits).Seconds()
+		}
+		metrics <- prometheus.MustNewConstMetric(unwrittenDesc, prometheus.GaugeValue, waits, name, r.Name)
+		if !r.Written.IsZero() {
+			metrics <- prometheus.MustNewConstMetric(writtenDesc, prometheus.GaugeValue, float64(r.Written.Unix()), name, r.Name)
+		}
+	}
 }
 
 func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus.Metric) {

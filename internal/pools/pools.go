@@ -37,6 +37,18 @@ type Entry struct {
 	Unlimited func() []string
 	// Secrets are those of its config that come from files, or nil.
 	Secrets *keys.Reloader
+	// Records are what it keeps on disk. Some may be nil.
+	Records []*Record
+}
+
+// States returns the states of its records.
+func (e *Entry) States() (states []State) {
+	for _, r := range e.Records {
+		if r != nil {
+			states = append(states, r.State())
+		}
+	}
+	return states
 }
 
 // Set is a set of pools in use. The zero Set is empty.

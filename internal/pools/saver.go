@@ -27,6 +27,8 @@ type Saver struct {
 	load, save func(context.Context, certmagic.Storage) error
 	read       atomic.Bool
 	to         atomic.Pointer[place] // nil: nothing is saved
+	// Record is when it was saved.
+	Record Record
 
 	mu sync.Mutex // guards the use of the storage
 	// failing is what the log says that cannot be done, by task.
@@ -61,9 +63,10 @@ func (e *StorageError) Error() string { return e.What + " " + e.Key + ": " + e.E
 // Unwrap returns the cause.
 func (e *StorageError) Unwrap() error { return e.Err }
 
-// NewSaver returns a Saver that saves nowhere until it is configured. save fails with a StorageError.
-func NewSaver(load, save func(context.Context, certmagic.Storage) error) *Saver {
-	return &Saver{load: load, save: save, failing: make(map[string]string), done: make(chan struct{})}
+// NewSaver returns a Saver that saves nowhere until it is configured, and has a Record of this name. save fails with a
+// StorageError.
+func NewSaver(record string, load, save func(context.Context, certmagic.Storage) error) *Saver {
+	return &Saver{Record: Record{Name: record}, load: load, save: save, failing: make(map[string]string), done: make(chan struct{})}
 }
 
 // Configure sets the storage of a new config, or none.
@@ -121,7 +124,11 @@ func WaitFor(done <-chan struct{}, patience time.Duration) {
 
 // Changed records a change, and has it saved soon.
 func (s *Saver) Changed() {
-	if s.to.Load() == nil || s.dirty.Load() || s.dirty.Swap(true) || s.closed.Load() {
+	if s.to.Load() == nil || s.dirty.Load() {
+		return
+	}
+	s.Record.Change() // before it can be saved
+	if s.dirty.Swap(true) || s.closed.Load() {
 		return
 	}
 	s.timer.Store(time.AfterFunc(SaveInterval, s.Save))
@@ -131,13 +138,19 @@ func (s *Saver) Changed() {
 func (s *Saver) Save() {
 	if !s.Saves() {
 		s.dirty.Store(false) // another config may have a storage again, and the next change is saved then
+		s.Record.Drop()
 	}
 	if !s.dirty.Load() {
 		return
 	}
 	saved := s.Use(Saving, func(ctx context.Context, storage certmagic.Storage) error {
 		s.dirty.Store(false)
-		return s.save(ctx, storage)
+		s.Record.Begin()
+		err := s.save(ctx, storage)
+		if err == nil {
+			s.Record.End()
+		}
+		return err
 	})
 	if !saved {
 		s.Changed()

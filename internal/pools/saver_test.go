@@ -17,7 +17,7 @@ func TestAStorageThatHangsDelaysTheEndOfAllPoolsOnce(t *testing.T) {
 		var hangs, saved atomic.Int64
 		var all []*Saver
 		for range 20 {
-			s := NewSaver(nil, func(context.Context, certmagic.Storage) error { // a hanging file system ignores the context
+			s := NewSaver("bill", nil, func(context.Context, certmagic.Storage) error { // a hanging file system ignores the context
 				time.Sleep(time.Duration(hangs.Load()))
 				saved.Add(1)
 				return nil
@@ -50,7 +50,7 @@ func TestAStorageThatAnswersAgainIsWaitedForAtTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var saved atomic.Int64
 		hang := 35 * time.Second
-		s := NewSaver(nil, func(context.Context, certmagic.Storage) error {
+		s := NewSaver("bill", nil, func(context.Context, certmagic.Storage) error {
 			time.Sleep(hang)
 			saved.Add(1)
 			return nil

@@ -13,6 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 )
 
@@ -40,6 +41,9 @@ type UsageModule interface {
 type UsageRecorder interface {
 	// Start is called when the config is in use. Nothing is recorded before.
 	Start()
+	// Records returns what is known of each file that the recorder writes, so
+	// that operators see when writing fails.
+	Records() []*pools.Record
 	// Record records a request.
 	Record(Usage)
 	// Awaits reports whether a response was recorded with an estimate, and not

@@ -46,6 +46,9 @@ var (
 // twice, or after a later version of the page was saved, changes nothing. A process keeps its files locked until it ends.
 type journal struct {
 	to atomic.Pointer[journalPlace] // nil: there is no journal
+	// record is when it was written. After a failure, changes wait in it until a write succeeds, and not only until the
+	// ledger is saved: a journal that cannot be written protects nothing that comes.
+	record pools.Record
 
 	mu sync.Mutex // guards what follows. A disk may hang, so neither a request nor the storage waits for it
 	// id and count are in the names of files, which are in their order.
@@ -109,7 +112,13 @@ func (l *Ledger) note() {
 	if len(pages) == 0 {
 		return
 	}
-	if to == nil || j.failed {
+	if to == nil {
+		j.hole = true
+		return
+	}
+	j.record.Change()
+	j.record.Begin()
+	if j.failed {
 		j.hole = true
 		return
 	}
@@ -125,6 +134,25 @@ func (l *Ledger) note() {
 		return
 	}
 	j.warned = false
+	j.record.End()
+}
+
+// proves reports whether the journal can be written, as far as that is known. After a failure, it tries again, with an
+// empty line. It is called when the ledger is saved.
+func (j *journal) proves() bool {
+	to := j.to.Load()
+	if to == nil || !j.mu.TryLock() {
+		return true
+	}
+	defer j.mu.Unlock()
+	if !j.warned || j.record.State().Waits.IsZero() {
+		return true
+	}
+	if j.write(to.folder, nil) != nil {
+		return false
+	}
+	j.record.End()
+	return true
 }
 
 // changed returns the changed rows of each page, or all of those that are not saved. They are not marked any more.

@@ -162,7 +162,8 @@ func Open(pool string, storage certmagic.Storage, logger *zap.Logger) *Config {
 
 func newLedger(pool string) *Ledger {
 	l := &Ledger{pool: pool, days: make(map[int64]*day)}
-	l.saver = pools.NewSaver(nil, l.save)
+	l.journal.record.Name = "journal"
+	l.saver = pools.NewSaver("bill", nil, l.save)
 	return l
 }
 
@@ -186,6 +187,14 @@ func (c *Config) Close() error {
 	pools.SaveLast(c.saver.Save)
 	_, err := inUse.Delete(c.pool)
 	return err
+}
+
+// Records returns when the ledger and its journal were written.
+func (l *Ledger) Records() []*pools.Record {
+	if !canLock {
+		return []*pools.Record{&l.saver.Record}
+	}
+	return []*pools.Record{&l.saver.Record, &l.journal.record}
 }
 
 // Destruct implements caddy.Destructor. What could not be saved is tried again: it is part of a bill.

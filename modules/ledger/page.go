@@ -77,6 +77,11 @@ func (l *Ledger) save(ctx context.Context, storage certmagic.Storage) error {
 		l.saved(p)
 	}
 	l.journal.removeSoon(journals)
+	go func() { // the storage does not wait for a disk that hangs
+		if !l.journal.proves() {
+			l.saver.Changed() // so it is tried again
+		}
+	}()
 	if to := l.journal.to.Load(); to != nil && l.adopted.Load() != to {
 		go l.adopt()
 	}

@@ -188,13 +188,15 @@ type Pool struct {
 	// Unlimited are the callers that have keys, but no limits, although others have some.
 	Unlimited []string
 	Secrets   []keys.Secret
+	// Records are the states of what it keeps on disk.
+	Records []pools.State
 }
 
 // Pools returns the pools in use, with these counts of their backends.
 func Pools(now time.Time, counts map[metrics.Key]metrics.Counts) (all []Pool) {
 	counts = metrics.By(counts, metrics.Key.OfBackend)
 	for _, entry := range pools.Default.Entries() {
-		p := Pool{Name: entry.Name, Secrets: entry.Secrets.Secrets()}
+		p := Pool{Name: entry.Name, Secrets: entry.Secrets.Secrets(), Records: entry.States()}
 		if entry.Unlimited != nil {
 			p.Unlimited = entry.Unlimited()
 		}

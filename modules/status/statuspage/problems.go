@@ -8,6 +8,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
@@ -47,6 +48,8 @@ const (
 	noFirstByte = "no_first_byte"
 	// staleSecret: a secret could not be reloaded from its file. The cause is its name.
 	staleSecret = "stale_secret"
+	// notWritten: changes wait to be written to a disk. The cause is what they are of.
+	notWritten = "not_written"
 	// configDiffers: other replicas have other configurations. The cause is their hosts.
 	configDiffers = "config_differs"
 )
@@ -139,6 +142,8 @@ func remedyOf(p problem) verdict.Remedy {
 	switch p.Class {
 	case staleSecret:
 		return verdict.Remedy{Meaning: "could not reload " + p.Cause, Next: "Mend the file. The log says what is wrong with it."}
+	case notWritten:
+		return verdict.Remedy{Meaning: "not saved: " + recordNames[p.Cause], Next: "Free or mend the disk or the storage that the log names. A restart now loses it."}
 	case configDiffers:
 		return verdict.Remedy{Meaning: "configured differently: " + cut(p.Cause), Next: "Load the same configuration at each replica."}
 	}
@@ -146,6 +151,19 @@ func remedyOf(p problem) verdict.Remedy {
 		return its
 	}
 	return verdict.RemedyOf(verdict.Class(p.Class), p.Cause)
+}
+
+// recordNames are what pools keep on disk, in words, by the names of the records.
+var recordNames = map[string]string{"bill": "the bill", "journal": "the journal of the bill", "limits": "the use of limits", "stored_objects": "who owns stored objects"}
+
+// unwritten returns the problems that what a pool keeps is not on disk.
+func unwritten(records []pools.State, now time.Time) (problems []problem) {
+	for _, r := range records {
+		if r.Unwritten(now) {
+			problems = append(problems, problem{NeedsOperator: true, Class: notWritten, Cause: r.Name, Models: []string{}, Since: &r.Waits}.explained())
+		}
+	}
+	return problems
 }
 
 // waits returns the problem that several requests have waited for too long, if they have. One alone may be slow by itself.
@@ -183,6 +201,7 @@ var runbooks = map[string]string{
 	noFirstByte:                  "requests-wait-and-get-no-byte",
 	unhealthy:                    "a-backend-gets-no-requests",
 	staleSecret:                  "a-new-key-is-not-accepted",
+	notWritten:                   "the-disk-is-full",
 	configDiffers:                "replicas-have-different-configurations",
 	status.Silent:                "a-backend-is-silent",
 	status.Slow:                  "a-backend-is-silent",

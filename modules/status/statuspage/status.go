@@ -147,7 +147,7 @@ func statusAt(now time.Time, others status.OtherCallers) Status {
 		WindowSeconds: length.Seconds(), Pools: []poolStatus{}, States: replicas.Statuses(),
 	}
 	for _, p := range status.Pools(now, counts) {
-		its := poolStatusOf(p, counts, spans)
+		its := poolStatusOf(now, p, counts, spans)
 		its.Waiting = metrics.Of(p.Name).FirstBytes.At(now)
 		its.Problems = append(its.waits(), its.Problems...)
 		its.Problems = append(differencesOf(s, p.Name), its.Problems...)
@@ -167,7 +167,7 @@ func statusAt(now time.Time, others status.OtherCallers) Status {
 	return s
 }
 
-func poolStatusOf(p status.Pool, counts map[metrics.Key]metrics.Counts, spans []metrics.Span) poolStatus {
+func poolStatusOf(now time.Time, p status.Pool, counts map[metrics.Key]metrics.Counts, spans []metrics.Span) poolStatus {
 	its := maps.Clone(counts)
 	maps.DeleteFunc(its, func(key metrics.Key, _ metrics.Counts) bool { return key.Pool != p.Name })
 	total := metrics.By(its, func(metrics.Key) string { return "" })[""]
@@ -180,6 +180,7 @@ func poolStatusOf(p status.Pool, counts map[metrics.Key]metrics.Counts, spans []
 	s.countClasses(its)
 	s.countSpillover()
 	s.Problems = problemsOf(s.Backends, s.Models, p.Secrets)
+	s.Problems = append(unwritten(p.Records, now), s.Problems...)
 	return s
 }
 

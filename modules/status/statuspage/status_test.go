@@ -23,7 +23,7 @@ import (
 func statusOf(name string, counts map[metrics.Key]metrics.Counts) poolStatus {
 	for _, p := range status.Pools(time.Now(), counts) {
 		if p.Name == name {
-			return poolStatusOf(p, counts, []metrics.Span{{Length: 10 * time.Second, Counts: counts}})
+			return poolStatusOf(time.Now(), p, counts, []metrics.Span{{Length: 10 * time.Second, Counts: counts}})
 		}
 	}
 	return poolStatus{}

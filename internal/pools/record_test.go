@@ -1,0 +1,61 @@
+package pools
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddyserver/certmagic"
+	"go.uber.org/zap"
+)
+
+// TestARecordShowsAStorageThatFails checks also that neither changes nor their absence show a storage that works as failing.
+func TestARecordShowsAStorageThatFails(t *testing.T) {
+	path := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		var failure error
+		s := NewSaver("bill", nil, func(context.Context, certmagic.Storage) error { return failure })
+		defer s.Close()
+		s.Configure(&certmagic.FileStorage{Path: path}, zap.NewNop())
+		for _, fails := range []bool{false, true, false} {
+			failure = nil
+			if fails {
+				failure = &StorageError{What: "could not save", Err: errors.New("no space left on device")}
+			}
+			for range 10 {
+				s.Changed()
+				time.Sleep(SaveInterval)
+			}
+			if its := s.Record.State(); its.Unwritten(time.Now()) != fails {
+				t.Errorf("with changes, its state is %+v: a storage that fails, %t", its, fails)
+			}
+			time.Sleep(time.Hour)
+			if its := s.Record.State(); its.Unwritten(time.Now()) != fails || its.Waits.IsZero() == fails || its.Written.IsZero() {
+				t.Errorf("without changes, its state is %+v: a storage that fails, %t", its, fails)
+			}
+		}
+	})
+}
+
+// TestARecordShowsAStorageThatHangs has no second save, which would wait for the first one.
+func TestARecordShowsAStorageThatHangs(t *testing.T) {
+	path := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		s := NewSaver("bill", nil, func(context.Context, certmagic.Storage) error {
+			time.Sleep(time.Hour)
+			return nil
+		})
+		s.Configure(&certmagic.FileStorage{Path: path}, zap.NewNop())
+		s.Changed()
+		time.Sleep(SaveInterval + UnwrittenAfter)
+		if its := s.Record.State(); !its.Unwritten(time.Now()) {
+			t.Errorf("its state is %+v", its)
+		}
+		time.Sleep(time.Hour)
+		if its := s.Record.State(); !its.Waits.IsZero() {
+			t.Errorf("once it has saved, its state is %+v", its)
+		}
+	})
+}
