@@ -2,6 +2,7 @@ package openailb
 
 import (
 	"cmp"
+	"fmt"
 	"net/http"
 	"strings"
 
@@ -15,14 +16,50 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
 func init() {
-	httpcaddyfile.RegisterHandlerDirective("openai_lb", parseCaddyfile)
+	httpcaddyfile.RegisterDirective("openai_lb", parseRoute)
 	httpcaddyfile.RegisterDirectiveOrder("openai_lb", httpcaddyfile.Before, "reverse_proxy")
+}
+
+// parseRoute reads the directive with its matcher. One that leaves out all requests is refused.
+func parseRoute(helper httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error) {
+	if !helper.Next() {
+		return nil, helper.ArgErr()
+	}
+	if path := helper.Dispenser.RemainingArgs(); len(path) > 0 {
+		if err := checkMatcher(path[0]); err != nil {
+			return nil, helper.WrapErr(err)
+		}
+	}
+	helper.Reset()
+	helper.Next()
+	matchers, err := helper.ExtractMatcherSet()
+	if err != nil {
+		return nil, err
+	}
+	h, err := parseCaddyfile(helper)
+	if err != nil {
+		return nil, err
+	}
+	return helper.NewRoute(matchers, h), nil
+}
+
+// checkMatcher returns an error if a path matcher matches only the beginning of an API's paths, and no operation.
+func checkMatcher(path string) error {
+	if !strings.HasPrefix(path, "/") || strings.Contains(path, "*") {
+		return nil
+	}
+	switch operation := openaiapi.ParsePath(path).Operation; strings.TrimSuffix(operation, "/") {
+	case "", "/openai", "/openai/deployments":
+		return fmt.Errorf("openai_lb %s matches this path alone, and no request of the API: expected %s/*", path, strings.TrimSuffix(path, "/"))
+	}
+	return nil
 }
 
 func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {

@@ -57,6 +57,13 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"an engine that is not built in", "backend http://a\nstate redis", []string{"Caddyfile:4", "state 'redis' is not in this build: add it with xcaddy build --with github.com/openai-lb/caddy-openai-lb/redis"}},
 		{"an identity that is not built in", "backend http://a {\nauth azure_identity\n}", []string{"Caddyfile:4", "azure_identity is not in this build", "caddy-openai-lb/azure"}},
 		{"an unknown scheme", "backend http://a {\nauth basic\n}", []string{"Caddyfile:4", "'basic'", "api_key, bearer, passthrough, none"}},
+		{"a scheme in capitals", "backend http://a {\nauth Bearer\n}", []string{"Caddyfile:4", "auth 'Bearer' is not one of", "expected 'bearer'"}},
+		{"a scheme with a hyphen", "backend http://a {\nauth api-key\n}", []string{"Caddyfile:4", "expected 'api_key'"}},
+		{"a key without braces", "backend http://a {\napi_key env.EAST_KEY\n}", []string{"Caddyfile:4", "api_key: it looks like a placeholder without its braces"}},
+		{"a client key without braces", "backend http://a\nclient_key alice env.ALICE_KEY", []string{"Caddyfile:4", "without its braces"}},
+		{"a placeholder for two keys", "backend http://a\nclient_key alice {env.KEY}\nclient_key bob {env.KEY}", []string{"Caddyfile:5", "it is also the key of \"alice\""}},
+		{"several models in one", "backend http://a {\nmodel gpt-5.5,gpt-5.6\n}", []string{"Caddyfile:4", "model 'gpt-5.5,gpt-5.6' must not contain a comma"}},
+		{"a Foundry project", "backend https://a.services.ai.azure.com/api/projects/x/", []string{"Caddyfile:3", "expected /openai/v1 after it"}},
 		{"a scheme and more", "backend http://a {\nauth none really\n}", []string{"Caddyfile:4", "auth none does not take another argument"}},
 		{"a backend without a URL", "backend", []string{"Caddyfile:3", "backend requires an argument"}},
 		{"a backend with two URLs", "backend http://a http://b", []string{"Caddyfile:3", "'http://b'"}},
@@ -411,5 +418,17 @@ func BenchmarkModelLists(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+func TestAMatcherThatMatchesNoRequestIsRefused(t *testing.T) {
+	for matcher, want := range map[string]string{
+		"/v1": "expected /v1/*", "/v1/": "expected /v1/*", "/openai": "expected /openai/*", "/openai/v1": "expected /openai/v1/*", "/": "expected /*",
+		"/v1*": "", "/v1/*": "", "*": "", "/v1/chat/completions": "", "/generate": "", "": "",
+	} {
+		_, err := lbtest.Adapt(":8080\nopenai_lb " + matcher + " {\nbackend http://a\n}")
+		if (want == "") != (err == nil) || err != nil && !(strings.Contains(err.Error(), "Caddyfile:2") && strings.Contains(err.Error(), want)) {
+			t.Errorf("the matcher %q: %v, want %q", matcher, err, want)
+		}
 	}
 }

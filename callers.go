@@ -62,9 +62,10 @@ func (h *Handler) newClientKeys(ctx caddy.Context) (*keys.Clients, error) {
 }
 
 // warnOfSites warns of sites where anyone can use the keys of the backends, or where no request reaches the handler.
-func (h *Handler) warnOfSites(ctx caddy.Context) error {
+func (h *Handler) warnOfSites(ctx caddy.Context) (err error) {
 	spends := h.clientKeys == nil && slices.ContainsFunc(h.Backends, (*backend.Backend).HasCredential)
-	return observe.WarnOfSites(ctx, h, spends, h.logger, h.Pool)
+	h.warnAtEnd, err = observe.WarnOfSites(ctx, h, spends, h.logger, h.Pool)
+	return err
 }
 
 // newCallers sets up the limits of callers. It returns nil if there are none.

@@ -9,12 +9,21 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// warnings runs Caddy with a site of these directives, and returns the warnings of openai_lb.
-func warnings(t *testing.T, directives string) (lines []string) {
+// run has Caddy run a config, and validate as `caddy validate` does.
+func run(t *testing.T, config string) { lbtest.Run(t, config) }
+
+func validate(t *testing.T, config string) {
+	if err := lbtest.ValidateCaddyfile(t, config); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// warnings loads a site of these directives, and returns the warnings of openai_lb.
+func warnings(t *testing.T, load func(*testing.T, string), directives string) (lines []string) {
 	t.Helper()
 	port := lbtest.FreePort(t)
 	file := t.TempDir() + "/log"
-	lbtest.Run(t, fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\nlog {\noutput file %s\n}\n}\nhttp://localhost:%d {\n%s\n}", file, port, directives))
+	load(t, fmt.Sprintf("{\nadmin off\ndefault_bind 127.0.0.1\nlog {\noutput file %s\n}\n}\nhttp://localhost:%d {\n%s\n}", file, port, directives))
 	text, err := os.ReadFile(file)
 	if err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)
@@ -40,15 +49,18 @@ func TestMistakesThatLoadAreWarnings(t *testing.T) {
 		"a backend twice":                    {"openai_lb {\nbackend http://a {\nname x\napi_key sk-of-a\n}\nbackend http://a/ {\nname y\npriority 2\napi_key sk-of-a\n}\n}", "backend 'y' is 'x' once more"},
 		"a backend with two keys":            {"openai_lb {\nbackend http://a {\napi_key sk-of-a\n}\nbackend http://a {\napi_key sk-of-b\n}\n}", ""},
 		"two deployments of a backend":       {"openai_lb {\nbackend http://a {\nmodel x one\n}\nbackend http://a {\nmodel x two\n}\n}", ""},
+		"two blocks":                         {"openai_lb {\npool one\nbackend http://a\n}\nopenai_lb {\npool two\nbackend http://b\n}", `"handlers":["openai_lb"]`},
 		"an answer to everything":            {"respond hello\nopenai_lb {\nbackend http://a\n}", `"handlers":["static_response"]`},
 		"a status page for everything":       {"openai_lb_status\nhandle /v1/* {\nopenai_lb {\nbackend http://a\n}\n}\nrespond /x hello", ""},
 		"a status page in front":             {"route {\nopenai_lb_status\nopenai_lb {\nbackend http://a\n}\n}", `"handlers":["openai_lb_status"]`},
 		"an answer to a path":                {"respond /healthz hello\nopenai_lb_status /status\nforward_auth localhost:1 {\nuri /x\n}\nopenai_lb {\nbackend http://a\n}", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := warnings(t, c.directives)
-			if (c.want == "") != (len(got) == 0) || !strings.Contains(strings.Join(got, ""), c.want) {
-				t.Errorf("the log has %q, want %q", got, c.want)
+			for as, load := range map[string]func(*testing.T, string){"run": run, "validate": validate} {
+				got := warnings(t, load, c.directives)
+				if (c.want == "") != (len(got) == 0) || !strings.Contains(strings.Join(got, ""), c.want) {
+					t.Errorf("with caddy %s, the log has %q, want %q", as, got, c.want)
+				}
 			}
 		})
 	}

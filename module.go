@@ -190,6 +190,7 @@ type Handler struct {
 
 	logger     *zap.Logger
 	trail      *observe.Trail
+	warnAtEnd  func()         // warns of the sites of a config that has not started
 	keyFiles   keys.Reloader  // reads keys again that come from files
 	clientKeys *keys.Clients  // nil if callers need no key
 	link       *replicas.Link // nil without state

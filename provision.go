@@ -291,6 +291,9 @@ func (h *Handler) provisionFromEnv() error {
 // Cleanup releases what Provision acquired. It also runs after a Provision that
 // failed halfway.
 func (h *Handler) Cleanup() error {
+	if h.warnAtEnd != nil {
+		h.warnAtEnd()
+	}
 	h.keyFiles.Close()
 	errs := []error{h.link.Close()}
 	if h.balancer != nil {

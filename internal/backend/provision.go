@@ -261,6 +261,11 @@ func (m Model) check() error {
 	if strings.Contains(m.Name, "*") {
 		return fmt.Errorf("model '%s' must not contain *: leave out model to serve any model", m.Name)
 	}
+	for _, name := range []string{m.Name, m.Deployment} {
+		if strings.Contains(name, ",") {
+			return fmt.Errorf("model '%s' must not contain a comma: expected one model of each line", name)
+		}
+	}
 	return nil
 }
 

@@ -47,7 +47,11 @@ func CheckScheme(scheme string) error {
 	case scheme == SchemeAzureIdentity:
 		return errors.New("auth azure_identity is not in this build: add it with xcaddy build --with github.com/openai-lb/caddy-openai-lb/azure")
 	}
-	if strings.Trim(scheme, "abcdefghijklmnopqrstuvwxyz_") != "" {
+	known := strings.ReplaceAll(strings.ToLower(scheme), "-", "_")
+	switch {
+	case slices.Contains(schemes, known):
+		return fmt.Errorf("auth '%s' is not one of %s: expected '%s'", scheme, strings.Join(schemes, ", "), known)
+	case strings.Trim(scheme, "abcdefghijklmnopqrstuvwxyz_") != "":
 		scheme = "…" // it may be a key
 	}
 	return fmt.Errorf("auth '%s' is not one of %s", scheme, strings.Join(schemes, ", "))

@@ -300,7 +300,11 @@ func (k ClientKey) where() string {
 }
 
 // WrittenKeys are keys as they are written in a config. The zero WrittenKeys has none.
-type WrittenKeys struct{ names map[blinded]string }
+type WrittenKeys struct {
+	names map[blinded]string
+	// placeholders are the names of keys with placeholders, by their text.
+	placeholders map[string]string
+}
 
 // Add returns what is wrong with a key and its name as they are written, next to the keys that were added before.
 func (w *WrittenKeys) Add(k ClientKey) error {
@@ -312,8 +316,11 @@ func (w *WrittenKeys) Add(k ClientKey) error {
 	if !isWhole {
 		found.key = rand.Text() // it is not known yet
 	}
-	if found.check(); found.wrong != "" || !isWhole {
+	switch found.check(); {
+	case found.wrong != "":
 		return found.err()
+	case !isWhole:
+		return w.addPlaceholder(k)
 	}
 	if other, again := w.names[found.digest]; again && other != k.Name {
 		return fmt.Errorf("%s: it is also the key of %q", k.where(), other)
@@ -322,6 +329,18 @@ func (w *WrittenKeys) Add(k ClientKey) error {
 		w.names = make(map[blinded]string)
 	}
 	w.names[found.digest] = k.Name
+	return nil
+}
+
+// addPlaceholder returns an error if another name has the same placeholder, and so the same key.
+func (w *WrittenKeys) addPlaceholder(k ClientKey) error {
+	if other, again := w.placeholders[k.Key]; again && other != k.Name {
+		return fmt.Errorf("%s: it is also the key of %q", k.where(), other)
+	}
+	if w.placeholders == nil {
+		w.placeholders = make(map[string]string)
+	}
+	w.placeholders[k.Key] = k.Name
 	return nil
 }
 

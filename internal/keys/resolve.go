@@ -21,8 +21,11 @@ const longest = 8 << 10
 
 // Resolve replaces the placeholders of a key, and trims it.
 func Resolve(raw string) (string, error) {
-	if strings.Count(raw, "{") != strings.Count(raw, "}") {
+	switch {
+	case strings.Count(raw, "{") != strings.Count(raw, "}"):
 		return "", errUnpaired
+	case withoutBraces.MatchString(raw):
+		return "", errNoBraces
 	}
 	resolved, err := caddy.NewReplacer().ReplaceOrErr(raw, true, true)
 	if err != nil {
@@ -42,6 +45,7 @@ func Resolve(raw string) (string, error) {
 
 var (
 	errUnpaired = errors.New("it has an unpaired brace: expected {env.X} or {file./path}")
+	errNoBraces = errors.New("it looks like a placeholder without its braces: expected {env.X} or {file./path}")
 	errNeither  = errors.New("it has a placeholder that is neither {env.X} nor {file./path}")
 )
 
@@ -59,6 +63,9 @@ func CheckWritten(raw string) error {
 	}
 	return nil
 }
+
+// withoutBraces matches a placeholder whose braces were forgotten.
+var withoutBraces = regexp.MustCompile(`^\$?(env\.\w+|file\./?\w[\w./-]*)$`)
 
 // shellVariable matches what a shell would replace, and Caddy does not.
 var shellVariable = regexp.MustCompile(`^\$\w+$`)

@@ -43,6 +43,9 @@ func TestAKeyThatCannotBeReadIsRefusedWithoutTheKey(t *testing.T) {
 		"s3cret s3cret":                "must not contain white space or control characters",
 		"{env.OPENAI_LB_TEST_UNSET":    "unpaired brace",
 		"s3cret}":                      "unpaired brace",
+		"env.s3cret":                   "without its braces: expected {env.X}",
+		"$env.s3cret":                  "without its braces: expected {env.X}",
+		"file./run/secrets/s3cret":     "without its braces: expected {env.X}",
 		"{s3cret}":                     "neither {env.X} nor {file./path}",
 		"{http.request.header.s3cret}": "neither {env.X} nor {file./path}",
 	} {

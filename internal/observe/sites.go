@@ -1,6 +1,8 @@
 package observe
 
 import (
+	"sync"
+
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
@@ -10,9 +12,11 @@ import (
 
 // WarnOfSites logs a warning if anyone can use the keys of a handler's backends, which spends reports whether callers without
 // a key may do, and one if no request reaches the handler, because another one in front answers all. Which routes lead to it is known
-// once the config is loaded.
-func WarnOfSites(ctx caddy.Context, h caddyhttp.MiddlewareHandler, spends bool, log *zap.Logger, pool string) error {
-	return On(ctx, Started, func() {
+// once the config is loaded: when it starts, or, as `caddy validate`
+// starts nothing, at the end of the handler, which calls atEnd.
+func WarnOfSites(ctx caddy.Context, h caddyhttp.MiddlewareHandler, spends bool, log *zap.Logger, pool string) (atEnd func(), err error) {
+	var once sync.Once
+	warn := func() {
 		app, err := ctx.AppIfConfigured("http")
 		if err != nil {
 			return
@@ -26,5 +30,7 @@ func WarnOfSites(ctx caddy.Context, h caddyhttp.MiddlewareHandler, spends bool, 
 		if names != nil {
 			log.Warn("no request reaches this openai_lb: a handler in front of it answers every one", zap.Strings("handlers", names), zap.String("pool", pool))
 		}
-	})
+	}
+	warnOnce := func() { once.Do(warn) }
+	return warnOnce, On(ctx, Started, warnOnce)
 }

@@ -59,6 +59,8 @@ func ParseBaseURL(rawURL string) (*url.URL, error) {
 		return nil, fmt.Errorf("url %s must not contain /openai/deployments/: the client or the option deployment adds it", shown)
 	case endsInOperation(u.EscapedPath()):
 		return nil, fmt.Errorf("url %s must not contain an operation: expected a base URL, such as https://api.openai.com/v1", shown)
+	case isProject(u.EscapedPath()):
+		return nil, fmt.Errorf("url %s is that of a Foundry project: expected /openai/v1 after it", shown)
 	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
 		return nil, fmt.Errorf("url %s must not contain a query or a fragment", shown)
 	}
@@ -94,6 +96,12 @@ var looksLikeHost = regexp.MustCompile(`^(localhost|[a-z][a-z0-9-]*(\.[a-z][a-z0
 
 // shortestKey is the length from which a text may be a key.
 const shortestKey = 16
+
+// isProject reports whether a path is that of a Foundry project, which serves no operation there.
+func isProject(path string) bool {
+	_, ok := cutProject(strings.TrimSuffix(path, "/") + "/openai/v1")
+	return ok
+}
 
 // endsInOperation reports whether a path ends in an operation of a model, such as /chat/completions.
 func endsInOperation(path string) bool {

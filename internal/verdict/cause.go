@@ -61,6 +61,7 @@ func isCertificate(err error) bool {
 // in its DialError, which has no Unwrap. The first match counts.
 var causeTexts = []struct{ part, word string }{
 	{"x509: ", "certificate"},
+	{": lookup ", "dns"}, // before those that may be in the name of the host
 	{"i/o timeout", "timeout"},
 	{"deadline exceeded", "timeout"},
 	{"no route to host", "unroutable"},

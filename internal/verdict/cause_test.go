@@ -15,6 +15,20 @@ import (
 	"time"
 )
 
+// TestAHostNameIsNoCause has errors as Caddy's DialError wraps them, which has no Unwrap.
+func TestAHostNameIsNoCause(t *testing.T) {
+	for text, want := range map[string]string{
+		"dial tcp: lookup east.invalid on 127.0.0.53:53: no such host":       "dns",
+		"dial tcp: lookup east.invalid on 127.0.0.53:53: server misbehaving": "dns",
+		"dial tcp4: lookup east.invalid: i/o timeout":                        "dns",
+		"dial tcp 127.0.0.1:443: connect: connection refused":                "refused",
+	} {
+		if got := CauseOf(errors.New(text)); got != want {
+			t.Errorf("%q is %s, want %s", text, got, want)
+		}
+	}
+}
+
 // TestAWordForWhatTheNetworkDoes meets real errors, as net/http wraps them.
 func TestAWordForWhatTheNetworkDoes(t *testing.T) {
 	secured := httptest.NewTLSServer(http.NotFoundHandler())
