@@ -85,6 +85,7 @@ func init() {
 // `{http.openai_lb.caller}` | The name of the caller, by its client key or token
 // `{http.openai_lb.tier}` | The number of the request's tier, counted from 1 in order of importance. It is empty if there is none
 // `{http.openai_lb.limit}` | The limit of the caller that refused the request, like tokens/minute. It is empty if none did
+// `{http.openai_lb.limit_allowed}`, `{http.openai_lb.limit_used}`, `{http.openai_lb.limit_requested}` | How much of that limit may be used, how much was used, and how much the request needs, as in its error
 // `{http.openai_lb.pool}` | The name of the pool
 // `{http.openai_lb.waited}` | The seconds that the request has waited because of the option wait. It is empty if it did not wait
 // `{http.openai_lb.time_to_first_byte}` | The seconds from the request's arrival to the first byte of the reply's body

@@ -194,7 +194,8 @@ func (b *balancer) summary(t *transaction) *observe.Summary {
 	q, found, o := &t.request, &t.search, &t.outcome
 	s := &observe.Summary{
 		Pool: b.Name, Caller: q.caller.Name, Model: pool.ModelKey(q.Model), FirstByte: o.timeToFirstByte(q), Tokens: o.tokens,
-		Tier: t.bill.Tier(), Limit: o.answer.Limit, TierServed: o.serviceTier, Waited: t.wait.duration,
+		Tier: t.bill.Tier(), TierServed: o.serviceTier, Waited: t.wait.duration,
+		Limit: o.answer.Limit, LimitAllowed: o.answer.Allowed, LimitUsed: o.answer.Used, LimitRequested: o.answer.Requested,
 		Affinity: t.placement.Why(found.board.Affinity), AffinityResult: t.placement.CameTo(found.board.Affinity),
 	}
 	if o.aborted {

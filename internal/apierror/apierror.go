@@ -338,8 +338,10 @@ type Answer struct {
 	*http.Response
 	// Class is that of the answer. If empty, it is that of the last attempt.
 	Class string
-	// Limit is the limit of the caller that refused the request, such as tokens/minute, or empty.
-	Limit string
+	// Limit is the limit of the caller that refused the request, such as tokens/minute, or empty. Of it, Allowed is how much
+	// may be used, Used how much was, and Requested how much the request needs: the numbers in the error.
+	Limit                    string
+	Allowed, Used, Requested int64
 }
 
 // Answer returns the error as an answer to req.

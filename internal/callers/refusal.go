@@ -35,6 +35,7 @@ func (c *Callers) Refuse(r *http.Request, now time.Time, name string, refusal *m
 	answer, wait := c.reason(now, name, refusal).Answer(r), named(refusal)
 	kind, window := refusal.Names()
 	answer.Limit = strings.TrimSuffix(kind+"/"+window, "/")
+	answer.Allowed, answer.Used, answer.Requested = refusal.Allowed, refusal.Used, refusal.Requested
 	if refusal.Reason == meter.TooLarge || refusal.Reason == meter.OverQuota || wait > longestWait {
 		answer.Header["X-Should-Retry"] = []string{"false"}
 	} else {

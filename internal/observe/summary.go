@@ -19,8 +19,10 @@ type Summary struct {
 	Backend string
 	// Class is the class of the answer.
 	Class string
-	// Limit is the limit of the caller that refused the request, or empty.
-	Limit string
+	// Limit is the limit of the caller that refused the request, or empty. LimitAllowed is how much of it may be used,
+	// LimitUsed how much was, and LimitRequested how much the request needs.
+	Limit                                   string
+	LimitAllowed, LimitUsed, LimitRequested int64
 	// Affinity is why the backend was chosen, and AffinityResult whether that
 	// was where the request belongs: hit, move or miss.
 	Affinity, AffinityResult string
@@ -53,9 +55,11 @@ type Tried struct{ Backend, Class string }
 const PlaceholderPrefix = "http.openai_lb."
 
 // fields are all values by their names, in the order of the log. One that is not known has no type.
-func (s *Summary) fields() [21]zap.Field {
+func (s *Summary) fields() [24]zap.Field {
 	return [...]zap.Field{
 		text("pool", s.Pool), text("model", s.Model), text("backend", s.Backend), text("class", s.Class), text("limit", s.Limit),
+		known(s.Limit != "", zap.Int64("limit_allowed", s.LimitAllowed)), known(s.Limit != "", zap.Int64("limit_used", s.LimitUsed)),
+		known(s.Limit != "", zap.Int64("limit_requested", s.LimitRequested)),
 		text(affinityField, s.Affinity), text("affinity_result", s.AffinityResult),
 		text("tier_requested", s.TierRequested), text("tier_served", s.TierServed), known(s.Tier > 0, zap.Int("tier", s.Tier)),
 		zap.Int("attempts", len(s.Attempts)), text("classes", s.classes()),

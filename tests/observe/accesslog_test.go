@@ -1,12 +1,16 @@
 package observe
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
@@ -68,6 +72,60 @@ func TestTheAccessLogSaysWhatBecameOfARequest(t *testing.T) {
 				t.Errorf("of a request without a key it says %s", got)
 			}
 		})
+	}
+}
+
+// TestOneLineAnswersWhyACallerGotA429 runs the line of docs/callers.md, and compares what it shows with the errors.
+func TestOneLineAnswersWhyACallerGotA429(t *testing.T) {
+	_, server := lbtest.Listen(t, "a")
+	file := filepath.Join(t.TempDir(), "access.log")
+	address := lbtest.ServeAt(t, fmt.Sprintf(`
+		log {
+			output file %s
+		}
+		openai_lb {
+			pool %s
+			backend %s
+			client_key team-41 client-key-of-team-41
+			client_key team-42 client-key-of-team-42
+			caller team-41 {
+				requests 3/hour
+				tokens 20/day
+			}
+		}`, file, lbtest.Unique("why"), server.URL))
+	ask := func(team, body string, status int) string {
+		reply := lbtest.Post(lbtest.NewClient(t), "http://"+address+"/v1/embeddings", body, "Api-Key", "client-key-of-"+team)
+		reply.WantStatus(t, status)
+		return reply.Body
+	}
+	ask("team-42", `{}`, 200)
+	for range 2 {
+		ask("team-41", `{"input":"a"}`, 200)
+	}
+	day := ask("team-41", `{"input":"`+strings.Repeat("sixty ", 10)+`"}`, 429)
+	numbers := regexp.MustCompile(`has used (\d+) of (\d+) tokens per day, and this request needs (\d+)`).FindStringSubmatch(day)
+	ask("team-41", `{"input":"a"}`, 200)
+	hour := ask("team-41", `{"input":"a"}`, 429)
+	other := regexp.MustCompile(`Limit (\d+), Used (\d+), Requested (\d+)`).FindStringSubmatch(hour)
+	if numbers == nil || other == nil {
+		t.Fatalf("the errors have no numbers: %s, %s", day, hour)
+	}
+	line := regexp.MustCompile("(?m)^jq -r '(.+)' /var/log/caddy/llm.log").FindSubmatch(lbtest.ReadFile(t, "../../docs/callers.md"))
+	if line == nil {
+		t.Fatal("the page has no jq line")
+	}
+	jq, err := exec.LookPath("jq")
+	if err != nil {
+		t.Skip(err)
+	}
+	var shown []byte
+	lbtest.WaitFor(t, func() bool {
+		shown, err = exec.CommandContext(t.Context(), jq, "-r", string(line[1]), file).Output()
+		return err != nil || bytes.Count(shown, []byte("\n")) == 2
+	})
+	want := fmt.Sprintf("caller_limited\ttokens/day\t%s\t%s\t%s\n.*Z\tcaller_limited\trequests/hour\t%s\t%s\t%s\n$", numbers[2], numbers[1], numbers[3], other[1], other[2], other[3])
+	if now := time.Now().UTC().Format("2006-01-02T15:"); err != nil || !regexp.MustCompile("^"+now+".*Z\t"+want).Match(shown) {
+		t.Errorf("the line shows %q (%v), want %q", shown, err, want)
 	}
 }
 
