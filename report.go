@@ -195,8 +195,10 @@ func (b *balancer) summary(t *transaction) *observe.Summary {
 	s := &observe.Summary{
 		Pool: b.Name, Caller: q.caller.Name, Model: pool.ModelKey(q.Model), FirstByte: o.timeToFirstByte(q), Tokens: o.tokens,
 		Tier: t.bill.Tier(), TierServed: o.serviceTier, Waited: t.wait.duration,
-		Limit: o.answer.Limit, LimitAllowed: o.answer.Allowed, LimitUsed: o.answer.Used, LimitRequested: o.answer.Requested,
 		Affinity: t.placement.Why(found.board.Affinity), AffinityResult: t.placement.CameTo(found.board.Affinity),
+	}
+	if l := o.answer.Limit; l != nil {
+		s.Limit, s.LimitAllowed, s.LimitUsed, s.LimitRequested = l.Name, l.Allowed, l.Used, l.Requested
 	}
 	if o.aborted {
 		s.Aborted, s.Duration = true, o.duration

@@ -338,9 +338,15 @@ type Answer struct {
 	*http.Response
 	// Class is that of the answer. If empty, it is that of the last attempt.
 	Class string
-	// Limit is the limit of the caller that refused the request, such as tokens/minute, or empty. Of it, Allowed is how much
-	// may be used, Used how much was, and Requested how much the request needs: the numbers in the error.
-	Limit                    string
+	// Limit is the limit of the caller that refused the request, or nil.
+	Limit *Limit
+}
+
+// Limit is a limit that refused a request, and the numbers in the error.
+type Limit struct {
+	// Name is such as tokens/minute.
+	Name string
+	// Allowed is how much may be used, Used how much was, and Requested how much the request needs.
 	Allowed, Used, Requested int64
 }
 

@@ -34,8 +34,9 @@ func named(refusal *meter.Refusal) time.Duration {
 func (c *Callers) Refuse(r *http.Request, now time.Time, name string, refusal *meter.Refusal) apierror.Answer {
 	answer, wait := c.reason(now, name, refusal).Answer(r), named(refusal)
 	kind, window := refusal.Names()
-	answer.Limit = strings.TrimSuffix(kind+"/"+window, "/")
-	answer.Allowed, answer.Used, answer.Requested = refusal.Allowed, refusal.Used, refusal.Requested
+	answer.Limit = &apierror.Limit{
+		Name: strings.TrimSuffix(kind+"/"+window, "/"), Allowed: refusal.Allowed, Used: refusal.Used, Requested: refusal.Requested,
+	}
 	if refusal.Reason == meter.TooLarge || refusal.Reason == meter.OverQuota || wait > longestWait {
 		answer.Header["X-Should-Retry"] = []string{"false"}
 	} else {
