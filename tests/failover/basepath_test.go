@@ -30,7 +30,7 @@ func leadsTo(requestURI string) string {
 }
 
 func TestABasePathHoldsForEveryPath(t *testing.T) {
-	for _, base := range []string{"/contoso/openai", "/openai", "/contoso", "/contoso/openai/v1", "/openai/v1", "/v1", "/a%2Fb/openai", "/api/projects/p"} {
+	for _, base := range []string{"/contoso/openai", "/openai", "/contoso", "/contoso/openai/v1", "/openai/v1", "/v1", "/a%2Fb/openai", "/api/projects/p/openai/v1"} {
 		for _, auth := range []string{"auth api_key\napi_key key-of-a", "api_key key-of-a"} {
 			t.Run(base+" "+auth, func(t *testing.T) {
 				lbtest.InBubble(t, "openai_lb {\nbackend http://a"+base+" {\n"+auth+"\n}\n}", func(t *testing.T, w *lbtest.World) {
