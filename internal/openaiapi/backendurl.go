@@ -97,10 +97,10 @@ var looksLikeHost = regexp.MustCompile(`^(localhost|[a-z][a-z0-9-]*(\.[a-z][a-z0
 // shortestKey is the length from which a text may be a key.
 const shortestKey = 16
 
-// isProject reports whether a path is that of a Foundry project, which serves no operation there.
+// isProject reports whether a path is that of a Foundry project itself, which serves no operation there.
 func isProject(path string) bool {
-	_, ok := cutProject(strings.TrimSuffix(path, "/") + "/openai/v1")
-	return ok
+	rest, ok := cutProject(strings.TrimSuffix(path, "/") + "/openai/v1")
+	return ok && rest == ""
 }
 
 // endsInOperation reports whether a path ends in an operation of a model, such as /chat/completions.
