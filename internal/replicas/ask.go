@@ -187,9 +187,9 @@ func (r *Replica) others(engine int) []Answer {
 
 // ask asks those that are of this engine, as long as the replica runs.
 func (r *Replica) ask(ctx context.Context, question string, engine int, answers []Answer) {
-	missing := make(map[string]*Answer)
+	missing, now := make(map[string]*Answer), time.Now()
 	for i, a := range answers {
-		if a.Engine == engine && a.Connected && !a.Self {
+		if a.Engine == engine && a.Connected && !a.Self && !a.isSilent(now) {
 			missing[a.ID] = &answers[i]
 		}
 	}

@@ -66,8 +66,8 @@ func (w *world) answers() (load func() []state.Kept) {
 	}
 }
 
-// TestReplicasThatCannotBeReachedAreNotForgotten because they may go on, so that an order may miss them. Those that are
-// silent while the store is reached have ended.
+// TestReplicasThatCannotBeReachedAreNotForgotten because they may go on, so that an order may miss them. One that has
+// stopped is forgotten at once.
 func TestReplicasThatCannotBeReachedAreNotForgotten(t *testing.T) {
 	share(t, 3, func(w *world) {
 		r := w.replicas[0]

@@ -106,6 +106,8 @@ func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time)
 		r.hearDrain(m, time.Time{}, now)
 	case alive:
 		r.peers.hear(m, now.Add(min(k.TTL-lifetime, 0)))
+	case left:
+		r.peers.remove(m.From)
 	case given, asked:
 		// shares are sent again soon, and a question is over by then
 	default:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -120,6 +121,55 @@ func (s *cutStore) Listen(ctx context.Context, ready func(), hear func([]byte)) 
 	return s.Store.Listen(ctx, ready, func(message []byte) {
 		if !s.cut.Load() {
 			hear(message)
+		}
+	})
+}
+
+// TestAReplicaThatAloneLostTheStoreIsMissed since it may not hear of an order.
+// One that has stopped is not.
+func TestAReplicaThatAloneLostTheStoreIsMissed(t *testing.T) {
+	share(t, 3, func(w *world) {
+		answerWith(t, func(string, []string) []byte { return []byte("here") })
+		cut := &cutStore{Store: w.hub.Store()}
+		w.startWith(cut)
+		time.Sleep(2 * time.Second)
+		w.replicas[2].stop()
+		synctest.Wait()
+		missed := func() (ids []string) {
+			for _, a := range w.replicas[0].others(0) {
+				if !a.Self && a.isSilent(time.Now()) {
+					ids = append(ids, a.ID)
+				}
+			}
+			return ids
+		}
+		if n := len(w.replicas[0].peers.list(time.Now())); n != 3 {
+			t.Errorf("%d replicas count, although one of four has said that it stops", n)
+		}
+		cut.cut.Store(true)
+		lost := w.replicas[3].peers.self.ID
+		for _, after := range []time.Duration{12 * time.Second, 5 * time.Minute} {
+			time.Sleep(after)
+			if got := missed(); !slices.Equal(got, []string{lost}) {
+				t.Errorf("after %s, %q are missed, want %q", after, got, lost)
+			}
+			if n := len(w.replicas[0].peers.list(time.Now())); n != 2 {
+				t.Errorf("%d replicas count", n)
+			}
+			began := time.Now()
+			if w.replicas[0].askFor(5*time.Second, "who"); time.Since(began) > time.Second {
+				t.Errorf("a question waits %s for a replica that is not heard", time.Since(began))
+			}
+		}
+		cut.cut.Store(false)
+		time.Sleep(5 * time.Second)
+		if got := missed(); len(got) > 0 || len(w.replicas[0].peers.list(time.Now())) != 3 {
+			t.Errorf("%q are missed, although all are back", got)
+		}
+		cut.cut.Store(true)
+		time.Sleep(missedFor + lifetime)
+		if got := missed(); len(got) > 0 {
+			t.Errorf("%q are missed for ever", got)
 		}
 	})
 }

@@ -175,6 +175,8 @@ func (r *Replica) hear(m message, then, now time.Time) {
 	switch m.Kind {
 	case alive:
 		r.tally.Count(now, r.peers.hear(m, then))
+	case left:
+		r.peers.remove(m.From)
 	case given:
 		r.hearGiven(m, then)
 	case asked:

@@ -61,6 +61,8 @@ type kind string
 const (
 	// alive: the replica is there.
 	alive kind = "alive"
+	// left: the replica has stopped, and nobody need miss it.
+	left kind = "left"
 	// benched: a bench began, or grew.
 	benched kind = "bench"
 	// doubted: the bench is in doubt.
@@ -203,6 +205,8 @@ func parse(text []byte) (m message, err error) {
 
 func (m *message) check() error {
 	switch m.Kind {
+	case left:
+		return nil
 	case alive:
 		if len(m.Host) > maxHost || m.Since > maxTime/1000 || !isTime(m.Since) || !areConfigs(m.Configs) {
 			return errors.New("it is not from a replica")

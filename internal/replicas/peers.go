@@ -20,6 +20,10 @@ import (
 const (
 	// lifetime is how long a replica counts after it was last heard.
 	lifetime = 10 * time.Second
+	// missedFor is how long a replica is missed that is not heard any more,
+	// and has not said that it stops. It may have lost the store alone, and go on
+	// with what it knew: operators have to hear that it has not got an order.
+	missedFor = 10 * time.Minute
 	// maxPeers is how many replicas are counted.
 	maxPeers = 1024
 )
@@ -38,8 +42,8 @@ type Peer struct {
 func (p *Peer) isSilent(now time.Time) bool { return now.Sub(p.Heard) >= lifetime }
 
 // peers are the replicas that share the store. One that is silent does not count
-// any more, but it is remembered until the store has been asked for it: while the
-// store cannot be reached, nobody knows whether it goes on.
+// any more, but it is remembered for a while, unless it has said that it stops:
+// nobody knows whether it goes on without the store.
 type peers struct {
 	// self is this one. It does not change while the replica runs.
 	self Peer
@@ -65,16 +69,20 @@ func newPeers() peers {
 	return peers{self: self, known: make(map[string]Peer), formats: make(map[otherVersion]bool)}
 }
 
-// hear records that a replica sent a sign of life then, and returns how many are known.
+// hear records that a replica sent a sign of life then, and returns how many count.
 func (p *peers) hear(m message, heard time.Time) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	before, known := p.known[m.From]
-	if known && before.Heard.After(heard) || !known && len(p.known) >= maxPeers {
-		return len(p.known)
+	if !(known && before.Heard.After(heard)) && (known || len(p.known) < maxPeers) {
+		p.known[m.From] = Peer{ID: m.From, Host: m.Host, Since: time.UnixMilli(m.Since), Heard: heard, Configs: p.compare(m, before.Configs, heard)}
 	}
-	p.known[m.From] = Peer{ID: m.From, Host: m.Host, Since: time.UnixMilli(m.Since), Heard: heard, Configs: p.compare(m, before.Configs, heard)}
-	return len(p.known)
+	for _, peer := range p.known {
+		if !peer.isSilent(heard) {
+			n++
+		}
+	}
+	return n
 }
 
 // toRead reports whether the signs of life have to be read in the store, because a new one is sent now: those of the others come
@@ -114,12 +122,19 @@ func (p *peers) all() []Peer {
 	return list
 }
 
-// forget forgets the replicas that are silent. It is called when the store has been
-// reached, which would have had their signs of life.
+// forget forgets the replicas that were missed for long. It is called when the
+// store has been reached, which would have had their signs of life.
 func (p *peers) forget(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	maps.DeleteFunc(p.known, func(_ string, peer Peer) bool { return peer.isSilent(now) })
+	maps.DeleteFunc(p.known, func(_ string, peer Peer) bool { return now.Sub(peer.Heard) >= missedFor })
+}
+
+// remove forgets a replica that has said that it stops.
+func (p *peers) remove(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.known, id)
 }
 
 // maxFormats is how many versions of the format are logged: the store may hold any.
@@ -145,6 +160,13 @@ func (p *peers) meet(format otherVersion) (isNew bool) {
 	}
 	p.formats[format] = true
 	return true
+}
+
+// leave returns the record by which others know that this replica has stopped,
+// in place of the one that says that it runs.
+func (r *Replica) leave(now time.Time) state.Record {
+	m := r.message(left, now, now)
+	return state.Record{Group: replicaGroup, Key: r.peers.self.ID, Mode: state.Replace, TTL: lifetime, Message: m.text()}
 }
 
 // alive returns the record by which others know that this replica runs.

@@ -143,6 +143,9 @@ func (r *Replica) Run(ctx context.Context) {
 		tasks.Go(func() { task(ctx) })
 	}
 	tasks.Wait()
+	if r.connectivity.isConnected() {
+		_ = r.put(context.WithoutCancel(ctx), []state.Record{r.leave(time.Now())})
+	}
 	r.mu.Lock()
 	r.life = nil
 	r.mu.Unlock()
