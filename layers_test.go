@@ -27,9 +27,7 @@ var users = map[string][]string{
 		"replicas", // registers its own metrics as metrics does
 		"lbtest",   // reads them
 	},
-	"observe": {
-		"admin", // waits for the event that Caddy stops
-	},
+	"observe": {},
 }
 
 // internalImports returns the internal packages that each of them imports outside of tests. `go list` would need the

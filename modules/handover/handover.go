@@ -1,4 +1,6 @@
-package admin
+// Package handover adds the listener wrapper openai_lb_handover, for two processes that share their ports while one replaces
+// the other. It uses no seam: Caddy tells it that the process ends.
+package handover
 
 import (
 	"errors"
