@@ -83,6 +83,7 @@ func Refuse(status int, format string, args ...any) error {
 	return caddy.APIError{HTTPStatus: status, Err: fmt.Errorf(format, args...)}
 }
 
+// WriteJSON answers with a value. Its errors are about the value: a client that has left needs no answer.
 func WriteJSON(w http.ResponseWriter, value any) error {
 	body, err := json.Marshal(value)
 	if err != nil {
@@ -90,6 +91,6 @@ func WriteJSON(w http.ResponseWriter, value any) error {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
-	_, _ = w.Write(append(body, '\n')) // a client that left needs no answer
+	_, _ = w.Write(append(body, '\n'))
 	return nil
 }

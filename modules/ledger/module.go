@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"net/http"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -60,7 +59,7 @@ func (API) CaddyModule() caddy.ModuleInfo {
 
 // Routes implements caddy.AdminRouter.
 func (API) Routes() []caddy.AdminRoute {
-	return []caddy.AdminRoute{admin.Shows(usagePath, func(r *http.Request) (any, error) { return showPages(r) })}
+	return []caddy.AdminRoute{admin.Shows(usagePath, showPages)}
 }
 
 // Interface guards

@@ -16,7 +16,7 @@ func TestPagesAreThoseOfAllPoolsExceptOfAnotherEngine(t *testing.T) {
 }
 
 func TestAQuestionAboutPagesNamesAPeriod(t *testing.T) {
-	for days, want := range map[string]bool{"2026-11": true, "2026-11-25": true, "": false, "2026": false, "2026-11 ": false} {
+	for days, want := range map[string]bool{"2026-11": true, "2026-11-25": true, "": false, "2026": false, "2026-11-": false} {
 		if _, err := listPages(t.Context(), days, replicas.Shared{}); (err == nil) != want {
 			t.Errorf("%q: got %v", days, err)
 		}
