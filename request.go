@@ -87,9 +87,10 @@ func (q *request) parse(route openaiapi.Route, cache *affinity.PromptCache) {
 	}
 }
 
-// asks returns the parts of the request that decide what a reply means. The attempt has one of the service tiers.
-func (q *request) asks(tiers pool.ServiceTiers) attempt.Asks {
-	return attempt.Asks{Kind: q.Kind, Stream: q.Body.Stream, Operation: q.Route.Operation, Cost: q.Cost, Tiers: tiers}
+// asks returns the parts of the request that decide what the reply of a backend means. The attempt has one of the service
+// tiers.
+func (q *request) asks(to *backend.Backend, tiers pool.ServiceTiers) attempt.Asks {
+	return attempt.Asks{Kind: q.Kind, Stream: q.Body.Stream, Operation: q.Route.Operation, Model: to.NameOf(q.Model), Cost: q.Cost, Tiers: tiers}
 }
 
 // digests makes the digests of requests.

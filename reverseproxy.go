@@ -96,7 +96,7 @@ func (p *proxiedRequest) send(sender *attempt.Sender, req *http.Request) *attemp
 	return sender.Send(&attempt.Request{
 		Last:     true,                                                               // reverse_proxy decides what follows
 		Incoming: req, URL: *req.URL, Host: req.Host, Header: maps.Clone(req.Header), // whose values are not changed in place
-		Body: &q.received, Asks: q.asks(pool.UsualTiers), Fields: p.group.fields, Interims: &p.search.interims, Marks: a.target,
+		Body: &q.received, Asks: q.asks(a.target.backend, pool.UsualTiers), Fields: p.group.fields, Interims: &p.search.interims, Marks: a.target,
 	})
 }
 

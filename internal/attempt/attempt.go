@@ -104,8 +104,8 @@ type Request struct {
 type Asks struct {
 	Kind   openaiapi.Kind
 	Stream bool
-	// Operation is that of the request, as in [openaiapi.Route].
-	Operation string
+	// Operation is that of the request, as in [openaiapi.Route], and Model the backend's name for its model.
+	Operation, Model string
 	// Cost is how many tokens it counts for in a rate limit.
 	Cost int64
 	// Tiers are the service tiers that its own is one of. A reply of flex may take many minutes to begin.
@@ -133,12 +133,12 @@ type Watch interface {
 	Served()
 }
 
-// EndMarks knows the operations of which the backend has sent a stream with an end mark.
+// EndMarks knows the operations of which the backend has sent a stream with an end mark, for each model.
 type EndMarks interface {
-	// Ended records that a stream of the operation had its end mark.
-	Ended(operation string)
+	// Ended records that a stream of the operation with the model had its end mark.
+	Ended(model, operation string)
 	// Ends reports whether one had it before.
-	Ends(operation string) bool
+	Ends(model, operation string) bool
 }
 
 // Fields decides which fields of a reply go on.

@@ -355,8 +355,8 @@ func (t *Request) judgeEnd(stream *sse.Watcher) error {
 		return ErrInStream
 	case e != nil:
 	case stream.Ended:
-		t.Marks.Ended(t.Asks.Operation)
-	case endsByProtocol(t.Asks.Operation), t.Marks.Ends(t.Asks.Operation):
+		t.Marks.Ended(t.Asks.Model, t.Asks.Operation)
+	case endsByProtocol(t.Asks.Operation), t.Marks.Ends(t.Asks.Model, t.Asks.Operation):
 		return ErrUnfinished
 	}
 	return nil

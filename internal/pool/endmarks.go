@@ -6,35 +6,44 @@ import (
 	"sync/atomic"
 )
 
-// Ended records that the member has sent a stream of an operation for inference, with its end mark.
-func (m *Member) Ended(operation string) {
-	if m.Ends(operation) {
+// use is an operation with a model, by the model's name at the backend.
+type use struct{ model, operation string }
+
+// useOf returns the use with its names as they are usually written.
+func useOf(model, operation string) use {
+	return use{ModelKey(model), strings.TrimSuffix(operation, "/")}
+}
+
+// Ended records that the member has sent a stream of an operation with a model, with its end mark. A gateway may send the
+// streams of one engine with end marks, and those of another one without.
+func (m *Member) Ended(model, operation string) {
+	if m.Ends(model, operation) {
 		return
 	}
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
-	m.health.ended.add(strings.Clone(usual(operation)))
+	u := useOf(model, operation)
+	m.health.ended.add(use{strings.Clone(u.model), strings.Clone(u.operation)})
 }
 
-// Ends reports whether the member sends an end mark in streams of the operation: it has done so before.
-func (m *Member) Ends(operation string) bool { return m.health.ended.has(usual(operation)) }
-
-// usual returns the operation as it is usually written.
-func usual(operation string) string { return strings.TrimSuffix(operation, "/") }
+// Ends reports whether the member sends an end mark in streams of the operation with the model: it has done so before.
+func (m *Member) Ends(model, operation string) bool {
+	return m.health.ended.has(useOf(model, operation))
+}
 
 // nameSet is a set of up to maxModels names. Its map never changes, so that reading it takes no lock.
-type nameSet struct {
-	atomic.Pointer[map[string]bool]
+type nameSet[K comparable] struct {
+	atomic.Pointer[map[K]bool]
 }
 
-func (s *nameSet) has(name string) bool {
+func (s *nameSet[K]) has(name K) bool {
 	names := s.Load()
 	return names != nil && (*names)[name]
 }
 
 // add adds a name. The caller holds the lock of the health.
-func (s *nameSet) add(name string) {
-	names := make(map[string]bool)
+func (s *nameSet[K]) add(name K) {
+	names := make(map[K]bool)
 	if before := s.Load(); before != nil {
 		if len(*before) >= maxModels {
 			return

@@ -21,9 +21,10 @@ type Health struct {
 	// models is what counts for one model. Only those are in it that were
 	// benched once.
 	models benchTable
-	// served are models that the backend has served, and ended are operations of which it has sent a
-	// stream with an end mark.
-	served, ended nameSet
+	// served are models that the backend has served.
+	served nameSet[string]
+	// ended are the operations, each with a model, of which it has sent a stream with an end mark.
+	ended nameSet[use]
 	// last is the latest refusal for which the backend was benched.
 	last atomic.Pointer[Bench]
 	// pulses know whether it answers.

@@ -16,6 +16,11 @@ func postStreamTo(w *lbtest.World, path string) lbtest.Reply {
 	return w.Send(w.Request(http.MethodPost, path, strings.NewReader(`{"model":"m","stream":true}`)))
 }
 
+// postStreamFor asks for a stream of a model.
+func postStreamFor(w *lbtest.World, model string) lbtest.Reply {
+	return w.Post(fmt.Sprintf(`{"model":%q,"stream":true,"messages":[]}`, model))
+}
+
 // wantBroken checks that the stream was cut for its client, and is the only one that counts as broken.
 func wantBroken(t *testing.T, w *lbtest.World, reply lbtest.Reply, body string) {
 	t.Helper()
@@ -85,6 +90,25 @@ func TestAnEndMarkIsOnlyExpectedOfABackendAndAnOperationThatHadOne(t *testing.T)
 			})
 		})
 	}
+}
+
+// A gateway may send the streams of one engine with an end mark, and those of another without.
+func TestAnEndMarkOfOneModelIsNotExpectedOfAnother(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\nmodel own renamed\nmodel with\nmodel without\n}\n}", func(t *testing.T, w *lbtest.World) {
+		a := w.Backends["a"]
+		for _, model := range []string{"with", "own"} {
+			a.Replies(lbtest.Streams(lbtest.StreamContent, lbtest.StreamEnd))
+			postStreamFor(w, model).WantServed(t, "a")
+		}
+		a.Replies(lbtest.Streams(lbtest.StreamContent))
+		for range 2 {
+			if reply := postStreamFor(w, "without"); reply.Status != 200 || reply.Err != nil || reply.Body != lbtest.StreamContent {
+				t.Errorf("client got %d %q, %v, want the stream as it came", reply.Status, reply.Body, reply.Err)
+			}
+		}
+		w.WantNobodyBlamed()
+		wantBroken(t, w, postStreamFor(w, "own"), lbtest.StreamContent)
+	})
 }
 
 func TestAResetForgetsThatABackendSendsEndMarks(t *testing.T) {
