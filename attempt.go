@@ -178,11 +178,11 @@ func (s *search) compare(r *attempt.Reply) {
 	to, q := s.current, s.request
 	switch {
 	case r.Class == verdict.Blocked && !q.Kind.IsHandshake() && q.socket == nil:
-		if to.blocked.Refused(q.digest()) {
+		if to.blocked.Refused(q.use(to), q.digest()) {
 			r.Class = verdict.Failed // it is not one request that the firewall does not like
 		}
-	case r.Class != verdict.Blocked && r.Status > 0:
-		to.blocked.Passed()
+	case r.Class != verdict.Blocked && r.Status > 0 && to.blocked.Any():
+		to.blocked.Passed(q.use(to))
 	}
 	if r.Class == verdict.Unclear && s.attempts.anyIs(verdict.Unclear) {
 		r.Class = verdict.ClientError // two backends have said so: a third one would

@@ -65,10 +65,10 @@ type target struct {
 	// answeredAt is when it last answered a request without a failure: Unix time in nanoseconds.
 	answeredAt atomic.Int64
 	metrics    *metrics.Backend
-	// models and paths are what it lacks, as it has said within the last minute. blocked are the requests in a row that were refused
-	// by a server in front of it.
+	// models and paths are what it lacks, as it has said within the last minute. blocked are the requests in a row that were
+	// refused by a server in front of it.
 	models, paths lacks.Set
-	blocked       lacks.Streak
+	blocked       lacks.Streaks
 }
 
 func newBalancer(name string, targets []*target, sender *attempt.Sender, events *observe.Events, listeners ...pool.Listener) *balancer {
@@ -109,7 +109,7 @@ func (targets resetter) Happened(e pool.Event) {
 func (t *target) forgetLacks() {
 	t.models.Clear()
 	t.paths.Clear()
-	t.blocked.Passed()
+	t.blocked.Clear()
 }
 
 // targetOf makes a backend a member of a pool. The caller gives its health

@@ -14,6 +14,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/lacks"
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
@@ -103,6 +104,11 @@ func (q *request) digest() uint64 {
 
 // lackedModel is the name of the model that the backend has or not.
 func (q *request) lackedModel(to *target) string { return pool.ModelKey(to.backend.NameOf(q.Model)) }
+
+// use is the operation with the model that the backend is asked for.
+func (q *request) use(to *target) lacks.Use {
+	return lacks.Use{Model: q.lackedModel(to), Operation: q.Route.Operation}
+}
 
 // pathName is the path of the request as backends have it or not: its operation, for each version of the API.
 func (q *request) pathName() string {

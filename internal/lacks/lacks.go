@@ -4,6 +4,8 @@
 package lacks
 
 import (
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -97,39 +99,84 @@ func (s *Set) Clear() {
 // backend and not of a request.
 const inARow = 3
 
-// Streak counts the requests that were refused in a row. The same request again, which an SDK sends up to three times,
-// counts once. The zero Streak is ready to use.
-type Streak struct {
-	length  atomic.Int32
-	mu      sync.Mutex
-	refused [inARow]uint64 // digests of requests
+// Use is an operation with a model, by its name at the backend.
+type Use struct{ Model, Operation string }
+
+// Streaks count the requests of each use that were refused in a row. What a firewall lets pass for one model or operation
+// says nothing about another. The same request again, which an SDK sends up to three times, counts once. The zero Streaks
+// are ready to use.
+//
+// They are asked for each reply, and nearly always empty: Any takes no lock. When they are full, the streak that
+// ends is any one of them.
+type Streaks struct {
+	length atomic.Int32
+	mu     sync.Mutex
+	of     map[Use]*streak
+}
+
+// streak is the digests of the requests that were refused.
+type streak struct {
+	refused [inARow]uint64
+	length  int
 }
 
 // Refused records that a request with this digest was refused. It reports whether that ends a streak: the next request
 // begins a new one.
-func (s *Streak) Refused(digest uint64) (ends bool) {
+func (s *Streaks) Refused(use Use, digest uint64) (ends bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := int(s.length.Load())
-	for _, before := range s.refused[:n] {
-		if before == digest {
-			return false
-		}
+	its := s.of[use]
+	if its == nil {
+		its = s.begin(use)
 	}
-	s.refused[n] = digest
-	if n++; n == inARow {
-		n = 0
+	if slices.Contains(its.refused[:its.length], digest) {
+		return false
 	}
-	s.length.Store(int32(n))
-	return n == 0
+	its.refused[its.length] = digest
+	if its.length++; its.length < inARow {
+		return false
+	}
+	s.end(use)
+	return true
 }
 
-// Passed records another reply.
-func (s *Streak) Passed() {
-	if s.length.Load() == 0 {
-		return
+// begin begins the streak of a use. The caller holds the lock.
+func (s *Streaks) begin(use Use) *streak {
+	if s.of == nil {
+		s.of = make(map[Use]*streak)
 	}
+	if len(s.of) >= maxNames {
+		for other := range s.of {
+			delete(s.of, other)
+			break
+		}
+	}
+	its := new(streak)
+	s.of[Use{strings.Clone(use.Model), strings.Clone(use.Operation)}] = its
+	s.length.Store(int32(len(s.of)))
+	return its
+}
+
+// end ends the streak of a use. The caller holds the lock.
+func (s *Streaks) end(use Use) {
+	delete(s.of, use)
+	s.length.Store(int32(len(s.of)))
+}
+
+// Any reports whether there is a streak.
+func (s *Streaks) Any() bool { return s.length.Load() > 0 }
+
+// Passed records another reply.
+func (s *Streaks) Passed(use Use) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.end(use)
+}
+
+// Clear ends all streaks.
+func (s *Streaks) Clear() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.of = nil
 	s.length.Store(0)
 }

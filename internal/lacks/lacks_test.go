@@ -45,7 +45,9 @@ func TestMadeUpNamesTakeLimitedMemory(t *testing.T) {
 	})
 }
 
-func TestAStreakIsOfDifferentRequests(t *testing.T) {
+var chat = Use{"gpt-4o", "/chat/completions"}
+
+func TestAStreakIsOfDifferentRequestsOfAUse(t *testing.T) {
 	for name, c := range map[string]struct {
 		replies []uint64 // 0: another reply
 		ends    int      // after so many
@@ -57,17 +59,44 @@ func TestAStreakIsOfDifferentRequests(t *testing.T) {
 		"a reply in between":          {[]uint64{1, 2, 0, 3, 4}, 0},
 		"one after the other":         {[]uint64{1, 2, 0, 3, 4, 5}, 6},
 	} {
-		var s Streak
+		var s Streaks
 		ends := 0
 		for i, digest := range c.replies {
 			if digest == 0 {
-				s.Passed()
-			} else if s.Refused(digest) && ends == 0 {
+				s.Passed(chat)
+			} else if s.Refused(chat, digest) && ends == 0 {
 				ends = i + 1
 			}
 		}
 		if ends != c.ends {
 			t.Errorf("%s: ended after %d, want %d", name, ends, c.ends)
 		}
+	}
+}
+
+func TestStreaksOfOtherUsesNeitherCountNorEndOne(t *testing.T) {
+	for name, other := range map[string]Use{
+		"another model":     {"gpt-5", chat.Operation},
+		"another operation": {chat.Model, "/images/edits"},
+	} {
+		var s Streaks
+		s.Refused(chat, 1)
+		s.Refused(chat, 2)
+		if s.Passed(other); s.Refused(other, 3) {
+			t.Errorf("%s: its first refusal ended a streak", name)
+		}
+		if !s.Refused(chat, 3) {
+			t.Errorf("%s: its reply ended the streak", name)
+		}
+	}
+}
+
+func TestStreaksAreBounded(t *testing.T) {
+	var s Streaks
+	for i := range 5 * maxNames {
+		s.Refused(Use{Model: fmt.Sprint(i)}, 1)
+	}
+	if n := len(s.of); n != maxNames {
+		t.Errorf("there are %d, want %d", n, maxNames)
 	}
 }

@@ -2,6 +2,7 @@ package failover
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -226,6 +227,50 @@ func TestAPageOfAFirewallIsAboutOneRequest(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A firewall may refuse every request for one model or operation, and let all others pass.
+func TestAFirewallThatBlocksOneUseIsFoundWhileItLetsOthersPass(t *testing.T) {
+	const chat = "/v1/chat/completions"
+	for name, c := range map[string]struct{ path, model, otherPath, otherModel string }{
+		"two models":     {chat, "gpt-5", chat, "gpt-4o"},
+		"two operations": {"/v1/images/edits", "gpt-image-1", "/v1/images/generations", "gpt-image-1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+				w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+					body, _ := io.ReadAll(r.Body)
+					if r.URL.Path == c.path && strings.Contains(string(body), c.model) {
+						lbtest.Says(403, "<html><title>403 Forbidden</title></html>", "Content-Type", "text/html")(rw, r)
+						return
+					}
+					lbtest.Says(200, `{"id":"x"}`)(rw, r)
+				})
+				ask := func(path, model string, i int) lbtest.Reply {
+					body := fmt.Sprintf(`{"model":%q,"prompt":"%d"}`, model, i)
+					return w.Send(w.Request(http.MethodPost, path, strings.NewReader(body)))
+				}
+				for i := range 3 {
+					ask(c.path, c.model, i).WantServed(t, "b")
+					ask(c.otherPath, c.otherModel, i)
+				}
+				benched := w.Logged("backend benched")
+				if len(benched) != 1 || benched[0].ContextMap()["class"] != "failed" || benched[0].ContextMap()["deployment"] != c.model {
+					t.Errorf("logged %v, want a failure of %s", benched, c.model)
+				}
+			})
+		})
+	}
+}
+
+func TestARequestOfAnotherModelThatAFirewallBlocksDoesNotCount(t *testing.T) {
+	lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(lbtest.Says(403, "<html><title>403 Forbidden</title></html>", "Content-Type", "text/html"))
+		for _, model := range []string{"gpt-4o", "gpt-5", "gpt-4o", "gpt-5"} {
+			w.Post(fmt.Sprintf(`{"model":%q,"seed":%d}`, model, len(w.Backends["a"].Received()))).WantServed(t, "b")
+		}
+		w.WantNobodyBlamed()
+	})
 }
 
 func TestARefusedPromptIsNotSentToEveryAccount(t *testing.T) {
