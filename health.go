@@ -201,8 +201,8 @@ func (b *balancer) learnEnd(q *request, s *search, end attempt.End) {
 	}
 }
 
-// servesOthers reports whether the backend serves other requests, or has done so
-// since then.
+// servesOthers reports whether the backend serves other requests, or has done so since then, whatever their model or
+// operation: it decides only what it means that two connections accepted no further stream, and those are shared by all.
 func (t *target) servesOthers(since time.Time) bool {
 	return t.InFlight() > 1 || t.answeredAt.Load() >= since.UnixNano()
 }

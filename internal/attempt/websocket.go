@@ -61,7 +61,9 @@ func (r *Reply) judgeSocket(s *Sender) {
 	}
 }
 
-// RefusesSocket reports whether a backend, as its EndMarks, counts as one that opens no WebSocket for responses.
+// RefusesSocket reports whether a backend, as its EndMarks, counts as one that opens no WebSocket for responses. That is so
+// for all models: a handshake for another operation is not remembered, and one for responses names no model, which is in
+// the first message.
 func (s *Sender) RefusesSocket(backend EndMarks, now time.Time) bool {
 	until, ok := s.refused.Load(backend)
 	return ok && now.Before(until.(time.Time))
