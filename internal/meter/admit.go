@@ -163,9 +163,10 @@ func (c *Caller) Refused(now time.Time, refusal *Refusal) {
 
 // check returns the charge of a request, or why it is refused, if so much of each limit is allowed.
 func (c *Caller) check(at int64, e Estimate, allows func(m *meter, at, used int64) int64) (r Reservation, refusal *Refusal) {
-	prompt, output := c.usual.estimate(e)
+	its := c.usual.known(e.Model, at)
+	prompt, output := c.usual.estimate(e, its)
 	r = Reservation{caller: c, moment: moment{at: at - c.clock.ahead}, reset: c.reset, charged: c.active, tier: uint8(c.tier.number), outputs: e.Output != 0, within: e.Within, length: e.Prompt, prompt: prompt, output: output}
-	r.flight = c.flightOf(at, e, output)
+	r.flight = c.flightOf(e, its, output)
 	for id, m := range c.all() {
 		need := int64(1)
 		if id.Kind() == Tokens {

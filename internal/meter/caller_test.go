@@ -494,6 +494,26 @@ func TestEstimatesFollowWhatRequestsReallyCost(t *testing.T) {
 	}
 }
 
+// One model answers in a few tokens, and another one thinks for thousands; a third one is asked about images.
+func TestEstimatesForOneModelDoNotFollowWhatAnotherCosts(t *testing.T) {
+	c := caller(t, "tokens 1000G/day")
+	uses := map[string]Cost{"short": {Prompt: 100, Output: 10}, "long": {Prompt: 100, Output: 8000}, "images": {Prompt: 300, Output: 10}}
+	for range 30 {
+		for model, cost := range uses {
+			r := admitted(t, c, noon, Estimate{Prompt: 100, Output: Undeclared, Model: model})
+			cost.Requests, cost.Counted, cost.Model = 1, true, model
+			r.Settle(noon, cost)
+		}
+	}
+	for model, cost := range uses {
+		r := admitted(t, c, noon, Estimate{Prompt: 100, Output: Undeclared, Model: model})
+		if prompt, output := r.Estimated(); prompt < cost.Prompt*9/10 || prompt > cost.Prompt*11/10 || output < cost.Output*19/10 || output > cost.Output*2+20 {
+			t.Errorf("%s: the estimate is %d and %d, want about %d and twice %d", model, prompt, output, cost.Prompt, cost.Output)
+		}
+		r.Settle(noon, Cost{})
+	}
+}
+
 // TestAnAbsurdReportIsForgottenSoon has a backend report more tokens for one request than any model reads or
 // writes.
 func TestAnAbsurdReportIsForgottenSoon(t *testing.T) {

@@ -46,13 +46,16 @@ type flight struct {
 // left returns how much more output the request may have, as a limit counts it.
 func (f *flight) left(u Unit) int64 { return max(0, f.most[u]-f.spent) }
 
-// flightOf returns what a request counts as.
-func (c *Caller) flightOf(at int64, e Estimate, output int64) flight {
+// flightOf returns what a request counts as. its is the use of its model, or nil if there was none.
+func (c *Caller) flightOf(e Estimate, its *modelUse, output int64) flight {
 	f := flight{model: e.Model, replies: max(1, e.Replies), spent: output}
 	if e.Prompt <= 0 || e.Output == 0 {
 		return f
 	}
-	known := c.usual.known(e.Model, at)
+	var known *outputs
+	if its != nil {
+		known = &its.outputs
+	}
 	for id, m := range c.all() {
 		if id.Kind() == Tokens {
 			f.most[id.Unit()] = known.most(e, m.limit.Amount, c.sharing.Replicas)
@@ -108,7 +111,7 @@ func (r *Reservation) Spend(now time.Time, output int64) {
 	r.spent, r.last = r.spent+more, moment{at - c.clock.ahead, c.admitted}
 	c.add(&r.flight, 1)
 	if r.outputs {
-		c.usual.outputOf(r.model, at).atLeast(output, r.replies)
+		c.usual.of(r.model, at).atLeast(output, r.replies)
 	}
 	c.reserved += more
 	c.tell(at)
@@ -152,15 +155,14 @@ type outputs struct {
 	largest, vouched [2]int64
 }
 
-// at forgets what is too old.
-func (o *outputs) at(now int64) *outputs {
+// forget forgets what is too old.
+func (o *outputs) forget(now int64) {
 	switch since := now - o.since; {
 	case since >= 2*remembered, since < 0: // or the clock was set back
 		*o = outputs{since: now}
 	case since >= remembered:
 		*o = outputs{since: o.since + remembered, largest: [2]int64{o.largest[1], 0}, vouched: [2]int64{o.vouched[1], 0}}
 	}
-	return o
 }
 
 // atLeast records that a request has had so much output, and is not over.
@@ -174,36 +176,37 @@ func (o *outputs) vouch(output int64) {
 
 var seed = maphash.MakeSeed()
 
-// outputOf returns the outputs for a model, which the caller may change.
-func (u *usual) outputOf(model string, now int64) *outputs {
+// of returns the use of a model, which the caller may change.
+func (u *usual) of(model string, now int64) *modelUse {
 	key := maphash.String(seed, model)
-	o := u.byModel[key]
-	if o == nil {
+	its := u.byModel[key]
+	if its == nil {
 		if u.byModel == nil {
-			u.byModel = make(map[uint64]*outputs)
+			u.byModel = make(map[uint64]*modelUse)
 		}
 		if len(u.byModel) >= maxModels {
 			key = 0
-			o = u.byModel[key]
+			its = u.byModel[key]
 		}
-		if o == nil {
-			o = &outputs{since: now}
-			u.byModel[key] = o
+		if its == nil {
+			its = &modelUse{noAverages, outputs{since: now}}
+			u.byModel[key] = its
 		}
 	}
-	return o.at(now)
+	its.forget(now)
+	return its
 }
 
-// known returns the outputs for a model, or nil if there were none.
-func (u *usual) known(model string, now int64) *outputs {
-	o := u.byModel[maphash.String(seed, model)]
-	if o == nil && len(u.byModel) >= maxModels {
-		o = u.byModel[0]
+// known returns the use of a model, or nil if there was none.
+func (u *usual) known(model string, now int64) *modelUse {
+	its := u.byModel[maphash.String(seed, model)]
+	if its == nil && len(u.byModel) >= maxModels {
+		its = u.byModel[0]
 	}
-	if o == nil {
-		return nil
+	if its != nil {
+		its.forget(now)
 	}
-	return o.at(now)
+	return its
 }
 
 // most returns how much output a request may have, as a limit of this amount counts it, which replicas share. 0: it is no limit.

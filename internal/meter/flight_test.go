@@ -112,7 +112,7 @@ func TestARequestThatDeclaresNothingCountsAsTheLargestOutputOfItsModel(t *testin
 	}
 	c, now := caller(t, "tokens 1G/day"), noon
 	for model, output := range map[string]int64{"long": 100_000, "short": 2000} {
-		o := c.usual.outputOf(model, now.UnixNano())
+		o := c.usual.of(model, now.UnixNano())
 		o.atLeast(output, 1)
 		for range 10_000_000 { // enough to be sure
 			o.vouch(output)

@@ -2,23 +2,38 @@ package meter
 
 import "math"
 
-// usual is what a caller's requests usually cost, as moving averages.
+// usual is what a caller's requests usually cost. What they cost with one model says nothing about another, so each model
+// has its own averages. Those of all models together count until there is one for the model.
 type usual struct {
-	// length and prompt are Estimate.Prompt and the tokens that backends counted: the ratio of these
-	// corrects estimates.
-	length, prompt float64
-	// output is that of requests that may have one.
-	output           float64
-	prompts, outputs int
+	averages
 	// estimated and reported are the tokens that requests were charged with, and that backends counted:
 	// they show how good the estimates are.
 	estimated, reported float64
 	requests            int
-	// byModel are the outputs by model. 0 is all other models.
-	byModel map[uint64]*outputs
+	// byModel are the averages and outputs by model. 0 is all other models.
+	byModel map[uint64]*modelUse
 }
 
-var newUsual = usual{length: 256, prompt: 256, output: 128}
+// averages are moving averages of what requests cost.
+type averages struct {
+	// length and prompt are Estimate.Prompt and the tokens that backends counted: the ratio of these
+	// corrects estimates.
+	length, prompt float64
+	// output is that of requests that may have one.
+	output float64
+	// promptCount and outputCount are how many requests they are of, up to memory.
+	promptCount, outputCount int
+}
+
+// modelUse is the use of a model.
+type modelUse struct {
+	averages
+	outputs
+}
+
+var noAverages = averages{length: 256, prompt: 256, output: 128}
+
+var newUsual = usual{averages: noAverages}
 
 // memory is how many requests a moving average remembers.
 const memory = 16
@@ -29,14 +44,22 @@ const (
 	mostRatio  = 4.0
 )
 
-func (u *usual) ratio() float64 { return min(max(u.prompt/u.length, leastRatio), mostRatio) }
+func (a *averages) ratio() float64 { return min(max(a.prompt/a.length, leastRatio), mostRatio) }
 
-func (u *usual) estimate(e Estimate) (prompt, output int64) {
+// estimate returns what a request is likely to cost. its is the use of its model, or nil if there was none.
+func (u *usual) estimate(e Estimate, its *modelUse) (prompt, output int64) {
 	if e.Prompt <= 0 {
 		return 0, 0
 	}
-	prompt = int64(math.Ceil(float64(limited(e.Prompt)) * u.ratio()))
-	twice := max(1, int64(math.Ceil(2*u.output)))
+	prompts, outputs := &u.averages, &u.averages
+	if its != nil && its.promptCount > 0 {
+		prompts = &its.averages
+	}
+	if its != nil && its.outputCount > 0 {
+		outputs = &its.averages
+	}
+	prompt = int64(math.Ceil(float64(limited(e.Prompt)) * prompts.ratio()))
+	twice := max(1, int64(math.Ceil(2*outputs.output)))
 	if e.Output < 0 {
 		return prompt, twice
 	}
@@ -50,16 +73,18 @@ const mostLearned = 1 << 20
 // learn learns from the cost of a request. held is the number of the latest request when requests in flight last kept out another one.
 func (u *usual) learn(now int64, r *Reservation, cost Cost, held uint64) {
 	cost.Prompt, cost.Output = min(cost.Prompt, mostLearned), min(limited(cost.Output), mostLearned)
-	if r.length > 0 && cost.Prompt > 0 {
-		part := weight(&u.prompts)
-		u.length += part * (float64(limited(r.length)) - u.length)
-		u.prompt += part * (float64(limited(cost.Prompt)) - u.prompt)
+	its := u.of(cost.Model, now)
+	for _, a := range []*averages{&u.averages, &its.averages} {
+		if r.length > 0 && cost.Prompt > 0 {
+			a.learnPrompt(limited(r.length), limited(cost.Prompt))
+		}
+		if r.outputs {
+			a.learnOutput(limited(cost.Output))
+		}
 	}
 	if r.outputs {
-		u.output += weight(&u.outputs) * (float64(limited(cost.Output)) - u.output)
-		o := u.outputOf(cost.Model, now)
-		if o.atLeast(cost.Output, r.replies); held >= r.number {
-			o.vouch(cost.Output)
+		if its.atLeast(cost.Output, r.replies); held >= r.number {
+			its.vouch(cost.Output)
 		}
 	}
 	if estimated, reported := r.prompt+r.output, limited(cost.Prompt)+limited(cost.Output); estimated > 0 && reported > 0 {
@@ -67,6 +92,16 @@ func (u *usual) learn(now int64, r *Reservation, cost Cost, held uint64) {
 		u.estimated += part * (float64(estimated) - u.estimated)
 		u.reported += part * (float64(reported) - u.reported)
 	}
+}
+
+func (a *averages) learnPrompt(length, tokens int64) {
+	part := weight(&a.promptCount)
+	a.length += part * (float64(length) - a.length)
+	a.prompt += part * (float64(tokens) - a.prompt)
+}
+
+func (a *averages) learnOutput(tokens int64) {
+	a.output += weight(&a.outputCount) * (float64(tokens) - a.output)
 }
 
 // weight is how much the next sample counts: the first ones count more.
