@@ -245,6 +245,9 @@ func (t *Request) begin(s *Sender) {
 	if t.Address != nil {
 		t.out.Trailer = nil // no operation has any, and they may hold whatever a header may
 	}
+	if t.Asks.mustStream() {
+		openaiapi.AcceptStream(t.Header)
+	}
 	if t.Change.AskUsage {
 		t.Header["Accept-Encoding"] = []string{"identity"} // its chunk has to be taken out again
 	}

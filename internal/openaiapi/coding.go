@@ -73,6 +73,23 @@ func AcceptReadable(header http.Header, stream bool) {
 	}
 }
 
+// AcceptStream puts the type of a stream first among those that a reply may have. SDKs accept application/json alone, whatever
+// the body asks for. OpenAI goes by the body; other servers go by Accept (NVIDIA's NIM wants text/event-stream there), and
+// would answer with JSON.
+func AcceptStream(header http.Header) {
+	switch accepted := strings.Join(header["Accept"], ", "); {
+	case accepted == TypeJSON: // as of SDKs
+		header["Accept"] = streamOrJSON
+	case accepted == "":
+		header["Accept"] = []string{TypeEventStream + ", */*"}
+	case !strings.Contains(strings.ToLower(accepted), TypeEventStream):
+		header["Accept"] = []string{TypeEventStream + ", " + accepted}
+	}
+}
+
+// streamOrJSON is the same for all requests, and never changes.
+var streamOrJSON = []string{TypeEventStream + ", " + TypeJSON}
+
 // Decompress undoes the compression of a body, as far as it can: raw may be only the beginning, which may
 // be enough. It returns at most limit bytes. all reports whether the text is complete.
 func Decompress(raw []byte, encoding string, limit int64) (text []byte, all bool) {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -32,6 +33,26 @@ func compress(t *testing.T, text []byte) map[string][]byte {
 		w.Close()
 	}
 	return map[string][]byte{"gzip": gzipped.Bytes(), "deflate": deflated.Bytes(), "zstd": zstdCoded.Bytes(), "": text, "identity": text}
+}
+
+func TestAStreamIsAcceptedFirst(t *testing.T) {
+	for _, c := range []struct{ accepted, want []string }{
+		{[]string{"application/json"}, []string{"text/event-stream, application/json"}},
+		{nil, []string{"text/event-stream, */*"}},
+		{[]string{""}, []string{"text/event-stream, */*"}},
+		{[]string{"*/*"}, []string{"text/event-stream, */*"}},
+		{[]string{"text/html", "application/xml;q=0.9"}, []string{"text/event-stream, text/html, application/xml;q=0.9"}},
+		{[]string{"Text/Event-Stream"}, []string{"Text/Event-Stream"}},
+		{[]string{"application/json", "text/event-stream;q=0.5"}, []string{"application/json", "text/event-stream;q=0.5"}},
+	} {
+		header := http.Header{}
+		if c.accepted != nil {
+			header["Accept"] = c.accepted
+		}
+		if AcceptStream(header); !slices.Equal(header["Accept"], c.want) {
+			t.Errorf("%q becomes %q, want %q", c.accepted, header["Accept"], c.want)
+		}
+	}
 }
 
 func TestABodyIsReadInEachCoding(t *testing.T) {

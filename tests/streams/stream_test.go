@@ -13,6 +13,30 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
+// A server may go by Accept, and not by the body. SDKs accept JSON alone, also where they want a stream.
+func TestABackendThatGoesByAcceptSendsAStreamWhereOneIsWanted(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+			if first, _, _ := strings.Cut(r.Header.Get("Accept"), ","); first == "text/event-stream" {
+				lbtest.Streams(lbtest.StreamContent, lbtest.StreamEnd)(rw, r)
+				return
+			}
+			lbtest.Says(200, `{"choices":[]}`)(rw, r)
+		})
+		for body, want := range map[string]string{
+			`{"model":"m","stream":true}`: lbtest.StreamContent + lbtest.StreamEnd,
+			`{"model":"m"}`:               `{"choices":[]}`,
+		} {
+			r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(body))
+			r.Header.Set("Accept", "application/json")
+			if reply := w.Send(r); reply.Status != 200 || reply.Body != want {
+				t.Errorf("%s: the client got %d %s", body, reply.Status, reply.Body)
+			}
+		}
+		w.WantNobodyBlamed()
+	})
+}
+
 func TestAStreamThatFailsBeforeItsContentGoesOn(t *testing.T) {
 	const preambleOfResponses = "event: response.created\ndata: {\"type\":\"response.created\"}\n\nevent: response.in_progress\ndata: {\"type\":\"response.in_progress\"}\n\n"
 	for _, c := range []struct {
