@@ -39,6 +39,12 @@ func (a *Asks) mustStream() bool {
 	return false
 }
 
+// mayBeWhole reports whether JSON in place of a stream may be the answer. OpenAI's specification has no stream of the old
+// completions, and servers that are made from it answer with all of it at once.
+func (a *Asks) mayBeWhole(text []byte) bool {
+	return strings.TrimSuffix(a.Operation, "/") == "/completions" && bytes.Contains(text, []byte(`"choices"`))
+}
+
 // isNoAnswer reports whether a success cannot be an answer, whatever its body is: it is a redirect, or has no body.
 func (r *Reply) isNoAnswer() bool {
 	if !r.sent.Asks.answers() || r.sent.Socket.IsAccepted() || r.Status < 200 {
@@ -111,6 +117,7 @@ func (r *Reply) judgeJSON() (*sse.Error, error) {
 	switch text, all := r.body.text(); {
 	case failure != nil:
 	case !all: // it cannot be read
+	case asks.mustStream() && looksLike(text) == likeJSON && asks.mayBeWhole(text):
 	case asks.mustStream() && looksLike(text) == likeJSON:
 		return nil, ErrNoStream
 	case asks.mustStream() && looksLike(text) != likeStream:

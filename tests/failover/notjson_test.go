@@ -71,6 +71,23 @@ func TestAReplyThatIsNotJSONIsTheBackendsFailure(t *testing.T) {
 	}
 }
 
+func TestJSONInPlaceOfAStreamIsAFailureButForOldCompletions(t *testing.T) {
+	const whole = `{"object":"text_completion","choices":[{"text":"Hello"}]}`
+	for name, c := range map[string]struct{ path, body, by string }{
+		"a chat":                        {"/v1/chat/completions", whole, "b"},
+		"an old completion":             {"/v1/completions", whole, "a"},
+		"an old completion that is not": {"/v1/completions", `{"code":0,"message":"Please log in."}`, "b"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
+				w.Backends["a"].Replies(lbtest.Says(200, c.body))
+				w.Backends["b"].Replies(lbtest.Streams(lbtest.StreamContent, lbtest.StreamEnd))
+				w.Send(w.Request(http.MethodPost, c.path, strings.NewReader(`{"model":"m","stream":true}`))).WantServed(t, c.by)
+			})
+		})
+	}
+}
+
 func TestAReplyThatIsJSONOrCannotBeReadIsPassedOn(t *testing.T) {
 	const usage = `,"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}`
 	bodies := map[string]string{
