@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -405,7 +406,7 @@ func (s *search) fill() {
 	b, q := s.balancer, s.request
 	s.board = pool.Ask{
 		At: s.fewBackends[:], Affinity: pool.Affinity{Key: q.session, Maker: s.placement.Maker()}, Cost: q.Cost,
-		Once: q.isOnce(), Streamed: !q.received.Whole(), Kind: q.pulseKind(), Tier: s.callerTier(),
+		Once: q.isOnce(), Streamed: !q.received.Whole(), Kind: q.pulseKind(), Operation: strings.TrimSuffix(q.Route.Operation, "/"), Tier: s.callerTier(),
 	}
 	if len(b.targets) > len(s.fewBackends) {
 		s.board.At = make([]pool.At, len(b.targets))

@@ -73,7 +73,7 @@ func fields(e pool.Event) []zap.Field {
 }
 
 func silenceFields(e pool.Event) []zap.Field {
-	return []zap.Field{zap.String("backend", e.Member.Name), optional("deployment", e.Silence.Model)}
+	return []zap.Field{zap.String("backend", e.Member.Name), optional("deployment", e.Silence.Model), optional("operation", e.Silence.Operation)}
 }
 
 func orderFields(e pool.Event) []zap.Field {

@@ -32,8 +32,9 @@ type Ask struct {
 	// Streamed reports whether its body can be sent only once, so that its client would get a refusal. While another member
 	// is ready, it is no probe for a while.
 	Streamed bool
-	// Kind is the kind of request whose waits count for it.
-	Kind pulse.Kind
+	// Kind is the kind of request whose waits count for it, of those for the same operation, which has no slash at its end.
+	Kind      pulse.Kind
+	Operation string
 	// forgives reports whether the request may go to members that have refused it, or that others waited for.
 	forgives bool
 	shares   shares
@@ -98,6 +99,11 @@ const (
 	// Unfit: another member is better for it.
 	Unfit
 )
+
+// useAt returns the member's use whose pulse counts for the request.
+func (r *Ask) useAt(m *Member) pulse.Use {
+	return pulse.Use{Model: r.At[m.Index].Model, Operation: r.Operation}
+}
 
 // modelAt returns the member's name for the requested model. It returns false if the request cannot be sent to the member.
 func (r *Ask) modelAt(m *Member) (model string, ok bool) {

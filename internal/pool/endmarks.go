@@ -4,14 +4,13 @@ import (
 	"maps"
 	"strings"
 	"sync/atomic"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 )
 
-// use is an operation with a model, by the model's name at the backend.
-type use struct{ model, operation string }
-
-// useOf returns the use with its names as they are usually written.
-func useOf(model, operation string) use {
-	return use{ModelKey(model), strings.TrimSuffix(operation, "/")}
+// useOf returns an operation with a model as they are usually written.
+func useOf(model, operation string) pulse.Use {
+	return pulse.Use{Model: ModelKey(model), Operation: strings.TrimSuffix(operation, "/")}
 }
 
 // Ended records that the member has sent a stream of an operation with a model, with its end mark. A gateway may send the
@@ -23,7 +22,7 @@ func (m *Member) Ended(model, operation string) {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
 	u := useOf(model, operation)
-	m.health.ended.add(use{strings.Clone(u.model), strings.Clone(u.operation)})
+	m.health.ended.add(pulse.Use{Model: strings.Clone(u.Model), Operation: strings.Clone(u.Operation)})
 }
 
 // Ends reports whether the member sends an end mark in streams of the operation with the model: it has done so before.

@@ -24,7 +24,7 @@ type Health struct {
 	// served are models that the backend has served.
 	served nameSet[string]
 	// ended are the operations, each with a model, of which it has sent a stream with an end mark.
-	ended nameSet[use]
+	ended nameSet[pulse.Use]
 	// last is the latest refusal for which the backend was benched.
 	last atomic.Pointer[Bench]
 	// pulses know whether it answers.

@@ -15,8 +15,7 @@ type Wait struct {
 	moves   Moves
 	member  *Member
 	// to has a place for the request, which moves there.
-	to    *Member
-	model string
+	to *Member
 	// pulse is nil until it is known that there is such a model.
 	pulse *pulse.Pulse
 	waits pulse.Request
@@ -42,8 +41,7 @@ const unknown = time.Second
 
 // Begin makes the Wait follow a request that will be sent to the member.
 func (w *Wait) Begin(r *Ask, m *Member, moves Moves) {
-	model, _ := r.modelAt(m)
-	*w = Wait{request: r, moves: moves, member: m, model: model, left: w.left, leads: w.leads, to: w.to}
+	*w = Wait{request: r, moves: moves, member: m, left: w.left, leads: w.leads, to: w.to}
 	w.waits.Kind = r.Kind
 }
 
@@ -64,7 +62,7 @@ func (w *Wait) Moved() (to *Member) {
 func (w *Wait) follow(now time.Time) time.Duration {
 	p, followed := w.member.pool, w.pulse != nil
 	if !followed {
-		w.pulse = p.follow(w.request, w.member, w.model, now)
+		w.pulse = p.follow(w.request, w.member, now)
 	}
 	if w.pulse == nil {
 		return unknown
@@ -148,32 +146,31 @@ func (w *Wait) Served() {
 
 func (w *Wait) tell(c pulse.Change) {
 	if happening := silences[c.Happened]; happening != nothing {
-		w.member.tell(Event{Happening: happening, Silence: pulse.State{Model: w.model, Since: c.Since, Slow: c.Happened == pulse.BecameSlow}})
+		w.member.tell(Event{Happening: happening, Silence: pulse.State{Use: w.request.useAt(w.member), Since: c.Since, Slow: c.Happened == pulse.BecameSlow}})
 	}
 }
 
 // silences are the events of pulses.
 var silences = [...]Happening{pulse.Nothing: nothing, pulse.FellSilent: FellSilent, pulse.BecameSlow: BecameSlow, pulse.Answered: Answered}
 
-// follow returns the pulse of a model at a member. It is nil while no member has served a request for the model:
+// follow returns the pulse of a use of a member. It is nil while no member has served a request for the model:
 // clients can make up models.
-func (p *Pool) follow(r *Ask, m *Member, model string, now time.Time) *pulse.Pulse {
-	if its := m.health.pulses.Of(model); its != nil {
+func (p *Pool) follow(r *Ask, m *Member, now time.Time) *pulse.Pulse {
+	if its := m.health.pulses.Of(r.useAt(m)); its != nil {
 		return its
 	}
 	if !p.anywhere(r, now).served {
 		return nil
 	}
-	return m.health.pulses.Make(model)
+	return m.health.pulses.Make(r.useAt(m))
 }
 
 // TooLong returns after how long a request waits longer than is usual at the member. It is 0 if that is not known.
 func (p *Pool) TooLong(r *Ask, m *Member, now time.Time) time.Duration {
-	model, ok := r.modelAt(m)
-	if !ok || !p.Watches || r.Kind == pulse.Unfollowed {
+	if !r.At[m.Index].takes() || !p.Watches || r.Kind == pulse.Unfollowed {
 		return 0
 	}
-	its := m.health.pulses.Of(ModelKey(model))
+	its := m.health.pulses.Of(r.useAt(m))
 	if its == nil {
 		return 0
 	}
@@ -191,8 +188,8 @@ func (p *Pool) usual(r *Ask, its *pulse.Pulse, now time.Time) pulse.Usual {
 }
 
 // anywhere is what all members together showed at a time: whether one of them has served a request for the model, and
-// what is usual for the request. If none of them shows what is usual for it, that is what is usual for any request for the
-// model, which proves little.
+// what is usual for the request. If none of them shows what is usual for it, that is what is usual for any request of the
+// operation with the model, which proves little.
 type anywhere struct {
 	at     time.Time
 	served bool
@@ -216,7 +213,7 @@ func (p *Pool) anywhere(r *Ask, now time.Time) *anywhere {
 			continue
 		}
 		a.served = a.served || m.health.hasServed(model)
-		there := m.health.pulses.Of(model)
+		there := m.health.pulses.Of(r.useAt(m))
 		if there == nil {
 			continue
 		}
@@ -238,7 +235,7 @@ func (m *Member) silence(r *Ask) *pulse.Pulse {
 	if !m.health.pulses.AnySilent() || !m.pool.Watches || r.Kind == pulse.Unfollowed {
 		return nil
 	}
-	if p := m.health.pulses.Of(r.At[m.Index].Model); p != nil && p.IsSilent() {
+	if p := m.health.pulses.Of(r.useAt(m)); p != nil && p.IsSilent() {
 		return p
 	}
 	return nil
@@ -306,7 +303,7 @@ func (p *Pool) PickAnswering(r *Ask, threshold time.Duration, now time.Time) *Me
 			if !r.At[m.Index].isFollowed() || rank >= suspect || rank > best.rank || rank == best.rank && m.Priority > best.priority {
 				continue
 			}
-			follows := m.health.pulses.Make(r.At[m.Index].Model)
+			follows := m.health.pulses.Make(r.useAt(m))
 			if follows == nil || follows.Answers(now, threshold) == pulse.No {
 				continue
 			}

@@ -1,7 +1,7 @@
 // Package pulse follows how fast backends answer, and finds those that accept requests and send
 // nothing. It gets the time only from its arguments.
 //
-// A [Pulse] follows the requests for one model at one backend. What is [Usual] is known for each [Kind]
+// A [Pulse] follows the requests of one operation with one model at one backend. What is [Usual] is known for each [Kind]
 // of request, and the threshold of a request is a multiple of that, so a slow model has a long threshold
 // and no option to set. Several requests that wait are better evidence than one: a pulse is silent when
 // two requests have waited for longer than their thresholds, and no byte of any reply has come since the
@@ -37,7 +37,7 @@ const (
 	latestLook  = time.Second
 )
 
-// Pulse follows the requests for a model at a backend. The zero Pulse is ready to use.
+// Pulse follows the requests of a use of a backend. The zero Pulse is ready to use.
 type Pulse struct {
 	norms [kinds]norm
 	// waiting is how many requests wait.

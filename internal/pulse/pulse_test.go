@@ -349,11 +349,11 @@ func TestOneRequestFindsOutWhetherABackendAnswersThatWasNotTriedLately(t *testin
 
 func TestATableCountsItsSilences(t *testing.T) {
 	var table Table
-	if table.Of("m") != nil || table.AnySilent() {
+	if table.Of(Use{Model: "m"}) != nil || table.AnySilent() {
 		t.Error("an empty table has a pulse")
 	}
-	p := table.Make("m")
-	if table.Of("m") != p || table.Make("m") != p {
+	p := table.Make(Use{Model: "m"})
+	if table.Of(Use{Model: "m"}) != p || table.Make(Use{Model: "m"}) != p {
 		t.Error("a model has two pulses")
 	}
 	for range enough {
@@ -364,7 +364,7 @@ func TestATableCountsItsSilences(t *testing.T) {
 	if !table.AnySilent() {
 		t.Error("the silence does not count")
 	}
-	if s := table.Snapshot(at(5)); len(s) != 1 || s[0] != (State{"m", time.Second, 0, at(5), false, time.Time{}}) {
+	if s := table.Snapshot(at(5)); len(s) != 1 || s[0] != (State{Use{Model: "m"}, time.Second, 0, at(5), false, time.Time{}}) {
 		t.Errorf("snapshot: %+v", s)
 	}
 	p.Heard(first, at(6))
@@ -375,23 +375,23 @@ func TestATableCountsItsSilences(t *testing.T) {
 	if table.AnySilent() {
 		t.Error("the silence does not end")
 	}
-	for range maxModels {
-		table.Make(time.Now().String())
+	for range maxUses {
+		table.Make(Use{Model: time.Now().String()})
 	}
-	if table.Clear(); table.Of("m") != nil {
+	if table.Clear(); table.Of(Use{Model: "m"}) != nil {
 		t.Error("a cleared table has a pulse")
 	}
 }
 
-func TestATableFollowsALimitedNumberOfModels(t *testing.T) {
+func TestATableFollowsALimitedNumberOfUses(t *testing.T) {
 	var table Table
-	for i := range maxModels {
-		if table.Make(string(rune('a'+i))) == nil {
-			t.Fatalf("model %d is not followed", i)
+	for i := range maxUses {
+		if table.Make(Use{Model: string(rune('a' + i))}) == nil {
+			t.Fatalf("use %d is not followed", i)
 		}
 	}
-	if table.Make("one more") != nil || table.Make("a") == nil {
-		t.Error("the number of models is not limited")
+	if table.Make(Use{Model: "one more"}) != nil || table.Make(Use{Model: "a"}) == nil {
+		t.Error("the number of uses is not limited")
 	}
 }
 
@@ -456,7 +456,7 @@ func TestARequestAllocatesNothing(t *testing.T) {
 
 func TestASilenceThatNoRequestTriesIsNotKnownToLast(t *testing.T) {
 	var table Table
-	p := table.Make("m")
+	p := table.Make(Use{Model: "m"})
 	for range 20 {
 		serve(p, at(-1), time.Second)
 	}

@@ -3,90 +3,96 @@ package pulse
 import (
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// Table has the pulses of a backend, by models. The zero Table is ready to use. Reading it takes no
+// Table has the pulses of a backend, by uses. The zero Table is ready to use. Reading it takes no
 // lock.
 type Table struct {
-	models atomic.Pointer[models]
-	mu     sync.Mutex // guards writing
+	uses atomic.Pointer[uses]
+	mu   sync.Mutex // guards writing
 }
 
-// models are the pulses by the names of models at the backend. It never changes.
-type models struct {
-	pulses map[string]*Pulse
-	// first are the pulses of the first models. Most backends have no more, and to compare a few short names takes less
+// Use is an operation with a model, by its name at the backend. To count the tokens of a prompt takes no part of the time
+// that an answer takes, and may still work when nothing else does.
+type Use struct{ Model, Operation string }
+
+// uses are the pulses by uses. It never changes.
+type uses struct {
+	pulses map[Use]*Pulse
+	// first are the pulses of the first uses. Most backends have no more, and to compare a few short names takes less
 	// time than to look one up.
-	first []named
+	first []usedPulse
 	// silences is how many of them are silent.
 	silences *atomic.Int64
 }
 
-// named is the pulse of a model.
-type named struct {
-	model string
+// usedPulse is the pulse of a use.
+type usedPulse struct {
+	use   Use
 	pulse *Pulse
 }
 
 const (
-	// maxModels is how many models are followed, whatever models clients name.
-	maxModels = 256
-	// fewModels is how many of them are compared.
-	fewModels = 4
+	// maxUses is how many uses are followed, whatever models clients name.
+	maxUses = 256
+	// fewUses is how many of them are compared.
+	fewUses = 4
 )
 
-// Of returns the pulse of a model, or nil if it is not followed.
-func (t *Table) Of(model string) *Pulse {
-	known := t.models.Load()
+// Of returns the pulse of a use, or nil if it is not followed.
+func (t *Table) Of(use Use) *Pulse {
+	known := t.uses.Load()
 	if known == nil {
 		return nil
 	}
 	for i := range known.first {
-		if known.first[i].model == model {
+		if known.first[i].use == use {
 			return known.first[i].pulse
 		}
 	}
-	if len(known.first) < fewModels {
+	if len(known.first) < fewUses {
 		return nil
 	}
-	return known.pulses[model]
+	return known.pulses[use]
 }
 
-// Make returns the pulse of a model, which is followed from now on. It returns nil if there are too
+// Make returns the pulse of a use, which is followed from now on. It returns nil if there are too
 // many.
-func (t *Table) Make(model string) *Pulse {
-	if p := t.Of(model); p != nil || t.full() {
+func (t *Table) Make(use Use) *Pulse {
+	if p := t.Of(use); p != nil || t.full() {
 		return p
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if p := t.Of(model); p != nil || t.full() { // another request was faster
+	if p := t.Of(use); p != nil || t.full() { // another request was faster
 		return p
 	}
-	next := &models{pulses: make(map[string]*Pulse), silences: new(atomic.Int64)}
-	if known := t.models.Load(); known != nil {
+	next := &uses{pulses: make(map[Use]*Pulse), silences: new(atomic.Int64)}
+	if known := t.uses.Load(); known != nil {
 		maps.Copy(next.pulses, known.pulses)
 		next.first, next.silences = slices.Clone(known.first), known.silences
 	}
+	use.Model, use.Operation = strings.Clone(use.Model), strings.Clone(use.Operation) // they are parts of a request
 	p := &Pulse{silences: next.silences}
-	if next.pulses[model] = p; len(next.first) < fewModels {
-		next.first = append(next.first, named{model, p})
+	if next.pulses[use] = p; len(next.first) < fewUses {
+		next.first = append(next.first, usedPulse{use, p})
 	}
-	t.models.Store(next)
+	t.uses.Store(next)
 	return p
 }
 
 func (t *Table) full() bool {
-	known := t.models.Load()
-	return known != nil && len(known.pulses) >= maxModels
+	known := t.uses.Load()
+	return known != nil && len(known.pulses) >= maxUses
 }
 
 // AnySilent reports whether any of the pulses is silent, which is hardly ever so.
 func (t *Table) AnySilent() bool {
-	known := t.models.Load()
+	known := t.uses.Load()
 	return known != nil && known.silences.Load() > 0
 }
 
@@ -95,13 +101,13 @@ func (t *Table) AnySilent() bool {
 func (t *Table) Clear() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.models.Store(nil)
+	t.uses.Store(nil)
 }
 
 // State is the state of a pulse, for operators.
 type State struct {
-	// Model is the backend's name for the model.
-	Model string
+	// Use is what the backend is used for.
+	Use
 	// Whole and Streamed are the usual waits for the first byte: of the kind that waits longest, if several are
 	// known. 0: none is.
 	Whole, Streamed time.Duration
@@ -119,12 +125,12 @@ const untried = 45 * time.Second
 
 // Snapshot returns the states of all pulses that have been used.
 func (t *Table) Snapshot(now time.Time) (states []State) {
-	known := t.models.Load()
+	known := t.uses.Load()
 	if known == nil {
 		return nil
 	}
-	for model, p := range known.pulses {
-		s := State{Model: model, Whole: slowest(p.norms[:sizes], enough).Wait, Streamed: slowest(p.norms[sizes:], enough).Wait}
+	for use, p := range known.pulses {
+		s := State{Use: use, Whole: slowest(p.norms[:sizes], enough).Wait, Streamed: slowest(p.norms[sizes:], enough).Wait}
 		if silence := p.silent.Load(); silence != 0 {
 			if tried := p.tried.Load(); p.waiting.Load() <= 0 && nanos(now)-tried > int64(untried) {
 				s.Untried = began.Add(time.Duration(tried))

@@ -269,7 +269,8 @@ func silencesOf(s pool.State) []Silence {
 	slices.SortFunc(silences, func(x, y Silence) int {
 		return cmp.Or(cmp.Compare(x.Deployment, y.Deployment), x.Since.Compare(y.Since))
 	})
-	return silences
+	// a row is for a model, of which several operations may be silent: the one that began first is shown
+	return slices.CompactFunc(silences, func(x, y Silence) bool { return x.Deployment == y.Deployment })
 }
 
 func untriedOf(s pool.State) []Untried {
@@ -280,7 +281,7 @@ func untriedOf(s pool.State) []Untried {
 		}
 	}
 	slices.SortFunc(untried, func(x, y Untried) int { return cmp.Compare(x.Deployment, y.Deployment) })
-	return untried
+	return slices.CompactFunc(untried, func(x, y Untried) bool { return x.Deployment == y.Deployment })
 }
 
 func stateOf(s pool.State) string {
