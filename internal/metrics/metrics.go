@@ -70,7 +70,7 @@ var (
 	waitedSeconds = histogram("waited_seconds",
 		"How long requests have waited because of the option wait.", []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}, "pool")
 	waitingGauge = gauge("waiting", "Requests that wait because of the option wait.", "pool")
-	benchesTotal = counter("benches_total", "Benches that began, and each further class that one got.", "pool", "backend", "deployment", "class")
+	benchesTotal = counter("benches_total", "Benches that began, and each further class, or cause of unreachable, that one got.", "pool", "backend", "deployment", "class")
 	hintsTotal   = counter("hints_total",
 		"Throttles, by where the reply said how long.", "pool", "backend", "source")
 	tokensTotal = counter("tokens_total",

@@ -80,7 +80,12 @@ type benchEntry struct {
 	told atomic.Bool
 	// classes are those of the reasons that the bench had so far.
 	classes []string
+	// causes are those for which the backend was unreachable so far, during the bench.
+	causes []string
 }
+
+// maxCauses is how many causes a bench is known for. Other replicas may report any.
+const maxCauses = 16
 
 const (
 	noDoubt int32 = iota

@@ -156,12 +156,12 @@ func (s *slot) clear(started time.Time) (over *benchEntry) {
 
 // put starts or extends a bench. A bench only grows: a shorter one changes
 // nothing but the cost that the bench is for, and its reason if that is of a
-// class that it did not have so far. over is the bench before it,
+// class, or if the backend cannot be reached, of a cause that it did not have so far. over is the bench before it,
 // if there was one and its time has passed. The caller holds the lock.
 func (s *slot) put(b *benchEntry, remote bool) (happened Happening, over *benchEntry) {
 	current := s.Load()
 	if current == nil || !current.inForce(b.Since) {
-		b.classes = []string{b.Class}
+		b.classes, b.causes = []string{b.Class}, []string{b.Cause}
 		s.Store(b)
 		return Began, current
 	}
@@ -179,10 +179,15 @@ func (s *slot) put(b *benchEntry, remote bool) (happened Happening, over *benchE
 	b.Since, b.reporter = current.Since, current.reporter
 	happened = b.follow(current, remote)
 	b.extended = later(b.extended, asked) // also by a promise that ends before a guess does
-	if b.classes = current.classes; !slices.Contains(b.classes, b.Class) {
+	b.classes, b.causes = current.classes, current.causes
+	switch {
+	case !slices.Contains(b.classes, b.Class):
 		b.classes = append(slices.Clip(b.classes), b.Class)
 		happened = Turned
-	} else if b.Until.Equal(current.Until) {
+	case b.Unreachable && len(b.causes) < maxCauses && !slices.Contains(b.causes, b.Cause):
+		b.causes = append(slices.Clip(b.causes), b.Cause)
+		happened = Turned
+	case b.Until.Equal(current.Until):
 		b.Reason = current.Reason
 	}
 	s.Store(b)

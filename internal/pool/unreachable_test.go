@@ -166,3 +166,37 @@ func TestARecheckThatIsToldLateDoesNotBegin(t *testing.T) {
 		t.Error("a backend that is reached is rechecked")
 	}
 }
+
+// turns records the causes for which benches began or turned.
+type turns struct{ causes []string }
+
+func (l *turns) Happened(e Event) {
+	if e.Happening == Began || e.Happening == Turned {
+		l.causes = append(l.causes, e.Bench.Cause)
+	}
+}
+
+// TestAnotherCauseOfABackendThatCannotBeReachedIsReportedOnce has a backend whose host is gone after its port was, and
+// two addresses of which each request gets another one.
+func TestAnotherCauseOfABackendThatCannotBeReachedIsReportedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, seen := NewMember("a", new(Health)), new(turns)
+		p := New([]*Member{m}, seen)
+		defer p.Close()
+		for _, cause := range []string{"refused", "refused", "dns", "refused", "dns", "certificate"} {
+			r := cannotReach
+			r.Cause = cause
+			m.Bench(r, time.Now())
+			if cause == "certificate" {
+				if shown := p.Snapshot(time.Now())[0].Benches[0].Cause; shown != cause {
+					t.Errorf("the cause is %s, want %s", shown, cause)
+				}
+			}
+			time.Sleep(time.Second)
+			synctest.Wait()
+		}
+		if want := []string{"refused", "dns", "certificate"}; !slices.Equal(seen.causes, want) {
+			t.Errorf("the causes %q were reported, want %q", seen.causes, want)
+		}
+	})
+}
