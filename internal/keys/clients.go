@@ -112,6 +112,8 @@ type client struct {
 	Caller
 	expiry *expiry
 	by     string
+	// digest is that of its key, if that expires.
+	digest blinded
 }
 
 // blind is the same for all configs, so that their keys can be compared.
@@ -236,12 +238,13 @@ func (c *Clients) use() {
 		if client.expiry.at.IsZero() {
 			continue // nearly all
 		}
+		client.digest = key
 		c.expiring = append(c.expiring, client)
 		if before == nil {
 			continue
 		}
 		if was := (*before)[key].expiry; was != nil {
-			client.expiry.noticed, client.expiry.over = was.noticed, was.over
+			client.expiry.over = was.over
 		}
 	}
 	if c.changed != nil {
@@ -415,7 +418,7 @@ func (c *Clients) add(known map[blinded]client, k *foundKey, by string) error {
 
 // newClient returns the caller of a key. Most were known before, and have no date.
 func (c *Clients) newClient(k *foundKey, by string) client {
-	made := client{Caller{Name: k.name, KeyID: k.id}, never, by}
+	made := client{Caller{Name: k.name, KeyID: k.id}, never, by, blinded{}}
 	if !k.expires.IsZero() {
 		made.expiry = &expiry{at: k.expires}
 	}

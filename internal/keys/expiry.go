@@ -2,7 +2,9 @@ package keys
 
 import (
 	"errors"
+	"maps"
 	"strings"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -14,6 +16,8 @@ const (
 	// expiryNotice is how long before a key expires that is logged, once each noticeInterval.
 	expiryNotice   = 7 * 24 * time.Hour
 	noticeInterval = 24 * time.Hour
+	// maxNotices is of how many keys it is known when that was logged.
+	maxNotices = 10_000
 )
 
 // errLine says what a line of a file of keys may have.
@@ -32,10 +36,33 @@ func parseExpiry(field string, location *time.Location) (time.Time, error) {
 // expiry is when a key expires.
 type expiry struct {
 	at time.Time // zero: never
-	// noticed is when it was last logged that this is soon, and over reports whether it was seen that it is over. The mutex
-	// of Clients guards them.
-	noticed time.Time
-	over    bool
+	// over reports whether it was seen that it is over. The mutex of Clients guards it.
+	over bool
+}
+
+// notices are when it was last logged that keys expire soon, through reloads of the config.
+var notices struct {
+	mu   sync.Mutex
+	last map[blinded]time.Time
+}
+
+// dueNotice reports whether it is to be logged now that a key expires soon, and records that it is.
+func dueNotice(key blinded, now time.Time) bool {
+	notices.mu.Lock()
+	defer notices.mu.Unlock()
+	if last, known := notices.last[key]; known && now.Sub(last) < noticeInterval && !now.Before(last) {
+		return false
+	}
+	if notices.last == nil {
+		notices.last = make(map[blinded]time.Time)
+	}
+	if len(notices.last) >= maxNotices { // most are of keys that are gone
+		maps.DeleteFunc(notices.last, func(_ blinded, last time.Time) bool { return now.Sub(last) >= noticeInterval })
+	}
+	if len(notices.last) < maxNotices {
+		notices.last[key] = now
+	}
+	return true
 }
 
 // never is the expiry of all keys without a date.
@@ -51,10 +78,9 @@ func (c *Clients) noticeExpiry(now time.Time) (expired bool) {
 		if left <= 0 && !e.over {
 			e.over, expired = true, true
 		}
-		if left <= 0 || left > expiryNotice || !e.noticed.IsZero() && now.Sub(e.noticed) < noticeInterval {
+		if left <= 0 || left > expiryNotice || !dueNotice(client.digest, now) {
 			continue
 		}
-		e.noticed = now
 		c.config.Logger.Warn("client key expires soon", zap.String("caller", client.Name), zap.String("expires", e.at.Format(time.RFC3339)))
 	}
 	return expired

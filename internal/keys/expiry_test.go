@@ -58,17 +58,25 @@ func TestAKeyIsValidUntilTheEndOfItsDay(t *testing.T) {
 
 func TestAKeyThatExpiresSoonIsLoggedOnceADay(t *testing.T) {
 	lines := []string{"alice " + long("one") + " expires=2000-01-10", "bob " + long("two") + " expires=2001-01-01"}
-	for name, change := range map[string]func(*testing.T, string, int){
-		"as the file stays": func(*testing.T, string, int) {},
-		"as the file gets another key each hour": func(t *testing.T, file string, hour int) {
-			write(t, file, strings.Join(append(lines, "carol "+long(fmt.Sprint("three", hour))), "\n")+"\n")
+	for name, change := range map[string]func(*testing.T, *Clients, int) *Clients{
+		"as the file stays": func(_ *testing.T, c *Clients, _ int) *Clients { return c },
+		"as the file gets another key each hour": func(t *testing.T, c *Clients, hour int) *Clients {
+			write(t, c.file, strings.Join(append(lines, "carol "+long(fmt.Sprint("three", hour))), "\n")+"\n")
+			return c
+		},
+		"as the config is reloaded each hour": func(t *testing.T, c *Clients, _ int) *Clients {
+			next, err := NewClients(c.config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return next
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c, log := expiring(t, time.UTC, lines...)
 				for hour := range 12 * 24 { // until 2000-01-13
-					change(t, c.file, hour)
+					c = change(t, c, hour)
 					if err := c.Read(); err != nil {
 						t.Fatal(err)
 					}

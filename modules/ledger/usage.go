@@ -112,7 +112,7 @@ ignored. The status is 1 if a model differs by more than 1 percent.
 	flags.StringVar(&o.month, "month", "", "Month, such as 2026-11 (default: this month)")
 	flags.StringVar(&o.day, "day", "", "Day, such as 2026-11-25")
 	flags.StringSliceVar(&o.by, "by", []string{"caller", "model"}, "Columns to add up by: "+strings.Join(Columns, ", "))
-	flags.StringVar(&o.format, "format", "table", "table, csv or json")
+	flags.StringVar(&o.format, "format", "table", "table or csv")
 	flags.StringVarP(&o.config, "config", "c", "", "Configuration file, whose storage has the ledger")
 	flags.StringVarP(&o.adapter, "adapter", "a", "", "Name of the config adapter to apply to it")
 	flags.StringSliceVar(&o.addresses, "address", nil, "Address of an admin API. Repeatable")
@@ -128,6 +128,9 @@ ignored. The status is 1 if a model differs by more than 1 percent.
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		pool, _ := command.Flags().GetString("pool")
 		o.replica, _ = command.Flags().GetString("replica")
+		if o.format == "json" {
+			return errors.New("format 'json' is not one of table, csv: use --json")
+		}
 		if asJSON, _ := command.Flags().GetBool("json"); asJSON {
 			o.format = "json"
 		}
@@ -143,7 +146,7 @@ func (o *usageOptions) run(out, warnings io.Writer, pool string) error {
 		}
 	}
 	if !slices.Contains([]string{"table", "csv", "json"}, o.format) {
-		return fmt.Errorf("format '%s' is not one of table, csv, json", cli.Printable(o.format))
+		return fmt.Errorf("format '%s' is not one of table, csv", cli.Printable(o.format))
 	}
 	of, err := periodOf(cmp.Or(o.day, o.month))
 	if err != nil {
