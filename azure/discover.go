@@ -42,6 +42,8 @@ func discoverCommand(read tools.ReadBackends) *cobra.Command {
 	command := &cobra.Command{
 		Use:   "discover",
 		Short: "Prints a Caddyfile for the deployments of an Azure subscription, or compares one with them",
+		Example: "  caddy openai-lb discover --subscription <id> >Caddyfile\n" +
+			"  caddy openai-lb discover --subscription <id> --check /etc/caddy/Caddyfile",
 		Long: `
 Asks Azure Resource Manager for the deployments of all Azure OpenAI and Foundry
 resources in a subscription, or in one of its resource groups, and prints a

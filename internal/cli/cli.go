@@ -49,7 +49,12 @@ var makers []func() []*cobra.Command
 // call it.
 func Add(newSubcommands func() []*cobra.Command) { makers = append(makers, newSubcommands) }
 
+// docs is where the commands are described. Caddy's own page, which its help names, does not know them.
+const docs = "https://github.com/openai-lb/caddy-openai-lb/blob/main/docs/operators.md#command-line"
+
 func addCommands(parent *cobra.Command) {
+	parent.SetHelpTemplate(parent.HelpTemplate() + "\nDocumentation:\n" + docs + "\n")
+	parent.Example = "  caddy openai-lb status\n  caddy openai-lb status --help"
 	flags := parent.PersistentFlags()
 	flags.StringP("config", "c", "", "Configuration file, for the address of the admin API")
 	flags.StringP("adapter", "a", "", "Name of the config adapter to apply to it")

@@ -106,7 +106,8 @@ GeneratedTokens, Timestamp). --columns gives other names. --backend selects the
 backends of that provider. Versions at the end of models, such as -2024-08-06, are
 ignored. The status is 1 if a model differs by more than 1 percent.
 `,
-		Args: cobra.NoArgs, SilenceUsage: true,
+		Example: "  caddy openai-lb usage --month 2026-11 --by caller,model",
+		Args:    cobra.NoArgs, SilenceUsage: true,
 	}
 	flags := command.Flags()
 	flags.StringVar(&o.month, "month", "", "Month, such as 2026-11 (default: this month)")

@@ -50,14 +50,18 @@ func commands() []*cobra.Command {
 		command.Flags().String("reason", "", "Why, for the log and for other operators")
 		command.Flags().String("by", "", "Who gives the order, for the log and for other operators (default: you, as user@host)")
 	}
-	return []*cobra.Command{
-		status, callers,
-		newCommand("replicas", "Shows the replicas that share state, when each was last heard from, and whose configuration differs",
-			call{method: http.MethodGet, path: replicasPath, show: showReplicas}),
-		drain, resume, reset,
-		newCommand("version", "Shows the version of this binary, or with --address or --config that of the running Caddy",
-			call{method: http.MethodGet, path: versionPath, show: showBuild}),
+	replicas := newCommand("replicas", "Shows the replicas that share state, when each was last heard from, and whose configuration differs",
+		call{method: http.MethodGet, path: replicasPath, show: showReplicas})
+	version := newCommand("version", "Shows the version of this binary, or with --address or --config that of the running Caddy",
+		call{method: http.MethodGet, path: versionPath, show: showBuild})
+	for command, example := range map[*cobra.Command]string{
+		status: "status --pool openai_lb", callers: "callers --json", resetCaller: `callers reset alice --reason "a wrong report"`,
+		replicas: "replicas", version: "version --address localhost:2019",
+		drain: `drain ptu --reason "new deployment, back at noon" --wait`, resume: "resume ptu", reset: "reset ptu --pool openai_lb",
+	} {
+		command.Example = "  caddy openai-lb " + example
 	}
+	return []*cobra.Command{status, callers, replicas, drain, resume, reset, version}
 }
 
 // operator returns the user of this process and its host, as the admin API accepts it.

@@ -53,7 +53,8 @@ With --offline, nothing is sent, and a stand-in replaces each {env.X} and {file.
 that is not set: the structure and the options are validated, for CI. Caddy itself
 replaces {$X}, which needs a value or a default.
 `,
-		Args: cobra.NoArgs, SilenceUsage: true,
+		Example: "  caddy openai-lb check --config /etc/caddy/Caddyfile\n  caddy openai-lb check --offline",
+		Args:    cobra.NoArgs, SilenceUsage: true,
 	}
 	flags := command.Flags()
 	flags.StringVarP(&from.file, "config", "c", "", "Configuration file (default: Caddyfile)")

@@ -20,18 +20,18 @@ comment at its top says what does not carry over, and on which line it was. Keys
 never appear in it: they become placeholders such as {env.EAST_KEY}, and a comment
 says which variable to set.
 
-  caddy openai-lb import litellm config.yaml >Caddyfile
-
 litellm reads the file of LiteLLM's proxy, or the values of its Helm chart. With
 --helm, it prints values for the chart of openai_lb instead. Nothing is sent. Then read the Caddyfile,
 and check it with 'caddy openai-lb check'. Microsoft's sample openai-aca-lb needs no
 import: the option backends_from_env reads its variables.
 `,
-		Args: cobra.NoArgs, SilenceUsage: true,
+		Example: "  caddy openai-lb import litellm config.yaml >Caddyfile",
+		Args:    cobra.NoArgs, SilenceUsage: true,
 		RunE: func(command *cobra.Command, _ []string) error { return command.Help() },
 	}
 	litellm := &cobra.Command{
-		Use: "litellm <config.yaml>", Short: "Reads the file of LiteLLM's proxy", Args: cobra.ExactArgs(1), SilenceUsage: true,
+		Use: "litellm <config.yaml>", Short: "Reads the file of LiteLLM's proxy", Example: "  caddy openai-lb import litellm config.yaml >Caddyfile",
+		Args: cobra.ExactArgs(1), SilenceUsage: true,
 		RunE: func(command *cobra.Command, args []string) error {
 			text, err := cli.ReadFile(args[0])
 			if err != nil {
