@@ -52,7 +52,7 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		want  []string
 	}{
 		{"no backend at all", "", []string{"no backend", "backend <url>"}},
-		{"a word that is not an option", "backend http://a\nbackends http://b", []string{"Caddyfile:4", "'backends'", "affinity, backend, backends_from_env, caller, caller_identity, client_key"}},
+		{"a word that is not an option", "backend http://a\nbackends http://b", []string{"Caddyfile:4", "'backends'", "affinity, backend, backends_from_env, caller, caller_identity, callers_file, client_key"}},
 		{"a word of a backend that is not an option", "backend http://a {\nprio 1\n}", []string{"Caddyfile:4", "'prio'", "priority"}},
 		{"an engine that is not built in", "backend http://a\nstate redis", []string{"Caddyfile:4", "state 'redis' is not in this build: add it with xcaddy build --with github.com/openai-lb/caddy-openai-lb/redis"}},
 		{"an identity that is not built in", "backend http://a {\nauth azure_identity\n}", []string{"Caddyfile:4", "azure_identity is not in this build", "caddy-openai-lb/azure"}},

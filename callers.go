@@ -71,10 +71,11 @@ func (h *Handler) warnOfSites(ctx caddy.Context) (err error) {
 // newCallers sets up the limits of callers. It returns nil if there are none.
 func (h *Handler) newCallers(ctx caddy.Context) (*callers.Callers, error) {
 	backends, tokens := backendsForCallers(h.Backends), h.clientKeys.TokenTiers()
-	if err := errors.Join(h.Config.Check(h.clientKeys != nil, backends), h.CheckTiers(tokens)); err != nil {
+	config, err := h.Config.WithFile()
+	if err := errors.Join(err, config.Check(h.clientKeys != nil, backends), config.CheckTiers(tokens)); err != nil {
 		return nil, err
 	}
-	for _, warning := range h.Unused(h.clientKeys.Names(), h.clientKeys.Tiers(), tokens) {
+	for _, warning := range config.Unused(h.clientKeys.Names(), h.clientKeys.Tiers(), tokens) {
 		h.logger.Warn(warning)
 	}
 	if h.clientKeys == nil {
@@ -82,10 +83,13 @@ func (h *Handler) newCallers(ctx caddy.Context) (*callers.Callers, error) {
 	}
 	b := h.balancer
 	c := callers.New(callers.Options{
-		Config: h.Config, Pool: h.Pool, Backends: backends, Storage: ctx.Storage(), Logger: h.logger, Crossed: b.events.Crossed,
+		Config: config, Written: &h.Config, Pool: h.Pool, Backends: backends, Storage: ctx.Storage(), Logger: h.logger, Crossed: b.events.Crossed,
 	})
 	if c == nil {
 		return nil, nil
+	}
+	if h.CallersFile != nil {
+		h.keyFiles.Add("limits of callers", c.Read)
 	}
 	b.Callers, b.tiers = callers.MetersOf(h.Pool), h.QuotaTiers()
 	b.Unlimited = func() []string { return c.Unlimited(h.clientKeys.Names()) }

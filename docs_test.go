@@ -190,6 +190,7 @@ func surroundings(t *testing.T) (fill func(config string) string) {
 	certificate, _ := lbtest.WriteCertificate(t)
 	lbtest.WriteFile(t, folder+"/secret", "key-of-a-file\n")
 	lbtest.WriteFile(t, folder+"/client-keys", "dave client-key-of-dave\n")
+	lbtest.WriteFile(t, folder+"/limits", string(lbtest.ReadFile(t, "examples/limits")))
 	t.Setenv("BACKEND_1_URL", "https://contoso.openai.azure.com")
 	t.Setenv("BACKEND_1_PRIORITY", "1")
 	t.Setenv("BACKEND_1_APIKEY", "key-of-backend-1")
@@ -199,6 +200,7 @@ func surroundings(t *testing.T) (fill func(config string) string) {
 			`\{file\.[^}]+\}`:                    "{file." + folder + "/secret}",
 			`/etc/ssl/private-ca\.pem`:           certificate,
 			`(client_keys_file"?:? *"?)/[^\s"]+`: "${1}" + folder + "/client-keys",
+			`(callers_file"?:? *"?)/[^\s"]+`:    "${1}" + folder + "/limits",
 			`(?ms)^\s*state redis \{.*?^\s*\}$`:  "",
 			// its last engine and the block end together
 			`(?ms)^\s*state regions \{.*?^\s*\}\n\s*\}$`: "",

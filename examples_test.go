@@ -40,12 +40,17 @@ func TestTheExampleOfCallersLetsInWhomItSays(t *testing.T) {
 	}))
 	t.Cleanup(checks.Close)
 	text := lbtest.ReadFile(t, "examples/callers.Caddyfile")
+	repository, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
 	hash := regexp.MustCompile(`\$2a\$\S+`).FindString(string(text))
 	port := lbtest.FreePort(t)
 	config := strings.NewReplacer(
 		"https://contoso-east.openai.azure.com {", backend.URL+" {\nauth api_key",
 		"auth.example.com:8080", checks.Listener.Addr().String(),
 		// a hash of the same password that takes less time than it should
+		"/etc/caddy/limits", filepath.Join(repository, "examples/limits"),
 		hash, "$2a$04$cLCzNCpXUHahevsgWxHSE.TnIxl5qWXp35J4UcibrLM26p1kg55N2",
 		".example.com {", fmt.Sprintf(".localhost:%d {", port),
 	).Replace(string(text))

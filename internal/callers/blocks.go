@@ -2,10 +2,34 @@ package callers
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 )
+
+// blocks are the blocks of all callers.
+type blocks struct {
+	// byName are the callers with their own block, and others is that of all others. named reports whether there is a block
+	// for these, and limits whether any caller has limits.
+	byName        map[string]*block
+	others        *block
+	named, limits bool
+}
+
+// use puts the blocks of the options in force.
+func (c *Callers) use(o *Options) {
+	made := &blocks{byName: make(map[string]*block), others: c.blockOf(o, Caller{Name: everyOther})}
+	for _, caller := range o.Callers {
+		if b := c.blockOf(o, caller); caller.Name == everyOther {
+			made.others, made.named = b, true
+		} else {
+			made.byName[caller.Name] = b
+		}
+	}
+	made.limits = len(o.Callers) > 0 || slices.ContainsFunc(o.Tiers, func(t Tier) bool { return !t.isEmpty() })
+	c.blocks.Store(made)
+}
 
 // block has the options of a config for one caller with its own block, or for all others.
 type block struct {
@@ -64,37 +88,36 @@ func (c *Callers) Place(tiers map[string]string) {
 	if c == nil || len(tiers) == 0 && c.placed.Load() == nil {
 		return
 	}
-	placed := make(map[string]*entry, len(tiers))
-	for name, tier := range tiers {
-		if b := c.block(name); !b.fixed {
-			placed[name] = b.inTier[tier]
-		}
-	}
-	c.placed.Store(&placed)
+	c.placed.Store(new(maps.Clone(tiers)))
 	if c.started.Load() { // what was used stays
 		c.configure()
 	}
 }
 
 func (c *Callers) of(name string) *entry {
+	b := c.block(name)
+	if b.fixed {
+		return b.usual
+	}
 	if placed := c.placed.Load(); placed != nil {
-		if e := (*placed)[name]; e != nil {
+		if e := b.inTier[(*placed)[name]]; e != nil {
 			return e
 		}
 	}
 	if tokens := c.byToken.Load(); tokens != nil {
-		if e := tokens.of(name).entry; e != nil {
+		if e := b.inTier[tokens.of(name).tier]; e != nil {
 			return e
 		}
 	}
-	return c.block(name).usual
+	return b.usual
 }
 
 func (c *Callers) block(name string) *block {
-	if b, ok := c.byName[name]; ok {
+	all := c.blocks.Load()
+	if b, ok := all.byName[name]; ok {
 		return b
 	}
-	return c.others
+	return all.others
 }
 
 // setOf returns the number of a list.

@@ -20,8 +20,8 @@ type byToken struct {
 
 // saidByToken is what the newest token of a caller says.
 type saidByToken struct {
-	// entry is the caller in the tier of the token. nil: the token names none, or the caller's own block does.
-	entry  *entry
+	// tier is the one that the token names, or empty. It does not count if the caller's own block names one.
+	tier   string
 	issued time.Time
 }
 
@@ -60,7 +60,7 @@ func (b *byToken) set(name string, said saidByToken) {
 // PlaceByToken places a caller in the tier that its token names, unless its own block or its line in client_keys_file names
 // one, or a newer token has come. Without a tier, its tier is that of callers for which nothing names one. nil is no token.
 func (c *Callers) PlaceByToken(token *keys.Identity) {
-	if token == nil || c == nil || len(c.others.inTier) == 0 {
+	if token == nil || c == nil || len(c.blocks.Load().others.inTier) == 0 {
 		return
 	}
 	tokens := c.byToken.Load()
@@ -73,14 +73,11 @@ func (c *Callers) PlaceByToken(token *keys.Identity) {
 	}
 	tokens.placing.Lock()
 	defer tokens.placing.Unlock()
-	before, said := tokens.of(token.Name), saidByToken{issued: token.Issued}
+	before, said := tokens.of(token.Name), saidByToken{tier: token.Tier, issued: token.Issued}
 	if !token.Issued.After(before.issued) {
 		return
 	}
-	if b := c.block(token.Name); !b.fixed {
-		said.entry = b.inTier[token.Tier]
-	}
-	if tokens.set(token.Name, said); said.entry != before.entry && c.started.Load() { // what was used stays
+	if tokens.set(token.Name, said); said.tier != before.tier && c.started.Load() { // what was used stays
 		now := time.Now()
 		c.kept.meters.Get(now, token.Name).Change(now, c.of(token.Name).settings)
 	}

@@ -21,6 +21,7 @@ import (
 //	    service_tiers <tier...>
 //	    tier          <name>
 //	}
+//	callers_file <path>
 //	tier <name> [default]
 //	tier <name> [default] {
 //	    reserve <percent>%
@@ -31,6 +32,8 @@ func (c *Config) Directives() directive.Options {
 	return directive.Options{
 		"caller": directive.Func(c.unmarshalCaller).Repeatable(),
 		"tier":   directive.Func(c.unmarshalTier).Repeatable(),
+
+		"callers_file": directive.TextPointer(&c.CallersFile),
 		"timezone": directive.String(&c.Timezone).Check(func() error {
 			_, err := c.Location()
 			return err

@@ -3,7 +3,6 @@ package callers
 import (
 	"math/rand/v2"
 	"net/http"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -22,13 +21,11 @@ import (
 // Callers limits what the callers of a pool may use, by the options of one config. What they have used
 // outlives the config.
 type Callers struct {
-	// byName are the callers with their own block, and others is that of all others. named reports whether the config
-	// has it, and limits whether the config limits any caller.
-	byName        map[string]*block
-	others        *block
-	named, limits bool
-	// placed are the callers that client_keys_file has placed in a tier. nil: it has placed none.
-	placed atomic.Pointer[map[string]*entry]
+	// blocks are those of the config and of its file, which may change.
+	blocks  atomic.Pointer[blocks]
+	watched watched
+	// placed are the tiers in which client_keys_file has placed callers. nil: it has placed none.
+	placed atomic.Pointer[map[string]string]
 	// byToken are the callers that tokens have placed. nil: none has placed any.
 	byToken atomic.Pointer[byToken]
 	// started reports whether the options apply: since Start, until Close.
@@ -47,7 +44,9 @@ type Callers struct {
 
 // Options are what New needs.
 type Options struct {
+	// Config has the callers of its file, too, and Written is what the Caddyfile says. It may be nil without a file.
 	Config
+	Written *Config
 	// Pool is the name of the pool, and Backends are its backends.
 	Pool     string
 	Backends []Backend
@@ -63,20 +62,16 @@ var inUse = caddy.NewUsagePool()
 
 // New returns the callers of a pool, or nil if the config has none, nor tiers. It was checked. The caller closes it.
 func New(o Options) *Callers {
-	if len(o.Callers)+len(o.Tiers) == 0 {
+	if len(o.Callers)+len(o.Tiers) == 0 && o.CallersFile == nil {
 		return nil
 	}
-	c := &Callers{byName: make(map[string]*block), sets: [][]string{nil}, name: o.Pool, log: o.Logger, crossed: o.Crossed, storage: o.Storage}
+	c := &Callers{sets: [][]string{nil}, name: o.Pool, log: o.Logger, crossed: o.Crossed, storage: o.Storage}
 	c.location, _ = o.Location() // it was checked
-	c.others = c.blockOf(&o, Caller{Name: everyOther})
-	for _, caller := range o.Callers {
-		if b := c.blockOf(&o, caller); caller.Name == everyOther {
-			c.others, c.named = b, true
-		} else {
-			c.byName[caller.Name] = b
-		}
+	c.use(&o)
+	c.watched.options, c.watched.applied = o, o.Callers
+	if o.Written != nil {
+		c.watched.options.Config = *o.Written
 	}
-	c.limits = len(o.Callers) > 0 || slices.ContainsFunc(o.Tiers, func(t Tier) bool { return !t.isEmpty() })
 	value, again, _ := inUse.LoadOrNew(c.name, func() (caddy.Destructor, error) { return newKept(c.name), nil })
 	if c.kept = value.(*kept); !again {
 		c.Start()
@@ -200,11 +195,15 @@ func (c *Callers) refusedBy(name string, by int) {
 
 // Unlimited returns those of the names for which the config has neither a block nor a tier with limits, although it has some.
 func (c *Callers) Unlimited(names []string) (unlimited []string) {
-	if c == nil || c.named || !c.limits {
+	if c == nil {
+		return nil
+	}
+	b := c.blocks.Load()
+	if b.named || !b.limits {
 		return nil
 	}
 	for _, name := range names {
-		if c.byName[name] == nil && c.of(name).empty {
+		if b.byName[name] == nil && c.of(name).empty {
 			unlimited = append(unlimited, name)
 		}
 	}

@@ -24,6 +24,12 @@ type Config struct {
 	//	caller <name>|* {
 	Callers []Caller `json:"callers,omitempty"`
 
+	// CallersFile is a file with blocks of `caller` that is read again when it changes: limits, the tier and `deny`. Default:
+	// none.
+	//
+	//	callers_file <path>
+	CallersFile *string `json:"callers_file,omitempty"`
+
 	// Tiers are classes of callers, the most important one first; repeatable, at most 8. Default: none.
 	//
 	//	tier <name> [default]
@@ -110,6 +116,9 @@ func (c *Config) Check(named bool, backends []Backend) error {
 		if err != nil {
 			return fmt.Errorf("tier '%s'%w", t.Name, err)
 		}
+	}
+	if c.CallersFile != nil && !named {
+		return fmt.Errorf("callers_file%w", errUnnamed)
 	}
 	given := make(map[string]bool, len(c.Callers))
 	for _, caller := range c.Callers {

@@ -55,7 +55,7 @@ func TestWhatATokenSaysIsForgotten(t *testing.T) {
 				c.PlaceByToken(token)
 				a, _ := c.Admit(time.Now(), token.Name, meter.Estimate{Prompt: 1})
 				a.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 1})
-				if c.of(token.Name) == c.others.usual {
+				if c.of(token.Name) == c.blocks.Load().others.usual {
 					t.Fatal("it is not in the tier of its token")
 				}
 			}

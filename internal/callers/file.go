@@ -1,0 +1,184 @@
+package callers
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+)
+
+// A callers_file has blocks of `caller`, as the Caddyfile has them, with limits, the tier and deny. It is read again while
+// requests come, so that a limit changes at all replicas that have the file, without a reload. The other options of a caller
+// decide which backends a request may use, and are known from the load on.
+//
+// A line of the file replaces the line of the Caddyfile's block, and the other lines of that apply, too. What was used
+// stays. A file that is not valid changes nothing, and neither does one that changes between two looks, a second apart: an
+// editor or a copy writes it in parts, and a part may be valid.
+
+// maxFile is how long a file may be, in bytes.
+const maxFile = 16 << 20
+
+// withoutLimits are the options that the file does not have.
+var withoutLimits = errors.New("models, backends and service_tiers belong in the Caddyfile: expected requests, tokens, max_requests and tier")
+
+// path returns the path of the file, without placeholders. It is empty if there is none.
+func (c *Config) path() (string, error) {
+	if c.CallersFile == nil {
+		return "", nil
+	}
+	path, err := caddy.NewReplacer().ReplaceOrErr(*c.CallersFile, true, true)
+	if err == nil && strings.TrimSpace(path) == "" {
+		err = errors.New("expected the path of a file, found none")
+	}
+	if err != nil {
+		return "", fmt.Errorf("callers_file: %w", err)
+	}
+	return path, nil
+}
+
+// WithFile returns the options with the callers of the file, if there is one.
+func (c *Config) WithFile() (Config, error) {
+	text, path, err := c.readFile()
+	if path == "" || err != nil {
+		return *c, err
+	}
+	return c.with(path, text)
+}
+
+func (c *Config) readFile() (text []byte, path string, err error) {
+	if path, err = c.path(); path == "" || err != nil {
+		return nil, "", err
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, path, fmt.Errorf("callers_file: %w", err)
+	}
+	defer file.Close()
+	text, err = io.ReadAll(io.LimitReader(file, maxFile+1))
+	if err == nil && len(text) > maxFile {
+		err = fmt.Errorf("%s: expected at most %d bytes", path, maxFile)
+	}
+	if err != nil {
+		return nil, path, fmt.Errorf("callers_file: %w", err)
+	}
+	return text, path, nil
+}
+
+// with returns the options with the callers of a text.
+func (c *Config) with(path string, text []byte) (Config, error) {
+	merged := *c
+	tokens, err := caddyfile.Tokenize(text, path)
+	if err != nil {
+		return merged, fmt.Errorf("callers_file %s: %w", path, err)
+	}
+	open := 0 // a dispenser takes the end of the file for that of a block
+	for _, token := range tokens {
+		switch token.Text {
+		case "{":
+			open++
+		case "}":
+			open--
+		}
+	}
+	if open != 0 {
+		return merged, fmt.Errorf("callers_file %s: expected as many { as }", path)
+	}
+	var read Config
+	for d := caddyfile.NewDispenser(tokens); d.Next(); {
+		begin := *d
+		if d.Val() != "caller" {
+			return merged, d.Errf("callers_file: unrecognized option '%s': expected caller", d.Val())
+		}
+		if err := read.unmarshalCaller(d); err != nil {
+			return merged, fmt.Errorf("callers_file: %w", err)
+		}
+		last := read.Callers[len(read.Callers)-1]
+		if last.Models != nil || last.Backends != nil || last.ServiceTiers != nil {
+			return merged, fmt.Errorf("callers_file: %w", begin.WrapErr(fmt.Errorf("caller '%s': %w", last.Name, withoutLimits)))
+		}
+	}
+	if len(read.Callers) == 0 {
+		return merged, fmt.Errorf("callers_file %s: expected at least one caller, found none", path)
+	}
+	if err := read.checkTwice(); err != nil {
+		return merged, fmt.Errorf("callers_file %s: %w", path, err)
+	}
+	merged.Callers = slices.Clone(c.Callers)
+	for _, its := range read.Callers {
+		i := slices.IndexFunc(c.Callers, func(given Caller) bool { return given.Name == its.Name })
+		if i < 0 {
+			merged.Callers = append(merged.Callers, its)
+			continue
+		}
+		given := c.Callers[i]
+		if its.Deny {
+			merged.Callers[i] = its
+			continue
+		}
+		its.Allowance, its.Tier, its.Deny = its.orOf(given.Allowance), cmp.Or(its.Tier, given.Tier), given.Deny && its.withoutOptions()
+		merged.Callers[i] = its
+	}
+	return merged, nil
+}
+
+// checkTwice returns an error if a caller has two blocks.
+func (c *Config) checkTwice() error {
+	given := make(map[string]bool, len(c.Callers))
+	for _, caller := range c.Callers {
+		if given[caller.Name] {
+			return fmt.Errorf("caller '%s' is given twice: expected one block with all of its limits", caller.Name)
+		}
+		given[caller.Name] = true
+	}
+	return nil
+}
+
+// watched is the file as it was last read.
+type watched struct {
+	mu sync.Mutex // held while it is read
+	// options are those of the Caddyfile, with the pool's backends, and applied those of which the blocks are in use.
+	options Options
+	applied []Caller
+	// latest is the text at the last look, and failed is what was wrong with it once it had stayed.
+	latest string
+	failed error
+}
+
+// Read reads the file again. The error says what is wrong with it. The limits stay as they are then.
+func (c *Callers) Read() error {
+	w := &c.watched
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	text, path, err := w.options.readFile()
+	if err != nil {
+		w.latest, w.failed = "", err
+		return err
+	}
+	if w.latest != string(text) { // it is looked at once more before it applies
+		w.latest = string(text)
+		return w.failed
+	}
+	merged, err := w.options.with(path, text)
+	if err == nil {
+		err = merged.Check(true, w.options.Backends)
+	}
+	if w.failed = err; err != nil || reflect.DeepEqual(merged.Callers, w.applied) {
+		return err
+	}
+	w.applied = merged.Callers
+	o := w.options
+	o.Config = merged
+	c.use(&o)
+	if c.started.Load() { // what was used stays
+		c.configure()
+	}
+	return nil
+}
