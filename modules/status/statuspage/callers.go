@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
@@ -92,7 +93,7 @@ func (s poolStatus) CallersSummary() string {
 func (s Status) CallersFrom() string {
 	var from, missing []string
 	for _, seen := range s.CallerReplicas {
-		name := cut(cmp.Or(seen.Host, "replica")) + " " + cut(seen.ID[:min(8, len(seen.ID))])
+		name := replicaName(seen)
 		if seen.Included {
 			from = append(from, name)
 		} else {
@@ -118,6 +119,22 @@ func (s Status) CallersFrom() string {
 		return fmt.Sprintf("Sums over %d replicas: %s. Without an answer: %s. %s", len(from), list(from), list(missing), asOf)
 	}
 	return fmt.Sprintf("Sums over %d replicas: %s. %s", len(from), list(from), asOf)
+}
+
+// SeenBy returns a sentence about the replica whose backends, models and requests the page shows, unlike the callers, who are
+// sums. It is empty if there are no other replicas.
+func (s Status) SeenBy() string {
+	for _, seen := range s.CallerReplicas {
+		if seen.Self && len(s.CallerReplicas) > 1 {
+			return fmt.Sprintf("Requests, problems, backends and models are those of this replica: %s. Callers and `caddy openai-lb status` add up all %d.",
+				replicaName(seen), len(s.CallerReplicas))
+		}
+	}
+	return ""
+}
+
+func replicaName(seen admin.Seen) string {
+	return cut(cmp.Or(seen.Host, "replica")) + " " + cut(seen.ID[:min(8, len(seen.ID))])
 }
 
 // refusedOf returns how many requests of a caller were refused in the last hour.

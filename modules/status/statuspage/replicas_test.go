@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"regexp"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -42,6 +43,10 @@ func TestThePageWaitsForNoReplica(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		shows("Sums over ")
 		shows("As of 00:00:03 UTC.")
+		page, err := ask(t, h, http.MethodGet, "/status")
+		if text := regexp.MustCompile(`are those of this replica: \S+ [0-9a-f]{8}\. Callers and .* add up all`); err != nil || !text.MatchString(page.Body.String()) {
+			t.Errorf("the page does not say whose backends it shows (%v): %s", err, page.Body)
+		}
 		time.Sleep(2 * time.Second)
 		stop[1]()
 		for range 20 {
