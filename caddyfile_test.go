@@ -427,7 +427,7 @@ func TestAMatcherThatMatchesNoRequestIsRefused(t *testing.T) {
 		"/v1*": "", "/v1/*": "", "*": "", "/v1/chat/completions": "", "/generate": "", "": "",
 	} {
 		_, err := lbtest.Adapt(":8080\nopenai_lb " + matcher + " {\nbackend http://a\n}")
-		if (want == "") != (err == nil) || err != nil && !(strings.Contains(err.Error(), "Caddyfile:2") && strings.Contains(err.Error(), want)) {
+		if (want == "") != (err == nil) || err != nil && (!strings.Contains(err.Error(), "Caddyfile:2") || !strings.Contains(err.Error(), want)) {
 			t.Errorf("the matcher %q: %v, want %q", matcher, err, want)
 		}
 	}

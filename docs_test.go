@@ -200,7 +200,7 @@ func surroundings(t *testing.T) (fill func(config string) string) {
 			`\{file\.[^}]+\}`:                    "{file." + folder + "/secret}",
 			`/etc/ssl/private-ca\.pem`:           certificate,
 			`(client_keys_file"?:? *"?)/[^\s"]+`: "${1}" + folder + "/client-keys",
-			`(callers_file"?:? *"?)/[^\s"]+`:    "${1}" + folder + "/limits",
+			`(callers_file"?:? *"?)/[^\s"]+`:     "${1}" + folder + "/limits",
 			`(?ms)^\s*state redis \{.*?^\s*\}$`:  "",
 			// its last engine and the block end together
 			`(?ms)^\s*state regions \{.*?^\s*\}\n\s*\}$`: "",

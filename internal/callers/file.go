@@ -26,8 +26,8 @@ import (
 // maxFile is how long a file may be, in bytes.
 const maxFile = 16 << 20
 
-// withoutLimits are the options that the file does not have.
-var withoutLimits = errors.New("models, backends and service_tiers belong in the Caddyfile: expected requests, tokens, max_requests and tier")
+// errNoLimit reports an option that the file does not have.
+var errNoLimit = errors.New("models, backends and service_tiers belong in the Caddyfile: expected requests, tokens, max_requests and tier")
 
 // path returns the path of the file, without placeholders. It is empty if there is none.
 func (c *Config) path() (string, error) {
@@ -102,7 +102,7 @@ func (c *Config) with(path string, text []byte) (Config, error) {
 		}
 		last := read.Callers[len(read.Callers)-1]
 		if last.Models != nil || last.Backends != nil || last.ServiceTiers != nil {
-			return merged, fmt.Errorf("callers_file: %w", begin.WrapErr(fmt.Errorf("caller '%s': %w", last.Name, withoutLimits)))
+			return merged, fmt.Errorf("callers_file: %w", begin.WrapErr(fmt.Errorf("caller '%s': %w", last.Name, errNoLimit)))
 		}
 	}
 	if len(read.Callers) == 0 {

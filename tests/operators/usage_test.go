@@ -211,7 +211,7 @@ func TestUsageRefusesWhatItCannotDo(t *testing.T) {
 		"has no ledger that can be read: run the command as the user who runs Caddy":                                  {"--config", elsewhere, "--adapter", "caddyfile"},
 		"'inputs' is not one of day, input, input_audio, model, output, output_audio":                                 {"--config", b.file, "--check", b.write("model,input_tokens\n"), "--columns", "inputs=Tokens"},
 		"by 'colour' is not a column: expected some of day, pool, caller, model, backend, service_tier":               {"--by", "caller,colour"},
-		"format 'xml' is not one of table, csv":                                                                 {"--format", "xml"},
+		"format 'xml' is not one of table, csv":                                                                       {"--format", "xml"},
 		"'2026-13' is not a month or a day such as 2026-11 or 2026-11-25":                                             {"--month", "2026-13"},
 		"no pool is called 'other': there are main":                                                                   {"--address", b.admin, "--pool", "other"},
 		"if any flags in the group [config address] are set none of the others can be; [address config] were all set": {"--config", b.file, "--address", b.admin},
