@@ -24,11 +24,14 @@ const (
 // given counts what each tier has got, in the latest parts of time. What it has got in those that are over is summed up once, when
 // the next one begins.
 type given struct {
-	parts [parts]struct {
-		number atomic.Int64
-		costs  [MaxTiers + 1]atomic.Int64
-	}
-	past atomic.Pointer[past] // nil: it is not summed up
+	parts [parts]atomic.Pointer[costs] // nil: nothing was added
+	past  atomic.Pointer[past]         // nil: it is not summed up
+}
+
+// costs are those of a part.
+type costs struct {
+	number int64
+	tiers  [MaxTiers + 1]atomic.Int64
 }
 
 // past is what each tier had got in each of the spans when a part began: in those parts that are of it as a whole, and in the
@@ -41,26 +44,28 @@ type past struct {
 // indexOf returns the index of a part, which may have a negative number where a clock is far off.
 func indexOf(number int64) int { return int(uint64(number) % parts) } //nolint:gosec // any index will do
 
-// add adds the cost of a request. One of the moment at which a part begins may be lost. A part that is far in the future is of a
-// clock that was wrong.
+// add adds the cost of a request. A part begins with new counters: if old ones were cleared, what others add meanwhile would be lost.
+// A part that is far in the future is of a clock that was wrong.
 func (g *given) add(tier int, cost, at int64) {
-	p := &g.parts[indexOf(at/part)]
-	number := p.number.Load()
-	if ahead := number - at/part; (ahead < 0 || ahead > parts) && p.number.CompareAndSwap(number, at/part) {
-		for i := range p.costs {
-			p.costs[i].Store(0)
+	place, number := &g.parts[indexOf(at/part)], at/part
+	p := place.Load()
+	for p == nil || p.number < number || p.number > number+parts {
+		if begun := (&costs{number: number}); place.CompareAndSwap(p, begun) {
+			p = begun
+			break
 		}
+		p = place.Load()
 	}
-	p.costs[tier].Add(cost)
+	p.tiers[tier].Add(cost)
 }
 
 // takeBack takes back what was added then, unless its part is over and forgotten.
 func (g *given) takeBack(tier int, cost, then int64) {
-	p := &g.parts[indexOf(then/part)]
-	if p.number.Load() != then/part {
+	p := g.parts[indexOf(then/part)].Load()
+	if p == nil || p.number != then/part {
 		return
 	}
-	p.costs[tier].Add(-cost)
+	p.tiers[tier].Add(-cost)
 	if known := g.past.Load(); known != nil && known.number != then/part {
 		g.past.Store(nil)
 	}
@@ -74,14 +79,14 @@ func (g *given) addTo(all *[MaxTiers + 1]int64, span int, at int64) {
 		known = g.sumUp(now)
 		g.past.Store(known)
 	}
-	current, left := &g.parts[indexOf(now)], float64(part-at%part)/part
-	begun := current.number.Load() == now
+	current, left := g.parts[indexOf(now)].Load(), float64(part-at%part)/part
+	begun := current != nil && current.number == now
 	for tier, cost := range known.whole[span] {
 		if oldest := known.oldest[span][tier]; oldest != 0 {
 			cost += int64(float64(oldest) * left)
 		}
 		if begun {
-			cost += current.costs[tier].Load()
+			cost += current.tiers[tier].Load()
 		}
 		all[tier] += cost
 	}
@@ -91,12 +96,12 @@ func (g *given) addTo(all *[MaxTiers + 1]int64, span int, at int64) {
 func (g *given) sumUp(number int64) *past {
 	sum := &past{number: number}
 	for age := range int64(parts - 1) {
-		p := &g.parts[indexOf(number-age-1)]
-		if p.number.Load() != number-age-1 {
+		p := g.parts[indexOf(number-age-1)].Load()
+		if p == nil || p.number != number-age-1 {
 			continue
 		}
-		for tier := range p.costs {
-			cost := p.costs[tier].Load()
+		for tier := range p.tiers {
+			cost := p.tiers[tier].Load()
 			for i, span := range spans {
 				switch {
 				case age+1 < span:
