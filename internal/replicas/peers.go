@@ -74,7 +74,7 @@ func (p *peers) hear(m message, heard time.Time) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	before, known := p.known[m.From]
-	if !(known && before.Heard.After(heard)) && (known || len(p.known) < maxPeers) {
+	if known && !before.Heard.After(heard) || !known && len(p.known) < maxPeers {
 		p.known[m.From] = Peer{ID: m.From, Host: m.Host, Since: time.UnixMilli(m.Since), Heard: heard, Configs: p.compare(m, before.Configs, heard)}
 	}
 	for _, peer := range p.known {
