@@ -79,8 +79,8 @@ func TestReplicasThatCannotBeReachedAreNotForgotten(t *testing.T) {
 		}
 		w.hub.Fail(errors.New("down"))
 		time.Sleep(time.Hour)
-		if n := others(); n != 1 || len(r.peers.list(time.Now())) != 0 {
-			t.Errorf("it knows %d others without the store, of which %d count, want 1 that does not count", n, len(r.peers.list(time.Now())))
+		if n := others(); n != 1 || len(r.peers.list(time.Now())) != 1 {
+			t.Errorf("it knows %d others without the store, and %d replicas count, want 1, and only itself", n, len(r.peers.list(time.Now())))
 		}
 		w.replicas[1].stop()
 		w.hub.Fail(nil)

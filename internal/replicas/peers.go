@@ -107,9 +107,10 @@ func (p *peers) cameBack(at time.Time) {
 	p.mu.Unlock()
 }
 
-// list returns the replicas that count, the oldest first.
+// list returns the replicas that count, the oldest first. This one does, also
+// while it does not hear itself, because the store cannot be reached.
 func (p *peers) list(now time.Time) []Peer {
-	return slices.DeleteFunc(p.all(), func(peer Peer) bool { return peer.isSilent(now) })
+	return slices.DeleteFunc(p.all(), func(peer Peer) bool { return peer.isSilent(now) && peer.ID != p.self.ID })
 }
 
 // all returns the replicas that count and those that may still run, the oldest
