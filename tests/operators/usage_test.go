@@ -117,6 +117,7 @@ func TestUsageAddsUpTheLedgersOfAllReplicas(t *testing.T) {
 	if err := caddy.Stop(); err != nil {
 		t.Fatal(err)
 	}
+	http.DefaultClient.CloseIdleConnections() // a POST on a closed one would fail
 	b.want(all, "--config", b.file)
 	config, err := lbtest.Adapt(b.contents)
 	if err != nil {
