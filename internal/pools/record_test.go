@@ -3,6 +3,7 @@ package pools
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,15 +16,17 @@ import (
 func TestARecordShowsAStorageThatFails(t *testing.T) {
 	path := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		var failure error
-		s := NewSaver("bill", nil, func(context.Context, certmagic.Storage) error { return failure })
+		var full atomic.Bool
+		s := NewSaver("bill", nil, func(context.Context, certmagic.Storage) error {
+			if full.Load() {
+				return &StorageError{What: "could not save", Err: errors.New("no space left on device")}
+			}
+			return nil
+		})
 		defer s.Close()
 		s.Configure(&certmagic.FileStorage{Path: path}, zap.NewNop())
 		for _, fails := range []bool{false, true, false} {
-			failure = nil
-			if fails {
-				failure = &StorageError{What: "could not save", Err: errors.New("no space left on device")}
-			}
+			full.Store(fails)
 			for range 10 {
 				s.Changed()
 				time.Sleep(SaveInterval)

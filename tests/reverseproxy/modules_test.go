@@ -59,12 +59,12 @@ func TestAPlainReverseProxyTreatsUpstreamsAsTheDirectiveTreatsBackends(t *testin
 		"connections that all break":                    {replies: all(lbtest.Aborts), bodies: []string{chat, "", chat}, want: "502  upstream_unreachable"},
 		"a stream that is cut":                          {replies: a(lbtest.Streams(lbtest.StreamContent, lbtest.Abort)), bodies: []string{stream, chat}, want: "200 a cut"},
 		"a stream that begins with an error":            {replies: a(lbtest.Streams(lbtest.StreamError)), bodies: []string{stream, chat}, want: "200 b"},
-		"a stream that does not begin":                  {replies: a(lbtest.Hangs), bodies: []string{stream, chat}, options: "stream_first_event_timeout 50ms", want: "200 b"},
-		"no answer of all":                              {replies: all(lbtest.Hangs), bodies: []string{chat}, options: "response_header_timeout 50ms", want: "504  upstream_timeout"},
+		"a stream that does not begin":                  {replies: a(lbtest.Hangs), bodies: []string{stream, chat}, options: "stream_first_event_timeout 1s", want: "200 b"},
+		"no answer of all":                              {replies: all(lbtest.Hangs), bodies: []string{chat}, options: "response_header_timeout 1s", want: "504  upstream_timeout"},
 		"a body that is not kept":                       {replies: a(lbtest.Status(500)), bodies: []string{chat + strings.Repeat(" ", 5000), chat}, options: "request_buffers 1KiB", want: "500 a"},
 		"a failure of what must not be done twice":      {replies: a(lbtest.Status(502)), bodies: []string{`{}`}, path: "/v1/batches", want: "502 a x-should-retry"},
 		"a connection that breaks in what is done once": {replies: a(lbtest.Aborts), bodies: []string{`{}`, `{}`}, path: "/v1/batches", want: "502  upstream_unreachable x-should-retry"},
-		"no answer to what is done once":                {replies: a(lbtest.Hangs), bodies: []string{`{}`}, path: "/v1/batches", options: "response_header_timeout 50ms", want: "504  upstream_timeout x-should-retry"},
+		"no answer to what is done once":                {replies: a(lbtest.Hangs), bodies: []string{`{}`}, path: "/v1/batches", options: "response_header_timeout 1s", want: "504  upstream_timeout x-should-retry"},
 		"a throttle of what is done once":               {replies: a(lbtest.Throttled("300")), bodies: []string{`{}`, `{}`}, path: "/v1/batches", want: "200 b"},
 	} {
 		t.Run(name, func(t *testing.T) {
