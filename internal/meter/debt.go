@@ -26,7 +26,7 @@ func (m *meter) owe(now, by int64) {
 		return
 	}
 	d := &m.debt
-	if by < 0 {
+	if by <= 0 { // perhaps of a time before the windows
 		d.excess = max(0, d.excess+by)
 		return
 	}

@@ -94,3 +94,21 @@ func TestReplicasOweTogether(t *testing.T) {
 		}
 	}
 }
+
+// TestARequestThatGetsNothingBackOfAWindowThatIsOver has streams that paused
+// before a minute ended, and that cost less than they were charged with when
+// they began. Nothing of what they were charged with later goes back: this must
+// not look for a time that no window has, and leave the caller locked.
+func TestARequestThatGetsNothingBackOfAWindowThatIsOver(t *testing.T) {
+	for pause := time.Second; pause < 2*time.Minute; pause += 700 * time.Millisecond {
+		c := caller(t, "tokens 10k/minute", "tokens 100k/hour")
+		admitted(t, c, noon.Add(-3*time.Minute), exactly(1)).settle(noon.Add(-3 * time.Minute))
+		start := noon.Add(20 * time.Second)
+		r := admitted(t, c, start, Estimate{Prompt: 1000, Output: -1})
+		r.Spend(start.Add(time.Second), r.output+50)
+		r.Settle(start.Add(time.Second+pause), Cost{Requests: 1, Prompt: 500, Output: r.output + 50})
+		if got := c.Snapshot(start.Add(time.Second + pause)).InFlight; got != 0 {
+			t.Errorf("after a pause of %s, %d requests are in flight", pause, got)
+		}
+	}
+}

@@ -277,7 +277,7 @@ type moment struct {
 // refund takes from what the reservation of this number was charged with at a time, if its window is kept. A day and a
 // month are found by the number: midnight may be at another time since.
 func (m *meter) refund(amount int64, number uint64, at int64) {
-	if number < m.first[0] {
+	if amount <= 0 || number < m.first[0] {
 		return
 	}
 	part := m.part(at)
