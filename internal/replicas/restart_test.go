@@ -1,3 +1,7 @@
+//go:build !race
+
+// As in parts_test.go: the race detector crashes after very many timers in bubbles.
+
 package replicas
 
 import (
