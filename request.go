@@ -105,9 +105,9 @@ func (q *request) digest() uint64 {
 // lackedModel is the name of the model that the backend has or not.
 func (q *request) lackedModel(to *target) string { return pool.ModelKey(to.backend.NameOf(q.Model)) }
 
-// use is the operation with the model that the backend is asked for.
+// use is the operation with the model that the backend is asked for. Its names are short, whatever the client has sent.
 func (q *request) use(to *target) lacks.Use {
-	return lacks.Use{Model: q.lackedModel(to), Operation: q.Route.Operation}
+	return lacks.Use{Model: q.lackedModel(to), Operation: pool.ModelKey(q.Route.Operation)}
 }
 
 // pathName is the path of the request as backends have it or not: its operation, for each version of the API.
