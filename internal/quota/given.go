@@ -26,6 +26,8 @@ const (
 type given struct {
 	parts [parts]atomic.Pointer[costs] // nil: nothing was added
 	past  atomic.Pointer[past]         // nil: it is not summed up
+	// changes counts what was added to parts that may be summed up, which a sum of before does not have.
+	changes atomic.Int64
 }
 
 // costs are those of a part.
@@ -38,6 +40,7 @@ type costs struct {
 // oldest one, of which less and less is.
 type past struct {
 	number        int64 // of the part that began
+	changes       int64 // how many it has
 	whole, oldest Given
 }
 
@@ -57,6 +60,15 @@ func (g *given) add(tier int, cost, at int64) {
 		p = place.Load()
 	}
 	p.tiers[tier].Add(cost)
+	g.outdate(number)
+}
+
+// outdate has the past summed up again after a change of a part, if it may be one of the past: a request may end just as the
+// next part begins.
+func (g *given) outdate(number int64) {
+	if known := g.past.Load(); known == nil || known.number != number {
+		g.changes.Add(1)
+	}
 }
 
 // takeBack takes back what was added then, unless its part is over and forgotten.
@@ -66,16 +78,14 @@ func (g *given) takeBack(tier int, cost, then int64) {
 		return
 	}
 	p.tiers[tier].Add(-cost)
-	if known := g.past.Load(); known != nil && known.number != then/part {
-		g.past.Store(nil)
-	}
+	g.outdate(p.number)
 }
 
 // addTo adds what each tier has got in a span.
 func (g *given) addTo(all *[MaxTiers + 1]int64, span int, at int64) {
 	now := at / part
 	known := g.past.Load()
-	if known == nil || known.number != now {
+	if known == nil || known.number != now || known.changes != g.changes.Load() {
 		known = g.sumUp(now)
 		g.past.Store(known)
 	}
@@ -94,7 +104,7 @@ func (g *given) addTo(all *[MaxTiers + 1]int64, span int, at int64) {
 
 // sumUp returns what tiers had got when a part began.
 func (g *given) sumUp(number int64) *past {
-	sum := &past{number: number}
+	sum := &past{number: number, changes: g.changes.Load()}
 	for age := range int64(parts - 1) {
 		p := g.parts[indexOf(number-age-1)].Load()
 		if p == nil || p.number != number-age-1 {

@@ -357,6 +357,18 @@ func TestWhatIsTakenBackAfterItsPartDoesNotCount(t *testing.T) {
 	}
 }
 
+func TestWhatIsAddedToThePartBeforeCounts(t *testing.T) {
+	m := new(Meter)
+	m.gives(1, 5, at(0))
+	if got := m.Given(at(6))[1][1]; got != 5 { // so it is summed up
+		t.Fatalf("the tier has got %d, want 5", got)
+	}
+	m.gives(1, 7, at(4.9)) // a request whose time was taken just before the part was over
+	if got := m.Given(at(6))[1][1]; got != 12 {
+		t.Errorf("the tier has got %d, want 12", got)
+	}
+}
+
 func TestSharesInParallel(t *testing.T) {
 	m, tier := new(Meter), Tier{Number: 2, Shares: keeps}
 	var all sync.WaitGroup
