@@ -29,6 +29,10 @@ const maxFile = 16 << 20
 // errNoLimit reports an option that the file does not have.
 var errNoLimit = errors.New("models, backends and service_tiers belong in the Caddyfile: expected requests, tokens, max_requests and tier")
 
+// errOtherFile reports a file that is not one of callers. It may be another file by mistake, such as the one of client keys,
+// so none of its text is shown.
+var errOtherFile = errors.New("expected blocks that begin with 'caller', found something else")
+
 // path returns the path of the file, without placeholders. It is empty if there is none.
 func (c *Config) path() (string, error) {
 	if c.CallersFile == nil {
@@ -76,8 +80,8 @@ func (c *Config) readFile() (text []byte, path string, err error) {
 func (c *Config) with(path string, text []byte) (Config, error) {
 	merged := *c
 	tokens, err := caddyfile.Tokenize(text, path)
-	if err != nil {
-		return merged, fmt.Errorf("callers_file %s: %w", path, err)
+	if err != nil { // it is left out, because it quotes the file
+		return merged, fmt.Errorf("callers_file %s: %w", path, errOtherFile)
 	}
 	open := 0 // a dispenser takes the end of the file for that of a block
 	for _, token := range tokens {
@@ -95,7 +99,7 @@ func (c *Config) with(path string, text []byte) (Config, error) {
 	for d := caddyfile.NewDispenser(tokens); d.Next(); {
 		begin := *d
 		if d.Val() != "caller" {
-			return merged, d.Errf("callers_file: unrecognized option '%s': expected caller", d.Val())
+			return merged, fmt.Errorf("callers_file: %w", d.WrapErr(errOtherFile))
 		}
 		if err := read.unmarshalCaller(d); err != nil {
 			return merged, fmt.Errorf("callers_file: %w", err)

@@ -1,6 +1,7 @@
 package callers
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -57,7 +58,8 @@ func TestLimitsOfAFileChangeWithoutAReload(t *testing.T) {
 			"caller alice {\n\trequests 9/hour\n\tmodels gpt-5.5\n}\n":  "models, backends and service_tiers belong in the Caddyfile",
 			"caller alice {\n\trequests 9/hour\n":                       "expected as many { as }",
 			"caller alice {\n\ttier nowhere\n}\n":                       "tier 'nowhere' is not declared",
-			"tier alice {\n\trequests 9/hour\n}\n":                      "expected caller",
+			"tier alice {\n\trequests 9/hour\n}\n":                      "limits:1",
+			"alice sk-of-another-file\n":                                "limits:1",
 			"caller alice {\n\trequests 9/hour\n}\ncaller alice deny\n": "caller 'alice' is given twice",
 			"\n": "expected at least one caller",
 		} {
@@ -66,6 +68,9 @@ func TestLimitsOfAFileChangeWithoutAReload(t *testing.T) {
 			ask("alice", 429)
 			wantStale(1)
 			logged := w.Logged("could not reload secret")
+			if strings.Contains(fmt.Sprint(logged), "sk-of-another-file") {
+				t.Errorf("the log shows what is in a file that has no limits: %v", logged)
+			}
 			if len(logged) == 0 || len(logged) == before && before == 0 {
 				t.Errorf("%q: the log says nothing", text)
 			} else if last := logged[len(logged)-1].ContextMap()["error"].(string); len(logged) > before && !strings.Contains(last, want) {
