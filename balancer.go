@@ -117,7 +117,7 @@ func (t *target) forgetLacks() {
 func targetOf(b *backend.Backend) *target {
 	m := pool.NewMember(b.Name, pools.LoadHealth(b.HealthKey))
 	m.Priority, m.Weight, m.MaxRequests = b.Priority, *b.Weight, int64(b.MaxRequests)
-	m.Account = b.AccountKey
+	m.Account, m.FollowsLimits = b.AccountKey, b.FollowsLimits()
 	m.Models, m.AnyModel = b.Names(), b.Models == nil && b.Deployment == ""
 	m.Names, m.Deployment, m.ServiceTier = b.Models, b.Deployment, b.ServiceTier
 	upstream := &reverseproxy.Upstream{Host: new(reverseproxy.Host), Dial: b.Dial()}

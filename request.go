@@ -102,6 +102,15 @@ func (q *request) digest() uint64 {
 	return maphash.String(digests, q.incoming.Method+" "+q.incoming.URL.Path) ^ maphash.Bytes(digests, q.received.Buffered())
 }
 
+// weighedModel is the model of which backends' limits decide about weights. It is empty for operations other than inference, which
+// have separate limits.
+func (q *request) weighedModel() string {
+	if !q.Kind.Infers() {
+		return ""
+	}
+	return q.Model
+}
+
 // lackedModel is the name of the model that the backend has or not.
 func (q *request) lackedModel(to *target) string { return pool.ModelKey(to.backend.NameOf(q.Model)) }
 

@@ -396,16 +396,16 @@ func (s *search) takeBlame() bool {
 // update brings the board up to date.
 func (s *search) update(now time.Time) {
 	if s.board.At == nil {
-		s.fill()
+		s.fill(now)
 	}
 	s.bar(now)
 }
 
 // fill sets up the board.
-func (s *search) fill() {
+func (s *search) fill(now time.Time) {
 	b, q := s.balancer, s.request
 	s.board = pool.Ask{
-		At: s.fewBackends[:], Affinity: pool.Affinity{Key: q.session, Maker: s.placement.Maker()}, Cost: q.Cost,
+		At: s.fewBackends[:], Weights: b.Pool.Weights(q.weighedModel(), now), Affinity: pool.Affinity{Key: q.session, Maker: s.placement.Maker()}, Cost: q.Cost,
 		Once: q.isOnce(), Streamed: !q.received.Whole(), Kind: q.pulseKind(), Operation: strings.TrimSuffix(q.Route.Operation, "/"), Tier: s.callerTier(),
 	}
 	if len(b.targets) > len(s.fewBackends) {
@@ -427,7 +427,7 @@ func (s *search) fill() {
 	if b.policy != nil {
 		s.board.Policy = pools.Policy(b.policy, s.askPolicy)
 	}
-	s.findLackingPath(time.Now())
+	s.findLackingPath(now)
 }
 
 // findLackingPath finds the backends that lack the path, or open no WebSocket for it.

@@ -35,7 +35,7 @@ type Backend struct {
 	//	priority <n>
 	Priority int `json:"priority,omitempty"`
 
-	// Weight is the backend's share of the requests within its priority; 0 drains it. Default: 1.
+	// Weight is the backend's share of the requests within its priority; 0 drains it. Default: by its limits, or 1.
 	//
 	//	weight <n>
 	Weight *int `json:"weight,omitempty"`
@@ -142,7 +142,8 @@ type Resolved struct {
 	// HealthKey identifies what is known of its health, and AccountKey its stored objects.
 	HealthKey, AccountKey string
 
-	tierInHeader bool // the service tier is in a header, not in the body
+	tierInHeader  bool // the service tier is in a header, not in the body
+	followsLimits bool // no weight was given
 
 	base   string // the URL with its path
 	paths  openaiapi.Paths
@@ -188,6 +189,9 @@ func (b *Backend) Understands(r *openaiapi.Request) bool {
 	_, has := b.Models[r.Model]
 	return has || r.Model == "" && !r.NeedsModel
 }
+
+// FollowsLimits reports whether the backend's weight follows its limits, because the operator gave none.
+func (b *Backend) FollowsLimits() bool { return b.followsLimits }
 
 // TierOf returns the service tier that the request has at the backend. It is empty if it has none.
 func (b *Backend) TierOf(r *openaiapi.Request) string {

@@ -113,7 +113,7 @@ func (b *Backend) provision(ctx caddy.Context) error {
 		return err
 	}
 	b.Priority = cmp.Or(b.Priority, 1)
-	if b.Weight == nil {
+	if b.followsLimits = b.Weight == nil; b.followsLimits {
 		b.Weight = new(1)
 	}
 	if b.MaxRequests < 0 { // in JSON

@@ -64,13 +64,13 @@ type tier struct {
 
 // exceeded reports whether the member got more than its share of the requests of the
 // last minute.
-func (t *tier) exceeded(m *Member, now time.Time) bool {
-	return float64(m.lately.count(now))*t.weights > float64(t.lately)*m.share()
+func (t *tier) exceeded(r *Ask, m *Member, now time.Time) bool {
+	return float64(m.lately.count(now))*t.weights > float64(t.lately)*r.share(m)
 }
 
 // place returns the place that a member of the tier has for requests with a key.
-func (t *tier) place(m *Member) place {
-	share := m.share() / t.weights * float64(t.inFlight+1)
+func (t *tier) place(r *Ask, m *Member) place {
+	share := r.share(m) / t.weights * float64(t.inFlight+1)
 	limit := int64(math.Ceil(max(maxOverload*share, share+fewMore))) + 1
 	if m.MaxRequests > 0 {
 		limit = min(limit, m.MaxRequests)
@@ -89,7 +89,7 @@ func (p *Pool) chooseByKey(r *Ask, a *Affinity, now time.Time, chosen *Member, b
 		if m.Priority > chosen.Priority {
 			break
 		}
-		score := m.score(a.Key)
+		score := r.score(m, a.Key)
 		if _, serves := r.modelAt(m); serves {
 			if m.digest.tag == moved.tag {
 				there = m
@@ -101,7 +101,7 @@ func (p *Pool) chooseByKey(r *Ask, a *Affinity, now time.Time, chosen *Member, b
 		if !p.isOf(best, m, r, now) {
 			continue
 		}
-		t.weights += m.share()
+		t.weights += r.share(m)
 		t.inFlight += m.InFlight()
 		if moved.fled {
 			t.lately += m.lately.count(now)
@@ -122,12 +122,12 @@ func (p *Pool) chooseByKey(r *Ask, a *Affinity, now time.Time, chosen *Member, b
 	}
 	in := p.isOf(best, lives, r, now)
 	switch {
-	case in && moved.fled && p.isOf(best, home, r, now) && t.place(home).hasRoom() && t.exceeded(lives, now):
+	case in && moved.fled && p.isOf(best, home, r, now) && t.place(r, home).hasRoom() && t.exceeded(r, lives, now):
 		first, in = home, false // it returns
-	case in && t.place(lives).hasRoom():
+	case in && t.place(r, lives).hasRoom():
 		first = lives
 	}
-	to := t.place(first)
+	to := t.place(r, first)
 	if !to.hasRoom() {
 		to = p.nextWithRoom(r, now, to, &t, best)
 	}
@@ -153,7 +153,7 @@ func (p *Pool) nextWithRoom(r *Ask, now time.Time, full place, t *tier, best gra
 	var next place
 	var nextScore float64
 	for m := range p.tier(best, r, now) {
-		score, to := m.score(r.Affinity.Key), t.place(m)
+		score, to := r.score(m, r.Affinity.Key), t.place(r, m)
 		if to.hasRoom() && (next.Member == nil || score < nextScore) {
 			next, nextScore = to, score
 		}
@@ -163,8 +163,3 @@ func (p *Pool) nextWithRoom(r *Ask, now time.Time, full place, t *tier, best gra
 	}
 	return next
 }
-
-// share returns the member's weight. Drained members share alike.
-func (m *Member) share() float64 { return float64(max(m.Weight, 1)) }
-
-func (m *Member) score(key uint64) float64 { return m.digest.score(key, m.share()) }

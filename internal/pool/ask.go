@@ -13,6 +13,8 @@ import (
 type Ask struct {
 	// At is what the request means at each member, by the members' indexes.
 	At []At
+	// Weights are those of the members, by [Pool.Weights].
+	Weights *Weights
 	// Cost is how much of a rate limit the request takes, in tokens.
 	Cost int64
 	// Tier is the request's tier.

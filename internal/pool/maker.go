@@ -46,7 +46,7 @@ func (p *Pool) IsSoonBack(r *Ask, account string, now time.Time) (back bool) {
 type account struct {
 	name   string
 	digest digest
-	// weight is the sum of those of its members of one priority.
+	// weight is the sum of the configured weights of its members of one priority.
 	weight float64
 }
 
@@ -55,14 +55,14 @@ func (p *Pool) findAccounts() {
 		m.account = account{name: m.Account, digest: digestOf(m.Account)}
 		for _, other := range p.Members {
 			if other.Account == m.Account && other.Priority == m.Priority {
-				m.account.weight += other.share()
+				m.account.weight += other.configuredShare()
 			}
 		}
 	}
 }
 
 // score returns the place of an account in the maker's order: the lowest comes first. ok is false if it has none.
-func (k *Maker) score(a *account) (score float64, ok bool) {
+func (k *Maker) score(a *account, weight float64) (score float64, ok bool) {
 	switch {
 	case a.name == k.Home:
 		return -2, true
@@ -71,7 +71,7 @@ func (k *Maker) score(a *account) (score float64, ok bool) {
 	case a.name == k.Last:
 		return -1, true
 	}
-	return a.digest.score(k.Order, a.weight), true
+	return a.digest.score(k.Order, weight), true
 }
 
 // chooseForMaker chooses the first account in the maker's order that has a member which is as good as the one
@@ -81,18 +81,18 @@ func (p *Pool) chooseForMaker(r *Ask, k *Maker, now time.Time, best grade) (chos
 	var account string
 	var lowest float64
 	for m := range p.tier(best, r, now) {
-		t.weights += m.share()
+		t.weights += r.share(m)
 		t.inFlight += m.InFlight()
-		if score, ok := k.score(&m.account); ok && (account == "" || score < lowest) {
+		if score, ok := k.score(&m.account, r.accountShare(m)); ok && (account == "" || score < lowest) {
 			account, lowest = m.Account, score
 		}
 	}
 	total := 0.0
 	for m := range p.tier(best, r, now) {
-		if m.Account != account || account == "" || k.Order == 0 && !t.place(m).hasRoom() {
+		if m.Account != account || account == "" || k.Order == 0 && !t.place(r, m).hasRoom() {
 			continue
 		}
-		if total += m.share(); chosen == nil || Random()*total < m.share() {
+		if total += r.share(m); chosen == nil || Random()*total < r.share(m) {
 			chosen = m
 		}
 	}

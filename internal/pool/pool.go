@@ -53,13 +53,17 @@ type Pool struct {
 	Relocations *Relocations
 	// Watches reports whether silences matter: see package pulse.
 	Watches bool
-	// Steers makes a member that has no room left in its limits come after the others of its
-	// priority: see package quota. It changes nothing else: a wrong try costs a refusal, and a
-	// wrong skip wastes capacity that is paid for.
+	// Steers makes members' limits decide where requests go: see package quota. A member that
+	// has no room left comes after the others of its priority, and weights follow limits. Limits
+	// change nothing else: a wrong try costs a refusal, and a wrong skip wastes capacity that is
+	// paid for.
 	Steers bool
 
 	listeners []Listener
 	returns   returns
+	// follows reports whether the weights of any members follow their limits.
+	follows bool
+	learned learnedWeights
 }
 
 // Member is a backend as one pool sees it.
@@ -73,6 +77,8 @@ type Member struct {
 	Priority int
 	// Weight is the member's share within its priority. 0 drains it.
 	Weight int
+	// FollowsLimits reports whether the weight follows the member's limits, because the operator gave none.
+	FollowsLimits bool
 	// MaxRequests is how many requests it gets at a time. 0: no limit.
 	MaxRequests int64
 	// Models are the models that the config names, by their names at the member.
@@ -121,6 +127,7 @@ func New(members []*Member, listeners ...Listener) *Pool {
 		m.Index, m.pool, m.digest, m.before = i, p, digestOf(m.Name), latest[m.health]
 		latest[m.health] = m
 	}
+	p.follows = p.compares()
 	p.findAccounts()
 	p.watchReturns()
 	return p
@@ -230,7 +237,7 @@ func (p *Pool) choose(r *Ask, now time.Time) (to place, best grade, steered bool
 		case !spent && best.spent:
 			best.spent, total, steered = false, 0, true
 		}
-		weight := m.share()
+		weight := r.share(m)
 		total += weight
 		switch at := random * total; {
 		case total == weight:

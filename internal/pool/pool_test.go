@@ -52,7 +52,7 @@ type testPool struct {
 
 func (p testPool) Pick(r *asks, now time.Time) *Member {
 	ask := r.of(p.Pool)
-	ask.Policy = *p.policy
+	ask.Policy, ask.Weights = *p.policy, p.Weights(r.model, now)
 	m := p.Pool.Pick(ask, now)
 	r.affinity = ask.Affinity
 	for _, other := range ask.Steered {

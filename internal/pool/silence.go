@@ -314,7 +314,7 @@ func (p *Pool) PickAnswering(r *Ask, threshold time.Duration, now time.Time) *Me
 			if its := (grade{rank, m.Priority, spent}); its != best {
 				best, total = its, 0
 			}
-			if total += m.share(); Random()*total < m.share() {
+			if total += r.share(m); Random()*total < r.share(m) {
 				chosen, its = m, follows
 			}
 		}

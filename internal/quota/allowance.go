@@ -82,6 +82,10 @@ func At(t time.Time) Instant { return 1<<60 + Instant(t.Sub(began)) }
 // millis returns the instant in milliseconds, as instant does.
 func (i Instant) millis() int64 { return 1<<40 + time.Duration(i-1<<60).Milliseconds() }
 
+// Limit returns the limit of requests a minute for a kind of 0, and of tokens a minute for 1, by the newest reply that named it.
+// It is 0 if it is not known.
+func (m *Meter) Limit(kind int) int64 { return m.allowances[kind].limit.Load() }
+
 // Left is what is left of a rate limit.
 type Left struct {
 	// Kind is requests or tokens.

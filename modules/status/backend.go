@@ -11,7 +11,10 @@ package status
 
 import (
 	"cmp"
+	"fmt"
+	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -46,7 +49,9 @@ type Backend struct {
 	Name     string `json:"name"`
 	Priority int    `json:"priority"`
 	Weight   int    `json:"weight"`
-	State    string `json:"state"`
+	// LearnedWeights are the weights that follow the backend's limits, by model. They are omitted if there are none.
+	LearnedWeights map[string]float64 `json:"learned_weights,omitempty"`
+	State          string             `json:"state"`
 	// States has how many replicas see it in each state. It is omitted without `?replica=`.
 	States map[string]int `json:"states,omitempty"`
 	// DrainedAt has for each of these replicas, by its id, whether an operator's order keeps it out of use there. It is
@@ -225,7 +230,7 @@ func Backends(now time.Time, inPool func(string) bool) []Backend {
 func backendOf(s pool.State, now time.Time) Backend {
 	m := s.Member
 	b := Backend{
-		Name: m.Name, Priority: m.Priority, Weight: m.Weight, MaxRequests: m.MaxRequests,
+		Name: m.Name, Priority: m.Priority, Weight: m.Weight, LearnedWeights: m.LearnedWeights(), MaxRequests: m.MaxRequests,
 		State: stateOf(s), InFlight: s.InFlight, Healthy: s.Healthy, Benches: []Bench{}, Silences: silencesOf(s), Untried: untriedOf(s), member: m,
 	}
 	for _, bench := range s.Benches {
@@ -245,6 +250,19 @@ func backendOf(s pool.State, now time.Time) Backend {
 		b.LastError = &Error{last.Class, last.Status, last.Cause, strings.Join(modelsAt(m, last.Model), ", "), last.Model, moment(last.Since)}
 	}
 	return b
+}
+
+// WeightText returns the weight in use. If models have different ones, it returns the lowest and the highest.
+func (b *Backend) WeightText() string {
+	if len(b.LearnedWeights) == 0 {
+		return strconv.Itoa(b.Weight)
+	}
+	all := slices.Sorted(maps.Values(b.LearnedWeights))
+	lowest, highest := fmt.Sprintf("%.3g", all[0]), fmt.Sprintf("%.3g", all[len(all)-1])
+	if lowest == highest {
+		return lowest
+	}
+	return lowest + "–" + highest
 }
 
 // sortBenches puts the bench first that matters most.

@@ -219,7 +219,7 @@ func showBackends(to io.Writer, answer []byte) error {
 		if len(b.Benches) > 0 && b.Benches[0].Scope == ModelScope {
 			model = cmp.Or(model, cli.Printable(b.Deployment), "(none named)")
 		}
-		table.Row(cli.Printable(b.Pool), cli.Printable(b.Name), strconv.Itoa(b.Priority), strconv.Itoa(b.Weight), cli.Printable(state),
+		table.Row(cli.Printable(b.Pool), cli.Printable(b.Name), strconv.Itoa(b.Priority), b.WeightText(), cli.Printable(state),
 			cmp.Or(cli.Printable(b.Class), "-"), cmp.Or(model, "-"), cmp.Or(remaining, "-"),
 			strconv.FormatInt(b.InFlight, 10), strconv.FormatInt(b.Requests, 10), strconv.FormatInt(b.Failures, 10))
 	}
