@@ -1,4 +1,11 @@
-// Package apierror defines the answers of the balancer itself: its errors, and the list of models.
+// Package apierror defines the answers that the balancer gives by itself, without a
+// backend: its errors, and the list of models.
+//
+// Clients are SDKs, which turn an error into an exception by its status and its
+// members. So each error is a value with a status, a type, a code and a text, and it
+// is written in the form of the API that the request used: OpenAI's, or Anthropic's
+// at /v1/messages. Both forms have all that a status needs, such as a Retry-After with
+// each 429 and 503 (TestWhatAStatusNeedsIsThereInBothForms).
 package apierror
 
 import (

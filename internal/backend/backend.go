@@ -1,5 +1,16 @@
-// Package backend is one backend: the options that describe it, in a block or in environment
-// variables, and what follows from them for the requests that it gets.
+// Package backend describes one backend of a pool.
+//
+// A [Backend] has the options of a block, or of environment variables, and checks them
+// when the configuration is loaded. Everything that follows from the options is worked
+// out then: the API that the backend offers at each path, its account, and its name
+// for each model. For a request, a Backend only answers questions: whether it takes
+// the request, and with which path, headers and body the request is sent to it.
+//
+// The package also calls backends in the background. Health checks ask those that
+// have a health_uri. A [Rechecker] tries a backend that could not be reached, at
+// growing intervals, until it is reached
+// (TestALostBackendIsTriedAtGrowingIntervalsUntilItIsReached). Both end with the
+// configuration that started them.
 package backend
 
 import (

@@ -1,6 +1,18 @@
-// Package callers limits what each caller may use. It has the options of callers and tiers with their
-// checks, and the answers to requests that a limit refuses. Package meter counts, and [Tally] adds up what
-// callers use at all replicas.
+// Package callers limits the use of each caller.
+//
+// A caller is known by a name. Its limits come from its own block in the
+// configuration, from the block of all callers, and from its tier, in this order.
+// [Callers] admits each request before it is sent: it charges all limits of the
+// caller with an estimate, or returns the answer to a request that a limit refuses.
+// When the request has ended, the estimate is replaced by its cost. Package meter does
+// the counting.
+//
+// A [Tally] adds up the use at all replicas. Each replica decides alone, at once, by
+// the reports that it has. It admits only its part of what is left until the others
+// know of it, so the sum stays within the limits
+// (TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile in package meter). Use outlives
+// a reload and a restart, also if several processes share a storage
+// (TestProcessesWithOneStorageDoNotForgetWhatTheOthersUsed).
 package callers
 
 import (

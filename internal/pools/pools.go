@@ -1,6 +1,17 @@
-// Package pools has the pools in use, for packages that show them to operators or
-// execute orders, the names of the pools of each config, and the selection policies
-// of reverse_proxy that choose in them.
+// Package pools keeps what belongs to all pools of the process.
+//
+// Its [Set] has the pools in use by their names. The status page, the metrics and the
+// admin API find pools there. The newest pool of a name counts, because during a
+// reload the old and the new configuration run side by side (TestTheNewestOfANameCounts).
+// The health of a backend is shared by all pools that use it, and outlives each of
+// them: see [LoadHealth].
+//
+// A [Saver] writes state to Caddy's storage, at intervals and at a stop. A storage that
+// hangs delays the end of all pools together, and only once
+// (TestAStorageThatHangsDelaysTheEndOfAllPoolsOnce).
+//
+// The package also adapts the selection policies of reverse_proxy, which choose among
+// upstreams, to members of a pool.
 package pools
 
 import (

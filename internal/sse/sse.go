@@ -1,7 +1,15 @@
-// Package sse reads streamed replies (server-sent events) as they pass. A Splitter cuts a stream into
-// its events. A Watcher finds in them whether the reply begins with content or with an error, after a
-// status that said 200; whether an error follows later; and whether the stream says that it is over.
-// Whole finds the error in a JSON reply that is not streamed.
+// Package sse reads streamed replies, which are server-sent events, as they pass.
+//
+// A [Splitter] cuts a stream into its events, however the network has cut it into
+// pieces. A [Watcher] looks into the events and answers three questions. Does the
+// stream begin with content or with an error, although its status was 200? Does an
+// error follow later? Has the stream said that it is complete?
+//
+// Neither changes a byte. A Splitter keeps only the beginning of a long event
+// (TestASplitterKeepsOnlySoMuch), and the answers do not depend on how the stream was
+// split (TestAWatcherSeesErrorsAndEndsHoweverTheStreamIsSplit). To cost little, a
+// Watcher searches only the part of an event that differs from the events before it.
+// Whole finds an error in a JSON reply that is not streamed.
 package sse
 
 import (

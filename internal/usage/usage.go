@@ -1,7 +1,13 @@
-// Package usage finds in a reply how many tokens the request used. A Reader reads the bytes as they
-// pass, keeps none of them, and changes none: it splits a stream into its events, and scans for the
-// usage only, and in the same texts for the service tier. Hide removes the usage from a stream of which
-// the client did not ask for it.
+// Package usage reads from a reply how many tokens its request has used.
+//
+// A [Reader] looks at the bytes as they pass. It keeps none and changes none. It splits
+// a stream into its events and scans them for the members of a usage, in the spelling
+// of each API, and for the service tier that was paid for. The result is the same
+// however the reply was cut into pieces (FuzzReader).
+//
+// The balancer asks for the usage of streams whose client did not. [Hide] then removes
+// the extra chunk again, so that the client gets the stream that it asked for
+// (TestTheChunkOfTheUsageIsTakenOut).
 package usage
 
 // Tokens are the tokens of one reply, as OpenAI counts them.

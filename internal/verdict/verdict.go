@@ -1,8 +1,19 @@
-// Package verdict says what a backend's reply means: who caused an error, whether the
-// reply counts against the backend, whether the same request may succeed at another
-// backend, and when this one accepts requests again (hint.go). It has the only table of
-// the words that providers use for errors (words.go), and the words for why there was no
-// reply (cause.go). It also writes when clients may retry (clienthint.go).
+// Package verdict decides the meaning of a backend's reply.
+//
+// Providers, gateways and proxies use the same status for different things: a 429 is a
+// rate limit, a lack of capacity or a used-up budget, and a 403 a bad key, a quota or a
+// firewall. The meaning is therefore read from the status, the headers and the text
+// together. It is a [Class]. All consequences follow from the class: who caused the
+// error, whether it counts against the backend, and whether the request may succeed
+// at another backend (class.go). A further provider needs words in a table, and no
+// code (words.go).
+//
+// The package also reads when the backend accepts requests again (hint.go), has the
+// words for the reasons why there was no reply (cause.go) and for the actions that end
+// a problem (remedy.go), and writes when clients may retry (clienthint.go).
+//
+// A word means the same wherever it stands (TestEveryWordMeansTheSameInAnErrorAndInA200).
+// A client cannot cause a cooldown by its request (TestNoClientCanMakeABackendLookBroke).
 package verdict
 
 import (
