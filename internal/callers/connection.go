@@ -1,6 +1,7 @@
 package callers
 
 import (
+	"slices"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
@@ -19,6 +20,10 @@ type Contact struct {
 	// Cut reports whether replicas of this region are heard and those of
 	// another one are not.
 	Cut bool
+	// Missing is how many more were heard lately, and have not said that they
+	// stop. Vanished has them once for each of their pools.
+	Missing  int
+	Vanished []meter.Vanished
 }
 
 // connection is what limits have to do with being connected.
@@ -30,6 +35,19 @@ type connection struct {
 	// apart reports whether this replica has only its share, and cut whether
 	// it heard its own region when that began.
 	apart, cut bool
+	// vanished are those whose parts of the limits were held back.
+	vanished []meter.Vanished
+}
+
+// miss returns the replicas that have vanished since it was called before.
+func (c *connection) miss(contact Contact) (missed []meter.Vanished) {
+	for _, v := range contact.Vanished {
+		if !slices.Contains(c.vanished, v) {
+			missed = append(missed, v)
+		}
+	}
+	c.vanished = contact.Vanished
+	return missed
 }
 
 // interval returns how long an urgent report waits after the one before. If replicas report together, all of them need the same

@@ -42,6 +42,9 @@ const (
 // hears those of its own region, the others may be alive beyond a cut link, with
 // other users: then it gets the part that it used before, if that is more. Only a
 // request that is larger than its part waits for the others.
+//
+// A replica that hears the others, but misses one that has not said that it
+// stops, holds its part back for a minute (see meter.Callers.Hold).
 type Tally struct {
 	mu    sync.Mutex
 	pools []*sharedPool
@@ -163,6 +166,11 @@ func (t *Tally) connect(now time.Time, contact Contact) time.Duration {
 		c.lost, c.back, c.apart, c.cut = time.Time{}, time.Time{}, false, false
 	case c.lost.IsZero():
 		c.replicas = contact.Replicas
+		if missed := c.miss(contact); len(missed) > 0 {
+			for _, p := range t.pools {
+				p.callers.Hold(now, missed, contact.Replicas+contact.Missing)
+			}
+		}
 	}
 	t.tell(now, contact.Whole)
 	t.apply(now)
@@ -231,6 +239,16 @@ func (t *Tally) Follow(now time.Time, ahead time.Duration) {
 	if set && !t.loaded.IsZero() {
 		t.loaded = now.Add(settling - reload) // when the others have done so, too
 	}
+}
+
+// Writers returns the ids by which others know the use of the pools' callers.
+func (t *Tally) Writers() (writers []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, p := range t.pools {
+		writers = append(writers, p.callers.Writer())
+	}
+	return writers
 }
 
 // Replicas returns how many replicas share the use of callers, or did when this one was last connected. 0: that is

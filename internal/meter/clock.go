@@ -87,6 +87,9 @@ func (m *meter) shift(from, to int64, next window) {
 		m.figures[i].window += next.index - m.index
 		m.figures[i].version = 0 // some of the others had set their clocks already: what they say again counts
 	}
+	for i := range m.held {
+		m.held[i].until += to - from
+	}
 	m.window = next
 	by := m.part(to) - last
 	if early {

@@ -63,10 +63,10 @@ func (m *meter) owed(now int64) int64 {
 	return max(0, d.excess-int64(min(paid, 1<<61)))
 }
 
-// use returns how much counts as used now: what was used in the window, and the debt. While the window has what was used
-// beyond the limit, it does not count twice.
+// use returns how much counts as used now: what was used in the window, what is held back, and the debt. While the window has
+// what was used beyond the limit, it does not count twice.
 func (m *meter) use(now int64) int64 {
-	spent := m.spent(now)
+	spent := add(m.spent(now), m.heldBack(now))
 	if m.calendar() {
 		return add(spent, m.debt.due)
 	}

@@ -48,6 +48,8 @@ type meter struct {
 	// figures is what is known of other replicas, in the order of their keys and the windows, and others are its sums.
 	figures []figure
 	others  sums
+	// held is what is held back for replicas that have vanished.
+	held []held
 	// lost is what was known of the others when this replica did not hear them any more.
 	lost  sums
 	debt  debt
@@ -343,6 +345,20 @@ func (m *meter) covered(now, oldest, limit int64) int64 {
 // else is used. Of what the others do not know, this replica's portion must be
 // large enough.
 func (m *meter) wait(now, need int64, sharing Sharing) time.Duration {
+	wait := m.waitUnheld(now, need, sharing)
+	back := m.heldBack(now)
+	if back == 0 {
+		return wait
+	}
+	held := time.Duration(m.heldFor(now)) // then there is more room, and perhaps earlier
+	if need = add(need, back); need <= m.limit.Amount {
+		held = min(held, m.waitUnheld(now, need, sharing))
+	}
+	return max(wait, held)
+}
+
+// waitUnheld is wait as if nothing was held back.
+func (m *meter) waitUnheld(now, need int64, sharing Sharing) time.Duration {
 	if m.calendar() {
 		return time.Duration(m.end - now)
 	}

@@ -60,14 +60,17 @@ func (c *Caller) usage(entries []Entry) []Entry {
 func (c *Caller) Heard(now time.Time, replica string, version uint64, entries []Entry) {
 	c.mu.Lock()
 	at, key := c.roll(now), maphash.String(seed, replica)
-	before, hadOwn := c.reset, false
+	before, hadOwn, isNew := c.reset, false, false
 	for _, e := range entries {
 		hadOwn = hadOwn || e.Reset > before && c.hasOwn()
 		if c.counts(at, e) {
 			m := &c.meters[e.ID]
 			m.roll(e.ID, at, c.location, c.admitted+1)
-			m.heard(at, replica, key, version, e)
+			isNew = m.heard(at, replica, key, version, e) || isNew
 		}
+	}
+	if isNew {
+		c.release(key)
 	}
 	var reset func(name string)
 	if hadOwn && c.reset != before {
@@ -81,16 +84,17 @@ func (c *Caller) Heard(now time.Time, replica string, version uint64, entries []
 	}
 }
 
-func (m *meter) heard(now int64, replica string, key, version uint64, e Entry) {
+// heard reports whether the entry is a later one than those known.
+func (m *meter) heard(now int64, replica string, key, version uint64, e Entry) (isNew bool) {
 	if e.Window < m.index-1 || e.Window > m.index+1 || e.Window > m.index && !m.calendar() && m.end-now > standstill {
-		return
+		return false
 	}
 	i, known := m.figureOf(key, e.Window)
 	switch {
 	case !known && len(m.figures) < maxFigures:
 		m.figures = slices.Insert(m.figures, i, figure{replica: replica, key: key, window: e.Window})
 	case !known || m.figures[i].version >= version:
-		return
+		return false
 	}
 	if m.others.parts == nil && !m.calendar() {
 		m.others.divide(m.part(now)) // without a limit, too: a caller's are not known before its first request here
@@ -105,6 +109,7 @@ func (m *meter) heard(now int64, replica string, key, version uint64, e Entry) {
 	if changed {
 		m.addUp(now)
 	}
+	return true
 }
 
 // figureOf returns the index of what a replica has used in a window, or the one at which that belongs. With a hundred
@@ -120,6 +125,7 @@ func (m *meter) figureOf(key uint64, window int64) (i int, known bool) {
 
 // sumOthers drops what other replicas have used in windows that are over, and adds up the rest.
 func (m *meter) sumOthers(now int64) {
+	m.held = slices.DeleteFunc(m.held, func(h held) bool { return now >= h.until })
 	if m.figures != nil {
 		m.figures = slices.DeleteFunc(m.figures, func(f figure) bool { return f.window < m.index-1 || f.window > m.index+1 })
 		m.addUp(now)

@@ -6,7 +6,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -74,12 +73,12 @@ func (c *connectivity) misses(r *Replica, err error) {
 	c.lacking = err != nil
 }
 
-// contact returns which of the others are heard, without their number.
-func (c *connectivity) contact() callers.Contact {
+// reach reports whether all of the others are heard that run, or else whether only those that use other servers are not.
+func (c *connectivity) reach() (whole, cut bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	isConnected := c.now == connected
-	return callers.Contact{Whole: isConnected && !c.lacking, Cut: isConnected && c.lacking}
+	return isConnected && !c.lacking, isConnected && c.lacking
 }
 
 // isWhole reports whether each of the others is heard that runs: the replica is connected, and reaches all servers.

@@ -42,6 +42,8 @@ type message struct {
 	Since int64  `json:"since,omitempty"`
 	// Configs are digests of what it has configured, by those of the pools' names. Older versions have none.
 	Configs map[string]string `json:"configs,omitempty"`
+	// Writers are how the ids of its pools in reports begin.
+	Writers []string `json:"writers,omitempty"`
 	// Shares are what tiers have got there.
 	Shares []backendShare `json:"shares,omitempty"`
 	// Ask is a question, and Key seals the answers.
@@ -208,7 +210,7 @@ func (m *message) check() error {
 	case left:
 		return nil
 	case alive:
-		if len(m.Host) > maxHost || m.Since > maxTime/1000 || !isTime(m.Since) || !areConfigs(m.Configs) {
+		if len(m.Host) > maxHost || m.Since > maxTime/1000 || !isTime(m.Since) || !areConfigs(m.Configs) || slices.ContainsFunc(m.Writers, func(w string) bool { return !isShortDigest(w) }) {
 			return errors.New("it is not from a replica")
 		}
 		return nil

@@ -14,6 +14,8 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/callers"
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -24,6 +26,9 @@ const (
 	// and has not said that it stops. It may have lost the store alone, and go on
 	// with what it knew: operators have to hear that it has not got an order.
 	missedFor = 10 * time.Minute
+	// heldFor is how long after it was last heard the others hold back its part
+	// of callers' limits: the length of the windows that matter.
+	heldFor = time.Minute
 	// maxPeers is how many replicas are counted.
 	maxPeers = 1024
 )
@@ -37,6 +42,8 @@ type Peer struct {
 	Heard time.Time `json:"heard"`
 	// Configs are what it has configured, in the order of the pools' names.
 	Configs []Config `json:"configs"`
+	// writers are how the ids of its pools in reports begin.
+	writers []string
 }
 
 func (p *Peer) isSilent(now time.Time) bool { return now.Sub(p.Heard) >= lifetime }
@@ -75,7 +82,7 @@ func (p *peers) hear(m message, heard time.Time) (n int) {
 	defer p.mu.Unlock()
 	before, known := p.known[m.From]
 	if known && !before.Heard.After(heard) || !known && len(p.known) < maxPeers {
-		p.known[m.From] = Peer{ID: m.From, Host: m.Host, Since: time.UnixMilli(m.Since), Heard: heard, Configs: p.compare(m, before.Configs, heard)}
+		p.known[m.From] = Peer{ID: m.From, Host: m.Host, Since: time.UnixMilli(m.Since), Heard: heard, Configs: p.compare(m, before.Configs, heard), writers: m.Writers}
 	}
 	for _, peer := range p.known {
 		if !peer.isSilent(heard) {
@@ -111,6 +118,27 @@ func (p *peers) cameBack(at time.Time) {
 // while it does not hear itself, because the store cannot be reached.
 func (p *peers) list(now time.Time) []Peer {
 	return slices.DeleteFunc(p.all(), func(peer Peer) bool { return peer.isSilent(now) && peer.ID != p.self.ID })
+}
+
+// contact returns which replicas count, and which have vanished lately. A pool
+// that another replica has now has not vanished with the one before.
+func (p *peers) contact(now time.Time) (c callers.Contact) {
+	var running []string
+	var vanished []meter.Vanished
+	for _, peer := range p.all() {
+		switch {
+		case !peer.isSilent(now) || peer.ID == p.self.ID:
+			c.Replicas++
+			running = append(running, peer.writers...)
+		case now.Sub(peer.Heard) < heldFor:
+			c.Missing++
+			for _, w := range peer.writers {
+				vanished = append(vanished, meter.Vanished{Writer: w, Until: peer.Heard.Add(heldFor)})
+			}
+		}
+	}
+	c.Vanished = slices.DeleteFunc(vanished, func(v meter.Vanished) bool { return slices.Contains(running, v.Writer) })
+	return c
 }
 
 // all returns the replicas that count and those that may still run, the oldest
@@ -175,5 +203,10 @@ func (r *Replica) alive(now time.Time) state.Record {
 	self := r.peers.self
 	m := r.message(alive, now, now)
 	m.Host, m.Since, m.Configs = self.Host, self.Since.UnixMilli(), r.peers.configs()
+	for _, writer := range r.tally.Writers() {
+		if len(m.Writers) < maxConfigs {
+			m.Writers = append(m.Writers, writer[:shortSize])
+		}
+	}
 	return state.Record{Group: replicaGroup, Key: self.ID, Mode: state.Replace, TTL: lifetime, Message: m.text()}
 }

@@ -184,8 +184,8 @@ func (r *Replica) put(ctx context.Context, records []state.Record) error {
 
 func (r *Replica) sendUse(ctx context.Context) {
 	r.tally.Run(ctx, r.put, func() callers.Contact {
-		contact := r.connectivity.contact()
-		contact.Replicas = len(r.peers.list(time.Now()))
+		contact := r.peers.contact(time.Now())
+		contact.Whole, contact.Cut = r.connectivity.reach()
 		return contact
 	})
 }

@@ -41,7 +41,12 @@ func limit(t *testing.T, n int, limits []string, test func(*world, []*limitedRep
 
 func (w *world) startLimited(limits ...string) *limitedReplica {
 	w.Helper()
-	r := &limitedReplica{w.start(), meter.NewCallers(nil)}
+	return w.startLimitedWith(w.hub.Store(), limits...)
+}
+
+func (w *world) startLimitedWith(store state.Store, limits ...string) *limitedReplica {
+	w.Helper()
+	r := &limitedReplica{w.startWith(store), meter.NewCallers(nil)}
 	var settings meter.Settings
 	for _, text := range limits {
 		l, err := meter.ParseLimit(meter.Tokens, text)
