@@ -71,7 +71,7 @@ func withoutSecrets(value any, public bool) any {
 const (
 	// shortSize is how many characters a short digest has.
 	shortSize = 12
-	// maxConfigs is how many pools a replica has a digest for in its message, which has room for no more.
+	// maxConfigs is how many pools a replica has a digest and a writer for in its message, which has room for no more.
 	maxConfigs = 64
 )
 

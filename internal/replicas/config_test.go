@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -138,18 +139,22 @@ func TestAReplicaOfAnOlderVersionHasNoOtherConfiguration(t *testing.T) {
 
 func TestAMessageHasRoomForTheConfigurationsOfManyPools(t *testing.T) {
 	r := New(nil, nil)
-	r.peers.self.Host = strings.Repeat("\x01", maxHost)
+	r.peers.self.Host = strings.Repeat("h", maxHost)
+	if strange := strings.Repeat("\x01", maxHost); !isPlain(r.peers.self.Host) || isPlain(strange) {
+		t.Errorf("a message has no room for %q, or has room for %q", r.peers.self.Host, strange)
+	}
 	r.peers.self.Since = time.Now()
 	var links []*Link
 	for i := range 2 * maxConfigs {
 		l := r.NewLink()
 		l.Configured(fmt.Sprint("pool ", i%(maxConfigs+10)), fmt.Sprintf("%012x", i))
+		l.Share(fmt.Sprint("pool ", i), meter.NewCallers(nil))
 		links = append(links, l)
 	}
 	r.peers.configure(links)
 	text := r.alive(time.Now()).Message
 	m, err := parse(text)
-	if err != nil || len(m.Configs) != maxConfigs || m.Configs[poolKey("pool 0")] != fmt.Sprintf("%012x", maxConfigs+10) {
+	if err != nil || len(m.Configs) != maxConfigs || len(m.Writers) != maxConfigs || m.Configs[poolKey("pool 0")] != fmt.Sprintf("%012x", maxConfigs+10) {
 		t.Errorf("%v: %d bytes with %d configurations: %s", err, len(text), len(m.Configs), text)
 	}
 }

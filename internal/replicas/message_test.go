@@ -52,7 +52,7 @@ func TestWhatNoReplicaWritesIsRefused(t *testing.T) {
 		{whole, ""}, {whole, "null"}, {whole, `{"v":1}`}, {whole, whole[:50]}, {whole, whole + " x"}, {`{"id":"f","class":"throttled","length":10,"left":10}`, "null"},
 		{`"kind":"bench"`, `"kind":"drain"`}, {`"kind":"bench"`, `"kind":"drain","member":"x"`},
 		{`"kind":"bench"`, `"kind":"drain","member":"BACKEND","by":"a\u0007"`}, {`"kind":"bench"`, `"kind":"drain","member":"BACKEND","reason":"` + strings.Repeat("r", 257) + `"`}, {`"kind":"bench"`, `"kind":"alive","since":-1`},
-		{`"kind":"bench"`, `"kind":"alive","configs":{"pool":"0123456789ab"}`}, {`"kind":"bench"`, `"kind":"alive","configs":{"0123456789ab":"x"}`},
+		{`"kind":"bench"`, `"kind":"alive","configs":{"pool":"0123456789ab"}`}, {`"kind":"bench"`, `"kind":"alive","configs":{"0123456789ab":"x"}`}, {`"kind":"bench"`, `"kind":"alive","writers":[""]`},
 		{`"kind":"bench"`, `"kind":"alive","host":"` + strings.Repeat("h", 300) + `"`}, {whole, whole + strings.Repeat(" ", state.MaxMessage)},
 	} {
 		text := complete.Replace(strings.Replace(whole, change[0], change[1], 1))

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"maps"
 	"os"
@@ -70,10 +71,17 @@ func newPeers() peers {
 	id := make([]byte, digestSize/2)
 	rand.Read(id)
 	self := Peer{ID: hex.EncodeToString(id)}
-	if host, err := os.Hostname(); err == nil && len(host) <= maxHost {
+	if host, err := os.Hostname(); err == nil && isPlain(host) {
 		self.Host = host
 	}
 	return peers{self: self, known: make(map[string]Peer), formats: make(map[otherVersion]bool)}
+}
+
+// isPlain reports whether the name of a host takes no more of a message than it
+// has characters.
+func isPlain(host string) bool {
+	text, _ := json.Marshal(host)
+	return len(text) <= maxHost+len(`""`)
 }
 
 // hear records that a replica sent a sign of life then, and returns how many count.
@@ -203,10 +211,9 @@ func (r *Replica) alive(now time.Time) state.Record {
 	self := r.peers.self
 	m := r.message(alive, now, now)
 	m.Host, m.Since, m.Configs = self.Host, self.Since.UnixMilli(), r.peers.configs()
-	for _, writer := range r.tally.Writers() {
-		if len(m.Writers) < maxConfigs {
-			m.Writers = append(m.Writers, writer[:shortSize])
-		}
+	writers := r.tally.Writers()
+	for _, writer := range writers[:min(len(writers), maxConfigs)] {
+		m.Writers = append(m.Writers, writer[:shortSize])
 	}
 	return state.Record{Group: replicaGroup, Key: self.ID, Mode: state.Replace, TTL: lifetime, Message: m.text()}
 }
