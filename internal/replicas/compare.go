@@ -105,9 +105,9 @@ func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time)
 	case drained, resumed:
 		r.hearDrain(m, time.Time{}, now)
 	case alive:
-		r.peers.hear(m, now.Add(min(k.TTL-lifetime, 0)))
+		r.peers.hear(m, now.Add(min(k.TTL-lifetime, -r.clock.age(m, now))), now)
 	case left:
-		r.peers.remove(m.From)
+		r.peers.remove(m.From, now)
 	case given, asked:
 		// shares are sent again soon, and a question is over by then
 	default:

@@ -174,9 +174,9 @@ const maxEnded = 4096
 func (r *Replica) hear(m message, then, now time.Time) {
 	switch m.Kind {
 	case alive:
-		r.tally.Count(now, r.peers.hear(m, then))
+		r.tally.Count(now, r.peers.hear(m, then, now))
 	case left:
-		r.peers.remove(m.From)
+		r.peers.remove(m.From, now)
 	case given:
 		r.hearGiven(m, then)
 	case asked:

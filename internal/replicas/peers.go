@@ -58,6 +58,8 @@ type peers struct {
 
 	mu    sync.Mutex
 	known map[string]Peer
+	// gone are those that have said lately that they stop, and when that was heard.
+	gone map[string]time.Time
 	// said is when this replica last sent its sign of life, back when that last came back, and read when those of all were
 	// last read.
 	said, back, read time.Time
@@ -74,7 +76,7 @@ func newPeers() peers {
 	if host, err := os.Hostname(); err == nil && isPlain(host) {
 		self.Host = host
 	}
-	return peers{self: self, known: make(map[string]Peer), formats: make(map[otherVersion]bool)}
+	return peers{self: self, known: make(map[string]Peer), gone: make(map[string]time.Time), formats: make(map[otherVersion]bool)}
 }
 
 // isPlain reports whether the name of a host takes no more of a message than it
@@ -84,16 +86,19 @@ func isPlain(host string) bool {
 	return len(text) <= maxHost+len(`""`)
 }
 
-// hear records that a replica sent a sign of life then, and returns how many count.
-func (p *peers) hear(m message, heard time.Time) (n int) {
+// hear records that a replica sent a sign of life then, and returns how many count. A server that hung may keep a sign of life
+// that was sent long ago, or from before the replica said that it stops.
+func (p *peers) hear(m message, heard, now time.Time) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	before, known := p.known[m.From]
-	if known && !before.Heard.After(heard) || !known && len(p.known) < maxPeers {
+	_, isGone := p.gone[m.From]
+	isNews := !isGone && now.Sub(heard) < lifetime
+	if known && !before.Heard.After(heard) || !known && isNews && len(p.known) < maxPeers {
 		p.known[m.From] = Peer{ID: m.From, Host: m.Host, Since: time.UnixMilli(m.Since), Heard: heard, Configs: p.compare(m, before.Configs, heard), writers: m.Writers}
 	}
 	for _, peer := range p.known {
-		if !peer.isSilent(heard) {
+		if !peer.isSilent(now) {
 			n++
 		}
 	}
@@ -168,10 +173,14 @@ func (p *peers) forget(now time.Time) {
 }
 
 // remove forgets a replica that has said that it stops.
-func (p *peers) remove(id string) {
+func (p *peers) remove(id string, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.known, id)
+	maps.DeleteFunc(p.gone, func(_ string, at time.Time) bool { return now.Sub(at) >= lifetime })
+	if len(p.gone) < maxPeers {
+		p.gone[id] = now
+	}
 }
 
 // maxFormats is how many versions of the format are logged: the store may hold any.

@@ -83,3 +83,33 @@ func TestManyReplicasShowSignsOfLifeAtTheSameMoments(t *testing.T) {
 		}
 	})
 }
+
+// TestALateSignOfLifeIsNone because the server hung that keeps it: the replica that sent it has stopped since.
+func TestALateSignOfLifeIsNone(t *testing.T) {
+	share(t, 2, func(w *world) {
+		r, store := w.replicas[0], w.hub.Store()
+		want := func(when string, want int) {
+			t.Helper()
+			for range 12 {
+				synctest.Wait()
+				if known := len(r.peers.all()); known != want {
+					t.Fatalf("%s, %d replicas are known, want %d", when, known, want)
+				}
+				time.Sleep(time.Second)
+			}
+		}
+		sent := time.Now()
+		stopped := w.replicas[1].alive(sent)
+		w.replicas[1].stop()
+		time.Sleep(100 * time.Millisecond)
+		if err := store.Put(w.Context(), []state.Record{stopped}); err != nil {
+			t.Fatal(err)
+		}
+		want("after it said that it stops", 1)
+		time.Sleep(time.Minute)
+		if err := store.Put(w.Context(), []state.Record{stopped}); err != nil {
+			t.Fatal(err)
+		}
+		want("a minute later", 1)
+	})
+}
