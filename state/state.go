@@ -85,6 +85,8 @@ type SpreadStore interface {
 	// Missing says which of the servers cannot be reached, or returns nil. Replicas
 	// that reach only those servers are not heard.
 	Missing() error
+	// Near names the one that answers fastest.
+	Near() string
 }
 
 // Record is a record that a store keeps.

@@ -439,6 +439,18 @@ func TestNothingWaitsForTheFarRegion(t *testing.T) {
 	})
 }
 
+func TestTheNearServerIsNamed(t *testing.T) {
+	share(t, func(w *world) {
+		near := make(map[string]int)
+		for _, s := range replicas.Statuses() {
+			near[s.Near]++
+		}
+		if near["hub 1"] != 2 || near["hub 2"] != 2 {
+			t.Errorf("of two replicas in each region, the near servers are %v", near)
+		}
+	})
+}
+
 func TestMessagesAreHeardOnce(t *testing.T) {
 	var h heard
 	now := time.Now()

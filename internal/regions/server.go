@@ -152,6 +152,9 @@ func (s *store) Missing() error {
 	return errors.Join(all...)
 }
 
+// Near implements state.SpreadStore.
+func (s *store) Near() string { return s.inReach()[0].name }
+
 // inReach returns the servers that answer, the nearest first, or all if none does.
 func (s *store) inReach() (servers []*server) {
 	servers = slices.DeleteFunc(slices.Clone(s.servers), isLost)

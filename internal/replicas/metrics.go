@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
 const (
@@ -55,6 +56,8 @@ var running sync.Map
 type Status struct {
 	// InTouch reports whether the store can be reached, with all its servers.
 	InTouch bool `json:"in_touch"`
+	// Near names the server that answers fastest, if the store has several.
+	Near string `json:"near,omitempty"`
 	// Queue is how many messages wait to be sent.
 	Queue int `json:"queue"`
 	// Peers are the replicas that share it, this one included.
@@ -67,6 +70,9 @@ func Statuses() []Status {
 	statuses := make([]Status, len(replicas))
 	for i, r := range replicas {
 		statuses[i] = Status{InTouch: r.connectivity.isWhole(), Queue: r.queue.len(), Peers: r.peers.list(time.Now())}
+		if spread, ok := r.store.(state.SpreadStore); ok {
+			statuses[i].Near = spread.Near()
+		}
 	}
 	return statuses
 }

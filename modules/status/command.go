@@ -162,7 +162,8 @@ func showBuild(to io.Writer, answer []byte) error {
 	return err
 }
 
-// showReplicas prints replicas as a table, and below it how many messages wait while the store cannot be reached.
+// showReplicas prints replicas as a table, and below it which of several servers is near, and how many messages wait while the
+// store cannot be reached.
 func showReplicas(to io.Writer, answer []byte) error {
 	var statuses []replicas.Status
 	if err := admin.Decode(answer, &statuses); err != nil {
@@ -178,6 +179,9 @@ func showReplicas(to io.Writer, answer []byte) error {
 		return err
 	}
 	for _, s := range statuses {
+		if s.Near != "" {
+			fmt.Fprintf(to, "near: %s\n", cli.Printable(s.Near))
+		}
 		if !s.InTouch {
 			fmt.Fprintf(to, "not connected: %d messages wait\n", s.Queue)
 		}

@@ -46,11 +46,12 @@ func TestReplicasAreATable(t *testing.T) {
 			{"id": "1f", "host": "pod-2", "since": "2026-01-02T03:04:06Z", "heard": "2026-01-02T04:04:04Z", "configs": [
 				{"pool": "a\u001b", "digest": "0123456789ab"}, {"pool": "b", "digest": "ab0123456789", "differs_since": "2026-01-02T03:04:07.8Z"}]}
 		]},
-		{"in_touch": false, "queue": 7, "replicas": []}
+		{"in_touch": false, "near": "redis\u001b 2", "queue": 7, "replicas": []}
 	]`))
 	want := "HOST    ID  SINCE                 HEARD                 CONFIGURATION\n" +
 		"pod�-1  0f  2026-01-02T03:04:05Z  2026-01-02T04:04:05Z  -\n" +
 		"pod-2   1f  2026-01-02T03:04:06Z  2026-01-02T04:04:04Z  a� 0123456789ab; b ab0123456789, differs since 2026-01-02T03:04:07Z\n" +
+		"near: redis� 2\n" +
 		"not connected: 7 messages wait\n"
 	if err != nil || out.String() != want {
 		t.Errorf("got %v\n%s\nwant\n%s", err, out.String(), want)
