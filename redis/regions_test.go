@@ -273,9 +273,9 @@ func TestALimitHoldsInTwoRegions(t *testing.T) {
 			phase("connected", *regionsLong, 110)
 			w.cut()
 			phase("in the minute of the cut", time.Minute, 130)
-			phase("cut", *regionsLong, 150)
+			phase("cut", *regionsLong, 156) // 25/24 of one and a half
 			w.heal()
-			phase("in the minute after it", time.Minute, 150)
+			phase("in the minute after it", time.Minute, 156)
 			phase("connected again", *regionsLong, 110)
 			close(stop)
 			asking.Wait()

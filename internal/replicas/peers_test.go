@@ -98,8 +98,8 @@ func TestALateSignOfLifeIsNone(t *testing.T) {
 				time.Sleep(time.Second)
 			}
 		}
-		sent := time.Now()
-		stopped := w.replicas[1].alive(sent)
+		synctest.Wait()
+		stopped := w.replicas[1].alive(time.Now())
 		w.replicas[1].stop()
 		time.Sleep(100 * time.Millisecond)
 		if err := store.Put(w.Context(), []state.Record{stopped}); err != nil {
