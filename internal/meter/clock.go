@@ -82,6 +82,7 @@ func (m *meter) carry(next window) {
 func (m *meter) shift(from, to int64, next window) {
 	length, last := m.end-m.start, m.part(from)
 	m.debt.from += to - from
+	m.joined += to - from
 	early := (to-next.start)*parts%length > (from-m.start)*parts%length
 	for i := range m.figures {
 		m.figures[i].window += next.index - m.index

@@ -1,6 +1,9 @@
 package meter
 
-import "math/bits"
+import (
+	"math/bits"
+	"time"
+)
 
 // debt is what was used beyond a limit. Without it, a caller that exceeds a limit again and again would get more than the
 // limit on average: it would only have to wait until the window is empty.
@@ -18,6 +21,11 @@ const (
 	// mostSliding and mostCalendar are how many times a limit a debt is at most. No request owes more than mostLearned.
 	mostSliding  = 60
 	mostCalendar = 1
+	// settled is how long replicas share a limit before one owes what others use beyond it. When they have just found each
+	// other, they do not agree on what was used and when: then one of them would owe all that another one uses within the limit.
+	settled = int64(time.Minute)
+	// never is after all times.
+	never = 1 << 62
 )
 
 // owe records that so much more is used, or less, of a limit without a tier for what is over it. Callers change the use afterwards.

@@ -95,6 +95,26 @@ func TestReplicasOweTogether(t *testing.T) {
 	}
 }
 
+// TestReplicasThatHaveJustFoundEachOtherOweNothing that the others used: each was allowed its part, and they do not agree on when
+// that was. After a minute, they owe together again.
+func TestReplicasThatHaveJustFoundEachOtherOweNothing(t *testing.T) {
+	for _, before := range []Sharing{{Replicas: 1}, {Replicas: 2, Apart: true}} {
+		for _, passed := range []time.Duration{30 * time.Second, 3 * time.Minute} {
+			c := caller(t, "tokens 100/minute")
+			c.Share(noon, before)
+			c.Share(noon, Sharing{Replicas: 2})
+			c.Heard(noon.Add(passed), "b", 1, []Entry{{minute, windowAt(Minute, noon.Add(passed).UnixNano(), time.UTC).index, 190, 0}})
+			want := int64(0)
+			if passed > time.Minute {
+				want = 90
+			}
+			if got := used(t, c, noon.Add(passed+61*time.Second), "tokens/minute"); got < want-5 || got > want {
+				t.Errorf("%s after %+v, what others used leaves %d, want %d", passed, before, got, want)
+			}
+		}
+	}
+}
+
 // TestARequestThatGetsNothingBackOfAWindowThatIsOver has streams that paused
 // before a minute ended, and that cost less than they were charged with when
 // they began. Nothing of what they were charged with later goes back: this must

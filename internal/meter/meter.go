@@ -48,8 +48,10 @@ type meter struct {
 	// figures is what is known of other replicas, in the order of their keys and the windows, and others are its sums.
 	figures []figure
 	others  sums
-	// held is what is held back for replicas that have vanished.
-	held []held
+	// held is what is held back for replicas that have vanished, and joined is when one came, or this one was
+	// last apart.
+	held   []held
+	joined int64
 	// lost is what was known of the others when this replica did not hear them any more.
 	lost  sums
 	debt  debt

@@ -146,7 +146,9 @@ func (m *meter) addUp(now int64) {
 	}
 	if used[1] != m.others.used[1] {
 		m.touch(now)
-		m.owe(now, used[1]-m.others.used[1])
+		if now-m.joined >= settled {
+			m.owe(now, used[1]-m.others.used[1])
+		}
 	}
 	m.others.change(parts-1, used[0]-m.others.used[0])
 	m.others.change(m.part(now), used[1]-m.others.used[1])
@@ -233,6 +235,12 @@ func (c *Caller) Share(now time.Time, s Sharing) {
 	at := c.roll(now)
 	c.arrived(at)
 	for _, m := range c.all() {
+		switch {
+		case s.Apart:
+			m.joined = never
+		case c.sharing.Apart, s.Replicas > c.sharing.Replicas:
+			m.joined = at
+		}
 		switch {
 		case s.Apart && !c.sharing.Apart:
 			m.lost.copy(&m.others)

@@ -70,6 +70,28 @@ func TestALimitHoldsWhileAReplicaIsCutOff(t *testing.T) {
 	}
 }
 
+// TestNoReplicaOwesWhatWasUsedWhileOneWasCutOff when that is back: otherwise the other one would get nothing for minutes.
+func TestNoReplicaOwesWhatWasUsedWhileOneWasCutOff(t *testing.T) {
+	cutOff(t, 2, []string{"120/minute"}, func(w *world, all []*limitedReplica, cut func(bool)) {
+		ask(all, 4, 2*time.Minute)
+		cut(true)
+		ask(all, 4, 3*time.Minute)
+		cut(false)
+		var got [2]admits
+		for range 480 {
+			for i, r := range all {
+				got[i].try(r, 1)
+			}
+			time.Sleep(time.Second / 4)
+		}
+		for i := range got {
+			if n := len(got[i]); n < 30 {
+				t.Errorf("in the two minutes after the cut, replica %d used %d of 240", i, n)
+			}
+		}
+	})
+}
+
 // TestTheOthersGetThePartOfAReplicaThatCrashed after a minute.
 func TestTheOthersGetThePartOfAReplicaThatCrashed(t *testing.T) {
 	cutOff(t, 3, []string{"600/minute"}, func(w *world, all []*limitedReplica, cut func(bool)) {
