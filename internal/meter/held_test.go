@@ -43,8 +43,8 @@ func TestThePartOfAVanishedReplicaIsHeldBackForAMinute(t *testing.T) {
 		{"day", 2, [4]int64{30_000, 30_000, 30_000, 30_000}},
 	} {
 		alice, used := missing(t, test.unit, test.replicas)
-		for i, after := range []time.Duration{41, 61, 89, 90} {
-			if got := alice.Snapshot(used.Add(after * time.Second)).Limits[0].Used; got != test.want[i] {
+		for i, after := range []int{41, 61, 89, 90} {
+			if got := alice.Snapshot(used.Add(time.Duration(after) * time.Second)).Limits[0].Used; got != test.want[i] {
 				t.Errorf("%d s after its use, %d of a limit by the %s are used, want %d", after, got, test.unit, test.want[i])
 			}
 		}
