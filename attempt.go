@@ -46,10 +46,10 @@ type attemptRecord struct {
 	span    *observe.Span
 }
 
-// cooldown is a throttle that an attempt has begun: when, and for which requests.
+// cooldown is a throttle that an attempt has begun: when, and for which service tiers.
 type cooldown struct {
-	began  time.Time
-	covers pool.Scope
+	began time.Time
+	tiers pool.ServiceTiers
 }
 
 // attemptList has the attempts that were made for a request, in their order.
@@ -111,7 +111,8 @@ func (l attemptList) doubtCooldowns(q *request) {
 	}
 	for i := range l {
 		if a := &l[i]; !a.cooldown.began.IsZero() {
-			a.target.Doubt(q.wholeBackend(a.class), a.cooldown.covers, a.cooldown.began)
+			covers := pool.Scope{Model: q.benchModel(a.target.backend), Tiers: a.cooldown.tiers}
+			a.target.Doubt(q.wholeBackend(a.class), covers, a.cooldown.began)
 		}
 	}
 }

@@ -103,7 +103,7 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 			zap.String("affinity", s.placement.Why(s.board.Affinity)), attempt.ErrorField(r.Err))
 	}
 	if !r.Class.Failover() && !j.ofCaller {
-		if scope := (pool.Scope{Model: model, Tiers: a.tiers}); r.Class == verdict.Served {
+		if scope := (pool.Scope{Model: model, Tiers: a.tiers, Operation: s.board.Operation}); r.Class == verdict.Served {
 			to.Served(scope, a.started)
 		} else {
 			to.Answered(scope, a.started)
@@ -144,14 +144,18 @@ func (b *balancer) coolDown(q *request, s *search, r *attempt.Reply, now time.Ti
 	if !benches || bench.MayBeOfRequest && !s.takeBlame() {
 		return
 	}
-	covers := pool.Scope{Model: model, Tiers: r.AboutTiers()}
+	tiers, operation := r.AboutTiers(), ""
+	if r.Class == verdict.NotPermitted {
+		operation = s.board.Operation // the key may be permitted to do others
+	}
 	began := to.Bench(pool.Refusal{
 		Reason:      r.Reason(),
 		Throttle:    r.Class.Promise(),
 		Whole:       q.wholeBackend(r.Class),
 		Unreachable: r.Class == verdict.Unreachable,
 		Model:       model,
-		Tiers:       covers.Tiers,
+		Tiers:       tiers,
+		Operation:   operation,
 		Cost:        q.Cost,
 		Wait:        bench.Wait,
 		Longest:     bench.Longest,
@@ -159,7 +163,7 @@ func (b *balancer) coolDown(q *request, s *search, r *attempt.Reply, now time.Ti
 		Started:     a.started,
 	}, now)
 	if began && r.Class.Promise() {
-		a.cooldown = cooldown{now, covers}
+		a.cooldown = cooldown{now, tiers}
 	}
 }
 

@@ -214,6 +214,25 @@ func TestTheSecondsOfABenchNeverGoBack(t *testing.T) {
 	})
 }
 
+// A key that may not do one operation is for a person to mend, so that an alert must see it. The backend serves the others.
+func TestABenchOfAnOperationIsShownAndLeavesTheModelAvailable(t *testing.T) {
+	name := unique("operation")
+	synctest.Test(t, func(t *testing.T) {
+		m := pool.NewMember("a", new(pool.Health))
+		m.Models = []string{"gpt"}
+		inUse(t, name, m)
+		r := refusal(verdict.NotPermitted, "gpt", time.Minute)
+		r.Operation = "/embeddings"
+		m.Bench(r, time.Now())
+		shown := map[string]float64{"backend_benched a  not_permitted gpt": 1, "backend_available a gpt": 1, "bench_remaining_seconds a gpt": 0}
+		wantValues(t, name, shown)
+		time.Sleep(2 * time.Minute) // nobody has shown that it is over
+		wantValues(t, name, shown)
+		m.Served(pool.Scope{Model: "gpt", Operation: "/embeddings"}, time.Now())
+		wantValues(t, name, map[string]float64{"backend_benched a  not_permitted gpt": none})
+	})
+}
+
 func TestABenchOfTheWholeBackendCountsForEachModel(t *testing.T) {
 	name := unique("whole")
 	synctest.Test(t, func(t *testing.T) {

@@ -237,8 +237,8 @@ func reasonsOf(s pool.State) (reasons []reason) {
 		return b.Class == string(verdict.Throttled) || !b.Whole && !s.Member.Knows(b.Model)
 	})
 	for _, b := range slices.Concat(s.Benches, due) {
-		if s.Member.Spares(b) {
-			continue // other requests are served
+		if s.Member.Spares(b) && b.Operation == "" {
+			continue // other requests are served, and nobody need act
 		}
 		its := reason{attempt{Deployment(s.Member, b.Model), b.Class}, verdict.RemedyOf(verdict.Class(b.Class), b.Cause).Cause}
 		if !slices.Contains(reasons, its) {

@@ -124,12 +124,12 @@ func (s *Events) ended(e pool.Event) {
 func isLong(b pool.Bench) bool { return b.Until.Sub(b.Since) >= minBench }
 
 func keyOf(e pool.Event) benchKey {
-	return benchKey{e.Member.Name, pool.Scope{Model: e.Bench.Model, Tiers: e.Bench.Tiers}, e.Bench.Throttle, e.Bench.Whole, e.Bench.Unreachable}
+	return benchKey{e.Member.Name, e.Bench.Scope(), e.Bench.Throttle, e.Bench.Whole, e.Bench.Unreachable}
 }
 
 func (s *Events) data(e pool.Event) map[string]any {
 	return map[string]any{
-		"pool": s.pool, "backend": e.Member.Name, "deployment": e.Bench.Model, "service_tier": e.Bench.Tiers.String(), "class": e.Bench.Class,
+		"pool": s.pool, "backend": e.Member.Name, "deployment": e.Bench.Model, "operation": e.Bench.Operation, "service_tier": e.Bench.Tiers.String(), "class": e.Bench.Class,
 		"seconds": seconds(e.Bench.Until.Sub(e.Bench.Since)),
 	}
 }

@@ -68,7 +68,7 @@ func (l *Log) Happened(e pool.Event) {
 }
 
 func fields(e pool.Event) []zap.Field {
-	return []zap.Field{zap.String("backend", e.Member.Name), optional("deployment", e.Bench.Model), optional("service_tier", e.Bench.Tiers.String()),
+	return []zap.Field{zap.String("backend", e.Member.Name), optional("deployment", e.Bench.Model), optional("operation", e.Bench.Operation), optional("service_tier", e.Bench.Tiers.String()),
 		zap.String("class", e.Bench.Class), zap.Float64("seconds", seconds(e.Bench.Until.Sub(e.Bench.Since))), elsewhere(e)}
 }
 

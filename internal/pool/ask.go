@@ -120,18 +120,21 @@ func (r *Ask) mayTry(at *At) bool {
 }
 
 // slots returns all slots of benches that count for the request at the member, those of throttles first.
-func (r *Ask) slots(m *Member) [7]*slot {
-	at, models, usual, own := &r.At[m.Index], &m.health.models, noBenches, noBenches
+func (r *Ask) slots(m *Member) [9]*slot {
+	at, models := &r.At[m.Index], &m.health.models
+	sets := scopes{noBenches, noBenches, noBenches, noBenches}
 	if at.Tiers.meetUsual() {
 		if at.general == nil {
 			at.general = models.find(Scope{Model: at.Model})
 		}
-		usual = cmp.Or(at.general, noBenches)
+		sets.usual = cmp.Or(at.general, noBenches)
+		sets.usualOfOperation = m.health.ofOperation(Scope{Model: at.Model, Operation: r.Operation})
 	}
 	if at.Tiers != UsualTiers {
-		own = cmp.Or(models.find(Scope{at.Model, at.Tiers}), noBenches)
+		sets.own = cmp.Or(models.find(Scope{Model: at.Model, Tiers: at.Tiers}), noBenches)
+		sets.ownOfOperation = m.health.ofOperation(Scope{at.Model, at.Tiers, r.Operation})
 	}
-	return m.health.slots(usual, own)
+	return m.health.slots(sets)
 }
 
 func (r *Ask) throttles(m *Member) [3]*slot {

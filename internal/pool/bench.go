@@ -18,7 +18,9 @@ type Bench struct {
 	Model string
 	// Tiers are the service tiers whose requests it covers. Those that meet the benches of the usual ones are covered
 	// by a bench of the usual ones as well. They are UsualTiers if it covers the whole backend.
-	Tiers        ServiceTiers
+	Tiers ServiceTiers
+	// Operation is the only operation that it covers. It is empty if it covers all of them.
+	Operation    string
 	Since, Until time.Time
 	// Throttle reports whether the backend asked for the bench. Otherwise it is
 	// for a failure.
@@ -36,6 +38,9 @@ type Bench struct {
 	// Heard reports whether another replica reported the bench.
 	Heard bool
 }
+
+// Scope returns what the bench is about, unless that is the whole backend.
+func (b Bench) Scope() Scope { return Scope{b.Model, b.Tiers, b.Operation} }
 
 // inForce reports whether the bench keeps requests away, and not its end only.
 func (b *Bench) inForce(now time.Time) bool { return b.Unreachable || now.Before(b.Until) }

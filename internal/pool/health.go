@@ -48,6 +48,9 @@ type Health struct {
 type Scope struct {
 	Model string
 	Tiers ServiceTiers
+	// Operation limits it to one operation, as [Ask] has it. It is empty for all of them. A key may lack the permission
+	// for one of them, and serves the others. No throttle is about one operation.
+	Operation string
 }
 
 // noBenches stands for the benches of an unknown model.
@@ -126,6 +129,14 @@ func (h *Health) of(its Scope) *benchSet {
 	return cmp.Or(h.models.find(its), noBenches)
 }
 
+// ofOperation returns the benches of a scope's operation alone. There are none for requests without an operation.
+func (h *Health) ofOperation(its Scope) *benchSet {
+	if its.Operation == "" {
+		return noBenches
+	}
+	return h.of(its)
+}
+
 // remember returns the benches of a scope, to be written to. The caller holds
 // the lock.
 func (m *Member) remember(its Scope, now time.Time) *benchSet {
@@ -170,11 +181,17 @@ func (h *Health) hasNoBench() bool {
 	return h.models.sets.Load() == nil && h.whole.throttle.Load() == nil && h.whole.failure.Load() == nil && h.unreachable.Load() == nil
 }
 
-// slots returns all that count for a request, those of throttles first: of the whole backend, of the usual service tiers, and
-// of the request's own ones if these are others.
-func (h *Health) slots(usual, own *benchSet) [7]*slot {
+// scopes are the benches that count for a request: of the usual service tiers, and of the request's own ones if these are
+// others. Each is that of all operations and that of the request's operation. None is nil.
+type scopes struct{ usual, own, usualOfOperation, ownOfOperation *benchSet }
+
+// slots returns all that count for a request, those of throttles first.
+func (h *Health) slots(b scopes) [9]*slot {
 	whole := &h.whole
-	return [...]*slot{&whole.throttle, &usual.throttle, &own.throttle, &whole.failure, &usual.failure, &own.failure, &h.unreachable.slot}
+	return [...]*slot{
+		&whole.throttle, &b.usual.throttle, &b.own.throttle,
+		&whole.failure, &b.usual.failure, &b.own.failure, &b.usualOfOperation.failure, &b.ownOfOperation.failure, &h.unreachable.slot,
+	}
 }
 
 // claim takes the right to send a request to a member that is ready for it.
@@ -208,8 +225,8 @@ func (m *Member) claimTry(r *Ask, now time.Time) bool {
 	return true
 }
 
-// Served records that the member has the model, and ends the benches that an attempt, which started at started, has
-// disproved.
+// Served records that the member has the model, and ends the benches that an attempt of this scope, which started at
+// started, has disproved.
 func (m *Member) Served(its Scope, started time.Time) {
 	if !m.health.hasServed(its.Model) {
 		m.health.rememberServed(its.Model)
@@ -223,19 +240,21 @@ func (m *Member) Answered(its Scope, started time.Time) {
 	if m.health.hasNoBench() {
 		return
 	}
-	usual, own := noBenches, noBenches
+	all := Scope{Model: its.Model, Tiers: its.Tiers}
+	sets := scopes{noBenches, noBenches, noBenches, noBenches}
 	if its.Tiers.meetUsual() {
-		usual = m.health.of(Scope{Model: its.Model})
+		sets.usual = m.health.of(Scope{Model: its.Model})
+		sets.usualOfOperation = m.health.ofOperation(Scope{Model: its.Model, Operation: its.Operation})
 	}
 	if its.Tiers != UsualTiers {
-		own = m.health.of(its)
+		sets.own, sets.ownOfOperation = m.health.of(all), m.health.ofOperation(its)
 	}
-	for _, s := range m.health.slots(usual, own) {
+	for _, s := range m.health.slots(sets) {
 		if s.Load() != nil {
 			m.tellDisproved(s.clear(started), false)
 		}
 	}
-	m.health.of(its).rests.served(started)
+	m.health.of(all).rests.served(started)
 }
 
 // Knows reports whether the config names the model, or the member has served it.
@@ -260,6 +279,8 @@ type Refusal struct {
 	Model string
 	// Tiers are the service tiers that it concerns.
 	Tiers ServiceTiers
+	// Operation is the only operation that it concerns. It is empty for all.
+	Operation string
 	// Cost is the cost of the request.
 	Cost int64
 	// Wait is how long the bench lasts.
@@ -289,7 +310,7 @@ func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
 		b.Guess = r.Wait
 	}
 	if !r.Whole {
-		b.Model, b.Tiers = ModelKey(r.Model), r.Tiers
+		b.Model, b.Tiers, b.Operation = ModelKey(r.Model), r.Tiers, strings.Clone(r.Operation) // which may be a part of a long path
 	}
 	m.health.last.Store(&b)
 	return m.put(b, now, false) == Began
@@ -299,7 +320,7 @@ func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
 func (m *Member) rest(r *Refusal, now time.Time) time.Duration {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
-	return m.benches(r.Whole, Scope{r.Model, r.Tiers}, now).rests.next(r.Wait, r.Longest, r.Started, now)
+	return m.benches(r.Whole, Scope{r.Model, r.Tiers, r.Operation}, now).rests.next(r.Wait, r.Longest, r.Started, now)
 }
 
 // put starts or extends a bench, and reports it.
@@ -311,7 +332,7 @@ func (m *Member) put(next Bench, now time.Time, remote bool) Happening {
 		wake = m.health.unreachable.failed(now)
 		b.Until = later(b.Until, wake)
 	} else {
-		into = m.benches(b.Whole, Scope{b.Model, b.Tiers}, now).slot(b.Throttle)
+		into = m.benches(b.Whole, b.Scope(), now).slot(b.Throttle)
 	}
 	happened, over := into.put(b, remote)
 	pools := slices.Clone(m.health.pools)
@@ -338,7 +359,7 @@ func (m *Member) benches(whole bool, its Scope, now time.Time) *benchSet {
 // since in doubt.
 func (m *Member) Doubt(whole bool, its Scope, since time.Time) {
 	m.health.mu.Lock()
-	b := m.health.known(Bench{Whole: whole, Model: its.Model, Tiers: its.Tiers}).throttle.cast(since)
+	b := m.health.known(Bench{Whole: whole, Model: its.Model, Tiers: its.Tiers, Operation: its.Operation}).throttle.cast(since)
 	m.health.mu.Unlock()
 	if b != nil {
 		m.tell(Event{Happening: Doubted, Bench: b.Bench})

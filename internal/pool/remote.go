@@ -12,7 +12,7 @@ func (m *Member) Hear(b Bench, wait time.Duration, now time.Time) {
 	if m.find(b) != nil || wait <= 0 {
 		return // it was heard before
 	}
-	if !b.Whole && !m.hasRoom(Scope{b.Model, b.Tiers}, now) {
+	if !b.Whole && !m.hasRoom(b.Scope(), now) {
 		return
 	}
 	length := b.Until.Sub(b.Since)
@@ -75,7 +75,7 @@ func (h *Health) known(b Bench) *benchSet {
 	if b.Whole {
 		return &h.whole
 	}
-	return h.of(Scope{b.Model, b.Tiers})
+	return h.of(b.Scope())
 }
 
 // hasRoom reports whether a model is remembered, or can be: a bench in force is

@@ -53,9 +53,12 @@ func (m *Member) Meets(b Bench) bool {
 	return its == b.Tiers || b.Tiers == UsualTiers && its.meetUsual()
 }
 
-// Spares reports whether the bench leaves the member the requests that it usually gets: it is about other service tiers
-// than those of the member, or about unusual ones, of a member that gets requests as clients send them.
+// Spares reports whether the bench leaves the member the requests that it usually gets: it is about one operation, about
+// other service tiers than those of the member, or about unusual ones, of a member that gets requests as clients send them.
 func (m *Member) Spares(b Bench) bool {
+	if b.Operation != "" {
+		return true
+	}
 	if m.ServiceTier == "" {
 		return b.Tiers != UsualTiers
 	}

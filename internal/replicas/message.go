@@ -87,12 +87,14 @@ type bench struct {
 	ID    string `json:"id"`
 	Model string `json:"model,omitempty"`
 	// Tiers is the group of service tiers that it covers, by its name in pool.ServiceTiers.
-	Tiers    string `json:"service_tiers,omitempty"`
-	Whole    bool   `json:"whole,omitempty"`
-	Throttle bool   `json:"throttle,omitempty"`
-	Class    string `json:"class"`
-	Status   int    `json:"status,omitempty"`
-	Hint     string `json:"hint,omitempty"`
+	Tiers string `json:"service_tiers,omitempty"`
+	// Operation is the only one that it covers, or empty.
+	Operation string `json:"operation,omitempty"`
+	Whole     bool   `json:"whole,omitempty"`
+	Throttle  bool   `json:"throttle,omitempty"`
+	Class     string `json:"class"`
+	Status    int    `json:"status,omitempty"`
+	Hint      string `json:"hint,omitempty"`
 	// Cause is a code, which may come from a backend.
 	Cause string `json:"cause,omitempty"`
 	Cost  int64  `json:"cost,omitempty"`
@@ -127,7 +129,7 @@ func benchOf(b pool.Bench, now time.Time) *bench {
 		cause = ""
 	}
 	return &bench{
-		ID: idOf(b), Model: b.Model, Tiers: b.Tiers.String(), Whole: b.Whole, Throttle: b.Throttle, Class: b.Class, Status: b.Status, Hint: b.Hint, Cause: cause,
+		ID: idOf(b), Model: b.Model, Tiers: b.Tiers.String(), Operation: b.Operation, Whole: b.Whole, Throttle: b.Throttle, Class: b.Class, Status: b.Status, Hint: b.Hint, Cause: cause,
 		Cost: b.Cost, Guess: milliseconds(b.Guess), Length: milliseconds(b.Until.Sub(b.Since)), Left: milliseconds(min(b.Until.Sub(now), b.Until.Sub(b.Since))),
 	}
 }
@@ -151,7 +153,7 @@ func (b *bench) pool(now time.Time) (heard pool.Bench, left time.Duration) {
 	left = time.Duration(b.Left) * time.Millisecond
 	until := now.Add(left)
 	return pool.Bench{
-		Reason: pool.Reason{Class: b.Class, Status: b.Status, Hint: b.Hint, Cause: b.Cause}, ID: id, Whole: b.Whole, Model: b.Model, Tiers: pool.TiersOf(b.Tiers),
+		Reason: pool.Reason{Class: b.Class, Status: b.Status, Hint: b.Hint, Cause: b.Cause}, ID: id, Whole: b.Whole, Model: b.Model, Tiers: pool.TiersOf(b.Tiers), Operation: b.Operation,
 		Since: until.Add(-time.Duration(b.Length) * time.Millisecond), Until: until, Throttle: b.Throttle, Cost: b.Cost,
 		Guess: time.Duration(b.Guess) * time.Millisecond,
 	}, left
@@ -163,8 +165,11 @@ func (b *bench) key() string {
 	if b.Throttle {
 		key = "throttle"
 	}
+	if b.Operation != "" {
+		key = b.Operation + "-" + key // a model may have any name, and no operation has a space
+	}
 	if b.Tiers != "" {
-		key = b.Tiers + "-" + key // a model may have any name
+		key = b.Tiers + "-" + key
 	}
 	if !b.Whole {
 		key += " " + b.Model
@@ -244,12 +249,21 @@ func (b *bench) check() error {
 	}
 	switch {
 	case !verdict.Class(b.Class).Shared(), !slices.Contains(hints, verdict.HintSource(b.Hint)),
-		b.Status < 0 || b.Status > 599, b.Cost < 0, b.Model != pool.ModelKey(b.Model), pool.TiersOf(b.Tiers).String() != b.Tiers, b.Whole && (b.Model != "" || b.Tiers != ""), b.Cause != "" && !verdict.IsCode(b.Cause):
+		b.Status < 0 || b.Status > 599, b.Cost < 0, b.Model != pool.ModelKey(b.Model), pool.TiersOf(b.Tiers).String() != b.Tiers, b.Whole && (b.Model != "" || b.Tiers != "" || b.Operation != ""),
+		b.Operation != "" && (b.Throttle || !isOperation(b.Operation)), b.Cause != "" && !verdict.IsCode(b.Cause):
 		return errors.New("its bench is not valid")
 	case b.Guess < 0, b.Guess > maxLength.Milliseconds(), b.Length < b.Left, b.Left < 0, b.Length > maxLength.Milliseconds():
 		return errors.New("no bench lasts that long")
 	}
 	return nil
+}
+
+// maxOperation is how many bytes an operation has at most.
+const maxOperation = 64
+
+// isOperation reports whether the text may be the operation of a request for inference.
+func isOperation(text string) bool {
+	return text[0] == '/' && len(text) <= maxOperation && strings.Trim(text, "/._-0123456789abcdefghijklmnopqrstuvwxyz") == ""
 }
 
 // maxTime is the last moment, in microseconds since 1970, that has a date in

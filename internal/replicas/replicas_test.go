@@ -176,6 +176,39 @@ func TestABenchOfServiceTiersIsOneOfTheSameAtAllReplicas(t *testing.T) {
 	})
 }
 
+func TestABenchOfAnOperationIsOneOfTheSameAtAllReplicas(t *testing.T) {
+	share(t, 3, func(w *world) {
+		all := map[string]time.Duration{"": 10 * time.Second, "/embeddings": 20 * time.Second, "/images/generations": 30 * time.Second}
+		for operation, length := range all {
+			w.at(0, "a").Bench(pool.Refusal{
+				Reason: pool.Reason{Class: string(verdict.NotPermitted), Status: 403}, Model: "m", Operation: operation, Wait: length,
+			}, time.Now())
+		}
+		time.Sleep(5 * time.Second)
+		w.start() // which reads what the store keeps
+		synctest.Wait()
+		benched := func(i int) map[string]time.Duration {
+			left := make(map[string]time.Duration)
+			for _, b := range w.replicas[i].pool.Snapshot(time.Now())[0].Benches {
+				left[b.Operation] = time.Until(b.Until).Round(time.Second) + 5*time.Second
+			}
+			return left
+		}
+		for i := range w.replicas {
+			if left := benched(i); !maps.Equal(left, all) {
+				t.Errorf("at replica %d, the benches last for %v, want %v", i, left, all)
+			}
+		}
+		w.at(1, "a").Served(pool.Scope{Model: "m", Operation: "/embeddings"}, time.Now())
+		synctest.Wait()
+		for i := range w.replicas {
+			if left := benched(i); len(left) != 1 || left["/images/generations"] == 0 {
+				t.Errorf("at replica %d, %v are benched after embeddings were served", i, left)
+			}
+		}
+	})
+}
+
 func TestABenchThatIsDisprovedIsOverForAll(t *testing.T) {
 	share(t, 3, func(w *world) {
 		began := time.Now()

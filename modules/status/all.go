@@ -163,7 +163,9 @@ func (b *Backend) add(other *Backend) {
 	if b.LastError == nil || other.LastError != nil && other.LastError.Time.After(b.LastError.Time) {
 		b.LastError = other.LastError
 	}
-	b.Benches = union(b.Benches, other.Benches, func(x Bench) any { return [...]string{x.Scope, x.Model, x.Deployment, x.ServiceTier, x.Class} },
+	b.Benches = union(b.Benches, other.Benches, func(x Bench) any {
+		return [...]string{x.Scope, x.Model, x.Deployment, x.ServiceTier, x.Operation, x.Class}
+	},
 		func(x, y Bench) bool { return x.Until.Before(y.Until) })
 	b.Silences = union(b.Silences, other.Silences, func(x Silence) any { return [...]string{x.Model, x.Deployment} },
 		func(x, y Silence) bool { return x.Since.After(y.Since) })

@@ -132,7 +132,10 @@ type Bench struct {
 	Deployment string `json:"deployment"`
 	// ServiceTier is that of the requests that are refused, or empty if it is all of them. If it is set, the backend
 	// and its model count as available.
-	ServiceTier string    `json:"service_tier,omitempty"`
+	ServiceTier string `json:"service_tier,omitempty"`
+	// Operation is the only one that is benched, or empty if it is all of them. If it is set, the backend and its model
+	// count as available, too.
+	Operation   string    `json:"operation,omitempty"`
 	Class       string    `json:"class"`
 	Status      int       `json:"status"`
 	Hint        string    `json:"hint"`
@@ -148,6 +151,9 @@ type Bench struct {
 	// made up.
 	NeedsOperator bool `json:"needs_operator"`
 }
+
+// spares reports whether other requests for the model are served.
+func (b *Bench) spares() bool { return b.ServiceTier != "" || b.Operation != "" }
 
 // Silence is a model for which a backend accepts requests and sends nothing.
 type Silence struct {
@@ -269,9 +275,9 @@ func (b *Backend) WeightText() string {
 func (b *Backend) sortBenches() {
 	slices.SortFunc(b.Benches, func(x, y Bench) int {
 		// backend comes before model
-		return cmp.Or(cmp.Compare(x.Scope, y.Scope), cmp.Compare(x.ServiceTier, y.ServiceTier), y.Until.Compare(x.Until), cmp.Compare(x.Model, y.Model), cmp.Compare(x.Class, y.Class))
+		return cmp.Or(cmp.Compare(x.Scope, y.Scope), cmp.Compare(x.ServiceTier, y.ServiceTier), cmp.Compare(x.Operation, y.Operation), y.Until.Compare(x.Until), cmp.Compare(x.Model, y.Model), cmp.Compare(x.Class, y.Class))
 	})
-	if len(b.Benches) > 0 && b.Benches[0].ServiceTier == "" {
+	if len(b.Benches) > 0 && !b.Benches[0].spares() {
 		worst := b.Benches[0]
 		b.WorstBench = WorstBench{worst.Class, worst.Model, worst.Deployment, &worst.Until, worst.RemainingMs}
 	}
@@ -333,7 +339,7 @@ func benchesOf(m *pool.Member, b pool.Bench, now time.Time) (shown []Bench) {
 	// a bench that is in force has some time left
 	left := max(0, (b.Until.Sub(now) + time.Millisecond - 1).Milliseconds())
 	for _, model := range models {
-		shown = append(shown, Bench{scope, model, b.Model, b.Tiers.String(), b.Class, b.Status, b.Hint, b.Cause, moment(b.Since), moment(b.Until), left, b.Unreachable, needs})
+		shown = append(shown, Bench{scope, model, b.Model, b.Tiers.String(), b.Operation, b.Class, b.Status, b.Hint, b.Cause, moment(b.Since), moment(b.Until), left, b.Unreachable, needs})
 	}
 	return shown
 }

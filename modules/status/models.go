@@ -84,7 +84,7 @@ func (b Backend) forModel(model, deployment string, named map[string]bool) Model
 		if model == metrics.Other { // no backend has to have a model that a client made up
 			concerns = concerns || !named[bench.Model] && (bench.NeedsOperator || bench.Class != string(verdict.NoModel))
 		}
-		if !concerns || bench.ServiceTier != "" {
+		if !concerns || bench.spares() {
 			continue
 		}
 		if its.State != Drained && its.State != Probing {

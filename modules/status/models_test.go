@@ -127,3 +127,23 @@ func TestOnlyAModelThatTheBackendIsToHaveNeedsAnOperator(t *testing.T) {
 		t.Errorf("got  %v\nwant %v", got, want)
 	}
 }
+
+func TestABenchOfAnOperationIsShownAndLeavesTheModelAvailable(t *testing.T) {
+	a := member("a", "", "gpt-4o=a-4o")
+	state := poolOf(t, a)
+	for _, operation := range []string{"/images/generations", "/embeddings"} {
+		r := refusal("not_permitted", "a-4o", time.Minute)
+		r.Operation = operation
+		a.Bench(r, time.Now())
+	}
+	b := state().Backends[0]
+	if b.State != Available || b.WorstBench.Class != "" || len(b.Benches) != 2 {
+		t.Fatalf("the backend is %s for %q, with %d benches", b.State, b.WorstBench.Class, len(b.Benches))
+	}
+	if first := b.Benches[0]; first.Operation != "/embeddings" || first.Model != "gpt-4o" || !first.NeedsOperator {
+		t.Errorf("it shows %+v", first)
+	}
+	if its := state().Models()[0].Backends[0]; its.State != Available || its.Until != nil {
+		t.Errorf("for the model, it shows %+v", its)
+	}
+}
