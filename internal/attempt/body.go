@@ -22,8 +22,8 @@ const (
 	openingLimit   = 64 << 10
 	openingTimeout = 2 * time.Second
 	// echoLimit is how much of a stream is held back while it has only
-	// preambles, which repeat the request, and echoesLimit how much of all
-	// streams together beyond openingLimit.
+	// preambles, which repeat the request as a long error may, and echoesLimit
+	// how much of all streams together beyond openingLimit.
 	echoLimit   = 8 << 20
 	echoesLimit = 256 << 20
 	// openingRead is how much of it is read after the first read. Each read is for as
@@ -130,7 +130,7 @@ var echoes atomic.Int64
 
 // mayHoldMore reports whether more of a stream may be held back than openingLimit, and counts the next read.
 func (b *body) mayHoldMore() bool {
-	if len(b.held) >= echoLimit || !b.watch.OnlyPreambles(openingLimit) {
+	if len(b.held) >= echoLimit || !b.watch.Undecided(openingLimit) {
 		return false
 	}
 	more := int64(len(b.held)-openingLimit+b.nextReadLength()) - b.echoed // less if the last read was short

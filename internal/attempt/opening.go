@@ -121,6 +121,9 @@ func (b *body) openStream() (*sse.Error, error) {
 	b.heard(n, err)
 	var timeout *time.Timer
 	for {
+		if b.watch.OpensLong && b.longFailure() != nil {
+			return b.watch.Failure, nil
+		}
 		switch opening := b.watch.Opening; {
 		case opening == sse.Content && (b.heldErr != nil || !b.failing()):
 			return nil, nil
@@ -139,6 +142,15 @@ func (b *body) openStream() (*sse.Error, error) {
 			return nil, nil
 		}
 	}
+}
+
+// longFailure returns the error that the stream opens with, if that is too long for its watcher to keep.
+func (b *body) longFailure() *sse.Error {
+	b.watch.OpensLong = false // it is read once
+	if failure := sse.LongFailure(b.held); failure != nil {
+		b.watch.Opening, b.watch.Failure = sse.Failure, failure
+	}
+	return b.watch.Failure
 }
 
 // readJSON reads ahead a reply that is not streamed. It returns why the reply

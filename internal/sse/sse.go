@@ -49,6 +49,10 @@ type Watcher struct {
 	// Opening is what the stream amounts to so far. Once it is more than a Preamble, it stays.
 	Opening Opening
 
+	// OpensLong reports whether the stream opens with an event that may be an error, and is longer than MaxEvent. Opening
+	// is Content then. [LongFailure] finds the error in all that has come.
+	OpensLong bool
+
 	// Failure is the first error in the stream, before or after content. An error in an event that
 	// is longer than MaxEvent does not count: it cannot be read, so it is not known whose fault it is.
 	Failure *Error
@@ -114,6 +118,7 @@ func (w *Watcher) take(e Event) {
 		w.Opening = End
 	default:
 		w.Opening, w.Failure = e.opening()
+		w.OpensLong = e.TooLong && e.mayBeLongError()
 	}
 	if w.Opening == Content && isPiece(kind) {
 		w.Pieces++

@@ -285,17 +285,31 @@ func TestEchoesOfARequestAreNoContent(t *testing.T) {
 	overloaded := failedEvent("server_is_overloaded", strings.Repeat("x", 1000))
 	capacity := "event: error\ndata: {\"type\":\"error\",\"error\":{\"message\":\"Selected model is at capacity. Please try a different model.\"}}\n\n"
 	keepalive := "event: keepalive\ndata: {\"type\":\"keepalive\",\"sequence_number\":2}\n\n"
+	// a failed response repeats the instructions, too, before or after its error
+	const failed, before, after = `"type":"response.failed"`, `"error":{"code":"server_is_overloaded","message":"no"},`, `,"error":{"code":"server_is_overloaded","message":"no"}`
+	long := func(length int) string {
+		return fmt.Sprintf(`"id":"resp_1","instructions":%q`, strings.Repeat("x", length))
+	}
+	data := func(text string) string { return "data: {" + text + "}\n\n" }
 	for name, c := range map[string]struct {
 		stream string
 		want   string
 	}{
-		"40 KB of instructions":    {echo("response.created", 40_000) + echo("response.in_progress", 40_000) + overloaded, "b"},
-		"1 MB of instructions":     {echo("response.created", 1_000_000) + echo("response.in_progress", 1_000_000) + overloaded, "b"},
-		"an error without a code":  {echo("response.created", 100_000) + keepalive + capacity, "b"},
-		"signs of life":            {strings.Repeat(keepalive, 5000) + overloaded, "b"},
-		"more than is held":        {echo("response.created", 5_000_000) + echo("response.in_progress", 5_000_000) + overloaded, "a"},
-		"an event of unknown kind": {echo("response.created", 1000) + echo("response.strange", 100_000) + overloaded, "a"},
-		"content after the echoes": {echo("response.created", 1_000_000) + responsesContent + "event: response.completed\ndata: {\"type\":\"response.completed\"}\n\n", "a"},
+		"a long failure":                   {"event: response.failed\n" + data(failed+`,"response":{`+before+long(100_000)+"}"), "b"},
+		"a long failure without a name":    {data(failed + `,"response":{` + before + long(100_000) + "}"), "b"},
+		"its error is at its end":          {echo("response.created", 1_000_000) + "event: response.failed\n" + data(failed+`,"response":{`+long(1_000_000)+after+"}"), "b"},
+		"its type is at its end":           {"event: response.failed\n" + data(`"response":{`+long(100_000)+after+"},"+failed), "b"},
+		"a long message":                   {data(`"error":{"code":503,"message":"` + strings.Repeat("x", 100_000) + `"}`), "b"},
+		"a long failure of the client's":   {"event: response.failed\n" + data(failed+`,"response":{"error":{"code":"invalid_prompt","message":"no"},`+long(100_000)+"}"), "a"},
+		"more of a failure than is held":   {"event: response.failed\n" + data(failed+`,"response":{`+before+long(9_000_000)+"}"), "a"},
+		"an error inside of a long answer": {data(`"choices":[{"delta":{"content":"x","error":{"a":1}}}],"x":"`+strings.Repeat("x", 100_000)+`"`) + "data: [DONE]\n\n", "a"},
+		"40 KB of instructions":            {echo("response.created", 40_000) + echo("response.in_progress", 40_000) + overloaded, "b"},
+		"1 MB of instructions":             {echo("response.created", 1_000_000) + echo("response.in_progress", 1_000_000) + overloaded, "b"},
+		"an error without a code":          {echo("response.created", 100_000) + keepalive + capacity, "b"},
+		"signs of life":                    {strings.Repeat(keepalive, 5000) + overloaded, "b"},
+		"more than is held":                {echo("response.created", 5_000_000) + echo("response.in_progress", 5_000_000) + overloaded, "a"},
+		"an event of unknown kind":         {echo("response.created", 1000) + echo("response.strange", 100_000) + overloaded, "a"},
+		"content after the echoes":         {echo("response.created", 1_000_000) + responsesContent + "event: response.completed\ndata: {\"type\":\"response.completed\"}\n\n", "a"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			lbtest.InBubble(t, lbtest.InOrder("a b", ""), func(t *testing.T, w *lbtest.World) {
