@@ -1,6 +1,7 @@
 package openailb
 
 import (
+	"cmp"
 	"net/http"
 	"slices"
 	"time"
@@ -81,6 +82,13 @@ func (l attemptList) throttles(n int) (throttles int) {
 		}
 	}
 	return throttles
+}
+
+// spent reports whether a backend got one of the attempts, and will get no other.
+func (l attemptList) spent(at *target) bool {
+	return slices.ContainsFunc(l, func(a attemptRecord) bool {
+		return a.target == at && a.class != verdict.Silent && a.class != verdict.Throttled
+	})
 }
 
 // failedByItself reports whether a request that no backend served failed because of itself: it is too large, or
@@ -179,7 +187,7 @@ func (s *search) compare(r *attempt.Reply) {
 	to, q := s.current, s.request
 	switch {
 	case r.Class == verdict.Blocked && !q.Kind.IsHandshake() && q.socket == nil:
-		if to.blocked.Refused(q.use(to), q.digest()) {
+		if to.blocked.Refused(q.use(to), cmp.Or(s.digest, q.digest())) {
 			r.Class = verdict.Failed // it is not one request that the firewall does not like
 		}
 	case r.Class != verdict.Blocked && r.Status > 0 && to.blocked.Any():
@@ -210,6 +218,7 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 		out.Patience = max(1, time.Until(q.gone)/2) // the other half is for the next attempt
 	}
 	out.URL.RawQuery, out.URL.Opaque = q.query, ""
+	out.Final = s.settle(a)
 	if q.socket != nil {
 		out.Body = new(replay.Body) // its first message is sent once the WebSocket is open
 		out.Interims, out.Client = nil, nil

@@ -95,6 +95,10 @@ type search struct {
 	tooShort []string
 	// lackPath are the indexes of backends that have said that they lack the path of the request.
 	lackPath []int
+	// final reports whether nothing can follow the attempt in progress, so that the body is released while it waits. digest
+	// is that of the request then, and 0 before.
+	final  bool
+	digest uint64
 	// interims is how many interim responses the backends have sent.
 	interims atomic.Int32
 
@@ -358,6 +362,33 @@ func (s *search) mayFollow(a *attemptRecord) bool {
 	})
 }
 
+// settle reports whether the attempt in progress is final: no backend is left that could get the request later, not even
+// one that throttles now, and no other credential for this one. It keeps what is needed of the body, which goes now.
+func (s *search) settle(a *attemptRecord) bool {
+	q := s.request
+	s.final = q.socket == nil && q.received.Whole() && s.wait.queues == nil && !s.canRenew(a) && !s.mayFollowLater(a)
+	if s.final {
+		s.digest = q.digest()
+	}
+	return s.final
+}
+
+// canRenew reports whether the attempt may be made once more with another credential.
+func (s *search) canRenew(a *attemptRecord) bool {
+	return s.request.secret == nil && a.target.backend.Credentials.CanRenew()
+}
+
+// mayFollowLater reports whether another attempt may ever follow. A backend that was silent or throttled may be tried again.
+func (s *search) mayFollowLater(a *attemptRecord) bool {
+	if !s.hasAttempts() && !s.placement.Asks() {
+		return false
+	}
+	return slices.ContainsFunc(s.balancer.targets, func(to *target) bool {
+		at := &s.board.At[to.Index]
+		return to != a.target && at.Takes && !at.Elsewhere && !s.attempts.spent(to)
+	})
+}
+
 // accepts reports whether a backend that the request may go to would accept it now.
 func (s *search) accepts(to *target, now time.Time) bool {
 	at := &s.board.At[to.Index]
@@ -373,6 +404,9 @@ func (s *search) mayGoOn(now time.Time) bool {
 // hasAttempts reports whether the request has not made all the attempts that it may make. If it has waited, throttles
 // before that do not count: it may go to their backends again.
 func (s *search) hasAttempts() bool {
+	if s.final {
+		return false
+	}
 	most := s.request.maxAttempts
 	return most == 0 || len(s.attempts)-s.placement.Misses()-s.attempts.throttles(s.beforeWait) < most
 }

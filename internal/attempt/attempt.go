@@ -65,6 +65,9 @@ type Request struct {
 	Asks Asks
 	// Last reports whether no other attempt can follow.
 	Last bool
+	// Final reports whether nothing will send the body once more, whatever comes of the attempt. It is released then as soon
+	// as net/http cannot need it any more: a reply may take ten minutes, and its prompt many megabytes.
+	Final bool
 	// Patience is how long the attempt may wait for the first byte, so that its client is still there for the next one. A
 	// backend that takes longer is not to blame. 0: as long as the options say.
 	Patience time.Duration
@@ -207,6 +210,9 @@ func (s *Sender) send(t *Request) *Reply {
 			res.Body.Close()
 		}
 	}
+	if t.Final {
+		t.Body.Release()
+	}
 	if err != nil {
 		t.trip.timeout.end()
 		reply.Failure = t.trip.why(err)
@@ -253,6 +259,9 @@ func (t *Request) begin(s *Sender) {
 	}
 	t.Change.Repeatable, t.Change.Progress = t.Asks.Kind.Repeatable(), &t.trip.timeout
 	t.trip.upload = t.Body.Attach(t.out, &t.Change)
+	if t.Final {
+		t.trip.final = t.Body
+	}
 	limit := s.firstByte(t.Asks.Stream, t.Last)
 	switch {
 	case t.handshakes():

@@ -43,6 +43,10 @@ type trip struct {
 	cancel  context.CancelCauseFunc
 	timeout deadline
 	upload  *replay.Upload
+	// final is the body if nothing but net/http may send it once more, and nil otherwise. certain reports whether net/http
+	// will not, once it has sent it on the latest connection.
+	final   *replay.Body
+	certain atomic.Bool
 	address *Address
 	// needsHTTP1 reports whether the connection must not be one of HTTP/2, and proxied whether the latest connection is
 	// made through an outgoing proxy.
@@ -168,6 +172,7 @@ func (t *trip) gotConn(got httptrace.GotConnInfo) {
 	if t.reused = got.Reused; !got.Reused {
 		hideSurplus()
 	}
+	t.certain.Store(!got.Reused && !t.shares && !isHTTP2(got.Conn))
 	if t.again && got.Reused && !t.shares && !isHTTP2(got.Conn) {
 		_ = got.Conn.Close() // so that net/http takes the next one, and at last a new one
 		return
@@ -236,6 +241,11 @@ func (t *trip) wroteRequest(info httptrace.WroteRequestInfo) {
 			t.timeout.sent()
 		}
 		t.upload.Sent()
+		// A connection that was used before may have been closed just then, and one of HTTP/2 may not accept the request:
+		// net/http sends it again then, until a reply comes.
+		if t.final != nil && t.certain.Load() {
+			t.final.Release()
+		}
 	}
 }
 

@@ -43,6 +43,13 @@ func (a *Auth) Credential(ctx context.Context) (Credential, error) {
 	return a.Source.Credential(ctx)
 }
 
+// CanRenew reports whether the source may have another credential after a refusal. A key in the config itself stays what it
+// is until the next config.
+func (a *Auth) CanRenew() bool {
+	key, isKey := a.Source.(*Key)
+	return a.Source != nil && (!isKey || key.InFile())
+}
+
 // AudienceSource is a Source that has credentials for several audiences.
 type AudienceSource interface {
 	Source

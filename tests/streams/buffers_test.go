@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -127,6 +128,96 @@ func TestABodyOfUnknownLengthIsHeldOnce(t *testing.T) {
 			t.Errorf("a body of %d bytes holds %d", size, held)
 		}
 	})
+}
+
+// TestABodyIsReleasedWhenNothingCanSendItAgain has a backend think for long about a large prompt.
+func TestABodyIsReleasedWhenNothingCanSendItAgain(t *testing.T) {
+	key := filepath.Join(t.TempDir(), "key")
+	lbtest.WriteFile(t, key, "key-in-a-file")
+	const size = 16 << 20
+	for _, c := range []struct {
+		name, config string
+		headers      bool // the backend has sent its headers
+		reused       bool // on a connection that was used before
+		released     bool
+	}{
+		{"one backend", "backend http://a {\napi_key key-of-a\n}", false, false, true},
+		{"one backend without a key", "backend http://a", false, false, true},
+		{"one backend for the model", "backend http://a {\nmodel m\n}\nbackend http://b {\nmodel n\n}", false, false, true},
+		{"no retries", "backend http://a\nbackend http://b {\npriority 2\n}\nlb_retries 0", false, false, true},
+		{"headers on a used connection", "backend http://a", true, true, true},
+		{"a used connection, which may be closed just then", "backend http://a", false, true, false},
+		{"a key that may be renewed", "backend http://a {\napi_key {file." + key + "}\n}", false, false, false},
+		{"another backend", "backend http://a\nbackend http://b {\npriority 2\n}", false, false, false},
+		{"another backend that is drained", "backend http://a\nbackend http://b {\nweight 0\n}", false, false, false},
+		{"requests that wait", "backend http://a\nwait 10s", false, false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			lbtest.InBubble(t, "openai_lb {\n"+c.config+"\n}", func(t *testing.T, w *lbtest.World) {
+				if c.reused {
+					w.Post(`{"model":"m"}`).WantServed(t, "a")
+				}
+				more := make(chan struct{})
+				w.Backends["a"].Replies(func(rw http.ResponseWriter, _ *http.Request) {
+					if c.headers {
+						rw.Header().Set("Content-Type", "text/event-stream")
+						rw.WriteHeader(200)
+						rw.(http.Flusher).Flush()
+					}
+					<-more
+					io.WriteString(rw, lbtest.StreamContent+"data: [DONE]\n\n")
+				})
+				before := heldBytes()
+				done := make(chan lbtest.Reply)
+				go func() {
+					body := io.MultiReader(strings.NewReader(`{"model":"m","stream":true}`), &bytesOf{size})
+					done <- w.Send(w.Request(http.MethodPost, "/v1/chat/completions", body))
+				}()
+				time.Sleep(time.Second)
+				synctest.Wait()
+				if held := heldBytes() - before; held > size/2 == c.released {
+					t.Errorf("while it waits, %d bytes are held, want it released: %v", held, c.released)
+				}
+				close(more)
+				(<-done).WantServed(t, "a")
+			})
+		})
+	}
+}
+
+// TestAFinalAttemptThatFailsIsAnswered: nothing follows it, and the body is gone.
+func TestAFinalAttemptThatFailsIsAnswered(t *testing.T) {
+	for name, c := range map[string]struct {
+		reply http.HandlerFunc
+		want  int
+	}{
+		"a throttle":               {lbtest.Throttled("20"), 429},
+		"a failure":                {lbtest.Status(500), 500},
+		"a refused key":            {lbtest.Status(401), 502},
+		"a firewall":               {lbtest.Says(403, "<html>no</html>"), 403},
+		"a missing model":          {lbtest.Says(404, `{"error":{"code":"model_not_found","message":"no"}}`), 404},
+		"a stream without content": {lbtest.Streams("data: [DONE]\n\n"), 502},
+		"a cut connection": {func(w http.ResponseWriter, _ *http.Request) {
+			conn, _, _ := w.(http.Hijacker).Hijack()
+			conn.Close()
+		}, 502},
+		"silence": {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, 504},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, "openai_lb {\nbackend http://a {\napi_key key-of-a\n}\n}", func(t *testing.T, w *lbtest.World) {
+				w.Backends["a"].Replies(c.reply)
+				for i := range 4 { // also on connections that were used before
+					body := fmt.Sprintf(`{"model":"m","stream":true,"user":"%d%s"}`, i, strings.Repeat("x", 100_000))
+					if reply := w.Send(w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(body))); reply.Status != c.want {
+						t.Errorf("got a %d %s, want %d", reply.Status, reply.Body, c.want)
+					}
+					time.Sleep(time.Hour)
+				}
+				w.Backends["a"].Replies(lbtest.Streams(lbtest.StreamContent, "data: [DONE]\n\n"))
+				w.PostStream().WantServed(t, "a")
+			})
+		})
+	}
 }
 
 // TestACallerThatDoesNotReadHoldsLittle counts what a backend can write of a
