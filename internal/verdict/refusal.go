@@ -18,9 +18,10 @@ import (
 // phrase is how a message begins that means one thing.
 type phrase struct{ *regexp.Regexp }
 
-// begins makes a phrase of the ways in which a message may begin, in lower case and with one blank between words.
+// begins makes a phrase of the ways in which a message may begin, in lower case and with one blank between words. LiteLLM
+// puts the name of an exception, or the path, before it.
 func begins(ways ...string) phrase {
-	return phrase{regexp.MustCompile(`^(?:\w+ ?error: )?(?:` + strings.Join(ways, "|") + `)`)}
+	return phrase{regexp.MustCompile(`^(?:(?:litellm[.])?\w+ ?error: |/[\w/]+: )?(?:` + strings.Join(ways, "|") + `)`)}
 }
 
 // mentions makes a phrase of words that stand before the first quote or colon.
@@ -53,6 +54,7 @@ var (
 		name+` is not a valid model\b`,
 		`models?/[^ ]+ (?:is|was) not found\b`,
 		`no endpoints found for\b`,
+		`llm provider not provided\b`, // LiteLLM
 		`(?:the |your )?(?:project|team|organization|account|key|user)(?: `+name+`)? (?:does not|doesn't) have access to (?:the )?model\b`,
 		`(?:you (?:do not|don't) have access to|unable to access|no access to) (?:the |this )?model\b`,
 		`the api deployment for this resource does not exist\b`,
@@ -70,7 +72,7 @@ var (
 		`this is not an? `+name+` model\b`,
 		theModel+` (?:is not|isn't) supported(?:[.]|$| (?:in|on|for|by|with|through|via) )`,
 		theModel+` (?:is not|isn't) available (?:in|on|for|by|with|through|via) `,
-		theModel+` (?:does not|doesn't) (?:support|have) (?:the |this )?(?:`+name+` )?`+
+		theModel+` (?:does not|doesn't) (?:support|have) (?:the |this )?(?:`+name+` ){0,3}?`+
 			`(?:operation|api|endpoint|service tier|service_tier|tier|flex|priority)\b`,
 		theModel+` (?:cannot|can not|can't|must not) be used (?:with|in|on) (?:the |this )?`+name+` (?:api|endpoint|operation)\b`,
 		`(?:the )?(?:flex|priority|ultrafast|`+name+` (?:service tier|service_tier|tier|processing))`+
@@ -84,6 +86,7 @@ var (
 		`(?:organization|organisation|account|identity) verification (?:is )?required`,
 		`(?:only available to|requires a|limited to) (?:\w+ )?verified (?:organization|organisation|account)s?`,
 		`(?:organization|organisation|account) is not (?:yet )?verified`,
+		`verify your (?:organization|organisation|identity)\b`,
 	)
 
 	// outOfBudget: "Your credit balance is too low" and "You have reached your specified API usage limits." (Anthropic),
@@ -94,7 +97,7 @@ var (
 		`(?:usage|spend|spending|billing|budget) (?:hard )?(?:limits?|cap) (?:\w+ ){0,3}(?:reached|exceeded|hit|exhausted)\b`,
 		`(?:out of|used all|no remaining|no|any) (?:\w+ )?credits\b`, `out of (?:\w+ )*quota\b`,
 		`quota (?:is |has been |was )?(?:exceeded|exhausted|used up|reached|depleted)\b`,
-		`exceeded (?:\w+ )*quota\b`, `budget (?:is |has been |was )?(?:exceeded|exhausted)\b`,
+		`exceeded (?:\w+ )*quota\b`, `key limit (?:reached|exceeded)\b`, `budget (?:is |has been |was )?(?:exceeded|exhausted)\b`,
 		`account is not active, please check your billing`, `(?:overdue|unpaid) (?:payment|invoice|bill)`, `payment (?:is )?required`,
 	)
 
@@ -116,7 +119,14 @@ var (
 		`upstream (?:request|connect|connection|server|service) (?:failed|error|timeout|timed out)`,
 		`internal (?:server )?error\b`,
 		`bad gateway\b`,
+		`litellm[.](?:internalservererror|serviceunavailableerror|badgatewayerror|apiconnectionerror|timeout)\b`,
 		`(?:could not|cannot|unable to|failed to) (?:reach|connect to|contact) (?:the )?(?:provider|upstream|backend)`,
+	)
+
+	// refusesContent: a prompt that is refused with a 403, as by OpenRouter ("Your input was flagged"), is no matter of the key.
+	refusesContent = mentions(
+		`(?:input|prompt|content|messages?)(?: \w+)? (?:was|were|is|are|has been|have been) (?:flagged|blocked|filtered|rejected)\b`,
+		`requires moderation\b`, `(?:content|usage|safety) (?:policy|policies|filters?)\b`, `safety system\b`, `guardrails?\b`,
 	)
 
 	// lacksPath is what servers say of a path or an api-version that they do not have.
@@ -131,6 +141,7 @@ var (
 		`(?:the )?(?:requested |specified |provided )?api.version (?:`+name+` )?(?:is )?`+
 			`(?:not supported|unsupported|invalid|not valid)\b`,
 		`(?:unsupported|invalid|unknown) api.version\b`,
+		`(?:[\w.]+ ){0,4}api is (?:enabled only|only enabled|only available|only supported) (?:for|in|with|from) api.version\b`, // Azure
 	)
 )
 
@@ -191,6 +202,8 @@ func (r report) refusal(infers bool) Class {
 		return Quota
 	case !ofAPart && (r.means(Credential) || closed.isIn(text)):
 		return Credential
+	case refusesContent.isIn(text):
+		return ClientError
 	case r.failed(), !ofAPart && providerFailed.isIn(text):
 		if r.means(Overloaded) {
 			return Overloaded
@@ -218,7 +231,7 @@ const cloudflareFailed = 2005
 // failed reports whether a word says that a server has failed, whatever the status is.
 func (r report) failed() bool {
 	return meaningOf(r.code).status >= http.StatusInternalServerError || r.code == "" && meaningOf(r.kind).status >= http.StatusInternalServerError ||
-		r.unsuccessful && r.number == cloudflareFailed
+		r.unsuccessful && r.number == cloudflareFailed || r.number >= 500 && r.number < 600
 }
 
 // lacksPath reports whether the backend does not have the path or its api-version.

@@ -14,6 +14,9 @@ var refusals = map[Class][]struct {
 	body   string
 }{
 	NoModel: {
+		{400, "{\"error\":{\"message\":\"/chat/completions: Invalid model name passed in model=x. Call `/v1/models` to view available models for your key.\",\"type\":\"None\",\"param\":\"None\",\"code\":\"400\"}}"}, // LiteLLM
+		{400, `{"error":{"message":"litellm.BadRequestError: LLM Provider NOT provided. Pass in the LLM provider you are trying to call. You passed model=x","type":null,"param":null,"code":"400"}}`},
+		{400, `{"errors":[{"message":"AiError: No such model @cf/x or task","code":5007}],"success":false,"result":{},"messages":[]}`}, // Cloudflare
 		{400, `{"error":{"code":"unknown_model","message":"Unknown model: gpt-9","details":"Unknown model: gpt-9"}}`},
 		{404, `{"error":{"code":"unknown_model","message":"Unknown model: /Phi-3.5-MoE-instruct"}}`},
 		{400, `{"error":{"message":"The model 'x' does not exist","type":"invalid_request_error","param":"model","code":"model_not_found"}}`},
@@ -36,6 +39,7 @@ var refusals = map[Class][]struct {
 		{410, `{"error":{"message":"The model 'x' has been retired."}}`},
 	},
 	NotHere: {
+		{400, `{"error":{"code":"BadRequest","message":"Azure OpenAI Responses API is enabled only for api-version 2025-03-01-preview and later"}}`},
 		{400, `{"error":{"code":"OperationNotSupported","message":"The chatCompletion operation does not work with the specified model, x. Please choose different model and try again."}}`},
 		{400, `{"error":{"message":"The completion operation does not work with the specified model, x.","code":null}}`},
 		{404, `{"error":{"message":"This model is only supported in v1/responses and not in v1/chat/completions.","type":"invalid_request_error","param":"model","code":null}}`},
@@ -65,6 +69,9 @@ var refusals = map[Class][]struct {
 		{400, `{"error":{"message":"Your organization must be verified to generate reasoning summaries. Please go to: …","type":"invalid_request_error","param":"reasoning.summary","code":"unsupported_value"}}`},
 		{403, "{\"error\":{\"message\":\"Your organization must be verified to use the model `gpt-image-1`. Please go to: …\",\"type\":\"invalid_request_error\",\"param\":null,\"code\":null}}"},
 		{403, `{"error":{"message":"This model is limited to verified organizations.","type":"invalid_request_error"}}`},
+		{403, `{"error":{"message":"To access this model, please verify your organization.","type":"invalid_request_error"}}`},
+		{400, `{"error":{"message":"You must verify your organization to use this feature","type":"invalid_request_error","param":"stream"}}`},
+		{400, `{"object":"error","message":"The model does not support Chat Completions API","type":"BadRequestError","param":null,"code":400}`}, // vLLM
 		{404, "{\"error\":{\"message\":\"Your organization must be verified to use the model `o3`.\",\"code\":\"model_not_found\"}}"},
 		{400, `{"error":{"message":"Organization verification is required for this feature.","param":"background"}}`},
 		{400, `{"error":{"code":"data_residency_mismatch","message":"no"}}`},
@@ -78,6 +85,10 @@ var refusals = map[Class][]struct {
 		{429, `{"error":{"type":"usage_limit_reached","message":"The usage limit has been reached","plan_type":"team","resets_in_seconds":392723}}`},
 		{400, `{"code":"Arrearage","message":"Access denied, please make sure your account is in good standing."}`},
 		{403, `{"error":{"message":"Insufficient Balance","type":"unknown_error"}}`},
+		{400, `{"type":"error","error":{"type":"billing_error","message":"There is an issue with your billing"}}`},
+		{403, `{"error":{"message":"Key limit exceeded (daily limit). Manage it using https://openrouter.ai/settings/keys","code":403}}`},                  // OpenRouter
+		{400, `{"error":{"message":"Budget has been exceeded! Current cost: 10.1, Max budget: 10.0","type":"budget_exceeded","param":null,"code":"400"}}`}, // LiteLLM
+		{429, `{"error":{"message":"ExceededBudget: User=x over budget. Spend=1.2, Budget=1.0","type":"budget_exceeded","param":null,"code":"429"}}`},
 		{403, `{"error":{"code":"insufficient_user_quota","message":"no","type":"new_api_error"}}`},
 		{403, `{"code":"The caller does not have permission to execute the specified operation","error":"Your team 1 has either used all available credits or reached its monthly spending limit."}`},
 		{403, `{ "statusCode": 403, "message": "Out of call volume quota. Quota will be replenished in 22.14:18:12." }`},
@@ -91,6 +102,7 @@ var refusals = map[Class][]struct {
 		{400, `{"error":{"code":400,"message":"API key not valid. Please pass a valid API key.","status":"INVALID_ARGUMENT"}}`},                      // Gemini
 		{400, `{"code":"Client specified an invalid argument","error":"Incorrect API key provided: sk***1. You can obtain an API key from there."}`}, // xAI
 		{403, `{"error":{"message":"Your account has been suspended due to a violation."}}`},
+		{403, `{"error":{"message":"Your organization has been suspended for a violation of our usage policies."}}`},
 		{400, `{"error":{"code":"account_deactivated","message":"no"}}`},
 		{403, `{"error":{"message":"Access denied due to Virtual Network/Firewall rules."}}`},
 		{403, `{"message":"Forbidden"}`},
@@ -99,6 +111,9 @@ var refusals = map[Class][]struct {
 	Failed: {
 		{400, `{"success":false,"result":[],"messages":[],"error":[{"code":2005,"message":"Failed to get response from provider"}]}`},
 		{400, `{"success":false,"error":[{"code":2005,"message":"in other words"}]}`},
+		{400, `{"success":false,"errors":[{"code":2005,"message":"Failed to get response from provider"}],"messages":[],"result":null}`},
+		{400, `{"error":{"message":"Provider returned error","code":502,"metadata":{"provider_name":"x"}}}`}, // OpenRouter
+		{400, `{"error":{"message":"litellm.InternalServerError: AzureException - no","type":null,"param":"None","code":"400"}}`},
 		{403, `{"error":{"message":"The server had an error while processing your request. Sorry about that!","type":"server_error","param":null,"code":null}}`},
 		{403, `{"error":{"code":"InternalServerError","message":"no"}}`},
 		{422, `{"error":{"message":"Upstream request failed","type":"error"}}`},
@@ -117,6 +132,10 @@ var refusals = map[Class][]struct {
 	},
 	// what speaks of a model, an account or a limit, and is the client's all the same
 	ClientError: {
+		{403, `{"error":{"code":403,"message":"openai/gpt-4 requires moderation on OpenAI. Your input was flagged for \"sexual\".","metadata":{"reasons":["sexual"]}}}`},
+		{403, `{"error":{"message":"Request blocked by guardrail","code":403}}`},
+		{403, `{"error":{"message":"The prompt was rejected by our safety filters."}}`},
+		{400, `{"title":"One or more validation errors occurred.","errors":{"model":["The model does not exist"]}}`}, // ASP.NET
 		{400, `{"error":{"message":"Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.","type":"invalid_request_error","param":"max_tokens","code":"unsupported_parameter"}}`},
 		{400, `{"error":{"message":"Unsupported value: 'temperature' does not support 0.2 with this model.","type":"invalid_request_error","param":"temperature","code":"unsupported_value"}}`},
 		{400, `{"error":{"message":"'logprobs' is not supported with this model.","type":"invalid_request_error","param":null}}`},

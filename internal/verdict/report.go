@@ -52,6 +52,10 @@ func readReport(object []byte) (r report, inner []byte) {
 		switch strings.ToLower(string(name)) {
 		case "error":
 			inner = value
+		case "errors":
+			if inner == nil && value[0] == '[' { // Cloudflare's. Others have an object here, with a list for each field
+				inner = value
+			}
 		case "success":
 			r.unsuccessful = string(value) == "false"
 		case "detail":
@@ -68,7 +72,9 @@ func readReport(object []byte) (r report, inner []byte) {
 		case "message":
 			r.message, r.unshaped = openaiapi.Text(value), false
 		case "param":
-			r.param = openaiapi.Text(value)
+			if r.param = openaiapi.Text(value); r.param == "None" { // LiteLLM's word for null
+				r.param = ""
+			}
 		case "details":
 			for name, value := range openaiapi.Members(value) {
 				if strings.EqualFold(string(name), "error_code") {

@@ -121,6 +121,8 @@ var words = map[string]meaning{
 	"insufficient_user_quota":           {http.StatusTooManyRequests, Quota}, // New API
 	"insufficient_balance":              {http.StatusTooManyRequests, Quota},
 	"Arrearage":                         {http.StatusTooManyRequests, Quota}, // DashScope
+	"budget_exceeded":                   {http.StatusTooManyRequests, Quota}, // LiteLLM
+	"billing_error":                     {http.StatusPaymentRequired, Quota}, // Anthropic
 	anySpendLimit:                       {http.StatusTooManyRequests, Quota},
 	"enforced_spend_limit_reached":      {http.StatusTooManyRequests, Quota}, // Anthropic
 	"exceeded_current_quota_error":      {http.StatusTooManyRequests, Quota}, // Moonshot
