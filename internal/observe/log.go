@@ -41,14 +41,14 @@ func (l *Log) Happened(e pool.Event) {
 		}
 		if c := l.Check(level, "backend benched"); c != nil {
 			c.Write(append(fields(e), zap.Int("status", e.Bench.Status), zap.String("hint", e.Bench.Hint),
-				optional("cause", e.Bench.Cause), optional("error", e.Bench.Error))...)
+				optional("cause", e.Bench.Cause), optional("error", e.Bench.Error), nextOf(e.Bench))...)
 		}
 	case pool.Ended:
 		if c := l.Check(min(level, zap.InfoLevel), "backend recovered"); c != nil {
 			c.Write(fields(e)...)
 		}
 	case pool.FellSilent:
-		l.Warn("backend silent", silenceFields(e)...)
+		l.Warn("backend silent", append(silenceFields(e), zap.String("next", verdict.RemedyOf(verdict.Silent, "").Next))...)
 	case pool.BecameSlow:
 		l.Warn("backend slow", silenceFields(e)...)
 	case pool.Answered:
@@ -83,6 +83,14 @@ func orderFields(e pool.Event) []zap.Field {
 func elsewhere(e pool.Event) zap.Field {
 	if e.Remote {
 		return zap.Bool("elsewhere", true)
+	}
+	return zap.Skip()
+}
+
+// nextOf returns what a person must do, if the bench lasts until somebody does.
+func nextOf(b pool.Bench) zap.Field {
+	if its := verdict.RemedyOf(verdict.Class(b.Class), b.Cause); its.NeedsOperator {
+		return zap.String("next", its.Next)
 	}
 	return zap.Skip()
 }

@@ -191,7 +191,7 @@ func endOf(now time.Time) time.Time {
 const Saving = "save"
 
 // Use calls f for a task with the storage, unless there is none, while nothing else uses it. It logs an error of f, unless
-// that is the latest line about the task, and reports whether there was none.
+// that is the latest line about the task, and reports whether there was none. The first success after errors is logged, too.
 func (s *Saver) Use(task string, f func(context.Context, certmagic.Storage) error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -203,6 +203,9 @@ func (s *Saver) Use(task string, f func(context.Context, certmagic.Storage) erro
 	defer cancel()
 	err := f(ctx, to.storage)
 	if failed, ok := errors.AsType[*StorageError](err); !ok {
+		if s.failing[task] != "" && err == nil {
+			to.logger.Info("storage works again", zap.String("task", task), zap.String("record", s.Record.Name))
+		}
 		delete(s.failing, task)
 	} else if s.failing[task] != failed.What {
 		s.failing[task] = failed.What

@@ -2,6 +2,8 @@ package pools
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -9,7 +11,41 @@ import (
 
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
 )
+
+func TestTheLogSaysThatAStorageFailsAndThatItWorksAgain(t *testing.T) {
+	path := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		var full atomic.Bool
+		s := NewSaver("bill", nil, func(context.Context, certmagic.Storage) error {
+			if full.Load() {
+				return &StorageError{What: "could not save", Err: errors.New("no space left on device")}
+			}
+			return nil
+		})
+		defer s.Close()
+		core, logs := observer.New(zapcore.InfoLevel)
+		s.Configure(&certmagic.FileStorage{Path: path}, zap.New(core))
+		var got []string
+		for _, fails := range []bool{false, true, false} {
+			full.Store(fails)
+			for range 10 {
+				s.Changed()
+				time.Sleep(SaveInterval)
+				synctest.Wait()
+			}
+			for _, line := range logs.TakeAll() {
+				got = append(got, line.Level.String()+" "+line.Message)
+			}
+			got = append(got, "-")
+		}
+		if want := []string{"-", "error could not save", "-", "info storage works again", "-"}; !slices.Equal(got, want) {
+			t.Errorf("the log has %q, want %q", got, want)
+		}
+	})
+}
 
 func TestAStorageThatHangsDelaysTheEndOfAllPoolsOnce(t *testing.T) {
 	path := t.TempDir()

@@ -133,6 +133,9 @@ func (l *Ledger) note() {
 		j.failed, j.warned, j.hole = true, true, true
 		return
 	}
+	if j.warned {
+		to.logger.Info("the ledger's journal is written again", zap.String("folder", to.folder))
+	}
 	j.warned = false
 	j.record.End()
 }
