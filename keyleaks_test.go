@@ -154,7 +154,7 @@ func TestNoKeyIsEverShown(t *testing.T) {
 	if _, err := client.Do(r); err == nil {
 		t.Error("the client did not leave")
 	}
-	for _, path := range []string{"/config/", "/metrics", "/openai_lb/backends", "/openai_lb/callers", "/openai_lb/usage", "/openai_lb/replicas"} {
+	for _, path := range []string{"/config/", "/metrics", "/openai_lb/backends", "/openai_lb/callers", "/openai_lb/usage", "/openai_lb/replicas", "/openai_lb/problems"} {
 		res, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d%s", admin, path))
 		if err != nil {
 			t.Fatal(err)

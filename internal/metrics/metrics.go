@@ -111,8 +111,11 @@ var (
 // collectors are all metrics. counter and histogram add to it.
 var collectors = []prometheus.Collector{build, &benched, state{}}
 
-// Register registers the metrics.
-func Register(registry prometheus.Registerer) error { return RegisterAll(registry, collectors...) }
+// Register registers the metrics with the registry of a configuration.
+func Register(registry prometheus.Registerer) error {
+	findLastReload(registry)
+	return RegisterAll(registry, collectors...)
+}
 
 // RegisterAll registers collectors, which may be registered already.
 func RegisterAll(registry prometheus.Registerer, collectors ...prometheus.Collector) error {

@@ -62,6 +62,8 @@ type Status struct {
 	Queue int `json:"queue"`
 	// Peers are the replicas that share it, this one included.
 	Peers []Peer `json:"replicas"`
+	// Pools are the pools of this process that share it.
+	Pools []string `json:"-"`
 }
 
 // Statuses returns that of every store in use.
@@ -69,7 +71,7 @@ func Statuses() []Status {
 	replicas := runningReplicas()
 	statuses := make([]Status, len(replicas))
 	for i, r := range replicas {
-		statuses[i] = Status{InTouch: r.connectivity.isWhole(), Queue: r.queue.len(), Peers: r.peers.list(time.Now())}
+		statuses[i] = Status{InTouch: r.connectivity.isWhole(), Queue: r.queue.len(), Peers: r.peers.list(time.Now()), Pools: r.shared().Pools}
 		if spread, ok := r.store.(state.SpreadStore); ok {
 			statuses[i].Near = spread.Near()
 		}

@@ -23,7 +23,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
-	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 func init() { cli.Add(commands) }
@@ -42,7 +41,8 @@ func commands() []*cobra.Command {
 	resetCaller := newCommand("reset <caller>", "Gives a caller its use back, at all replicas: its limits and estimates begin anew",
 		call{method: http.MethodPost, path: callersPath + "/%s/reset", show: showCallers})
 	callers.AddCommand(resetCaller)
-	status := newCommand("status", "Shows all backends", call{method: http.MethodGet, path: backendsPath, show: showBackends})
+	status := newCommand("status", "Shows all backends, and what is wrong",
+		call{method: http.MethodGet, path: backendsPath, show: showBackends, problems: true})
 	for _, command := range []*cobra.Command{status, callers} {
 		command.Flags().String("replica", admin.EveryReplica, "Only what this replica knows: its host, or the beginning of its id")
 	}
@@ -81,6 +81,8 @@ func operator() string {
 type call struct {
 	method, path string
 	show         func(io.Writer, []byte) error
+	// problems reports whether the command shows the problems of pools, too.
+	problems bool
 	// everywhere is the state of a backend that the command wants at all replicas. It is nil for commands that want none.
 	everywhere *wanted
 }
@@ -129,7 +131,14 @@ func (c call) run(command *cobra.Command, flags caddycmd.Flags, args []string) e
 	}
 	answer, err := admin.Ask(address, c.method, c.path, order)
 	if err == nil && whose {
-		return admin.ShowAll(command, showing(c.show, flags), flags.Bool("json"), answer)
+		err := admin.ShowAll(command, showing(c.show, flags), flags.Bool("json"), answer)
+		if err != nil || !c.problems || flags.Bool("json") || flags.String("replica") != admin.EveryReplica {
+			return err
+		}
+		if answer, err = admin.Ask(address, http.MethodGet, problemsPath, query); err != nil {
+			return err
+		}
+		return showProblems(command.OutOrStdout(), answer)
 	}
 	if err == nil && c.everywhere != nil {
 		return c.followOrder(command, flags, address, args[0], query)
@@ -249,23 +258,42 @@ func showBackends(to io.Writer, answer []byte) error {
 	return nil
 }
 
-// problemsOf returns the reasons for which a backend is benched, each with what is next. A throttle is no problem.
+// problemsOf returns the problems of a backend, each with what is next. They are also those of other replicas.
 func problemsOf(b Backend) (lines []string) {
-	for _, bench := range b.Benches {
-		its := verdict.RemedyOf(verdict.Class(bench.Class), bench.Cause)
-		if its.Class == verdict.Throttled {
-			continue
-		}
-		prefix := "meanwhile: "
-		if bench.NeedsOperator {
-			prefix = "needs action: "
-		}
-		line := fmt.Sprintf("%s %s %s. %s%s", cli.Printable(b.Pool), cli.Printable(b.Name), its.Meaning, prefix, its.Next)
-		if !slices.Contains(lines, line) {
+	var list problemList
+	list.addBackend(b)
+	for _, p := range list {
+		if line := lineOf(b.Pool, b.Name, p); !slices.Contains(lines, line) {
 			lines = append(lines, line)
 		}
 	}
 	return lines
+}
+
+// lineOf returns a problem as a line about who has it.
+func lineOf(pool, who string, p Problem) string {
+	prefix := "meanwhile: "
+	if p.NeedsOperator {
+		prefix = "needs action: "
+	}
+	if who != "" {
+		who = cli.Printable(who) + " "
+	}
+	return fmt.Sprintf("%s %s%s. %s%s", cli.Printable(pool), who, cli.Printable(p.Meaning), prefix, cli.Printable(p.Next))
+}
+
+// showProblems prints the problems of pools that are not those of a backend.
+func showProblems(to io.Writer, answer []byte) error {
+	var problems []PoolProblem
+	if err := admin.Decode(answer, &problems); err != nil {
+		return err
+	}
+	for _, p := range problems {
+		if p.Backend == "" {
+			fmt.Fprintln(to, lineOf(p.Pool, p.about(), p.Problem))
+		}
+	}
+	return nil
 }
 
 // drainOf returns when a backend was drained, by whom and why, as far as that is known.

@@ -26,7 +26,10 @@ func TestATableShowsWhatClientsMadeUpWithoutEffectOnATerminal(t *testing.T) {
 		"p     c     2         1       benched             failed     (none named)  -          0          0         0\n" +
 		"p     d     2         1       benched             quota      -             -          0          0         0\n" +
 		"p b was drained at 2026-01-02T03:04:05Z by al�ice: why\n" +
+		"p b fails health checks. meanwhile: It is checked again at each health_interval. The log has the cause.\n" +
 		"p c answers with errors. meanwhile: A request tries it again when its cooldown is over.\n" +
+		"p d accepts requests and sends nothing. meanwhile: One request tries it after 1, 2, 4, 8 and then every 16 s. If it stays so, see how the provider is.\n" +
+		"p d answers much later than usual. meanwhile: Requests go to others first. It ends with a reply in time.\n" +
 		"p d has no budget left. needs action: Raise the budget of its account, or pay for it.\n" +
 		"p d is silent since 2026-01-02T03:04:06Z: gpt�-4o\n" +
 		"p d is slow since 2026-01-02T03:04:07Z: gpt\n"
@@ -35,6 +38,23 @@ func TestATableShowsWhatClientsMadeUpWithoutEffectOnATerminal(t *testing.T) {
 	}
 	if err := showBackends(&out, []byte(`{"error": "no"}`)); err == nil {
 		t.Error("an answer that is no list of backends is not noticed")
+	}
+}
+
+func TestTheCommandShowsProblemsThatAreNotThoseOfABackend(t *testing.T) {
+	var out strings.Builder
+	err := showProblems(&out, []byte(`[
+		{"pool": "p", "needs_operator": true, "backend": "", "class": "unavailable", "models": ["gpt\u001b", "b", "c", "d"], "meaning": "no backend is available", "next": "Solve the problems."},
+		{"pool": "p", "needs_operator": false, "backend": "a", "class": "silent", "models": [], "meaning": "accepts requests and sends nothing", "next": "Wait."},
+		{"pool": "p", "needs_operator": false, "backend": "", "class": "not_in_touch", "models": [], "meaning": "not connected to other replicas", "next": "Wait."}
+	]`))
+	want := "p gpt�, b, c, 1 more: no backend is available. needs action: Solve the problems.\n" +
+		"p not connected to other replicas. meanwhile: Wait.\n"
+	if err != nil || out.String() != want {
+		t.Errorf("got %v\n%s\nwant\n%s", err, out.String(), want)
+	}
+	if err := showProblems(&out, []byte(`{"error": "no"}`)); err == nil {
+		t.Error("an answer that is no list of problems is not noticed")
 	}
 }
 

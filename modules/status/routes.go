@@ -29,6 +29,7 @@ func init() {
 //   - `GET /openai_lb/callers` lists the callers, and how much of their limits is used.
 //   - `POST /openai_lb/callers/{name}/reset` gives a caller its use back, at all replicas.
 //   - `GET /openai_lb/replicas` lists the replicas that share state.
+//   - `GET /openai_lb/problems` lists the problems that this replica knows, and what to do about each.
 //   - `GET /openai_lb/version` returns the versions of openai_lb and of Caddy.
 //
 // `?pool=` limits the routes of backends and callers to a pool. With `?replica=*` they answer with the sum over all
@@ -49,6 +50,7 @@ const (
 	backendsPath = "/openai_lb/backends"
 	callersPath  = "/openai_lb/callers"
 	replicasPath = "/openai_lb/replicas"
+	problemsPath = "/openai_lb/problems"
 	versionPath  = "/openai_lb/version"
 )
 
@@ -60,6 +62,7 @@ func (a API) Routes() []caddy.AdminRoute {
 		admin.Shows(callersPath, a.callers),
 		{Pattern: callersPath + "/{name}/{order}", Handler: caddy.AdminHandlerFunc(a.resetCaller)},
 		admin.Shows(replicasPath, func(*http.Request) (any, error) { return replicas.Statuses(), nil }),
+		admin.Shows(problemsPath, a.problems),
 		admin.Shows(versionPath, func(*http.Request) (any, error) { return thisBuild(), nil }),
 	}
 }
@@ -74,6 +77,15 @@ func (API) list(r *http.Request) (any, error) {
 		return Backends(time.Now(), inPool), nil
 	}
 	return allBackends(r.Context(), query.Get("replica"), inPool)
+}
+
+// problems returns the problems of the pools.
+func (API) problems(r *http.Request) (any, error) {
+	_, inPool, err := admin.QueryOf(r, "pool")
+	if err != nil {
+		return nil, err
+	}
+	return allProblems(time.Now(), inPool), nil
 }
 
 // callers returns the callers of all pools that limit them.

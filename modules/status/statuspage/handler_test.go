@@ -111,7 +111,7 @@ func TestThePageIsSelfContained(t *testing.T) {
 		t.Errorf("the policy is %s", policy)
 	}
 	for _, reference := range regexp.MustCompile(`(?:src|href|url)\s*[=(]\s*["']?[^"')]*`).FindAllString(page, -1) {
-		if !regexp.MustCompile(`^href="(data:|\?(json|callers)?$|#pool-\d+$)`).MatchString(reference) && !strings.HasPrefix(reference, `href="`+troubleshooting+"#") {
+		if !regexp.MustCompile(`^href="(data:|\?(json|callers)?$|#pool-\d+$)`).MatchString(reference) && !strings.HasPrefix(reference, `href="`+status.Troubleshooting+"#") {
 			t.Errorf("the page refers to %s", reference)
 		}
 	}

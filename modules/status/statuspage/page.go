@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
 //go:embed page
@@ -33,7 +34,7 @@ var templates = template.Must(template.New("").Funcs(template.FuncMap{
 	"seconds": seconds,
 	"detail":  detail,
 	"why":     why,
-	"runbook": runbookURL,
+	"runbook": status.RunbookURL,
 	"shares":  sharesOf,
 	"limits":  limitsOf,
 	"refused": refusedOf,

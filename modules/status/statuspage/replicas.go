@@ -1,7 +1,6 @@
 package statuspage
 
 import (
-	"cmp"
 	"fmt"
 	"time"
 
@@ -40,24 +39,6 @@ func sharesOf(s Status) (shares []shareView) {
 		shares = append(shares, view)
 	}
 	return shares
-}
-
-// tolerance is how long configurations may differ before that is a problem: replicas are updated one after the other. The
-// alert on it waits for as long.
-const tolerance = 5 * time.Minute
-
-// differencesOf returns the problem that other replicas have another configuration of the pool, if they have.
-func differencesOf(s Status, pool string) []problem {
-	others, since := replicas.Differing(s.States, pool)
-	if len(others) == 0 || s.Time.Sub(since) < tolerance {
-		return []problem{}
-	}
-	hosts := make([]string, len(others))
-	for i, p := range others {
-		hosts[i] = cmp.Or(p.Host, p.ID)
-	}
-	cause := firstOf(maxShown, hosts, func(host string) string { return host })
-	return []problem{problem{NeedsOperator: true, Class: configDiffers, Cause: cause, Models: []string{}, Since: &since}.explained()}
 }
 
 // shareSummaryOf returns a sentence with their number.

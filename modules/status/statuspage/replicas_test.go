@@ -100,8 +100,8 @@ func TestReplicasWithDifferentConfigurationsAreAProblemAfterFiveMinutes(t *testi
 					t.Errorf("the pool %s has the problems %+v, want %d", p.Pool, p.Problems, want)
 				}
 				for _, problem := range p.Problems {
-					if !problem.NeedsOperator || problem.Class != configDiffers || problem.Cause == "" || problem.Models == nil ||
-						time.Since(*problem.Since).Round(5*time.Second) < 5*time.Minute || problem.RunbookURL != runbookURL(configDiffers) {
+					if !problem.NeedsOperator || problem.Class != status.ConfigDiffers || problem.Cause == "" || problem.Models == nil ||
+						time.Since(*problem.Since).Round(5*time.Second) < 5*time.Minute || problem.RunbookURL != status.RunbookURL(status.ConfigDiffers) {
 						t.Errorf("the problem is %+v", problem)
 					}
 				}

@@ -48,7 +48,7 @@ type poolStatus struct {
 	// Classes are the classes of the answers other than served, the most frequent first.
 	Classes []classStatus `json:"classes"`
 	// Problems are sorted: problems that an operator has to solve come first.
-	Problems []problem        `json:"problems"`
+	Problems []status.Problem `json:"problems"`
 	Backends []backendStatus  `json:"backends"`
 	Models   []modelStatus    `json:"models"`
 	Benches  []status.Episode `json:"recent_benches"`
@@ -147,10 +147,8 @@ func statusAt(now time.Time, others status.OtherCallers) Status {
 		WindowSeconds: length.Seconds(), Pools: []poolStatus{}, States: replicas.Statuses(),
 	}
 	for _, p := range status.Pools(now, counts) {
-		its := poolStatusOf(now, p, counts, spans)
+		its := poolStatusOf(now, p, counts, spans, s.States)
 		its.Waiting = metrics.Of(p.Name).FirstBytes.At(now)
-		its.Problems = append(its.waits(), its.Problems...)
-		its.Problems = append(differencesOf(s, p.Name), its.Problems...)
 		s.Pools = append(s.Pools, its)
 	}
 	callers := others.With(now, func(string) bool { return true })
@@ -167,7 +165,7 @@ func statusAt(now time.Time, others status.OtherCallers) Status {
 	return s
 }
 
-func poolStatusOf(now time.Time, p status.Pool, counts map[metrics.Key]metrics.Counts, spans []metrics.Span) poolStatus {
+func poolStatusOf(now time.Time, p status.Pool, counts map[metrics.Key]metrics.Counts, spans []metrics.Span, states []replicas.Status) poolStatus {
 	its := maps.Clone(counts)
 	maps.DeleteFunc(its, func(key metrics.Key, _ metrics.Counts) bool { return key.Pool != p.Name })
 	total := metrics.By(its, func(metrics.Key) string { return "" })[""]
@@ -179,8 +177,11 @@ func poolStatusOf(now time.Time, p status.Pool, counts map[metrics.Key]metrics.C
 	}
 	s.countClasses(its)
 	s.countSpillover()
-	s.Problems = problemsOf(s.Backends, s.Models, p.Secrets)
-	s.Problems = append(unwritten(p.Records, now), s.Problems...)
+	models := make([]status.Model, len(s.Models))
+	for i, m := range s.Models {
+		models[i] = m.Model
+	}
+	s.Problems = p.Problems(now, models, states)
 	return s
 }
 
@@ -203,7 +204,7 @@ func (s *poolStatus) countClasses(counts map[metrics.Key]metrics.Counts) {
 			continue
 		}
 		if n > 0 {
-			s.Classes = append(s.Classes, classStatus{class, n, fault, runbookURL(class)})
+			s.Classes = append(s.Classes, classStatus{class, n, fault, status.RunbookURL(class)})
 		}
 	}
 	slices.SortFunc(s.Classes, func(a, b classStatus) int {

@@ -193,8 +193,8 @@ func (m modelStatus) Condition() string {
 func (m modelStatus) State() string {
 	notDrained := func(b status.ModelBackend) bool { return b.State != status.Drained }
 	switch {
-	case whyNone(m.Model) == unavailable:
-		return unhealthy
+	case status.WhyNone(m.Model) == status.Unavailable:
+		return status.Unhealthy
 	case slices.ContainsFunc(m.Away(), notDrained):
 		return status.Benched
 	}

@@ -94,7 +94,7 @@ func TestAnIdleBackendThatWasSilentIsNotCalledSilent(t *testing.T) {
 	if text := page.String(); err != nil || !strings.Contains(text, "was silent, not tried since 03:04:05: gpt-4o") || strings.Contains(text, "Silent") {
 		t.Errorf("the page (%v) is %s", err, text)
 	}
-	if got := problemsOf([]backendStatus{b}, nil, nil); len(got) != 0 {
+	if got := problemsOf(b); len(got) != 0 {
 		t.Errorf("the problems are %+v", got)
 	}
 }
@@ -104,7 +104,7 @@ func TestASilenceIsAProblem(t *testing.T) {
 	b := backendStatus{Backend: status.Backend{Name: "east", State: status.Silent, Healthy: true, Silences: []status.Silence{
 		{Model: "a", Since: later}, {Model: "b", Since: since}, {Model: "c", Slow: true, Since: later},
 	}}}
-	got := problemsOf([]backendStatus{b}, nil, nil)
+	got := problemsOf(b)
 	if len(got) != 2 || got[0].Class != "silent" || len(got[0].Models) != 2 || !got[0].Since.Equal(since) || got[0].NeedsOperator ||
 		got[0].Meaning != "accepts requests and sends nothing" || !strings.HasSuffix(got[0].RunbookURL, "#a-backend-is-silent") ||
 		got[1].Class != "slow" || got[1].Meaning != "answers much later than usual" {
@@ -140,4 +140,8 @@ func TestThePageSaysWhoEndsAProblem(t *testing.T) {
 			}
 		})
 	}
+}
+
+func problemsOf(b backendStatus) []status.Problem {
+	return status.Pool{Backends: []status.Backend{b.Backend}}.Problems(time.Now(), nil, nil)
 }

@@ -1,0 +1,313 @@
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// Problem is why clients may not be served, or only by another backend.
+type Problem struct {
+	// NeedsOperator reports whether the problem lasts until an operator solves it.
+	NeedsOperator bool `json:"needs_operator"`
+	// Backend is empty if the problem is about all backends of the models, or about none.
+	Backend string `json:"backend"`
+	Class   string `json:"class"`
+	Status  int    `json:"status"`
+	Cause   string `json:"cause"`
+	// Models are the models that the problem is about. Without any, it is about the whole
+	// backend.
+	Models []string `json:"models"`
+	// Until and UntilReached are from the bench, if there is one.
+	Since        *time.Time `json:"since"`
+	Until        *time.Time `json:"until"`
+	UntilReached bool       `json:"until_reached"`
+	// Meaning is the problem in words, and Next what an operator must do, or what the balancer does meanwhile.
+	Meaning string `json:"meaning"`
+	Next    string `json:"next"`
+	// RunbookURL is the page that says what to do.
+	RunbookURL string `json:"runbook_url"`
+}
+
+// The classes of problems that are not classes of a reply.
+const (
+	// Unhealthy: the backend fails active health checks.
+	Unhealthy = "unhealthy"
+	// Unavailable: no backend can serve a model.
+	Unavailable = "unavailable"
+	// NotInTouch: this replica cannot reach the engine of state.
+	NotInTouch = "not_in_touch"
+	// NoFirstByte: requests wait for much longer than is usual, and have got no byte.
+	NoFirstByte = "no_first_byte"
+	// StaleSecret: a secret could not be reloaded from its file. The cause is its name.
+	StaleSecret = "stale_secret"
+	// NotWritten: changes wait to be written to a disk. The cause is what they are of.
+	NotWritten = "not_written"
+	// ReloadFailed: Caddy could not load its latest configuration.
+	ReloadFailed = "reload_failed"
+	// ConfigDiffers: other replicas have other configurations. The cause is their hosts.
+	ConfigDiffers = "config_differs"
+)
+
+// Problems returns the problems of the pool and of its models. That a backend throttles is not a problem while another one
+// serves: a provisioned deployment throttles by design. A problem that needs an operator outlives its bench, until a request
+// shows that it is solved. states are the engines of state.
+func (p Pool) Problems(now time.Time, models []Model, states []replicas.Status) []Problem {
+	list := problemList{}
+	if metrics.ReloadFailed() {
+		list.add(Problem{NeedsOperator: true, Class: ReloadFailed})
+	}
+	for _, r := range p.Records {
+		if r.Unwritten(now) {
+			list.add(Problem{NeedsOperator: true, Class: NotWritten, Cause: r.Name, Since: &r.Waits})
+		}
+	}
+	// One request alone may be slow by itself.
+	if metrics.Of(p.Name).FirstBytes.At(now).Stuck() {
+		list.add(Problem{NeedsOperator: true, Class: NoFirstByte})
+	}
+	if others, since := replicas.Differing(states, p.Name); len(others) > 0 && now.Sub(since) >= tolerance {
+		list.add(Problem{NeedsOperator: true, Class: ConfigDiffers, Cause: hostsOf(others), Since: &since})
+	}
+	for _, s := range states {
+		if !s.InTouch && slices.Contains(s.Pools, p.Name) {
+			list.add(Problem{Class: NotInTouch})
+		}
+	}
+	list.addModels(models)
+	for _, secret := range p.Secrets {
+		if since := secret.StaleSince; !since.IsZero() {
+			list.add(Problem{NeedsOperator: true, Class: StaleSecret, Cause: secret.Name, Since: &since})
+		}
+	}
+	for _, b := range p.Backends {
+		list.addBackend(b)
+	}
+	rank := func(p Problem) (rank int) {
+		if !p.NeedsOperator {
+			rank = 2
+		}
+		return rank + min(len(p.Backend), 1) // those of no backend come first
+	}
+	slices.SortStableFunc(list, func(a, b Problem) int { return cmp.Compare(rank(a), rank(b)) })
+	return list
+}
+
+// PoolProblem is a problem and its pool.
+type PoolProblem struct {
+	Pool string `json:"pool"`
+	Problem
+}
+
+// about names the first of the models that the problem is about.
+func (p Problem) about() string {
+	if len(p.Models) == 0 {
+		return ""
+	}
+	return firstOf(p.Models) + ":"
+}
+
+// allProblems returns the problems of these pools, as this replica knows them.
+func allProblems(now time.Time, inPool func(string) bool) []PoolProblem {
+	all, states := []PoolProblem{}, replicas.Statuses()
+	for _, p := range Pools(now, nil) {
+		if !inPool(p.Name) {
+			continue
+		}
+		var others []string
+		if p.TakesAnyModel() {
+			others = []string{metrics.Other}
+		}
+		for _, problem := range p.Problems(now, p.Models(others...), states) {
+			all = append(all, PoolProblem{p.Name, problem})
+		}
+	}
+	return all
+}
+
+// problemList has each problem once.
+type problemList []Problem
+
+func (l *problemList) add(p Problem) {
+	i := slices.IndexFunc(*l, func(q Problem) bool {
+		return p.Backend == q.Backend && p.Class == q.Class && p.Status == q.Status && p.Cause == q.Cause && p.NeedsOperator == q.NeedsOperator
+	})
+	if i < 0 {
+		if p.Models == nil {
+			p.Models = []string{}
+		}
+		its := remedyOf(p)
+		p.Meaning, p.Next, p.RunbookURL = its.Meaning, its.Next, RunbookURL(p.Class)
+		*l = append(*l, p)
+		return
+	}
+	same := &(*l)[i]
+	same.Models = append(same.Models, p.Models...)
+	if p.Since != nil && p.Since.Before(*same.Since) {
+		same.Since = p.Since
+	}
+	if p.Until != nil && p.Until.After(*same.Until) {
+		same.Until = p.Until
+	}
+}
+
+func (l *problemList) addModels(models []Model) {
+	for _, m := range models {
+		if class := WhyNone(m); class != "" {
+			l.add(Problem{NeedsOperator: class == Unavailable, Class: class, Models: []string{m.Model}})
+		}
+	}
+}
+
+func (l *problemList) addBackend(b Backend) {
+	if !b.Healthy {
+		l.add(Problem{Backend: b.Name, Class: Unhealthy})
+	}
+	for _, s := range b.Silences {
+		l.add(Problem{Backend: b.Name, Class: s.Class(), Models: []string{s.Model}, Since: &s.Since})
+	}
+	for i, bench := range slices.Concat(b.Benches, b.Due) {
+		due := i >= len(b.Benches)
+		if bench.Class == string(verdict.Throttled) || bench.ServiceTier != "" || due && !bench.NeedsOperator {
+			continue
+		}
+		p := Problem{
+			NeedsOperator: bench.NeedsOperator, Backend: b.Name, Class: bench.Class, Status: bench.Status, Cause: bench.Cause,
+			Since: &bench.Since, Until: &bench.Until, UntilReached: bench.UntilReached,
+		}
+		if bench.Scope == ModelScope {
+			p.Models = []string{bench.Model}
+		}
+		l.add(p)
+	}
+}
+
+// tolerance is how long configurations may differ before that is a problem: replicas are updated one after the other. The
+// alert on it waits for as long.
+const tolerance = 5 * time.Minute
+
+// hostsOf names replicas.
+func hostsOf(peers []replicas.Peer) string {
+	hosts := make([]string, len(peers))
+	for i, p := range peers {
+		hosts[i] = cmp.Or(p.Host, p.ID)
+	}
+	return firstOf(hosts)
+}
+
+// maxNamed is how many of several things are named.
+const maxNamed = 3
+
+// firstOf lists the first of some names, and how many more there are.
+func firstOf(names []string) string {
+	text := strings.Join(names[:min(maxNamed, len(names))], ", ")
+	if more := len(names) - maxNamed; more > 0 {
+		text += fmt.Sprintf(", %d more", more)
+	}
+	return text
+}
+
+// remedies are those of the classes that are not classes of a reply.
+var remedies = map[string]verdict.Remedy{
+	Unavailable:           {Meaning: "no backend is available", Next: "Solve the problems of its backends."},
+	Unhealthy:             {Meaning: "fails health checks", Next: "It is checked again at each health_interval. The log has the cause."},
+	NoFirstByte:           {Meaning: "requests wait and get no byte", Next: "See which backends hang, and how their provider is. Add or resume others."},
+	NotInTouch:            {Meaning: "not connected to other replicas", Next: "This replica goes on alone, and tries to connect. See whether it reaches the engine of state."},
+	ReloadFailed:          {Meaning: "the latest configuration could not be loaded", Next: "The log says what is wrong with it. Correct it, and reload, or go back with reload --force. A restart now would fail."},
+	Slow:                  {Meaning: "answers much later than usual", Next: "Requests go to others first. It ends with a reply in time."},
+	apierror.AllThrottled: {Meaning: "all backends throttle", Next: "Each has said when it accepts requests again. If that is usual, add capacity."},
+}
+
+// remedyOf returns how a problem ends.
+func remedyOf(p Problem) verdict.Remedy {
+	switch p.Class {
+	case StaleSecret:
+		return verdict.Remedy{Meaning: "could not reload " + p.Cause, Next: "Mend the file. The log says what is wrong with it."}
+	case NotWritten:
+		return verdict.Remedy{Meaning: "not saved: " + recordNames[p.Cause], Next: "Free or mend the disk or the storage that the log names. A restart now loses it."}
+	case ConfigDiffers:
+		return verdict.Remedy{Meaning: "configured differently: " + pool.CutText(p.Cause, maxWord), Next: "Load the same configuration at each replica."}
+	}
+	if its, ok := remedies[p.Class]; ok {
+		return its
+	}
+	return verdict.RemedyOf(verdict.Class(p.Class), p.Cause)
+}
+
+// recordNames are what pools keep on disk, in words, by the names of the records.
+var recordNames = map[string]string{"bill": "the bill", "journal": "the journal of the bill", "limits": "the use of limits", "stored_objects": "who owns stored objects"}
+
+// WhyNone returns why no backend can serve the model. It is empty if one can.
+func WhyNone(m Model) (class string) {
+	class = apierror.AllThrottled
+	for _, b := range m.Backends {
+		switch {
+		case b.Class == "" && b.Healthy && b.State != Silent: // it may be drained, and is used nevertheless
+			return ""
+		case b.Class != string(verdict.Throttled):
+			class = Unavailable
+		}
+	}
+	if len(m.Backends) == 0 {
+		return "" // a model that a client made up
+	}
+	return class
+}
+
+// Troubleshooting is the page that says what to do about problems.
+const Troubleshooting = "https://github.com/openai-lb/caddy-openai-lb/blob/main/docs/troubleshooting.md"
+
+// runbooks are its sections, by the class of a problem or of an answer.
+var runbooks = map[string]string{
+	Unavailable:                  "the-readiness-probe-fails",
+	NotInTouch:                   "a-replica-is-not-connected",
+	NoFirstByte:                  "requests-wait-and-get-no-byte",
+	Unhealthy:                    "a-backend-gets-no-requests",
+	StaleSecret:                  "a-new-key-is-not-accepted",
+	NotWritten:                   "the-disk-is-full",
+	ReloadFailed:                 "a-reload-has-failed",
+	ConfigDiffers:                "replicas-have-different-configurations",
+	Silent:                       "a-backend-is-silent",
+	Slow:                         "a-backend-is-silent",
+	apierror.OwnerThrottled:      "429-the-account-that-stores--is-rate-limited",
+	apierror.AllThrottled:        "all-backends-throttle",
+	apierror.AllBusy:             "429-all-backends-are-busy",
+	apierror.RetryLater:          "429-some-backends-are-rate-limited",
+	apierror.CallerLimited:       "callers-get-errors",
+	apierror.NoSuchModel:         "404-for-a-model",
+	apierror.Unauthenticated:     "everything-is-a-401",
+	apierror.InvalidRequest:      "404-unknown_url",
+	string(verdict.Credential):   "502-upstream_credentials_rejected",
+	string(verdict.NoCredential): "503-upstream_credential_unavailable",
+	string(verdict.NotPermitted): "502-upstream_credentials_rejected",
+	string(verdict.Quota):        "429-and-it-stays-for-minutes",
+	string(verdict.NoModel):      "404-for-a-model",
+	string(verdict.Unreachable):  "502-upstream_unreachable",
+	string(verdict.Timeout):      "504-upstream_timeout",
+	string(verdict.Throttled):    "429-while-a-backend-is-idle",
+	string(verdict.BrokenStream): "a-stream-breaks-off",
+
+	string(verdict.ClientLeftWaiting): "a-backend-is-silent",
+}
+
+// RunbookURL returns the section that says what to do about a class. For mistakes of
+// callers it may be empty.
+func RunbookURL(class string) string {
+	section, ok := runbooks[class]
+	switch {
+	case ok:
+	case metrics.FaultOf(class) == metrics.ServiceFault:
+		section = "many-requests-fail"
+	default:
+		return ""
+	}
+	return Troubleshooting + "#" + section
+}
