@@ -124,7 +124,9 @@ func begin(t *testing.T, cmd *exec.Cmd, config string) (*process, error) {
 	t.Helper()
 	p := &process{command: cmd, exited: make(chan struct{})}
 	cmd.Dir = t.TempDir()
-	cmd.Stdout, cmd.Stderr = &p.log, &p.log
+	if cmd.Stdout == nil {
+		cmd.Stdout, cmd.Stderr = &p.log, &p.log
+	}
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}

@@ -7,6 +7,8 @@ require (
 	github.com/moby/patternmatcher v0.6.1
 	github.com/openai/openai-go/v3 v3.95.0
 	github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring v0.86.0
+	golang.org/x/net v0.60.0
+	golang.org/x/sys v0.48.0
 	k8s.io/api v0.34.1
 	k8s.io/apimachinery v0.34.1
 	sigs.k8s.io/gateway-api v1.4.0
@@ -39,9 +41,7 @@ require (
 	github.com/xhit/go-str2duration/v2 v2.1.0 // indirect
 	go.yaml.in/yaml/v2 v2.4.3 // indirect
 	go.yaml.in/yaml/v4 v4.0.0-rc.4 // indirect
-	golang.org/x/net v0.60.0 // indirect
 	golang.org/x/sync v0.23.0 // indirect
-	golang.org/x/sys v0.48.0 // indirect
 	golang.org/x/text v0.42.0 // indirect
 	gopkg.in/inf.v0 v0.9.1 // indirect
 	k8s.io/klog/v2 v2.130.1 // indirect

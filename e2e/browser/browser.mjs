@@ -27,8 +27,8 @@ export async function problems(page) {
 }
 
 // open shows the page, waits until it updates itself, and reports what goes wrong.
-export async function open(browser, name, url) {
-	const context = await browser.newContext(views[name]);
+export async function open(browser, name, url, view = views[name]) {
+	const context = await browser.newContext(view);
 	const page = await context.newPage();
 	const report = {name, errors: [], elsewhere: [], problems: []};
 	page.on('pageerror', (e) => report.errors.push(e.message));
