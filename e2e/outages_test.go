@@ -184,6 +184,10 @@ func TestEachOutageIsSeenAndSoIsItsEnd(t *testing.T) {
 		running.Go(func() {
 			t.Run(o.name, func(t *testing.T) {
 				program := caddy
+				if o.browser {
+					lookPath(t, "node")
+					lookPath(t, "chromium")
+				}
 				if o.redis {
 					if _, err := exec.LookPath("redis-server"); err != nil {
 						t.Skip(err)

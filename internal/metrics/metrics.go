@@ -113,7 +113,9 @@ var collectors = []prometheus.Collector{build, &benched, state{}}
 
 // Register registers the metrics with the registry of a configuration.
 func Register(registry prometheus.Registerer) error {
-	findLastReload(registry)
+	if its, ok := registry.(*prometheus.Registry); ok {
+		findLastReload(its)
+	}
 	return RegisterAll(registry, collectors...)
 }
 

@@ -15,7 +15,7 @@ var lastReload struct {
 }
 
 // findLastReload finds these gauges. Caddy registers them with the registry of each configuration, and shows them nowhere else.
-func findLastReload(registry prometheus.Registerer) {
+func findLastReload(registry *prometheus.Registry) {
 	find := func(name, help string, into *atomic.Pointer[prometheus.Metric]) {
 		ours := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
 		err := registry.Register(ours)
