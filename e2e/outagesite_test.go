@@ -44,7 +44,6 @@ type outageSite struct {
 	replicas []*replica
 	redis    *redisServer
 
-	mu sync.Mutex
 	// scrapes are those of all replicas, by phases.
 	scrapes  [][]scrape
 	counters map[string]bool

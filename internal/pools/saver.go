@@ -204,7 +204,7 @@ func (s *Saver) Use(task string, f func(context.Context, certmagic.Storage) erro
 	err := f(ctx, to.storage)
 	if failed, ok := errors.AsType[*StorageError](err); !ok {
 		if s.failing[task] != "" && err == nil {
-			to.logger.Info("storage works again", zap.String("task", task), zap.String("record", s.Record.Name))
+			to.logger.Info("storage works again", zap.String("record", s.Record.Name))
 		}
 		delete(s.failing, task)
 	} else if s.failing[task] != failed.What {
