@@ -108,7 +108,7 @@ func (b *Backend) addHeader(args []string) error {
 		return errSetAndRemoved(name)
 	case removes:
 		b.Header[http.CanonicalHeaderKey(name)] = nil
-		return checkRemoved(name)
+		return CheckRemoved(name)
 	}
 	b.Header.Add(name, args[1])
 	if err := directive.CheckPlaceholders(args[1]); err != nil {

@@ -147,7 +147,7 @@ func (b *Backend) provision(ctx caddy.Context) error {
 		if len(values) > 0 {
 			continue
 		}
-		if err := checkRemoved(name); err != nil {
+		if err := CheckRemoved(name); err != nil {
 			return err
 		}
 		if b.header.Values(name) != nil {
@@ -212,8 +212,8 @@ func checkHeader(name, value string) error {
 	return nil
 }
 
-// checkRemoved checks the name of a header that requests to the backend do not have.
-func checkRemoved(name string) error {
+// CheckRemoved checks the name of a header that requests to the backend do not have.
+func CheckRemoved(name string) error {
 	switch {
 	case !httpguts.ValidHeaderFieldName(name), strings.Contains(name, "*"):
 		return fmt.Errorf("header -%s: expected - and the name of one header", name)

@@ -15,13 +15,13 @@ import (
 // adds. Every other scheme is the name of a module, too.
 const (
 	SchemeAPIKey        = "api_key"
-	schemeBearer        = "bearer"
+	SchemeBearer        = "bearer"
 	schemePassthrough   = "passthrough"
 	schemeNone          = "none"
 	SchemeAzureIdentity = "azure_identity"
 )
 
-var builtIn = []string{SchemeAPIKey, schemeBearer, schemePassthrough, schemeNone}
+var builtIn = []string{SchemeAPIKey, SchemeBearer, schemePassthrough, schemeNone}
 
 // SourceNamespace is the namespace of modules that are a [Source].
 const SourceNamespace = "http.openai_lb.credentials"
@@ -77,7 +77,7 @@ func (a *Auth) Provision(ctx caddy.Context, c AuthConfig) error {
 	}
 	a.Scheme = c.scheme()
 	switch a.Scheme {
-	case SchemeAPIKey, schemeBearer:
+	case SchemeAPIKey, SchemeBearer:
 		as := Bearer
 		if a.Scheme == SchemeAPIKey {
 			as = apiKey
@@ -120,7 +120,7 @@ func (c AuthConfig) scheme() string {
 	case c.Azure:
 		return SchemeAPIKey
 	case c.APIKey != "" || c.OpenAI:
-		return schemeBearer
+		return SchemeBearer
 	}
 	return schemeNone
 }
@@ -131,7 +131,7 @@ func (c AuthConfig) Check() error {
 	if err := CheckScheme(scheme); err != nil {
 		return err
 	}
-	hasKey := scheme == SchemeAPIKey || scheme == schemeBearer
+	hasKey := scheme == SchemeAPIKey || scheme == SchemeBearer
 	switch {
 	case hasKey && c.APIKey == "" && c.Scheme == "":
 		return fmt.Errorf("api_key is required: auth defaults to %s for this host", scheme)

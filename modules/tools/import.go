@@ -21,11 +21,12 @@ never appear in it: they become placeholders such as {env.EAST_KEY}, and a comme
 says which variable to set.
 
 litellm reads the file of LiteLLM's proxy, or the values of its Helm chart. With
---helm, it prints values for the chart of openai_lb instead. Nothing is sent. Then read the Caddyfile,
+--helm, it prints values for the chart of openai_lb instead. apim reads backends,
+pools and policies of Azure API Management. Nothing is sent. Then read the Caddyfile,
 and check it with 'caddy openai-lb check'. Microsoft's sample openai-aca-lb needs no
 import: the option backends_from_env reads its variables.
 `,
-		Example: "  caddy openai-lb import litellm config.yaml >Caddyfile",
+		Example: "  caddy openai-lb import litellm config.yaml >Caddyfile\n  caddy openai-lb import apim backends.json policy.xml >Caddyfile",
 		Args:    cobra.NoArgs, SilenceUsage: true,
 		RunE: func(command *cobra.Command, _ []string) error { return command.Help() },
 	}
@@ -50,6 +51,43 @@ import: the option backends_from_env reads its variables.
 		},
 	}
 	litellm.Flags().Bool("helm", false, "Print values for the Helm chart instead of a Caddyfile")
-	command.AddCommand(litellm)
+	command.AddCommand(litellm, importAPIMCommand())
+	return command
+}
+
+// importAPIMCommand returns the command import apim.
+func importAPIMCommand() *cobra.Command {
+	command := &cobra.Command{
+		Use: "apim <file>...", Short: "Reads backends and policies of Azure API Management",
+		Long: `
+Reads backends, pools and policies of Azure API Management. Each file is JSON, as
+'az rest' prints backends, or an exported template, or the XML of a policy:
+
+  az rest --url "/subscriptions/.../service/<name>/backends?api-version=2024-05-01" >backends.json
+
+The backends are those of the pool that the policy names, or those of the policy's
+own list. A named value {{east-key}} becomes {env.EAST_KEY}.
+`,
+		Example: "  caddy openai-lb import apim backends.json policy.xml >Caddyfile",
+		Args:    cobra.MinimumNArgs(1), SilenceUsage: true,
+		RunE: func(command *cobra.Command, args []string) error {
+			files := make([]File, len(args))
+			for i, name := range args {
+				text, err := cli.ReadFile(name)
+				if err != nil {
+					return err
+				}
+				files[i] = File{filepath.Base(name), text}
+			}
+			pool, _ := command.Flags().GetString("pool")
+			made, err := APIM(pool, files...)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprint(command.OutOrStdout(), made)
+			return err
+		},
+	}
+	command.Flags().String("pool", "", "The pool to import, if there are several")
 	return command
 }

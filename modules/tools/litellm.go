@@ -1,15 +1,11 @@
 package tools
 
 import (
-	"net/url"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
 // litellm reads the configuration of LiteLLM's proxy: https://docs.litellm.ai/docs/proxy/config_settings
@@ -20,9 +16,6 @@ type litellm struct {
 	deployments []*deployment
 	// credentials are those of credential_list, by their names.
 	credentials map[string]*yaml.Node
-	// placeholders are the variables for literal keys, and taken the names of all variables.
-	placeholders map[string]string
-	taken        map[string]bool
 	// unweighted reports whether the routing strategy ignores weights.
 	unweighted bool
 	// keysInDatabase reports whether LiteLLM has a database, with virtual keys.
@@ -41,10 +34,7 @@ func LiteLLMValues(text []byte) (string, error) { return importLiteLLM(text, (*l
 
 // importLiteLLM reads a file, and writes what it says.
 func importLiteLLM(text []byte, write func(*litellm) (string, error)) (string, error) {
-	l := &litellm{
-		site:        new(site),
-		credentials: make(map[string]*yaml.Node), placeholders: make(map[string]string), taken: make(map[string]bool),
-	}
+	l := &litellm{site: newSite("LiteLLM", ":4000"), credentials: make(map[string]*yaml.Node)}
 	for _, match := range environmentName.FindAllSubmatch(text, -1) {
 		l.taken[string(match[1])] = true
 	}
@@ -138,44 +128,8 @@ func variable(text string) (string, bool) {
 	return "{env." + match[1] + "}", true
 }
 
-var notOfName = regexp.MustCompile(`[^A-Z0-9]+`)
-
-// variableName makes the name of a variable.
-func variableName(text string) string {
-	return strings.Trim(notOfName.ReplaceAllString(strings.ToUpper(text), "_"), "_")
-}
-
-// literal returns the placeholder for a literal key. Its name is not used otherwise.
-func (l *litellm) literal(key, name string) string {
-	if l.placeholders[key] == "" {
-		l.placeholders[key] = "{env." + take(l.taken, name, "_") + "}"
-	}
-	return l.placeholders[key]
-}
-
-// take takes a name, with a number after it if that is taken.
-func take(taken map[string]bool, name, separator string) string {
-	free := name
-	for i := 2; taken[free]; i++ {
-		free = name + separator + strconv.Itoa(i)
-	}
-	taken[free] = true
-	return free
-}
-
-// keyName names the variable for the key of a backend, such as CONTOSO_EAST_KEY.
-func keyName(rawURL string) string {
-	u, err := url.Parse(rawURL)
-	if err != nil || u.Hostname() == "" {
-		return variableName(strings.TrimPrefix(rawURL, "{env.")) + "_KEY"
-	}
-	if openaiapi.IsOpenAI(u.Hostname()) {
-		return "OPENAI_API_KEY"
-	}
-	first, _, _ := strings.Cut(u.Hostname(), ".")
-	name := variableName(first + " key")
-	if name[0] <= '9' {
-		name = "BACKEND_" + name
-	}
-	return name
+// placeholderOf returns the placeholder of a text like os.environ/X, and nothing for any other text.
+func placeholderOf(text string) string {
+	placeholder, _ := variable(text)
+	return placeholder
 }

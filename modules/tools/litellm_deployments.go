@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
-	"golang.org/x/net/http/httpguts"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
@@ -146,13 +145,13 @@ func (l *litellm) readDeployment(d *deployment, p *mapping) error {
 	requests, _ := l.number(p, "max_parallel_requests", 1, math.MaxInt32)
 	d.requests = int(requests)
 	if organization, at := p.text("organization"); organization != "" {
-		l.addHeader(d, "OpenAI-Organization", organization, at)
+		l.addHeader(&d.block, "OpenAI-Organization", organization, placeholderOf(organization), at)
 	}
 	for _, field := range []string{"extra_headers", "headers"} {
 		headers := l.mapping(p.take(field), field)
 		for _, name := range headers.left() {
 			value, at := headers.text(name)
-			l.addHeader(d, name, value, at)
+			l.addHeader(&d.block, name, value, placeholderOf(value), at)
 		}
 	}
 	return nil
@@ -200,11 +199,7 @@ func (l *litellm) baseURL(base, prefix string, at int) (string, error) {
 	u, err := url.Parse(base)
 	azure := err == nil && (prefix == "AZURE" || openaiapi.IsAzure(u.Hostname()))
 	if azure {
-		for _, mark := range []string{"/openai/", "/models/"} { // the balancer adds these paths
-			if i := strings.LastIndex(u.Path+"/", mark); i >= 0 {
-				u.Path, u.RawPath = u.Path[:i], ""
-			}
-		}
+		withoutAPI(u)
 		base = u.String()
 	}
 	if u, err = openaiapi.ParseBaseURL(base); err != nil {
@@ -235,7 +230,7 @@ func (l *litellm) setAuth(d *deployment, p *mapping, prefix string) {
 		d.key = placeholder
 	case key != "":
 		d.key = l.literal(key, keyName(d.url))
-		d.comments = append(d.comments, fmt.Sprintf("The key was on line %d: set the variable.", at))
+		d.comments = append(d.comments, setVariable("The key", at))
 	case identity != "" && keys.CheckScheme(keys.SchemeAzureIdentity) == nil:
 		d.auth = keys.SchemeAzureIdentity
 		d.comments = append(d.comments, "azure_identity finds AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET in the environment.")
@@ -248,31 +243,4 @@ func (l *litellm) setAuth(d *deployment, p *mapping, prefix string) {
 			d.comments = append(d.comments, "LiteLLM used an identity of Azure: for that, build with the module azure, and write auth azure_identity instead.")
 		}
 	}
-}
-
-var (
-	// mayBeKey matches keys of OpenAI and others that follow it, and values of Authorization.
-	mayBeKey = regexp.MustCompile(`(?i)\b(sk-|(bearer|basic) )`)
-	// mayBePassword matches names of headers.
-	mayBePassword = regexp.MustCompile(`(?i)pass|pwd|signature`)
-)
-
-// addHeader adds a header of a backend. A value that may be a key becomes a variable.
-func (l *litellm) addHeader(d *deployment, name, value string, at int) {
-	placeholder, isVariable := variable(value)
-	_, ok := directive.Word(value)
-	switch {
-	case !httpguts.ValidHeaderFieldName(name) || strings.EqualFold(name, "Authorization") || strings.EqualFold(name, "Host"):
-		l.note(at, "the header "+shown(name)+" cannot be set by the option header")
-		return
-	case isVariable:
-		value = placeholder
-	case keys.MayHoldKey(name), mayBeKey.MatchString(value), mayBePassword.MatchString(name):
-		value = l.literal(value, "HEADER_"+variableName(name))
-		d.comments = append(d.comments, fmt.Sprintf("The header's value was on line %d: set the variable.", at))
-	case !ok:
-		l.note(at, "the value of the header "+shown(name)+" must not be empty, or contain control characters, braces or backslashes")
-		return
-	}
-	d.header = append(d.header, [2]string{name, value})
 }

@@ -5,8 +5,9 @@
 //     their models: checkcommand.go has its flags and what it prints, checkconfig.go
 //     the configuration, and check.go the requests.
 //   - import prints a Caddyfile for the configuration of another balancer: litellm.go
-//     and its neighbours read LiteLLM's file into backends and notes, import_caddyfile.go
-//     and import_values.go write them.
+//     and its neighbours read LiteLLM's file into backends and notes, apim.go and its
+//     neighbours JSON and policies of API Management, import_caddyfile.go and
+//     import_values.go write them.
 //
 // The module uses no seam: nothing of it runs while requests are served. It uses
 // the core's own options and credentials, so that check finds what a start would.
