@@ -73,6 +73,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 		helper.Next()
 		return nil, helper.WrapErr(err)
 	}
+	h.rememberPlaces(helper)
 	return h, nil
 }
 

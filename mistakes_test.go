@@ -65,3 +65,52 @@ func TestMistakesThatLoadAreWarnings(t *testing.T) {
 		})
 	}
 }
+
+func TestAMistakeThatOnlyLoadingShowsNamesItsLine(t *testing.T) {
+	t.Setenv("EMPTY", "")
+	t.Setenv("ONE", "sk-0123456789abcdef")
+	t.Setenv("TWO", "sk-0123456789abcdef")
+	folder := t.TempDir()
+	lbtest.WriteFile(t, folder+"/key", "sk-of-carol-0123456\n")
+	lbtest.WriteFile(t, folder+"/keys", "carol sk-of-carol-0123456\n")
+	for name, c := range map[string]struct{ options, want string }{
+		"an empty variable":           {"backend http://a\nbackend http://b {\nweight 2\napi_key {env.EMPTY}\n}", "backend 2 (b): api_key: evaluated placeholder {env.EMPTY} is empty, at Caddyfile:13"},
+		"a missing file":              {"backend http://a {\napi_key {file./no/such/file}\n}", "backend 1 (a): api_key: open /no/such/file: no such file or directory, at Caddyfile:11"},
+		"an empty variable as URL":    {"backend http://a {\nmodel x\n}\nbackend {env.EMPTY} {\nmodel y\n}", "backend 2: url: evaluated placeholder {env.EMPTY} is empty, at Caddyfile:13"},
+		"an empty variable as header": {"backend http://a {\nheader X-A a\nheader X-B {env.EMPTY}\n}", "backend 1 (a): header X-B: evaluated placeholder {env.EMPTY} is empty, at Caddyfile:12"},
+		"an empty client key":         {"backend http://a\nclient_key alice {env.ONE}\nclient_key bob {env.EMPTY}", `client_key "bob": evaluated placeholder {env.EMPTY} is empty, at Caddyfile:12`},
+		"keys that become equal":      {"backend http://a\nclient_key alice {env.ONE}\nclient_key carol {file." + folder + "/key}\nclient_key bob {env.TWO}", `client_key "bob": it is also the key of "alice", at Caddyfile:13`},
+		"no client_keys_file":         {"backend http://a\n\nclient_keys_file /no/such/file", "client_keys_file: open /no/such/file: no such file or directory, at Caddyfile:12"},
+		"no callers_file":             {"backend http://a\nclient_keys_file " + folder + "/keys\ncallers_file /no/such/file", "callers_file: open /no/such/file: no such file or directory, at Caddyfile:12"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			log := t.TempDir() + "/log"
+			config := "{\nadmin off\nlog {\noutput file " + log + "\n}\n}\nhttp://localhost:80 {\n# a comment\nopenai_lb {\n" + c.options + "\n}\n}\n"
+			if err := lbtest.ValidateCaddyfile(t, config); err == nil || !strings.HasSuffix(err.Error(), ": "+c.want) {
+				t.Errorf("got %v, want %s", err, c.want)
+			}
+			// Caddy's own error has its path to the module first.
+			text := string(lbtest.ReadFile(t, log))
+			if want := fmt.Sprintf(`"msg":"the configuration is not valid","error":%q`, c.want); !strings.Contains(text, want) || strings.Contains(text, "sk-") {
+				t.Errorf("the log has %s, want %s", text, want)
+			}
+		})
+	}
+}
+
+func TestTheLineOfAMistakeIsThatOfTheFileThatWasReadLast(t *testing.T) {
+	t.Setenv("EMPTY", "")
+	const options = "openai_lb {\nbackend http://a {\napi_key {env.EMPTY}\n}\n}\n"
+	for _, c := range []struct{ before, place string }{{"", "Caddyfile:4"}, {"# a comment\n", "Caddyfile:5"}} {
+		config, err := lbtest.Adapt(":80 {\n" + c.before + options + "}\n")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := lbtest.Validate(t, config); err == nil || !strings.HasSuffix(err.Error(), ", at "+c.place) {
+			t.Errorf("got %v, want %s", err, c.place)
+		}
+		if err := lbtest.Validate(t, config); err == nil || strings.Contains(err.Error(), "Caddyfile:") {
+			t.Errorf("JSON has no lines: %v", err)
+		}
+	}
+}

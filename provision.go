@@ -35,11 +35,22 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 }
 
 // Provision sets up the handler. It makes no request and starts no goroutine.
-//
-// Each part is made of those before it: the caller's keys, the backends, the connections, the pool, the limits of callers,
-// and the reader of requests. Cleanup releases those that were made.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
+	places := h.takePlaces()
+	err := h.provision(ctx)
+	if err == nil || places == nil {
+		return err
+	}
+	// Caddy writes its path to the module before the error, and that hides it.
+	err = places.WrapErr(err)
+	h.logger.Error("the configuration is not valid", zap.Error(err))
+	return err
+}
+
+// provision sets up the parts. Each is made of those before it: the caller's keys, the backends, the connections, the pool,
+// the limits of callers, and the reader of requests. Cleanup releases those that were made.
+func (h *Handler) provision(ctx caddy.Context) error {
 	h.keyFiles.Logger = h.logger
 	config, err := h.claimName(ctx)
 	if err != nil {

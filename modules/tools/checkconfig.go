@@ -280,6 +280,9 @@ const ownErrors = "provision http.handlers.openai_lb: "
 // values match what an error repeats of a configuration: a placeholder, a value in quotes, or the path of a file.
 var values = regexp.MustCompile(`\{(?:env|file)\.[^{}]+\}|'[^']{3,}'|open /[^:]+`)
 
+// hasPlace matches the end of an error that names its line.
+var hasPlace = regexp.MustCompile(`, at \S+:\d+$`)
+
 // shortened returns an error about a configuration without Caddy's path to it, and with the line of the value that it names.
 // The text of the configuration may be in no file.
 func shortened(err error, file string) error {
@@ -288,6 +291,9 @@ func shortened(err error, file string) error {
 		return err
 	}
 	short := err.Error()[at+len(ownErrors):]
+	if hasPlace.MatchString(short) {
+		return errors.New(short)
+	}
 	text, _ := cli.ReadFile(file)
 	for _, value := range values.FindAllString(short, -1) {
 		value = strings.TrimPrefix(strings.Trim(value, "'"), "open ")
