@@ -267,7 +267,7 @@ func (d *reader) answerUsage(b *balancer, t *transaction) apierror.Answer {
 		return apierror.NoUsage.Answer(r)
 	}
 	now, name := time.Now(), t.request.caller.Name
-	use := callers.OwnUse{Report: callers.ReportOf(now, b.Name, d.callers.Use(now, name)), Models: b.usage.OfCaller(now, name)}
+	use := callers.OwnUseOf(callers.ReportOf(now, b.Name, d.callers.Use(now, name)), b.usage.OfCaller(now, name))
 	answer := apierror.Answer{Response: apierror.JSONResponse(r, http.StatusOK, use), Class: apierror.Usage}
 	answer.Header.Set("Cache-Control", "no-store")
 	return answer

@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
@@ -83,33 +84,61 @@ func TestReplicasAddUpWhatCallersUse(t *testing.T) {
 	waitForUse(t, 400, again)
 }
 
+// askAsAlice sends a request of the caller alice to a replica.
+func askAsAlice(t *testing.T, r *replica, method, path, body string) (status int, answer string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, r.address+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer 0123456789abcdef")
+	res, err := r.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res.StatusCode, string(text)
+}
+
+func TestATeamIsToldTheSameAtEachOfThreeReplicas(t *testing.T) {
+	s := startServer(t)
+	options := newAccount(t).backends(1) + "client_key alice 0123456789abcdef\ncaller alice {\nrequests 3/month\ntokens 1M/month\n}\n" + s.option()
+	all := startReplicas(t, 3, options)
+	use := func(r *replica) string {
+		_, answer := askAsAlice(t, r, http.MethodGet, "/v1/usage", "")
+		shared, _, found := strings.Cut(answer, `"models":`) // of which each process has its own ledger
+		if !found {
+			t.Fatalf("got %s", answer)
+		}
+		return shared
+	}
+	for i, want := range []int{200, 200, 200, 429} {
+		r := all[i%len(all)]
+		lbtest.WaitFor(t, func() bool { return strings.Contains(use(r), fmt.Sprintf(`"used":%d,"left":%d`, i, 3-i)) })
+		if status, answer := askAsAlice(t, r, http.MethodPost, "/v1/chat/completions", `{"model":"r0"}`); status != want {
+			t.Errorf("request %d: got %d %s, want %d", i+1, status, answer, want)
+		}
+	}
+	lbtest.WaitFor(t, func() bool { return use(all[0]) == use(all[1]) && use(all[1]) == use(all[2]) })
+}
+
 func TestACallerHasItsLimitOnceAtTwoProcesses(t *testing.T) {
 	s := startServer(t)
 	options := newAccount(t).backends(1) + "client_key alice 0123456789abcdef\ncaller alice {\nrequests 1/month\n}\n" + s.option()
 	all := startReplicas(t, 2, options)
-	ask := func(r *replica, method, path, body string) (int, string) {
-		req, err := http.NewRequestWithContext(t.Context(), method, r.address+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Header.Set("Authorization", "Bearer 0123456789abcdef")
-		res, err := r.client.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer res.Body.Close()
-		text, _ := io.ReadAll(res.Body)
-		return res.StatusCode, string(text)
-	}
 	chat := func(r *replica) int {
-		status, _ := ask(r, http.MethodPost, "/v1/chat/completions", `{"model":"r0"}`)
+		status, _ := askAsAlice(t, r, http.MethodPost, "/v1/chat/completions", `{"model":"r0"}`)
 		return status
 	}
 	if status := chat(all[0]); status != 200 {
 		t.Fatalf("got %d", status)
 	}
 	lbtest.WaitFor(t, func() bool {
-		_, use := ask(all[1], http.MethodGet, "/v1/usage", "")
+		_, use := askAsAlice(t, all[1], http.MethodGet, "/v1/usage", "")
 		return strings.Contains(use, `"used":1`)
 	})
 	if status := chat(all[1]); status != 429 {

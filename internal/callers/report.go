@@ -19,7 +19,7 @@ type Report struct {
 	Limits []LimitReport `json:"limits"`
 	// Refused are the requests that a limit or MaxRequests has refused since the process started.
 	Refused uint64 `json:"refused"`
-	// LastHour is what it has done in the last hour. A caller is not told that: each replica counts for itself.
+	// LastHour is what it has done in the last hour.
 	LastHour meter.LastHour `json:"last_hour,omitzero"`
 	// TokensToday and TokensMonth are the tokens of this day and month, requests in flight included.
 	TokensToday int64 `json:"tokens_today"`
@@ -31,11 +31,43 @@ type Report struct {
 	Own bool `json:"-"`
 }
 
-// OwnUse is the use that a caller sees of itself.
+// OwnUse is the use that a caller sees of itself. It has nothing that each replica counts for itself, so that all of
+// them answer the same: a caller does not know which one it asks.
 type OwnUse struct {
-	Report
+	Pool        string     `json:"pool"`
+	Name        string     `json:"name"`
+	Tier        string     `json:"tier"`
+	MaxRequests int        `json:"max_requests"`
+	Limits      []OwnLimit `json:"limits"`
+	TokensToday int64      `json:"tokens_today"`
+	TokensMonth int64      `json:"tokens_month"`
+	Replicas    int        `json:"replicas_apart"`
 	// Models are those that it has used, as the first recorder of usage says.
 	Models any `json:"models"`
+}
+
+// OwnLimit is what a caller sees of a limit. The fields are those of [LimitReport].
+type OwnLimit struct {
+	Kind   string     `json:"kind"`
+	Window string     `json:"window"`
+	Limit  int64      `json:"limit"`
+	Used   int64      `json:"used"`
+	Left   int64      `json:"left"`
+	Then   string     `json:"then"`
+	Ends   time.Time  `json:"ends"`
+	Resets *time.Time `json:"resets"`
+}
+
+// OwnUseOf returns what a caller sees of its report.
+func OwnUseOf(c Report, models any) OwnUse {
+	own := OwnUse{
+		Pool: c.Pool, Name: c.Name, Tier: c.Tier, MaxRequests: c.MaxRequests, Limits: []OwnLimit{},
+		TokensToday: c.TokensToday, TokensMonth: c.TokensMonth, Replicas: c.Replicas, Models: models,
+	}
+	for _, l := range c.Limits {
+		own.Limits = append(own.Limits, OwnLimit{l.Kind, l.Window, l.Limit, l.Used, l.Left, l.Then, l.Ends, l.Resets})
+	}
+	return own
 }
 
 // LimitReport is one limit of a caller.
