@@ -15,11 +15,11 @@ import (
 
 // answer is what a client gets that no backend serves.
 type answer struct {
-	// Answer has the response. Without one, the client has left. It has no class
-	// if the class is that of an attempt.
+	// Answer has the response. Without one, the client has left. It has no
+	// class if the class is that of an attempt.
 	apierror.Answer
-	// from is the attempt whose reply was kept and is the answer. It is nil if the
-	// answer is the balancer's own.
+	// from is the attempt whose reply was kept and is the answer. It is nil if
+	// the answer is the balancer's own.
 	from *attemptRecord
 	// owner is the backend of the only account that may get the request, if it
 	// throttles.
@@ -114,8 +114,9 @@ func (b *balancer) unserved(t *transaction, now time.Time) (a answer) {
 // refusals are why backends that take the request refuse it.
 type refusals struct {
 	pool.Why
-	// all reports whether all refuse it for the same reason. With an object, these
-	// are all of the one account that stores it. Others could take the request.
+	// all reports whether all refuse it for the same reason. With an object,
+	// these are all of the one account that stores it. Others could take the
+	// request.
 	all    bool
 	object string
 }
@@ -134,7 +135,8 @@ func (r refusals) why(q *request, s *search, wait time.Duration) apierror.Error 
 	return apierror.Unserved(r.Why, r.all, r.object, last, wait)
 }
 
-// whyNoneTakes is the error that says why the request can be sent to no backend.
+// whyNoneTakes is the error that says why the request can be sent to no
+// backend.
 func (r refusals) whyNoneTakes(q *request, s *search) apierror.Error {
 	models, lacksKey := []string(nil), false
 	for _, t := range s.balancer.targets {

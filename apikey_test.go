@@ -27,7 +27,8 @@ func TestARotatedKeyIsUsedAtOnce(t *testing.T) {
 		w.Backends["a"].Replies(lbtest.WantsKey("first"))
 		w.Post(`{}`).WantServed(t, "a")
 
-		// the provider takes the old key no more, before anybody looked at the file
+		// the provider takes the old key no more, before anybody looked at the
+		// file
 		lbtest.WriteFile(t, file, "second\n")
 		w.Backends["a"].Replies(lbtest.WantsKey("second"))
 		w.Post(`{}`).WantServed(t, "a")
@@ -150,7 +151,8 @@ func TestPassthroughKeepsToTheCallersAccount(t *testing.T) {
 	})
 }
 
-// TestABackendMayGetTwoCredentials has a gateway that wants a subscription's key besides the provider's credential.
+// TestABackendMayGetTwoCredentials has a gateway that wants a subscription's
+// key besides the provider's credential.
 func TestABackendMayGetTwoCredentials(t *testing.T) {
 	for name, options := range map[string]string{
 		"a token beside the key": "auth api_key\napi_key first-key\nheader Authorization \"Bearer second-key\"",

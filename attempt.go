@@ -40,14 +40,16 @@ type attemptRecord struct {
 	deployment string
 	// tiers are the service tiers that its own is one of.
 	tiers pool.ServiceTiers
-	// lacksSocket reports whether the backend has opened no WebSocket, but may serve the request over HTTP.
+	// lacksSocket reports whether the backend has opened no WebSocket, but may
+	// serve the request over HTTP.
 	lacksSocket bool
 	// counted reports whether its outcome was counted, and its span has ended.
 	counted bool
 	span    *observe.Span
 }
 
-// cooldown is a throttle that an attempt has begun: when, and for which service tiers.
+// cooldown is a throttle that an attempt has begun: when, and for which service
+// tiers.
 type cooldown struct {
 	began time.Time
 	tiers pool.ServiceTiers
@@ -69,12 +71,14 @@ func (l attemptList) anyIs(class verdict.Class) bool {
 	return slices.ContainsFunc(l, func(a attemptRecord) bool { return a.class == class })
 }
 
-// throttled reports whether a backend refused one of the attempts because it throttles.
+// throttled reports whether a backend refused one of the attempts because it
+// throttles.
 func (l attemptList) throttled() bool {
 	return l.throttles(len(l)) > 0
 }
 
-// throttles is how many of the first n attempts a backend refused because it throttles.
+// throttles is how many of the first n attempts a backend refused because it
+// throttles.
 func (l attemptList) throttles(n int) (throttles int) {
 	for i := range min(n, len(l)) {
 		if l[i].class == verdict.Throttled {
@@ -84,15 +88,16 @@ func (l attemptList) throttles(n int) (throttles int) {
 	return throttles
 }
 
-// spent reports whether a backend got one of the attempts, and will get no other.
+// spent reports whether a backend got one of the attempts, and will get no
+// other.
 func (l attemptList) spent(at *target) bool {
 	return slices.ContainsFunc(l, func(a attemptRecord) bool {
 		return a.target == at && a.class != verdict.Silent && a.class != verdict.Throttled
 	})
 }
 
-// failedByItself reports whether a request that no backend served failed because of itself: it is too large, or
-// two backends failed.
+// failedByItself reports whether a request that no backend served failed
+// because of itself: it is too large, or two backends failed.
 func (l attemptList) failedByItself() bool {
 	var at *target
 	for i := range l {
@@ -109,8 +114,8 @@ func (l attemptList) failedByItself() bool {
 	return false
 }
 
-// doubtCooldowns puts the cooldowns in doubt that the request began, if it met nothing
-// but refusals for a limit: perhaps it was only too large.
+// doubtCooldowns puts the cooldowns in doubt that the request began, if it met
+// nothing but refusals for a limit: perhaps it was only too large.
 func (l attemptList) doubtCooldowns(q *request) {
 	for i := range l {
 		if a := &l[i]; !a.class.Promise() && a.class != verdict.TooLarge {
@@ -125,7 +130,8 @@ func (l attemptList) doubtCooldowns(q *request) {
 	}
 }
 
-// outcome is the class of an attempt that is over: that of its reply, unless the reply broke off at the client.
+// outcome is the class of an attempt that is over: that of its reply, unless
+// the reply broke off at the client.
 func (a *attemptRecord) outcome() verdict.Class {
 	switch {
 	case a.end.Broken == nil:
@@ -147,8 +153,8 @@ func (a *attemptRecord) count() {
 	a.target.metrics.Attempted(a.deployment, string(class))
 }
 
-// attempt asks the backend that the search has chosen, and asks it once more if it refuses a credential of which the
-// source has a newer one.
+// attempt asks the backend that the search has chosen, and asks it once more if
+// it refuses a credential of which the source has a newer one.
 func (b *balancer) attempt(q *request, s *search, bill *bill) *attempt.Reply {
 	ctx, a, credentials := q.incoming.Context(), s.attempts.last(), &s.current.backend.Credentials
 	a.span = observe.StartSpan(ctx, func() observe.Attempt { return b.spanned(q, a) })
@@ -182,7 +188,8 @@ func (b *balancer) send(q *request, s *search, bill *bill) *attempt.Reply {
 	return b.sender.Send(out)
 }
 
-// compare changes the class of a reply that means something else after what other attempts have met.
+// compare changes the class of a reply that means something else after what
+// other attempts have met.
 func (s *search) compare(r *attempt.Reply) {
 	to, q := s.current, s.request
 	switch {
@@ -198,8 +205,8 @@ func (s *search) compare(r *attempt.Reply) {
 	}
 }
 
-// outgoing is the request of an attempt: the client's, with the backend's address, its credential, its headers, its path
-// and the model in its body.
+// outgoing is the request of an attempt: the client's, with the backend's
+// address, its credential, its headers, its path and the model in its body.
 func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request {
 	a := s.attempts.last()
 	to := a.target.backend
@@ -251,8 +258,9 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 	return out
 }
 
-// watchSilence lets the request move to another backend while this one is silent. A body that is not kept goes out as
-// fast as the client sends it, so that the wait for its reply says nothing.
+// watchSilence lets the request move to another backend while this one is
+// silent. A body that is not kept goes out as fast as the client sends it, so
+// that the wait for its reply says nothing.
 func (b *balancer) watchSilence(q *request, s *search, out *attempt.Request) {
 	a := s.attempts.last()
 	if !b.Pool.Watches || s.board.Once || a.tiers != pool.UsualTiers || s.board.Kind == pulse.Unfollowed {

@@ -20,7 +20,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
-// balancer is what all requests of a handler have in common: a pool, and the backends that its members stand for.
+// balancer is what all requests of a handler have in common: a pool, and the
+// backends that its members stand for.
 type balancer struct {
 	pools.Entry
 	targets []*target // by the index of their members
@@ -28,8 +29,8 @@ type balancer struct {
 	settings
 	logger *observe.Log
 	events *observe.Events
-	// metrics are those of the pool. ownMetrics counts the balancer's own answers. models are the labels of the models
-	// that clients ask for.
+	// metrics are those of the pool. ownMetrics counts the balancer's own
+	// answers. models are the labels of the models that clients ask for.
 	metrics    *metrics.Pool
 	ownMetrics *metrics.Backend
 	models     metrics.Models
@@ -45,7 +46,8 @@ type settings struct {
 	tiers []quota.Tier
 	// rateLimits is the option ratelimit_headers. Empty: of the caller.
 	rateLimits string
-	// waiting has the requests that wait until a backend throttles no longer. It is nil if requests do not wait.
+	// waiting has the requests that wait until a backend throttles no longer.
+	// It is nil if requests do not wait.
 	waiting *waiting.Lists
 	// fields decides which fields of a reply the client gets.
 	fields attempt.Fields
@@ -62,11 +64,13 @@ type target struct {
 	upstream *reverseproxy.Upstream
 	// address is where an attempt is sent.
 	address *attempt.Address
-	// answeredAt is when it last answered a request without a failure: Unix time in nanoseconds.
+	// answeredAt is when it last answered a request without a failure: Unix
+	// time in nanoseconds.
 	answeredAt atomic.Int64
 	metrics    *metrics.Backend
-	// models and paths are what it lacks, as it has said within the last minute. blocked are the requests in a row that were
-	// refused by a server in front of it.
+	// models and paths are what it lacks, as it has said within the last
+	// minute. blocked are the requests in a row that were refused by a server
+	// in front of it.
 	models, paths lacks.Set
 	blocked       lacks.Streaks
 }
@@ -124,8 +128,8 @@ func targetOf(b *backend.Backend) *target {
 	return &target{Member: m, backend: b, upstream: upstream, address: attempt.AddressOf(upstream)}
 }
 
-// startFresh forgets what was learned with another key, now and whenever the key
-// changes. To other replicas it is then another backend.
+// startFresh forgets what was learned with another key, now and whenever the
+// key changes. To other replicas it is then another backend.
 func (t *target) startFresh(link *replicas.Link, trail *observe.Trail) {
 	key := t.backend.Key()
 	if key == nil {

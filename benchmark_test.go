@@ -56,7 +56,8 @@ func BenchmarkOverhead(b *testing.B) {
 	}
 }
 
-// BenchmarkRefusal compares a request that a limit of its caller refuses with a fixed answer of Caddy's.
+// BenchmarkRefusal compares a request that a limit of its caller refuses with a
+// fixed answer of Caddy's.
 func BenchmarkRefusal(b *testing.B) {
 	const key = "sk-alice-0123456789"
 	names := []string{"respond", "openai_lb"}
@@ -141,7 +142,8 @@ func BenchmarkStream(b *testing.B) {
 	}
 }
 
-// BenchmarkBurst compares how long a stream takes of which all events are there at once.
+// BenchmarkBurst compares how long a stream takes of which all events are there
+// at once.
 func BenchmarkBurst(b *testing.B) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
@@ -191,7 +193,8 @@ func BenchmarkLeave(b *testing.B) {
 	report(b, "ms-until-felt", time.Millisecond, until)
 }
 
-// BenchmarkResponse compares a response over a WebSocket with a plain reverse_proxy.
+// BenchmarkResponse compares a response over a WebSocket with a plain
+// reverse_proxy.
 func BenchmarkResponse(b *testing.B) {
 	server := httptest.NewServer(websocket.Handler(func(socket *websocket.Conn) {
 		var asked []byte

@@ -14,7 +14,8 @@ import (
 // bill is what a request is charged to its caller, and its tier.
 type bill struct{ callers.Admission }
 
-// settle replaces the estimate by what the request has cost, and records that. The request is over.
+// settle replaces the estimate by what the request has cost, and records that.
+// The request is over.
 func (b *bill) settle(lb *balancer, q *request, s *search, o *outcome) {
 	if o.status == http.StatusSwitchingProtocols && q.socket != nil {
 		return // its responses have bills of their own
@@ -39,8 +40,9 @@ func (b *bill) settle(lb *balancer, q *request, s *search, o *outcome) {
 	}
 }
 
-// recordUsage records what a request has used. Only a model that has answered may have any name. A response in a WebSocket has
-// no reply of its own, but reports its tokens.
+// recordUsage records what a request has used. Only a model that has answered
+// may have any name. A response in a WebSocket has no reply of its own, but
+// reports its tokens.
 func (b *balancer) recordUsage(q *request, s *search, o *outcome, u seam.Usage) {
 	if b.usage == nil {
 		return
@@ -53,8 +55,9 @@ func (b *balancer) recordUsage(q *request, s *search, o *outcome, u seam.Usage) 
 	b.usage.Record(u)
 }
 
-// cost returns what the request has cost its caller. What the balancer refuses costs nothing, and neither does a
-// failure of the backends. An error of the client's own costs a request, and so does a failure because of the request.
+// cost returns what the request has cost its caller. What the balancer refuses
+// costs nothing, and neither does a failure of the backends. An error of the
+// client's own costs a request, and so does a failure because of the request.
 func (b *bill) cost(q *request, s *search, o *outcome) meter.Cost {
 	a := o.answeredBy(s)
 	if a == nil {
@@ -81,12 +84,14 @@ func (b *bill) cost(q *request, s *search, o *outcome) meter.Cost {
 	return meter.Cost{Requests: 1}
 }
 
-// prompt returns the estimate of the prompt's tokens, by its length if no limit needed a better one.
+// prompt returns the estimate of the prompt's tokens, by its length if no limit
+// needed a better one.
 func (b *bill) prompt(q *request) int64 { return cmp.Or(b.Prompt(), q.PromptTokens(nil)) }
 
-// tokensCost returns what the reply has cost: the tokens that it reports. Without a report, these are the estimate of the
-// prompt and what the content has at least. A reply that was cut would have more: it costs the request's estimate at
-// least.
+// tokensCost returns what the reply has cost: the tokens that it reports.
+// Without a report, these are the estimate of the prompt and what the content
+// has at least. A reply that was cut would have more: it costs the request's
+// estimate at least.
 func (b *bill) tokensCost(q *request, o *outcome, class verdict.Class) meter.Cost {
 	if q.Kind.IsHandshake() {
 		return meter.Cost{Requests: 1}

@@ -11,10 +11,11 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
-// These tests are about habits of Caddy that no feature shows at once if they change:
-// see CONTRIBUTING.md.
+// These tests are about habits of Caddy that no feature shows at once if they
+// change: see CONTRIBUTING.md.
 
-// A policy that got another list for each request would set up a balancer for each.
+// A policy that got another list for each request would set up a balancer for
+// each.
 func TestReverseProxyPassesTheSameUpstreamsEachTime(t *testing.T) {
 	a, server := lbtest.Listen(t, "a")
 	name := lbtest.Unique("p")
@@ -39,7 +40,8 @@ func TestReverseProxyPassesTheSameUpstreamsEachTime(t *testing.T) {
 	}
 }
 
-// reverse_proxy asks its transport whether it uses TLS, and for the Host of requests.
+// reverse_proxy asks its transport whether it uses TLS, and for the Host of
+// requests.
 func TestAPlainReverseProxyReachesItsUpstreamsByTLSAndByTheirName(t *testing.T) {
 	a, server, trust := lbtest.ListenTLS(t, "a", false)
 	trust = strings.TrimPrefix(trust, "transport http")

@@ -27,7 +27,8 @@ func init() {
 	httpcaddyfile.RegisterDirectiveOrder("openai_lb", httpcaddyfile.Before, "reverse_proxy")
 }
 
-// parseRoute reads the directive with its matcher. One that leaves out all requests is refused.
+// parseRoute reads the directive with its matcher. One that leaves out all
+// requests is refused.
 func parseRoute(helper httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error) {
 	if !helper.Next() {
 		return nil, helper.ArgErr()
@@ -50,7 +51,8 @@ func parseRoute(helper httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error
 	return helper.NewRoute(matchers, h), nil
 }
 
-// checkMatcher returns an error if a path matcher matches only the beginning of an API's paths, and no operation.
+// checkMatcher returns an error if a path matcher matches only the beginning of
+// an API's paths, and no operation.
 func checkMatcher(path string) error {
 	if !strings.HasPrefix(path, "/") || strings.Contains(path, "*") {
 		return nil
@@ -77,13 +79,16 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 	return h, nil
 }
 
-// insteadOfProxy is what to write instead of a block of reverse_proxy's options.
+// insteadOfProxy is what to write instead of a block of reverse_proxy's
+// options.
 const insteadOfProxy = "'transport http' has the options of connections, 'header' in a backend replaces header_up, " +
 	"Caddy's directives 'header' and 'intercept' replace header_down and handle_response, " +
 	"and 'health_uri' in a backend replaces active health checks"
 
-// UnmarshalCaddyfile sets up the handler from Caddyfile tokens. The comment of each option has its syntax, and docs/options.md has all of
-// it. Every option but backend, header, model, client_key, caller, tier, and the requests and tokens of a caller or a tier may be given once.
+// UnmarshalCaddyfile sets up the handler from Caddyfile tokens. The comment of
+// each option has its syntax, and docs/options.md has all of it. Every option
+// but backend, header, model, client_key, caller, tier, and the requests and
+// tokens of a caller or a tier may be given once.
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	var written keys.WrittenKeys
 	err := directive.Unmarshal(d, h.PassiveHealth.Directives(), h.Options.Directives(), h.WebSocketOptions.Directives(), h.callerOptions(), directive.Options{

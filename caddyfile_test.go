@@ -223,7 +223,8 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 	}
 }
 
-// TestTwoPoolsOfOneNameAreRefusedByLine unless they are the same one, of a snippet that is imported twice.
+// TestTwoPoolsOfOneNameAreRefusedByLine unless they are the same one, of a
+// snippet that is imported twice.
 func TestTwoPoolsOfOneNameAreRefusedByLine(t *testing.T) {
 	site := func(port int, options string) string {
 		return fmt.Sprintf("http://:%d {\nopenai_lb {\n%s\n}\n}\n", port, options)
@@ -383,7 +384,8 @@ func TestBackendsWithoutANameAreNamedByTheirHost(t *testing.T) {
 	})
 }
 
-// BenchmarkClientKeys adapts a Caddyfile with keys: ten times as many take ten times as long.
+// BenchmarkClientKeys adapts a Caddyfile with keys: ten times as many take ten
+// times as long.
 func BenchmarkClientKeys(b *testing.B) {
 	for _, n := range []int{600, 6000} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
@@ -400,7 +402,8 @@ func BenchmarkClientKeys(b *testing.B) {
 	}
 }
 
-// BenchmarkModelLists loads 10 backends with models: ten times as many take ten times as long.
+// BenchmarkModelLists loads 10 backends with models: ten times as many take ten
+// times as long.
 func BenchmarkModelLists(b *testing.B) {
 	for _, n := range []int{300, 3000} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {

@@ -211,7 +211,8 @@ func TestNobodyIsWarnedOfCallersThatHaveTokens(t *testing.T) {
 	}
 }
 
-// TestATokenReachesNoBackendWhateverTheFieldIsCalled has it where gateways put it, next to a client key.
+// TestATokenReachesNoBackendWhateverTheFieldIsCalled has it where gateways put
+// it, next to a client key.
 func TestATokenReachesNoBackendWhateverTheFieldIsCalled(t *testing.T) {
 	token := tokenOf(said{Name: "alice"})
 	config := "openai_lb {\nclient_key alice client-key-of-alice\ncaller_identity test\nbackend http://a\n}"

@@ -14,7 +14,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 )
 
-// newTrail begins the audit log, which says which config is in use, and how its keys change.
+// newTrail begins the audit log, which says which config is in use, and how its
+// keys change.
 func (h *Handler) newTrail(ctx caddy.Context, digest string) (*observe.Trail, error) {
 	trail := observe.NewTrail(h.logger, h.Pool, ctx.GetMetricsRegistry()) // each config has its own
 	begin := func() { trail.Begin(digest, h.clientKeys.Audited(), backend.KeyDigests(h.Backends)) }
@@ -26,7 +27,8 @@ func (h *Handler) newTrail(ctx caddy.Context, digest string) (*observe.Trail, er
 	return trail, errors.Join(observe.On(ctx, observe.Started, begin), observe.On(ctx, observe.Stopping, end))
 }
 
-// namesCallers reports whether callers need a key or a token, and so have names.
+// namesCallers reports whether callers need a key or a token, and so have
+// names.
 func (h *Handler) namesCallers() bool {
 	return h.ClientKeys != nil || h.ClientKeysFile != nil || h.CallerIdentityRaw != nil
 }
@@ -61,7 +63,8 @@ func (h *Handler) newClientKeys(ctx caddy.Context) (*keys.Clients, error) {
 	return clients, err
 }
 
-// warnOfSites warns of sites where anyone can use the keys of the backends, or where no request reaches the handler.
+// warnOfSites warns of sites where anyone can use the keys of the backends, or
+// where no request reaches the handler.
 func (h *Handler) warnOfSites(ctx caddy.Context) (err error) {
 	spends := h.clientKeys == nil && slices.ContainsFunc(h.Backends, (*backend.Backend).HasCredential)
 	h.warnAtEnd, err = observe.WarnOfSites(ctx, h, spends, h.logger, h.Pool)
@@ -108,7 +111,8 @@ func (h *Handler) warnOfUnlimited(c *callers.Callers, names []string) {
 	}
 }
 
-// backendsForCallers returns what the options of callers have to know of backends, as far as that is known before load.
+// backendsForCallers returns what the options of callers have to know of
+// backends, as far as that is known before load.
 func backendsForCallers(backends []*backend.Backend) []callers.Backend {
 	names, known := backend.NamesOf(backends), make([]callers.Backend, len(backends))
 	for i, b := range backends {

@@ -8,8 +8,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// TestTheChartCannotHaveOtherAlertsThanTheExamples checks that what the chart shares with the
-// examples is a link: Helm puts the file that it leads to into the package.
+// TestTheChartCannotHaveOtherAlertsThanTheExamples checks that what the chart
+// shares with the examples is a link: Helm puts the file that it leads to into
+// the package.
 func TestTheChartCannotHaveOtherAlertsThanTheExamples(t *testing.T) {
 	const files = "charts/caddy-openai-lb/files/"
 	for file, example := range map[string]string{

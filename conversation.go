@@ -18,15 +18,17 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
-// conversation has the rules of the messages in a WebSocket, which the request of handshake has opened. Each response in
-// it is a request of its own, to the backend that has opened the WebSocket.
+// conversation has the rules of the messages in a WebSocket, which the request
+// of handshake has opened. Each response in it is a request of its own, to the
+// backend that has opened the WebSocket.
 type conversation struct {
 	*reader
 	balancer  *balancer
 	handshake *transaction
 	// checked is when the caller's key was last checked.
 	checked time.Time
-	// steered is what the latest response.steer names: the response that the session then begins goes on from that.
+	// steered is what the latest response.steer names: the response that the
+	// session then begins goes on from that.
 	steered atomic.Pointer[affinity.Placement]
 }
 
@@ -40,8 +42,9 @@ type response struct {
 	counts  usage.Reader
 }
 
-// converse begins the session of a WebSocket that is open. The request itself asked for its first response, unless it is a realtime
-// session. Nobody reads the messages of a WebSocket that is not for inference.
+// converse begins the session of a WebSocket that is open. The request itself
+// asked for its first response, unless it is a realtime session. Nobody reads
+// the messages of a WebSocket that is not for inference.
 func (d *reader) converse(b *balancer, t *transaction) websocket.Session {
 	q, c := &t.request, &conversation{reader: d, balancer: b, handshake: t, checked: time.Now()}
 	switch {
@@ -73,7 +76,8 @@ func (c *conversation) next() *response {
 // streamed stands for the reply whose events are the messages of a WebSocket.
 var streamed = http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {openaiapi.TypeEventStream}}}
 
-// begin prepares the readers of the response's events. Its search has found its backend: that of the WebSocket.
+// begin prepares the readers of the response's events. Its search has found its
+// backend: that of the WebSocket.
 func (r *response) begin() *response {
 	r.search.begin(r.balancer, &r.request, r.placement, &r.wait, 0)
 	r.search.attempts = append(r.search.attempts, attemptRecord{
@@ -103,8 +107,9 @@ func (r *response) Settle(failed, cut bool) {
 	r.bill.settle(r.balancer, q, &r.search, o)
 }
 
-// classify returns what the events of the response mean, as those of a stream over HTTP would. failed reports whether an event
-// said that the response has failed.
+// classify returns what the events of the response mean, as those of a stream
+// over HTTP would. failed reports whether an event said that the response has
+// failed.
 func (r *response) classify(failed bool) (class verdict.Class, status int) {
 	f := r.watcher.Failure
 	switch {
@@ -118,8 +123,8 @@ func (r *response) classify(failed bool) (class verdict.Class, status int) {
 	return verdict.Failed, http.StatusInternalServerError
 }
 
-// checkCaller returns why the caller may go on no longer: the key was revoked or has expired, or the caller is denied. That also
-// closes the WebSocket.
+// checkCaller returns why the caller may go on no longer: the key was revoked
+// or has expired, or the caller is denied. That also closes the WebSocket.
 func (c *conversation) checkCaller() *websocket.Refusal {
 	c.checked = time.Now()
 	d, q := c.reader.latest(c.balancer.Name), &c.handshake.request
@@ -148,10 +153,12 @@ func (c *conversation) checkCaller() *websocket.Refusal {
 	return &websocket.Refusal{Reply: refusal.Response(q.asked), Close: websocket.Policy(refusal.Message)}
 }
 
-// checkInterval is how often the caller's key is checked while audio comes, after which a session may begin responses by itself.
+// checkInterval is how often the caller's key is checked while audio comes,
+// after which a session may begin responses by itself.
 const checkInterval = time.Second
 
-// Create implements websocket.Rules. The model of a response in a session is the session's.
+// Create implements websocket.Rules. The model of a response in a session is
+// the session's.
 func (c *conversation) Create(text []byte) (begun websocket.Response, instead [][]byte, refusal *websocket.Refusal) {
 	if refusal = c.checkCaller(); refusal != nil {
 		return nil, nil, refusal
@@ -184,7 +191,8 @@ func (c *conversation) Create(text []byte) (begun websocket.Response, instead []
 	return r.begin(), instead, nil
 }
 
-// place finds out which accounts may get the message, or returns the answer if the one of this WebSocket may not.
+// place finds out which accounts may get the message, or returns the answer if
+// the one of this WebSocket may not.
 func (c *conversation) place(r *response) (own apierror.Answer) {
 	q, to := &r.request, r.last.target.backend
 	r.placement, own = c.findAccounts(q, c.balancer.targets)
@@ -194,8 +202,9 @@ func (c *conversation) place(r *response) (own apierror.Answer) {
 	return own
 }
 
-// steer returns why more input for a response must not pass, or nil. It names objects as a response.create does. The
-// response that it leads to is charged when the session begins it: see Unasked.
+// steer returns why more input for a response must not pass, or nil. It names
+// objects as a response.create does. The response that it leads to is charged
+// when the session begins it: see Unasked.
 func (c *conversation) steer(text []byte) *websocket.Refusal {
 	if refusal := c.checkCaller(); refusal != nil {
 		return refusal
@@ -238,7 +247,8 @@ func (c *conversation) Refuse(kind string, text []byte) *websocket.Refusal {
 	return nil
 }
 
-// refuseMessage returns why a message must not pass that asks for no response, or nil.
+// refuseMessage returns why a message must not pass that asks for no response,
+// or nil.
 func (c *conversation) refuseMessage(kind string, audio bool, text []byte) *http.Response {
 	switch {
 	case kind == "", c.affinity.IsStrict(): // which knows only what a response.create or response.steer names

@@ -76,7 +76,8 @@ func TestASourceRenewsWhatABackendRefuses(t *testing.T) {
 			}
 		}
 
-		// no credential helps: it is renewed once, and then the backend is benched
+		// no credential helps: it is renewed once, and then the backend is
+		// benched
 		w.Backends["a"].Replies(lbtest.Status(401))
 		source.value = "stale"
 		w.Post(`{}`).WantServed(t, "b")
@@ -129,8 +130,8 @@ func TestWithoutACredentialTheClientIsToldToComeBack(t *testing.T) {
 	})
 }
 
-// TestARefusedCredentialThatWasReplacedBenchesNoBackend also if the body was too
-// long to be sent with the new one.
+// TestARefusedCredentialThatWasReplacedBenchesNoBackend also if the body was
+// too long to be sent with the new one.
 func TestARefusedCredentialThatWasReplacedBenchesNoBackend(t *testing.T) {
 	for name, refuses := range map[string]int{"unauthorized": 401, "forbidden": 403} {
 		t.Run(name, func(t *testing.T) {

@@ -28,8 +28,10 @@ import (
 	_ "github.com/openai-lb/caddy-openai-lb/simulator"
 )
 
-// TestEveryConfigurationInTheDocsIsValid takes each block that is marked as caddyfile or json, checks that it is formatted as by
-// `caddy fmt`, and loads it as `caddy validate` does. Synopses, and what is wrong on purpose, are marked as text.
+// TestEveryConfigurationInTheDocsIsValid takes each block that is marked as
+// caddyfile or json, checks that it is formatted as by `caddy fmt`, and loads
+// it as `caddy validate` does. Synopses, and what is wrong on purpose, are
+// marked as text.
 func TestEveryConfigurationInTheDocsIsValid(t *testing.T) {
 	fill, caddyfiles := surroundings(t), 0
 	for _, b := range docsBlocks(t) {
@@ -63,8 +65,9 @@ func TestEveryConfigurationInTheDocsIsValid(t *testing.T) {
 	}
 }
 
-// TestPagesLeadToTheGlossaryAndTheREADMEBeginsWithCommands so that no reader meets a word that no page explains, and a newcomer
-// can run the balancer, and its tests, at once.
+// TestPagesLeadToTheGlossaryAndTheREADMEBeginsWithCommands so that no reader
+// meets a word that no page explains, and a newcomer can run the balancer, and
+// its tests, at once.
 func TestPagesLeadToTheGlossaryAndTheREADMEBeginsWithCommands(t *testing.T) {
 	for page, text := range pages(t, "README.md", "docs/*.md") {
 		if page != "docs/glossary.md" && page != "docs/index.md" && !strings.Contains(text, "glossary.md)") {
@@ -95,7 +98,8 @@ func pages(t *testing.T, patterns ...string) map[string]string {
 	return texts
 }
 
-// TestLinksInTheDocsLeadSomewhere checks the links between files, and to the headings of pages.
+// TestLinksInTheDocsLeadSomewhere checks the links between files, and to the
+// headings of pages.
 func TestLinksInTheDocsLeadSomewhere(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)\s#]*)(?:#([^)\s]+))?\)`)
 	texts, links := pages(t, "*.md", "*/*.md", "examples/*/*.md", "charts/*/*.md", "bench/results/*.md"), 0
@@ -131,7 +135,8 @@ func anchors(text string) (names []string) {
 // docsBlock is a fenced block of a page.
 type docsBlock struct{ where, language, text string }
 
-// docsBlocks returns the fenced blocks of the pages at the top and in docs/. The build lacks what those of azure/ need.
+// docsBlocks returns the fenced blocks of the pages at the top and in docs/.
+// The build lacks what those of azure/ need.
 func docsBlocks(t *testing.T) (blocks []docsBlock) {
 	t.Helper()
 	for file, text := range pages(t, "*.md", "docs/*.md") {
@@ -152,7 +157,8 @@ func fencedBlocks(file, text string) (blocks []docsBlock) {
 	return blocks
 }
 
-// linesInDocs returns the lines of blocks that begin so, and where their blocks are.
+// linesInDocs returns the lines of blocks that begin so, and where their blocks
+// are.
 func linesInDocs(t *testing.T, beginning string) map[string]string {
 	t.Helper()
 	lines := make(map[string]string)
@@ -166,7 +172,8 @@ func linesInDocs(t *testing.T, beginning string) map[string]string {
 	return lines
 }
 
-// adaptBlock makes a block of a page JSON: it may be a part of a backend, of openai_lb or of a site, or a whole Caddyfile.
+// adaptBlock makes a block of a page JSON: it may be a part of a backend, of
+// openai_lb or of a site, or a whole Caddyfile.
 func adaptBlock(t *testing.T, text string) string {
 	t.Helper()
 	var errs []error
@@ -182,8 +189,9 @@ func adaptBlock(t *testing.T, text string) string {
 	return ""
 }
 
-// surroundings makes what the configurations of the docs expect of a machine: variables, and a folder with files. It returns what
-// puts that into a configuration. Modules of their own are left out: their own tests load them.
+// surroundings makes what the configurations of the docs expect of a machine:
+// variables, and a folder with files. It returns what puts that into a
+// configuration. Modules of their own are left out: their own tests load them.
 func surroundings(t *testing.T) (fill func(config string) string) {
 	t.Helper()
 	folder := t.TempDir()
@@ -213,8 +221,10 @@ func surroundings(t *testing.T) (fill func(config string) string) {
 	}
 }
 
-// TestEachPromiseOfSecurityNamesItsTests keeps the promises of SECURITY.md tied to tests: each row of their table names at least
-// one, no promise stands there twice, and each name in the page is that of a test. So it is with what we rely on in Caddy.
+// TestEachPromiseOfSecurityNamesItsTests keeps the promises of SECURITY.md tied
+// to tests: each row of their table names at least one, no promise stands there
+// twice, and each name in the page is that of a test. So it is with what we
+// rely on in Caddy.
 func TestEachPromiseOfSecurityNamesItsTests(t *testing.T) {
 	name, tests := regexp.MustCompile("`((?:Test|Fuzz)\\w+)`"), ""
 	for _, text := range pages(t, "*_test.go", "*/*_test.go", "*/*/*_test.go", "*/*/*/*_test.go") {
@@ -246,7 +256,8 @@ func TestEachPromiseOfSecurityNamesItsTests(t *testing.T) {
 	}
 }
 
-// TestContributingHasALineForEachFileAndFolder so that a newcomer knows what is in it without opening it.
+// TestContributingHasALineForEachFileAndFolder so that a newcomer knows what is
+// in it without opening it.
 func TestContributingHasALineForEachFileAndFolder(t *testing.T) {
 	text := lbtest.ReadFile(t, "CONTRIBUTING.md")
 	files, _ := filepath.Glob("*.go")
@@ -258,8 +269,9 @@ func TestContributingHasALineForEachFileAndFolder(t *testing.T) {
 	}
 }
 
-// TestEachOptionIsSetSomewhere holds the rule of CONTRIBUTING.md: an option that no example sets, and no page's task needs, is
-// not added. The page of the options does not count: it has them all.
+// TestEachOptionIsSetSomewhere holds the rule of CONTRIBUTING.md: an option
+// that no example sets, and no page's task needs, is not added. The page of the
+// options does not count: it has them all.
 func TestEachOptionIsSetSomewhere(t *testing.T) {
 	set := make(map[string]bool)
 	for _, text := range pages(t, "examples/*Caddyfile", "examples/*/*Caddyfile") {
@@ -287,7 +299,8 @@ func TestEachOptionIsSetSomewhere(t *testing.T) {
 	}
 }
 
-// findSet adds the options that a Caddyfile sets, after the names of the blocks that they are in.
+// findSet adds the options that a Caddyfile sets, after the names of the blocks
+// that they are in.
 func findSet(set map[string]bool, text, outermost string) {
 	blocks := []string{outermost}
 	for line := range strings.Lines(text) {
@@ -306,8 +319,8 @@ func findSet(set map[string]bool, text, outermost string) {
 	}
 }
 
-// TestErrorsInTheDocsAreThoseOfTheCode takes the errors that the docs show, as JSON or as a sentence in quotation marks: people
-// search for them.
+// TestErrorsInTheDocsAreThoseOfTheCode takes the errors that the docs show, as
+// JSON or as a sentence in quotation marks: people search for them.
 func TestErrorsInTheDocsAreThoseOfTheCode(t *testing.T) {
 	var bodies, messages []string
 	for _, e := range []apierror.Error{
@@ -343,7 +356,8 @@ func TestErrorsInTheDocsAreThoseOfTheCode(t *testing.T) {
 	}
 }
 
-// TestLogLinesInTheDocsAreThoseOfTheCode takes the lines about benches that the docs show, and has each of them logged.
+// TestLogLinesInTheDocsAreThoseOfTheCode takes the lines about benches that the
+// docs show, and has each of them logged.
 func TestLogLinesInTheDocsAreThoseOfTheCode(t *testing.T) {
 	benched := 0
 	for line, where := range linesInDocs(t, `{"level"`) {

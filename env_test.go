@@ -13,7 +13,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// setEnv sets variables for the test, and no others that backends_from_env reads.
+// setEnv sets variables for the test, and no others that backends_from_env
+// reads.
 func setEnv(t *testing.T, pairs ...string) {
 	t.Helper()
 	for _, pair := range os.Environ() {

@@ -146,7 +146,8 @@ func TestTheLimitsOfTheExamplesLetFilesThrough(t *testing.T) {
 	}
 }
 
-// TestOperationsListsEachAlertAndEachRowOfTheDashboard so that an operator knows what there is to see.
+// TestOperationsListsEachAlertAndEachRowOfTheDashboard so that an operator
+// knows what there is to see.
 func TestOperationsListsEachAlertAndEachRowOfTheDashboard(t *testing.T) {
 	page := string(lbtest.ReadFile(t, "docs/operations.md"))
 	var dashboard struct {
@@ -167,8 +168,8 @@ func TestOperationsListsEachAlertAndEachRowOfTheDashboard(t *testing.T) {
 	}
 }
 
-// TestTheLogLinesOfTheREADMEAreThoseOfItsConfiguration runs its first configuration
-// with backends of our own, and sends a request as it describes.
+// TestTheLogLinesOfTheREADMEAreThoseOfItsConfiguration runs its first
+// configuration with backends of our own, and sends a request as it describes.
 func TestTheLogLinesOfTheREADMEAreThoseOfItsConfiguration(t *testing.T) {
 	text := lbtest.ReadFile(t, "README.md")
 	var config string

@@ -35,8 +35,8 @@ type transaction struct {
 	outcome   outcome
 }
 
-// ServeHTTP serves a request. In a WebSocket that was opened before a backend is chosen, each message that no backend has
-// got is one more request.
+// ServeHTTP serves a request. In a WebSocket that was opened before a backend
+// is chosen, each message that no backend has got is one more request.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
 	socket := h.serve(w, r, nil)
 	for socket.Again() {
@@ -46,8 +46,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.
 	return nil
 }
 
-// serve takes a request from its first byte to its report: it is read, sent to one backend after the other until one
-// serves it, and answered. It returns the WebSocket that the request has opened, or nil.
+// serve takes a request from its first byte to its report: it is read, sent to
+// one backend after the other until one serves it, and answered. It returns the
+// WebSocket that the request has opened, or nil.
 func (h *Handler) serve(w http.ResponseWriter, r *http.Request, socket *websocket.Client) *websocket.Client {
 	h.keyFiles.Refresh()
 	t := &transaction{reader: h.reader, wait: wait{queues: h.balancer.waiting}}
@@ -64,7 +65,8 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, socket *websocke
 		reply, own = b.fetch(t)
 	}
 	if t.request.socket == nil && (len(t.search.attempts) > 0 || t.request.received.Begun()) {
-		// a handler that follows, by Caddy's intercept, must not send it once more, nor without its body
+		// a handler that follows, by Caddy's intercept, must not send it once
+		// more, nor without its body
 		r.Body = replay.Gone{}
 		if r.ContentLength == 0 { // for which proxies send no body. Any other length stays, for Caddy's metrics
 			r.ContentLength = -1
@@ -81,8 +83,9 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, socket *websocke
 	return t.request.socket
 }
 
-// fetch makes attempts at one backend after another, until one has a reply for the client or none is left. The answer is
-// the balancer's own if it follows from an attempt.
+// fetch makes attempts at one backend after another, until one has a reply for
+// the client or none is left. The answer is the balancer's own if it follows
+// from an attempt.
 func (b *balancer) fetch(t *transaction) (*attempt.Reply, apierror.Answer) {
 	q, s := &t.request, &t.search
 	for s.Next() != nil {
@@ -108,8 +111,8 @@ func (t *transaction) begin(w http.ResponseWriter, r *http.Request, socket *webs
 	t.placement = affinity.Anywhere
 }
 
-// limitAttempts sets how many backends may be tried for a request, and until when: no
-// later than lb_try_duration allows, nor than its caller waits.
+// limitAttempts sets how many backends may be tried for a request, and until
+// when: no later than lb_try_duration allows, nor than its caller waits.
 func (h *Handler) limitAttempts(q *request) {
 	if h.LBRetries != nil {
 		q.maxAttempts = *h.LBRetries + 1
@@ -125,8 +128,9 @@ func (h *Handler) limitAttempts(q *request) {
 	}
 }
 
-// finish releases what the transaction holds, and reports what came of it to the log, the metrics and the bill. The
-// request's context is not cancelled here: net/http's server does that.
+// finish releases what the transaction holds, and reports what came of it to
+// the log, the metrics and the bill. The request's context is not cancelled
+// here: net/http's server does that.
 func (b *balancer) finish(t *transaction, aborted bool) {
 	q, s, o := &t.request, &t.search, &t.outcome
 	if aborted {
@@ -143,17 +147,19 @@ func (b *balancer) finish(t *transaction, aborted bool) {
 	t.bill.settle(b, q, s, o)
 }
 
-// transactionVar is the variable of a request with the transaction of the last handler that it has passed.
+// transactionVar is the variable of a request with the transaction of the last
+// handler that it has passed.
 const transactionVar = "openai_lb.transaction"
 
-// shown is the variable's value. It keeps the fields, such as keys, out of the placeholder of the variable.
+// shown is the variable's value. It keeps the fields, such as keys, out of the
+// placeholder of the variable.
 type shown struct {
 	b *balancer
 	t *transaction
 }
 
-// show makes the placeholders of a request those of the transaction. A request may pass several handlers, by Caddy's
-// intercept: the last one counts.
+// show makes the placeholders of a request those of the transaction. A request
+// may pass several handlers, by Caddy's intercept: the last one counts.
 func show(b *balancer, t *transaction) {
 	ctx := t.request.incoming.Context()
 	_, again := caddyhttp.GetVar(ctx, transactionVar).(shown)

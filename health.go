@@ -30,19 +30,21 @@ type judgement struct {
 	// refusal is the error for a request that could not be sent because of the
 	// client. It is nil for all others.
 	refusal *apierror.Error
-	// executed reports whether the backend may have executed a request that must
-	// not be executed twice.
+	// executed reports whether the backend may have executed a request that
+	// must not be executed twice.
 	executed bool
-	// unexecuted reports whether the backend has surely not executed the request.
+	// unexecuted reports whether the backend has surely not executed the
+	// request.
 	unexecuted bool
 	// ofCaller reports whether the backend refused a credential of the caller's
 	// own. That says nothing about the backend.
 	ofCaller bool
 }
 
-// judge says what the reply to the attempt in progress means for its request. The reply comes with the class that follows
-// from itself; judge replaces that where the client, the credential or other attempts give it another meaning, and it
-// stays the same afterwards.
+// judge says what the reply to the attempt in progress means for its request.
+// The reply comes with the class that follows from itself; judge replaces that
+// where the client, the credential or other attempts give it another meaning,
+// and it stays the same afterwards.
 func judge(q *request, s *search, r *attempt.Reply) judgement {
 	var j judgement
 	a := s.attempts.last()
@@ -59,7 +61,8 @@ func judge(q *request, s *search, r *attempt.Reply) judgement {
 	}
 	s.compare(r)
 	j.executed, j.unexecuted = !q.Kind.Repeatable() && r.PerhapsExecuted(), r.Unexecuted()
-	// A client that was too slow with its body is there, although net/http's server cancels its request as if it had left.
+	// A client that was too slow with its body is there, although net/http's
+	// server cancels its request as if it had left.
 	if r.Ended(q.incoming) != nil && !q.isLate() {
 		j.left, r.Class = true, verdict.ClientLeftWaiting
 		if q.received.Failure() != nil {
@@ -71,7 +74,8 @@ func judge(q *request, s *search, r *attempt.Reply) judgement {
 	return j
 }
 
-// learn tells the pool, quotas, metrics and the log what came of the attempt in progress.
+// learn tells the pool, quotas, metrics and the log what came of the attempt in
+// progress.
 func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 	a, now := s.attempts.last(), time.Now()
 	switch {
@@ -121,7 +125,8 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 	}
 }
 
-// learnLacks learns that the backend has the model or the path of a request for inference, or does not have it.
+// learnLacks learns that the backend has the model or the path of a request for
+// inference, or does not have it.
 func (q *request) learnLacks(to *target, r *attempt.Reply, now time.Time) {
 	if !q.Kind.Infers() {
 		return
@@ -167,15 +172,17 @@ func (b *balancer) coolDown(q *request, s *search, r *attempt.Reply, now time.Ti
 	}
 }
 
-// giveBack gives back what was deducted for the attempt from the backend's limits, if the backend has not executed it.
+// giveBack gives back what was deducted for the attempt from the backend's
+// limits, if the backend has not executed it.
 func (a *attemptRecord) giveBack(j judgement) {
 	if j.unexecuted {
 		a.reservation.Return()
 	}
 }
 
-// learnEnd learns that a reply was cut, or contained an error, after its beginning went to the client. A backend that
-// had sent data in a WebSocket does not cool down.
+// learnEnd learns that a reply was cut, or contained an error, after its
+// beginning went to the client. A backend that had sent data in a WebSocket
+// does not cool down.
 func (b *balancer) learnEnd(q *request, s *search, end attempt.End) {
 	if end.Broken == nil {
 		return
@@ -205,16 +212,20 @@ func (b *balancer) learnEnd(q *request, s *search, end attempt.End) {
 	}
 }
 
-// servesOthers reports whether the backend serves other requests, or has done so since then, whatever their model or
-// operation: it decides only what it means that two connections accepted no further stream, and those are shared by all.
+// servesOthers reports whether the backend serves other requests, or has done
+// so since then, whatever their model or operation: it decides only what it
+// means that two connections accepted no further stream, and those are shared
+// by all.
 func (t *target) servesOthers(since time.Time) bool {
 	return t.InFlight() > 1 || t.answeredAt.Load() >= since.UnixNano()
 }
 
-// knowsQuota reports whether anything depends on what is left of the backends' limits.
+// knowsQuota reports whether anything depends on what is left of the backends'
+// limits.
 func (b *balancer) knowsQuota() bool { return b.Pool.Steers || b.rateLimits == rateLimitsOfPool }
 
-// deduct deducts the request from what is left of the backend's limits. tier is that of its caller.
+// deduct deducts the request from what is left of the backend's limits. tier is
+// that of its caller.
 func (b *balancer) deduct(q *request, to *target, tiers pool.ServiceTiers, tier int, now time.Time) quota.Mark {
 	switch {
 	case !q.hasQuota(to), tiers.HaveOwnLimits():
@@ -227,8 +238,8 @@ func (b *balancer) deduct(q *request, to *target, tiers pool.ServiceTiers, tier 
 	return to.Deduct(q.benchModel(to.backend), q.Cost)
 }
 
-// learnQuota learns what a reply says about the backend's quota. The model may have become known by this
-// reply, so the tier's demand is recorded again.
+// learnQuota learns what a reply says about the backend's quota. The model may
+// have become known by this reply, so the tier's demand is recorded again.
 func (b *balancer) learnQuota(q *request, a *attemptRecord, tier int, r *attempt.Reply, rates verdict.Rates, now time.Time) {
 	lacksTier := r.Class == verdict.Throttled && r.AboutTiers() != pool.UsualTiers
 	if r.Response == nil || !q.hasQuota(a.target) || b.tiers == nil && !b.knowsQuota() || !a.tiers.ShareLimits() || lacksTier {
@@ -247,13 +258,14 @@ func (b *balancer) learnQuota(q *request, a *attemptRecord, tier int, r *attempt
 	}, model, now)
 }
 
-// Transport makes one attempt at an upstream of a plain reverse_proxy, classifies
-// the reply and records what it means. If another upstream may do better, the client
-// does not get the reply: reverse_proxy asks the selection policy openai_lb again,
-// which chooses the next upstream. Without that policy, the transport has no effect.
+// Transport makes one attempt at an upstream of a plain reverse_proxy,
+// classifies the reply and records what it means. If another upstream may do
+// better, the client does not get the reply: reverse_proxy asks the selection
+// policy openai_lb again, which chooses the next upstream. Without that policy,
+// the transport has no effect.
 //
-// The options silence and quota_steering are not allowed: the handler openai_lb has
-// them.
+// The options silence and quota_steering are not allowed: the handler openai_lb
+// has them.
 type Transport struct {
 	attempt.PassiveHealth
 	attempt.Options
@@ -383,7 +395,8 @@ func (t *Transport) EnableTLS(base *reverseproxy.TLSConfig) error {
 	return t.HTTP.EnableTLS(base)
 }
 
-// OverrideHealthCheckScheme makes active health checks use the scheme of the upstreams.
+// OverrideHealthCheckScheme makes active health checks use the scheme of the
+// upstreams.
 func (t *Transport) OverrideHealthCheckScheme(base *url.URL, port string) {
 	t.HTTP.OverrideHealthCheckScheme(base, port)
 }

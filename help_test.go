@@ -11,7 +11,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// TestTheHelpOfEachCommandHasAnExampleAndAPageThatExists looks at all commands below `caddy openai-lb`.
+// TestTheHelpOfEachCommandHasAnExampleAndAPageThatExists looks at all commands
+// below `caddy openai-lb`.
 func TestTheHelpOfEachCommandHasAnExampleAndAPageThatExists(t *testing.T) {
 	root := &cobra.Command{Use: "openai-lb"}
 	caddycmd.Commands()["openai-lb"].CobraFunc(root)

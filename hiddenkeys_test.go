@@ -101,8 +101,8 @@ func TestAKeyBehindASemicolonIsFound(t *testing.T) {
 	}
 }
 
-// TestTheVariableOfATransactionHoldsNoKey has a config write the variable in which a request carries what the balancer knows
-// of it, keys included.
+// TestTheVariableOfATransactionHoldsNoKey has a config write the variable in
+// which a request carries what the balancer knows of it, keys included.
 func TestTheVariableOfATransactionHoldsNoKey(t *testing.T) {
 	_, server := lbtest.Listen(t, "a")
 	address := lbtest.ServeAt(t, "header >X-Variable {http.vars.openai_lb.transaction}\nopenai_lb {\nclient_key alice client-key-of-alice\nbackend "+server.URL+" {\napi_key "+lbtest.BackendKey+"\n}\n}")

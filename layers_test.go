@@ -30,8 +30,9 @@ var users = map[string][]string{
 	"observe": {},
 }
 
-// internalImports returns the internal packages that each of them imports outside of tests. `go list` would need the
-// cache of modules, which is in the home folder: tests have another one.
+// internalImports returns the internal packages that each of them imports
+// outside of tests. `go list` would need the cache of modules, which is in the
+// home folder: tests have another one.
 func internalImports(t *testing.T) map[string][]string {
 	t.Helper()
 	files, err := filepath.Glob("internal/*/*.go")
@@ -98,8 +99,9 @@ func TestAPackageUsesOnlyThoseOfLowerLayers(t *testing.T) {
 	}
 }
 
-// TestTheDirectiveServesWithoutReverseProxy looks at what the program uses of the package of Caddy's reverse_proxy. The
-// handler there belongs to the two modules for a plain reverse_proxy, and only to what sets them up.
+// TestTheDirectiveServesWithoutReverseProxy looks at what the program uses of
+// the package of Caddy's reverse_proxy. The handler there belongs to the two
+// modules for a plain reverse_proxy, and only to what sets them up.
 func TestTheDirectiveServesWithoutReverseProxy(t *testing.T) {
 	allowed := map[string][]string{
 		"Handler": {"proxyAround", "checkUpstream", "hasSelection", "checkRetries", "passiveOption", "provisionUpstreams", "takeOver", "answersAnybody"},
@@ -152,7 +154,8 @@ func TestTheDirectiveServesWithoutReverseProxy(t *testing.T) {
 	}
 }
 
-// declName returns the name of a function, or else what kind of declaration it is.
+// declName returns the name of a function, or else what kind of declaration it
+// is.
 func declName(decl ast.Decl) string {
 	if function, ok := decl.(*ast.FuncDecl); ok {
 		return function.Name.Name

@@ -18,7 +18,8 @@ func validate(t *testing.T, config string) {
 	}
 }
 
-// warnings loads a site of these directives, and returns the warnings of openai_lb.
+// warnings loads a site of these directives, and returns the warnings of
+// openai_lb.
 func warnings(t *testing.T, load func(*testing.T, string), directives string) (lines []string) {
 	t.Helper()
 	port := lbtest.FreePort(t)

@@ -4,11 +4,11 @@
 // requests for as long as it asked, and the refused request fails over to
 // another backend.
 //
-// ServeHTTP in handler.go takes a request through its stages. It is read (read.go,
-// request.go). A search finds a backend (selection.go), an attempt sends it there
-// (attempt.go), the reply is judged, and the pool learns from it (health.go), until
-// a reply or an answer (answer.go) goes to the client (respond.go). The outcome is
-// reported (report.go) and charged (bill.go).
+// ServeHTTP in handler.go takes a request through its stages. It is read
+// (read.go, request.go). A search finds a backend (selection.go), an attempt
+// sends it there (attempt.go), the reply is judged, and the pool learns from it
+// (health.go), until a reply or an answer (answer.go) goes to the client
+// (respond.go). The outcome is reported (report.go) and charged (bill.go).
 //
 // The words to learn, as docs/glossary.md has them:
 //
@@ -73,75 +73,97 @@ func init() {
 //
 // It sets these placeholders, for access logs and deferred headers:
 //
-// Placeholder | Description
-// ------------|-------------
-// `{http.openai_lb.backend}` | The name of the backend that replied, or of the last one that was tried. It is empty if the answer is not about one backend
-// `{http.openai_lb.class}` | What the reply means, like served, client_error, throttled or failed: a class of docs/replies.md. The balancer's own answers are all_throttled, owner_throttled, all_busy, retry_later, caller_limited, no_such_model, unauthenticated, invalid_request, models, usage, ready, not_ready or error
-// `{http.openai_lb.attempts}` | How many backends were tried
-// `{http.openai_lb.classes}` | The class of the reply to each attempt, like `ptu=throttled,east=served`
-// `{http.openai_lb.affinity}` | Why that backend was chosen: owner (it stores the objects that the request names), asked (it was asked for them), cache (where the session's prompt is cached), learned (a free choice, and the reply named objects) or none
-// `{http.openai_lb.affinity_result}` | The outcome: hit, move or miss, as in metrics. It is empty if the choice was free
-// `{http.openai_lb.model}` | The model that the request asks for, as the client named it
-// `{http.openai_lb.caller}` | The name of the caller, by its client key or token
-// `{http.openai_lb.tier}` | The number of the request's tier, counted from 1 in order of importance. It is empty if there is none
-// `{http.openai_lb.limit}` | The limit of the caller that refused the request, like tokens/minute. It is empty if none did
-// `{http.openai_lb.limit_allowed}`, `{http.openai_lb.limit_used}`, `{http.openai_lb.limit_requested}` | How much of that limit may be used, how much was used, and how much the request needs, as in its error
-// `{http.openai_lb.pool}` | The name of the pool
-// `{http.openai_lb.waited}` | The seconds that the request has waited because of the option wait. It is empty if it did not wait
-// `{http.openai_lb.time_to_first_byte}` | The seconds from the request's arrival to the first byte of the reply's body
-// `{http.openai_lb.tokens_input}`, `{http.openai_lb.tokens_cached}` | The tokens of the prompt, and those of them that came from a cache
-// `{http.openai_lb.tokens_output}`, `{http.openai_lb.tokens_reasoning}` | The tokens of the answer, and those of them that were not shown
+// Placeholder | Description ------------|-------------
+// `{http.openai_lb.backend}` | The name of the backend that replied, or of the
+// last one that was tried. It is empty if the answer is not about one backend
+// `{http.openai_lb.class}` | What the reply means, like served, client_error,
+// throttled or failed: a class of docs/replies.md. The balancer's own answers
+// are all_throttled, owner_throttled, all_busy, retry_later, caller_limited,
+// no_such_model, unauthenticated, invalid_request, models, usage, ready,
+// not_ready or error `{http.openai_lb.attempts}` | How many backends were tried
+// `{http.openai_lb.classes}` | The class of the reply to each attempt, like
+// `ptu=throttled,east=served` `{http.openai_lb.affinity}` | Why that backend
+// was chosen: owner (it stores the objects that the request names), asked (it
+// was asked for them), cache (where the session's prompt is cached), learned (a
+// free choice, and the reply named objects) or none
+// `{http.openai_lb.affinity_result}` | The outcome: hit, move or miss, as in
+// metrics. It is empty if the choice was free `{http.openai_lb.model}` | The
+// model that the request asks for, as the client named it
+// `{http.openai_lb.caller}` | The name of the caller, by its client key or
+// token `{http.openai_lb.tier}` | The number of the request's tier, counted
+// from 1 in order of importance. It is empty if there is none
+// `{http.openai_lb.limit}` | The limit of the caller that refused the request,
+// like tokens/minute. It is empty if none did `{http.openai_lb.limit_allowed}`,
+// `{http.openai_lb.limit_used}`, `{http.openai_lb.limit_requested}` | How much
+// of that limit may be used, how much was used, and how much the request needs,
+// as in its error `{http.openai_lb.pool}` | The name of the pool
+// `{http.openai_lb.waited}` | The seconds that the request has waited because
+// of the option wait. It is empty if it did not wait
+// `{http.openai_lb.time_to_first_byte}` | The seconds from the request's
+// arrival to the first byte of the reply's body
+// `{http.openai_lb.tokens_input}`, `{http.openai_lb.tokens_cached}` | The
+// tokens of the prompt, and those of them that came from a cache
+// `{http.openai_lb.tokens_output}`, `{http.openai_lb.tokens_reasoning}` | The
+// tokens of the answer, and those of them that were not shown
 type Handler struct {
-	// Pool is the name of the pool in logs, metrics and the admin API. Default: `openai_lb`; further ones of a file are
-	// `openai_lb_2` and so on.
+	// Pool is the name of the pool in logs, metrics and the admin API. Default:
+	// `openai_lb`; further ones of a file are `openai_lb_2` and so on.
 	//
-	// No two pools have the same name, unless all of their options are the same.
+	// No two pools have the same name, unless all of their options are the
+	// same.
 	//
 	//	pool <name>
 	Pool string `json:"pool,omitempty"`
 
-	// Backends are the endpoints to choose from. Required, here or by backends_from_env.
+	// Backends are the endpoints to choose from. Required, here or by
+	// backends_from_env.
 	//
 	//	backend <url> {
 	Backends []*backend.Backend `json:"backends,omitempty"`
 
-	// BackendsFromEnv is the prefix of environment variables that describe Azure backends. Default: none are read.
+	// BackendsFromEnv is the prefix of environment variables that describe
+	// Azure backends. Default: none are read.
 	//
-	// docs/options.md lists the variables. They are read at load, and their values never appear in the config.
+	// docs/options.md lists the variables. They are read at load, and their
+	// values never appear in the config.
 	//
 	//	backends_from_env [<prefix>]
 	BackendsFromEnv string `json:"backends_from_env,omitempty"`
 
-	// LBPolicyRaw is the selection policy of `reverse_proxy` that chooses among the ready backends of one priority. Default:
-	// at random, by `weight`.
+	// LBPolicyRaw is the selection policy of `reverse_proxy` that chooses among
+	// the ready backends of one priority. Default: at random, by `weight`.
 	//
 	//	lb_policy <name> [<args...>]
 	LBPolicyRaw json.RawMessage `json:"lb_policy,omitempty" caddy:"namespace=http.reverse_proxy.selection_policies inline_key=policy"`
 
-	// LBRetries is how many further backends a request may try, each once at most. Default: all.
+	// LBRetries is how many further backends a request may try, each once at
+	// most. Default: all.
 	//
 	//	lb_retries <n>
 	LBRetries *int `json:"lb_retries,omitempty"`
 
-	// LBTryDuration is how long after the request came a further attempt may start. Default: no limit.
+	// LBTryDuration is how long after the request came a further attempt may
+	// start. Default: no limit.
 	//
 	//	lb_try_duration <duration>
 	LBTryDuration caddy.Duration `json:"lb_try_duration,omitempty"`
 
-	// Wait is how long requests wait while all backends throttle, up to 10s, and how many for each model. Default: no request
-	// waits.
+	// Wait is how long requests wait while all backends throttle, up to 10s,
+	// and how many for each model. Default: no request waits.
 	//
 	//	wait <duration> [<places>]
 	Wait *waiting.Options `json:"wait,omitempty"`
 
-	// Affinity sends related requests to the same account or backend. Default: the defaults of its options.
+	// Affinity sends related requests to the same account or backend. Default:
+	// the defaults of its options.
 	//
 	//	affinity {
 	Affinity *affinity.Options `json:"affinity,omitempty"`
 
 	attempt.PassiveHealth
 
-	// RatelimitHeaders is whose limits the `x-ratelimit-*` of replies name: `caller`, `pool` or `off`. Default: `caller`.
+	// RatelimitHeaders is whose limits the `x-ratelimit-*` of replies name:
+	// `caller`, `pool` or `off`. Default: `caller`.
 	//
 	//	ratelimit_headers caller|pool|off
 	RatelimitHeaders string `json:"ratelimit_headers,omitempty"`
@@ -153,16 +175,19 @@ type Handler struct {
 
 	attempt.Options
 
-	// ClientKeys are names of callers, and keys with which they may use the balancer; repeatable. Default: anyone may use it.
+	// ClientKeys are names of callers, and keys with which they may use the
+	// balancer; repeatable. Default: anyone may use it.
 	//
 	// An empty list is an error.
 	//
 	//	client_key <name> <key>
 	ClientKeys []ClientKey `json:"client_keys,omitempty"`
 
-	// ClientKeysFile is a file with a name and a key on each line. Default: none.
+	// ClientKeysFile is a file with a name and a key on each line. Default:
+	// none.
 	//
-	// It is reloaded when it changes. An empty path is an error. A file without keys admits no one.
+	// It is reloaded when it changes. An empty path is an error. A file without
+	// keys admits no one.
 	//
 	//	client_keys_file <path>
 	ClientKeysFile *string `json:"client_keys_file,omitempty"`
@@ -171,11 +196,13 @@ type Handler struct {
 
 	callers.Config
 
-	// TransportRaw is Caddy's own `http` transport, which connects to the backends: TLS, proxies, timeouts. Default: its
-	// defaults.
+	// TransportRaw is Caddy's own `http` transport, which connects to the
+	// backends: TLS, proxies, timeouts. Default: its defaults.
 	//
-	// It adds no compression. Without options, it has a larger write buffer, more idle connections, which are closed before
-	// providers close theirs, and pings that find dead HTTP/2 connections. `proxy_protocol` is not available.
+	// It adds no compression. Without options, it has a larger write buffer,
+	// more idle connections, which are closed before providers close theirs,
+	// and pings that find dead HTTP/2 connections. `proxy_protocol` is not
+	// available.
 	//
 	//	transport http {
 	//	    <options of the http transport...>
@@ -208,9 +235,9 @@ type ClientKey struct {
 	Name string `json:"name"`
 
 	// Key is the key itself, of at least 16 characters, or `sha256:` and its
-	// SHA-256 digest in hex, which `printf %s "$KEY" | sha256sum` prints. {env.X}
-	// and {file.X} are resolved at load. A file is reloaded when it changes.
-	// Required.
+	// SHA-256 digest in hex, which `printf %s "$KEY" | sha256sum` prints.
+	// {env.X} and {file.X} are resolved at load. A file is reloaded when it
+	// changes. Required.
 	Key string `json:"key"`
 }
 
@@ -226,8 +253,9 @@ type CredentialSource = keys.Source
 // the value.
 type Credential = keys.Credential
 
-// CallerIdentity identifies callers by tokens, as an Identity. Caddy modules in the namespace
-// http.openai_lb.caller_identity implement it: `caller_identity <name>` uses the module of that name.
+// CallerIdentity identifies callers by tokens, as an Identity. Caddy modules in
+// the namespace http.openai_lb.caller_identity implement it: `caller_identity
+// <name>` uses the module of that name.
 type CallerIdentity = keys.CallerIdentity
 
 // Identity is what a token says of its caller.

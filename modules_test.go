@@ -13,8 +13,10 @@ import (
 // project is the path of this package, which those of all others begin with.
 const project = "github.com/openai-lb/caddy-openai-lb"
 
-// depsOf returns what a package of this Go module imports of it in a build with these tags, and what these import, as
-// `go list -deps -tags` does. That would need the cache of modules, which is in the home folder: tests have another one.
+// depsOf returns what a package of this Go module imports of it in a build with
+// these tags, and what these import, as `go list -deps -tags` does. That would
+// need the cache of modules, which is in the home folder: tests have another
+// one.
 func depsOf(t *testing.T, path string, tags ...string) map[string]bool {
 	t.Helper()
 	context := build.Default
@@ -91,8 +93,9 @@ func TestTheCoreImportsNoModule(t *testing.T) {
 	}
 }
 
-// TestAModuleImportsNeitherTheRootNorAnotherModule looks at what a build with all of them would not notice: the root imports the
-// modules, but not in a build with the tag openai_lb_core.
+// TestAModuleImportsNeitherTheRootNorAnotherModule looks at what a build with
+// all of them would not notice: the root imports the modules, but not in a
+// build with the tag openai_lb_core.
 func TestAModuleImportsNeitherTheRootNorAnotherModule(t *testing.T) {
 	for _, name := range optional(t) {
 		for _, path := range packagesOf(t, name) {
@@ -107,7 +110,8 @@ func TestAModuleImportsNeitherTheRootNorAnotherModule(t *testing.T) {
 	}
 }
 
-// TestOnlyItsImportFileNamesAModule looks at all files of the core, whatever their build constraints.
+// TestOnlyItsImportFileNamesAModule looks at all files of the core, whatever
+// their build constraints.
 func TestOnlyItsImportFileNamesAModule(t *testing.T) {
 	files, _ := filepath.Glob("*.go")
 	inner, _ := filepath.Glob("internal/*/*.go")

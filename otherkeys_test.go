@@ -47,7 +47,8 @@ func TestAKeyGoesToNoBackendWhateverItsHeaderOrParameterIsCalled(t *testing.T) {
 				}
 				for _, name := range keyedNames {
 					for _, value := range []string{aliceKey, "Bearer " + aliceKey, "another-key-of-the-caller"} {
-						// with passthrough, a key that is not the balancer's is the backend's
+						// with passthrough, a key that is not the balancer's is
+						// the backend's
 						passes := auth == "auth passthrough" && !strings.Contains(value, aliceKey)
 						got := send(http.Header{name: {value}}, "")
 						if has := got.Header.Get(name) != ""; has != passes {

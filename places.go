@@ -9,8 +9,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 )
 
-// placesInFiles are the lines of handlers whose Caddyfile this process has read and not yet loaded, by their JSON, which
-// is all that Caddy hands from the one step to the other. A reload by the command has only the JSON, and names no line.
+// placesInFiles are the lines of handlers whose Caddyfile this process has read
+// and not yet loaded, by their JSON, which is all that Caddy hands from the one
+// step to the other. A reload by the command has only the JSON, and names no
+// line.
 var placesInFiles = struct {
 	sync.Mutex
 	of map[string]directive.Places
@@ -34,7 +36,8 @@ func (h *Handler) rememberPlaces(helper httpcaddyfile.Helper) {
 	placesInFiles.of[string(text)] = places
 }
 
-// takePlaces returns the lines of a handler that was not provisioned yet. They are nil if it was not in a Caddyfile.
+// takePlaces returns the lines of a handler that was not provisioned yet. They
+// are nil if it was not in a Caddyfile.
 func (h *Handler) takePlaces() directive.Places {
 	text, err := json.Marshal(h)
 	if err != nil {

@@ -48,8 +48,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	return err
 }
 
-// provision sets up the parts. Each is made of those before it: the caller's keys, the backends, the connections, the pool,
-// the limits of callers, and the reader of requests. Cleanup releases those that were made.
+// provision sets up the parts. Each is made of those before it: the caller's
+// keys, the backends, the connections, the pool, the limits of callers, and the
+// reader of requests. Cleanup releases those that were made.
 func (h *Handler) provision(ctx caddy.Context) error {
 	h.keyFiles.Logger = h.logger
 	config, err := h.claimName(ctx)
@@ -110,7 +111,8 @@ func (h *Handler) claimName(ctx caddy.Context) (config string, err error) {
 	return replicas.ConfigDigest(h)
 }
 
-// checkOptions checks the options that no other part checks, and sets their defaults.
+// checkOptions checks the options that no other part checks, and sets their
+// defaults.
 func (h *Handler) checkOptions() error {
 	if h.ReadyPath != "" {
 		if err := checkReadyPath(h.ReadyPath); err != nil {
@@ -129,7 +131,8 @@ func (h *Handler) checkOptions() error {
 	return errors.Join(h.Wait.Check(), h.WebSocketOptions.Check(), h.checkAffinity(h.namesCallers()))
 }
 
-// provisionBackends sets up the backends, with those that the environment describes.
+// provisionBackends sets up the backends, with those that the environment
+// describes.
 func (h *Handler) provisionBackends(ctx caddy.Context) error {
 	if err := h.provisionFromEnv(); err != nil {
 		return err
@@ -165,7 +168,8 @@ func (h *Handler) newSender(ctx caddy.Context) (*attempt.Sender, error) {
 	return s, s.Provision(ctx)
 }
 
-// joinReplicas joins the other replicas of the option state. It returns nil without that.
+// joinReplicas joins the other replicas of the option state. It returns nil
+// without that.
 func (h *Handler) joinReplicas(ctx caddy.Context) (*replicas.Link, error) {
 	link, err := h.Join(ctx)
 	if link == nil || err != nil {
@@ -174,7 +178,8 @@ func (h *Handler) joinReplicas(ctx caddy.Context) (*replicas.Link, error) {
 	return link, observe.On(ctx, observe.Started, link.Start)
 }
 
-// newBalancer makes the pool of the backends, and what all of its requests have in common.
+// newBalancer makes the pool of the backends, and what all of its requests have
+// in common.
 func (h *Handler) newBalancer(ctx caddy.Context, policy reverseproxy.Selector) (*balancer, error) {
 	events, err := observe.NewEvents(ctx, h.Pool)
 	if err != nil {
@@ -254,7 +259,8 @@ func (h *Handler) newReader(ctx caddy.Context, policy reverseproxy.Selector) (*r
 	})
 }
 
-// publish shows the pool, which is complete now, to operators and to other replicas.
+// publish shows the pool, which is complete now, to operators and to other
+// replicas.
 func (h *Handler) publish(config string) {
 	h.balancer.Records = nil
 	for _, r := range h.balancer.usage {
@@ -269,7 +275,8 @@ func (h *Handler) publish(config string) {
 	h.link.Open(h.balancer.Pool)
 }
 
-// checkAffinity checks what depends on other options: whether callers are named.
+// checkAffinity checks what depends on other options: whether callers are
+// named.
 func (h *Handler) checkAffinity(named bool) error {
 	if h.Affinity != nil && h.Affinity.Callers == affinity.Strict && !named {
 		return errors.New("affinity: callers strict requires client_key, client_keys_file or caller_identity, because callers need names")

@@ -22,7 +22,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
-// reader reads requests: it finds out who asks, for what, and which backends may get that.
+// reader reads requests: it finds out who asks, for what, and which backends
+// may get that.
 type reader struct {
 	// clientKeys knows the callers. If it is nil, everybody may use the
 	// balancer.
@@ -31,8 +32,9 @@ type reader struct {
 	replaced context.Context
 	// keyFiles are read again when they have changed.
 	keyFiles *keys.Reloader
-	// callers limits what callers may use. It is nil if none is limited. entitlements are the backends that they may
-	// use, by the numbers of such sets. The first one is that of all backends.
+	// callers limits what callers may use. It is nil if none is limited.
+	// entitlements are the backends that they may use, by the numbers of such
+	// sets. The first one is that of all backends.
 	callers      *callers.Callers
 	entitlements []*affinity.Entitlement
 	affinity     *affinity.Affinity
@@ -42,19 +44,24 @@ type reader struct {
 	// readyPath is the option ready_path, and buffers request_buffers.
 	readyPath string
 	buffers   int64
-	// passesThrough reports whether a backend wants the callers' own credentials.
+	// passesThrough reports whether a backend wants the callers' own
+	// credentials.
 	passesThrough bool
-	// models are all models that the backends have. It is nil unless every backend lists its models.
+	// models are all models that the backends have. It is nil unless every
+	// backend lists its models.
 	models []string
-	// tellsModels reports whether the model matters to a backend: it lists its models, or has its own name for one.
+	// tellsModels reports whether the model matters to a backend: it lists its
+	// models, or has its own name for one.
 	tellsModels bool
 }
 
-// readers are those of the pools, by their names, in the config that is loaded: string to *reader.
+// readers are those of the pools, by their names, in the config that is loaded:
+// string to *reader.
 var readers sync.Map
 
-// latest returns the reader of the pool in the config that is loaded. A WebSocket may stay open when the one that has opened it is
-// replaced, but who may go on is decided by that one.
+// latest returns the reader of the pool in the config that is loaded. A
+// WebSocket may stay open when the one that has opened it is replaced, but who
+// may go on is decided by that one.
 func (d *reader) latest(pool string) *reader {
 	if current, ok := readers.Load(pool); ok && d.replaced.Err() != nil {
 		return current.(*reader)
@@ -62,13 +69,14 @@ func (d *reader) latest(pool string) *reader {
 	return d
 }
 
-// read finds out what the request asks for. It returns the answer if that needs no
-// backend.
+// read finds out what the request asks for. It returns the answer if that needs
+// no backend.
 func (d *reader) read(b *balancer, t *transaction) (own apierror.Answer) {
 	q, r := &t.request, t.request.incoming
 	q.entitled = d.entitlements[0]
 	if r.TLS != nil && !r.TLS.HandshakeComplete {
-		// whoever has seen it may have sent it again (RFC 8470), and it would be paid for twice
+		// whoever has seen it may have sent it again (RFC 8470), and it would
+		// be paid for twice
 		return apierror.TooEarly.Answer(r)
 	}
 	if d.asksReady(r) {
@@ -132,8 +140,9 @@ func (d *reader) read(b *balancer, t *transaction) (own apierror.Answer) {
 	return own
 }
 
-// enter opens the WebSocket of a client, and reads its first message, which is the request: it names the model and what
-// the response goes on from. It returns the answer if none comes.
+// enter opens the WebSocket of a client, and reads its first message, which is
+// the request: it names the model and what the response goes on from. It
+// returns the answer if none comes.
 func (d *reader) enter(b *balancer, t *transaction) (own apierror.Answer) {
 	q := &t.request
 	if q.socket == nil && !b.opensSocket(q) {
@@ -172,14 +181,16 @@ func (d *reader) enter(b *balancer, t *transaction) (own apierror.Answer) {
 	return own
 }
 
-// opensSocket reports whether a backend that the request may use opens a WebSocket for responses, or may do so. Clients that
-// are told at the handshake that none does use HTTP (Codex).
+// opensSocket reports whether a backend that the request may use opens a
+// WebSocket for responses, or may do so. Clients that are told at the handshake
+// that none does use HTTP (Codex).
 func (b *balancer) opensSocket(q *request) bool {
 	now := time.Now()
 	return slices.ContainsFunc(b.targets, func(t *target) bool { return q.entitled.May[t.Index] && !b.sender.RefusesSocket(t, now) })
 }
 
-// identify records who sent the request. It refuses a caller without a valid key or token.
+// identify records who sent the request. It refuses a caller without a valid
+// key or token.
 func (d *reader) identify(q *request) (refusal apierror.Error, refused bool) {
 	if d.clientKeys == nil {
 		d.findSecret(q)
@@ -198,7 +209,8 @@ func (d *reader) identify(q *request) (refusal apierror.Error, refused bool) {
 	return apierror.Denied, d.callers.Deny(who.Name)
 }
 
-// refusalOf is the answer to a request whose key or token is not valid for this reason.
+// refusalOf is the answer to a request whose key or token is not valid for this
+// reason.
 func refusalOf(err error) apierror.Error {
 	switch {
 	case errors.Is(err, keys.ErrNoKey):
@@ -213,7 +225,8 @@ func refusalOf(err error) apierror.Error {
 	return apierror.WrongKey
 }
 
-// modelsOf returns the models that a caller may use. It is nil if the caller may use any model.
+// modelsOf returns the models that a caller may use. It is nil if the caller
+// may use any model.
 func (d *reader) modelsOf(caller string) []string {
 	if d.callers == nil {
 		return d.models
@@ -221,7 +234,8 @@ func (d *reader) modelsOf(caller string) []string {
 	return d.callers.Listed(caller)
 }
 
-// exceeded returns the answer to a request if its caller is over a limit before anything of it is read.
+// exceeded returns the answer to a request if its caller is over a limit before
+// anything of it is read.
 func (d *reader) exceeded(b *balancer, t *transaction, likely meter.Estimate) (own apierror.Answer) {
 	now, q := time.Now(), &t.request
 	a, refusal := d.callers.Exceeded(now, q.caller.Name, likely)
@@ -232,9 +246,10 @@ func (d *reader) exceeded(b *balancer, t *transaction, likely meter.Estimate) (o
 	return d.exceededAnswer(b, t, refusal)
 }
 
-// receive reads the body of the request, or returns the answer if that cannot be read, or if its caller is over a
-// limit: otherwise a caller could fill the memory with uploads. For the same reason, a longer body is one of the requests
-// that its caller has at a time while it comes.
+// receive reads the body of the request, or returns the answer if that cannot
+// be read, or if its caller is over a limit: otherwise a caller could fill the
+// memory with uploads. For the same reason, a longer body is one of the
+// requests that its caller has at a time while it comes.
 func (d *reader) receive(b *balancer, t *transaction, route openaiapi.Route) (own apierror.Answer) {
 	q := &t.request
 	if length := q.incoming.ContentLength; d.callers != nil && length != 0 {
@@ -254,13 +269,15 @@ func (d *reader) receive(b *balancer, t *transaction, route openaiapi.Route) (ow
 	return own
 }
 
-// exceededAnswer counts and returns the answer to a request that a limit refuses.
+// exceededAnswer counts and returns the answer to a request that a limit
+// refuses.
 func (d *reader) exceededAnswer(b *balancer, t *transaction, refusal *meter.Refusal) apierror.Answer {
 	b.metrics.Limited(t.request.caller.Label, refusal)
 	return d.callers.Refuse(t.request.asked, time.Now(), t.request.caller.Name, refusal)
 }
 
-// answerUsage says what the caller has used, and may use. The answer is charged to no limit.
+// answerUsage says what the caller has used, and may use. The answer is charged
+// to no limit.
 func (d *reader) answerUsage(b *balancer, t *transaction) apierror.Answer {
 	r := t.request.asked
 	if d.callers == nil {
@@ -273,7 +290,8 @@ func (d *reader) answerUsage(b *balancer, t *transaction) apierror.Answer {
 	return answer
 }
 
-// limit charges the request to its caller, or returns the answer if the caller may not send it.
+// limit charges the request to its caller, or returns the answer if the caller
+// may not send it.
 func (d *reader) limit(b *balancer, t *transaction) (own apierror.Answer) {
 	if d.callers == nil {
 		return own
@@ -305,7 +323,8 @@ func (d *reader) limit(b *balancer, t *transaction) (own apierror.Answer) {
 	return own
 }
 
-// findAccounts returns which accounts may get the request, or the answer if none may. A list is the first account's.
+// findAccounts returns which accounts may get the request, or the answer if
+// none may. A list is the first account's.
 func (d *reader) findAccounts(q *request, targets []*target) (accounts *affinity.Placement, own apierror.Answer) {
 	if q.Body.TooManyIDs() {
 		return affinity.Anywhere, apierror.TooManyIDs(openaiapi.MaxIDs).Answer(q.asked)

@@ -93,7 +93,8 @@ func TestABackendThatSpeaksNoHTTPDoesNotGetItsKeyIntoTheLog(t *testing.T) {
 	})
 }
 
-// TestSurplusOfABackendDoesNotGetItsKeyIntoTheLog has backends send more than their reply: with it, and later.
+// TestSurplusOfABackendDoesNotGetItsKeyIntoTheLog has backends send more than
+// their reply: with it, and later.
 func TestSurplusOfABackendDoesNotGetItsKeyIntoTheLog(t *testing.T) {
 	const reply = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 	for _, pause := range []time.Duration{0, time.Second} {
@@ -125,7 +126,8 @@ func TestSurplusOfABackendDoesNotGetItsKeyIntoTheLog(t *testing.T) {
 	}
 }
 
-// TestAnEchoIsHiddenAsItsReaderDecodesIt has backends repeat their key as encoders of JSON and HTML write it.
+// TestAnEchoIsHiddenAsItsReaderDecodesIt has backends repeat their key as
+// encoders of JSON and HTML write it.
 func TestAnEchoIsHiddenAsItsReaderDecodesIt(t *testing.T) {
 	const key = "sk-key/of+the&backend"
 	for name, encoded := range map[string]string{

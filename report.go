@@ -20,22 +20,25 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// outcome is what the client got. commit, which makes a reply the client's, sets
-// usage. respond sets the reply or the answer and the status, and end the rest.
+// outcome is what the client got. commit, which makes a reply the client's,
+// sets usage. respond sets the reply or the answer and the status, and end the
+// rest.
 type outcome struct {
-	// reply is that of a backend, if the client gets one as it comes. Otherwise it
-	// gets the answer.
+	// reply is that of a backend, if the client gets one as it comes. Otherwise
+	// it gets the answer.
 	reply  *attempt.Reply
 	answer answer
 	// status is that of either. It is 0 until there is one.
 	status int
-	// usage reads the client's reply. tokens are what it found, once that is over.
+	// usage reads the client's reply. tokens are what it found, once that is
+	// over.
 	usage  *usage.Reader
 	tokens usage.Tokens
-	// serviceTier is the one that served the request, once its reply has named it.
+	// serviceTier is the one that served the request, once its reply has named
+	// it.
 	serviceTier string
-	// duration is how long the request took, once it is over, and aborted reports
-	// whether its reply was aborted then.
+	// duration is how long the request took, once it is over, and aborted
+	// reports whether its reply was aborted then.
 	duration time.Duration
 	aborted  bool
 }
@@ -60,8 +63,8 @@ func (o *outcome) isOwn() bool {
 	return o.reply == nil && o.answer.from == nil && o.answer.Response != nil
 }
 
-// timeToFirstByte is how long after the request the first byte of a backend's reply went to the client. It is 0 if the
-// client gets none.
+// timeToFirstByte is how long after the request the first byte of a backend's
+// reply went to the client. It is 0 if the client gets none.
 func (o *outcome) timeToFirstByte(q *request) time.Duration {
 	if o.reply == nil {
 		return 0
@@ -69,7 +72,8 @@ func (o *outcome) timeToFirstByte(q *request) time.Duration {
 	return o.reply.FirstByte().Sub(q.started)
 }
 
-// answeredBy is the attempt whose reply the client got, or the last one. It is nil if there is none.
+// answeredBy is the attempt whose reply the client got, or the last one. It is
+// nil if there is none.
 func (o *outcome) answeredBy(s *search) *attemptRecord {
 	if o.answer.from != nil {
 		return o.answer.from
@@ -77,8 +81,8 @@ func (o *outcome) answeredBy(s *search) *attemptRecord {
 	return s.attempts.last()
 }
 
-// source is the backend whose reply the client got, and the class of that. The backend is nil if it was an answer of our
-// own that is not about one backend.
+// source is the backend whose reply the client got, and the class of that. The
+// backend is nil if it was an answer of our own that is not about one backend.
 func (o *outcome) source(s *search) (from *target, class string) {
 	if o.answer.Class != "" {
 		return o.answer.owner, o.answer.Class
@@ -97,7 +101,8 @@ const clientClosedRequest = 499
 // found none, perhaps without an attempt.
 var refused = []string{apierror.AllThrottled, apierror.OwnerThrottled, apierror.AllBusy, apierror.RetryLater}
 
-// report counts a request that is over, and the attempt whose reply the client got.
+// report counts a request that is over, and the attempt whose reply the client
+// got.
 func (b *balancer) report(q *request, s *search, o *outcome) {
 	from, class := o.source(s)
 	if from != nil {
@@ -122,7 +127,8 @@ func (b *balancer) report(q *request, s *search, o *outcome) {
 	counts.Answered(q.caller.Label, b.models.Label(q.Model), class, o.status, o.duration, o.timeToFirstByte(q))
 }
 
-// countTokens counts the tokens of the reply. If it reports any, it is that of the last attempt.
+// countTokens counts the tokens of the reply. If it reports any, it is that of
+// the last attempt.
 func (b *balancer) countTokens(q *request, s *search, o *outcome, from *target, class string) {
 	switch a := s.attempts.last(); {
 	case o.tokens.Known():
@@ -133,10 +139,12 @@ func (b *balancer) countTokens(q *request, s *search, o *outcome, from *target, 
 	}
 }
 
-// pricedTiers are the service tiers that cost something else than the usual one.
+// pricedTiers are the service tiers that cost something else than the usual
+// one.
 var pricedTiers = []string{openaiapi.Flex, openaiapi.Fast, openaiapi.Priority, openaiapi.Ultrafast}
 
-// countServiceTier counts the request if it was served, and a backend was asked for one of these service tiers.
+// countServiceTier counts the request if it was served, and a backend was asked
+// for one of these service tiers.
 func countServiceTier(q *request, o *outcome, from *target, class string) {
 	asked := askedTier(q, from)
 	if slices.Contains(pricedTiers, asked) && class == string(verdict.Served) && o.status < 300 {
@@ -144,8 +152,8 @@ func countServiceTier(q *request, o *outcome, from *target, class string) {
 	}
 }
 
-// askedTier is the service tier that the backend was asked for, by its name in logs and metrics. Without a backend it is
-// that of the client.
+// askedTier is the service tier that the backend was asked for, by its name in
+// logs and metrics. Without a backend it is that of the client.
 func askedTier(q *request, from *target) string {
 	if from == nil {
 		return openaiapi.TierName(q.ServiceTier())
@@ -153,8 +161,9 @@ func askedTier(q *request, from *target) string {
 	return openaiapi.TierName(from.backend.TierOf(&q.Request))
 }
 
-// countThrottled counts that the client gets a 429 because every backend that may get the request throttles. If these are
-// all of one account that stores an object, it returns the backend that returns first.
+// countThrottled counts that the client gets a 429 because every backend that
+// may get the request throttles. If these are all of one account that stores an
+// object, it returns the backend that returns first.
 func (b *balancer) countThrottled(r refusals) (owner *target) {
 	switch {
 	case !r.all || r.Throttled == nil:
@@ -168,8 +177,9 @@ func (b *balancer) countThrottled(r refusals) (owner *target) {
 	return owner
 }
 
-// countReserved counts the backends that were passed over for a backend of their priority or a worse one,
-// or for none, because only shares of other tiers are left of them.
+// countReserved counts the backends that were passed over for a backend of
+// their priority or a worse one, or for none, because only shares of other
+// tiers are left of them.
 func (b *balancer) countReserved(ask *pool.Ask, chosen *pool.Member, now time.Time) {
 	if ask.Tier.Shares == nil {
 		return
@@ -184,7 +194,8 @@ func (b *balancer) countReserved(ask *pool.Ask, chosen *pool.Member, now time.Ti
 	}
 }
 
-// deploymentLabel is the label in metrics of the backend's name for the model that is asked for.
+// deploymentLabel is the label in metrics of the backend's name for the model
+// that is asked for.
 func (t *target) deploymentLabel(q *request) string {
 	return metrics.Deployment(t.Member, t.backend.NameOf(q.Model))
 }
@@ -219,7 +230,8 @@ func (b *balancer) summary(t *transaction) *observe.Summary {
 	return s
 }
 
-// addToLog adds a field to what the access log says of the request, if there is one.
+// addToLog adds a field to what the access log says of the request, if there is
+// one.
 func addToLog(r *http.Request, field func() zap.Field) {
 	if server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && server.Logs != nil {
 		if extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {

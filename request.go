@@ -45,15 +45,17 @@ type request struct {
 	// maxAttempts is how many backends the request may try. With 0, it may try
 	// all of them.
 	maxAttempts int
-	// deadline is when the last attempt may begin. It is zero if any time will do.
+	// deadline is when the last attempt may begin. It is zero if any time will
+	// do.
 	deadline time.Time
-	// gone is when the client will have given up. It is zero if that is not known.
+	// gone is when the client will have given up. It is zero if that is not
+	// known.
 	gone time.Time
 	// received is the body, as far as it is kept to be sent again.
 	received replay.Body
-	// socket is the client's end of a WebSocket that was opened before a backend
-	// is chosen, and of which the request is a message. It is nil for other
-	// requests.
+	// socket is the client's end of a WebSocket that was opened before a
+	// backend is chosen, and of which the request is a message. It is nil for
+	// other requests.
 	socket *websocket.Client
 	// session is the key of the request's affinity in the pool.
 	session uint64
@@ -64,13 +66,15 @@ type request struct {
 	caller keys.Caller
 	// entitled is which backends the request may use.
 	entitled *affinity.Entitlement
-	// credentials are the caller's own, for a backend with auth passthrough, and
-	// anonymous reports whether such a backend could not get any.
+	// credentials are the caller's own, for a backend with auth passthrough,
+	// and anonymous reports whether such a backend could not get any.
 	credentials keys.Presented
 	anonymous   bool
-	// inSession reports whether the request is a response in a realtime session.
+	// inSession reports whether the request is a response in a realtime
+	// session.
 	inSession bool
-	// secret is the client secret that the caller has sent in place of a key. It is nil if there is none.
+	// secret is the client secret that the caller has sent in place of a key.
+	// It is nil if there is none.
 	secret *clientSecret
 }
 
@@ -88,8 +92,8 @@ func (q *request) parse(route openaiapi.Route, cache *affinity.PromptCache) {
 	}
 }
 
-// asks returns the parts of the request that decide what the reply of a backend means. The attempt has one of the service
-// tiers.
+// asks returns the parts of the request that decide what the reply of a backend
+// means. The attempt has one of the service tiers.
 func (q *request) asks(to *backend.Backend, tiers pool.ServiceTiers) attempt.Asks {
 	return attempt.Asks{Kind: q.Kind, Stream: q.Body.Stream, Operation: q.Route.Operation, Model: to.NameOf(q.Model), Cost: q.Cost, Tiers: tiers}
 }
@@ -97,13 +101,14 @@ func (q *request) asks(to *backend.Backend, tiers pool.ServiceTiers) attempt.Ask
 // digests makes the digests of requests.
 var digests = maphash.MakeSeed()
 
-// digest tells the request from others: it is the same for one that a client sends again.
+// digest tells the request from others: it is the same for one that a client
+// sends again.
 func (q *request) digest() uint64 {
 	return maphash.String(digests, q.incoming.Method+" "+q.incoming.URL.Path) ^ maphash.Bytes(digests, q.received.Buffered())
 }
 
-// weighedModel is the model of which backends' limits decide about weights. It is empty for operations other than inference, which
-// have separate limits.
+// weighedModel is the model of which backends' limits decide about weights. It
+// is empty for operations other than inference, which have separate limits.
 func (q *request) weighedModel() string {
 	if !q.Kind.Infers() {
 		return ""
@@ -114,12 +119,14 @@ func (q *request) weighedModel() string {
 // lackedModel is the name of the model that the backend has or not.
 func (q *request) lackedModel(to *target) string { return pool.ModelKey(to.backend.NameOf(q.Model)) }
 
-// use is the operation with the model that the backend is asked for. Its names are short, whatever the client has sent.
+// use is the operation with the model that the backend is asked for. Its names
+// are short, whatever the client has sent.
 func (q *request) use(to *target) lacks.Use {
 	return lacks.Use{Model: q.lackedModel(to), Operation: pool.ModelKey(q.Route.Operation)}
 }
 
-// pathName is the path of the request as backends have it or not: its operation, for each version of the API.
+// pathName is the path of the request as backends have it or not: its
+// operation, for each version of the API.
 func (q *request) pathName() string {
 	version := ""
 	if q.incoming.URL.RawQuery != "" {
@@ -128,13 +135,14 @@ func (q *request) pathName() string {
 	return pool.ModelKey(q.Route.Operation + "?" + version)
 }
 
-// isOnce reports whether the request can be sent only once. One that may have been executed after a failure is not
-// retried either.
+// isOnce reports whether the request can be sent only once. One that may have
+// been executed after a failure is not retried either.
 func (q *request) isOnce() bool { return !q.received.Whole() || !q.Kind.Repeatable() }
 
-// benchModel is what the backend calls the model whose benches count for the request,
-// and which the request may bench. An operation other than inference has separate
-// limits, such as a number of jobs. So it counts as a request without a model.
+// benchModel is what the backend calls the model whose benches count for the
+// request, and which the request may bench. An operation other than inference
+// has separate limits, such as a number of jobs. So it counts as a request
+// without a model.
 func (q *request) benchModel(b *backend.Backend) string {
 	if !q.Kind.Infers() {
 		return ""
@@ -142,8 +150,8 @@ func (q *request) benchModel(b *backend.Backend) string {
 	return b.NameOf(q.Model)
 }
 
-// wholeBackend reports whether a class is about all of the backend. A quota that an
-// operation other than inference has met may be one of these.
+// wholeBackend reports whether a class is about all of the backend. A quota
+// that an operation other than inference has met may be one of these.
 func (q *request) wholeBackend(c verdict.Class) bool {
 	return c.WholeBackend() && (c != verdict.Quota || q.Kind.Infers())
 }
@@ -160,8 +168,9 @@ func (q *request) pulseKind() pulse.Kind {
 	return pulse.KindOf(q.Body.Stream, q.PromptLength, output)
 }
 
-// hasQuota reports whether the request counts for the backend's limits, as far as they are known: those of
-// inference. With the caller's own credential, the limits would be the caller's.
+// hasQuota reports whether the request counts for the backend's limits, as far
+// as they are known: those of inference. With the caller's own credential, the
+// limits would be the caller's.
 func (q *request) hasQuota(t *target) bool {
 	return q.Kind.Infers() && !t.backend.Credentials.Passthrough
 }
@@ -207,14 +216,15 @@ func (q *request) estimate() meter.Estimate {
 	return e
 }
 
-// hasUnknownLength reports whether the prompt may have any length: its body is not kept as a whole, and does not
-// say how long it is. The estimate for a form does not depend on that.
+// hasUnknownLength reports whether the prompt may have any length: its body is
+// not kept as a whole, and does not say how long it is. The estimate for a form
+// does not depend on that.
 func (q *request) hasUnknownLength() bool {
 	return q.PromptLength > 0 && !q.received.Whole() && q.received.Length() < 0
 }
 
-// readsUsage reports whether the reply to a request that is not known as inference may say what that, or a response in
-// the background, has cost.
+// readsUsage reports whether the reply to a request that is not known as
+// inference may say what that, or a response in the background, has cost.
 func (q *request) readsUsage(bill *bill, recorders seam.UsageRecorders) bool {
 	if q.Kind.Infers() {
 		return false
@@ -228,8 +238,8 @@ func (q *request) showsStored() bool {
 	return openaiapi.ShowsStored(q.asked.Method, q.Route.Operation)
 }
 
-// release frees what only another attempt would need. A reply may stream for minutes, and must not hold the prompt for
-// so long.
+// release frees what only another attempt would need. A reply may stream for
+// minutes, and must not hold the prompt for so long.
 func (q *request) release() {
 	q.received.Release()
 	q.credentials = keys.Presented{}

@@ -17,8 +17,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
-// respond gives the client the reply of a backend, or the answer if no backend serves the request. An error means that
-// the reply was cut, or that the client took no more of it.
+// respond gives the client the reply of a backend, or the answer if no backend
+// serves the request. An error means that the reply was cut, or that the client
+// took no more of it.
 func (b *balancer) respond(t *transaction, reply *attempt.Reply, a answer) error {
 	q, o := &t.request, &t.outcome
 	if reply != nil {
@@ -47,15 +48,16 @@ func (b *balancer) respond(t *transaction, reply *attempt.Reply, a answer) error
 	}
 	header := q.writer.Header()
 	if a.from == nil && !q.received.Begun() && q.incoming.ProtoMajor == 1 && q.incoming.Header["Expect"] != nil {
-		// the client waits for the answer before it sends a body, but net/http's server, which cannot see that
-		// through what Caddy puts around the body, would wait for the body first
+		// the client waits for the answer before it sends a body, but
+		// net/http's server, which cannot see that through what Caddy puts
+		// around the body, would wait for the body first
 		header["Connection"] = []string{"close"}
 	}
 	return write(q.writer, a.Response, true)
 }
 
-// commit makes the reply the client's, whatever follows in it. internal/attempt follows its body, and finish learns how it
-// ended.
+// commit makes the reply the client's, whatever follows in it. internal/attempt
+// follows its body, and finish learns how it ended.
 func (b *balancer) commit(t *transaction, r *attempt.Reply, now time.Time) *http.Response {
 	s := &t.search
 	to := s.current
@@ -74,12 +76,15 @@ func (b *balancer) commit(t *transaction, r *attempt.Reply, now time.Time) *http
 	return res
 }
 
-// lingering is for how long the rest of an upload is read after its answer, as net/http's server does.
+// lingering is for how long the rest of an upload is read after its answer, as
+// net/http's server does.
 const lingering = 500 * time.Millisecond
 
-// answerUpload lets the answer go out although the client has not sent all of its body. Over HTTP/1.1, net/http's server
-// would first wait for the rest, which may never come. The rest is read for a while after the answer, because a
-// connection that is closed with bytes unread is reset, and with that the client may lose the answer.
+// answerUpload lets the answer go out although the client has not sent all of
+// its body. Over HTTP/1.1, net/http's server would first wait for the rest,
+// which may never come. The rest is read for a while after the answer, because
+// a connection that is closed with bytes unread is reset, and with that the
+// client may lose the answer.
 func answerUpload(w http.ResponseWriter, r *http.Request) {
 	if r.ProtoMajor != 1 {
 		return
@@ -90,8 +95,8 @@ func answerUpload(w http.ResponseWriter, r *http.Request) {
 	w.Header()["Connection"] = []string{"close"}
 }
 
-// hopByHop are the fields that are about one connection (RFC 9110 section 7.6.1), and Alt-Svc, which would lead clients
-// past the balancer.
+// hopByHop are the fields that are about one connection (RFC 9110 section
+// 7.6.1), and Alt-Svc, which would lead clients past the balancer.
 var hopByHop = []string{
 	"Alt-Svc", "Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection",
 	"Te", "Trailer", "Transfer-Encoding", "Upgrade",
@@ -108,8 +113,10 @@ func removeHopByHop(header http.Header) {
 	}
 }
 
-// addFields adds the fields of a reply to those that handlers around this one have set. A field without values, because
-// they had a key, is left out: for net/http's server, the name alone means that it must not set the field itself.
+// addFields adds the fields of a reply to those that handlers around this one
+// have set. A field without values, because they had a key, is left out: for
+// net/http's server, the name alone means that it must not set the field
+// itself.
 func addFields(to, fields http.Header) {
 	for name, values := range fields {
 		switch {
@@ -122,8 +129,9 @@ func addFields(to, fields http.Header) {
 	}
 }
 
-// write writes a response to the client. begun reports whether some of its body can be read at once. Without that, the
-// header of a stream is not kept waiting for it.
+// write writes a response to the client. begun reports whether some of its body
+// can be read at once. Without that, the header of a stream is not kept waiting
+// for it.
 func write(w http.ResponseWriter, res *http.Response, begun bool) error {
 	flushes := res.ContentLength < 0 || openaiapi.ContentType(res.Header) == openaiapi.TypeEventStream || caddyhttp.IsIncremental(res.Header)
 	header := w.Header()
@@ -161,7 +169,8 @@ func write(w http.ResponseWriter, res *http.Response, begun bool) error {
 	return nil
 }
 
-// via is the field with which a proxy names itself (RFC 9110 section 7.6.3), as Caddy's reverse_proxy does.
+// via is the field with which a proxy names itself (RFC 9110 section 7.6.3), as
+// Caddy's reverse_proxy does.
 func via(res *http.Response) string {
 	if res.ProtoMajor == 1 && res.ProtoMinor == 1 {
 		return "1.1 Caddy"
@@ -170,14 +179,17 @@ func via(res *http.Response) string {
 }
 
 const (
-	// firstCopy is how much of a body is copied at a time at first. Most replies fit in, and so do most events.
+	// firstCopy is how much of a body is copied at a time at first. Most
+	// replies fit in, and so do most events.
 	firstCopy = 4 << 10
-	// mostCopy is up to how much that grows while what comes fills it. An event that is copied in one piece is also read
-	// in one piece, without being kept until its end comes.
+	// mostCopy is up to how much that grows while what comes fills it. An event
+	// that is copied in one piece is also read in one piece, without being kept
+	// until its end comes.
 	mostCopy = 64 << 10
 )
 
-// copyBody copies a body to the client until its end, and flushes each piece if it has to.
+// copyBody copies a body to the client until its end, and flushes each piece if
+// it has to.
 func copyBody(w io.Writer, body io.Reader, controller *http.ResponseController, flushes bool) error {
 	buffer := replay.GetBuffer(firstCopy)
 	defer func() { buffer.Put() }()
@@ -207,7 +219,8 @@ func copyBody(w io.Writer, body io.Reader, controller *http.ResponseController, 
 	}
 }
 
-// respondUpgrade joins the two ends of a WebSocket that a backend has opened, until it is over.
+// respondUpgrade joins the two ends of a WebSocket that a backend has opened,
+// until it is over.
 func (b *balancer) respondUpgrade(t *transaction, reply *attempt.Reply, res *http.Response) error {
 	client := t.request.socket
 	if client == nil {

@@ -22,9 +22,11 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
-// proxiedRequest is a request to a plain reverse_proxy, from its first attempt to its reply. reverse_proxy makes the
-// loop: it asks the policy for an upstream and the transport for a reply, in turns. Between the two, the policy leaves
-// the request in a variable of it, and so both are steps of one search. Nothing here knows models, accounts or callers.
+// proxiedRequest is a request to a plain reverse_proxy, from its first attempt
+// to its reply. reverse_proxy makes the loop: it asks the policy for an
+// upstream and the transport for a reply, in turns. Between the two, the policy
+// leaves the request in a variable of it, and so both are steps of one search.
+// Nothing here knows models, accounts or callers.
 type proxiedRequest struct {
 	transaction
 	group     *upstreamGroup
@@ -33,15 +35,17 @@ type proxiedRequest struct {
 	own apierror.Answer
 }
 
-// proxiedRequestVar is the variable in which the policy leaves the request for the transport: a policy cannot change the
-// request's context.
+// proxiedRequestVar is the variable in which the policy leaves the request for
+// the transport: a policy cannot change the request's context.
 const proxiedRequestVar = "openai_lb.request"
 
-// answering is the upstream of a request that the transport answers, because no upstream is left.
+// answering is the upstream of a request that the transport answers, because no
+// upstream is left.
 var answering = &reverseproxy.Upstream{Dial: "openai_lb:0", Host: new(reverseproxy.Host)}
 
-// requestOf returns the request. On the first attempt, it makes one and reads the body. That happens before an upstream
-// is chosen, because the body may take long to arrive.
+// requestOf returns the request. On the first attempt, it makes one and reads
+// the body. That happens before an upstream is chosen, because the body may
+// take long to arrive.
 func (s *Selection) requestOf(upstreams reverseproxy.UpstreamPool, r *http.Request, w http.ResponseWriter) *proxiedRequest {
 	if p, ok := caddyhttp.GetVar(r.Context(), proxiedRequestVar).(*proxiedRequest); ok && p.request.incoming == r {
 		return p
@@ -63,8 +67,8 @@ func (s *Selection) requestOf(upstreams reverseproxy.UpstreamPool, r *http.Reque
 	return p
 }
 
-// read finds out what the request asks for, as far as the meaning of a reply depends on it. If that needs no upstream,
-// there is an answer then.
+// read finds out what the request asks for, as far as the meaning of a reply
+// depends on it. If that needs no upstream, there is an answer then.
 func (p *proxiedRequest) read() {
 	q := &p.request
 	if openaiapi.IsExtendedConnect(q.incoming) {
@@ -78,7 +82,8 @@ func (p *proxiedRequest) read() {
 	q.Kind, q.Route, q.Cost, q.Whole, q.Body.Stream = asked.Kind, asked.Route, asked.Cost, true, asked.Body.Stream
 }
 
-// next moves on to the upstream that is attempted next. It returns nil if there is none.
+// next moves on to the upstream that is attempted next. It returns nil if there
+// is none.
 func (p *proxiedRequest) next() *attemptRecord {
 	if p.own != (apierror.Answer{}) {
 		return nil
@@ -106,8 +111,8 @@ func responseTo(req *http.Request, a answer) *http.Response {
 	return a.Response
 }
 
-// proxyAround returns the innermost reverse_proxy that the last of the modules is part
-// of, or nil.
+// proxyAround returns the innermost reverse_proxy that the last of the modules
+// is part of, or nil.
 func proxyAround(modules []caddy.Module) *reverseproxy.Handler {
 	for _, module := range slices.Backward(modules) {
 		if proxy, ok := module.(*reverseproxy.Handler); ok {
@@ -133,7 +138,8 @@ func checkUpstream(proxy *reverseproxy.Handler, dial string) error {
 	return fmt.Errorf("upstream '%s' is not one of reverse_proxy's upstreams: %s", dial, strings.Join(dials, ", "))
 }
 
-// hasSelection reports whether the proxy, which is being set up, has a Selection.
+// hasSelection reports whether the proxy, which is being set up, has a
+// Selection.
 func hasSelection(proxy *reverseproxy.Handler) bool {
 	if proxy == nil || proxy.LoadBalancing == nil {
 		return false
@@ -141,7 +147,8 @@ func hasSelection(proxy *reverseproxy.Handler) bool {
 	return pools.PolicyName(proxy.LoadBalancing.SelectionPolicyRaw) == "openai_lb"
 }
 
-// checkRetries refuses the options with which the proxy would classify replies as well.
+// checkRetries refuses the options with which the proxy would classify replies
+// as well.
 func checkRetries(proxy *reverseproxy.Handler) error {
 	if proxy.LoadBalancing.RetryMatchRaw != nil {
 		return errors.New("lb_retry_match is not allowed with the openai_lb transport, which classifies replies itself")
@@ -152,8 +159,9 @@ func checkRetries(proxy *reverseproxy.Handler) error {
 	return nil
 }
 
-// passiveOption returns the name of an option with which the proxy counts failures of
-// its upstreams, or an empty string. unhealthy_request_count counts none.
+// passiveOption returns the name of an option with which the proxy counts
+// failures of its upstreams, or an empty string. unhealthy_request_count counts
+// none.
 func passiveOption(proxy *reverseproxy.Handler) string {
 	if proxy.HealthChecks == nil || proxy.HealthChecks.Passive == nil {
 		return ""

@@ -70,7 +70,8 @@ func TestAHandlerAfterTheBackendsDoesNotHaveARequestExecutedAgain(t *testing.T) 
 	}
 }
 
-// TestCaddyKnowsTheSizeOfARequestThatWasServed holds although no later handler may read the body.
+// TestCaddyKnowsTheSizeOfARequestThatWasServed holds although no later handler
+// may read the body.
 func TestCaddyKnowsTheSizeOfARequestThatWasServed(t *testing.T) {
 	_, server := lbtest.Listen(t, "a")
 	address := lbtest.ServeAt(t, "metrics /metrics\nopenai_lb {\nbackend "+server.URL+"\n}", "metrics")
@@ -135,7 +136,8 @@ func TestWeightsThatAPolicyIgnoresAreWarnedOf(t *testing.T) {
 	})
 }
 
-// Only the pool counts the requests of openai_lb, and a fallback does not see its counts.
+// Only the pool counts the requests of openai_lb, and a fallback does not see
+// its counts.
 func TestAFallbackThatCountsRequestsIsWarnedOf(t *testing.T) {
 	balancer := func(policy string) string { return "openai_lb {\nbackend http://a\n" + policy + "\n}" }
 	wantWarning(t, "the fallback of lb_policy counts no requests", map[string]bool{
@@ -365,8 +367,8 @@ func TestAPlainReverseProxyPassesOnWhatItNeedNotRead(t *testing.T) {
 	}
 }
 
-// TestADynamicUpstreamIsForgottenThatIsGoneForAnHour also by the metrics, so that
-// any number of addresses can follow each other.
+// TestADynamicUpstreamIsForgottenThatIsGoneForAnHour also by the metrics, so
+// that any number of addresses can follow each other.
 func TestADynamicUpstreamIsForgottenThatIsGoneForAnHour(t *testing.T) {
 	lbtest.InBubble(t, lbtest.PoolOf("x", ""), func(t *testing.T, w *lbtest.World) {
 		name := lbtest.Unique("dynamic")

@@ -34,11 +34,11 @@ import (
 //
 // It keeps a board: for each backend of the pool, whether it takes the request
 // and why it may not get it now. Next updates the board by the attempts made so
-// far and asks the pool, which knows the cooldowns, for the backend that gets the
-// request. Without one, it may wait until a backend accepts requests again. Tell
-// records the outcome of the attempt at that backend, and decides whether the
-// search goes on. When it has ended without a reply for the client, best is the
-// reply that says most, and explain says why no backend is left.
+// far and asks the pool, which knows the cooldowns, for the backend that gets
+// the request. Without one, it may wait until a backend accepts requests again.
+// Tell records the outcome of the attempt at that backend, and decides whether
+// the search goes on. When it has ended without a reply for the client, best is
+// the reply that says most, and explain says why no backend is left.
 //
 // A search belongs to the goroutine that serves its request.
 type search struct {
@@ -55,36 +55,40 @@ type search struct {
 	// room for the first of them.
 	attempts     attemptList
 	firstAttempt [1]attemptRecord
-	// current is the backend of the attempt in progress. It is nil if there is none.
+	// current is the backend of the attempt in progress. It is nil if there is
+	// none.
 	current *target
-	// board is the request as the pool sees it. fewBackends has room for what it
-	// says of a few backends.
+	// board is the request as the pool sees it. fewBackends has room for what
+	// it says of a few backends.
 	board       pool.Ask
 	fewBackends [4]pool.At
-	// silence follows the wait for the first byte of the attempt in progress, and
-	// finds where the request moves from a silent backend.
+	// silence follows the wait for the first byte of the attempt in progress,
+	// and finds where the request moves from a silent backend.
 	silence pool.Wait
-	// firstByte is the wait of the request for the first byte of a reply, whichever backend sends it.
+	// firstByte is the wait of the request for the first byte of a reply,
+	// whichever backend sends it.
 	firstByte metrics.FirstByte
 
 	// awaited are the indexes of backends that other requests wait for, which
 	// came before this one.
 	awaited []int
 	// beforeWait and beforeSilence are how many attempts were made before the
-	// request waited, and before it left a silent backend. A backend that refused
-	// one of them because it throttles may be tried again.
+	// request waited, and before it left a silent backend. A backend that
+	// refused one of them because it throttles may be tried again.
 	beforeWait, beforeSilence int
 	// hasMoved reports whether the request has left a silent backend, and
-	// mayReturn whether it may go to silent backends again, because no other one
-	// is left.
+	// mayReturn whether it may go to silent backends again, because no other
+	// one is left.
 	hasMoved, mayReturn bool
-	// gaveUp reports whether the request has left a silent backend for no other one, because the rest throttles. It
-	// does not wait at a second silent backend then.
+	// gaveUp reports whether the request has left a silent backend for no other
+	// one, because the rest throttles. It does not wait at a second silent
+	// backend then.
 	gaveUp bool
 	// barred reports whether there was ever a reason to keep the request from a
 	// backend: an attempt, a request that waits, an object that is made.
 	barred bool
-	// blamed reports whether a backend had a fault that may be the request's own.
+	// blamed reports whether a backend had a fault that may be the request's
+	// own.
 	blamed bool
 	// executed reports whether the latest attempt may have executed a request
 	// that must not be executed twice.
@@ -93,10 +97,12 @@ type search struct {
 	left bool
 	// tooShort are the names of models that refused the request as too long.
 	tooShort []string
-	// lackPath are the indexes of backends that have said that they lack the path of the request.
+	// lackPath are the indexes of backends that have said that they lack the
+	// path of the request.
 	lackPath []int
-	// final reports whether nothing can follow the attempt in progress, so that the body is released while it waits. digest
-	// is that of the request then, and 0 before.
+	// final reports whether nothing can follow the attempt in progress, so that
+	// the body is released while it waits. digest is that of the request then,
+	// and 0 before.
 	final  bool
 	digest uint64
 	// interims is how many interim responses the backends have sent.
@@ -109,7 +115,8 @@ type search struct {
 	own apierror.Answer
 }
 
-// keptReply is the latest reply that says more to the client than the balancer's own error.
+// keptReply is the latest reply that says more to the client than the
+// balancer's own error.
 type keptReply struct {
 	*http.Response // nil if there is none
 	// attempt is the number of the attempt that brought it.
@@ -139,13 +146,15 @@ func (k *keptReply) take() *http.Response {
 	return res
 }
 
-// begin makes the search ready for its first attempt. The request has been read, and does not change any more.
+// begin makes the search ready for its first attempt. The request has been
+// read, and does not change any more.
 func (s *search) begin(b *balancer, q *request, placement *affinity.Placement, w *wait, tier int) {
 	s.balancer, s.request, s.placement, s.wait, s.tier = b, q, placement, w, tier
 	s.attempts = s.firstAttempt[:0]
 }
 
-// Next moves on to the backend that is attempted next. It returns nil if there is none, and the client gets an answer.
+// Next moves on to the backend that is attempted next. It returns nil if there
+// is none, and the client gets an answer.
 func (s *search) Next() *attemptRecord {
 	s.release()
 	now := time.Now()
@@ -185,8 +194,9 @@ const (
 	stop
 )
 
-// Tell records what came of the attempt in progress, and decides what follows. It keeps a reply that the client may still
-// get, and discards any other one that it does not get now.
+// Tell records what came of the attempt in progress, and decides what follows.
+// It keeps a reply that the client may still get, and discards any other one
+// that it does not get now.
 func (s *search) Tell(r *attempt.Reply, j judgement) step {
 	a := s.attempts.last()
 	a.class, a.status, a.lacksSocket, s.executed = r.Class, r.Status, r.LacksSocket, j.executed
@@ -216,7 +226,8 @@ func (s *search) decide(r *attempt.Reply, j judgement) step {
 	return stop
 }
 
-// answerRefusal sets the answer to a request that could not be sent because of the client.
+// answerRefusal sets the answer to a request that could not be sent because of
+// the client.
 func (s *search) answerRefusal(r *attempt.Reply, refusal *apierror.Error) {
 	r.Discard()
 	if r.Upload().Stalled() && !r.Upload().Ended() {
@@ -225,8 +236,8 @@ func (s *search) answerRefusal(r *attempt.Reply, refusal *apierror.Error) {
 	s.own = refusal.Answer(s.request.asked)
 }
 
-// keepOrDiscard keeps the reply, for a client that gets no better one, or discards it. It returns whether the request may
-// be sent to another backend.
+// keepOrDiscard keeps the reply, for a client that gets no better one, or
+// discards it. It returns whether the request may be sent to another backend.
 func (s *search) keepOrDiscard(r *attempt.Reply) bool {
 	q := s.request
 	sendable := r.Upload().Abandon()
@@ -249,8 +260,10 @@ func (s *search) keepOrDiscard(r *attempt.Reply) bool {
 	return sendable && !s.executed
 }
 
-// triesOtherAccount reports whether the request goes on to another account, because the current one does not have what it
-// names, and it is not known which one does. Then it keeps the reply, or discards it, and excludes the account.
+// triesOtherAccount reports whether the request goes on to another account,
+// because the current one does not have what it names, and it is not known
+// which one does. Then it keeps the reply, or discards it, and excludes the
+// account.
 func (s *search) triesOtherAccount(r *attempt.Reply) bool {
 	if r.Class.Failover() || !r.Missing || !s.placement.Asks() || !r.Whole && !s.request.received.Whole() || !r.Upload().Abandon() {
 		return false
@@ -264,15 +277,16 @@ func (s *search) triesOtherAccount(r *attempt.Reply) bool {
 	return true
 }
 
-// decided ends the search. It puts cooldowns in doubt if nothing but limits refused the request, and releases what only
-// another attempt would need.
+// decided ends the search. It puts cooldowns in doubt if nothing but limits
+// refused the request, and releases what only another attempt would need.
 func (s *search) decided() {
 	s.attempts.doubtCooldowns(s.request)
 	s.best.drop()
 	s.request.release()
 }
 
-// close releases the backend of the last attempt, and the one to which the request would have moved.
+// close releases the backend of the last attempt, and the one to which the
+// request would have moved.
 func (s *search) close() {
 	s.firstByte.End()
 	s.best.drop()
@@ -282,7 +296,8 @@ func (s *search) close() {
 	}
 }
 
-// explain brings the board up to date, and says why the backends refuse the request.
+// explain brings the board up to date, and says why the backends refuse the
+// request.
 func (s *search) explain(now time.Time) refusals {
 	s.update(now)
 	r := refusals{Why: s.balancer.Pool.Why(&s.board, now)}
@@ -294,7 +309,8 @@ func (s *search) explain(now time.Time) refusals {
 	return r
 }
 
-// release ends the count of the request as one in flight at the current backend.
+// release ends the count of the request as one in flight at the current
+// backend.
 func (s *search) release() {
 	if s.current != nil {
 		s.current.Release()
@@ -302,8 +318,8 @@ func (s *search) release() {
 	}
 }
 
-// move returns where the request moves from a silent backend, or nil. A request whose reply came just then does not
-// need the backend.
+// move returns where the request moves from a silent backend, or nil. A request
+// whose reply came just then does not need the backend.
 func (s *search) move() *pool.Member {
 	to, last := s.silence.Moved(), s.attempts.last()
 	silent := last != nil && last.class == verdict.Silent
@@ -323,7 +339,8 @@ func (s *search) move() *pool.Member {
 	return to
 }
 
-// choose asks the pool for the backend that gets the request, and records the demand of the request's tier.
+// choose asks the pool for the backend that gets the request, and records the
+// demand of the request's tier.
 func (s *search) choose(now time.Time) *pool.Member {
 	first := len(s.attempts) == 0
 	s.lineUp()
@@ -354,16 +371,19 @@ func (s *search) ask(now time.Time) *pool.Member {
 	return m
 }
 
-// mayFollow reports whether another attempt may follow the one in progress, if that fails: one more is allowed, and another
-// backend would accept the request now.
+// mayFollow reports whether another attempt may follow the one in progress, if
+// that fails: one more is allowed, and another backend would accept the request
+// now.
 func (s *search) mayFollow(a *attemptRecord) bool {
 	return !s.board.Once && s.hasAttempts() && slices.ContainsFunc(s.balancer.targets, func(to *target) bool {
 		return to != a.target && s.accepts(to, a.started)
 	})
 }
 
-// settle reports whether the attempt in progress is final: no backend is left that could get the request later, not even
-// one that throttles now, and no other credential for this one. It keeps what is needed of the body, which goes now.
+// settle reports whether the attempt in progress is final: no backend is left
+// that could get the request later, not even one that throttles now, and no
+// other credential for this one. It keeps what is needed of the body, which
+// goes now.
 func (s *search) settle(a *attemptRecord) bool {
 	q := s.request
 	s.final = q.socket == nil && q.received.Whole() && s.wait.queues == nil && !s.canRenew(a) && !s.mayFollowLater(a)
@@ -373,12 +393,14 @@ func (s *search) settle(a *attemptRecord) bool {
 	return s.final
 }
 
-// canRenew reports whether the attempt may be made once more with another credential.
+// canRenew reports whether the attempt may be made once more with another
+// credential.
 func (s *search) canRenew(a *attemptRecord) bool {
 	return s.request.secret == nil && a.target.backend.Credentials.CanRenew()
 }
 
-// mayFollowLater reports whether another attempt may ever follow. A backend that was silent or throttled may be tried again.
+// mayFollowLater reports whether another attempt may ever follow. A backend
+// that was silent or throttled may be tried again.
 func (s *search) mayFollowLater(a *attemptRecord) bool {
 	if !s.hasAttempts() && !s.placement.Asks() {
 		return false
@@ -389,7 +411,8 @@ func (s *search) mayFollowLater(a *attemptRecord) bool {
 	})
 }
 
-// accepts reports whether a backend that the request may go to would accept it now.
+// accepts reports whether a backend that the request may go to would accept it
+// now.
 func (s *search) accepts(to *target, now time.Time) bool {
 	at := &s.board.At[to.Index]
 	return at.Takes && !at.Elsewhere && at.Bar == pool.Free && !to.Drained() && !to.Unreachable() && !to.Full() && !to.Throttles(&s.board, now)
@@ -401,8 +424,9 @@ func (s *search) mayGoOn(now time.Time) bool {
 	return len(s.attempts) == 0 || s.hasAttempts() && (q.deadline.IsZero() || !now.After(q.deadline)) && !s.isKnownLacking(now)
 }
 
-// hasAttempts reports whether the request has not made all the attempts that it may make. If it has waited, throttles
-// before that do not count: it may go to their backends again.
+// hasAttempts reports whether the request has not made all the attempts that it
+// may make. If it has waited, throttles before that do not count: it may go to
+// their backends again.
 func (s *search) hasAttempts() bool {
 	if s.final {
 		return false
@@ -411,16 +435,18 @@ func (s *search) hasAttempts() bool {
 	return most == 0 || len(s.attempts)-s.placement.Misses()-s.attempts.throttles(s.beforeWait) < most
 }
 
-// allowReturn lets the request go to silent backends again, if it moved, no other backend is left, and none has told when
-// it returns. Without the move, it would still wait there. It returns whether that is new.
+// allowReturn lets the request go to silent backends again, if it moved, no
+// other backend is left, and none has told when it returns. Without the move,
+// it would still wait there. It returns whether that is new.
 func (s *search) allowReturn(now time.Time) bool {
 	first := s.hasMoved && !s.mayReturn && !s.attempts.throttled() && !s.balancer.Pool.CanWait(&s.board, now)
 	s.mayReturn = s.mayReturn || first
 	return first
 }
 
-// takeBlame reports whether a fault that may be the request's own may make a backend a suspect, once: what fails everywhere
-// is the request's doing, so one request does that to one backend at most.
+// takeBlame reports whether a fault that may be the request's own may make a
+// backend a suspect, once: what fails everywhere is the request's doing, so one
+// request does that to one backend at most.
 func (s *search) takeBlame() bool {
 	first := !s.blamed
 	s.blamed = true
@@ -464,7 +490,8 @@ func (s *search) fill(now time.Time) {
 	s.findLackingPath(now)
 }
 
-// findLackingPath finds the backends that lack the path, or open no WebSocket for it.
+// findLackingPath finds the backends that lack the path, or open no WebSocket
+// for it.
 func (s *search) findLackingPath(now time.Time) {
 	if !s.request.Kind.Infers() {
 		return
@@ -489,9 +516,11 @@ func (s *search) askPolicy(members []*pool.Member) *pool.Member {
 	return nil
 }
 
-// callerTier is the request's tier. Shares do not apply to a request for an object that one account stores,
-// because no other backend can serve it, nor to operations other than inference, which have separate limits.
-// While a reload goes on, callers may still have, or have already, the tiers of the other config.
+// callerTier is the request's tier. Shares do not apply to a request for an
+// object that one account stores, because no other backend can serve it, nor to
+// operations other than inference, which have separate limits. While a reload
+// goes on, callers may still have, or have already, the tiers of the other
+// config.
 func (s *search) callerTier() quota.Tier {
 	if s.tier == 0 || s.tier >= len(s.balancer.tiers) || !s.request.Kind.Infers() || !s.placement.Anywhere() {
 		return quota.Tier{Number: s.tier}
@@ -499,18 +528,19 @@ func (s *search) callerTier() quota.Tier {
 	return s.balancer.tiers[s.tier]
 }
 
-// isUnusual reports whether all backends that take the request get it with a service tier that they may refuse while they
-// serve other requests.
+// isUnusual reports whether all backends that take the request get it with a
+// service tier that they may refuse while they serve other requests.
 func (s *search) isUnusual() bool {
 	return !slices.ContainsFunc(s.board.At, func(at pool.At) bool { return at.Takes && at.Tiers == pool.UsualTiers })
 }
 
-// makesObject reports whether the request makes an object without a model, which may be
-// used with any.
+// makesObject reports whether the request makes an object without a model,
+// which may be used with any.
 func (s *search) makesObject() bool { return s.request.Model == "" && s.placement.Makes() }
 
-// bar finds out where the request must not go now. It may go to each backend once. After one that took the caller's own
-// credential it goes only to another such one: otherwise we would pay for what the caller's account was refused.
+// bar finds out where the request must not go now. It may go to each backend
+// once. After one that took the caller's own credential it goes only to another
+// such one: otherwise we would pay for what the caller's account was refused.
 func (s *search) bar(now time.Time) {
 	if s.placement != affinity.Anywhere {
 		for i, to := range s.balancer.targets {
@@ -541,7 +571,8 @@ func (s *search) bar(now time.Time) {
 	for i, to := range s.balancer.targets {
 		switch at := &s.board.At[i]; {
 		case slices.Contains(s.tooShort, to.backend.NameOf(s.request.Model)), allModels && !s.request.entitled.AllModels[i]:
-			// where the context is as short, or where an object without a model could not be used with all models
+			// where the context is as short, or where an object without a model
+			// could not be used with all models
 			at.Bar = pool.Unfit
 		case at.Bar == pool.Free && slices.Contains(s.awaited, to.Index):
 			at.Bar = pool.Behind
@@ -549,8 +580,8 @@ func (s *search) bar(now time.Time) {
 	}
 }
 
-// barAttempted keeps the request from the backends that it has tried. It reports whether one took the caller's own
-// credential.
+// barAttempted keeps the request from the backends that it has tried. It
+// reports whether one took the caller's own credential.
 func (s *search) barAttempted() (ownCredential bool) {
 	for i := range s.board.At {
 		at := &s.board.At[i]
@@ -574,8 +605,8 @@ func (s *search) barAttempted() (ownCredential bool) {
 	return ownCredential
 }
 
-// barLackingPath keeps the request from backends that lack its path, while another one may have it, and when one of them has
-// said so again.
+// barLackingPath keeps the request from backends that lack its path, while
+// another one may have it, and when one of them has said so again.
 func (s *search) barLackingPath(now time.Time) {
 	if s.lackPath == nil {
 		return
@@ -591,8 +622,9 @@ func (s *search) barLackingPath(now time.Time) {
 	}
 }
 
-// isKnownLacking reports whether all backends that the request may go to have said within a minute that they lack its model,
-// one of them to this request. Another one is not asked then: clients can make up any name.
+// isKnownLacking reports whether all backends that the request may go to have
+// said within a minute that they lack its model, one of them to this request.
+// Another one is not asked then: clients can make up any name.
 func (s *search) isKnownLacking(now time.Time) bool {
 	last := s.attempts.last()
 	if last == nil || last.class != verdict.NoModel {
@@ -604,9 +636,10 @@ func (s *search) isKnownLacking(now time.Time) bool {
 	})
 }
 
-// mayHaveAllModels reports whether the request may go to a backend whose account
-// serves all models that the request may use. One that failed is tried, because a request that
-// names the object goes there even then. New objects do not go to a drained one.
+// mayHaveAllModels reports whether the request may go to a backend whose
+// account serves all models that the request may use. One that failed is tried,
+// because a request that names the object goes there even then. New objects do
+// not go to a drained one.
 func (s *search) mayHaveAllModels(now time.Time) bool {
 	return slices.ContainsFunc(s.balancer.targets, func(to *target) bool {
 		at := &s.board.At[to.Index]
@@ -615,8 +648,9 @@ func (s *search) mayHaveAllModels(now time.Time) bool {
 	})
 }
 
-// stayHome keeps a request to the account where its caller's objects are, if that throttles for less than a minute:
-// an object elsewhere could not be used with them. The client gets its 429, and retries.
+// stayHome keeps a request to the account where its caller's objects are, if
+// that throttles for less than a minute: an object elsewhere could not be used
+// with them. The client gets its 429, and retries.
 func (s *search) stayHome(now time.Time) {
 	q, maker := s.request, s.board.Affinity.Maker
 	if maker == nil || maker.Order == 0 || maker.Home == "" || !s.balancer.Pool.IsSoonBack(&s.board, maker.Home, now) {
@@ -628,10 +662,12 @@ func (s *search) stayHome(now time.Time) {
 	}
 }
 
-// mayWait reports whether the request may wait for a backend. One for an object that one account stores may not.
+// mayWait reports whether the request may wait for a backend. One for an object
+// that one account stores may not.
 func (s *search) mayWait() bool { return s.placement.Anywhere() }
 
-// lineUp keeps a request that does not wait yet from the backends that others wait for right now.
+// lineUp keeps a request that does not wait yet from the backends that others
+// wait for right now.
 func (s *search) lineUp() {
 	s.awaited = nil
 	if s.wait.queues.Len() == 0 || !s.mayWait() || s.wait.place != nil {
@@ -642,8 +678,8 @@ func (s *search) lineUp() {
 	}
 }
 
-// waitForBackend waits until a backend accepts the request, which all refuse because they throttle. It returns nil if
-// that takes too long.
+// waitForBackend waits until a backend accepts the request, which all refuse
+// because they throttle. It returns nil if that takes too long.
 func (s *search) waitForBackend(now time.Time) (*pool.Member, time.Time) {
 	if !s.mayWait() {
 		return nil, now
@@ -691,8 +727,9 @@ func (s *search) waitForBackend(now time.Time) (*pool.Member, time.Time) {
 	return m, now
 }
 
-// pickOrWait returns the backend that gets the request now, or when the first one accepts it. It returns neither
-// if one is left that does not throttle, but accepts no request.
+// pickOrWait returns the backend that gets the request now, or when the first
+// one accepts it. It returns neither if one is left that does not throttle, but
+// accepts no request.
 func (s *search) pickOrWait(now time.Time) (m *pool.Member, r pool.Return, ok bool) {
 	for range 2 { // after the pick, a cooldown may have ended
 		s.update(now)
@@ -706,8 +743,9 @@ func (s *search) pickOrWait(now time.Time) (m *pool.Member, r pool.Return, ok bo
 	return nil, r, false
 }
 
-// forbidRetry keeps the client's SDK from sending a request again that may have been
-// executed. Official SDKs retry a 408 and a 5xx unless this header forbids it.
+// forbidRetry keeps the client's SDK from sending a request again that may have
+// been executed. Official SDKs retry a 408 and a 5xx unless this header forbids
+// it.
 func (s *search) forbidRetry(header http.Header) {
 	if s.executed {
 		header["X-Should-Retry"] = []string{"false"}
@@ -867,8 +905,8 @@ const maxDynamicAttempts = 64
 
 // takeOver makes this policy count the retries, if the reverse_proxy that it is
 // part of has an openai_lb transport. Otherwise reverse_proxy would end them
-// with an error of its own, although we have an upstream's reply, and would make
-// no retry without lb_retries.
+// with an error of its own, although we have an upstream's reply, and would
+// make no retry without lb_retries.
 func (s *Selection) takeOver(proxy *reverseproxy.Handler) error {
 	if !hasSelection(proxy) {
 		return nil // this one is part of another policy
@@ -921,7 +959,8 @@ func (s *Selection) Select(upstreams reverseproxy.UpstreamPool, r *http.Request,
 	return nil
 }
 
-// upstreamGroup are upstreams that reverse_proxy passes together, and their pool.
+// upstreamGroup are upstreams that reverse_proxy passes together, and their
+// pool.
 type upstreamGroup struct {
 	*balancer
 	upstreams reverseproxy.UpstreamPool

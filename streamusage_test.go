@@ -15,7 +15,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/simulator"
 )
 
-// limited has a limit of tokens, because of which streams are asked for their usage.
+// limited has a limit of tokens, because of which streams are asked for their
+// usage.
 const limited = "openai_lb {\nclient_key alice client-key-of-alice\ncaller alice {\ntokens 1M/minute\n}\n"
 
 const countsStreams = limited + "request_buffers 1KiB\nbackend http://a\n}"
@@ -103,7 +104,8 @@ func TestTheUsageIsAskedForTogetherWithTheModel(t *testing.T) {
 	})
 }
 
-// TestOnlyAnAPIVersionThatKnowsItIsAskedForTheUsage has a client of Azure's, and backends of both dialects.
+// TestOnlyAnAPIVersionThatKnowsItIsAskedForTheUsage has a client of Azure's,
+// and backends of both dialects.
 func TestOnlyAnAPIVersionThatKnowsItIsAskedForTheUsage(t *testing.T) {
 	const azure = "backend http://a {\nauth api_key\napi_key key-of-a\n}\n}"
 	for _, c := range []struct {

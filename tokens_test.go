@@ -18,8 +18,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 )
 
-// ledger serves a world's balancer a second time, and keeps what is known of the
-// tokens of the last request that is over.
+// ledger serves a world's balancer a second time, and keeps what is known of
+// the tokens of the last request that is over.
 type ledger struct {
 	*lbtest.World
 	mu     sync.Mutex

@@ -11,17 +11,18 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
 
-// wait is the wait of a request for a limit of its caller, and then for a backend.
-// Both together last as long as one may.
+// wait is the wait of a request for a limit of its caller, and then for a
+// backend. Both together last as long as one may.
 type wait struct {
 	// queues have the requests that wait. It is nil if requests do not wait.
 	queues *waiting.Lists
 	// place is where the request waits, or has waited, for a backend.
 	place *waiting.Place
-	// until is when the request waits no longer. It is zero if it has not waited.
+	// until is when the request waits no longer. It is zero if it has not
+	// waited.
 	until time.Time
-	// duration is how long it has waited, and result how that ended. The result is
-	// empty if it did not have to wait.
+	// duration is how long it has waited, and result how that ended. The result
+	// is empty if it did not have to wait.
 	duration time.Duration
 	result   waiting.Result
 }
@@ -50,7 +51,8 @@ func (w *wait) mayLast(q *request, at, now time.Time) bool {
 	return !at.After(until) && now.Before(until)
 }
 
-// mayLastUntil reports whether the request may wait until the limit that refuses it lets it through.
+// mayLastUntil reports whether the request may wait until the limit that
+// refuses it lets it through.
 func (w *wait) mayLastUntil(r *meter.Refusal, q *request, now time.Time) bool {
 	return w.queues != nil && mayPass(r) && w.mayLast(q, returnOf(r, now).At, now)
 }
@@ -62,8 +64,8 @@ func (w *wait) firstByte(now time.Time) {
 	}
 }
 
-// joinForBackend takes a place among the requests that wait for a backend, or keeps the one that the request has. It
-// reports false if none is free.
+// joinForBackend takes a place among the requests that wait for a backend, or
+// keeps the one that the request has. It reports false if none is free.
 func (w *wait) joinForBackend(q *request, tier int, now time.Time, r waiting.Return) bool {
 	w.until = w.ends(q, now)
 	if w.place != nil {
@@ -80,7 +82,8 @@ func returning(r pool.Return) waiting.Return {
 	return waiting.Return{At: r.At, Pause: r.Grace, Reason: r.Awaited, Yields: r.Yields}
 }
 
-// await waits in a place. Each time that it is the request's turn, it calls try, until that returns false.
+// await waits in a place. Each time that it is the request's turn, it calls
+// try, until that returns false.
 func (w *wait) await(b *balancer, q *request, tier int, place *waiting.Place, try func(now time.Time) (goesOn bool)) {
 	begun := time.Now()
 	b.metrics.Waits(1)
@@ -102,8 +105,8 @@ func (w *wait) await(b *balancer, q *request, tier int, place *waiting.Place, tr
 	}
 }
 
-// admit charges the request to its caller's limits, or returns why it does not. It may wait for a limit by
-// the second or the minute.
+// admit charges the request to its caller's limits, or returns why it does not.
+// It may wait for a limit by the second or the minute.
 func (w *wait) admit(b *balancer, q *request, c *callers.Callers, e meter.Estimate) (a callers.Admission, refusal *meter.Refusal) {
 	name, now := q.caller.Name, time.Now()
 	key := waiting.Key{Caller: name}
@@ -156,12 +159,14 @@ func (w *wait) admit(b *balancer, q *request, c *callers.Callers, e meter.Estima
 	return a, refusal
 }
 
-// returnOf returns when a request may be tried again after a refusal. The wait may be rounded.
+// returnOf returns when a request may be tried again after a refusal. The wait
+// may be rounded.
 func returnOf(r *meter.Refusal, now time.Time) waiting.Return {
 	return waiting.Return{At: now.Add(max(r.Wait, time.Millisecond)), Reason: r}
 }
 
-// mayPass reports whether the request is refused by a limit that requests wait for.
+// mayPass reports whether the request is refused by a limit that requests wait
+// for.
 func mayPass(r *meter.Refusal) bool {
 	return r.Reason == meter.OverPart || (r.Reason == meter.OverRate || r.Reason == meter.InFlight) && r.Limit.Unit <= meter.Minute
 }

@@ -7,7 +7,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// A build without the module refuses its directive by name. Caddy would only say that it does not know it.
+// A build without the module refuses its directive by name. Caddy would only
+// say that it does not know it.
 func init() {
 	httpcaddyfile.RegisterHandlerDirective("openai_lb_status", func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 		h.Next()

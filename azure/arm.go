@@ -17,12 +17,13 @@ import (
 const (
 	// armVersion is the api-version of all requests to Azure Resource Manager.
 	armVersion = "api-version=2025-06-01"
-	// maxPage is how much of a page is read. One of 1,000 deployments has about a megabyte.
+	// maxPage is how much of a page is read. One of 1,000 deployments has about
+	// a megabyte.
 	maxPage = 32 << 20
 	// maxPages is how many pages a list may have.
 	maxPages = 1000
-	// A request that fails, or that ARM throttles, is sent armTries times, and after failures with twice as long a
-	// pause each time.
+	// A request that fails, or that ARM throttles, is sent armTries times, and
+	// after failures with twice as long a pause each time.
 	armTries      = 6
 	firstARMPause = time.Second
 	// armTimeout ends a request.
@@ -71,7 +72,8 @@ func list[T any](ctx context.Context, a *arm, path string) (all []T, err error) 
 	return nil, fmt.Errorf("%s has more than %d pages", path, maxPages)
 }
 
-// link checks the link to a next page. It may name ARM's port, which the endpoint leaves out.
+// link checks the link to a next page. It may name ARM's port, which the
+// endpoint leaves out.
 func (a *arm) link(text string) (string, error) {
 	u, err := url.Parse(text)
 	switch {
@@ -110,8 +112,8 @@ func (a *arm) get(ctx context.Context, link string) ([]byte, error) {
 	}
 }
 
-// try sends a request. wait is how long to wait after an error: 0 if ARM did not say, and negative if a further request
-// would fail, too.
+// try sends a request. wait is how long to wait after an error: 0 if ARM did
+// not say, and negative if a further request would fail, too.
 func (a *arm) try(ctx context.Context, link string) (body []byte, wait time.Duration, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, link, http.NoBody)
 	if err != nil {
@@ -142,7 +144,8 @@ func (a *arm) try(ctx context.Context, link string) (body []byte, wait time.Dura
 	return nil, wait, fmt.Errorf("%s: %s", r.URL.Path, a.describe(res.StatusCode, body))
 }
 
-// describe says what an error of ARM's is: its status, its code and its message.
+// describe says what an error of ARM's is: its status, its code and its
+// message.
 func (a *arm) describe(status int, body []byte) string {
 	text := fmt.Sprint(status)
 	if name := http.StatusText(status); name != "" {
@@ -161,7 +164,8 @@ func (a *arm) describe(status int, body []byte) string {
 	return printable(cut(opaque.ReplaceAllString(text, "…")))
 }
 
-// withoutURL leaves out the request of an error, of which the caller shows what matters.
+// withoutURL leaves out the request of an error, of which the caller shows what
+// matters.
 func withoutURL(err error) error {
 	if failed, ok := errors.AsType[*url.Error](err); ok {
 		return failed.Err

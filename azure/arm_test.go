@@ -14,7 +14,8 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 )
 
-// answers is a transport that gives these answers, one after the other, and the last one again.
+// answers is a transport that gives these answers, one after the other, and the
+// last one again.
 type answers struct {
 	all  []func() (*http.Response, error)
 	sent []time.Time
@@ -36,7 +37,8 @@ func says(status int, body string, header ...string) func() (*http.Response, err
 	}
 }
 
-// TestARequestToARMIsRepeatedWhenARMSays has the times of requests in seconds from the first one.
+// TestARequestToARMIsRepeatedWhenARMSays has the times of requests in seconds
+// from the first one.
 func TestARequestToARMIsRepeatedWhenARMSays(t *testing.T) {
 	refused := func() (*http.Response, error) { return nil, errors.New("connection refused") }
 	cut := func() (*http.Response, error) {
@@ -97,7 +99,8 @@ func TestNothingWaitsForARMAfterAnInterrupt(t *testing.T) {
 	})
 }
 
-// FuzzARM reads anything as a page, and as the deployments that a Caddyfile is made of.
+// FuzzARM reads anything as a page, and as the deployments that a Caddyfile is
+// made of.
 func FuzzARM(f *testing.F) {
 	f.Add(`{"value":[{"name":"a","sku":{"name":"Standard","capacity":3},"properties":{"model":{"name":"m","version":"1"},"rateLimits":[{"key":"token","count":1e3}]}}],"nextLink":"https://arm.example/x"}`, "https://a.openai.azure.com/")
 	f.Fuzz(func(t *testing.T, page, endpoint string) {

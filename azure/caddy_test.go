@@ -56,9 +56,9 @@ func startWithAdmin(t *testing.T, admin, options string) *balancer {
 	return b
 }
 
-// reload replaces the config, as `caddy reload` does. The client is connected to
-// the new one then: until the one before is gone, it may take a connection, and
-// close it.
+// reload replaces the config, as `caddy reload` does. The client is connected
+// to the new one then: until the one before is gone, it may take a connection,
+// and close it.
 func (b *balancer) reload(options string) {
 	b.t.Helper()
 	b.reloads++
@@ -149,7 +149,8 @@ func (b *balancer) postBody(text string) (status int, backend string) {
 	return res.StatusCode, res.Header.Get("X-Backend")
 }
 
-// wantServed sends some requests at once, and wants them served by one of these.
+// wantServed sends some requests at once, and wants them served by one of
+// these.
 func (b *balancer) wantServed(n int, by ...*backend) {
 	b.t.Helper()
 	var clients sync.WaitGroup

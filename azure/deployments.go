@@ -39,7 +39,8 @@ type deployment struct {
 		RateLimits        []rateLimit
 	}
 	account *account
-	// retires is when the model is no longer served. It is zero if no date is known.
+	// retires is when the model is no longer served. It is zero if no date is
+	// known.
 	retires time.Time
 }
 
@@ -65,7 +66,8 @@ var accountKinds = []string{"OpenAI", "AIServices"}
 // accountID matches the id of an account. Its parts are written into paths.
 var accountID = regexp.MustCompile(`(?i)^/subscriptions/([^/?#]+)/resourceGroups/([^/?#]+)/providers/Microsoft\.CognitiveServices/accounts/([^/?#]+)$`)
 
-// discover reads the accounts of a subscription, or of one of its resource groups, with their deployments.
+// discover reads the accounts of a subscription, or of one of its resource
+// groups, with their deployments.
 func (a *arm) discover(ctx context.Context, subscription, group string) ([]*account, error) {
 	path := "/subscriptions/" + url.PathEscape(subscription)
 	if group != "" {
@@ -85,7 +87,8 @@ func (a *arm) discover(ctx context.Context, subscription, group string) ([]*acco
 	return accounts, nil
 }
 
-// readDeployments reads the deployments of an account, and when their models retire.
+// readDeployments reads the deployments of an account, and when their models
+// retire.
 func (a *arm) readDeployments(ctx context.Context, of *account) error {
 	parts := accountID.FindStringSubmatch(of.ID)
 	if parts == nil {
@@ -117,7 +120,8 @@ func (a *arm) readDeployments(ctx context.Context, of *account) error {
 	return nil
 }
 
-// retires returns when a model retires for deployments of a SKU. That may be another day than for those of others.
+// retires returns when a model retires for deployments of a SKU. That may be
+// another day than for those of others.
 func (m *offered) retires(sku string) time.Time {
 	date := m.Deprecation.Inference
 	for _, its := range m.SKUs {
@@ -133,8 +137,9 @@ func (m *offered) retires(sku string) time.Time {
 	return time.Time{}
 }
 
-// host returns the host of the account's API for a backend: that of Azure OpenAI if it has several. It is empty if the
-// account has only a regional one, which accepts no tokens.
+// host returns the host of the account's API for a backend: that of Azure
+// OpenAI if it has several. It is empty if the account has only a regional one,
+// which accepts no tokens.
 func (of *account) host() string {
 	hosts := of.hosts()
 	for _, host := range hosts {
@@ -169,7 +174,8 @@ func (of *account) hosts() (hosts []string) {
 	return hosts
 }
 
-// has reports whether a backend with this host is of the account. Accounts with a subdomain have it in several domains.
+// has reports whether a backend with this host is of the account. Accounts with
+// a subdomain have it in several domains.
 func (of *account) has(host string) bool {
 	host = strings.ToLower(host)
 	first, _, _ := strings.Cut(host, ".")
@@ -180,7 +186,8 @@ func (of *account) has(host string) bool {
 // provisioned reports whether the deployment has reserved throughput (PTUs).
 func (d *deployment) provisioned() bool { return strings.HasSuffix(d.SKU.Name, "ProvisionedManaged") }
 
-// unusable returns why the deployment cannot serve requests of a balancer, if it cannot.
+// unusable returns why the deployment cannot serve requests of a balancer, if
+// it cannot.
 func (d *deployment) unusable() string {
 	switch state := d.Properties.ProvisioningState; {
 	case strings.HasSuffix(d.SKU.Name, "Batch"):

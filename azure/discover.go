@@ -21,8 +21,9 @@ func init() {
 	tools.More = append(tools.More, discoverCommand)
 }
 
-// statusFailed is the exit status after an error. A timer can tell it from 1, which any other error of a command has, and
-// which discover has only for differences.
+// statusFailed is the exit status after an error. A timer can tell it from 1,
+// which any other error of a command has, and which discover has only for
+// differences.
 const statusFailed = 2
 
 // discovery is what the flags of the command say.
@@ -152,7 +153,8 @@ func (d *discovery) run(ctx context.Context) (text string, differs int, err erro
 	return strings.Join(found, "\n") + "\n", len(found), nil
 }
 
-// checkFlags checks the flags, and sets the subscription if the environment has it.
+// checkFlags checks the flags, and sets the subscription if the environment has
+// it.
 func (d *discovery) checkFlags() error {
 	if subscription := os.Getenv("AZURE_SUBSCRIPTION_ID"); len(d.subscriptions) == 0 && subscription != "" {
 		d.subscriptions = []string{subscription}
@@ -207,8 +209,8 @@ func (d *discovery) from() string {
 	return "subscription " + strings.Join(d.subscriptions, ", ")
 }
 
-// auth returns the lines of a backend about its credential. The balancer's identity is not that of the command: only
-// the cloud is the same.
+// auth returns the lines of a backend about its credential. The balancer's
+// identity is not that of the command: only the cloud is the same.
 func (d *discovery) auth() []string {
 	if d.Cloud == "" {
 		return []string{"auth azure_identity"}

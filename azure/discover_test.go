@@ -12,7 +12,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// contoso has accounts of both kinds, and what an account may have besides deployments for a balancer.
+// contoso has accounts of both kinds, and what an account may have besides
+// deployments for a balancer.
 func contoso(t *testing.T) *fakeARM {
 	f := newFakeARM(t)
 	f.account("OpenAI", "contoso-east", openAI, strings.Join([]string{
@@ -138,7 +139,8 @@ func TestDiscoverReadsOneResourceGroup(t *testing.T) {
 	}
 }
 
-// TestOddNamesAreWrittenOrLeftOut has names that Azure would refuse: a Caddyfile must not get a line of them.
+// TestOddNamesAreWrittenOrLeftOut has names that Azure would refuse: a
+// Caddyfile must not get a line of them.
 func TestOddNamesAreWrittenOrLeftOut(t *testing.T) {
 	f := newFakeARM(t)
 	f.account("OpenAI", "a", openAI, strings.Join([]string{
@@ -215,7 +217,8 @@ func TestACheckFindsEachDifference(t *testing.T) {
 	}
 }
 
-// TestACheckNeedsNoSecrets has a Caddyfile whose variables are not set, as in CI.
+// TestACheckNeedsNoSecrets has a Caddyfile whose variables are not set, as in
+// CI.
 func TestACheckNeedsNoSecrets(t *testing.T) {
 	f := newFakeARM(t)
 	f.account("OpenAI", "east", openAI, deployed("d", "Standard", 1, "m", "1"), "")
@@ -294,7 +297,8 @@ func TestAnErrorOfDiscoverHasItsOwnStatus(t *testing.T) {
 	}
 }
 
-// TestTheEndpointIsThatOfTheCloud checks where a token goes, and for what it is requested.
+// TestTheEndpointIsThatOfTheCloud checks where a token goes, and for what it is
+// requested.
 func TestTheEndpointIsThatOfTheCloud(t *testing.T) {
 	clearEnv(t)
 	for _, c := range []struct {

@@ -20,8 +20,9 @@ func (b pooled) String() string {
 	return printable(fmt.Sprintf("backend '%s' of pool '%s'", b.Name, b.Pool))
 }
 
-// differences compares the backends of a Caddyfile with the deployments that there are, and returns what somebody has to
-// act on. Backends elsewhere than at Azure are left out.
+// differences compares the backends of a Caddyfile with the deployments that
+// there are, and returns what somebody has to act on. Backends elsewhere than
+// at Azure are left out.
 func differences(backends []tools.Configured, accounts []*account, now time.Time) (found []string, err error) {
 	served := make(map[*deployment]bool)
 	for _, configured := range backends {
@@ -55,7 +56,8 @@ func differences(backends []tools.Configured, accounts []*account, now time.Time
 	return found, nil
 }
 
-// differences records which deployments of its account the backend serves. A backend without models serves all.
+// differences records which deployments of its account the backend serves. A
+// backend without models serves all.
 func (b pooled) differences(of *account, served map[*deployment]bool) (found []string) {
 	for _, d := range of.deployments {
 		if len(b.Models) == 0 {

@@ -12,8 +12,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 )
 
-// site writes a Caddyfile with a backend for each deployment, as `caddy fmt` does. auth are the lines of the backends
-// about their credential.
+// site writes a Caddyfile with a backend for each deployment, as `caddy fmt`
+// does. auth are the lines of the backends about their credential.
 func site(from string, accounts []*account, auth []string) string {
 	usable, notes := sorted(accounts)
 	var out strings.Builder
@@ -52,8 +52,8 @@ func site(from string, accounts []*account, auth []string) string {
 	return out.String()
 }
 
-// sorted returns the deployments of all accounts that a backend can have, those with provisioned throughput first, and
-// says why the others are left out.
+// sorted returns the deployments of all accounts that a backend can have, those
+// with provisioned throughput first, and says why the others are left out.
 func sorted(accounts []*account) (usable []*deployment, notes []string) {
 	for _, of := range accounts {
 		if len(of.deployments) == 0 {
@@ -73,7 +73,8 @@ func sorted(accounts []*account) (usable []*deployment, notes []string) {
 	return usable, notes
 }
 
-// unwritable returns why no line of a Caddyfile can name the deployment, if none can.
+// unwritable returns why no line of a Caddyfile can name the deployment, if
+// none can.
 func (d *deployment) unwritable() string {
 	host := d.account.host()
 	if host == "" {
@@ -94,7 +95,8 @@ func (d *deployment) priority() int {
 	return 2
 }
 
-// weightAmong returns the deployment's share among those of its model and priority, by capacity.
+// weightAmong returns the deployment's share among those of its model and
+// priority, by capacity.
 func (d *deployment) weightAmong(all []*deployment) int {
 	divisor, largest := 0, 1
 	for _, other := range all {
@@ -125,7 +127,8 @@ func uniqueName(names map[string]bool, name string) string {
 	return unique
 }
 
-// comment describes the deployment: model, SKU, capacity, limits, and when the model retires.
+// comment describes the deployment: model, SKU, capacity, limits, and when the
+// model retires.
 func (d *deployment) comment() string {
 	m := d.Properties.Model
 	parts := []string{strings.TrimSpace(m.Name + " " + m.Version), d.SKU.Name}

@@ -104,7 +104,8 @@ const chainIntroduction = "Attempted credentials:"
 // bodyMarks come before azidentity's quotes of a reply's body.
 var bodyMarks = []string{"The endpoint responded with", "unexpected response", "To troubleshoot, visit"}
 
-// tried lists the credentials of a chain with the first line of each one's error.
+// tried lists the credentials of a chain with the first line of each one's
+// error.
 func tried(chain string) string {
 	var lines []string
 	for line := range strings.SplitSeq(chain, "\n\t") {

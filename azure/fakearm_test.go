@@ -27,7 +27,8 @@ const (
 	provider     = "/providers/Microsoft.CognitiveServices/accounts"
 )
 
-// fakeARM is Azure Resource Manager with some accounts. A page of a list has two entries.
+// fakeARM is Azure Resource Manager with some accounts. A page of a list has
+// two entries.
 type fakeARM struct {
 	*httptest.Server
 	tokens *endpoint
@@ -89,7 +90,8 @@ func (f *fakeARM) set(change func()) {
 	change()
 }
 
-// account adds an account of a kind, with the shape that Microsoft documents. Deployments and models are JSON.
+// account adds an account of a kind, with the shape that Microsoft documents.
+// Deployments and models are JSON.
 func (f *fakeARM) account(kind, name, endpoints, deployments, models string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -130,7 +132,8 @@ func deployed(name, sku string, capacity int, model, version string) string {
 		text(name), text(sku), capacity, text(model), text(version), capacity, capacity*1000)
 }
 
-// model is a model that an account could deploy, and retires on these days: in general, and for the SKU GlobalStandard.
+// model is a model that an account could deploy, and retires on these days: in
+// general, and for the SKU GlobalStandard.
 func model(name, version, retires, global string) string {
 	return fmt.Sprintf(`{"model":{"format":"x"},"format":"OpenAI","name":%q,"version":%q,"maxCapacity":3,"capabilities":{"chatCompletion":"true"},
 		"lifecycleStatus":"GenerallyAvailable","isDefaultVersion":true,"deprecation":{"fineTune":"2030-01-01T00:00:00Z","inference":%q},

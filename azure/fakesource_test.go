@@ -70,7 +70,8 @@ func (f *fakeSource) get(ctx context.Context, previous string, refused bool) (az
 	return t, err
 }
 
-// asked waits until nothing is under way, and returns how many requests there were.
+// asked waits until nothing is under way, and returns how many requests there
+// were.
 func (f *fakeSource) asked() int {
 	synctest.Wait()
 	f.mu.Lock()

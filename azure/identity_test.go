@@ -82,8 +82,8 @@ func waitFor(t *testing.T, happened func() bool) {
 	}
 }
 
-// ownResource is one that no other test has a token for: for the default
-// chain, MSAL remembers those of managed identities as long as the process lives.
+// ownResource is one that no other test has a token for: for the default chain,
+// MSAL remembers those of managed identities as long as the process lives.
 func ownResource() string { return fmt.Sprintf("https://%d.example", resources.Add(1)) }
 
 var resources atomic.Int64
@@ -282,7 +282,8 @@ func TestErrorsOfManagedIdentities(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 
-	// a pause it asks for is longer than the one after a failure, up to a minute
+	// a pause it asks for is longer than the one after a failure, up to a
+	// minute
 	for client, asks := range map[string]string{
 		"seconds": "40",
 		"date":    time.Now().Add(40 * time.Second).UTC().Format(http.TimeFormat),

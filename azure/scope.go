@@ -10,16 +10,17 @@ import (
 	openailb "github.com/openai-lb/caddy-openai-lb"
 )
 
-// shared are the sources of an identity's tokens, in use by any number of backends: that of the scope in the settings,
-// and another one if there is another scope. A source requests no token before a backend needs one.
+// shared are the sources of an identity's tokens, in use by any number of
+// backends: that of the scope in the settings, and another one if there is
+// another scope. A source requests no token before a backend needs one.
 type shared struct {
 	*source
 	identity *identity
 
 	// other is nil if the operator chose the scope, or the cloud has only one.
 	other *shared
-	// prefersOther reports whether backends of the next config begin with the other scope: it was the last one that a
-	// backend changed to.
+	// prefersOther reports whether backends of the next config begin with the
+	// other scope: it was the last one that a backend changed to.
 	prefersOther atomic.Bool
 }
 
@@ -58,7 +59,8 @@ func (s *shared) disuse(logger *zap.Logger) {
 	}
 }
 
-// inOrder returns the sources in the order in which a backend tries them. The second one may be nil.
+// inOrder returns the sources in the order in which a backend tries them. The
+// second one may be nil.
 func (s *shared) inOrder() [2]*shared {
 	if s.prefersOther.Load() {
 		return [2]*shared{s.other, s}
@@ -78,13 +80,15 @@ type choice struct {
 	changes atomic.Int32 // from one to the other
 }
 
-// maxChanges is how often a backend changes its scope: to the other one, and back if that is refused, too.
+// maxChanges is how often a backend changes its scope: to the other one, and
+// back if that is refused, too.
 const maxChanges = 2
 
 func (c *choice) used() *shared { return c.order[c.changes.Load()%2] }
 
-// renew returns a token to replace one that the backend refused with a text about the audience. Azure's text is the
-// same for tokens that have expired: it is about those if it names the audience of the token, which is accepted then.
+// renew returns a token to replace one that the backend refused with a text
+// about the audience. Azure's text is the same for tokens that have expired: it
+// is about those if it names the audience of the token, which is accepted then.
 func (c *choice) renew(ctx context.Context, refused openailb.Credential, text string, logger *zap.Logger) (openailb.Credential, error) {
 	changes := c.changes.Load()
 	used, other := c.order[changes%2], c.order[(changes+1)%2]

@@ -19,7 +19,8 @@ const (
 	newAudience = "https://ai.azure.com"
 )
 
-// entraThatNames is Entra with tokens that name their audience, and the options of an identity in it.
+// entraThatNames is Entra with tokens that name their audience, and the options
+// of an identity in it.
 func entraThatNames(t *testing.T) (e *endpoint, identity string) {
 	t.Helper()
 	e = entra(t)
@@ -44,7 +45,8 @@ func (e *endpoint) wantAudiences(t *testing.T, want ...string) {
 	}
 }
 
-// backendOf serves those that bring a token of the audience it wants, and refuses the others as Azure does.
+// backendOf serves those that bring a token of the audience it wants, and
+// refuses the others as Azure does.
 func backendOf(t *testing.T, name, audience string) *backend {
 	b := &backend{name: name}
 	b.want.Store(audience)

@@ -46,7 +46,8 @@ var clouds = map[string]azureCloud{
 type azureCloud struct {
 	authority cloud.Configuration
 	scope     string
-	// other is the scope of Foundry, which resources of Azure OpenAI may require, too. It is empty where none is documented.
+	// other is the scope of Foundry, which resources of Azure OpenAI may
+	// require, too. It is empty where none is documented.
 	other string
 	// arm is the URL of Azure Resource Manager.
 	arm string
@@ -75,7 +76,8 @@ func (c *Credentials) options() []option {
 	}
 }
 
-// check says what is wrong with the options as they are written, if anything is.
+// check says what is wrong with the options as they are written, if anything
+// is.
 func (c *Credentials) check() error {
 	if !slices.Contains(kinds, c.kind()) {
 		return fmt.Errorf("credential '%s' is not one of %s", c.Kind, strings.Join(kinds, ", "))
@@ -126,7 +128,8 @@ func (c *Credentials) kind() string { return cmp.Or(c.Kind, kindDefault) }
 type settings struct {
 	kind, tenant, client, object, resource, tokenFile, scope, authority string
 
-	// otherScope is the one to try if the scope is refused. It is empty if the operator chose the scope.
+	// otherScope is the one to try if the scope is refused. It is empty if the
+	// operator chose the scope.
 	otherScope string
 
 	// secret is as written: a file is read anew for each token.
@@ -218,7 +221,8 @@ func (s *settings) authorityHost() string {
 	return strings.ToLower(u.Hostname())
 }
 
-// audiences are the default scope, that of the cloud which the authority is of, and the cloud's other one.
+// audiences are the default scope, that of the cloud which the authority is of,
+// and the cloud's other one.
 func (s *settings) audiences() (scope, other string) { return s.cloud().scope, s.cloud().other }
 
 // cloud returns the cloud that the authority is of, or the public one.
@@ -240,10 +244,12 @@ func (s *settings) identity() string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// key is that of the shared sources. An operator's scope does not have the other one, though the identity is the same.
+// key is that of the shared sources. An operator's scope does not have the
+// other one, though the identity is the same.
 func (s *settings) key() string { return s.identity() + " " + s.otherScope }
 
-// logFields distinguish identities in logs, with the scope of the source that logs.
+// logFields distinguish identities in logs, with the scope of the source that
+// logs.
 func (s *settings) logFields() []zap.Field {
 	fields := []zap.Field{zap.String("credential", s.kind)}
 	for _, f := range []struct{ name, value string }{

@@ -38,8 +38,8 @@ const (
 	// After failures, users wait twice as long each time.
 	minBackoff = 2 * time.Second
 	maxBackoff = time.Minute
-	// maxToken is how many bytes a token has at most. Entra's have a few thousand,
-	// and servers refuse longer headers as the client's fault.
+	// maxToken is how many bytes a token has at most. Entra's have a few
+	// thousand, and servers refuse longer headers as the client's fault.
 	maxToken = 64 << 10
 )
 
@@ -123,8 +123,8 @@ func (s *source) close() {
 	s.requests.Wait()
 }
 
-// use adds a logger, and disuse removes it. A logger lives as long as the config
-// that it is from, and the source outlives configs.
+// use adds a logger, and disuse removes it. A logger lives as long as the
+// config that it is from, and the source outlives configs.
 func (s *source) use(logger *zap.Logger) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,7 +157,8 @@ func (s *source) credential(ctx context.Context) (openailb.Credential, error) {
 	return openailb.Credential{}, s.unavailable(err)
 }
 
-// unavailable is an error that asks users to stay away until the next request is due.
+// unavailable is an error that asks users to stay away until the next request
+// is due.
 type unavailable struct {
 	error
 	retryAfter time.Duration
@@ -210,8 +211,9 @@ func (s *source) refresh(now time.Time) *request {
 	return s.pending
 }
 
-// isDue reports whether the next request may be made. After a failure it is due within maxBackoff: if it is further
-// away, the clock was set back. s.mu must be locked.
+// isDue reports whether the next request may be made. After a failure it is due
+// within maxBackoff: if it is further away, the clock was set back. s.mu must
+// be locked.
 func (s *source) isDue(now time.Time) bool {
 	wait := time.Duration(s.due.Load() - now.UnixNano())
 	return wait <= 0 || s.failures > 0 && wait > maxBackoff

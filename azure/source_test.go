@@ -115,8 +115,8 @@ func TestAFailedRefreshIsTriedAgainWithCareWhileTheTokenServes(t *testing.T) {
 	})
 }
 
-// TestAClockThatIsSetBackKeepsNoTokenAway such as one that was hours ahead when Caddy started, so that the
-// received token seemed to have expired.
+// TestAClockThatIsSetBackKeepsNoTokenAway such as one that was hours ahead when
+// Caddy started, so that the received token seemed to have expired.
 func TestAClockThatIsSetBackKeepsNoTokenAway(t *testing.T) {
 	inBubble(t, func(t *testing.T, f *fakeSource) {
 		f.life = -time.Hour
@@ -265,7 +265,8 @@ func TestTheSameTokenAgainIsNoRenewal(t *testing.T) {
 		f.wantAsked(2)
 		f.wantLogged("warn", "could not renew token: there is no newer one yet", 1)
 
-		// refreshes that bring nothing new: after 55, 59, 59.8 and 59.97 minutes
+		// refreshes that bring nothing new: after 55, 59, 59.8 and 59.97
+		// minutes
 		for time.Until(end) > 0 {
 			f.wantToken("always")
 			time.Sleep(time.Second)

@@ -57,7 +57,8 @@ type backends struct {
 	behaviour atomic.Pointer[behaviour]
 	calls     atomic.Int64
 
-	// model is the one that the latest request named, if that is all before its prompt.
+	// model is the one that the latest request named, if that is all before its
+	// prompt.
 	model atomic.Pointer[string]
 
 	mu      sync.Mutex
@@ -164,8 +165,8 @@ func (b *backends) refuse(n int, w http.ResponseWriter, how string) {
 	_ = http.NewResponseController(w).Flush() // this sends it
 }
 
-// came records that the n-th backend has a request. If it is the one that refused
-// the last one, no request went on.
+// came records that the n-th backend has a request. If it is the one that
+// refused the last one, no request went on.
 func (b *backends) came(n int, arrived time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

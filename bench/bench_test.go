@@ -82,7 +82,8 @@ func checkRow(t *testing.T, table *table, r row) {
 		if value("p50, times") <= 0 || value("others a second") <= 0 {
 			t.Errorf("%s: %s was not measured: %+v", table.Title, r.Contender, r.Cells)
 		}
-		// Those of the first 401 are new if none came before: as many as the buckets of some histograms, for all keys.
+		// Those of the first 401 are new if none came before: as many as the
+		// buckets of some histograms, for all keys.
 		if what == "wrong keys" && value("new time series") > 150 {
 			t.Errorf("%s: %s has %v new time series", table.Title, r.Contender, value("new time series"))
 		}
@@ -210,7 +211,8 @@ func TestAGapIsTheTimeFromA429ToAnotherBackend(t *testing.T) {
 	}
 }
 
-// Others of its fields are those of Bifrost's schema, transports/config.schema.json.
+// Others of its fields are those of Bifrost's schema,
+// transports/config.schema.json.
 func TestBifrostHasAKeyForEachBackendAndNamesItsProvider(t *testing.T) {
 	n := slices.IndexFunc(contenders, func(c contender) bool { return c.name == "bifrost" })
 	bifrost := contenders[n]
@@ -329,7 +331,8 @@ func TestTheReadmeHasTheFiguresOfTheResults(t *testing.T) {
 	}
 }
 
-// resultsOf returns the figures of each contender in a table of a file, without ratios.
+// resultsOf returns the figures of each contender in a table of a file, without
+// ratios.
 func resultsOf(t *testing.T, file, anchor string) map[string][]string {
 	text, err := os.ReadFile(filepath.Join("results", file))
 	if err != nil {

@@ -50,7 +50,8 @@ var besideScenarios = []besideScenario{
 	},
 }
 
-// runBeside measures small chats alone and beside other requests, in front of three equal backends.
+// runBeside measures small chats alone and beside other requests, in front of
+// three equal backends.
 func (b *bench) runBeside() error {
 	backends, err := startBackends(b.tools, 1, 1, 1)
 	if err != nil {

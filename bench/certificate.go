@@ -8,8 +8,8 @@ import (
 	"os"
 )
 
-// writeCertificate writes the certificate for the loopback that httptest has, and its key beside it, under the name
-// that HAProxy looks for.
+// writeCertificate writes the certificate for the loopback that httptest has,
+// and its key beside it, under the name that HAProxy looks for.
 func writeCertificate(file string) error {
 	server := httptest.NewTLSServer(nil)
 	defer server.Close()

@@ -25,8 +25,8 @@ const (
 	model      = "gpt-4o"
 	// renamedModel is what backends call it where its name is to be replaced.
 	renamedModel = "gpt-4o-eastus2-large"
-	// sdkTimeout is the default, in seconds, of OpenAI's SDK for Python, of which
-	// Microsoft's balancer is made to be the transport.
+	// sdkTimeout is the default, in seconds, of OpenAI's SDK for Python, of
+	// which Microsoft's balancer is made to be the transport.
 	sdkTimeout  = 600
 	bifrostHTTP = "BIFROST_HTTP" // names a program
 )
@@ -191,8 +191,8 @@ type setup struct {
 	Cooldown int
 	// Longest is how long a backend may ask to be left alone, in seconds.
 	Longest int
-	// HeaderTimeout is how many seconds a backend has to begin its reply. 0: the
-	// contender's default.
+	// HeaderTimeout is how many seconds a backend has to begin its reply. 0:
+	// the contender's default.
 	HeaderTimeout int
 	ChecksKeys    bool // refuse others than ClientKey, and have metrics
 }
@@ -249,7 +249,8 @@ type running struct {
 	headers map[string]string // what its clients send
 }
 
-// naming returns a body in which the model has the name that the contender wants.
+// naming returns a body in which the model has the name that the contender
+// wants.
 func (r *running) naming(body string) string {
 	return strings.Replace(body, `"model":"`, `"model":"`+r.provider, 1)
 }

@@ -126,7 +126,8 @@ func (b *bench) cost(s costScenario, backends *told, all []*running) error {
 	return nil
 }
 
-// measure loads a contender for a slice of time, and returns what a request cost.
+// measure loads a contender for a slice of time, and returns what a request
+// cost.
 func (b *bench) measure(r *running, load closedLoop) (micros float64, requests int, result loopResult) {
 	cpu := r.cpu()
 	result = load.run(b.slice)

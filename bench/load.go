@@ -42,7 +42,8 @@ type closedLoop struct {
 	body    string
 	clients int
 	pause   time.Duration // between a reply and the next request
-	// varies is a part of the headers instead of which each request has another one.
+	// varies is a part of the headers instead of which each request has another
+	// one.
 	varies string
 }
 

@@ -161,8 +161,8 @@ var lastPort atomic.Int64
 
 func init() { lastPort.Store(10_000 + rand.Int64N(10_000)) }
 
-// freePort returns a port at which no program listens. None is given away twice, for it
-// takes a program a while to listen at its own.
+// freePort returns a port at which no program listens. None is given away
+// twice, for it takes a program a while to listen at its own.
 func freePort() int {
 	for {
 		port := int(lastPort.Add(1))

@@ -183,7 +183,8 @@ func (t *table) lost() string {
 	return strings.Join(all, ", ")
 }
 
-// sections are the files of a report, and the first words of the titles of their tables.
+// sections are the files of a report, and the first words of the titles of
+// their tables.
 var sections = []string{"Cost", "Failover", "Worth", "Beside"}
 
 // report is a whole run.
@@ -250,7 +251,8 @@ func (r *report) write() error {
 	return nil
 }
 
-// circumstances says what was measured, when and where, and what the reader must know.
+// circumstances says what was measured, when and where, and what the reader
+// must know.
 func (r *report) circumstances() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "`%s`, %s, took %s, on %s.\n\n", r.command, r.date, r.took(), r.machine)

@@ -28,8 +28,8 @@ type worthScenario struct {
 	// percentile. 0: latency, and no spread.
 	latency, p95 time.Duration
 	round        time.Duration // 0: 20 s
-	// window is that of the deployments' quotas. 0: window. With one, refusals are counted for each 1,000
-	// requests that the deployments admitted.
+	// window is that of the deployments' quotas. 0: window. With one, refusals
+	// are counted for each 1,000 requests that the deployments admitted.
 	window time.Duration
 }
 
@@ -37,8 +37,8 @@ type worthScenario struct {
 type outage struct {
 	// stopped is when its process is stopped. It answers afterwards.
 	stoppedFrom, stoppedTo time.Duration
-	// silence is for how long it is a black hole, at the end: what waits then is
-	// never answered.
+	// silence is for how long it is a black hole, at the end: what waits then
+	// is never answered.
 	silence time.Duration
 	slow    time.Duration // a reply that took so long waited for it
 }
@@ -69,7 +69,8 @@ const (
 )
 
 // lead is for how long the load is on before anything is measured. Buckets are
-// full then, and who makes clients wait has as many of them waiting as at the end.
+// full then, and who makes clients wait has as many of them waiting as at the
+// end.
 func (s worthScenario) lead() time.Duration {
 	switch d := s.deployments[0]; {
 	case d.bucket > 0:

@@ -28,7 +28,8 @@ var objectCalls = []struct {
 
 // TestWhatBelongsTogetherStaysTogether has the SDKs use what is stored through
 // three accounts, of which two throttle every third request. Not one reply is a
-// 400 or a 404, also if the balancer is started anew in the middle of each call.
+// 400 or a 404, also if the balancer is started anew in the middle of each
+// call.
 func TestWhatBelongsTogetherStaysTogether(t *testing.T) {
 	var throttledInAll atomic.Int64 // by chance, one client may only meet the third account
 	t.Cleanup(func() {

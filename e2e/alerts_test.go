@@ -90,8 +90,8 @@ spec:
 	}
 }
 
-// TestEachClassThatIsNotServedFiresAnAlert has promtool evaluate half an hour in
-// which all requests have one class, for each class that the code has.
+// TestEachClassThatIsNotServedFiresAnAlert has promtool evaluate half an hour
+// in which all requests have one class, for each class that the code has.
 func TestEachClassThatIsNotServedFiresAnAlert(t *testing.T) {
 	t.Parallel()
 	promtool := tool(t, "promtool")
@@ -146,8 +146,8 @@ func TestEachClassThatIsNotServedFiresAnAlert(t *testing.T) {
 	}
 }
 
-// classesOfTheCode returns the classes of answers: those of replies, and those of
-// the balancer's own answers.
+// classesOfTheCode returns the classes of answers: those of replies, and those
+// of the balancer's own answers.
 func classesOfTheCode(t *testing.T) (classes []string) {
 	t.Helper()
 	for _, file := range []string{"../internal/verdict/class.go", "../internal/apierror/apierror.go"} {
@@ -176,7 +176,8 @@ func classesOfTheCode(t *testing.T) (classes []string) {
 	return classes
 }
 
-// tool returns where a program is, and skips the test if this machine does not have it.
+// tool returns where a program is, and skips the test if this machine does not
+// have it.
 func tool(t *testing.T, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)

@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// refusal is what two backends reply to every request for a model, and what an SDK makes of it.
+// refusal is what two backends reply to every request for a model, and what an
+// SDK makes of it.
 type refusal struct {
 	call   string // Default: chat
 	status int
@@ -22,7 +23,8 @@ type refusal struct {
 	gives int
 }
 
-// refusals are replies of which the client gets the provider's own words, because no backend is left.
+// refusals are replies of which the client gets the provider's own words,
+// because no backend is left.
 var refusals = []refusal{
 	{status: 400, body: `{"error":{"code":"unknown_model","message":"Unknown model: gpt-9"}}`, class: "BadRequestError", code: "unknown_model", text: "Unknown model: gpt-9"},
 	{status: 404, body: "{\"error\":{\"message\":\"The model `gpt-9` does not exist or you do not have access to it.\",\"type\":\"invalid_request_error\",\"param\":null,\"code\":\"model_not_found\"}}",
@@ -65,8 +67,9 @@ var refusals = []refusal{
 		class: "InternalServerError", code: "upstream_credentials_rejected", text: "No backend accepts the credentials", gives: 502},
 }
 
-// TestSDKsRaiseTheProvidersOwnError has each pair of backends refuse all that it gets. The SDKs make their usual retries of an error
-// that must not be retried.
+// TestSDKsRaiseTheProvidersOwnError has each pair of backends refuse all that
+// it gets. The SDKs make their usual retries of an error that must not be
+// retried.
 func TestSDKsRaiseTheProvidersOwnError(t *testing.T) {
 	for _, language := range languages {
 		if language.name == "Go" {

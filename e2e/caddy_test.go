@@ -179,7 +179,8 @@ var (
 
 // freeAddresses returns n loopback addresses on which nobody listens, and that
 // it never returns again. Their ports are none of those that systems choose for
-// who asks for any (32768 and above), which somebody may have before Caddy does.
+// who asks for any (32768 and above), which somebody may have before Caddy
+// does.
 func freeAddresses(n int) (addresses []string, err error) {
 	givenMu.Lock()
 	defer givenMu.Unlock()

@@ -77,7 +77,8 @@ var kinds = map[string]func() any{
 	"ServiceMonitor":          func() any { return new(monitoringv1.ServiceMonitor) },
 }
 
-// render returns the objects, each of which has only fields of its kind, and their text.
+// render returns the objects, each of which has only fields of its kind, and
+// their text.
 func render(t *testing.T, arguments ...string) (objects, string) {
 	t.Helper()
 	text, err := helm(t, "template", append([]string{"--kube-version", fmt.Sprintf("1.%d.0", oldest)}, arguments...)...)
@@ -107,7 +108,8 @@ func render(t *testing.T, arguments ...string) (objects, string) {
 	return made, text
 }
 
-// only returns the first object of its type, or the first that has this end of a name.
+// only returns the first object of its type, or the first that has this end of
+// a name.
 func only[T any](t *testing.T, made objects, name ...string) *T {
 	t.Helper()
 	for _, key := range slices.Sorted(maps.Keys(made)) {
@@ -120,7 +122,8 @@ func only[T any](t *testing.T, made objects, name ...string) *T {
 	return nil
 }
 
-// setsOfValues are the files of values that the chart is tried with, also those that an import makes.
+// setsOfValues are the files of values that the chart is tried with, also those
+// that an import makes.
 func setsOfValues(t *testing.T) []string {
 	t.Helper()
 	sets, err := filepath.Glob(chart + "/ci/*-values.yaml")
@@ -140,8 +143,8 @@ func TestHelmFindsNothingWrongWithTheChart(t *testing.T) {
 	}
 }
 
-// TestEachKubernetesTakesWhatTheChartMakes needs the program kubernetes-validate, which has
-// the API of each version.
+// TestEachKubernetesTakesWhatTheChartMakes needs the program
+// kubernetes-validate, which has the API of each version.
 func TestEachKubernetesTakesWhatTheChartMakes(t *testing.T) {
 	t.Parallel()
 	validate := tool(t, "kubernetes-validate")
@@ -188,7 +191,8 @@ func TestWhatTheChartMakesFitsTogether(t *testing.T) {
 	}
 }
 
-// checkSelectors checks which objects select the pods of the Deployment, and that none selects the pod of `helm test`.
+// checkSelectors checks which objects select the pods of the Deployment, and
+// that none selects the pod of `helm test`.
 func checkSelectors(t *testing.T, made objects) {
 	t.Helper()
 	deployment, test := only[appsv1.Deployment](t, made), only[corev1.Pod](t, made)
@@ -258,7 +262,8 @@ func selects(selector *metav1.LabelSelector, labels map[string]string) bool {
 	return len(selector.MatchLabels) > 0
 }
 
-// checkSecurity checks that a pod gets by under the policy `restricted` of Kubernetes, and has no token.
+// checkSecurity checks that a pod gets by under the policy `restricted` of
+// Kubernetes, and has no token.
 func checkSecurity(t *testing.T, pod corev1.PodSpec) {
 	t.Helper()
 	security, container := pod.SecurityContext, pod.Containers[0].SecurityContext

@@ -37,8 +37,8 @@ var caddyWithRedis = sync.OnceValues(func() (string, error) {
 	return binary, nil
 })
 
-// mounted is a Caddyfile as it is in a pod, with files of keys and a certificate in dir,
-// and simulators instead of backends.
+// mounted is a Caddyfile as it is in a pod, with files of keys and a
+// certificate in dir, and simulators instead of backends.
 type mounted struct{ dir, config, binary string }
 
 // mount renders the chart with a set of values.
@@ -108,7 +108,8 @@ func TestTheCaddyfilesOfTheChartPassTheirChecks(t *testing.T) {
 	}
 }
 
-// startMounted runs a Caddyfile of the chart, which serves plain HTTP and can write nowhere.
+// startMounted runs a Caddyfile of the chart, which serves plain HTTP and can
+// write nowhere.
 func startMounted(t *testing.T, m mounted) *pod {
 	t.Helper()
 	var err error
@@ -142,8 +143,8 @@ func startMounted(t *testing.T, m mounted) *pod {
 	return nil
 }
 
-// TestAPodOfTheChartServesPlainHTTP is about a pod without a certificate. One with a
-// certificate runs the Caddyfile of the example.
+// TestAPodOfTheChartServesPlainHTTP is about a pod without a certificate. One
+// with a certificate runs the Caddyfile of the example.
 func TestAPodOfTheChartServesPlainHTTP(t *testing.T) {
 	t.Parallel()
 	m, made := mount(t, chart+"/ci/minimal-values.yaml")

@@ -72,7 +72,8 @@ func TestTheSchemaOfTheChartHasExactlyItsValues(t *testing.T) {
 	s.compare(t, "", values)
 }
 
-// compare checks that values have each property, and no other, and that no other may be set.
+// compare checks that values have each property, and no other, and that no
+// other may be set.
 func (s schema) compare(t *testing.T, path string, values map[string]any) {
 	t.Helper()
 	if string(s.Additional) != "false" {

@@ -103,7 +103,8 @@ func runScript(t *testing.T, o order, trust string, command ...string) (got []ou
 	return got
 }
 
-// runJSON runs a command with one more argument, and reads the JSON that it prints.
+// runJSON runs a command with one more argument, and reads the JSON that it
+// prints.
 func runJSON(t *testing.T, arg string, got any, trust string, command ...string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 6*patience) // LiteLLM alone takes some seconds to load
 	defer cancel()

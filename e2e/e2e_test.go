@@ -360,8 +360,9 @@ func mixedPool(clients []string, chat, transcription string) scenario {
 	}
 }
 
-// onlyOnce is the scenario that an SDK with its default retries sends a batch once
-// if this happens to it, because it may have been executed. The file comes before it.
+// onlyOnce is the scenario that an SDK with its default retries sends a batch
+// once if this happens to it, because it may have been executed. The file comes
+// before it.
 func onlyOnce(what, fault string, status int) scenario {
 	fails := apiError{Class: "InternalServerError", Status: 502, Code: "upstream_unreachable", Type: "server_error", Message: "may have been executed"}
 	if status == 502 {

@@ -12,8 +12,9 @@ import (
 	"testing"
 )
 
-// startFlex runs examples/flex.Caddyfile with a simulator that refuses flex two of three times. It returns the balancer's
-// base URL and the simulator's address.
+// startFlex runs examples/flex.Caddyfile with a simulator that refuses flex two
+// of three times. It returns the balancer's base URL and the simulator's
+// address.
 func startFlex(t *testing.T) (url, simulator string) {
 	t.Helper()
 	addresses, err := freeAddresses(2)
@@ -30,8 +31,8 @@ func startFlex(t *testing.T) (url, simulator string) {
 	return "http://" + addresses[0] + "/v1", "http://" + addresses[1]
 }
 
-// TestFlexIsTriedFirstAndNothingFails has the official SDKs ask for flex, and without a service tier. E2E_FLEX is how
-// often.
+// TestFlexIsTriedFirstAndNothingFails has the official SDKs ask for flex, and
+// without a service tier. E2E_FLEX is how often.
 func TestFlexIsTriedFirstAndNothingFails(t *testing.T) {
 	n, err := strconv.Atoi(cmp.Or(os.Getenv("E2E_FLEX"), "9"))
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// TestEveryCommandForFortyTeamsWorks follows docs/forty-teams.md in a copy of the
-// repository, on other ports.
+// TestEveryCommandForFortyTeamsWorks follows docs/forty-teams.md in a copy of
+// the repository, on other ports.
 func TestEveryCommandForFortyTeamsWorks(t *testing.T) {
 	for _, tool := range []string{"redis-server", "jq"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -87,7 +87,8 @@ func TestEveryCommandForFortyTeamsWorks(t *testing.T) {
 	}
 }
 
-// freeTen returns all but the last digit of ten ports, of which the first four are free.
+// freeTen returns all but the last digit of ten ports, of which the first four
+// are free.
 func freeTen(t *testing.T) string {
 	t.Helper()
 	for range 100 {

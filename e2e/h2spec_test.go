@@ -19,8 +19,9 @@ import (
 	"testing"
 )
 
-// TestHTTP2FailsTheSameCasesAsInAPlainReverseProxy has h2spec test both in one Caddy. Some of its cases depend on
-// timing, so a difference counts only if it is found each time.
+// TestHTTP2FailsTheSameCasesAsInAPlainReverseProxy has h2spec test both in one
+// Caddy. Some of its cases depend on timing, so a difference counts only if it
+// is found each time.
 func TestHTTP2FailsTheSameCasesAsInAPlainReverseProxy(t *testing.T) {
 	t.Parallel()
 	h2spec := buildH2spec(t)
@@ -62,7 +63,8 @@ func buildH2spec(t *testing.T) string {
 	return path
 }
 
-// startSites runs Caddy with a site for each of two handlers, over TLS, and returns their ports.
+// startSites runs Caddy with a site for each of two handlers, over TLS, and
+// returns their ports.
 func startSites(t *testing.T, first, second string) (ofFirst, ofSecond string) {
 	t.Helper()
 	var err error

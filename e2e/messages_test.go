@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestAnthropicsSDKsUnderstandTheErrorsOfTheBalancer has them call for errors of the balancer's own, in two dialects.
+// TestAnthropicsSDKsUnderstandTheErrorsOfTheBalancer has them call for errors
+// of the balancer's own, in two dialects.
 func TestAnthropicsSDKsUnderstandTheErrorsOfTheBalancer(t *testing.T) {
 	type call struct {
 		Key    string `json:"key"`

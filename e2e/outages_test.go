@@ -17,14 +17,17 @@ import (
 type outage struct {
 	name       string
 	begin, end func(*outageSite)
-	// problems are sentences that say what has happened, and what to do. The page as JSON has these and no others, and the
-	// page as HTML and the command have each.
+	// problems are sentences that say what has happened, and what to do. The
+	// page as JSON has these and no others, and the page as HTML and the
+	// command have each.
 	problems []string
-	// log are parts of lines that say what has happened, and over those that say that it is over: all of a list are in a line.
+	// log are parts of lines that say what has happened, and over those that
+	// say that it is over: all of a list are in a line.
 	log, over [][]string
 	// alerts fire, and no others.
 	alerts []string
-	// redis reports whether there are two replicas with a Redis, and browser whether a browser looks, too.
+	// redis reports whether there are two replicas with a Redis, and browser
+	// whether a browser looks, too.
 	redis, browser bool
 }
 
@@ -154,7 +157,8 @@ func of(names []string, what string) (sentences []string) {
 	return sentences
 }
 
-// TestEachOutageIsSeenAndSoIsItsEnd has each outage happen to a Caddy of its own, all at the same time.
+// TestEachOutageIsSeenAndSoIsItsEnd has each outage happen to a Caddy of its
+// own, all at the same time.
 func TestEachOutageIsSeenAndSoIsItsEnd(t *testing.T) {
 	promtool := tool(t, "promtool")
 	documented := documentedOutages(t)
@@ -205,10 +209,11 @@ func TestEachOutageIsSeenAndSoIsItsEnd(t *testing.T) {
 }
 
 const (
-	// healthyFor is how long a site is healthy before its outage, and lasts is how long each outage takes at least.
+	// healthyFor is how long a site is healthy before its outage, and lasts is
+	// how long each outage takes at least.
 	healthyFor, lasts = 20 * time.Second, 30 * time.Second
-	// overWithin is how long page, log and command have to say that an outage is over: a minute, and half of one for a machine
-	// that is slow.
+	// overWithin is how long page, log and command have to say that an outage
+	// is over: a minute, and half of one for a machine that is slow.
 	overWithin = 90 * time.Second
 )
 
@@ -258,7 +263,8 @@ func (s *outageSite) await(when string, patience time.Duration, missing func() [
 	}
 }
 
-// missing returns what the page, the log and the command do not show, or show too much. Without problems, all is well.
+// missing returns what the page, the log and the command do not show, or show
+// too much. Without problems, all is well.
 func (s *outageSite) missing(program string, begin int, problems []string, lines [][]string) (missing []string) {
 	now, err := s.look(program, begin)
 	if err != nil {

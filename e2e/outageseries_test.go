@@ -21,7 +21,8 @@ const scrapeInterval = 5 * time.Second
 // scrape has the values of series by their names and labels.
 type scrape map[string]float64
 
-// scraped returns the metrics of all replicas that alerts can be about, and which of them are counters.
+// scraped returns the metrics of all replicas that alerts can be about, and
+// which of them are counters.
 func (s *outageSite) scraped() (scrape, map[string]bool) {
 	s.Helper()
 	values, counters := make(scrape), make(map[string]bool)
@@ -62,7 +63,8 @@ func (s *outageSite) scraped() (scrape, map[string]bool) {
 	return values, counters
 }
 
-// record records metrics until it is stopped, as a further phase, and once more then.
+// record records metrics until it is stopped, as a further phase, and once more
+// then.
 func (s *outageSite) record() (stop func()) {
 	s.scrapes = append(s.scrapes, nil)
 	phase := &s.scrapes[len(s.scrapes)-1]
@@ -94,7 +96,8 @@ func (s *outageSite) record() (stop func()) {
 	return stop
 }
 
-// phaseLength is how long each phase is for the alerts: what was recorded of it goes on as it was at last.
+// phaseLength is how long each phase is for the alerts: what was recorded of it
+// goes on as it was at last.
 const phaseLength = 7 * time.Minute
 
 // continued returns the phases as series in promtool's notation.
@@ -159,11 +162,13 @@ func allNames(phases [][]scrape) map[string]bool {
 	return names
 }
 
-// alertsWithin is how long alerts have to fire after an outage has begun, and to end after it is over.
+// alertsWithin is how long alerts have to fire after an outage has begun, and
+// to end after it is over.
 const alertsWithin = 6 * time.Minute
 
-// wantAlerts has promtool evaluate the rules with what was recorded before, during and after an outage. These alerts, and no
-// others, fire in time, and then end in time.
+// wantAlerts has promtool evaluate the rules with what was recorded before,
+// during and after an outage. These alerts, and no others, fire in time, and
+// then end in time.
 func (s *outageSite) wantAlerts(promtool string, alertnames []string) {
 	s.Helper()
 	rules, err := filepath.Abs(alerts)
@@ -198,7 +203,8 @@ func (s *outageSite) wantAlerts(promtool string, alertnames []string) {
 	}
 }
 
-// documentedOutages returns the alerts of each outage in the table of docs/operations.md.
+// documentedOutages returns the alerts of each outage in the table of
+// docs/operations.md.
 func documentedOutages(t *testing.T) map[string][]string {
 	t.Helper()
 	_, table, found := strings.Cut(string(readFile(t, "../docs/operations.md")), "\n## Outages\n")

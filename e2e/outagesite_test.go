@@ -32,8 +32,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// outageSite is a balancer with everything around it that an outage can take: six backends with certificates, keys in files
-// and names in a DNS zone, a disk, a configuration, and perhaps a Redis and a second replica.
+// outageSite is a balancer with everything around it that an outage can take:
+// six backends with certificates, keys in files and names in a DNS zone, a
+// disk, a configuration, and perhaps a Redis and a second replica.
 type outageSite struct {
 	*testing.T
 	program  string
@@ -78,7 +79,8 @@ var outageBackends = []string{"east", "west", "north", "south", "spare", "last"}
 
 const outageModel = "gpt-5.5"
 
-// startOutageSite runs a balancer until the test ends, or with a Redis two of them.
+// startOutageSite runs a balancer until the test ends, or with a Redis two of
+// them.
 func startOutageSite(t *testing.T, program string, withRedis bool) *outageSite {
 	t.Helper()
 	s := &outageSite{T: t, program: program, dir: t.TempDir(), issuer: newIssuer(t), zone: startZone(t), backends: make(map[string]*outageBackend), counters: make(map[string]bool)}
@@ -165,7 +167,8 @@ type outageBackend struct {
 	name, port, keyFile string
 	certificate         atomic.Pointer[tls.Certificate]
 	key                 atomic.Pointer[string]
-	// hangs is closed when the backend does not hang any more. It is nil while the backend answers.
+	// hangs is closed when the backend does not hang any more. It is nil while
+	// the backend answers.
 	hangs atomic.Pointer[chan struct{}]
 }
 
@@ -190,7 +193,8 @@ func (s *outageSite) startBackend(name string) *outageBackend {
 	return b
 }
 
-// certify gives a backend a certificate, as at a new start: that ends its connections.
+// certify gives a backend a certificate, as at a new start: that ends its
+// connections.
 func (s *outageSite) certify(b *outageBackend, validFor time.Duration) {
 	b.certificate.Store(s.issuer.issue(s.T, b.host(), validFor))
 	if b.URL != "" {
@@ -387,7 +391,8 @@ func (s *outageSite) each(do func(*outageBackend)) {
 	}
 }
 
-// setName puts the name of a backend into the zone, or takes it out. The connections that it has end.
+// setName puts the name of a backend into the zone, or takes it out. The
+// connections that it has end.
 func (s *outageSite) setName(backend string, known bool) {
 	b := s.backends[backend]
 	s.zone.set(b.host(), known)
@@ -405,7 +410,8 @@ func (s *outageSite) reload(before, after string, works bool) {
 	}
 }
 
-// setDiskFull has no file of the first replica grow any more, or ends that. Nothing has to be mounted for that.
+// setDiskFull has no file of the first replica grow any more, or ends that.
+// Nothing has to be mounted for that.
 func (s *outageSite) setDiskFull(full bool) {
 	s.Helper()
 	pid := s.replicas[0].command.Process.Pid
@@ -419,7 +425,8 @@ func (s *outageSite) setDiskFull(full bool) {
 	}
 }
 
-// load sends requests to all replicas in turn until the test ends. Its clients wait for long.
+// load sends requests to all replicas in turn until the test ends. Its clients
+// wait for long.
 func (s *outageSite) load() {
 	ctx, stop := context.WithCancel(s.Context())
 	var sent sync.WaitGroup
@@ -456,7 +463,8 @@ type seen struct {
 	html, log, command string
 }
 
-// look looks at the page, the log and `caddy openai-lb status`. The log begins after so many bytes.
+// look looks at the page, the log and `caddy openai-lb status`. The log begins
+// after so many bytes.
 func (s *outageSite) look(program string, begin int) (now seen, err error) {
 	r := s.replicas[0]
 	text, err := getText(r.url + "/status?json")

@@ -23,8 +23,9 @@ import (
 
 const systemdExample = "../examples/systemd"
 
-// systemd does what the units of the example say, in place of the one that boots a
-// machine. The program systemctl, which the example calls, is a link to this test.
+// systemd does what the units of the example say, in place of the one that
+// boots a machine. The program systemctl, which the example calls, is a link to
+// this test.
 type systemd struct {
 	*testing.T
 	dir  string
@@ -139,8 +140,8 @@ func (s *systemd) order(args []string) reply {
 	return reply{}
 }
 
-// start starts a unit of Type=notify: it waits until the process says that it is
-// ready.
+// start starts a unit of Type=notify: it waits until the process says that it
+// is ready.
 func (s *systemd) start(unit string) (*process, error) {
 	if s.unit["Type"] != "notify" {
 		return nil, fmt.Errorf("the unit has Type=%s", s.unit["Type"])
@@ -208,8 +209,8 @@ type load struct {
 	lost              []string
 }
 
-// rate is how many requests a second a load has. One in ten is a stream, and another
-// one has a new connection.
+// rate is how many requests a second a load has. One in ten is a stream, and
+// another one has a new connection.
 const rate = 200
 
 func startLoad(t *testing.T, url string) *load {
@@ -284,8 +285,8 @@ func (l *load) ask(client *http.Client, body, end string) error {
 	return nil
 }
 
-// TestARestartLosesNoRequestAndNoStream restarts Caddy as examples/systemd does, with
-// a shutdown_delay that is longer than a stream, as it is there.
+// TestARestartLosesNoRequestAndNoStream restarts Caddy as examples/systemd
+// does, with a shutdown_delay that is longer than a stream, as it is there.
 func TestARestartLosesNoRequestAndNoStream(t *testing.T) {
 	const delay = 5 * time.Second
 	simulated := start(t, []backend{{simulator: "token_latency 600ms"}})

@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// TestSlowClientsKeepNobodyFromBeingServed has slowhttptest open connections that send a header, send a body, or read a
-// reply as slowly as they can, in one Caddy. Its own probe, and a client of ours, must be served meanwhile.
+// TestSlowClientsKeepNobodyFromBeingServed has slowhttptest open connections
+// that send a header, send a body, or read a reply as slowly as they can, in
+// one Caddy. Its own probe, and a client of ours, must be served meanwhile.
 func TestSlowClientsKeepNobodyFromBeingServed(t *testing.T) {
 	t.Parallel()
 	program, err := exec.LookPath("slowhttptest")

@@ -57,8 +57,8 @@ func startQuickstart(t *testing.T) string {
 	return url
 }
 
-// keepAsking does what the README's loop does, until the test ends. If served is set,
-// each request has to be served.
+// keepAsking does what the README's loop does, until the test ends. If served
+// is set, each request has to be served.
 func keepAsking(t *testing.T, url string, served bool) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -95,8 +95,8 @@ type watched struct {
 	Seen []struct{ Badge, Left string }
 	// Live is what the page says of itself.
 	Live string
-	// Errors are those of scripts, Elsewhere what was asked for besides the page,
-	// and Problems what axe-core found.
+	// Errors are those of scripts, Elsewhere what was asked for besides the
+	// page, and Problems what axe-core found.
 	Errors, Elsewhere, Problems []string
 	// Sideways is by how much the page, or a table in it, is too wide.
 	Sideways int
@@ -105,8 +105,8 @@ type watched struct {
 // left is what the page says of a bench that is in force.
 var left = regexp.MustCompile(`^(\d+) s left$|^due now$`)
 
-// TestTheStatusPageShowsABenchAndItsEnd watches the quickstart in a browser. With
-// E2E_SCREENSHOTS=<folder> it leaves what it saw there.
+// TestTheStatusPageShowsABenchAndItsEnd watches the quickstart in a browser.
+// With E2E_SCREENSHOTS=<folder> it leaves what it saw there.
 func TestTheStatusPageShowsABenchAndItsEnd(t *testing.T) {
 	node, chromium := lookPath(t, "node"), lookPath(t, "chromium")
 	if err := installBrowser(); err != nil {
@@ -175,8 +175,8 @@ func (w watched) check(t *testing.T) {
 	}
 }
 
-// nights are what an operator may find at 3 am: the backends of a pool, what shows
-// that the page knows of it, and what it then has to say.
+// nights are what an operator may find at 3 am: the backends of a pool, what
+// shows that the page knows of it, and what it then has to say.
 var nights = []struct {
 	name string
 	// backends are the simulators. A backend without one is dead.
@@ -218,8 +218,8 @@ var nights = []struct {
 	},
 }
 
-// startNight runs a balancer with three backends, of which the first has priority
-// 1, and returns its URL.
+// startNight runs a balancer with three backends, of which the first has
+// priority 1, and returns its URL.
 func startNight(t *testing.T, simulators []string) string {
 	t.Helper()
 	addresses, err := freeAddresses(len(simulators) + 1)
@@ -258,9 +258,9 @@ func answers(url string) error {
 	return err
 }
 
-// TestTheStatusPageSaysWhatIsWrong looks at the page while no backend can serve, and
-// while one needs an operator. With E2E_SCREENSHOTS=<folder> it leaves what it saw
-// there.
+// TestTheStatusPageSaysWhatIsWrong looks at the page while no backend can
+// serve, and while one needs an operator. With E2E_SCREENSHOTS=<folder> it
+// leaves what it saw there.
 func TestTheStatusPageSaysWhatIsWrong(t *testing.T) {
 	node, chromium := lookPath(t, "node"), lookPath(t, "chromium")
 	if err := installBrowser(); err != nil {
@@ -304,8 +304,9 @@ func matches(t *testing.T, pattern, text string) bool {
 	return regexp.MustCompile(pattern).MatchString(strings.Join(strings.Fields(text), " "))
 }
 
-// TestCallersAreSearchedWhileTheStatusPageUpdatesItself with the keyboard, and without JavaScript. With
-// E2E_SCREENSHOTS=<folder> it leaves what it saw there.
+// TestCallersAreSearchedWhileTheStatusPageUpdatesItself with the keyboard, and
+// without JavaScript. With E2E_SCREENSHOTS=<folder> it leaves what it saw
+// there.
 func TestCallersAreSearchedWhileTheStatusPageUpdatesItself(t *testing.T) {
 	node, chromium := lookPath(t, "node"), lookPath(t, "chromium")
 	if err := installBrowser(); err != nil {

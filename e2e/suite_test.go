@@ -19,7 +19,8 @@ import (
 	"time"
 )
 
-// installSuite fetches the source package of the Python SDK, in which its tests are, and the mock server.
+// installSuite fetches the source package of the Python SDK, in which its tests
+// are, and the mock server.
 var installSuite = sync.OnceValue(func() error {
 	return install("suite", "requirements.txt", ".venv", "npm ci --no-audit --no-fund && "+
 		"python3 -m venv --clear .venv && .venv/bin/pip install --disable-pip-version-check --no-deps -r requirements.txt && "+
@@ -27,11 +28,14 @@ var installSuite = sync.OnceValue(func() error {
 		"tar xzf .venv/source/openai-*.tar.gz -C .venv/source --strip-components=1")
 })
 
-// TestTheTestsOfOpenAIsSDKPass runs the tests of the Python SDK's methods through the balancer. Each calls one method, with the
-// least and with the most that it takes, at a server that checks the request by OpenAI's specification, and answers by it. So
-// nothing of a request or a reply may get lost on the way, of any operation.
+// TestTheTestsOfOpenAIsSDKPass runs the tests of the Python SDK's methods
+// through the balancer. Each calls one method, with the least and with the most
+// that it takes, at a server that checks the request by OpenAI's specification,
+// and answers by it. So nothing of a request or a reply may get lost on the
+// way, of any operation.
 //
-// With failover, two backends come first that refuse everything. The first page of a list stays at its account, so it fails then.
+// With failover, two backends come first that refuse everything. The first page
+// of a list stays at its account, so it fails then.
 func TestTheTestsOfOpenAIsSDKPass(t *testing.T) {
 	lookPath(t, "node")
 	lookPath(t, "python3")
@@ -129,7 +133,8 @@ func startMock(t *testing.T) string {
 	return "http://" + addresses[0]
 }
 
-// runSuite runs the tests through a balancer with these backends, and returns the names of those that fail.
+// runSuite runs the tests through a balancer with these backends, and returns
+// the names of those that fail.
 func runSuite(t *testing.T, backends string) (failed []string) {
 	t.Helper()
 	addresses, err := freeAddresses(1)
@@ -143,7 +148,8 @@ func runSuite(t *testing.T, backends string) (failed []string) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 	defer cancel()
-	// the synchronous client, and the asynchronous one with the other library for HTTP
+	// the synchronous client, and the asynchronous one with the other library
+	// for HTTP
 	cmd := exec.CommandContext(ctx, python, "-m", "pytest", "tests/api_resources", "-k", "(strict and not Async) or aiohttp",
 		"-n", "2", "-q", "--tb=line", "-p", "no:cacheprovider")
 	cmd.Dir = "suite/.venv/source"

@@ -17,7 +17,8 @@ import (
 	"testing"
 )
 
-// account is a backend that stores what it makes, and rejects a request that names anything else.
+// account is a backend that stores what it makes, and rejects a request that
+// names anything else.
 type account struct {
 	name string
 
@@ -61,7 +62,8 @@ func (a *account) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, `{"id":%q,"object":%q,"status":"completed","file_counts":{"in_progress":0}}`, id, last)
 }
 
-// listenAt runs a Caddy with these sites until the test ends. It has started when it listens at the address.
+// listenAt runs a Caddy with these sites until the test ends. It has started
+// when it listens at the address.
 func listenAt(t *testing.T, address, sites string, env ...string) {
 	t.Helper()
 	home := t.TempDir()
@@ -84,7 +86,8 @@ func listenAt(t *testing.T, address, sites string, env ...string) {
 	}
 }
 
-// startTogether runs three equal accounts, and a balancer in front of them. It returns the balancer's base URL.
+// startTogether runs three equal accounts, and a balancer in front of them. It
+// returns the balancer's base URL.
 func startTogether(t *testing.T, options string) (url string) {
 	t.Helper()
 	var backends strings.Builder
@@ -101,8 +104,9 @@ func startTogether(t *testing.T, options string) (url string) {
 	return "http://" + addresses[0] + "/v1"
 }
 
-// TestWhatACallerMakesOneAfterTheOtherIsUsedTogether has the helpers of the official SDK make objects in several
-// requests, and name them in one. E2E_RUNS is how often.
+// TestWhatACallerMakesOneAfterTheOtherIsUsedTogether has the helpers of the
+// official SDK make objects in several requests, and name them in one. E2E_RUNS
+// is how often.
 func TestWhatACallerMakesOneAfterTheOtherIsUsedTogether(t *testing.T) {
 	lookPath(t, "python3")
 	if err := installPython(); err != nil {

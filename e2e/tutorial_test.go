@@ -19,8 +19,8 @@ type step struct {
 	words                   int // besides commands and results
 }
 
-// stepsOf reads the steps of a page: headings that begin with a number, each with one
-// block of commands and one of what they print.
+// stepsOf reads the steps of a page: headings that begin with a number, each
+// with one block of commands and one of what they print.
 func stepsOf(t *testing.T, page string) (steps []step) {
 	t.Helper()
 	block := regexp.MustCompile("(?ms)^```(\\w+)\n(.*?)^```\n")
@@ -42,8 +42,8 @@ func stepsOf(t *testing.T, page string) (steps []step) {
 	return steps
 }
 
-// TestTheTutorialShowsWhatItSays follows docs/tutorial.md in a copy of the repository, on
-// ports that are free. It leaves out what needs another machine.
+// TestTheTutorialShowsWhatItSays follows docs/tutorial.md in a copy of the
+// repository, on ports that are free. It leaves out what needs another machine.
 func TestTheTutorialShowsWhatItSays(t *testing.T) {
 	const longest = 100
 	page, err := os.ReadFile("../docs/tutorial.md")
@@ -131,8 +131,8 @@ func copyRepository(t *testing.T, dir string) (repository string) {
 	return repository
 }
 
-// fits reports whether a text is what a page shows, in which … stands for anything in
-// a line. Spaces at the end of a line do not count.
+// fits reports whether a text is what a page shows, in which … stands for
+// anything in a line. Spaces at the end of a line do not count.
 func fits(page, text string) bool {
 	pattern := strings.ReplaceAll(regexp.QuoteMeta(page), "…", "[^\n]*")
 	return regexp.MustCompile("^" + pattern + "$").MatchString(strings.ReplaceAll(text, " \n", "\n"))

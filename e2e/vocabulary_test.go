@@ -10,11 +10,13 @@ import (
 	"time"
 )
 
-// vocabulary is a list of the codes of errors, events and service tiers that tests compare the tables in the code with.
+// vocabulary is a list of the codes of errors, events and service tiers that
+// tests compare the tables in the code with.
 const vocabulary = "../internal/openaiapi/testdata/openai-python.txt"
 
-// TestTheWordsOfOpenAIsSDKAreListed compares that list with the package that is installed, or, with E2E_NEWEST, with the newest
-// one, whose new words it names. The list is made anew by
+// TestTheWordsOfOpenAIsSDKAreListed compares that list with the package that is
+// installed, or, with E2E_NEWEST, with the newest one, whose new words it
+// names. The list is made anew by
 //
 //	python/.venv/bin/python python/vocabulary.py >../internal/openaiapi/testdata/openai-python.txt
 func TestTheWordsOfOpenAIsSDKAreListed(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 
 var handshakes = flag.Int("handshakes", 200, "how many WebSockets each client opens")
 
-// TestEveryWebSocketIsOpened opens many WebSockets with real clients, while all backends
-// but the last fail at handshakes.
+// TestEveryWebSocketIsOpened opens many WebSockets with real clients, while all
+// backends but the last fail at handshakes.
 func TestEveryWebSocketIsOpened(t *testing.T) {
 	for _, client := range []struct {
 		name, runtime string
@@ -54,7 +54,8 @@ func TestEveryWebSocketIsOpened(t *testing.T) {
 	}
 }
 
-// TestResponsesComeOverWebSockets has the official SDKs, three accounts, and one that fails.
+// TestResponsesComeOverWebSockets has the official SDKs, three accounts, and
+// one that fails.
 func TestResponsesComeOverWebSockets(t *testing.T) {
 	for _, client := range []struct {
 		name, runtime string

@@ -8,8 +8,10 @@ import (
 // maxVerified is how many tokens are remembered, at least for a while.
 const maxVerified = 10_000
 
-// cache remembers the tokens that were verified, by their digests. If there are too many, those go that were not used for
-// the longest time: it begins a new half when one is full, and what the older half has moves to the new one when it is used.
+// cache remembers the tokens that were verified, by their digests. If there are
+// too many, those go that were not used for the longest time: it begins a new
+// half when one is full, and what the older half has moves to the new one when
+// it is used.
 type cache struct {
 	mu         sync.RWMutex
 	new, older map[[sha256.Size]byte]*verified

@@ -32,8 +32,8 @@ type site struct {
 	tokens []string
 }
 
-// serve runs Caddy with these options of openai_lb, and one backend. At the end no part of a token may be in its log, or
-// with the backend.
+// serve runs Caddy with these options of openai_lb, and one backend. At the end
+// no part of a token may be in its log, or with the backend.
 func serve(t *testing.T, options string) *site { return serveLogging(t, "json", options) }
 
 // serveLogging is serve with this format of the log.

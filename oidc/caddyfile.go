@@ -101,8 +101,8 @@ func withoutUser(text string) string {
 	return text
 }
 
-// isSecure reports whether a URL is protected on its way: by https, or, if loopback is true, because it stays on this
-// machine.
+// isSecure reports whether a URL is protected on its way: by https, or, if
+// loopback is true, because it stays on this machine.
 func isSecure(u *url.URL, loopback bool) bool {
 	ip := net.ParseIP(u.Hostname())
 	return u.Scheme == "https" || loopback && u.Scheme == "http" && (u.Hostname() == "localhost" || ip != nil && ip.IsLoopback())

@@ -48,7 +48,8 @@ type fakeIssuer struct {
 	*httptest.Server
 
 	mu sync.Mutex
-	// keys are those that it publishes, and status is what it answers, if that is not 200.
+	// keys are those that it publishes, and status is what it answers, if that
+	// is not 200.
 	keys   []jose.JSONWebKey
 	status int
 	// fetched is how often the keys were fetched.

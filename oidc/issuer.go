@@ -15,18 +15,20 @@ import (
 const (
 	// refreshInterval is how often the keys are fetched.
 	refreshInterval = time.Hour
-	// firstRetry is the wait after the first fetch that failed. It doubles up to lastRetry.
+	// firstRetry is the wait after the first fetch that failed. It doubles up
+	// to lastRetry.
 	firstRetry, lastRetry = time.Second, time.Minute
-	// demandInterval is how long after a fetch a token with an unknown key causes another one, which strangers can
-	// do at will.
+	// demandInterval is how long after a fetch a token with an unknown key
+	// causes another one, which strangers can do at will.
 	demandInterval = 10 * time.Second
 	// patience is how long a request waits for keys.
 	patience = 5 * time.Second
 )
 
-// issuer is an identity provider and its keys. One goroutine fetches them, from start to Destruct: every hour, and soon
-// if a token names a key that is not among them. Only requests with such a token wait for that. If a fetch fails, the
-// keys stay, and it is tried again.
+// issuer is an identity provider and its keys. One goroutine fetches them, from
+// start to Destruct: every hour, and soon if a token names a key that is not
+// among them. Only requests with such a token wait for that. If a fetch fails,
+// the keys stay, and it is tried again.
 type issuer struct {
 	source
 	keys   atomic.Pointer[keySet] // nil: none were fetched yet
@@ -36,12 +38,15 @@ type issuer struct {
 	demand chan struct{}
 
 	mu sync.Mutex
-	// fetching is closed when the fetch that is due or in progress ends. nil: the next one is not due yet.
+	// fetching is closed when the fetch that is due or in progress ends. nil:
+	// the next one is not due yet.
 	fetching chan struct{}
-	// fetched is when the last fetch ended, and failed reports whether it failed.
+	// fetched is when the last fetch ended, and failed reports whether it
+	// failed.
 	fetched time.Time
 	failed  bool
-	// stop ends the goroutine, and stopped waits for that. nil: it has not started.
+	// stop ends the goroutine, and stopped waits for that. nil: it has not
+	// started.
 	stop    context.CancelFunc
 	stopped sync.WaitGroup
 }
@@ -129,8 +134,8 @@ func (i *issuer) end(found *keySet, err error, wait time.Duration) {
 	i.fetching, i.fetched, i.failed = nil, time.Now(), err != nil
 }
 
-// due returns a channel that is closed when the keys have been fetched again, or nil if they were fetched a short
-// time ago.
+// due returns a channel that is closed when the keys have been fetched again,
+// or nil if they were fetched a short time ago.
 func (i *issuer) due() <-chan struct{} {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -147,7 +152,8 @@ func (i *issuer) due() <-chan struct{} {
 	return i.fetching
 }
 
-// renewed returns the keys of the issuer after a token named one that is not among those that were tried.
+// renewed returns the keys of the issuer after a token named one that is not
+// among those that were tried.
 func (i *issuer) renewed(ctx context.Context, tried *keySet) (*keySet, error) {
 	if fetching := i.due(); fetching != nil {
 		timer := time.NewTimer(patience)

@@ -64,7 +64,8 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Header: make(http.Header), Body: io.NopCloser(bytes.NewReader(text))}, nil
 }
 
-// wired runs a test in virtual time with a module and its issuer, which has fetched its keys if it could.
+// wired runs a test in virtual time with a module and its issuer, which has
+// fetched its keys if it could.
 func wired(t *testing.T, w *wire, test func(t *testing.T, o *Identity, logs *observer.ObservedLogs)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {

@@ -1,5 +1,6 @@
-// Package oidc identifies callers of openai_lb by tokens of an identity provider that speaks OpenID Connect, such as
-// Entra ID: JWTs that are signed with a key of the issuer, and are for the audience of the load balancer.
+// Package oidc identifies callers of openai_lb by tokens of an identity
+// provider that speaks OpenID Connect, such as Entra ID: JWTs that are signed
+// with a key of the issuer, and are for the audience of the load balancer.
 package oidc
 
 import (
@@ -22,18 +23,21 @@ func init() {
 	caddy.RegisterModule(new(Identity))
 }
 
-// Identity identifies callers by tokens of one issuer. The issuer's keys are fetched in the background, and survive
-// reloads of the config. They are used for as long as the issuer cannot be reached.
+// Identity identifies callers by tokens of one issuer. The issuer's keys are
+// fetched in the background, and survive reloads of the config. They are used
+// for as long as the issuer cannot be reached.
 //
 // Issuer and Audience may contain placeholders, such as {env.NAME}.
 type Identity struct {
-	// Issuer is the URL of the identity provider, exactly as its tokens name it (`iss`). Required.
+	// Issuer is the URL of the identity provider, exactly as its tokens name it
+	// (`iss`). Required.
 	Issuer string `json:"issuer"`
 
 	// Audience is for whom tokens must be issued (`aud`). Required.
 	Audience string `json:"audience"`
 
-	// Caller is the claim that names the caller, such as `azp`, `appid` or `sub`. Required.
+	// Caller is the claim that names the caller, such as `azp`, `appid` or
+	// `sub`. Required.
 	Caller string `json:"caller"`
 
 	// Tier places callers in tiers of the pool. Default: tokens name no tier.
@@ -50,7 +54,8 @@ type Tier struct {
 	// Claim is the claim, which is a text or a list of texts. Required.
 	Claim string `json:"claim"`
 
-	// Values are values of the claim. Of those that a token has, the first in this list decides. Required.
+	// Values are values of the claim. Of those that a token has, the first in
+	// this list decides. Required.
 	Values []Value `json:"values"`
 }
 
@@ -74,7 +79,8 @@ func (*Identity) CaddyModule() caddy.ModuleInfo {
 // issuers are the issuers of all loaded configs.
 var issuers = caddy.NewUsagePool()
 
-// Provision sets up the module. Nothing is fetched before Caddy has started the config.
+// Provision sets up the module. Nothing is fetched before Caddy has started the
+// config.
 func (o *Identity) Provision(ctx caddy.Context) error {
 	replacer := caddy.NewReplacer()
 	for name, text := range map[string]*string{"issuer": &o.Issuer, "audience": &o.Audience} {
@@ -115,8 +121,8 @@ func (o *Identity) Tiers() []string {
 	return tiers
 }
 
-// Identify implements openailb.CallerIdentity. A token is verified once. Its outcome is good until the token expires, or
-// the issuer's keys change.
+// Identify implements openailb.CallerIdentity. A token is verified once. Its
+// outcome is good until the token expires, or the issuer's keys change.
 func (o *Identity) Identify(ctx context.Context, token string) (*openailb.Identity, error) {
 	now, digest := time.Now(), sha256.Sum256([]byte(token))
 	if v, ok := o.verified.get(digest); ok && v.keys == o.issuer.keys.Load() {

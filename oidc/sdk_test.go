@@ -15,7 +15,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/simulator"
 )
 
-// TestTheSDKForPythonSendsTokensOfItsProvider installs the version that the tests in e2e/ have.
+// TestTheSDKForPythonSendsTokensOfItsProvider installs the version that the
+// tests in e2e/ have.
 func TestTheSDKForPythonSendsTokensOfItsProvider(t *testing.T) {
 	python := install(t)
 	f := newFakeIssuer(t, firstKey())

@@ -56,7 +56,8 @@ type keySet struct {
 	digest [sha256.Size]byte
 }
 
-// fetch fetches the keys of the issuer (OpenID Connect Discovery 1.0 section 4).
+// fetch fetches the keys of the issuer (OpenID Connect Discovery 1.0 section
+// 4).
 func (s *source) fetch(ctx context.Context) (*keySet, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
@@ -84,7 +85,8 @@ func (s *source) fetch(ctx context.Context) (*keySet, error) {
 	return parseKeys(text)
 }
 
-// get returns what is at an address. Its errors have nothing of the answer but its status.
+// get returns what is at an address. Its errors have nothing of the answer but
+// its status.
 func (s *source) get(ctx context.Context, address string) ([]byte, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, http.NoBody)
 	if err != nil {
@@ -110,7 +112,8 @@ func (s *source) get(ctx context.Context, address string) ([]byte, error) {
 	return text, nil
 }
 
-// parseKeys reads a set of keys (RFC 7517). Keys of other kinds, or for something else, are left out.
+// parseKeys reads a set of keys (RFC 7517). Keys of other kinds, or for
+// something else, are left out.
 func parseKeys(text []byte) (*keySet, error) {
 	var set struct{ Keys []json.RawMessage }
 	if err := json.Unmarshal(text, &set); err != nil {
@@ -142,7 +145,8 @@ func isUsable(key jose.JSONWebKey) bool {
 	return false
 }
 
-// verify returns what was signed. The error is errUnknown if no key is the one that the signature names. nil has no keys.
+// verify returns what was signed. The error is errUnknown if no key is the one
+// that the signature names. nil has no keys.
 func (s *keySet) verify(signed *jose.JSONWebSignature) ([]byte, error) {
 	if s == nil {
 		return nil, errUnknown

@@ -18,7 +18,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 )
 
-// algorithms are the only ones that are allowed: those of keys of which the other half is secret.
+// algorithms are the only ones that are allowed: those of keys of which the
+// other half is secret.
 var algorithms = []jose.SignatureAlgorithm{jose.RS256, jose.RS384, jose.RS512, jose.ES256, jose.ES384, jose.ES512}
 
 // claims are what a token says, by the exact names.
@@ -75,7 +76,8 @@ func payload(token string) (c claims, err error) {
 	return c, nil
 }
 
-// verify verifies a token. Without an error, the issuer has signed it, for our audience, and it is or was valid.
+// verify verifies a token. Without an error, the issuer has signed it, for our
+// audience, and it is or was valid.
 func (o *Identity) verify(ctx context.Context, now time.Time, token string) (*verified, error) {
 	v := new(verified)
 	said, err := payload(token)
@@ -153,8 +155,8 @@ func (o *Identity) name(v *verified, said claims) {
 	}
 }
 
-// isInvisible reports whether names may look alike that differ by a character only: it has no appearance, or stands for any
-// that could not be read.
+// isInvisible reports whether names may look alike that differ by a character
+// only: it has no appearance, or stands for any that could not be read.
 func isInvisible(r rune) bool {
 	const brailleBlank = '\u2800'
 	return r == utf8.RuneError || r == brailleBlank || unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector, unicode.Cf)
@@ -167,7 +169,8 @@ func names(algorithms []jose.SignatureAlgorithm) (names []string) {
 	return names
 }
 
-// keysFor are the keys of the issuer, for one token. It remembers what go-oidc's errors do not say.
+// keysFor are the keys of the issuer, for one token. It remembers what
+// go-oidc's errors do not say.
 type keysFor struct {
 	issuer *issuer
 	// used are the keys of which one has signed the token.

@@ -26,7 +26,8 @@ func documented(t *testing.T, rule *regexp.Regexp) string {
 	return strings.Join(strings.Fields(string(found[len(found)-1])), " ")
 }
 
-// as makes the engine that of a user with these rules, which begin with nothing.
+// as makes the engine that of a user with these rules, which begin with
+// nothing.
 func (s *server) as(e *Engine, rules string) *Engine {
 	s.t.Helper()
 	args := []any{"acl", "setuser", "openai_lb", "reset", "on", ">s3cret"}
@@ -38,8 +39,8 @@ func (s *server) as(e *Engine, rules string) *Engine {
 	return e
 }
 
-// conformsAs tests what a user may do that has these rules, and that nothing else
-// is tried.
+// conformsAs tests what a user may do that has these rules, and that nothing
+// else is tried.
 func conformsAs(t *testing.T, e *Engine, rules string, servers ...*server) {
 	t.Helper()
 	for _, s := range servers {

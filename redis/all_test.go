@@ -14,7 +14,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// command runs `caddy openai-lb` with the admin API of a replica, and returns its output with single spaces.
+// command runs `caddy openai-lb` with the admin API of a replica, and returns
+// its output with single spaces.
 func (r *replica) command(args ...string) string {
 	r.t.Helper()
 	out, _ := r.order(strings.Join(args, " ")) // it prints what is wrong
@@ -45,8 +46,8 @@ func (r *replica) wantCommand(command string, texts ...string) {
 	}
 }
 
-// TestAnOperatorSeesAllReplicasAtOnce at any of three, whose storages are apart, at one that has just started, and, without
-// Redis, one alone.
+// TestAnOperatorSeesAllReplicasAtOnce at any of three, whose storages are
+// apart, at one that has just started, and, without Redis, one alone.
 func TestAnOperatorSeesAllReplicasAtOnce(t *testing.T) {
 	s := startServer(t)
 	file := filepath.Join(t.TempDir(), "keys")
@@ -108,7 +109,8 @@ func TestAnOperatorSeesAllReplicasAtOnce(t *testing.T) {
 	}
 }
 
-// TestAnOrderNamesTheReplicasThatDidNotHearOfIt and the command fails: without Redis, other replicas still use the backend.
+// TestAnOrderNamesTheReplicasThatDidNotHearOfIt and the command fails: without
+// Redis, other replicas still use the backend.
 func TestAnOrderNamesTheReplicasThatDidNotHearOfIt(t *testing.T) {
 	s := startServer(t)
 	all := startReplicas(t, 2, newAccount(t).backends(1)+s.option())
@@ -133,7 +135,8 @@ func TestAnOrderNamesTheReplicasThatDidNotHearOfIt(t *testing.T) {
 	lbtest.WaitFor(t, func() bool { _, err := all[1].order("drain r0 --wait"); return err == nil })
 }
 
-// order gives an order with the admin API of a replica, and returns the output and the error of the command.
+// order gives an order with the admin API of a replica, and returns the output
+// and the error of the command.
 func (r *replica) order(args string) (text string, err error) {
 	var out bytes.Buffer
 	command := cobra.Command{SilenceUsage: true}

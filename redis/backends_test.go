@@ -56,8 +56,8 @@ func newAccount(t testing.TB) *account {
 	return a
 }
 
-// backends are the options for n backends and the spare one. more are options of
-// each.
+// backends are the options for n backends and the spare one. more are options
+// of each.
 func (a *account) backends(n int, more ...string) string {
 	var options strings.Builder
 	for i := range n {

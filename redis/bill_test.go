@@ -35,11 +35,13 @@ const (
 	billBackends = 9
 	// killEvery is the usual time between two kills.
 	killEvery = 6 * time.Second
-	// longestReply is how long a backend takes at most: a month is to be in ten minutes.
+	// longestReply is how long a backend takes at most: a month is to be in ten
+	// minutes.
 	longestReply = 10 * time.Millisecond
 )
 
-// billRun is some processes that share a storage and a Redis, and their callers.
+// billRun is some processes that share a storage and a Redis, and their
+// callers.
 type billRun struct {
 	*testing.T
 	binary, folder string
@@ -49,10 +51,12 @@ type billRun struct {
 	since          time.Time
 
 	mu sync.Mutex
-	// reported is what backends have reported, by row, and received what clients have got.
+	// reported is what backends have reported, by row, and received what
+	// clients have got.
 	reported map[ledger.Key]ledger.Use
 	received ledger.Use
-	// abandoned are requests whose replica was gone before their backend had an answer.
+	// abandoned are requests whose replica was gone before their backend had an
+	// answer.
 	abandoned, broken int
 }
 
@@ -61,10 +65,12 @@ type billReplica struct {
 	process *exec.Cmd
 }
 
-// TestTheBillIsWhatBackendsHaveReported has 40 teams in three tiers call three replicas with nine backends. A replica is killed
-// a hundred times in ten minutes, Redis twice, and halfway all replicas are replaced, one after the other. In the end, the
-// command usage has less than 0.1 % of the tokens less than backends have reported, and nowhere more. Most of what is missing was
-// on its way through a replica at a kill, so it is more on a machine that is busy.
+// TestTheBillIsWhatBackendsHaveReported has 40 teams in three tiers call three
+// replicas with nine backends. A replica is killed a hundred times in ten
+// minutes, Redis twice, and halfway all replicas are replaced, one after the
+// other. In the end, the command usage has less than 0.1 % of the tokens less
+// than backends have reported, and nowhere more. Most of what is missing was on
+// its way through a replica at a kill, so it is more on a machine that is busy.
 //
 //	go test -run TheBillIsWhatBackendsHaveReported -bill 10m -timeout 20m -v .
 func TestTheBillIsWhatBackendsHaveReported(t *testing.T) {
@@ -189,7 +195,8 @@ func (b *billRun) start(i int) {
 	b.down[i].Store(false)
 }
 
-// end ends a replica. A load balancer would know when one is stopped, and learn when it is killed.
+// end ends a replica. A load balancer would know when one is stopped, and learn
+// when it is killed.
 func (b *billRun) end(i int, signal syscall.Signal) {
 	if signal == syscall.SIGTERM {
 		b.down[i].Store(true)
@@ -275,7 +282,8 @@ func (b *billRun) receive(res *http.Response, err error) {
 	}
 }
 
-// serve is a backend, which sometimes fails. It counts the tokens that it reports to a replica that is there.
+// serve is a backend, which sometimes fails. It counts the tokens that it
+// reports to a replica that is there.
 func (b *billRun) serve(w http.ResponseWriter, r *http.Request, name string) {
 	var request struct {
 		User, Model string

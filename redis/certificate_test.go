@@ -14,8 +14,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// certificate makes one for the name redis.test, and returns the files that hold
-// it and its key. It is the only one that is trusted until the end of the test.
+// certificate makes one for the name redis.test, and returns the files that
+// hold it and its key. It is the only one that is trusted until the end of the
+// test.
 func certificate(t testing.TB) (certFile, keyFile string) {
 	t.Helper()
 	dir := t.TempDir()

@@ -27,14 +27,16 @@ const (
 	perDay        = 100_000_000
 )
 
-// chaosTiers are the tiers, and the limit by the minute of each of their callers.
+// chaosTiers are the tiers, and the limit by the minute of each of their
+// callers.
 var chaosTiers = []struct {
 	name      string
 	perMinute int
 }{{"gold", 30_000}, {"silver", 20_000}, {"bronze", 12_000}}
 
-// chaosCaller is a client. A modest one never asks for more than its share of the limit, which is the limit divided by
-// the number of replicas, whatever its requests cost in the end. The others ask for twice the limit.
+// chaosCaller is a client. A modest one never asks for more than its share of
+// the limit, which is the limit divided by the number of replicas, whatever its
+// requests cost in the end. The others ask for twice the limit.
 type chaosCaller struct {
 	name, key, tier string
 	limit           int
@@ -43,9 +45,11 @@ type chaosCaller struct {
 	declares bool
 
 	mu sync.Mutex
-	// used are the tokens that backends reported, and asked those that it has declared, by the time of the request.
+	// used are the tokens that backends reported, and asked those that it has
+	// declared, by the time of the request.
 	used, asked []use
-	// results are how many requests ended with a status. 0: the connection broke.
+	// results are how many requests ended with a status. 0: the connection
+	// broke.
 	results map[int]int
 	// wrong are refusals of a modest caller.
 	wrong []string
@@ -73,7 +77,8 @@ func most(all []use, window time.Duration) (most int, end time.Time) {
 	return most, end
 }
 
-// seconds returns which replica sent how many tokens in each second of the two minutes before the end.
+// seconds returns which replica sent how many tokens in each second of the two
+// minutes before the end.
 func seconds(all []use, end time.Time) string {
 	var text strings.Builder
 	sums := make(map[string]int)
@@ -117,12 +122,13 @@ func (c *chaosRun) restart(i int) {
 	c.start(i)
 }
 
-// TestLimitsHoldInChaos has 40 callers of three tiers call three replicas, in processes of their own, while Redis is
-// stopped, loses its data and restarts, a replica is killed, and all restart while Redis is gone: one of these every twelve
-// seconds. As backends report
-// it, no caller uses more than 110 % of a limit in any 60 s, whether it declares its outputs or not, and none that stays within its
-// share is refused. In the end
-// all replicas have the same use by day, also after a rolling restart.
+// TestLimitsHoldInChaos has 40 callers of three tiers call three replicas, in
+// processes of their own, while Redis is stopped, loses its data and restarts,
+// a replica is killed, and all restart while Redis is gone: one of these every
+// twelve seconds. As backends report it, no caller uses more than 110 % of a
+// limit in any 60 s, whether it declares its outputs or not, and none that
+// stays within its share is refused. In the end all replicas have the same use
+// by day, also after a rolling restart.
 //
 //	go test -run LimitsHoldInChaos -chaos 10m -timeout 20m -v .
 func TestLimitsHoldInChaos(t *testing.T) {
@@ -174,7 +180,8 @@ func TestLimitsHoldInChaos(t *testing.T) {
 // note logs what happens, and when.
 func (c *chaosRun) note(what string) { c.Log(time.Now().Format(time.TimeOnly), what) }
 
-// breakThings does so until the end, less the time of one cycle's part in which all recovers.
+// breakThings does so until the end, less the time of one cycle's part in which
+// all recovers.
 func (c *chaosRun) breakThings(store *server, end time.Time) {
 	const pause = 12 * time.Second
 	for n := 0; time.Until(end) > 2*pause; n++ {
@@ -214,7 +221,8 @@ func (c *chaosRun) breakThings(store *server, end time.Time) {
 	time.Sleep(time.Until(end))
 }
 
-// call sends requests until the run stops: three at a time, or one if the caller is modest.
+// call sends requests until the run stops: three at a time, or one if the
+// caller is modest.
 func (c *chaosRun) call(caller *chaosCaller) {
 	client := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 10}}
 	defer client.CloseIdleConnections()
@@ -243,7 +251,8 @@ func (c *chaosRun) call(caller *chaosCaller) {
 	all.Wait()
 }
 
-// mayAsk reports whether a modest caller may ask for so much now, and remembers that.
+// mayAsk reports whether a modest caller may ask for so much now, and remembers
+// that.
 func (c *chaosCaller) mayAsk(cost, share int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -302,7 +311,8 @@ func (c *chaosRun) post(caller *chaosCaller, body []byte, at int) *http.Request 
 	return r
 }
 
-// serve is a backend. It reports a random usage, and counts that when the request comes.
+// serve is a backend. It reports a random usage, and counts that when the
+// request comes.
 func (c *chaosRun) serve(w http.ResponseWriter, r *http.Request) {
 	var request struct {
 		User     string
@@ -373,8 +383,9 @@ func (c *chaosRun) check() {
 	}
 }
 
-// today returns the use by day of all callers, which has to be the same at all replicas. It is known at a replica that has
-// seen a request of the caller, here a wrong one.
+// today returns the use by day of all callers, which has to be the same at all
+// replicas. It is known at a replica that has seen a request of the caller,
+// here a wrong one.
 func (c *chaosRun) today(when string) map[string]int {
 	client := &http.Client{Timeout: 30 * time.Second}
 	defer client.CloseIdleConnections()

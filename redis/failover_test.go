@@ -20,10 +20,11 @@ type masters interface {
 	option() string
 	// kill ends a master, another one each round.
 	kill(round int)
-	// succeeded reports whether another server is the master in place of the one
-	// that was killed last, and all servers know it.
+	// succeeded reports whether another server is the master in place of the
+	// one that was killed last, and all servers know it.
 	succeeded() bool
-	// rejoin starts the one that was killed last, so that it can succeed its successor.
+	// rejoin starts the one that was killed last, so that it can succeed its
+	// successor.
 	rejoin()
 }
 
@@ -102,7 +103,8 @@ func newShards(t *testing.T) *shards {
 	return s
 }
 
-// whole reports whether all nodes are there, and can take the place of each other.
+// whole reports whether all nodes are there, and can take the place of each
+// other.
 func (s *shards) whole() bool {
 	return !slices.ContainsFunc(s.nodes, func(node *server) bool {
 		known := fmt.Sprint(node.do("cluster", "nodes"))
@@ -175,7 +177,8 @@ func (w *watched) follow() {
 	lbtest.WaitFor(w.t, w.successor.follows)
 }
 
-// whole reports whether the sentinel knows who can take the place of the master.
+// whole reports whether the sentinel knows who can take the place of the
+// master.
 func (w *watched) whole() bool {
 	known := fmt.Sprint(w.sentinel.do("sentinel", "replicas", "mymaster"))
 	return strings.Contains(known, w.successor.address) && strings.Contains(known, " flags slave ")

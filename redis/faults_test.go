@@ -124,7 +124,8 @@ func TestNoFaultOfRedisReachesARequest(t *testing.T) {
 	}
 }
 
-// names is how many backends may throttle. The last one does so after the fault.
+// names is how many backends may throttle. The last one does so after the
+// fault.
 const names = 22
 
 // testFault returns how long requests took during the fault. If it measures,
@@ -138,8 +139,8 @@ func testFault(t *testing.T, f fault) (during, calm []time.Duration) {
 	}
 	a := newAccount(t)
 	replicas := startReplicas(t, 3, a.backends(names)+option)
-	// a replica that has nothing to tell notices after two seconds and some more: it
-	// compares once a second, and waits a second
+	// a replica that has nothing to tell notices after two seconds and some
+	// more: it compares once a second, and waits a second
 	length, clients := 3*time.Second, replicas
 	var others []*replica
 	if *measure {

@@ -26,11 +26,13 @@ var (
 	fleetSize = flag.Int("fleet-size", 100, "how many replicas TestALimitHoldsInAFleet has")
 )
 
-// fleetVariable has the part of a fleet that a process of this program is to be.
+// fleetVariable has the part of a fleet that a process of this program is to
+// be.
 const fleetVariable = "OPENAI_LB_TEST_FLEET"
 
-// fleetPart is some replicas in one process. Each busy caller asks for three times its limit at all replicas together,
-// and each idle one for a request in five minutes.
+// fleetPart is some replicas in one process. Each busy caller asks for three
+// times its limit at all replicas together, and each idle one for a request in
+// five minutes.
 type fleetPart struct {
 	Address               string
 	Replicas, Of          int
@@ -40,13 +42,15 @@ type fleetPart struct {
 	Warm, Long, PerStream time.Duration
 }
 
-// fleetUse is what was admitted: of each busy caller, at what time and how many tokens.
+// fleetUse is what was admitted: of each busy caller, at what time and how many
+// tokens.
 type fleetUse struct {
 	Millis [][]int64
 	Tokens [][]int64
 	// Errors are refusals of idle callers.
 	Errors int
-	// CPU is how many seconds of a processor the process has used while it was measured.
+	// CPU is how many seconds of a processor the process has used while it was
+	// measured.
 	CPU float64
 }
 
@@ -115,8 +119,9 @@ func runFleetPart(config string) {
 	}
 }
 
-// TestALimitHoldsInAFleet of many replicas in four processes, with 2,000 callers, of which one tenth is busy. It prints
-// how much of a processor Redis takes, and a replica with the load on it.
+// TestALimitHoldsInAFleet of many replicas in four processes, with 2,000
+// callers, of which one tenth is busy. It prints how much of a processor Redis
+// takes, and a replica with the load on it.
 //
 //	go test -run InAFleet -fleet 2m -timeout 10m -v .
 func TestALimitHoldsInAFleet(t *testing.T) {

@@ -12,8 +12,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// A file of one name may hold other keys: at another team's replicas, or while it
-// changes.
+// A file of one name may hold other keys: at another team's replicas, or while
+// it changes.
 func TestReplicasWithOtherKeysInAFileShareNoBench(t *testing.T) {
 	var throttled atomic.Value
 	throttled.Store("Bearer old")

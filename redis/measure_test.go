@@ -218,9 +218,9 @@ func cpuOf(pid int) float64 {
 	return (user + system) / 100
 }
 
-// TestWhatMadeUpModelsCostRedis prints how much of a processor Redis takes before
-// and after clients have named 2,000 models that nobody has, and then how soon all
-// replicas know of a throttle.
+// TestWhatMadeUpModelsCostRedis prints how much of a processor Redis takes
+// before and after clients have named 2,000 models that nobody has, and then
+// how soon all replicas know of a throttle.
 func TestWhatMadeUpModelsCostRedis(t *testing.T) {
 	if !*measure {
 		t.Skip("it takes a minute: go test -run TestWhatMadeUpModelsCostRedis -measure -v")

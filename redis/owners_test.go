@@ -208,7 +208,8 @@ func TestAConversationGoesOnAtAnyReplica(t *testing.T) {
 			if sum(replicas, found) < 2*conversations {
 				t.Error("replicas did not look up what others learned")
 			}
-			// what is learned may arrive after the next request, if a machine is busy
+			// what is learned may arrive after the next request, if a machine
+			// is busy
 			if vain > conversations*10/4 {
 				t.Errorf("%d requests reached an account in vain", vain)
 			}

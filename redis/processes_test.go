@@ -30,7 +30,8 @@ import (
 // is to be.
 const replicaVariable = "OPENAI_LB_TEST_REPLICA"
 
-// patientVariable is set for replicas whose lookups wait for longer than they take on a machine that is busy.
+// patientVariable is set for replicas whose lookups wait for longer than they
+// take on a machine that is busy.
 const patientVariable = "OPENAI_LB_TEST_PATIENT"
 
 // runReplica runs Caddy until who started it lets go of its standard input.
@@ -216,7 +217,8 @@ func (r *replica) metric(name string) float64 {
 	return -1
 }
 
-// metricLike returns the value of the first metric of a line with all of these texts, or -1.
+// metricLike returns the value of the first metric of a line with all of these
+// texts, or -1.
 func (r *replica) metricLike(texts ...string) float64 {
 	res, err := r.client.Get(r.address + "/metrics")
 	if err != nil {

@@ -15,8 +15,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// TestTheProductionExampleWorks runs examples/production with other addresses: two backends in the
-// place of Azure's and OpenAI's, a Redis, and a collector of traces.
+// TestTheProductionExampleWorks runs examples/production with other addresses:
+// two backends in the place of Azure's and OpenAI's, a Redis, and a collector
+// of traces.
 func TestTheProductionExampleWorks(t *testing.T) {
 	var spans atomic.Int64
 	collector := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { spans.Add(1) }))

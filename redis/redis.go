@@ -49,12 +49,12 @@ type Engine struct {
 	// Default: no Sentinel.
 	Sentinel string `json:"sentinel,omitempty"`
 
-	// SentinelUsername is a user of an ACL of the sentinels. Default: the default
-	// user.
+	// SentinelUsername is a user of an ACL of the sentinels. Default: the
+	// default user.
 	SentinelUsername string `json:"sentinel_username,omitempty"`
 
-	// SentinelPassword is the password of the sentinels, if they require one. It
-	// is read like Password. Default: none.
+	// SentinelPassword is the password of the sentinels, if they require one.
+	// It is read like Password. Default: none.
 	SentinelPassword string `json:"sentinel_password,omitempty"`
 
 	// Cluster is true if the servers are a Redis Cluster. Default: false.
@@ -276,8 +276,8 @@ func (e *Engine) Open() (state.Store, error) {
 		ConnMaxIdleTime:          time.Minute,
 	}
 	if s.Cluster {
-		// the client repeats commands by itself, and asks another node which one has
-		// what as soon as one does not answer
+		// the client repeats commands by itself, and asks another node which
+		// one has what as soon as one does not answer
 		options.MaxRetries = -1
 	}
 	if s.Sentinel.hasPassword() {
@@ -296,7 +296,8 @@ func (e *Engine) Open() (state.Store, error) {
 }
 
 // logIn logs in to a sentinel. go-redis has no provider of credentials for
-// sentinels, but it calls this for each connection, those to the master included.
+// sentinels, but it calls this for each connection, those to the master
+// included.
 func (l login) logIn(ctx context.Context, c *client.Conn) error {
 	if strings.HasPrefix(c.String(), "Redis<FailoverClient ") { // the master, by the name that go-redis gives it
 		return nil

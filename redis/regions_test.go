@@ -17,13 +17,15 @@ var regionsLong = flag.Duration("regions", 0, "how long TestALimitHoldsInTwoRegi
 // away is how long an answer of a server in the other region takes.
 const away = 80 * time.Millisecond
 
-// world is two regions with a replica in each, and with a server in each or in the first one only. Between the regions there is
-// toxiproxy, which delays what is sent, and can cut the link.
+// world is two regions with a replica in each, and with a server in each or in
+// the first one only. Between the regions there is toxiproxy, which delays what
+// is sent, and can cut the link.
 type world struct {
 	t         *testing.T
 	toxiproxy toxiproxy
 	servers   []*server
-	// far has the names of the proxies, each before a server for the other region.
+	// far has the names of the proxies, each before a server for the other
+	// region.
 	far      []string
 	options  string
 	state    [2]string
@@ -132,7 +134,8 @@ func (w *world) wantObjects(what string, region int, ids []string) {
 	}
 }
 
-// TestEachRegionKnowsTheObjectsOfTheOther in strict mode, with one server and with two.
+// TestEachRegionKnowsTheObjectsOfTheOther in strict mode, with one server and
+// with two.
 func TestEachRegionKnowsTheObjectsOfTheOther(t *testing.T) {
 	for _, servers := range []int{1, 2} {
 		t.Run(fmt.Sprint(servers), func(t *testing.T) {
@@ -143,8 +146,9 @@ func TestEachRegionKnowsTheObjectsOfTheOther(t *testing.T) {
 	}
 }
 
-// TestARegionIsLostAndComesBack with all its traffic at the other one meanwhile: no object, drain or row of the bill is lost,
-// whichever region it is.
+// TestARegionIsLostAndComesBack with all its traffic at the other one
+// meanwhile: no object, drain or row of the bill is lost, whichever region it
+// is.
 func TestARegionIsLostAndComesBack(t *testing.T) {
 	for lost := range 2 {
 		t.Run(regionNames[lost], func(t *testing.T) {
@@ -204,8 +208,9 @@ func TestACutLinkLosesNothing(t *testing.T) {
 	w.replicas[1].wantCommand("status", "b 1 1 drained")
 }
 
-// TestALimitHoldsInTwoRegions measures 120 requests a minute, asked for four times a second in each region: with one server and with
-// two, before a cut, in its minute, after it, and when the regions are connected again.
+// TestALimitHoldsInTwoRegions measures 120 requests a minute, asked for four
+// times a second in each region: with one server and with two, before a cut, in
+// its minute, after it, and when the regions are connected again.
 //
 //	go test -run InTwoRegions -regions 3m -timeout 60m -v .
 func TestALimitHoldsInTwoRegions(t *testing.T) {
@@ -240,7 +245,8 @@ func TestALimitHoldsInTwoRegions(t *testing.T) {
 					}
 				})
 			}
-			// most returns the most that passed in any minute that ends then, and in each region in the last minute.
+			// most returns the most that passed in any minute that ends then,
+			// and in each region in the last minute.
 			most := func(from, to time.Time) (both int, each [2]int) {
 				mu.Lock()
 				defer mu.Unlock()

@@ -154,7 +154,8 @@ func (s *server) meet(other *server) {
 	s.do("cluster", "meet", host, port, other.args[len(other.args)-1])
 }
 
-// clusterIsUp reports whether all slots have a master, as far as the node knows.
+// clusterIsUp reports whether all slots have a master, as far as the node
+// knows.
 func (s *server) clusterIsUp() bool {
 	s.t.Helper()
 	return strings.Contains(fmt.Sprint(s.do("cluster", "info")), "cluster_state:ok")

@@ -17,7 +17,8 @@ const (
 	defaultChat = `{"model":"m"}`
 )
 
-// deployment refuses a service tier, by default flex, with these headers of its 429, and serves all other requests.
+// deployment refuses a service tier, by default flex, with these headers of its
+// 429, and serves all other requests.
 type deployment struct {
 	url     string
 	refuses string

@@ -16,8 +16,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/simulator"
 )
 
-// TestTiersGetTheirSharesAtThreeReplicas has three tiers ask for four times of what a provisioned deployment serves: each at a replica
-// of its own, where no other tier asks, and when Redis is gone all of them at all replicas.
+// TestTiersGetTheirSharesAtThreeReplicas has three tiers ask for four times of
+// what a provisioned deployment serves: each at a replica of its own, where no
+// other tier asks, and when Redis is gone all of them at all replicas.
 func TestTiersGetTheirSharesAtThreeReplicas(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes half a minute")

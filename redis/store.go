@@ -19,16 +19,16 @@ import (
 
 // store keeps each group of records in a hash of its own, so that a script has
 // to do with one key only, wherever a cluster has it. Redis forgets keys by its
-// own clock, but not the fields of a hash, so the scripts do that. An entry has a
-// key of its own: '+' if it is firm, else '-', and its value.
+// own clock, but not the fields of a hash, so the scripts do that. An entry has
+// a key of its own: '+' if it is firm, else '-', and its value.
 type store struct {
 	options *client.UniversalOptions
 	once    sync.Once
 	opened  client.UniversalClient
 
 	prefix string
-	// channel is where messages go. It has the number of the database in its name,
-	// because databases do not keep channels apart.
+	// channel is where messages go. It has the number of the database in its
+	// name, because databases do not keep channels apart.
 	channel string
 	// id identifies the store that has claimed a name.
 	id string
@@ -48,13 +48,14 @@ var (
 	//go:embed load.lua
 	loadScript string
 	// It keeps the value ARGV[1] as KEYS[1] for ARGV[2] milliseconds. If a firm
-	// one is there, or any and the new one is not firm, only its time begins anew.
-	// It has no comment in it, because it is sent with every entry.
+	// one is there, or any and the new one is not firm, only its time begins
+	// anew. It has no comment in it, because it is sent with every entry.
 	//go:embed keep.lua
 	keepScript string
-	// It claims KEYS[1] for ARGV[1] for ARGV[2] milliseconds, unless it is claimed,
-	// and returns who has claimed it. No key ends while a script runs. Between two
-	// commands the claim of another replica could end, and no one would have it.
+	// It claims KEYS[1] for ARGV[1] for ARGV[2] milliseconds, unless it is
+	// claimed, and returns who has claimed it. No key ends while a script runs.
+	// Between two commands the claim of another replica could end, and no one
+	// would have it.
 	//go:embed claim.lua
 	claimScript string
 )
@@ -67,9 +68,9 @@ func (s *store) client() client.UniversalClient {
 	return s.opened
 }
 
-// reload makes the client of a cluster ask again which node has what, if err says
-// that a use has failed. By itself it asks once a minute, and until then it calls
-// a node that is gone.
+// reload makes the client of a cluster ask again which node has what, if err
+// says that a use has failed. By itself it asks once a minute, and until then
+// it calls a node that is gone.
 func (s *store) reload(ctx context.Context, err error) {
 	if cluster, ok := s.client().(*client.ClusterClient); ok && err != nil {
 		cluster.ReloadState(ctx)

@@ -104,8 +104,9 @@ func (p toxiproxy) with(proxy string, it toxic, test func()) {
 	p.call(http.MethodDelete, "/proxies/"+proxy+"/toxics/it", nil)
 }
 
-// TestNoReplyIsLostWhateverTheNetworkDoes has toxiproxy between two replicas, their backends and their Redis. Whatever it
-// does to one backend, each reply is whole, and whatever it does to Redis, no request waits for it.
+// TestNoReplyIsLostWhateverTheNetworkDoes has toxiproxy between two replicas,
+// their backends and their Redis. Whatever it does to one backend, each reply
+// is whole, and whatever it does to Redis, no request waits for it.
 func TestNoReplyIsLostWhateverTheNetworkDoes(t *testing.T) {
 	const soon = 10 * time.Second // on a busy machine
 	whole := fmt.Sprintf(`{"id":"chatcmpl-1","object":"chat.completion","choices":[{"message":{"content":%q}}]}`, strings.Repeat("word ", 4000))

@@ -18,7 +18,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
-// startCallers runs a replica that shares what its callers use, each with these limits of tokens.
+// startCallers runs a replica that shares what its callers use, each with these
+// limits of tokens.
 func startCallers(t *testing.T, s *server, limits ...string) (callers *meter.Callers, stop func()) {
 	t.Helper()
 	r := replicas.New(open(t, s.engine()), zap.NewNop())
@@ -47,7 +48,8 @@ func startCallers(t *testing.T, s *server, limits ...string) (callers *meter.Cal
 	return callers, stop
 }
 
-// reserve has a request admitted, which may have to hear of the other replicas first.
+// reserve has a request admitted, which may have to hear of the other replicas
+// first.
 func reserve(t *testing.T, all *meter.Callers, tokens int64) (r meter.Reservation) {
 	t.Helper()
 	lbtest.WaitFor(t, func() bool { // until it is connected for a while
@@ -162,8 +164,10 @@ func TestRedisIsKilledBetweenReservingAndSettling(t *testing.T) {
 	waitForUse(t, 100, again)
 }
 
-// TestFourReplicasKeepALimitOnARealRedis which is then down for five minutes. Each of them gets as many requests, of three
-// times the limit together. A request is a stream of five seconds and of about 300 tokens, which count when it begins.
+// TestFourReplicasKeepALimitOnARealRedis which is then down for five minutes.
+// Each of them gets as many requests, of three times the limit together. A
+// request is a stream of five seconds and of about 300 tokens, which count when
+// it begins.
 func TestFourReplicasKeepALimitOnARealRedis(t *testing.T) {
 	if !*measure {
 		t.Skip("it takes a quarter of an hour, with -measure")

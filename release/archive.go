@@ -22,8 +22,8 @@ func sorted(files []file) []file {
 	return slices.SortedFunc(slices.Values(files), func(a, b file) int { return strings.Compare(a.name, b.name) })
 }
 
-// writeTar writes the files, in a folder, as a compressed tar archive. Each belongs to
-// root and has the same time.
+// writeTar writes the files, in a folder, as a compressed tar archive. Each
+// belongs to root and has the same time.
 func writeTar(to io.Writer, folder string, files []file, at time.Time) error {
 	compressed, err := gzip.NewWriterLevel(to, gzip.BestCompression)
 	if err != nil {

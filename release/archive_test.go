@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// TestAnArchiveFollowsFromItsFiles also if they come in another order. Whoever builds
-// it, and when, leaves no trace.
+// TestAnArchiveFollowsFromItsFiles also if they come in another order. Whoever
+// builds it, and when, leaves no trace.
 func TestAnArchiveFollowsFromItsFiles(t *testing.T) {
 	at := time.Unix(1_790_000_000, 0).UTC()
 	files := []file{{"caddy", 0o755, []byte("program")}, {"LICENSE", 0o644, []byte("terms")}, {strings.Repeat("long/", 40) + "LICENSE", 0o644, nil}}

@@ -18,8 +18,8 @@ import (
 	"golang.org/x/mod/module"
 )
 
-// modules returns the modules in a binary. The main module is not among them: xcaddy
-// generates it.
+// modules returns the modules in a binary. The main module is not among them:
+// xcaddy generates it.
 func modules(info *debug.BuildInfo) (all []*debug.Module) {
 	for _, m := range info.Deps {
 		if m.Replace != nil {
@@ -43,14 +43,15 @@ func (r release) folder(m *debug.Module) (string, error) {
 var (
 	// own are the files of openai_lb in the archive.
 	own = regexp.MustCompile(`^(LICENSE|(README|CHANGELOG|SECURITY)\.md|(docs|examples)/.+)$`)
-	// licence are the names of files that say under which terms code may be used.
+	// licence are the names of files that say under which terms code may be
+	// used.
 	licence = regexp.MustCompile(`(?i)^(licen[cs]es?|copying|copyright|notices?|unlicense|patents|third.?party.*)([-._].*)?$`)
 	// noLicence are endings of files that only look so: code.
 	noLicence = regexp.MustCompile(`(?i)\.(go|s|c|h|tmpl|sh|py|json|ya?ml|csv|toml)$`)
 )
 
-// contents returns the files of the archive next to the binary: those of openai_lb that
-// users need, and the licences of every module in the binary.
+// contents returns the files of the archive next to the binary: those of
+// openai_lb that users need, and the licences of every module in the binary.
 func (r release) contents(info *debug.BuildInfo) (files []file, err error) {
 	for _, m := range modules(info) {
 		folder, err := r.folder(m)
@@ -80,8 +81,8 @@ func (r release) contents(info *debug.BuildInfo) (files []file, err error) {
 	return append(files, file{"licences/" + info.GoVersion + "/LICENSE", 0o644, text}), err
 }
 
-// isLicence reports whether a file of a module is a licence of its code, which is not
-// only what its tests read.
+// isLicence reports whether a file of a module is a licence of its code, which
+// is not only what its tests read.
 func isLicence(name string) bool {
 	base := name[strings.LastIndex(name, "/")+1:]
 	return licence.MatchString(base) && !noLicence.MatchString(base) &&
@@ -95,7 +96,8 @@ func read(folder string, keep func(name string) bool) (files []file, err error) 
 			return err
 		}
 		data, err := os.ReadFile(filepath.Join(folder, filepath.FromSlash(name)))
-		// The module cache has lost which files are executable: scripts begin with #!.
+		// The module cache has lost which files are executable: scripts begin
+		// with #!.
 		mode := uint32(0o644)
 		if bytes.HasPrefix(data, []byte("#!")) {
 			mode = 0o755
@@ -106,8 +108,9 @@ func read(folder string, keep func(name string) bool) (files []file, err error) 
 	return files, err
 }
 
-// bill returns the list of the binary's contents, in the format of CycloneDX. As in those
-// of cyclonedx-gomod, the hash of a module is its checksum in go.sum.
+// bill returns the list of the binary's contents, in the format of CycloneDX.
+// As in those of cyclonedx-gomod, the hash of a module is its checksum in
+// go.sum.
 func (r release) bill(info *debug.BuildInfo, program []byte) ([]byte, error) {
 	sum := sha256.Sum256(program)
 	bom := cdx.NewBOM()

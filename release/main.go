@@ -1,7 +1,7 @@
 // Command release packs a binary of Caddy with openai_lb as users get it: an
 // archive with the docs, the examples and the licences of everything in the
-// binary, and next to it a list of these contents (SBOM). Equal input gives equal
-// bytes, wherever and whenever it runs.
+// binary, and next to it a list of these contents (SBOM). Equal input gives
+// equal bytes, wherever and whenever it runs.
 //
 //	release -binary caddy -version v0.1.0 -time 1790000000 -modcache "$(go env GOMODCACHE)" -goroot "$(go env GOROOT)" -to dist
 //

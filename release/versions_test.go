@@ -22,8 +22,8 @@ func inRepository(t *testing.T, name string, args ...string) string {
 	return strings.TrimSpace(string(output))
 }
 
-// TestWhatBuildsCaddyBuildsEachModule holds, because no module asks for a newer Go than Caddy does: Caddy's official
-// image for builders has that one.
+// TestWhatBuildsCaddyBuildsEachModule holds, because no module asks for a newer
+// Go than Caddy does: Caddy's official image for builders has that one.
 func TestWhatBuildsCaddyBuildsEachModule(t *testing.T) {
 	want := inRepository(t, "go", "list", "-m", "-f", "{{.GoVersion}}", caddy)
 	asks := regexp.MustCompile(`(?m)^go (\S+)$`)

@@ -54,8 +54,8 @@ func (x *exchange) generation() *model.Generation {
 	})
 }
 
-// whole generates a reply and sends it in one piece. If the client leaves before the
-// end, the tokens generated until then count.
+// whole generates a reply and sends it in one piece. If the client leaves
+// before the end, the tokens generated until then count.
 func (x *exchange) whole(g *model.Generation, build func() any) {
 	first, each, n := x.firstTokenLatency(), time.Duration(x.h.TokenLatency), g.Tokens()
 	start := x.h.now()
@@ -157,7 +157,8 @@ func (x *exchange) respondInBackground(g *model.Generation, resp *model.Response
 	x.reply(wire.JSON(http.StatusOK, begun.Queued()))
 }
 
-// storedResponse answers requests about a response that was stored before. It returns nil after it has streamed one.
+// storedResponse answers requests about a response that was stored before. It
+// returns nil after it has streamed one.
 func (x *exchange) storedResponse() *wire.Reply {
 	id := x.route.object.id
 	body := x.h.state.stored(id)
@@ -205,7 +206,8 @@ func (x *exchange) models() object {
 	return object{"object": "list", "data": models}
 }
 
-// The service tiers. A request asks for one in its body or, at Azure, in a header.
+// The service tiers. A request asks for one in its body or, at Azure, in a
+// header.
 const (
 	flex     = "flex"
 	standard = "default"
@@ -213,7 +215,8 @@ const (
 	fast     = "fast" // the newer name of priority
 )
 
-// chooseTier chooses the tier that serves the request. It returns the error reply if there is none.
+// chooseTier chooses the tier that serves the request. It returns the error
+// reply if there is none.
 func (x *exchange) chooseTier() *wire.Reply {
 	if op := x.route.op; op != model.OpChat && op != model.OpResponse {
 		return nil
@@ -238,14 +241,16 @@ func (x *exchange) chooseTier() *wire.Reply {
 	return nil
 }
 
-// hasCapacity reports whether this request for a tier belongs to the percentage that is served in it.
+// hasCapacity reports whether this request for a tier belongs to the percentage
+// that is served in it.
 func (x *exchange) hasCapacity(tier string, percent *int) bool {
 	n := x.h.state.next(tier)
 	served := func(n int64) int64 { return (n*int64(*percent) + 50) / 100 }
 	return served(n) > served(n-1)
 }
 
-// noFlexNow is the 429 of flex. OpenAI's "Flex processing" has it cost nothing, and Azure's, too.
+// noFlexNow is the 429 of flex. OpenAI's "Flex processing" has it cost nothing,
+// and Azure's, too.
 func (x *exchange) noFlexNow() *wire.Reply {
 	x.h.state.count(func(s *Status) { s.Throttled.add(flex) })
 	rep := wire.OpenAIError(http.StatusTooManyRequests, "resource_unavailable", "resource_unavailable",

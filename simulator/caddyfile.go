@@ -24,8 +24,9 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 	return h, h.UnmarshalCaddyfile(helper.Dispenser)
 }
 
-// UnmarshalCaddyfile sets up the handler from a block with these options, each followed by its values. The fields
-// of Handler say what each option means and what its default is. A fault is
+// UnmarshalCaddyfile sets up the handler from a block with these options, each
+// followed by its values. The fields of Handler say what each option means and
+// what its default is. A fault is
 //
 //	fault <action> [<every>]
 //	fault silent for <duration> every <duration>

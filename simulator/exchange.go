@@ -103,7 +103,8 @@ func (x *exchange) notFound() *wire.Reply {
 	return wire.Invalid(http.StatusNotFound, fmt.Sprintf("Invalid URL (%s %s)", x.r.Method, x.r.URL.Path))
 }
 
-// statusError is the reply of the API that is called, with an error status other than 429.
+// statusError is the reply of the API that is called, with an error status
+// other than 429.
 func (x *exchange) statusError(status int) *wire.Reply {
 	if x.route.openai {
 		return wire.OpenAIStatus(status, x.route.deployment)
@@ -127,7 +128,8 @@ func (x *exchange) readBody() *wire.Reply {
 	return x.parseBody(x.r.Header.Get("Content-Type"))
 }
 
-// parseBody parses the body. If something is wrong with it, it returns the error reply.
+// parseBody parses the body. If something is wrong with it, it returns the
+// error reply.
 func (x *exchange) parseBody(contentType string) *wire.Reply {
 	if op := x.route.op; op == model.OpResponse || op == model.OpObject {
 		_ = json.Unmarshal(x.body.bytes, &x.body.fields) // a form has none
@@ -143,7 +145,8 @@ func (x *exchange) parseBody(contentType string) *wire.Reply {
 	return nil
 }
 
-// findDeployment finds the deployment: the one in the path, or else the model in the body.
+// findDeployment finds the deployment: the one in the path, or else the model
+// in the body.
 func (x *exchange) findDeployment() {
 	if !x.route.op.Limited() {
 		return
@@ -193,7 +196,8 @@ func (x *exchange) admit() *wire.Reply {
 	return nil
 }
 
-// admitCost charges a cost to the deployment's limits, or counts that they refuse it.
+// admitCost charges a cost to the deployment's limits, or counts that they
+// refuse it.
 func (x *exchange) admitCost(cost limits.Cost) (refused limits.Refusal, ok bool) {
 	refused, ok = x.charge.deployment.Admit(x.h.now(), cost)
 	x.h.state.count(func(s *Status) {
@@ -248,7 +252,8 @@ func (x *exchange) header(status int) {
 	hdr.Set("strict-transport-security", "max-age=31536000; includeSubDomains; preload")
 }
 
-// newUUID returns a random UUID (RFC 9562 section 5.4), the form of the IDs that Azure gives to requests.
+// newUUID returns a random UUID (RFC 9562 section 5.4), the form of the IDs
+// that Azure gives to requests.
 func newUUID() string {
 	var id [16]byte
 	_, _ = rand.Read(id[:]) // it never fails

@@ -16,13 +16,16 @@ import (
 
 // Fault is a fault to simulate.
 type Fault struct {
-	// Action is what happens, such as `status:503:30`, `truncate_eof:4` or `silent`: docs/simulator.md lists the actions.
+	// Action is what happens, such as `status:503:30`, `truncate_eof:4` or
+	// `silent`: docs/simulator.md lists the actions.
 	Action string `json:"action"`
 
-	// Every makes the fault happen to every n-th request only, counted over all requests with a valid key. Default: `1`
+	// Every makes the fault happen to every n-th request only, counted over all
+	// requests with a valid key. Default: `1`
 	Every int `json:"every,omitempty"`
 
-	// For is how long each silence of `silent` lasts, and Period how often it happens. Default: required for `silent`
+	// For is how long each silence of `silent` lasts, and Period how often it
+	// happens. Default: required for `silent`
 	For    caddy.Duration `json:"for,omitempty"`
 	Period caddy.Duration `json:"period,omitempty"`
 
@@ -49,7 +52,8 @@ func (f *Fault) provision() error {
 // silent is the fault that depends on the time, and not on the request.
 const silent = "silent"
 
-// silentWithin reports whether there is a silence between the two times since the config was loaded.
+// silentWithin reports whether there is a silence between the two times since
+// the config was loaded.
 func (f *Fault) silentWithin(from, to time.Duration) bool {
 	latest := (to + time.Duration(f.For)) / time.Duration(f.Period) // its end, in periods
 	return latest > 0 && from < latest*time.Duration(f.Period)
@@ -62,7 +66,8 @@ func (x *exchange) isSilent() bool {
 	})
 }
 
-// chooseFault chooses the fault of this request: the one that its header asks for, or else the first one that is due.
+// chooseFault chooses the fault of this request: the one that its header asks
+// for, or else the first one that is due.
 func (x *exchange) chooseFault() error {
 	n := x.h.state.next("request")
 	if asked := x.r.Header.Get("X-Simulator-Fault"); asked != "" && x.h.AllowFaultHeader {

@@ -143,7 +143,8 @@ func TestAClientThatLeavesStopsTheGeneration(t *testing.T) {
 				if s.Cancelled != 1 || !s.Last[0].Cancelled || s.InFlight != 0 || s.Tokens.Output != tc.wantTokens {
 					t.Errorf("got %+v, want %d tokens", s, tc.wantTokens)
 				}
-				// 3 tokens of prompt and 4 for each one generated, less what was worked off.
+				// 3 tokens of prompt and 4 for each one generated, less what
+				// was worked off.
 				if most := 100 * float64(3+4*tc.wantTokens) / h.rules.Capacity; s.Utilization > most {
 					t.Errorf("got utilization %v, want %v at most", s.Utilization, most)
 				}

@@ -12,11 +12,13 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/simulator/internal/wire"
 )
 
-// object is JSON: what a request says, or something stored, other than a response: a file,
-// a batch, a vector store, a conversation, or what belongs to one of these.
+// object is JSON: what a request says, or something stored, other than a
+// response: a file, a batch, a vector store, a conversation, or what belongs to
+// one of these.
 type object = map[string]any
 
-// collection is a kind of objects: how they and their ids are called, and the words for one that is not there.
+// collection is a kind of objects: how they and their ids are called, and the
+// words for one that is not there.
 type collection struct {
 	kind, prefix, missing string
 }
@@ -160,7 +162,8 @@ func (x *exchange) upload() (filename, purpose string, content []byte) {
 	return header.Filename, x.r.FormValue("purpose"), content
 }
 
-// missing is the reply to a request that names what is not stored here. Names in the text of a prompt do not count.
+// missing is the reply to a request that names what is not stored here. Names
+// in the text of a prompt do not count.
 func (x *exchange) missing() *wire.Reply {
 	fields := x.body.fields
 	if previous := x.request.PreviousResponseID; previous != "" && x.h.state.stored(previous) == nil {

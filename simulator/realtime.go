@@ -25,7 +25,8 @@ func (x *exchange) open(subprotocol string, serve func(*wire.Socket)) {
 	})
 }
 
-// takeRequests answers the requests of the Responses API that come as messages, until the client leaves.
+// takeRequests answers the requests of the Responses API that come as messages,
+// until the client leaves.
 func (x *exchange) takeRequests(socket *wire.Socket) {
 	for message := range socket.Messages {
 		asked := &exchange{h: x.h, r: x.r, client: x.client, arrived: x.h.now(), route: x.route, body: body{bytes: message}}
@@ -36,7 +37,8 @@ func (x *exchange) takeRequests(socket *wire.Socket) {
 	}
 }
 
-// respondIn answers a request by events. It reports whether the client is still there.
+// respondIn answers a request by events. It reports whether the client is still
+// there.
 func (x *exchange) respondIn(socket *wire.Socket) bool {
 	rep := x.parseBody(wire.JSONType)
 	if x.findDeployment(); rep == nil {
@@ -75,7 +77,8 @@ func (x *exchange) converse(socket *wire.Socket) {
 	}
 }
 
-// takeTurn generates a response in a session. It reports whether the session goes on.
+// takeTurn generates a response in a session. It reports whether the session
+// goes on.
 func (x *exchange) takeTurn(socket *wire.Socket, turn *model.Turn) bool {
 	cost := limits.Cost{Prompt: turn.Prompt, Output: turn.Output}
 	if refused, ok := x.admitCost(cost); !ok {

@@ -20,7 +20,8 @@ type realtimeClient struct {
 	header http.Header
 }
 
-// dialRealtime opens a session. It returns the reply if that is not a WebSocket.
+// dialRealtime opens a session. It returns the reply if that is not a
+// WebSocket.
 func dialRealtime(t testing.TB, srv *httptest.Server, path string, headers ...string) (realtimeClient, *http.Response) {
 	t.Helper()
 	headers = append([]string{"Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "13", "Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="}, headers...)

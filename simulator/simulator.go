@@ -1,10 +1,13 @@
-// Package simulator is a Caddy handler that behaves like an OpenAI or Azure OpenAI deployment, without a model: it
-// checks its key, counts requests and tokens, throttles in any of the styles that providers use, replies with or
-// without a stream, and fails on demand. The quickstart, the tests and the benchmarks run against it. You can also
-// try a configuration with it before you add real keys.
+// Package simulator is a Caddy handler that behaves like an OpenAI or Azure
+// OpenAI deployment, without a model: it checks its key, counts requests and
+// tokens, throttles in any of the styles that providers use, replies with or
+// without a stream, and fails on demand. The quickstart, the tests and the
+// benchmarks run against it. You can also try a configuration with it before
+// you add real keys.
 //
-// The exchange takes a request through three packages: internal/limits admits it or makes a 429, internal/model says
-// what the reply is, and internal/wire sends it, with the fault that is due. What is stored and counted is in the
+// The exchange takes a request through three packages: internal/limits admits
+// it or makes a 429, internal/model says what the reply is, and internal/wire
+// sends it, with the fault that is due. What is stored and counted is in the
 // state of this package.
 package simulator
 
@@ -30,80 +33,94 @@ func init() {
 	caddy.RegisterModule(Handler{})
 }
 
-// Handler is a simulated deployment, or a whole resource of them: limits are counted separately for each deployment.
-// docs/simulator.md lists the paths that it answers, its styles and its faults.
+// Handler is a simulated deployment, or a whole resource of them: limits are
+// counted separately for each deployment. docs/simulator.md lists the paths
+// that it answers, its styles and its faults.
 //
-// Its limits, counters and stored objects live in the memory of this module instance: a config reload starts fresh.
+// Its limits, counters and stored objects live in the memory of this module
+// instance: a config reload starts fresh.
 type Handler struct {
 	// Name identifies the simulator: it is sent as `x-simulator` on every reply
 	// and shown in the status. Default: `simulator`
 	Name string `json:"name,omitempty"`
 
-	// APIKey lists the accepted keys, in `api-key` or as `Authorization: Bearer`. Placeholders such as `{env.KEY}`
-	// and `{file./run/secrets/key}` are resolved when the config is loaded. Default: keys are not checked
+	// APIKey lists the accepted keys, in `api-key` or as `Authorization:
+	// Bearer`. Placeholders such as `{env.KEY}` and `{file./run/secrets/key}`
+	// are resolved when the config is loaded. Default: keys are not checked
 	APIKey []string `json:"api_key,omitempty"`
 
-	// Deployments lists the deployments (or models) that exist; any other gets a 404 `DeploymentNotFound`, or
-	// `model_not_found` under `/v1`. Default: any name exists
+	// Deployments lists the deployments (or models) that exist; any other gets
+	// a 404 `DeploymentNotFound`, or `model_not_found` under `/v1`. Default:
+	// any name exists
 	Deployments []string `json:"deployments,omitempty"`
 
-	// RequestsPerMinute is the request limit of a pay-as-you-go deployment, over fixed
-	// windows of 10 s. Refused requests count, too. Default: no limit
+	// RequestsPerMinute is the request limit of a pay-as-you-go deployment,
+	// over fixed windows of 10 s. Refused requests count, too. Default: no
+	// limit
 	RequestsPerMinute int `json:"requests_per_minute,omitempty"`
 
-	// TokensPerMinute is the token limit of a pay-as-you-go deployment, over fixed windows of 60 s. The estimate made
-	// on arrival counts: the prompt and its tools, plus the `max_tokens` asked for, or 16. Default: no limit
+	// TokensPerMinute is the token limit of a pay-as-you-go deployment, over
+	// fixed windows of 60 s. The estimate made on arrival counts: the prompt
+	// and its tools, plus the `max_tokens` asked for, or 16. Default: no limit
 	TokensPerMinute int `json:"tokens_per_minute,omitempty"`
 
-	// PTU makes this a provisioned deployment of that many units: a leaky bucket
-	// instead of the two limits above. Default: none, pay-as-you-go
+	// PTU makes this a provisioned deployment of that many units: a leaky
+	// bucket instead of the two limits above. Default: none, pay-as-you-go
 	PTU int `json:"ptu,omitempty"`
 
-	// BucketSeconds is how many seconds of work the bucket holds before requests
-	// are refused, from 0.000001 to 1000000. Default: `10`
+	// BucketSeconds is how many seconds of work the bucket holds before
+	// requests are refused, from 0.000001 to 1000000. Default: `10`
 	BucketSeconds float64 `json:"bucket_seconds,omitempty"`
 
-	// Hints is the style of the headers of a 429 that say when to retry. Default: `azure_both`
+	// Hints is the style of the headers of a 429 that say when to retry.
+	// Default: `azure_both`
 	Hints string `json:"hints,omitempty"`
 
-	// ErrorBody is the style of the body of a 429. Default: `azure_classic`, or `azure_ptu` for a provisioned deployment
+	// ErrorBody is the style of the body of a 429. Default: `azure_classic`, or
+	// `azure_ptu` for a provisioned deployment
 	ErrorBody string `json:"error_body,omitempty"`
 
 	// FirstTokenLatency is the time before the first token. Default: `0`
 	FirstTokenLatency caddy.Duration `json:"first_token_latency,omitempty"`
 
-	// FirstTokenLatencyP95 is the time within which 95 % of the first tokens come. They then take times of a
-	// log-normal distribution, of which FirstTokenLatency is the median. Default: all take FirstTokenLatency
+	// FirstTokenLatencyP95 is the time within which 95 % of the first tokens
+	// come. They then take times of a log-normal distribution, of which
+	// FirstTokenLatency is the median. Default: all take FirstTokenLatency
 	FirstTokenLatencyP95 caddy.Duration `json:"first_token_latency_p95,omitempty"`
 
 	// TokenLatency is the time between two streamed tokens; a reply that is not
 	// streamed waits that long for each of its tokens. Default: `0`
 	TokenLatency caddy.Duration `json:"token_latency,omitempty"`
 
-	// OutputTokens is how many tokens a reply has, unless the request allows fewer. Default: `16`
+	// OutputTokens is how many tokens a reply has, unless the request allows
+	// fewer. Default: `16`
 	OutputTokens int `json:"output_tokens,omitempty"`
 
-	// FlexCapacity and PriorityCapacity are the percentages of the requests for these service tiers that are served
-	// in them. Others get a 429, or are served as `default`. Default: `100`
+	// FlexCapacity and PriorityCapacity are the percentages of the requests for
+	// these service tiers that are served in them. Others get a 429, or are
+	// served as `default`. Default: `100`
 	FlexCapacity     *int `json:"flex_capacity,omitempty"`
 	PriorityCapacity *int `json:"priority_capacity,omitempty"`
 
 	// NoFlex answers requests for flex with a 400. Default: only with PTU
 	NoFlex bool `json:"no_flex,omitempty"`
 
-	// FlexLatency is how long a flex request waits before anything else. Default: `0`
+	// FlexLatency is how long a flex request waits before anything else.
+	// Default: `0`
 	FlexLatency caddy.Duration `json:"flex_latency,omitempty"`
 
-	// PromptCache is how many prompts each deployment remembers, the most recently used. A prompt that begins with
-	// one of them, up to the end of a message, has that many `cached_tokens`: its first token comes sooner, and a
-	// provisioned deployment does not charge them. Default: none
+	// PromptCache is how many prompts each deployment remembers, the most
+	// recently used. A prompt that begins with one of them, up to the end of a
+	// message, has that many `cached_tokens`: its first token comes sooner, and
+	// a provisioned deployment does not charge them. Default: none
 	PromptCache int `json:"prompt_cache,omitempty"`
 
 	// Fault lists faults and how often each happens. If several are due for one
 	// request, the first one happens. Default: none
 	Fault []Fault `json:"fault,omitempty"`
 
-	// AllowFaultHeader lets a request ask for a fault, in the header `X-Simulator-Fault: <action>`. Default: `false`
+	// AllowFaultHeader lets a request ask for a fault, in the header
+	// `X-Simulator-Fault: <action>`. Default: `false`
 	AllowFaultHeader bool `json:"allow_fault_header,omitempty"`
 
 	// EarlyGrace is how long after a 429 a request is not counted as early: its
@@ -215,7 +232,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.
 	return nil
 }
 
-// authorized reports whether r carries one of the keys. If both headers are set, one valid key is enough.
+// authorized reports whether r carries one of the keys. If both headers are
+// set, one valid key is enough.
 func (h *Handler) authorized(r *http.Request) bool {
 	if len(h.keys) == 0 || h.isKey(r.Header.Get("api-key")) {
 		return true

@@ -19,11 +19,13 @@ const statusPath = "/_simulator/status"
 const (
 	// keptRequests is how many requests the status shows.
 	keptRequests = 100
-	// keptResponses bounds the stored responses and other objects; the oldest go first.
+	// keptResponses bounds the stored responses and other objects; the oldest
+	// go first.
 	keptResponses = 10_000
 )
 
-// Status is the status page of a simulator. It counts from the load of the config or from the latest reset.
+// Status is the status page of a simulator. It counts from the load of the
+// config or from the latest reset.
 type Status struct {
 	Name         string    `json:"name"`
 	Requests     int64     `json:"requests"`     // all but those for the status
@@ -33,15 +35,17 @@ type Status struct {
 	Unauthorized int64     `json:"unauthorized"` // without a valid key
 	Cancelled    int64     `json:"cancelled"`    // the client left before the end
 	InFlight     int64     `json:"in_flight"`
-	// Early counts requests that came before the wait of an earlier 429 of their deployment was over, as far as its
-	// limit required that wait. They arrived after the 429 was sent, by early_grace or more.
+	// Early counts requests that came before the wait of an earlier 429 of
+	// their deployment was over, as far as its limit required that wait. They
+	// arrived after the 429 was sent, by early_grace or more.
 	Early       int64     `json:"early"`
 	Tokens      Tokens    `json:"tokens"`
 	Utilization float64   `json:"utilization"` // of the fullest provisioned deployment, in percent
 	Last        []Request `json:"last"`        // the latest finished requests, the oldest first
 }
 
-// Throttled counts refused requests by the limit that was reached, or by the lack of flex.
+// Throttled counts refused requests by the limit that was reached, or by the
+// lack of flex.
 type Throttled struct {
 	Requests int64 `json:"requests"`
 	Tokens   int64 `json:"tokens"`
@@ -53,8 +57,8 @@ func (t *Throttled) add(limit string) {
 	*map[string]*int64{limits.Requests: &t.Requests, limits.Tokens: &t.Tokens, limits.PTU: &t.PTU, flex: &t.Flex}[limit]++
 }
 
-// Tokens are the tokens of admitted requests: charged on arrival, in prompts, in
-// the beginnings of prompts that were cached, and generated.
+// Tokens are the tokens of admitted requests: charged on arrival, in prompts,
+// in the beginnings of prompts that were cached, and generated.
 type Tokens struct {
 	Estimated int64 `json:"estimated"`
 	Input     int64 `json:"input"`

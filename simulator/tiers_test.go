@@ -95,7 +95,8 @@ func TestEachChunkAndEachResponseInAStreamNamesItsTier(t *testing.T) {
 	}
 }
 
-// outcomes are the statuses of requests for a tier, and the tiers that served them.
+// outcomes are the statuses of requests for a tier, and the tiers that served
+// them.
 func outcomes(t *testing.T, srv *httptest.Server, n int, tier string) (all []string) {
 	t.Helper()
 	for range n {

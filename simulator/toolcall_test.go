@@ -53,7 +53,8 @@ func TestAChatWithToolsIsAnsweredWithACall(t *testing.T) {
 	}
 }
 
-// TestACallIsStreamedInPieces as OpenAI streams it: first its name, then its arguments.
+// TestACallIsStreamedInPieces as OpenAI streams it: first its name, then its
+// arguments.
 func TestACallIsStreamedInPieces(t *testing.T) {
 	srv := listen(t, &Handler{})
 	_, body := call(t, srv, "POST", "/v1/chat/completions", `{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}],`+chatTools+`}`)

@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// answer returns what the backend at a port answers to a request with that head: pieces, as a backend flushes them. A nil piece keeps
-// the reply open until the connection is closed. It is set between two measurements.
+// answer returns what the backend at a port answers to a request with that
+// head: pieces, as a backend flushes them. A nil piece keeps the reply open
+// until the connection is closed. It is set between two measurements.
 var answer func(port int, head []byte) [][]byte
 
 // backend is a connection to a backend in memory.
@@ -21,7 +22,8 @@ type backend struct {
 
 	mu    sync.Mutex
 	wakes sync.Cond
-	// head is what came of a request's head, and left how much of its body has yet to come, once inBody is true.
+	// head is what came of a request's head, and left how much of its body has
+	// yet to come, once inBody is true.
 	head   []byte
 	left   int
 	inBody bool

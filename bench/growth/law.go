@@ -18,11 +18,12 @@ type result struct {
 	chat        float64 // what a plain chat costs in this run
 }
 
-// law is a line through points: what is paid anyway, and what is paid for each unit.
+// law is a line through points: what is paid anyway, and what is paid for each
+// unit.
 type law struct{ constant, slope float64 }
 
-// fit returns the line through the points with the median of the slopes between any two of them, which one bad point does
-// not bend (Theil and Sen).
+// fit returns the line through the points with the median of the slopes between
+// any two of them, which one bad point does not bend (Theil and Sen).
 func fit(points []int, costs []float64) law {
 	var slopes, constants []float64
 	for i := range points {
@@ -42,8 +43,9 @@ func median[T cmp.Ordered](values []T) T {
 	return values[len(values)/2]
 }
 
-// relative is the slope of openai_lb in thousandths of what is compared with: a plain chat if the row measures time, or one
-// unit of whatever else it measures.
+// relative is the slope of openai_lb in thousandths of what is compared with: a
+// plain chat if the row measures time, or one unit of whatever else it
+// measures.
 func (r *result) relative() float64 {
 	slope := fit(r.row.points, r.ours).slope
 	if r.row.unit == microseconds {
@@ -86,7 +88,8 @@ const (
 	endTable   = "<!-- end -->\n"
 )
 
-// table returns what is in the file before the table, the table, and what is after it.
+// table returns what is in the file before the table, the table, and what is
+// after it.
 func table(file string) (before, rows, after string, err error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -135,8 +138,10 @@ func lineOf(table, name string) string {
 	return ""
 }
 
-// compareWithTable returns an error that names each row whose slope is over twice that of the table, and by so much that it
-// is no noise: a slope of which even the last point costs less than a quarter of a plain chat is not compared.
+// compareWithTable returns an error that names each row whose slope is over
+// twice that of the table, and by so much that it is no noise: a slope of which
+// even the last point costs less than a quarter of a plain chat is not
+// compared.
 func compareWithTable(file string, results []result) error {
 	_, old, _, err := table(file)
 	if err != nil {

@@ -1,9 +1,12 @@
-// Command growth measures how the cost of openai_lb grows with what its users have: backends, callers, models, the length
-// of bodies and of streams. Each row of its table grows one of these, and measures openai_lb and a plain reverse_proxy in
-// turns, in one process, in front of backends in memory. So it shows the cost of the code alone: no network, no kernel.
+// Command growth measures how the cost of openai_lb grows with what its users
+// have: backends, callers, models, the length of bodies and of streams. Each
+// row of its table grows one of these, and measures openai_lb and a plain
+// reverse_proxy in turns, in one process, in front of backends in memory. So it
+// shows the cost of the code alone: no network, no kernel.
 //
-// For each side it fits a line through the points: a constant, and a slope for each further unit. A slope is compared with
-// what a plain chat costs in the same run, so that the machine matters little.
+// For each side it fits a line through the points: a constant, and a slope for
+// each further unit. A slope is compared with what a plain chat costs in the
+// same run, so that the machine matters little.
 //
 //	go run .               measure all rows, and print the table
 //	go run . -write        ... and write it into ../README.md
@@ -41,7 +44,8 @@ func main() {
 	}
 }
 
-// effort says how much is measured: so many rounds, each of so many requests at most.
+// effort says how much is measured: so many rounds, each of so many requests at
+// most.
 type effort struct{ rounds, batch int }
 
 func run(e effort, only *regexp.Regexp, points, compare, write bool) error {

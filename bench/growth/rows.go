@@ -29,8 +29,9 @@ type row struct {
 	points []int
 	// unit is that of the costs.
 	unit string
-	// noise is by how much the cost at the last point may differ from the table's without meaning anything, in thousandths of
-	// what relative compares with.
+	// noise is by how much the cost at the last point may differ from the
+	// table's without meaning anything, in thousandths of what relative
+	// compares with.
 	noise float64
 	// measure returns the costs of both sides at a point.
 	measure func(e effort, n int) (ours, plain float64, err error)
@@ -47,7 +48,8 @@ const quarter = 250
 
 func rows() []row {
 	return []row{
-		// first, because metrics outlive a config: callers of other rows would be counted, and fill the space for callers
+		// first, because metrics outlive a config: callers of other rows would
+		// be counted, and fill the space for callers
 		{"number of series", "caller, of 3 backends", []int{10, 20, 50, 100}, series, 100_000, numberOfSeries},
 		{"new series", "hundred callers known", []int{1, 2, 3}, kilobytes, 2000, newSeries},
 		{"bodies", "MiB", []int{1, 2, 4, 10}, microseconds, quarter, bodies},
@@ -137,7 +139,8 @@ func own429(e effort, n int) (ours, plainly float64, err error) {
 	return costs[1], costs[0], sites[1].want(429)
 }
 
-// attempts is a request that so many backends throttle before one serves it. Their cooldowns end before each request.
+// attempts is a request that so many backends throttle before one serves it.
+// Their cooldowns end before each request.
 func attempts(e effort, n int) (ours, plainly float64, err error) {
 	answer = func(port int, _ []byte) [][]byte {
 		if port-firstBack < n {
@@ -178,7 +181,8 @@ func attempts(e effort, n int) (ours, plainly float64, err error) {
 	return cheap(with) - cheap(without), (cpu() - begin) / batch, sites[1].want(200)
 }
 
-// shares is a chat of callers of two tiers with shares, of which little is left.
+// shares is a chat of callers of two tiers with shares, of which little is
+// left.
 func shares(e effort, n int) (ours, plainly float64, err error) {
 	reply := whole(200, "x-ratelimit-limit-tokens: 1000000\r\nx-ratelimit-remaining-tokens: 500000\r\n", completion)
 	answer = func(int, []byte) [][]byte { return [][]byte{reply} }
@@ -215,7 +219,8 @@ func keysFile(e effort, n int) (ours, plainly float64, err error) {
 	return compareSites(e, sites, chat)
 }
 
-// keyLines is the time to adapt a Caddyfile. The plain one has as many matchers.
+// keyLines is the time to adapt a Caddyfile. The plain one has as many
+// matchers.
 func keyLines(_ effort, n int) (ours, plainly float64, err error) {
 	var keys, matchers strings.Builder
 	for i := range 1000 * n {
@@ -260,7 +265,8 @@ func modelLists(_ effort, n int) (ours, plainly float64, err error) {
 	)
 }
 
-// withCallers loads a balancer whose key for each request is that of the next of so many callers, whom no metric knows.
+// withCallers loads a balancer whose key for each request is that of the next
+// of so many callers, whom no metric knows.
 func withCallers(n int, kind string) ([]*site, error) {
 	answer = serve
 	var keys strings.Builder
@@ -290,7 +296,8 @@ func newSeries(_ effort, n int) (ours, plainly float64, err error) {
 	return (middle - begin) / further, (allocated() - middle) / further, sites[1].want(200)
 }
 
-// numberOfSeries is how many series there are after each caller was served a few times.
+// numberOfSeries is how many series there are after each caller was served a
+// few times.
 func numberOfSeries(_ effort, n int) (ours, plainly float64, err error) {
 	sites, err := withCallers(n, "counted")
 	if err != nil {
@@ -315,7 +322,8 @@ func gathered() (n float64, err error) {
 	return n, err
 }
 
-// inventedNames is what a chat costs after backends have throttled others that named so many models.
+// inventedNames is what a chat costs after backends have throttled others that
+// named so many models.
 func inventedNames(e effort, n int) (ours, plainly float64, err error) {
 	answer = func(int, []byte) [][]byte { return [][]byte{throttled} }
 	sites, err := load(plain(3, ""), balancer(3, nil, ""))
@@ -329,7 +337,8 @@ func inventedNames(e effort, n int) (ours, plainly float64, err error) {
 	return compareSites(e, sites, chat)
 }
 
-// parallel is what a chat costs while so many are served at a time, in CPU time: what waits for a lock spins first.
+// parallel is what a chat costs while so many are served at a time, in CPU
+// time: what waits for a lock spins first.
 func parallel(e effort, n int) (ours, plainly float64, err error) {
 	answer = serve
 	sites, err := load(plain(3, ""), balancer(3, nil, ""))
@@ -355,8 +364,9 @@ func parallel(e effort, n int) (ours, plainly float64, err error) {
 	return cheap(costs[1]), cheap(costs[0]), nil
 }
 
-// statusPage is the CPU time of a second in which one browser watches the status page, and the balancer serves a chat
-// every 20 ms. The plain second has no watcher.
+// statusPage is the CPU time of a second in which one browser watches the
+// status page, and the balancer serves a chat every 20 ms. The plain second has
+// no watcher.
 func statusPage(e effort, n int) (ours, plainly float64, err error) {
 	answer = serve
 	sites, err := load(balancer(n, nil, ""), "openai_lb_status")
@@ -449,7 +459,8 @@ func openStreams(_ effort, n int) (ours, plainly float64, err error) {
 	return heldByBoth(n, int64(len(body)), func(<-chan struct{}) io.Reader { return strings.NewReader(body) })
 }
 
-// webSockets are opened over the loopback, because only a connection of net/http's can be taken over.
+// webSockets are opened over the loopback, because only a connection of
+// net/http's can be taken over.
 func webSockets(_ effort, n int) (ours, plainly float64, err error) {
 	answer = func(_ int, head []byte) [][]byte {
 		_, key, _ := strings.Cut(string(head), "Sec-Websocket-Key: ")
@@ -476,7 +487,8 @@ func webSockets(_ effort, n int) (ours, plainly float64, err error) {
 	return costs[1], costs[0], nil
 }
 
-// openWebSockets returns how much memory so many WebSockets take while nothing happens.
+// openWebSockets returns how much memory so many WebSockets take while nothing
+// happens.
 func (s *site) openWebSockets(n int) (kilobytes float64, err error) {
 	before, connections := memory(), make([]net.Conn, n)
 	defer func() {

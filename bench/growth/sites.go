@@ -43,7 +43,8 @@ func prepareCaddy(folder string) error {
 type site struct {
 	server *caddyhttp.Server
 	port   int
-	// path and query are where it is asked, and key the key that the n-th request has.
+	// path and query are where it is asked, and key the key that the n-th
+	// request has.
 	path, query string
 	key         func(n int) string
 	sent        int
@@ -66,7 +67,8 @@ func adapt(directives ...string) ([]byte, error) {
 	return config, err
 }
 
-// load runs Caddy with a site for each of the directives. Their backends are in memory.
+// load runs Caddy with a site for each of the directives. Their backends are in
+// memory.
 func load(directives ...string) ([]*site, error) {
 	config, err := adapt(directives...)
 	if err != nil {
@@ -167,8 +169,9 @@ func (s *site) want(status int) error {
 	return nil
 }
 
-// inTurns returns what a request costs each site, in µs of CPU. They take turns. The cheapest tenth of the rounds counts:
-// what is more is the machine's.
+// inTurns returns what a request costs each site, in µs of CPU. They take
+// turns. The cheapest tenth of the rounds counts: what is more is the
+// machine's.
 func inTurns(sites []*site, body string, e effort) (costs []float64) {
 	all := make([][]float64, len(sites))
 	for _, s := range sites {
@@ -231,7 +234,8 @@ func plain(upstreams int, options string) string {
 	return b.String() + " {\nrequest_buffers 64MiB\nheader_up Api-Key key-of-backend\n" + options + "}"
 }
 
-// balancer is an openai_lb with so many backends. each returns the options of one.
+// balancer is an openai_lb with so many backends. each returns the options of
+// one.
 func balancer(backends int, each func(i int) string, options string) string {
 	var b strings.Builder
 	b.WriteString("openai_lb {\nrequest_buffers 64MiB\n")
@@ -245,7 +249,8 @@ func balancer(backends int, each func(i int) string, options string) string {
 	return b.String() + options + "}"
 }
 
-// prompt is the body of a chat of about that length. fields are further members.
+// prompt is the body of a chat of about that length. fields are further
+// members.
 func prompt(length int, fields string) string {
 	head := `{"model":"gpt-4o-mini",` + fields + `"messages":[{"role":"system","content":"You are a helpful assistant."},{"role":"user","content":"`
 	return head + strings.Repeat("What is the first letter of the alphabet? ", max(1, (length-len(head))/42)) + `"}]}`

@@ -2,7 +2,8 @@ package main
 
 import "strings"
 
-// checkGlossary compares the words of the package comment with those of the glossary, which has more of them, and links.
+// checkGlossary compares the words of the package comment with those of the
+// glossary, which has more of them, and links.
 func checkGlossary(code, page string) {
 	comment, _, _ := strings.Cut(code, "\npackage ")
 	_, list, _ := strings.Cut(comment, "as docs/glossary.md has them:\n//\n")

@@ -22,15 +22,16 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/modules/status/statuspage"
 )
 
-// names are those of one kind that the code has, and the pages that explain them.
+// names are those of one kind that the code has, and the pages that explain
+// them.
 type names struct {
 	title string
 	pages []string
 	found map[string]bool
 }
 
-// indexPage returns docs/index.md: the options, metrics, placeholders and fields of the code. Each has to be explained on a page,
-// in backticks.
+// indexPage returns docs/index.md: the options, metrics, placeholders and
+// fields of the code. Each has to be explained on a page, in backticks.
 func indexPage() string {
 	var text strings.Builder
 	text.WriteString("# Index\n\nEvery option, metric, placeholder and field, with the section that explains it. `go generate` writes this page.\n")
@@ -95,7 +96,8 @@ func namesInTheCode() []names {
 	}
 }
 
-// optionNames returns the options that files read from a Caddyfile, without those that are always errors.
+// optionNames returns the options that files read from a Caddyfile, without
+// those that are always errors.
 func optionNames(files []*ast.File) map[string]bool {
 	options := make(map[string]bool)
 	for _, file := range files {
@@ -164,7 +166,8 @@ func (d described) Register(c prometheus.Collector) error {
 func (d described) MustRegister(...prometheus.Collector) {}
 func (d described) Unregister(prometheus.Collector) bool { return false }
 
-// jsonNames adds the names that a struct has in JSON, and those of the structs in it.
+// jsonNames adds the names that a struct has in JSON, and those of the structs
+// in it.
 func jsonNames(of reflect.Type, to map[string]bool) {
 	for of.Kind() == reflect.Pointer || of.Kind() == reflect.Slice {
 		of = of.Elem()
@@ -182,8 +185,9 @@ func jsonNames(of reflect.Type, to map[string]bool) {
 	}
 }
 
-// explained returns the link to the section that explains a name: one that has it as its heading, or
-// the first one that has it in the first cell of a table, or elsewhere in backticks.
+// explained returns the link to the section that explains a name: one that has
+// it as its heading, or the first one that has it in the first cell of a table,
+// or elsewhere in backticks.
 func explained(name string, pages []string) (link string) {
 	word := regexp.QuoteMeta(name)
 	for _, pattern := range []*regexp.Regexp{

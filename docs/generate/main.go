@@ -1,5 +1,7 @@
-// Generate writes what is generated in docs: the syntax and the tables of options.md, from the comments of the options, the
-// table of problems in troubleshooting.md, and index.md. `go generate` runs it at the root of the repository. With -check, it writes nothing, and fails if a page is stale.
+// Generate writes what is generated in docs: the syntax and the tables of
+// options.md, from the comments of the options, the table of problems in
+// troubleshooting.md, and index.md. `go generate` runs it at the root of the
+// repository. With -check, it writes nothing, and fails if a page is stale.
 package main
 
 import (

@@ -10,11 +10,13 @@ import (
 	"strings"
 )
 
-// option is a field of a struct of options. Its comment is where the option is described: the first paragraph is
-// "<Field> is <meaning>. Default: <default>.", and its syntax in a Caddyfile is set off as code.
+// option is a field of a struct of options. Its comment is where the option is
+// described: the first paragraph is "<Field> is <meaning>. Default:
+// <default>.", and its syntax in a Caddyfile is set off as code.
 type option struct {
 	name, meaning, fallback string
-	// syntax are lines. The last one may begin a block, which has the options of another struct.
+	// syntax are lines. The last one may begin a block, which has the options
+	// of another struct.
 	syntax   []string
 	block    string
 	embedded bool
@@ -79,7 +81,8 @@ func optionOf(set *token.FileSet, pkg string, f *ast.Field) (o option) {
 	return o
 }
 
-// syntaxOf returns the syntax of the options of a struct, with names of one length side by side.
+// syntaxOf returns the syntax of the options of a struct, with names of one
+// length side by side.
 func syntaxOf(of, indent string) string {
 	var text strings.Builder
 	var side [][2]string
@@ -118,7 +121,8 @@ func syntaxOf(of, indent string) string {
 	return strings.TrimRight(text.String(), "\n") + "\n"
 }
 
-// tableOf returns the table of some options, by their names, or by the structs that have them.
+// tableOf returns the table of some options, by their names, or by the structs
+// that have them.
 func tableOf(which []string, page string) string {
 	text := "| option | meaning | default |\n|---|---|---|\n"
 	for _, w := range which {
@@ -143,8 +147,9 @@ func tableOf(which []string, page string) string {
 	return text
 }
 
-// optionsPage returns docs/options.md with the syntax and the tables that the comments of the options say. Each option that is read from
-// a Caddyfile has to be in the syntax.
+// optionsPage returns docs/options.md with the syntax and the tables that the
+// comments of the options say. Each option that is read from a Caddyfile has to
+// be in the syntax.
 func optionsPage(page string) string {
 	syntax := "openai_lb [<matcher>] {\n" + syntaxOf("openailb.Handler", "\t") + "}\n"
 	page = regexp.MustCompile("(?s)<!-- syntax -->\n```text\n.*?```").ReplaceAllLiteralString(page, "<!-- syntax -->\n```text\n"+syntax+"```")

@@ -36,8 +36,9 @@ func Address(flags caddycmd.Flags) (string, error) {
 	return cmp.Or(config.Listen, caddy.DefaultAdminListen), nil
 }
 
-// ReadOption reads a global option of a config file into a struct that has it in JSON. It evaluates
-// nothing else in a Caddyfile: that may need variables which only the service has.
+// ReadOption reads a global option of a config file into a struct that has it
+// in JSON. It evaluates nothing else in a Caddyfile: that may need variables
+// which only the service has.
 func ReadOption(name, file, adapter string, into any) error {
 	text, err := cli.ReadFile(file)
 	if err != nil {

@@ -19,7 +19,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 )
 
-// Ask returns the admin API's answer. Its errors are plain text, also if something else answers.
+// Ask returns the admin API's answer. Its errors are plain text, also if
+// something else answers.
 func Ask(address, method, path string, query url.Values) ([]byte, error) {
 	if len(query) > 0 {
 		path += "?" + query.Encode()
@@ -53,7 +54,8 @@ func ShowJSON(to io.Writer, answer []byte) error {
 	return err
 }
 
-// escaped escapes the characters in JSON that are not printable, which only its strings can have.
+// escaped escapes the characters in JSON that are not printable, which only its
+// strings can have.
 func escaped(text []byte) []byte {
 	if !bytes.ContainsFunc(text, isHidden) {
 		return text
@@ -73,7 +75,8 @@ func escaped(text []byte) []byte {
 
 func isHidden(r rune) bool { return r >= 0x7f && !unicode.IsPrint(r) }
 
-// ShowAll prints the rows of an answer, and whose they are: below a table, or next to JSON.
+// ShowAll prints the rows of an answer, and whose they are: below a table, or
+// next to JSON.
 func ShowAll(command *cobra.Command, show func(io.Writer, []byte) error, asJSON bool, answer []byte) error {
 	var all All[json.RawMessage]
 	if err := Decode(answer, &all); err != nil {

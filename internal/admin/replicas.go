@@ -13,10 +13,11 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
-// With the option state, an operator asks one replica, and sees the sum of all. That replica asks the others, and adds
-// what they answer to its own rows.
+// With the option state, an operator asks one replica, and sees the sum of all.
+// That replica asks the others, and adds what they answer to its own rows.
 
-// All is what a route answers with `?replica=`: the sum of rows over all replicas, or the rows of one.
+// All is what a route answers with `?replica=`: the sum of rows over all
+// replicas, or the rows of one.
 type All[T any] struct {
 	// Connected reports whether this replica is connected to the others.
 	Connected bool   `json:"connected"`
@@ -29,7 +30,8 @@ type Seen struct {
 	ID    string    `json:"id"`
 	Host  string    `json:"host"`
 	Heard time.Time `json:"heard"`
-	// Self reports whether it is the one that answers, and Included whether its rows are in the sum.
+	// Self reports whether it is the one that answers, and Included whether its
+	// rows are in the sum.
 	Self     bool `json:"self"`
 	Included bool `json:"included"`
 }
@@ -39,7 +41,8 @@ func (s Seen) Name() string {
 	return cli.Printable(strings.TrimSpace(s.Host + " " + s.ID[:min(8, len(s.ID))]))
 }
 
-// AskedID returns the id of the replica that answers. It is empty without the option state.
+// AskedID returns the id of the replica that answers. It is empty without the
+// option state.
 func (a All[T]) AskedID() string { return AskedOf(a.Replicas) }
 
 // AskedOf returns the id of the replica that answers, of those that were seen.
@@ -55,18 +58,21 @@ func AskedOf(replicas []Seen) string {
 // EveryReplica is the `?replica=` of all.
 const EveryReplica = "*"
 
-// Answerer answers a question of another replica with rows, as JSON. rest is the question without its first word, and shared
-// says which pools the replicas share.
+// Answerer answers a question of another replica with rows, as JSON. rest is
+// the question without its first word, and shared says which pools the replicas
+// share.
 type Answerer func(ctx context.Context, rest string, shared replicas.Shared) (rows any, err error)
 
 var answerers = make(map[string]Answerer)
 
-// Answer registers who answers the questions that begin with a word. It is called by init functions.
+// Answer registers who answers the questions that begin with a word. It is
+// called by init functions.
 func Answer(word string, by Answerer) { answerers[word] = by }
 
 func init() { replicas.OnQuestion(AnswerQuestion) }
 
-// AnswerQuestion answers another replica, about the pools that it shares. Anyone who can write to the engine may ask.
+// AnswerQuestion answers another replica, about the pools that it shares.
+// Anyone who can write to the engine may ask.
 func AnswerQuestion(ctx context.Context, question string, shared replicas.Shared) []byte {
 	word, rest, more := strings.Cut(question, " ")
 	by := answerers[word]
@@ -81,8 +87,9 @@ func AnswerQuestion(ctx context.Context, question string, shared replicas.Shared
 	return text
 }
 
-// Any client of the store can make up answers. So these limit the bytes of an answer, of one of its rows, and of all answers to a
-// question, and the rows of an answer and of the sum. An answer that is cut off counts as missing.
+// Any client of the store can make up answers. So these limit the bytes of an
+// answer, of one of its rows, and of all answers to a question, and the rows of
+// an answer and of the sum. An answer that is cut off counts as missing.
 const (
 	MaxAnswer, MaxRow, MaxAnswers = 16 << 20, 256 << 10, 512 << 20
 	MaxRows, MaxSum               = 25_000, 100_000
@@ -92,8 +99,9 @@ const (
 type Read struct {
 	Connected bool
 	Replicas  []Seen
-	// Self reports whether this replica is among those that were asked for, as it is without an engine of state, and sharing
-	// how many others have a pool.
+	// Self reports whether this replica is among those that were asked for, as
+	// it is without an engine of state, and sharing how many others have a
+	// pool.
 	Self    bool
 	sharing map[string]int
 }
@@ -107,7 +115,8 @@ func (r Read) Times(pool string) int {
 	return max(1, n)
 }
 
-// AskAll asks the replicas with this name, and calls take for each row of their answers. Without the option state, there are none.
+// AskAll asks the replicas with this name, and calls take for each row of their
+// answers. Without the option state, there are none.
 func AskAll[T any](ctx context.Context, name, question string, patience time.Duration, longest int, take func(a replicas.Answer, row T) (pool string, full bool)) (r Read, err error) {
 	asking, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -122,8 +131,9 @@ func AskAll[T any](ctx context.Context, name, question string, patience time.Dur
 	return r, nil
 }
 
-// ReadAnswers calls take for each row of the answers, of at most longest bytes. take returns the row's pool, or an empty one if it
-// ignores the row, and whether the sum is full.
+// ReadAnswers calls take for each row of the answers, of at most longest bytes.
+// take returns the row's pool, or an empty one if it ignores the row, and
+// whether the sum is full.
 func ReadAnswers[T any](ctx context.Context, answers []replicas.Answer, longest int, take func(a replicas.Answer, row T) (pool string, full bool)) Read {
 	r := Read{Connected: true, Replicas: make([]Seen, len(answers)), Self: len(answers) == 0, sharing: make(map[string]int)}
 	budget := int64(MaxAnswers)
@@ -156,7 +166,8 @@ func ReadAnswers[T any](ctx context.Context, answers []replicas.Answer, longest 
 	return r
 }
 
-// ReadRows reads a list one by one. It returns false if it is no list, or has more rows, or longer ones, than are read.
+// ReadRows reads a list one by one. It returns false if it is no list, or has
+// more rows, or longer ones, than are read.
 func ReadRows[T any](from io.Reader, most, longest int, each func(row T) bool) bool {
 	d := json.NewDecoder(from)
 	start, err := d.Token()
@@ -174,7 +185,8 @@ func ReadRows[T any](from io.Reader, most, longest int, each func(row T) bool) b
 	return end == json.Delim(']')
 }
 
-// chosen returns the answers of the replicas with this name: a host, or the beginning of an id. Several engines may have one.
+// chosen returns the answers of the replicas with this name: a host, or the
+// beginning of an id. Several engines may have one.
 func chosen(answers []replicas.Answer, name string) (its []replicas.Answer, err error) {
 	var names []string
 	for _, a := range answers {

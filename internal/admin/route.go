@@ -1,9 +1,11 @@
-// Package admin has what features share that show something to operators: routes of Caddy's admin API that answer with JSON
-// (route.go), sums over all replicas that share state (replicas.go), and subcommands of `caddy openai-lb` that call the routes
-// (client.go, address.go).
+// Package admin has what features share that show something to operators:
+// routes of Caddy's admin API that answer with JSON (route.go), sums over all
+// replicas that share state (replicas.go), and subcommands of `caddy openai-lb`
+// that call the routes (client.go, address.go).
 //
-// A feature registers an `admin.api` module of its own with its routes, adds its subcommands to package cli, and registers
-// with [Answer] how it answers the questions of other replicas.
+// A feature registers an `admin.api` module of its own with its routes, adds
+// its subcommands to package cli, and registers with [Answer] how it answers
+// the questions of other replicas.
 package admin
 
 import (
@@ -44,9 +46,9 @@ func AllowMethods(w http.ResponseWriter, r *http.Request, methods ...string) err
 	return Refuse(http.StatusMethodNotAllowed, "method %s is not allowed here, only %s", r.Method, allowed)
 }
 
-// QueryOf returns the query, and a function that reports whether its `?pool=` selects a
-// pool. Without `?pool=`, it selects every pool. Each of the allowed parameters may be in
-// the query once, and no other parameter.
+// QueryOf returns the query, and a function that reports whether its `?pool=`
+// selects a pool. Without `?pool=`, it selects every pool. Each of the allowed
+// parameters may be in the query once, and no other parameter.
 func QueryOf(r *http.Request, allowed ...string) (query url.Values, inPool func(pool string) bool, err error) {
 	if query, err = url.ParseQuery(r.URL.RawQuery); err != nil {
 		return nil, nil, Refuse(http.StatusBadRequest, "the query cannot be read: %v", err)
@@ -67,7 +69,8 @@ func QueryOf(r *http.Request, allowed ...string) (query url.Values, inPool func(
 	return query, func(pool string) bool { return pool == wanted || !query.Has("pool") }, nil
 }
 
-// InQuery returns the pool in the query after a preposition. It is empty without one.
+// InQuery returns the pool in the query after a preposition. It is empty
+// without one.
 func InQuery(r *http.Request, preposition string) string {
 	if query := r.URL.Query(); query.Has("pool") {
 		return fmt.Sprintf("%s the pool '%s'", preposition, query.Get("pool"))
@@ -83,7 +86,8 @@ func Refuse(status int, format string, args ...any) error {
 	return caddy.APIError{HTTPStatus: status, Err: fmt.Errorf(format, args...)}
 }
 
-// WriteJSON answers with a value. Its errors are about the value: a client that has left needs no answer.
+// WriteJSON answers with a value. Its errors are about the value: a client that
+// has left needs no answer.
 func WriteJSON(w http.ResponseWriter, value any) error {
 	body, err := json.Marshal(value)
 	if err != nil {

@@ -17,9 +17,11 @@ import (
 type Affinity struct {
 	owners *savedOwners
 	name   any // of the owners among those in use
-	// accounts are those that the requests may use, and all are those of the pool.
+	// accounts are those that the requests may use, and all are those of the
+	// pool.
 	accounts, all []string
-	// storage is where owners are saved. nil: nowhere, because the other replicas know them.
+	// storage is where owners are saved. nil: nowhere, because the other
+	// replicas know them.
 	storage certmagic.Storage
 	logger  *zap.Logger
 	// strict reports whether a caller reaches only what it made.
@@ -73,14 +75,15 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 	return a, nil
 }
 
-// Start applies the options to the owners. Those of the config before apply until
-// the new one is in use, because it may fail.
+// Start applies the options to the owners. Those of the config before apply
+// until the new one is in use, because it may fail.
 func (a *Affinity) Start() {
 	a.owners.configure(a.storage, a.logger)
 	a.owners.others.Store(a.others)
 }
 
-// Among returns the Affinity of requests that may use only these of the accounts. It is not closed.
+// Among returns the Affinity of requests that may use only these of the
+// accounts. It is not closed.
 func (a *Affinity) Among(accounts []string) *Affinity {
 	among := *a
 	among.accounts = accounts
@@ -90,7 +93,8 @@ func (a *Affinity) Among(accounts []string) *Affinity {
 // IsStrict reports whether a caller reaches only the objects that it made.
 func (a *Affinity) IsStrict() bool { return a.strict }
 
-// Record returns when the ids were saved. It is nil if Caddy's storage does not have them.
+// Record returns when the ids were saved. It is nil if Caddy's storage does not
+// have them.
 func (a *Affinity) Record() *pools.Record {
 	if a == nil || a.storage == nil {
 		return nil

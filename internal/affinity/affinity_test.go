@@ -233,7 +233,8 @@ func TestAReplyTeachesAThousandIDs(t *testing.T) {
 	}
 }
 
-// Codex sends the ids of its own messages along with them, which no account is asked for.
+// Codex sends the ids of its own messages along with them, which no account is
+// asked for.
 func TestAnItemIsAskedForOnlyWhenAnAccountLacksIt(t *testing.T) {
 	a := open(t, storage(t, t.TempDir()), zap.NewNop())
 	defer a.Close()

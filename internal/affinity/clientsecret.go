@@ -11,22 +11,26 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 )
 
-// A client secret is what a server gives to a browser, to begin one realtime session without a key. Only the account that
-// has made it accepts it. So it is remembered like an object: its digest, with that account, until it expires. In place of
-// the caller, there is a digest of the caller's name and key, so that the secret ends with that key.
+// A client secret is what a server gives to a browser, to begin one realtime
+// session without a key. Only the account that has made it accepts it. So it is
+// remembered like an object: its digest, with that account, until it expires.
+// In place of the caller, there is a digest of the caller's name and key, so
+// that the secret ends with that key.
 
 // Secret is what is known about a client secret.
 type Secret struct {
 	// Account has made it.
 	Account string
-	// By stands for the key of the caller that it was made for, as MinterOf returns it. It is 0 if callers have no keys.
+	// By stands for the key of the caller that it was made for, as MinterOf
+	// returns it. It is 0 if callers have no keys.
 	By owners.Caller
-	// TokenOf is the name of the caller if that has sent a token. Otherwise, it is empty.
+	// TokenOf is the name of the caller if that has sent a token. Otherwise, it
+	// is empty.
 	TokenOf string
 }
 
-// MinterOf returns what stands for a caller's key in what is remembered of its client secrets. A caller by a token has
-// no id of a key.
+// MinterOf returns what stands for a caller's key in what is remembered of its
+// client secrets. A caller by a token has no id of a key.
 func MinterOf(name, keyID string) owners.Caller {
 	if name == "" {
 		return 0
@@ -34,11 +38,13 @@ func MinterOf(name, keyID string) owners.Caller {
 	return owners.CallerNamed("key " + keyID + "\x00" + name)
 }
 
-// maxTokenHolders is how many callers with tokens are remembered. An identity provider may have any number of them.
+// maxTokenHolders is how many callers with tokens are remembered. An identity
+// provider may have any number of them.
 const maxTokenHolders = 10_000
 
-// tokenHolders are the names of callers that have made client secrets with a token. If there are too many, all are
-// forgotten, and their client secrets are refused.
+// tokenHolders are the names of callers that have made client secrets with a
+// token. If there are too many, all are forgotten, and their client secrets are
+// refused.
 type tokenHolders struct {
 	mu    sync.Mutex
 	names map[owners.Caller]string
@@ -65,8 +71,8 @@ func keyOfSecret(secret string) owners.Key {
 	return owners.KeyOf(sum[:])
 }
 
-// seekers are all who ask for secrets that this replica does not know. They are not identified, so they are one caller to
-// the other replicas.
+// seekers are all who ask for secrets that this replica does not know. They are
+// not identified, so they are one caller to the other replicas.
 var seekers = owners.CallerNamed("\x00client secrets")
 
 // Secret returns what is known about a client secret that is still good.
@@ -94,7 +100,8 @@ func (a *Affinity) Secret(secret string) (s Secret, ok bool) {
 	return s, true
 }
 
-// longestSecret is how long a client secret is good at most, whatever its reply says. OpenAI's are for 2 hours at most.
+// longestSecret is how long a client secret is good at most, whatever its reply
+// says. OpenAI's are for 2 hours at most.
 const longestSecret = 24 * time.Hour
 
 // learnSecret records the client secret in a reply.

@@ -14,7 +14,8 @@ import (
 
 const secretOfAlice = "ek_68f0c1d2e3f405162738495a6b7c8d9e"
 
-// makesSecret has the account make a client secret for a caller, by a key with an id or by a token.
+// makesSecret has the account make a client secret for a caller, by a key with
+// an id or by a token.
 func (a *Affinity) makesSecret(account, caller, keyID, reply string) {
 	body := openaiapi.ParseJSON([]byte(`{}`), nil)
 	p, _, _ := a.Place(&Request{Method: http.MethodPost, Operation: "/realtime/client_secrets", Body: &body, Caller: caller, KeyID: keyID})
@@ -63,7 +64,8 @@ func TestAClientSecretIsGoodAtEachReplica(t *testing.T) {
 	}
 }
 
-// TestAClientSecretIsOfItsKeyAlone so that it ends with that, and not with another key of the caller, nor of another one.
+// TestAClientSecretIsOfItsKeyAlone so that it ends with that, and not with
+// another key of the caller, nor of another one.
 func TestAClientSecretIsOfItsKeyAlone(t *testing.T) {
 	seen := make(map[owners.Caller]string)
 	for _, minter := range [][2]string{{"alice", "1"}, {"alice", "2"}, {"bob", "1"}, {"alice", ""}, {"bob", ""}} {
@@ -95,7 +97,8 @@ func TestWhatIsNoClientSecretTeachesNone(t *testing.T) {
 		if got, ok := a.Secret(secretOfAlice); !ok || got.TokenOf != "alice" {
 			t.Errorf("it is %+v, %v", got, ok)
 		}
-		// the first one counts: nobody takes a secret by a reply that repeats it
+		// the first one counts: nobody takes a secret by a reply that repeats
+		// it
 		a.makesSecret("b", "bob", "2", secretReply(time.Hour))
 		if got, _ := a.Secret(secretOfAlice); got.TokenOf != "alice" || got.Account != "a" {
 			t.Errorf("it is %+v", got)

@@ -10,11 +10,13 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 )
 
-// Entitlement is which backends of the pool the requests of some callers may use: all, or those of the option backends.
-// To these requests, it is as if the pool had no others. It is made once for each list of the config.
+// Entitlement is which backends of the pool the requests of some callers may
+// use: all, or those of the option backends. To these requests, it is as if the
+// pool had no others. It is made once for each list of the config.
 type Entitlement struct {
-	// May reports whether they may use a backend, and AllModels whether its account serves all models of those that they may
-	// use. Both are by the index of the backend.
+	// May reports whether they may use a backend, and AllModels whether its
+	// account serves all models of those that they may use. Both are by the
+	// index of the backend.
 	May, AllModels []bool
 	// Affinity places requests at the accounts of these backends.
 	Affinity *Affinity
@@ -24,7 +26,8 @@ type Entitlement struct {
 	accounts []string
 }
 
-// Entitle returns the entitlement of callers with the option backends, or of all others if names is nil.
+// Entitle returns the entitlement of callers with the option backends, or of
+// all others if names is nil.
 func Entitle(names []string, backends []*backend.Backend, a *Affinity) *Entitlement {
 	e := &Entitlement{May: make([]bool, len(backends)), AllModels: make([]bool, len(backends)), Affinity: a}
 	digest, all := fnv.New64a(), true
@@ -47,8 +50,9 @@ func Entitle(names []string, backends []*backend.Backend, a *Affinity) *Entitlem
 	return e
 }
 
-// findAllModels finds the backends of accounts that serve all models of the backends that may be used. A backend that
-// serves any model adds models that no list has.
+// findAllModels finds the backends of accounts that serve all models of the
+// backends that may be used. A backend that serves any model adds models that
+// no list has.
 func (e *Entitlement) findAllModels(backends []*backend.Backend) {
 	lists := make(map[string]map[string]bool) // by account
 	serveAny := make(map[string]bool)
@@ -72,7 +76,8 @@ func (e *Entitlement) findAllModels(backends []*backend.Backend) {
 	}
 }
 
-// HasAllModels reports whether an account serves all models that the requests may use, or none does.
+// HasAllModels reports whether an account serves all models that the requests
+// may use, or none does.
 func (e *Entitlement) HasAllModels(account string) bool {
 	some := false
 	for i, its := range e.accounts {

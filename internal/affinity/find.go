@@ -30,11 +30,12 @@ type Request struct {
 	Text []byte
 	// Caller is the name of the caller, if callers have names.
 	Caller string
-	// KeyID is that of the caller's key, and Account the account that has made the client secret that the request has in
-	// place of a key. Both may be empty.
+	// KeyID is that of the caller's key, and Account the account that has made
+	// the client secret that the request has in place of a key. Both may be
+	// empty.
 	KeyID, Account string
-	// Upgrade reports whether it opens a WebSocket, and Compressed whether its body
-	// could not be read.
+	// Upgrade reports whether it opens a WebSocket, and Compressed whether its
+	// body could not be read.
 	Upgrade, Compressed bool
 	// Disputed reports whether servers may read the body as different types.
 	Disputed bool
@@ -42,8 +43,8 @@ type Request struct {
 	CutAt int64
 }
 
-// Place returns the placement of a request. If no account may get it, refused is
-// true and refusal says why.
+// Place returns the placement of a request. If no account may get it, refused
+// is true and refusal says why.
 func (a *Affinity) Place(r *Request) (p *Placement, refusal apierror.Error, refused bool) {
 	if a.strict {
 		if refusal, refused = r.refuses(); refused {
@@ -108,8 +109,9 @@ func (a *Affinity) find(r *Request, stored openaiapi.Stored) (*Placement, apierr
 	return p, f.refusal, f.refused
 }
 
-// showsAll reports whether every object that the body names was seen. What is made below another object
-// may otherwise be one that the body names, such as a file that is added to a vector store.
+// showsAll reports whether every object that the body names was seen. What is
+// made below another object may otherwise be one that the body names, such as a
+// file that is added to a vector store.
 func (r *Request) showsAll() bool {
 	return openaiapi.BodyNamesNothing(r.Method, r.Operation) || !r.Compressed && r.CutAt == 0 && !r.Disputed && r.Body.Readable(r.Text)
 }
@@ -166,8 +168,9 @@ func (f *finder) othersMayKnow(o owners.Owner) bool {
 }
 
 // apply uses what is known about an id. An account that the config no longer
-// has may have another name or key now, so that it is not known which one has the
-// object. The caller is known anyway. What is at an account that the caller may not use does not exist for it.
+// has may have another name or key now, so that it is not known which one has
+// the object. The caller is known anyway. What is at an account that the caller
+// may not use does not exist for it.
 func (f *finder) apply(it id, text []byte, o owners.Owner) {
 	if it.Key == f.subject && o.Caller == f.caller {
 		f.creation = max(f.creation, createsParts)
@@ -197,8 +200,8 @@ func (f *finder) apply(it id, text []byte, o owners.Owner) {
 }
 
 // lookUp asks other replicas what they know of the open ids. If there is no
-// answer, it goes by what is known here, but does not record that as what they know.
-// For an id that must be the caller's own, that is not enough.
+// answer, it goes by what is known here, but does not record that as what they
+// know. For an id that must be the caller's own, that is not enough.
 func (f *finder) lookUp() {
 	if f.refused || len(f.open) == 0 {
 		return
@@ -226,9 +229,9 @@ func (f *finder) lookUp() {
 	}
 }
 
-// settle remembers what other replicas know of an id, and returns its owner. If it
-// belongs to no caller, they are asked again after owners.Unclaimed: one of them may
-// have been unable to answer, or may have learned the caller since.
+// settle remembers what other replicas know of an id, and returns its owner. If
+// it belongs to no caller, they are asked again after owners.Unclaimed: one of
+// them may have been unable to answer, or may have learned the caller since.
 func (f *finder) settle(it openID, found replicas.Found) owners.Owner {
 	a, o, ttl := f.affinity, it.owner, min(found.TTL, idTTL)
 	if found.TTL > 0 {
@@ -248,8 +251,8 @@ func (f *finder) settle(it openID, found replicas.Found) owners.Owner {
 // longestShown is how much of an id an error shows.
 const longestShown = 80
 
-// notFound returns the error for an object that the caller may not use, in the words
-// that OpenAI's API has for it.
+// notFound returns the error for an object that the caller may not use, in the
+// words that OpenAI's API has for it.
 func notFound(kind openaiapi.IDKind, text string) apierror.Error {
 	text = pool.CutText(text, longestShown)
 	switch kind {

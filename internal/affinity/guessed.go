@@ -6,11 +6,12 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 )
 
-// bounded bounds the ids of each caller that are of one kind. Without a bound, those of one caller would push out the ids of
-// all others.
+// bounded bounds the ids of each caller that are of one kind. Without a bound,
+// those of one caller would push out the ids of all others.
 //
-// So are the ids that replies of new APIs have taught: such an API may just answer, as a chat does, and then each reply has
-// another id that nobody names again. And so are client secrets, of which each session may have another.
+// So are the ids that replies of new APIs have taught: such an API may just
+// answer, as a chat does, and then each reply has another id that nobody names
+// again. And so are client secrets, of which each session may have another.
 type bounded struct {
 	most    int // of a caller
 	mu      sync.Mutex
@@ -24,14 +25,17 @@ type recentKeys struct {
 }
 
 const (
-	// maxGuessed is how many ids of new APIs are remembered for a caller, and maxSecrets how many client secrets.
+	// maxGuessed is how many ids of new APIs are remembered for a caller, and
+	// maxSecrets how many client secrets.
 	maxGuessed = 10_000
 	maxSecrets = 1_000
-	// maxBounded is of how many callers they are counted. If there are more, some are counted anew.
+	// maxBounded is of how many callers they are counted. If there are more,
+	// some are counted anew.
 	maxBounded = 1024
 )
 
-// add adds an id of a caller. It removes the caller's oldest one from the memory if there are too many.
+// add adds an id of a caller. It removes the caller's oldest one from the
+// memory if there are too many.
 func (g *bounded) add(m *owners.Memory, c owners.Caller, key owners.Key) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

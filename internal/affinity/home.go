@@ -12,21 +12,25 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
-// What a caller makes is often used together: a file and a vector store, an assistant and a thread, a response
-// and a file. So it is made in one account, the caller's home. Callers without names are one caller, because they
-// may use each other's objects.
+// What a caller makes is often used together: a file and a vector store, an
+// assistant and a thread, a response and a file. So it is made in one account,
+// the caller's home. Callers without names are one caller, because they may use
+// each other's objects.
 //
-// Each replica finds the same home without talking: the first account in the order of the caller's name (see
-// package pool) among those that would get the request anyway. If that is another one than before, because the
-// home is drained or fails, the caller moves. Where it moved is remembered like the owner of an object, with an id
-// that no object has, so it outlives a restart and reaches other replicas just as owners do.
+// Each replica finds the same home without talking: the first account in the
+// order of the caller's name (see package pool) among those that would get the
+// request anyway. If that is another one than before, because the home is
+// drained or fails, the caller moves. Where it moved is remembered like the
+// owner of an object, with an id that no object has, so it outlives a restart
+// and reaches other replicas just as owners do.
 //
-// Conversations, threads and stored responses are made at any account while their caller uses no other objects:
-// they are bound to the account where they began, so a caller that has only these would be bound to one account.
-// What else the caller makes first goes where the last of them is.
+// Conversations, threads and stored responses are made at any account while
+// their caller uses no other objects: they are bound to the account where they
+// began, so a caller that has only these would be bound to one account. What
+// else the caller makes first goes where the last of them is.
 
-// homeOf is the id for the account where a caller's objects are made, and lastOf the one for where its last
-// conversation, thread or response is.
+// homeOf is the id for the account where a caller's objects are made, and
+// lastOf the one for where its last conversation, thread or response is.
 func homeOf(c owners.Caller) owners.Key { return keyOf("home", c) }
 func lastOf(c owners.Caller) owners.Key { return keyOf("last", c) }
 
@@ -34,7 +38,8 @@ func keyOf(what string, c owners.Caller) owners.Key {
 	return owners.KeyOf(binary.LittleEndian.AppendUint64([]byte(what+"\x00"), uint64(c))) // no id has a NUL
 }
 
-// findHome finds out where the caller's objects are, for a request that makes another one.
+// findHome finds out where the caller's objects are, for a request that makes
+// another one.
 func (f *finder) findHome() {
 	p := f.Placement
 	if p.makes == openaiapi.MakesNothing || len(p.named) > 0 || len(p.affinity.accounts) < 2 {
@@ -64,8 +69,8 @@ func (f *finder) accountOf(key owners.Key) string {
 	return ""
 }
 
-// lookUpHome asks other replicas where the caller's objects are, and where its last conversation is if that is not
-// known here.
+// lookUpHome asks other replicas where the caller's objects are, and where its
+// last conversation is if that is not known here.
 func (f *finder) lookUpHome(lastHere string) (home, last string) {
 	a, keys := f.affinity, []owners.Key{homeOf(f.caller), lastOf(f.caller)}
 	if a.others == nil {
@@ -87,8 +92,8 @@ func (f *finder) keep(key owners.Key, found replicas.Found) (account string) {
 	return found.Account
 }
 
-// Maker returns how the pool chooses among the accounts for a request that makes an object, or nil if the caller
-// does not matter.
+// Maker returns how the pool chooses among the accounts for a request that
+// makes an object, or nil if the caller does not matter.
 func (p *Placement) Maker() *pool.Maker {
 	if p.maker.Home == "" && p.maker.Order == 0 {
 		return nil
@@ -96,8 +101,8 @@ func (p *Placement) Maker() *pool.Maker {
 	return &p.maker
 }
 
-// remember records where the caller's object was made. What names other objects is made where these are, and does
-// not move the caller.
+// remember records where the caller's object was made. What names other objects
+// is made where these are, and does not move the caller.
 func (p *Placement) remember(account string) {
 	a := p.affinity
 	if p.makes == openaiapi.MakesNothing || len(a.accounts) < 2 {

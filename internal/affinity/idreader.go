@@ -25,15 +25,17 @@ type IDReader struct {
 	coding string
 	// read is how many ids were read so far.
 	read int
-	// unstored reports whether a streamed response is not stored, and chats whether the
-	// beginning of a streamed chat, or of a stream of a new API, was there.
+	// unstored reports whether a streamed response is not stored, and chats
+	// whether the beginning of a streamed chat, or of a stream of a new API,
+	// was there.
 	unstored, chats bool
 }
 
 // Teaches reports whether a reply may teach something.
 func (p *Placement) Teaches() bool { return p.ids != noIDs }
 
-// IDReader returns the reader of the ids in a reply, or nil if the reply has none to learn.
+// IDReader returns the reader of the ids in a reply, or nil if the reply has
+// none to learn.
 func (p *Placement) IDReader(account string, res *http.Response) *IDReader {
 	if p.ids == noIDs || res.StatusCode < 200 || res.StatusCode >= 300 {
 		return nil
@@ -51,8 +53,8 @@ func (p *Placement) IDReader(account string, res *http.Response) *IDReader {
 	return nil
 }
 
-// Join makes the watcher of a stream pass its events to the reader too, which then
-// needs no bytes.
+// Join makes the watcher of a stream pass its events to the reader too, which
+// then needs no bytes.
 func (r *IDReader) Join(w *sse.Watcher) {
 	each, long := w.Each, w.Long
 	w.Each = func(e sse.Event) {

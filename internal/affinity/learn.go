@@ -52,8 +52,8 @@ func (p *Placement) learn(account string, kind openaiapi.IDKind, text []byte) {
 }
 
 // learnUnstored records that a new output item of a response that no account
-// stores belongs to the caller. Only a caller who reaches nothing else needs that,
-// because clients send such items back.
+// stores belongs to the caller. Only a caller who reaches nothing else needs
+// that, because clients send such items back.
 func (p *Placement) learnUnstored(text []byte) {
 	if key := owners.KeyOf(text); p.affinity.strict && p.creation == createsAll && p.isNew(key) && !p.names(key) {
 		p.put(key, "", p.caller)

@@ -10,19 +10,23 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 )
 
-// An API that nobody here has read about is used as package openaiapi guesses. What a request makes there is learned
-// like any other object. With client keys, that is not enough: a list may show, and a name may be, what another caller has
-// made before this pool knew of it. So there, a caller reaches only what replies to its own requests have taught, and what
-// is below that.
+// An API that nobody here has read about is used as package openaiapi guesses.
+// What a request makes there is learned like any other object. With client
+// keys, that is not enough: a list may show, and a name may be, what another
+// caller has made before this pool knew of it. So there, a caller reaches only
+// what replies to its own requests have taught, and what is below that.
 //
-// A reply teaches only new names. One that the request said, or that has an owner already, stays whose it is: otherwise a
-// caller could take an object by an update that repeats its name, or by a request that is answered with its own text.
+// A reply teaches only new names. One that the request said, or that has an
+// owner already, stays whose it is: otherwise a caller could take an object by
+// an update that repeats its name, or by a request that is answered with its
+// own text.
 
-// maxSaid is how many texts of a request are compared with the names in its reply. If there are more, the reply teaches
-// nobody's objects.
+// maxSaid is how many texts of a request are compared with the names in its
+// reply. If there are more, the reply teaches nobody's objects.
 const maxSaid = 10_000
 
-// takeNames takes what may be names in the path and the body of a request to a new API.
+// takeNames takes what may be names in the path and the body of a request to a
+// new API.
 func (f *finder) takeNames(r *Request, stored *openaiapi.Stored) {
 	for _, n := range stored.Names {
 		kind := openaiapi.GuessedID // a word says nothing of where the request has to go
@@ -69,8 +73,9 @@ func keyOfName(n openaiapi.PathName) owners.Key {
 	return owners.KeyOf(n.Scoped())
 }
 
-// checkNames refuses a request of a caller to a new API if it may reach what no reply has taught that caller: the first
-// name in its path has to be the caller's own.
+// checkNames refuses a request of a caller to a new API if it may reach what no
+// reply has taught that caller: the first name in its path has to be the
+// caller's own.
 func (f *finder) checkNames(r *Request, stored *openaiapi.Stored) {
 	for _, n := range stored.Names {
 		switch {

@@ -4,11 +4,11 @@
 //
 // An [Affinity] belongs to a pool. It learns the ids of objects from replies as
 // they pass, and remembers their owners in a store that outlives a reload. A
-// [Placement] belongs to one request: it defines which accounts may get the request,
-// and reads the reply. Bytes to and from clients stay unchanged.
+// [Placement] belongs to one request: it defines which accounts may get the
+// request, and reads the reply. Bytes to and from clients stay unchanged.
 //
-// In addition, a [PromptCache] sends the requests of one session to one backend,
-// if the choice is free.
+// In addition, a [PromptCache] sends the requests of one session to one
+// backend, if the choice is free.
 //
 // Package owners defines the words.
 package affinity
@@ -25,23 +25,26 @@ import (
 // Options configure how requests are sent to the accounts that store the
 // objects which they name.
 type Options struct {
-	// Callers is `strict` if callers reach only objects that they made; all other ids are a 404. Default: off.
+	// Callers is `strict` if callers reach only objects that they made; all
+	// other ids are a 404. Default: off.
 	//
-	// It requires client keys. Lists, and requests whose objects cannot be seen, are refused.
+	// It requires client keys. Lists, and requests whose objects cannot be
+	// seen, are refused.
 	//
 	//	callers strict
 	Callers string `json:"callers,omitempty"`
 
-	// PromptCache is whether sessions stay where their prompts are cached. Default: on if the pool has several accounts and no
-	// `lb_policy`.
+	// PromptCache is whether sessions stay where their prompts are cached.
+	// Default: on if the pool has several accounts and no `lb_policy`.
 	//
 	//	prompt_cache [<header...>]|off
 	PromptCache *PromptCache `json:"prompt_cache,omitempty"`
 }
 
 const (
-	// maxIDs is how many ids of stored objects are remembered, of about 100 bytes each. The least recently seen are
-	// forgotten first. idTTL is how long one is remembered after it was last seen in a reply.
+	// maxIDs is how many ids of stored objects are remembered, of about 100
+	// bytes each. The least recently seen are forgotten first. idTTL is how
+	// long one is remembered after it was last seen in a reply.
 	maxIDs = 1_000_000
 	idTTL  = 720 * time.Hour
 )

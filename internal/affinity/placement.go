@@ -9,35 +9,39 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
-// Anywhere is the Placement of nearly all requests: any account may get them, and their replies teach nothing. Nobody changes it.
+// Anywhere is the Placement of nearly all requests: any account may get them,
+// and their replies teach nothing. Nobody changes it.
 var Anywhere = new(Placement)
 
-// Placement defines which accounts may get a request. It belongs to the goroutine
-// that serves the request.
+// Placement defines which accounts may get a request. It belongs to the
+// goroutine that serves the request.
 type Placement struct {
 	affinity *Affinity
 	caller   owners.Caller
-	// account is the only one that may get the request, if it is known. basis is
-	// why, and first the first id that has an owner.
+	// account is the only one that may get the request, if it is known. basis
+	// is why, and first the first id that has an owner.
 	account string
 	basis   basis
 	first   struct {
 		text string
 		kind openaiapi.IDKind
 	}
-	// creation is how much of the reply is the caller's, and subject the object below
-	// which the request is.
+	// creation is how much of the reply is the caller's, and subject the object
+	// below which the request is.
 	creation creation
 	subject  owners.Key
 	// named are all ids of the request, and unknown those without an owner.
 	named, unknown []id
-	// minter is who gets the client secret in the reply, or nil if there is none.
+	// minter is who gets the client secret in the reply, or nil if there is
+	// none.
 	minter *Secret
-	// within is the path in which the reply of a new API names objects. It is empty for all others. said are the texts of
-	// such a request, which its reply may repeat.
+	// within is the path in which the reply of a new API names objects. It is
+	// empty for all others. said are the texts of such a request, which its
+	// reply may repeat.
 	within string
 	said   map[owners.Key]struct{}
-	// makes is what the request makes, and free reports whether it names nothing. maker is how the pool chooses.
+	// makes is what the request makes, and free reports whether it names
+	// nothing. maker is how the pool chooses.
 	makes openaiapi.Made
 	free  bool
 	maker pool.Maker
@@ -54,7 +58,8 @@ type basis uint8
 
 const (
 	_ basis = iota // any account may
-	// listed: the request asks for a list, and each account lists only its objects.
+	// listed: the request asks for a list, and each account lists only its
+	// objects.
 	listed
 	// owned: the account stores an object that the request names.
 	owned
@@ -89,7 +94,8 @@ func (p *Placement) Allows(account string) bool {
 	return (p.account == "" || p.account == account) && !slices.Contains(p.missing, account)
 }
 
-// Anywhere reports whether the request names no stored objects, so that any account may get it.
+// Anywhere reports whether the request names no stored objects, so that any
+// account may get it.
 func (p *Placement) Anywhere() bool { return p.account == "" && len(p.unknown) == 0 }
 
 // Stored returns, in words for the client, the object because of which only one

@@ -15,27 +15,28 @@ import (
 )
 
 // PromptCache sends requests of one key to one backend, within the priority and
-// the weights that the other options give. Backends that are benched, are full or
-// do not have the model stay excluded: keys only change the order of the others.
-// No backend gets more than 1.25 times its fair share of the requests in flight
-// (rounded up, and one more; while there are few, three more than its share). If
-// a session has to move to another backend, it stays there until it was idle for
-// 10 minutes, or a better priority is back. If it moved because of a throttle, it
-// returns while the other backend gets more than its share of the last minute's
-// requests.
+// the weights that the other options give. Backends that are benched, are full
+// or do not have the model stay excluded: keys only change the order of the
+// others. No backend gets more than 1.25 times its fair share of the requests
+// in flight (rounded up, and one more; while there are few, three more than its
+// share). If a session has to move to another backend, it stays there until it
+// was idle for 10 minutes, or a better priority is back. If it moved because of
+// a throttle, it returns while the other backend gets more than its share of
+// the last minute's requests.
 //
-// The key is the first of these that a request has: a header named here, the body's
-// prompt_cache_key, its conversation, and a digest of the part that stays the same
-// from turn to turn: the model, the instructions, the tools and the messages up to
-// the user's first one, or the beginning of a prompt of completions. The digest
-// requires a request of at least 4 KiB: providers cache no prompts of less than
-// 1,024 tokens. lb_policy applies to requests without a key.
+// The key is the first of these that a request has: a header named here, the
+// body's prompt_cache_key, its conversation, and a digest of the part that
+// stays the same from turn to turn: the model, the instructions, the tools and
+// the messages up to the user's first one, or the beginning of a prompt of
+// completions. The digest requires a request of at least 4 KiB: providers cache
+// no prompts of less than 1,024 tokens. lb_policy applies to requests without a
+// key.
 type PromptCache struct {
 	// Off turns it off where it is on by default. Default: false.
 	Off bool `json:"off,omitempty"`
 
-	// Headers are the names of headers whose value is a key, such as a session's
-	// id. The first one that a request has counts. Default: none.
+	// Headers are the names of headers whose value is a key, such as a
+	// session's id. The first one that a request has counts. Default: none.
 	Headers []string `json:"headers,omitempty"`
 
 	// relocations are kept under this name.
@@ -72,9 +73,9 @@ func (c *PromptCache) check() error {
 // relocations keeps the relocations of keys, by pool, through config reloads.
 var relocations = caddy.NewUsagePool()
 
-// OpenPromptCache turns on the prompt cache of the pool of this name. fallback applies
-// if the options have none, and may be nil. The caller closes the result, which is nil
-// if there is no prompt cache.
+// OpenPromptCache turns on the prompt cache of the pool of this name. fallback
+// applies if the options have none, and may be nil. The caller closes the
+// result, which is nil if there is no prompt cache.
 func (o *Options) OpenPromptCache(name string, p *pool.Pool, fallback *PromptCache) (*PromptCache, error) {
 	options := fallback
 	if o != nil && o.PromptCache != nil {

@@ -19,17 +19,18 @@ import (
 // saveInterval is how often ids are saved that were learned since.
 const saveInterval = 5 * time.Minute
 
-// savedOwners holds the owners, and keeps them in Caddy's storage if the options
-// say so. It reads what was saved when the first request asks, and saves when
-// requests come, both in the background. Nothing is saved until what was saved
-// before has been read, because it is replaced.
+// savedOwners holds the owners, and keeps them in Caddy's storage if the
+// options say so. It reads what was saved when the first request asks, and
+// saves when requests come, both in the background. Nothing is saved until what
+// was saved before has been read, because it is replaced.
 type savedOwners struct {
 	memory *owners.Memory
-	// others are told what is learned. Requests of a config that was replaced may
-	// still learn something after it has left them.
+	// others are told what is learned. Requests of a config that was replaced
+	// may still learn something after it has left them.
 	others atomic.Pointer[replicas.Owners]
-	// guessed are the ids that replies of new APIs have taught, and secrets the client secrets. byToken are the names of the
-	// callers that have made some and sent a token in place of a key.
+	// guessed are the ids that replies of new APIs have taught, and secrets the
+	// client secrets. byToken are the names of the callers that have made some
+	// and sent a token in place of a key.
 	guessed, secrets bounded
 	byToken          tokenHolders
 	saver            *pools.Saver
@@ -40,7 +41,8 @@ type savedOwners struct {
 	logged           atomic.Bool  // the log says that it could not be read
 }
 
-// savedPlace is the storage of a config. saved are the changes that were saved last there: another one saves all again.
+// savedPlace is the storage of a config. saved are the changes that were saved
+// last there: another one saves all again.
 type savedPlace struct {
 	certmagic.Storage
 	saved atomic.Uint64
@@ -58,7 +60,8 @@ func (o *savedOwners) Destruct() error {
 	return nil
 }
 
-// configure applies the options of a new config. Without a storage, nothing is saved.
+// configure applies the options of a new config. Without a storage, nothing is
+// saved.
 func (o *savedOwners) configure(storage certmagic.Storage, logger *zap.Logger) {
 	o.logger.Store(logger)
 	if storage == nil {
@@ -70,14 +73,15 @@ func (o *savedOwners) configure(storage certmagic.Storage, logger *zap.Logger) {
 	o.saver.Configure(to, logger)
 }
 
-// loaded returns the owners, with those that were saved. While the storage hangs or
-// fails, requests do without these.
+// loaded returns the owners, with those that were saved. While the storage
+// hangs or fails, requests do without these.
 func (o *savedOwners) loaded() *owners.Memory {
 	o.saver.Await()
 	return o.memory
 }
 
-// load reads what was saved. Other data must not replace it if that fails, which is logged once.
+// load reads what was saved. Other data must not replace it if that fails,
+// which is logged once.
 func (o *savedOwners) load(ctx context.Context, storage certmagic.Storage) error {
 	logger := o.logger.Load().With(zap.String("key", o.key))
 	saved, err := storage.Load(ctx, o.key)
@@ -93,7 +97,8 @@ func (o *savedOwners) load(ctx context.Context, storage certmagic.Storage) error
 	return err
 }
 
-// add adds what was saved. Data that is not understood is kept under another key.
+// add adds what was saved. Data that is not understood is kept under another
+// key.
 func (o *savedOwners) add(ctx context.Context, storage certmagic.Storage, saved []byte, logger *zap.Logger) error {
 	ids, err := o.memory.Load(saved, time.Now())
 	if err == nil {

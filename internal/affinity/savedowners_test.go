@@ -23,7 +23,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 )
 
-// shelf is a storage whose reads fail or hang, and whose writes fail, while a test wants them to.
+// shelf is a storage whose reads fail or hang, and whose writes fail, while a
+// test wants them to.
 type shelf struct {
 	certmagic.Storage
 	mu    sync.Mutex
@@ -73,7 +74,8 @@ func (s *shelf) set(fails error, takes time.Duration) {
 	s.fails, s.takes = fails, takes
 }
 
-// on returns what is known by a balancer that has just started with this storage.
+// on returns what is known by a balancer that has just started with this
+// storage.
 func (s *shelf) on(t *testing.T, logger *zap.Logger) *Affinity {
 	t.Helper()
 	a := open(t, storage(t, t.TempDir()), zap.NewNop())
@@ -148,7 +150,8 @@ func TestNothingIsSavedBeforeWhatWasSavedIsRead(t *testing.T) {
 	})
 }
 
-// TestAStorageThatCannotBeWrittenIsLoggedOnce, as that of a container with a read-only file system, until it works again.
+// TestAStorageThatCannotBeWrittenIsLoggedOnce, as that of a container with a
+// read-only file system, until it works again.
 func TestAStorageThatCannotBeWrittenIsLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &shelf{files: make(map[string][]byte)}

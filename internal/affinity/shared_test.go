@@ -254,8 +254,8 @@ func TestMadeUpIDsHideNoOther(t *testing.T) {
 	})
 }
 
-// TestWhatWasFoundWhileTheStoreDidNotAnswerIsLookedUpLater so that a fault opens
-// nothing for longer than it lasts.
+// TestWhatWasFoundWhileTheStoreDidNotAnswerIsLookedUpLater so that a fault
+// opens nothing for longer than it lasts.
 func TestWhatWasFoundWhileTheStoreDidNotAnswerIsLookedUpLater(t *testing.T) {
 	inTouch(t, func(s *shared) {
 		one, other := s.replica("a", "b"), s.replica("a", "b")
@@ -289,8 +289,8 @@ func TestWhatBelongsToNoCallerIsLookedUpAgain(t *testing.T) {
 	})
 }
 
-// TestAReloadLosesNoNews of requests that the config before still serves, which has
-// left the other replicas.
+// TestAReloadLosesNoNews of requests that the config before still serves, which
+// has left the other replicas.
 func TestAReloadLosesNoNews(t *testing.T) {
 	inTouch(t, func(s *shared) {
 		other := s.replica("a", "b")
@@ -304,8 +304,8 @@ func TestAReloadLosesNoNews(t *testing.T) {
 	})
 }
 
-// TestAnAccountIsRememberedForItsTimeWithoutTheStore although it is not known for as
-// long whose the object is.
+// TestAnAccountIsRememberedForItsTimeWithoutTheStore although it is not known
+// for as long whose the object is.
 func TestAnAccountIsRememberedForItsTimeWithoutTheStore(t *testing.T) {
 	inTouch(t, func(s *shared) {
 		one := s.replica("a", "b")
@@ -431,7 +431,8 @@ func TestAStrictPoolRefusesWhatItCannotLookUp(t *testing.T) {
 	}
 }
 
-// TestAStrictPoolForgetsNoRefusal has an id become alice's after it was looked up.
+// TestAStrictPoolForgetsNoRefusal has an id become alice's after it was looked
+// up.
 func TestAStrictPoolForgetsNoRefusal(t *testing.T) {
 	inTouch(t, func(s *shared) {
 		one, other := s.replica("a", "b"), s.replica("a", "b")

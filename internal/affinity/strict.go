@@ -8,12 +8,13 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// Strict is the value of the option callers with which a caller reaches only the
-// objects that it made through the pool.
+// Strict is the value of the option callers with which a caller reaches only
+// the objects that it made through the pool.
 const Strict = "strict"
 
 // refuses returns the error for a request that could reach other objects than
-// those that can be seen in it. Whose these are is checked where they are found.
+// those that can be seen in it. Whose these are is checked where they are
+// found.
 func (r *Request) refuses() (e apierror.Error, refused bool) {
 	if r.Upgrade {
 		return forbidden("A WebSocket is not available: the objects that its messages name cannot be seen, and callers are kept apart here."), true

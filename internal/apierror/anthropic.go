@@ -2,8 +2,8 @@ package apierror
 
 import "net/http"
 
-// anthropicTypes are the types of errors that Anthropic documents for statuses ("Errors"). Any other 4xx is an
-// invalid_request_error.
+// anthropicTypes are the types of errors that Anthropic documents for statuses
+// ("Errors"). Any other 4xx is an invalid_request_error.
 var anthropicTypes = map[int]string{
 	http.StatusUnauthorized:          "authentication_error",
 	http.StatusPaymentRequired:       "billing_error",
@@ -16,7 +16,8 @@ var anthropicTypes = map[int]string{
 	529:                              "overloaded_error",
 }
 
-// anthropic returns the error to the request with this id in the form of Anthropic's API. Its SDKs read the code there.
+// anthropic returns the error to the request with this id in the form of
+// Anthropic's API. Its SDKs read the code there.
 func (e Error) anthropic(id string) any {
 	kind, known := anthropicTypes[e.Status]
 	switch {

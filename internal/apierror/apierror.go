@@ -1,11 +1,11 @@
-// Package apierror defines the answers that the balancer gives by itself, without a
-// backend: its errors, and the list of models.
+// Package apierror defines the answers that the balancer gives by itself,
+// without a backend: its errors, and the list of models.
 //
 // Clients are SDKs, which turn an error into an exception by its status and its
-// members. So each error is a value with a status, a type, a code and a text, and it
-// is written in the form of the API that the request used: OpenAI's, or Anthropic's
-// at /v1/messages. Both forms have all that a status needs, such as a Retry-After with
-// each 429 and 503 (TestWhatAStatusNeedsIsThereInBothForms).
+// members. So each error is a value with a status, a type, a code and a text,
+// and it is written in the form of the API that the request used: OpenAI's, or
+// Anthropic's at /v1/messages. Both forms have all that a status needs, such as
+// a Retry-After with each 429 and 503 (TestWhatAStatusNeedsIsThereInBothForms).
 package apierror
 
 import (
@@ -73,7 +73,8 @@ func unauthenticated(message string) Error {
 	return e
 }
 
-// upstream returns an error about the backends. It has the class of the last attempt.
+// upstream returns an error about the backends. It has the class of the last
+// attempt.
 func upstream(status int, code, message string) Error {
 	return Error{Status: status, Message: message, Kind: "server_error", Code: code}
 }
@@ -99,25 +100,32 @@ var (
 	NoUsage     = Invalid(http.StatusNotFound, "unknown_url", "Unknown path. What callers use is not counted here.")
 	NoWebSocket = Invalid(http.StatusUpgradeRequired, "websocket_not_supported",
 		"Responses are not available over WebSocket here: no backend opens one. Use HTTP.")
-	// NoExtendedConnect is the error for a WebSocket over HTTP/2 or HTTP/3 (RFC 8441, RFC 9220). Clients must not repeat it.
+	// NoExtendedConnect is the error for a WebSocket over HTTP/2 or HTTP/3 (RFC
+	// 8441, RFC 9220). Clients must not repeat it.
 	NoExtendedConnect = Invalid(http.StatusNotImplemented, "websocket_not_supported",
 		"WebSockets over HTTP/2 and HTTP/3 are not available here. Open the WebSocket over HTTP/1.1.")
-	// TooEarly is the error for a request that came in TLS early data (RFC 8470 section 5.2). Its reply asks to repeat it.
+	// TooEarly is the error for a request that came in TLS early data (RFC 8470
+	// section 5.2). Its reply asks to repeat it.
 	TooEarly = Invalid(http.StatusTooEarly, "too_early",
 		"The request came before the TLS handshake was complete. Please send it again.")
-	// AnotherWebSocket is the error for a message that the backend of its WebSocket must not get. It has the code with which clients
-	// open another one.
+	// AnotherWebSocket is the error for a message that the backend of its
+	// WebSocket must not get. It has the code with which clients open another
+	// one.
 	AnotherWebSocket = Invalid(http.StatusBadRequest, "websocket_connection_limit_reached",
 		"This WebSocket is for another model, or another account's objects. Create a new WebSocket connection to continue.")
 	UnclearEvent = Invalid(http.StatusBadRequest, "invalid_event", "The message must be one JSON object with one 'type'. The first one must be a response.create. Where callers are kept apart, each later one must be a response.create or a response.steer.")
-	// WrongWebSocketVersion is the error for a handshake of another version. Its reply names the one that there is.
+	// WrongWebSocketVersion is the error for a handshake of another version.
+	// Its reply names the one that there is.
 	WrongWebSocketVersion = Invalid(http.StatusUpgradeRequired, "websocket_version_not_supported", "Sec-WebSocket-Version must be 13.")
 	WrongWebSocketKey     = Invalid(http.StatusBadRequest, "invalid_headers", "Sec-WebSocket-Key must be 16 bytes in base64.")
-	// OldWebSocket is the error for a handshake of HTTP/1.0, which has no WebSockets (RFC 6455 section 4.1).
+	// OldWebSocket is the error for a handshake of HTTP/1.0, which has no
+	// WebSockets (RFC 6455 section 4.1).
 	OldWebSocket = Invalid(http.StatusBadRequest, "http_version_not_supported", "A WebSocket requires HTTP/1.1.")
-	// NoMemory is the error for the message of a WebSocket while those of all clients together are too many.
+	// NoMemory is the error for the message of a WebSocket while those of all
+	// clients together are too many.
 	NoMemory = unavailable(RetryLater, "server_overloaded", "Too many messages are being received now. Please retry after 1 second.")
-	// Loop is the error for a request that this balancer has sent, and that came back to it. Nobody must repeat it.
+	// Loop is the error for a request that this balancer has sent, and that
+	// came back to it. Nobody must repeat it.
 	Loop = Error{Status: http.StatusLoopDetected, Kind: "server_error", Code: "loop_detected", Class: string(verdict.Loop),
 		Message: "The request came back to the load balancer that had sent it: the URL of a backend leads to the load balancer itself."}
 	HeadersTooLarge     = Invalid(http.StatusRequestHeaderFieldsTooLarge, "headers_too_large", "The request headers are larger than the backend accepts.")
@@ -130,7 +138,8 @@ var (
 	TimedOut            = upstream(http.StatusGatewayTimeout, "upstream_timeout", "No backend answered in time.")
 	PerhapsExecuted     = upstream(http.StatusBadGateway, "upstream_unreachable",
 		"The backend closed the connection before its answer was complete. The request may have been executed, so it was not retried.")
-	// NotProcessed is the error for a body that cannot be sent to another backend. Its reply has a Retry-After of a second.
+	// NotProcessed is the error for a body that cannot be sent to another
+	// backend. Its reply has a Retry-After of a second.
 	NotProcessed = upstream(http.StatusServiceUnavailable, "upstream_unreachable",
 		"The backend closed the connection before it processed the request. Please retry after 1 second.")
 	PerhapsStillExecuted = upstream(http.StatusGatewayTimeout, "upstream_timeout",
@@ -140,7 +149,8 @@ var (
 	// read. Its reply has a Retry-After of a second.
 	OwnersUnknown = unavailable(RetryLater, "owners_unknown",
 		"The load balancer cannot check now whether the caller may use the objects that the request names. Please retry after 1 second.")
-	// TokenUnchecked is the error while the keys of the issuer of tokens are not known. Its reply has a Retry-After of a second.
+	// TokenUnchecked is the error while the keys of the issuer of tokens are
+	// not known. Its reply has a Retry-After of a second.
 	TokenUnchecked = unavailable(RetryLater, "token_unchecked",
 		"The load balancer cannot check the token now, because its issuer cannot be reached. Please retry after 1 second.")
 	NotReady = unavailable(Unready, "no_backend_usable", "No backend can be used: each one is unreachable, refuses its key, or has no budget left.")
@@ -172,8 +182,9 @@ func retryLater(what string, wait time.Duration, all bool, class, object, ownerC
 		Kind:    "rate_limit_error", Code: "rate_limit_exceeded", Class: class}
 }
 
-// NoCredential is the error while there is no credential for a backend, or if the
-// credential that was sent has been replaced and the body cannot be sent again.
+// NoCredential is the error while there is no credential for a backend, or if
+// the credential that was sent has been replaced and the body cannot be sent
+// again.
 func NoCredential(wait time.Duration) Error {
 	return upstream(http.StatusServiceUnavailable, "upstream_credential_unavailable",
 		"The load balancer's credential for the backend is being renewed. Please retry after "+strconv.Itoa(verdict.RetrySeconds(wait))+" seconds.")
@@ -194,8 +205,9 @@ func UnknownModelThere(name, object string, models []string) Error {
 	return e
 }
 
-// ServiceTierRefused is the error for a service tier that the caller may not use. The text of another one than tiers have is
-// not repeated: it may be anything.
+// ServiceTierRefused is the error for a service tier that the caller may not
+// use. The text of another one than tiers have is not repeated: it may be
+// anything.
 func ServiceTierRefused(tier string, allowed []string) Error {
 	text := "Invalid value"
 	if tier != openaiapi.OtherTier {
@@ -204,8 +216,8 @@ func ServiceTierRefused(tier string, allowed []string) Error {
 	return ofServiceTier(text + ". Supported values are: " + quoted(allowed) + ".")
 }
 
-// ServiceTierHidden is the error for a body that may name another service tier than the one that was found, for a caller
-// that may not use all.
+// ServiceTierHidden is the error for a body that may name another service tier
+// than the one that was found, for a caller that may not use all.
 func ServiceTierHidden(limit int64) Error {
 	return ofServiceTier("It is not certain which 'service_tier' the request names. Name it once, in a JSON object of at most " +
 		strconv.FormatInt(limit, 10) + " bytes with Content-Type application/json.")
@@ -258,8 +270,8 @@ func ModelBeyondBuffer(limit int64) Error {
 		"The model is not in the first "+strconv.FormatInt(limit, 10)+" bytes of the request body. Send 'model' before the long parts of the body, or send a shorter body.")
 }
 
-// PerhapsAnotherModel is the error for a body in which another model may follow the one that is in the part
-// that was buffered.
+// PerhapsAnotherModel is the error for a body in which another model may follow
+// the one that is in the part that was buffered.
 func PerhapsAnotherModel(limit int64) Error {
 	return Invalid(http.StatusRequestEntityTooLarge, "request_too_large",
 		"The request body is longer than "+strconv.FormatInt(limit, 10)+" bytes, so it is not certain which model it names. Send a shorter body.")
@@ -295,7 +307,8 @@ func UnreadableBody(err error) Error {
 	return Error{Status: http.StatusBadRequest, Message: "The request body could not be read.", Kind: "invalid_request_error", Code: "invalid_body", Class: class}
 }
 
-// Response returns the error as a reply to req, in the form of the API that has the path of req.
+// Response returns the error as a reply to req, in the form of the API that has
+// the path of req.
 func (e Error) Response(req *http.Request) *http.Response {
 	id := newID()
 	messages := openaiapi.IsMessages(req.URL.EscapedPath())
@@ -326,7 +339,8 @@ func (e Error) Response(req *http.Request) *http.Response {
 	return res
 }
 
-// openAI returns the error in the form of OpenAI's API. The id of the request is in a header.
+// openAI returns the error in the form of OpenAI's API. The id of the request
+// is in a header.
 func (e Error) openAI(string) any {
 	var param *string // null in OpenAI's API
 	if e.Param != "" {
@@ -340,7 +354,8 @@ func (e Error) openAI(string) any {
 	}{e.Message, e.Kind, param, e.Code}}
 }
 
-// Answer is a reply of the balancer's own. The zero Answer stands for no answer.
+// Answer is a reply of the balancer's own. The zero Answer stands for no
+// answer.
 type Answer struct {
 	*http.Response
 	// Class is that of the answer. If empty, it is that of the last attempt.
@@ -353,7 +368,8 @@ type Answer struct {
 type Limit struct {
 	// Name is such as tokens/minute.
 	Name string
-	// Allowed is how much may be used, Used how much was, and Requested how much the request needs.
+	// Allowed is how much may be used, Used how much was, and Requested how
+	// much the request needs.
 	Allowed, Used, Requested int64
 }
 
@@ -367,7 +383,8 @@ func JSONResponse(req *http.Request, status int, value any) *http.Response {
 	return jsonResponse(req, status, newID(), value)
 }
 
-// newID returns the ID of a request, in the form of OpenAI's own. It cannot be guessed or repeat.
+// newID returns the ID of a request, in the form of OpenAI's own. It cannot be
+// guessed or repeat.
 func newID() string { return "req_" + rand.Text() }
 
 func jsonResponse(req *http.Request, status int, id string, value any) *http.Response {

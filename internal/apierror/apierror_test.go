@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// TestAtMessagesAnErrorHasTheTypeThatAnthropicGivesItsStatus is about the types of Anthropic's documentation ("Errors").
+// TestAtMessagesAnErrorHasTheTypeThatAnthropicGivesItsStatus is about the types
+// of Anthropic's documentation ("Errors").
 func TestAtMessagesAnErrorHasTheTypeThatAnthropicGivesItsStatus(t *testing.T) {
 	for status, want := range map[int]string{
 		400: "invalid_request_error", 401: "authentication_error", 402: "billing_error", 403: "permission_error", 404: "not_found_error",

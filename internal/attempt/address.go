@@ -22,8 +22,9 @@ func AddressOf(u *reverseproxy.Upstream) *Address {
 	return &Address{info: info, dial: u.Dial, host: host, port: port}
 }
 
-// placeholders returns those of a request, with the ones of reverse_proxy that name where an attempt goes: the option
-// tls_server_name of Caddy's transport may have one.
+// placeholders returns those of a request, with the ones of reverse_proxy that
+// name where an attempt goes: the option tls_server_name of Caddy's transport
+// may have one.
 func (a *Address) placeholders(whole *caddy.Replacer) *caddy.Replacer {
 	own := caddy.NewEmptyReplacer()
 	own.Map(func(name string) (any, bool) {

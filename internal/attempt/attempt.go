@@ -1,12 +1,16 @@
-// Package attempt sends one request to one backend and finds out what its reply means.
+// Package attempt sends one request to one backend and finds out what its reply
+// means.
 //
-// A [Sender] has what all attempts of a transport share. A [Request] says what is sent. It becomes
-// a [Reply]: the response, if there is one, its class, and what the class was found by. The reply
-// has been read as far as its class depends on it, and nothing of it has gone to the client. What
-// follows is decided elsewhere: a reply is either committed to the client, kept, or discarded.
+// A [Sender] has what all attempts of a transport share. A [Request] says what
+// is sent. It becomes a [Reply]: the response, if there is one, its class, and
+// what the class was found by. The reply has been read as far as its class
+// depends on it, and nothing of it has gone to the client. What follows is
+// decided elsewhere: a reply is either committed to the client, kept, or
+// discarded.
 //
-// A connection that became another protocol's, such as a WebSocket, is a tunnel: both of its sides are
-// closed when one of them has ended, and a WebSocket that broke off is reported.
+// A connection that became another protocol's, such as a WebSocket, is a
+// tunnel: both of its sides are closed when one of them has ended, and a
+// WebSocket that broke off is reported.
 package attempt
 
 import (
@@ -34,26 +38,31 @@ import (
 type Sender struct {
 	PassiveHealth
 	Options
-	// HTTP has the options of the connections to the backends. Provision makes it the RoundTripper.
+	// HTTP has the options of the connections to the backends. Provision makes
+	// it the RoundTripper.
 	HTTP         *reverseproxy.HTTPTransport
 	RoundTripper http.RoundTripper
 
 	// sharesConnections reports whether HTTP/2 is used without TLS.
 	sharesConnections bool
-	// CloseDelay is how long WebSockets stay open once the config that opened them is replaced.
+	// CloseDelay is how long WebSockets stay open once the config that opened
+	// them is replaced.
 	CloseDelay time.Duration
 	// closing is done when the WebSockets have to be closed.
 	closing context.Context
-	// refused maps a backend, as its EndMarks, to the time until which it counts as one that opens no WebSocket, after it has
-	// refused one. A backend that has opened one since then has no entry.
+	// refused maps a backend, as its EndMarks, to the time until which it
+	// counts as one that opens no WebSocket, after it has refused one. A
+	// backend that has opened one since then has no entry.
 	refused sync.Map
 }
 
 // Request is a request for one backend.
 type Request struct {
-	// Incoming is the request of which a copy is sent, with what follows in place of its own.
+	// Incoming is the request of which a copy is sent, with what follows in
+	// place of its own.
 	Incoming *http.Request
-	// Address is where the request goes. It is nil if the context of Incoming says so, as reverse_proxy's does.
+	// Address is where the request goes. It is nil if the context of Incoming
+	// says so, as reverse_proxy's does.
 	Address *Address
 	URL     url.URL
 	Host    string
@@ -65,41 +74,49 @@ type Request struct {
 	Asks Asks
 	// Last reports whether no other attempt can follow.
 	Last bool
-	// Final reports whether nothing will send the body once more, whatever comes of the attempt. It is released then as soon
-	// as net/http cannot need it any more: a reply may take ten minutes, and its prompt many megabytes.
+	// Final reports whether nothing will send the body once more, whatever
+	// comes of the attempt. It is released then as soon as net/http cannot need
+	// it any more: a reply may take ten minutes, and its prompt many megabytes.
 	Final bool
-	// Patience is how long the attempt may wait for the first byte, so that its client is still there for the next one. A
-	// backend that takes longer is not to blame. 0: as long as the options say.
+	// Patience is how long the attempt may wait for the first byte, so that its
+	// client is still there for the next one. A backend that takes longer is
+	// not to blame. 0: as long as the options say.
 	Patience time.Duration
 	// CountsTokens has the tokens of a stream read as it passes.
 	CountsTokens bool
-	// CountsContent has the content of a reply counted, too, in case that it reports no tokens.
+	// CountsContent has the content of a reply counted, too, in case that it
+	// reports no tokens.
 	CountsContent bool
-	// CountsAll has the tokens of any reply read, also if the request is not known as inference.
+	// CountsAll has the tokens of any reply read, also if the request is not
+	// known as inference.
 	CountsAll bool
 	// FindsID has the id of the object found that the reply is.
 	FindsID bool
-	// Secrets are the keys that are sent with the request. No reply may show one.
+	// Secrets are the keys that are sent with the request. No reply may show
+	// one.
 	Secrets keys.Secrets
 	// Fields decides on the fields of the reply.
 	Fields Fields
-	// Interims counts the interim responses that the client has got, by all attempts. They go to Client at once. It is nil
-	// if a trace in the context of Incoming passes them on, as reverse_proxy's does.
+	// Interims counts the interim responses that the client has got, by all
+	// attempts. They go to Client at once. It is nil if a trace in the context
+	// of Incoming passes them on, as reverse_proxy's does.
 	Interims *atomic.Int32
 	Client   http.ResponseWriter
 	// Watch follows the wait for the reply. It may be nil.
 	Watch Watch
 	// Marks knows whether the reply needs an end mark, if it is a stream.
 	Marks EndMarks
-	// IDs returns what learns from a reply that served the request. It may be nil, and return nil.
+	// IDs returns what learns from a reply that served the request. It may be
+	// nil, and return nil.
 	IDs func(*http.Response) IDReader
 
-	// Socket is the client's end of a WebSocket that was opened before a backend is chosen. The backend gets its first message, and
-	// the reply begins with the answer to that. It is nil for other requests.
+	// Socket is the client's end of a WebSocket that was opened before a
+	// backend is chosen. The backend gets its first message, and the reply
+	// begins with the answer to that. It is nil for other requests.
 	Socket *websocket.Client
 
-	// sent is the state of the request while it is under way. It is allocated with the request, in one piece, to spare the
-	// garbage collector.
+	// sent is the state of the request while it is under way. It is allocated
+	// with the request, in one piece, to spare the garbage collector.
 	sent
 }
 
@@ -107,38 +124,46 @@ type Request struct {
 type Asks struct {
 	Kind   openaiapi.Kind
 	Stream bool
-	// Operation is that of the request, as in [openaiapi.Route], and Model the backend's name for its model.
+	// Operation is that of the request, as in [openaiapi.Route], and Model the
+	// backend's name for its model.
 	Operation, Model string
 	// Cost is how many tokens it counts for in a rate limit.
 	Cost int64
-	// Tiers are the service tiers that its own is one of. A reply of flex may take many minutes to begin.
+	// Tiers are the service tiers that its own is one of. A reply of flex may
+	// take many minutes to begin.
 	Tiers pool.ServiceTiers
 }
 
-// Watch follows the wait for the first byte of a reply, which may come long before the time is over,
-// or not at all. No two of its methods are called at the same time. Late is called by a timer, but not
-// after Heard, Left or Served, and the attempt ends neither before nor while it is called. None is called for
-// an upload that fails without a reply.
+// Watch follows the wait for the first byte of a reply, which may come long
+// before the time is over, or not at all. No two of its methods are called at
+// the same time. Late is called by a timer, but not after Heard, Left or
+// Served, and the attempt ends neither before nor while it is called. None is
+// called for an upload that fails without a reply.
 type Watch interface {
-	// Sent records that the request is sent. If its body is a long one, that is when all of it was written,
-	// or when its upload has stalled. Sent returns after how long Late is called.
+	// Sent records that the request is sent. If its body is a long one, that is
+	// when all of it was written, or when its upload has stalled. Sent returns
+	// after how long Late is called.
 	Sent(now time.Time) time.Duration
 	// Unsent takes that back: the upload goes on. Sent is called again.
 	Unsent()
-	// Late returns after how long it is called again if no byte has come by then. With 0, the
-	// attempt is given up, and has the class silent, unless its reply comes at this moment.
+	// Late returns after how long it is called again if no byte has come by
+	// then. With 0, the attempt is given up, and has the class silent, unless
+	// its reply comes at this moment.
 	Late(now time.Time) time.Duration
 	// Heard records that the first byte has come.
 	Heard(now time.Time)
 	// Left records that the attempt is over without a byte.
 	Left(now time.Time)
-	// Served records that the reply whose first byte was heard has served the request.
+	// Served records that the reply whose first byte was heard has served the
+	// request.
 	Served()
 }
 
-// EndMarks knows the operations of which the backend has sent a stream with an end mark, for each model.
+// EndMarks knows the operations of which the backend has sent a stream with an
+// end mark, for each model.
 type EndMarks interface {
-	// Ended records that a stream of the operation with the model had its end mark.
+	// Ended records that a stream of the operation with the model had its end
+	// mark.
 	Ended(model, operation string)
 	// Ends reports whether one had it before.
 	Ends(model, operation string) bool
@@ -171,9 +196,11 @@ type sent struct {
 	reply Reply
 	body  body
 	exact exact
-	// delivering reports whether the first message of a WebSocket was being sent, or was sent.
+	// delivering reports whether the first message of a WebSocket was being
+	// sent, or was sent.
 	delivering bool
-	// impatient reports whether the limit of the first byte is the client's patience.
+	// impatient reports whether the limit of the first byte is the client's
+	// patience.
 	impatient bool
 }
 
@@ -233,8 +260,8 @@ func (s *Sender) send(t *Request) *Reply {
 	return reply
 }
 
-// slowTimeout is how long a request of the service tier flex may wait for its first byte, and for what follows: what
-// OpenAI advises.
+// slowTimeout is how long a request of the service tier flex may wait for its
+// first byte, and for what follows: what OpenAI advises.
 const slowTimeout = 15 * time.Minute
 
 // begin makes the request that goes out, and limits its time.
@@ -286,8 +313,9 @@ func (t *Request) begin(s *Sender) {
 	t.trip.timeout.start(limit, ErrNoReply)
 }
 
-// sendsAgain reports whether the request is sent once more, on a new connection: one that was used before has lost
-// it. It must be one that may be executed twice.
+// sendsAgain reports whether the request is sent once more, on a new
+// connection: one that was used before has lost it. It must be one that may be
+// executed twice.
 func (t *Request) sendsAgain(err error) bool {
 	if !t.Change.Repeatable || !t.Body.Whole() || !t.trip.lost(err) || !t.trip.upload.Abandon() {
 		return false
@@ -299,7 +327,8 @@ func (t *Request) sendsAgain(err error) bool {
 	return true
 }
 
-// check returns what is wrong with a response that no client may see, if anything is.
+// check returns what is wrong with a response that no client may see, if
+// anything is.
 func (t *Request) check(res *http.Response) error {
 	t.kind = openaiapi.ContentType(res.Header)
 	switch {
@@ -316,13 +345,15 @@ func (t *Request) check(res *http.Response) error {
 	return nil
 }
 
-// opens reports whether the time of the request goes on until the first byte of the body.
+// opens reports whether the time of the request goes on until the first byte of
+// the body.
 func (t *Request) opens(res *http.Response) bool {
 	return t.Asks.Kind.Infers() && res.StatusCode == http.StatusOK && t.kind == openaiapi.TypeEventStream && !openaiapi.IsCompressed(res.Header)
 }
 
-// watchOver puts a limit on the time of each read of a response's body. It returns
-// nil for a response without a body, and for one whose body is a connection.
+// watchOver puts a limit on the time of each read of a response's body. It
+// returns nil for a response without a body, and for one whose body is a
+// connection.
 func (t *Request) watchOver(s *Sender, res *http.Response) *body {
 	if res.Body == http.NoBody || res.StatusCode == http.StatusSwitchingProtocols {
 		return nil
@@ -339,8 +370,9 @@ func (t *Request) watchOver(s *Sender, res *http.Response) *body {
 	return &t.body
 }
 
-// judgeHandshake judges a 2xx that answers the handshake of a WebSocket. A backend for
-// inference has failed. Other operations may be no WebSockets: their reply is passed on.
+// judgeHandshake judges a 2xx that answers the handshake of a WebSocket. A
+// backend for inference has failed. Other operations may be no WebSockets:
+// their reply is passed on.
 func (r *Reply) judgeHandshake(s *Sender) {
 	if r.sent.handshakes() && r.Status >= 200 && r.Status < 300 && r.sent.Asks.Kind.Infers() {
 		r.breakOff(ErrNoUpgrade)
@@ -348,7 +380,8 @@ func (r *Reply) judgeHandshake(s *Sender) {
 	r.judgeSocket(s)
 }
 
-// switches reports whether the response, a 101, switches to the protocol that the header of its request asks for.
+// switches reports whether the response, a 101, switches to the protocol that
+// the header of its request asks for.
 func switches(header http.Header, res *http.Response) bool {
 	asked := header.Get("Upgrade")
 	_, connection := res.Body.(io.ReadWriteCloser)

@@ -26,11 +26,12 @@ const (
 	// how much of all streams together beyond openingLimit.
 	echoLimit   = 8 << 20
 	echoesLimit = 256 << 20
-	// openingRead is how much of it is read after the first read. Each read is for as
-	// much as was read before.
+	// openingRead is how much of it is read after the first read. Each read is
+	// for as much as was read before.
 	openingRead = 4 << 10
-	// firstRead is how much of a stream is read at first, as much as Caddy's proxy reads at a
-	// time: events that came together are passed on with one write.
+	// firstRead is how much of a stream is read at first, as much as Caddy's
+	// proxy reads at a time: events that came together are passed on with one
+	// write.
 	firstRead = 32 << 10
 )
 
@@ -46,9 +47,9 @@ var (
 )
 
 // body is the body of a response that may become the client's. Its beginning
-// may have been read ahead, to see whether it brings an error: then it gives the
-// client that first, and the rest after it. It also ends a reply that stalls, and
-// reports how the reply ended.
+// may have been read ahead, to see whether it brings an error: then it gives
+// the client that first, and the rest after it. It also ends a reply that
+// stalls, and reports how the reply ended.
 type body struct {
 	source io.ReadCloser
 	// response is the one that the body belongs to. secrets must not be in the
@@ -62,11 +63,12 @@ type body struct {
 	deadline *deadline
 	idle     time.Duration
 
-	// tokens reads how many tokens the reply cost. It is nil if that is not asked for, and
-	// else tokenReader.
+	// tokens reads how many tokens the reply cost. It is nil if that is not
+	// asked for, and else tokenReader.
 	tokens      *usage.Reader
 	tokenReader usage.Reader
-	// ids learns which objects the backend has. It is nil if the reply names none.
+	// ids learns which objects the backend has. It is nil if the reply names
+	// none.
 	ids IDReader
 	// watch looks at a stream of events. It is nil for other replies.
 	watch *sse.Watcher
@@ -80,7 +82,8 @@ type body struct {
 
 // ahead is what was read ahead of the client.
 type ahead struct {
-	// held is the beginning of the body, and heldErr how the reading of it ended.
+	// held is the beginning of the body, and heldErr how the reading of it
+	// ended.
 	held    []byte
 	heldErr error
 	// buffer has what is held, unless it is empty or more than was expected.
@@ -92,8 +95,8 @@ type ahead struct {
 	// rest was read after that: it may be the beginning of a secret.
 	rest []byte
 	// copied is the response as it was before the first pending read, which may
-	// add trailers to the backend's. late is the same one, if the client gets it
-	// while a read is pending.
+	// add trailers to the backend's. late is the same one, if the client gets
+	// it while a read is pending.
 	copied, late *http.Response
 }
 
@@ -102,11 +105,13 @@ type readAhead struct {
 	err  error
 }
 
-// patience is for how much longer than its backend a client must keep a reply waiting to be the
-// slower of the two. Backends wait for a second or more before they give up.
+// patience is for how much longer than its backend a client must keep a reply
+// waiting to be the slower of the two. Backends wait for a second or more
+// before they give up.
 const patience = 500 * time.Millisecond
 
-// goOut makes the reply the client's from now on. It returns the reader of its tokens.
+// goOut makes the reply the client's from now on. It returns the reader of its
+// tokens.
 func (b *body) goOut(reply *Reply) *usage.Reader {
 	b.reply = reply
 	b.waits = len(b.held) == 0 && b.heldErr == nil
@@ -117,10 +122,12 @@ func (b *body) goOut(reply *Reply) *usage.Reader {
 	return b.tokens
 }
 
-// givenUp reports whether a reply that broke for this reason may have been given up by its backend,
-// because the client did not read it. The client's pauses count, and not only the last one: what
-// the buffers on the way hold is read before the cut is found. While they hold something, a read
-// takes no time. A read that waits for the backend shows that the client has all there is.
+// givenUp reports whether a reply that broke for this reason may have been
+// given up by its backend, because the client did not read it. The client's
+// pauses count, and not only the last one: what the buffers on the way hold is
+// read before the cut is found. While they hold something, a read takes no
+// time. A read that waits for the backend shows that the client has all there
+// is.
 func (b *body) givenUp(reason error) bool {
 	return !errors.Is(reason, ErrInStream) && b.deadline.lagging() >= patience
 }
@@ -128,7 +135,8 @@ func (b *body) givenUp(reason error) bool {
 // echoes is how much of all streams is held back beyond openingLimit.
 var echoes atomic.Int64
 
-// mayHoldMore reports whether more of a stream may be held back than openingLimit, and counts the next read.
+// mayHoldMore reports whether more of a stream may be held back than
+// openingLimit, and counts the next read.
 func (b *body) mayHoldMore() bool {
 	if len(b.held) >= echoLimit || !b.watch.Undecided(openingLimit) {
 		return false
@@ -198,9 +206,10 @@ func (b *body) take(more readAhead) {
 // could bring a secret.
 func (b *body) failing() bool { return len(b.secrets) > 0 && b.watch != nil && b.watch.Failing() }
 
-// star replaces the secrets in what was read, content or not: a random key is never content, and an error need not look
-// like one. Short ones are replaced only in what looks like an error. It returns how much may go on: unless the data is
-// complete, a secret may begin after that.
+// star replaces the secrets in what was read, content or not: a random key is
+// never content, and an error need not look like one. Short ones are replaced
+// only in what looks like an error. It returns how much may go on: unless the
+// data is complete, a secret may begin after that.
 func (b *body) star(data []byte, complete bool) (ready int) {
 	if b.watch != nil && b.watch.Failure != nil || b.failing() {
 		return b.secrets.Star(data, complete)
@@ -208,7 +217,8 @@ func (b *body) star(data []byte, complete bool) (ready int) {
 	return b.random.Star(data, complete)
 }
 
-// keepBack keeps the end of what is held from the client if a secret may begin there.
+// keepBack keeps the end of what is held from the client if a secret may begin
+// there.
 func (b *body) keepBack() {
 	ready := b.star(b.held, b.heldErr != nil)
 	if ready == len(b.held) {
@@ -238,7 +248,8 @@ func (b *body) see(data []byte, err error) {
 	}
 }
 
-// read reads what the backend sends. What net/http quotes of it in an error goes no further.
+// read reads what the backend sends. What net/http quotes of it in an error
+// goes no further.
 func (b *body) read(p []byte) (int, error) {
 	n, err := b.source.Read(p)
 	return n, verdict.Own(err)
@@ -315,8 +326,8 @@ func (b *body) readOn(p []byte) (n int, err error) {
 	return n, err
 }
 
-// finish finds out how the reply ended. For the client, a broken reply must not end
-// as if it were whole.
+// finish finds out how the reply ended. For the client, a broken reply must not
+// end as if it were whole.
 func (b *body) finish(err error) error {
 	if b.reply == nil {
 		return err
@@ -341,14 +352,16 @@ func (b *body) finish(err error) error {
 	return err
 }
 
-// endsByProtocol reports whether each stream of the operation ends with an event that says so: those of OpenAI's Responses
-// and of Anthropic's Messages. Whether a server's other streams have an end mark, is learned.
+// endsByProtocol reports whether each stream of the operation ends with an
+// event that says so: those of OpenAI's Responses and of Anthropic's Messages.
+// Whether a server's other streams have an end mark, is learned.
 func endsByProtocol(operation string) bool {
 	return strings.HasSuffix(operation, "/responses") || strings.HasSuffix(operation, "/messages")
 }
 
-// judgeEnd returns what is wrong with a stream that has ended, if anything is. An error ends a stream as well as
-// an end mark, but a backend that sends no end marks may send errors.
+// judgeEnd returns what is wrong with a stream that has ended, if anything is.
+// An error ends a stream as well as an end mark, but a backend that sends no
+// end marks may send errors.
 func (t *Request) judgeEnd(stream *sse.Watcher) error {
 	switch e := stream.Failure; {
 	case e != nil && verdict.Judge(verdict.Reply{Status: e.Status, Body: e.Body, OfResponse: e.OfResponse}).Blames():

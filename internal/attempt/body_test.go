@@ -42,7 +42,8 @@ func TestAClientThatReadsSlowlyIsNotAStall(t *testing.T) {
 	})
 }
 
-// timedReads is a reply whose reads take so long each. The last one finds the cut.
+// timedReads is a reply whose reads take so long each. The last one finds the
+// cut.
 type timedReads []time.Duration
 
 func (s *timedReads) Read([]byte) (int, error) {
@@ -103,7 +104,8 @@ func TestACutIsTheBackendsUnlessItsClientKeptItWaiting(t *testing.T) {
 	}
 }
 
-// hesitant is a backend that thinks, begins to tell of an error, and breaks off.
+// hesitant is a backend that thinks, begins to tell of an error, and breaks
+// off.
 type hesitant struct{ reads int }
 
 func (h *hesitant) Read(p []byte) (int, error) {
@@ -141,7 +143,8 @@ func TestEventsThatCameTogetherGoOnTogether(t *testing.T) {
 	}
 }
 
-// TestAReaderOfAnySizeGetsEachByteOfAnErrorOnce in order: the end of a read may be the beginning of a key, and be held back.
+// TestAReaderOfAnySizeGetsEachByteOfAnErrorOnce in order: the end of a read may
+// be the beginning of a key, and be held back.
 func TestAReaderOfAnySizeGetsEachByteOfAnErrorOnce(t *testing.T) {
 	const key = "sk-1234567890abcdef"
 	event := "data: {\"choices\":[]}\n\nevent: error\ndata: {\"error\":{\"message\":\"no sk-12345, sk-1234567890abcde " + key + " sk-\"}}\n\n"
@@ -168,7 +171,8 @@ func TestAReaderOfAnySizeGetsEachByteOfAnErrorOnce(t *testing.T) {
 	}
 }
 
-// TestAKeyIsReplacedWhereverItIs in a reply: an error may be written in any way, and may come after content.
+// TestAKeyIsReplacedWhereverItIs in a reply: an error may be written in any
+// way, and may come after content.
 func TestAKeyIsReplacedWhereverItIs(t *testing.T) {
 	const key, short = "sk-1234567890abcdef", "password"
 	const content = "data: {\"type\":\"response.output_text.delta\",\"delta\":\"your password\"}\n\n"
@@ -193,7 +197,8 @@ func TestAKeyIsReplacedWhereverItIs(t *testing.T) {
 	}
 }
 
-// TestEchoesAreHeldBackWithinALimit has many streams that do not come to content, and checks what all of them hold.
+// TestEchoesAreHeldBackWithinALimit has many streams that do not come to
+// content, and checks what all of them hold.
 func TestEchoesAreHeldBackWithinALimit(t *testing.T) {
 	echo := "event: response.created\ndata: {\"type\":\"response.created\",\"instructions\":\"" + strings.Repeat("x", echoLimit) + "\"}\n\n"
 	synctest.Test(t, func(t *testing.T) {

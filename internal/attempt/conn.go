@@ -15,9 +15,10 @@ import (
 // Dialer is the function that opens the connections of an http.Transport.
 type Dialer func(ctx context.Context, network, address string) (net.Conn, error)
 
-// Dialing returns a dialer that uses this one. Its connections write in one piece what is in
-// memory in one piece: net/http would copy it through a buffer that it makes for each request. If
-// the other side stops reading in the midst of that, its last words can still be read.
+// Dialing returns a dialer that uses this one. Its connections write in one
+// piece what is in memory in one piece: net/http would copy it through a buffer
+// that it makes for each request. If the other side stops reading in the midst
+// of that, its last words can still be read.
 func Dialing(dial Dialer) Dialer {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		c, err := dial(ctx, network, address)
@@ -28,8 +29,8 @@ func Dialing(dial Dialer) Dialer {
 	}
 }
 
-// WriteBuffer is how much of a request net/http gathers before it writes. Most prompts fit in. With
-// its own 4 KiB, it writes the others in two pieces.
+// WriteBuffer is how much of a request net/http gathers before it writes. Most
+// prompts fit in. With its own 4 KiB, it writes the others in two pieces.
 const WriteBuffer = 10 << 10
 
 const (
@@ -37,29 +38,31 @@ const (
 	copySize = 32 << 10
 	// lastWords is how long a connection may be read after a write failed.
 	lastWords = time.Second
-	// piece is less than what an upload writes at a time. The end of a TLS connection
-	// and frames that control HTTP/2 are less. The goroutine that writes them may be the
-	// one that reads the connection and closes it.
+	// piece is less than what an upload writes at a time. The end of a TLS
+	// connection and frames that control HTTP/2 are less. The goroutine that
+	// writes them may be the one that reads the connection and closes it.
 	piece = 64
 )
 
-// conn returns the error of an upload's failed write only after its reader has closed it, which net/http's does
-// when it has met the end. A backend that refuses an upload early answers, and closes the connection
-// while the body still comes. Its reply is there when the write fails, but on such an error net/http
-// closes the connection at once, and often returns the error in place of the reply, or cuts the reply.
+// conn returns the error of an upload's failed write only after its reader has
+// closed it, which net/http's does when it has met the end. A backend that
+// refuses an upload early answers, and closes the connection while the body
+// still comes. Its reply is there when the write fails, but on such an error
+// net/http closes the connection at once, and often returns the error in place
+// of the reply, or cuts the reply.
 type conn struct {
 	net.Conn
 	// closed is closed with the connection.
 	closed  chan struct{}
 	closing sync.Once
-	// uploads is how many long bodies are being sent, and held reports whether a write
-	// has waited.
+	// uploads is how many long bodies are being sent, and held reports whether
+	// a write has waited.
 	uploads atomic.Int32
 	held    atomic.Bool
 }
 
-// uploadBegins records that a long body is sent on a connection of net/http's from now on. Without it, no
-// write waits.
+// uploadBegins records that a long body is sent on a connection of net/http's
+// from now on. Without it, no write waits.
 func uploadBegins(c net.Conn) { count(c, 1) }
 
 // uploadEnds records that the body was sent, or will not be.
@@ -103,8 +106,8 @@ func (c *conn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// awaitClose waits until what came before this error of a write is read. After a timeout, the other
-// side may go on for as long as it likes.
+// awaitClose waits until what came before this error of a write is read. After
+// a timeout, the other side may go on for as long as it likes.
 func (c *conn) awaitClose(err error) {
 	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
 		return
@@ -117,8 +120,8 @@ func (c *conn) awaitClose(err error) {
 	}
 }
 
-// ReadFrom implements io.ReaderFrom. net/http calls it with what is left of a request's body
-// after its first write.
+// ReadFrom implements io.ReaderFrom. net/http calls it with what is left of a
+// request's body after its first write.
 func (c *conn) ReadFrom(r io.Reader) (int64, error) {
 	if limited, ok := r.(*io.LimitedReader); ok {
 		if body, ok := limited.R.(io.WriterTo); ok {

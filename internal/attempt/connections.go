@@ -21,8 +21,9 @@ const (
 	idleConnTimeout = 90 * time.Second
 	// idleConnsPerHost keeps connections for hundreds of parallel streams.
 	idleConnsPerHost = 512
-	// handshakeTimeout is how long a backend may stay silent in a TLS handshake, and
-	// how long one of a WebSocket may take, which needs no model.
+	// handshakeTimeout is how long a backend may stay silent in a TLS
+	// handshake, and how long one of a WebSocket may take, which needs no
+	// model.
 	handshakeTimeout = 5 * time.Second
 	pingInterval     = 15 * time.Second
 	pingTimeout      = 5 * time.Second
@@ -31,7 +32,8 @@ const (
 	maxReceiveBuffer = 256 << 10
 )
 
-// CheckConnections returns what is wrong with the options of connections, before they are set up.
+// CheckConnections returns what is wrong with the options of connections,
+// before they are set up.
 func CheckConnections(transport *reverseproxy.HTTPTransport) error {
 	if transport.ProxyProtocol != "" {
 		return errors.New("http: proxy_protocol is not supported: addresses of clients are not sent to backends")
@@ -39,7 +41,8 @@ func CheckConnections(transport *reverseproxy.HTTPTransport) error {
 	return nil
 }
 
-// DecodeTransport returns Caddy's http transport from its config, or nil if there is none.
+// DecodeTransport returns Caddy's http transport from its config, or nil if
+// there is none.
 func DecodeTransport(raw json.RawMessage) (*reverseproxy.HTTPTransport, error) {
 	if raw == nil {
 		return nil, nil
@@ -66,7 +69,8 @@ func DecodeTransport(raw json.RawMessage) (*reverseproxy.HTTPTransport, error) {
 	return transport, nil
 }
 
-// Provision sets up the sender: its options, and the connections to the backends.
+// Provision sets up the sender: its options, and the connections to the
+// backends.
 func (s *Sender) Provision(ctx caddy.Context) error {
 	if err := s.PassiveHealth.Provision(); err != nil {
 		return err

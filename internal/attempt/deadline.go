@@ -7,14 +7,14 @@ import (
 )
 
 // A deadline limits each step of an attempt: the wait for the reply, then each
-// read of the body. start begins a step, and stop ends it. A step that takes too
-// long is cancelled. Most steps are short, and there are many, so the timer is not
-// stopped and set again for each. It goes off too early instead, and then looks
-// how long it has to wait. After the last step, end stops it.
+// read of the body. start begins a step, and stop ends it. A step that takes
+// too long is cancelled. Most steps are short, and there are many, so the timer
+// is not stopped and set again for each. It goes off too early instead, and
+// then looks how long it has to wait. After the last step, end stops it.
 //
-// While a step takes long, a watch may be asked whether to give it up before its
-// time is over. Between the steps, the deadline can measure whether the client
-// keeps the reply waiting.
+// While a step takes long, a watch may be asked whether to give it up before
+// its time is over. Between the steps, the deadline can measure whether the
+// client keeps the reply waiting.
 //
 // All times are durations since the first step.
 type deadline struct {
@@ -69,12 +69,12 @@ func (d *deadline) start(limit time.Duration, reason error) {
 	d.set(now)
 }
 
-// uploadStall is how long the upload of a long body may pause. If it pauses for longer, it counts as
-// over: the request waits for the backend.
+// uploadStall is how long the upload of a long body may pause. If it pauses for
+// longer, it counts as over: the request waits for the backend.
 const uploadStall = 2 * time.Second
 
-// watched makes w be asked after that time, from now on, while a step takes long. If it is 0, the
-// request is not sent yet.
+// watched makes w be asked after that time, from now on, while a step takes
+// long. If it is 0, the request is not sent yet.
 func (d *deadline) watched(w Watch, after time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -83,7 +83,8 @@ func (d *deadline) watched(w Watch, after time.Duration) {
 	}
 }
 
-// sent records that a request is sent now that was not when it was watched, unless its reply has come.
+// sent records that a request is sent now that was not when it was watched,
+// unless its reply has come.
 func (d *deadline) sent() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -108,7 +109,8 @@ func (d *deadline) set(now time.Duration) {
 	}
 }
 
-// unwatched stops the watch and returns it, or nil. It reports whether the request was sent.
+// unwatched stops the watch and returns it, or nil. It reports whether the
+// request was sent.
 func (d *deadline) unwatched() (w Watch, sent bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -116,7 +118,8 @@ func (d *deadline) unwatched() (w Watch, sent bool) {
 	return w, d.look > 0
 }
 
-// refused records that the backend has refused to accept the request. So it is not silent, and the watch ends.
+// refused records that the backend has refused to accept the request. So it is
+// not silent, and the watch ends.
 func (d *deadline) refused() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -150,8 +153,8 @@ func (d *deadline) next() time.Duration {
 	return min(d.until, d.look)
 }
 
-// Extend gives the step as long again. An upload that had stalled goes on: its request does not wait
-// any more.
+// Extend gives the step as long again. An upload that had stalled goes on: its
+// request does not wait any more.
 func (d *deadline) Extend() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -194,8 +197,9 @@ func (d *deadline) measure() {
 	d.measures, d.ended = true, d.now()
 }
 
-// lagging returns the lag: it grows while the client does not read, and shrinks by the time that reads
-// wait for the backend. Reads that need not wait, because the backend sent in the pause, do not shrink it.
+// lagging returns the lag: it grows while the client does not read, and shrinks
+// by the time that reads wait for the backend. Reads that need not wait,
+// because the backend sent in the pause, do not shrink it.
 func (d *deadline) lagging() time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -212,11 +216,13 @@ func (d *deadline) end() {
 	}
 }
 
-// asleep is how late a timer goes off if this process did not run: it was suspended, or has no CPU.
-// Replies that came meanwhile are read first, before a watch is asked.
+// asleep is how late a timer goes off if this process did not run: it was
+// suspended, or has no CPU. Replies that came meanwhile are read first, before
+// a watch is asked.
 const asleep = 100 * time.Millisecond
 
-// wake finds out whether the step takes too long. The timer calls it, perhaps just when the step has ended.
+// wake finds out whether the step takes too long. The timer calls it, perhaps
+// just when the step has ended.
 func (d *deadline) wake() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -188,7 +188,8 @@ func BenchmarkRequest(b *testing.B) {
 	}
 }
 
-// impatience is a Watch that gives up when it is asked so many times, for the first time after so long, or after 2 s.
+// impatience is a Watch that gives up when it is asked so many times, for the
+// first time after so long, or after 2 s.
 type impatience struct {
 	asks  int
 	after time.Duration

@@ -6,9 +6,10 @@ import (
 	"net/http"
 )
 
-// exact is the body of a reply over HTTP/2 or HTTP/3 with a Content-Length. If what comes is longer, the reply is
-// malformed (RFC 9113 section 8.1.1). net/http reports that only after all that was announced, when the client already
-// has a reply that looks whole. So the last byte waits for the end.
+// exact is the body of a reply over HTTP/2 or HTTP/3 with a Content-Length. If
+// what comes is longer, the reply is malformed (RFC 9113 section 8.1.1).
+// net/http reports that only after all that was announced, when the client
+// already has a reply that looks whole. So the last byte waits for the end.
 type exact struct {
 	io.ReadCloser
 	left int64

@@ -15,22 +15,26 @@ import (
 // PassiveHealth configures what the balancer learns from replies: which replies
 // bench a backend, and for how long.
 type PassiveHealth struct {
-	// FailDuration is how long one failure makes a backend a suspect, and a guess if a 429 names no time. Default: 10s.
+	// FailDuration is how long one failure makes a backend a suspect, and a
+	// guess if a 429 names no time. Default: 10s.
 	//
 	//	fail_duration <duration>
 	FailDuration caddy.Duration `json:"fail_duration,omitempty"`
 
-	// RetryAfterMax is the longest bench of a backend that throttles, and that of an account without budget. Default: 5m.
+	// RetryAfterMax is the longest bench of a backend that throttles, and that
+	// of an account without budget. Default: 5m.
 	//
 	//	retry_after_max <duration>
 	RetryAfterMax caddy.Duration `json:"retry_after_max,omitempty"`
 
-	// Silence is whether silent backends are passed over, and requests moved from them. Default: on.
+	// Silence is whether silent backends are passed over, and requests moved
+	// from them. Default: on.
 	//
 	//	silence off
 	Silence *bool `json:"silence,omitempty"`
 
-	// QuotaSteering is whether backends without room in their rate limits are passed over. Default: on.
+	// QuotaSteering is whether backends without room in their rate limits are
+	// passed over. Default: on.
 	//
 	//	quota_steering off
 	QuotaSteering *bool `json:"quota_steering,omitempty"`
@@ -75,31 +79,36 @@ func (p *PassiveHealth) Directives() directive.Options {
 
 // Bench is what a reply benches.
 type Bench struct {
-	// Wait is for how long, and Longest what it may become if the backend repeats that: see [pool.Refusal].
+	// Wait is for how long, and Longest what it may become if the backend
+	// repeats that: see [pool.Refusal].
 	Wait, Longest time.Duration
 	// Guess reports whether the backend named no time.
 	Guess bool
-	// MayBeOfRequest reports whether the fault may be the request's own. One request benches one backend for such
-	// faults at most: what fails everywhere is the request's doing.
+	// MayBeOfRequest reports whether the fault may be the request's own. One
+	// request benches one backend for such faults at most: what fails
+	// everywhere is the request's doing.
 	MayBeOfRequest bool
 }
 
-// Bench returns what a reply benches. It returns false if that is nothing. busy reports whether the backend serves other
-// requests. If it does, and accepts no more, it only has too many streams.
+// Bench returns what a reply benches. It returns false if that is nothing. busy
+// reports whether the backend serves other requests. If it does, and accepts no
+// more, it only has too many streams.
 func (p *PassiveHealth) Bench(r *Reply, busy bool) (b Bench, benches bool) {
 	asks := r.asks()
 	switch r.Class {
 	case verdict.Throttled:
 		unnamed := time.Duration(min(p.FailDuration, p.RetryAfterMax))
 		b.Wait = p.hinted(r, unnamed)
-		// A backend that always says 0 names no time: its bench grows to fail_duration at most.
+		// A backend that always says 0 names no time: its bench grows to
+		// fail_duration at most.
 		if b.Guess = r.Source == verdict.NoHint; !b.Guess && r.Wait <= 0 {
 			b.Longest = max(b.Wait, unnamed)
 		}
 	case verdict.Overloaded:
 		b.Wait = p.hinted(r, time.Duration(p.FailDuration))
 	case verdict.Quota:
-		// a budget is not refilled in a moment, whatever a gateway writes into each 429
+		// a budget is not refilled in a moment, whatever a gateway writes into
+		// each 429
 		b.Wait = min(max(p.hinted(r, time.Duration(p.RetryAfterMax)), time.Duration(p.FailDuration)), time.Duration(p.RetryAfterMax))
 	case verdict.NoModel:
 		if !asks.Kind.Infers() { // another operation has no bench for a model
@@ -107,8 +116,8 @@ func (p *PassiveHealth) Bench(r *Reply, busy bool) (b Bench, benches bool) {
 		}
 		b = Bench{Wait: misconfigured, MayBeOfRequest: true}
 	case verdict.Credential, verdict.NotPermitted:
-		// a credential for inference may lack every other permission, that to open a
-		// WebSocket included, and uvicorn answers 403 where it has none
+		// a credential for inference may lack every other permission, that to
+		// open a WebSocket included, and uvicorn answers 403 where it has none
 		if !asks.Kind.Infers() || r.refusesHandshake() && (r.Class == verdict.NotPermitted || r.Status == http.StatusForbidden) {
 			return b, false
 		}
@@ -135,7 +144,8 @@ func (p *PassiveHealth) Failure() Bench {
 	return Bench{Wait: time.Duration(p.FailDuration), MayBeOfRequest: true}
 }
 
-// hinted returns for how long the backend asked not to be called, within the limits.
+// hinted returns for how long the backend asked not to be called, within the
+// limits.
 func (p *PassiveHealth) hinted(r *Reply, without time.Duration) time.Duration {
 	if r.Source == verdict.NoHint {
 		return without

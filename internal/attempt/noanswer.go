@@ -11,10 +11,12 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// A success that is no answer comes from something that is not the API: the page of a portal, the redirect to a login,
-// nothing at all. SDKs take it for an answer: openai-python returns a stream without an event, and no exception. So the
-// reply to inference is judged by its first bytes. They are JSON or the beginning of a stream, whatever its Content-Type
-// says. Only audio may be anything.
+// A success that is no answer comes from something that is not the API: the
+// page of a portal, the redirect to a login, nothing at all. SDKs take it for
+// an answer: openai-python returns a stream without an event, and no exception.
+// So the reply to inference is judged by its first bytes. They are JSON or the
+// beginning of a stream, whatever its Content-Type says. Only audio may be
+// anything.
 
 // ErrNoAnswer is what is wrong with a success that is no answer.
 var ErrNoAnswer = &verdict.CauseError{Word: "no_answer", Text: "the reply is a success, but neither JSON nor a stream"}
@@ -27,7 +29,8 @@ func (a *Asks) answers() bool {
 	return a.Kind.Infers() && !a.Kind.IsHandshake() && !strings.HasPrefix(a.Operation, "/audio/")
 }
 
-// mustStream reports whether the reply must be a stream. Operations that have none ignore that a stream was asked for.
+// mustStream reports whether the reply must be a stream. Operations that have
+// none ignore that a stream was asked for.
 func (a *Asks) mustStream() bool {
 	if !a.Stream || !a.answers() {
 		return false
@@ -39,13 +42,15 @@ func (a *Asks) mustStream() bool {
 	return false
 }
 
-// mayBeWhole reports whether JSON in place of a stream may be the answer. OpenAI's specification has no stream of the old
-// completions, and servers that are made from it answer with all of it at once.
+// mayBeWhole reports whether JSON in place of a stream may be the answer.
+// OpenAI's specification has no stream of the old completions, and servers that
+// are made from it answer with all of it at once.
 func (a *Asks) mayBeWhole(text []byte) bool {
 	return strings.TrimSuffix(a.Operation, "/") == "/completions" && bytes.Contains(text, []byte(`"choices"`))
 }
 
-// isNoAnswer reports whether a success cannot be an answer, whatever its body is: it is a redirect, or has no body.
+// isNoAnswer reports whether a success cannot be an answer, whatever its body
+// is: it is a redirect, or has no body.
 func (r *Reply) isNoAnswer() bool {
 	if !r.sent.Asks.answers() || r.sent.Socket.IsAccepted() || r.Status < 200 {
 		return false
@@ -63,7 +68,8 @@ const (
 	likeOther
 )
 
-// looksLike judges the first bytes of a body. White space alone looks like nothing.
+// looksLike judges the first bytes of a body. White space alone looks like
+// nothing.
 func looksLike(text []byte) looks {
 	text = bytes.TrimLeft(bytes.TrimPrefix(text, []byte("\xef\xbb\xbf")), " \t\r\n")
 	if len(text) == 0 {
@@ -110,7 +116,8 @@ func (r *Reply) openUntyped() (*sse.Error, error) {
 	return r.judgeJSON()
 }
 
-// judgeJSON judges a reply that is JSON, by its bytes or by what it says, as far as it was read ahead.
+// judgeJSON judges a reply that is JSON, by its bytes or by what it says, as
+// far as it was read ahead.
 func (r *Reply) judgeJSON() (*sse.Error, error) {
 	asks := &r.sent.Asks
 	failure := r.body.errorIn(strings.HasSuffix(asks.Operation, "/responses"))
@@ -130,7 +137,8 @@ func (r *Reply) judgeJSON() (*sse.Error, error) {
 	return failure, nil
 }
 
-// isUntyped reports whether a reply of this type has to be judged by its first bytes.
+// isUntyped reports whether a reply of this type has to be judged by its first
+// bytes.
 func (r *Reply) isUntyped() bool {
 	return r.sent.Asks.answers() && r.Status == http.StatusOK && r.body != nil && !openaiapi.IsCompressed(r.Response.Header)
 }

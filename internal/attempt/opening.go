@@ -17,10 +17,10 @@ import (
 // open holds a reply to inference back until it is certain that the request was
 // served. A stream that brings an error instead of content, or nothing at all,
 // becomes the error that it stands for, and a reply that is not JSON a failure.
-// The reply to a request that must not be executed twice is held back until it is
-// whole: if it is cut, a client that has its status can no longer be told not to
-// send the request again. The reply to a GET is passed on at once: a stored
-// response that failed long ago is not a failure.
+// The reply to a request that must not be executed twice is held back until it
+// is whole: if it is cut, a client that has its status can no longer be told
+// not to send the request again. The reply to a GET is passed on at once: a
+// stored response that failed long ago is not a failure.
 func (s *Sender) open(r *Reply) {
 	asks, res := &r.sent.Asks, r.Response
 	inferred := asks.Kind.Infers() && r.Status == http.StatusOK
@@ -100,9 +100,10 @@ func (r *Reply) breakOff(reason error) {
 }
 
 // openStream reads ahead until it is known what the stream opens with: for the
-// first byte as long as for the headers, and after it for a short time for content.
-// It cannot wait for content longer: a model that thinks may send none for minutes.
-// It returns the error that came in place of content, or why there is none.
+// first byte as long as for the headers, and after it for a short time for
+// content. It cannot wait for content longer: a model that thinks may send none
+// for minutes. It returns the error that came in place of content, or why there
+// is none.
 func (b *body) openStream() (*sse.Error, error) {
 	b.watch = new(sse.Watcher)
 	b.tokens.Watch(b.watch)
@@ -144,7 +145,8 @@ func (b *body) openStream() (*sse.Error, error) {
 	}
 }
 
-// longFailure returns the error that the stream opens with, if that is too long for its watcher to keep.
+// longFailure returns the error that the stream opens with, if that is too long
+// for its watcher to keep.
 func (b *body) longFailure() *sse.Error {
 	b.watch.OpensLong = false // it is read once
 	if failure := sse.LongFailure(b.held); failure != nil {
@@ -154,8 +156,8 @@ func (b *body) longFailure() *sse.Error {
 }
 
 // readJSON reads ahead a reply that is not streamed. It returns why the reply
-// broke off, if it did. A reply without a Content-Length is read for a short time
-// after its first byte only, and up to openingLimit.
+// broke off, if it did. A reply without a Content-Length is read for a short
+// time after its first byte only, and up to openingLimit.
 func (b *body) readJSON() error {
 	if b.response.ContentLength >= 0 {
 		b.readWhole(int(b.response.ContentLength))
@@ -171,8 +173,8 @@ func (b *body) readJSON() error {
 // whole reports whether all of the body was read ahead.
 func (b *body) whole() bool { return errors.Is(b.heldErr, io.EOF) }
 
-// errorIn returns the error that a reply is, if it was read ahead. creates reports
-// whether a response object in it was created by this request.
+// errorIn returns the error that a reply is, if it was read ahead. creates
+// reports whether a response object in it was created by this request.
 func (b *body) errorIn(creates bool) *sse.Error {
 	if !b.whole() {
 		return nil
@@ -184,14 +186,16 @@ func (b *body) errorIn(creates bool) *sse.Error {
 	return sse.Whole(text, creates)
 }
 
-// text returns what was read ahead, without its compression. all reports whether it is all of that.
+// text returns what was read ahead, without its compression. all reports
+// whether it is all of that.
 func (b *body) text() (text []byte, all bool) {
 	return openaiapi.Decompress(b.held, openaiapi.ContentCoding(b.response.Header), openingLimit)
 }
 
-// notJSON reports whether all of a reply was read ahead, and is not JSON although it
-// says so. It parses no reply whose tokens were read from beginning to end, which
-// are nearly all. A reply that cannot be decompressed is not judged.
+// notJSON reports whether all of a reply was read ahead, and is not JSON
+// although it says so. It parses no reply whose tokens were read from beginning
+// to end, which are nearly all. A reply that cannot be decompressed is not
+// judged.
 func (b *body) notJSON() bool {
 	if !b.whole() {
 		return false
@@ -210,8 +214,8 @@ func (b *body) heard(n int, err error) {
 	}
 }
 
-// forgive records that an error of the stream is not the backend's fault, now or
-// later.
+// forgive records that an error of the stream is not the backend's fault, now
+// or later.
 func (b *body) forgive() { b.watch = nil }
 
 // forClient is the response that the client gets. It is another one than the

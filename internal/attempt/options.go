@@ -10,40 +10,46 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 )
 
-// Options configures attempts: how much of a request is kept for further ones, and how
-// long a backend may take.
+// Options configures attempts: how much of a request is kept for further ones,
+// and how long a backend may take.
 type Options struct {
-	// RequestBuffers is how much of a body is kept in memory for retries. Default: 32MiB.
+	// RequestBuffers is how much of a body is kept in memory for retries.
+	// Default: 32MiB.
 	//
 	//	request_buffers <size>
 	RequestBuffers int64 `json:"request_buffers,omitempty"`
 
-	// ResponseHeaderTimeout is how long a backend may take to begin a reply that is not streamed. Default: 5m, and 10m if no
-	// other backend can follow.
+	// ResponseHeaderTimeout is how long a backend may take to begin a reply
+	// that is not streamed. Default: 5m, and 10m if no other backend can
+	// follow.
 	//
 	//	response_header_timeout <duration>
 	ResponseHeaderTimeout caddy.Duration `json:"response_header_timeout,omitempty"`
 
-	// StreamFirstEventTimeout is how long a backend may take until the first byte of a stream's body. Default: 5m, and 10m if
-	// no other backend can follow.
+	// StreamFirstEventTimeout is how long a backend may take until the first
+	// byte of a stream's body. Default: 5m, and 10m if no other backend can
+	// follow.
 	//
 	//	stream_first_event_timeout <duration>
 	StreamFirstEventTimeout caddy.Duration `json:"stream_first_event_timeout,omitempty"`
 
-	// StreamIdleTimeout is how long a reply may pause between two reads. Default: 5m.
+	// StreamIdleTimeout is how long a reply may pause between two reads.
+	// Default: 5m.
 	//
 	//	stream_idle_timeout <duration>
 	StreamIdleTimeout caddy.Duration `json:"stream_idle_timeout,omitempty"`
 
-	// lastReply and lastStream are the first two, for an attempt that no other one can follow.
+	// lastReply and lastStream are the first two, for an attempt that no other
+	// one can follow.
 	lastReply, lastStream time.Duration
 }
 
 const (
 	defaultRequestBuffers = 32 << 20
 
-	// The public figures behind these defaults: the slowest hundredth of a million streams took 94 s until its first
-	// token, and a healthy response paused for 195 s.
+	// The public figures behind these defaults: the slowest hundredth of a
+	// million streams took 94 s until its first token, and a healthy response
+	// paused for 195 s.
 	defaultFirstByte     = 5 * time.Minute
 	defaultLastFirstByte = 10 * time.Minute
 	defaultPause         = 5 * time.Minute
@@ -73,7 +79,8 @@ func (o *Options) Provision() error {
 	return nil
 }
 
-// firstByte returns how long a backend may take until the first byte of a reply.
+// firstByte returns how long a backend may take until the first byte of a
+// reply.
 func (o *Options) firstByte(isStream, isLast bool) time.Duration {
 	switch {
 	case isStream && isLast:
@@ -101,8 +108,8 @@ func (o *Options) Directives() directive.Options {
 
 // WebSocketOptions configures for how long WebSockets stay open.
 type WebSocketOptions struct {
-	// StreamCloseDelay is how long open WebSockets stay once a reload has replaced their config. Default: they are closed at
-	// once.
+	// StreamCloseDelay is how long open WebSockets stay once a reload has
+	// replaced their config. Default: they are closed at once.
 	//
 	//	stream_close_delay <duration>
 	StreamCloseDelay caddy.Duration `json:"stream_close_delay,omitempty"`

@@ -31,21 +31,25 @@ type Reply struct {
 	Failure
 	Class  verdict.Class
 	Status int
-	// Wait is for how long the backend asked not to be called, and Source where it said so.
+	// Wait is for how long the backend asked not to be called, and Source where
+	// it said so.
 	Wait   time.Duration
 	Source verdict.HintSource
-	// Missing reports whether the backend does not have an object that the request
-	// names.
+	// Missing reports whether the backend does not have an object that the
+	// request names.
 	Missing bool
-	// LacksPath reports whether the backend does not have the path of the request, or its api-version.
+	// LacksPath reports whether the backend does not have the path of the
+	// request, or its api-version.
 	LacksPath bool
-	// LacksSocket reports whether the backend opens no WebSocket for responses, as its answer to the handshake says. It may
-	// serve the same request over HTTP.
+	// LacksSocket reports whether the backend opens no WebSocket for responses,
+	// as its answer to the handshake says. It may serve the same request over
+	// HTTP.
 	LacksSocket bool
-	// AboutAudience is what a refusal says about the audience of a token. It is empty if that is nothing.
+	// AboutAudience is what a refusal says about the audience of a token. It is
+	// empty if that is nothing.
 	AboutAudience string
-	// Whole reports whether all of an error's body was read, and cut whether the
-	// connection broke before its end.
+	// Whole reports whether all of an error's body was read, and cut whether
+	// the connection broke before its end.
 	Whole, cut bool
 	// code is the code of the error, if an operator may have to act.
 	code string
@@ -53,9 +57,11 @@ type Reply struct {
 	sent *Request
 	// body is that of a response that may become the client's.
 	body *body
-	// backend is its end of a WebSocket that the reply has opened. It is nil until that is relayed, or a message is sent.
+	// backend is its end of a WebSocket that the reply has opened. It is nil
+	// until that is relayed, or a message is sent.
 	backend *websocket.Backend
-	// firstByte is when the client got something, and end how the reply ended, if it broke.
+	// firstByte is when the client got something, and end how the reply ended,
+	// if it broke.
 	firstByte time.Time
 	end       atomic.Pointer[End]
 	broken    func(End)
@@ -88,9 +94,9 @@ func (r *Reply) Upload() *replay.Upload {
 	return r.sent.trip.upload
 }
 
-// ClientsFault returns the error for a request that could not be sent because of
-// the client. A backend that gives up an upload which the client stalls answers 408,
-// breaks the connection, or waits until we give up.
+// ClientsFault returns the error for a request that could not be sent because
+// of the client. A backend that gives up an upload which the client stalls
+// answers 408, breaks the connection, or waits until we give up.
 func (r *Reply) ClientsFault() (apierror.Error, bool) {
 	if r.sent == nil {
 		return apierror.Error{}, false
@@ -133,7 +139,8 @@ func (r *Reply) SaysMore() bool {
 }
 
 // PerhapsExecuted reports whether the backend may have executed the request.
-// With a 503 or 403 it says that it did not, and with a 508 that it had nowhere to send it.
+// With a 503 or 403 it says that it did not, and with a 508 that it had nowhere
+// to send it.
 func (r *Reply) PerhapsExecuted() bool {
 	if r.sent != nil && r.sent.Socket.IsAccepted() && !r.sent.delivering {
 		return false
@@ -178,9 +185,11 @@ func ErrorField(err error) zap.Field {
 	return zap.String("error", ErrorText(err))
 }
 
-// AboutTiers returns the service tiers that the reply says something about. That a request of another tier than the usual
-// ones was refused, or failed, says nothing about those: there was no capacity for its tier, or none in time, which has
-// many forms. The limits that both share are used up only if the reply says so.
+// AboutTiers returns the service tiers that the reply says something about.
+// That a request of another tier than the usual ones was refused, or failed,
+// says nothing about those: there was no capacity for its tier, or none in
+// time, which has many forms. The limits that both share are used up only if
+// the reply says so.
 func (r *Reply) AboutTiers() pool.ServiceTiers {
 	tiers := r.asks().Tiers
 	if tiers.ShareLimits() && r.Class == verdict.Throttled && verdict.NoneLeft(r.Response.Header) {
@@ -189,7 +198,8 @@ func (r *Reply) AboutTiers() pool.ServiceTiers {
 	return tiers
 }
 
-// isImpatient reports whether the backend had less time than the options allow, because of the client's patience.
+// isImpatient reports whether the backend had less time than the options allow,
+// because of the client's patience.
 func (r *Reply) isImpatient() bool {
 	return r.Class == verdict.Timeout && r.sent != nil && r.sent.impatient
 }
@@ -209,8 +219,9 @@ func (r *Reply) secrets() keys.Secrets {
 	return r.sent.Secrets
 }
 
-// Commit makes the reply the client's now. It returns the response, and the reader of the
-// tokens that it costs. broken, if it is not nil, gets the end of a broken reply at once.
+// Commit makes the reply the client's now. It returns the response, and the
+// reader of the tokens that it costs. broken, if it is not nil, gets the end of
+// a broken reply at once.
 func (r *Reply) Commit(client http.ResponseWriter, now time.Time, broken func(End)) (*http.Response, *usage.Reader) {
 	r.firstByte, r.broken = now, broken
 	var tokens *usage.Reader
@@ -292,7 +303,8 @@ func (r *Reply) guard(text []byte, complete bool) {
 }
 
 // peek returns the beginning of an error's body, decoded. The client can still
-// read the body from its beginning. complete reports whether the text is all of it.
+// read the body from its beginning. complete reports whether the text is all of
+// it.
 func (r *Reply) peek() (text []byte, complete bool) {
 	body, timeout := r.Response.Body, &r.sent.trip.timeout
 	timeout.start(errorBodyTimeout, errSlowBody)
@@ -315,8 +327,8 @@ func (r *Reply) raw() io.Reader {
 	return r.Response.Body
 }
 
-// becomeError makes the reply the error that it brought. If the error is the client's
-// own, the reply stays as it is.
+// becomeError makes the reply the error that it brought. If the error is the
+// client's own, the reply stays as it is.
 func (r *Reply) becomeError(failure *sse.Error) {
 	class := verdict.Judge(verdict.Reply{Status: failure.Status, Body: failure.Body, OfResponse: failure.OfResponse})
 	if !class.Failover() {
@@ -354,7 +366,8 @@ func (r *Reply) becomeError(failure *sse.Error) {
 	r.Wait, r.Source = verdict.HintOf(r.Class, r.Status, header, failure.Body, time.Now())
 }
 
-// decompress makes a compressed reply that holds a secret its text, in which it is replaced.
+// decompress makes a compressed reply that holds a secret its text, in which it
+// is replaced.
 func (r *Reply) decompress(secrets keys.Secrets) {
 	if len(secrets) == 0 || !openaiapi.IsCompressed(r.Response.Header) {
 		return

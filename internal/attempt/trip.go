@@ -33,41 +33,48 @@ var (
 	ErrLostAgain     = &verdict.CauseError{Word: "not_accepted", Text: "the backend accepted the request on neither of two connections"}
 )
 
-// maxInterims is how many interim responses a client gets for a request. net/http has no limit for those that are passed
-// on, and a backend may send thousands in a second.
+// maxInterims is how many interim responses a client gets for a request.
+// net/http has no limit for those that are passed on, and a backend may send
+// thousands in a second.
 const maxInterims = 20
 
-// trip is a request on its way: the context that ends it, and what net/http reports of it.
+// trip is a request on its way: the context that ends it, and what net/http
+// reports of it.
 type trip struct {
 	context.Context
 	cancel  context.CancelCauseFunc
 	timeout deadline
 	upload  *replay.Upload
-	// final is the body if nothing but net/http may send it once more, and nil otherwise. certain reports whether net/http
-	// will not, once it has sent it on the latest connection.
+	// final is the body if nothing but net/http may send it once more, and nil
+	// otherwise. certain reports whether net/http will not, once it has sent it
+	// on the latest connection.
 	final   *replay.Body
 	certain atomic.Bool
 	address *Address
-	// needsHTTP1 reports whether the connection must not be one of HTTP/2, and proxied whether the latest connection is
-	// made through an outgoing proxy.
+	// needsHTTP1 reports whether the connection must not be one of HTTP/2, and
+	// proxied whether the latest connection is made through an outgoing proxy.
 	needsHTTP1 bool
 	proxied    atomic.Bool
-	// interims is how many interim responses have come, of all backends. It is nil if the client can get none.
+	// interims is how many interim responses have come, of all backends. It is
+	// nil if the client can get none.
 	interims *atomic.Int32
 	client   http.ResponseWriter
 
 	trace       httptrace.ClientTrace
 	outer       *httptrace.ClientTrace
 	connections atomic.Int32
-	// latest is the connection that net/http took last, and reused reports whether it was used before.
+	// latest is the connection that net/http took last, and reused reports
+	// whether it was used before.
 	latest net.Conn
 	reused bool
-	// again reports whether the request is sent for the second time, because the first connection lost it.
+	// again reports whether the request is sent for the second time, because
+	// the first connection lost it.
 	again bool
-	// shares reports whether requests share connections that do not look like it.
+	// shares reports whether requests share connections that do not look like
+	// it.
 	shares bool
-	// interim guards replied, which reports whether there is a reply, or none: what net/http still reads belongs to
-	// no client then.
+	// interim guards replied, which reports whether there is a reply, or none:
+	// what net/http still reads belongs to no client then.
 	interim sync.Mutex
 	replied bool
 	// sent reports whether all of the request was written.
@@ -91,24 +98,26 @@ func (t *trip) begin(ctx context.Context) {
 	t.trace.Got1xxResponse = t.got1xxResponse
 }
 
-// The keys with which Caddy's transport looks for what reverse_proxy leaves for it
-// (hosts.go): the reverseproxy.DialInfo in the context, and in Caddy's variables
-// whether a connection has to be one of HTTP/1.1 or goes through a proxy.
+// The keys with which Caddy's transport looks for what reverse_proxy leaves for
+// it (hosts.go): the reverseproxy.DialInfo in the context, and in Caddy's
+// variables whether a connection has to be one of HTTP/1.1 or goes through a
+// proxy.
 const (
 	dialInfo      = caddy.CtxKey("reverse_proxy.dial_info")
 	onlyHTTP1     = "reverse_proxy.tls_h1_only"
 	outgoingProxy = "reverse_proxy.proxy"
 )
 
-// tripKey is the key under which a context that was made of a trip has the trip.
+// tripKey is the key under which a context that was made of a trip has the
+// trip.
 type tripKey struct{}
 
 // Value implements context.Context. It puts our trace in place of the outer
 // one: net/http/httptrace would join the two by reflection, for each request.
 //
 // An attempt of the directive has its own address, variables and placeholders.
-// net/http may still dial for one attempt while the next one begins, so whatever
-// Caddy's transport reads to dial is made anew for each look.
+// net/http may still dial for one attempt while the next one begins, so
+// whatever Caddy's transport reads to dial is made anew for each look.
 func (t *trip) Value(key any) any {
 	switch key {
 	case tripKey{}:
@@ -125,7 +134,8 @@ func (t *trip) Value(key any) any {
 	return value
 }
 
-// caddyValue returns what the transport gets in place of Caddy's value for the whole request.
+// caddyValue returns what the transport gets in place of Caddy's value for the
+// whole request.
 func (t *trip) caddyValue(key any) any {
 	switch key {
 	case dialInfo:
@@ -144,8 +154,9 @@ func (t *trip) caddyValue(key any) any {
 	return vars
 }
 
-// knowProxies makes an attempt know whether it goes through an outgoing proxy. Caddy's transport records that in the
-// variables that it finds in the request's context, for its own dialer.
+// knowProxies makes an attempt know whether it goes through an outgoing proxy.
+// Caddy's transport records that in the variables that it finds in the
+// request's context, for its own dialer.
 func knowProxies(proxyOf func(*http.Request) (*url.URL, error)) func(*http.Request) (*url.URL, error) {
 	if proxyOf == nil {
 		return nil
@@ -195,19 +206,22 @@ func (t *trip) gotConn(got httptrace.GotConnInfo) {
 	}
 }
 
-// endUpload removes this upload from the connection's count. net/http does not report the end of a request that it
-// never began to write, and other requests share the connection.
+// endUpload removes this upload from the connection's count. net/http does not
+// report the end of a request that it never began to write, and other requests
+// share the connection.
 func (t *trip) endUpload() {
 	if conn := t.uploads.Swap(nil); conn != nil {
 		uploadEnds(*conn)
 	}
 }
 
-// brokenHTTP1 begins net/http's error for a connection that broke after the first byte of a reply, or in a write.
+// brokenHTTP1 begins net/http's error for a connection that broke after the
+// first byte of a reply, or in a write.
 const brokenHTTP1 = "net/http: HTTP/1.x transport connection broken: "
 
-// lost reports whether a connection that was used before lost the request, and no byte of a reply has come. Servers
-// close connections that are idle, perhaps just when the next request is on its way. That says nothing about the
+// lost reports whether a connection that was used before lost the request, and
+// no byte of a reply has come. Servers close connections that are idle, perhaps
+// just when the next request is on its way. That says nothing about the
 // backend.
 func (t *trip) lost(err error) bool {
 	if !t.reused || t.again || t.Err() != nil {
@@ -241,17 +255,20 @@ func (t *trip) wroteRequest(info httptrace.WroteRequestInfo) {
 			t.timeout.sent()
 		}
 		t.upload.Sent()
-		// A connection that was used before may have been closed just then, and one of HTTP/2 may not accept the request:
-		// net/http sends it again then, until a reply comes.
+		// A connection that was used before may have been closed just then, and
+		// one of HTTP/2 may not accept the request: net/http sends it again
+		// then, until a reply comes.
 		if t.final != nil && t.certain.Load() {
 			t.final.Release()
 		}
 	}
 }
 
-// got1xxResponse passes an interim response on (RFC 9110 section 15.2), at once, before it is known what comes of the
-// attempt. The directive passes its status alone: no field of one is needed. HTTP/2 has no 101 (RFC 9113 section 8.6):
-// net/http takes it for one of them, but it would be the client's last. Those over the limit go no further.
+// got1xxResponse passes an interim response on (RFC 9110 section 15.2), at
+// once, before it is known what comes of the attempt. The directive passes its
+// status alone: no field of one is needed. HTTP/2 has no 101 (RFC 9113 section
+// 8.6): net/http takes it for one of them, but it would be the client's last.
+// Those over the limit go no further.
 func (t *trip) got1xxResponse(code int, header textproto.MIMEHeader) error {
 	if code == http.StatusSwitchingProtocols {
 		return ErrWrongProtocol
@@ -281,10 +298,11 @@ type Failure struct {
 	class verdict.Class
 	// Connected reports whether the backend may have got the request.
 	Connected bool
-	// Uploading reports whether the connection broke in the midst of the upload.
-	// The backend may refuse such an upload, and nothing says why.
+	// Uploading reports whether the connection broke in the midst of the
+	// upload. The backend may refuse such an upload, and nothing says why.
 	Uploading bool
-	// Refusal is the answer to a request that net/http refuses to send. nil: it does not.
+	// Refusal is the answer to a request that net/http refuses to send. nil: it
+	// does not.
 	Refusal *apierror.Error
 }
 
@@ -320,8 +338,9 @@ func (t *trip) why(err error) Failure {
 	return f
 }
 
-// isUnprocessed reports whether this is net/http's error for a request of which HTTP/2 guarantees that it was not
-// processed: by REFUSED_STREAM (RFC 9113 section 8.7), or by GOAWAY because its stream is above the last one (section
+// isUnprocessed reports whether this is net/http's error for a request of which
+// HTTP/2 guarantees that it was not processed: by REFUSED_STREAM (RFC 9113
+// section 8.7), or by GOAWAY because its stream is above the last one (section
 // 6.8). net/http sends it again itself if it has all of the body.
 func isUnprocessed(text string) bool {
 	text = strings.TrimPrefix(text, "http2: Transport: cannot retry err [")
@@ -330,7 +349,8 @@ func isUnprocessed(text string) bool {
 }
 
 // isHeaderTimeout recognizes the http transport's own response_header_timeout,
-// for which net/http has no exported error, as opposed to one of dialing or TLS.
+// for which net/http has no exported error, as opposed to one of dialing or
+// TLS.
 func isHeaderTimeout(err error) bool {
 	return strings.Contains(err.Error(), "timeout awaiting response headers")
 }

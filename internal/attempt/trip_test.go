@@ -59,8 +59,8 @@ func TestAnUploadThatNeverBeganHoldsBackNoWriteOfOthers(t *testing.T) {
 	}
 }
 
-// reverse_proxy writes interim replies to the client. It lets none through after its round trip, which several attempts
-// have in common.
+// reverse_proxy writes interim replies to the client. It lets none through
+// after its round trip, which several attempts have in common.
 func TestAnInterimReplyOfAnAttemptThatIsOverReachesNoClient(t *testing.T) {
 	passed := 0
 	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{

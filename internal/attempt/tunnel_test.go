@@ -91,7 +91,8 @@ func TestATunnelEndsAGracePeriodAfterOneOfItsSides(t *testing.T) {
 	}
 }
 
-// wrapped is a writer like Caddy's: its deadline belongs to the goroutine that writes.
+// wrapped is a writer like Caddy's: its deadline belongs to the goroutine that
+// writes.
 type wrapped struct {
 	*client
 	until time.Time
@@ -140,8 +141,8 @@ func TestASideThatCannotBeHalfClosedEndsTheTunnel(t *testing.T) {
 	}
 }
 
-// script is a backend's side that sends these bytes and then fails. It takes what it
-// is sent until it is full.
+// script is a backend's side that sends these bytes and then fails. It takes
+// what it is sent until it is full.
 type script struct {
 	io.Reader
 	fails error
@@ -221,7 +222,8 @@ type chunks struct {
 
 func (c *chunks) Read(p []byte) (int, error) { return c.Reader.Read(p[:min(len(p), c.size)]) }
 
-// FuzzFrames holds frames that are read in pieces against those that are read at once.
+// FuzzFrames holds frames that are read in pieces against those that are read
+// at once.
 func FuzzFrames(f *testing.F) {
 	f.Add([]byte("\x81\x02hi\x89\x00\x88\x00"), 1)
 	f.Add([]byte("\x81\x82abcdhi\x80\x7e\x00\x02hi\x88\x00"), 3)

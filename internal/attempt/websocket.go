@@ -23,15 +23,18 @@ func (r *Reply) refusesHandshake() bool {
 }
 
 const (
-	// lacksSocketFor is how long a backend counts as one that opens no WebSocket, after it has said so.
+	// lacksSocketFor is how long a backend counts as one that opens no
+	// WebSocket, after it has said so.
 	lacksSocketFor = 10 * time.Minute
-	// mayLackSocketFor is how long it does after it has failed when it was asked for one.
+	// mayLackSocketFor is how long it does after it has failed when it was
+	// asked for one.
 	mayLackSocketFor = time.Minute
 )
 
-// judgeSocket judges a handshake for a client's message that was not sent yet. Whatever the answer says, but for a throttle
-// or a rejected credential, it is only about WebSockets: the same message may be served over HTTP, so nothing cools down.
-// A query may be what the backend does not have.
+// judgeSocket judges a handshake for a client's message that was not sent yet.
+// Whatever the answer says, but for a throttle or a rejected credential, it is
+// only about WebSockets: the same message may be served over HTTP, so nothing
+// cools down. A query may be what the backend does not have.
 func (r *Reply) judgeSocket(s *Sender) {
 	t := r.sent
 	if !t.Socket.IsAccepted() || t.delivering {
@@ -61,9 +64,10 @@ func (r *Reply) judgeSocket(s *Sender) {
 	}
 }
 
-// RefusesSocket reports whether a backend, as its EndMarks, counts as one that opens no WebSocket for responses. That is so
-// for all models: a handshake for another operation is not remembered, and one for responses names no model, which is in
-// the first message.
+// RefusesSocket reports whether a backend, as its EndMarks, counts as one that
+// opens no WebSocket for responses. That is so for all models: a handshake for
+// another operation is not remembered, and one for responses names no model,
+// which is in the first message.
 func (s *Sender) RefusesSocket(backend EndMarks, now time.Time) bool {
 	until, ok := s.refused.Load(backend)
 	return ok && now.Before(until.(time.Time))

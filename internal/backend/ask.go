@@ -10,9 +10,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// NewRequest returns a request of the balancer's own to the backend, with this credential of its and its
-// headers. The request is for the path that the backend has for the route. The secrets are the keys
-// in it.
+// NewRequest returns a request of the balancer's own to the backend, with this
+// credential of its and its headers. The request is for the path that the
+// backend has for the route. The secrets are the keys in it.
 func (b *Backend) NewRequest(ctx context.Context, credential keys.Credential, method string, route openaiapi.Route, query string, body []byte) (*http.Request, keys.Secrets, error) {
 	u := *b.Origin
 	u.RawQuery = query

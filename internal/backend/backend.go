@@ -1,16 +1,17 @@
 // Package backend describes one backend of a pool.
 //
-// A [Backend] has the options of a block, or of environment variables, and checks them
-// when the configuration is loaded. Everything that follows from the options is worked
-// out then: the API that the backend offers at each path, its account, and its name
-// for each model. For a request, a Backend only answers questions: whether it takes
-// the request, and with which path, headers and body the request is sent to it.
+// A [Backend] has the options of a block, or of environment variables, and
+// checks them when the configuration is loaded. Everything that follows from
+// the options is worked out then: the API that the backend offers at each path,
+// its account, and its name for each model. For a request, a Backend only
+// answers questions: whether it takes the request, and with which path, headers
+// and body the request is sent to it.
 //
-// The package also calls backends in the background. Health checks ask those that
-// have a health_uri. A [Rechecker] tries a backend that could not be reached, at
-// growing intervals, until it is reached
-// (TestALostBackendIsTriedAtGrowingIntervalsUntilItIsReached). Both end with the
-// configuration that started them.
+// The package also calls backends in the background. Health checks ask those
+// that have a health_uri. A [Rechecker] tries a backend that could not be
+// reached, at growing intervals, until it is reached
+// (TestALostBackendIsTriedAtGrowingIntervalsUntilItIsReached). Both end with
+// the configuration that started them.
 package backend
 
 import (
@@ -36,41 +37,47 @@ type Backend struct {
 	// Required.
 	URL string `json:"url"`
 
-	// Name is the backend's name in logs, metrics and placeholders. Default: the URL's host, with its port if it has one, made unique.
+	// Name is the backend's name in logs, metrics and placeholders. Default:
+	// the URL's host, with its port if it has one, made unique.
 	//
 	//	name <name>
 	Name string `json:"name,omitempty"`
 
-	// Priority is the backend's rank: the lowest number that can serve gets the requests. Default: 1.
+	// Priority is the backend's rank: the lowest number that can serve gets the
+	// requests. Default: 1.
 	//
 	//	priority <n>
 	Priority int `json:"priority,omitempty"`
 
-	// Weight is the backend's share of the requests within its priority; 0 drains it. Default: by its limits, or 1.
+	// Weight is the backend's share of the requests within its priority; 0
+	// drains it. Default: by its limits, or 1.
 	//
 	//	weight <n>
 	Weight *int `json:"weight,omitempty"`
 
 	// APIKey is the backend's key. Default: none.
 	//
-	// Use {env.X} or {file.X}, which are resolved at load and never shown. Anyone who can read the config can read a literal
-	// key.
+	// Use {env.X} or {file.X}, which are resolved at load and never shown.
+	// Anyone who can read the config can read a literal key.
 	//
 	//	api_key <key>
 	APIKey string `json:"api_key,omitempty"`
 
-	// Auth is how the key, or another credential, is sent. Default: `api_key` for Azure, otherwise `bearer` with a key and
-	// `none` without.
+	// Auth is how the key, or another credential, is sent. Default: `api_key`
+	// for Azure, otherwise `bearer` with a key and `none` without.
 	//
-	// <module> is one of the namespace http.openai_lb.credentials, such as `azure_identity`.
+	// <module> is one of the namespace http.openai_lb.credentials, such as
+	// `azure_identity`.
 	//
 	//	auth api_key|bearer|passthrough|none|<module> [{...}]
 	Auth string `json:"auth,omitempty"`
 
-	// AuthOptions configures the module that Auth names. Default: the module's defaults.
+	// AuthOptions configures the module that Auth names. Default: the module's
+	// defaults.
 	AuthOptions json.RawMessage `json:"auth_options,omitempty" caddy:"namespace=http.openai_lb.credentials"`
 
-	// Header is a header that is set on every request to the backend, or removed from each; repeatable. Default: none.
+	// Header is a header that is set on every request to the backend, or
+	// removed from each; repeatable. Default: none.
 	//
 	// In JSON, null instead of values removes it.
 	//
@@ -78,40 +85,46 @@ type Backend struct {
 	//	header -<name>
 	Header http.Header `json:"header,omitempty"`
 
-	// Deployment is the deployment or model that the backend gets, whatever the client named. Default: the name that the
-	// client used.
+	// Deployment is the deployment or model that the backend gets, whatever the
+	// client named. Default: the name that the client used.
 	//
 	//	deployment <name>
 	Deployment string `json:"deployment,omitempty"`
 
-	// Account is a name for backends that share stored objects. Default: its host and credential; for Azure, its host.
+	// Account is a name for backends that share stored objects. Default: its
+	// host and credential; for Azure, its host.
 	//
 	//	account <name>
 	Account string `json:"account,omitempty"`
 
-	// Model is a model that the backend serves, and its name there; repeatable. Default: any model.
+	// Model is a model that the backend serves, and its name there; repeatable.
+	// Default: any model.
 	//
 	//	model <name> [<deployment>]
 	Model []Model `json:"model,omitempty"`
 
-	// ServiceTier is the service tier of chats and responses, in place of the client's: `flex`, `default`, `fast` (at
-	// most servers `priority`), `ultrafast` or `auto`. Default: the client's.
+	// ServiceTier is the service tier of chats and responses, in place of the
+	// client's: `flex`, `default`, `fast` (at most servers `priority`),
+	// `ultrafast` or `auto`. Default: the client's.
 	//
-	// At Azure it is sent as the header x-ms-service-tier, and elsewhere in the body. Backends that differ in it have
-	// separate benches.
+	// At Azure it is sent as the header x-ms-service-tier, and elsewhere in the
+	// body. Backends that differ in it have separate benches.
 	//
 	//	service_tier <tier>
 	ServiceTier string `json:"service_tier,omitempty"`
 
-	// MaxRequests is how many requests the backend gets at a time. Default: no limit.
+	// MaxRequests is how many requests the backend gets at a time. Default: no
+	// limit.
 	//
 	//	max_requests <n>
 	MaxRequests int `json:"max_requests,omitempty"`
 
-	// HealthURI is the path of the backend's health checks, for a self-hosted server. Default: it is not checked.
+	// HealthURI is the path of the backend's health checks, for a self-hosted
+	// server. Default: it is not checked.
 	//
-	// A check is a GET at the backend's address, with its headers and without its key. From a check that fails until one that
-	// passes, the backend is a suspect: it gets requests only if no other backend is left.
+	// A check is a GET at the backend's address, with its headers and without
+	// its key. From a check that fails until one that passes, the backend is a
+	// suspect: it gets requests only if no other backend is left.
 	//
 	//	health_uri <path>
 	HealthURI string `json:"health_uri,omitempty"`
@@ -121,7 +134,8 @@ type Backend struct {
 	//	health_interval <duration>
 	HealthInterval caddy.Duration `json:"health_interval,omitempty"`
 
-	// HealthStatus is the status that passes a health check, such as 200; 2 in JSON is any of 2xx. Default: 2xx.
+	// HealthStatus is the status that passes a health check, such as 200; 2 in
+	// JSON is any of 2xx. Default: 2xx.
 	//
 	//	health_status <status>
 	HealthStatus int `json:"health_status,omitempty"`
@@ -131,7 +145,8 @@ type Backend struct {
 	//	stream_usage off
 	StreamUsage *bool `json:"stream_usage,omitempty"`
 
-	// TraceContext is whether the backend gets the context of the request's trace. Default: off.
+	// TraceContext is whether the backend gets the context of the request's
+	// trace. Default: off.
 	//
 	//	trace_context
 	TraceContext bool `json:"trace_context,omitempty"`
@@ -143,14 +158,17 @@ type Backend struct {
 type Resolved struct {
 	// Origin is the URL without a path.
 	Origin *url.URL
-	// Models are its names of models by the clients' names. If nil, it serves any model.
+	// Models are its names of models by the clients' names. If nil, it serves
+	// any model.
 	Models map[string]string
 	// Credentials authenticate requests to it.
 	Credentials keys.Auth
 	Azure       bool
-	// Provider reports whether its host is that of a known provider, from which no request comes back.
+	// Provider reports whether its host is that of a known provider, from which
+	// no request comes back.
 	Provider bool
-	// HealthKey identifies what is known of its health, and AccountKey its stored objects.
+	// HealthKey identifies what is known of its health, and AccountKey its
+	// stored objects.
 	HealthKey, AccountKey string
 
 	tierInHeader  bool // the service tier is in a header, not in the body
@@ -180,8 +198,8 @@ func (b *Backend) Takes(r *openaiapi.Request, anonymous bool) bool {
 	return (!anonymous || !b.Credentials.Passthrough) && b.Understands(r)
 }
 
-// Understands reports whether the backend has the model, and the body need not be
-// read or changed if it cannot be.
+// Understands reports whether the backend has the model, and the body need not
+// be read or changed if it cannot be.
 func (b *Backend) Understands(r *openaiapi.Request) bool {
 	switch {
 	case r.ModelInPath():
@@ -201,10 +219,12 @@ func (b *Backend) Understands(r *openaiapi.Request) bool {
 	return has || r.Model == "" && !r.NeedsModel
 }
 
-// FollowsLimits reports whether the backend's weight follows its limits, because the operator gave none.
+// FollowsLimits reports whether the backend's weight follows its limits,
+// because the operator gave none.
 func (b *Backend) FollowsLimits() bool { return b.followsLimits }
 
-// TierOf returns the service tier that the request has at the backend. It is empty if it has none.
+// TierOf returns the service tier that the request has at the backend. It is
+// empty if it has none.
 func (b *Backend) TierOf(r *openaiapi.Request) string {
 	if b.ServiceTier == "" {
 		return r.ServiceTier()
@@ -212,13 +232,15 @@ func (b *Backend) TierOf(r *openaiapi.Request) string {
 	return r.TierIfTaken(b.ServiceTier)
 }
 
-// tellsTier returns the service tier that the backend is told in the place of that in the body.
+// tellsTier returns the service tier that the backend is told in the place of
+// that in the body.
 func (b *Backend) tellsTier(r *openaiapi.Request) string {
 	return r.TierIfTaken(cmp.Or(b.ServiceTier, r.HeaderTier))
 }
 
-// Direct sets the address and the path of an outgoing request, and the backend's own headers. It
-// returns its Host, and what changes in its body. route is the path that the request has.
+// Direct sets the address and the path of an outgoing request, and the
+// backend's own headers. It returns its Host, and what changes in its body.
+// route is the path that the request has.
 func (b *Backend) Direct(to *url.URL, header http.Header, r *openaiapi.Request, route openaiapi.Route) (host string, c openaiapi.Changes) {
 	maps.Copy(header, b.header)
 	if tier := b.tellsTier(r); tier != "" && b.tierInHeader {
@@ -286,13 +308,15 @@ func (b *Backend) HasCredential() bool {
 	return b.Credentials.Source != nil || b.Credentials.InHeaders != nil
 }
 
-// Key returns the API key of the options, or nil if requests are authenticated otherwise.
+// Key returns the API key of the options, or nil if requests are authenticated
+// otherwise.
 func (b *Backend) Key() *keys.Key {
 	key, _ := b.Credentials.Source.(*keys.Key)
 	return key
 }
 
-// KeyDigests returns digests of the keys that backends have now, by the names of the backends.
+// KeyDigests returns digests of the keys that backends have now, by the names
+// of the backends.
 func KeyDigests(backends []*Backend) map[string]string {
 	digests := make(map[string]string)
 	for _, b := range backends {
@@ -303,8 +327,8 @@ func KeyDigests(backends []*Backend) map[string]string {
 	return digests
 }
 
-// NameForReplicas names the backend to other replicas. A key in a file counts as it is
-// now: elsewhere, a file of this name may hold another one.
+// NameForReplicas names the backend to other replicas. A key in a file counts
+// as it is now: elsewhere, a file of this name may hold another one.
 func (b *Backend) NameForReplicas() string {
 	if key := b.Key(); key != nil {
 		return b.base + " " + b.Credentials.Fingerprint(key.Digest(), b.header)

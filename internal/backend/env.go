@@ -9,9 +9,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// FromEnv returns the backends that environment variables describe. Their names begin with the
-// prefix. It also returns what the names of each backend's variables begin with, and how long a
-// request may be idle.
+// FromEnv returns the backends that environment variables describe. Their names
+// begin with the prefix. It also returns what the names of each backend's
+// variables begin with, and how long a request may be idle.
 func FromEnv(prefix string) (backends []*Backend, variables []string, idle time.Duration, err error) {
 	env := parseEnvironment(os.Environ())
 	all, err := env.backends(prefix)

@@ -93,7 +93,8 @@ func (l *listener) Happened(e pool.Event) {
 	l.events = append(l.events, e)
 }
 
-// checked is a pool of a checked backend of this server, and of one without checks. Its checks last until unload.
+// checked is a pool of a checked backend of this server, and of one without
+// checks. Its checks last until unload.
 func checked(t *testing.T, s *server, options string, listeners ...pool.Listener) (p *pool.Pool, unload func()) {
 	t.Helper()
 	b, err := fromCaddyfile(t, "name a\n"+options)
@@ -112,7 +113,8 @@ func checked(t *testing.T, s *server, options string, listeners ...pool.Listener
 	return p, cancel
 }
 
-// next returns the member that gets a request now, which was sent to the others that are named.
+// next returns the member that gets a request now, which was sent to the others
+// that are named.
 func next(p *pool.Pool, tried ...*pool.Member) string {
 	synctest.Wait()
 	ask := &pool.Ask{At: []pool.At{{Takes: true}, {Takes: true}}}

@@ -18,7 +18,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// Provision checks the backends, resolves their placeholders and names those without a name.
+// Provision checks the backends, resolves their placeholders and names those
+// without a name.
 func Provision(ctx caddy.Context, backends []*Backend) error {
 	if len(backends) == 0 {
 		return errors.New("no backend: expected at least one `backend <url>`")
@@ -42,7 +43,8 @@ func Provision(ctx caddy.Context, backends []*Backend) error {
 	return nil
 }
 
-// NamesOf returns the names of the backends, as far as they are known before load. The others are empty.
+// NamesOf returns the names of the backends, as far as they are known before
+// load. The others are empty.
 func NamesOf(backends []*Backend) []string {
 	names, known := make([]string, len(backends)), true
 	for i, b := range backends {
@@ -173,7 +175,8 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	return nil
 }
 
-// provisionTier finds out how the backend is told its service tier, which may also be given as Azure's header.
+// provisionTier finds out how the backend is told its service tier, which may
+// also be given as Azure's header.
 func (b *Backend) provisionTier() error {
 	inHeader := b.header.Get(openaiapi.TierHeader)
 	b.tierInHeader = b.Azure || inHeader != ""
@@ -212,7 +215,8 @@ func checkHeader(name, value string) error {
 	return nil
 }
 
-// CheckRemoved checks the name of a header that requests to the backend do not have.
+// CheckRemoved checks the name of a header that requests to the backend do not
+// have.
 func CheckRemoved(name string) error {
 	switch {
 	case !httpguts.ValidHeaderFieldName(name), strings.Contains(name, "*"):

@@ -31,8 +31,8 @@ func (d *dialer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return nil, errors.New("dial tcp: lookup of one of these names: " + strings.Repeat("a.example.com\xff ", 100))
 }
 
-// unreachablePool is a pool of a backend that just became unreachable, and its rechecker
-// until the config is unloaded.
+// unreachablePool is a pool of a backend that just became unreachable, and its
+// rechecker until the config is unloaded.
 func unreachablePool(t *testing.T, d *dialer) (p *pool.Pool, c *Rechecker, unload func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -89,8 +89,8 @@ func (e environment) lookup(name string) variable {
 	return v
 }
 
-// backends returns the backends of which the variables' names begin with the prefix.
-// Its errors contain no key.
+// backends returns the backends of which the variables' names begin with the
+// prefix. Its errors contain no key.
 func (e environment) backends(prefix string) ([]described, error) {
 	if err := CheckPrefix(prefix); err != nil {
 		return nil, err

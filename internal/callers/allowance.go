@@ -12,17 +12,20 @@ import (
 
 // Allowance is what one caller may use, or each caller of a tier.
 type Allowance struct {
-	// Requests are limits of the number of requests, one for each unit. Default: none.
+	// Requests are limits of the number of requests, one for each unit.
+	// Default: none.
 	//
 	//	requests <n>/<unit> [then <tier>]
 	Requests []Limit `json:"requests,omitempty"`
 
-	// Tokens are limits of the number of tokens, one for each unit. Default: none.
+	// Tokens are limits of the number of tokens, one for each unit. Default:
+	// none.
 	//
 	//	tokens <n>/<unit> [then <tier>]
 	Tokens []Limit `json:"tokens,omitempty"`
 
-	// MaxRequests is how many requests a caller may have at a time. Default: no limit.
+	// MaxRequests is how many requests a caller may have at a time. Default: no
+	// limit.
 	//
 	//	max_requests <n>
 	MaxRequests *int `json:"max_requests,omitempty"`
@@ -32,14 +35,15 @@ type Allowance struct {
 	//	models <name...>
 	Models []string `json:"models,omitempty"`
 
-	// Backends are the only backends that the requests may use, by their names, in which `*` stands for any characters.
-	// Default: all.
+	// Backends are the only backends that the requests may use, by their names,
+	// in which `*` stands for any characters. Default: all.
 	//
 	//	backends <name...>
 	Backends []string `json:"backends,omitempty"`
 
-	// ServiceTiers are the service tiers that requests may name, also in `x-ms-service-tier`: flex, default, fast (or
-	// priority, its older name), ultrafast or auto. Default: all in bodies.
+	// ServiceTiers are the service tiers that requests may name, also in
+	// `x-ms-service-tier`: flex, default, fast (or priority, its older name),
+	// ultrafast or auto. Default: all in bodies.
 	//
 	//	service_tiers <tier...>
 	ServiceTiers []string `json:"service_tiers,omitempty"`
@@ -50,8 +54,9 @@ func (a Allowance) isEmpty() bool {
 	return len(a.Requests)+len(a.Tokens)+len(a.Models)+len(a.Backends)+len(a.ServiceTiers) == 0 && a.MaxRequests == nil
 }
 
-// orOf returns the allowance of a caller in a tier: what the caller's own allowance does not say, the tier's does. Limits
-// of different units say different things.
+// orOf returns the allowance of a caller in a tier: what the caller's own
+// allowance does not say, the tier's does. Limits of different units say
+// different things.
 func (a Allowance) orOf(tier Allowance) Allowance {
 	a.Requests, a.Tokens = orLimits(meter.Requests, a.Requests, tier.Requests), orLimits(meter.Tokens, a.Tokens, tier.Tokens)
 	if a.MaxRequests == nil {
@@ -65,7 +70,8 @@ func (a Allowance) orOf(tier Allowance) Allowance {
 	return a
 }
 
-// orLimits returns the caller's limits, and those of the tier for other units. They were checked.
+// orLimits returns the caller's limits, and those of the tier for other units.
+// They were checked.
 func orLimits(kind meter.Kind, own, tier []Limit) []Limit {
 	unit := func(l Limit) meter.Unit {
 		limit, _ := meter.ParseLimit(kind, l.Limit)
@@ -76,7 +82,8 @@ func orLimits(kind meter.Kind, own, tier []Limit) []Limit {
 	}))
 }
 
-// checkAllowance returns what is wrong with an allowance, if anything is. backends are as for Check.
+// checkAllowance returns what is wrong with an allowance, if anything is.
+// backends are as for Check.
 func (c *Config) checkAllowance(a Allowance, backends []Backend) error {
 	limits, err := a.limits()
 	if err != nil {
@@ -126,7 +133,8 @@ func (c *Config) checkAllowance(a Allowance, backends []Backend) error {
 	return nil
 }
 
-// checkNames returns what is wrong with a list of names, if anything is: what says what each one is of, and check checks it.
+// checkNames returns what is wrong with a list of names, if anything is: what
+// says what each one is of, and check checks it.
 func checkNames(what string, names []string, check func(name string) error) error {
 	if names != nil && len(names) == 0 {
 		return fmt.Errorf(": %ss is an empty list: expected at least one name", what)

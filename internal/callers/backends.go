@@ -11,11 +11,13 @@ import (
 type Backend struct {
 	// Name is its name. Empty: that is not known yet.
 	Name string
-	// Models are those that it lists. nil: it serves any model, or they are not known yet.
+	// Models are those that it lists. nil: it serves any model, or they are not
+	// known yet.
 	Models []string
 }
 
-// Matches reports whether a backend has one of these names, in which * stands for any characters. nil: any has.
+// Matches reports whether a backend has one of these names, in which * stands
+// for any characters. nil: any has.
 func Matches(names []string, backend string) bool {
 	return names == nil || slices.ContainsFunc(names, func(name string) bool {
 		pattern := strings.ReplaceAll(regexp.QuoteMeta(name), `\*`, ".*")
@@ -37,7 +39,8 @@ func checkBackends(names []string, backends []Backend) error {
 	})
 }
 
-// modelsOf returns the models of those backends that have one of the names. nil: they serve any model, or are not known yet.
+// modelsOf returns the models of those backends that have one of the names.
+// nil: they serve any model, or are not known yet.
 func modelsOf(backends []Backend, names []string) (models []string) {
 	known := make(map[string]bool)
 	for _, b := range backends {
@@ -66,7 +69,8 @@ func setOf(names []string) map[string]bool {
 	return set
 }
 
-// modelsAmong returns those of the models that backends have, and what a list of models shows. nil: any.
+// modelsAmong returns those of the models that backends have, and what a list
+// of models shows. nil: any.
 func modelsAmong(models, have []string) (may, listed []string) {
 	if models == nil || have == nil {
 		return models, slices.Concat(models, have)

@@ -28,7 +28,8 @@ func TestAStarStandsForAnyCharactersOfABackendsName(t *testing.T) {
 	}
 }
 
-// TestBackendsAreCheckedAsFarAsTheyAreKnown because names and models may be known only at load.
+// TestBackendsAreCheckedAsFarAsTheyAreKnown because names and models may be
+// known only at load.
 func TestBackendsAreCheckedAsFarAsTheyAreKnown(t *testing.T) {
 	c := Config{Callers: []Caller{{Name: "alice", Allowance: Allowance{Backends: []string{"ptu"}, Models: []string{"o3"}}}}}
 	for want, backends := range map[string][]Backend{

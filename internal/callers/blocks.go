@@ -10,8 +10,9 @@ import (
 
 // blocks are the blocks of all callers.
 type blocks struct {
-	// byName are the callers with their own block, and others is that of all others. named reports whether there is a block
-	// for these, and limits whether any caller has limits.
+	// byName are the callers with their own block, and others is that of all
+	// others. named reports whether there is a block for these, and limits
+	// whether any caller has limits.
 	byName        map[string]*block
 	others        *block
 	named, limits bool
@@ -31,9 +32,11 @@ func (c *Callers) use(o *Options) {
 	c.blocks.Store(made)
 }
 
-// block has the options of a config for one caller with its own block, or for all others.
+// block has the options of a config for one caller with its own block, or for
+// all others.
 type block struct {
-	// fixed reports whether the caller's own block names the tier. Otherwise usual is good while nothing else does.
+	// fixed reports whether the caller's own block names the tier. Otherwise
+	// usual is good while nothing else does.
 	fixed bool
 	usual *entry
 	// inTier are the callers by their tier.
@@ -52,7 +55,8 @@ type entry struct {
 	denied bool
 	// empty reports whether nothing limits the caller.
 	empty bool
-	// limited reports whether there are limits, and tokens whether there are limits of tokens.
+	// limited reports whether there are limits, and tokens whether there are
+	// limits of tokens.
 	limited, tokens bool
 }
 
@@ -83,7 +87,8 @@ func (c *Callers) entryOf(o *Options, caller Caller, t Tier) *entry {
 	return e
 }
 
-// Place places callers in tiers, by their names, until the next call. It changes nothing for one whose own block names a tier.
+// Place places callers in tiers, by their names, until the next call. It
+// changes nothing for one whose own block names a tier.
 func (c *Callers) Place(tiers map[string]string) {
 	if c == nil || len(tiers) == 0 && c.placed.Load() == nil {
 		return

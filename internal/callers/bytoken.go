@@ -8,7 +8,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 )
 
-// byToken are the callers whose tokens say what tier they have. There may be many, and a new one comes at any time.
+// byToken are the callers whose tokens say what tier they have. There may be
+// many, and a new one comes at any time.
 type byToken struct {
 	mu   sync.RWMutex
 	said map[string]saidByToken
@@ -20,16 +21,18 @@ type byToken struct {
 
 // saidByToken is what the newest token of a caller says.
 type saidByToken struct {
-	// tier is the one that the token names, or empty. It does not count if the caller's own block names one.
+	// tier is the one that the token names, or empty. It does not count if the
+	// caller's own block names one.
 	tier   string
 	issued time.Time
 }
 
-// maxSaid is of how many callers it is known. Of others, each token says it again.
+// maxSaid is of how many callers it is known. Of others, each token says it
+// again.
 const maxSaid = 100_000
 
-// maxAge is for how long it is known what a token says: tokens seldom last a day. The next request with an older one that is still
-// valid says it again.
+// maxAge is for how long it is known what a token says: tokens seldom last a
+// day. The next request with an older one that is still valid says it again.
 const maxAge = 48 * time.Hour
 
 func (b *byToken) of(name string) saidByToken {
@@ -57,8 +60,10 @@ func (b *byToken) set(name string, said saidByToken) {
 	b.said[name] = said
 }
 
-// PlaceByToken places a caller in the tier that its token names, unless its own block or its line in client_keys_file names
-// one, or a newer token has come. Without a tier, its tier is that of callers for which nothing names one. nil is no token.
+// PlaceByToken places a caller in the tier that its token names, unless its own
+// block or its line in client_keys_file names one, or a newer token has come.
+// Without a tier, its tier is that of callers for which nothing names one. nil
+// is no token.
 func (c *Callers) PlaceByToken(token *keys.Identity) {
 	if token == nil || c == nil || len(c.blocks.Load().others.inTier) == 0 {
 		return

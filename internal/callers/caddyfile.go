@@ -9,7 +9,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 )
 
-// Directives are the options in a Caddyfile. Check has to follow when the whole block was read.
+// Directives are the options in a Caddyfile. Check has to follow when the whole
+// block was read.
 //
 //	caller <name>|* deny
 //	caller <name>|* {

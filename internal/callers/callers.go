@@ -18,19 +18,22 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 )
 
-// Callers limits what the callers of a pool may use, by the options of one config. What they have used
-// outlives the config.
+// Callers limits what the callers of a pool may use, by the options of one
+// config. What they have used outlives the config.
 type Callers struct {
 	// blocks are those of the config and of its file, which may change.
 	blocks  atomic.Pointer[blocks]
 	watched watched
-	// placed are the tiers in which client_keys_file has placed callers. nil: it has placed none.
+	// placed are the tiers in which client_keys_file has placed callers. nil:
+	// it has placed none.
 	placed atomic.Pointer[map[string]string]
-	// byToken are the callers that tokens have placed. nil: none has placed any.
+	// byToken are the callers that tokens have placed. nil: none has placed
+	// any.
 	byToken atomic.Pointer[byToken]
 	// started reports whether the options apply: since Start, until Close.
 	started atomic.Bool
-	// sets are the lists of backends that callers may use. The first is nil: all.
+	// sets are the lists of backends that callers may use. The first is nil:
+	// all.
 	sets [][]string
 	kept *kept
 	name string
@@ -44,7 +47,8 @@ type Callers struct {
 
 // Options are what New needs.
 type Options struct {
-	// Config has the callers of its file, too, and Written is what the Caddyfile says. It may be nil without a file.
+	// Config has the callers of its file, too, and Written is what the
+	// Caddyfile says. It may be nil without a file.
 	Config
 	Written *Config
 	// Pool is the name of the pool, and Backends are its backends.
@@ -53,14 +57,16 @@ type Options struct {
 	// Storage is where the use of long windows is saved. nil: nowhere.
 	Storage certmagic.Storage
 	Logger  *zap.Logger
-	// Crossed gets the marks that the use of limits has reached. nil: nothing does.
+	// Crossed gets the marks that the use of limits has reached. nil: nothing
+	// does.
 	Crossed func(meter.Crossing)
 }
 
 // inUse keeps the meters through config reloads.
 var inUse = caddy.NewUsagePool()
 
-// New returns the callers of a pool, or nil if the config has none, nor tiers. It was checked. The caller closes it.
+// New returns the callers of a pool, or nil if the config has none, nor tiers.
+// It was checked. The caller closes it.
 func New(o Options) *Callers {
 	if len(o.Callers)+len(o.Tiers) == 0 && o.CallersFile == nil {
 		return nil
@@ -79,8 +85,8 @@ func New(o Options) *Callers {
 	return c
 }
 
-// Start applies the options. Those of the config before apply until the new one is in use, because it may
-// fail.
+// Start applies the options. Those of the config before apply until the new one
+// is in use, because it may fail.
 func (c *Callers) Start() {
 	c.kept.configure(c.storage, c.log, c.crossed)
 	c.started.Store(true)
@@ -113,7 +119,8 @@ func (c *Callers) Record() *pools.Record {
 	return &c.kept.saver.Record
 }
 
-// MetersOf returns the meters of a pool in use, or nil if it does not limit callers.
+// MetersOf returns the meters of a pool in use, or nil if it does not limit
+// callers.
 func MetersOf(pool string) *meter.Callers {
 	if k := keptOf(pool); k != nil {
 		return k.meters
@@ -131,8 +138,8 @@ func keptOf(pool string) (k *kept) {
 	return k
 }
 
-// Reset gives a caller of a pool its use back, at all replicas, and saves that. It reports whether there is such a
-// caller, of which a request is known.
+// Reset gives a caller of a pool its use back, at all replicas, and saves that.
+// It reports whether there is such a caller, of which a request is known.
 func Reset(of, name string, order pool.Order) (known bool) {
 	k := keptOf(of)
 	if k == nil {
@@ -156,10 +163,12 @@ func (c *Callers) Models(name string) []string {
 	return c.of(name).models
 }
 
-// Listed returns the models that a caller may use and its backends have. nil: any.
+// Listed returns the models that a caller may use and its backends have. nil:
+// any.
 func (c *Callers) Listed(name string) []string { return c.of(name).listed }
 
-// Sets returns the lists of backends that callers may use, by their numbers. nil: all.
+// Sets returns the lists of backends that callers may use, by their numbers.
+// nil: all.
 func (c *Callers) Sets() [][]string {
 	if c == nil {
 		return [][]string{nil}
@@ -175,10 +184,12 @@ func (c *Callers) Set(name string) int {
 	return c.of(name).set
 }
 
-// ServiceTiers returns the service tiers that a caller may use. nil: those of the body, and none of the header.
+// ServiceTiers returns the service tiers that a caller may use. nil: those of
+// the body, and none of the header.
 func (c *Callers) ServiceTiers(name string) []string { return c.of(name).tiers }
 
-// Deny reports whether all requests of a caller are refused, and counts the request if so.
+// Deny reports whether all requests of a caller are refused, and counts the
+// request if so.
 func (c *Callers) Deny(name string) bool {
 	denied := c != nil && c.of(name).denied
 	if denied {
@@ -193,7 +204,8 @@ func (c *Callers) refusedBy(name string, by int) {
 	c.kept.meters.Get(now, name).RefusedBy(now, by)
 }
 
-// Unlimited returns those of the names for which the config has neither a block nor a tier with limits, although it has some.
+// Unlimited returns those of the names for which the config has neither a block
+// nor a tier with limits, although it has some.
 func (c *Callers) Unlimited(names []string) (unlimited []string) {
 	if c == nil {
 		return nil
@@ -213,13 +225,14 @@ func (c *Callers) Unlimited(names []string) (unlimited []string) {
 // LimitsTokens reports whether a caller has a limit of tokens.
 func (c *Callers) LimitsTokens(name string) bool { return c != nil && c.of(name).tokens }
 
-// SeesEach reports whether each request of a caller has to be seen, because of its model, its service tier or its tokens.
+// SeesEach reports whether each request of a caller has to be seen, because of
+// its model, its service tier or its tokens.
 func (c *Callers) SeesEach(name string) bool {
 	return c != nil && (c.Models(name) != nil || c.ServiceTiers(name) != nil || c.LimitsTokens(name))
 }
 
-// Admission is what a request of a caller was admitted with, until it is settled. The zero Admission is
-// that of a request without one.
+// Admission is what a request of a caller was admitted with, until it is
+// settled. The zero Admission is that of a request without one.
 type Admission struct {
 	reservation meter.Reservation
 	caller      *meter.Caller
@@ -227,8 +240,8 @@ type Admission struct {
 	kept        *kept
 }
 
-// Admit charges the caller's limits with the estimate, or returns why it does not. In that case the
-// Admission is good for Limits only.
+// Admit charges the caller's limits with the estimate, or returns why it does
+// not. In that case the Admission is good for Limits only.
 func (c *Callers) Admit(now time.Time, name string, e meter.Estimate) (a Admission, refusal *meter.Refusal) {
 	if a, refusal = c.Try(now, name, e); refusal != nil && refusal.MayClaim() {
 		a.reservation, refusal = Hear(a.caller, e)
@@ -239,12 +252,13 @@ func (c *Callers) Admit(now time.Time, name string, e meter.Estimate) (a Admissi
 	return a, refusal
 }
 
-// hearing is how long a request may wait until its replica has heard of the others, and look how often it is looked whether it
-// has.
+// hearing is how long a request may wait until its replica has heard of the
+// others, and look how often it is looked whether it has.
 const hearing, look = 500 * time.Millisecond, 5 * time.Millisecond
 
-// Hear admits a request that this replica's part of what is left of a limit has no room for, by a claim. Of a burst, one
-// request at a time makes one. One that is larger than the part tries until its time is over.
+// Hear admits a request that this replica's part of what is left of a limit has
+// no room for, by a claim. Of a burst, one request at a time makes one. One
+// that is larger than the part tries until its time is over.
 func Hear(caller *meter.Caller, e meter.Estimate) (r meter.Reservation, refusal *meter.Refusal) {
 	for until := time.Now().Add(hearing); ; time.Sleep(rand.N(hearing / 4)) {
 		var claim *meter.Claim
@@ -259,7 +273,8 @@ func Hear(caller *meter.Caller, e meter.Estimate) (r meter.Reservation, refusal 
 	}
 }
 
-// decide waits until it is decided whether a claim's request is admitted, and returns why it is not.
+// decide waits until it is decided whether a claim's request is admitted, and
+// returns why it is not.
 func decide(claim *meter.Claim, until time.Time) *meter.Refusal {
 	for {
 		switch decided, refusal := claim.Decide(time.Now()); {
@@ -272,18 +287,20 @@ func decide(claim *meter.Claim, until time.Time) *meter.Refusal {
 	}
 }
 
-// Try is Admit, but the request may be tried again later, so a refusal is not counted.
+// Try is Admit, but the request may be tried again later, so a refusal is not
+// counted.
 func (c *Callers) Try(now time.Time, name string, e meter.Estimate) (a Admission, refusal *meter.Refusal) {
 	a = c.admission(now, name)
 	a.reservation, refusal = a.caller.Try(now, e)
 	return a, refusal
 }
 
-// ShortBody is the size of bodies that are usually there as soon as the request is.
+// ShortBody is the size of bodies that are usually there as soon as the request
+// is.
 const ShortBody = 64 << 10
 
-// LikelyCost estimates the cost of a request before its body is read, without the output. Of a long body, most may be
-// pictures.
+// LikelyCost estimates the cost of a request before its body is read, without
+// the output. Of a long body, most may be pictures.
 func LikelyCost(r *http.Request, route openaiapi.Route) (e meter.Estimate) {
 	if openaiapi.CostsTokens(r, route) {
 		e.Prompt = max(1, openaiapi.PromptCost(min(r.ContentLength, ShortBody)))
@@ -291,8 +308,9 @@ func LikelyCost(r *http.Request, route openaiapi.Route) (e meter.Estimate) {
 	return e
 }
 
-// Exceeded returns why none of the caller's requests is admitted now, or nil. The refusal says when one with the likely
-// cost is. The Admission is good for Limits and Upload only.
+// Exceeded returns why none of the caller's requests is admitted now, or nil.
+// The refusal says when one with the likely cost is. The Admission is good for
+// Limits and Upload only.
 func (c *Callers) Exceeded(now time.Time, name string, likely meter.Estimate) (a Admission, refusal *meter.Refusal) {
 	if c == nil {
 		return a, nil
@@ -312,15 +330,17 @@ func (c *Callers) Exceeded(now time.Time, name string, likely meter.Estimate) (a
 // Refused counts that the request is refused.
 func (a *Admission) Refused(refusal *meter.Refusal) { a.caller.Refused(time.Now(), refusal) }
 
-// Reserved counts that the request is refused because only shares of other tiers are left of the backends.
+// Reserved counts that the request is refused because only shares of other
+// tiers are left of the backends.
 func (a *Admission) Reserved() {
 	if a.caller != nil {
 		a.caller.RefusedBy(time.Now(), meter.ByReserve)
 	}
 }
 
-// Upload counts a request among those that the caller has at a time while its body comes, or returns why it may
-// not come. Uploaded must be called if there is no refusal.
+// Upload counts a request among those that the caller has at a time while its
+// body comes, or returns why it may not come. Uploaded must be called if there
+// is no refusal.
 func (a *Admission) Upload() *meter.Refusal {
 	refusal := a.caller.Upload()
 	if refusal != nil {
@@ -365,8 +385,8 @@ func (c *Callers) Use(now time.Time, name string) meter.Snapshot {
 	return c.admission(now, name).caller.Snapshot(now)
 }
 
-// Tier returns the number of the request's tier, counted from 1 in order of importance. 0: it has none,
-// and is above all.
+// Tier returns the number of the request's tier, counted from 1 in order of
+// importance. 0: it has none, and is above all.
 func (a *Admission) Tier() int { return a.reservation.Tier() }
 
 // Demoted yields the ids of the limits that gave the request another tier.
@@ -390,7 +410,8 @@ func (a *Admission) Output() int64 {
 	return output
 }
 
-// Follow charges the output of a stream as it passes, as far as it is more than was expected.
+// Follow charges the output of a stream as it passes, as far as it is more than
+// was expected.
 func (a *Admission) Follow(r *usage.Reader) {
 	if a.CountsTokens() && a.Open() {
 		r.Follow(a, a.Output())
@@ -408,10 +429,12 @@ func (a *Admission) Settle(now time.Time, cost meter.Cost) {
 	}
 }
 
-// Limited reports whether the caller has limits. It is cheap enough to be asked of each reply.
+// Limited reports whether the caller has limits. It is cheap enough to be asked
+// of each reply.
 func (a *Admission) Limited() bool { return a.entry != nil && a.entry.limited }
 
-// Limits returns the caller's limits: of each kind the one of which the smallest part is left.
+// Limits returns the caller's limits: of each kind the one of which the
+// smallest part is left.
 func (a *Admission) Limits(now time.Time) (l quota.Limits) {
 	for kind, use := range a.caller.Tightest(now) {
 		l[kind] = quota.Fields{Limit: use.Allowed, Remaining: use.Left(), Reset: use.Reset, Known: use.Limit.Amount > 0}

@@ -10,15 +10,17 @@ import (
 )
 
 const (
-	// fast is how often a report is sent while a caller is above half of a limit, and slow how often others are, if
-	// something has changed.
+	// fast is how often a report is sent while a caller is above half of a
+	// limit, and slow how often others are, if something has changed.
 	fast = 250 * time.Millisecond
 	slow = 2 * time.Second
-	// refresh is how often a chunk is sent that has not changed. So it does not end in the store, and is
-	// there again after the store has lost a part of its data.
+	// refresh is how often a chunk is sent that has not changed. So it does not
+	// end in the store, and is there again after the store has lost a part of
+	// its data.
 	refresh = time.Minute
-	// maxCallers is how many callers a chunk has at most, and maxRecent how many a report has of those that have changed
-	// since their chunks were sent.
+	// maxCallers is how many callers a chunk has at most, and maxRecent how
+	// many a report has of those that have changed since their chunks were
+	// sent.
 	maxCallers = 120
 	maxRecent  = 48
 )
@@ -37,23 +39,28 @@ type sharedPool struct {
 	filling int
 	// seen is when a report of what has changed was sent.
 	seen time.Time
-	// stale reports whether the store has a report of what has changed that is of another clock.
+	// stale reports whether the store has a report of what has changed that is
+	// of another clock.
 	stale bool
 	// marked reports whether the store has the mark.
 	marked bool
 	// heard reports whether what other replicas have used has been loaded.
 	heard bool
-	// looked is when this replica last looked whether the store has all that is known here of other writers.
+	// looked is when this replica last looked whether the store has all that is
+	// known here of other writers.
 	looked time.Time
-	// coursesAt is when courses were written, and coursesOf how many changes of use there were until then.
+	// coursesAt is when courses were written, and coursesOf how many changes of
+	// use there were until then.
 	coursesAt time.Time
 	coursesOf uint64
-	// version is that of the latest report, and back that of the latest one that came back.
+	// version is that of the latest report, and back that of the latest one
+	// that came back.
 	version, back uint64
 }
 
-// chunk is some callers of a pool. It is sent as one report, and each replica has one record of it in the store.
-// Between two of these, only the callers that have changed are sent, those of all chunks in one report.
+// chunk is some callers of a pool. It is sent as one report, and each replica
+// has one record of it in the store. Between two of these, only the callers
+// that have changed are sent, those of all chunks in one report.
 type chunk struct {
 	members []*member
 	// due reports whether it has to be sent, although it is the same.
@@ -61,7 +68,8 @@ type chunk struct {
 	sent time.Time
 }
 
-// member is a caller in a chunk. full is what Changes returned when its chunk was sent, and said when it was sent.
+// member is a caller in a chunk. full is what Changes returned when its chunk
+// was sent, and said when it was sent.
 type member struct {
 	*meter.Caller
 	full, said uint64
@@ -70,11 +78,13 @@ type member struct {
 // recentKey ends the key of a replica's report of what has changed.
 const recentKey = " recent"
 
-// markOf returns the group that has a writer's mark. While the mark is there, the store has not lost the writer's records:
-// it is loaded once a second, which for all records, or the marks of all writers, would be too much.
+// markOf returns the group that has a writer's mark. While the mark is there,
+// the store has not lost the writer's records: it is loaded once a second,
+// which for all records, or the marks of all writers, would be too much.
 func markOf(writer string) string { return "use-mark-" + writer }
 
-// markTTL is how long a mark is kept, unless it is renewed: a replica that starts again and again leaves few of them.
+// markTTL is how long a mark is kept, unless it is renewed: a replica that
+// starts again and again leaves few of them.
 const markTTL = time.Hour
 
 func groupOf(digest string) string { return "use-" + digest }
@@ -106,8 +116,8 @@ func (b *batch) failed() {
 	}
 }
 
-// collect adds what is due. pace is how long a report of what has changed waits after the one before, if others should
-// know soon. 0: none waits.
+// collect adds what is due. pace is how long a report of what has changed waits
+// after the one before, if others should know soon. 0: none waits.
 func (p *sharedPool) collect(b *batch, now time.Time, pace time.Duration) {
 	p.grow()
 	records := len(b.records)
@@ -139,8 +149,9 @@ func (p *sharedPool) collect(b *batch, now time.Time, pace time.Duration) {
 	}
 }
 
-// grow puts new callers into chunks, and removes forgotten ones. A caller stays in its chunk, so that chunks in which little happens
-// stay so. An empty one is filled again.
+// grow puts new callers into chunks, and removes forgotten ones. A caller stays
+// in its chunk, so that chunks in which little happens stay so. An empty one is
+// filled again.
 func (p *sharedPool) grow() {
 	for _, c := range p.chunks {
 		members := slices.DeleteFunc(c.members, func(m *member) bool { return m.Forgotten() })
@@ -159,8 +170,8 @@ func (p *sharedPool) grow() {
 	}
 }
 
-// changed returns how many callers have changed since their chunk was sent, or 0 if that was sent of all, and whether
-// others should know soon.
+// changed returns how many callers have changed since their chunk was sent, or
+// 0 if that was sent of all, and whether others should know soon.
 func (p *sharedPool) changed() (n int, hurry bool) {
 	news := false
 	for _, c := range p.chunks {
@@ -180,8 +191,10 @@ func (p *sharedPool) changed() (n int, hurry bool) {
 	return n, hurry
 }
 
-// sendChanged has the store keep the callers that have changed since their chunk was sent: so many. The others get those of
-// them that have changed since the last time. If there are too many for a short report, their chunks are sent.
+// sendChanged has the store keep the callers that have changed since their
+// chunk was sent: so many. The others get those of them that have changed since
+// the last time. If there are too many for a short report, their chunks are
+// sent.
 func (p *sharedPool) sendChanged(b *batch, now time.Time, changed int) {
 	short := changed <= maxRecent && (len(p.chunks) > 1 || len(p.chunks[0].members) > maxRecent)
 	var uses, news []callerUse
@@ -230,13 +243,15 @@ func (p *sharedPool) sendChunk(b *batch, i int, now time.Time) {
 	b.records = append(b.records, p.record(groupOf(p.digest), fmt.Sprintf(" %d", i), body))
 }
 
-// next begins a report. Its version is a time, so that it is greater also than those from before a reload.
+// next begins a report. Its version is a time, so that it is greater also than
+// those from before a reload.
 func (p *sharedPool) next(now time.Time) {
 	p.version = max(p.version+1, uint64(max(0, now.UnixMicro())))
 }
 
-// record returns a record of this replica. One that is late never replaces a newer one. A record is kept as long as the store keeps any: entries
-// of windows that are over do not count.
+// record returns a record of this replica. One that is late never replaces a
+// newer one. A record is kept as long as the store keeps any: entries of
+// windows that are over do not count.
 func (p *sharedPool) record(group, chunk string, body []byte) state.Record {
 	return state.Record{
 		Group: group, Key: p.callers.Writer() + chunk, Mode: state.Latest, Version: versionText(p.version), TTL: state.MaxTTL, Message: p.message(body),

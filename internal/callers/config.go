@@ -1,17 +1,17 @@
 // Package callers limits the use of each caller.
 //
 // A caller is known by a name. Its limits come from its own block in the
-// configuration, from the block of all callers, and from its tier, in this order.
-// [Callers] admits each request before it is sent: it charges all limits of the
-// caller with an estimate, or returns the answer to a request that a limit refuses.
-// When the request has ended, the estimate is replaced by its cost. Package meter does
-// the counting.
+// configuration, from the block of all callers, and from its tier, in this
+// order. [Callers] admits each request before it is sent: it charges all limits
+// of the caller with an estimate, or returns the answer to a request that a
+// limit refuses. When the request has ended, the estimate is replaced by its
+// cost. Package meter does the counting.
 //
-// A [Tally] adds up the use at all replicas. Each replica decides alone, at once, by
-// the reports that it has. It admits only its part of what is left until the others
-// know of it, so the sum stays within the limits
-// (TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile in package meter). Use outlives
-// a reload and a restart, also if several processes share a storage
+// A [Tally] adds up the use at all replicas. Each replica decides alone, at
+// once, by the reports that it has. It admits only its part of what is left
+// until the others know of it, so the sum stays within the limits
+// (TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile in package meter). Use
+// outlives a reload and a restart, also if several processes share a storage
 // (TestProcessesWithOneStorageDoNotForgetWhatTheOthersUsed).
 package callers
 
@@ -30,25 +30,28 @@ import (
 
 // Config has the options about callers.
 type Config struct {
-	// Callers are what callers may use: keys with the same name share limits. Default: no limits.
+	// Callers are what callers may use: keys with the same name share limits.
+	// Default: no limits.
 	//
 	//	caller <name>|* deny
 	//	caller <name>|* {
 	Callers []Caller `json:"callers,omitempty"`
 
-	// CallersFile is a file with blocks of `caller` that is read again when it changes: limits, the tier and `deny`. Default:
-	// none.
+	// CallersFile is a file with blocks of `caller` that is read again when it
+	// changes: limits, the tier and `deny`. Default: none.
 	//
 	//	callers_file <path>
 	CallersFile *string `json:"callers_file,omitempty"`
 
-	// Tiers are classes of callers, the most important one first; repeatable, at most 8. Default: none.
+	// Tiers are classes of callers, the most important one first; repeatable,
+	// at most 8. Default: none.
 	//
 	//	tier <name> [default]
 	//	tier <name> [default] {
 	Tiers []Tier `json:"tiers,omitempty"`
 
-	// Timezone is where days and months of limits begin: a name of the IANA database, such as `Europe/Berlin`. Default: UTC.
+	// Timezone is where days and months of limits begin: a name of the IANA
+	// database, such as `Europe/Berlin`. Default: UTC.
 	//
 	//	timezone <name>
 	Timezone string `json:"timezone,omitempty"`
@@ -56,28 +59,32 @@ type Config struct {
 
 // Caller is what one caller may use.
 type Caller struct {
-	// Name is the name of its client keys. `*` is each caller without its own entry,
-	// counted separately. Required.
+	// Name is the name of its client keys. `*` is each caller without its own
+	// entry, counted separately. Required.
 	Name string `json:"name"`
 
-	// Allowance is what its block says. A line of its tier that its block does not have applies, too.
+	// Allowance is what its block says. A line of its tier that its block does
+	// not have applies, too.
 	Allowance
 
-	// Tier is the tier of the caller's requests. Default: that of its line in client_keys_file, or of its token, or the default tier.
+	// Tier is the tier of the caller's requests. Default: that of its line in
+	// client_keys_file, or of its token, or the default tier.
 	//
 	//	tier <name>
 	Tier string `json:"tier,omitempty"`
 
-	// Deny refuses all requests of the caller with a 403, and excludes the other options. With
-	// the name `*`, a client key is good only for callers with their own entry. Default: false.
+	// Deny refuses all requests of the caller with a 403, and excludes the
+	// other options. With the name `*`, a client key is good only for callers
+	// with their own entry. Default: false.
 	Deny bool `json:"deny,omitempty"`
 }
 
-// Limit is how much a caller may use in a second, a minute, an hour, a day or a month.
+// Limit is how much a caller may use in a second, a minute, an hour, a day or a
+// month.
 type Limit struct {
-	// Limit is a number and a unit, such as `200k/minute`. The number is a whole
-	// number from 1 to 10^15, which may end in k, M or G. The unit is second, minute,
-	// hour, day or month. Required.
+	// Limit is a number and a unit, such as `200k/minute`. The number is a
+	// whole number from 1 to 10^15, which may end in k, M or G. The unit is
+	// second, minute, hour, day or month. Required.
 	Limit string `json:"limit"`
 
 	// Then is the tier of requests over the limit. Default: they are refused.
@@ -89,16 +96,19 @@ type Tier struct {
 	// Name is the tier's name. Required.
 	Name string `json:"name"`
 
-	// Reserve is the share of its backends that the tier keeps for its requests, in percent, while they ask for the
-	// model. The shares of all tiers are at most 100%. Default: none; the tier gets what others leave.
+	// Reserve is the share of its backends that the tier keeps for its
+	// requests, in percent, while they ask for the model. The shares of all
+	// tiers are at most 100%. Default: none; the tier gets what others leave.
 	//
 	//	reserve <percent>%
 	Reserve *int `json:"reserve,omitempty"`
 
-	// Default makes it the tier of callers for which nothing else names one. Default: the last tier is.
+	// Default makes it the tier of callers for which nothing else names one.
+	// Default: the last tier is.
 	Default bool `json:"default,omitempty"`
 
-	// Allowance is what each caller of the tier may use, unless the caller's block says otherwise.
+	// Allowance is what each caller of the tier may use, unless the caller's
+	// block says otherwise.
 	Allowance
 }
 
@@ -108,8 +118,9 @@ const everyOther = "*"
 // maxTiers is how many tiers there may be.
 const maxTiers = 8
 
-// Check returns what is wrong with the options, if anything is. named reports whether callers have client
-// keys, and backends are those of the pool. nil: they are not known yet.
+// Check returns what is wrong with the options, if anything is. named reports
+// whether callers have client keys, and backends are those of the pool. nil:
+// they are not known yet.
 func (c *Config) Check(named bool, backends []Backend) error {
 	if len(c.Tiers) > maxTiers {
 		return fmt.Errorf("tier '%s': expected at most %d tiers", c.Tiers[maxTiers].Name, maxTiers)
@@ -201,8 +212,8 @@ func (c *Config) TierNames() (names []string) {
 	return names
 }
 
-// QuotaTiers returns the tiers by their numbers. The first is that of requests without a caller. It returns
-// nil if no tier keeps a share.
+// QuotaTiers returns the tiers by their numbers. The first is that of requests
+// without a caller. It returns nil if no tier keeps a share.
 func (c *Config) QuotaTiers() []quota.Tier {
 	tiers, shares, kept := make([]quota.Tier, 1+len(c.Tiers)), new(quota.Shares), false
 	for i, t := range c.Tiers {
@@ -217,7 +228,8 @@ func (c *Config) QuotaTiers() []quota.Tier {
 	return tiers
 }
 
-// defaultTier is the name of the tier of callers for which nothing names one. It is empty if there are no tiers.
+// defaultTier is the name of the tier of callers for which nothing names one.
+// It is empty if there are no tiers.
 func (c *Config) defaultTier() (name string) {
 	for _, t := range c.Tiers {
 		if name = t.Name; t.Default {
@@ -227,7 +239,8 @@ func (c *Config) defaultTier() (name string) {
 	return name
 }
 
-// CheckTiers returns an error if one of the tiers that tokens may name is not declared.
+// CheckTiers returns an error if one of the tiers that tokens may name is not
+// declared.
 func (c *Config) CheckTiers(ofTokens []string) error {
 	for _, name := range ofTokens {
 		if !c.hasTier(name) {
@@ -266,9 +279,10 @@ func parsePercent(text string) (percent int, err error) {
 	return percent, nil
 }
 
-// Unused returns warnings about options that have no effect. names are those of the callers that have a client key, tiers
-// are the tiers that client_keys_file names for callers, and ofTokens those that tokens may name. If these are nil, there are
-// no tokens, and otherwise callers may have any name.
+// Unused returns warnings about options that have no effect. names are those of
+// the callers that have a client key, tiers are the tiers that client_keys_file
+// names for callers, and ofTokens those that tokens may name. If these are nil,
+// there are no tokens, and otherwise callers may have any name.
 func (c *Config) Unused(names []string, tiers map[string]string, ofTokens []string) (warnings []string) {
 	known := setOf(names)
 	others := slices.ContainsFunc(c.Callers, func(caller Caller) bool { return caller.Name == everyOther })

@@ -7,8 +7,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 )
 
-// leastInterval is the shortest time between two urgent reports, and perReplica how much of it there is for each
-// replica: all of them hear each report.
+// leastInterval is the shortest time between two urgent reports, and perReplica
+// how much of it there is for each replica: all of them hear each report.
 const leastInterval, perReplica = 50 * time.Millisecond, 4 * time.Millisecond
 
 // Contact says which of the replicas this one hears.
@@ -30,7 +30,8 @@ type Contact struct {
 type connection struct {
 	// replicas is how many there were when this one was last connected.
 	replicas int
-	// lost is when the connection ended, and back when there was one again. They are zero otherwise.
+	// lost is when the connection ended, and back when there was one again.
+	// They are zero otherwise.
 	lost, back time.Time
 	// apart reports whether this replica has only its share, and cut whether
 	// it heard its own region when that began.
@@ -50,8 +51,9 @@ func (c *connection) miss(contact Contact) (missed []meter.Vanished) {
 	return missed
 }
 
-// interval returns how long an urgent report waits after the one before. If replicas report together, all of them need the same
-// one, although they may count one replica more or less.
+// interval returns how long an urgent report waits after the one before. If
+// replicas report together, all of them need the same one, although they may
+// count one replica more or less.
 func (c *connection) interval() time.Duration {
 	i := max(leastInterval, time.Duration(c.replicas)*perReplica)
 	if together(i) {
@@ -60,18 +62,21 @@ func (c *connection) interval() time.Duration {
 	return i
 }
 
-// together reports whether all replicas that have something to report at each interval do so at the same moments: when the
-// store's clock shows a multiple of the interval. Each of many replicas hears each report, and a store that gets many at a time
-// delivers them at a time, which takes it, and those that hear them, a fraction of the processor.
+// together reports whether all replicas that have something to report at each
+// interval do so at the same moments: when the store's clock shows a multiple
+// of the interval. Each of many replicas hears each report, and a store that
+// gets many at a time delivers them at a time, which takes it, and those that
+// hear them, a fraction of the processor.
 func together(interval time.Duration) bool { return interval > 2*leastInterval }
 
-// sharing is how the limits are shared. A report of another replica may wait as long as one of this replica before
-// it is sent, and then takes as long.
+// sharing is how the limits are shared. A report of another replica may wait as
+// long as one of this replica before it is sent, and then takes as long.
 func (c *connection) sharing() meter.Sharing {
 	return meter.Sharing{Replicas: c.replicas, Apart: c.apart, ByUse: c.cut, Delay: 2 * c.interval()}
 }
 
-// wait returns how long an urgent report waits. After an interval without one, it does not.
+// wait returns how long an urgent report waits. After an interval without one,
+// it does not.
 func (t *Tally) wait(last time.Time, interval time.Duration) time.Duration {
 	now := time.Now()
 	left := interval - now.Sub(last)
@@ -88,7 +93,8 @@ func (t *Tally) untilMoment(now time.Time, interval time.Duration) time.Duration
 	return UntilMoment(now.Add(t.read), interval)
 }
 
-// UntilMoment returns how long it takes until a clock shows a multiple of a duration.
+// UntilMoment returns how long it takes until a clock shows a multiple of a
+// duration.
 func UntilMoment(at time.Time, every time.Duration) time.Duration {
 	return at.Truncate(every).Add(every).Sub(at)
 }

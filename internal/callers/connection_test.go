@@ -13,8 +13,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// TestManyReplicasReportAtTheSameMoments by the store's clock, whatever their own show: then the store delivers their reports
-// together. Only the first report after a pause is sent at once. Few replicas report what is urgent as soon as they may.
+// TestManyReplicasReportAtTheSameMoments by the store's clock, whatever their
+// own show: then the store delivers their reports together. Only the first
+// report after a pause is sent at once. Few replicas report what is urgent as
+// soon as they may.
 func TestManyReplicasReportAtTheSameMoments(t *testing.T) {
 	for n, want := range map[int]struct {
 		moment      time.Duration

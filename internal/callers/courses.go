@@ -11,14 +11,17 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// courseInterval is how often a replica writes the courses of its callers' use, if that has changed: once in a part of a minute.
+// courseInterval is how often a replica writes the courses of its callers' use,
+// if that has changed: once in a part of a minute.
 const courseInterval = 2500 * time.Millisecond
 
-// courses is a record of when a replica has used limits that slide. Reports do not say that: who hears them knows it. Only a
-// replica that starts loads the courses, so they are kept, and not sent.
+// courses is a record of when a replica has used limits that slide. Reports do
+// not say that: who hears them knows it. Only a replica that starts loads the
+// courses, so they are kept, and not sent.
 type courses struct {
 	Writer string `json:"writer"`
-	// Version orders the records of a writer, in which a caller may be more than once.
+	// Version orders the records of a writer, in which a caller may be more
+	// than once.
 	Version uint64                            `json:"version"`
 	Callers map[meter.CallerID][]meter.Course `json:"callers"`
 }
@@ -26,7 +29,8 @@ type courses struct {
 // coursesGroup returns the group that has the courses of a pool.
 func coursesGroup(digest string) string { return "use-courses-" + digest }
 
-// sendCourses adds the courses, if the use has changed. They go with reports, and never alone.
+// sendCourses adds the courses, if the use has changed. They go with reports,
+// and never alone.
 func (p *sharedPool) sendCourses(b *batch, now time.Time) {
 	changes := uint64(1) // 0: no courses were written
 	for _, c := range p.chunks {
@@ -48,19 +52,23 @@ func (p *sharedPool) sendCourses(b *batch, now time.Time) {
 	b.records = append(b.records, writing.end()...)
 }
 
-// courseWriter puts the courses of a writer's callers into as few records as their size allows.
+// courseWriter puts the courses of a writer's callers into as few records as
+// their size allows.
 type courseWriter struct {
 	digest, writer string
-	// ended is in the keys of records of writers that have ended: these do not displace what the writer itself has written.
+	// ended is in the keys of records of writers that have ended: these do not
+	// displace what the writer itself has written.
 	ended   string
 	version uint64
 	records []state.Record
-	// text is that of the callers in the next record, which is kept for twice the longest window.
+	// text is that of the callers in the next record, which is kept for twice
+	// the longest window.
 	text    []byte
 	longest time.Duration
 }
 
-// coursesRoom is how long the text of callers in a record may be, without its beginning and end.
+// coursesRoom is how long the text of callers in a record may be, without its
+// beginning and end.
 const coursesRoom = state.MaxMessage - 128
 
 func (w *courseWriter) add(id meter.CallerID, all []meter.Course) {
@@ -81,8 +89,8 @@ func (w *courseWriter) add(id meter.CallerID, all []meter.Course) {
 	w.text = append(fmt.Appendf(w.text, `"%x":`, id), its...)
 }
 
-// next ends a record. It is kept until its windows do not count any more: those of replicas that have ended must not fill the
-// group.
+// next ends a record. It is kept until its windows do not count any more: those
+// of replicas that have ended must not fill the group.
 func (w *courseWriter) next() {
 	if len(w.text) == 0 {
 		return
@@ -101,7 +109,8 @@ func (w *courseWriter) end() []state.Record {
 	return w.records
 }
 
-// coursesIn returns the courses in these messages, by caller and by replica. One that is not valid is left out.
+// coursesIn returns the courses in these messages, by caller and by replica.
+// One that is not valid is left out.
 func coursesIn(messages [][]byte) map[meter.CallerID]map[string][]meter.Course {
 	var all []courses
 	for _, message := range messages {

@@ -42,7 +42,8 @@ func TestCoursesOfManyCallersFitIntoMessages(t *testing.T) {
 	}
 }
 
-// FuzzCourses has a replica that starts load any courses. They change when something was used, and not how much.
+// FuzzCourses has a replica that starts load any courses. They change when
+// something was used, and not how much.
 func FuzzCourses(f *testing.F) {
 	other := tokenMeters(f, "1M/minute")
 	var tally Tally

@@ -12,16 +12,21 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// When the store has lost its data, the living replicas write their own records again. What the ended ones used is only
-// known to those that heard it. And what a replica used while the store was gone, before it restarted, is only known to the
-// process that has its place: from its own storage. So each replica looks, after a while, whether the store has all that it
-// knows of other writers, and writes what is missing there, or older. Two that know the same write the same records.
+// When the store has lost its data, the living replicas write their own records
+// again. What the ended ones used is only known to those that heard it. And
+// what a replica used while the store was gone, before it restarted, is only
+// known to the process that has its place: from its own storage. So each
+// replica looks, after a while, whether the store has all that it knows of
+// other writers, and writes what is missing there, or older. Two that know the
+// same write the same records.
 
-// grace is within which time living replicas have written their records again. Each replica waits a little longer, so
-// that most find that another one has written those of ended replicas.
+// grace is within which time living replicas have written their records again.
+// Each replica waits a little longer, so that most find that another one has
+// written those of ended replicas.
 const grace = 2 * time.Second
 
-// found are the versions of the records that the store has: by writer, with the digest of its pool before, and by caller.
+// found are the versions of the records that the store has: by writer, with the
+// digest of its pool before, and by caller.
 type found map[string]map[meter.CallerID]uint64
 
 // add adds what a report says.
@@ -35,7 +40,8 @@ func (f found) add(r report) {
 	}
 }
 
-// doubt makes this replica look whether the store has all that is known here of others.
+// doubt makes this replica look whether the store has all that is known here of
+// others.
 func (t *Tally) doubt(now time.Time) {
 	if t.look.IsZero() {
 		t.look = now.Add(grace + rand.N(grace))
@@ -50,8 +56,9 @@ func (t *Tally) restore(now time.Time, stored found) {
 	}
 }
 
-// tell has the store get what is known here from before a restart, and has it count as known to the others once these have
-// told theirs, too. While this replica is not connected, that begins anew.
+// tell has the store get what is known here from before a restart, and has it
+// count as known to the others once these have told theirs, too. While this
+// replica is not connected, that begins anew.
 func (t *Tally) tell(now time.Time, connected bool) {
 	for _, p := range t.pools {
 		switch {
@@ -67,7 +74,8 @@ func (t *Tally) tell(now time.Time, connected bool) {
 	}
 }
 
-// leave writes all that is known, if the store may have lost it, because this replica ends.
+// leave writes all that is known, if the store may have lost it, because this
+// replica ends.
 func (t *Tally) leave(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -76,7 +84,8 @@ func (t *Tally) leave(now time.Time) {
 	}
 }
 
-// lost returns records of what is known here of other writers, and not in the store.
+// lost returns records of what is known here of other writers, and not in the
+// store.
 func (p *sharedPool) lost(now time.Time, stored found) (records []state.Record) {
 	for writer, uses := range p.callers.Others(now) {
 		if writer == p.callers.Writer() {
@@ -84,7 +93,8 @@ func (p *sharedPool) lost(now time.Time, stored found) (records []state.Record) 
 		}
 		versions := stored[p.digest+writer]
 		uses = slices.DeleteFunc(uses, func(u meter.OtherUse) bool { return versions[u.Caller] >= u.Version })
-		// A record has one version. If it were later than what is known of a caller, it would displace what others know.
+		// A record has one version. If it were later than what is known of a
+		// caller, it would displace what others know.
 		slices.SortFunc(uses, func(a, b meter.OtherUse) int {
 			return cmp.Or(cmp.Compare(a.Version, b.Version), bytes.Compare(a.Caller[:], b.Caller[:]))
 		})
@@ -105,7 +115,8 @@ func (p *sharedPool) lost(now time.Time, stored found) (records []state.Record) 
 	return records
 }
 
-// recordsOf returns records of what another replica has used for some callers, of which it said the same version.
+// recordsOf returns records of what another replica has used for some callers,
+// of which it said the same version.
 func (p *sharedPool) recordsOf(writer string, uses []meter.OtherUse) []state.Record {
 	version := uses[0].Version
 	all := make([]callerUse, len(uses))

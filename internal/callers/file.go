@@ -15,13 +15,17 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 )
 
-// A callers_file has blocks of `caller`, as the Caddyfile has them, with limits, the tier and deny. It is read again while
-// requests come, so that a limit changes at all replicas that have the file, without a reload. The other options of a caller
-// decide which backends a request may use, and are known from the load on.
+// A callers_file has blocks of `caller`, as the Caddyfile has them, with
+// limits, the tier and deny. It is read again while requests come, so that a
+// limit changes at all replicas that have the file, without a reload. The other
+// options of a caller decide which backends a request may use, and are known
+// from the load on.
 //
-// A line of the file replaces the line of the Caddyfile's block, and the other lines of that apply, too. What was used
-// stays. A file that is not valid changes nothing, and neither does one that changes between two looks, a second apart: an
-// editor or a copy writes it in parts, and a part may be valid.
+// A line of the file replaces the line of the Caddyfile's block, and the other
+// lines of that apply, too. What was used stays. A file that is not valid
+// changes nothing, and neither does one that changes between two looks, a
+// second apart: an editor or a copy writes it in parts, and a part may be
+// valid.
 
 // maxFile is how long a file may be, in bytes.
 const maxFile = 16 << 20
@@ -29,11 +33,13 @@ const maxFile = 16 << 20
 // errNoLimit reports an option that the file does not have.
 var errNoLimit = errors.New("models, backends and service_tiers belong in the Caddyfile: expected requests, tokens, max_requests and tier")
 
-// errOtherFile reports a file that is not one of callers. It may be another file by mistake, such as the one of client keys,
-// so none of its text is shown.
+// errOtherFile reports a file that is not one of callers. It may be another
+// file by mistake, such as the one of client keys, so none of its text is
+// shown.
 var errOtherFile = errors.New("expected blocks that begin with 'caller', found something else")
 
-// path returns the path of the file, without placeholders. It is empty if there is none.
+// path returns the path of the file, without placeholders. It is empty if there
+// is none.
 func (c *Config) path() (string, error) {
 	if c.CallersFile == nil {
 		return "", nil
@@ -148,15 +154,18 @@ func (c *Config) checkTwice() error {
 // watched is the file as it was last read.
 type watched struct {
 	mu sync.Mutex // held while it is read
-	// options are those of the Caddyfile, with the pool's backends, and applied those of which the blocks are in use.
+	// options are those of the Caddyfile, with the pool's backends, and applied
+	// those of which the blocks are in use.
 	options Options
 	applied []Caller
-	// latest is the text at the last look, and failed is what was wrong with it once it had stayed.
+	// latest is the text at the last look, and failed is what was wrong with it
+	// once it had stayed.
 	latest string
 	failed error
 }
 
-// Read reads the file again. The error says what is wrong with it. The limits stay as they are then.
+// Read reads the file again. The error says what is wrong with it. The limits
+// stay as they are then.
 func (c *Callers) Read() error {
 	w := &c.watched
 	w.mu.Lock()

@@ -12,7 +12,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 )
 
-// TestForgottenCallersAreNotSent has a thousand new callers each month, of which all other replicas forget the ones before, too.
+// TestForgottenCallersAreNotSent has a thousand new callers each month, of
+// which all other replicas forget the ones before, too.
 func TestForgottenCallersAreNotSent(t *testing.T) {
 	from, to := tokenMeters(t, "1M/minute"), tokenMeters(t, "1M/minute")
 	var a, b Tally

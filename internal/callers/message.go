@@ -14,8 +14,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 )
 
-// report is a message: what one replica has used for some callers of a pool. It holds digests in place of
-// names. In binary, it is
+// report is a message: what one replica has used for some callers of a pool. It
+// holds digests in place of names. In binary, it is
 //
 //	reportPrefix
 //	pool     the pool's digest, 16 bytes
@@ -43,8 +43,8 @@ type callerUse struct {
 	entries []meter.Entry
 }
 
-// reportPrefix begins all reports, but no other message. Its last byte is the version of the format: other versions are
-// not read.
+// reportPrefix begins all reports, but no other message. Its last byte is the
+// version of the format: other versions are not read.
 const reportPrefix = "use\x02"
 
 // IsReport reports whether a message is a report, perhaps of another version.
@@ -62,11 +62,13 @@ const (
 	maxHeader = len(reportPrefix) + 2*digestSize + 8 + units*binary.MaxVarintLen64
 )
 
-// reportWindows are the current windows of the units, or the latest in which anything is used.
+// reportWindows are the current windows of the units, or the latest in which
+// anything is used.
 type reportWindows [units]int64
 
-// bitOf returns the entry's bit in a shape. It returns false if the entry is of an earlier window than the previous
-// one, or of a calendar's window that is over.
+// bitOf returns the entry's bit in a shape. It returns false if the entry is of
+// an earlier window than the previous one, or of a calendar's window that is
+// over.
 func (w *reportWindows) bitOf(e meter.Entry) (bit int, ok bool) {
 	ago := w[e.ID.Unit()] - e.Window
 	return 2*int(e.ID) + int(ago), ago == 0 || ago == 1 && !e.ID.Unit().Calendar()
@@ -146,7 +148,8 @@ func appendBody(message []byte, callers []callerUse) []byte {
 
 var errInvalid = errors.New("it is not a report of what callers use")
 
-// decodeHeader returns the pool, the writer and the version of a report. body is the rest of the message.
+// decodeHeader returns the pool, the writer and the version of a report. body
+// is the rest of the message.
 func decodeHeader(message []byte) (r report, body []byte, err error) {
 	body, ok := bytes.CutPrefix(message, []byte(reportPrefix))
 	if !ok || len(body) < 2*digestSize+8 {

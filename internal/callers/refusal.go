@@ -12,11 +12,13 @@ import (
 )
 
 const (
-	// longestWait is the longest wait after which a client is to send the same request again. SDKs wait for a minute at
-	// most and then come back, and some clients do so for minutes before they fail (Codex, Claude Code).
+	// longestWait is the longest wait after which a client is to send the same
+	// request again. SDKs wait for a minute at most and then come back, and
+	// some clients do so for minutes before they fail (Codex, Claude Code).
 	longestWait = time.Minute
-	// longestNamed is the longest wait that a limit by the second or minute names, although after an excess it may be longer:
-	// clients of such a limit come back. SDKs obey no Retry-After of more than a minute.
+	// longestNamed is the longest wait that a limit by the second or minute
+	// names, although after an excess it may be longer: clients of such a limit
+	// come back. SDKs obey no Retry-After of more than a minute.
 	longestNamed = 59 * time.Second
 )
 
@@ -29,8 +31,9 @@ func named(refusal *meter.Refusal) time.Duration {
 	return wait
 }
 
-// Refuse returns the answer to a request that a limit refuses. If the client must not soon send the same request again,
-// it has no Retry-After: some SDKs would sleep for a day (openai-node 6.26 to 7.4).
+// Refuse returns the answer to a request that a limit refuses. If the client
+// must not soon send the same request again, it has no Retry-After: some SDKs
+// would sleep for a day (openai-node 6.26 to 7.4).
 func (c *Callers) Refuse(r *http.Request, now time.Time, name string, refusal *meter.Refusal) apierror.Answer {
 	answer, wait := c.reason(now, name, refusal).Answer(r), named(refusal)
 	kind, window := refusal.Names()

@@ -17,22 +17,27 @@ type Report struct {
 	MaxRequests int `json:"max_requests"`
 	// Limits are sorted: requests before tokens, and then by window.
 	Limits []LimitReport `json:"limits"`
-	// Refused are the requests that a limit or MaxRequests has refused since the process started.
+	// Refused are the requests that a limit or MaxRequests has refused since
+	// the process started.
 	Refused uint64 `json:"refused"`
 	// LastHour is what it has done in the last hour.
 	LastHour meter.LastHour `json:"last_hour,omitzero"`
-	// TokensToday and TokensMonth are the tokens of this day and month, requests in flight included.
+	// TokensToday and TokensMonth are the tokens of this day and month,
+	// requests in flight included.
 	TokensToday int64 `json:"tokens_today"`
 	TokensMonth int64 `json:"tokens_month"`
-	// Replicas is how many replicas share the limits without hearing each other, or 0.
+	// Replicas is how many replicas share the limits without hearing each
+	// other, or 0.
 	Replicas int `json:"replicas_apart"`
 
-	// Own reports whether this process knows it: what is used is then that of all replicas.
+	// Own reports whether this process knows it: what is used is then that of
+	// all replicas.
 	Own bool `json:"-"`
 }
 
-// OwnUse is the use that a caller sees of itself. It has nothing that each replica counts for itself, so that all of
-// them answer the same: a caller does not know which one it asks.
+// OwnUse is the use that a caller sees of itself. It has nothing that each
+// replica counts for itself, so that all of them answer the same: a caller does
+// not know which one it asks.
 type OwnUse struct {
 	Pool        string     `json:"pool"`
 	Name        string     `json:"name"`
@@ -46,7 +51,8 @@ type OwnUse struct {
 	Models any `json:"models"`
 }
 
-// OwnLimit is what a caller sees of a limit. The fields are those of [LimitReport].
+// OwnLimit is what a caller sees of a limit. The fields are those of
+// [LimitReport].
 type OwnLimit struct {
 	Kind   string     `json:"kind"`
 	Window string     `json:"window"`
@@ -72,16 +78,19 @@ func OwnUseOf(c Report, models any) OwnUse {
 
 // LimitReport is one limit of a caller.
 type LimitReport struct {
-	// Kind is requests or tokens, and Window second, minute, hour, day or month.
+	// Kind is requests or tokens, and Window second, minute, hour, day or
+	// month.
 	Kind   string `json:"kind"`
 	Window string `json:"window"`
 	// Limit is how much this replica may use: all of the limit, or its share.
 	Limit int64 `json:"limit"`
 	Used  int64 `json:"used"`
 	Left  int64 `json:"left"`
-	// Then is the tier of requests over the limit. It is empty if they are refused.
+	// Then is the tier of requests over the limit. It is empty if they are
+	// refused.
 	Then string `json:"then"`
-	// Refused and Demoted are the requests that this limit has refused or given another tier.
+	// Refused and Demoted are the requests that this limit has refused or given
+	// another tier.
 	Refused uint64 `json:"refused"`
 	Demoted uint64 `json:"demoted"`
 	// Ends is when the window ends.

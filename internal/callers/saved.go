@@ -16,19 +16,24 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
-// kept is what outlives a config: the meters, and what of them is kept in Caddy's storage, if there is one. It reads
-// what was saved when the first request comes, and saves after changes.
+// kept is what outlives a config: the meters, and what of them is kept in
+// Caddy's storage, if there is one. It reads what was saved when the first
+// request comes, and saves after changes.
 //
-// Each process has its own file, by the id of its writer, and reads those of all others when it starts. So processes with one
-// storage do not replace what others have saved, and what each has used counts after a restart. A file is removed when it
-// was not written for an hour and what it says has been saved again. With `state`, that is the use until the store answers.
+// Each process has its own file, by the id of its writer, and reads those of
+// all others when it starts. So processes with one storage do not replace what
+// others have saved, and what each has used counts after a restart. A file is
+// removed when it was not written for an hour and what it says has been saved
+// again. With `state`, that is the use until the store answers.
 type kept struct {
 	meters *meter.Callers
-	// background has the charges of responses that were left in the background. Those of forgotten ones stay.
+	// background has the charges of responses that were left in the background.
+	// Those of forgotten ones stay.
 	background meter.Left[meter.Reservation]
 	logger     atomic.Pointer[zap.Logger]
 	saver      *pools.Saver
-	// folder has the files of the pool, and old are those to be removed after the next save.
+	// folder has the files of the pool, and old are those to be removed after
+	// the next save.
 	folder string
 	old    []string
 	// reports gets the marks that the use of limits has reached.
@@ -40,7 +45,8 @@ type savedUse struct {
 	Writers meter.SavedUse `json:"writers,omitempty"`
 }
 
-// unwritten is after which time a file is removed, if its process has not written it.
+// unwritten is after which time a file is removed, if its process has not
+// written it.
 const unwritten = time.Hour
 
 func newKept(pool string) *kept {

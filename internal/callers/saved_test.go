@@ -17,8 +17,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
-// TestUseIsSavedAgainAfterAConfigThatSavesNothing has three configs of a pool. The second one has `state`, and is
-// loaded when the use has changed and is not saved yet.
+// TestUseIsSavedAgainAfterAConfigThatSavesNothing has three configs of a pool.
+// The second one has `state`, and is loaded when the use has changed and is not
+// saved yet.
 func TestUseIsSavedAgainAfterAConfigThatSavesNothing(t *testing.T) {
 	storage := &certmagic.FileStorage{Path: t.TempDir()}
 	synctest.Test(t, func(t *testing.T) {
@@ -59,7 +60,8 @@ func process(t *testing.T, pool string, storage certmagic.Storage, limit string)
 	return k
 }
 
-// spend admits requests of one token until the limit refuses one, up to a number, and has the use saved.
+// spend admits requests of one token until the limit refuses one, up to a
+// number, and has the use saved.
 func (k *kept) spend(number int) (admitted int) {
 	k.saver.Await()
 	for range number {
@@ -76,7 +78,8 @@ func (k *kept) spend(number int) (admitted int) {
 	return admitted
 }
 
-// TestProcessesWithOneStorageDoNotForgetWhatTheOthersUsed has two that run at the same time, and start anew one after the other.
+// TestProcessesWithOneStorageDoNotForgetWhatTheOthersUsed has two that run at
+// the same time, and start anew one after the other.
 func TestProcessesWithOneStorageDoNotForgetWhatTheOthersUsed(t *testing.T) {
 	storage := &certmagic.FileStorage{Path: t.TempDir()}
 	synctest.Test(t, func(t *testing.T) {
@@ -96,7 +99,8 @@ func TestProcessesWithOneStorageDoNotForgetWhatTheOthersUsed(t *testing.T) {
 	})
 }
 
-// TestWhatCannotBeReadOfSavedUseLosesNothingElse has a file that is not JSON, and figures that are none.
+// TestWhatCannotBeReadOfSavedUseLosesNothingElse has a file that is not JSON,
+// and figures that are none.
 func TestWhatCannotBeReadOfSavedUseLosesNothingElse(t *testing.T) {
 	storage := &certmagic.FileStorage{Path: t.TempDir()}
 	synctest.Test(t, func(t *testing.T) {

@@ -12,59 +12,71 @@ import (
 )
 
 const (
-	// patience is after which time without a connection a replica says that it uses only its share.
+	// patience is after which time without a connection a replica says that it
+	// uses only its share.
 	patience = time.Second
-	// settling is how long it goes on with that when it is connected again, because the others are connected
-	// again a little later, and only then send what they have used.
+	// settling is how long it goes on with that when it is connected again,
+	// because the others are connected again a little later, and only then send
+	// what they have used.
 	settling = 2 * time.Second
-	// reload is how often all records are loaded, to refresh those of replicas that have ended.
+	// reload is how often all records are loaded, to refresh those of replicas
+	// that have ended.
 	reload = time.Hour
-	// furthest is how far ahead of ours the clock of another replica may be, of which its versions are. No version is later.
+	// furthest is how far ahead of ours the clock of another replica may be, of
+	// which its versions are. No version is later.
 	furthest = 24 * time.Hour
 	// misread is by how much the store's clock may be misread.
 	misread = 500 * time.Millisecond
 )
 
-// Tally adds up what callers use at all replicas, so that they have their limits together: it is what a replica
-// sends others, and hears of them, of the callers of its pools.
+// Tally adds up what callers use at all replicas, so that they have their
+// limits together: it is what a replica sends others, and hears of them, of the
+// callers of its pools.
 //
-// Each replica is the only writer of its own use. It sends that to the others as reports, which say how much it has
-// used in each window, and not how much more than before. So a report that is late, repeated or out of order
-// changes nothing, one that is lost is made up for by the next, and the store adds up nothing. A report is the record of
-// a chunk of callers, or of those that have changed since their chunks were sent. It is sent at once when a caller has used
-// an eighth of its part of what is left, after 250 ms while it is above half of a limit, and otherwise after 2 s. With many
-// replicas these times are longer. A replica that starts, or was not connected, loads all of them. The records of one that
-// has ended stay in the store, and count until their windows are over. Months are longer than the store keeps a record,
-// so the other replicas refresh it.
+// Each replica is the only writer of its own use. It sends that to the others
+// as reports, which say how much it has used in each window, and not how much
+// more than before. So a report that is late, repeated or out of order changes
+// nothing, one that is lost is made up for by the next, and the store adds up
+// nothing. A report is the record of a chunk of callers, or of those that have
+// changed since their chunks were sent. It is sent at once when a caller has
+// used an eighth of its part of what is left, after 250 ms while it is above
+// half of a limit, and otherwise after 2 s. With many replicas these times are
+// longer. A replica that starts, or was not connected, loads all of them. The
+// records of one that has ended stay in the store, and count until their
+// windows are over. Months are longer than the store keeps a record, so the
+// other replicas refresh it.
 //
-// A replica that is not connected gets no further part of what is left than
-// the one that it had: 1/N, where N is the number of replicas last seen. If it
-// hears those of its own region, the others may be alive beyond a cut link, with
-// other users: then it gets the part that it used before, if that is more. Only a
-// request that is larger than its part waits for the others.
+// A replica that is not connected gets no further part of what is left than the
+// one that it had: 1/N, where N is the number of replicas last seen. If it
+// hears those of its own region, the others may be alive beyond a cut link,
+// with other users: then it gets the part that it used before, if that is more.
+// Only a request that is larger than its part waits for the others.
 //
 // A replica that hears the others, but misses one that has not said that it
 // stops, holds its part back for a minute (see meter.Callers.Hold).
 type Tally struct {
 	mu    sync.Mutex
 	pools []*sharedPool
-	// missed reports whether reports may have been missed, and loading whether all of them are being loaded.
-	// loaded is when they were loaded.
+	// missed reports whether reports may have been missed, and loading whether
+	// all of them are being loaded. loaded is when they were loaded.
 	missed, loading bool
 	loaded          time.Time
-	// look is when to look for records that the store may have lost. Zero: it has them.
+	// look is when to look for records that the store may have lost. Zero: it
+	// has them.
 	look time.Time
-	// urgent is given when a report should be sent at once. nil: it was not used.
+	// urgent is given when a report should be sent at once. nil: it was not
+	// used.
 	urgent chan struct{}
 	// ended are records to be refreshed, of replicas that have ended.
 	ended []state.Record
-	// ahead is by how much the store's clock is ahead of ours. The windows follow it, but not where it may be misread, as read may.
+	// ahead is by how much the store's clock is ahead of ours. The windows
+	// follow it, but not where it may be misread, as read may.
 	ahead, read time.Duration
 	connection
 }
 
-// Share shares the use of a pool's callers until end is called. The digest, of 32 hexadecimal digits, is that of the
-// pool's name.
+// Share shares the use of a pool's callers until end is called. The digest, of
+// 32 hexadecimal digits, is that of the pool's name.
 func (t *Tally) Share(digest string, callers *meter.Callers) (end func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -100,8 +112,8 @@ func (t *Tally) news() chan struct{} {
 	return t.urgent
 }
 
-// Run sends what the pools' callers use with put, until the context is done. contact returns which replicas are
-// heard.
+// Run sends what the pools' callers use with put, until the context is done.
+// contact returns which replicas are heard.
 func (t *Tally) Run(ctx context.Context, put func(context.Context, []state.Record) error, contact func() Contact) {
 	ticks := time.NewTicker(fast)
 	defer ticks.Stop()
@@ -140,7 +152,8 @@ func (t *Tally) Run(ctx context.Context, put func(context.Context, []state.Recor
 	}
 }
 
-// connect applies the state of the connection to the limits, and returns how long an urgent report waits.
+// connect applies the state of the connection to the limits, and returns how
+// long an urgent report waits.
 func (t *Tally) connect(now time.Time, contact Contact) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -187,15 +200,17 @@ func (t *Tally) apply(now time.Time) {
 	}
 }
 
-// confirm tells the callers of a pool that their reports came back, if all others are known by then.
+// confirm tells the callers of a pool that their reports came back, if all
+// others are known by then.
 func (t *Tally) confirm(p *sharedPool) {
 	if t.lost.IsZero() && !t.missed && !t.loading {
 		p.callers.Confirm(p.back)
 	}
 }
 
-// Expect sets how many replicas there are at least, for as long as this one has not been connected. Until then it uses its share,
-// without patience: it is not known what the others use.
+// Expect sets how many replicas there are at least, for as long as this one has
+// not been connected. Until then it uses its share, without patience: it is not
+// known what the others use.
 func (t *Tally) Expect(now time.Time, n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -208,8 +223,9 @@ func (t *Tally) Expect(now time.Time, n int) {
 	}
 }
 
-// Count records that there are so many replicas. If there are more than was known, this one shares with them at once: those that
-// start together know of each other before they have heard what the others use.
+// Count records that there are so many replicas. If there are more than was
+// known, this one shares with them at once: those that start together know of
+// each other before they have heard what the others use.
 func (t *Tally) Count(now time.Time, n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -219,8 +235,9 @@ func (t *Tally) Count(now time.Time, n int) {
 	}
 }
 
-// Follow makes the windows follow the store's clock, which is ahead of ours by so much. So all replicas mean the same
-// windows, whatever their own clocks show. A difference that may come from reading that clock changes nothing.
+// Follow makes the windows follow the store's clock, which is ahead of ours by
+// so much. So all replicas mean the same windows, whatever their own clocks
+// show. A difference that may come from reading that clock changes nothing.
 func (t *Tally) Follow(now time.Time, ahead time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -251,8 +268,8 @@ func (t *Tally) Writers() (writers []string) {
 	return writers
 }
 
-// Replicas returns how many replicas share the use of callers, or did when this one was last connected. 0: that is
-// not known, or there are no callers.
+// Replicas returns how many replicas share the use of callers, or did when this
+// one was last connected. 0: that is not known, or there are no callers.
 func (t *Tally) Replicas() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -275,7 +292,8 @@ func (t *Tally) flush(ctx context.Context, now time.Time, put func(context.Conte
 	if len(b.records) == 0 {
 		return
 	}
-	// if there is no room for a record, the others have got its message nevertheless
+	// if there is no room for a record, the others have got its message
+	// nevertheless
 	if err := put(ctx, b.records); err != nil && !errors.Is(err, state.ErrFull) {
 		t.mu.Lock()
 		b.failed()
@@ -319,7 +337,8 @@ func (t *Tally) Groups(now time.Time) (groups []string) {
 // Loaded applies the records of these groups, and returns the others.
 func (t *Tally) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 	t.mu.Lock()
-	// marks has how long the marks of the pools are kept, groups those of reports, and courses the messages of those of courses
+	// marks has how long the marks of the pools are kept, groups those of
+	// reports, and courses the messages of those of courses
 	marks, groups, courses := make(map[string]time.Duration), make(map[string]bool), make(map[string][][]byte)
 	for _, p := range t.pools {
 		marks[markOf(p.callers.Writer())], groups[groupOf(p.digest)], courses[coursesGroup(p.digest)] = 0, true, nil
@@ -381,7 +400,8 @@ func (t *Tally) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 	return others
 }
 
-// refresh keeps the record of a replica that has ended, if it still counts: it is the same for longer.
+// refresh keeps the record of a replica that has ended, if it still counts: it
+// is the same for longer.
 func (t *Tally) refresh(k state.Kept, r report, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -395,13 +415,15 @@ func (t *Tally) refresh(k state.Kept, r report, now time.Time) {
 	})
 }
 
-// Hear applies a report of another replica. It returns an error if the message is not a report, or one of another version.
+// Hear applies a report of another replica. It returns an error if the message
+// is not a report, or one of another version.
 func (t *Tally) Hear(message []byte, now time.Time) error {
 	_, err := t.hear(message, now)
 	return err
 }
 
-// hear returns a report without callers if it is not for the pools here, or their own.
+// hear returns a report without callers if it is not for the pools here, or
+// their own.
 func (t *Tally) hear(message []byte, now time.Time) (r report, err error) {
 	if len(message) > state.MaxMessage {
 		return r, errInvalid

@@ -152,7 +152,8 @@ func TestAReportIsNewerThanTheOneBeforeAlsoIfTheClockIsSetBack(t *testing.T) {
 	}
 }
 
-// TestReplicasWhoseClocksDifferAddUpWhatCallersUse in the windows of the store's clock.
+// TestReplicasWhoseClocksDifferAddUpWhatCallersUse in the windows of the
+// store's clock.
 func TestReplicasWhoseClocksDifferAddUpWhatCallersUse(t *testing.T) {
 	for _, off := range []time.Duration{5 * time.Minute, -5 * time.Minute, 40 * time.Second, -3 * time.Second, 7 * time.Hour} {
 		for _, limit := range []string{"1k/second", "1k/minute", "1k/hour", "1k/day"} {

@@ -2,11 +2,13 @@
 // subcommands.
 //
 // Subcommands are made anew for each run of the command: Add takes a function
-// that makes them. All subcommands inherit the flags of the parent command, such
-// as --address. A subcommand may define a flag of the same name for itself.
+// that makes them. All subcommands inherit the flags of the parent command,
+// such as --address. A subcommand may define a flag of the same name for
+// itself.
 //
-// The rest of the package is common to subcommands: they read files of a bounded
-// length, and print text that others wrote, which must not control a terminal.
+// The rest of the package is common to subcommands: they read files of a
+// bounded length, and print text that others wrote, which must not control a
+// terminal.
 package cli
 
 import (
@@ -49,7 +51,8 @@ var makers []func() []*cobra.Command
 // call it.
 func Add(newSubcommands func() []*cobra.Command) { makers = append(makers, newSubcommands) }
 
-// docs is where the commands are described. Caddy's own page, which its help names, does not know them.
+// docs is where the commands are described. Caddy's own page, which its help
+// names, does not know them.
 const docs = "https://github.com/openai-lb/caddy-openai-lb/blob/main/docs/operators.md#command-line"
 
 func addCommands(parent *cobra.Command) {

@@ -6,7 +6,8 @@ import (
 	"os"
 )
 
-// maxFile is how long a file may be that a command reads. A device such as /dev/zero has no end.
+// maxFile is how long a file may be that a command reads. A device such as
+// /dev/zero has no end.
 const maxFile = 64 << 20
 
 // ReadFile returns the text of a file.

@@ -1,5 +1,5 @@
-// Package directive reads blocks of a Caddyfile, and writes words of one. A block is described by its
-// options, and each option by where its value goes:
+// Package directive reads blocks of a Caddyfile, and writes words of one. A
+// block is described by its options, and each option by where its value goes:
 //
 //	func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 //	    return directive.Unmarshal(d, directive.Options{
@@ -74,10 +74,10 @@ func (o Option) Check(check func() error) Option {
 // whole is the name under which options have their Check.
 const whole = ""
 
-// Check adds a check that runs when the whole block was read. Its error begins with
-// the name of an option, and its first argument in single quotes if it is repeatable.
-// It gets the file and the line of that option or, if the block does not have it, of
-// the block.
+// Check adds a check that runs when the whole block was read. Its error begins
+// with the name of an option, and its first argument in single quotes if it is
+// repeatable. It gets the file and the line of that option or, if the block
+// does not have it, of the block.
 func (o Options) Check(check func() error) Options {
 	o[whole] = Func(func(*caddyfile.Dispenser) error { return check() })
 	return o

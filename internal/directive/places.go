@@ -8,18 +8,20 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 )
 
-// Places are the lines of a directive in a Caddyfile. With them, an error about a value that is known only at load
-// names its line as other errors do.
+// Places are the lines of a directive in a Caddyfile. With them, an error about
+// a value that is known only at load names its line as other errors do.
 type Places []place
 
-// place is a line. It has a depth of 1 in the block of the directive, and of 2 in a block of an option.
+// place is a line. It has a depth of 1 in the block of the directive, and of 2
+// in a block of an option.
 type place struct {
 	depth int
 	words []string
 	at    caddyfile.Dispenser
 }
 
-// PlacesOf returns the lines of the directive that a dispenser has, and leaves the dispenser at its end.
+// PlacesOf returns the lines of the directive that a dispenser has, and leaves
+// the dispenser at its end.
 func PlacesOf(d *caddyfile.Dispenser) (lines Places) {
 	d.Reset()
 	depth, file, line := 0, "", 0
@@ -42,14 +44,16 @@ func PlacesOf(d *caddyfile.Dispenser) (lines Places) {
 }
 
 var (
-	// ofBackend matches an error about a backend, its option, and the first argument of that.
+	// ofBackend matches an error about a backend, its option, and the first
+	// argument of that.
 	ofBackend = regexp.MustCompile(`^backend (\d+)[^:]*: (\w+)(?: ([^ :]+):)?`)
 	// ofOption matches an error about an option, and its first argument.
 	ofOption = regexp.MustCompile(`^(\w+)(?: ["']([^"']+)["'])?: `)
 )
 
-// WrapErr adds the file and the line to an error that begins with the name of an option, perhaps after the number of a
-// backend. It leaves any other error as it is.
+// WrapErr adds the file and the line to an error that begins with the name of
+// an option, perhaps after the number of a backend. It leaves any other error
+// as it is.
 func (p Places) WrapErr(err error) error {
 	if of := ofBackend.FindStringSubmatch(err.Error()); of != nil {
 		number, _ := strconv.Atoi(of[1])
@@ -82,7 +86,8 @@ func (p Places) backend(number int) Places {
 	return nil
 }
 
-// option returns the line of an option in the block of a backend, or else that of the backend.
+// option returns the line of an option in the block of a backend, or else that
+// of the backend.
 func (p Places) option(name, argument string) Places {
 	for i, line := range p {
 		if line.depth == 2 && line.is(name, argument) {
@@ -99,7 +104,8 @@ func (p Places) wrap(err error) error {
 	return p[0].at.WrapErr(err)
 }
 
-// is reports whether a line begins with an option, and an argument if it is not empty.
+// is reports whether a line begins with an option, and an argument if it is not
+// empty.
 func (l place) is(name, argument string) bool {
 	return l.words[0] == name && (argument == "" || len(l.words) > 1 && strings.EqualFold(l.words[1], argument))
 }

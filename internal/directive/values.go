@@ -166,7 +166,8 @@ func Size(into *int64) Option {
 	})
 }
 
-// Status makes an option of one HTTP status: a code, or the first digit of a class such as 2xx.
+// Status makes an option of one HTTP status: a code, or the first digit of a
+// class such as 2xx.
 func Status(into *int) Option {
 	return value(into, "a status code or a class of them, such as 200 or 2xx", func(word string) (int, bool) {
 		class, isClass := strings.CutSuffix(word, "xx")
@@ -175,7 +176,8 @@ func Status(into *int) Option {
 	})
 }
 
-// IsStatus reports whether n is an HTTP status code (RFC 9110 section 15), or the first digit of a class of them.
+// IsStatus reports whether n is an HTTP status code (RFC 9110 section 15), or
+// the first digit of a class of them.
 func IsStatus(n int) bool { return n >= 1 && n <= 5 || n >= 100 && n <= 599 }
 
 // value makes an option of one argument that parse understands. The text says
@@ -202,7 +204,8 @@ var packages = map[string]string{
 	"http.openai_lb.state.regions":        "github.com/openai-lb/caddy-openai-lb/redis",
 }
 
-// NotInBuild returns the error about an option whose value names a module that is not in this build.
+// NotInBuild returns the error about an option whose value names a module that
+// is not in this build.
 func NotInBuild(option, namespace, name string) error {
 	if path := packages[namespace+"."+name]; path != "" {
 		return fmt.Errorf("%s '%s' is not in this build: add it with xcaddy build --with %s", option, name, path)
@@ -246,8 +249,9 @@ func Module[T any](into *json.RawMessage, namespace, inlineKey string) Option {
 	})
 }
 
-// Load loads the module of an option that was read by Module: what is raw in a field of owner, of which the tags say the
-// name of the option, the namespace and the inline key. Without any, it returns the zero T.
+// Load loads the module of an option that was read by Module: what is raw in a
+// field of owner, of which the tags say the name of the option, the namespace
+// and the inline key. Without any, it returns the zero T.
 func Load[T any](ctx caddy.Context, owner any, field string, raw json.RawMessage) (module T, err error) {
 	if raw == nil {
 		return module, nil

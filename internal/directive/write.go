@@ -13,8 +13,9 @@ var (
 	environment = regexp.MustCompile(`^\{env\.[A-Za-z_][A-Za-z0-9_]*\}$`)
 )
 
-// Word writes any text as one argument of a Caddyfile. It reports false for a text that no argument can hold as it
-// is: Caddy would read a brace as a placeholder, and a line break as the next line.
+// Word writes any text as one argument of a Caddyfile. It reports false for a
+// text that no argument can hold as it is: Caddy would read a brace as a
+// placeholder, and a line break as the next line.
 func Word(text string) (string, bool) {
 	switch {
 	case bareWord.MatchString(text):
@@ -31,7 +32,8 @@ func Word(text string) (string, bool) {
 
 func isUnprintable(r rune) bool { return !unicode.IsPrint(r) }
 
-// Line writes the words of a line: texts that [Word] accepts, and placeholders of variables.
+// Line writes the words of a line: texts that [Word] accepts, and placeholders
+// of variables.
 func Line(words ...string) string {
 	written := make([]string, len(words))
 	for i, word := range words {
@@ -45,7 +47,8 @@ func Line(words ...string) string {
 // maxComment is how much of a comment is written.
 const maxComment = 512
 
-// Comment writes any text as a comment of one line. It has no braces, because Caddy replaces {$X} also in comments.
+// Comment writes any text as a comment of one line. It has no braces, because
+// Caddy replaces {$X} also in comments.
 func Comment(text string) string {
 	text = strings.Map(func(r rune) rune {
 		switch {

@@ -9,7 +9,8 @@ type AuditedKey struct {
 	ID [32]byte
 	// By is where the key is from: config or file.
 	By string
-	// Expires is when it expires, and Expired reports whether it has. Zero: it does not.
+	// Expires is when it expires, and Expired reports whether it has. Zero: it
+	// does not.
 	Expires time.Time
 	Expired bool
 }

@@ -12,8 +12,9 @@ import (
 	"sync/atomic"
 )
 
-// Auth authenticates the attempts at one backend: with a credential of its own, the
-// caller's, or none. It also lists the keys that no reply of the backend may show.
+// Auth authenticates the attempts at one backend: with a credential of its own,
+// the caller's, or none. It also lists the keys that no reply of the backend
+// may show.
 type Auth struct {
 	// Scheme is one of [Schemes].
 	Scheme string
@@ -34,8 +35,8 @@ type secretsOf struct {
 	secrets    Secrets
 }
 
-// Credential returns the credential for an attempt. It is empty if the backend has none
-// of its own.
+// Credential returns the credential for an attempt. It is empty if the backend
+// has none of its own.
 func (a *Auth) Credential(ctx context.Context) (Credential, error) {
 	if a.Source == nil {
 		return Credential{}, nil
@@ -43,8 +44,8 @@ func (a *Auth) Credential(ctx context.Context) (Credential, error) {
 	return a.Source.Credential(ctx)
 }
 
-// CanRenew reports whether the source may have another credential after a refusal. A key in the config itself stays what it
-// is until the next config.
+// CanRenew reports whether the source may have another credential after a
+// refusal. A key in the config itself stays what it is until the next config.
 func (a *Auth) CanRenew() bool {
 	key, isKey := a.Source.(*Key)
 	return a.Source != nil && (!isKey || key.InFile())
@@ -54,14 +55,14 @@ func (a *Auth) CanRenew() bool {
 type AudienceSource interface {
 	Source
 
-	// RenewFor is Renew after a refusal that may be about the audience. The text of the
-	// backend may name those that it accepts.
+	// RenewFor is Renew after a refusal that may be about the audience. The
+	// text of the backend may name those that it accepts.
 	RenewFor(ctx context.Context, refused Credential, text string) (Credential, error)
 }
 
-// Renew returns another credential after one was refused. It reports false if there is no
-// other. aboutAudience is what the refusal says about the audience of a token. It is empty
-// if that is nothing.
+// Renew returns another credential after one was refused. It reports false if
+// there is no other. aboutAudience is what the refusal says about the audience
+// of a token. It is empty if that is nothing.
 func (a *Auth) Renew(ctx context.Context, refused Credential, aboutAudience string) (Credential, bool) {
 	if a.Source == nil {
 		return refused, false
@@ -92,15 +93,15 @@ func (a *Auth) HasReplaced(refused Credential) bool {
 	return err == nil && current != refused
 }
 
-// Outdated reports whether the credential of an attempt is a key of the config that has
-// changed since.
+// Outdated reports whether the credential of an attempt is a key of the config
+// that has changed since.
 func (a *Auth) Outdated(credential Credential) bool {
 	key, ok := a.Source.(*Key)
 	return ok && *key.current.Load() != credential
 }
 
-// Authorize sets the credential on the header and the URL of a request that has none, and the
-// caller's with passthrough.
+// Authorize sets the credential on the header and the URL of a request that has
+// none, and the caller's with passthrough.
 func (a *Auth) Authorize(header http.Header, u *url.URL, credential Credential, caller Presented) {
 	if credential.Header != "" {
 		header[http.CanonicalHeaderKey(credential.Header)] = []string{credential.Value}
@@ -130,9 +131,10 @@ func (a *Auth) Secrets(credential Credential, caller Presented) Secrets {
 	return s
 }
 
-// Fingerprint identifies the credentials of a backend, and does not contain them. They are
-// the scheme, the identity of the source, if there is one, and the headers of the config
-// that may be a part of the credential, for example a gateway's key.
+// Fingerprint identifies the credentials of a backend, and does not contain
+// them. They are the scheme, the identity of the source, if there is one, and
+// the headers of the config that may be a part of the credential, for example a
+// gateway's key.
 func (a *Auth) Fingerprint(identity string, header http.Header) string {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%q", a.Scheme)

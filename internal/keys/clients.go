@@ -37,8 +37,8 @@ var (
 	ErrTwoCallers = errors.New("the request has keys of different callers")
 )
 
-// ClientKey is a key and the name of its caller. It may have placeholders, or be the
-// digest of a key.
+// ClientKey is a key and the name of its caller. It may have placeholders, or
+// be the digest of a key.
 type ClientKey struct{ Name, Key string }
 
 // Caller is the owner of a key.
@@ -46,8 +46,8 @@ type Caller struct {
 	Name string
 	// Label stands for the caller in metrics.
 	Label string
-	// KeyID tells the caller's keys apart. It is the same in each process, and not logged. It is empty if the caller sent a
-	// token.
+	// KeyID tells the caller's keys apart. It is the same in each process, and
+	// not logged. It is empty if the caller sent a token.
 	KeyID string
 	// Token is what its token says. nil: it sent a key.
 	Token *Identity
@@ -56,44 +56,49 @@ type Caller struct {
 // ClientsConfig lists the keys of callers, and the file with more.
 type ClientsConfig struct {
 	Keys []ClientKey
-	// File is the path of a file with more keys, which may have placeholders. If
-	// nil, there is none.
+	// File is the path of a file with more keys, which may have placeholders.
+	// If nil, there is none.
 	File *string
 	// Tokens identifies callers that send a token. If nil, only keys do.
 	Tokens CallerIdentity
 	// Tiers are the tiers that lines of the File may name.
 	Tiers []string
-	// Location is where the day begins after which a key expires. Required with a File.
+	// Location is where the day begins after which a key expires. Required with
+	// a File.
 	Location *time.Location
 	// Label returns the label of a caller in metrics. Required.
 	Label func(name string) string
 	// Logger warns of keys that expire soon. Required.
 	Logger *zap.Logger
-	// Audit gets the keys when they have changed, or one has expired. It may be nil.
+	// Audit gets the keys when they have changed, or one has expired. It may be
+	// nil.
 	Audit func([]AuditedKey)
 }
 
-// Clients knows the keys with which callers may use the balancer, and whose they are. The
-// keys come from the config and from a file. Both are read again when files change, see
-// [Clients.Read]. Many requests use it at once.
+// Clients knows the keys with which callers may use the balancer, and whose
+// they are. The keys come from the config and from a file. Both are read again
+// when files change, see [Clients.Read]. Many requests use it at once.
 //
-// Nobody must learn a key from the time that a lookup takes. So what is looked up is mixed
-// with the random number blind.
+// Nobody must learn a key from the time that a lookup takes. So what is looked
+// up is mixed with the random number blind.
 type Clients struct {
 	config ClientsConfig
 	file   string // of the config, without placeholders
 
 	mu sync.Mutex // guards the reading
-	// changed gets the names of the callers, and their tiers, before changes apply. nil: nothing does.
+	// changed gets the names of the callers, and their tiers, before changes
+	// apply. nil: nothing does.
 	changed func(names []string, tiers map[string]string)
 	// tiers are those that lines of the file name for callers.
 	tiers map[string]string
-	// given are the keys of the config, and listed the lines of the file, as they were last read.
+	// given are the keys of the config, and listed the lines of the file, as
+	// they were last read.
 	given, listed []foundKey
 	// expiring are the keys that expire.
 	expiring []client
-	// unread is why the file could not be read. clashes are the keys of the config, and wrong the
-	// lines of the file, that count as not there, each with the reason.
+	// unread is why the file could not be read. clashes are the keys of the
+	// config, and wrong the lines of the file, that count as not there, each
+	// with the reason.
 	unread         error
 	clashes, wrong []string
 	// latest is the file as it was last read, and read are its lines.
@@ -107,7 +112,8 @@ type Clients struct {
 	known atomic.Pointer[map[blinded]client]
 }
 
-// client is a caller by one of its keys. by is where that is from: config or file.
+// client is a caller by one of its keys. by is where that is from: config or
+// file.
 type client struct {
 	Caller
 	expiry *expiry
@@ -145,9 +151,9 @@ func (c *Clients) InFiles() bool {
 	return c.file != "" || slices.ContainsFunc(c.config.Keys, func(k ClientKey) bool { return InFile(k.Key) })
 }
 
-// Read reads the keys again. What cannot be read stays as it was: a key of the config, and the
-// lines of the file. Lines that are wrong count as not there. The error says what is wrong, and
-// holds no key.
+// Read reads the keys again. What cannot be read stays as it was: a key of the
+// config, and the lines of the file. Lines that are wrong count as not there.
+// The error says what is wrong, and holds no key.
 func (c *Clients) Read() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -190,8 +196,8 @@ func firstOf(problems []string) string {
 	return text
 }
 
-// resolve reads the keys of the config, and again those in files. It returns what is wrong with those that stay as they
-// were.
+// resolve reads the keys of the config, and again those in files. It returns
+// what is wrong with those that stay as they were.
 func (c *Clients) resolve() (problems []string) {
 	given := make([]foundKey, len(c.config.Keys))
 	for i, k := range c.config.Keys {
@@ -253,7 +259,8 @@ func (c *Clients) use() {
 	c.known.Store(&known)
 }
 
-// foundKey is a key and, for errors, where it was found: in the config or in a line of the file, counted from 1.
+// foundKey is a key and, for errors, where it was found: in the config or in a
+// line of the file, counted from 1.
 type foundKey struct {
 	where     string
 	line      int
@@ -262,7 +269,8 @@ type foundKey struct {
 	expires   time.Time // zero: never
 	// unfinished reports whether the key may go on: the file is being written.
 	unfinished bool
-	// wrong is what is wrong with the key or the line. Otherwise, digest is that of the key.
+	// wrong is what is wrong with the key or the line. Otherwise, digest is
+	// that of the key.
 	wrong  string
 	digest blinded
 	id     string // as in Caller
@@ -302,14 +310,16 @@ func (k ClientKey) where() string {
 	return "client_key"
 }
 
-// WrittenKeys are keys as they are written in a config. The zero WrittenKeys has none.
+// WrittenKeys are keys as they are written in a config. The zero WrittenKeys
+// has none.
 type WrittenKeys struct {
 	names map[blinded]string
 	// placeholders are the names of keys with placeholders, by their text.
 	placeholders map[string]string
 }
 
-// Add returns what is wrong with a key and its name as they are written, next to the keys that were added before.
+// Add returns what is wrong with a key and its name as they are written, next
+// to the keys that were added before.
 func (w *WrittenKeys) Add(k ClientKey) error {
 	if err := CheckWritten(k.Key); err != nil {
 		return fmt.Errorf("%s: %w", k.where(), err)
@@ -335,7 +345,8 @@ func (w *WrittenKeys) Add(k ClientKey) error {
 	return nil
 }
 
-// addPlaceholder returns an error if another name has the same placeholder, and so the same key.
+// addPlaceholder returns an error if another name has the same placeholder, and
+// so the same key.
 func (w *WrittenKeys) addPlaceholder(k ClientKey) error {
 	if other, again := w.placeholders[k.Key]; again && other != k.Name {
 		return fmt.Errorf("%s: it is also the key of %q", k.where(), other)
@@ -416,7 +427,8 @@ func (c *Clients) add(known map[blinded]client, k *foundKey, by string) error {
 	return nil
 }
 
-// newClient returns the caller of a key. Most were known before, and have no date.
+// newClient returns the caller of a key. Most were known before, and have no
+// date.
 func (c *Clients) newClient(k *foundKey, by string) client {
 	made := client{Caller{Name: k.name, KeyID: k.id}, never, by, blinded{}}
 	if !k.expires.IsZero() {
@@ -438,9 +450,10 @@ func blindedOf(digest [sha256.Size]byte) blinded {
 	return sha256.Sum256(text[:])
 }
 
-// Identify returns the caller that presented the keys or a token, and removes those that it
-// knows, which must not reach a backend. Unknown ones next to a known one are ignored, because
-// they may be for a backend, and so are expired ones. Keys of different callers do not identify either of them.
+// Identify returns the caller that presented the keys or a token, and removes
+// those that it knows, which must not reach a backend. Unknown ones next to a
+// known one are ignored, because they may be for a backend, and so are expired
+// ones. Keys of different callers do not identify either of them.
 func (c *Clients) Identify(ctx context.Context, presented *Presented) (who Caller, err error) {
 	known, tokens := *c.known.Load(), tokens{ctx: ctx}
 	defer tokens.end()
@@ -464,7 +477,8 @@ func (c *Clients) Identify(ctx context.Context, presented *Presented) (who Calle
 	return who, nil
 }
 
-// find returns the caller that has a key or a token. ours reports whether it must not reach a backend.
+// find returns the caller that has a key or a token. ours reports whether it
+// must not reach a backend.
 func (c *Clients) find(tokens *tokens, known map[blinded]client, key string) (who Caller, ours bool, err error) {
 	var text [128]byte // longer than nearly all keys, so they are not copied to the heap
 	client, found := known[blindedOf(sha256.Sum256(append(text[:0], key...)))]

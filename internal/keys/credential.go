@@ -44,7 +44,8 @@ func apiKey(key string) Credential {
 	return Credential{Header: "Api-Key", Value: key, Secret: key}
 }
 
-// Bearer returns the credential with a token in an Authorization header (RFC 6750).
+// Bearer returns the credential with a token in an Authorization header (RFC
+// 6750).
 func Bearer(token string) Credential {
 	return Credential{Header: "Authorization", Value: "Bearer " + token, Secret: token}
 }
@@ -56,7 +57,8 @@ func (c Credential) secret() string {
 	return c.Secret
 }
 
-// Key is the [Source] of a key in the config. Many requests use it concurrently.
+// Key is the [Source] of a key in the config. Many requests use it
+// concurrently.
 type Key struct {
 	// Changed is called with the new digest when the key has changed.
 	Changed func(digest string)
@@ -109,7 +111,8 @@ func (k *Key) Renew(_ context.Context, refused Credential) (Credential, error) {
 // InFile reports whether the key comes from a file.
 func (k *Key) InFile() bool { return InFile(k.raw) }
 
-// Identity implements Source. A key in a file keeps its identity when it changes.
+// Identity implements Source. A key in a file keeps its identity when it
+// changes.
 func (k *Key) Identity() string {
 	if k.InFile() {
 		return k.raw

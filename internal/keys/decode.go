@@ -8,16 +8,18 @@ import (
 	"unicode/utf8"
 )
 
-// maxDepth is in how many layers a text may be encoded so that a secret in it is still found: a percent-encoded address
-// in a page of HTML in a string of JSON has three.
+// maxDepth is in how many layers a text may be encoded so that a secret in it
+// is still found: a percent-encoded address in a page of HTML in a string of
+// JSON has three.
 const maxDepth = 3
 
 // maxEntity is longer than the name of any character of a key in HTML.
 const maxEntity = 16
 
-// decode decodes what a text begins with, as its reader will, in up to depth layers: percent-encoding, an escape of JSON
-// or of a programming language, or an entity of HTML. n is how many bytes that takes. It is 0 if the text ends before
-// that is certain.
+// decode decodes what a text begins with, as its reader will, in up to depth
+// layers: percent-encoding, an escape of JSON or of a programming language, or
+// an entity of HTML. n is how many bytes that takes. It is 0 if the text ends
+// before that is certain.
 func decode(text []byte, depth int) (piece string, n int) {
 	switch {
 	case len(text) == 0:
@@ -45,7 +47,8 @@ func decode(text []byte, depth int) (piece string, n int) {
 	return piece, n
 }
 
-// take returns up to limit of the next characters that ok allows. whole reports that no more of the text can change that.
+// take returns up to limit of the next characters that ok allows. whole reports
+// that no more of the text can change that.
 func take(text []byte, depth, limit int, ok func(byte) bool) (taken string, n int, whole bool) {
 	for len(taken) < limit {
 		piece, length := decode(text[n:], depth)

@@ -12,8 +12,8 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 )
 
-// expiring returns clients whose file has these lines, and their log, in a bubble, where
-// it is midnight UTC on 2000-01-01.
+// expiring returns clients whose file has these lines, and their log, in a
+// bubble, where it is midnight UTC on 2000-01-01.
 func expiring(t *testing.T, location *time.Location, lines ...string) (*Clients, *observer.ObservedLogs) {
 	t.Helper()
 	core, log := observer.New(zap.WarnLevel)

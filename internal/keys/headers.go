@@ -21,8 +21,8 @@ const (
 	otherKey
 	// private is for the balancer only. Forwarding headers would show the
 	// provider who the caller is, and Azure answers 431 to more than ten custom
-	// headers. With x-ms-spillover-deployment a caller could move its request to
-	// another deployment of the backend, and with X-HTTP-Method-Override or
+	// headers. With x-ms-spillover-deployment a caller could move its request
+	// to another deployment of the backend, and with X-HTTP-Method-Override or
 	// X-Original-URL to another method or path. A referrer may hold a key.
 	private
 	protocol
@@ -31,8 +31,8 @@ const (
 	hop
 )
 
-// kindOf returns the kind of a header by its canonical name. It is called for every
-// header of every request, so the usual names come first.
+// kindOf returns the kind of a header by its canonical name. It is called for
+// every header of every request, so the usual names come first.
 func kindOf(name string) kind {
 	switch name {
 	case "Accept", "Accept-Encoding", "Accept-Language", "Content-Length", "Content-Type", "User-Agent",
@@ -64,14 +64,15 @@ func kindOf(name string) kind {
 	return public
 }
 
-// HoldsKey reports whether a header or a query parameter of a caller holds a key, by the
-// words of its name.
+// HoldsKey reports whether a header or a query parameter of a caller holds a
+// key, by the words of its name.
 func HoldsKey(name string) bool {
 	return slices.Contains(CallerHeaders, name) || hasWord(name, ofKey) && !strings.EqualFold(name, "Idempotency-Key") && !strings.EqualFold(name, "Sec-WebSocket-Key")
 }
 
-// MayHoldKey reports whether a header of the config may hold a key, by any part of its name.
-// It finds more than [HoldsKey] does, because its headers are only hidden, and not removed.
+// MayHoldKey reports whether a header of the config may hold a key, by any part
+// of its name. It finds more than [HoldsKey] does, because its headers are only
+// hidden, and not removed.
 func MayHoldKey(name string) bool {
 	name = strings.ToLower(name)
 	return slices.ContainsFunc([]string{"auth", "key", "token", "secret", "cookie", "credential", "password"}, func(word string) bool {
@@ -82,12 +83,13 @@ func MayHoldKey(name string) bool {
 var (
 	// ofKey are the words in names of headers with a key.
 	ofKey = []string{"key", "auth", "token", "apikey", "secret", "cookie", "password", "credential", "authorization"}
-	// ofAddress are those that proxies use for headers with the address of a client, such as X-Real-Ip or
-	// X-Azure-ClientIP.
+	// ofAddress are those that proxies use for headers with the address of a
+	// client, such as X-Real-Ip or X-Azure-ClientIP.
 	ofAddress = []string{"ip", "ipv4", "ipv6", "addr", "clientip", "socketip", "forwarded"}
 )
 
-// hasWord reports whether a name has one of the words. Words are separated by hyphens and underscores.
+// hasWord reports whether a name has one of the words. Words are separated by
+// hyphens and underscores.
 func hasWord(name string, words []string) bool {
 	for start, i := 0, 0; i <= len(name); i++ {
 		if i == len(name) || name[i] == '-' || name[i] == '_' {
@@ -102,8 +104,9 @@ func hasWord(name string, words []string) bool {
 	return false
 }
 
-// HidesContent reports whether a field that says how the body is read reaches no backend: Connection names it
-// (RFC 9110 section 7.6.1), or its value is one of the keys. Backends would read another body than the balancer.
+// HidesContent reports whether a field that says how the body is read reaches
+// no backend: Connection names it (RFC 9110 section 7.6.1), or its value is one
+// of the keys. Backends would read another body than the balancer.
 func (p *Presented) HidesContent(header http.Header) bool {
 	for name := range namedBy(header["Connection"]) {
 		if hasPrefixFold(name, "Content-") {
@@ -113,7 +116,8 @@ func (p *Presented) HidesContent(header http.Header) bool {
 	return p.keys.inAny(header["Content-Type"]) || p.keys.inAny(header["Content-Encoding"])
 }
 
-// namedBy yields the fields that the values of a Connection header name (RFC 9110 section 7.6.1).
+// namedBy yields the fields that the values of a Connection header name (RFC
+// 9110 section 7.6.1).
 func namedBy(connection []string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, value := range connection {
@@ -129,12 +133,12 @@ func namedBy(connection []string) iter.Seq[string] {
 	}
 }
 
-// isCredential reports whether the header of this name identifies a caller, or chooses
-// whose budget it spends.
+// isCredential reports whether the header of this name identifies a caller, or
+// chooses whose budget it spends.
 func isCredential(name string) bool { return kindOf(http.CanonicalHeaderKey(name)) == credential }
 
-// persists reports whether the value of a Connection header says only whether the
-// connection stays open (RFC 9112 section 9.3).
+// persists reports whether the value of a Connection header says only whether
+// the connection stays open (RFC 9112 section 9.3).
 func persists(value string) bool {
 	return strings.EqualFold(value, "keep-alive") || strings.EqualFold(value, "close")
 }

@@ -21,10 +21,12 @@ func (s *Secrets) Add(key string) {
 	}
 }
 
-// randomLength is the length from which a key that occurs in a text is no coincidence.
+// randomLength is the length from which a key that occurs in a text is no
+// coincidence.
 const randomLength = 16
 
-// Random returns the secrets that no content has by chance. Shorter ones are replaced only in errors: "password" is a word.
+// Random returns the secrets that no content has by chance. Shorter ones are
+// replaced only in errors: "password" is a word.
 func (s Secrets) Random() Secrets {
 	short := func(secret string) bool { return len(secret) < randomLength }
 	if !slices.ContainsFunc(s, short) {
@@ -33,7 +35,8 @@ func (s Secrets) Random() Secrets {
 	return slices.DeleteFunc(slices.Clone(s), short)
 }
 
-// In reports whether a text contains a secret, also in an encoding that its reader will undo.
+// In reports whether a text contains a secret, also in an encoding that its
+// reader will undo.
 func (s Secrets) In(text string) bool {
 	long := false
 	for _, secret := range s {
@@ -98,14 +101,14 @@ func containsFold(text, part string) bool {
 	return false
 }
 
-// Body returns the body with a star in place of every byte of a secret, encoded or not, so
-// that its length stays the same.
+// Body returns the body with a star in place of every byte of a secret, encoded
+// or not, so that its length stays the same.
 func (s Secrets) Body(body io.ReadCloser) io.ReadCloser {
 	return &starredBody{ReadCloser: body, secrets: s}
 }
 
-// Star does the same with a text, in place. If more of it may come, it returns where a secret may begin of which
-// the end is not there.
+// Star does the same with a text, in place. If more of it may come, it returns
+// where a secret may begin of which the end is not there.
 func (s Secrets) Star(text []byte, complete bool) (ready int) {
 	b := starredBody{secrets: s, held: text}
 	if complete {
@@ -142,9 +145,9 @@ func (b *starredBody) Read(p []byte) (int, error) {
 	return 0, b.err
 }
 
-// star stars the secrets in held, and stops where one may begin of which the end was not
-// read yet. Each byte of each reply passes here, so it skips what can begin no secret, and
-// looks at two bytes before it tries to match.
+// star stars the secrets in held, and stops where one may begin of which the
+// end was not read yet. Each byte of each reply passes here, so it skips what
+// can begin no secret, and looks at two bytes before it tries to match.
 func (b *starredBody) star() {
 	if len(b.secrets) == 0 {
 		b.ready = len(b.held)
@@ -185,16 +188,19 @@ func (b *starredBody) star() {
 // beginning is how much of a secret is looked for at first.
 const beginning = 4
 
-// candidates finds where a secret may be in a text: each one contains the beginning of the
-// secret as it is, or an encoder within that, or is cut off within it at the end of the text.
-// It remembers where each of these comes next, so that the text is searched once for each.
-// The zero candidates has looked nowhere.
+// candidates finds where a secret may be in a text: each one contains the
+// beginning of the secret as it is, or an encoder within that, or is cut off
+// within it at the end of the text. It remembers where each of these comes
+// next, so that the text is searched once for each. The zero candidates has
+// looked nowhere.
 type candidates struct {
-	// at are the next offsets plus one: of encoders, and of the first few secrets.
+	// at are the next offsets plus one: of encoders, and of the first few
+	// secrets.
 	at [8]int
 }
 
-// after returns the first candidate from an offset on, or the length of the text.
+// after returns the first candidate from an offset on, or the length of the
+// text.
 func (c *candidates) after(text []byte, from int, secrets Secrets) int {
 	if len(encoders)+len(secrets) > len(c.at) {
 		return from // each byte is one
@@ -237,13 +243,15 @@ const encoders = `%\&`
 
 func encodes(c byte) bool { return c == encoders[0] || c == encoders[1] || c == encoders[2] }
 
-// mayEncode reports whether there is one of them. strings.ContainsAny would first make a set of them.
+// mayEncode reports whether there is one of them. strings.ContainsAny would
+// first make a set of them.
 func mayEncode(text string) bool {
 	return strings.IndexByte(text, encoders[0]) >= 0 || strings.IndexByte(text, encoders[1]) >= 0 || strings.IndexByte(text, encoders[2]) >= 0
 }
 
-// match reports whether a text, decoded, begins with the whole secret, and how many bytes of the text that are. If it is
-// not whole, n is over 0 if the text ends within the secret.
+// match reports whether a text, decoded, begins with the whole secret, and how
+// many bytes of the text that are. If it is not whole, n is over 0 if the text
+// ends within the secret.
 func match(text []byte, secret string, depth int) (n int, whole bool) {
 	unfinished := 0
 	for secret != "" {

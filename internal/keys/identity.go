@@ -11,14 +11,17 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 )
 
-// CallerIdentity identifies callers by tokens of an identity provider. Caddy modules in the namespace
-// http.openai_lb.caller_identity implement it: `caller_identity <name>` uses the module of that name. Many requests use it
+// CallerIdentity identifies callers by tokens of an identity provider. Caddy
+// modules in the namespace http.openai_lb.caller_identity implement it:
+// `caller_identity <name>` uses the module of that name. Many requests use it
 // concurrently.
 type CallerIdentity interface {
-	// Identify returns whose token it is. The context ends with the request, or 5 s after its first
-	// token. token has the form of a JWT, three parts of base64url, and nothing of it is
-	// checked. The error is ErrForeignToken if the token is for somebody else, ErrExpired, ErrIssuerUnavailable, or any
-	// other for a token that must not be accepted. Only a foreign token goes on to a backend.
+	// Identify returns whose token it is. The context ends with the request, or
+	// 5 s after its first token. token has the form of a JWT, three parts of
+	// base64url, and nothing of it is checked. The error is ErrForeignToken if
+	// the token is for somebody else, ErrExpired, ErrIssuerUnavailable, or any
+	// other for a token that must not be accepted. Only a foreign token goes on
+	// to a backend.
 	Identify(ctx context.Context, token string) (*Identity, error)
 
 	// Tiers returns the tiers that Identify may return. It is never nil.
@@ -31,15 +34,19 @@ type Identity struct {
 	Name string
 	// Tier is the caller's tier. It is empty if the token names none.
 	Tier string
-	// Issued is when the token was issued. Of several tokens of a caller, the newest one decides about the tier.
+	// Issued is when the token was issued. Of several tokens of a caller, the
+	// newest one decides about the tier.
 	Issued time.Time
 }
 
-// Why a token does not identify its caller. Any other error means that it must not be accepted.
+// Why a token does not identify its caller. Any other error means that it must
+// not be accepted.
 var (
-	// ErrForeignToken means that the token has another issuer or audience. It may be for a backend.
+	// ErrForeignToken means that the token has another issuer or audience. It
+	// may be for a backend.
 	ErrForeignToken = errors.New("the token is not for the load balancer")
-	// ErrIssuerUnavailable means that the token cannot be checked now, because the keys of its issuer are not known.
+	// ErrIssuerUnavailable means that the token cannot be checked now, because
+	// the keys of its issuer are not known.
 	ErrIssuerUnavailable = errors.New("the issuer's keys are not available")
 )
 
@@ -48,8 +55,8 @@ const namespaceOfIdentities = "http.openai_lb.caller_identity"
 
 // TokenOption is the option that names the module for tokens.
 type TokenOption struct {
-	// CallerIdentityRaw identifies callers by tokens of an identity provider, next to client keys, such as `oidc`. Default:
-	// only keys identify callers.
+	// CallerIdentityRaw identifies callers by tokens of an identity provider,
+	// next to client keys, such as `oidc`. Default: only keys identify callers.
 	//
 	//	caller_identity <module> [{...}]
 	CallerIdentityRaw json.RawMessage `json:"caller_identity,omitempty" caddy:"namespace=http.openai_lb.caller_identity inline_key=module"`
@@ -66,17 +73,22 @@ func (o *TokenOption) LoadIdentity(ctx caddy.Context) (CallerIdentity, error) {
 }
 
 const (
-	// maxToken is how long a token may be, in bytes. Longer ones are not verified.
+	// maxToken is how long a token may be, in bytes. Longer ones are not
+	// verified.
 	maxToken = 16 << 10
-	// minToken is less than any token has: its signature alone is as long. Other words have dots, too, such as eu.west.1.
+	// minToken is less than any token has: its signature alone is as long.
+	// Other words have dots, too, such as eu.west.1.
 	minToken = 86
-	// maxTokens is how many tokens of a request are verified, which costs more than a request.
+	// maxTokens is how many tokens of a request are verified, which costs more
+	// than a request.
 	maxTokens = 4
-	// tokenPatience is how long a request waits for the keys of an issuer, whatever number of tokens it has.
+	// tokenPatience is how long a request waits for the keys of an issuer,
+	// whatever number of tokens it has.
 	tokenPatience = 5 * time.Second
 )
 
-// tokens are those of a request. Nearly all have one at most, for which an issuer has a patience of its own.
+// tokens are those of a request. Nearly all have one at most, for which an
+// issuer has a patience of its own.
 type tokens struct {
 	ctx    context.Context
 	cancel context.CancelFunc // nil before the second one
@@ -101,8 +113,9 @@ func (t *tokens) end() {
 	}
 }
 
-// isToken reports whether a key has the form of a JWT that is signed (RFC 7515 section 7.1). It begins with an object of
-// JSON, so that the first letter is certain.
+// isToken reports whether a key has the form of a JWT that is signed (RFC 7515
+// section 7.1). It begins with an object of JSON, so that the first letter is
+// certain.
 func isToken(key string) bool {
 	if key == "" || key[0] != 'e' {
 		return false
@@ -128,7 +141,8 @@ func (c *Clients) TokenTiers() []string {
 	return c.config.Tokens.Tiers()
 }
 
-// ofToken returns the caller that has a token. ours reports whether the token must not reach a backend.
+// ofToken returns the caller that has a token. ours reports whether the token
+// must not reach a backend.
 func (c *Clients) ofToken(ctx context.Context, token string) (who Caller, ours bool, err error) {
 	identity, err := c.config.Tokens.Identify(ctx, token)
 	switch {

@@ -10,7 +10,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// hanging waits for the keys of its issuer as long as it may, but knows those of a token with this text.
+// hanging waits for the keys of its issuer as long as it may, but knows those
+// of a token with this text.
 type hanging struct{ known string }
 
 func (h hanging) Identify(ctx context.Context, token string) (*Identity, error) {

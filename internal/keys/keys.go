@@ -1,5 +1,5 @@
-// Package keys handles the keys of callers and of backends: how they are presented,
-// checked, reloaded and hidden.
+// Package keys handles the keys of callers and of backends: how they are
+// presented, checked, reloaded and hidden.
 //
 //   - Presented: SDKs put the key of a caller in headers, in the query and in WebSocket
 //     subprotocols. [Take] and [TakeFrom] separate [Presented], which is everything that
@@ -15,6 +15,7 @@
 // No error of this package contains a key, or the value of a placeholder.
 package keys
 
-// minLength is the length from which a key is recognized by its value. Callers without
-// a key send short words in its place, and other values may be the same words.
+// minLength is the length from which a key is recognized by its value. Callers
+// without a key send short words in its place, and other values may be the same
+// words.
 const minLength = 8

@@ -11,18 +11,20 @@ import (
 	"time"
 )
 
-// settleTime is how long a file that does not end with a line feed must stay as it is. It may be
-// the beginning of a longer one, and its last line may have the beginning of a key.
+// settleTime is how long a file that does not end with a line feed must stay as
+// it is. It may be the beginning of a longer one, and its last line may have
+// the beginning of a key.
 const settleTime = backgroundInterval
 
 // tierField begins a field of a line that names the tier of a caller.
 const tierField = "tier="
 
-// errUnfinished reports that the file is being written, and should be read later.
+// errUnfinished reports that the file is being written, and should be read
+// later.
 var errUnfinished = errors.New("the file is being written")
 
-// list reads the lines of the file, if that has changed. They stay as they were if that fails, or if
-// the file is being written.
+// list reads the lines of the file, if that has changed. They stay as they were
+// if that fails, or if the file is being written.
 func (c *Clients) list() error {
 	if c.file == "" || c.latest.isCurrent(c.file) {
 		return nil
@@ -44,8 +46,9 @@ func (c *Clients) list() error {
 	return nil
 }
 
-// parse returns the key of each line, which has none if it is empty or a comment. Only lines are parsed that have changed,
-// between those at the beginning and at the end that have not.
+// parse returns the key of each line, which has none if it is empty or a
+// comment. Only lines are parsed that have changed, between those at the
+// beginning and at the end that have not.
 func (c *Clients) parse(lines []string, unfinished bool) []foundKey {
 	before, parsed := c.read, make([]foundKey, len(lines))
 	if len(before) != len(c.listed) {
@@ -103,7 +106,8 @@ func (c *Clients) keyOf(fields []string) (key foundKey) {
 	return key
 }
 
-// noTier returns the error for a tier that is not declared. It may be a key, in the wrong place.
+// noTier returns the error for a tier that is not declared. It may be a key, in
+// the wrong place.
 func (c *Clients) noTier() error {
 	if len(c.config.Tiers) == 0 {
 		return errors.New("its tier is not declared: expected 'tier <name>' in openai_lb")
@@ -118,10 +122,12 @@ type fileState struct {
 }
 
 const (
-	// coarsestClock is how exact file systems are with the time of a change, at least. A file that was changed shortly
-	// before it was read may have been changed once more at the same time.
+	// coarsestClock is how exact file systems are with the time of a change, at
+	// least. A file that was changed shortly before it was read may have been
+	// changed once more at the same time.
 	coarsestClock = 2 * time.Second
-	// longestUnread is after how long a file is read again, although nothing says that it has changed.
+	// longestUnread is after how long a file is read again, although nothing
+	// says that it has changed.
 	longestUnread = time.Minute
 )
 
@@ -134,10 +140,12 @@ func (s *fileState) isCurrent(path string) bool {
 	return err == nil && os.SameFile(info, s.info) && info.ModTime().Equal(s.info.ModTime()) && info.Size() == s.info.Size()
 }
 
-// maxKeysFile is how long a file of keys may be, in bytes. A device such as /dev/zero has no end.
+// maxKeysFile is how long a file of keys may be, in bytes. A device such as
+// /dev/zero has no end.
 const maxKeysFile = 1 << 30
 
-// readFile returns the text of a file, and its state. The text is read first, so that a later change shows in the time.
+// readFile returns the text of a file, and its state. The text is read first,
+// so that a later change shows in the time.
 func readFile(path string) (text string, state fileState, err error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -157,9 +165,9 @@ func readFile(path string) (text string, state fileState, err error) {
 	return all.String(), state, err
 }
 
-// settled reports whether a file without a line feed at its end has been as it is for
-// settleTime: by the time of its last change or, because the clock of its file
-// system may be ahead of ours, by when it was first read.
+// settled reports whether a file without a line feed at its end has been as it
+// is for settleTime: by the time of its last change or, because the clock of
+// its file system may be ahead of ours, by when it was first read.
 func (c *Clients) settled(text string, changed time.Time) bool {
 	now := time.Now()
 	if digest := sha256.Sum256([]byte(text)); digest != c.unfinished {

@@ -213,7 +213,8 @@ func TestOnlyChangedLinesAreParsed(t *testing.T) {
 	}
 }
 
-// BenchmarkReadFile reads a file of 200,000 keys: unchanged, and with one changed line.
+// BenchmarkReadFile reads a file of 200,000 keys: unchanged, and with one
+// changed line.
 func BenchmarkReadFile(b *testing.B) {
 	var lines strings.Builder
 	for i := range 200_000 {

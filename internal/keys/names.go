@@ -31,8 +31,9 @@ func (c *Clients) Tiers() map[string]string {
 	return c.tiers
 }
 
-// Watch calls a function with the names of the callers that have a key, and with the tiers that the file names for callers:
-// now, and each time before changed keys are good.
+// Watch calls a function with the names of the callers that have a key, and
+// with the tiers that the file names for callers: now, and each time before
+// changed keys are good.
 func (c *Clients) Watch(changed func(names []string, tiers map[string]string)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

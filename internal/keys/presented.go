@@ -9,11 +9,12 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// Presented holds what identifies a caller, and all other keys of its request. A caller
-// is identified by the keys in a few places, but a request may hold keys in many more, for
-// gateways that the balancer does not know. So it holds every header and query parameter of
-// which the name says that it has a key. A header that has one of these keys as its value
-// goes to no backend. Methods that change it leave the request as it is.
+// Presented holds what identifies a caller, and all other keys of its request.
+// A caller is identified by the keys in a few places, but a request may hold
+// keys in many more, for gateways that the balancer does not know. So it holds
+// every header and query parameter of which the name says that it has a key. A
+// header that has one of these keys as its value goes to no backend. Methods
+// that change it leave the request as it is.
 type Presented struct {
 	Header []Line
 	// Protocols are the values of Sec-WebSocket-Protocol, which may hold keys.
@@ -40,9 +41,9 @@ func Read(header http.Header, rawQuery string) (presented Presented, query strin
 }
 
 // Outgoing returns the header for a backend: the fields of the request that are
-// neither keys nor for the balancer only, and that no intermediary has to remove
-// (RFC 9110 section 7.6.1). It shares the values with the request's header.
-// leaveOut reports further fields that go to no backend. It may be nil.
+// neither keys nor for the balancer only, and that no intermediary has to
+// remove (RFC 9110 section 7.6.1). It shares the values with the request's
+// header. leaveOut reports further fields that go to no backend. It may be nil.
 func (p *Presented) Outgoing(header http.Header, leaveOut func(name string) bool) http.Header {
 	out := make(http.Header, len(header)+2) // and a User-Agent, and a credential
 	for name, values := range header {
@@ -97,16 +98,16 @@ func (p *Presented) add(name string, values []string) {
 	}
 }
 
-// addToken records a value as a key if it is a token, which gateways write into fields of any name, such as
-// Cf-Access-Jwt-Assertion.
+// addToken records a value as a key if it is a token, which gateways write into
+// fields of any name, such as Cf-Access-Jwt-Assertion.
 func (p *Presented) addToken(value string) {
 	if len(value) >= minToken && strings.Contains(value, ".") && isToken(KeyIn(value)) {
 		p.keys.add(KeyIn(value))
 	}
 }
 
-// takeQuery records the query, and returns it without the parameters that hold a
-// key, by their names or their values, and with every other byte as it was.
+// takeQuery records the query, and returns it without the parameters that hold
+// a key, by their names or their values, and with every other byte as it was.
 func (p *Presented) takeQuery(rawQuery string) string {
 	p.RawQuery = rawQuery
 	replaceParams(rawQuery, func(q param) (string, bool) {
@@ -120,8 +121,9 @@ func (p *Presented) takeQuery(rawQuery string) string {
 	return replaceParams(rawQuery, func(q param) (string, bool) { return "", !HoldsKey(q.name) && !p.keys.in(q.value) })
 }
 
-// remove removes every key for which match returns true, wherever it is. It calls match
-// for each key, with whether a key in this place identifies the caller.
+// remove removes every key for which match returns true, wherever it is. It
+// calls match for each key, with whether a key in this place identifies the
+// caller.
 func (p *Presented) remove(match func(key string, identifies bool) bool) {
 	var removed keySet
 	matches := func(key string, identifies bool) bool {

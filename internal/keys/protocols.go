@@ -18,8 +18,8 @@ func IsCredentialProtocol(protocol string) bool {
 	return slices.ContainsFunc(credentialProtocols, func(prefix string) bool { return hasPrefixFold(protocol, prefix) })
 }
 
-// protocolsWithout returns the subprotocols for which leaveOut returns false, as one value,
-// or nothing if none is left.
+// protocolsWithout returns the subprotocols for which leaveOut returns false,
+// as one value, or nothing if none is left.
 func protocolsWithout(values []string, leaveOut func(protocol string) bool) []string {
 	var kept []string
 	for _, value := range values {

@@ -14,8 +14,8 @@ import (
 )
 
 // PublicSites returns the public host names by which requests reach a handler
-// although nothing before it can have checked who sent them. A handler or a matcher
-// that this package does not know counts as a check.
+// although nothing before it can have checked who sent them. A handler or a
+// matcher that this package does not know counts as a check.
 func PublicSites(app *caddyhttp.App, handler caddyhttp.MiddlewareHandler) []string {
 	s := search{handler: handler}
 	for _, server := range app.Servers {
@@ -44,9 +44,9 @@ type search struct {
 	sites   []string
 }
 
-// walk follows requests for these hosts through routes. It reports whether
-// a handler in them answers, and whether what follows is guarded: something in them
-// may have refused a request because of who sent it.
+// walk follows requests for these hosts through routes. It reports whether a
+// handler in them answers, and whether what follows is guarded: something in
+// them may have refused a request because of who sent it.
 func (s *search) walk(routes caddyhttp.RouteList, hosts []string, guarded bool) (answers, guards bool) {
 	for _, route := range routes {
 		its, choosy := hosts, !ignoreCaller(route.MatcherSets)
@@ -75,8 +75,8 @@ func (s *search) walk(routes caddyhttp.RouteList, hosts []string, guarded bool) 
 	return answers, guards
 }
 
-// isPublicName reports whether the internet may know a host by this name. It does not
-// know names such as llm and llm.corp, which an own network may have.
+// isPublicName reports whether the internet may know a host by this name. It
+// does not know names such as llm and llm.corp, which an own network may have.
 func isPublicName(host string) bool {
 	suffix, icann := publicsuffix.PublicSuffix(strings.ToLower(host))
 	return (icann || strings.Contains(suffix, ".")) && certmagic.SubjectQualifiesForPublicCert(host) && !certmagic.SubjectIsIP(host)
@@ -93,7 +93,8 @@ func hostsOf(route caddyhttp.Route) (hosts []string) {
 	return hosts
 }
 
-// ignoreCaller reports whether matchers look only at what is asked for, and not at who asks.
+// ignoreCaller reports whether matchers look only at what is asked for, and not
+// at who asks.
 func ignoreCaller(sets []caddyhttp.MatcherSet) bool {
 	for _, set := range sets {
 		for _, matcher := range set {

@@ -18,17 +18,18 @@ func MaskQuery(rawQuery string) string {
 	})
 }
 
-// notInNames are characters that no name of a query parameter has. A text with one
-// of them before an equals sign is not a parameter.
+// notInNames are characters that no name of a query parameter has. A text with
+// one of them before an equals sign is not a parameter.
 const notInNames = " \t\n\"'`,:/<>(){}\\|"
 
-// param is a parameter of a query: its name and value without their encoding, and
-// the name as it is written.
+// param is a parameter of a query: its name and value without their encoding,
+// and the name as it is written.
 type param struct{ name, value, written string }
 
-// replaceParams calls replace for each parameter, and returns the query with the parameters
-// that replace does not keep replaced, or removed if with is empty. A semicolon separates
-// parameters like an ampersand, because some servers read it so.
+// replaceParams calls replace for each parameter, and returns the query with
+// the parameters that replace does not keep replaced, or removed if with is
+// empty. A semicolon separates parameters like an ampersand, because some
+// servers read it so.
 func replaceParams(rawQuery string, replace func(param) (with string, keep bool)) string {
 	if rawQuery == "" {
 		return ""
@@ -62,8 +63,8 @@ func replaceParams(rawQuery string, replace func(param) (with string, keep bool)
 	return kept.String()
 }
 
-// cutPair cuts a query after its first parameter. An encoded ampersand or semicolon
-// separates two as well, for servers that decode the query first.
+// cutPair cuts a query after its first parameter. An encoded ampersand or
+// semicolon separates two as well, for servers that decode the query first.
 func cutPair(query string) (pair, separator, rest string) {
 	for i := range len(query) {
 		length := 0
@@ -82,8 +83,8 @@ func cutPair(query string) (pair, separator, rest string) {
 	return query, "", ""
 }
 
-// unescaped returns a text of a query without its encoding, or as it is if it is badly
-// encoded.
+// unescaped returns a text of a query without its encoding, or as it is if it
+// is badly encoded.
 func unescaped(text string) string {
 	if plain, err := url.QueryUnescape(text); err == nil {
 		return plain

@@ -15,28 +15,32 @@ const (
 	problemInterval = time.Minute
 )
 
-// Reloader reads secrets in files again while requests come, and when an operator looks: without
-// either, no new secret is needed.
+// Reloader reads secrets in files again while requests come, and when an
+// operator looks: without either, no new secret is needed.
 //
-// While requests come, a timer reads in the background, a little more often than once a second, so that
-// no request waits. Only the first request after a pause reads the secrets itself: one that was revoked
-// meanwhile must not be good for it.
+// While requests come, a timer reads in the background, a little more often
+// than once a second, so that no request waits. Only the first request after a
+// pause reads the secrets itself: one that was revoked meanwhile must not be
+// good for it.
 type Reloader struct {
 	// Logger records the errors. Required.
 	Logger *zap.Logger
 
 	sources []*source
-	// looked is when the files were last read, and asked reports whether a request has come since.
+	// looked is when the files were last read, and asked reports whether a
+	// request has come since.
 	looked atomic.Pointer[time.Time]
 	asked  atomic.Bool
-	// reading is held while the files are read. It guards timer, which reads them again.
+	// reading is held while the files are read. It guards timer, which reads
+	// them again.
 	reading sync.Mutex
 	timer   *time.Timer
 	// closed reports whether nothing is read in the background any more.
 	closed atomic.Bool
 }
 
-// backgroundInterval is how long after a look the timer looks again: before a request has to.
+// backgroundInterval is how long after a look the timer looks again: before a
+// request has to.
 const backgroundInterval = ReloadInterval * 19 / 20
 
 // source is a secret in a file.
@@ -47,7 +51,8 @@ type source struct {
 	failed atomic.Pointer[failure]
 }
 
-// failure is why a secret is not what its file says: since when, and when that was last logged.
+// failure is why a secret is not what its file says: since when, and when that
+// was last logged.
 type failure struct{ since, logged time.Time }
 
 // Secret is a secret in a file, as operators see it.
@@ -74,7 +79,8 @@ func (r *Reloader) Refresh() {
 		r.asked.Store(true)
 	}
 	now := time.Now()
-	// both times are monotonic: setting the clock does not change the difference
+	// both times are monotonic: setting the clock does not change the
+	// difference
 	looked := r.looked.Load()
 	if looked != nil && now.Sub(*looked) < ReloadInterval || !r.looked.CompareAndSwap(looked, &now) {
 		return
@@ -100,8 +106,8 @@ func (r *Reloader) look(now time.Time) {
 	}
 }
 
-// Close ends the reading in the background. Requests of a config that was replaced still read the
-// secrets.
+// Close ends the reading in the background. Requests of a config that was
+// replaced still read the secrets.
 func (r *Reloader) Close() { r.closed.Store(true) }
 
 // lookAgain reads the secrets in the background, if requests have come since.
@@ -130,7 +136,8 @@ func (s *source) refresh(logger *zap.Logger, now time.Time) {
 	}
 }
 
-// Secrets reads the secrets again, as Refresh does, and returns them. A nil Reloader has none.
+// Secrets reads the secrets again, as Refresh does, and returns them. A nil
+// Reloader has none.
 func (r *Reloader) Secrets() (secrets []Secret) {
 	if r == nil {
 		return nil

@@ -49,8 +49,8 @@ var (
 	errNeither  = errors.New("it has a placeholder that is neither {env.X} nor {file./path}")
 )
 
-// CheckWritten returns what is wrong with the key of an API as it is written. What its placeholders stand for is known at
-// load.
+// CheckWritten returns what is wrong with the key of an API as it is written.
+// What its placeholders stand for is known at load.
 func CheckWritten(raw string) error {
 	switch {
 	case !strings.ContainsAny(raw, "{}"):
@@ -91,9 +91,9 @@ func ResolveKey(raw string) (string, error) {
 
 var quoted = regexp.MustCompile(`^(".*"|'.*')$`)
 
-// whyUnresolved returns why a placeholder in a key has no value. Caddy's error is the same
-// for a file that cannot be read and an empty one. The error does not repeat an unknown
-// placeholder, because it may be a part of the key.
+// whyUnresolved returns why a placeholder in a key has no value. Caddy's error
+// is the same for a file that cannot be read and an empty one. The error does
+// not repeat an unknown placeholder, because it may be a part of the key.
 func whyUnresolved(raw string, err error) error {
 	for _, match := range placeholder.FindAllStringSubmatch(raw, -1) {
 		switch name, path, _ := strings.Cut(match[1], "."); name {

@@ -10,8 +10,9 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/fileserver"
 )
 
-// Unreachable returns the names of the handlers that answer every request in front of a handler that is looked for.
-// Nothing is returned for one that requests reach.
+// Unreachable returns the names of the handlers that answer every request in
+// front of a handler that is looked for. Nothing is returned for one that
+// requests reach.
 func Unreachable(app *caddyhttp.App, looksFor func(caddyhttp.MiddlewareHandler) bool) []string {
 	u := unreachable{looksFor: looksFor, in: make(map[string]bool)}
 	for _, server := range app.Servers {
@@ -30,8 +31,9 @@ type unreachable struct {
 	reached  bool
 }
 
-// walk follows requests through routes. answered is the name of the handler that has answered all of them before, if one
-// has. It returns the one that has after the routes.
+// walk follows requests through routes. answered is the name of the handler
+// that has answered all of them before, if one has. It returns the one that has
+// after the routes.
 func (u *unreachable) walk(routes caddyhttp.RouteList, answered string) string {
 	for _, route := range routes {
 		here := answered

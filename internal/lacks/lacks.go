@@ -1,6 +1,7 @@
-// Package lacks remembers what a backend has said in its replies: that it does not have a model or a path, and that a
-// server in front of it refuses requests. None of it is a fault for which the backend rests: other models, paths and
-// requests are served there.
+// Package lacks remembers what a backend has said in its replies: that it does
+// not have a model or a path, and that a server in front of it refuses
+// requests. None of it is a fault for which the backend rests: other models,
+// paths and requests are served there.
 package lacks
 
 import (
@@ -14,13 +15,15 @@ import (
 // Lasts is how long it is remembered that a backend lacks something.
 const Lasts = time.Minute
 
-// maxNames limits what a Set remembers: clients can make up any number of names.
+// maxNames limits what a Set remembers: clients can make up any number of
+// names.
 const maxNames = 1024
 
-// Set has what a backend lacks, by name. The zero Set is empty and ready to use.
+// Set has what a backend lacks, by name. The zero Set is empty and ready to
+// use.
 //
-// It is asked for each request, and nearly always empty: then it takes no lock. When it is full, a name that it forgets
-// is any one of those that it has.
+// It is asked for each request, and nearly always empty: then it takes no lock.
+// When it is full, a name that it forgets is any one of those that it has.
 type Set struct {
 	length atomic.Int32
 	mu     sync.Mutex
@@ -41,7 +44,8 @@ func (s *Set) Add(name string, now time.Time) {
 	s.length.Store(int32(len(s.until)))
 }
 
-// makeRoom forgets a few names: of those that it sees, all that are over, or else the last one.
+// makeRoom forgets a few names: of those that it sees, all that are over, or
+// else the last one.
 func (s *Set) makeRoom(now time.Time) {
 	seen, last := 0, ""
 	for name, until := range s.until {
@@ -95,19 +99,20 @@ func (s *Set) Clear() {
 	s.length.Store(0)
 }
 
-// inARow is how many different requests must be refused, with no other reply in between, before it is the fault of the
-// backend and not of a request.
+// inARow is how many different requests must be refused, with no other reply in
+// between, before it is the fault of the backend and not of a request.
 const inARow = 3
 
 // Use is an operation with a model, by its name at the backend.
 type Use struct{ Model, Operation string }
 
-// Streaks count the requests of each use that were refused in a row. What a firewall lets pass for one model or operation
-// says nothing about another. The same request again, which an SDK sends up to three times, counts once. The zero Streaks
-// are ready to use.
+// Streaks count the requests of each use that were refused in a row. What a
+// firewall lets pass for one model or operation says nothing about another. The
+// same request again, which an SDK sends up to three times, counts once. The
+// zero Streaks are ready to use.
 //
-// They are asked for each reply, and nearly always empty: Any takes no lock. When they are full, the streak that
-// ends is any one of them.
+// They are asked for each reply, and nearly always empty: Any takes no lock.
+// When they are full, the streak that ends is any one of them.
 type Streaks struct {
 	length atomic.Int32
 	mu     sync.Mutex
@@ -120,8 +125,8 @@ type streak struct {
 	length  int
 }
 
-// Refused records that a request with this digest was refused. It reports whether that ends a streak: the next request
-// begins a new one.
+// Refused records that a request with this digest was refused. It reports
+// whether that ends a streak: the next request begins a new one.
 func (s *Streaks) Refused(use Use, digest uint64) (ends bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

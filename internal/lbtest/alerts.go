@@ -14,13 +14,15 @@ import (
 // ScrapeInterval is how often a Recording is to be added to.
 const ScrapeInterval = 15 * time.Second
 
-// Recording has series as Prometheus would scrape them, by their names and labels. The zero Recording is empty.
+// Recording has series as Prometheus would scrape them, by their names and
+// labels. The zero Recording is empty.
 type Recording struct {
 	series map[string][]string
 	scrape int
 }
 
-// Add scrapes the counters and gauges of a pool. A series that begins later has no value before.
+// Add scrapes the counters and gauges of a pool. A series that begins later has
+// no value before.
 func (r *Recording) Add(t *testing.T, pool string) {
 	t.Helper()
 	if r.series == nil {
@@ -45,13 +47,15 @@ func (r *Recording) Add(t *testing.T, pool string) {
 	r.scrape++
 }
 
-// Firing are the alerts of a severity that fire at a time of a Recording. OpenAILBDown is not among them.
+// Firing are the alerts of a severity that fire at a time of a Recording.
+// OpenAILBDown is not among them.
 type Firing struct {
 	At     time.Duration
 	Alerts []string
 }
 
-// WantAlerts has promtool evaluate the alerts of examples/prometheus, from a folder two below the repository's.
+// WantAlerts has promtool evaluate the alerts of examples/prometheus, from a
+// folder two below the repository's.
 func (r *Recording) WantAlerts(t *testing.T, severity string, want ...Firing) {
 	t.Helper()
 	promtool, err := exec.LookPath("promtool")

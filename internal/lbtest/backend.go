@@ -72,8 +72,9 @@ func (b *Backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	io.WriteString(w, `{"id":"chatcmpl-1","object":"chat.completion"}`)
 }
 
-// watchedWriter knows whether a reply has begun. One that only waits, and says nothing, is a reply like all others: an
-// empty one would be no answer to a chat.
+// watchedWriter knows whether a reply has begun. One that only waits, and says
+// nothing, is a reply like all others: an empty one would be no answer to a
+// chat.
 type watchedWriter struct {
 	http.ResponseWriter
 	begun bool

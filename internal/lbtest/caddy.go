@@ -25,9 +25,10 @@ import (
 // foldersVariable names the folder that Caddy has instead of the user's.
 const foldersVariable = "OPENAI_LB_TEST_FOLDER"
 
-// Main runs the tests of a package, for its TestMain. It gives Caddy folders of its own, so that tests write nothing to the
-// user's, and a file to log to, which ShowLog shows if a test fails. A process that a test
-// starts has the folder of that test.
+// Main runs the tests of a package, for its TestMain. It gives Caddy folders of
+// its own, so that tests write nothing to the user's, and a file to log to,
+// which ShowLog shows if a test fails. A process that a test starts has the
+// folder of that test.
 func Main(m *testing.M) {
 	flag.Parse() // while errors of usage are still seen
 	folder, given := os.LookupEnv(foldersVariable)
@@ -99,7 +100,8 @@ func Run(t testing.TB, caddyfile string) {
 	})
 }
 
-// forgetIDs removes the ids that pools have saved, so that no test knows those of another one, and their ledgers.
+// forgetIDs removes the ids that pools have saved, so that no test knows those
+// of another one, and their ledgers.
 func forgetIDs() {
 	inMemory.clear()
 	os.RemoveAll(filepath.Join(caddy.DefaultStorage.Path, "openai_lb", "ledger"))
@@ -130,10 +132,10 @@ func ServeAt(t testing.TB, directives string, globalOptions ...string) (address 
 	return fmt.Sprintf("127.0.0.1:%d", port)
 }
 
-// FreePort returns a port of 127.0.0.1 that no other test gets until this one is
-// over. Systems choose other ports (32768 and above) for programs that ask for any. The
-// port is held at another loopback address, if the system has one, so that tests that
-// run at the same time do not take it.
+// FreePort returns a port of 127.0.0.1 that no other test gets until this one
+// is over. Systems choose other ports (32768 and above) for programs that ask
+// for any. The port is held at another loopback address, if the system has one,
+// so that tests that run at the same time do not take it.
 func FreePort(t testing.TB) int {
 	t.Helper()
 	for range 1000 {
@@ -153,7 +155,8 @@ func FreePort(t testing.TB) int {
 	return 0
 }
 
-// patience is for how long a test waits at most for what takes a moment on an idle machine. Another machine may be busy.
+// patience is for how long a test waits at most for what takes a moment on an
+// idle machine. Another machine may be busy.
 const patience = 2 * time.Minute
 
 // WaitFor waits, for a bounded time, for what happens in the background.

@@ -121,9 +121,9 @@ func NewClient(t *testing.T) *http.Client {
 	return &http.Client{Transport: transport, Timeout: time.Minute}
 }
 
-// ClientOf waits until the config answers that sets X-Config to this, and returns
-// a client that is connected to it. Another connection may still meet the config
-// before: Linux resets what waits at a socket that Caddy closes.
+// ClientOf waits until the config answers that sets X-Config to this, and
+// returns a client that is connected to it. Another connection may still meet
+// the config before: Linux resets what waits at a socket that Caddy closes.
 func ClientOf(t *testing.T, config, url string) *http.Client {
 	t.Helper()
 	var client *http.Client

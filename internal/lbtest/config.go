@@ -81,8 +81,8 @@ func PoolOf(names, options string) string {
 	return block.String() + options + "\nready_path /readyz\n}"
 }
 
-// InOrder writes an openai_lb block with these backends, each with the next priority, and these
-// options.
+// InOrder writes an openai_lb block with these backends, each with the next
+// priority, and these options.
 func InOrder(names, options string) string {
 	var block strings.Builder
 	for i, name := range strings.Fields(names) {

@@ -7,8 +7,9 @@ import (
 	"testing"
 )
 
-// WithExtendedConnect runs a test in another process: net/http's HTTP/2 server offers
-// extended CONNECT (RFC 8441) only if GODEBUG says so when the process starts.
+// WithExtendedConnect runs a test in another process: net/http's HTTP/2 server
+// offers extended CONNECT (RFC 8441) only if GODEBUG says so when the process
+// starts.
 func WithExtendedConnect(t *testing.T, test func(*testing.T)) {
 	t.Helper()
 	const setting = "http2xconnect=1"

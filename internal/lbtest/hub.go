@@ -43,8 +43,8 @@ func HubOf(name string) *statetest.Hub {
 	return hub.(*statetest.Hub)
 }
 
-// Connect makes a World with this hub exchange with other replicas, which a balancer does in Caddy once its config is in
-// use.
+// Connect makes a World with this hub exchange with other replicas, which a
+// balancer does in Caddy once its config is in use.
 func Connect(t *testing.T, hub string) {
 	t.Helper()
 	raw, err := json.Marshal(map[string]string{"engine": "hub", "hub": hub})

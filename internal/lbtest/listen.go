@@ -26,7 +26,8 @@ func Listen(t *testing.T, name string) (*Backend, *httptest.Server) {
 	return b, s
 }
 
-// Dial connects to a real socket until the end of the test. The connection has a deadline.
+// Dial connects to a real socket until the end of the test. The connection has
+// a deadline.
 func Dial(t testing.TB, address string) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("tcp", address)
@@ -38,8 +39,8 @@ func Dial(t testing.TB, address string) net.Conn {
 	return conn
 }
 
-// NewCertificate makes a certificate that signs itself. Its key is of ECDSA: RSA
-// takes seconds under the race detector.
+// NewCertificate makes a certificate that signs itself. Its key is of ECDSA:
+// RSA takes seconds under the race detector.
 func NewCertificate(until time.Time, hosts ...string) (tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -101,8 +102,8 @@ func WritePEM(t testing.TB, path, kind string, der []byte) {
 	WriteFile(t, path, string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})))
 }
 
-// ServerCertificate returns the tls line of a site at example.com, and an HTTP/2
-// client that trusts it.
+// ServerCertificate returns the tls line of a site at example.com, and an
+// HTTP/2 client that trusts it.
 func ServerCertificate(t *testing.T) (line string, client *http.Client) {
 	t.Helper()
 	file, keyFile := WriteCertificate(t)

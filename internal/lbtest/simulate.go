@@ -10,7 +10,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/simulator"
 )
 
-// Simulate returns a backend that answers as a simulator with these options does.
+// Simulate returns a backend that answers as a simulator with these options
+// does.
 func Simulate(t *testing.T, options simulator.Handler) http.Handler {
 	t.Helper()
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})

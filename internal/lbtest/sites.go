@@ -190,7 +190,8 @@ func (s *Sites) LoggedOf(t *testing.T, backend string) (attempt LogEntry, benche
 type Row struct {
 	Name string
 	Test func(*testing.T)
-	// Waits reports whether the row waits for time to pass, and does little else
+	// Waits reports whether the row waits for time to pass, and does little
+	// else
 	Waits bool
 }
 

@@ -15,7 +15,8 @@ import (
 
 func init() { caddy.RegisterModule(new(memory)) }
 
-// memory is the storage of worlds. A disk would have to be waited for in each of them.
+// memory is the storage of worlds. A disk would have to be waited for in each
+// of them.
 type memory struct {
 	mu    sync.Mutex
 	files map[string][]byte
@@ -41,8 +42,8 @@ func (m *memory) clear() {
 	clear(m.files)
 }
 
-// FillStorage lets nothing be stored under keys with this word, such as the name of a pool, as if the disk were full. The
-// returned function ends that.
+// FillStorage lets nothing be stored under keys with this word, such as the
+// name of a pool, as if the disk were full. The returned function ends that.
 func FillStorage(word string) (free func()) {
 	m := &inMemory
 	m.mu.Lock()

@@ -1,7 +1,7 @@
-// Package lbtest is what tests of the balancer share: a balancer in virtual time
-// with its clients and its backends (World), Caddy itself with many balancers
-// (Sites) or one (Run, ServeAt), and backends that answer as a test says
-// (Backend). Only tests import it.
+// Package lbtest is what tests of the balancer share: a balancer in virtual
+// time with its clients and its backends (World), Caddy itself with many
+// balancers (Sites) or one (Run, ServeAt), and backends that answer as a test
+// says (Backend). Only tests import it.
 package lbtest
 
 import (
@@ -37,11 +37,13 @@ type World struct {
 	// Logs is what the handler has logged since the world began.
 	Logs     *observer.ObservedLogs
 	Backends map[string]*Backend // by host
-	// Shows are headers that each reply gets, as by Caddy's directive `header >Name value`. They may have placeholders.
+	// Shows are headers that each reply gets, as by Caddy's directive `header
+	// >Name value`. They may have placeholders.
 	Shows map[string]string
 	// Prepares, if it is set, changes a request before the handler gets it.
 	Prepares func(*http.Request) *http.Request
-	// ReadIdle, if it is set, is how long a body may stall, as in Caddy's server.
+	// ReadIdle, if it is set, is how long a body may stall, as in Caddy's
+	// server.
 	ReadIdle time.Duration
 
 	mu        sync.Mutex
@@ -224,7 +226,8 @@ func (w *World) WantReady() {
 	}
 }
 
-// WantNotReady checks that it answers that there is none, and when to come back.
+// WantNotReady checks that it answers that there is none, and when to come
+// back.
 func (w *World) WantNotReady(retryAfter string) {
 	w.T.Helper()
 	got := w.Ready(http.MethodGet)

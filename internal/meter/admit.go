@@ -4,38 +4,44 @@ import "time"
 
 // Estimate is what a request is expected to cost.
 type Estimate struct {
-	// Prompt is the prompt's length, in units of about a token. The caller's own ratio is applied to it.
-	// 0: the request costs no tokens, so no limit of tokens refuses it.
+	// Prompt is the prompt's length, in units of about a token. The caller's
+	// own ratio is applied to it. 0: the request costs no tokens, so no limit
+	// of tokens refuses it.
 	Prompt int64
-	// Output is the largest output that the request allows, in tokens. Undeclared: it does not say. 0:
-	// its API has no output.
+	// Output is the largest output that the request allows, in tokens.
+	// Undeclared: it does not say. 0: its API has no output.
 	Output int64
-	// Model is the one that is asked for, and Replies how many replies are. They tell how large the output may be.
+	// Model is the one that is asked for, and Replies how many replies are.
+	// They tell how large the output may be.
 	Model   string
 	Replies int64
-	// Within reports whether it is a part of a request that is in flight, and not one more at a time.
+	// Within reports whether it is a part of a request that is in flight, and
+	// not one more at a time.
 	Within bool
 }
 
 // Undeclared is the Output of a request that does not limit it.
 const Undeclared = -1
 
-// Cost is what a request has cost in the end. The zero Cost is that of a request that was not sent.
+// Cost is what a request has cost in the end. The zero Cost is that of a
+// request that was not sent.
 type Cost struct {
 	Requests       int64
 	Prompt, Output int64
-	// Counted reports whether a backend counted the tokens. Estimates learn only from such figures.
+	// Counted reports whether a backend counted the tokens. Estimates learn
+	// only from such figures.
 	Counted bool
 	// Model is that of the estimate.
 	Model string
 }
 
-// Reservation is the charge of a request that was admitted, until it is over. The zero Reservation, of a
-// request that has no caller, does nothing.
+// Reservation is the charge of a request that was admitted, until it is over.
+// The zero Reservation, of a request that has no caller, does nothing.
 type Reservation struct {
 	caller *Caller
-	// moment is when the request was admitted. charged are the ids of the meters that were charged then, and
-	// demoted those whose limits gave the request another tier.
+	// moment is when the request was admitted. charged are the ids of the
+	// meters that were charged then, and demoted those whose limits gave the
+	// request another tier.
 	moment
 	// reset is the latest reset of the caller at that time.
 	reset            int64
@@ -43,18 +49,21 @@ type Reservation struct {
 	tier             uint8
 	// outputs reports whether the request may have an output.
 	outputs bool
-	// length is Estimate.Prompt; prompt and output are the estimate that was charged.
+	// length is Estimate.Prompt; prompt and output are the estimate that was
+	// charged.
 	length, prompt, output int64
 	flight
-	// grew are the ids of the meters that were charged with output beyond the estimate, and last is when that was last.
+	// grew are the ids of the meters that were charged with output beyond the
+	// estimate, and last is when that was last.
 	last moment
 	grew uint16
-	// over reports whether the request is over, while its output is not. within is Estimate.Within.
+	// over reports whether the request is over, while its output is not. within
+	// is Estimate.Within.
 	over, within bool
 }
 
-// Tier returns the number of the request's tier, counted from 1 in order of importance. 0: it has none,
-// and is above all.
+// Tier returns the number of the request's tier, counted from 1 in order of
+// importance. 0: it has none, and is above all.
 func (r *Reservation) Tier() int { return int(r.tier) }
 
 // Demoted yields the ids of the limits that gave the request another tier.
@@ -77,7 +86,8 @@ type Reason uint8
 
 // The reasons.
 const (
-	// OverRate: too much was used in a window that slides. The request is admitted after Refusal.Wait.
+	// OverRate: too much was used in a window that slides. The request is
+	// admitted after Refusal.Wait.
 	OverRate Reason = iota
 	// OverQuota: too much was used in a day or a month.
 	OverQuota
@@ -85,29 +95,35 @@ const (
 	TooLarge
 	// TooMany: the caller has as many requests at a time as it may have.
 	TooMany
-	// OverPart: this replica's part of what is left is used. It gets another one when the others know that.
+	// OverPart: this replica's part of what is left is used. It gets another
+	// one when the others know that.
 	OverPart
-	// Unheard: the request is larger than this replica's part of what is left. A Claim may admit it.
+	// Unheard: the request is larger than this replica's part of what is left.
+	// A Claim may admit it.
 	Unheard
-	// InFlight: the requests in flight may still use so much that this one would exceed the limit.
+	// InFlight: the requests in flight may still use so much that this one
+	// would exceed the limit.
 	InFlight
 )
 
 // Refusal says why a request was refused.
 type Refusal struct {
 	Reason Reason
-	// Limit is the one that refused it. If there are several, it is the one with the longest wait.
+	// Limit is the one that refused it. If there are several, it is the one
+	// with the longest wait.
 	Limit Limit
-	// Allowed is how much of the limit this replica may use: all of it, or its share. Used is how much is
-	// used, and Requested how much the request needs. With TooMany these are requests. With InFlight, what the
-	// requests in flight may still use counts as used, too.
+	// Allowed is how much of the limit this replica may use: all of it, or its
+	// share. Used is how much is used, and Requested how much the request
+	// needs. With TooMany these are requests. With InFlight, what the requests
+	// in flight may still use counts as used, too.
 	Allowed, Used, Requested int64
-	// Wait is how long it takes until the request is admitted, if nothing else is used. With OverQuota it
-	// ends when the day or the month begins.
+	// Wait is how long it takes until the request is admitted, if nothing else
+	// is used. With OverQuota it ends when the day or the month begins.
 	Wait time.Duration
 }
 
-// Names returns the names of what the limit counts and of its window. Requests at a time have none.
+// Names returns the names of what the limit counts and of its window. Requests
+// at a time have none.
 func (r *Refusal) Names() (kind, window string) {
 	if r.Reason == TooMany {
 		return "max_requests", ""
@@ -115,8 +131,9 @@ func (r *Refusal) Names() (kind, window string) {
 	return r.Limit.Kind.String(), r.Limit.Unit.String()
 }
 
-// Try charges all limits with the estimate, or returns why it charged none: the request may be tried again later, so a
-// refusal is not counted before Refused. An admitted request must be settled.
+// Try charges all limits with the estimate, or returns why it charged none: the
+// request may be tried again later, so a refusal is not counted before Refused.
+// An admitted request must be settled.
 func (c *Caller) Try(now time.Time, e Estimate) (Reservation, *Refusal) {
 	c.mu.Lock()
 	at := c.roll(now)
@@ -161,7 +178,8 @@ func (c *Caller) Refused(now time.Time, refusal *Refusal) {
 	c.report(crossed)
 }
 
-// check returns the charge of a request, or why it is refused, if so much of each limit is allowed.
+// check returns the charge of a request, or why it is refused, if so much of
+// each limit is allowed.
 func (c *Caller) check(at int64, e Estimate, allows func(m *meter, at, used int64) int64) (r Reservation, refusal *Refusal) {
 	its := c.usual.known(e.Model, at)
 	prompt, output := c.usual.estimate(e, its)
@@ -177,7 +195,8 @@ func (c *Caller) check(at int64, e Estimate, allows func(m *meter, at, used int6
 		}
 		used := m.use(at)
 		allowed := allows(m, at, used)
-		// by its length, too: otherwise a ratio that is too high would refuse the prompt for ever
+		// by its length, too: otherwise a ratio that is too high would refuse
+		// the prompt for ever
 		large := id.Kind() == Tokens && min(prompt, e.Prompt) > m.limit.Amount
 		fits := add(used, min(need, m.limit.Amount)) <= allowed
 		if id.Kind() == Tokens && fits {
@@ -240,7 +259,8 @@ func (c *Caller) delay(m *meter, at int64, r *Refusal) {
 // shareWait is the shortest wait for a share, which is rounded.
 const shareWait = 250 * time.Millisecond
 
-// tooMany returns the refusal of a further request, if the caller has as many as it may have.
+// tooMany returns the refusal of a further request, if the caller has as many
+// as it may have.
 func (c *Caller) tooMany() *Refusal {
 	if c.maxRequests == 0 || c.inFlight < c.maxRequests {
 		return nil
@@ -248,8 +268,9 @@ func (c *Caller) tooMany() *Refusal {
 	return &Refusal{Reason: TooMany, Allowed: int64(c.maxRequests), Used: int64(c.inFlight), Requested: 1, Wait: time.Second}
 }
 
-// Upload counts a request among those in flight while its body comes, before it can be admitted, or returns why
-// it may not come. An upload that may must be followed by Uploaded.
+// Upload counts a request among those in flight while its body comes, before it
+// can be admitted, or returns why it may not come. An upload that may must be
+// followed by Uploaded.
 func (c *Caller) Upload() *Refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -291,15 +312,17 @@ func (c *Caller) charge(at int64, r *Reservation) (crossed []Crossing) {
 	return crossed
 }
 
-// Unasked returns the reservation of what began without a request: nothing is charged until it is settled.
+// Unasked returns the reservation of what began without a request: nothing is
+// charged until it is settled.
 func (c *Caller) Unasked(now time.Time) Reservation {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return Reservation{caller: c, moment: moment{at: c.roll(now) - c.clock.ahead, number: c.admitted}, reset: c.reset, tier: uint8(c.tier.number), over: true}
 }
 
-// Settle replaces the estimate with the real cost. What was too much goes back to the windows, and
-// their parts, that it was taken from, and what was too little is charged now. Further calls do nothing.
+// Settle replaces the estimate with the real cost. What was too much goes back
+// to the windows, and their parts, that it was taken from, and what was too
+// little is charged now. Further calls do nothing.
 func (r *Reservation) Settle(now time.Time, cost Cost) {
 	c := r.caller
 	if c == nil {

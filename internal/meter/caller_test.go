@@ -11,7 +11,8 @@ import (
 // noon is in the middle of a day and a month, at the beginning of a minute.
 var noon = time.Date(2026, 11, 15, 12, 0, 0, 0, time.UTC)
 
-// callerWith returns a caller that has used nothing, with a hook, which may be nil.
+// callerWith returns a caller that has used nothing, with a hook, which may be
+// nil.
 func callerWith(hook func(Crossing)) *Caller {
 	return newCaller("alice", IDOf("alice"), hook, new(reports))
 }
@@ -40,7 +41,8 @@ func caller(t testing.TB, texts ...string) *Caller {
 	return c
 }
 
-// exactly estimates a cost that is known: the ratio and the usual output do not change it.
+// exactly estimates a cost that is known: the ratio and the usual output do not
+// change it.
 func exactly(tokens int64) Estimate { return Estimate{Prompt: tokens} }
 
 func spent(tokens int64) Cost { return Cost{Requests: 1, Prompt: tokens} }
@@ -87,8 +89,9 @@ func used(t testing.TB, c *Caller, now time.Time, text string) int64 {
 	return 0
 }
 
-// The first request must not be refused for ever because its estimate exceeds the limit, and requests that
-// come together must not all be the first (LiteLLM PR28805, #40095).
+// The first request must not be refused for ever because its estimate exceeds
+// the limit, and requests that come together must not all be the first (LiteLLM
+// PR28805, #40095).
 func TestOfFiftyParallelFirstRequestsALimitOfOneAdmitsOne(t *testing.T) {
 	for _, limit := range []string{"requests 1/minute", "tokens 1/minute", "requests 1/day", "tokens 1/month"} {
 		c := caller(t, limit)
@@ -108,7 +111,8 @@ func TestOfFiftyParallelFirstRequestsALimitOfOneAdmitsOne(t *testing.T) {
 	}
 }
 
-// LiteLLM reserved 1,025 tokens for a request that declared none, so a limit of 1,000 admitted nothing (PR29193).
+// LiteLLM reserved 1,025 tokens for a request that declared none, so a limit of
+// 1,000 admitted nothing (PR29193).
 func TestALimitOf100AdmitsARequestWithoutMaxTokens(t *testing.T) {
 	c := caller(t, "tokens 100/minute")
 	r := admitted(t, c, noon, Estimate{Prompt: 20, Output: Undeclared})
@@ -146,10 +150,11 @@ func (r Reservation) settle(now time.Time) {
 	r.Settle(now, Cost{Requests: 1, Prompt: r.prompt, Output: r.output})
 }
 
-// APISIX and WSO2 charged the limits that came first in a list for requests that a later one refused
-// (wso2/api-platform#3116).
-// TestAnIdleCallerWhosePromptsWereLongerThanTheyLookedIsAdmitted has prompts that backends have most of: a response
-// that goes on from an earlier one, say. An estimate that learned from them must not refuse other prompts for ever.
+// APISIX and WSO2 charged the limits that came first in a list for requests
+// that a later one refused (wso2/api-platform#3116).
+// TestAnIdleCallerWhosePromptsWereLongerThanTheyLookedIsAdmitted has prompts
+// that backends have most of: a response that goes on from an earlier one, say.
+// An estimate that learned from them must not refuse other prompts for ever.
 func TestAnIdleCallerWhosePromptsWereLongerThanTheyLookedIsAdmitted(t *testing.T) {
 	c, now := caller(t, "tokens 1000/minute"), noon
 	for range 20 {
@@ -184,7 +189,8 @@ func TestARefusedRequestChargesNoLimit(t *testing.T) {
 	}
 }
 
-// An SDK that retries when it is told to gets through: refusals do not prolong the wait (LiteLLM #39726).
+// An SDK that retries when it is told to gets through: refusals do not prolong
+// the wait (LiteLLM #39726).
 func TestAnSDKThatRetriesAfterA429DoesNotLockItselfOut(t *testing.T) {
 	for _, limit := range []string{"tokens 100/second", "tokens 100/minute", "tokens 100/hour", "tokens 100/day"} {
 		c := caller(t, limit)
@@ -289,7 +295,8 @@ func TestAnExcessGoesBackToTheWindowThatItCameFrom(t *testing.T) {
 	}
 	c.Change(noon.Add(70*time.Second), Settings{})
 	c.Change(noon.Add(70*time.Second), Settings{Limits: limits(t, "tokens 100/minute")}) // its parts are not known any more
-	// the 40 count as if they had been spread over half a minute; 25 of them are taken from the 31st second and then from the end
+	// the 40 count as if they had been spread over half a minute; 25 of them
+	// are taken from the 31st second and then from the end
 	if second.Settle(noon.Add(70*time.Second), spent(5)); used(t, c, noon.Add(70*time.Second), "tokens/minute") != 15 {
 		t.Errorf("of a window without known parts %d are used", used(t, c, noon.Add(70*time.Second), "tokens/minute"))
 	}
@@ -408,7 +415,8 @@ func TestARequestOverALimitGetsAnotherTier(t *testing.T) {
 	}
 }
 
-// LiteLLM's slots leak when a stream is cancelled: the key is dead for an hour (#20256, #27955).
+// LiteLLM's slots leak when a stream is cancelled: the key is dead for an hour
+// (#20256, #27955).
 func TestASlotIsFreeWhenItsRequestIsOver(t *testing.T) {
 	c := callerWith(nil)
 	c.Change(noon, Settings{MaxRequests: 2})
@@ -454,8 +462,9 @@ func TestARequestWithoutTokensIsRefusedByNoLimitOfTokens(t *testing.T) {
 	}
 }
 
-// A caller could reserve next to nothing with a small max_tokens and have a large output (LiteLLM PR37001):
-// the shortfall is charged, and the usual output follows.
+// A caller could reserve next to nothing with a small max_tokens and have a
+// large output (LiteLLM PR37001): the shortfall is charged, and the usual
+// output follows.
 func TestEstimatesFollowWhatRequestsReallyCost(t *testing.T) {
 	c := caller(t, "tokens 1000G/day")
 	for range 100 {
@@ -494,7 +503,8 @@ func TestEstimatesFollowWhatRequestsReallyCost(t *testing.T) {
 	}
 }
 
-// One model answers in a few tokens, and another one thinks for thousands; a third one is asked about images.
+// One model answers in a few tokens, and another one thinks for thousands; a
+// third one is asked about images.
 func TestEstimatesForOneModelDoNotFollowWhatAnotherCosts(t *testing.T) {
 	c := caller(t, "tokens 1000G/day")
 	uses := map[string]Cost{"short": {Prompt: 100, Output: 10}, "long": {Prompt: 100, Output: 8000}, "images": {Prompt: 300, Output: 10}}
@@ -514,8 +524,8 @@ func TestEstimatesForOneModelDoNotFollowWhatAnotherCosts(t *testing.T) {
 	}
 }
 
-// TestAnAbsurdReportIsForgottenSoon has a backend report more tokens for one request than any model reads or
-// writes.
+// TestAnAbsurdReportIsForgottenSoon has a backend report more tokens for one
+// request than any model reads or writes.
 func TestAnAbsurdReportIsForgottenSoon(t *testing.T) {
 	for _, absurd := range []Cost{
 		{Requests: 1, Prompt: 100, Output: MaxAmount, Counted: true},
@@ -674,8 +684,8 @@ func TestAdmittingAndSettlingAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestAClockThatIsSetBackALittleRefusesNothingForLong has a clock that goes wrong by less than a minute, as some do
-// before they are synchronized.
+// TestAClockThatIsSetBackALittleRefusesNothingForLong has a clock that goes
+// wrong by less than a minute, as some do before they are synchronized.
 func TestAClockThatIsSetBackALittleRefusesNothingForLong(t *testing.T) {
 	for _, back := range []time.Duration{time.Millisecond, time.Second, 3 * time.Second, 30 * time.Second, 59 * time.Second, 2 * time.Minute} {
 		c := caller(t, "requests 10/second")

@@ -21,24 +21,29 @@ type Callers struct {
 	mu       sync.RWMutex
 	settings func(name string) Settings
 	byName   map[string]*Caller
-	// inOrder are those of byName in the order of their first requests, which number them, and swept is when callers were forgotten.
+	// inOrder are those of byName in the order of their first requests, which
+	// number them, and swept is when callers were forgotten.
 	inOrder []*Caller
 	number  int
 	swept   time.Time
 	evicted atomic.Int64
 	most    int // maxCallers
-	// byID also has the callers of which only other replicas have said something.
+	// byID also has the callers of which only other replicas have said
+	// something.
 	byID    map[CallerID]*Caller
 	reports *reports
-	// sharing is the argument of the latest Share, and ahead that of the latest Follow.
+	// sharing is the argument of the latest Share, and ahead that of the latest
+	// Follow.
 	sharing Sharing
 	ahead   time.Duration
-	// restored reports whether the others may not know what was added by Restore.
+	// restored reports whether the others may not know what was added by
+	// Restore.
 	restored atomic.Bool
 }
 
-// CallerID identifies a caller in messages between replicas, which do not contain its name. It has 128 bits, so that nobody finds two
-// names with the same one. Inside a process, callers are known by their names.
+// CallerID identifies a caller in messages between replicas, which do not
+// contain its name. It has 128 bits, so that nobody finds two names with the
+// same one. Inside a process, callers are known by their names.
 type CallerID [16]byte
 
 // IDOf returns the id of the caller with this name.
@@ -59,11 +64,12 @@ func (id *CallerID) UnmarshalText(text []byte) error {
 	return err
 }
 
-// maxCallers is how many callers there are at most, those included that other replicas name before they send a request here.
+// maxCallers is how many callers there are at most, those included that other
+// replicas name before they send a request here.
 const maxCallers = 100_000
 
-// NewCallers returns an empty set of callers. hook gets the marks that the use of a limit has reached; it
-// is called without any lock, and may be nil.
+// NewCallers returns an empty set of callers. hook gets the marks that the use
+// of a limit has reached; it is called without any lock, and may be nil.
 func NewCallers(hook func(Crossing)) *Callers {
 	writer := make([]byte, 16)
 	rand.Read(writer)
@@ -71,7 +77,8 @@ func NewCallers(hook func(Crossing)) *Callers {
 	return &Callers{most: maxCallers, hook: hook, writer: id, reports: &reports{writer: id}, byName: make(map[string]*Caller), byID: make(map[CallerID]*Caller)}
 }
 
-// Writer returns a random id of 32 hexadecimal digits. In messages between replicas, it is the one whose use it is.
+// Writer returns a random id of 32 hexadecimal digits. In messages between
+// replicas, it is the one whose use it is.
 func (cs *Callers) Writer() string { return cs.writer }
 
 // Configure applies a config: settings returns those of a caller.
@@ -126,7 +133,8 @@ func (cs *Callers) ofID(now time.Time, id CallerID) *Caller {
 	return c
 }
 
-// From returns the callers that Get was called for, in the order of the first calls, without those up to a number.
+// From returns the callers that Get was called for, in the order of the first
+// calls, without those up to a number.
 func (cs *Callers) From(number int) []*Caller {
 	cs.mu.RLock()
 	defer cs.mu.RUnlock()
@@ -141,8 +149,8 @@ func (cs *Callers) All() []*Caller {
 	return slices.SortedFunc(maps.Values(cs.byName), func(a, b *Caller) int { return cmp.Compare(a.name, b.name) })
 }
 
-// Heard records what another replica has used for a caller, as Caller.Heard does. The caller may be one
-// that has sent no request here yet.
+// Heard records what another replica has used for a caller, as Caller.Heard
+// does. The caller may be one that has sent no request here yet.
 func (cs *Callers) Heard(now time.Time, id CallerID, replica string, version uint64, entries []Entry) {
 	if c := cs.heardOf(now, id); c != nil {
 		c.Heard(now, replica, version, entries)
@@ -175,8 +183,9 @@ func (cs *Callers) Share(now time.Time, s Sharing) {
 	}
 }
 
-// Follow makes the windows of all callers follow a clock that is ahead of ours by so much, until the next call. Replicas
-// mean the same windows if they follow the same clock.
+// Follow makes the windows of all callers follow a clock that is ahead of ours
+// by so much, until the next call. Replicas mean the same windows if they
+// follow the same clock.
 func (cs *Callers) Follow(now time.Time, ahead time.Duration) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()

@@ -5,26 +5,34 @@ import (
 	"time"
 )
 
-// A replica may spend its part of what is left without asking the others. A request that is larger than that, or comes when the part
-// is spent, is refused as Unheard or OverPart, and may make a claim: its charge is reported like any other, and the request waits. Once the others know of the charge, and
-// what they used until then is known here, it is admitted if it fits into the limits. So of several replicas with such a
-// request at the same moment, none is admitted that would exceed a limit together with others.
+// A replica may spend its part of what is left without asking the others. A
+// request that is larger than that, or comes when the part is spent, is refused
+// as Unheard or OverPart, and may make a claim: its charge is reported like any
+// other, and the request waits. Once the others know of the charge, and what
+// they used until then is known here, it is admitted if it fits into the
+// limits. So of several replicas with such a request at the same moment, none
+// is admitted that would exceed a limit together with others.
 //
-// If two claims do not fit together, the replica with the lower id goes on waiting, and the other one gives its charge back.
+// If two claims do not fit together, the replica with the lower id goes on
+// waiting, and the other one gives its charge back.
 
-// Claim is a request that waits until the others know of it. It ends with Decide or Withdraw.
+// Claim is a request that waits until the others know of it. It ends with
+// Decide or Withdraw.
 type Claim struct {
 	Reservation
-	// why is the refusal without a claim. nil: there is room for the request in this replica's part by now.
+	// why is the refusal without a claim. nil: there is room for the request in
+	// this replica's part by now.
 	why *Refusal
-	// figures are what the others had used of each limit when the claim was made.
+	// figures are what the others had used of each limit when the claim was
+	// made.
 	figures [MaxLimits][]figure
 }
 
 // MayClaim reports whether a claim may admit the request.
 func (r *Refusal) MayClaim() bool { return r.Reason == Unheard || r.Reason == OverPart }
 
-// Claim makes a claim for a request, or returns why it is refused. A caller has one claim at a time.
+// Claim makes a claim for a request, or returns why it is refused. A caller has
+// one claim at a time.
 func (c *Caller) Claim(now time.Time, e Estimate) (claim *Claim, refusal *Refusal) {
 	c.mu.Lock()
 	at := c.roll(now)
@@ -51,7 +59,8 @@ func (c *Caller) Claim(now time.Time, e Estimate) (claim *Claim, refusal *Refusa
 	return claim, refusal
 }
 
-// Decide reports whether it is decided if the request is admitted: if there is no refusal, it is, and must be settled.
+// Decide reports whether it is decided if the request is admitted: if there is
+// no refusal, it is, and must be settled.
 func (l *Claim) Decide(now time.Time) (decided bool, refusal *Refusal) {
 	c := l.caller
 	c.mu.Lock()
@@ -100,7 +109,8 @@ func (l *Claim) exceeds(at int64) bool {
 	return false
 }
 
-// isFirst reports whether this replica's id is lower than those of all others that have used something since the claim was made.
+// isFirst reports whether this replica's id is lower than those of all others
+// that have used something since the claim was made.
 func (l *Claim) isFirst() bool {
 	for id, m := range l.caller.metersIn(l.charged) {
 		for _, f := range m.figures {

@@ -13,8 +13,9 @@ type clock struct {
 	latest int64
 }
 
-// standstill is how far a clock may be set back before that makes a difference: callers read the clock
-// before they get the lock, so time may seem to go back a little.
+// standstill is how far a clock may be set back before that makes a difference:
+// callers read the clock before they get the lock, so time may seem to go back
+// a little.
 const standstill = int64(2 * time.Second)
 
 // roll makes all windows those of now.
@@ -46,7 +47,8 @@ func (c *Caller) follow(now time.Time, ahead time.Duration) {
 	c.roll(now)
 }
 
-// set sets the clock. No time has passed by that, so what is used stays as old as it was.
+// set sets the clock. No time has passed by that, so what is used stays as old
+// as it was.
 func (c *Caller) set(from, to int64) {
 	for id := range c.meters {
 		c.meters[id].set(ID(id), from, to, c.location)
@@ -68,8 +70,9 @@ func (m *meter) set(id ID, from, to int64, location *time.Location) {
 	}
 }
 
-// carry has a later day or month begin with what is used in the current one. A clock that is set forward over midnight, again and
-// again, must not begin a new day each time.
+// carry has a later day or month begin with what is used in the current one. A
+// clock that is set forward over midnight, again and again, must not begin a
+// new day each time.
 func (m *meter) carry(next window) {
 	for i := range m.figures {
 		m.figures[i].window += next.index - m.index
@@ -78,7 +81,8 @@ func (m *meter) carry(next window) {
 	m.window = next
 }
 
-// shift moves what is used as far as the clock was set, in whole parts: rather too far than not far enough.
+// shift moves what is used as far as the clock was set, in whole parts: rather
+// too far than not far enough.
 func (m *meter) shift(from, to int64, next window) {
 	length, last := m.end-m.start, m.part(from)
 	m.debt.from += to - from
@@ -117,7 +121,8 @@ func (s *sums) shift(by, last int) {
 	}
 }
 
-// unite has an earlier day or month, which begins once more, also have what was used since it ended.
+// unite has an earlier day or month, which begins once more, also have what was
+// used since it ended.
 func (m *meter) unite(next window) {
 	isBefore := next.index == m.index-1
 	for _, s := range m.sums() {

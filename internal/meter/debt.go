@@ -5,30 +5,37 @@ import (
 	"time"
 )
 
-// debt is what was used beyond a limit. Without it, a caller that exceeds a limit again and again would get more than the
-// limit on average: it would only have to wait until the window is empty.
+// debt is what was used beyond a limit. Without it, a caller that exceeds a
+// limit again and again would get more than the limit on average: it would only
+// have to wait until the window is empty.
 //
-// A window that slides pays a debt back at the limit's rate, from a window's length after the last excess on. The next day or
-// month begins with it. A debt is bounded, because a backend may report any use.
+// A window that slides pays a debt back at the limit's rate, from a window's
+// length after the last excess on. The next day or month begins with it. A debt
+// is bounded, because a backend may report any use.
 type debt struct {
-	// excess is what was used beyond the limit, and from is when it begins to be paid back. A day or a month pays nothing back.
+	// excess is what was used beyond the limit, and from is when it begins to
+	// be paid back. A day or a month pays nothing back.
 	excess, from int64
 	// due is how much the day or the month before has left.
 	due int64
 }
 
 const (
-	// mostSliding and mostCalendar are how many times a limit a debt is at most. No request owes more than mostLearned.
+	// mostSliding and mostCalendar are how many times a limit a debt is at
+	// most. No request owes more than mostLearned.
 	mostSliding  = 60
 	mostCalendar = 1
-	// settled is how long replicas share a limit before one owes what others use beyond it. When they have just found each
-	// other, they do not agree on what was used and when: then one of them would owe all that another one uses within the limit.
+	// settled is how long replicas share a limit before one owes what others
+	// use beyond it. When they have just found each other, they do not agree on
+	// what was used and when: then one of them would owe all that another one
+	// uses within the limit.
 	settled = int64(time.Minute)
 	// never is after all times.
 	never = 1 << 62
 )
 
-// owe records that so much more is used, or less, of a limit without a tier for what is over it. Callers change the use afterwards.
+// owe records that so much more is used, or less, of a limit without a tier for
+// what is over it. Callers change the use afterwards.
 func (m *meter) owe(now, by int64) {
 	if m.limit.Amount == 0 || m.then > 0 {
 		return
@@ -71,8 +78,9 @@ func (m *meter) owed(now int64) int64 {
 	return max(0, d.excess-int64(min(paid, 1<<61)))
 }
 
-// use returns how much counts as used now: what was used in the window, what is held back, and the debt. While the window has
-// what was used beyond the limit, it does not count twice.
+// use returns how much counts as used now: what was used in the window, what is
+// held back, and the debt. While the window has what was used beyond the limit,
+// it does not count twice.
 func (m *meter) use(now int64) int64 {
 	spent := add(m.spent(now), m.heldBack(now))
 	if m.calendar() {

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// TestWhatExceedsALimitIsPaidBack has a caller whose requests cost more than its limit, whenever one is admitted.
+// TestWhatExceedsALimitIsPaidBack has a caller whose requests cost more than
+// its limit, whenever one is admitted.
 func TestWhatExceedsALimitIsPaidBack(t *testing.T) {
 	for _, times := range []int64{1, 2, 3, 9} {
 		c, now, all := caller(t, "tokens 60k/minute"), noon, int64(0)
@@ -47,8 +48,9 @@ func TestTheNextDayBeginsWithWhatWasTooMuch(t *testing.T) {
 	admitted(t, c, next.Add(24*time.Hour), exactly(1))
 }
 
-// TestNoDebtComesFromWhatIsAllowed has limits that are lowered, limits over which a tier is, estimates that were too high, and
-// what is known of before a restart.
+// TestNoDebtComesFromWhatIsAllowed has limits that are lowered, limits over
+// which a tier is, estimates that were too high, and what is known of before a
+// restart.
 func TestNoDebtComesFromWhatIsAllowed(t *testing.T) {
 	c := caller(t, "tokens 1k/hour")
 	admitted(t, c, noon, exactly(900)).settle(noon)
@@ -95,8 +97,9 @@ func TestReplicasOweTogether(t *testing.T) {
 	}
 }
 
-// TestReplicasThatHaveJustFoundEachOtherOweNothing that the others used: each was allowed its part, and they do not agree on when
-// that was. After a minute, they owe together again.
+// TestReplicasThatHaveJustFoundEachOtherOweNothing that the others used: each
+// was allowed its part, and they do not agree on when that was. After a minute,
+// they owe together again.
 func TestReplicasThatHaveJustFoundEachOtherOweNothing(t *testing.T) {
 	for _, before := range []Sharing{{Replicas: 1}, {Replicas: 2, Apart: true}} {
 		for _, passed := range []time.Duration{30 * time.Second, 3 * time.Minute} {

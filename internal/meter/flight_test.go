@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// all admits as many of a number of requests as the caller may have at a time, and returns their reservations.
+// all admits as many of a number of requests as the caller may have at a time,
+// and returns their reservations.
 func all(c *Caller, now time.Time, number int, e Estimate) (open []Reservation) {
 	for range number {
 		if r, refusal := c.Admit(now, e); refusal == nil {
@@ -16,8 +17,9 @@ func all(c *Caller, now time.Time, number int, e Estimate) (open []Reservation) 
 	return open
 }
 
-// An attack: short answers make the estimates low, and then come 200 requests for long ones, all at once. They are alike if
-// the requests declare the output, or nothing.
+// An attack: short answers make the estimates low, and then come 200 requests
+// for long ones, all at once. They are alike if the requests declare the
+// output, or nothing.
 func TestParallelRequestsAfterShortAnswersUseAtMost110PercentOfALimit(t *testing.T) {
 	worst := 0.0
 	for _, e := range []Estimate{{Prompt: 10, Output: 16_000}, {Prompt: 10, Output: Undeclared}, {Prompt: 10, Output: Undeclared, Replies: 8}} {
@@ -44,8 +46,9 @@ func TestParallelRequestsAfterShortAnswersUseAtMost110PercentOfALimit(t *testing
 	}
 }
 
-// Callers whose answers are alike are hardly held back, at any length of these: 200 clients chat, and come back when they are
-// told to. No matter what other callers get, or what was declared.
+// Callers whose answers are alike are hardly held back, at any length of these:
+// 200 clients chat, and come back when they are told to. No matter what other
+// callers get, or what was declared.
 func TestParallelChatsUseMostOfALimit(t *testing.T) {
 	for _, output := range []int64{Undeclared, 4096, 32_000} {
 		for _, lasts := range []time.Duration{50 * time.Millisecond, time.Second, 5 * time.Second} {
@@ -189,7 +192,8 @@ func TestAStreamIsChargedAsItsEventsArrive(t *testing.T) {
 	}
 }
 
-// In any order, what was spent adds up to what the requests have cost, and what may follow to nothing.
+// In any order, what was spent adds up to what the requests have cost, and what
+// may follow to nothing.
 func TestWhatMayFollowEndsWithTheRequests(t *testing.T) {
 	for seed := range uint64(50) {
 		random := rand.New(rand.NewPCG(seed, 9))

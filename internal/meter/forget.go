@@ -7,22 +7,28 @@ import (
 	"time"
 )
 
-// Callers by tokens of an identity provider come and go. A caller is forgotten when it was not seen for a day, has nothing in
-// flight, and nothing counts in any of its windows, here or elsewhere. As the tokens of a month always count, these are
-// as many callers as have used something in a month, or came in a day.
+// Callers by tokens of an identity provider come and go. A caller is forgotten
+// when it was not seen for a day, has nothing in flight, and nothing counts in
+// any of its windows, here or elsewhere. As the tokens of a month always count,
+// these are as many callers as have used something in a month, or came in a
+// day.
 //
-// There are at most maxCallers. Of more, those are forgotten that were not seen for the longest time and have nothing in
-// flight, although what they have used counts. Evicted says how many.
+// There are at most maxCallers. Of more, those are forgotten that were not seen
+// for the longest time and have nothing in flight, although what they have used
+// counts. Evicted says how many.
 //
-// Only a new caller makes others be forgotten, at most once an hour: without new ones, memory does not grow.
+// Only a new caller makes others be forgotten, at most once an hour: without
+// new ones, memory does not grow.
 const (
 	unseen = 24 * time.Hour
 	sweeps = time.Hour
-	// evictedShare is which part of maxCallers is evicted at a time, so that few new callers have others sorted.
+	// evictedShare is which part of maxCallers is evicted at a time, so that
+	// few new callers have others sorted.
 	evictedShare = 16
 )
 
-// see records that the caller was asked for. The time is exact to a minute, so that few requests write it.
+// see records that the caller was asked for. The time is exact to a minute, so
+// that few requests write it.
 func (c *Caller) see(now time.Time) {
 	if at := now.UnixNano(); at-c.seen.Load() > int64(time.Minute) {
 		c.seen.Store(at)
@@ -32,10 +38,12 @@ func (c *Caller) see(now time.Time) {
 // Number returns the caller's place in the order of first requests, from 1.
 func (c *Caller) Number() int { return c.number }
 
-// Forgotten reports whether the caller was forgotten. It does not come back: another one has its name then.
+// Forgotten reports whether the caller was forgotten. It does not come back:
+// another one has its name then.
 func (c *Caller) Forgotten() bool { return c.forgotten.Load() }
 
-// forget forgets callers. The lock of cs is held, so that no request gets one of them meanwhile.
+// forget forgets callers. The lock of cs is held, so that no request gets one
+// of them meanwhile.
 func (cs *Callers) forget(now time.Time) {
 	if since := now.Sub(cs.swept); since >= 0 && since < sweeps {
 		return
@@ -49,8 +57,9 @@ func (cs *Callers) forget(now time.Time) {
 	cs.inOrder = slices.DeleteFunc(cs.inOrder, (*Caller).Forgotten)
 }
 
-// evict makes room for a caller, if there are too many: those go first that only other replicas have named, and then those
-// that were not seen for the longest time. The lock of cs is held.
+// evict makes room for a caller, if there are too many: those go first that
+// only other replicas have named, and then those that were not seen for the
+// longest time. The lock of cs is held.
 func (cs *Callers) evict() {
 	if len(cs.byID) < cs.most {
 		return
@@ -86,7 +95,8 @@ func (cs *Callers) remove(c *Caller) {
 	}
 }
 
-// idle reports whether nothing of the caller counts. A reset counts as a charge.
+// idle reports whether nothing of the caller counts. A reset counts as a
+// charge.
 func (c *Caller) idle(now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

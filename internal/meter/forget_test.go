@@ -54,7 +54,8 @@ func TestACallerThatIsSeenAgainIsNotForgotten(t *testing.T) {
 	}
 }
 
-// TestForgottenCallersLeaveTheOrder because replicas ask for those that came after a number.
+// TestForgottenCallersLeaveTheOrder because replicas ask for those that came
+// after a number.
 func TestForgottenCallersLeaveTheOrder(t *testing.T) {
 	cs := NewCallers(nil)
 	cs.Get(noon, "a")
@@ -73,7 +74,8 @@ func TestForgottenCallersLeaveTheOrder(t *testing.T) {
 	}
 }
 
-// Callers by tokens may be any number, and what they have used counts for a month.
+// Callers by tokens may be any number, and what they have used counts for a
+// month.
 func TestOfTooManyCallersThoseThatWereSeenLeastAreForgotten(t *testing.T) {
 	cs := NewCallers(nil)
 	cs.most = 320

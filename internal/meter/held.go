@@ -7,8 +7,9 @@ import (
 )
 
 // A replica that has vanished, without saying that it stops, may still serve
-// requests: perhaps only its connection is lost. If the others let its use slide
-// out of the windows meanwhile, they would use what it goes on using, too.
+// requests: perhaps only its connection is lost. If the others let its use
+// slide out of the windows meanwhile, they would use what it goes on using,
+// too.
 //
 // So they hold its part back. Until a minute after it was last heard, its use
 // counts as at least that of the moment at which it was missed, but as no more
@@ -32,8 +33,8 @@ type held struct {
 	least, until int64
 }
 
-// Hold holds back the parts of replicas that have vanished just now. replicas is
-// how many share the limits, with these.
+// Hold holds back the parts of replicas that have vanished just now. replicas
+// is how many share the limits, with these.
 func (cs *Callers) Hold(now time.Time, vanished []Vanished, replicas int) {
 	cs.mu.RLock()
 	defer cs.mu.RUnlock()

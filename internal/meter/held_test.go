@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// missing returns callers that share a limit of 60k with a replica that uses 30k of alice's, is last heard 30 s later, and is
-// missed after 10 s more.
+// missing returns callers that share a limit of 60k with a replica that uses
+// 30k of alice's, is last heard 30 s later, and is missed after 10 s more.
 func missing(t *testing.T, unit string, replicas int) (alice *Caller, used time.Time) {
 	t.Helper()
 	l, err := ParseLimit(Tokens, "60k/"+unit)

@@ -5,10 +5,13 @@ import (
 	"time"
 )
 
-// hour counts what a caller has done in the last hour, in twelve parts of five minutes. The caller's mutex guards it. If the clock
-// is set back into the part before, the current part goes on; if it is set back further, all parts are cleared.
+// hour counts what a caller has done in the last hour, in twelve parts of five
+// minutes. The caller's mutex guards it. If the clock is set back into the part
+// before, the current part goes on; if it is set back further, all parts are
+// cleared.
 type hour struct {
-	// current is the number of the current part. The part of a number is at the number modulo hourParts.
+	// current is the number of the current part. The part of a number is at the
+	// number modulo hourParts.
 	current int64
 	parts   [hourParts]struct{ requests, tokens int64 }
 	// refused is nil until a request was refused, which most callers never see.
@@ -20,13 +23,15 @@ const (
 	partLength = int64(5 * time.Minute)
 )
 
-// refusals is how many things refuse requests: the limits, by their ids, and those that follow.
+// refusals is how many things refuse requests: the limits, by their ids, and
+// those that follow.
 const refusals = MaxLimits + 5
 
 // The numbers of what refuses requests besides the limits.
 const (
 	byMaxRequests = MaxLimits + iota
-	// ByModel and ByServiceTier: the request is not certain to be for one that the caller may use.
+	// ByModel and ByServiceTier: the request is not certain to be for one that
+	// the caller may use.
 	ByModel
 	ByServiceTier
 	// ByDeny: all requests of the caller are refused.
@@ -37,7 +42,8 @@ const (
 
 var refusalNames = [...]string{"max_requests", "model", "service_tier", "deny", "reserve"}
 
-// refusalName returns what refuses requests as operators write it, such as tokens/minute.
+// refusalName returns what refuses requests as operators write it, such as
+// tokens/minute.
 func refusalName(by int) string {
 	if by < MaxLimits {
 		return ID(by).String()
@@ -70,8 +76,9 @@ func (h *hour) at(now int64) int64 {
 type LastHour struct {
 	Requests int64 `json:"requests"`
 	Tokens   int64 `json:"tokens"`
-	// Refused are the requests that were refused, by what refused them: a limit such as tokens/minute, max_requests, model,
-	// service_tier, deny or reserve.
+	// Refused are the requests that were refused, by what refused them: a limit
+	// such as tokens/minute, max_requests, model, service_tier, deny or
+	// reserve.
 	Refused map[string]uint64 `json:"refused"`
 }
 
@@ -127,7 +134,8 @@ func (h *hour) refuse(now int64, by int) {
 	h.refused[part][by]++
 }
 
-// RefusedBy counts a request that something else than a limit has refused: one of the numbers above.
+// RefusedBy counts a request that something else than a limit has refused: one
+// of the numbers above.
 func (c *Caller) RefusedBy(now time.Time, by int) {
 	c.mu.Lock()
 	c.hour.refuse(c.roll(now), by)

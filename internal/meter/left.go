@@ -8,12 +8,14 @@ import (
 // maxLeft is how many responses in the background are remembered.
 const maxLeft = 10_000
 
-// Left has what is to be known of responses that go on after the reply to their request, by their ids, until a reply says
-// what they have used. Of too many, the oldest are forgotten. The zero Left is empty.
+// Left has what is to be known of responses that go on after the reply to their
+// request, by their ids, until a reply says what they have used. Of too many,
+// the oldest are forgotten. The zero Left is empty.
 type Left[T any] struct {
 	mu   sync.Mutex
 	byID map[uint64]T
-	// ids are those of byID in the order in which they came, in a ring that goes on at next. 0: that one is settled.
+	// ids are those of byID in the order in which they came, in a ring that
+	// goes on at next. 0: that one is settled.
 	ids  []uint64
 	next int
 }

@@ -24,8 +24,8 @@ func (k Kind) String() string { return kindNames[k] }
 // Unit is the length of a limit's window.
 type Unit uint8
 
-// The units. Windows of a second, a minute or an hour slide; those of a day or a month follow the
-// calendar.
+// The units. Windows of a second, a minute or an hour slide; those of a day or
+// a month follow the calendar.
 const (
 	Second Unit = iota
 	Minute
@@ -42,7 +42,8 @@ func (u Unit) String() string { return unitNames[u] }
 // Calendar reports whether windows of this unit follow the calendar.
 func (u Unit) Calendar() bool { return u >= Day }
 
-// MaxAmount is the largest limit, 10^15. A larger figure of a backend counts as this one.
+// MaxAmount is the largest limit, 10^15. A larger figure of a backend counts as
+// this one.
 const MaxAmount = 1_000_000_000_000_000
 
 // Limit is how many requests or tokens a caller may use in a window.
@@ -68,7 +69,8 @@ func ParseLimit(kind Kind, text string) (Limit, error) {
 	return l, nil
 }
 
-// parseAmount reads a whole number from 1 to MaxAmount, such as 600, 200k, 5M or 1G.
+// parseAmount reads a whole number from 1 to MaxAmount, such as 600, 200k, 5M
+// or 1G.
 func parseAmount(text string) (amount int64, ok bool) {
 	digits := strings.TrimRight(text, "kMG")
 	factor, ok := map[string]int64{"": 1, "k": 1_000, "M": 1_000_000, "G": 1_000_000_000}[text[len(digits):]]
@@ -99,7 +101,8 @@ func (l Limit) amount() string {
 	return strconv.FormatInt(n, 10) + suffix
 }
 
-// ID identifies a limit among those of a caller: a caller has at most one of each kind and unit.
+// ID identifies a limit among those of a caller: a caller has at most one of
+// each kind and unit.
 type ID uint8
 
 // MaxLimits is how many limits a caller may have.

@@ -1,10 +1,12 @@
 package meter
 
-// Crossing says that the use of a limit has reached a mark for the first time in its window.
+// Crossing says that the use of a limit has reached a mark for the first time
+// in its window.
 type Crossing struct {
 	Caller string
 	Limit  Limit
-	// Percent is 80 or 100. A request that was refused or got another tier makes it 100.
+	// Percent is 80 or 100. A request that was refused or got another tier
+	// makes it 100.
 	Percent       int
 	Used, Allowed int64
 }
@@ -12,7 +14,8 @@ type Crossing struct {
 // marks are the parts of a limit that are reported, in percent.
 var marks = [...]uint8{100, 80}
 
-// crosses returns the mark that the use has reached for the first time in this window, or 0.
+// crosses returns the mark that the use has reached for the first time in this
+// window, or 0.
 func (m *meter) crosses(used, allowed int64) uint8 {
 	for _, mark := range marks {
 		if mark <= m.marked {

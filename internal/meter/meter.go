@@ -1,27 +1,35 @@
-// Package meter counts what callers use, and admits their requests while they are within their limits.
+// Package meter counts what callers use, and admits their requests while they
+// are within their limits.
 //
-// A caller may have several limits, each a number of requests or tokens in a second, a minute, an hour,
-// a day or a month. Before a request is sent, Caller.Try estimates its tokens. If no limit refuses it,
-// all limits are charged with the estimate; otherwise none is. When the request is over, Settle replaces
-// the estimate with its real cost, once. So requests that run at the same time cannot exceed a limit
-// together, which they can if they are only charged afterwards.
+// A caller may have several limits, each a number of requests or tokens in a
+// second, a minute, an hour, a day or a month. Before a request is sent,
+// Caller.Try estimates its tokens. If no limit refuses it, all limits are
+// charged with the estimate; otherwise none is. When the request is over,
+// Settle replaces the estimate with its real cost, once. So requests that run
+// at the same time cannot exceed a limit together, which they can if they are
+// only charged afterwards.
 //
-// All windows follow the clock. A day and a month are those of the calendar. The shorter ones slide, in 24
-// parts: the use of the last minute is that of the parts of 2.5 s that the last 60 s cover. Of the oldest of
-// these, which they cover only in part, the use counts as if it had been spread evenly over the part up to the
-// last charge in it, except that at most a 24th of the limit is left out. So evenly spread requests can use the whole
-// limit, and a minute after a charge, nothing of it counts. In no 60 s is more than 25/24 of a limit admitted, also if
-// all requests of a part come at its end. A result is rounded up, so a limit below 24 is never exceeded.
+// All windows follow the clock. A day and a month are those of the calendar.
+// The shorter ones slide, in 24 parts: the use of the last minute is that of
+// the parts of 2.5 s that the last 60 s cover. Of the oldest of these, which
+// they cover only in part, the use counts as if it had been spread evenly over
+// the part up to the last charge in it, except that at most a 24th of the limit
+// is left out. So evenly spread requests can use the whole limit, and a minute
+// after a charge, nothing of it counts. In no 60 s is more than 25/24 of a
+// limit admitted, also if all requests of a part come at its end. A result is
+// rounded up, so a limit below 24 is never exceeded.
 //
 // With several replicas, each is the only writer of its own use (Report), and
-// adds up what it hears of the use of the others (Heard). What it has used since
-// its last report that the others know is at most its part of what was left then
-// (Share). A larger request waits until they know of it (Claim). So all of them
-// together keep a limit, also when they stop hearing each other, and when they
-// restart meanwhile: what a process saves names the use that the others may not
-// know (Save). The next process goes on with that (Restore) until they do (Told).
+// adds up what it hears of the use of the others (Heard). What it has used
+// since its last report that the others know is at most its part of what was
+// left then (Share). A larger request waits until they know of it (Claim). So
+// all of them together keep a limit, also when they stop hearing each other,
+// and when they restart meanwhile: what a process saves names the use that the
+// others may not know (Save). The next process goes on with that (Restore)
+// until they do (Told).
 //
-// Nothing here reads the clock, and no method calls another package while it holds a lock.
+// Nothing here reads the clock, and no method calls another package while it
+// holds a lock.
 package meter
 
 import (
@@ -33,39 +41,48 @@ import (
 type meter struct {
 	// limit is the caller's. Amount 0: the use is only counted.
 	limit Limit
-	// window is the current one. first are the numbers of the first reservations that the window before and
-	// the current one were charged with.
+	// window is the current one. first are the numbers of the first
+	// reservations that the window before and the current one were charged
+	// with.
 	window
 	first [2]uint64
-	// own is what this replica was charged with. told is what of it the others know, and sent what they know
-	// once they have heard the latest report.
+	// own is what this replica was charged with. told is what of it the others
+	// know, and sent what they know once they have heard the latest report.
 	own, told, sent sums
-	// untold is what processes before this one used, as far as the others may not know that.
+	// untold is what processes before this one used, as far as the others may
+	// not know that.
 	untold sums
-	// last has when something was last charged in each part: one more than the 24ths of a nanosecond since its beginning. 0: it
-	// may have been at its end. nil: the limit does not slide.
+	// last has when something was last charged in each part: one more than the
+	// 24ths of a nanosecond since its beginning. 0: it may have been at its
+	// end. nil: the limit does not slide.
 	last *[2][parts]int64
-	// figures is what is known of other replicas, in the order of their keys and the windows, and others are its sums.
+	// figures is what is known of other replicas, in the order of their keys
+	// and the windows, and others are its sums.
 	figures []figure
 	others  sums
-	// held is what is held back for replicas that have vanished, and joined is when one came, or this one was
-	// last apart.
+	// held is what is held back for replicas that have vanished, and joined is
+	// when one came, or this one was last apart.
 	held   []held
 	joined int64
-	// lost is what was known of the others when this replica did not hear them any more.
+	// lost is what was known of the others when this replica did not hear them
+	// any more.
 	lost  sums
 	debt  debt
 	later later
-	// wrote reports in which windows this replica was charged at all: the one before, and the current one.
+	// wrote reports in which windows this replica was charged at all: the one
+	// before, and the current one.
 	wrote [2]bool
 	// usualPart is the part of the use of all replicas that was this one's
 	// when it last heard the others: from 0 to 1.
 	usualPart float64
-	// then is the number of the tier of requests over the limit. 0: they are refused.
+	// then is the number of the tier of requests over the limit. 0: they are
+	// refused.
 	then uint8
-	// marked is the largest of the marks that were reported in this window, in percent.
+	// marked is the largest of the marks that were reported in this window, in
+	// percent.
 	marked uint8
-	// refused and demoted are how many requests this limit refused or gave another tier.
+	// refused and demoted are how many requests this limit refused or gave
+	// another tier.
 	refused, demoted uint64
 }
 
@@ -75,12 +92,14 @@ const parts = 24
 // sums are the use of two windows: the one before, and the current one.
 type sums struct {
 	used [2]int64
-	// parts are the use of each part of these windows. nil: the meter has no limit that slides, or these sums are empty.
+	// parts are the use of each part of these windows. nil: the meter has no
+	// limit that slides, or these sums are empty.
 	parts *[2][parts]int64
 }
 
-// change adds to the use of a part; those of the current window are numbered from 24. If by is negative, it
-// is taken from the part, as far as that has it, and then from the latest parts of the window.
+// change adds to the use of a part; those of the current window are numbered
+// from 24. If by is negative, it is taken from the part, as far as that has it,
+// and then from the latest parts of the window.
 func (s *sums) change(part int, by int64) {
 	w, i := part/parts, part%parts
 	used := max(0, add(s.used[w], by))
@@ -105,7 +124,8 @@ func (s *sums) spread(used int64, first, last int) {
 	}
 }
 
-// bound makes older what was used beyond an amount since the sums were others: the first part of both windows has it.
+// bound makes older what was used beyond an amount since the sums were others:
+// the first part of both windows has it.
 func (s *sums) bound(since *sums, amount int64) {
 	over := add(s.used[0], s.used[1]) - add(since.used[0], since.used[1]) - amount
 	for i := parts - 1; i > 0 && over > 0; i-- {
@@ -131,7 +151,8 @@ func (s *sums) in(part int) int64 {
 	return s.parts[part/parts][part%parts]
 }
 
-// from returns the use of a part of the window before, and of its parts after that.
+// from returns the use of a part of the window before, and of its parts after
+// that.
 func (s *sums) from(part int) (first, later int64) {
 	if s.parts == nil {
 		return 0, 0
@@ -142,8 +163,9 @@ func (s *sums) from(part int) (first, later int64) {
 	return s.parts[0][part], later
 }
 
-// divide gives the meter parts if its limit slides, and removes them otherwise. What others have used keeps them. Sums that
-// only several replicas need have none until they are used.
+// divide gives the meter parts if its limit slides, and removes them otherwise.
+// What others have used keeps them. Sums that only several replicas need have
+// none until they are used.
 func (m *meter) divide(now int64) {
 	if m.calendar() || m.limit.Amount == 0 {
 		m.last = nil
@@ -162,8 +184,9 @@ func (m *meter) divide(now int64) {
 	}
 }
 
-// divide makes what was used without parts count as if it had been spread evenly over the current window up to this part, and
-// over the second half of the window before: rather too long than too short.
+// divide makes what was used without parts count as if it had been spread
+// evenly over the current window up to this part, and over the second half of
+// the window before: rather too long than too short.
 func (s *sums) divide(part int) {
 	used := s.used
 	*s = sums{parts: new([2][parts]int64)}
@@ -177,7 +200,8 @@ func (m *meter) part(at int64) int {
 	return int(max(0, (at-m.start+length)*parts/length)) // a month may be longer than the next one
 }
 
-// roll makes the window the one of now. next is the number of the next reservation.
+// roll makes the window the one of now. next is the number of the next
+// reservation.
 func (m *meter) roll(id ID, now int64, location *time.Location, next uint64) {
 	if m.holds(now) {
 		return
@@ -219,14 +243,16 @@ func (m *meter) roll(id ID, now int64, location *time.Location, next uint64) {
 	m.sumOthers(now)
 }
 
-// later is a day or a month that became a part of the one before, when midnight was moved: what this replica had used in it, and
-// what was used in both together. first is the number of its first reservation.
+// later is a day or a month that became a part of the one before, when midnight
+// was moved: what this replica had used in it, and what was used in both
+// together. first is the number of its first reservation.
 type later struct {
 	index, used, both int64
 	first             uint64
 }
 
-// moveBack has a day or a month be two again, when midnight was moved back. What was used since it was moved is that of the later one.
+// moveBack has a day or a month be two again, when midnight was moved back.
+// What was used since it was moved is that of the later one.
 func (m *meter) moveBack() {
 	since := max(0, m.own.used[1]-m.later.both)
 	used := [2]int64{max(0, m.own.used[1]-since-m.later.used), min(m.own.used[1], m.later.used+since)}
@@ -257,7 +283,8 @@ func (m *meter) touch(now int64) {
 	}
 }
 
-// lasts returns until when something was charged in a part, counted from its beginning in 24ths of a nanosecond.
+// lasts returns until when something was charged in a part, counted from its
+// beginning in 24ths of a nanosecond.
 func (m *meter) lasts(part int) int64 {
 	if m.last != nil && m.last[part/parts][part%parts] > 0 {
 		return m.last[part/parts][part%parts] - 1
@@ -265,21 +292,24 @@ func (m *meter) lasts(part int) int64 {
 	return m.end - m.start
 }
 
-// forgetLast makes all parts count to their ends, because what was used was moved to others.
+// forgetLast makes all parts count to their ends, because what was used was
+// moved to others.
 func (m *meter) forgetLast() {
 	if m.last != nil {
 		*m.last = [2][parts]int64{}
 	}
 }
 
-// moment is when a charge was made: its time by this machine's clock, and the number of the latest reservation then.
+// moment is when a charge was made: its time by this machine's clock, and the
+// number of the latest reservation then.
 type moment struct {
 	at     int64
 	number uint64
 }
 
-// refund takes from what the reservation of this number was charged with at a time, if its window is kept. A day and a
-// month are found by the number: midnight may be at another time since.
+// refund takes from what the reservation of this number was charged with at a
+// time, if its window is kept. A day and a month are found by the number:
+// midnight may be at another time since.
 func (m *meter) refund(amount int64, number uint64, at int64) {
 	if amount <= 0 || number < m.first[0] {
 		return
@@ -328,7 +358,8 @@ func (m *meter) spent(now int64) int64 {
 	return add(used, add(m.covered(now, oldest, m.limit.Amount), later))
 }
 
-// covered returns how much counts of the use of the oldest part, with a limit of so much.
+// covered returns how much counts of the use of the oldest part, with a limit
+// of so much.
 func (m *meter) covered(now, oldest, limit int64) int64 {
 	length := m.end - m.start
 	lasts, passed := m.lasts(m.oldest(now)), (now-m.start)*parts%length
@@ -392,7 +423,8 @@ func (m *meter) waitUnheld(now, need int64, sharing Sharing) time.Duration {
 	return time.Duration(repaid)
 }
 
-// add adds numbers that are not negative, up to a number that no sum of two exceeds.
+// add adds numbers that are not negative, up to a number that no sum of two
+// exceeds.
 func add(a, b int64) int64 { return min(a+b, 1<<61) }
 
 // multiply multiplies such a number by a small one.

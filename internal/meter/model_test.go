@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// model is a caller's use in the simplest form: a sum for each limit and part of a window.
+// model is a caller's use in the simplest form: a sum for each limit and part
+// of a window.
 type model struct {
 	limits []Limit
 	sums   map[ID]map[int64]int64
@@ -29,8 +30,9 @@ func (m *model) charge(id ID, part, amount, passed int64) {
 	m.last[id][part] = max(m.last[id][part], passed)
 }
 
-// at returns the part of a time, 24 a window, and how much of it has passed, in 24ths of a nanosecond. It is
-// found without the code that is tested. Those of the calendar have one part, and no length.
+// at returns the part of a time, 24 a window, and how much of it has passed, in
+// 24ths of a nanosecond. It is found without the code that is tested. Those of
+// the calendar have one part, and no length.
 func (m *model) at(id ID, now time.Time) (part, passed, length int64) {
 	switch id.Unit() {
 	case Day:
@@ -69,7 +71,8 @@ func (m *model) spent(id ID, now time.Time) int64 {
 	return used
 }
 
-// amount returns the amount of a limit: of two of a kind and unit, the last one counts.
+// amount returns the amount of a limit: of two of a kind and unit, the last one
+// counts.
 func (m *model) amount(id ID) (amount int64) {
 	for _, l := range m.limits {
 		if l.ID() == id {
@@ -92,7 +95,8 @@ func (m *model) admits(tokens int64, now time.Time) bool {
 	return true
 }
 
-// each calls f with what a request charges: each limit, and the tokens of the day and the month.
+// each calls f with what a request charges: each limit, and the tokens of the
+// day and the month.
 func (m *model) each(f func(id ID)) {
 	done := make(map[ID]bool)
 	for _, id := range counted {
@@ -106,8 +110,9 @@ func (m *model) each(f func(id ID)) {
 	}
 }
 
-// FuzzAdmitAndSettle compares a caller with the model, in any order of requests. At the end nothing is
-// reserved, and the settled use is exactly the sum of what the requests have cost.
+// FuzzAdmitAndSettle compares a caller with the model, in any order of
+// requests. At the end nothing is reserved, and the settled use is exactly the
+// sum of what the requests have cost.
 func FuzzAdmitAndSettle(f *testing.F) {
 	for seed := range uint64(40) {
 		f.Add(seed, int64(1+seed*37%500), int64(1+seed*91%3000), uint8(seed))
@@ -226,7 +231,8 @@ func FuzzAdmitAndSettle(f *testing.F) {
 	})
 }
 
-// admitsBy reports whether the limit of a refusal would admit the request at a time.
+// admitsBy reports whether the limit of a refusal would admit the request at a
+// time.
 func (m *model) admitsBy(r *Refusal, id ID, now time.Time) bool {
 	return m.used(id, now)+min(r.Requested, r.Allowed) <= r.Allowed
 }
@@ -257,8 +263,8 @@ func addUp(t *testing.T, c *Caller) {
 	}
 }
 
-// Whatever happens, the parts add up, and no use is negative: with clocks that are set, other replicas, reloads and
-// what is restored.
+// Whatever happens, the parts add up, and no use is negative: with clocks that
+// are set, other replicas, reloads and what is restored.
 func TestPartsAlwaysAddUp(t *testing.T) {
 	for seed := range uint64(100) {
 		random := rand.New(rand.NewPCG(seed, 3))
@@ -307,8 +313,9 @@ func TestPartsAlwaysAddUp(t *testing.T) {
 	}
 }
 
-// From idle, at any phase of the clock, with bursts and pauses of any length, at one replica or several: in no window
-// is more admitted than the limit and a twenty-fourth of it. A wait ends exactly when the request is admitted.
+// From idle, at any phase of the clock, with bursts and pauses of any length,
+// at one replica or several: in no window is more admitted than the limit and a
+// twenty-fourth of it. A wait ends exactly when the request is admitted.
 func TestInNoWindowIsMoreThan25TwentyFourthsOfALimitAdmitted(t *testing.T) {
 	most := 0.0
 	for seed := range uint64(300) {

@@ -12,11 +12,13 @@ type Entry struct {
 	ID     ID    `json:"limit"`
 	Window int64 `json:"window"`
 	Used   int64 `json:"used"`
-	// Reset is the latest reset of the caller that the replica knew. 0: there was none.
+	// Reset is the latest reset of the caller that the replica knew. 0: there
+	// was none.
 	Reset int64 `json:"reset,omitempty"`
 }
 
-// Over reports whether the entry's window does not count any more, wherever days begin.
+// Over reports whether the entry's window does not count any more, wherever
+// days begin.
 func (e Entry) Over(now time.Time) bool {
 	if e.ID.Unit().Calendar() {
 		return e.Window < windowAt(e.ID.Unit(), now.Add(-12*time.Hour).UnixNano(), time.UTC).index // the last zone is UTC-12
@@ -32,14 +34,16 @@ type figure struct {
 	// version orders what the replica says of this window.
 	version      uint64
 	window, used int64
-	// parts are the use of each part of the window, if they are known from before a restart, for the version saved.
+	// parts are the use of each part of the window, if they are known from
+	// before a restart, for the version saved.
 	parts []int64
 	saved uint64
 	// untold is how much of it the other replicas may not know.
 	untold int64
 }
 
-// maxFigures is how many figures are kept for a limit. A replica has three at most.
+// maxFigures is how many figures are kept for a limit. A replica has three at
+// most.
 const maxFigures = 4096
 
 // usage appends this replica's own use to entries.
@@ -54,9 +58,11 @@ func (c *Caller) usage(entries []Entry) []Entry {
 	return entries
 }
 
-// Heard records what another replica has used. version orders what that replica says: of each window,
-// the entry with the greatest version counts. So entries that are late, repeated or out of order change
-// nothing. A window that is not about to begin is another clock's mistake, or of before that was set, and does not count.
+// Heard records what another replica has used. version orders what that replica
+// says: of each window, the entry with the greatest version counts. So entries
+// that are late, repeated or out of order change nothing. A window that is not
+// about to begin is another clock's mistake, or of before that was set, and
+// does not count.
 func (c *Caller) Heard(now time.Time, replica string, version uint64, entries []Entry) {
 	c.mu.Lock()
 	at, key := c.roll(now), maphash.String(seed, replica)
@@ -112,8 +118,9 @@ func (m *meter) heard(now int64, replica string, key, version uint64, e Entry) (
 	return true
 }
 
-// figureOf returns the index of what a replica has used in a window, or the one at which that belongs. With a hundred
-// replicas, a million of them are looked up in a second: to look at all, or to compare names, took half of the time.
+// figureOf returns the index of what a replica has used in a window, or the one
+// at which that belongs. With a hundred replicas, a million of them are looked
+// up in a second: to look at all, or to compare names, took half of the time.
 func (m *meter) figureOf(key uint64, window int64) (i int, known bool) {
 	return slices.BinarySearchFunc(m.figures, key, func(f figure, key uint64) int {
 		if f.key == key {
@@ -123,7 +130,8 @@ func (m *meter) figureOf(key uint64, window int64) (i int, known bool) {
 	})
 }
 
-// sumOthers drops what other replicas have used in windows that are over, and adds up the rest.
+// sumOthers drops what other replicas have used in windows that are over, and
+// adds up the rest.
 func (m *meter) sumOthers(now int64) {
 	m.held = slices.DeleteFunc(m.held, func(h held) bool { return now >= h.until })
 	if m.figures != nil {
@@ -132,8 +140,9 @@ func (m *meter) sumOthers(now int64) {
 	}
 }
 
-// addUp adds up what other replicas have used. What they have used since they were last heard counts as if it had been
-// used now, and in the window before at its end.
+// addUp adds up what other replicas have used. What they have used since they
+// were last heard counts as if it had been used now, and in the window before
+// at its end.
 func (m *meter) addUp(now int64) {
 	var used [2]int64
 	for i := range m.figures {
@@ -157,15 +166,17 @@ func (m *meter) addUp(now int64) {
 // OtherUse is what another replica has used for a caller.
 type OtherUse struct {
 	Caller CallerID
-	// Version is the greatest of those of the entries. What a replica has used in a window that is over hardly changes, so
-	// that is the version of all of them.
+	// Version is the greatest of those of the entries. What a replica has used
+	// in a window that is over hardly changes, so that is the version of all of
+	// them.
 	Version uint64
 	Entries []Entry
 	// Courses are when that was used, if this is known from before a restart.
 	Courses []Course
 }
 
-// Others returns what is known of other replicas, in windows of a minute or longer.
+// Others returns what is known of other replicas, in windows of a minute or
+// longer.
 func (cs *Callers) Others(now time.Time) map[string][]OtherUse {
 	cs.mu.RLock()
 	defer cs.mu.RUnlock()
@@ -205,7 +216,8 @@ func (c *Caller) others(now time.Time) map[string]OtherUse {
 	return others
 }
 
-// savedCourse returns the course of what a replica has used, if this process knows it from before a restart.
+// savedCourse returns the course of what a replica has used, if this process
+// knows it from before a restart.
 func (m *meter) savedCourse(id ID, replica string) (course Course, ok bool) {
 	var both [2 * parts]int64
 	last := -1
@@ -227,8 +239,10 @@ func (m *meter) savedCourse(id ID, replica string) (course Course, ok bool) {
 	return Course{ID: id, Last: (m.index-1)*parts + int64(last), Used: slices.Clone(both[max(0, last-parts) : last+1])}, true
 }
 
-// Share sets how many replicas share the limits. When they hear each other again, what the others have used counts as if
-// it had been used then, except that all together cannot have used more than their parts within the time of a window.
+// Share sets how many replicas share the limits. When they hear each other
+// again, what the others have used counts as if it had been used then, except
+// that all together cannot have used more than their parts within the time of a
+// window.
 func (c *Caller) Share(now time.Time, s Sharing) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -253,8 +267,9 @@ func (c *Caller) Share(now time.Time, s Sharing) {
 	c.sharing = s
 }
 
-// Course is what a replica has used in the latest parts of the windows of a limit that slides, at most those of one window, oldest
-// first. Last is the number of the last one, where the first part of 1970 has the number 0.
+// Course is what a replica has used in the latest parts of the windows of a
+// limit that slides, at most those of one window, oldest first. Last is the
+// number of the last one, where the first part of 1970 has the number 0.
 type Course struct {
 	ID   ID      `json:"limit"`
 	Last int64   `json:"last"`
@@ -263,7 +278,8 @@ type Course struct {
 	Version uint64 `json:"-"`
 }
 
-// Courses returns what this replica has used of the limits by the minute and the hour.
+// Courses returns what this replica has used of the limits by the minute and
+// the hour.
 func (c *Caller) Courses(now time.Time) (courses []Course) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -289,8 +305,10 @@ func (c *Caller) Courses(now time.Time) (courses []Course) {
 	return courses
 }
 
-// Spread places what the others have used in the parts of the windows, after this replica has heard it for the first time:
-// where their courses have it, by the replicas, or else what was saved before a restart, and otherwise as divide does.
+// Spread places what the others have used in the parts of the windows, after
+// this replica has heard it for the first time: where their courses have it, by
+// the replicas, or else what was saved before a restart, and otherwise as
+// divide does.
 func (c *Caller) Spread(now time.Time, courses map[string][]Course) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -324,8 +342,9 @@ func (c *Caller) Spread(now time.Time, courses map[string][]Course) {
 	}
 }
 
-// placeCourse places what a replica has used in one of the two windows: as its course says, and the rest before or after the
-// course. Nothing is placed after the part now.
+// placeCourse places what a replica has used in one of the two windows: as its
+// course says, and the rest before or after the course. Nothing is placed after
+// the part now.
 func (m *meter) placeCourse(placed *sums, f figure, w int, course Course, now int) {
 	last := course.Last - (m.index-1)*parts // as parts are numbered here
 	first, end, left := w*parts, (w+1)*parts-1, f.used
@@ -346,8 +365,9 @@ func (m *meter) placeCourse(placed *sums, f figure, w int, course Course, now in
 	placed.change(min(rest, now), left)
 }
 
-// placeSaved places what a replica has used in one of the two windows as it was saved before a restart. What it has used since
-// then counts as if that had been now, or at the end of the window before.
+// placeSaved places what a replica has used in one of the two windows as it was
+// saved before a restart. What it has used since then counts as if that had
+// been now, or at the end of the window before.
 func placeSaved(placed *sums, f figure, w, now int) {
 	end, left := min((w+1)*parts-1, now), f.used
 	for i, used := range f.parts {

@@ -284,7 +284,8 @@ func TestARegionThatIsCutOffKeepsThePartThatItUsed(t *testing.T) {
 	}
 }
 
-// TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile has a replica hear another one again that used its half for minutes.
+// TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile has a replica hear
+// another one again that used its half for minutes.
 func TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile(t *testing.T) {
 	a, b := caller(t, "tokens 1k/minute"), caller(t, "tokens 1k/minute")
 	for _, c := range []*Caller{a, b} {
@@ -325,7 +326,8 @@ func TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile(t *testing.T) {
 	}
 }
 
-// TestARequestThatWaitsForAShareGetsIt within the time that a limit alone would take, and without trying often.
+// TestARequestThatWaitsForAShareGetsIt within the time that a limit alone would
+// take, and without trying often.
 func TestARequestThatWaitsForAShareGetsIt(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 1))
@@ -433,7 +435,8 @@ func TestAReplicaSpendsOnlyItsPartUntilTheOthersKnow(t *testing.T) {
 	}
 }
 
-// TestARequestLargerThanAPartIsAdmittedWhenTheOthersKnow of it, and have used nothing that it would exceed the limit with.
+// TestARequestLargerThanAPartIsAdmittedWhenTheOthersKnow of it, and have used
+// nothing that it would exceed the limit with.
 func TestARequestLargerThanAPartIsAdmittedWhenTheOthersKnow(t *testing.T) {
 	for other, want := range map[int64]bool{0: true, 40: true, 41: false} {
 		c := caller(t, "tokens 100/minute", "requests 50/minute")
@@ -525,7 +528,8 @@ func TestLongWindowsSurviveARestart(t *testing.T) {
 	}
 }
 
-// TestUseThatWasSavedInFewerPartsCountsFromTheirEnds has a replica restore what an earlier release saved, in parts of 5 minutes.
+// TestUseThatWasSavedInFewerPartsCountsFromTheirEnds has a replica restore what
+// an earlier release saved, in parts of 5 minutes.
 func TestUseThatWasSavedInFewerPartsCountsFromTheirEnds(t *testing.T) {
 	hour, text := noon.Unix()/3600, `{"x":{"callers":{"alice":[
 		{"limit":"tokens/hour","window":%d,"used":48,"parts":[0,0,0,0,0,0,0,0,0,0,0,48]},
@@ -547,7 +551,8 @@ func TestUseThatWasSavedInFewerPartsCountsFromTheirEnds(t *testing.T) {
 	}
 }
 
-// TestAnHourSurvivesARestartAsItWas has a caller use 60 % of a limit evenly, also after a restart.
+// TestAnHourSurvivesARestartAsItWas has a caller use 60 % of a limit evenly,
+// also after a restart.
 func TestAnHourSurvivesARestartAsItWas(t *testing.T) {
 	settings := Settings{Limits: limits(t, "tokens 100/hour")}
 	cs := NewCallers(nil)
@@ -614,8 +619,9 @@ func TestNewCallersComeLast(t *testing.T) {
 	}
 }
 
-// A replica that starts hears at once what the others have used in two minutes. A caller that is well within its
-// limit must not be refused there because all of that seems to be new.
+// A replica that starts hears at once what the others have used in two minutes.
+// A caller that is well within its limit must not be refused there because all
+// of that seems to be new.
 func TestWhatWasUsedBeforeAReplicaStartedIsSpread(t *testing.T) {
 	others := caller(t, "tokens 60/minute")
 	for second := range 115 {
@@ -638,7 +644,8 @@ func TestWhatWasUsedBeforeAReplicaStartedIsSpread(t *testing.T) {
 	addUp(t, c)
 }
 
-// The others had used all of a limit at the end of a minute, which is over at the end of the next one.
+// The others had used all of a limit at the end of a minute, which is over at
+// the end of the next one.
 func TestAReplicaThatStartsKnowsWhenTheOthersUsedALimit(t *testing.T) {
 	a, b := caller(t, "tokens 60/minute"), caller(t, "tokens 60/minute")
 	spend := func(c *Caller, second int) {

@@ -2,26 +2,33 @@ package meter
 
 import "time"
 
-// A reset gives a caller its use back, at all replicas. It is known by its time, in microseconds since 1970, and the
-// latest one counts. Each entry names the latest reset that its writer knew. So an entry from before a reset changes
-// nothing after it, however late it is heard or read, and each entry from after it tells other replicas of the reset.
-// As long as a window that was charged before counts, there is an entry: a reset counts as a charge of nothing.
+// A reset gives a caller its use back, at all replicas. It is known by its
+// time, in microseconds since 1970, and the latest one counts. Each entry names
+// the latest reset that its writer knew. So an entry from before a reset
+// changes nothing after it, however late it is heard or read, and each entry
+// from after it tells other replicas of the reset. As long as a window that was
+// charged before counts, there is an entry: a reset counts as a charge of
+// nothing.
 
 //
-// Whoever can write to the store can make up a reset. That cannot be told from one that was ordered at another replica, so
-// each replica reports a reset that takes away what it knows itself to be used.
+// Whoever can write to the store can make up a reset. That cannot be told from
+// one that was ordered at another replica, so each replica reports a reset that
+// takes away what it knows itself to be used.
 
-// furthest is how far ahead of ours a clock may be for its resets to be believed.
+// furthest is how far ahead of ours a clock may be for its resets to be
+// believed.
 const furthest = 24 * time.Hour
 
-// resetReports is the shortest time between two reports of resets of a caller, in nanoseconds.
+// resetReports is the shortest time between two reports of resets of a caller,
+// in nanoseconds.
 const resetReports = int64(time.Minute)
 
-// OnReset calls a function with the name of a caller when another replica has given it its use back.
+// OnReset calls a function with the name of a caller when another replica has
+// given it its use back.
 func (cs *Callers) OnReset(heard func(name string)) { cs.reports.resets.Store(&heard) }
 
-// Reset gives a caller its use back. It returns false if neither this replica nor another one that it hears has had a
-// request of the caller's.
+// Reset gives a caller its use back. It returns false if neither this replica
+// nor another one that it hears has had a request of the caller's.
 func (cs *Callers) Reset(now time.Time, name string) (known bool) {
 	cs.mu.RLock()
 	known = cs.byID[IDOf(name)] != nil
@@ -32,8 +39,8 @@ func (cs *Callers) Reset(now time.Time, name string) (known bool) {
 	return known
 }
 
-// Reset gives the caller its use back: its windows are empty, and its estimates begin anew. Requests that are in flight
-// cost nothing.
+// Reset gives the caller its use back: its windows are empty, and its estimates
+// begin anew. Requests that are in flight cost nothing.
 func (c *Caller) Reset(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -42,7 +49,8 @@ func (c *Caller) Reset(now time.Time) {
 	c.reports.hurry()
 }
 
-// counts applies the reset that an entry names, if it is a later one, and reports whether the entry counts.
+// counts applies the reset that an entry names, if it is a later one, and
+// reports whether the entry counts.
 func (c *Caller) counts(at int64, e Entry) bool {
 	if !e.ID.Valid() || e.Used < 0 || e.Reset > (at+int64(furthest))/int64(time.Microsecond) {
 		return false
@@ -61,8 +69,9 @@ func (c *Caller) hasOwn() bool {
 	return false
 }
 
-// resetReport returns the function that has to be called, without the lock, because a reset was heard. It is nil if the
-// latest one was reported just before.
+// resetReport returns the function that has to be called, without the lock,
+// because a reset was heard. It is nil if the latest one was reported just
+// before.
 func (c *Caller) resetReport(at int64) func(name string) {
 	heard := c.reports.resets.Load()
 	if heard == nil || c.resetReported != 0 && at-c.resetReported < resetReports {

@@ -62,8 +62,9 @@ type report struct {
 	entries []Entry
 }
 
-// TestAResetIsNotUndone has three replicas, of which one ends before the reset, one is not connected then, and one is
-// restarted after it. Reports arrive in any order, repeatedly, and late.
+// TestAResetIsNotUndone has three replicas, of which one ends before the reset,
+// one is not connected then, and one is restarted after it. Reports arrive in
+// any order, repeatedly, and late.
 func TestAResetIsNotUndone(t *testing.T) {
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 7))
@@ -150,7 +151,8 @@ func TestOfTwoResetsTheLaterOneCounts(t *testing.T) {
 	}
 }
 
-// TestAResetOfADistantTimeIsNotBelieved because no other one would count after it.
+// TestAResetOfADistantTimeIsNotBelieved because no other one would count after
+// it.
 func TestAResetOfADistantTimeIsNotBelieved(t *testing.T) {
 	c := caller(t, "tokens 1k/day")
 	admitted(t, c, noon, exactly(10)).settle(noon)
@@ -166,7 +168,8 @@ func TestAResetOfADistantTimeIsNotBelieved(t *testing.T) {
 	}
 }
 
-// TestAResetIsReportedForAsLongAsItIsNeeded has a reset just before a month ends, in an hour that counts for another one.
+// TestAResetIsReportedForAsLongAsItIsNeeded has a reset just before a month
+// ends, in an hour that counts for another one.
 func TestAResetIsReportedForAsLongAsItIsNeeded(t *testing.T) {
 	now := time.Date(2026, 1, 31, 23, 50, 0, 0, time.UTC)
 	c, other := caller(t, "tokens 1k/hour"), caller(t, "tokens 1k/hour")

@@ -10,20 +10,24 @@ import (
 	"time"
 )
 
-// What is saved before a restart is what a process knows: its own use, and that of other replicas and of processes before it. After
-// the restart, all of that is the use of others, by the ids of their writers and with their versions. So it does not matter
-// what else is known of it, here or in a store of replicas: of each figure, the latest version counts, once.
+// What is saved before a restart is what a process knows: its own use, and that
+// of other replicas and of processes before it. After the restart, all of that
+// is the use of others, by the ids of their writers and with their versions. So
+// it does not matter what else is known of it, here or in a store of replicas:
+// of each figure, the latest version counts, once.
 
 // SavedUse is what a process knows of the use of callers, by writer.
 type SavedUse map[string]*SavedCallers
 
-// SavedCallers are the callers that a writer knows, by name, or by id if this process does not know the name.
+// SavedCallers are the callers that a writer knows, by name, or by id if this
+// process does not know the name.
 type SavedCallers struct {
 	Named   map[string]SavedFigures `json:"callers,omitempty"`
 	Unnamed map[string]SavedFigures `json:"unnamed,omitempty"`
 }
 
-// UnmarshalJSON implements json.Unmarshaler. It leaves out writers that are not valid.
+// UnmarshalJSON implements json.Unmarshaler. It leaves out writers that are not
+// valid.
 func (u *SavedUse) UnmarshalJSON(text []byte) error {
 	var all map[string]json.RawMessage
 	if err := json.Unmarshal(text, &all); err != nil {
@@ -42,7 +46,8 @@ func (u *SavedUse) UnmarshalJSON(text []byte) error {
 // SavedFigures are those of a caller.
 type SavedFigures []Saved
 
-// Saved is what was used in a window, of a version of its writer, and in each part of the window.
+// Saved is what was used in a window, of a version of its writer, and in each
+// part of the window.
 type Saved struct {
 	Entry
 	Version uint64  `json:"version,omitempty"`
@@ -51,7 +56,8 @@ type Saved struct {
 	Untold int64 `json:"untold,omitempty"`
 }
 
-// UnmarshalJSON implements json.Unmarshaler. It leaves out figures that are not valid.
+// UnmarshalJSON implements json.Unmarshaler. It leaves out figures that are not
+// valid.
 func (s *SavedFigures) UnmarshalJSON(text []byte) error {
 	var all []json.RawMessage
 	*s = nil
@@ -94,8 +100,9 @@ func (cs *Callers) Save(now time.Time) SavedUse {
 	return saved
 }
 
-// Restore adds what Save returned in another process. Nothing of it counts that is known already. What the other replicas
-// did not know when it was saved counts against this replica's part of a limit until Told, as it did before.
+// Restore adds what Save returned in another process. Nothing of it counts that
+// is known already. What the other replicas did not know when it was saved
+// counts against this replica's part of a limit until Told, as it did before.
 func (cs *Callers) Restore(now time.Time, saved SavedUse) {
 	defer func() { cs.restored.Store(cs.restored.Load() || len(saved) > 0) }()
 	for writer, callers := range saved {
@@ -117,7 +124,8 @@ func (cs *Callers) Restore(now time.Time, saved SavedUse) {
 	}
 }
 
-// save returns what is known of the caller, by writer. own is the id of this replica.
+// save returns what is known of the caller, by writer. own is the id of this
+// replica.
 func (c *Caller) save(now time.Time, own string) map[string]SavedFigures {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -149,7 +157,8 @@ func (c *Caller) save(now time.Time, own string) map[string]SavedFigures {
 	return saved
 }
 
-// shareOf returns the parts of one of several whose parts are these together: it has used so much of all.
+// shareOf returns the parts of one of several whose parts are these together:
+// it has used so much of all.
 func shareOf(parts []int64, used, all int64) []int64 {
 	shares := make([]int64, len(parts))
 	for i, part := range parts {
@@ -160,8 +169,9 @@ func shareOf(parts []int64, used, all int64) []int64 {
 	return shares
 }
 
-// restore adds what a writer has used, perhaps saved by a release with fewer parts: each counts as the last part of ours in it.
-// Without parts, it counts as if it had been used now, or at the end of the window before.
+// restore adds what a writer has used, perhaps saved by a release with fewer
+// parts: each counts as the last part of ours in it. Without parts, it counts
+// as if it had been used now, or at the end of the window before.
 func (c *Caller) restore(now time.Time, writer string, figures SavedFigures) {
 	c.mu.Lock()
 	at, key := c.roll(now), maphash.String(seed, writer)
@@ -203,7 +213,8 @@ func (m *meter) restore(now int64, writer string, key uint64, f Saved) {
 // untold returns Untold within its bounds.
 func (f *Saved) untold() int64 { return min(max(0, f.Untold), max(0, f.Used)) }
 
-// parts returns the use of each of our parts of the window, or nil if it is not known.
+// parts returns the use of each of our parts of the window, or nil if it is not
+// known.
 func (f *Saved) parts() []int64 {
 	if len(f.Parts) == 0 || f.ID.Unit().Calendar() {
 		return nil
@@ -217,7 +228,8 @@ func (f *Saved) parts() []int64 {
 	return ours
 }
 
-// age moves what was heard just now to the parts that a figure has from before a restart.
+// age moves what was heard just now to the parts that a figure has from before
+// a restart.
 func (m *meter) age(now int64, f *figure) {
 	w, heard := int(f.window-m.index+1), m.part(now)
 	if m.others.parts == nil || w > 1 || f.parts == nil {
@@ -233,7 +245,8 @@ func (m *meter) age(now int64, f *figure) {
 	}
 }
 
-// addUpUntold adds up what the figures have that the other replicas may not know: of each, the latest use.
+// addUpUntold adds up what the figures have that the other replicas may not
+// know: of each, the latest use.
 func (m *meter) addUpUntold() {
 	m.untold = sums{}
 	for _, f := range m.figures {

@@ -8,7 +8,8 @@ import (
 
 // Sharing is how replicas share the limits.
 type Sharing struct {
-	// Replicas is how many there are, this one included. 0 or 1: there is only this one.
+	// Replicas is how many there are, this one included. 0 or 1: there is only
+	// this one.
 	Replicas int
 	// Apart reports whether this one does not hear the others.
 	Apart bool
@@ -16,7 +17,8 @@ type Sharing struct {
 	// used before, if that is more than an equal one. Otherwise it may use an
 	// equal one only, so that all together never exceed a limit.
 	ByUse bool
-	// Delay is how long a report of this one has been heard when all that the others used before it is known, too.
+	// Delay is how long a report of this one has been heard when all that the
+	// others used before it is known, too.
 	Delay time.Duration
 }
 
@@ -24,12 +26,14 @@ type Sharing struct {
 type reports struct {
 	// writer is this replica's id.
 	writer string
-	// heard is the version of the latest one that came back from the store: so the others have got it, and what
-	// they sent before it has come here.
+	// heard is the version of the latest one that came back from the store: so
+	// the others have got it, and what they sent before it has come here.
 	heard atomic.Uint64
-	// urgent is given when a caller has used an eighth of its part since its last report.
+	// urgent is given when a caller has used an eighth of its part since its
+	// last report.
 	urgent atomic.Pointer[chan<- struct{}]
-	// resets gets the names of callers to which another replica has given their use back.
+	// resets gets the names of callers to which another replica has given their
+	// use back.
 	resets atomic.Pointer[func(name string)]
 }
 
@@ -44,18 +48,20 @@ func (r *reports) hurry() {
 	}
 }
 
-// OnUrgent has a channel get something when others should know at once what is used. It should have a buffer.
+// OnUrgent has a channel get something when others should know at once what is
+// used. It should have a buffer.
 func (cs *Callers) OnUrgent(urgent chan<- struct{}) { cs.reports.urgent.Store(&urgent) }
 
-// Confirm records that the report of a version came back, with all before it. It must not be called while reports
-// of others may be missing.
+// Confirm records that the report of a version came back, with all before it.
+// It must not be called while reports of others may be missing.
 func (cs *Callers) Confirm(version uint64) {
 	if version > cs.reports.heard.Load() {
 		cs.reports.heard.Store(version)
 	}
 }
 
-// latest is a report that is not known to have arrived. Version 0: there is none. It has the requests up to a number.
+// latest is a report that is not known to have arrived. Version 0: there is
+// none. It has the requests up to a number.
 type latest struct {
 	version, number uint64
 	at              int64
@@ -81,18 +87,21 @@ func (cs *Callers) Told() {
 	}
 }
 
-// Restored reports whether Restore has added something that the others may not know.
+// Restored reports whether Restore has added something that the others may not
+// know.
 func (cs *Callers) Restored() bool { return cs.restored.Load() }
 
-// Changes returns a number that is another one when what is used has changed, and whether a limit is more than half used,
-// so that other replicas should know soon.
+// Changes returns a number that is another one when what is used has changed,
+// and whether a limit is more than half used, so that other replicas should
+// know soon.
 func (c *Caller) Changes() (changes uint64, hurry bool) {
 	changes = c.changes.Load()
 	return changes, changes != 0 && c.hurry.Load()
 }
 
-// Report appends this replica's own use to entries, for a report of this version that is sent now: of each limit the
-// current window, and the one before, which a request that ends late can still change.
+// Report appends this replica's own use to entries, for a report of this
+// version that is sent now: of each limit the current window, and the one
+// before, which a request that ends late can still change.
 func (c *Caller) Report(now time.Time, version uint64, entries []Entry) []Entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -114,8 +123,9 @@ func (c *Caller) Unreported() {
 	c.mu.Unlock()
 }
 
-// confirm records that the others know the latest report, if they do. What was used since is said once more: a later report
-// may have said it, but was not waited for.
+// confirm records that the others know the latest report, if they do. What was
+// used since is said once more: a later report may have said it, but was not
+// waited for.
 func (c *Caller) confirm(at int64) {
 	if c.arrived(at) {
 		c.changes.Add(1)
@@ -125,7 +135,8 @@ func (c *Caller) confirm(at int64) {
 	}
 }
 
-// arrived is confirm without saying anything again. more reports whether more was used since that report.
+// arrived is confirm without saying anything again. more reports whether more
+// was used since that report.
 func (c *Caller) arrived(at int64) (more bool) {
 	l := c.latest
 	if l.version == 0 || c.reports.heard.Load() < l.version || at-l.at < int64(c.sharing.Delay) {
@@ -152,7 +163,8 @@ func (s *sums) copy(from *sums) {
 	}
 }
 
-// unheard returns how much this replica, or a process before it, has used that the others do not know.
+// unheard returns how much this replica, or a process before it, has used that
+// the others do not know.
 func (m *meter) unheard(now int64, sharing Sharing) int64 {
 	used := m.own.used[1] - m.told.used[1] + m.untold.used[1]
 	if m.own.parts != nil {
@@ -220,14 +232,15 @@ func (m *meter) mostOfOthers(sharing Sharing) int64 {
 	return max(equal, m.limit.Amount-m.portion(m.limit.Amount, sharing)) + equal*int64(max(0, sharing.Replicas-2))
 }
 
-// share returns how much may be used, as far as this replica knows: what the others know to be used, and this one's
-// part of the rest.
+// share returns how much may be used, as far as this replica knows: what the
+// others know to be used, and this one's part of the rest.
 func (m *meter) share(used, unheard int64, sharing Sharing) int64 {
 	known := max(0, used-unheard)
 	return known + m.portion(max(0, m.limit.Amount-known), sharing)
 }
 
-// partOf returns this replica's part of what is left, as far as the others know.
+// partOf returns this replica's part of what is left, as far as the others
+// know.
 func (m *meter) partOf(used, at int64, sharing Sharing) int64 {
 	unheard := m.unheard(at, sharing)
 	return m.share(used, unheard, sharing) - max(0, used-unheard)
@@ -241,7 +254,8 @@ func (c *Caller) allowed(m *meter, at, used int64) int64 {
 	return m.share(used, m.unheard(at, c.sharing), c.sharing)
 }
 
-// shown returns how much of a limit this replica may use: all of it, or its share while it does not hear the others.
+// shown returns how much of a limit this replica may use: all of it, or its
+// share while it does not hear the others.
 func (c *Caller) shown(m *meter, at, used int64) int64 {
 	if !c.sharing.Apart {
 		return m.limit.Amount
@@ -249,10 +263,12 @@ func (c *Caller) shown(m *meter, at, used int64) int64 {
 	return c.allowed(m, at, used)
 }
 
-// urgentPart is which part of what a replica may use should be known soon: the rest is lost if it is killed.
+// urgentPart is which part of what a replica may use should be known soon: the
+// rest is lost if it is killed.
 const urgentPart = 8
 
-// tell records that the use of limits has changed, and hurries the next report if others should know.
+// tell records that the use of limits has changed, and hurries the next report
+// if others should know.
 func (c *Caller) tell(at int64) {
 	c.changes.Add(1)
 	if c.sharing.Replicas <= 1 {

@@ -8,10 +8,12 @@ type Use struct {
 	Limit Limit
 	// Allowed is how much this replica may use: all of it, or its share.
 	Allowed, Used int64
-	// Ends is when the current window ends, and Reset how long it takes until nothing is used.
+	// Ends is when the current window ends, and Reset how long it takes until
+	// nothing is used.
 	Ends  time.Time
 	Reset time.Duration
-	// Refused and Demoted are how many requests this limit has refused or given another tier.
+	// Refused and Demoted are how many requests this limit has refused or given
+	// another tier.
 	Refused, Demoted uint64
 }
 
@@ -29,18 +31,21 @@ type Snapshot struct {
 	Limits []Use
 	// Today and Month are the tokens of this day and this month.
 	Today, Month int64
-	// InFlight are the requests that are not over, MaxRequests how many there may be, and Busy how many
-	// were refused for that.
+	// InFlight are the requests that are not over, MaxRequests how many there
+	// may be, and Busy how many were refused for that.
 	InFlight, MaxRequests int
 	Busy                  uint64
 	// Reserved are the tokens that requests in flight were charged with.
 	Reserved int64
-	// Ratio is that of a prompt's tokens to its length, and Output the usual output.
+	// Ratio is that of a prompt's tokens to its length, and Output the usual
+	// output.
 	Ratio, Output float64
-	// Estimated and Reported are the average tokens that the last requests were charged with, and that
-	// backends reported in the end. They are 0 without such requests.
+	// Estimated and Reported are the average tokens that the last requests were
+	// charged with, and that backends reported in the end. They are 0 without
+	// such requests.
 	Estimated, Reported float64
-	// Replicas is how many replicas share the limits without hearing each other, or 0.
+	// Replicas is how many replicas share the limits without hearing each
+	// other, or 0.
 	Replicas int
 	Hour     LastHour
 }
@@ -66,7 +71,8 @@ func (c *Caller) Snapshot(now time.Time) Snapshot {
 	return s
 }
 
-// Tightest returns, of the limits of each kind, the one of which the smallest part is left. Amount 0: there is none.
+// Tightest returns, of the limits of each kind, the one of which the smallest
+// part is left. Amount 0: there is none.
 func (c *Caller) Tightest(now time.Time) (tightest [kinds]Use) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -2,12 +2,13 @@ package meter
 
 import "math"
 
-// usual is what a caller's requests usually cost. What they cost with one model says nothing about another, so each model
-// has its own averages. Those of all models together count until there is one for the model.
+// usual is what a caller's requests usually cost. What they cost with one model
+// says nothing about another, so each model has its own averages. Those of all
+// models together count until there is one for the model.
 type usual struct {
 	averages
-	// estimated and reported are the tokens that requests were charged with, and that backends counted:
-	// they show how good the estimates are.
+	// estimated and reported are the tokens that requests were charged with,
+	// and that backends counted: they show how good the estimates are.
 	estimated, reported float64
 	requests            int
 	// byModel are the averages and outputs by model. 0 is all other models.
@@ -16,12 +17,13 @@ type usual struct {
 
 // averages are moving averages of what requests cost.
 type averages struct {
-	// length and prompt are Estimate.Prompt and the tokens that backends counted: the ratio of these
-	// corrects estimates.
+	// length and prompt are Estimate.Prompt and the tokens that backends
+	// counted: the ratio of these corrects estimates.
 	length, prompt float64
 	// output is that of requests that may have one.
 	output float64
-	// promptCount and outputCount are how many requests they are of, up to memory.
+	// promptCount and outputCount are how many requests they are of, up to
+	// memory.
 	promptCount, outputCount int
 }
 
@@ -46,7 +48,8 @@ const (
 
 func (a *averages) ratio() float64 { return min(max(a.prompt/a.length, leastRatio), mostRatio) }
 
-// estimate returns what a request is likely to cost. its is the use of its model, or nil if there was none.
+// estimate returns what a request is likely to cost. its is the use of its
+// model, or nil if there was none.
 func (u *usual) estimate(e Estimate, its *modelUse) (prompt, output int64) {
 	if e.Prompt <= 0 {
 		return 0, 0
@@ -66,11 +69,13 @@ func (u *usual) estimate(e Estimate, its *modelUse) (prompt, output int64) {
 	return prompt, min(e.Output, twice)
 }
 
-// mostLearned is the largest number of tokens that averages learn from: no model reads or writes more at once.
-// After one wrong report, the caller's estimates would otherwise be too high for hundreds of requests.
+// mostLearned is the largest number of tokens that averages learn from: no
+// model reads or writes more at once. After one wrong report, the caller's
+// estimates would otherwise be too high for hundreds of requests.
 const mostLearned = 1 << 20
 
-// learn learns from the cost of a request. held is the number of the latest request when requests in flight last kept out another one.
+// learn learns from the cost of a request. held is the number of the latest
+// request when requests in flight last kept out another one.
 func (u *usual) learn(now int64, r *Reservation, cost Cost, held uint64) {
 	cost.Prompt, cost.Output = min(cost.Prompt, mostLearned), min(limited(cost.Output), mostLearned)
 	its := u.of(cost.Model, now)

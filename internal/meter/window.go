@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// window is a stretch of time that a limit counts in. Times are nanoseconds since 1970.
+// window is a stretch of time that a limit counts in. Times are nanoseconds
+// since 1970.
 type window struct {
 	// index numbers the windows of a unit, so that replicas mean the same one.
 	index int64
@@ -17,7 +18,8 @@ func (w window) holds(at int64) bool { return w.start <= at && at < w.end }
 
 var lengths = [units]time.Duration{Second: time.Second, Minute: time.Minute, Hour: time.Hour}
 
-// windowAt returns the unit's window at a time. Days and months begin at midnight in the location.
+// windowAt returns the unit's window at a time. Days and months begin at
+// midnight in the location.
 func windowAt(u Unit, at int64, location *time.Location) window {
 	if length := int64(lengths[u]); length > 0 {
 		i := at / length
@@ -26,7 +28,8 @@ func windowAt(u Unit, at int64, location *time.Location) window {
 		}
 		return window{i, i * length, (i + 1) * length}
 	}
-	// The longest day has 25 hours (the longest ever in a zone had 48), the longest month 31 days and an hour.
+	// The longest day has 25 hours (the longest ever in a zone had 48), the
+	// longest month 31 days and an hour.
 	longest := int64(50 * 60 * 60)
 	if u == Month {
 		longest = 33 * 24 * 60 * 60
@@ -47,9 +50,10 @@ func dateOf(u Unit, second int64, location *time.Location) int64 {
 	return time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Unix() / (24 * 60 * 60)
 }
 
-// beginning returns the first second of a date or a later one, which comes after the second before and
-// at the second by at the latest. It searches, because in some zones there is no midnight on the day
-// that summer time begins, and a second one on the day that it ends.
+// beginning returns the first second of a date or a later one, which comes
+// after the second before and at the second by at the latest. It searches,
+// because in some zones there is no midnight on the day that summer time
+// begins, and a second one on the day that it ends.
 func beginning(u Unit, date, before, by int64, location *time.Location) int64 {
 	first := before + 1
 	return first + int64(sort.Search(int(by-first), func(i int) bool { return dateOf(u, first+int64(i), location) >= date }))

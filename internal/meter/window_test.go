@@ -72,8 +72,8 @@ func TestWindowsFollowEachOtherWithoutAGap(t *testing.T) {
 	}
 }
 
-// TestAClockThatIsSetEmptiesNoWindow and the use leaves a window when it would have left it otherwise: no sooner, and
-// not much later.
+// TestAClockThatIsSetEmptiesNoWindow and the use leaves a window when it would
+// have left it otherwise: no sooner, and not much later.
 func TestAClockThatIsSetEmptiesNoWindow(t *testing.T) {
 	for _, by := range []time.Duration{-3 * time.Second, -40 * time.Second, -61 * time.Second, -5 * time.Minute, -61 * time.Minute, -30 * time.Hour, 40 * time.Second, 5 * time.Minute, 30 * time.Hour} {
 		for phase := range 13 {
@@ -131,7 +131,8 @@ func TestAMachinesClockThatIsSetBackEmptiesNoWindow(t *testing.T) {
 	}
 }
 
-// TestAClockThatIsSetOverMidnightBeginsNoNewDay has a store's clock that is set forward and back, again and again.
+// TestAClockThatIsSetOverMidnightBeginsNoNewDay has a store's clock that is set
+// forward and back, again and again.
 func TestAClockThatIsSetOverMidnightBeginsNoNewDay(t *testing.T) {
 	for _, by := range []time.Duration{13 * time.Hour, 40 * time.Hour, 400 * time.Hour} {
 		a, b := NewCallers(nil), NewCallers(nil)

@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// After a reload with another timezone, the same moment may be on another day: the day that a request was charged on may
-// be the one before, or the current one with the day before in it.
+// After a reload with another timezone, the same moment may be on another day:
+// the day that a request was charged on may be the one before, or the current
+// one with the day before in it.
 func TestASettlementGoesToTheWindowThatWasChargedWhereverMidnightIs(t *testing.T) {
 	for _, hour := range []int{1, 11, 13, 23} {
 		for _, before := range []int{-12, 0, 14} {
@@ -35,7 +36,8 @@ func TestASettlementGoesToTheWindowThatWasChargedWhereverMidnightIs(t *testing.T
 	}
 }
 
-// TestATimezoneThatIsChangedAndChangedBackForgetsNothing has any two zones, with and without use in between.
+// TestATimezoneThatIsChangedAndChangedBackForgetsNothing has any two zones,
+// with and without use in between.
 func TestATimezoneThatIsChangedAndChangedBackForgetsNothing(t *testing.T) {
 	for _, hour := range []int{1, 11, 13, 23} {
 		for before := -12; before <= 14; before++ {

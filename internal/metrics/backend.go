@@ -34,8 +34,8 @@ var (
 	poolLabels labels
 )
 
-// Of returns the metrics of the pool of this name. Every config that has the pool
-// gets the same.
+// Of returns the metrics of the pool of this name. Every config that has the
+// pool gets the same.
 func Of(pool string) *Pool {
 	byNameMu.Lock()
 	defer byNameMu.Unlock()
@@ -61,13 +61,15 @@ func Of(pool string) *Pool {
 	return p
 }
 
-// AllThrottled counts a request that was refused because every backend throttles.
+// AllThrottled counts a request that was refused because every backend
+// throttles.
 func (p *Pool) AllThrottled() { p.allThrottled.Inc() }
 
 // Waits counts requests that begin to wait. A negative number ends their waits.
 func (p *Pool) Waits(n float64) { waitingGauge.WithLabelValues(p.name).Add(n) }
 
-// Waited counts a request that had to wait, and for how long it did. 0: it found no place.
+// Waited counts a request that had to wait, and for how long it did. 0: it
+// found no place.
 func (p *Pool) Waited(result string, waited time.Duration) {
 	waitedTotal.WithLabelValues(p.name, result).Inc()
 	if waited > 0 {
@@ -75,17 +77,19 @@ func (p *Pool) Waited(result string, waited time.Duration) {
 	}
 }
 
-// OwnerThrottled counts a request that was refused because the owner of the objects
-// that it names throttles.
+// OwnerThrottled counts a request that was refused because the owner of the
+// objects that it names throttles.
 func (b *Backend) OwnerThrottled() { ownerThrottledTotal.WithLabelValues(b.pool.name, b.name).Inc() }
 
 // Moved counts a request that went on to a backend that answers.
 func (b *Backend) Moved() { movedTotal.WithLabelValues(b.pool.name, b.name).Inc() }
 
-// Steered counts a request that passed the backend over because its limits have no room.
+// Steered counts a request that passed the backend over because its limits have
+// no room.
 func (b *Backend) Steered(deployment string) { b.steered.of(deployment).Inc() }
 
-// PassedOver counts a request that did not come here because only shares of other tiers are left.
+// PassedOver counts a request that did not come here because only shares of
+// other tiers are left.
 func (b *Backend) PassedOver(tier string) {
 	b.passedOver.of(clean(tier)).Inc()
 }
@@ -130,20 +134,22 @@ type answer struct {
 // demand is a caller, and the model that it asked for, by the client's name.
 type demand struct{ caller, model string }
 
-// bill is what a caller pays for: a model, by the client's name, in a service tier.
+// bill is what a caller pays for: a model, by the client's name, in a service
+// tier.
 type bill struct {
 	demand
 	tier string
 }
 
-// served is a model that was served, by the client's name, and the deployment and the service tier that served it.
+// served is a model that was served, by the client's name, and the deployment
+// and the service tier that served it.
 type served struct{ model, deployment, tier string }
 
 // attempt has the labels of an attempt at a backend.
 type attempt struct{ deployment, class string }
 
-// Backend returns the metrics of the backend of this name. The backend without a
-// name has the answers of the balancer itself.
+// Backend returns the metrics of the backend of this name. The backend without
+// a name has the answers of the balancer itself.
 func (p *Pool) Backend(backend string) *Backend {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -171,8 +177,8 @@ func Forget(pool, backend string) {
 	benched.forget(func(its benchLabels) bool { return its.pool == p.name && its.backend == name })
 }
 
-// forgetPools removes the counts of the pools that no config has any more, and makes their labels free. The label that pools
-// share stays.
+// forgetPools removes the counts of the pools that no config has any more, and
+// makes their labels free. The label that pools share stays.
 func forgetPools() {
 	byNameMu.Lock()
 	defer byNameMu.Unlock()
@@ -252,7 +258,8 @@ func newBackend(p *Pool, name string) *Backend {
 	return b
 }
 
-// counters returns what finds the counters of one backend, by their other labels.
+// counters returns what finds the counters of one backend, by their other
+// labels.
 func counters[K any](all *prometheus.CounterVec, its prometheus.Labels, labels func(K) []string) func(K) prometheus.Counter {
 	of := all.MustCurryWith(its)
 	return func(key K) prometheus.Counter { return of.WithLabelValues(labels(key)...) }
@@ -297,7 +304,8 @@ func (c *tokenCounters) add(t usage.Tokens) {
 	}
 }
 
-// Used counts the tokens that a reply to the caller reported, by the service tier that served it.
+// Used counts the tokens that a reply to the caller reported, by the service
+// tier that served it.
 func (b *Backend) Used(caller, model, deployment, tier string, t usage.Tokens) {
 	of := b.tokens.of(served{model, deployment, tier})
 	of.add(t)
@@ -307,7 +315,8 @@ func (b *Backend) Used(caller, model, deployment, tier string, t usage.Tokens) {
 	}
 }
 
-// ServiceTier counts a request that asked for a service tier, by the one that the reply names, if it names one.
+// ServiceTier counts a request that asked for a service tier, by the one that
+// the reply names, if it names one.
 func (b *Backend) ServiceTier(asked, served string) {
 	b.serviceTiers.of([2]string{asked, cmp.Or(served, "unknown")}).Inc()
 }

@@ -38,10 +38,10 @@ func (p *Pool) Happened(e pool.Event) {
 // benched counts the seconds in which backends were benched.
 var benched benchedSeconds
 
-// benchedSeconds counts a bench while it lasts, and not only when it ends: a rate
-// of it is the share of the time in which a backend is benched. It listens to
-// benches instead of reading the pools at a scrape, because a counter must never
-// go back: neither when a bench ends early, nor when its pool is gone.
+// benchedSeconds counts a bench while it lasts, and not only when it ends: a
+// rate of it is the share of the time in which a backend is benched. It listens
+// to benches instead of reading the pools at a scrape, because a counter must
+// never go back: neither when a bench ends early, nor when its pool is gone.
 type benchedSeconds struct {
 	mu      sync.Mutex
 	settled map[benchLabels]float64
@@ -50,8 +50,9 @@ type benchedSeconds struct {
 
 type benchLabels struct{ pool, backend, deployment, class string }
 
-// benchKey identifies a bench in force. Models that the config does not name are one: clients can make up any number of
-// them. Their benches have a class, and count as one for as long as any of them is in force.
+// benchKey identifies a bench in force. Models that the config does not name
+// are one: clients can make up any number of them. Their benches have a class,
+// and count as one for as long as any of them is in force.
 type benchKey struct {
 	pool, backend, model, class string
 	throttle, whole, lost       bool
@@ -90,7 +91,8 @@ func (s *benchedSeconds) open(which benchKey, its benchLabels, b pool.Bench, now
 	s.inForce[which] = openBench{its, now, until}
 }
 
-// end ends a bench, unless others with the same key may be in force. Their time passes.
+// end ends a bench, unless others with the same key may be in force. Their time
+// passes.
 func (s *benchedSeconds) end(which benchKey, now time.Time) {
 	if which.isOfMany() {
 		return
@@ -100,7 +102,8 @@ func (s *benchedSeconds) end(which benchKey, now time.Time) {
 	s.settle(which, now)
 }
 
-// membersInUse returns the labels of the pools in use, with the names of their backends.
+// membersInUse returns the labels of the pools in use, with the names of their
+// backends.
 func membersInUse() map[[2]string]bool {
 	names := make(map[[2]string]bool)
 	for _, entry := range pools.Default.Entries() {
@@ -111,8 +114,9 @@ func membersInUse() map[[2]string]bool {
 	return names
 }
 
-// Left ends the benches of backends that are no longer in a pool in use, and removes the counts of pools that no config has any
-// more. It is called when a pool is no longer in use.
+// Left ends the benches of backends that are no longer in a pool in use, and
+// removes the counts of pools that no config has any more. It is called when a
+// pool is no longer in use.
 func Left() {
 	forgetPools()
 	used, now := membersInUse(), time.Now()
@@ -125,7 +129,8 @@ func Left() {
 	}
 }
 
-// forget removes the counts with these labels, none of which has a bench in force that counts.
+// forget removes the counts with these labels, none of which has a bench in
+// force that counts.
 func (s *benchedSeconds) forget(these func(benchLabels) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -23,19 +23,21 @@ var (
 		"Callers that were forgotten although what they have used counts, because there were too many.", "pool")
 )
 
-// Limited counts a request that a limit of its caller refused. The caller is a label, see Caller.
+// Limited counts a request that a limit of its caller refused. The caller is a
+// label, see Caller.
 func (p *Pool) Limited(caller string, r *meter.Refusal) {
 	kind, window := r.Names()
 	callerLimitedTotal.WithLabelValues(p.name, caller, kind, window).Inc()
 }
 
-// Demoted counts a request that a limit of its caller gave another tier. The caller is a label, see Caller.
+// Demoted counts a request that a limit of its caller gave another tier. The
+// caller is a label, see Caller.
 func (p *Pool) Demoted(caller string, limit meter.ID) {
 	callerDemotedTotal.WithLabelValues(p.name, caller, limit.Kind().String(), limit.Unit().String()).Inc()
 }
 
-// callerGauges are the gauges of callers, by their labels. Several callers, and several pools, may share
-// a label.
+// callerGauges are the gauges of callers, by their labels. Several callers, and
+// several pools, may share a label.
 type callerGauges struct {
 	// used are the largest parts of a limit that are used.
 	used map[limitLabels]float64

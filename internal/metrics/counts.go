@@ -70,8 +70,8 @@ type sources struct {
 
 var counted = sources{requestsTotal, attemptsTotal, failoversTotal, tokensTotal, timeToFirstByte}
 
-// Totals returns what was counted since the process started, for the admin API and
-// the status page.
+// Totals returns what was counted since the process started, for the admin API
+// and the status page.
 func Totals() map[Key]Counts { return counted.totals() }
 
 func (s sources) totals() map[Key]Counts {
@@ -107,7 +107,8 @@ func (s sources) totals() map[Key]Counts {
 	return totals
 }
 
-// each calls do for each series of a metric, with its backend and all of its labels.
+// each calls do for each series of a metric, with its backend and all of its
+// labels.
 func each(metric prometheus.Collector, do func(of Key, labels map[string]string, m *dto.Metric)) {
 	all := make(chan prometheus.Metric)
 	go func() {
@@ -129,8 +130,9 @@ func each(metric prometheus.Collector, do func(of Key, labels map[string]string,
 
 // Histogram counts durations. The zero Histogram is empty.
 type Histogram struct {
-	// bounds are the longest durations of the buckets in seconds, except for the
-	// last bucket, which has no bound. They are the same for all histograms.
+	// bounds are the longest durations of the buckets in seconds, except for
+	// the last bucket, which has no bound. They are the same for all
+	// histograms.
 	bounds []float64
 	// counts are how many durations are in each bucket or in an earlier one.
 	counts []float64

@@ -7,11 +7,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// FirstBytes are the requests of a pool that wait for the first byte of a backend's reply. Counts of requests that are
-// over say nothing while all backends hang: nothing ends then.
+// FirstBytes are the requests of a pool that wait for the first byte of a
+// backend's reply. Counts of requests that are over say nothing while all
+// backends hang: nothing ends then.
 //
-// Requests are counted by the moment at which their wait began, and by the moment from which it is too long, in slots of
-// two seconds. So a wait costs a few additions, and no lock, and the age of the oldest is found by a look at the slots.
+// Requests are counted by the moment at which their wait began, and by the
+// moment from which it is too long, in slots of two seconds. So a wait costs a
+// few additions, and no lock, and the age of the oldest is found by a look at
+// the slots.
 type FirstBytes struct {
 	number     atomic.Int64
 	began, due slots
@@ -19,7 +22,8 @@ type FirstBytes struct {
 
 const (
 	slotLength = 2 * time.Second
-	// A wait of more than slotLength*numberOfSlots, which is over an hour, counts as a shorter one.
+	// A wait of more than slotLength*numberOfSlots, which is over an hour,
+	// counts as a shorter one.
 	numberOfSlots = 1 << 11
 	// patience is how long no wait is too long.
 	patience = time.Minute
@@ -44,7 +48,8 @@ type FirstByte struct {
 	began, due int64
 }
 
-// Begin records that a request waits from now on. usual is after how long its wait is unusual, or 0 if that is not known.
+// Begin records that a request waits from now on. usual is after how long its
+// wait is unusual, or 0 if that is not known.
 func (f *FirstBytes) Begin(now time.Time, usual time.Duration) FirstByte {
 	wait := FirstByte{f, slotOf(now), slotOf(now.Add(min(max(patience, usual), longestPatience)))}
 	f.number.Add(1)
@@ -56,7 +61,8 @@ func (f *FirstBytes) Begin(now time.Time, usual time.Duration) FirstByte {
 // Waits reports whether the request waits.
 func (w *FirstByte) Waits() bool { return w.of != nil }
 
-// End records that the request does not wait any more. Without a wait, it does nothing.
+// End records that the request does not wait any more. Without a wait, it does
+// nothing.
 func (w *FirstByte) End() {
 	if w.of == nil {
 		return
@@ -67,15 +73,17 @@ func (w *FirstByte) End() {
 	w.of = nil
 }
 
-// Waiting says how many requests wait for their first byte, how long the oldest of them does, and how many have waited for
-// a minute and for longer than is usual.
+// Waiting says how many requests wait for their first byte, how long the oldest
+// of them does, and how many have waited for a minute and for longer than is
+// usual.
 type Waiting struct {
 	Requests      int64   `json:"requests"`
 	OldestSeconds float64 `json:"oldest_seconds"`
 	Overdue       int64   `json:"overdue"`
 }
 
-// Stuck reports whether so many requests wait for too long that it is not a slow request. The alert has the same limit.
+// Stuck reports whether so many requests wait for too long that it is not a
+// slow request. The alert has the same limit.
 func (w Waiting) Stuck() bool { return w.Overdue >= 2 }
 
 // At returns what waits now.
@@ -90,7 +98,8 @@ func (f *FirstBytes) At(now time.Time) (w Waiting) {
 			break
 		}
 	}
-	// slots that are not over yet, up to the longest patience, are in the future
+	// slots that are not over yet, up to the longest patience, are in the
+	// future
 	for age := int64(1); age < numberOfSlots-int64(longestPatience/slotLength); age++ {
 		w.Overdue += int64(f.due.at(current - age).Load())
 	}

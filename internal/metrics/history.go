@@ -14,8 +14,8 @@ const (
 	maxSpans = 60
 )
 
-// History has the counts of the last five minutes. It reads the metrics while it
-// has users, by a timer and without its own goroutine.
+// History has the counts of the last five minutes. It reads the metrics while
+// it has users, by a timer and without its own goroutine.
 type History struct {
 	totals func() map[Key]Counts
 
@@ -37,8 +37,8 @@ type Span struct {
 // Recent is the history of this process.
 var Recent = &History{totals: Totals}
 
-// Use starts reading. It ends when each user has called Leave. A config that replaces
-// another begins before that one leaves, so nothing is lost.
+// Use starts reading. It ends when each user has called Leave. A config that
+// replaces another begins before that one leaves, so nothing is lost.
 func (h *History) Use() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -1,14 +1,17 @@
 // Package metrics counts what the balancer does, for Prometheus.
 //
-// Counters and histograms belong to the process: they go on through config reloads. Each config has
-// its own registry, in which they are registered again. A [Backend] keeps the series of one backend
-// of a pool, so that a request neither hashes labels nor allocates. Gauges of state are
-// the states of the pools in use at the time of a scrape, and are not kept in between. The admin API and
-// the status page read [Totals] and the [History] of the last five minutes from the same metrics.
+// Counters and histograms belong to the process: they go on through config
+// reloads. Each config has its own registry, in which they are registered
+// again. A [Backend] keeps the series of one backend of a pool, so that a
+// request neither hashes labels nor allocates. Gauges of state are the states
+// of the pools in use at the time of a scrape, and are not kept in between. The
+// admin API and the status page read [Totals] and the [History] of the last
+// five minutes from the same metrics.
 //
-// Labels are bounded: names of pools, backends and models come from configs, and callers after the
-// first thousand share a label. So are their combinations: beyond some thousands, a metric gives up the
-// model first and then the caller, and [mergedTotal] says so.
+// Labels are bounded: names of pools, backends and models come from configs,
+// and callers after the first thousand share a label. So are their
+// combinations: beyond some thousands, a metric gives up the model first and
+// then the caller, and [mergedTotal] says so.
 package metrics
 
 import (
@@ -100,7 +103,8 @@ var (
 		"Backends that were tried for a request.", []float64{0, 1, 2, 3, 4, 6, 8}, "pool")
 )
 
-// The bounds of metrics of which each request has its own combination of labels. A series of tokens is one of each type.
+// The bounds of metrics of which each request has its own combination of
+// labels. A series of tokens is one of each type.
 var (
 	requestsBound     = newBound("requests_total", 10_000)
 	attemptsBound     = newBound("attempts_total", 10_000)
@@ -166,8 +170,8 @@ var callers labels
 // Caller returns the label of a caller.
 func Caller(name string) string { return callers.of(clean(name)) }
 
-// Models are the labels of the names that clients use for models: one for each name
-// in the config, and one for all others.
+// Models are the labels of the names that clients use for models: one for each
+// name in the config, and one for all others.
 type Models map[string]string
 
 // ModelsOf returns the labels of these names.

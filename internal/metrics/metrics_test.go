@@ -214,7 +214,8 @@ func TestTheSecondsOfABenchNeverGoBack(t *testing.T) {
 	})
 }
 
-// A key that may not do one operation is for a person to mend, so that an alert must see it. The backend serves the others.
+// A key that may not do one operation is for a person to mend, so that an alert
+// must see it. The backend serves the others.
 func TestABenchOfAnOperationIsShownAndLeavesTheModelAvailable(t *testing.T) {
 	name := unique("operation")
 	synctest.Test(t, func(t *testing.T) {
@@ -393,7 +394,8 @@ func TestTokensOfACallerAreCountedWithoutBackends(t *testing.T) {
 	})
 }
 
-// A new series copies all others a few times in the life of the process, and not each time.
+// A new series copies all others a few times in the life of the process, and
+// not each time.
 func TestANewSeriesCostsLittle(t *testing.T) {
 	var s series[int, *int]
 	s.find = func(int) *int { return new(int) }

@@ -6,7 +6,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 )
 
-// TestAFailedReloadIsKnownUntilTheNextOneThatWorks loads configurations as Caddy does, with its own gauges.
+// TestAFailedReloadIsKnownUntilTheNextOneThatWorks loads configurations as
+// Caddy does, with its own gauges.
 func TestAFailedReloadIsKnownUntilTheNextOneThatWorks(t *testing.T) {
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
 	defer cancel()

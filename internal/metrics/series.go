@@ -8,16 +8,18 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// series keeps the series of a metric by their labels. Reading takes no lock and allocates nothing, once a series is known
-// for a while.
+// series keeps the series of a metric by their labels. Reading takes no lock
+// and allocates nothing, once a series is known for a while.
 //
-// New series are collected in a map of their own, and move into the one that is read without a lock when that one was in
-// vain as often as half of its length. So each of n series is copied a few times, and not n times.
+// New series are collected in a map of their own, and move into the one that is
+// read without a lock when that one was in vain as often as half of its length.
+// So each of n series is copied a few times, and not n times.
 type series[K comparable, M any] struct {
 	find func(K) M
 	// bound limits how many series there are. nil: configs do.
 	bound *bound
-	// coarser are keys with which a series can be counted together with others, the coarsest one last.
+	// coarser are keys with which a series can be counted together with others,
+	// the coarsest one last.
 	coarser []func(K) K
 
 	known atomic.Pointer[map[K]M] // the map itself never changes
@@ -28,8 +30,9 @@ type series[K comparable, M any] struct {
 	number int
 }
 
-// bound limits the series of a metric in all pools: those with all labels, and half as many for each coarser key. There is
-// always room for the coarsest keys, which configs bound.
+// bound limits the series of a metric in all pools: those with all labels, and
+// half as many for each coarser key. There is always room for the coarsest
+// keys, which configs bound.
 type bound struct {
 	most, used atomic.Int64
 	// merged counts what was counted with a coarser key.
@@ -42,7 +45,8 @@ func newBound(metric string, most int64) *bound {
 	return b
 }
 
-// hasRoom reports whether there may be another series, after the labels were made coarser so many times.
+// hasRoom reports whether there may be another series, after the labels were
+// made coarser so many times.
 func (b *bound) hasRoom(coarser int) bool {
 	most := b.most.Load()
 	return b.used.Load() < most+most*int64(coarser)/2
@@ -108,7 +112,8 @@ func (s *series[K, M]) add(key K) M {
 	return m
 }
 
-// missed makes the fresh series known, once that has been missed often enough. The caller holds the lock.
+// missed makes the fresh series known, once that has been missed often enough.
+// The caller holds the lock.
 func (s *series[K, M]) missed() {
 	known := 0
 	if before := s.known.Load(); before != nil {

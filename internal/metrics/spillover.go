@@ -5,8 +5,9 @@ import (
 	"slices"
 )
 
-// Azure's headers of a reply that another deployment gave, because the provisioned one that was asked could not: its
-// name, and the status with which it refused.
+// Azure's headers of a reply that another deployment gave, because the
+// provisioned one that was asked could not: its name, and the status with which
+// it refused.
 const (
 	spilledFrom  = "X-Ms-Spillover-From-Deployment"
 	spilledError = "X-Ms-Spillover-Error"
@@ -15,10 +16,12 @@ const (
 // spillErrors are the statuses after which Azure has another deployment reply.
 var spillErrors = []string{"", "400", "429", "500", "503"}
 
-// spill has the labels of a reply by spillover. The status is that in the header.
+// spill has the labels of a reply by spillover. The status is that in the
+// header.
 type spill struct{ deployment, status, result string }
 
-// Spilled counts a reply that another deployment of the same account gave, by Azure's spillover.
+// Spilled counts a reply that another deployment of the same account gave, by
+// Azure's spillover.
 func (b *Backend) Spilled(deployment string, res *http.Response) {
 	if res.Header[spilledFrom] == nil {
 		return

@@ -130,8 +130,8 @@ func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus
 	}
 }
 
-// collectPulses collects the usual waits and the silences. Models that share a label are one: the
-// longest of their waits counts, and any silence.
+// collectPulses collects the usual waits and the silences. Models that share a
+// label are one: the longest of their waits counts, and any silence.
 func (b *Backend) collectPulses(s pool.State, gauge func(d *prometheus.Desc, value float64, labels ...string)) {
 	usual, silent, slow := make(map[[2]string]time.Duration), make(map[string]bool), make(map[string]bool)
 	for _, p := range s.Pulses {
@@ -153,7 +153,8 @@ func (b *Backend) collectPulses(s pool.State, gauge func(d *prometheus.Desc, val
 	}
 }
 
-// collectLimits collects what is left of limits. Of models that share a label, the smallest part counts.
+// collectLimits collects what is left of limits. Of models that share a label,
+// the smallest part counts.
 func collectLimits(s pool.State, gauge func(d *prometheus.Desc, value float64, labels ...string)) {
 	left := make(map[[2]string]float64)
 	for _, l := range s.Limits {
@@ -167,8 +168,8 @@ func collectLimits(s pool.State, gauge func(d *prometheus.Desc, value float64, l
 	}
 }
 
-// Utilization returns the latest utilization of the member's provisioned deployments,
-// by their names.
+// Utilization returns the latest utilization of the member's provisioned
+// deployments, by their names.
 func (b *Backend) Utilization(m *pool.Member) map[string]float64 {
 	ratios := make(map[string]float64)
 	for _, model := range modelsOf(m) {
@@ -186,8 +187,8 @@ func bit(b bool) float64 {
 	return 0
 }
 
-// modelsOf returns the labels of a member's deployments: an empty one for all of
-// them, one for each that the config names, and one for the others.
+// modelsOf returns the labels of a member's deployments: an empty one for all
+// of them, one for each that the config names, and one for the others.
 func modelsOf(m *pool.Member) []string {
 	names := []string{""}
 	for _, name := range m.Models {
@@ -222,16 +223,17 @@ func remaining(s pool.State, deployment string, now time.Time) (left time.Durati
 	return left
 }
 
-// reason is why a backend is benched. The cause is one that has a remedy of its own, and empty for all others: codes of
-// providers are any number.
+// reason is why a backend is benched. The cause is one that has a remedy of its
+// own, and empty for all others: codes of providers are any number.
 type reason struct {
 	attempt
 	cause string
 }
 
-// reasonsOf returns why the member is benched, each reason once. A throttle is over
-// when its time has passed. Of anything else, such as a refused key, only a request
-// shows that it is over. For a model that a client made up, there may be no request.
+// reasonsOf returns why the member is benched, each reason once. A throttle is
+// over when its time has passed. Of anything else, such as a refused key, only
+// a request shows that it is over. For a model that a client made up, there may
+// be no request.
 func reasonsOf(s pool.State) (reasons []reason) {
 	due := slices.DeleteFunc(slices.Clone(s.Due), func(b pool.Bench) bool {
 		return b.Class == string(verdict.Throttled) || !b.Whole && !s.Member.Knows(b.Model)

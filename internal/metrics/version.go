@@ -27,7 +27,8 @@ func CaddyVersion() string {
 	return version
 }
 
-// unknownVersion is Go's word for the version of code that is built where it is edited.
+// unknownVersion is Go's word for the version of code that is built where it is
+// edited.
 const unknownVersion = "(devel)"
 
 func versionIn(info *debug.BuildInfo) string {
@@ -45,13 +46,15 @@ func versionIn(info *debug.BuildInfo) string {
 	return unknownVersion
 }
 
-// released has the version and the commit of the latest release. release/prepare writes it: what users build from a tag
-// does not know the commit of the tag.
+// released has the version and the commit of the latest release.
+// release/prepare writes it: what users build from a tag does not know the
+// commit of the tag.
 //
 //go:embed released.txt
 var released string
 
-// Commit returns the commit that this build was made from. It is empty if that is unknown.
+// Commit returns the commit that this build was made from. It is empty if that
+// is unknown.
 func Commit() string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		return commitIn(info, released)

@@ -11,7 +11,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 )
 
-// AuditLogger returns the audit logger of a pool. Its name is that of the module, followed by audit.
+// AuditLogger returns the audit logger of a pool. Its name is that of the
+// module, followed by audit.
 func AuditLogger(module *zap.Logger, pool string) *zap.Logger {
 	return module.Named("audit").With(zap.String("pool", pool))
 }
@@ -37,22 +38,25 @@ var (
 	pools = make(map[string]*said)
 )
 
-// Trail logs how the config and the keys of a pool differ from what the audit log last said of them. That outlives a
-// reload, so that a key which a reload takes away is logged like one that a file no longer has. A nil Trail logs nothing.
+// Trail logs how the config and the keys of a pool differ from what the audit
+// log last said of them. That outlives a reload, so that a key which a reload
+// takes away is logged like one that a file no longer has. A nil Trail logs
+// nothing.
 type Trail struct {
 	log    *zap.Logger
 	pool   string
 	config any
 }
 
-// NewTrail returns the trail of a pool for a config, which may be anything comparable. A pool may have several trails for
-// a config.
+// NewTrail returns the trail of a pool for a config, which may be anything
+// comparable. A pool may have several trails for a config.
 func NewTrail(module *zap.Logger, pool string, config any) *Trail {
 	return &Trail{AuditLogger(module, pool), pool, config}
 }
 
-// Begin logs that the config is in use, with a digest of the pool's options, and how its keys differ from those before:
-// those of callers, and those of backends, of which there are digests by name.
+// Begin logs that the config is in use, with a digest of the pool's options,
+// and how its keys differ from those before: those of callers, and those of
+// backends, of which there are digests by name.
 func (t *Trail) Begin(digest string, given []keys.AuditedKey, backends map[string]string) {
 	mu.Lock()
 	defer mu.Unlock()
@@ -79,7 +83,8 @@ func (t *Trail) Begin(digest string, given []keys.AuditedKey, backends map[strin
 	maps.Copy(last.backends, backends)
 }
 
-// APIKey logs that a file has another key for a backend, if the config is in use.
+// APIKey logs that a file has another key for a backend, if the config is in
+// use.
 func (t *Trail) APIKey(backend, digest string) {
 	mu.Lock()
 	defer mu.Unlock()
@@ -150,7 +155,8 @@ func (s *said) update(log *zap.Logger, given []keys.AuditedKey) {
 // changes are those of the keys of a caller.
 type changes struct{ added, changed, removed, expired []keys.AuditedKey }
 
-// write logs the changes. A key that is removed while another one is added has changed.
+// write logs the changes. A key that is removed while another one is added has
+// changed.
 func (c *changes) write(log *zap.Logger) {
 	replaced := min(len(c.added), len(c.removed))
 	for _, lines := range []struct {

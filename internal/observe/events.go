@@ -68,8 +68,8 @@ type event struct {
 	data map[string]any
 }
 
-// NewEvents returns the events of a pool, and its log. They come from the module
-// that is being provisioned with ctx.
+// NewEvents returns the events of a pool, and its log. They come from the
+// module that is being provisioned with ctx.
 func NewEvents(ctx caddy.Context, pool string) (*Events, error) {
 	app, err := ctx.App("events")
 	if err != nil {
@@ -134,7 +134,8 @@ func (s *Events) data(e pool.Event) map[string]any {
 	}
 }
 
-// AllThrottled records that a request was refused because every backend throttles.
+// AllThrottled records that a request was refused because every backend
+// throttles.
 func (s *Events) AllThrottled() {
 	if s == nil || !s.app.ShouldEmit(allThrottledEvent) {
 		return
@@ -150,8 +151,9 @@ func (s *Events) AllThrottled() {
 	s.throttled, s.refused = now, 0
 }
 
-// Crossed logs, and emits as an event, that the use of a caller's limit has reached a mark. It does nothing
-// for a limit per second, which may reach one many times a minute.
+// Crossed logs, and emits as an event, that the use of a caller's limit has
+// reached a mark. It does nothing for a limit per second, which may reach one
+// many times a minute.
 func (s *Events) Crossed(x meter.Crossing) {
 	if x.Limit.Unit < meter.Minute {
 		return
@@ -183,7 +185,8 @@ func (s *Events) emit(name string, data map[string]any) {
 	}
 }
 
-// work emits the queued events. It ends when the queue is empty, or the config is gone.
+// work emits the queued events. It ends when the queue is empty, or the config
+// is gone.
 func (s *Events) work() {
 	for {
 		e, ok := s.next()

@@ -1,9 +1,10 @@
-// Package observe reports what happens to backends and requests to people and programs outside. It
-// decides nothing.
+// Package observe reports what happens to backends and requests to people and
+// programs outside. It decides nothing.
 //
-// [Log] and [Events] listen to a pool and report its benches, in log lines and as Caddy's events. A
-// [Summary] describes a request, in placeholders and in the access log. A [Span] is the trace of one
-// attempt. [LogEncoder] is the log format openai_lb, which hides keys in whatever Caddy logs.
+// [Log] and [Events] listen to a pool and report its benches, in log lines and
+// as Caddy's events. A [Summary] describes a request, in placeholders and in
+// the access log. A [Span] is the trace of one attempt. [LogEncoder] is the log
+// format openai_lb, which hides keys in whatever Caddy logs.
 package observe
 
 import (
@@ -18,8 +19,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// Log is the log of a pool. Its lines have the pool's name. It records when a backend
-// is benched, when it is back, and the orders of operators.
+// Log is the log of a pool. Its lines have the pool's name. It records when a
+// backend is benched, when it is back, and the orders of operators.
 type Log struct {
 	*zap.Logger
 	// Audit is for what operators order and change.
@@ -102,8 +103,8 @@ func optional(key, value string) zap.Field {
 	return zap.String(key, value)
 }
 
-// levelOf returns the log level for a bench. It is an error if an operator has to
-// change a configuration, and a warning if the backend failed. A throttle of
+// levelOf returns the log level for a bench. It is an error if an operator has
+// to change a configuration, and a warning if the backend failed. A throttle of
 // less than a second is only for debugging: a provisioned deployment under full
 // load throttles for some milliseconds, many times a second.
 func levelOf(b pool.Bench) zapcore.Level {
@@ -119,14 +120,16 @@ func levelOf(b pool.Bench) zapcore.Level {
 	return zap.WarnLevel
 }
 
-// Looped reports that the requests to a backend come back to the balancer, so that its URL is wrong.
+// Looped reports that the requests to a backend come back to the balancer, so
+// that its URL is wrong.
 func (l *Log) Looped(backend string, now time.Time) {
 	if l.loops.due(backend, now) {
 		l.Error("backend leads back to the load balancer", zap.String("backend", backend), zap.String("class", string(verdict.Loop)))
 	}
 }
 
-// limiter limits how often something is reported of a backend that each request may meet.
+// limiter limits how often something is reported of a backend that each request
+// may meet.
 type limiter struct {
 	mu   sync.Mutex
 	last map[string]time.Time // by the name of the backend
@@ -149,7 +152,8 @@ func (l *limiter) due(backend string, now time.Time) bool {
 	return true
 }
 
-// dueNoModel reports whether an event is logged: clients can make up any number of models that a backend lacks.
+// dueNoModel reports whether an event is logged: clients can make up any number
+// of models that a backend lacks.
 func (l *limiter) dueNoModel(e pool.Event) bool {
 	return e.Bench.Class != string(verdict.NoModel) || l.due(e.Member.Name, e.Bench.Since)
 }

@@ -32,7 +32,8 @@ type LogEncoder struct {
 	// `console` where the log goes to a terminal.
 	WrappedRaw json.RawMessage `json:"wrap,omitempty" caddy:"namespace=caddy.logging.encoders inline_key=format"`
 
-	// redactor gets the fields that all lines of a logger have, and encoder the lines.
+	// redactor gets the fields that all lines of a logger have, and encoder the
+	// lines.
 	redactor `json:"-"`
 	encoder  zapcore.Encoder
 }
@@ -168,8 +169,9 @@ func redactListed(name, value string) string {
 	return redactValue(name, value)
 }
 
-// redactValue hides the key in the value of a field. Its name alone says little:
-// the field "key" may be that of a storage, and "secret" the name of one.
+// redactValue hides the key in the value of a field. Its name alone says
+// little: the field "key" may be that of a storage, and "secret" the name of
+// one.
 func redactValue(name, value string) string {
 	switch name = http.CanonicalHeaderKey(name); {
 	case slices.Contains(keys.CallerHeaders, name):

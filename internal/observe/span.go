@@ -33,16 +33,17 @@ type Attempt struct {
 	Address string
 }
 
-// Span is the span of OpenTelemetry of one attempt at a backend, with the attributes
-// of its semantic conventions 1.41 for generative AI. Its methods can be called on
-// nil, which is the span of an attempt that is not traced, and costs nothing.
+// Span is the span of OpenTelemetry of one attempt at a backend, with the
+// attributes of its semantic conventions 1.41 for generative AI. Its methods
+// can be called on nil, which is the span of an attempt that is not traced, and
+// costs nothing.
 type Span struct {
 	span trace.Span
 	ctx  context.Context
 }
 
-// StartSpan begins the span of an attempt, if the request that ctx belongs to has
-// a span that is recorded. Otherwise describe is not called.
+// StartSpan begins the span of an attempt, if the request that ctx belongs to
+// has a span that is recorded. Otherwise describe is not called.
 func StartSpan(ctx context.Context, describe func() Attempt) *Span {
 	parent := trace.SpanFromContext(ctx)
 	if !parent.IsRecording() {
@@ -66,8 +67,9 @@ func (a *Attempt) name() string {
 	return operation + " " + pool.ModelKey(a.Model)
 }
 
-// genAI returns the name of the operation in the conventions. It is empty if the
-// operation is not inference, and our own if the conventions have no name for it.
+// genAI returns the name of the operation in the conventions. It is empty if
+// the operation is not inference, and our own if the conventions have no name
+// for it.
 func (a *Attempt) genAI() string {
 	if !openaiapi.IsInference(a.Method, a.Operation) {
 		return ""
@@ -112,8 +114,8 @@ func (a *Attempt) attributes() []attribute.KeyValue {
 	return append(attributes, attribute.String("server.address", strings.Trim(host, "[]")))
 }
 
-// End ends the span. status is the reply's, or 0. class is the class of the reply,
-// and served reports whether the class is a success.
+// End ends the span. status is the reply's, or 0. class is the class of the
+// reply, and served reports whether the class is a success.
 func (s *Span) End(status int, class string, served bool) {
 	if s == nil {
 		return
@@ -135,8 +137,9 @@ func (s *Span) Used(input, output int64) {
 	}
 }
 
-// IsTraceContext reports whether a header, by its canonical name, carries the context of a trace, in any of the
-// formats that Caddy's tracing knows. It may say more about the client than a provider needs to know.
+// IsTraceContext reports whether a header, by its canonical name, carries the
+// context of a trace, in any of the formats that Caddy's tracing knows. It may
+// say more about the client than a provider needs to know.
 func IsTraceContext(name string) bool {
 	switch name {
 	case "Traceparent", "Tracestate", "Baggage", "B3", "Uber-Trace-Id", "X-Amzn-Trace-Id":

@@ -11,16 +11,17 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 )
 
-// Summary describes a request and its reply, in placeholders and in the access log. Both
-// have the same names.
+// Summary describes a request and its reply, in placeholders and in the access
+// log. Both have the same names.
 type Summary struct {
 	Pool, Caller, Model string
 	// Backend is the one that answered, or the last one that was tried.
 	Backend string
 	// Class is the class of the answer.
 	Class string
-	// Limit is the limit of the caller that refused the request, or empty. LimitAllowed is how much of it may be used,
-	// LimitUsed how much was, and LimitRequested how much the request needs.
+	// Limit is the limit of the caller that refused the request, or empty.
+	// LimitAllowed is how much of it may be used, LimitUsed how much was, and
+	// LimitRequested how much the request needs.
 	Limit                                   string
 	LimitAllowed, LimitUsed, LimitRequested int64
 	// Affinity is why the backend was chosen, and AffinityResult whether that
@@ -28,22 +29,23 @@ type Summary struct {
 	Affinity, AffinityResult string
 	// Attempts are the backends that were tried, in this order.
 	Attempts []Tried
-	// Waited is how long it has waited until a backend, or a limit of its caller, accepted it.
+	// Waited is how long it has waited until a backend, or a limit of its
+	// caller, accepted it.
 	Waited time.Duration
-	// FirstByte is the time to the first byte of the reply's body, or 0 if there is
-	// none yet.
+	// FirstByte is the time to the first byte of the reply's body, or 0 if
+	// there is none yet.
 	FirstByte time.Duration
 	// Tokens are known once the reply is over, if it reported them.
 	Tokens usage.Tokens
-	// TierRequested and TierServed are the service tiers of the request and its reply, by a name of
-	// openaiapi.TierName.
+	// TierRequested and TierServed are the service tiers of the request and its
+	// reply, by a name of openaiapi.TierName.
 	TierRequested, TierServed string
 	// Tier is the number of the request's tier, or 0.
 	Tier int
 	// Estimated reports whether a count of Tokens is an estimate.
 	Estimated bool
-	// Aborted reports whether the reply was aborted, and Duration is how long the
-	// request took then. Caddy logs a duration of 0 for it.
+	// Aborted reports whether the reply was aborted, and Duration is how long
+	// the request took then. Caddy logs a duration of 0 for it.
 	Aborted  bool
 	Duration time.Duration
 }
@@ -54,7 +56,8 @@ type Tried struct{ Backend, Class string }
 // PlaceholderPrefix is the prefix of every placeholder.
 const PlaceholderPrefix = "http.openai_lb."
 
-// fields are all values by their names, in the order of the log. One that is not known has no type.
+// fields are all values by their names, in the order of the log. One that is
+// not known has no type.
 func (s *Summary) fields() [24]zap.Field {
 	return [...]zap.Field{
 		text("pool", s.Pool), text("model", s.Model), text("backend", s.Backend), text("class", s.Class), text("limit", s.Limit),
@@ -78,7 +81,8 @@ func (s *Summary) fields() [24]zap.Field {
 const (
 	callerField   = "caller" // which the log does not have here
 	affinityField = "affinity"
-	// noAffinity is affinity.None. That package imports packages which are observed.
+	// noAffinity is affinity.None. That package imports packages which are
+	// observed.
 	noAffinity = "none"
 )
 
@@ -91,7 +95,8 @@ func known(is bool, f zap.Field) zap.Field {
 
 func text(name, value string) zap.Field { return known(value != "", zap.String(name, value)) }
 
-// Placeholder returns the value of a placeholder. It is empty if it is not known.
+// Placeholder returns the value of a placeholder. It is empty if it is not
+// known.
 func (s *Summary) Placeholder(key string) (value any, ok bool) {
 	name := strings.TrimPrefix(key, PlaceholderPrefix)
 	for _, f := range s.fields() {
@@ -119,7 +124,8 @@ func (s *Summary) classes() string {
 	return strings.Join(classes, ",")
 }
 
-// MarshalLogObject implements zapcore.ObjectMarshaler. Values that are not known are left out.
+// MarshalLogObject implements zapcore.ObjectMarshaler. Values that are not
+// known are left out.
 func (s *Summary) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	for _, f := range s.fields() {
 		if f.Key != callerField && (f.Key != affinityField || f.String != noAffinity) {

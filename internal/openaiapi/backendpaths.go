@@ -10,17 +10,20 @@ import (
 type Paths struct {
 	// v1 comes before an operation if its model is in the body.
 	v1 string
-	// classic comes before what follows /openai on Azure's classic paths. It is empty if the backend
-	// does not have them.
+	// classic comes before what follows /openai on Azure's classic paths. It is
+	// empty if the backend does not have them.
 	classic string
-	// anthropic comes before the operations of Anthropic's API, if that is not v1.
+	// anthropic comes before the operations of Anthropic's API, if that is not
+	// v1.
 	anthropic string
 }
 
-// PathsAt returns the paths of a backend with this base path. On Azure, the API is below /openai, and that of
-// Anthropic below /anthropic. The base path may already end with the prefix of one of Azure's APIs, which then stands
-// for all of them, or name a Foundry project, which has no classic paths. All paths stay below the base path. Only those
-// of Anthropic's API are below what comes before these prefixes.
+// PathsAt returns the paths of a backend with this base path. On Azure, the API
+// is below /openai, and that of Anthropic below /anthropic. The base path may
+// already end with the prefix of one of Azure's APIs, which then stands for all
+// of them, or name a Foundry project, which has no classic paths. All paths
+// stay below the base path. Only those of Anthropic's API are below what comes
+// before these prefixes.
 func PathsAt(base string, azure bool) Paths {
 	resource, project, isProject := cutBaseOfProject(base)
 	switch {
@@ -48,8 +51,9 @@ func PathsAt(base string, azure bool) Paths {
 	return p
 }
 
-// cutBaseOfProject takes apart the base path of a Foundry project, with or without a prefix of Azure's APIs: into what
-// comes before the project, which has the resource's other paths, and the path of the project.
+// cutBaseOfProject takes apart the base path of a Foundry project, with or
+// without a prefix of Azure's APIs: into what comes before the project, which
+// has the resource's other paths, and the path of the project.
 func cutBaseOfProject(base string) (resource, project string, ok bool) {
 	for _, prefix := range []string{azureV1Prefix, classicPrefix} {
 		base = strings.TrimSuffix(base, prefix)
@@ -58,26 +62,28 @@ func cutBaseOfProject(base string) (resource, project string, ok bool) {
 	return resource, base, ok && name != "" && !strings.Contains(name, "/")
 }
 
-// HasClassic reports whether the backend has Azure's classic paths, which name a deployment. All
-// others have the model in the body.
+// HasClassic reports whether the backend has Azure's classic paths, which name
+// a deployment. All others have the model in the body.
 func (p Paths) HasClassic() bool { return p.classic != "" }
 
-// ModelPlace is where the backend expects the model of a request, once its path was rewritten.
+// ModelPlace is where the backend expects the model of a request, once its path
+// was rewritten.
 type ModelPlace int
 
 const (
-	// ModelAsNamed: the body may name a model, which is replaced if the backend has another name
-	// for it.
+	// ModelAsNamed: the body may name a model, which is replaced if the backend
+	// has another name for it.
 	ModelAsNamed ModelPlace = iota
 	// ModelInPath: the path names the model, and the body stays as it is.
 	ModelInPath
-	// ModelInBody: the client named the model in the path, and the backend expects it in the body.
+	// ModelInBody: the client named the model in the path, and the backend
+	// expects it in the body.
 	ModelInBody
 )
 
-// Rewrite changes the path and the query of a client's request, of which route is the path, to those
-// that the backend has for it. asked is the model as the client names it, and model is the backend's
-// name for it.
+// Rewrite changes the path and the query of a client's request, of which route
+// is the path, to those that the backend has for it. asked is the model as the
+// client names it, and model is the backend's name for it.
 func (p Paths) Rewrite(u *url.URL, route Route, asked, model string) ModelPlace {
 	var path string
 	place, v1 := ModelAsNamed, p.v1
@@ -113,9 +119,10 @@ func (p Paths) Rewrite(u *url.URL, route Route, asked, model string) ModelPlace 
 	return place
 }
 
-// query puts the backend's name of the model where the query has the client's. A realtime connection
-// has it in the parameter deployment on Azure's classic path, and in the parameter model on all
-// others. If the query names several models, all become this one.
+// query puts the backend's name of the model where the query has the client's.
+// A realtime connection has it in the parameter deployment on Azure's classic
+// path, and in the parameter model on all others. If the query names several
+// models, all become this one.
 func (p Paths) query(rawQuery string, route Route, model string) string {
 	if rawQuery == "" {
 		return ""
@@ -150,7 +157,8 @@ func hasNoEscape(path string) bool {
 	return true
 }
 
-// below returns the base with the operation, which is often the path that u has.
+// below returns the base with the operation, which is often the path that u
+// has.
 func below(u *url.URL, base, operation string) string {
 	if path := u.Path; len(path) == len(base)+len(operation) && strings.HasPrefix(path, base) && strings.HasSuffix(path, operation) {
 		return path

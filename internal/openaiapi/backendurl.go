@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// azureDomains are the domains of Azure OpenAI resources: in the public cloud, in Azure Government,
-// and in Azure operated by 21Vianet.
+// azureDomains are the domains of Azure OpenAI resources: in the public cloud,
+// in Azure Government, and in Azure operated by 21Vianet.
 var azureDomains = []string{
 	"openai.azure.com", "cognitiveservices.azure.com", "services.ai.azure.com",
 	"openai.azure.us", "cognitiveservices.azure.us",
@@ -32,7 +32,8 @@ func IsOpenAI(host string) bool { return strings.EqualFold(host, "api.openai.com
 // providerDomains are the domains of providers other than Azure.
 var providerDomains = []string{"api.openai.com", "api.anthropic.com"}
 
-// IsProvider reports whether a host is that of a known provider, from which no request comes back.
+// IsProvider reports whether a host is that of a known provider, from which no
+// request comes back.
 func IsProvider(host string) bool {
 	host = strings.ToLower(host)
 	return IsAzure(host) || slices.ContainsFunc(providerDomains, func(domain string) bool {
@@ -40,7 +41,8 @@ func IsProvider(host string) bool {
 	})
 }
 
-// ParseBaseURL reads the URL of a backend. Its errors do not repeat a part that may be a secret.
+// ParseBaseURL reads the URL of a backend. Its errors do not repeat a part that
+// may be a secret.
 func ParseBaseURL(rawURL string) (*url.URL, error) {
 	shown := "'" + strings.Trim(strconv.Quote(withoutSecret(rawURL)), `"`) + "'"
 	u, err := url.Parse(rawURL)
@@ -72,8 +74,8 @@ func ParseBaseURL(rawURL string) (*url.URL, error) {
 	return u, nil
 }
 
-// withoutSecret returns the text in the place of a URL without what may be a secret: a password, a query, or a key
-// that is there by mistake.
+// withoutSecret returns the text in the place of a URL without what may be a
+// secret: a password, a query, or a key that is there by mistake.
 func withoutSecret(text string) string {
 	shown := text
 	if at := strings.IndexAny(text, "?#"); at >= 0 {
@@ -91,19 +93,22 @@ func withoutSecret(text string) string {
 	return shown
 }
 
-// looksLikeHost matches the name of a host, perhaps with a port and a path. Keys have upper case, or no dot.
+// looksLikeHost matches the name of a host, perhaps with a port and a path.
+// Keys have upper case, or no dot.
 var looksLikeHost = regexp.MustCompile(`^(localhost|[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)*\.[a-z]{2,12})(:\d+)?(/.*)?$`)
 
 // shortestKey is the length from which a text may be a key.
 const shortestKey = 16
 
-// isProject reports whether a path is that of a Foundry project itself, which serves no operation there.
+// isProject reports whether a path is that of a Foundry project itself, which
+// serves no operation there.
 func isProject(path string) bool {
 	rest, ok := cutProject(strings.TrimSuffix(path, "/") + "/openai/v1")
 	return ok && rest == ""
 }
 
-// endsInOperation reports whether a path ends in an operation of a model, such as /chat/completions.
+// endsInOperation reports whether a path ends in an operation of a model, such
+// as /chat/completions.
 func endsInOperation(path string) bool {
 	for i := range path {
 		if path[i] == '/' && IsInference(http.MethodPost, path[i:]) {

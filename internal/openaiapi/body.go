@@ -8,19 +8,20 @@ import (
 	"strings"
 )
 
-// Body is what the body of a request asks for, and where it says so. The zero Body stands for a body
-// that was not read: it names no model, and With cannot add one.
+// Body is what the body of a request asks for, and where it says so. The zero
+// Body stands for a body that was not read: it names no model, and With cannot
+// add one.
 type Body struct {
-	// Model is the value of "model". If there are several, it is the last one, as in the parsers
-	// that the providers use.
+	// Model is the value of "model". If there are several, it is the last one,
+	// as in the parsers that the providers use.
 	Model string
 
-	// ServiceTier is the "service_tier". It is empty if that is absent or null, and [OtherTier] if it is not known, or
-	// if the body may name two.
+	// ServiceTier is the "service_tier". It is empty if that is absent or null,
+	// and [OtherTier] if it is not known, or if the body may name two.
 	ServiceTier string
 
-	// N is how many replies are asked for: the last "n", or 1 if that is absent or not a positive
-	// whole number.
+	// N is how many replies are asked for: the last "n", or 1 if that is absent
+	// or not a positive whole number.
 	N int64
 
 	// MaxOutput is how many tokens the reply may have at most.
@@ -35,50 +36,57 @@ type Body struct {
 	// Stream reports whether the last "stream" is true.
 	Stream bool
 
-	// Stores reports whether the last "store" is true, and StoresNot whether it is false.
+	// Stores reports whether the last "store" is true, and StoresNot whether it
+	// is false.
 	Stores, StoresNot bool
 
-	// Background reports whether any "background" is neither false nor null, as vLLM takes 1 and "yes" for true (Pydantic,
-	// "Conversion Table"): a response may go on after the reply.
+	// Background reports whether any "background" is neither false nor null, as
+	// vLLM takes 1 and "yes" for true (Pydantic, "Conversion Table"): a
+	// response may go on after the reply.
 	Background bool
 
-	// Acts reports whether the request may have an effect besides its answer: it names something stored that may act, or
-	// a tool or an item that is not known to have none.
+	// Acts reports whether the request may have an effect besides its answer:
+	// it names something stored that may act, or a tool or an item that is not
+	// known to have none.
 	Acts bool
 
-	// Speaks reports whether the last "audio" asks for an audio reply, which has an
-	// id.
+	// Speaks reports whether the last "audio" asks for an audio reply, which
+	// has an id.
 	Speaks bool
 
-	// Whole reports whether nothing after the bytes that were read can change the fields above:
-	// the object or the form ends there, or the bytes begin with something that is neither,
-	// such as an array or a picture. It is false for a body that was cut off, and for one whose
-	// grammar errors hide the end. It is also false for an empty body and for only white space,
+	// Whole reports whether nothing after the bytes that were read can change
+	// the fields above: the object or the form ends there, or the bytes begin
+	// with something that is neither, such as an array or a picture. It is
+	// false for a body that was cut off, and for one whose grammar errors hide
+	// the end. It is also false for an empty body and for only white space,
 	// after which an object may begin.
 	Whole bool
 
-	// Clear reports whether the body is an object or a form, in which all servers find
-	// the models that With replaces, and no others. Of a body that was cut off, only
-	// the part that came counts.
+	// Clear reports whether the body is an object or a form, in which all
+	// servers find the models that With replaces, and no others. Of a body that
+	// was cut off, only the part that came counts.
 	Clear bool
 
 	// StreamUsage reports whether the stream is to contain its usage: the last
 	// "include_usage" of the last "stream_options" is true.
 	StreamUsage bool
 
-	// askUsage is what asks for the usage of the stream. Without text, it cannot be asked for.
+	// askUsage is what asks for the usage of the stream. Without text, it
+	// cannot be asked for.
 	askUsage edit
 
-	// models is where the body names its model, tiers are where it names its service tier, and objects is
-	// where it names stored objects.
+	// models is where the body names its model, tiers are where it names its
+	// service tier, and objects is where it names stored objects.
 	models  models
 	tiers   places
 	objects objects
 
-	// others are the places of further models: those to fall back to, and the settings of a session.
+	// others are the places of further models: those to fall back to, and the
+	// settings of a session.
 	others []other
 
-	// inSession reports whether models are those of a session: members of an object that is below the top, or in a field.
+	// inSession reports whether models are those of a session: members of an
+	// object that is below the top, or in a field.
 	inSession bool
 
 	// front is where a member can be added before the first one, or 0.
@@ -88,12 +96,13 @@ type Body struct {
 	form *formBody
 }
 
-// MaxOutput is how many tokens a reply may have at most, by the members that say so: the largest value of
-// each, or 0 if there is none. Which of them counts depends on the API. Values that are not numbers, or
-// less than 0, do not count, and a fraction is cut off.
+// MaxOutput is how many tokens a reply may have at most, by the members that
+// say so: the largest value of each, or 0 if there is none. Which of them
+// counts depends on the API. Values that are not numbers, or less than 0, do
+// not count, and a fraction is cut off.
 type MaxOutput struct {
-	// Tokens is that of "max_tokens", Completion that of "max_completion_tokens", and Output that of
-	// "max_output_tokens".
+	// Tokens is that of "max_tokens", Completion that of
+	// "max_completion_tokens", and Output that of "max_output_tokens".
 	Tokens, Completion, Output int64
 }
 
@@ -102,26 +111,27 @@ func (m MaxOutput) Largest() int64 { return max(m.Tokens, m.Completion, m.Output
 
 // places are where a body has values that With replaces.
 type places struct {
-	// first is the place of the first value, if there is one, and others are those of all others, which
-	// hardly any body has.
+	// first is the place of the first value, if there is one, and others are
+	// those of all others, which hardly any body has.
 	first  span
 	others []span
 }
 
-// models is where a body names its model by a string or null, or where one can be added.
+// models is where a body names its model by a string or null, or where one can
+// be added.
 type models struct {
 	places
 
-	// before and after go around the value of a model that is added at addAt. Without before, none
-	// can be added.
+	// before and after go around the value of a model that is added at addAt.
+	// Without before, none can be added.
 	before, after string
 	addAt         int
 }
 
 // objects is where a body names stored objects.
 type objects struct {
-	// ids are the places of the ids, and odd is the place of a text that is in the place of an id, but
-	// not like one.
+	// ids are the places of the ids, and odd is the place of a text that is in
+	// the place of an id, but not like one.
 	ids []id
 	odd span
 }
@@ -132,17 +142,18 @@ type edit struct {
 	text string
 }
 
-// span is a range of bytes, from start up to but not including end. The end is never 0.
+// span is a range of bytes, from start up to but not including end. The end is
+// never 0.
 type span struct{ start, end int }
 
 // charsPerToken is how many bytes of a prompt count as one token.
 const charsPerToken = 4
 
-// Cost estimates how many tokens the request counts for in a rate limit: its prompt and the
-// output that it asks for. Azure counts in the same way, before it knows how long the reply will
-// be (Microsoft Learn, "Manage Azure OpenAI quota"). bodyLength is the length of the whole body,
-// or less than 0 if it is not known. A cost that does not fit an int64 becomes the largest
-// int64.
+// Cost estimates how many tokens the request counts for in a rate limit: its
+// prompt and the output that it asks for. Azure counts in the same way, before
+// it knows how long the reply will be (Microsoft Learn, "Manage Azure OpenAI
+// quota"). bodyLength is the length of the whole body, or less than 0 if it is
+// not known. A cost that does not fit an int64 becomes the largest int64.
 func (b Body) Cost(bodyLength int64) int64 {
 	prompt := PromptCost(bodyLength)
 	output, n := b.MaxOutput.Largest(), max(b.N, 1)
@@ -190,11 +201,12 @@ func largest(before int64, number []byte) int64 {
 	return max(before, saturate(f))
 }
 
-// longestNumber limits how long a number may be. Longer ones are not worth reading.
+// longestNumber limits how long a number may be. Longer ones are not worth
+// reading.
 const longestNumber = 400
 
-// parseNumber reads a decimal number that is not negative. One that is too large for a float64 is
-// infinite.
+// parseNumber reads a decimal number that is not negative. One that is too
+// large for a float64 is infinite.
 func parseNumber(text []byte) (float64, bool) {
 	if len(text) == 0 || len(text) > longestNumber {
 		return 0, false
@@ -218,8 +230,8 @@ func parseNumber(text []byte) (float64, bool) {
 	return f, (err == nil || math.IsInf(f, 1)) && f >= 0
 }
 
-// saturate makes a number that is not negative an int64, of which the largest stands for all that
-// are too large.
+// saturate makes a number that is not negative an int64, of which the largest
+// stands for all that are too large.
 func saturate(f float64) int64 {
 	if f >= math.MaxInt64 {
 		return math.MaxInt64
@@ -230,7 +242,8 @@ func saturate(f float64) int64 {
 // maxModels is how many further models of a body are recorded.
 const maxModels = 100
 
-// add records a place, unless there are too many. It is no use to replace only some of them.
+// add records a place, unless there are too many. It is no use to replace only
+// some of them.
 func (p *places) add(s span) bool {
 	switch {
 	case p.first.end == 0:
@@ -256,31 +269,33 @@ func (b *Body) addModel(s span) {
 	}
 }
 
-// NamesSeveral reports whether the body names a model more than once. Servers differ in which one they
-// read.
+// NamesSeveral reports whether the body names a model more than once. Servers
+// differ in which one they read.
 func (b Body) NamesSeveral() bool { return len(b.models.others) > 0 }
 
 // IsForm reports whether the body is a form.
 func (b Body) IsForm() bool { return b.form != nil }
 
-// CanAskUsage reports whether With can ask for the usage of a stream. It cannot if
-// the body was cut off, or names the stream's options twice.
+// CanAskUsage reports whether With can ask for the usage of a stream. It cannot
+// if the body was cut off, or names the stream's options twice.
 func (b Body) CanAskUsage() bool { return b.Whole && !b.StreamUsage && b.askUsage.text != "" }
 
 // Changes are what With changes in a body.
 type Changes struct {
-	// Model replaces each model that the body names. A JSON object or a form that names no model gets this one as
-	// its first member or part. If it is empty, nothing changes.
+	// Model replaces each model that the body names. A JSON object or a form
+	// that names no model gets this one as its first member or part. If it is
+	// empty, nothing changes.
 	Model string
-	// ServiceTier replaces each service tier in a JSON object, which gets this one as a member if it has none. If it
-	// is empty, nothing changes.
+	// ServiceTier replaces each service tier in a JSON object, which gets this
+	// one as a member if it has none. If it is empty, nothing changes.
 	ServiceTier string
-	// AskUsage asks for the usage of a stream, if it can be: see [Body.CanAskUsage].
+	// AskUsage asks for the usage of a stream, if it can be: see
+	// [Body.CanAskUsage].
 	AskUsage bool
 }
 
-// With returns the body with its changes, in pieces. Of a body that was cut off, only what came is known: if a
-// model follows, both will be there.
+// With returns the body with its changes, in pieces. Of a body that was cut
+// off, only what came is known: if a model follows, both will be there.
 //
 // The model stays as it is if
 //   - the body names this model already, and no other,
@@ -289,8 +304,9 @@ type Changes struct {
 //   - it is a form, and the model has a line break or the boundary in it. Written there, it could
 //     end its part and begin another.
 //
-// The body must be the one that was parsed. If it stays as it is, it is the only piece. The pieces
-// share its memory, so that a prompt of megabytes is not copied for each backend that is tried.
+// The body must be the one that was parsed. If it stays as it is, it is the
+// only piece. The pieces share its memory, so that a prompt of megabytes is not
+// copied for each backend that is tried.
 func (b Body) With(body []byte, c Changes) [][]byte {
 	var few [4]splice
 	all := few[:0]
@@ -319,7 +335,8 @@ type splice struct {
 	text []byte
 }
 
-// replace appends what puts the value in each of the places or, if there is none, at addAt.
+// replace appends what puts the value in each of the places or, if there is
+// none, at addAt.
 func (p *places) replace(all []splice, addAt int, value []byte) []splice {
 	if p.first.end == 0 {
 		return append(all, splice{span{addAt, addAt}, value})
@@ -341,8 +358,8 @@ func (b *Body) withTier(all []splice, tier string) []splice {
 	return b.tiers.replace(all, 0, quote(tier))
 }
 
-// newModel returns what is written in the place of each model, or as a first member or part. It is nil
-// if the model stays as it is.
+// newModel returns what is written in the place of each model, or as a first
+// member or part. It is nil if the model stays as it is.
 func (b Body) newModel(body []byte, model string) []byte {
 	if model == "" || b.models.first.end == 0 && b.models.before == "" || b.says(body, model) {
 		return nil
@@ -357,7 +374,8 @@ func (b Body) newModel(body []byte, model string) []byte {
 	return value
 }
 
-// says reports whether the body names this model already, letter by letter, and no other.
+// says reports whether the body names this model already, letter by letter, and
+// no other.
 func (b Body) says(body []byte, model string) bool {
 	if !b.HasModel || b.Model != model || !b.saysAt(b.models.first, body, model) {
 		return false
@@ -382,8 +400,9 @@ func (b Body) saysAt(s span, body []byte, model string) bool {
 	return bytes.Equal(body[s.start:s.end], quote(model))
 }
 
-// encode returns the model as it is written in the body, unless it cannot be written there. In a
-// form, a delimiter begins with a line break or, for some readers, right after a part's headers.
+// encode returns the model as it is written in the body, unless it cannot be
+// written there. In a form, a delimiter begins with a line break or, for some
+// readers, right after a part's headers.
 func (b Body) encode(model string) (value []byte, ok bool) {
 	switch {
 	case b.form == nil:
@@ -396,8 +415,8 @@ func (b Body) encode(model string) (value []byte, ok bool) {
 	return value, !strings.ContainsAny(model, "\r\n") && !bytes.Contains(value, b.form.dashBoundary)
 }
 
-// piece returns a part of the body whose capacity ends where it does. Otherwise an append would write
-// into the body.
+// piece returns a part of the body whose capacity ends where it does. Otherwise
+// an append would write into the body.
 func piece(body []byte, start, end int) []byte {
 	return body[start:end:end]
 }

@@ -21,8 +21,8 @@ const (
 	fileField  = "Content-Disposition: form-data; name=\"file\"; filename=\"a.mp3\"\r\nContent-Type: audio/mpeg\r\n\r\n"
 )
 
-// The forms below have the boundary XX. What WithModel replaces stands between « and »; a ¦ is
-// where it adds a part.
+// The forms below have the boundary XX. What WithModel replaces stands between
+// « and »; a ¦ is where it adds a part.
 var forms = []struct {
 	name   string
 	form   string
@@ -143,7 +143,8 @@ func TestWhetherMoreMayFollowAForm(t *testing.T) {
 			t.Errorf("%q: got %v, want %v", form, r.Whole, want)
 		}
 	}
-	// No parser has to read such a form, but some do, and nobody knows what they find.
+	// No parser has to read such a form, but some do, and nobody knows what
+	// they find.
 	long := strings.Repeat("b", maxBoundary+1)
 	if parseForm([]byte("--"+long+"--"), long).Whole {
 		t.Error("a form with too long a boundary counts as read")
@@ -234,7 +235,8 @@ func TestABoundaryHasAtLeastOneAndAtMost70Characters(t *testing.T) {
 	}
 }
 
-// A delimiter needs a line break before it, but some readers take one right after the headers.
+// A delimiter needs a line break before it, but some readers take one right
+// after the headers.
 func TestAModelCannotAddPartsToAForm(t *testing.T) {
 	for _, form := range []string{
 		"--XX\r\n" + modelField + "m\r\n--XX--",
@@ -307,8 +309,8 @@ func readForm(t *testing.T, form []byte, boundary string) (parts []part) {
 	}
 }
 
-// FuzzWithModelForm writes and reads forms with mime/multipart. Their fields are separated by
-// zeros, and of each the first byte says what it is.
+// FuzzWithModelForm writes and reads forms with mime/multipart. Their fields
+// are separated by zeros, and of each the first byte says what it is.
 func FuzzWithModelForm(f *testing.F) {
 	f.Add([]byte("mwhisper-1\x00fID3\xff\x00ttext"), "XX", "m")
 	f.Add([]byte("fID3\r\n--XXL\x00mwhisper-1\x00strue"), "XX", "m")
@@ -379,7 +381,8 @@ func FuzzWithModelForm(f *testing.F) {
 	})
 }
 
-// transcription is an upload of 25 MiB, the most that OpenAI takes, as curl sends it.
+// transcription is an upload of 25 MiB, the most that OpenAI takes, as curl
+// sends it.
 func transcription(modelFirst bool) (form []byte, boundary string) {
 	boundary = "------------------------d74496d66958873e"
 	audio := make([]byte, 25<<20)

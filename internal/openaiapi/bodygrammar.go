@@ -61,7 +61,8 @@ const (
 // isText reports whether a text at the place is an id, or encrypted content.
 func (at place) isText() bool { return named <= at && at <= madeName }
 
-// grammar defines what a member of an object is, by its name and by the place of the object.
+// grammar defines what a member of an object is, by its name and by the place
+// of the object.
 type grammar uint8
 
 const (
@@ -88,8 +89,9 @@ func decodeName(quoted []byte) []byte {
 	return unquoteBytes(slices.Concat([]byte{'"'}, quoted, []byte{'"'}))
 }
 
-// isOdd reports whether a name that is not the wanted one may be that to servers that ignore the case of letters, or
-// blanks, or for which brackets make a list of several fields.
+// isOdd reports whether a name that is not the wanted one may be that to
+// servers that ignore the case of letters, or blanks, or for which brackets
+// make a list of several fields.
 func isOdd(name []byte, wanted string) bool {
 	if len(name) < len(wanted) || name[0]|0x20 != wanted[0] && ' ' < name[0] && name[0] < 0x7f {
 		return false // nearly all
@@ -98,8 +100,9 @@ func isOdd(name []byte, wanted string) bool {
 	return bytes.EqualFold(name, []byte(wanted))
 }
 
-// place returns the place of a member. It knows where the API's requests name objects. All other members
-// are passed over: ids in prompts, metadata and schemas are the user's text.
+// place returns the place of a member. It knows where the API's requests name
+// objects. All other members are passed over: ids in prompts, metadata and
+// schemas are the user's text.
 func (g grammar) place(at place, key []byte) place {
 	switch g {
 	case inReply:
@@ -198,5 +201,6 @@ func tableOf(anywhere members, at map[place]members) (table [placeCount]members)
 	return table
 }
 
-// lower returns the name in lower case, as servers compare it that ignore the case.
+// lower returns the name in lower case, as servers compare it that ignore the
+// case.
 func lower(key []byte) []byte { return bytes.ToLower(bytes.ToUpper(key)) }

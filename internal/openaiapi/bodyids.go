@@ -11,25 +11,27 @@ import (
 type IDKind uint8
 
 const (
-	// ObjectID is the place of the id of a stored object: a path, a file_id, a vector_store_ids.
+	// ObjectID is the place of the id of a stored object: a path, a file_id, a
+	// vector_store_ids.
 	ObjectID IDKind = iota
 	// PreviousResponseID is the value of previous_response_id.
 	PreviousResponseID
-	// ItemID is the id of an input item. A backend need not know it: messages are
-	// sent in full, and only items without content are looked up.
+	// ItemID is the id of an input item. A backend need not know it: messages
+	// are sent in full, and only items without content are looked up.
 	ItemID
-	// EncryptedContent is an encrypted_content, which only the account that wrote it can
-	// read.
+	// EncryptedContent is an encrypted_content, which only the account that
+	// wrote it can read.
 	EncryptedContent
-	// PartID is an object that was created as a part of the shown one: an output item of a response,
-	// the output file of a batch, the thread of a run. In a reply, ObjectID is the id of that object
-	// itself, or of one in a list.
+	// PartID is an object that was created as a part of the shown one: an
+	// output item of a response, the output file of a batch, the thread of a
+	// run. In a reply, ObjectID is the id of that object itself, or of one in a
+	// list.
 	PartID
-	// MentionedID is an object that a reply only mentions, such as a file that an
-	// answer cites.
+	// MentionedID is an object that a reply only mentions, such as a file that
+	// an answer cites.
 	MentionedID
-	// GuessedID is the value of a member that may name an object in a new API, or say something else. It counts only if
-	// a reply has taught it.
+	// GuessedID is the value of a member that may name an object in a new API,
+	// or say something else. It counts only if a reply has taught it.
 	GuessedID
 )
 
@@ -40,18 +42,21 @@ type id struct {
 }
 
 const (
-	// shortestID and longestID limit the length of an id that can be distinguished from other texts.
-	// The API's ids have a prefix, a separator and 20 characters or more.
+	// shortestID and longestID limit the length of an id that can be
+	// distinguished from other texts. The API's ids have a prefix, a separator
+	// and 20 characters or more.
 	shortestID = 8
 	longestID  = 512
 	// MaxIDs is how many ids a body may name, and how many ids of a reply are
 	// read.
 	MaxIDs = 1000
-	// maxDepth is how deep in a body ids are looked for. The API has none below depth 7.
+	// maxDepth is how deep in a body ids are looked for. The API has none below
+	// depth 7.
 	maxDepth = 16
 )
 
-// isID reports whether a text may be the id of an object, and is not a word such as "auto".
+// isID reports whether a text may be the id of an object, and is not a word
+// such as "auto".
 func isID[T string | []byte](text T) bool {
 	if len(text) < shortestID || len(text) > longestID {
 		return false
@@ -66,18 +71,20 @@ func isID[T string | []byte](text T) bool {
 	return separated
 }
 
-// isName reports whether a text may be the name of an object where a new API has one.
+// isName reports whether a text may be the name of an object where a new API
+// has one.
 func isName(text []byte) bool {
 	return len(text) > 0 && len(text) <= longestID && !hasBlank(string(text))
 }
 
-// isBlank reports whether servers may drop a character at the ends of a text: white space, or what has no
-// appearance.
+// isBlank reports whether servers may drop a character at the ends of a text:
+// white space, or what has no appearance.
 func isBlank(r rune) bool { return unicode.IsSpace(r) || unicode.In(r, unicode.Cc, unicode.Cf) }
 
 func hasBlank(text string) bool { return strings.ContainsFunc(text, isBlank) }
 
-// bareText returns a text as it is read by servers that drop blanks, or end a text at a NUL.
+// bareText returns a text as it is read by servers that drop blanks, or end a
+// text at a NUL.
 func bareText[T string | []byte](text T) T {
 	for i := range len(text) {
 		if c := text[i]; c <= ' ' || c >= 0x7f {
@@ -88,8 +95,8 @@ func bareText[T string | []byte](text T) T {
 	return text
 }
 
-// walker goes over JSON and records the ids in it. Like ParseJSON it is a scanner. It steps over the
-// values in which there can be no id.
+// walker goes over JSON and records the ids in it. Like ParseJSON it is a
+// scanner. It steps over the values in which there can be no id.
 type walker struct {
 	body    []byte
 	grammar grammar
@@ -102,7 +109,8 @@ type walker struct {
 	prompt *Prompt
 }
 
-// value returns the end of the value at i, or -1 if it is missing, incomplete or malformed.
+// value returns the end of the value at i, or -1 if it is missing, incomplete
+// or malformed.
 func (w *walker) value(i int, at place, depth int) (end int) {
 	if i >= len(w.body) {
 		return -1
@@ -169,8 +177,8 @@ func (w *walker) object(i int, at place, depth int) (end int) {
 	return endOf(b, i)
 }
 
-// array looks at objects and strings. It steps over null, lists, and numbers, of which a prompt of tokens
-// has thousands.
+// array looks at objects and strings. It steps over null, lists, and numbers,
+// of which a prompt of tokens has thousands.
 func (w *walker) array(i int, at place, depth int) (end int) {
 	b := w.body
 	for i++; i >= 0 && i < len(b); {
@@ -205,7 +213,8 @@ func (w *walker) add(at place, s span) {
 // kinds are the kinds of ids, by their places.
 var kinds = [...]IDKind{named: ObjectID, ofPart: PartID, mention: MentionedID, previous: PreviousResponseID, ofItem: ItemID, encrypted: EncryptedContent, mentionEncrypted: MentionedID, guess: GuessedID, madeName: ObjectID}
 
-// readID returns an id as servers may read it, or an encrypted content without the white space around it.
+// readID returns an id as servers may read it, or an encrypted content without
+// the white space around it.
 func readID(kind IDKind, text []byte) []byte {
 	if kind == EncryptedContent {
 		return bytes.TrimSpace(text)
@@ -225,8 +234,8 @@ func unquoteBytes(quoted []byte) []byte {
 	return []byte(s)
 }
 
-// EachID calls f with every id that the body names, in their order. The body is the one that was
-// parsed, and the text is a part of it.
+// EachID calls f with every id that the body names, in their order. The body is
+// the one that was parsed, and the text is a part of it.
 func (b Body) EachID(body []byte, f func(kind IDKind, text []byte)) {
 	for _, id := range b.objects.ids {
 		text := body[id.span.start:id.span.end]
@@ -237,16 +246,16 @@ func (b Body) EachID(body []byte, f func(kind IDKind, text []byte)) {
 	}
 }
 
-// TooManyIDs reports whether the body names more than MaxIDs ids. Further ids are
-// not read.
+// TooManyIDs reports whether the body names more than MaxIDs ids. Further ids
+// are not read.
 func (b Body) TooManyIDs() bool { return len(b.objects.ids) > MaxIDs }
 
 // HasIDs reports whether the body names an object.
 func (b Body) HasIDs() bool { return len(b.objects.ids) > 0 }
 
-// Readable reports whether EachID and OddID return all objects that the body names:
-// no server reads any part of it differently. Servers in Go ignore the case of
-// names.
+// Readable reports whether EachID and OddID return all objects that the body
+// names: no server reads any part of it differently. Servers in Go ignore the
+// case of names.
 func (b Body) Readable(body []byte) bool {
 	if b.form != nil {
 		return b.Clear && b.Whole && !b.form.nested
@@ -263,7 +272,8 @@ func (b Body) Readable(body []byte) bool {
 	return len(w.ids) == len(b.objects.ids) && (w.odd.end > 0) == (b.objects.odd.end > 0)
 }
 
-// OddID returns a text of the body in a place of ids that does not look like an id.
+// OddID returns a text of the body in a place of ids that does not look like an
+// id.
 func (b Body) OddID(body []byte) (text []byte, ok bool) {
 	if b.objects.odd.end == 0 {
 		return nil, false
@@ -271,10 +281,11 @@ func (b Body) OddID(body []byte) (text []byte, ok bool) {
 	return body[b.objects.odd.start:b.objects.odd.end], true
 }
 
-// EachIDInReply calls f with every id in a JSON reply, or an event of a stream: the ids of
-// objects that the replying account stores. text is a part of reply. In a reply that was cut
-// off, it finds the ids that are complete. In a response that is not stored, only encrypted
-// contents count as stored: they contain all that they need.
+// EachIDInReply calls f with every id in a JSON reply, or an event of a stream:
+// the ids of objects that the replying account stores. text is a part of reply.
+// In a reply that was cut off, it finds the ids that are complete. In a
+// response that is not stored, only encrypted contents count as stored: they
+// contain all that they need.
 func EachIDInReply(reply []byte, f func(kind IDKind, stored bool, text []byte)) (notStored bool) {
 	w := walker{body: reply, grammar: inReply}
 	w.value(skipSpace(reply, 0), top, 0)

@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// In the bodies below, what WithModel replaces stands between « and »; a ¦ is where it adds a
-// member, the comma after it included.
+// In the bodies below, what WithModel replaces stands between « and »; a ¦ is
+// where it adds a member, the comma after it included.
 var bodies = []struct {
 	name     string
 	body     string
@@ -276,7 +276,8 @@ func reference(t *testing.T, body []byte) (want Body, ok bool) {
 	return want, true
 }
 
-// number reads a number to the precision of a float64, which is that of most parsers.
+// number reads a number to the precision of a float64, which is that of most
+// parsers.
 func number(raw json.RawMessage) (*big.Float, bool) {
 	if len(raw) > longestNumber || raw[0] != '-' && (raw[0] < '0' || raw[0] > '9') {
 		return nil, false
@@ -331,8 +332,9 @@ func checkPlaces(t *testing.T, r Body, body []byte) {
 	}
 }
 
-// withModel returns the body that WithModel makes. It fails unless that differs from the original
-// in the model's places alone, where value has to be, and the original is untouched.
+// withModel returns the body that WithModel makes. It fails unless that differs
+// from the original in the model's places alone, where value has to be, and the
+// original is untouched.
 func withModel(t *testing.T, r Body, body []byte, model, value string) []byte {
 	t.Helper()
 	before := bytes.Clone(body)
@@ -507,8 +509,8 @@ func TestWhetherMoreMayFollowAnObject(t *testing.T) {
 	}
 }
 
-// Of a plain chat body nothing is allocated, and of a replacement nothing but the new name and the
-// list of pieces.
+// Of a plain chat body nothing is allocated, and of a replacement nothing but
+// the new name and the list of pieces.
 func TestAPlainBodyAllocatesHardlyAnything(t *testing.T) {
 	body := []byte(`{"model":"gpt-4o","max_tokens":1000,"n":2,"stream":true,"messages":[{"role":"user","content":"hi"}]}`)
 	if n := testing.AllocsPerRun(100, func() { ParseJSON(body, nil) }); n > 0 {
@@ -522,8 +524,8 @@ func TestAPlainBodyAllocatesHardlyAnything(t *testing.T) {
 	}
 }
 
-// chat is a conversation about code of some 100 KiB, as editors send it: many turns, and in
-// JSON an escape in every line.
+// chat is a conversation about code of some 100 KiB, as editors send it: many
+// turns, and in JSON an escape in every line.
 func chat(modelFirst bool) []byte {
 	var b strings.Builder
 	b.WriteString("{")

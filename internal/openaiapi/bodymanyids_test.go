@@ -57,7 +57,8 @@ func TestOfAReplyAThousandIDsAreRead(t *testing.T) {
 	}
 }
 
-// However many ids a body is made of, reading it takes the memory of the first thousand.
+// However many ids a body is made of, reading it takes the memory of the first
+// thousand.
 func TestABodyMadeOfIDsTakesNoMoreMemoryThanAnother(t *testing.T) {
 	const size = 8 << 20
 	for name, body := range map[string]string{

@@ -6,7 +6,8 @@ import (
 	"net/http"
 )
 
-// other is a member of a body with further models: a list of those to fall back to, or the settings of a session.
+// other is a member of a body with further models: a list of those to fall back
+// to, or the settings of a session.
 type other struct {
 	span
 	session bool
@@ -20,8 +21,8 @@ func (b *Body) addOther(o other) {
 	b.others = append(b.others, o)
 }
 
-// useSession makes the model of the body's session that of the body, unless it names one itself. The body must be the one
-// that was parsed.
+// useSession makes the model of the body's session that of the body, unless it
+// names one itself. The body must be the one that was parsed.
 func (b *Body) useSession(body []byte) {
 	if b.HasModel || b.models.first.end > 0 {
 		return
@@ -45,13 +46,16 @@ func (b *Body) useSession(body []byte) {
 // in returns the span of a part of another one.
 func (s span) in(whole span) span { return span{whole.start + s.start, whole.start + s.end} }
 
-// makesSession reports whether a request begins a realtime session, or makes a secret for one, as its body says.
+// makesSession reports whether a request begins a realtime session, or makes a
+// secret for one, as its body says.
 func makesSession(method, operation string) bool {
 	return method == http.MethodPost && isOneOf(operation, "/realtime/calls", "/realtime/client_secrets", "/realtime/translations/calls", "/realtime/translations/client_secrets")
 }
 
-// OtherModels yields the models that the body names elsewhere than in "model": in the lists "models" and "fallbacks", and in
-// "session", also to transcribe. The body must be the one that was parsed. ok is false for one that cannot be read, or of which servers may read several.
+// OtherModels yields the models that the body names elsewhere than in "model":
+// in the lists "models" and "fallbacks", and in "session", also to transcribe.
+// The body must be the one that was parsed. ok is false for one that cannot be
+// read, or of which servers may read several.
 func (b Body) OtherModels(body []byte) iter.Seq2[string, bool] {
 	return func(yield func(model string, ok bool) bool) {
 		for _, o := range b.others {
@@ -80,7 +84,8 @@ func (b Body) OtherModels(body []byte) iter.Seq2[string, bool] {
 	}
 }
 
-// modelIn returns the model of an item of a list: a name, or an object that has one.
+// modelIn returns the model of an item of a list: a name, or an object that has
+// one.
 func modelIn(item json.RawMessage) (model string, ok bool) {
 	if json.Unmarshal(item, &model) == nil {
 		return model, true

@@ -18,8 +18,9 @@ func skipSpace(b []byte, i int) int {
 	return i
 }
 
-// memberAt finds the member behind the brace or the comma at b[i]: its name, as it is written
-// between the quotes, and where its value begins. That is -1 if there is none.
+// memberAt finds the member behind the brace or the comma at b[i]: its name, as
+// it is written between the quotes, and where its value begins. That is -1 if
+// there is none.
 func memberAt(b []byte, i int) (name []byte, value int) {
 	key := skipSpace(b, i+1)
 	if key >= len(b) || b[key] != '"' {
@@ -44,7 +45,8 @@ func endOf(b []byte, i int) int {
 	return -1
 }
 
-// skipString returns the end of the string that begins at b[i], or -1 if it has none.
+// skipString returns the end of the string that begins at b[i], or -1 if it has
+// none.
 func skipString(b []byte, i int) int {
 	start := i + 1
 	if near := b[start:]; len(near) >= 16 { // most names and many values are short
@@ -62,8 +64,9 @@ func skipString(b []byte, i int) int {
 			return -1
 		}
 		end := at + n
-		// A quote is escaped if an odd number of backslashes stands before it. No backslash is
-		// counted twice: the next count stops at this quote at the latest.
+		// A quote is escaped if an odd number of backslashes stands before it.
+		// No backslash is counted twice: the next count stops at this quote at
+		// the latest.
 		slash := end
 		for slash > start && b[slash-1] == '\\' {
 			slash--
@@ -75,17 +78,18 @@ func skipString(b []byte, i int) int {
 	}
 }
 
-// quotesIn looks at eight bytes at once. It sets the highest bit of the first one that is a quote,
-// none before it, and perhaps some behind it.
+// quotesIn looks at eight bytes at once. It sets the highest bit of the first
+// one that is a quote, none before it, and perhaps some behind it.
 func quotesIn(b []byte) uint64 {
 	const ones, tops = 0x0101010101010101, 0x8080808080808080
 	word := binary.LittleEndian.Uint64(b) ^ ones*'"' // in which a quote is 0
 	return (word - ones) &^ word & tops
 }
 
-// inScalar marks the bytes of which a number, true, false or null consists. inert marks those that
-// may stand between strings, but begin and end nothing. All others are an error: in a comment, or a
-// string in other quotes, a quote or a brace would not mean what it does in JSON.
+// inScalar marks the bytes of which a number, true, false or null consists.
+// inert marks those that may stand between strings, but begin and end nothing.
+// All others are an error: in a comment, or a string in other quotes, a quote
+// or a brace would not mean what it does in JSON.
 var (
 	inScalar = marks("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 	inert    = marks("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ,: \n\r\t")
@@ -98,7 +102,8 @@ func marks(chars string) (m [256]bool) {
 	return m
 }
 
-// skipValue returns the end of the value at b[i], or -1 if it is missing or incomplete.
+// skipValue returns the end of the value at b[i], or -1 if it is missing or
+// incomplete.
 func skipValue(b []byte, i int) int {
 	if i >= len(b) {
 		return -1
@@ -119,8 +124,9 @@ func skipValue(b []byte, i int) int {
 	return end
 }
 
-// skipOut returns the end of the list or the object in which b[i] is, or -1 if it has none, or a byte
-// that cannot be there. It counts braces and brackets alike, and does not check that they match.
+// skipOut returns the end of the list or the object in which b[i] is, or -1 if
+// it has none, or a byte that cannot be there. It counts braces and brackets
+// alike, and does not check that they match.
 func skipOut(b []byte, i int) int {
 	for depth := 1; i < len(b); {
 		c := b[i]
@@ -149,8 +155,9 @@ func skipOut(b []byte, i int) int {
 	return -1
 }
 
-// unquote decodes a string. Hardly any model's name has an escape; for those that do, encoding/json
-// does the work. In a string without an escape every byte is allowed, even a control character.
+// unquote decodes a string. Hardly any model's name has an escape; for those
+// that do, encoding/json does the work. In a string without an escape every
+// byte is allowed, even a control character.
 func unquote(quoted []byte) (string, bool) {
 	if text := quoted[1 : len(quoted)-1]; bytes.IndexByte(text, '\\') < 0 && utf8.Valid(text) {
 		return shared(text), true
@@ -160,7 +167,8 @@ func unquote(quoted []byte) (string, bool) {
 	return s, err == nil
 }
 
-// lately are models that were named before. Nearly all requests name one of a few, and share its string.
+// lately are models that were named before. Nearly all requests name one of a
+// few, and share its string.
 var lately [64]atomic.Pointer[string]
 
 func shared(text []byte) string {

@@ -6,14 +6,15 @@ import (
 	"time"
 )
 
-// MakesClientSecret reports whether the reply to a request has a client secret: what a browser sends in place of a key to
-// begin one realtime session.
+// MakesClientSecret reports whether the reply to a request has a client secret:
+// what a browser sends in place of a key to begin one realtime session.
 func MakesClientSecret(method, operation string) bool {
 	return method == http.MethodPost &&
 		isOneOf(operation, "/realtime/client_secrets", "/realtime/translations/client_secrets", "/realtime/sessions", "/realtime/transcription_sessions")
 }
 
-// TakesClientSecret reports whether a request may have a client secret in place of a key.
+// TakesClientSecret reports whether a request may have a client secret in place
+// of a key.
 func TakesClientSecret(r *http.Request, operation string) bool {
 	if IsHandshake(r) {
 		return operation == "/realtime" || operation == "/realtime/translations"
@@ -21,7 +22,8 @@ func TakesClientSecret(r *http.Request, operation string) bool {
 	return r.Method == http.MethodPost && (operation == "/realtime/calls" || operation == "/realtime/translations/calls")
 }
 
-// ClientSecretIn returns the client secret in a reply, and until when it is good. The older API has it one object below.
+// ClientSecretIn returns the client secret in a reply, and until when it is
+// good. The older API has it one object below.
 func ClientSecretIn(reply []byte) (secret string, until time.Time, ok bool) {
 	begin := skipSpace(reply, 0)
 	if begin >= len(reply) || reply[begin] != '{' {

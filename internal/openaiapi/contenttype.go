@@ -12,7 +12,8 @@ const (
 	typeForm        = "multipart/form-data"
 )
 
-// ContentType returns the type of the body after this header, in lower case and without parameters.
+// ContentType returns the type of the body after this header, in lower case and
+// without parameters.
 func ContentType(header http.Header) string {
 	values := header["Content-Type"]
 	if len(values) == 0 {
@@ -25,8 +26,9 @@ func ContentType(header http.Header) string {
 	return strings.ToLower(strings.TrimSpace(value))
 }
 
-// DisputedType reports whether servers may take the body after this header for different types or texts: it has
-// several types, or one that is a form to some of them, or names a boundary or a charset that only some know.
+// DisputedType reports whether servers may take the body after this header for
+// different types or texts: it has several types, or one that is a form to some
+// of them, or names a boundary or a charset that only some know.
 func DisputedType(header http.Header) bool {
 	values := header["Content-Type"]
 	if len(values) != 1 || values[0] == TypeJSON {
@@ -39,8 +41,8 @@ func DisputedType(header http.Header) bool {
 	return strings.Contains(value, "boundary*") || hasOddCharset(value)
 }
 
-// hasOddCharset reports whether a media type in lower case has a charset in which ASCII means something
-// else.
+// hasOddCharset reports whether a media type in lower case has a charset in
+// which ASCII means something else.
 func hasOddCharset(value string) bool {
 	for _, rest, more := strings.Cut(value, "charset"); more; _, rest, more = strings.Cut(rest, "charset") {
 		charset, _, _ := strings.Cut(rest, ";")

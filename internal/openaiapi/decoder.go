@@ -12,11 +12,13 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Decoder undoes the compression of a body while it passes by. It is given the body in pieces, and
-// calls its sink with what they decode to. Where it cannot go on, it stops, and reports no error.
+// Decoder undoes the compression of a body while it passes by. It is given the
+// body in pieces, and calls its sink with what they decode to. Where it cannot
+// go on, it stops, and reports no error.
 //
-// The decoders that exist want to read, and wait for more. So they run as a coroutine, which goes on
-// in each Write until it has used up what it got. Nothing runs at the same time, and Close ends it.
+// The decoders that exist want to read, and wait for more. So they run as a
+// coroutine, which goes on in each Write until it has used up what it got.
+// Nothing runs at the same time, and Close ends it.
 type Decoder struct {
 	encoding string
 	sink     func([]byte)
@@ -33,8 +35,8 @@ type Decoder struct {
 	in, out int64
 }
 
-// A body that grows more than this is a bomb: JSON that is full of repetitions grows to thirty times
-// its size.
+// A body that grows more than this is a bomb: JSON that is full of repetitions
+// grows to thirty times its size.
 const (
 	maxGrowth  = 64
 	freeGrowth = 256 << 10
@@ -43,7 +45,8 @@ const (
 // stepSize is how much is decoded at a time.
 const stepSize = 8 << 10
 
-// NewDecoder returns a decoder for this Content-Encoding. It is nil if the coding is not known.
+// NewDecoder returns a decoder for this Content-Encoding. It is nil if the
+// coding is not known.
 func NewDecoder(encoding string, sink func([]byte)) *Decoder {
 	d := &Decoder{encoding: strings.ToLower(encoding), sink: sink}
 	switch d.encoding {
@@ -85,7 +88,8 @@ func (d *Decoder) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// ReadByte implements io.ByteReader. Without it, the decoder would get a buffer.
+// ReadByte implements io.ByteReader. Without it, the decoder would get a
+// buffer.
 func (d *Decoder) ReadByte() (byte, error) {
 	if !d.more() {
 		return 0, io.EOF
@@ -135,8 +139,8 @@ var (
 // maxWindow limits the memory that decoding zstd needs.
 const maxWindow = 1 << 20
 
-// openCoding returns what decodes a body, and how to give it back. It returns nil if the coding is not
-// known, or this is not the beginning of such a body.
+// openCoding returns what decodes a body, and how to give it back. It returns
+// nil if the coding is not known, or this is not the beginning of such a body.
 func openCoding(encoding string, body io.Reader) (decoder io.Reader, release func()) {
 	switch encoding {
 	case "zstd":

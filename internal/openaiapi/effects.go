@@ -16,13 +16,15 @@ import (
 // that are unknown and have a plain value change nothing: a switch or a number
 // cannot act. An unknown object may contain anything, and counts as an effect.
 
-// mayAct reports whether an operation that is known as inference has effects if its body asks for them.
+// mayAct reports whether an operation that is known as inference has effects if
+// its body asks for them.
 func mayAct(operation string) bool {
 	return isOneOf(operation, "/responses", "/responses/compact", "/chat/completions", "/messages")
 }
 
-// hasEffect reports whether a member of an object at this place means that the request may have an effect. The
-// member's name is given as it is written, and its own place is what it is in a body.
+// hasEffect reports whether a member of an object at this place means that the
+// request may have an effect. The member's name is given as it is written, and
+// its own place is what it is in a body.
 func hasEffect(at, member place, quoted, value []byte) bool {
 	name := quoted
 	if bytes.IndexByte(quoted, '\\') >= 0 {
@@ -49,8 +51,9 @@ func hasEffect(at, member place, quoted, value []byte) bool {
 	return at == item && isOddlyNamed(name, actingInItem)
 }
 
-// namesActor reports whether a member of a body in which objects may be named names one that may act, or that grows: a
-// conversation, a stored prompt with its tools, a container. The prompt of a completion is a text.
+// namesActor reports whether a member of a body in which objects may be named
+// names one that may act, or that grows: a conversation, a stored prompt with
+// its tools, a container. The prompt of a completion is a text.
 func namesActor(name string, value []byte) bool {
 	switch name {
 	case "conversation", "workflow", "assistant_id", "thread_id", "container_id":
@@ -67,7 +70,8 @@ var (
 	actingInItem  = []string{"type", "tools"}
 )
 
-// isOddlyNamed reports whether servers that ignore the case of letters, or blanks, may read the name as one of these.
+// isOddlyNamed reports whether servers that ignore the case of letters, or
+// blanks, may read the name as one of these.
 func isOddlyNamed(name []byte, these []string) bool {
 	if isPlainName(name) { // nearly all
 		return false
@@ -92,13 +96,14 @@ func isPlainName(name []byte) bool {
 
 func isNull(value []byte) bool { return string(value) == "null" }
 
-// hasObject reports whether a value is an object, or a list that may contain one.
+// hasObject reports whether a value is an object, or a list that may contain
+// one.
 func hasObject(value []byte) bool {
 	return value[0] == '{' && value[skipSpace(value, 1)] != '}' || value[0] == '[' && bytes.IndexByte(value, '{') >= 0
 }
 
-// isPlainObject reports whether a parameter with objects in it has no effect. These are those of OpenAI, Azure, Anthropic
-// and of servers that are in use.
+// isPlainObject reports whether a parameter with objects in it has no effect.
+// These are those of OpenAI, Azure, Anthropic and of servers that are in use.
 func isPlainObject(name string) bool {
 	switch name {
 	case "metadata", "response_format", "text", "reasoning", "tool_choice", "logit_bias", "prediction", "web_search_options",
@@ -113,7 +118,8 @@ func isPlainObject(name string) bool {
 	return false
 }
 
-// isHarmless reports whether a type is one of these, in any of its dated versions.
+// isHarmless reports whether a type is one of these, in any of its dated
+// versions.
 func isHarmless(quoted []byte, these map[string]bool) bool {
 	if quoted[0] != '"' {
 		return false
@@ -126,16 +132,18 @@ func isHarmless(quoted []byte, these map[string]bool) bool {
 	return ok && strings.Trim(date, "0123456789_") == "" && these[undated]
 }
 
-// harmlessTools are the types of tools that leave nothing behind: the client runs them, they only read, or they run in a
-// container that is made for the response.
+// harmlessTools are the types of tools that leave nothing behind: the client
+// runs them, they only read, or they run in a container that is made for the
+// response.
 var harmlessTools = setOf("function", "custom", "namespace", "tool_search", "file_search", "web_search", "web_search_preview",
 	"code_interpreter", "image_generation", "computer", "computer_use", "computer_use_preview", "local_shell", "shell", "apply_patch",
 	// those of Anthropic
 	"bash", "text_editor", "web_fetch", "code_execution", "memory",
 	"tool_search_tool_regex", "tool_search_tool_bm25")
 
-// harmlessItems are the types of items that only tell a model what was before, or which tools it has. Those are looked at
-// by themselves. An approval needs the tool that it approves.
+// harmlessItems are the types of items that only tell a model what was before,
+// or which tools it has. Those are looked at by themselves. An approval needs
+// the tool that it approves.
 var harmlessItems = setOf("message", "reasoning", "item_reference",
 	"function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
 	"file_search_call", "web_search_call", "image_generation_call", "code_interpreter_call",
@@ -152,8 +160,8 @@ func setOf(names ...string) map[string]bool {
 	return set
 }
 
-// isNewContainer reports whether a value asks for a container that is made for the response and reaches no network, or for
-// the client's own machine.
+// isNewContainer reports whether a value asks for a container that is made for
+// the response and reaches no network, or for the client's own machine.
 func isNewContainer(value []byte) bool {
 	if value[0] != '{' {
 		return false

@@ -5,7 +5,8 @@ import (
 	"iter"
 )
 
-// TypeOf returns what an event of a server is, by the first "type" of its text. It is empty without one.
+// TypeOf returns what an event of a server is, by the first "type" of its text.
+// It is empty without one.
 func TypeOf(text []byte) []byte {
 	value := memberOf(text, "type")
 	if !isString(value) { // or it is cut off
@@ -14,7 +15,8 @@ func TypeOf(text []byte) []byte {
 	return value[1 : len(value)-1]
 }
 
-// ReadEvent reads an event of a client's in a session, which has a model of its own.
+// ReadEvent reads an event of a client's in a session, which has a model of its
+// own.
 func (q *Request) ReadEvent(text []byte) {
 	q.Body, q.Whole, q.PromptLength, q.Clarity = ParseJSON(text, nil), true, int64(len(text)), Clear
 	if !q.Body.Clear {
@@ -25,18 +27,21 @@ func (q *Request) ReadEvent(text []byte) {
 	}
 }
 
-// ResponseIn returns the id and the status of the response that an event of a server is about, as far as they are there.
+// ResponseIn returns the id and the status of the response that an event of a
+// server is about, as far as they are there.
 func ResponseIn(text []byte) (id, status string) {
 	response := memberOf(text, "response")
 	return Text(memberOf(response, "id")), Text(memberOf(response, "status"))
 }
 
-// CountsTokens reports whether an event of a server has a usage that counts tokens.
+// CountsTokens reports whether an event of a server has a usage that counts
+// tokens.
 func CountsTokens(text []byte) bool { return memberOf(memberOf(text, "usage"), "output_tokens") != nil }
 
 // ErrorEvent is what an error of a server is about.
 type ErrorEvent struct {
-	// About is the id of the client's event, and Stream that of the lane, if it names any.
+	// About is the id of the client's event, and Stream that of the lane, if it
+	// names any.
 	About, Stream string
 	// Active reports whether the error is that a response goes on already.
 	Active bool
@@ -58,8 +63,9 @@ func memberOf(object []byte, member string) []byte {
 	return nil
 }
 
-// Members are the names of an object's members, as they are written between the quotes, and their values. If the object is cut off,
-// what there is of the last value is all of it that is known.
+// Members are the names of an object's members, as they are written between the
+// quotes, and their values. If the object is cut off, what there is of the last
+// value is all of it that is known.
 func Members(object []byte) iter.Seq2[[]byte, []byte] {
 	return func(yield func(name, value []byte) bool) {
 		i := skipSpace(object, 0)
@@ -100,9 +106,11 @@ func isString(value []byte) bool {
 
 // ClientEvent is an event that a client sends in a WebSocket.
 type ClientEvent struct {
-	// Type is what it is, ID its own id, and Stream that of the lane in which its response is to be, if it names any.
+	// Type is what it is, ID its own id, and Stream that of the lane in which
+	// its response is to be, if it names any.
 	Type, ID, Stream string
-	// Clear reports whether all servers read the same type in it: it is one JSON object that names it once.
+	// Clear reports whether all servers read the same type in it: it is one
+	// JSON object that names it once.
 	Clear bool
 }
 

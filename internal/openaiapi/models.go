@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// MaxModelList is how much of a list of models is read. OpenAI's has some ten kilobytes.
+// MaxModelList is how much of a list of models is read. OpenAI's has some ten
+// kilobytes.
 const MaxModelList = 4 << 20
 
 // noticePeriod is how long before its shutdown a model is reported.
@@ -14,7 +15,8 @@ const noticePeriod = 60 * 24 * time.Hour
 // ListedModel is a model in a provider's list of models.
 type ListedModel struct {
 	ID string
-	// Shutdown is when the provider shuts the model down: the beginning of a day in UTC. It is zero if the list has no date.
+	// Shutdown is when the provider shuts the model down: the beginning of a
+	// day in UTC. It is zero if the list has no date.
 	Shutdown time.Time
 }
 
@@ -23,8 +25,8 @@ func (m ListedModel) EndsSoon(now time.Time) bool {
 	return !m.Shutdown.IsZero() && m.Shutdown.Before(now.Add(noticePeriod))
 }
 
-// ReadModels reads a list of models, or one model. It reports whether the list goes on on another page, and whether
-// the text is either of them.
+// ReadModels reads a list of models, or one model. It reports whether the list
+// goes on on another page, and whether the text is either of them.
 func ReadModels(text []byte) (models []ListedModel, more, ok bool) {
 	type model struct {
 		ID       string

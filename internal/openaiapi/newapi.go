@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// Providers publish new APIs before anybody here has read about them: agents, their sessions, vaults, tunnels. Almost all
-// of them are collections of stored objects. So an operation that is in no table of this package counts as one:
+// Providers publish new APIs before anybody here has read about them: agents,
+// their sessions, vaults, tunnels. Almost all of them are collections of stored
+// objects. So an operation that is in no table of this package counts as one:
 //
 //   - Each segment of its path after the first is a word of the API, or the name of an object. One in lower-case letters
 //     may be either, and is a name if a reply has taught it in this place. Any other is a name.
@@ -19,16 +20,19 @@ import (
 //
 // Content and metadata are the user's text.
 
-// knownSegments are the first segments of operations without stored objects that have more than inference below them.
+// knownSegments are the first segments of operations without stored objects
+// that have more than inference below them.
 var knownSegments = []string{"", "models", "realtime", "engines", "usage", "deployments"}
 
-// IsNewAPI reports whether nothing is known about an operation, written as in Route.
+// IsNewAPI reports whether nothing is known about an operation, written as in
+// Route.
 func IsNewAPI(operation string) bool {
 	first, _, known := cutCollection(operation)
 	return !known && !slices.Contains(knownSegments, first) && !IsInference(http.MethodPost, operation)
 }
 
-// PathName is a segment in the path of a new API that may be the name of an object.
+// PathName is a segment in the path of a new API that may be the name of an
+// object.
 type PathName struct {
 	// Text is the segment.
 	Text string
@@ -38,12 +42,14 @@ type PathName struct {
 	Word bool
 }
 
-// Scoped returns what stands for a name that is one only in its collection: another collection may have the same.
+// Scoped returns what stands for a name that is one only in its collection:
+// another collection may have the same.
 func (n PathName) Scoped() string { return scoped(n.Within, n.Text) }
 
 func scoped(within, name string) string { return "\x00" + within + "/" + name } // no id has a NUL
 
-// IsGlobal reports whether the name can be told from names in other collections, so that it is the same in each place.
+// IsGlobal reports whether the name can be told from names in other
+// collections, so that it is the same in each place.
 func (n PathName) IsGlobal() bool { return !n.Word && isID(n.Text) }
 
 // readNewAPI reads the path and the query of a new API.
@@ -64,7 +70,8 @@ func (s *Stored) readNewAPI(method, operation string) {
 	s.Within = within
 }
 
-// isWord reports whether a segment of a path may be a word of an API, such as client_secrets, or its version.
+// isWord reports whether a segment of a path may be a word of an API, such as
+// client_secrets, or its version.
 func isWord(segment string) bool {
 	if version, ok := strings.CutPrefix(segment, "v"); ok && version != "" && strings.Trim(version, "0123456789") == "" {
 		return true
@@ -77,16 +84,19 @@ func isWord(segment string) bool {
 	return true
 }
 
-// isObjectMember reports whether a member or a parameter with this name may name an object in an API that is not known.
+// isObjectMember reports whether a member or a parameter with this name may
+// name an object in an API that is not known.
 func isObjectMember(name []byte) bool {
 	return string(name) == "id" || bytes.HasSuffix(name, []byte("_id")) || bytes.HasSuffix(name, []byte("_ids"))
 }
 
-// notObjects are names of members that end like that of an object, and never name a stored one. Many requests have them.
+// notObjects are names of members that end like that of an object, and never
+// name a stored one. Many requests have them.
 var notObjects = setOf("call_id", "tool_call_id", "tool_use_id", "connector_id", "user_id", "end_user_id", "session_id", "trace_id",
 	"span_id", "request_id", "client_request_id", "correlation_id", "event_id")
 
-// isUsersText reports whether a member of an API that is not known has the user's own text.
+// isUsersText reports whether a member of an API that is not known has the
+// user's own text.
 func isUsersText(name []byte) bool {
 	switch string(name) {
 	case "content", "metadata", "input", "messages", "instructions", "parameters", "arguments", "output", "text":
@@ -95,7 +105,8 @@ func isUsersText(name []byte) bool {
 	return false
 }
 
-// EachGuess calls f with every text in the body of a new API that may be the id of an object.
+// EachGuess calls f with every text in the body of a new API that may be the id
+// of an object.
 func EachGuess(body []byte, f func(text []byte)) {
 	w := walker{body: body, grammar: inNewAPI}
 	w.value(skipSpace(body, 0), open, 0)
@@ -104,8 +115,8 @@ func EachGuess(body []byte, f func(text []byte)) {
 	}
 }
 
-// EachString calls f with every string in a JSON text, wherever it is, even if it is the name of a member, until f
-// returns false.
+// EachString calls f with every string in a JSON text, wherever it is, even if
+// it is the name of a member, until f returns false.
 func EachString(body []byte, f func(text []byte) bool) {
 	for i := 0; ; {
 		n := bytes.IndexByte(body[i:], '"')
@@ -120,7 +131,8 @@ func EachString(body []byte, f func(text []byte) bool) {
 	}
 }
 
-// EachLine calls f with every line of a form that may be a name, until f returns false. Most fields are one line.
+// EachLine calls f with every line of a form that may be a name, until f
+// returns false. Most fields are one line.
 func EachLine(form []byte, f func(text []byte) bool) {
 	for line := range bytes.SplitSeq(form, []byte("\n")) {
 		if len(line) > 0 && line[len(line)-1] == '\r' {
@@ -135,7 +147,8 @@ func EachLine(form []byte, f func(text []byte) bool) {
 // MadeName is the name of an object that a new API has made.
 type MadeName struct {
 	Text string
-	// Scoped stands for it in the path, within the collection where it was made. It is empty if the name is global.
+	// Scoped stands for it in the path, within the collection where it was
+	// made. It is empty if the name is global.
 	Scoped string
 	// Global reports whether it can be told from other texts.
 	Global bool
@@ -144,7 +157,8 @@ type MadeName struct {
 // maxMade is how many names a reply of a new API teaches.
 const maxMade = 16
 
-// EachMade calls f with the names of the objects that a request below this path has made, as its reply says.
+// EachMade calls f with the names of the objects that a request below this path
+// has made, as its reply says.
 func EachMade(reply []byte, within string, f func(MadeName)) {
 	w := walker{body: reply, grammar: inNewReply}
 	begin := skipSpace(reply, 0)
@@ -165,7 +179,8 @@ func EachMade(reply []byte, within string, f func(MadeName)) {
 	}
 }
 
-// placeInNewAPI is place for requests to a new API: objects are named anywhere but in the user's text.
+// placeInNewAPI is place for requests to a new API: objects are named anywhere
+// but in the user's text.
 func placeInNewAPI(key []byte) place {
 	switch {
 	case isUsersText(key):

@@ -7,13 +7,14 @@ import (
 	"strings"
 )
 
-// IsInference reports whether a request asks a model to do what models are for, and for nothing
-// else: to answer, embed, transcribe, draw, rank or decide. Such a request may be retried after a
-// failure. A model that did the work twice costs twice, but leaves no second file or batch
-// behind.
+// IsInference reports whether a request asks a model to do what models are for,
+// and for nothing else: to answer, embed, transcribe, draw, rank or decide.
+// Such a request may be retried after a failure. A model that did the work
+// twice costs twice, but leaves no second file or batch behind.
 //
-// The operation is written as in [Route]. Only the operations of this list count, exactly as
-// they are written. Paths below them, like /responses/{id}/cancel, are about stored objects.
+// The operation is written as in [Route]. Only the operations of this list
+// count, exactly as they are written. Paths below them, like
+// /responses/{id}/cancel, are about stored objects.
 func IsInference(method, operation string) bool {
 	if method != http.MethodPost {
 		return false
@@ -29,32 +30,37 @@ func IsInference(method, operation string) bool {
 	return false
 }
 
-// IsUsage reports whether a request asks what its caller has used, which the balancer answers.
+// IsUsage reports whether a request asks what its caller has used, which the
+// balancer answers.
 func IsUsage(method string, route Route) bool {
 	return strings.TrimSuffix(route.Operation, "/") == "/usage" && route.Deployment == "" && (method == http.MethodGet || method == http.MethodHead)
 }
 
-// infersByWebSocket reports whether the messages of a WebSocket of this operation, written as in Route,
-// are requests for inference.
+// infersByWebSocket reports whether the messages of a WebSocket of this
+// operation, written as in Route, are requests for inference.
 func infersByWebSocket(operation string) bool {
 	return isOneOf(operation, "/realtime", "/responses")
 }
 
-// isOneOf reports whether an operation, written as in Route, is one of these, perhaps with a slash at its end.
+// isOneOf reports whether an operation, written as in Route, is one of these,
+// perhaps with a slash at its end.
 func isOneOf(operation string, these ...string) bool {
 	return slices.Contains(these, strings.TrimSuffix(operation, "/"))
 }
 
-// mayInfer reports whether a server may treat the request as [IsInference], however its path is spelled.
+// mayInfer reports whether a server may treat the request as [IsInference],
+// however its path is spelled.
 func mayInfer(method, operation string) bool {
 	return IsInference(method, operation) || method == http.MethodPost && IsInference(method, mostCommon(operation))
 }
 
-// MayBeResponses reports whether a server may treat the operation as /responses, however it is spelled.
+// MayBeResponses reports whether a server may treat the operation as
+// /responses, however it is spelled.
 func MayBeResponses(operation string) bool { return mostCommon(operation) == "/responses" }
 
-// IsMessages reports whether a path, as url.URL.EscapedPath returns it, is that of Anthropic's messages, or below it,
-// however it is spelled, and whatever is before its /v1.
+// IsMessages reports whether a path, as url.URL.EscapedPath returns it, is that
+// of Anthropic's messages, or below it, however it is spelled, and whatever is
+// before its /v1.
 func IsMessages(escapedPath string) bool {
 	path := mostCommon(escapedPath)
 	operation := ParsePath(path).Operation
@@ -64,7 +70,8 @@ func IsMessages(escapedPath string) bool {
 	return isOfMessages(operation)
 }
 
-// isOfMessages reports whether an operation, written as in Route, is that of Anthropic's messages, or below it.
+// isOfMessages reports whether an operation, written as in Route, is that of
+// Anthropic's messages, or below it.
 func isOfMessages(operation string) bool {
 	return operation == "/messages" || strings.HasPrefix(operation, "/messages/")
 }
@@ -74,20 +81,21 @@ func mostCommon(operation string) string {
 	return strings.ToLower(asOthersRead(unescapeOr(operation, url.PathUnescape)))
 }
 
-// showsUsageIfAsked reports whether a stream of the operation contains its usage only if the client asks
-// for it.
+// showsUsageIfAsked reports whether a stream of the operation contains its
+// usage only if the client asks for it.
 func showsUsageIfAsked(operation string) bool {
 	return isOneOf(operation, "/chat/completions", "/completions")
 }
 
-// CachesPrompts reports whether providers cache the prompts of an operation of [IsInference].
+// CachesPrompts reports whether providers cache the prompts of an operation of
+// [IsInference].
 func CachesPrompts(operation string) bool {
 	return isOneOf(operation, "/chat/completions", "/completions", "/responses", "/responses/compact", "/messages", "/decisions")
 }
 
-// repeatable reports whether a request may be retried when it is unknown whether it was executed
-// already: it is inference, or its method is safe (RFC 9110 section 9.2.1). No backend gets a
-// TRACE.
+// repeatable reports whether a request may be retried when it is unknown
+// whether it was executed already: it is inference, or its method is safe (RFC
+// 9110 section 9.2.1). No backend gets a TRACE.
 func repeatable(method, operation string) bool {
 	return method == http.MethodGet || method == http.MethodHead || method == http.MethodOptions || IsInference(method, operation)
 }

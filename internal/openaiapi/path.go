@@ -1,20 +1,24 @@
-// Package openaiapi reads what a request to the OpenAI API asks for: [Parse] returns it as a [Request].
+// Package openaiapi reads what a request to the OpenAI API asks for: [Parse]
+// returns it as a [Request].
 //
-// [ParsePath] splits the path into its dialect, its deployment and its operation. From the operation
-// follows whether the request is for inference, whether it may be repeated, and how it uses stored
-// objects. [Paths] are where a backend has its API: they rewrite a request's path and query to those of
+// [ParsePath] splits the path into its dialect, its deployment and its
+// operation. From the operation follows whether the request is for inference,
+// whether it may be repeated, and how it uses stored objects. [Paths] are where
+// a backend has its API: they rewrite a request's path and query to those of
 // the backend, in whatever dialect the request came.
 //
-// A [Body] is what the body says: the model, whether to stream, how much output the request may cost,
-// and the ids of the stored objects that it names. [ParseJSON] and parseForm scan a body once, remember
-// places in it and copy nothing. The grammar says what a member means where it is. [Body.With] replaces
-// the model and leaves every other byte unchanged: encoding a body again would reorder its keys and
-// round its numbers. A [Prompt] identifies the session that a request belongs to. [EachIDInReply] finds
-// the ids in a reply.
+// A [Body] is what the body says: the model, whether to stream, how much output
+// the request may cost, and the ids of the stored objects that it names.
+// [ParseJSON] and parseForm scan a body once, remember places in it and copy
+// nothing. The grammar says what a member means where it is. [Body.With]
+// replaces the model and leaves every other byte unchanged: encoding a body
+// again would reorder its keys and round its numbers. A [Prompt] identifies the
+// session that a request belongs to. [EachIDInReply] finds the ids in a reply.
 //
-// What headers say of a body, be it of a request or a reply, is its type (RFC 9110 section 8.3) and its
-// coding (section 8.4). [Decompress] decodes a body that is in memory, and a [Decoder] one that passes
-// by, because what an error means, and how many tokens a reply took, is in its body.
+// What headers say of a body, be it of a request or a reply, is its type (RFC
+// 9110 section 8.3) and its coding (section 8.4). [Decompress] decodes a body
+// that is in memory, and a [Decoder] one that passes by, because what an error
+// means, and how many tokens a reply took, is in its body.
 package openaiapi
 
 import (
@@ -25,8 +29,8 @@ import (
 	"unicode/utf8"
 )
 
-// Dialect is the form of an API's paths, which also determines where the model's
-// name is.
+// Dialect is the form of an API's paths, which also determines where the
+// model's name is.
 type Dialect int
 
 const (
@@ -34,19 +38,24 @@ const (
 	Other Dialect = iota
 	// OpenAI is /v1/<operation>; the model is in the body.
 	OpenAI
-	// AzureV1 is /openai/v1/<operation>, or the same below /api/projects/<project>, which Foundry's SDK sends; the model
-	// in the body is the name of a deployment.
-	// Microsoft Learn: "Azure OpenAI in Microsoft Foundry Models v1 API", "Microsoft Foundry SDKs and Endpoints".
+	// AzureV1 is /openai/v1/<operation>, or the same below
+	// /api/projects/<project>, which Foundry's SDK sends; the model in the body
+	// is the name of a deployment. Microsoft Learn: "Azure OpenAI in Microsoft
+	// Foundry Models v1 API", "Microsoft Foundry SDKs and Endpoints".
 	AzureV1
-	// AzureClassic is /openai/deployments/<deployment>/<operation>?api-version=<date>, and, for
-	// what needs no deployment or has it in the query, /openai/<operation>?api-version=<date>.
-	// Microsoft Learn: "Azure OpenAI in Microsoft Foundry Models REST API reference".
+	// AzureClassic is
+	// /openai/deployments/<deployment>/<operation>?api-version=<date>, and, for
+	// what needs no deployment or has it in the query,
+	// /openai/<operation>?api-version=<date>. Microsoft Learn: "Azure OpenAI in
+	// Microsoft Foundry Models REST API reference".
 	AzureClassic
-	// Anthropic is /anthropic/v1/<operation>, Foundry's path of Anthropic's API; the model in the body is the name of a
-	// deployment. Anthropic's docs: "Claude in Microsoft Foundry".
+	// Anthropic is /anthropic/v1/<operation>, Foundry's path of Anthropic's
+	// API; the model in the body is the name of a deployment. Anthropic's docs:
+	// "Claude in Microsoft Foundry".
 	Anthropic
-	// Bare is /<operation> without any prefix, as OpenAI's SDKs send it if the base URL is the address
-	// alone, or Foundry's /models/<operation>?api-version=<date>; the model is in the body.
+	// Bare is /<operation> without any prefix, as OpenAI's SDKs send it if the
+	// base URL is the address alone, or Foundry's
+	// /models/<operation>?api-version=<date>; the model is in the body.
 	// Microsoft Learn: "Azure AI Model Inference REST API reference".
 	Bare
 )
@@ -63,26 +72,28 @@ const (
 type Route struct {
 	Dialect Dialect
 
-	// Deployment is the path segment that names it, percent-encoded as it came. Only AzureClassic
-	// may have one.
+	// Deployment is the path segment that names it, percent-encoded as it came.
+	// Only AzureClassic may have one.
 	Deployment string
 
-	// Operation is the rest of the path, percent-encoded as it came, with its leading slash:
-	// "/chat/completions". It is empty if nothing follows, and the whole path if the dialect is
-	// Other or, without Foundry's prefix, Bare.
+	// Operation is the rest of the path, percent-encoded as it came, with its
+	// leading slash: "/chat/completions". It is empty if nothing follows, and
+	// the whole path if the dialect is Other or, without Foundry's prefix,
+	// Bare.
 	Operation string
 }
 
 // ParsePath takes apart a path as url.URL.EscapedPath returns it.
 //
-// The segments that identify the dialect may be written in any case, and percent-encoded: Azure
-// treats "/OpenAI/Deployments/x" like "/openai/deployments/x", so we must find the deployment as
-// well. No other part of the path is unescaped, cleaned or folded. A deployment named "a%2Fb"
+// The segments that identify the dialect may be written in any case, and
+// percent-encoded: Azure treats "/OpenAI/Deployments/x" like
+// "/openai/deployments/x", so we must find the deployment as well. No other
+// part of the path is unescaped, cleaned or folded. A deployment named "a%2Fb"
 // stays one segment, and a trailing slash stays where it is.
 //
-// A deployment or an operation is not empty, and not a literal "." or "..", which
-// servers resolve (RFC 3986 section 5.2.4). A path with one of these there has the
-// dialect Other.
+// A deployment or an operation is not empty, and not a literal "." or "..",
+// which servers resolve (RFC 3986 section 5.2.4). A path with one of these
+// there has the dialect Other.
 func ParsePath(escapedPath string) Route {
 	if operation, ok := cutSegment(escapedPath, "v1"); ok {
 		return Route{Dialect: OpenAI, Operation: operation}
@@ -112,7 +123,8 @@ func ParsePath(escapedPath string) Route {
 	return Route{Operation: escapedPath}
 }
 
-// cutProject cuts the prefix of Azure's v1 paths in a Foundry project. Each backend has its own project, or none.
+// cutProject cuts the prefix of Azure's v1 paths in a Foundry project. Each
+// backend has its own project, or none.
 func cutProject(path string) (operation string, ok bool) {
 	for _, word := range []string{"api", "projects"} {
 		if path, ok = cutSegment(path, word); !ok {
@@ -128,8 +140,8 @@ func cutProject(path string) (operation string, ok bool) {
 	return cutSegment(path, "v1")
 }
 
-// parseBare takes apart a path that has no prefix. It knows operations only as the API's documentation
-// writes them.
+// parseBare takes apart a path that has no prefix. It knows operations only as
+// the API's documentation writes them.
 func parseBare(path string) Route {
 	if operation, ok := strings.CutPrefix(path, "/models"); ok && IsInference(http.MethodPost, operation) {
 		return Route{Dialect: Bare, Operation: operation}
@@ -145,13 +157,14 @@ func parseBare(path string) Route {
 	return Route{Dialect: Bare, Operation: path}
 }
 
-// Name returns the unescaped deployment: a model's name, or nothing if the path has
-// none.
+// Name returns the unescaped deployment: a model's name, or nothing if the path
+// has none.
 func (r Route) Name() string {
 	return unescapeOr(r.Deployment, url.PathUnescape)
 }
 
-// cutSegment cuts the first segment, and the slash before it, if it is the word.
+// cutSegment cuts the first segment, and the slash before it, if it is the
+// word.
 func cutSegment(path, word string) (rest string, ok bool) {
 	if path == "" || path[0] != '/' {
 		return "", false
@@ -173,13 +186,13 @@ func cutName(path string) (name, rest string, ok bool) {
 	return name, rest, name != "" && name != "." && name != ".."
 }
 
-// CheckPath returns what is wrong with a path that must not be passed on, in words
-// for the client, or nothing if it may be passed on. The path is one that
+// CheckPath returns what is wrong with a path that must not be passed on, in
+// words for the client, or nothing if it may be passed on. The path is one that
 // url.URL.EscapedPath returns.
 //
-// It refuses paths that some servers read in another way than other servers and ParsePath.
-// Such a path would lead out of a backend's base path, or to a deployment or an object that
-// was not checked. No SDK sends them.
+// It refuses paths that some servers read in another way than other servers and
+// ParsePath. Such a path would lead out of a backend's base path, or to a
+// deployment or an object that was not checked. No SDK sends them.
 func CheckPath(escapedPath string) (problem string) {
 	if !strings.ContainsAny(escapedPath, `.;%\`) && !strings.Contains(escapedPath, "//") {
 		return "" // every server reads it in the same way
@@ -210,8 +223,9 @@ func CheckPath(escapedPath string) (problem string) {
 
 func isSlash(r rune) bool { return r == '/' || r == '\\' }
 
-// asOthersRead returns an unescaped path as some servers read it: a backslash is a slash, several
-// slashes are one, and a semicolon and what follows it are not part of the segment.
+// asOthersRead returns an unescaped path as some servers read it: a backslash
+// is a slash, several slashes are one, and a semicolon and what follows it are
+// not part of the segment.
 func asOthersRead(path string) string {
 	var b strings.Builder
 	for segment := range strings.FieldsFuncSeq(path, isSlash) {
@@ -226,15 +240,16 @@ func asOthersRead(path string) string {
 func EscapeSegment(s string) string {
 	switch s {
 	case ".", "..":
-		// url.PathEscape leaves dots as they are, and servers would resolve these.
+		// url.PathEscape leaves dots as they are, and servers would resolve
+		// these.
 		return strings.ReplaceAll(s, ".", "%2E")
 	}
 	return url.PathEscape(s)
 }
 
-// OddlySpelled reports whether some servers read an operation, written as in Route, as one on
-// stored objects that ReadStored does not find, or reads differently. Ids below a collection may
-// be percent-encoded.
+// OddlySpelled reports whether some servers read an operation, written as in
+// Route, as one on stored objects that ReadStored does not find, or reads
+// differently. Ids below a collection may be percent-encoded.
 func OddlySpelled(operation string) bool {
 	if isPlain(operation) { // nearly all
 		return false
@@ -256,7 +271,8 @@ func OddlySpelled(operation string) bool {
 	return stored && (differs || !strings.HasPrefix(operation, prefix))
 }
 
-// isPlain reports whether an operation begins with a slash, and every server reads it alike.
+// isPlain reports whether an operation begins with a slash, and every server
+// reads it alike.
 func isPlain(operation string) bool {
 	for i := range len(operation) {
 		if c := operation[i]; c >= utf8.RuneSelf || 'A' <= c && c <= 'Z' || c == '%' || c == ';' || c == '\\' {

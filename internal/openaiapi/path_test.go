@@ -211,8 +211,8 @@ func TestAnOperationOnStoredObjectsHasOneSpelling(t *testing.T) {
 	}
 }
 
-// FuzzCheckPath holds ParsePath against a server that takes letters of any case, decodes first and
-// splits then, and knows no empty segments.
+// FuzzCheckPath holds ParsePath against a server that takes letters of any
+// case, decodes first and splits then, and knows no empty segments.
 func FuzzCheckPath(f *testing.F) {
 	for _, path := range []string{"/v1/models", "/OpenAI/%64eployments/x/y", "/openai/deployments%2Fx/y", "//openai/v1/a", `/openai\v1`, "/v1/a%2F..%2Fb", "/openai/deployments/%2Fa/b"} {
 		f.Add(path)

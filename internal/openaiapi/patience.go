@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// Patience returns how long the caller waits for a reply. OpenAI's SDKs send that, in seconds: the one for Python as
-// X-Stainless-Read-Timeout, the one for Node as X-Stainless-Timeout.
+// Patience returns how long the caller waits for a reply. OpenAI's SDKs send
+// that, in seconds: the one for Python as X-Stainless-Read-Timeout, the one for
+// Node as X-Stainless-Timeout.
 func Patience(header http.Header) (patience time.Duration, ok bool) {
 	values := header["X-Stainless-Read-Timeout"]
 	if len(values) == 0 {

@@ -54,7 +54,8 @@ func TestTheKeyIsThatOfTheSessionAndStaysFromTurnToTurn(t *testing.T) {
 	sessions["another prompt"] = []string{`{"prompt":` + text("q") + `}`}
 	sessions["tokens"] = []string{`{"prompt":[` + strings.Repeat("17,", shortestPrompt) + `1]}`, `{"prompt":[` + strings.Repeat("17,", shortestPrompt) + `1,2,3]}`}
 	sessions["other tokens"] = []string{`{"prompt":[` + strings.Repeat("18,", shortestPrompt) + `1]}`}
-	// a text is the one message of the user's, and its own members are in any order
+	// a text is the one message of the user's, and its own members are in any
+	// order
 	sessions["a text"] = []string{`{"input":` + text("t") + `}`, `{"max_output_tokens":5,"input":` + text("t") + `,"model":"m"}`}
 	sessions["cut behind it"] = []string{`{"messages":[{"role":"user","content":` + text("cut") + `},{"role":"assi`, `{"messages":[{"role":"user","content":` + text("cut") + `}]}`}
 	of := make(map[uint64]string)
@@ -145,7 +146,8 @@ func FuzzPrompt(f *testing.F) {
 		if p != again {
 			t.Fatalf("the prompt is %+v, then %+v", p, again)
 		}
-		// in a list of the user's, what follows its first message changes nothing
+		// in a list of the user's, what follows its first message changes
+		// nothing
 		var fields map[string]json.RawMessage
 		var messages []json.RawMessage
 		if json.Unmarshal(body, &fields) != nil || json.Unmarshal(fields["messages"], &messages) != nil {
@@ -176,8 +178,8 @@ func rejoined(messages []json.RawMessage) string {
 	return b.String()
 }
 
-// chatOf is a chat of about so many bytes that names no object: questions and answers of a few
-// paragraphs each.
+// chatOf is a chat of about so many bytes that names no object: questions and
+// answers of a few paragraphs each.
 func chatOf(size int) []byte {
 	const paragraph = `The quick brown fox jumps over the lazy dog, and \"nobody\" minds.\nPack my box with five dozen liquor jugs; the rest is for tomorrow.\n\n`
 	var b strings.Builder

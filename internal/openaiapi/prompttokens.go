@@ -2,20 +2,23 @@ package openaiapi
 
 import "bytes"
 
-// mediaTokens is how many tokens a picture, a recording or a file counts for that a body contains: the
-// number of its bytes says nothing about its tokens.
+// mediaTokens is how many tokens a picture, a recording or a file counts for
+// that a body contains: the number of its bytes says nothing about its tokens.
 const mediaTokens = 1000
 
 const (
-	// longestMediaType is how long the beginning of a data: URL may be, before its data.
+	// longestMediaType is how long the beginning of a data: URL may be, before
+	// its data.
 	longestMediaType = 256
-	// shortestMedia is the least length of a text that is taken for a recording by its name and its letters.
+	// shortestMedia is the least length of a text that is taken for a recording
+	// by its name and its letters.
 	shortestMedia = 256
 )
 
-// promptTokens estimates how many tokens the prompt in a body of that length has. Unlike PromptCost, it
-// counts mediaTokens for each data: URL in base64, and for each recording, in place of its bytes. It
-// looks for these only, and reads nothing else of the body again.
+// promptTokens estimates how many tokens the prompt in a body of that length
+// has. Unlike PromptCost, it counts mediaTokens for each data: URL in base64,
+// and for each recording, in place of its bytes. It looks for these only, and
+// reads nothing else of the body again.
 func promptTokens(body []byte, bodyLength int64) int64 {
 	count, size := int64(0), int64(0)
 	add := func(start, end int) {
@@ -57,14 +60,15 @@ func promptTokens(body []byte, bodyLength int64) int64 {
 var (
 	base64Mark = []byte(";base64,")
 	dataScheme = []byte("data:")
-	// dataMember is the name of the member that has a recording (OpenAI's chat), or a picture or a file
-	// (Anthropic's messages).
+	// dataMember is the name of the member that has a recording (OpenAI's
+	// chat), or a picture or a file (Anthropic's messages).
 	dataMember = []byte(`"data"`)
 )
 
-// mayBeMedia reports whether a text after these bytes may be a picture, a recording or a file: it is an item of a
-// list, or the name of its member ends like image_url, file_data or image. All other texts are a part of the
-// prompt, also if they look like a URL.
+// mayBeMedia reports whether a text after these bytes may be a picture, a
+// recording or a file: it is an item of a list, or the name of its member ends
+// like image_url, file_data or image. All other texts are a part of the prompt,
+// also if they look like a URL.
 func mayBeMedia(before []byte) bool {
 	before = bytes.TrimRight(before, whiteSpace)
 	if bytes.HasSuffix(before, []byte("[")) || bytes.HasSuffix(before, []byte(",")) {
@@ -78,7 +82,8 @@ func mayBeMedia(before []byte) bool {
 // whiteSpace is that of JSON.
 const whiteSpace = " \t\r\n"
 
-// endOfData returns the end of the text in which b[i] is. Base64 has no escapes.
+// endOfData returns the end of the text in which b[i] is. Base64 has no
+// escapes.
 func endOfData(b []byte, i int) int {
 	n := bytes.IndexByte(b[i:], '"')
 	if n < 0 {

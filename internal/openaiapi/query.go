@@ -8,11 +8,12 @@ import (
 )
 
 // Queries are edited as text: all else stays byte for byte. Only "&" separates
-// parameters (WHATWG URL, section 5.1); a semicolon is part of a value. Names are compared
-// unescaped and without regard to case, since Azure reads them so.
+// parameters (WHATWG URL, section 5.1); a semicolon is part of a value. Names
+// are compared unescaped and without regard to case, since Azure reads them so.
 
-// Param returns the value of a query's parameter. If there are several, it is the first one,
-// as for URLSearchParams.get and url.Values.Get. A badly escaped value is returned as it is.
+// Param returns the value of a query's parameter. If there are several, it is
+// the first one, as for URLSearchParams.get and url.Values.Get. A badly escaped
+// value is returned as it is.
 func Param(rawQuery, name string) (value string, ok bool) {
 	for pair := range strings.SplitSeq(rawQuery, "&") {
 		if hasName(pair, name) {
@@ -23,10 +24,12 @@ func Param(rawQuery, name string) (value string, ok bool) {
 	return "", false
 }
 
-// SetParam sets all parameters of that name to the value, so that it does not matter which of them a
-// server reads. One that has the value stays as it is written. If there is none, it adds one at the end.
+// SetParam sets all parameters of that name to the value, so that it does not
+// matter which of them a server reads. One that has the value stays as it is
+// written. If there is none, it adds one at the end.
 func SetParam(rawQuery, name, value string) string {
-	// A space is %20, which is the same to servers that do not know the plus sign.
+	// A space is %20, which is the same to servers that do not know the plus
+	// sign.
 	escaped := "=" + strings.ReplaceAll(url.QueryEscape(value), "+", "%20")
 	pairs := strings.Split(rawQuery, "&")
 	found := false
@@ -67,13 +70,16 @@ func unescapeOr(s string, unescape func(string) (string, error)) string {
 	return s
 }
 
-// streamOptionsSince is the first api-version of Azure that knows stream_options. Those before it answer 400. Microsoft Learn:
-// "Azure OpenAI API preview lifecycle"; of the stable ones, 2024-10-21 is the first that has it.
+// streamOptionsSince is the first api-version of Azure that knows
+// stream_options. Those before it answer 400. Microsoft Learn: "Azure OpenAI
+// API preview lifecycle"; of the stable ones, 2024-10-21 is the first that has
+// it.
 const streamOptionsSince = "2024-09-01"
 
-// KnowsStreamOptions reports whether a server knows the member stream_options in requests to this URL, which is the
-// server's. All do but Azure's with an older api-version, and Foundry's Model Inference API, which refuses each member
-// that its specification lacks.
+// KnowsStreamOptions reports whether a server knows the member stream_options
+// in requests to this URL, which is the server's. All do but Azure's with an
+// older api-version, and Foundry's Model Inference API, which refuses each
+// member that its specification lacks.
 func KnowsStreamOptions(u *url.URL) bool {
 	version, ok := Param(u.RawQuery, "api-version")
 	switch {

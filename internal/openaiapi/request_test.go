@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// parse parses a request whose header has these names and values, of whose body this many bytes were
-// received, or all of it if received is 0.
+// parse parses a request whose header has these names and values, of whose body
+// this many bytes were received, or all of it if received is 0.
 func parse(method, target, body string, received int, header ...string) Request {
 	r := httptest.NewRequest(method, "http://h"+target, strings.NewReader(body))
 	for i := 0; i < len(header); i += 2 {

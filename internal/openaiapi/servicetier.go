@@ -7,13 +7,16 @@ import (
 	"strings"
 )
 
-// TierHeader is Azure's header for the service tier of a request. It overrides the one in the body.
+// TierHeader is Azure's header for the service tier of a request. It overrides
+// the one in the body.
 const TierHeader = "X-Ms-Service-Tier"
 
 const (
-	// Flex is the service tier that costs less, may be refused at any time and may take many minutes.
+	// Flex is the service tier that costs less, may be refused at any time and
+	// may take many minutes.
 	Flex = "flex"
-	// Fast is the service tier that costs more. A request for it may be served as [DefaultTier].
+	// Fast is the service tier that costs more. A request for it may be served
+	// as [DefaultTier].
 	Fast = "fast"
 	// Priority is the older name of Fast, which many servers still have.
 	Priority = "priority"
@@ -28,7 +31,8 @@ const (
 // serviceTiers are the service tiers that requests may name.
 var serviceTiers = []string{"auto", DefaultTier, Flex, Fast, Priority, Ultrafast}
 
-// SynonymOf returns the other name of a service tier that has two. It is empty for others.
+// SynonymOf returns the other name of a service tier that has two. It is empty
+// for others.
 func SynonymOf(tier string) string {
 	switch tier {
 	case Fast:
@@ -45,8 +49,8 @@ func IsServiceTier(tier string) bool { return slices.Contains(serviceTiers, tier
 // ServiceTierNames lists the service tiers for an error.
 func ServiceTierNames() string { return strings.Join(serviceTiers, ", ") }
 
-// TierName returns the service tier as logs and metrics name it: those that no request may name share a name. Without a
-// tier it is empty.
+// TierName returns the service tier as logs and metrics name it: those that no
+// request may name share a name. Without a tier it is empty.
 func TierName(tier string) string {
 	if tier == "" {
 		return ""
@@ -68,8 +72,9 @@ func readTier(value []byte) string {
 	return TierName(cmp.Or(text, OtherTier))
 }
 
-// addTier records a service tier of the body. again reports whether it is not the first one. Of two that differ, servers
-// may take either, so that nothing is known of the tier that the request has.
+// addTier records a service tier of the body. again reports whether it is not
+// the first one. Of two that differ, servers may take either, so that nothing
+// is known of the tier that the request has.
 func (b *Body) addTier(tier string, again bool) {
 	if b.OddTier = b.OddTier || again; b.OddTier && b.ServiceTier != tier {
 		tier = OtherTier
@@ -77,18 +82,20 @@ func (b *Body) addTier(tier string, again bool) {
 	b.ServiceTier = tier
 }
 
-// TakesServiceTier reports whether the API has a service tier for the request: for chats and responses.
+// TakesServiceTier reports whether the API has a service tier for the request:
+// for chats and responses.
 func (q *Request) TakesServiceTier() bool {
 	return q.Kind.Infers() && isOneOf(q.Route.Operation, "/chat/completions", "/responses")
 }
 
-// ServiceTier returns the service tier that the client asks for. It is empty if it names none, or the API has none for the
-// request.
+// ServiceTier returns the service tier that the client asks for. It is empty if
+// it names none, or the API has none for the request.
 func (q *Request) ServiceTier() string {
 	return q.TierIfTaken(cmp.Or(q.HeaderTier, q.Body.ServiceTier))
 }
 
-// TierIfTaken returns a service tier, or nothing if the API has none for the request.
+// TierIfTaken returns a service tier, or nothing if the API has none for the
+// request.
 func (q *Request) TierIfTaken(tier string) string {
 	if tier == "" || !q.TakesServiceTier() {
 		return ""
@@ -96,8 +103,8 @@ func (q *Request) TierIfTaken(tier string) string {
 	return tier
 }
 
-// MayTakeServiceTier reports whether a server may read a service tier in the request: in a chat or a response, or in
-// an operation that is not known.
+// MayTakeServiceTier reports whether a server may read a service tier in the
+// request: in a chat or a response, or in an operation that is not known.
 func (q *Request) MayTakeServiceTier() bool {
 	switch strings.TrimSuffix(mostCommon(q.Route.Operation), "/") {
 	case "/chat/completions", "/responses", "/responses/compact":
@@ -106,14 +113,16 @@ func (q *Request) MayTakeServiceTier() bool {
 	return q.MayInfer
 }
 
-// ReadHeaderTier reads the service tier of the client's header, which may be a list or anything else.
+// ReadHeaderTier reads the service tier of the client's header, which may be a
+// list or anything else.
 func (q *Request) ReadHeaderTier(header http.Header) {
 	if tiers := header[TierHeader]; len(tiers) > 0 && q.TakesServiceTier() {
 		q.HeaderTier = TierName(cmp.Or(strings.Join(tiers, ","), OtherTier))
 	}
 }
 
-// HidesServiceTier reports whether the request may name another service tier than those that were found.
+// HidesServiceTier reports whether the request may name another service tier
+// than those that were found.
 func (q *Request) HidesServiceTier(body []byte) bool {
 	return !q.Whole && !q.Body.Whole || q.Clarity == Unclear || q.HidesModel(body) || q.Body.OddTier
 }

@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// Stored describes how a request uses stored objects, by its method, path and query.
+// Stored describes how a request uses stored objects, by its method, path and
+// query.
 type Stored struct {
 	// IDs are the ids in the path, followed by the ids in the query.
 	IDs []string
@@ -15,19 +16,23 @@ type Stored struct {
 	Subject string
 	// Creates reports whether the request creates the object in its reply.
 	Creates bool
-	// Makes is what the request makes in a collection. It is below no other object.
+	// Makes is what the request makes in a collection. It is below no other
+	// object.
 	Makes Made
-	// List reports whether the request asks for a list of objects. Each account lists only its own.
+	// List reports whether the request asks for a list of objects. Each account
+	// lists only its own.
 	List bool
-	// Teaches reports whether the reply names objects. The reply to a chat completion does so only if
-	// the request asks to store it, or for audio.
+	// Teaches reports whether the reply names objects. The reply to a chat
+	// completion does so only if the request asks to store it, or for audio.
 	Teaches, TeachesIfStored bool
-	// Guesses are the values of further parameters that may be ids. They count only if a reply has taught them.
+	// Guesses are the values of further parameters that may be ids. They count
+	// only if a reply has taught them.
 	Guesses []string
 
-	// NewAPI reports whether nothing is known about the operation: see [IsNewAPI]. Names are then what may be names of
-	// objects in its path, Within is the path in which its reply names objects, and OddPath reports whether some servers
-	// read other names there.
+	// NewAPI reports whether nothing is known about the operation: see
+	// [IsNewAPI]. Names are then what may be names of objects in its path,
+	// Within is the path in which its reply names objects, and OddPath reports
+	// whether some servers read other names there.
 	NewAPI  bool
 	Names   []PathName
 	Within  string
@@ -38,11 +43,14 @@ type Stored struct {
 type Made uint8
 
 const (
-	// MakesNothing: no object, or one that other requests do not name together with others.
+	// MakesNothing: no object, or one that other requests do not name together
+	// with others.
 	MakesNothing Made = iota
-	// MakesResponse: a response, which the next one may name together with objects.
+	// MakesResponse: a response, which the next one may name together with
+	// objects.
 	MakesResponse
-	// MakesHistory: what responses or runs continue, and name together with objects.
+	// MakesHistory: what responses or runs continue, and name together with
+	// objects.
 	MakesHistory
 	// MakesObject: what other requests name, often with others of its kind.
 	MakesObject
@@ -71,8 +79,8 @@ var collections = map[string][]string{
 	"chatkit":     {"sessions", "threads"},
 }
 
-// cutCollection cuts the collection that an operation is about: its first segment, and the second one if
-// that belongs to it.
+// cutCollection cuts the collection that an operation is about: its first
+// segment, and the second one if that belongs to it.
 func cutCollection(operation string) (first, rest string, ok bool) {
 	first, rest, _ = strings.Cut(strings.Trim(operation, "/"), "/")
 	seconds, ok := collections[first]
@@ -87,11 +95,13 @@ func cutCollection(operation string) (first, rest string, ok bool) {
 // notIDs are segments in places of ids that are not ids.
 var notIDs = []string{"input_tokens", "compact", "runs", "edits", "extensions", "characters", "client_secrets", "calls"}
 
-// creating are the last segments of paths below an object to which a POST makes something new. Whatever
-// else is sent there, such as cancel or search, only changes or shows what there is.
+// creating are the last segments of paths below an object to which a POST makes
+// something new. Whatever else is sent there, such as cancel or search, only
+// changes or shows what there is.
 var creating = []string{"files", "file_batches", "messages", "runs", "items", "parts", "versions", "permissions", "remix"}
 
-// ReadStored returns how a request uses stored objects. The operation is written as in Route.
+// ReadStored returns how a request uses stored objects. The operation is
+// written as in Route.
 func ReadStored(method, operation, rawQuery string) (s Stored) {
 	first, rest, ok := cutCollection(operation)
 	if !ok {
@@ -133,8 +143,9 @@ func ReadStored(method, operation, rawQuery string) (s Stored) {
 	return s
 }
 
-// addParams adds the ids in a query. Servers differ in which of several parameters they read, and some also
-// split at semicolons, or read call_id[] as call_id. So each counts.
+// addParams adds the ids in a query. Servers differ in which of several
+// parameters they read, and some also split at semicolons, or read call_id[] as
+// call_id. So each counts.
 func (s *Stored) addParams(rawQuery string) {
 	if rawQuery == "" {
 		return
@@ -153,7 +164,8 @@ func (s *Stored) addParams(rawQuery string) {
 	}
 }
 
-// objectParams are the parameters that name objects: in lists, and a realtime connection's call.
+// objectParams are the parameters that name objects: in lists, and a realtime
+// connection's call.
 var objectParams = []string{"after", "before", "call_id"}
 
 // Reach is which stored objects a request can use.
@@ -166,13 +178,14 @@ const (
 	ReachesNamed
 	// ReachesAll: all objects of an account, as a list shows them.
 	ReachesAll
-	// ReachesUnseen: objects that are named elsewhere: in the frames of a session, in the file of a
-	// batch, or in the filters of an eval.
+	// ReachesUnseen: objects that are named elsewhere: in the frames of a
+	// session, in the file of a batch, or in the filters of an eval.
 	ReachesUnseen
 )
 
-// ReachOf returns which stored objects a request with this method and operation, written as in Route, can
-// use. An id in the operation's path names the object.
+// ReachOf returns which stored objects a request with this method and
+// operation, written as in Route, can use. An id in the operation's path names
+// the object.
 func ReachOf(method, operation string) Reach {
 	reads := method == http.MethodGet || method == http.MethodHead
 	first, rest, ok := cutCollection(operation)
@@ -203,8 +216,8 @@ func ReachOf(method, operation string) Reach {
 	return ReachesNamed
 }
 
-// BodyNamesNothing reports whether the body of an operation names no object, so that it need not be
-// searched for ids.
+// BodyNamesNothing reports whether the body of an operation names no object, so
+// that it need not be searched for ids.
 func BodyNamesNothing(method, operation string) bool {
 	operation = strings.TrimSuffix(operation, "/")
 	if method != http.MethodPost {
@@ -217,8 +230,8 @@ func BodyNamesNothing(method, operation string) bool {
 	return strings.HasPrefix(operation, "/audio/") && operation != "/audio/speech" || strings.HasPrefix(operation, "/uploads/") && strings.HasSuffix(operation, "/parts")
 }
 
-// IDInLocation returns the id at the end of a Location header, or nothing. The id of a realtime call is
-// only there.
+// IDInLocation returns the id at the end of a Location header, or nothing. The
+// id of a realtime call is only there.
 func IDInLocation(location string) string {
 	u, err := url.Parse(location)
 	if err != nil {

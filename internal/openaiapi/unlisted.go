@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// maybeInfers reports whether a model may answer a request that is not [IsInference]: to an operation that is not known, or
-// to one that begins work of a model that the request names.
+// maybeInfers reports whether a model may answer a request that is not
+// [IsInference]: to an operation that is not known, or to one that begins work
+// of a model that the request names.
 func maybeInfers(r *http.Request, operation string) bool {
 	switch method := r.Method; method {
 	case http.MethodHead, http.MethodOptions, http.MethodDelete:
@@ -29,7 +30,8 @@ func maybeInfers(r *http.Request, operation string) bool {
 	return !stored
 }
 
-// Engine returns the model in the path of an operation of OpenAI's first API: /engines/<model>/completions.
+// Engine returns the model in the path of an operation of OpenAI's first API:
+// /engines/<model>/completions.
 func (q *Request) Engine() string {
 	rest, ok := strings.CutPrefix(q.Route.Operation, "/engines/")
 	if !ok {
@@ -42,15 +44,16 @@ func (q *Request) Engine() string {
 // NamesModel reports whether the request names a model where one is expected.
 func (q *Request) NamesModel() bool { return q.Model != "" || q.Engine() != "" || q.Body.NamesOthers() }
 
-// HidesModel reports whether the body of a request that MayInfer may name a model that was not found there. An offer of
-// WebRTC names none.
+// HidesModel reports whether the body of a request that MayInfer may name a
+// model that was not found there. An offer of WebRTC names none.
 func (q *Request) HidesModel(body []byte) bool {
 	offer := bytes.HasPrefix(body, []byte("v=0\r\n")) || bytes.HasPrefix(body, []byte("v=0\n"))
 	return q.MayInfer && len(body) > 0 && !offer && (!q.Body.Clear || q.Whole && !q.Body.Whole)
 }
 
-// Unlisted returns the first model that the request names and that is not one of these: as its engine, as a further one to
-// fall back to, or as that of a session. An unreadable one is named as "". It returns false if there is none.
+// Unlisted returns the first model that the request names and that is not one
+// of these: as its engine, as a further one to fall back to, or as that of a
+// session. An unreadable one is named as "". It returns false if there is none.
 func (q *Request) Unlisted(body []byte, models []string) (model string, found bool) {
 	if engine := q.Engine(); engine != "" && !slices.Contains(models, engine) {
 		return engine, true
@@ -63,8 +66,8 @@ func (q *Request) Unlisted(body []byte, models []string) (model string, found bo
 	return "", false
 }
 
-// ShowsStored reports whether a request only shows or changes a stored object, so that a usage in its reply is that of an
-// earlier request.
+// ShowsStored reports whether a request only shows or changes a stored object,
+// so that a usage in its reply is that of an earlier request.
 func ShowsStored(method, operation string) bool {
 	if method != http.MethodPost {
 		return true
@@ -75,7 +78,8 @@ func ShowsStored(method, operation string) bool {
 	return stored && (last == "cancel" || isID(last))
 }
 
-// ResponseID returns the id of the stored response that the request is about, or nothing.
+// ResponseID returns the id of the stored response that the request is about,
+// or nothing.
 func (q *Request) ResponseID() string {
 	rest, ok := strings.CutPrefix(q.Route.Operation, "/responses/")
 	if !ok || q.Kind.Infers() {

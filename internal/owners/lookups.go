@@ -7,9 +7,11 @@ import (
 	"time"
 )
 
-// Lookups keeps the lookups of different callers apart. A caller has few of them on their way, and its others wait
-// for their turn, so that no caller makes its own lookups late, or those of others, by their number. After one was
-// late, the next ones of the same caller are skipped for a while, and no one else's.
+// Lookups keeps the lookups of different callers apart. A caller has few of
+// them on their way, and its others wait for their turn, so that no caller
+// makes its own lookups late, or those of others, by their number. After one
+// was late, the next ones of the same caller are skipped for a while, and no
+// one else's.
 type Lookups struct {
 	mu      sync.Mutex
 	callers map[Caller]*turns
@@ -47,8 +49,8 @@ const (
 )
 
 var (
-	// ErrNoAnswer says that the store did not answer, or was not asked because it
-	// had not answered shortly before.
+	// ErrNoAnswer says that the store did not answer, or was not asked because
+	// it had not answered shortly before.
 	ErrNoAnswer = errors.New("no answer about owners in time")
 	// ErrCrowded says that a caller has more lookups than can be made in time.
 	ErrCrowded = errors.New("too many lookups of one caller")

@@ -25,12 +25,13 @@ type Memory struct {
 
 const partCount = 64
 
-// part holds the ids whose keys begin with the same bits. It is a hash table with chains, because a map that leads from
-// each key to its entry would need nearly twice the memory for an id.
+// part holds the ids whose keys begin with the same bits. It is a hash table
+// with chains, because a map that leads from each key to its entry would need
+// nearly twice the memory for an id.
 type part struct {
 	mu sync.Mutex
-	// chains has the first entry of each chain, and held is how many ids are in all of them. There are as many chains
-	// as ids, or up to twice as many.
+	// chains has the first entry of each chain, and held is how many ids are in
+	// all of them. There are as many chains as ids, or up to twice as many.
 	chains []uint32
 	held   int
 	// entries are linked from the oldest to the newest. The first one only
@@ -42,8 +43,8 @@ type part struct {
 
 type entry struct {
 	key Key
-	// caller is the id's caller if that has a name. Otherwise, it is until when the
-	// id counts as belonging to no caller, in seconds, or 0.
+	// caller is the id's caller if that has a name. Otherwise, it is until when
+	// the id counts as belonging to no caller, in seconds, or 0.
 	caller Caller
 	// account is an index.
 	account uint32
@@ -112,11 +113,11 @@ const aWhile = 100
 // NoCaller.
 const Unclaimed = 5 * time.Minute
 
-// Put remembers the owner of an id for ttl, or for as long as before, if that is
-// longer. An id that is known to be one caller's keeps that caller. A Put without
-// a caller also does not change how long an id counts as belonging to no caller.
-// Put returns the remembered owner, and whether that is news to others: anything
-// about it is new, or the id was last put a while ago.
+// Put remembers the owner of an id for ttl, or for as long as before, if that
+// is longer. An id that is known to be one caller's keeps that caller. A Put
+// without a caller also does not change how long an id counts as belonging to
+// no caller. Put returns the remembered owner, and whether that is news to
+// others: anything about it is new, or the id was last put a while ago.
 func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Owner, news bool) {
 	e := entry{key: id, account: m.indexOf(o.Account), until: seconds(now.Add(ttl))}
 	switch {

@@ -13,8 +13,8 @@
 //     own. Any other id belongs to no caller, or its caller is not known here. Only
 //     the other replicas can say which of the two applies.
 //
-// The table knows time only from its arguments. [Lookups], for those that ask other
-// replicas, wait.
+// The table knows time only from its arguments. [Lookups], for those that ask
+// other replicas, wait.
 package owners
 
 import (
@@ -38,8 +38,9 @@ func (o Owner) MayUse(c Caller) bool { return !o.Caller.Named() || c == 0 || o.C
 // Caller is a digest of a caller's name. It is 0 for callers without a name.
 type Caller uint64
 
-// NoCaller replaces an id's caller if the other replicas were asked, and none of
-// them knows a caller. Instead, a Memory stores until when that counts, in seconds.
+// NoCaller replaces an id's caller if the other replicas were asked, and none
+// of them knows a caller. Instead, a Memory stores until when that counts, in
+// seconds.
 const NoCaller Caller = 1
 
 // firstNamed is above all of these times.

@@ -62,8 +62,8 @@ func TestACallersIDStaysThatCallers(t *testing.T) {
 	}
 }
 
-// TestNoCallerIsKnownForItsTime whatever replies mention meanwhile, and the account
-// for longer.
+// TestNoCallerIsKnownForItsTime whatever replies mention meanwhile, and the
+// account for longer.
 func TestNoCallerIsKnownForItsTime(t *testing.T) {
 	alice := CallerNamed("alice")
 	m := NewMemory(1000)

@@ -10,18 +10,21 @@ func (m *Member) Throttles(r *Ask, now time.Time) bool {
 	return r.At[m.Index].takes() && (m.standing(r, now) >= benchedGuess || m.isReserved(r, now))
 }
 
-// hasThrottle reports whether there is a throttle of the member that the request
-// would meet, or one whose probe may still be refused.
+// hasThrottle reports whether there is a throttle of the member that the
+// request would meet, or one whose probe may still be refused.
 func (m *Member) hasThrottle(r *Ask) bool {
 	throttles := r.throttles(m)
 	return slices.ContainsFunc(throttles[:], func(s *slot) bool { return s.Load() != nil })
 }
 
-// farAway is when a request may go to a member whose budget is used up: no request waits for that.
+// farAway is when a request may go to a member whose budget is used up: no
+// request waits for that.
 const farAway = 24 * time.Hour
 
-// accepts returns when the member accepts the request again, the grace of the bench that ends then, and whether it is the shares of
-// other tiers that keep the request away until then. It returns false if neither they nor a throttle do.
+// accepts returns when the member accepts the request again, the grace of the
+// bench that ends then, and whether it is the shares of other tiers that keep
+// the request away until then. It returns false if neither they nor a throttle
+// do.
 func (m *Member) accepts(r *Ask, now time.Time) (at time.Time, grace time.Duration, shares, throttles bool) {
 	if !m.Throttles(r, now) {
 		return now, 0, false, false
@@ -39,19 +42,23 @@ func (m *Member) accepts(r *Ask, now time.Time) (at time.Time, grace time.Durati
 	return at, grace, shared.After(now) && at.Equal(shared), true
 }
 
-// Return is when a request that all members refuse because they throttle may be sent.
+// Return is when a request that all members refuse because they throttle may be
+// sent.
 type Return struct {
-	// At is when the first of them accepts it, and Grace is the grace of the bench that ends then.
+	// At is when the first of them accepts it, and Grace is the grace of the
+	// bench that ends then.
 	At    time.Time
 	Grace time.Duration
 	// Awaited are the indexes of all of them.
 	Awaited []int
-	// Yields reports whether the shares of other tiers keep the request away from any of them.
+	// Yields reports whether the shares of other tiers keep the request away
+	// from any of them.
 	Yields bool
 }
 
-// Returns returns when the first of the members that are left accepts the request. It returns false unless all of them
-// throttle. One that other requests wait for, which the request is behind, counts as one that does.
+// Returns returns when the first of the members that are left accepts the
+// request. It returns false unless all of them throttle. One that other
+// requests wait for, which the request is behind, counts as one that does.
 func (p *Pool) Returns(r *Ask, behind []int, now time.Time) (first Return, ok bool) {
 	for _, m := range p.Members {
 		if at := &r.At[m.Index]; !at.takes() || !r.mayTry(at) {

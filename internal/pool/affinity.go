@@ -12,14 +12,14 @@ import (
 // and limits come first. The zero Affinity stands for a request without a key.
 //
 // Each key has a home: the member that has the highest random weight for it
-// (rendezvous hashing) among all members of the best priority that could serve it,
-// whatever their state. If the home is unavailable, or has too many requests, the
-// key moves to the next member in this order, and stays there until it was idle
-// for ten minutes, or a better priority is back: by then, that member has read the
-// prompt. Only keys that moved because of a throttle, or because the limits of
-// their home had no room, return before, while the
-// member to which they moved got more than its share of the requests of the last
-// minute. Otherwise one short throttle would upset the weights. Only
+// (rendezvous hashing) among all members of the best priority that could serve
+// it, whatever their state. If the home is unavailable, or has too many
+// requests, the key moves to the next member in this order, and stays there
+// until it was idle for ten minutes, or a better priority is back: by then,
+// that member has read the prompt. Only keys that moved because of a throttle,
+// or because the limits of their home had no room, return before, while the
+// member to which they moved got more than its share of the requests of the
+// last minute. Otherwise one short throttle would upset the weights. Only
 // relocations are remembered: see [Relocations].
 type Affinity struct {
 	// Key is the same for related requests. 0: the request has no key.
@@ -62,13 +62,14 @@ type tier struct {
 	lately uint64
 }
 
-// exceeded reports whether the member got more than its share of the requests of the
-// last minute.
+// exceeded reports whether the member got more than its share of the requests
+// of the last minute.
 func (t *tier) exceeded(r *Ask, m *Member, now time.Time) bool {
 	return float64(m.lately.count(now))*t.weights > float64(t.lately)*r.share(m)
 }
 
-// place returns the place that a member of the tier has for requests with a key.
+// place returns the place that a member of the tier has for requests with a
+// key.
 func (t *tier) place(r *Ask, m *Member) place {
 	share := r.share(m) / t.weights * float64(t.inFlight+1)
 	limit := int64(math.Ceil(max(maxOverload*share, share+fewMore))) + 1
@@ -79,7 +80,8 @@ func (t *tier) place(r *Ask, m *Member) place {
 }
 
 // chooseByKey chooses among the members that are as good as the one chosen: the
-// one where the key lives, or else the next in the order of the key that has room.
+// one where the key lives, or else the next in the order of the key that has
+// room.
 func (p *Pool) chooseByKey(r *Ask, a *Affinity, now time.Time, chosen *Member, best grade) place {
 	moved := p.Relocations.get(a.Key, now)
 	var t tier

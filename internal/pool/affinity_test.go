@@ -193,7 +193,8 @@ func TestAHotKeyPutsNobodyOverItsBound(t *testing.T) {
 	}
 }
 
-// TestAKeyThatOverflowedStaysWhereItWent because its prompt is cached there now.
+// TestAKeyThatOverflowedStaysWhereItWent because its prompt is cached there
+// now.
 func TestAKeyThatOverflowedStaysWhereItWent(t *testing.T) {
 	p, members := withKeys(t, "a", "b", "c")
 	keys := keysOf(p, "a", 6)

@@ -16,17 +16,19 @@ type Bench struct {
 	// Model is the benched model. It is empty if the bench covers the whole
 	// backend, or requests that name no model.
 	Model string
-	// Tiers are the service tiers whose requests it covers. Those that meet the benches of the usual ones are covered
-	// by a bench of the usual ones as well. They are UsualTiers if it covers the whole backend.
+	// Tiers are the service tiers whose requests it covers. Those that meet the
+	// benches of the usual ones are covered by a bench of the usual ones as
+	// well. They are UsualTiers if it covers the whole backend.
 	Tiers ServiceTiers
-	// Operation is the only operation that it covers. It is empty if it covers all of them.
+	// Operation is the only operation that it covers. It is empty if it covers
+	// all of them.
 	Operation    string
 	Since, Until time.Time
 	// Throttle reports whether the backend asked for the bench. Otherwise it is
 	// for a failure.
 	Throttle bool
-	// Guess is the length that we guessed for a throttle, because the backend named
-	// no time. 0: it named Until.
+	// Guess is the length that we guessed for a throttle, because the backend
+	// named no time. 0: it named Until.
 	Guess time.Duration
 	// Cost is the cost of the smallest request that was refused.
 	Cost int64
@@ -64,7 +66,8 @@ type Reason struct {
 	Error string
 }
 
-// benchEntry is a bench in a slot. Only the times of its probe and its check change.
+// benchEntry is a bench in a slot. Only the times of its probe and its check
+// change.
 type benchEntry struct {
 	Bench
 	// extended is when the backend last asked for more.
@@ -73,8 +76,9 @@ type benchEntry struct {
 	probe trial
 	// check is when a request was sent to check a bench that is in doubt.
 	check trial
-	// promised is until when the backend itself asked for the bench. The rest of it
-	// is a guess, and tried is when a request last tried the backend during that.
+	// promised is until when the backend itself asked for the bench. The rest
+	// of it is a guess, and tried is when a request last tried the backend
+	// during that.
 	promised time.Time
 	tried    trial
 	// doubt is one of noDoubt, inDoubt and doubtOver.
@@ -85,11 +89,13 @@ type benchEntry struct {
 	told atomic.Bool
 	// classes are those of the reasons that the bench had so far.
 	classes []string
-	// causes are those for which the backend was unreachable so far, during the bench.
+	// causes are those for which the backend was unreachable so far, during the
+	// bench.
 	causes []string
 }
 
-// maxCauses is how many causes a bench is known for. Other replicas may report any.
+// maxCauses is how many causes a bench is known for. Other replicas may report
+// any.
 const maxCauses = 16
 
 const (
@@ -102,17 +108,17 @@ const (
 // to check a bench that is in doubt.
 const checkShare = 4
 
-// untried is for how long after its end a bench for a failure waits for a probe that
-// can be sent again. If only requests come that cannot be sent again, one of them is
-// then the probe: otherwise the backend would never be used again.
+// untried is for how long after its end a bench for a failure waits for a probe
+// that can be sent again. If only requests come that cannot be sent again, one
+// of them is then the probe: otherwise the backend would never be used again.
 const untried = time.Minute
 
-// overdue is for how long after its end a bench of which nothing was executed waits for
-// a probe that can go on elsewhere.
+// overdue is for how long after its end a bench of which nothing was executed
+// waits for a probe that can go on elsewhere.
 const overdue = 10 * time.Second
 
-// While no other member is left, a guess is tried again and again: each time after a
-// part of it has passed, but no sooner than the pause.
+// While no other member is left, a guess is tried again and again: each time
+// after a part of it has passed, but no sooner than the pause.
 const (
 	guessParts = 20
 	guessPause = 250 * time.Millisecond
@@ -134,7 +140,8 @@ func (t *trial) pending(b *benchEntry, now time.Time) bool {
 	return t.Load() != 0 && now.Before(t.at(b).Add(b.Grace()))
 }
 
-// newBenchEntry returns the entry of a bench that the backend asked for now, and that the reporter reports.
+// newBenchEntry returns the entry of a bench that the backend asked for now,
+// and that the reporter reports.
 func newBenchEntry(b Bench, reporter *Pool, now time.Time) *benchEntry {
 	e := &benchEntry{Bench: b, extended: now, reporter: reporter}
 	if b.Guess == 0 {

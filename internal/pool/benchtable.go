@@ -8,24 +8,28 @@ import (
 	"time"
 )
 
-// benchTable has the benches of a backend by what they are about. Clients can make up names of models, so a new one must
-// cost little, and the table is bounded.
+// benchTable has the benches of a backend by what they are about. Clients can
+// make up names of models, so a new one must cost little, and the table is
+// bounded.
 //
-// It works as a set-associative cache: a scope has a place in one of many sets, by its hash. A lookup compares the few
-// scopes of that set, and takes no lock. In a full set, a new scope takes the place of the one that is worth least. So
-// nothing is copied or sorted, and names that clients make up hardly ever take the place of another model.
+// It works as a set-associative cache: a scope has a place in one of many sets,
+// by its hash. A lookup compares the few scopes of that set, and takes no lock.
+// In a full set, a new scope takes the place of the one that is worth least. So
+// nothing is copied or sorted, and names that clients make up hardly ever take
+// the place of another model.
 type benchTable struct {
 	sets atomic.Pointer[[benchSets][setSize]atomic.Pointer[scopedBenches]] // nil: there are none
 }
 
-// There is room for many more models than backends have, so that hardly any set gets more than setSize of those in a
-// config.
+// There is room for many more models than backends have, so that hardly any set
+// gets more than setSize of those in a config.
 const (
 	benchSets = 64
 	setSize   = 16
 )
 
-// scopedBenches are the benches of a scope. named reports whether the config named its model when they began.
+// scopedBenches are the benches of a scope. named reports whether the config
+// named its model when they began.
 type scopedBenches struct {
 	scope Scope
 	named bool
@@ -34,7 +38,8 @@ type scopedBenches struct {
 
 var benchSeed = maphash.MakeSeed()
 
-// set returns the set of a scope, whose model is a ModelKey. It is nil if there are no benches.
+// set returns the set of a scope, whose model is a ModelKey. It is nil if there
+// are no benches.
 func (t *benchTable) set(its Scope) *[setSize]atomic.Pointer[scopedBenches] {
 	sets := t.sets.Load()
 	if sets == nil {
@@ -61,7 +66,8 @@ func (t *benchTable) find(its Scope) *benchSet {
 	return nil
 }
 
-// place returns where a scope is or would be, and which one leaves that place for it, if any. The caller holds the lock.
+// place returns where a scope is or would be, and which one leaves that place
+// for it, if any. The caller holds the lock.
 func (t *benchTable) place(m *Member, its Scope, now time.Time) (place *atomic.Pointer[scopedBenches], leaves *scopedBenches) {
 	if t.sets.Load() == nil {
 		t.sets.Store(new([benchSets][setSize]atomic.Pointer[scopedBenches]))
@@ -80,8 +86,9 @@ func (t *benchTable) place(m *Member, its Scope, now time.Time) (place *atomic.P
 	return place, leaves
 }
 
-// worth is what the benches of a model are worth: a name that the member knows is worth more than one that it does not
-// know, a throttle more than a failure, and what ends late more than what ends soon.
+// worth is what the benches of a model are worth: a name that the member knows
+// is worth more than one that it does not know, a throttle more than a failure,
+// and what ends late more than what ends soon.
 type worth struct {
 	known             bool
 	throttle, failure time.Time
@@ -101,7 +108,8 @@ func (w worth) compare(other worth) int {
 	return cmp.Or(w.throttle.Compare(other.throttle), w.failure.Compare(other.failure))
 }
 
-// add returns the benches of a scope, which may be new. The caller holds the lock.
+// add returns the benches of a scope, which may be new. The caller holds the
+// lock.
 func (t *benchTable) add(m *Member, its Scope, now time.Time) *benchSet {
 	if known := t.find(its); known != nil {
 		return known

@@ -13,8 +13,9 @@ func useOf(model, operation string) pulse.Use {
 	return pulse.Use{Model: ModelKey(model), Operation: strings.TrimSuffix(operation, "/")}
 }
 
-// Ended records that the member has sent a stream of an operation with a model, with its end mark. A gateway may send the
-// streams of one engine with end marks, and those of another one without.
+// Ended records that the member has sent a stream of an operation with a model,
+// with its end mark. A gateway may send the streams of one engine with end
+// marks, and those of another one without.
 func (m *Member) Ended(model, operation string) {
 	if m.Ends(model, operation) {
 		return
@@ -25,12 +26,14 @@ func (m *Member) Ended(model, operation string) {
 	m.health.ended.add(pulse.Use{Model: strings.Clone(u.Model), Operation: strings.Clone(u.Operation)})
 }
 
-// Ends reports whether the member sends an end mark in streams of the operation with the model: it has done so before.
+// Ends reports whether the member sends an end mark in streams of the operation
+// with the model: it has done so before.
 func (m *Member) Ends(model, operation string) bool {
 	return m.health.ended.has(useOf(model, operation))
 }
 
-// nameSet is a set of up to maxModels names. Its map never changes, so that reading it takes no lock.
+// nameSet is a set of up to maxModels names. Its map never changes, so that
+// reading it takes no lock.
 type nameSet[K comparable] struct {
 	atomic.Pointer[map[K]bool]
 }

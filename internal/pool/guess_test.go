@@ -159,8 +159,8 @@ func TestOfManyRequestsOneTriesAGuess(t *testing.T) {
 	}
 }
 
-// A bench of the whole backend that is in doubt does not hold for a small request, which may then try the
-// guess of its model.
+// A bench of the whole backend that is in doubt does not hold for a small
+// request, which may then try the guess of its model.
 func TestAGuessIsTriedNextToABenchInDoubt(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
 	budget := throttle(60, 100)

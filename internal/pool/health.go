@@ -23,7 +23,8 @@ type Health struct {
 	models benchTable
 	// served are models that the backend has served.
 	served nameSet[string]
-	// ended are the operations, each with a model, of which it has sent a stream with an end mark.
+	// ended are the operations, each with a model, of which it has sent a
+	// stream with an end mark.
 	ended nameSet[pulse.Use]
 	// last is the latest refusal for which the backend was benched.
 	last atomic.Pointer[Bench]
@@ -43,13 +44,15 @@ type Health struct {
 	identity string
 }
 
-// Scope is what benches that are not for the whole backend are about: the requests for a model, by its name at the
-// backend, that have one of these service tiers.
+// Scope is what benches that are not for the whole backend are about: the
+// requests for a model, by its name at the backend, that have one of these
+// service tiers.
 type Scope struct {
 	Model string
 	Tiers ServiceTiers
-	// Operation limits it to one operation, as [Ask] has it. It is empty for all of them. A key may lack the permission
-	// for one of them, and serves the others. No throttle is about one operation.
+	// Operation limits it to one operation, as [Ask] has it. It is empty for
+	// all of them. A key may lack the permission for one of them, and serves
+	// the others. No throttle is about one operation.
 	Operation string
 }
 
@@ -100,8 +103,8 @@ func (m *Member) StartFresh(identity string) {
 	}
 }
 
-// endAll ends all benches, which may be nil, and forgets the failures that count
-// towards one. The caller holds the lock.
+// endAll ends all benches, which may be nil, and forgets the failures that
+// count towards one. The caller holds the lock.
 func (h *Health) endAll() (over []*benchEntry) {
 	over = append(over, h.unreachable.Swap(nil))
 	for b := range h.all() {
@@ -129,7 +132,8 @@ func (h *Health) of(its Scope) *benchSet {
 	return cmp.Or(h.models.find(its), noBenches)
 }
 
-// ofOperation returns the benches of a scope's operation alone. There are none for requests without an operation.
+// ofOperation returns the benches of a scope's operation alone. There are none
+// for requests without an operation.
 func (h *Health) ofOperation(its Scope) *benchSet {
 	if its.Operation == "" {
 		return noBenches
@@ -176,13 +180,15 @@ func (m *Member) returns(r *Ask, now time.Time) (end time.Time) {
 	return end
 }
 
-// hasNoBench reports whether there is no bench of the backend, and was none of a model. That is the usual case.
+// hasNoBench reports whether there is no bench of the backend, and was none of
+// a model. That is the usual case.
 func (h *Health) hasNoBench() bool {
 	return h.models.sets.Load() == nil && h.whole.throttle.Load() == nil && h.whole.failure.Load() == nil && h.unreachable.Load() == nil
 }
 
-// scopes are the benches that count for a request: of the usual service tiers, and of the request's own ones if these are
-// others. Each is that of all operations and that of the request's operation. None is nil.
+// scopes are the benches that count for a request: of the usual service tiers,
+// and of the request's own ones if these are others. Each is that of all
+// operations and that of the request's operation. None is nil.
 type scopes struct{ usual, own, usualOfOperation, ownOfOperation *benchSet }
 
 // slots returns all that count for a request, those of throttles first.
@@ -225,8 +231,8 @@ func (m *Member) claimTry(r *Ask, now time.Time) bool {
 	return true
 }
 
-// Served records that the member has the model, and ends the benches that an attempt of this scope, which started at
-// started, has disproved.
+// Served records that the member has the model, and ends the benches that an
+// attempt of this scope, which started at started, has disproved.
 func (m *Member) Served(its Scope, started time.Time) {
 	if !m.health.hasServed(its.Model) {
 		m.health.rememberServed(its.Model)
@@ -234,8 +240,9 @@ func (m *Member) Served(its Scope, started time.Time) {
 	m.Answered(its, started)
 }
 
-// Answered ends the benches that an attempt, which started at started, has disproved. Unlike Served, it does not record
-// the model: a reply about a mistake of the client does not show that the model exists.
+// Answered ends the benches that an attempt, which started at started, has
+// disproved. Unlike Served, it does not record the model: a reply about a
+// mistake of the client does not show that the model exists.
 func (m *Member) Answered(its Scope, started time.Time) {
 	if m.health.hasNoBench() {
 		return
@@ -257,8 +264,8 @@ func (m *Member) Answered(its Scope, started time.Time) {
 	m.health.of(all).rests.served(started)
 }
 
-// Knows reports whether the config names the model, or the member has served it.
-// Clients can make up any other model.
+// Knows reports whether the config names the model, or the member has served
+// it. Clients can make up any other model.
 func (m *Member) Knows(model string) bool {
 	key := ModelKey(model)
 	return m.health.hasServed(key) || slices.ContainsFunc(m.Models, func(known string) bool { return ModelKey(known) == key })

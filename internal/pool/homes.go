@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// digest is a name as numbers: seed is random, and tag is part of it. They are the
-// same in each process, so that replicas agree where a key lives.
+// digest is a name as numbers: seed is random, and tag is part of it. They are
+// the same in each process, so that replicas agree where a key lives.
 type digest struct{ seed, tag uint64 }
 
 func digestOf(name string) digest {
@@ -18,10 +18,10 @@ func digestOf(name string) digest {
 	return digest{seed, max(1, seed>>(64-tagBits))}
 }
 
-// score returns a member's place in the order of a key: the lowest comes first. It
-// is a random number of an exponential distribution whose rate is the weight, so
-// each member is first for its share of the keys, and a member that comes or
-// goes changes nothing for the keys of others.
+// score returns a member's place in the order of a key: the lowest comes first.
+// It is a random number of an exponential distribution whose rate is the
+// weight, so each member is first for its share of the keys, and a member that
+// comes or goes changes nothing for the keys of others.
 func (d digest) score(key uint64, weight float64) float64 {
 	random := (float64(mix(key^d.seed)>>11) + 0.5) / (1 << 53)
 	return -math.Log(random) / weight
@@ -48,22 +48,24 @@ type Relocations struct {
 
 type relocationSet [8]atomic.Uint64
 
-// An entry has, from the top: bits of its key, whether it fled, the tag of its member,
-// and when it was last used, in ticks of four seconds. 0 is no entry.
+// An entry has, from the top: bits of its key, whether it fled, the tag of its
+// member, and when it was last used, in ticks of four seconds. 0 is no entry.
 const (
 	tagBits  = 16
 	tickBits = 22 // they begin anew after half a year
 	keyShift = tagBits + tickBits + 1
 	fledBit  = 1 << (tagBits + tickBits)
 	tick     = 4 * time.Second
-	// relocationTicks is for how many ticks a key stays at a member without a request.
+	// relocationTicks is for how many ticks a key stays at a member without a
+	// request.
 	relocationTicks = uint64(10 * time.Minute / tick)
 
 	tagMask  = 1<<tagBits - 1
 	tickMask = 1<<tickBits - 1
 )
 
-// Destruct implements caddy.Destructor, so that a usage pool can hold Relocations.
+// Destruct implements caddy.Destructor, so that a usage pool can hold
+// Relocations.
 func (*Relocations) Destruct() error { return nil }
 
 func ticks(now time.Time) uint64 { return uint64(now.Sub(began)/tick) & tickMask } //nolint:gosec // only the lowest bits count
@@ -146,8 +148,8 @@ func (v *Relocations) forget(key uint64) {
 	}
 }
 
-// lately counts the requests of about the last minute. Each part has the tick that it
-// is of, and how many requests came then.
+// lately counts the requests of about the last minute. Each part has the tick
+// that it is of, and how many requests came then.
 type lately struct{ parts [16]atomic.Uint64 }
 
 const countBits = 32

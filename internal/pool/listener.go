@@ -57,7 +57,8 @@ const (
 	BecameSlow
 	// Answered: it answers in time again.
 	Answered
-	// CheckFailed: the member failed a health check, and had not failed the one before.
+	// CheckFailed: the member failed a health check, and had not failed the one
+	// before.
 	CheckFailed
 	// CheckPassed: it passed one, and had failed the one before.
 	CheckPassed
@@ -70,7 +71,8 @@ func (m *Member) tell(e Event) {
 	}
 }
 
-// tellEnd reports that a bench has ended, unless it is nil or that was reported before.
+// tellEnd reports that a bench has ended, unless it is nil or that was reported
+// before.
 func (m *Member) tellEnd(b *benchEntry, remote bool) {
 	if b != nil && b.told.CompareAndSwap(false, true) {
 		m.tell(Event{Happening: Ended, Bench: b.Bench, Remote: remote})

@@ -2,24 +2,27 @@ package pool
 
 import "time"
 
-// Maker is for a request that makes an object: it chooses the account, among members that are as good as each
-// other, so that the objects of one caller are in one account.
+// Maker is for a request that makes an object: it chooses the account, among
+// members that are as good as each other, so that the objects of one caller are
+// in one account.
 type Maker struct {
-	// Home is the account where the caller's objects are, and Last the one of what it began last. They are empty
-	// if that is not known.
+	// Home is the account where the caller's objects are, and Last the one of
+	// what it began last. They are empty if that is not known.
 	Home, Last string
-	// Order is the key of the order of the other accounts, in which each is first for its share of the keys. 0: the
-	// request goes home only as long as that has room, as a prompt with a key does, and else to any member.
+	// Order is the key of the order of the other accounts, in which each is
+	// first for its share of the keys. 0: the request goes home only as long as
+	// that has room, as a prompt with a key does, and else to any member.
 	Order uint64
 	// Chosen reports whether the latest pick was by account.
 	Chosen bool
 }
 
-// soon is how long a request for an account that throttles may be told to wait at most.
+// soon is how long a request for an account that throttles may be told to wait
+// at most.
 const soon = time.Minute
 
-// IsSoonBack reports whether an account throttles or is full, is back soon, and would else be as good as any for the
-// request.
+// IsSoonBack reports whether an account throttles or is full, is back soon, and
+// would else be as good as any for the request.
 func (p *Pool) IsSoonBack(r *Ask, account string, now time.Time) (back bool) {
 	var best *Member // of other accounts, among those that may be called
 	for _, m := range p.Members {
@@ -46,7 +49,8 @@ func (p *Pool) IsSoonBack(r *Ask, account string, now time.Time) (back bool) {
 type account struct {
 	name   string
 	digest digest
-	// weight is the sum of the configured weights of its members of one priority.
+	// weight is the sum of the configured weights of its members of one
+	// priority.
 	weight float64
 }
 
@@ -61,7 +65,8 @@ func (p *Pool) findAccounts() {
 	}
 }
 
-// score returns the place of an account in the maker's order: the lowest comes first. ok is false if it has none.
+// score returns the place of an account in the maker's order: the lowest comes
+// first. ok is false if it has none.
 func (k *Maker) score(a *account, weight float64) (score float64, ok bool) {
 	switch {
 	case a.name == k.Home:
@@ -74,8 +79,9 @@ func (k *Maker) score(a *account, weight float64) (score float64, ok bool) {
 	return a.digest.score(k.Order, weight), true
 }
 
-// chooseForMaker chooses the first account in the maker's order that has a member which is as good as the one
-// chosen, and one of its members by weight. It returns nil if the choice is free.
+// chooseForMaker chooses the first account in the maker's order that has a
+// member which is as good as the one chosen, and one of its members by weight.
+// It returns nil if the choice is free.
 func (p *Pool) chooseForMaker(r *Ask, k *Maker, now time.Time, best grade) (chosen *Member) {
 	var t tier
 	var account string

@@ -57,8 +57,8 @@ func (m *Member) Resume(o Order) { m.execute(Resumed, o, false) }
 // TakenOut returns the order by which the member is out of use, or nil.
 func (m *Member) TakenOut() *Order { return m.namesakes.drained.Load() }
 
-// execute reports an order that was given here even if it changes nothing here: for
-// another replica, it may.
+// execute reports an order that was given here even if it changes nothing here:
+// for another replica, it may.
 func (m *Member) execute(happening Happening, o Order, remote bool) {
 	var out *Order
 	if happening == Drained {
@@ -91,8 +91,8 @@ type State struct {
 	InFlight int64
 	// Healthy reports whether the member passes active health checks.
 	Healthy bool
-	// Benches are the active benches, and Due the benches whose time has passed,
-	// while it is not known whether the member can serve again.
+	// Benches are the active benches, and Due the benches whose time has
+	// passed, while it is not known whether the member can serve again.
 	Benches, Due []Bench
 	// Probing reports whether the time of a bench has passed while it is not
 	// known whether the member can serve again: after a failure until a request
@@ -101,9 +101,11 @@ type State struct {
 	Probing bool
 	// Last is the bench of the latest refusal. It is nil if there was none.
 	Last *Bench
-	// Pulses are the waits for the first byte, and the silences, if the pool looks for any.
+	// Pulses are the waits for the first byte, and the silences, if the pool
+	// looks for any.
 	Pulses []pulse.State
-	// Limits are what is left of the member's limits, of which there is a recent reading.
+	// Limits are what is left of the member's limits, of which there is a
+	// recent reading.
 	Limits []quota.State
 }
 

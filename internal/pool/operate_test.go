@@ -112,7 +112,8 @@ func TestTheEndOfABenchIsToldWhenItsTimeHasPassed(t *testing.T) {
 		p.Pick((&asks{model: "m"}).of(p), time.Now())
 		a.Served(Scope{Model: "m"}, time.Now())
 
-		// the next pool with the same backends tells of what the closed one began
+		// the next pool with the same backends tells of what the closed one
+		// began
 		bench(a, 5)
 		p.Close()
 		next := New([]*Member{NewMember("a", a.health)}, heard)

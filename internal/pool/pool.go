@@ -1,7 +1,7 @@
 // Package pool decides which backend gets a request: which backends may be
 // called now, which one is next, and the shortest wait. It knows how a bench
-// begins, grows and ends, and at which member the requests of a key live. It gets
-// the time only from its arguments, and does not depend on HTTP or Caddy.
+// begins, grows and ends, and at which member the requests of a key live. It
+// gets the time only from its arguments, and does not depend on HTTP or Caddy.
 //
 // Its words, which the rest of the project uses in the same sense:
 //
@@ -40,8 +40,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
-// Random returns a random number from 0 up to but not including 1. Tests replace
-// it by one with a seed.
+// Random returns a random number from 0 up to but not including 1. Tests
+// replace it by one with a seed.
 var Random = rand.Float64
 
 // Pool is a set of members to choose from.
@@ -53,10 +53,10 @@ type Pool struct {
 	Relocations *Relocations
 	// Watches reports whether silences matter: see package pulse.
 	Watches bool
-	// Steers makes members' limits decide where requests go: see package quota. A member that
-	// has no room left comes after the others of its priority, and weights follow limits. Limits
-	// change nothing else: a wrong try costs a refusal, and a wrong skip wastes capacity that is
-	// paid for.
+	// Steers makes members' limits decide where requests go: see package quota.
+	// A member that has no room left comes after the others of its priority,
+	// and weights follow limits. Limits change nothing else: a wrong try costs
+	// a refusal, and a wrong skip wastes capacity that is paid for.
 	Steers bool
 
 	listeners []Listener
@@ -77,28 +77,31 @@ type Member struct {
 	Priority int
 	// Weight is the member's share within its priority. 0 drains it.
 	Weight int
-	// FollowsLimits reports whether the weight follows the member's limits, because the operator gave none.
+	// FollowsLimits reports whether the weight follows the member's limits,
+	// because the operator gave none.
 	FollowsLimits bool
 	// MaxRequests is how many requests it gets at a time. 0: no limit.
 	MaxRequests int64
-	// Models are the models that the config names, by their names at the member.
-	// With AnyModel, it takes any other model as well.
+	// Models are the models that the config names, by their names at the
+	// member. With AnyModel, it takes any other model as well.
 	Models   []string
 	AnyModel bool
-	// Names are the names of models at the member, by the names that clients use.
-	// Without them, clients may name any model. Deployment is the name at the
-	// member of each model that Names does not rename. Without it, that is the
-	// name that the client used.
+	// Names are the names of models at the member, by the names that clients
+	// use. Without them, clients may name any model. Deployment is the name at
+	// the member of each model that Names does not rename. Without it, that is
+	// the name that the client used.
 	Names      map[string]string
 	Deployment string
-	// ServiceTier is that of all requests that the member gets. It is empty if each has its own.
+	// ServiceTier is that of all requests that the member gets. It is empty if
+	// each has its own.
 	ServiceTier string
 	// Checks is the state that the pool does not know. It may be nil.
 	Checks Checks
 
 	pool   *Pool
 	health *Health
-	// before is the latest member before this one that stands for the same backend, or nil.
+	// before is the latest member before this one that stands for the same
+	// backend, or nil.
 	before    *Member
 	namesakes *namesakes
 	// failing reports whether the latest health check of the member failed.
@@ -133,7 +136,8 @@ func New(members []*Member, listeners ...Listener) *Pool {
 	return p
 }
 
-// NewMember returns a member with this name and health, of priority and weight 1.
+// NewMember returns a member with this name and health, of priority and weight
+// 1.
 func NewMember(name string, health *Health) *Member {
 	return &Member{Name: name, Priority: 1, Weight: 1, health: health, namesakes: health.namesakesOf(name)}
 }
@@ -183,8 +187,8 @@ const (
 	nobody           // must not be called
 )
 
-// grade is how good a choice a member is for a request. Members of one grade are as good as each
-// other.
+// grade is how good a choice a member is for a request. Members of one grade
+// are as good as each other.
 type grade struct {
 	rank     rank
 	priority int
@@ -211,10 +215,10 @@ func (p *Pool) tier(best grade, r *Ask, now time.Time) iter.Seq[*Member] {
 }
 
 // choose finds the best member left for the request, in one pass: among those
-// of the best grade, each replaces the one chosen so far with the
-// probability of its share of the weights seen. One random number is enough:
-// what is left of it after each decision is as random as before. steered reports
-// whether members were left out only because their limits have no room.
+// of the best grade, each replaces the one chosen so far with the probability
+// of its share of the weights seen. One random number is enough: what is left
+// of it after each decision is as random as before. steered reports whether
+// members were left out only because their limits have no room.
 func (p *Pool) choose(r *Ask, now time.Time) (to place, best grade, steered bool) {
 	best.rank = nobody
 	at := quota.At(now)
@@ -268,11 +272,13 @@ func (p *Pool) choose(r *Ask, now time.Time) (to place, best grade, steered bool
 	return chosen.place(), best, steered
 }
 
-// shortestWait is the shortest wait for what is reserved that a client is told: what is left changes with each reply.
+// shortestWait is the shortest wait for what is reserved that a client is told:
+// what is left changes with each reply.
 const shortestWait = time.Second
 
-// Wait returns the shortest wait of the members that can serve the request. A silent one does not count while
-// others throttle: it is not known when it returns.
+// Wait returns the shortest wait of the members that can serve the request. A
+// silent one does not count while others throttle: it is not known when it
+// returns.
 func (p *Pool) Wait(r *Ask, now time.Time) time.Duration {
 	soonest := time.Duration(math.MaxInt64)
 	throttles := slices.ContainsFunc(p.Members, func(m *Member) bool { return m.Throttles(r, now) })
@@ -321,7 +327,8 @@ func (m *Member) PassedCheck() {
 	}
 }
 
-// FailedCheck records that the member has failed a health check. It is a suspect until it passes one.
+// FailedCheck records that the member has failed a health check. It is a
+// suspect until it passes one.
 func (m *Member) FailedCheck(why Reason) {
 	if !m.failing.Swap(true) {
 		m.tell(Event{Happening: CheckFailed, Reason: why})

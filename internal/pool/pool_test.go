@@ -89,7 +89,8 @@ func poolOf(t testing.TB, members ...string) (testPool, map[string]*Member, *eve
 	return p, byName, heard
 }
 
-// poolThatTells has these listeners. Its timer is real, although a test may use other times.
+// poolThatTells has these listeners. Its timer is real, although a test may use
+// other times.
 func poolThatTells(t testing.TB, members []string, listeners ...Listener) (testPool, map[string]*Member) {
 	t.Helper()
 	byName := make(map[string]*Member)
@@ -425,7 +426,8 @@ func BenchmarkPick(b *testing.B) {
 			p.Pool.Pick(r, start)
 		}
 	})
-	// with a tier beyond its share, and a reading at each member, by which enough is left
+	// with a tier beyond its share, and a reading at each member, by which
+	// enough is left
 	b.Run("share", func(b *testing.B) {
 		b.ReportAllocs()
 		half := http.Header{"Azure-Openai-Deployment-Utilization": {"50%"}}
@@ -463,7 +465,8 @@ func BenchmarkPick(b *testing.B) {
 	})
 }
 
-// BenchmarkMadeUpNames benches a member for a name that was never seen, as clients can make it happen.
+// BenchmarkMadeUpNames benches a member for a name that was never seen, as
+// clients can make it happen.
 func BenchmarkMadeUpNames(b *testing.B) {
 	m := NewMember("a", new(Health))
 	for i := range 10 {
@@ -564,7 +567,8 @@ func TestARequestThatCanBeSentOnceIsTheProbeAfterARefusal(t *testing.T) {
 		}
 		a.Reset(Order{})
 	}
-	// a body that can be sent only once waits for another probe, but not for long
+	// a body that can be sent only once waits for another probe, but not for
+	// long
 	a.Bench(throttle(5, 1), start)
 	streamed := once.of(p.Pool)
 	streamed.Streamed = true

@@ -8,8 +8,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
-// Quota returns the meter of a model at the member. It is nil for a model that the member does not
-// know: clients can make up models.
+// Quota returns the meter of a model at the member. It is nil for a model that
+// the member does not know: clients can make up models.
 func (m *Member) Quota(model string) *quota.Meter {
 	q := m.quotaOf(model)
 	if q == nil && m.Knows(model) {
@@ -18,7 +18,8 @@ func (m *Member) Quota(model string) *quota.Meter {
 	return q
 }
 
-// Deduct deducts a request that is sent to the member from what is left of its limits.
+// Deduct deducts a request that is sent to the member from what is left of its
+// limits.
 func (m *Member) Deduct(model string, cost int64) quota.Mark {
 	if q := m.Quota(model); q != nil {
 		return q.Deduct(cost)
@@ -34,10 +35,12 @@ func (m *Member) Give(model string, cost int64, tier int, now time.Time) quota.M
 	return quota.Mark{}
 }
 
-// Given returns what each tier has got lately, by the models at the member, where any has got something.
+// Given returns what each tier has got lately, by the models at the member,
+// where any has got something.
 func (m *Member) Given(now time.Time) map[string]quota.Given { return m.health.quotas.Given(now) }
 
-// isSpent reports whether the limits of the model at the member have no room for the request, if that matters.
+// isSpent reports whether the limits of the model at the member have no room
+// for the request, if that matters.
 func (p *Pool) isSpent(m *Member, r *Ask, now quota.Instant) bool {
 	if !p.Steers {
 		return false
@@ -46,14 +49,15 @@ func (p *Pool) isSpent(m *Member, r *Ask, now quota.Instant) bool {
 	return q != nil && !q.HasRoom(r.Cost, now)
 }
 
-// findSteered finds the members that the request would have found as good as its own, had they room.
+// findSteered finds the members that the request would have found as good as
+// its own, had they room.
 func (p *Pool) findSteered(r *Ask, its grade, now time.Time) {
 	its.spent = true
 	r.Steered = slices.AppendSeq(r.Steered, p.tier(its, r, now))
 }
 
-// quotaOf returns the meter of a model at the member, or nil. A valid name of ordinary length is its own
-// key.
+// quotaOf returns the meter of a model at the member, or nil. A valid name of
+// ordinary length is its own key.
 func (m *Member) quotaOf(model string) *quota.Meter {
 	if len(model) > maxModelName {
 		model = ModelKey(model)
@@ -61,8 +65,9 @@ func (m *Member) quotaOf(model string) *quota.Meter {
 	return m.health.quotas.Of(model)
 }
 
-// limitOf returns the meter of the limits that the request uses up. It is nil if there is none, or if the request has a
-// service tier with limits of its own, of which nothing is learned.
+// limitOf returns the meter of the limits that the request uses up. It is nil
+// if there is none, or if the request has a service tier with limits of its
+// own, of which nothing is learned.
 func (m *Member) limitOf(r *Ask, model string) *quota.Meter {
 	if r.At[m.Index].Tiers.HaveOwnLimits() {
 		return nil
@@ -70,7 +75,8 @@ func (m *Member) limitOf(r *Ask, model string) *quota.Meter {
 	return m.quotaOf(model)
 }
 
-// Demand records that a request asks for its model, so that other tiers leave its share for such requests.
+// Demand records that a request asks for its model, so that other tiers leave
+// its share for such requests.
 func (p *Pool) Demand(r *Ask, now time.Time) {
 	for _, m := range p.Members {
 		if model, ok := r.modelAt(m); ok && !r.At[m.Index].Tiers.HaveOwnLimits() {
@@ -86,8 +92,8 @@ func (m *Member) PassedOver(r *Ask, now time.Time) bool {
 	return r.At[m.Index].takes() && m.isReserved(r, now)
 }
 
-// isReserved reports whether the model at the member has only the shares of other tiers left, and the request's tier has got
-// its own.
+// isReserved reports whether the model at the member has only the shares of
+// other tiers left, and the request's tier has got its own.
 func (m *Member) isReserved(r *Ask, now time.Time) bool {
 	if r.Tier.Shares == nil {
 		return false
@@ -112,7 +118,8 @@ func (m *Member) isReserved(r *Ask, now time.Time) bool {
 	return at.reserved == yes
 }
 
-// isWithinShare reports whether the request's tier is within its share of the members of a group.
+// isWithinShare reports whether the request's tier is within its share of the
+// members of a group.
 func (p *Pool) isWithinShare(r *Ask, of quota.Group, now quota.Instant) bool {
 	s := &r.shares
 	i := slices.IndexFunc(s.groups[:], func(known quota.Group) bool { return known == of || known == 0 })
@@ -132,7 +139,8 @@ func (p *Pool) isWithinShare(r *Ask, of quota.Group, now quota.Instant) bool {
 	return within
 }
 
-// repeats reports whether a member of the same backend that comes before this one has the same meter.
+// repeats reports whether a member of the same backend that comes before this
+// one has the same meter.
 func (m *Member) repeats(q *quota.Meter, r *Ask) bool {
 	for other := m.before; other != nil; other = other.before {
 		if other.quotaFor(r) == q {
@@ -142,7 +150,8 @@ func (m *Member) repeats(q *quota.Meter, r *Ask) bool {
 	return false
 }
 
-// quotaFor returns the meter of the request's model at the member. It is nil if there is none, or the request cannot go there.
+// quotaFor returns the meter of the request's model at the member. It is nil if
+// there is none, or the request cannot go there.
 func (m *Member) quotaFor(r *Ask) *quota.Meter {
 	if model, ok := r.modelAt(m); ok {
 		return m.limitOf(r, model)
@@ -150,7 +159,8 @@ func (m *Member) quotaFor(r *Ask) *quota.Meter {
 	return nil
 }
 
-// quotaWait returns how long the request waits because of the shares of other tiers.
+// quotaWait returns how long the request waits because of the shares of other
+// tiers.
 func (m *Member) quotaWait(r *Ask, now time.Time) time.Duration {
 	if !m.isReserved(r, now) {
 		return 0
@@ -158,9 +168,10 @@ func (m *Member) quotaWait(r *Ask, now time.Time) time.Duration {
 	return m.health.quotas.Of(r.At[m.Index].Model).Wait(r.Tier, now)
 }
 
-// Limits returns the sums of the limits of all members that the request can be sent to, and what is left of
-// them: nothing at a member that is benched. A reset is the longest one or, if nothing is left, the shortest
-// wait. A sum is not known if the limit of one member is not.
+// Limits returns the sums of the limits of all members that the request can be
+// sent to, and what is left of them: nothing at a member that is benched. A
+// reset is the longest one or, if nothing is left, the shortest wait. A sum is
+// not known if the limit of one member is not.
 func (p *Pool) Limits(r *Ask, now time.Time) (sums quota.Limits) {
 	for i := range sums {
 		sum, shortest, known := &sums[i], time.Duration(math.MaxInt64), true

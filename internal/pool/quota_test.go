@@ -14,8 +14,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// says has a member reply with what is left of 1000 tokens and 60 requests a minute, to a request that was just
-// sent.
+// says has a member reply with what is left of 1000 tokens and 60 requests a
+// minute, to a request that was just sent.
 func says(m *Member, remainingRequests, remainingTokens int, now time.Time) {
 	m.health.rememberServed("m")
 	m.Quota("m").See(quota.Reply{Mark: m.Deduct("m", 0), Sent: now, Rates: verdict.ReadRates(http.Header{
@@ -194,8 +194,9 @@ type sent struct{ offered, served, refused int }
 
 func (s sent) refusals() float64 { return 1000 * float64(s.refused) / float64(s.served) }
 
-// overMinutes sends requests of 80 to 720 tokens for twenty minutes to replicas that share nothing, before deployments of
-// 30k, 30k and 60k tokens a minute. Replies come after 0.2 to 2 s.
+// overMinutes sends requests of 80 to 720 tokens for twenty minutes to replicas
+// that share nothing, before deployments of 30k, 30k and 60k tokens a minute.
+// Replies come after 0.2 to 2 s.
 func overMinutes(t *testing.T, replicas int, load float64, steers bool) (got sent) {
 	t.Helper()
 	arrivals, picks := rand.New(rand.NewPCG(1, 2)), rand.New(rand.NewPCG(3, 4))
@@ -275,7 +276,8 @@ func TestSteeringAvoidsRefusals(t *testing.T) {
 	}
 }
 
-// BenchmarkPickWithRoom is what it costs to know what is left, for three members.
+// BenchmarkPickWithRoom is what it costs to know what is left, for three
+// members.
 func BenchmarkPickWithRoom(b *testing.B) {
 	for _, steers := range []bool{false, true} {
 		b.Run(fmt.Sprintf("steers=%v", steers), func(b *testing.B) {
@@ -296,7 +298,8 @@ func BenchmarkPickWithRoom(b *testing.B) {
 // sharesOf are those of two tiers.
 var sharesOf = &quota.Shares{1: .5, 2: .5}
 
-// given has a member that is full give the first tier and the second one such costs, where these tiers ask.
+// given has a member that is full give the first tier and the second one such
+// costs, where these tiers ask.
 func given(m *Member, first, second int64, asking ...int) {
 	m.health.rememberServed("m")
 	q := m.Quota("m")
@@ -359,8 +362,8 @@ func TestOnlyMembersCountThatTheTierMayUse(t *testing.T) {
 	}
 }
 
-// TestAnAnswerAboutSharesHoldsForAnInstant picks a member and then counts those that it passed over, for which nothing is found out
-// anew.
+// TestAnAnswerAboutSharesHoldsForAnInstant picks a member and then counts those
+// that it passed over, for which nothing is found out anew.
 func TestAnAnswerAboutSharesHoldsForAnInstant(t *testing.T) {
 	p, m, _ := poolOf(t, "a:1:1", "b:2:1")
 	given(m["a"], 10, 11, 1, 2)
@@ -377,7 +380,8 @@ func TestAnAnswerAboutSharesHoldsForAnInstant(t *testing.T) {
 	}
 }
 
-// BenchmarkShares is what it costs at each of many members that most of them have only shares of other tiers left.
+// BenchmarkShares is what it costs at each of many members that most of them
+// have only shares of other tiers left.
 func BenchmarkShares(b *testing.B) {
 	for _, n := range []int{30, 300} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {

@@ -4,8 +4,8 @@ import (
 	"time"
 )
 
-// What other replicas report is applied as if it had happened here, but listeners
-// get it as a remote event, so that no replica reports it back.
+// What other replicas report is applied as if it had happened here, but
+// listeners get it as a remote event, so that no replica reports it back.
 
 // Hear records a bench of another replica, which lasts for wait from now on.
 func (m *Member) Hear(b Bench, wait time.Duration, now time.Time) {

@@ -94,7 +94,8 @@ func TestAServedProbeEndsTheBenchWhereItWasHeard(t *testing.T) {
 	a.Bench(throttle(10, 1), start)
 	there.Members[0].HearProbe(there.Snapshot(at(1))[0].Benches[0], at(10))
 	wantPick(t, here, 1, at(10), "a")
-	// nobody else is left, so a suspect is tried: it is not kept waiting by name
+	// nobody else is left, so a suspect is tried: it is not kept waiting by
+	// name
 	if s := there.Members[0].standing((&asks{model: "m", cost: 1}).of(there.Pool), at(10.5)); s != trialPending {
 		t.Errorf("while another replica probes, the standing is %v, want %v", s, trialPending)
 	}

@@ -19,8 +19,9 @@ type rest struct {
 // a refusal counts as the next one.
 const restMemory = time.Second
 
-// next returns how long the backend rests after the refusal of a request that was
-// sent at started: shortest, or up to longest if it repeats that. The caller holds the lock.
+// next returns how long the backend rests after the refusal of a request that
+// was sent at started: shortest, or up to longest if it repeats that. The
+// caller holds the lock.
 func (r *rests) next(shortest, longest time.Duration, started, now time.Time) time.Duration {
 	length := shortest
 	if last := r.last.Load(); last != nil {

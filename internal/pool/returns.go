@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// returns reports benches of which the time has passed, although no request comes.
-// It has one timer, for the bench that ends next.
+// returns reports benches of which the time has passed, although no request
+// comes. It has one timer, for the bench that ends next.
 type returns struct {
 	mu    sync.Mutex
 	timer *time.Timer // nil: no bench is in force

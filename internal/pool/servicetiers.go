@@ -2,31 +2,39 @@ package pool
 
 import "slices"
 
-// ServiceTiers are service tiers whose requests a backend refuses together: they have the same limits, or it is not
-// known that they have others. A bench of a model covers one such group. So a backend without capacity for flex, or one
-// whose low limit of ultrafast is used up, still gets the other requests for the model.
+// ServiceTiers are service tiers whose requests a backend refuses together:
+// they have the same limits, or it is not known that they have others. A bench
+// of a model covers one such group. So a backend without capacity for flex, or
+// one whose low limit of ultrafast is used up, still gets the other requests
+// for the model.
 //
-// Flex costs less and waits for what other requests leave. It counts towards their limits, and meets their benches.
-// So do tiers of which nothing is known: otherwise a client could escape from each Retry-After by another name, which
-// it makes up. Ultrafast has limits and computers of its own, and meets no benches but those of the whole backend.
+// Flex costs less and waits for what other requests leave. It counts towards
+// their limits, and meets their benches. So do tiers of which nothing is known:
+// otherwise a client could escape from each Retry-After by another name, which
+// it makes up. Ultrafast has limits and computers of its own, and meets no
+// benches but those of the whole backend.
 type ServiceTiers uint8
 
 // The groups of service tiers.
 const (
-	// UsualTiers are default, auto, fast and its older name priority. Requests without a service tier have one of them.
+	// UsualTiers are default, auto, fast and its older name priority. Requests
+	// without a service tier have one of them.
 	UsualTiers ServiceTiers = iota
 	// Flex is the service tier flex.
 	Flex
 	// Ultrafast is the service tier ultrafast.
 	Ultrafast
-	// UnknownTiers are all that are not known. They share a group, because clients can make up any number of names.
+	// UnknownTiers are all that are not known. They share a group, because
+	// clients can make up any number of names.
 	UnknownTiers
 )
 
-// tierNames are the names of the groups in logs, in the admin API and in the messages of replicas.
+// tierNames are the names of the groups in logs, in the admin API and in the
+// messages of replicas.
 var tierNames = [...]string{Flex: "flex", Ultrafast: "ultrafast", UnknownTiers: "other"}
 
-// TiersOf returns the group of a service tier, by a name of openaiapi.TierName, or of String.
+// TiersOf returns the group of a service tier, by a name of openaiapi.TierName,
+// or of String.
 func TiersOf(tier string) ServiceTiers {
 	return ServiceTiers(max(0, slices.Index(tierNames[:], tier)))
 }
@@ -37,11 +45,13 @@ func (t ServiceTiers) String() string { return tierNames[t] }
 // meetUsual reports whether the benches of the usual tiers hold for these, too.
 func (t ServiceTiers) meetUsual() bool { return t != Ultrafast }
 
-// ShareLimits reports whether these tiers are certain to count towards the limits that the usual ones have, so that what
-// a reply says about a limit holds for all of them.
+// ShareLimits reports whether these tiers are certain to count towards the
+// limits that the usual ones have, so that what a reply says about a limit
+// holds for all of them.
 func (t ServiceTiers) ShareLimits() bool { return t == UsualTiers || t == Flex }
 
-// HaveOwnLimits reports whether these tiers are certain to have limits of their own, and to use up no other ones.
+// HaveOwnLimits reports whether these tiers are certain to have limits of their
+// own, and to use up no other ones.
 func (t ServiceTiers) HaveOwnLimits() bool { return t == Ultrafast }
 
 // Meets reports whether the bench may keep requests away from the member.
@@ -53,8 +63,10 @@ func (m *Member) Meets(b Bench) bool {
 	return its == b.Tiers || b.Tiers == UsualTiers && its.meetUsual()
 }
 
-// Spares reports whether the bench leaves the member the requests that it usually gets: it is about one operation, about
-// other service tiers than those of the member, or about unusual ones, of a member that gets requests as clients send them.
+// Spares reports whether the bench leaves the member the requests that it
+// usually gets: it is about one operation, about other service tiers than those
+// of the member, or about unusual ones, of a member that gets requests as
+// clients send them.
 func (m *Member) Spares(b Bench) bool {
 	if b.Operation != "" {
 		return true

@@ -8,10 +8,12 @@ import (
 	"time"
 )
 
-// prompts are the sessions of the 256 prompts that a member used latest, which it has cached.
+// prompts are the sessions of the 256 prompts that a member used latest, which
+// it has cached.
 type prompts []int
 
-// takeIn takes in the next prompt of a session. It begins with the one before, if that is cached.
+// takeIn takes in the next prompt of a session. It begins with the one before,
+// if that is cached.
 func (p *prompts) takeIn(session int) (cached bool) {
 	for i := len(*p) - 1; i >= 0 && !cached; i-- {
 		if cached = (*p)[i] == session; cached {
@@ -24,8 +26,8 @@ func (p *prompts) takeIn(session int) (cached bool) {
 	return cached
 }
 
-// conversations are 300 sessions of ten turns at three members, which take up to
-// a second for a turn.
+// conversations are 300 sessions of ten turns at three members, which take up
+// to a second for a turn.
 type conversations struct {
 	cached    int // turns whose prompt began in the cache
 	mostTurns int // of a member
@@ -108,10 +110,10 @@ func TestSessionsFindTheirPromptsCached(t *testing.T) {
 	}
 }
 
-// weighted are sessions at a member with nine times the weight of the other one,
-// which throttles now and then. A member caches a prompt for five minutes after
-// its last use. A turn adds as much to the prompt of its session as the first one
-// had.
+// weighted are sessions at a member with nine times the weight of the other
+// one, which throttles now and then. A member caches a prompt for five minutes
+// after its last use. A turn adds as much to the prompt of its session as the
+// first one had.
 type weighted struct {
 	sessions       int
 	period, takes  time.Duration // of a turn, and of the request for it
@@ -186,8 +188,8 @@ func (w *weighted) talk(t *testing.T, seed uint64) {
 	w.share = float64(lateThere) / float64(late)
 }
 
-// TestAThrottleDoesNotOverturnTheWeights has b, of a tenth of the weights, keep about
-// the sessions that live there, and prompts stay cached.
+// TestAThrottleDoesNotOverturnTheWeights has b, of a tenth of the weights, keep
+// about the sessions that live there, and prompts stay cached.
 func TestAThrottleDoesNotOverturnTheWeights(t *testing.T) {
 	short := weighted{sessions: 20, period: time.Second, takes: 10 * time.Millisecond}
 	long := weighted{sessions: 60, period: 10 * time.Second, takes: time.Second}

@@ -8,8 +8,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
-// Wait follows how long one request waits at a member for the first byte of a reply. It implements
-// attempt.Watch. The zero Wait follows nothing.
+// Wait follows how long one request waits at a member for the first byte of a
+// reply. It implements attempt.Watch. The zero Wait follows nothing.
 type Wait struct {
 	request *Ask
 	moves   Moves
@@ -19,24 +19,29 @@ type Wait struct {
 	// pulse is nil until it is known that there is such a model.
 	pulse *pulse.Pulse
 	waits pulse.Request
-	// lone is after how long the request moves by itself. It is 0 if that is not known.
+	// lone is after how long the request moves by itself. It is 0 if that is
+	// not known.
 	lone time.Duration
-	// left is the pulse of the silent member that the request has moved from, if it leads other requests, and
-	// leads is how long it may wait here until they do not follow.
+	// left is the pulse of the silent member that the request has moved from,
+	// if it leads other requests, and leads is how long it may wait here until
+	// they do not follow.
 	left  *pulse.Pulse
 	leads time.Duration
 }
 
-// Moves says whether a request may move from a silent member to one that answers.
+// Moves says whether a request may move from a silent member to one that
+// answers.
 type Moves struct {
 	// Until is how long it may. Zero: it may at any time.
 	Until time.Time
-	// May reports whether it may, and GivesUp whether it waits no longer if no other member is left: one has refused it
-	// because it throttles, so that its client can be told when that returns.
+	// May reports whether it may, and GivesUp whether it waits no longer if no
+	// other member is left: one has refused it because it throttles, so that
+	// its client can be told when that returns.
 	May, GivesUp bool
 }
 
-// unknown is after how long a request looks while it is not known what is usual.
+// unknown is after how long a request looks while it is not known what is
+// usual.
 const unknown = time.Second
 
 // Begin makes the Wait follow a request that will be sent to the member.
@@ -51,14 +56,15 @@ func (w *Wait) Sent(now time.Time) time.Duration {
 	return w.follow(now)
 }
 
-// Moved returns the member to which the request moves. It has a place there, until Release. It is nil if the request
-// does not move.
+// Moved returns the member to which the request moves. It has a place there,
+// until Release. It is nil if the request does not move.
 func (w *Wait) Moved() (to *Member) {
 	to, w.to = w.to, nil
 	return to
 }
 
-// follow finds the pulse, and what is usual. It returns after how long the request looks.
+// follow finds the pulse, and what is usual. It returns after how long the
+// request looks.
 func (w *Wait) follow(now time.Time) time.Duration {
 	p, followed := w.member.pool, w.pulse != nil
 	if !followed {
@@ -111,7 +117,8 @@ func (w *Wait) Late(now time.Time) time.Duration {
 	return found.Again
 }
 
-// move finds a member that answers, if the request may move, and reports whether there is one.
+// move finds a member that answers, if the request may move, and reports
+// whether there is one.
 func (w *Wait) move(now time.Time) bool {
 	if w.moves.May && (w.moves.Until.IsZero() || !now.After(w.moves.Until)) {
 		w.to = w.member.pool.PickAnswering(w.request, w.waits.Threshold, now)
@@ -153,8 +160,8 @@ func (w *Wait) tell(c pulse.Change) {
 // silences are the events of pulses.
 var silences = [...]Happening{pulse.Nothing: nothing, pulse.FellSilent: FellSilent, pulse.BecameSlow: BecameSlow, pulse.Answered: Answered}
 
-// follow returns the pulse of a use of a member. It is nil while no member has served a request for the model:
-// clients can make up models.
+// follow returns the pulse of a use of a member. It is nil while no member has
+// served a request for the model: clients can make up models.
 func (p *Pool) follow(r *Ask, m *Member, now time.Time) *pulse.Pulse {
 	if its := m.health.pulses.Of(r.useAt(m)); its != nil {
 		return its
@@ -165,7 +172,8 @@ func (p *Pool) follow(r *Ask, m *Member, now time.Time) *pulse.Pulse {
 	return m.health.pulses.Make(r.useAt(m))
 }
 
-// TooLong returns after how long a request waits longer than is usual at the member. It is 0 if that is not known.
+// TooLong returns after how long a request waits longer than is usual at the
+// member. It is 0 if that is not known.
 func (p *Pool) TooLong(r *Ask, m *Member, now time.Time) time.Duration {
 	if !r.At[m.Index].takes() || !p.Watches || r.Kind == pulse.Unfollowed {
 		return 0
@@ -177,8 +185,8 @@ func (p *Pool) TooLong(r *Ask, m *Member, now time.Time) time.Duration {
 	return p.usual(r, its, now).Threshold()
 }
 
-// usual returns what is usual for a request at a member, by the pulse there. Until that is known, it is what is usual at all
-// members.
+// usual returns what is usual for a request at a member, by the pulse there.
+// Until that is known, it is what is usual at all members.
 func (p *Pool) usual(r *Ask, its *pulse.Pulse, now time.Time) pulse.Usual {
 	usual := its.Usual(r.Kind)
 	if usual.Known() {
@@ -187,17 +195,18 @@ func (p *Pool) usual(r *Ask, its *pulse.Pulse, now time.Time) pulse.Usual {
 	return p.anywhere(r, now).usual
 }
 
-// anywhere is what all members together showed at a time: whether one of them has served a request for the model, and
-// what is usual for the request. If none of them shows what is usual for it, that is what is usual for any request of the
-// operation with the model, which proves little.
+// anywhere is what all members together showed at a time: whether one of them
+// has served a request for the model, and what is usual for the request. If
+// none of them shows what is usual for it, that is what is usual for any
+// request of the operation with the model, which proves little.
 type anywhere struct {
 	at     time.Time
 	served bool
 	usual  pulse.Usual
 }
 
-// moment is how long that counts. A request that many members refuse one after the other does not find it out anew at
-// each of them.
+// moment is how long that counts. A request that many members refuse one after
+// the other does not find it out anew at each of them.
 const moment = 100 * time.Millisecond
 
 func (p *Pool) anywhere(r *Ask, now time.Time) *anywhere {
@@ -230,7 +239,8 @@ func (p *Pool) anywhere(r *Ask, now time.Time) *anywhere {
 	return a
 }
 
-// silence returns the pulse that counts for the request if it is silent, and nil otherwise.
+// silence returns the pulse that counts for the request if it is silent, and
+// nil otherwise.
 func (m *Member) silence(r *Ask) *pulse.Pulse {
 	if !m.health.pulses.AnySilent() || !m.pool.Watches || r.Kind == pulse.Unfollowed {
 		return nil
@@ -246,8 +256,9 @@ func (m *Member) IsSilent(r *Ask) bool {
 	return r.At[m.Index].takes() && m.silence(r) != nil
 }
 
-// CanWait reports whether a client can be told to wait until a member accepts the request, because one throttles. A
-// member without budget does not return by itself.
+// CanWait reports whether a client can be told to wait until a member accepts
+// the request, because one throttles. A member without budget does not return
+// by itself.
 func (p *Pool) CanWait(r *Ask, now time.Time) bool {
 	return slices.ContainsFunc(p.Members, func(m *Member) bool {
 		if bar := r.At[m.Index].Bar; bar == Spent || bar == Unfit {
@@ -258,9 +269,10 @@ func (p *Pool) CanWait(r *Ask, now time.Time) bool {
 	})
 }
 
-// onlyThrottles reports whether a request that waits at a silent member need not wait any longer: no other member is
-// ready for it, and one throttles, which says when it returns. So no patience and no lead keeps its client from that
-// answer.
+// onlyThrottles reports whether a request that waits at a silent member need
+// not wait any longer: no other member is ready for it, and one throttles,
+// which says when it returns. So no patience and no lead keeps its client from
+// that answer.
 func (p *Pool) onlyThrottles(r *Ask, silent *Member, now time.Time) bool {
 	forgiving := *r
 	forgiving.forgives = true
@@ -275,7 +287,8 @@ func (p *Pool) onlyThrottles(r *Ask, silent *Member, now time.Time) bool {
 	return p.CanWait(&forgiving, now)
 }
 
-// rankIf returns what a silence of the member means for the request, which may be one that is sent once.
+// rankIf returns what a silence of the member means for the request, which may
+// be one that is sent once.
 func (at *At) rankIf(silence *pulse.Pulse, once bool, now time.Time) rank {
 	switch {
 	case !silence.Due(now):
@@ -286,11 +299,13 @@ func (at *At) rankIf(silence *pulse.Pulse, once bool, now time.Time) rank {
 	return open
 }
 
-// PickAnswering chooses a member for a request that waits at a silent one, and reserves a place at it
-// as Pick does. It must be one that answers, and no suspect. threshold is that of the silent member.
-// If there is none, because all members are slow, it returns nil. One that has refused the request, or that others
-// waited for when it was sent, may be it. Priority, room in the limits and
-// weight decide, and no policy: policies may use what belongs to the goroutine of the request.
+// PickAnswering chooses a member for a request that waits at a silent one, and
+// reserves a place at it as Pick does. It must be one that answers, and no
+// suspect. threshold is that of the silent member. If there is none, because
+// all members are slow, it returns nil. One that has refused the request, or
+// that others waited for when it was sent, may be it. Priority, room in the
+// limits and weight decide, and no policy: policies may use what belongs to the
+// goroutine of the request.
 func (p *Pool) PickAnswering(r *Ask, threshold time.Duration, now time.Time) *Member {
 	forgiving := *r
 	r, forgiving.forgives = &forgiving, true

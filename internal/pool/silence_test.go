@@ -158,7 +158,8 @@ func TestUntilAMemberIsKnownWhatIsUsualAtTheOthersApplies(t *testing.T) {
 	usual(&asks{model: "n", kind: streamed}, 0)
 }
 
-// TestARequestThatWaitsForAModelThatIsNotKnown waits from before any member has served the model.
+// TestARequestThatWaitsForAModelThatIsNotKnown waits from before any member has
+// served the model.
 func TestARequestThatWaitsForAModelThatIsNotKnownMoves(t *testing.T) {
 	p, members, heard := poolOf(t, "a:1:1", "b:1:1")
 	p.Watches = true
@@ -185,7 +186,8 @@ func TestARequestThatWaitsForAModelThatIsNotKnownMoves(t *testing.T) {
 	}
 }
 
-// TestARequestLooksAtAllMembersOnceInAMoment is what keeps the cost of many attempts from growing with their square.
+// TestARequestLooksAtAllMembersOnceInAMoment is what keeps the cost of many
+// attempts from growing with their square.
 func TestARequestLooksAtAllMembersOnceInAMoment(t *testing.T) {
 	p, members, _ := poolOf(t, "a:1:1", "b:1:1", "c:1:1")
 	p.Watches = true

@@ -14,20 +14,22 @@ type standing int
 const (
 	// ready: there is no bench, or its trial was not refused.
 	ready standing = iota
-	// refusalOverdue is refusalDue for a while already: any request may be the trial.
+	// refusalOverdue is refusalDue for a while already: any request may be the
+	// trial.
 	refusalOverdue
-	// refusalDue: the next request is the trial. If it is refused again, it was not
-	// executed, so that any request may be the trial that can then go on elsewhere.
+	// refusalDue: the next request is the trial. If it is refused again, it was
+	// not executed, so that any request may be the trial that can then go on
+	// elsewhere.
 	refusalDue
-	// trialDue: the next request is the trial. If it fails again, it may have been
-	// executed.
+	// trialDue: the next request is the trial. If it fails again, it may have
+	// been executed.
 	trialDue
 	// trialPending: another request is the trial.
 	trialPending
 	// benchedFailure: benched for a failure.
 	benchedFailure
-	// benchedGuess: benched because it throttles, but the time is a guess. One request
-	// may try it.
+	// benchedGuess: benched because it throttles, but the time is a guess. One
+	// request may try it.
 	benchedGuess
 	// benchedThrottle: benched because the backend asked for it.
 	benchedThrottle
@@ -69,14 +71,14 @@ func (s *slot) standing(cost int64, now time.Time) standing {
 	return ready
 }
 
-// refusesOnly reports whether none of the requests for which the backend is benched
-// was executed: it has answered each with a 429 or 503.
+// refusesOnly reports whether none of the requests for which the backend is
+// benched was executed: it has answered each with a 429 or 503.
 func (b *benchEntry) refusesOnly() bool {
 	return b.Throttle || b.Status == http.StatusServiceUnavailable && len(b.classes) == 1
 }
 
-// tryable reports whether one request may try the backend although the bench is in
-// force.
+// tryable reports whether one request may try the backend although the bench is
+// in force.
 func (b *benchEntry) tryable(now time.Time) bool {
 	return b.Guess > 0 && !now.Before(b.nextTry())
 }
@@ -86,8 +88,8 @@ func (b *benchEntry) nextTry() time.Time {
 	return later(b.promised, last.Add(max(b.Guess/guessParts, guessPause)))
 }
 
-// accepts returns when a request may be sent to the backend that throttles: at the end of the bench, or
-// before, if that is a guess.
+// accepts returns when a request may be sent to the backend that throttles: at
+// the end of the bench, or before, if that is a guess.
 func (b *benchEntry) accepts() time.Time {
 	if try := b.nextTry(); b.Guess > 0 && try.Before(b.Until) {
 		return try
@@ -96,7 +98,8 @@ func (b *benchEntry) accepts() time.Time {
 }
 
 // claimTry takes the right to be the next request that tries a throttle. It
-// succeeds if no throttle is in force, or none that holds for a request of this cost.
+// succeeds if no throttle is in force, or none that holds for a request of this
+// cost.
 func (s *slot) claimTry(cost int64, now time.Time) bool {
 	b := s.Load()
 	switch {
@@ -114,8 +117,8 @@ func (b *benchEntry) checkableBy(cost int64) bool {
 	return b.doubt.Load() == inDoubt && b.muchLarger(cost)
 }
 
-// muchLarger reports whether the bench is for requests that are so much larger than
-// one of this cost that it may not hold for that one.
+// muchLarger reports whether the bench is for requests that are so much larger
+// than one of this cost that it may not hold for that one.
 func (b *benchEntry) muchLarger(cost int64) bool { return cost < b.Cost && cost <= b.Cost/checkShare }
 
 // claim takes the right to send a request: the trial, or one of many. It fails
@@ -156,8 +159,9 @@ func (s *slot) clear(started time.Time) (over *benchEntry) {
 
 // put starts or extends a bench. A bench only grows: a shorter one changes
 // nothing but the cost that the bench is for, and its reason if that is of a
-// class, or if the backend cannot be reached, of a cause that it did not have so far. over is the bench before it,
-// if there was one and its time has passed. The caller holds the lock.
+// class, or if the backend cannot be reached, of a cause that it did not have
+// so far. over is the bench before it, if there was one and its time has
+// passed. The caller holds the lock.
 func (s *slot) put(b *benchEntry, remote bool) (happened Happening, over *benchEntry) {
 	current := s.Load()
 	if current == nil || !current.inForce(b.Since) {
@@ -195,9 +199,9 @@ func (s *slot) put(b *benchEntry, remote bool) (happened Happening, over *benchE
 }
 
 // follow gives b the end and the ID that it has after a bench that is still in
-// force. If replicas are refused at the same time, each reports its own bench to
-// the others. They are one bench to all, and the smallest of the IDs is
-// its ID, in whichever order a replica hears of them. So one replica sends the
+// force. If replicas are refused at the same time, each reports its own bench
+// to the others. They are one bench to all, and the smallest of the IDs is its
+// ID, in whichever order a replica hears of them. So one replica sends the
 // probe, and what becomes of it counts for all.
 func (b *benchEntry) follow(current *benchEntry, remote bool) Happening {
 	longer := b.Until.After(current.Until)

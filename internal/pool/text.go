@@ -5,16 +5,17 @@ import (
 	"unicode/utf8"
 )
 
-// replacement replaces bytes that are not UTF-8. If they were left out, a text could be made to look
-// like another one.
+// replacement replaces bytes that are not UTF-8. If they were left out, a text
+// could be made to look like another one.
 const replacement = string(utf8.RuneError)
 
-// ValidText returns a text from outside as valid UTF-8, for labels, span attributes, logs and errors.
-// An exporter of spans drops its whole batch for one text that is not.
+// ValidText returns a text from outside as valid UTF-8, for labels, span
+// attributes, logs and errors. An exporter of spans drops its whole batch for
+// one text that is not.
 func ValidText(text string) string { return strings.ToValidUTF8(text, replacement) }
 
-// CutText returns a text from outside as valid UTF-8 of at most limit bytes. It cuts between two
-// characters.
+// CutText returns a text from outside as valid UTF-8 of at most limit bytes. It
+// cuts between two characters.
 func CutText(text string, limit int) string {
 	text = ValidText(cut(text, limit))
 	return cut(text, limit) // it may be longer than before

@@ -5,31 +5,32 @@ import (
 	"time"
 )
 
-// unreachable is the bench of a backend that cannot be reached at all. It has no
-// end in time: it lasts until the backend is reached. Other benches of the backend
-// go on beside it.
+// unreachable is the bench of a backend that cannot be reached at all. It has
+// no end in time: it lasts until the backend is reached. Other benches of the
+// backend go on beside it.
 type unreachable struct {
 	slot
 	// checking reports whether a recheck is in progress.
 	checking atomic.Bool
-	// pause is the time between the last recheck and the next one, which is due then.
+	// pause is the time between the last recheck and the next one, which is due
+	// then.
 	pause time.Duration
 	due   atomic.Int64 // in nanoseconds since the process began
 }
 
 const (
-	// firstPause is how long after a backend became unreachable the first recheck
-	// begins. Each pause is twice as long as the one before.
+	// firstPause is how long after a backend became unreachable the first
+	// recheck begins. Each pause is twice as long as the one before.
 	firstPause   = time.Second
 	longestPause = time.Minute
 )
 
-// began is when the process started. Long times are measured from there: if a wall
-// clock is set, all times measured with it seem older, or newer.
+// began is when the process started. Long times are measured from there: if a
+// wall clock is set, all times measured with it seem older, or newer.
 var began = time.Now()
 
-// failed records that the member could not be reached, and returns when the next
-// recheck is due. The caller holds the lock.
+// failed records that the member could not be reached, and returns when the
+// next recheck is due. The caller holds the lock.
 func (u *unreachable) failed(now time.Time) time.Time {
 	if u.Load() == nil {
 		u.pause = firstPause
@@ -84,8 +85,9 @@ func (p *Pool) Rechecks(now time.Time) (due []*Member) {
 	return due
 }
 
-// StartRecheck records that a recheck of the member is in progress. It returns false if that was so before, or no
-// recheck is due: one that ends just now sets another time.
+// StartRecheck records that a recheck of the member is in progress. It returns
+// false if that was so before, or no recheck is due: one that ends just now
+// sets another time.
 func (m *Member) StartRecheck(now time.Time) bool {
 	if !m.health.unreachable.checking.CompareAndSwap(false, true) {
 		return false

@@ -35,8 +35,8 @@ func TestABackendThatIsReachedIsNotLostWhateverHappensAtTheSameTime(t *testing.T
 	}
 }
 
-// TestALostBackendOutlivesAReload has the pool of the config before bench it, and
-// then close.
+// TestALostBackendOutlivesAReload has the pool of the config before bench it,
+// and then close.
 func TestALostBackendOutlivesAReload(t *testing.T) {
 	for name, closes := range map[string]func(before *Pool, bench func()){
 		"benched before it closes":              func(p *Pool, bench func()) { bench(); p.Close() },
@@ -125,8 +125,8 @@ func TestABackendThatIsReachedKeepsItsOtherBench(t *testing.T) {
 	}
 }
 
-// TestABackendStaysLostWhateverOthersDisprove has another replica tell of a bench of
-// the whole backend, and of its end.
+// TestABackendStaysLostWhateverOthersDisprove has another replica tell of a
+// bench of the whole backend, and of its end.
 func TestABackendStaysLostWhateverOthersDisprove(t *testing.T) {
 	m, now := NewMember("a", new(Health)), time.Now()
 	p := New([]*Member{m})
@@ -140,7 +140,8 @@ func TestABackendStaysLostWhateverOthersDisprove(t *testing.T) {
 	}
 }
 
-// TestARecheckThatIsToldLateDoesNotBegin has a recheck end between the moment when the next one seems due and its start.
+// TestARecheckThatIsToldLateDoesNotBegin has a recheck end between the moment
+// when the next one seems due and its start.
 func TestARecheckThatIsToldLateDoesNotBegin(t *testing.T) {
 	m, now := NewMember("a", new(Health)), time.Now()
 	p := New([]*Member{m})
@@ -176,8 +177,9 @@ func (l *turns) Happened(e Event) {
 	}
 }
 
-// TestAnotherCauseOfABackendThatCannotBeReachedIsReportedOnce has a backend whose host is gone after its port was, and
-// two addresses of which each request gets another one.
+// TestAnotherCauseOfABackendThatCannotBeReachedIsReportedOnce has a backend
+// whose host is gone after its port was, and two addresses of which each
+// request gets another one.
 func TestAnotherCauseOfABackendThatCannotBeReachedIsReportedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, seen := NewMember("a", new(Health)), new(turns)

@@ -12,35 +12,44 @@ import (
 
 // Weights that follow limits
 //
-// An operator who gives no weights wants each backend to get as many requests as it can serve. Backends name their limits in
-// their replies, so members without a configured weight weigh as their limits for the model do. One that may serve twice as
-// many tokens a minute gets twice as many requests.
+// An operator who gives no weights wants each backend to get as many requests
+// as it can serve. Backends name their limits in their replies, so members
+// without a configured weight weigh as their limits for the model do. One that
+// may serve twice as many tokens a minute gets twice as many requests.
 //
-// Weights decide where the keys of an affinity live. So they change seldom and little: a limit counts in steps of the square root
-// of 2, a new step must hold for ten seconds, and limits are compared once a second at most. As the steps depend on nothing
-// but the limits, replicas that see the same limits have the same weights.
+// Weights decide where the keys of an affinity live. So they change seldom and
+// little: a limit counts in steps of the square root of 2, a new step must hold
+// for ten seconds, and limits are compared once a second at most. As the steps
+// depend on nothing but the limits, replicas that see the same limits have the
+// same weights.
 //
-// Limits can be compared only if they are of one kind. The members of a priority therefore weigh alike until the limit of tokens
-// is known for all of them, or the one of requests. If the operator gave one of them a weight, the others keep the weight 1.
+// Limits can be compared only if they are of one kind. The members of a
+// priority therefore weigh alike until the limit of tokens is known for all of
+// them, or the one of requests. If the operator gave one of them a weight, the
+// others keep the weight 1.
 
 const (
 	// comparesEvery is how often limits are compared at most.
 	comparesEvery = time.Second
 	// stepHolds is for how long a limit must stay on its step until it counts.
 	stepHolds = 10 * time.Second
-	// stepsByTwo is how many steps double a weight, and mostSteps is how many steps the highest weight is above the lowest one
-	// at most: 32 times as high. A member with a tiny limit still gets requests, so that it is known when its limit grows.
+	// stepsByTwo is how many steps double a weight, and mostSteps is how many
+	// steps the highest weight is above the lowest one at most: 32 times as
+	// high. A member with a tiny limit still gets requests, so that it is known
+	// when its limit grows.
 	stepsByTwo = 2
 	mostSteps  = 5 * stepsByTwo
 	// maxWeighed is for how many models weights are learned.
 	maxWeighed = 256
 )
 
-// Weights are the weights of members and of their accounts, by the members' indexes. They never change. The weight of an account
-// is the sum of those of its members of one priority.
+// Weights are the weights of members and of their accounts, by the members'
+// indexes. They never change. The weight of an account is the sum of those of
+// its members of one priority.
 type Weights struct{ members, accounts []float64 }
 
-// learnedWeights has the weights of a pool's members for each model. The zero learnedWeights knows none.
+// learnedWeights has the weights of a pool's members for each model. The zero
+// learnedWeights knows none.
 type learnedWeights struct {
 	mu      sync.Mutex // guards writing of byModel
 	byModel atomic.Pointer[map[string]*modelWeights]
@@ -60,9 +69,11 @@ type modelWeights struct {
 // limitKinds are the kinds of limits: of requests, and of tokens.
 const limitKinds = 2
 
-// step is the step of a limit. Steps are counted from 1, for a limit of 1. A step of 0 means that the limit is not known.
+// step is the step of a limit. Steps are counted from 1, for a limit of 1. A
+// step of 0 means that the limit is not known.
 type step struct {
-	// inUse is the step that counts, and seen the latest one, which the limit has had since then.
+	// inUse is the step that counts, and seen the latest one, which the limit
+	// has had since then.
 	inUse, seen int
 	since       time.Time
 }
@@ -80,7 +91,8 @@ func (s *step) see(limit int64, now time.Time) {
 	}
 }
 
-// compares reports whether the weights of any members follow their limits. The only member of its priority needs none.
+// compares reports whether the weights of any members follow their limits. The
+// only member of its priority needs none.
 func (p *Pool) compares() bool {
 	for i, m := range p.Members[:max(0, len(p.Members)-1)] {
 		if m.FollowsLimits && p.Members[i+1].Priority == m.Priority {
@@ -90,8 +102,9 @@ func (p *Pool) compares() bool {
 	return false
 }
 
-// Weights returns the weights for a model of clients. They are nil if they are the configured ones, as they are for operations
-// other than inference, which have no model here.
+// Weights returns the weights for a model of clients. They are nil if they are
+// the configured ones, as they are for operations other than inference, which
+// have no model here.
 func (p *Pool) Weights(model string, now time.Time) *Weights {
 	if !p.Steers || !p.follows || model == "" {
 		return nil
@@ -113,7 +126,8 @@ func (p *Pool) Weights(model string, now time.Time) *Weights {
 	return known.current.Load()
 }
 
-// begin begins to compare limits for a model, if it is one of which a member's limits may be known: clients can make up models.
+// begin begins to compare limits for a model, if it is one of which a member's
+// limits may be known: clients can make up models.
 func (l *learnedWeights) begin(p *Pool, model string) *modelWeights {
 	isKnown := false
 	for _, m := range p.Members {
@@ -179,8 +193,9 @@ func (w *modelWeights) compare(p *Pool, model string, now time.Time) {
 	w.current.Store(&next)
 }
 
-// weigh sets the weights of the members of one priority. It reports whether they follow the limits. A drained member does not
-// count: it has the weight of its limit if that is known, and else the lowest one.
+// weigh sets the weights of the members of one priority. It reports whether
+// they follow the limits. A drained member does not count: it has the weight of
+// its limit if that is known, and else the lowest one.
 func (w *modelWeights) weigh(members []*Member, model string, to []float64, steps [][limitKinds]step) bool {
 	counts := func(m *Member) bool {
 		_, takes := m.nameOf(model)
@@ -214,13 +229,15 @@ func (w *modelWeights) weigh(members []*Member, model string, to []float64, step
 	return false
 }
 
-// nameOf returns the member's name for a model of clients. It returns false if the member does not take the model.
+// nameOf returns the member's name for a model of clients. It returns false if
+// the member does not take the model.
 func (m *Member) nameOf(model string) (name string, takes bool) {
 	name, listed := m.Names[model]
 	return cmp.Or(name, m.Deployment, model), listed || m.Names == nil
 }
 
-// LearnedWeights returns the weights of a member that follow its limits, by the models of clients.
+// LearnedWeights returns the weights of a member that follow its limits, by the
+// models of clients.
 func (m *Member) LearnedWeights() map[string]float64 {
 	known := m.pool.learned.byModel.Load()
 	if known == nil {
@@ -238,7 +255,8 @@ func (m *Member) LearnedWeights() map[string]float64 {
 	return all
 }
 
-// configuredShare returns the member's configured weight. Drained members share alike.
+// configuredShare returns the member's configured weight. Drained members share
+// alike.
 func (m *Member) configuredShare() float64 { return float64(max(m.Weight, 1)) }
 
 // share returns the weight of a member for the request.

@@ -14,7 +14,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// weighedPool is a pool whose members have no weights of their own, but those given as name:priority:weight.
+// weighedPool is a pool whose members have no weights of their own, but those
+// given as name:priority:weight.
 func weighedPool(t testing.TB, members ...string) (testPool, map[string]*Member) {
 	p, m, _ := poolOf(t, members...)
 	p.Steers, p.follows = true, true
@@ -25,7 +26,8 @@ func weighedPool(t testing.TB, members ...string) (testPool, map[string]*Member)
 	return p, m
 }
 
-// names has a member name limits of requests and of tokens in a reply. A limit of 0 is not named.
+// names has a member name limits of requests and of tokens in a reply. A limit
+// of 0 is not named.
 func names(m *Member, requests, tokens int, now time.Time) {
 	h := http.Header{}
 	for kind, limit := range map[string]int{"Requests": requests, "Tokens": tokens} {
@@ -36,7 +38,8 @@ func names(m *Member, requests, tokens int, now time.Time) {
 	m.Quota("m").See(quota.Reply{Rates: verdict.ReadRates(h), Mark: m.Deduct("m", 0), Sent: now, Served: true}, "m", now)
 }
 
-// weightsAfter returns the weights of members at a time by which requests have come each second.
+// weightsAfter returns the weights of members at a time by which requests have
+// come each second.
 func weightsAfter(p testPool, from, to float64) map[string]float64 {
 	for seconds := from; seconds <= to; seconds++ {
 		if m := p.Pick(&asks{model: "m"}, at(seconds)); m != nil {
@@ -162,8 +165,8 @@ func TestFewModelsHaveWeights(t *testing.T) {
 	}
 }
 
-// TestRequestsFollowLearnedWeights looks at each way to choose among members: at random, by the key of a prompt, and for what a
-// caller makes.
+// TestRequestsFollowLearnedWeights looks at each way to choose among members:
+// at random, by the key of a prompt, and for what a caller makes.
 func TestRequestsFollowLearnedWeights(t *testing.T) {
 	const requests = 4000
 	for name, ask := range map[string]func(i int) Affinity{
@@ -194,8 +197,8 @@ func TestRequestsFollowLearnedWeights(t *testing.T) {
 	}
 }
 
-// TestReplicasLearnTheSameWeights has four pools, each of which sees its own replies of the same backends, also while these
-// cut their limits for a while.
+// TestReplicasLearnTheSameWeights has four pools, each of which sees its own
+// replies of the same backends, also while these cut their limits for a while.
 func TestReplicasLearnTheSameWeights(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	limits := map[string]int{"a": 30_000, "b": 45_000, "c": 240_000}
@@ -233,7 +236,8 @@ func TestReplicasLearnTheSameWeights(t *testing.T) {
 	}
 }
 
-// BenchmarkPickByLimits is what it costs that weights follow limits, for three members.
+// BenchmarkPickByLimits is what it costs that weights follow limits, for three
+// members.
 func BenchmarkPickByLimits(b *testing.B) {
 	for _, follows := range []bool{false, true} {
 		b.Run(fmt.Sprintf("follows=%v", follows), func(b *testing.B) {

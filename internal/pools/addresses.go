@@ -11,15 +11,17 @@ import (
 )
 
 const (
-	// addressLifetime is how long an address is remembered that is not used, as in Caddy.
+	// addressLifetime is how long an address is remembered that is not used, as
+	// in Caddy.
 	addressLifetime = time.Hour
-	// forgetInterval is the time between two searches for addresses to be forgotten.
+	// forgetInterval is the time between two searches for addresses to be
+	// forgotten.
 	forgetInterval = 10 * time.Minute
 )
 
-// Addresses have the health of a proxy's upstreams, by their dial addresses. They
-// forget those that were not used for an hour: dynamic upstreams may have any number
-// of addresses in the course of time.
+// Addresses have the health of a proxy's upstreams, by their dial addresses.
+// They forget those that were not used for an hour: dynamic upstreams may have
+// any number of addresses in the course of time.
 type Addresses struct {
 	// Forgotten is called for each address that is forgotten.
 	Forgotten func(dial string)
@@ -38,8 +40,8 @@ type address struct {
 	used time.Time
 }
 
-// Use returns the healths of the upstreams, which are in use from now on, instead of
-// others. After Close, they are healths that nothing else has.
+// Use returns the healths of the upstreams, which are in use from now on,
+// instead of others. After Close, they are healths that nothing else has.
 func (a *Addresses) Use(upstreams reverseproxy.UpstreamPool) (healths []*pool.Health) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -76,8 +78,8 @@ func (a *Addresses) of(dial string) *address {
 	return known
 }
 
-// forget forgets what was not used for long, except for benches that are in force: a
-// throttle is a promise.
+// forget forgets what was not used for long, except for benches that are in
+// force: a throttle is a promise.
 func (a *Addresses) forget() {
 	a.mu.Lock()
 	now := time.Now()

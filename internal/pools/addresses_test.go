@@ -20,7 +20,8 @@ func upstreams(dials ...string) (pool reverseproxy.UpstreamPool) {
 	return pool
 }
 
-// wantKnown checks which addresses are known, of which each has a health in use.
+// wantKnown checks which addresses are known, of which each has a health in
+// use.
 func (a *Addresses) wantKnown(t *testing.T, want ...string) {
 	t.Helper()
 	a.mu.Lock()

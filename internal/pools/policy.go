@@ -63,14 +63,16 @@ func PolicyName(raw json.RawMessage) string {
 }
 
 // WeightIgnored is the warning for weights next to a selection policy of
-// reverse_proxy. These policies cannot read weights. A weight of 0 still drains a
-// member: the pool does that, not the policy.
+// reverse_proxy. These policies cannot read weights. A weight of 0 still drains
+// a member: the pool does that, not the policy.
 const WeightIgnored = "weight is ignored by lb_policy: leave one of them out"
 
-// FallbackCountsNothing is the warning for a policy with a fallback that counts requests in flight.
+// FallbackCountsNothing is the warning for a policy with a fallback that counts
+// requests in flight.
 const FallbackCountsNothing = "the fallback of lb_policy counts no requests of openai_lb, so it chooses at random: use it as the policy itself"
 
-// fallbackOf returns the policy that a policy uses where it cannot choose, or nil.
+// fallbackOf returns the policy that a policy uses where it cannot choose, or
+// nil.
 func fallbackOf(raw json.RawMessage) json.RawMessage {
 	var policy struct {
 		Fallback json.RawMessage `json:"fallback"`
@@ -79,12 +81,14 @@ func fallbackOf(raw json.RawMessage) json.RawMessage {
 	return policy.Fallback
 }
 
-// setsCookies reports whether a policy, or one that it falls back to, tells clients by cookies.
+// setsCookies reports whether a policy, or one that it falls back to, tells
+// clients by cookies.
 func setsCookies(raw json.RawMessage) bool {
 	return raw != nil && (PolicyName(raw) == "cookie" || setsCookies(fallbackOf(raw)))
 }
 
-// HasCountingFallback reports whether a policy falls back to one that counts requests in flight.
+// HasCountingFallback reports whether a policy falls back to one that counts
+// requests in flight.
 func HasCountingFallback(raw json.RawMessage) bool {
 	fallback := fallbackOf(raw)
 	if fallback == nil {
@@ -94,8 +98,8 @@ func HasCountingFallback(raw json.RawMessage) bool {
 	return name == "least_conn" || name == "random_choose" || HasCountingFallback(fallback)
 }
 
-// Policy returns what chooses among the members of a priority by the selection policy. It returns nil for no policy.
-// ask asks a policy that sees upstreams.
+// Policy returns what chooses among the members of a priority by the selection
+// policy. It returns nil for no policy. ask asks a policy that sees upstreams.
 func Policy(policy reverseproxy.Selector, ask func([]*pool.Member) *pool.Member) func([]*pool.Member) *pool.Member {
 	switch policy := policy.(type) {
 	case nil:
@@ -108,8 +112,9 @@ func Policy(policy reverseproxy.Selector, ask func([]*pool.Member) *pool.Member)
 	return ask
 }
 
-// leastBusy returns the member with the fewest requests in flight, which the pool counts, among n that are picked at
-// random. It does what least_conn and random_choose of reverse_proxy do with its own counts: it counts only
+// leastBusy returns the member with the fewest requests in flight, which the
+// pool counts, among n that are picked at random. It does what least_conn and
+// random_choose of reverse_proxy do with its own counts: it counts only
 // requests of upstreams that it chooses itself.
 func leastBusy(tier []*pool.Member, n int) *pool.Member {
 	tier = slices.Clone(tier)

@@ -1,17 +1,17 @@
 // Package pools keeps what belongs to all pools of the process.
 //
-// Its [Set] has the pools in use by their names. The status page, the metrics and the
-// admin API find pools there. The newest pool of a name counts, because during a
-// reload the old and the new configuration run side by side (TestTheNewestOfANameCounts).
-// The health of a backend is shared by all pools that use it, and outlives each of
-// them: see [LoadHealth].
+// Its [Set] has the pools in use by their names. The status page, the metrics
+// and the admin API find pools there. The newest pool of a name counts, because
+// during a reload the old and the new configuration run side by side
+// (TestTheNewestOfANameCounts). The health of a backend is shared by all pools
+// that use it, and outlives each of them: see [LoadHealth].
 //
-// A [Saver] writes state to Caddy's storage, at intervals and at a stop. A storage that
-// hangs delays the end of all pools together, and only once
+// A [Saver] writes state to Caddy's storage, at intervals and at a stop. A
+// storage that hangs delays the end of all pools together, and only once
 // (TestAStorageThatHangsDelaysTheEndOfAllPoolsOnce).
 //
-// The package also adapts the selection policies of reverse_proxy, which choose among
-// upstreams, to members of a pool.
+// The package also adapts the selection policies of reverse_proxy, which choose
+// among upstreams, to members of a pool.
 package pools
 
 import (
@@ -39,12 +39,13 @@ type Entry struct {
 	// Name identifies the pool, also through config reloads.
 	Name string
 	Pool *pool.Pool
-	// Rechecker is a *backend.Rechecker, which has the backends and their transport. This
-	// package cannot import it. A plain reverse_proxy has none.
+	// Rechecker is a *backend.Rechecker, which has the backends and their
+	// transport. This package cannot import it. A plain reverse_proxy has none.
 	Rechecker pool.Listener
 	// Callers are what its callers use, or nil if it does not limit them.
 	Callers *meter.Callers
-	// Unlimited returns the callers that have keys, but no limits, although others have some. It is nil as Callers is.
+	// Unlimited returns the callers that have keys, but no limits, although
+	// others have some. It is nil as Callers is.
 	Unlimited func() []string
 	// Secrets are those of its config that come from files, or nil.
 	Secrets *keys.Reloader
@@ -91,8 +92,8 @@ var Default Set
 // digest identifies the options of a pool, which may be secret.
 type digest [sha256.Size]byte
 
-// take records the options of the pool with this name. It is an error if another pool has the name, unless that has the same
-// options.
+// take records the options of the pool with this name. It is an error if
+// another pool has the name, unless that has the same options.
 func take(taken map[string]digest, name string, options []any) error {
 	text, err := json.Marshal(options)
 	if err != nil {
@@ -106,9 +107,10 @@ func take(taken map[string]digest, name string, options []any) error {
 	return nil
 }
 
-// Claim gives a pool its name in the config that is set up in ctx, for as long as
-// that is in use. It is an error if another pool of the config has the name, unless
-// that has the same options: Caddy makes two of a site that listens on two ports.
+// Claim gives a pool its name in the config that is set up in ctx, for as long
+// as that is in use. It is an error if another pool of the config has the name,
+// unless that has the same options: Caddy makes two of a site that listens on
+// two ports.
 func (s *Set) Claim(ctx caddy.Context, name string, options ...any) error {
 	config := ctx.GetMetricsRegistry() // each config has its own
 	s.mu.Lock()
@@ -130,9 +132,10 @@ func (s *Set) Claim(ctx caddy.Context, name string, options ...any) error {
 }
 
 // Unnamed records that the operator did not choose the name of a pool that was
-// claimed, and whether callers have keys for the pool. It reports, once for each
-// config, whether there are several such pools, and keys: when the order of the pools
-// changes, one of them gets the name of another, and the ids of its callers.
+// claimed, and whether callers have keys for the pool. It reports, once for
+// each config, whether there are several such pools, and keys: when the order
+// of the pools changes, one of them gets the name of another, and the ids of
+// its callers.
 func (s *Set) Unnamed(ctx caddy.Context, name string, keys bool) (warn bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,10 +150,10 @@ func (s *Set) Unnamed(ctx caddy.Context, name string, keys bool) (warn bool) {
 // fileState is where a Caddyfile's adapter keeps the names of its pools.
 const fileState = "openai_lb.pools"
 
-// NameInFile returns the name of the next pool of the Caddyfile of which the adapter
-// has this state. The first pool without a name keeps none, and is the fallback.
-// The others are numbered in the order of the file, because Caddy sets up the servers
-// of a config in any order.
+// NameInFile returns the name of the next pool of the Caddyfile of which the
+// adapter has this state. The first pool without a name keeps none, and is the
+// fallback. The others are numbered in the order of the file, because Caddy
+// sets up the servers of a config in any order.
 func NameInFile(state map[string]any, name, fallback string) string {
 	names := inFile[bool](state, fileState)
 	for n := 2; name == "" && names[fallback]; n++ {
@@ -162,10 +165,12 @@ func NameInFile(state map[string]any, name, fallback string) string {
 	return name
 }
 
-// optionsInFile is where a Caddyfile's adapter keeps the digests of its pools' options.
+// optionsInFile is where a Caddyfile's adapter keeps the digests of its pools'
+// options.
 const optionsInFile = "openai_lb.options"
 
-// ClaimInFile returns the error of Claim that a pool of the Caddyfile will meet, because of one before it.
+// ClaimInFile returns the error of Claim that a pool of the Caddyfile will
+// meet, because of one before it.
 func ClaimInFile(state map[string]any, name string, options ...any) error {
 	return take(inFile[digest](state, optionsInFile), name, options)
 }
@@ -202,7 +207,8 @@ func (s *Set) Remove(e *Entry) {
 	s.entries = slices.DeleteFunc(s.entries, func(other *Entry) bool { return other == e })
 }
 
-// Names returns the names of the pools that a config has, and of those in use, which there may be a little longer.
+// Names returns the names of the pools that a config has, and of those in use,
+// which there may be a little longer.
 func (s *Set) Names() (all []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

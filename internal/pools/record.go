@@ -6,15 +6,19 @@ import (
 	"time"
 )
 
-// Record is something that a pool keeps on disk, such as its bill: when it was last written, and since when a change has
-// waited for that. A change normally waits for some seconds. While a disk is full, or hangs, it waits for longer, so
-// a long wait shows both. A pool without requests has no changes, and shows neither.
+// Record is something that a pool keeps on disk, such as its bill: when it was
+// last written, and since when a change has waited for that. A change normally
+// waits for some seconds. While a disk is full, or hangs, it waits for longer,
+// so a long wait shows both. A pool without requests has no changes, and shows
+// neither.
 type Record struct {
 	Name string
 
 	mu sync.Mutex
-	// written is when all changes until then were on disk for the last time. Of the changes since, changed is the oldest one
-	// that no write has begun to take, and taken the oldest one that a write has begun to take. Each is zero if there is none.
+	// written is when all changes until then were on disk for the last time. Of
+	// the changes since, changed is the oldest one that no write has begun to
+	// take, and taken the oldest one that a write has begun to take. Each is
+	// zero if there is none.
 	written, changed, taken time.Time
 }
 
@@ -23,11 +27,13 @@ type State struct {
 	Name string
 	// Written is when it was last written. It is zero if it never was.
 	Written time.Time
-	// Waits is since when the oldest change waits to be written. It is zero if there is none.
+	// Waits is since when the oldest change waits to be written. It is zero if
+	// there is none.
 	Waits time.Time
 }
 
-// UnwrittenAfter is how long a change may wait before operators get to know. A Saver has tried several times by then.
+// UnwrittenAfter is how long a change may wait before operators get to know. A
+// Saver has tried several times by then.
 const UnwrittenAfter = time.Minute
 
 // Unwritten reports whether a change has waited for too long.
@@ -51,7 +57,8 @@ func (r *Record) Begin() {
 	r.taken, r.changed = cmp.Or(r.taken, r.changed), time.Time{}
 }
 
-// End records that this has succeeded. After a failure, it is not called, and the changes still wait.
+// End records that this has succeeded. After a failure, it is not called, and
+// the changes still wait.
 func (r *Record) End() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -12,7 +12,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// TestARecordShowsAStorageThatFails checks also that neither changes nor their absence show a storage that works as failing.
+// TestARecordShowsAStorageThatFails checks also that neither changes nor their
+// absence show a storage that works as failing.
 func TestARecordShowsAStorageThatFails(t *testing.T) {
 	path := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -42,7 +43,8 @@ func TestARecordShowsAStorageThatFails(t *testing.T) {
 	})
 }
 
-// TestARecordShowsAStorageThatHangs has no second save, which would wait for the first one.
+// TestARecordShowsAStorageThatHangs has no second save, which would wait for
+// the first one.
 func TestARecordShowsAStorageThatHangs(t *testing.T) {
 	path := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {

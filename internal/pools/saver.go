@@ -12,18 +12,22 @@ import (
 )
 
 const (
-	// SaveInterval is how long after a change a Saver saves, and how often it tries again.
+	// SaveInterval is how long after a change a Saver saves, and how often it
+	// tries again.
 	SaveInterval = 10 * time.Second
 	// storageTimeout limits how long the storage may take.
 	storageTimeout = 30 * time.Second
-	// readPatience is how long requests wait for the first attempt to read what was saved.
+	// readPatience is how long requests wait for the first attempt to read what
+	// was saved.
 	readPatience = 3 * time.Second
 )
 
-// Saver keeps something in Caddy's storage through config reloads. It saves after changes, and when it is asked to. While
-// the storage fails, it tries again, and the log has one line about that.
+// Saver keeps something in Caddy's storage through config reloads. It saves
+// after changes, and when it is asked to. While the storage fails, it tries
+// again, and the log has one line about that.
 type Saver struct {
-	// load reads what was saved, and read reports whether it has. Nothing is to be read if it is nil.
+	// load reads what was saved, and read reports whether it has. Nothing is to
+	// be read if it is nil.
 	load, save func(context.Context, certmagic.Storage) error
 	read       atomic.Bool
 	to         atomic.Pointer[place] // nil: nothing is saved
@@ -39,7 +43,8 @@ type Saver struct {
 	// closed reports whether nothing is saved after a change any more.
 	closed atomic.Bool
 
-	// started begins the first reading, which is over when done is closed. Requests wait until a time at most.
+	// started begins the first reading, which is over when done is closed.
+	// Requests wait until a time at most.
 	started sync.Once
 	until   time.Time
 	done    chan struct{}
@@ -51,7 +56,8 @@ type place struct {
 	logger  *zap.Logger
 }
 
-// StorageError is what could not be done with a key of the storage. What is the message for the log.
+// StorageError is what could not be done with a key of the storage. What is the
+// message for the log.
 type StorageError struct {
 	What, Key string
 	Err       error
@@ -63,8 +69,8 @@ func (e *StorageError) Error() string { return e.What + " " + e.Key + ": " + e.E
 // Unwrap returns the cause.
 func (e *StorageError) Unwrap() error { return e.Err }
 
-// NewSaver returns a Saver that saves nowhere until it is configured, and has a Record of this name. save fails with a
-// StorageError.
+// NewSaver returns a Saver that saves nowhere until it is configured, and has a
+// Record of this name. save fails with a StorageError.
 func NewSaver(record string, load, save func(context.Context, certmagic.Storage) error) *Saver {
 	return &Saver{Record: Record{Name: record}, load: load, save: save, failing: make(map[string]string), done: make(chan struct{})}
 }
@@ -81,10 +87,12 @@ func (s *Saver) Configure(storage certmagic.Storage, logger *zap.Logger) {
 // Saves reports whether there is a storage.
 func (s *Saver) Saves() bool { return s.to.Load() != nil }
 
-// Unread reports whether there is a storage, of which what was saved has not been read.
+// Unread reports whether there is a storage, of which what was saved has not
+// been read.
 func (s *Saver) Unread() bool { return s.Saves() && !s.read.Load() }
 
-// Read reads what was saved, unless that was done. It is for the function that saves, and so replaces it.
+// Read reads what was saved, unless that was done. It is for the function that
+// saves, and so replaces it.
 func (s *Saver) Read(ctx context.Context, storage certmagic.Storage) error {
 	if s.read.Load() {
 		return nil
@@ -94,8 +102,9 @@ func (s *Saver) Read(ctx context.Context, storage certmagic.Storage) error {
 	return err
 }
 
-// Await has what was saved read in the background when the first request asks, because `caddy validate` must not, and waits for it,
-// but not for long: while the storage hangs or fails, requests do without.
+// Await has what was saved read in the background when the first request asks,
+// because `caddy validate` must not, and waits for it, but not for long: while
+// the storage hangs or fails, requests do without.
 func (s *Saver) Await() {
 	if !s.Unread() {
 		return
@@ -112,7 +121,8 @@ func (s *Saver) Await() {
 	WaitFor(s.done, time.Until(s.until))
 }
 
-// WaitFor waits until something in the background is done, but not for longer than patience.
+// WaitFor waits until something in the background is done, but not for longer
+// than patience.
 func WaitFor(done <-chan struct{}, patience time.Duration) {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
@@ -157,14 +167,16 @@ func (s *Saver) Save() {
 	}
 }
 
-// ending is when the last saves of a config have to be over, if the storage does not answer.
+// ending is when the last saves of a config have to be over, if the storage
+// does not answer.
 var ending struct {
 	mu    sync.Mutex
 	until time.Time
 }
 
-// SaveLast calls save when a config ends. While the storage does not answer, all pools together wait as long as one would: Caddy
-// ends one after the other. The save goes on then, if the process does.
+// SaveLast calls save when a config ends. While the storage does not answer,
+// all pools together wait as long as one would: Caddy ends one after the other.
+// The save goes on then, if the process does.
 func SaveLast(save func()) {
 	patience, saved := time.Until(endOf(time.Now())), make(chan struct{})
 	go func() {
@@ -190,8 +202,10 @@ func endOf(now time.Time) time.Time {
 // Saving is the task of saving, or of what has to be done before.
 const Saving = "save"
 
-// Use calls f for a task with the storage, unless there is none, while nothing else uses it. It logs an error of f, unless
-// that is the latest line about the task, and reports whether there was none. The first success after errors is logged, too.
+// Use calls f for a task with the storage, unless there is none, while nothing
+// else uses it. It logs an error of f, unless that is the latest line about the
+// task, and reports whether there was none. The first success after errors is
+// logged, too.
 func (s *Saver) Use(task string, f func(context.Context, certmagic.Storage) error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -6,10 +6,11 @@ import "time"
 type Answers int
 
 const (
-	// No: it is silent, its last reply was late, a request waits for longer than its threshold, or
-	// one was sent to it that has to be answered first.
+	// No: it is silent, its last reply was late, a request waits for longer
+	// than its threshold, or one was sent to it that has to be answered first.
 	No Answers = iota
-	// Perhaps: it was not tried lately, or it was slow, so one request may find out.
+	// Perhaps: it was not tried lately, or it was slow, so one request may find
+	// out.
 	Perhaps
 	// Yes: its last reply came within its threshold.
 	Yes

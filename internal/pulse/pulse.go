@@ -1,21 +1,26 @@
-// Package pulse follows how fast backends answer, and finds those that accept requests and send
-// nothing. It gets the time only from its arguments.
+// Package pulse follows how fast backends answer, and finds those that accept
+// requests and send nothing. It gets the time only from its arguments.
 //
-// A [Pulse] follows the requests of one operation with one model at one backend. What is [Usual] is known for each [Kind]
-// of request, and the threshold of a request is a multiple of that, so a slow model has a long threshold
-// and no option to set. Several requests that wait are better evidence than one: a pulse is silent when
-// two requests have waited for longer than their thresholds, and no byte of any reply has come since the
-// second of them was sent. A request whose client leaves before counts for the part of its threshold that
-// it has waited, unless that is no long wait.
+// A [Pulse] follows the requests of one operation with one model at one
+// backend. What is [Usual] is known for each [Kind] of request, and the
+// threshold of a request is a multiple of that, so a slow model has a long
+// threshold and no option to set. Several requests that wait are better
+// evidence than one: a pulse is silent when two requests have waited for longer
+// than their thresholds, and no byte of any reply has come since the second of
+// them was sent. A request whose client leaves before counts for the part of
+// its threshold that it has waited, unless that is no long wait.
 //
-// A silence ends with the next byte that comes in time. A late one shows that the backend is only slow. One
-// request after the other tries it, and a few have patience, each twice as long as the one before: so what
-// has become usual at a slow backend is learned.
+// A silence ends with the next byte that comes in time. A late one shows that
+// the backend is only slow. One request after the other tries it, and a few
+// have patience, each twice as long as the one before: so what has become usual
+// at a slow backend is learned.
 //
-// Requests that wait may move from a silent backend to one that answers. Perhaps it is only these requests
-// that take so long, so one of them leads: the others follow when it has got a byte within its threshold.
+// Requests that wait may move from a silent backend to one that answers.
+// Perhaps it is only these requests that take so long, so one of them leads:
+// the others follow when it has got a byte within its threshold.
 //
-// The hot path takes no lock: a request that is sent costs an addition, and a byte a store.
+// The hot path takes no lock: a request that is sent costs an addition, and a
+// byte a store.
 package pulse
 
 import (
@@ -26,43 +31,53 @@ import (
 const (
 	// lately is for how long after a byte a pulse counts as answering.
 	lately = 30 * time.Second
-	// A silent backend is tried after firstPause, and each further pause is twice as long.
+	// A silent backend is tried after firstPause, and each further pause is
+	// twice as long.
 	firstPause   = time.Second
 	longestPause = 16 * time.Second
-	// A request with patience is sent after seldom times as long as the one before waited.
+	// A request with patience is sent after seldom times as long as the one
+	// before waited.
 	seldom = 16
-	// A request that waits for longer than the threshold looks again after an eighth of its wait,
-	// within these limits.
+	// A request that waits for longer than the threshold looks again after an
+	// eighth of its wait, within these limits.
 	soonestLook = 100 * time.Millisecond
 	latestLook  = time.Second
 )
 
-// Pulse follows the requests of a use of a backend. The zero Pulse is ready to use.
+// Pulse follows the requests of a use of a backend. The zero Pulse is ready to
+// use.
 type Pulse struct {
 	norms [kinds]norm
 	// waiting is how many requests wait.
 	waiting atomic.Int64
-	// heard is when the last byte came, and whether it came later than the threshold.
+	// heard is when the last byte came, and whether it came later than the
+	// threshold.
 	heard moment
-	// answer is when the first of the requests that were sent since then has waited for too long. 0: none waits.
+	// answer is when the first of the requests that were sent since then has
+	// waited for too long. 0: none waits.
 	answer atomic.Int64
-	// evidence is how many requests have waited for too long since then, in parts of a request.
+	// evidence is how many requests have waited for too long since then, in
+	// parts of a request.
 	evidence atomic.Int64
-	// silent is when the silence was found, and whether the backend is slow instead. While there is one,
-	// the next request that tries the backend is due at due, and the one after it pause later.
+	// silent is when the silence was found, and whether the backend is slow
+	// instead. While there is one, the next request that tries the backend is
+	// due at due, and the one after it pause later.
 	silent     moment
 	due, pause atomic.Int64
-	// tried is when a request was last sent during the silence, or, before one was, when it began.
+	// tried is when a request was last sent during the silence, or, before one
+	// was, when it began.
 	tried atomic.Int64
 	// late is how long the last late byte took.
 	late atomic.Int64
-	// patient is when the next request that is sent during the silence has more patience than others, and
-	// patience is how long it waits.
+	// patient is when the next request that is sent during the silence has more
+	// patience than others, and patience is how long it waits.
 	patient, patience atomic.Int64
-	// lead is until when the request that leads the others has time for its byte. 0: none leads.
-	// followed: it got the byte. leads is how many requests led.
+	// lead is until when the request that leads the others has time for its
+	// byte. 0: none leads. followed: it got the byte. leads is how many
+	// requests led.
 	lead, leads atomic.Int64
-	// trial is when a request was last sent to find out whether the backend answers.
+	// trial is when a request was last sent to find out whether the backend
+	// answers.
 	trial moment
 	// silences counts those of the backend.
 	silences *atomic.Int64
@@ -97,7 +112,8 @@ func momentOf(at int64, flag bool) int64 {
 	return at<<stateBits | known
 }
 
-// since returns how long before at the moment was. It is negative if there is none.
+// since returns how long before at the moment was. It is negative if there is
+// none.
 func (m *moment) since(at int64) time.Duration {
 	value := m.Load()
 	if value == 0 {
@@ -116,7 +132,8 @@ type Request struct {
 	patience time.Duration
 	took     time.Duration
 	Kind     Kind
-	// counted reports whether it is evidence, and unusual whether a silence was in force when its byte came.
+	// counted reports whether it is evidence, and unusual whether a silence was
+	// in force when its byte came.
 	counted, unusual bool
 }
 
@@ -146,7 +163,8 @@ func (p *Pulse) Usual(kind Kind) Usual { return p.norms[kind-1].get() }
 // Slowest returns what is usual for the kind of request that waits longest.
 func (p *Pulse) Slowest() Usual { return slowest(p.norms[:], 1) }
 
-// slowest returns the longest of these waits that at least so many replies show.
+// slowest returns the longest of these waits that at least so many replies
+// show.
 func slowest(norms []norm, replies int64) (slowest Usual) {
 	for i := range norms {
 		if u := norms[i].get(); u.Replies >= replies && u.Wait >= slowest.Wait {
@@ -156,7 +174,8 @@ func slowest(norms []norm, replies int64) (slowest Usual) {
 	return slowest
 }
 
-// Sent records that a request is sent. It returns after how long it looks for the first time.
+// Sent records that a request is sent. It returns after how long it looks for
+// the first time.
 func (p *Pulse) Sent(r *Request) time.Duration {
 	p.waiting.Add(1)
 	if r.Threshold == 0 {
@@ -172,7 +191,8 @@ func (p *Pulse) Sent(r *Request) time.Duration {
 	return r.Threshold
 }
 
-// bePatient makes a request wait longer than its threshold before it moves, if it is time for that.
+// bePatient makes a request wait longer than its threshold before it moves, if
+// it is time for that.
 func (p *Pulse) bePatient(r *Request) {
 	at, due, patience := nanos(r.Sent), p.patient.Load(), p.patience.Load()
 	if at < due || !p.patient.CompareAndSwap(due, at+seldom*patience) {
@@ -182,7 +202,8 @@ func (p *Pulse) bePatient(r *Request) {
 	p.patience.Store(min(2*patience, int64(longestPause)))
 }
 
-// Unsent records that a request does not wait any more, which says nothing of the backend.
+// Unsent records that a request does not wait any more, which says nothing of
+// the backend.
 func (p *Pulse) Unsent() { p.waiting.Add(-1) }
 
 // Heard records the first byte of a reply, whatever it says.
@@ -225,8 +246,9 @@ func (p *Pulse) endSilence() Change {
 	return Change{Answered, sinceOf(silence)}
 }
 
-// Left records that a request got no byte, and does not wait any more. If it left before the longest usual wait
-// was over, as editors cancel theirs while the user types, that proves nothing.
+// Left records that a request got no byte, and does not wait any more. If it
+// left before the longest usual wait was over, as editors cancel theirs while
+// the user types, that proves nothing.
 func (p *Pulse) Left(r *Request, now time.Time, longest time.Duration) Change {
 	p.waiting.Add(-1)
 	waited := now.Sub(r.Sent)
@@ -236,8 +258,8 @@ func (p *Pulse) Left(r *Request, now time.Time, longest time.Duration) Change {
 	return p.testify(r, now, min(one, int64(one*waited/r.Threshold)))
 }
 
-// testify adds to the evidence, unless a byte has come since the request was sent, and begins the silence if that
-// is enough.
+// testify adds to the evidence, unless a byte has come since the request was
+// sent, and begins the silence if that is enough.
 func (p *Pulse) testify(r *Request, now time.Time, evidence int64) Change {
 	heard := p.heard.Load()
 	if nanos(r.Sent) < heard>>stateBits && heard != 0 {
@@ -276,7 +298,8 @@ func (p *Pulse) beginSilence(r *Request, heard int64, now time.Time) Change {
 	return Change{FellSilent, now}
 }
 
-// Served records that the reply whose first byte was heard has served the request.
+// Served records that the reply whose first byte was heard has served the
+// request.
 func (p *Pulse) Served(r *Request) {
 	p.norms[r.Kind-1].served(r.took, r.unusual)
 }
@@ -284,17 +307,19 @@ func (p *Pulse) Served(r *Request) {
 // Finding is what a request that waits finds out.
 type Finding struct {
 	Change
-	// Silent reports whether the request has waited for longer than its threshold at a backend that sends nothing.
+	// Silent reports whether the request has waited for longer than its
+	// threshold at a backend that sends nothing.
 	Silent bool
-	// Moves reports whether the request may go on to a backend that answers, if it leads or follows. One that is silent
-	// for a request with patience does not let it go yet.
+	// Moves reports whether the request may go on to a backend that answers, if
+	// it leads or follows. One that is silent for a request with patience does
+	// not let it go yet.
 	Moves bool
 	// Again is after how long the request looks again.
 	Again time.Duration
 }
 
-// Look finds out whether there is a silence. A request that still waits calls it at its threshold, and then again
-// and again.
+// Look finds out whether there is a silence. A request that still waits calls
+// it at its threshold, and then again and again.
 func (p *Pulse) Look(r *Request, now time.Time) (f Finding) {
 	waited := now.Sub(r.Sent)
 	if r.Threshold == 0 || waited < r.Threshold {
@@ -316,7 +341,8 @@ func (p *Pulse) Look(r *Request, now time.Time) (f Finding) {
 	return f
 }
 
-// Lead reports whether a request may move: the others follow the one that leads. With Stay, it does not lead.
+// Lead reports whether a request may move: the others follow the one that
+// leads. With Stay, it does not lead.
 func (p *Pulse) Lead(r *Request, now time.Time) bool {
 	until, at := p.lead.Load(), nanos(now)
 	if until == followed {
@@ -335,7 +361,8 @@ func (p *Pulse) Stay() {
 // Follow lets the other requests follow: one that has moved got a byte in time.
 func (p *Pulse) Follow() { p.lead.Store(followed) }
 
-// Silent returns since when the pulse is silent or slow. It reports false if it is not.
+// Silent returns since when the pulse is silent or slow. It reports false if it
+// is not.
 func (p *Pulse) Silent() (since time.Time, silent bool) {
 	value := p.silent.Load()
 	return sinceOf(value), value != 0
@@ -347,8 +374,8 @@ func (p *Pulse) IsSilent() bool { return p.silent.Load() != 0 }
 // Due reports whether a request may try the silent backend.
 func (p *Pulse) Due(now time.Time) bool { return nanos(now) >= p.due.Load() }
 
-// Try reports whether the request may be sent: it is the one that tries the silent backend, or the
-// silence has ended.
+// Try reports whether the request may be sent: it is the one that tries the
+// silent backend, or the silence has ended.
 func (p *Pulse) Try(now time.Time) bool {
 	due, at := p.due.Load(), nanos(now)
 	if p.silent.Load() == 0 {

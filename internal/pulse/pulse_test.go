@@ -420,7 +420,8 @@ func TestManyRequestsAtOnceLeaveNothingBehind(t *testing.T) {
 	}
 }
 
-// Sent and Heard cost at most 40 ns together, on a machine that does nothing else, and no allocation.
+// Sent and Heard cost at most 40 ns together, on a machine that does nothing
+// else, and no allocation.
 func BenchmarkSentAndHeard(b *testing.B) {
 	p, heard := used(), at(2)
 	r := &Request{Kind: kind, Sent: at(1), Threshold: 4 * time.Second}

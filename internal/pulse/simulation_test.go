@@ -9,14 +9,17 @@ import (
 	"time"
 )
 
-// simulation is two backends, each of which gets half of the requests, in a time of its own.
+// simulation is two backends, each of which gets half of the requests, in a
+// time of its own.
 type simulation struct {
 	random   *rand.Rand
 	now      time.Time
 	backends [2]*Pulse
-	// wait is how long a request waits for its first byte at a backend, from now on.
+	// wait is how long a request waits for its first byte at a backend, from
+	// now on.
 	wait func(backend int) time.Duration
-	// patience is for how long a client waits before it leaves, from now on. It may be nil.
+	// patience is for how long a client waits before it leaves, from now on. It
+	// may be nil.
 	patience func() time.Duration
 	left     int
 	// silent reports until when a backend sends nothing. It may be nil.
@@ -33,7 +36,8 @@ type request struct {
 	arrived time.Time
 	backend int
 	over    bool
-	// from is the backend that it has moved from, if it did, and leads how long it leads others.
+	// from is the backend that it has moved from, if it did, and leads how long
+	// it leads others.
 	from  *Pulse
 	leads time.Duration
 }
@@ -112,8 +116,8 @@ func (s *simulation) usual(backend int) Usual {
 	return s.backends[0].Usual(kind).With(s.backends[1].Usual(kind))
 }
 
-// reply answers a request that was sent at sent, unless it has moved since. What a silent backend
-// would send comes when it is back.
+// reply answers a request that was sent at sent, unless it has moved since.
+// What a silent backend would send comes when it is back.
 func (s *simulation) reply(r *request, sent time.Time, in time.Duration) {
 	s.after(in, func() {
 		if r.Sent != sent || r.over {

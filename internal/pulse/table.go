@@ -9,22 +9,23 @@ import (
 	"time"
 )
 
-// Table has the pulses of a backend, by uses. The zero Table is ready to use. Reading it takes no
-// lock.
+// Table has the pulses of a backend, by uses. The zero Table is ready to use.
+// Reading it takes no lock.
 type Table struct {
 	uses atomic.Pointer[uses]
 	mu   sync.Mutex // guards writing
 }
 
-// Use is an operation with a model, by its name at the backend. To count the tokens of a prompt takes no part of the time
-// that an answer takes, and may still work when nothing else does.
+// Use is an operation with a model, by its name at the backend. To count the
+// tokens of a prompt takes no part of the time that an answer takes, and may
+// still work when nothing else does.
 type Use struct{ Model, Operation string }
 
 // uses are the pulses by uses. It never changes.
 type uses struct {
 	pulses map[Use]*Pulse
-	// first are the pulses of the first uses. Most backends have no more, and to compare a few short names takes less
-	// time than to look one up.
+	// first are the pulses of the first uses. Most backends have no more, and
+	// to compare a few short names takes less time than to look one up.
 	first []usedPulse
 	// silences is how many of them are silent.
 	silences *atomic.Int64
@@ -60,8 +61,8 @@ func (t *Table) Of(use Use) *Pulse {
 	return known.pulses[use]
 }
 
-// Make returns the pulse of a use, which is followed from now on. It returns nil if there are too
-// many.
+// Make returns the pulse of a use, which is followed from now on. It returns
+// nil if there are too many.
 func (t *Table) Make(use Use) *Pulse {
 	if p := t.Of(use); p != nil || t.full() {
 		return p
@@ -90,14 +91,15 @@ func (t *Table) full() bool {
 	return known != nil && len(known.pulses) >= maxUses
 }
 
-// AnySilent reports whether any of the pulses is silent, which is hardly ever so.
+// AnySilent reports whether any of the pulses is silent, which is hardly ever
+// so.
 func (t *Table) AnySilent() bool {
 	known := t.uses.Load()
 	return known != nil && known.silences.Load() > 0
 }
 
-// Clear forgets all pulses. Requests that still wait have the old ones, which count for no request
-// that comes later.
+// Clear forgets all pulses. Requests that still wait have the old ones, which
+// count for no request that comes later.
 func (t *Table) Clear() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -108,19 +110,22 @@ func (t *Table) Clear() {
 type State struct {
 	// Use is what the backend is used for.
 	Use
-	// Whole and Streamed are the usual waits for the first byte: of the kind that waits longest, if several are
-	// known. 0: none is.
+	// Whole and Streamed are the usual waits for the first byte: of the kind
+	// that waits longest, if several are known. 0: none is.
 	Whole, Streamed time.Duration
-	// Since is when the silence began. It is zero if there is none. Slow reports whether bytes come, but late.
+	// Since is when the silence began. It is zero if there is none. Slow
+	// reports whether bytes come, but late.
 	Since time.Time
 	Slow  bool
-	// Untried is when a request was last sent, if the backend was silent or slow then and none has tried it for so long
-	// that it is not known how it is. Since is zero then.
+	// Untried is when a request was last sent, if the backend was silent or
+	// slow then and none has tried it for so long that it is not known how it
+	// is. Since is zero then.
 	Untried time.Time
 }
 
-// untried is after how long without a request a silence says nothing any more: only a request can end it, and an idle
-// backend gets none. The next request may try it, as one is due after longestPause.
+// untried is after how long without a request a silence says nothing any more:
+// only a request can end it, and an idle backend gets none. The next request
+// may try it, as one is due after longestPause.
 const untried = 45 * time.Second
 
 // Snapshot returns the states of all pulses that have been used.

@@ -6,15 +6,17 @@ import (
 	"time"
 )
 
-// Kind is a kind of request: those that usually wait for about as long. The first byte of a streamed reply
-// comes when the model begins to answer, and that of a whole one when it is done. Both take longer after a
-// long prompt, and a whole one if much output is asked for.
+// Kind is a kind of request: those that usually wait for about as long. The
+// first byte of a streamed reply comes when the model begins to answer, and
+// that of a whole one when it is done. Both take longer after a long prompt,
+// and a whole one if much output is asked for.
 type Kind uint8
 
 // Unfollowed is the kind of requests that no pulse follows.
 const Unfollowed Kind = 0
 
-// The bytes of a prompt, and the tokens of output, up to which a request is of a size. All others are of one more.
+// The bytes of a prompt, and the tokens of output, up to which a request is of
+// a size. All others are of one more.
 var (
 	promptSizes = [...]int64{8 << 10, 64 << 10}
 	outputSizes = [...]int64{0, 256, 2048}
@@ -25,7 +27,8 @@ const (
 	kinds = 2 * sizes
 )
 
-// KindOf returns the kind of a request with a prompt of that many bytes that asks for that many tokens of output.
+// KindOf returns the kind of a request with a prompt of that many bytes that
+// asks for that many tokens of output.
 func KindOf(streamed bool, prompt, output int64) Kind {
 	kind := 1 + sizeOf(prompt, promptSizes[:])*(len(outputSizes)+1) + sizeOf(output, outputSizes[:])
 	if streamed {
@@ -43,7 +46,8 @@ func sizeOf(n int64, sizes []int64) int {
 type Usual struct {
 	// Wait is the moving average of the waits for the first byte.
 	Wait time.Duration
-	// Longest falls slowly from the second longest wait: one wait alone is an outlier.
+	// Longest falls slowly from the second longest wait: one wait alone is an
+	// outlier.
 	Longest time.Duration
 	// Replies is how many replies show it, up to enough.
 	Replies int64
@@ -56,7 +60,8 @@ const (
 	shortest = 500 * time.Millisecond
 	// factor is how many times the usual wait is too long.
 	factor = 4
-	// shortestLone and loneFactor are the same for a request that moves by itself.
+	// shortestLone and loneFactor are the same for a request that moves by
+	// itself.
 	shortestLone = time.Minute
 	loneFactor   = 10
 )
@@ -74,8 +79,8 @@ func (u Usual) With(v Usual) Usual {
 	return Usual{wait, max(u.Longest, v.Longest), min(n, enough)}
 }
 
-// Threshold returns how long a wait must be to be longer than usual: the longer, the fewer replies show what is
-// usual. It is 0 if none does.
+// Threshold returns how long a wait must be to be longer than usual: the
+// longer, the fewer replies show what is usual. It is 0 if none does.
 func (u Usual) Threshold() time.Duration {
 	if u.Replies == 0 {
 		return 0
@@ -83,8 +88,10 @@ func (u Usual) Threshold() time.Duration {
 	return max(max(shortest, factor*u.Wait)*enough/time.Duration(u.Replies), u.Longest)
 }
 
-// LoneThreshold returns how long a wait must be so that a request moves to another backend by itself, although nothing else
-// shows that its backend is silent: it may be the only request there. It is 0 if it is not known what is usual.
+// LoneThreshold returns how long a wait must be so that a request moves to
+// another backend by itself, although nothing else shows that its backend is
+// silent: it may be the only request there. It is 0 if it is not known what is
+// usual.
 func (u Usual) LoneThreshold() time.Duration {
 	if u.Replies == 0 {
 		return 0
@@ -94,7 +101,8 @@ func (u Usual) LoneThreshold() time.Duration {
 
 // norm is what is usual for requests of a kind at one backend.
 type norm struct {
-	// longest falls slowly from the longest wait, and second from the second longest.
+	// longest falls slowly from the longest wait, and second from the second
+	// longest.
 	usual, longest, second, replies atomic.Int64
 }
 
@@ -102,9 +110,11 @@ func (n *norm) get() Usual {
 	return Usual{time.Duration(n.usual.Load()), time.Duration(n.second.Load()), n.replies.Load()}
 }
 
-// served records the wait for the first byte of a reply. Replies that come at the same moment may overwrite each
-// other's wait, which changes little. A wait that is much longer than usual moves the average only as one does that
-// is just too long. One that was unusual, because the backend was silent meanwhile, is no long wait of those to come.
+// served records the wait for the first byte of a reply. Replies that come at
+// the same moment may overwrite each other's wait, which changes little. A wait
+// that is much longer than usual moves the average only as one does that is
+// just too long. One that was unusual, because the backend was silent
+// meanwhile, is no long wait of those to come.
 func (n *norm) served(wait time.Duration, unusual bool) {
 	before := n.get()
 	usual, sample := int64(before.Wait), wait

@@ -6,18 +6,21 @@ import (
 	"time"
 )
 
-// Mark is the place of a request in the order of those that were sent, and what was deducted for it. The zero
-// Mark is that of a request for which nothing was.
+// Mark is the place of a request in the order of those that were sent, and what
+// was deducted for it. The zero Mark is that of a request for which nothing
+// was.
 type Mark struct {
 	meter    *Meter
 	order    int64
 	deducted [2]deducted
-	// tier is that of the request, which got cost at the instant sent. cost is 0 if no tier keeps a share.
+	// tier is that of the request, which got cost at the instant sent. cost is
+	// 0 if no tier keeps a share.
 	tier       int
 	cost, sent int64
 }
 
-// deducted is the estimate that was deducted for a request, and the sum of the estimates then, itself included.
+// deducted is the estimate that was deducted for a request, and the sum of the
+// estimates then, itself included.
 type deducted struct{ cost, sum int64 }
 
 // Deduct deducts a request of this cost, in tokens, from what is left.
@@ -33,8 +36,9 @@ func (m *Meter) Give(tier int, cost int64, now time.Time) Mark {
 	return k
 }
 
-// Return gives back what was deducted for a request that was not executed. The reading of a later reply, or of
-// its own, already says what is left without it.
+// Return gives back what was deducted for a request that was not executed. The
+// reading of a later reply, or of its own, already says what is left without
+// it.
 func (k Mark) Return() {
 	if k.meter == nil {
 		return
@@ -50,9 +54,11 @@ func (k Mark) Return() {
 }
 
 const (
-	// highestCost keeps sums from an overflow. No limit is counted as a higher one.
+	// highestCost keeps sums from an overflow. No limit is counted as a higher
+	// one.
 	highestCost = 1 << 40
-	// highestUnknown is the highest estimate that is deducted from a limit of which there was no reading yet.
+	// highestUnknown is the highest estimate that is deducted from a limit of
+	// which there was no reading yet.
 	highestUnknown = 1 << 14
 )
 
@@ -66,14 +72,14 @@ func (a *allowance) deduct(cost int64) deducted {
 	return deducted{cost, a.estimated.Add(cost)}
 }
 
-// HasRoom reports whether the limits have room for one more request of this cost. A limit has if it is
-// not known what is left of it.
+// HasRoom reports whether the limits have room for one more request of this
+// cost. A limit has if it is not known what is left of it.
 func (m *Meter) HasRoom(cost int64, now Instant) bool {
 	return m.allowances[0].hasRoom(1, now) && m.allowances[1].hasRoom(min(cost, highestCost), now)
 }
 
-// Instant is a time, counted in nanoseconds from a time long before the process began. It is made once for all that is
-// asked at that time.
+// Instant is a time, counted in nanoseconds from a time long before the process
+// began. It is made once for all that is asked at that time.
 type Instant int64
 
 // At returns the instant of a time. If a wall clock is set, it does not jump.
@@ -82,18 +88,19 @@ func At(t time.Time) Instant { return 1<<60 + Instant(t.Sub(began)) }
 // millis returns the instant in milliseconds, as instant does.
 func (i Instant) millis() int64 { return 1<<40 + time.Duration(i-1<<60).Milliseconds() }
 
-// Limit returns the limit of requests a minute for a kind of 0, and of tokens a minute for 1, by the newest reply that named it.
-// It is 0 if it is not known.
+// Limit returns the limit of requests a minute for a kind of 0, and of tokens a
+// minute for 1, by the newest reply that named it. It is 0 if it is not known.
 func (m *Meter) Limit(kind int) int64 { return m.allowances[kind].limit.Load() }
 
 // Left is what is left of a rate limit.
 type Left struct {
 	// Kind is requests or tokens.
 	Kind string
-	// Limit is the limit by the minute, and Left what is left of it in this window, by the newest reading and
-	// what was sent since.
+	// Limit is the limit by the minute, and Left what is left of it in this
+	// window, by the newest reading and what was sent since.
 	Limit, Left int64
-	// Ratio is the part that is left of a window. It is known if HasRatio is set.
+	// Ratio is the part that is left of a window. It is known if HasRatio is
+	// set.
 	Ratio    float64
 	HasRatio bool
 	// Reset is for how long the reading still counts.
@@ -115,32 +122,39 @@ func (m *Meter) Left(now time.Time) (left []Left) {
 	return left
 }
 
-// allowance is what is left of a rate limit: what remained by a reply, less the estimates of all requests that were
-// sent after the request of that reply. For this, it needs no list of requests: the sum of the estimates when that
+// allowance is what is left of a rate limit: what remained by a reply, less the
+// estimates of all requests that were sent after the request of that reply. For
+// this, it needs no list of requests: the sum of the estimates when that
 // request was sent is added to what remained, and the sum of now is subtracted.
 //
-// If a reading is recorded during a pick, the pick may see parts of both readings. It then decides by about what is
-// left, as it does anyway.
+// If a reading is recorded during a pick, the pick may see parts of both
+// readings. It then decides by about what is left, as it does anyway.
 type allowance struct {
-	// estimated is the sum of the estimates of all requests, without those that came back. It is never reset.
+	// estimated is the sum of the estimates of all requests, without those that
+	// came back. It is never reset.
 	estimated atomic.Int64
-	// order is the place of the request of the reading, and base is what estimated was when that was sent, plus what
-	// remained.
+	// order is the place of the request of the reading, and base is what
+	// estimated was when that was sent, plus what remained.
 	order, base atomic.Int64
-	// at is the instant when that request was sent, and until is until when the reading counts.
+	// at is the instant when that request was sent, and until is until when the
+	// reading counts.
 	at, until atomic.Int64
-	// refill is how much the limit grows in a nanosecond: the bits of a float64.
+	// refill is how much the limit grows in a nanosecond: the bits of a
+	// float64.
 	refill atomic.Uint64
-	// limit is the limit, and most how much of it there is in a window. 0: that is not known.
+	// limit is the limit, and most how much of it there is in a window. 0: that
+	// is not known.
 	limit, most atomic.Int64
 	// learning is set while a reading is recorded. It guards doubt.
 	learning atomic.Bool
 	doubt    doubt
 }
 
-// learn records a reading, unless there is that of a later request: a slow reply does not replace a fast one. The
-// time of a reading begins when its request was sent, because backends count a request when it comes. Of two replies
-// at the same moment, one is enough. A reading that the backend's replies contradict does not count.
+// learn records a reading, unless there is that of a later request: a slow
+// reply does not replace a fast one. The time of a reading begins when its
+// request was sent, because backends count a request when it comes. Of two
+// replies at the same moment, one is enough. A reading that the backend's
+// replies contradict does not count.
 func (a *allowance) learn(s said, r *Reply, i int, now Instant) {
 	if !a.learning.CompareAndSwap(false, true) {
 		return
@@ -163,8 +177,9 @@ func (a *allowance) learn(s said, r *Reply, i int, now Instant) {
 	a.until.Store(int64(sent) + int64(s.window))
 }
 
-// doubt is about readings that keep saying the same: what remained by them, when the first of them came, and how many
-// requests were sent after that and served, although they cost more.
+// doubt is about readings that keep saying the same: what remained by them,
+// when the first of them came, and how many requests were sent after that and
+// served, although they cost more.
 type doubt struct {
 	remaining float64
 	heard     Instant
@@ -196,13 +211,15 @@ func (a *allowance) left(now Instant) int64 {
 	return left
 }
 
-// leaves reports whether that part of the limit is left for the rest of its window.
+// leaves reports whether that part of the limit is left for the rest of its
+// window.
 func (a *allowance) leaves(part float64, window time.Duration, now Instant) bool {
 	return a.wait(part, window, now) < time.Millisecond
 }
 
-// wait returns how long it takes until that part of the limit is left for the rest of its window, if no request is sent. It
-// takes no time if it is not known how much there is in a window.
+// wait returns how long it takes until that part of the limit is left for the
+// rest of its window, if no request is sent. It takes no time if it is not
+// known how much there is in a window.
 func (a *allowance) wait(part float64, window time.Duration, now Instant) time.Duration {
 	rest, most := float64(a.until.Load()-int64(now)), float64(a.most.Load())
 	if rest <= 0 || most == 0 || part == 0 {

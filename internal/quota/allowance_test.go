@@ -26,7 +26,8 @@ func (f flight) comes(seconds float64, h http.Header) {
 	f.m.See(Reply{Rates: verdict.ReadRates(h), Mark: f.mark, Sent: f.sent}, "gpt-4o", at(seconds))
 }
 
-// azure are Azure's headers of a deployment with 1000 tokens and 60 requests a minute.
+// azure are Azure's headers of a deployment with 1000 tokens and 60 requests a
+// minute.
 func azure(requests, tokens, reset string) http.Header {
 	return header("X-Ratelimit-Limit-Requests", "60", "X-Ratelimit-Remaining-Requests", requests, "X-Ratelimit-Reset-Requests", "10", "X-Ratelimit-Renewalperiod-Requests", "10",
 		"X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", tokens, "X-Ratelimit-Reset-Tokens", reset, "X-Ratelimit-Renewalperiod-Tokens", "60")
@@ -286,7 +287,8 @@ func BenchmarkSee(b *testing.B) {
 	}
 }
 
-// Some gateways name the largest number of their language for a limit that they do not have.
+// Some gateways name the largest number of their language for a limit that they
+// do not have.
 func TestALimitBeyondAllNumbersHasRoom(t *testing.T) {
 	for _, limit := range []string{"9223372036854775807", "1e300"} {
 		for _, remaining := range []string{"9223372036850000000", "1e299", "100000"} {
@@ -300,7 +302,8 @@ func TestALimitBeyondAllNumbersHasRoom(t *testing.T) {
 	}
 }
 
-// A backend whose key changes has a new meter. Requests that were sent with the old key are still under way.
+// A backend whose key changes has a new meter. Requests that were sent with the
+// old key are still under way.
 func TestAReplyToARequestThatAnotherMeterCountedSaysNothing(t *testing.T) {
 	var table Table
 	table.Make("gpt-4o").Deduct(1_000_000)

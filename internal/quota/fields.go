@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// Fields are what the header of a reply says of a rate limit. The zero Fields say nothing.
+// Fields are what the header of a reply says of a rate limit. The zero Fields
+// say nothing.
 type Fields struct {
 	// Limit is how much there may be, and Remaining how much is left.
 	Limit, Remaining int64
@@ -21,11 +22,13 @@ type Fields struct {
 // Limits are the limits of requests and of tokens, in this order.
 type Limits [limits]Fields
 
-// RemoveFields removes everything from the header that providers say of their rate limits.
+// RemoveFields removes everything from the header that providers say of their
+// rate limits.
 func RemoveFields(header http.Header) { Limits{}.Set(header, false) }
 
-// Set replaces what the header says of rate limits by the limits that are known, under OpenAI's names. The
-// reset is a duration, as from OpenAI, or a number of seconds, as from Azure.
+// Set replaces what the header says of rate limits by the limits that are
+// known, under OpenAI's names. The reset is a duration, as from OpenAI, or a
+// number of seconds, as from Azure.
 func (l Limits) Set(header http.Header, seconds bool) {
 	var values texts
 	for i, f := range l {
@@ -56,7 +59,8 @@ func isRateLimit(name string) bool {
 	return strings.HasPrefix(name, "X-Ratelimit-") || strings.HasPrefix(name, "X-Rate-Limit-") || strings.HasPrefix(name, "Anthropic-Ratelimit-")
 }
 
-// texts are texts for the three fields of each limit: how much there may be, how much remains, and the reset.
+// texts are texts for the three fields of each limit: how much there may be,
+// how much remains, and the reset.
 type texts [limits][3]string
 
 // names are the names of the fields that Set sets.
@@ -65,7 +69,8 @@ var names = texts{
 	tokens:   {"X-Ratelimit-Limit-Tokens", "X-Ratelimit-Remaining-Tokens", "X-Ratelimit-Reset-Tokens"},
 }
 
-// of returns the text for the field with this name. nil: there is no such field.
+// of returns the text for the field with this name. nil: there is no such
+// field.
 func (t *texts) of(name string) *string {
 	for i := range names {
 		if j := slices.Index(names[i][:], name); j >= 0 {
@@ -75,7 +80,8 @@ func (t *texts) of(name string) *string {
 	return nil
 }
 
-// texts returns the values of the fields, which are cut from one string: see BenchmarkHeader.
+// texts returns the values of the fields, which are cut from one string: see
+// BenchmarkHeader.
 func (f Fields) texts(seconds bool) [3]string {
 	all := strconv.AppendInt(make([]byte, 0, 64), f.Limit, 10)
 	limit := len(all)
@@ -92,8 +98,9 @@ func (f Fields) texts(seconds bool) [3]string {
 
 func roundUp(d, unit time.Duration) time.Duration { return (d + unit - 1).Truncate(unit) }
 
-// Fields returns what is left of the limit of requests (0) or of tokens (1). While the backend is benched,
-// nothing is left, and only the limit must be known.
+// Fields returns what is left of the limit of requests (0) or of tokens (1).
+// While the backend is benched, nothing is left, and only the limit must be
+// known.
 func (m *Meter) Fields(i int, benched bool, now time.Time) (f Fields) {
 	if m == nil {
 		return f

@@ -6,27 +6,31 @@ import (
 	"time"
 )
 
-// Given is what each tier has got of a model at a backend lately: the cost of its requests, by the tiers' numbers, in each of the
-// spans.
+// Given is what each tier has got of a model at a backend lately: the cost of
+// its requests, by the tiers' numbers, in each of the spans.
 type Given [len(spans)][MaxTiers + 1]int64
 
-// spans are for how many parts it counts what a tier has got: 10 s at backends that work off what is used all the time, and a
-// minute within limits by the minute. A tier that was silent is not ahead of the others for longer than that.
+// spans are for how many parts it counts what a tier has got: 10 s at backends
+// that work off what is used all the time, and a minute within limits by the
+// minute. A tier that was silent is not ahead of the others for longer than
+// that.
 var spans = [...]int64{2, 12}
 
 const (
 	// part is how long a part lasts, in milliseconds.
 	part = 5000
-	// parts is how many are kept: those of the longest span, of which the first is over in part only, and the current one.
+	// parts is how many are kept: those of the longest span, of which the first
+	// is over in part only, and the current one.
 	parts = 14
 )
 
-// given counts what each tier has got, in the latest parts of time. What it has got in those that are over is summed up once, when
-// the next one begins.
+// given counts what each tier has got, in the latest parts of time. What it has
+// got in those that are over is summed up once, when the next one begins.
 type given struct {
 	parts [parts]atomic.Pointer[costs] // nil: nothing was added
 	past  atomic.Pointer[past]         // nil: it is not summed up
-	// changes counts what was added to parts that may be summed up, which a sum of before does not have.
+	// changes counts what was added to parts that may be summed up, which a sum
+	// of before does not have.
 	changes atomic.Int64
 }
 
@@ -36,19 +40,22 @@ type costs struct {
 	tiers  [MaxTiers + 1]atomic.Int64
 }
 
-// past is what each tier had got in each of the spans when a part began: in those parts that are of it as a whole, and in the
-// oldest one, of which less and less is.
+// past is what each tier had got in each of the spans when a part began: in
+// those parts that are of it as a whole, and in the oldest one, of which less
+// and less is.
 type past struct {
 	number        int64 // of the part that began
 	changes       int64 // how many it has
 	whole, oldest Given
 }
 
-// indexOf returns the index of a part, which may have a negative number where a clock is far off.
+// indexOf returns the index of a part, which may have a negative number where a
+// clock is far off.
 func indexOf(number int64) int { return int(uint64(number) % parts) } //nolint:gosec // any index will do
 
-// add adds the cost of a request. A part begins with new counters: if old ones were cleared, what others add meanwhile would be lost.
-// A part that is far in the future is of a clock that was wrong.
+// add adds the cost of a request. A part begins with new counters: if old ones
+// were cleared, what others add meanwhile would be lost. A part that is far in
+// the future is of a clock that was wrong.
 func (g *given) add(tier int, cost, at int64) {
 	place, number := &g.parts[indexOf(at/part)], at/part
 	p := place.Load()
@@ -63,15 +70,16 @@ func (g *given) add(tier int, cost, at int64) {
 	g.outdate(number)
 }
 
-// outdate has the past summed up again after a change of a part, if it may be one of the past: a request may end just as the
-// next part begins.
+// outdate has the past summed up again after a change of a part, if it may be
+// one of the past: a request may end just as the next part begins.
 func (g *given) outdate(number int64) {
 	if known := g.past.Load(); known == nil || known.number != number {
 		g.changes.Add(1)
 	}
 }
 
-// takeBack takes back what was added then, unless its part is over and forgotten.
+// takeBack takes back what was added then, unless its part is over and
+// forgotten.
 func (g *given) takeBack(tier int, cost, then int64) {
 	p := g.parts[indexOf(then/part)].Load()
 	if p == nil || p.number != then/part {
@@ -151,7 +159,8 @@ type heard struct {
 }
 
 const (
-	// OthersLast is for how long it counts what another replica has said, which each says again within 3 s.
+	// OthersLast is for how long it counts what another replica has said, which
+	// each says again within 3 s.
 	OthersLast = 5 * time.Second
 	maxOthers  = 1024
 	// highestGiven keeps sums from an overflow.
@@ -187,7 +196,8 @@ func (m *Meter) Hear(replica string, given Given, now time.Time) {
 	o.sum.Store(sum)
 }
 
-// elsewhere returns what tiers have got at other replicas. nil: nothing that is known.
+// elsewhere returns what tiers have got at other replicas. nil: nothing that is
+// known.
 func (m *Meter) elsewhere(at int64) *Given {
 	if sum := m.others.sum.Load(); sum != nil && at < sum.until {
 		return &sum.given

@@ -10,7 +10,8 @@ import (
 // Reply is what a meter learns from.
 type Reply struct {
 	Rates verdict.Rates
-	// Throttles reports whether it is a throttle, and Served whether it serves its request.
+	// Throttles reports whether it is a throttle, and Served whether it serves
+	// its request.
 	Throttles, Served bool
 	// Cost is what the request costs, in tokens.
 	Cost int64
@@ -37,8 +38,9 @@ func (m *Meter) See(r Reply, model string, now time.Time) {
 	}
 }
 
-// isOf reports whether the limits are those of the model. A provisioned deployment of Azure's
-// may have a standard deployment serve a request, whose limits the reply then has (spillover).
+// isOf reports whether the limits are those of the model. A provisioned
+// deployment of Azure's may have a standard deployment serve a request, whose
+// limits the reply then has (spillover).
 func isOf(rates *verdict.Rates, model string) bool {
 	return len(rates.Deployment) == 0 || strings.EqualFold(rates.Deployment[0], model)
 }
@@ -53,8 +55,8 @@ const (
 // windows are how long the windows of the limits last, at most.
 var windows = [limits]time.Duration{requests: 10 * time.Second, tokens: time.Minute}
 
-// longestReset is the longest reset of a limit by the minute. A longer one is that of a day,
-// which says nothing of how busy the backend is.
+// longestReset is the longest reset of a limit by the minute. A longer one is
+// that of a day, which says nothing of how busy the backend is.
 const longestReset = time.Hour
 
 // said is what a reply says of a rate limit.
@@ -64,14 +66,17 @@ type said struct {
 	most float64
 	// window is in which time the limit is whole again.
 	window time.Duration
-	// refill is how much the limit grows in a nanosecond. 0: not before the window ends.
+	// refill is how much the limit grows in a nanosecond. 0: not before the
+	// window ends.
 	refill float64
 }
 
-// read reads what a reply says of a limit. The limit is one by the minute. But Azure counts requests in
-// windows of 10 s, of which it names only what remains: of 120 requests a minute, 19 remain after one. So
-// where the reset is a number of seconds, as Azure's is, it is known how many there are in a window only
-// if its length is named. Where the reset is a duration, as OpenAI's is, the limit grows all the time.
+// read reads what a reply says of a limit. The limit is one by the minute. But
+// Azure counts requests in windows of 10 s, of which it names only what
+// remains: of 120 requests a minute, 19 remain after one. So where the reset is
+// a number of seconds, as Azure's is, it is known how many there are in a
+// window only if its length is named. Where the reset is a duration, as
+// OpenAI's is, the limit grows all the time.
 func read(rate *verdict.Rate, longest time.Duration) (s said, ok bool) {
 	var isLimited, isKnown bool
 	s.limit, isLimited = rate.Limit.Number()

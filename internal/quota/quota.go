@@ -1,18 +1,26 @@
-// Package quota knows how much of a backend's quota is used, for each model, whether a request
-// still fits, and which requests leave the rest to others. It gets the time only from its arguments.
+// Package quota knows how much of a backend's quota is used, for each model,
+// whether a request still fits, and which requests leave the rest to others. It
+// gets the time only from its arguments.
 //
-// A limit has room for a request or not: what remained by the newest reply, less an estimate of what was
-// sent after the request of that reply. An estimate comes back when its request ends without having been executed. A
-// reading does not count while the backend serves requests for which it has no room. The pool prefers backends with room.
+// A limit has room for a request or not: what remained by the newest reply,
+// less an estimate of what was sent after the request of that reply. An
+// estimate comes back when its request ends without having been executed. A
+// reading does not count while the backend serves requests for which it has no
+// room. The pool prefers backends with room.
 //
-// A tier is a class of requests, which may keep a share of its backends. Its requests go to any backend while the tier has got no
-// more than its share lately, of all backends of the same kind for which the same tiers ask: one small backend serves too few
-// requests at a time to be shared alone. Beyond its share, a tier leaves the shares of others that ask for the model: it gets no
-// backend of which less is left. So in exhaustion each tier gets its share, and what a tier does not need goes to others.
+// A tier is a class of requests, which may keep a share of its backends. Its
+// requests go to any backend while the tier has got no more than its share
+// lately, of all backends of the same kind for which the same tiers ask: one
+// small backend serves too few requests at a time to be shared alone. Beyond
+// its share, a tier leaves the shares of others that ask for the model: it gets
+// no backend of which less is left. So in exhaustion each tier gets its share,
+// and what a tier does not need goes to others.
 //
-// What is left is read in replies: of a limit, for the rest of its window, or of a provisioned deployment what its utilization
-// leaves. That reading fades in a straight line, because the backend works off what is used. A throttle counts as a utilization of
-// 1. Without any reading, all is left: a wrong try costs one 429, and a wrong skip wastes capacity that is paid for.
+// What is left is read in replies: of a limit, for the rest of its window, or
+// of a provisioned deployment what its utilization leaves. That reading fades
+// in a straight line, because the backend works off what is used. A throttle
+// counts as a utilization of 1. Without any reading, all is left: a wrong try
+// costs one 429, and a wrong skip wastes capacity that is paid for.
 package quota
 
 import (
@@ -22,10 +30,12 @@ import (
 
 // Tier is the tier of a request. The zero Tier is above all others.
 type Tier struct {
-	// Number is the place of the tier in the order of importance, from 1 to MaxTiers.
+	// Number is the place of the tier in the order of importance, from 1 to
+	// MaxTiers.
 	Number int
 	Name   string
-	// Shares are the shares that all tiers keep. nil: no tier keeps a share, or shares do not apply to this request.
+	// Shares are the shares that all tiers keep. nil: no tier keeps a share, or
+	// shares do not apply to this request.
 	Shares *Shares
 }
 
@@ -47,8 +57,8 @@ const (
 // fades are how long readings last.
 var fades = [kinds]time.Duration{utilization: 4 * time.Second, throttle: 2 * time.Second}
 
-// Meter is what is known of a model at a backend. The zero Meter knows nothing. No method
-// takes a lock.
+// Meter is what is known of a model at a backend. The zero Meter knows nothing.
+// No method takes a lock.
 type Meter struct {
 	readings [kinds]atomic.Uint64
 	// sent is how many requests were sent.
@@ -69,7 +79,8 @@ func (m *Meter) Ask(tier int, now time.Time) {
 	}
 }
 
-// Reserved reports whether only the shares of other tiers are left of the backend, which is of a group then.
+// Reserved reports whether only the shares of other tiers are left of the
+// backend, which is of a group then.
 func (m *Meter) Reserved(t Tier, now Instant) (of Group, reserved bool) {
 	if t.Shares == nil {
 		return 0, false
@@ -79,7 +90,8 @@ func (m *Meter) Reserved(t Tier, now Instant) (of Group, reserved bool) {
 	return of, kept > 0 && !m.leaves(kept, now.millis(), now)
 }
 
-// Wait returns how long it takes until more is left of the backend, if no reply says otherwise.
+// Wait returns how long it takes until more is left of the backend, if no reply
+// says otherwise.
 func (m *Meter) Wait(t Tier, now time.Time) time.Duration {
 	of, reserved := m.Reserved(t, At(now))
 	if !reserved {
@@ -101,8 +113,9 @@ func (m *Meter) see(k kind, used float64, now time.Time) {
 	m.readings[k].Store(uint64(pack(used, instant(now))))
 }
 
-// reading is how much was used at an instant. Both are in one number, so that they change together: 13 bits for what was used,
-// in steps of 1/512, and the others for the instant. 0: there is none.
+// reading is how much was used at an instant. Both are in one number, so that
+// they change together: 13 bits for what was used, in steps of 1/512, and the
+// others for the instant. 0: there is none.
 type reading uint64
 
 const (
@@ -135,13 +148,15 @@ func (r reading) fallsTo(most float64, fade time.Duration) int64 {
 	return at + fade.Milliseconds() - allowed(most, fade)/used
 }
 
-// allowed returns the largest product of what is used and the time left of its fade that is not above most.
+// allowed returns the largest product of what is used and the time left of its
+// fade that is not above most.
 func allowed(most float64, fade time.Duration) int64 {
 	return int64(most * usedSteps * float64(fade.Milliseconds()))
 }
 
 var began = time.Now()
 
-// instant returns a time in milliseconds. It is measured from when the process began: if a wall
-// clock is set, it does not jump. The offset keeps it positive in tests with a clock of their own.
+// instant returns a time in milliseconds. It is measured from when the process
+// began: if a wall clock is set, it does not jump. The offset keeps it positive
+// in tests with a clock of their own.
 func instant(t time.Time) int64 { return 1<<40 + t.Sub(began).Milliseconds() }

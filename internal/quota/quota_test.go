@@ -17,14 +17,16 @@ var start = time.Date(2026, 11, 22, 9, 0, 0, 0, time.UTC)
 // at is so many seconds after the start.
 func at(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
 
-// beyond is a tier of this number, which has got more than its share, and for which others keep this part of a backend.
+// beyond is a tier of this number, which has got more than its share, and for
+// which others keep this part of a backend.
 func beyond(number int, others float64) Tier {
 	return Tier{Number: number, Shares: &Shares{1: others}}
 }
 
 var batch = beyond(2, .2)
 
-// asked is a meter of which a caller of the first tier has asked for the model at the start.
+// asked is a meter of which a caller of the first tier has asked for the model
+// at the start.
 func asked() *Meter {
 	m := new(Meter)
 	m.Ask(1, start)
@@ -39,7 +41,8 @@ func wantWait(t *testing.T, m *Meter, tier Tier, seconds, want float64) {
 	}
 }
 
-// keepsAway reports whether requests of the tier may not go to the backend, which is the only one.
+// keepsAway reports whether requests of the tier may not go to the backend,
+// which is the only one.
 func (m *Meter) keepsAway(t Tier, now time.Time) bool {
 	of, reserved := m.Reserved(t, At(now))
 	got := Got{Group: of}
@@ -162,7 +165,8 @@ func TestATierWithinItsShareGoesToAFullBackend(t *testing.T) {
 	}
 }
 
-// With a limit by the minute, what a tier got at the beginning of the minute counts until its end.
+// With a limit by the minute, what a tier got at the beginning of the minute
+// counts until its end.
 func TestWithinALimitByTheMinuteAMinuteCounts(t *testing.T) {
 	m := new(Meter)
 	m.Ask(1, start)
@@ -192,8 +196,9 @@ func TestARequestThatIsNotExecutedIsGivenBack(t *testing.T) {
 	}
 }
 
-// In four minutes, tiers with 50, 30 and 20 % ask for multiples of what a limit by the minute of which the window begins at some
-// time, or one that grows all the time, gives.
+// In four minutes, tiers with 50, 30 and 20 % ask for multiples of what a limit
+// by the minute of which the window begins at some time, or one that grows all
+// the time, gives.
 func TestSharesOfALimit(t *testing.T) {
 	for name, of := range map[string]struct{ demand, least, most [4]float64 }{
 		"all ask for more":           {[4]float64{1: 1.3, 2: 1.3, 3: 1.3}, [4]float64{1: .46, 2: .26, 3: .16}, [4]float64{1: .55, 2: .34, 3: .24}},

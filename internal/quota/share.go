@@ -2,14 +2,16 @@ package quota
 
 import "math/bits"
 
-// Shares are the parts of their backends that tiers keep for their requests, from 0 to 1, by the tiers' numbers.
+// Shares are the parts of their backends that tiers keep for their requests,
+// from 0 to 1, by the tiers' numbers.
 type Shares [MaxTiers + 1]float64
 
 // KeepsShare reports whether the tier keeps a share.
 func (t Tier) KeepsShare() bool { return t.Shares != nil && t.Shares[t.Number] > 0 }
 
-// Group is what backends have in common that tiers share together: the tiers that ask for the model there, a bit for each number,
-// and whether it has a limit of tokens by the minute.
+// Group is what backends have in common that tiers share together: the tiers
+// that ask for the model there, a bit for each number, and whether it has a
+// limit of tokens by the minute.
 type Group uint16
 
 const byMinute Group = 1 << (MaxTiers + 1)
@@ -23,7 +25,8 @@ func (m *Meter) Group(t Tier, now Instant) Group {
 	return g
 }
 
-// askers returns the tiers with a share of which requests have asked for the model lately, here or at other replicas.
+// askers returns the tiers with a share of which requests have asked for the
+// model lately, here or at other replicas.
 func (m *Meter) askers(of *Shares, at int64) (g Group) {
 	elsewhere := m.elsewhere(at)
 	for i, share := range of {
@@ -60,7 +63,8 @@ func (m *Meter) leaves(part float64, at int64, now Instant) bool {
 	return true
 }
 
-// Got is what each tier has got lately of the model at the backends of a group, at all replicas, in the span that counts for it.
+// Got is what each tier has got lately of the model at the backends of a group,
+// at all replicas, in the span that counts for it.
 type Got struct {
 	Group Group
 	given [MaxTiers + 1]int64
@@ -88,8 +92,10 @@ func (g *Got) Add(m *Meter, t Tier, now Instant) {
 	}
 }
 
-// IsWithinShare reports whether the tier has got no more than its share of all. The best tier that asks also has what no other one
-// that asks keeps: if all were beyond their shares, a full backend would stand still until its readings fade.
+// IsWithinShare reports whether the tier has got no more than its share of all.
+// The best tier that asks also has what no other one that asks keeps: if all
+// were beyond their shares, a full backend would stand still until its readings
+// fade.
 func (g *Got) IsWithinShare(t Tier) bool {
 	all, share := int64(0), t.Shares[t.Number]
 	for _, cost := range g.given {

@@ -11,8 +11,8 @@ import (
 // maxModels is how many models have a meter, whatever models clients name.
 const maxModels = 256
 
-// Table has the meters of a backend, by its names for models. The zero Table is ready to use.
-// Reading it takes no lock.
+// Table has the meters of a backend, by its names for models. The zero Table is
+// ready to use. Reading it takes no lock.
 type Table struct {
 	meters atomic.Pointer[meters]
 	mu     sync.Mutex // guards writing
@@ -21,8 +21,8 @@ type Table struct {
 // meters are those of a backend. They never change.
 type meters struct {
 	byModel map[string]*Meter
-	// first are the meters of the first models. Most backends have no more, and to compare a few short names
-	// takes less time than to look one up.
+	// first are the meters of the first models. Most backends have no more, and
+	// to compare a few short names takes less time than to look one up.
 	first []named
 }
 
@@ -51,8 +51,8 @@ func (t *Table) Of(model string) *Meter {
 	return known.byModel[model]
 }
 
-// Make returns the meter of a model, which has one from now on. It returns nil if there are too
-// many.
+// Make returns the meter of a model, which has one from now on. It returns nil
+// if there are too many.
 func (t *Table) Make(model string) *Meter {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -96,7 +96,8 @@ func (t *Table) Snapshot(now time.Time) (states []State) {
 	return states
 }
 
-// Given returns what each tier has got lately, by the models of which any has got something.
+// Given returns what each tier has got lately, by the models of which any has
+// got something.
 func (t *Table) Given(now time.Time) map[string]Given {
 	known := t.meters.Load()
 	if known == nil {

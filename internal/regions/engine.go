@@ -1,8 +1,8 @@
-// Package regions is an engine of state for balancers that run in several regions,
-// with a server in each. Every record and every message goes to all servers, and a
-// replica hears all of them. So the loss of a region loses nothing that replicas
-// know, and while the link between two regions is cut, the replicas of each still
-// share what they know.
+// Package regions is an engine of state for balancers that run in several
+// regions, with a server in each. Every record and every message goes to all
+// servers, and a replica hears all of them. So the loss of a region loses
+// nothing that replicas know, and while the link between two regions is cut,
+// the replicas of each still share what they know.
 //
 //	state regions {
 //		redis {
@@ -13,9 +13,9 @@
 //		}
 //	}
 //
-// All replicas have the same servers in the same order. Which of them is near is
-// measured. No request waits for a server that is far away, except for the lookup
-// of an id that the near one does not know.
+// All replicas have the same servers in the same order. Which of them is near
+// is measured. No request waits for a server that is far away, except for the
+// lookup of an id that the near one does not know.
 //
 // It works because replicas need no order between servers: each record has one
 // writer or a version, and what is heard twice is passed on once. A server that
@@ -43,8 +43,8 @@ const namespace = "http.openai_lb.state"
 
 // Engine shares the knowledge of replicas by a server in each region.
 type Engine struct {
-	// EnginesRaw are the engines, such as `redis`, one for each region, in the same order at all replicas. At least two are
-	// required.
+	// EnginesRaw are the engines, such as `redis`, one for each region, in the
+	// same order at all replicas. At least two are required.
 	EnginesRaw []json.RawMessage `json:"engines,omitempty" caddy:"namespace=http.openai_lb.state inline_key=engine"`
 
 	engines []state.Engine

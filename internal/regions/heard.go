@@ -5,11 +5,12 @@ import (
 	"time"
 )
 
-// heard are the messages that were heard lately. Each comes once from every server,
-// and the first of them counts. From one server, two equal messages are two.
+// heard are the messages that were heard lately. Each comes once from every
+// server, and the first of them counts. From one server, two equal messages are
+// two.
 type heard struct {
-	// recent are the latest messages, by the server from which they came first, and
-	// earlier those before.
+	// recent are the latest messages, by the server from which they came first,
+	// and earlier those before.
 	recent, earlier map[uint64]int
 	since           time.Time
 }

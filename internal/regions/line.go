@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// line is what one server is to be told. Its items are sent in order, and all that
-// wait are sent together, so that a server that is far away gets as much as the
-// near one. What waits for longer than maxWait is dropped: the server cannot be
-// reached, and gets what it lacks when it is back.
+// line is what one server is to be told. Its items are sent in order, and all
+// that wait are sent together, so that a server that is far away gets as much
+// as the near one. What waits for longer than maxWait is dropped: the server
+// cannot be reached, and gets what it lacks when it is back.
 type line[T any] struct {
-	// send sends items, which have waited for so long. It returns the indexes of
-	// those that failed.
+	// send sends items, which have waited for so long. It returns the indexes
+	// of those that failed.
 	send func(ctx context.Context, items []T, waited time.Duration) (failed []int, err error)
 
 	mu   sync.Mutex
@@ -32,7 +32,8 @@ type job[T any] struct {
 	done  chan<- result
 }
 
-// result is how a job ended: which of its items failed, and why the first of them did.
+// result is how a job ended: which of its items failed, and why the first of
+// them did.
 type result struct {
 	failed []int
 	err    error
@@ -56,7 +57,8 @@ func newLine[T any](send func(ctx context.Context, items []T, waited time.Durati
 	return l
 }
 
-// add makes the server be told the items. The result goes to done, which has room for it.
+// add makes the server be told the items. The result goes to done, which has
+// room for it.
 func (l *line[T]) add(items []T, done chan<- result) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

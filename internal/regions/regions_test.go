@@ -52,7 +52,8 @@ func (s settled) Keep(ctx context.Context, entries []state.Entry) (failed []int,
 	return failed, err
 }
 
-// away is a server that is so far away from a replica. Nothing reaches it while the link is cut.
+// away is a server that is so far away from a replica. Nothing reaches it while
+// the link is cut.
 type away struct {
 	state.Store
 	distance time.Duration
@@ -156,7 +157,8 @@ type replica struct {
 	stop   func()
 }
 
-// share runs a test with replicas of which the first two are in one region, and the others in another one, 80 ms away.
+// share runs a test with replicas of which the first two are in one region, and
+// the others in another one, 80 ms away.
 func share(t *testing.T, test func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -263,7 +265,8 @@ func TestWhatHappensInOneRegionIsKnownInAll(t *testing.T) {
 	})
 }
 
-// TestAnIDIsFoundInTheOtherRegion by one question there, and then in the own one.
+// TestAnIDIsFoundInTheOtherRegion by one question there, and then in the own
+// one.
 func TestAnIDIsFoundInTheOtherRegion(t *testing.T) {
 	share(t, func(w *world) {
 		time.Sleep(10 * time.Second)
@@ -292,7 +295,8 @@ func TestAnIDIsFoundInTheOtherRegion(t *testing.T) {
 	})
 }
 
-// TestAServerThatComesBackEmptyGetsEverythingAgain, so that the region that had it can be lost then.
+// TestAServerThatComesBackEmptyGetsEverythingAgain, so that the region that had
+// it can be lost then.
 func TestAServerThatComesBackEmptyGetsEverythingAgain(t *testing.T) {
 	for name, lose := range map[string]func(w *world){
 		"while it was reached": func(w *world) { w.hubs[1].Flush() },

@@ -21,8 +21,8 @@ type server struct {
 	probing sync.WaitGroup
 
 	mu sync.Mutex
-	// lost is why the server did not answer last, and deaf why it cannot be listened
-	// to. They are nil if it did, and can be.
+	// lost is why the server did not answer last, and deaf why it cannot be
+	// listened to. They are nil if it did, and can be.
 	lost, deaf error
 	// trip is how long it takes to answer, on average. It is 0 until it has.
 	trip time.Duration
@@ -44,8 +44,8 @@ func newServer(s state.Store, name string) *server {
 	return its
 }
 
-// shortened returns the records with what is left of their times to live, without
-// those of which the time has passed.
+// shortened returns the records with what is left of their times to live,
+// without those of which the time has passed.
 func shortened(records []state.Record, by time.Duration) (left []state.Record) {
 	for _, r := range records {
 		if r.TTL > 0 {
@@ -78,7 +78,8 @@ func (s *server) load(ctx context.Context, groups []string) (l loaded, isBack bo
 	return l, isBack
 }
 
-// probe asks a server that is lost, unless that is being done, and calls back if it answers again.
+// probe asks a server that is lost, unless that is being done, and calls back
+// if it answers again.
 func (s *server) probe(groups []string, back func()) {
 	s.mu.Lock()
 	again := s.probed
@@ -155,7 +156,8 @@ func (s *store) Missing() error {
 // Near implements state.SpreadStore.
 func (s *store) Near() string { return s.inReach()[0].name }
 
-// inReach returns the servers that answer, the nearest first, or all if none does.
+// inReach returns the servers that answer, the nearest first, or all if none
+// does.
 func (s *store) inReach() (servers []*server) {
 	servers = slices.DeleteFunc(slices.Clone(s.servers), isLost)
 	if len(servers) == 0 {

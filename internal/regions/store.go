@@ -24,20 +24,20 @@ type store struct {
 }
 
 const (
-	// reach is how long a server has for the answer to Load. One that takes longer
-	// is lost, and is not waited for any more until it answers again.
+	// reach is how long a server has for the answer to Load. One that takes
+	// longer is lost, and is not waited for any more until it answers again.
 	reach = 700 * time.Millisecond
 	// retry is how long it takes until a server is listened to again.
 	retry = 400 * time.Millisecond
-	// leastWay and onTheWay bound how long a record may take to all servers, so that
-	// it is not taken for one that a server has lost.
+	// leastWay and onTheWay bound how long a record may take to all servers, so
+	// that it is not taken for one that a server has lost.
 	leastWay, onTheWay = 20 * time.Millisecond, 200 * time.Millisecond
 )
 
 func newStore(servers []*server) *store { return &store{servers: servers, ready: func() {}} }
 
-// Put implements state.Store. It returns when one server has kept the records, or
-// none has.
+// Put implements state.Store. It returns when one server has kept the records,
+// or none has.
 func (s *store) Put(ctx context.Context, records []state.Record) error {
 	done := make(chan result, len(s.servers))
 	for _, server := range s.servers {
@@ -58,8 +58,8 @@ func (s *store) Put(ctx context.Context, records []state.Record) error {
 	return err
 }
 
-// Keep implements state.Store. An entry is kept if one server keeps it: the others
-// get it when it is looked up there.
+// Keep implements state.Store. An entry is kept if one server keeps it: the
+// others get it when it is looked up there.
 func (s *store) Keep(ctx context.Context, entries []state.Entry) (failed []int, err error) {
 	done := make(chan result, len(s.servers))
 	for _, server := range s.servers {
@@ -81,8 +81,8 @@ func (s *store) Keep(ctx context.Context, entries []state.Entry) (failed []int, 
 	return failed, err
 }
 
-// Claim implements state.Store. It asks the first server of the configuration that
-// can be reached, which is the same one everywhere unless a link is cut.
+// Claim implements state.Store. It asks the first server of the configuration
+// that can be reached, which is the same one everywhere unless a link is cut.
 func (s *store) Claim(ctx context.Context, claims []state.Claim) (won []bool, err error) {
 	for _, server := range s.servers {
 		if !isLost(server) {
@@ -92,8 +92,9 @@ func (s *store) Claim(ctx context.Context, claims []state.Claim) (won []bool, er
 	return s.servers[0].Claim(ctx, claims)
 }
 
-// Find implements state.Store. It asks the nearest server, and then all others for
-// what that does not have. What they have is kept by the nearest one from then on.
+// Find implements state.Store. It asks the nearest server, and then all others
+// for what that does not have. What they have is kept by the nearest one from
+// then on.
 func (s *store) Find(ctx context.Context, keys []string) ([]state.Entry, error) {
 	servers := s.inReach()
 	deadline, ok := ctx.Deadline()
@@ -147,8 +148,8 @@ func (s *store) Find(ctx context.Context, keys []string) ([]state.Entry, error) 
 
 func isMissing(e state.Entry) bool { return len(e.Value) == 0 }
 
-// take adds entries to those that were found, of which each has its key. It returns
-// the keys that are still missing.
+// take adds entries to those that were found, of which each has its key. It
+// returns the keys that are still missing.
 func take(found, entries []state.Entry) (missing []string) {
 	for i := range found {
 		if isMissing(found[i]) {
@@ -171,8 +172,8 @@ func (s *store) keepNear(near *server, found []state.Entry, lacked []string) {
 	}
 }
 
-// Listen implements state.Store. It begins when each server has begun or failed,
-// and returns when no server can be listened to.
+// Listen implements state.Store. It begins when each server has begun or
+// failed, and returns when no server can be listened to.
 func (s *store) Listen(ctx context.Context, ready func(), hear func(message []byte)) error {
 	s.mu.Lock()
 	s.ready = ready
@@ -272,7 +273,8 @@ func (s *store) Load(ctx context.Context, groups []string) (kept []state.Kept, n
 	return merged(lists), near.shown.Add(time.Since(began)/2 - near.trip/2), nil
 }
 
-// loadFrom returns the records of each server that answers, the nearest first, and what the nearest of them has loaded.
+// loadFrom returns the records of each server that answers, the nearest first,
+// and what the nearest of them has loaded.
 func (s *store) loadFrom(ctx context.Context, servers []*server, groups []string) (lists [][]state.Kept, near loaded, err error) {
 	answers, back := make([]loaded, len(servers)), make([]bool, len(servers))
 	var loading sync.WaitGroup
@@ -297,8 +299,8 @@ func (s *store) loadFrom(ctx context.Context, servers []*server, groups []string
 	return lists, near, err
 }
 
-// loadAgain returns the records of some groups, of each server that answered before.
-// If one of them does not answer now, it returns nil.
+// loadAgain returns the records of some groups, of each server that answered
+// before. If one of them does not answer now, it returns nil.
 func (s *store) loadAgain(ctx context.Context, servers []*server, groups []string) [][]state.Kept {
 	servers = slices.DeleteFunc(slices.Clone(servers), isLost)
 	lists, _, err := s.loadFrom(ctx, servers, groups)
@@ -310,8 +312,8 @@ func (s *store) loadAgain(ctx context.Context, servers []*server, groups []strin
 
 type recordKey struct{ group, key string }
 
-// versions returns the versions of the records that have some. Others are replaced
-// again and again, so that it does not matter where they are.
+// versions returns the versions of the records that have some. Others are
+// replaced again and again, so that it does not matter where they are.
 func versions(kept []state.Kept) map[recordKey]string {
 	all := make(map[recordKey]string)
 	for _, k := range kept {
@@ -322,8 +324,8 @@ func versions(kept []state.Kept) map[recordKey]string {
 	return all
 }
 
-// lacking returns the groups of which servers have different records, apart from
-// those without a version.
+// lacking returns the groups of which servers have different records, apart
+// from those without a version.
 func lacking(lists [][]state.Kept) (groups []string) {
 	names := make(map[recordKey]bool)
 	for _, k := range merged(lists) {
@@ -336,8 +338,8 @@ func lacking(lists [][]state.Kept) (groups []string) {
 	return groups
 }
 
-// merged returns the records of all lists. Equal ones are returned once, and those
-// that are not everywhere are Partial.
+// merged returns the records of all lists. Equal ones are returned once, and
+// those that are not everywhere are Partial.
 func merged(lists [][]state.Kept) (kept []state.Kept) {
 	all := make([]map[recordKey]string, len(lists))
 	for i, list := range lists {

@@ -38,7 +38,8 @@ type Body struct {
 }
 
 const (
-	// initialBufferSize limits what a Content-Length alone can make us allocate.
+	// initialBufferSize limits what a Content-Length alone can make us
+	// allocate.
 	initialBufferSize = 32 << 10
 	// trust is how many times more than what has arrived a Content-Length can
 	// make us allocate.
@@ -83,10 +84,10 @@ func (b *Body) Buffer(r *http.Request, limit int64) error {
 	return nil
 }
 
-// nextSize returns the size of the next buffer after so many bytes of a body have
-// arrived. It is the whole length, if it can be trusted. Otherwise, it is what
-// makes the buffer after it have the whole length, so that hardly anything is
-// copied twice.
+// nextSize returns the size of the next buffer after so many bytes of a body
+// have arrived. It is the whole length, if it can be trusted. Otherwise, it is
+// what makes the buffer after it have the whole length, so that hardly anything
+// is copied twice.
 func nextSize(arrived int, length int64) int {
 	whole, trusted := int(length)+1, trust*arrived
 	switch {

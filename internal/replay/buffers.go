@@ -5,8 +5,9 @@ import (
 	"sync"
 )
 
-// Buffer is memory on loan, for prompts and replies, so that the garbage collector has less to do. Put
-// gives it back. Whoever does so must be certain that it is not read any more.
+// Buffer is memory on loan, for prompts and replies, so that the garbage
+// collector has less to do. Put gives it back. Whoever does so must be certain
+// that it is not read any more.
 type Buffer struct {
 	// Bytes is empty at first, and may be changed in any way.
 	Bytes []byte
@@ -18,8 +19,9 @@ type Buffer struct {
 const (
 	smallestLog = 10 // 1 KiB
 	largestLog  = 26 // 64 MiB
-	// stepsLog is the logarithm of how many sizes there are from one power of two
-	// to the next, so that hardly more than a sixteenth of a buffer is spare.
+	// stepsLog is the logarithm of how many sizes there are from one power of
+	// two to the next, so that hardly more than a sixteenth of a buffer is
+	// spare.
 	stepsLog = 4
 	classes  = (largestLog-smallestLog)<<stepsLog + 1
 )

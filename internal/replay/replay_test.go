@@ -123,8 +123,9 @@ func TestAnUploadThatFailsIsTheClients(t *testing.T) {
 	}
 }
 
-// TestAStallIsKnownForAShortTimeAfterTheUpload because a backend that gave it up may have been written to until its end: the kernel takes
-// the last bytes of an upload also for a connection that the other side has closed.
+// TestAStallIsKnownForAShortTimeAfterTheUpload because a backend that gave it
+// up may have been written to until its end: the kernel takes the last bytes of
+// an upload also for a connection that the other side has closed.
 func TestAStallIsKnownForAShortTimeAfterTheUpload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, feed := io.Pipe()
@@ -215,7 +216,8 @@ func TestABufferIsKeptForAsLongAsSomebodyMayReadIt(t *testing.T) {
 	}
 }
 
-// BenchmarkBody measures what keeping a body costs, sending it, and letting it go.
+// BenchmarkBody measures what keeping a body costs, sending it, and letting it
+// go.
 func BenchmarkBody(b *testing.B) {
 	for _, size := range []int{300, 8000, 200_000, 1 << 20, 10 << 20} {
 		prompt := []byte(`{"model":"a","text":"` + strings.Repeat("x", size) + `"}`)
@@ -242,7 +244,8 @@ func BenchmarkBody(b *testing.B) {
 	}
 }
 
-// trickling is a body of which only some bytes arrive. It records for how many the reader has room.
+// trickling is a body of which only some bytes arrive. It records for how many
+// the reader has room.
 type trickling struct {
 	left int
 	room func(arrived, room int)

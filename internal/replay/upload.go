@@ -13,18 +13,18 @@ import (
 type Upload struct {
 	body   *Body
 	length int64
-	// small is a body in one piece, and long is any other. isSmall reports which
-	// of them it is.
+	// small is a body in one piece, and long is any other. isSmall reports
+	// which of them it is.
 	small   bytes.Reader
 	isSmall bool
 	long    *reader
 	// joined has the bytes of a small body that is not sent as it came.
 	joined *Buffer
-	// decoded reports whether the body came in zstd and is sent without it, because
-	// something in it changes.
+	// decoded reports whether the body came in zstd and is sent without it,
+	// because something in it changes.
 	decoded bool
-	// settled reports whether small was let go, or must not be: if net/http sends
-	// the body once more, it is not known which of the two it sent.
+	// settled reports whether small was let go, or must not be: if net/http
+	// sends the body once more, it is not known which of the two it sent.
 	settled atomic.Bool
 }
 
@@ -70,13 +70,15 @@ const (
 	stall = time.Second
 )
 
-// Stalled reports whether the client keeps the backend waiting for the rest of the body,
-// or did so just before: it pauses, or is far slower than any network. The backend may
-// then give up. That may be known only when the client has gone on, and its last bytes
-// were written to a connection that the backend had closed.
+// Stalled reports whether the client keeps the backend waiting for the rest of
+// the body, or did so just before: it pauses, or is far slower than any
+// network. The backend may then give up. That may be known only when the client
+// has gone on, and its last bytes were written to a connection that the backend
+// had closed.
 func (u *Upload) Stalled() bool { return u != nil && u.long != nil && u.long.late() >= stall }
 
-// Ended reports whether all of the body was read. Then the client's connection is free for its next request.
+// Ended reports whether all of the body was read. Then the client's connection
+// is free for its next request.
 func (u *Upload) Ended() bool {
 	if u == nil || u.long == nil {
 		return true
@@ -86,8 +88,8 @@ func (u *Upload) Ended() bool {
 	return u.long.body.tail == nil || !u.long.ended.IsZero()
 }
 
-// Long reports whether the body takes more than one write, so that a connection may
-// break in the middle of it.
+// Long reports whether the body takes more than one write, so that a connection
+// may break in the middle of it.
 func (u *Upload) Long() bool { return u != nil && u.long != nil }
 
 // reader reads the body for one attempt.
@@ -98,11 +100,11 @@ type reader struct {
 	mu       sync.Mutex
 	segments [][]byte
 	closed   bool
-	// writing reports whether a part of the first segment is being written, straight from the memory of the body. It is
-	// given back only after that.
+	// writing reports whether a part of the first segment is being written,
+	// straight from the memory of the body. It is given back only after that.
 	writing bool
-	// behind is how late the client is, by leastPace, and since is when the reader
-	// began to wait for it. Zero: the reader does not wait.
+	// behind is how late the client is, by leastPace, and since is when the
+	// reader began to wait for it. Zero: the reader does not wait.
 	behind time.Duration
 	since  time.Time
 	ended  time.Time // is when the end of the body was read, or zero
@@ -147,8 +149,8 @@ func (r *reader) readBuffered(p []byte) (int, error) {
 	return 0, nil
 }
 
-// segment returns what is left of the first segment that is not empty. It is empty if nothing in memory is left. The
-// caller holds the lock.
+// segment returns what is left of the first segment that is not empty. It is
+// empty if nothing in memory is left. The caller holds the lock.
 func (r *reader) segment() []byte {
 	for len(r.segments) > 0 && len(r.segments[0]) == 0 {
 		r.segments[0] = nil
@@ -163,8 +165,9 @@ func (r *reader) segment() []byte {
 // writeSize is how much of what is in memory is written at a time.
 const writeSize = 64 << 10
 
-// WriteTo implements io.WriterTo. It writes what is in memory without a copy, which for a body of megabytes costs as much
-// as its reading. What is streamed is copied, through Read.
+// WriteTo implements io.WriterTo. It writes what is in memory without a copy,
+// which for a body of megabytes costs as much as its reading. What is streamed
+// is copied, through Read.
 func (r *reader) WriteTo(w io.Writer) (written int64, err error) {
 	for {
 		r.progress.Extend()
@@ -187,8 +190,8 @@ func (r *reader) WriteTo(w io.Writer) (written int64, err error) {
 	return written + n, err
 }
 
-// lend returns the next part of what is in memory, which stays there until wrote is called. It is empty if nothing is
-// left.
+// lend returns the next part of what is in memory, which stays there until
+// wrote is called. It is empty if nothing is left.
 func (r *reader) lend() ([]byte, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -200,7 +203,8 @@ func (r *reader) lend() ([]byte, error) {
 	return segment[:min(len(segment), writeSize)], nil
 }
 
-// wrote records that so many bytes of the part were written, and that no more of it will be.
+// wrote records that so many bytes of the part were written, and that no more
+// of it will be.
 func (r *reader) wrote(n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -243,7 +247,8 @@ func (r *reader) Close() error {
 	return nil
 }
 
-// drop lets the memory of the body go, unless a part of it is being written. The caller holds the lock.
+// drop lets the memory of the body go, unless a part of it is being written.
+// The caller holds the lock.
 func (r *reader) drop() {
 	if r.segments != nil && !r.writing {
 		r.segments = nil

@@ -13,8 +13,8 @@ const (
 )
 
 // zstandard decodes bodies, as many at a time as there are processors. It uses
-// the output as its window, so it needs hardly any memory of its own. Its options
-// are valid.
+// the output as its window, so it needs hardly any memory of its own. Its
+// options are valid.
 var zstandard, _ = zstd.NewReader(nil, zstd.WithDecoderConcurrency(0),
 	zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecodeAllCapLimit(true))
 

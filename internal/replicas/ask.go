@@ -17,15 +17,17 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// An operator asks one replica, and sees what all replicas know. That replica sends a question with a new public key. Each other
-// replica encrypts its answer with this key and puts it into the store for a few seconds, so the store learns no names. Without a
-// question, nothing is sent.
+// An operator asks one replica, and sees what all replicas know. That replica
+// sends a question with a new public key. Each other replica encrypts its
+// answer with this key and puts it into the store for a few seconds, so the
+// store learns no names. Without a question, nothing is sent.
 
 // Answer is what a replica answers to a question.
 type Answer struct {
 	Peer
-	// Self reports whether it is this replica, which needs not be asked. Connected reports whether this one reached the store,
-	// and Whole whether it reached all its servers.
+	// Self reports whether it is this replica, which needs not be asked.
+	// Connected reports whether this one reached the store, and Whole whether
+	// it reached all its servers.
 	Self, Connected, Whole bool
 	// Engine numbers the engines of this process.
 	Engine int
@@ -34,10 +36,12 @@ type Answer struct {
 	Packed []byte
 }
 
-// Shared are the pools of this process that share an engine, and those that share others.
+// Shared are the pools of this process that share an engine, and those that
+// share others.
 type Shared struct{ Pools, Elsewhere []string }
 
-// Text returns what it answers, uncompressed. Any client of the store may have made it up, of any length.
+// Text returns what it answers, uncompressed. Any client of the store may have
+// made it up, of any length.
 func (a Answer) Text() io.Reader { return flate.NewReader(bytes.NewReader(a.Packed)) }
 
 // Pack compresses an answer.
@@ -53,11 +57,14 @@ const (
 	askedGroup = "asked"
 	// maxQuestion is how many bytes a question has at most.
 	maxQuestion = 3000
-	// answerPart is how many bytes of an answer a record has. The others are for the beginning of the field that keeps it.
+	// answerPart is how many bytes of an answer a record has. The others are
+	// for the beginning of the field that keeps it.
 	answerPart = state.MaxMessage
-	// maxAge is the age after which a question is not answered: its replica has stopped waiting.
+	// maxAge is the age after which a question is not answered: its replica has
+	// stopped waiting.
 	maxAge = 5 * time.Second
-	// maxQuestions is how many questions wait to be answered, and answerPause the shortest time between two answers.
+	// maxQuestions is how many questions wait to be answered, and answerPause
+	// the shortest time between two answers.
 	maxQuestions, answerPause = 16, 20 * time.Millisecond
 	// sameAnswer is within which time the same question gets the same answer.
 	sameAnswer = time.Second
@@ -68,8 +75,9 @@ var (
 	answerer atomic.Pointer[func(ctx context.Context, question string, shared Shared) []byte]
 )
 
-// OnQuestion sets what answers the questions of other replicas about some pools. It returns nil for a question that it does not
-// know: anyone who can write to the store can ask.
+// OnQuestion sets what answers the questions of other replicas about some
+// pools. It returns nil for a question that it does not know: anyone who can
+// write to the store can ask.
 func OnQuestion(answer func(ctx context.Context, question string, shared Shared) []byte) {
 	answerer.Store(&answer)
 }
@@ -86,7 +94,8 @@ func open(key hpke.PrivateKey, sealed []byte) (packed []byte, err error) {
 	return hpke.Open(key, hpke.HKDFSHA256(), hpke.AES256GCM(), []byte("openai_lb answer"), sealed)
 }
 
-// answersGroup returns the group of a replica's answer to the question with this key.
+// answersGroup returns the group of a replica's answer to the question with
+// this key.
 func answersGroup(key []byte, id string) string { return "answer-" + digest(string(key)) + "-" + id }
 
 // answer answers questions.
@@ -151,8 +160,9 @@ func (r *Replica) shared() (s Shared) {
 	return s
 }
 
-// Ask asks those other replicas of all engines that choose returns, and returns the answers that come before the context is
-// done, with those replicas from which none came.
+// Ask asks those other replicas of all engines that choose returns, and returns
+// the answers that come before the context is done, with those replicas from
+// which none came.
 func Ask(ctx context.Context, question string, choose func([]Answer) ([]Answer, error)) (answers []Answer, err error) {
 	replicas := runningReplicas()
 	for i, r := range replicas {
@@ -169,8 +179,8 @@ func Ask(ctx context.Context, question string, choose func([]Answer) ([]Answer, 
 	return answers, nil
 }
 
-// others returns the replicas of the engine, without answers: this one first. Those
-// that are silent while the store cannot be reached are among them.
+// others returns the replicas of the engine, without answers: this one first.
+// Those that are silent while the store cannot be reached are among them.
 func (r *Replica) others(engine int) []Answer {
 	a := Answer{Peer: r.peers.self, Self: true, Engine: engine, Shared: r.shared()}
 	a.Connected, a.Whole = r.connectivity.isConnected(), r.connectivity.isWhole()

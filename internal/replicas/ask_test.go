@@ -26,7 +26,8 @@ func answerWith(t *testing.T, answer func(question string, pools []string) []byt
 	OnQuestion(func(_ context.Context, question string, shared Shared) []byte { return answer(question, shared.Pools) })
 }
 
-// askFor asks for so long, and returns the texts, the own one without, in the order of the replicas.
+// askFor asks for so long, and returns the texts, the own one without, in the
+// order of the replicas.
 func (r *testReplica) askFor(patience time.Duration, question string) (texts []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -46,7 +47,8 @@ func (r *testReplica) askFor(patience time.Duration, question string) (texts []s
 	return texts
 }
 
-// answers returns what loads the answers to all questions that the store keeps now.
+// answers returns what loads the answers to all questions that the store keeps
+// now.
 func (w *world) answers() (load func() []state.Kept) {
 	store := w.hub.Store()
 	var groups []string
@@ -66,8 +68,8 @@ func (w *world) answers() (load func() []state.Kept) {
 	}
 }
 
-// TestReplicasThatCannotBeReachedAreNotForgotten because they may go on, so that an order may miss them. One that has
-// stopped is forgotten at once.
+// TestReplicasThatCannotBeReachedAreNotForgotten because they may go on, so
+// that an order may miss them. One that has stopped is forgotten at once.
 func TestReplicasThatCannotBeReachedAreNotForgotten(t *testing.T) {
 	share(t, 3, func(w *world) {
 		r := w.replicas[0]

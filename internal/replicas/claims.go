@@ -11,11 +11,11 @@ import (
 )
 
 const (
-	// margin is how long before the end of a bench the answer to the claim of its
-	// probe is expected, so that it is settled when a request comes.
+	// margin is how long before the end of a bench the answer to the claim of
+	// its probe is expected, so that it is settled when a request comes.
 	margin = 50 * time.Millisecond
-	// shortest is the shortest bench of which the probe is claimed. After a shorter
-	// one there is nothing to wait for.
+	// shortest is the shortest bench of which the probe is claimed. After a
+	// shorter one there is nothing to wait for.
 	shortest = time.Second
 )
 
@@ -102,9 +102,9 @@ func (r *Replica) claim(ctx context.Context) {
 	}
 }
 
-// claimProbes claims the right to the probe of each bench. If another replica has
-// it, requests here wait for the result of that probe. Without an answer each
-// replica sends a probe.
+// claimProbes claims the right to the probe of each bench. If another replica
+// has it, requests here wait for the result of that probe. Without an answer
+// each replica sends a probe.
 func (r *Replica) claimProbes(ctx context.Context, due []claim) {
 	claims, longest := make([]state.Claim, len(due)), time.Duration(0)
 	for i, c := range due {

@@ -5,12 +5,13 @@ import (
 	"time"
 )
 
-// clock is the clock of the store, as far as it is known here. Replicas date their messages by it, so that a
-// replica which reads one late notices that, whatever the clocks of the machines show.
+// clock is the clock of the store, as far as it is known here. Replicas date
+// their messages by it, so that a replica which reads one late notices that,
+// whatever the clocks of the machines show.
 type clock struct {
 	mu sync.Mutex
-	// shown is what the store's clock showed at a time here. It is zero until the
-	// store has answered.
+	// shown is what the store's clock showed at a time here. It is zero until
+	// the store has answered.
 	shown, here time.Time
 	// trip is how long an answer takes. It follows a longer one at once, and a
 	// shorter one slowly.

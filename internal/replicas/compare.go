@@ -11,8 +11,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// compare sends a sign of life, waits for so long, applies what the store keeps, and sends what the
-// store should keep but does not.
+// compare sends a sign of life, waits for so long, applies what the store
+// keeps, and sends what the store should keep but does not.
 func (r *Replica) compare(ctx context.Context, spread time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, spread+patience)
 	defer cancel()
@@ -89,7 +89,8 @@ type recordKey struct{ group, key string }
 type record struct {
 	message
 	ttl time.Duration
-	// foreign reports whether replicas of another version wrote it, and partial whether a server of the store lacks it.
+	// foreign reports whether replicas of another version wrote it, and partial
+	// whether a server of the store lacks it.
 	foreign, partial bool
 }
 
@@ -111,9 +112,9 @@ func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time)
 	case given, asked:
 		// shares are sent again soon, and a question is over by then
 	default:
-		// what is left may be a little more than the message says, if it is two benches
-		// in one; it is much more if the store's clock was set back, or if the
-		// store was suspended before it kept the message
+		// what is left may be a little more than the message says, if it is two
+		// benches in one; it is much more if the store's clock was set back, or
+		// if the store was suspended before it kept the message
 		told, more := m.Bench.Left-r.clock.age(m, now).Milliseconds(), m.Bench.Length/10+slack.Milliseconds()
 		m.Bench.Left = max(0, min(milliseconds(k.TTL), m.Bench.Length+m.Bench.Length/10, told+more))
 		m.Bench.Length = max(m.Bench.Length, m.Bench.Left)
@@ -121,19 +122,21 @@ func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time)
 	}
 }
 
-// slack is how long a message may take without being late, and by how much the store's clock may be misread. A
-// late message was sent before this replica or the store was suspended.
+// slack is how long a message may take without being late, and by how much the
+// store's clock may be misread. A late message was sent before this replica or
+// the store was suspended.
 const slack = 500 * time.Millisecond
 
 // lag is by how much the rest of a bench may differ between replicas, and the
 // longest rest that is not worth a message.
 const lag = 200 * time.Millisecond
 
-// sendMissing sends the benches that the store does not keep, because it could not be reached, or lost its data. A
-// bench for which a backend has no room waits until another one is over.
+// sendMissing sends the benches that the store does not keep, because it could
+// not be reached, or lost its data. A bench for which a backend has no room
+// waits until another one is over.
 func (r *Replica) sendMissing(l *Link, known map[recordKey]record, sizes map[string]int, now time.Time) {
-	// before the snapshot, in which a backend of a new name has no benches of the
-	// one before
+	// before the snapshot, in which a backend of a new name has no benches of
+	// the one before
 	names := l.backends()
 	for _, s := range l.pool.Snapshot(now) {
 		backend := names[s.Member]

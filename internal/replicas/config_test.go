@@ -1,6 +1,7 @@
 //go:build !race
 
-// The race detector of Go 1.26 crashes (SIGSEGV in its stack depot) after very many timers in bubbles of testing/synctest.
+// The race detector of Go 1.26 crashes (SIGSEGV in its stack depot) after very
+// many timers in bubbles of testing/synctest.
 
 package replicas
 
@@ -20,7 +21,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// reload gives the replica this configuration of a pool, as a reload does: the new link opens before the old one closes.
+// reload gives the replica this configuration of a pool, as a reload does: the
+// new link opens before the old one closes.
 func (r *testReplica) reload(pool, digest string) {
 	before := r.link
 	r.link = r.NewLink()
@@ -44,7 +46,8 @@ func (w *world) seen(i int) string {
 	return strings.Join(seen, ", ")
 }
 
-// differing returns the metric for the pool, as all replicas of this process have it together.
+// differing returns the metric for the pool, as all replicas of this process
+// have it together.
 func differing(t *testing.T, pool string) (n float64) {
 	t.Helper()
 	metrics := make(chan prometheus.Metric, 100)
@@ -159,7 +162,8 @@ func TestAMessageHasRoomForTheConfigurationsOfManyPools(t *testing.T) {
 	}
 }
 
-// TestADigestIsOfAllButSecrets changes one thing after the other in a configuration that has each kind of secret.
+// TestADigestIsOfAllButSecrets changes one thing after the other in a
+// configuration that has each kind of secret.
 func TestADigestIsOfAllButSecrets(t *testing.T) {
 	const config = `{"pool": "llm", "backends": [{"url": "https://a", "api_key": "KEY-1", "auth": "azure", "auth_options": {"client_secret": "KEY-2"},
 		"header": {"X-Key": ["KEY-3"]}, "priority": 1, "model": [{"name": "m"}]}], "client_keys": [{"name": "alice", "key": "KEY-4"}],

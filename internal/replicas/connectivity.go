@@ -9,14 +9,15 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
-// connectivity is whether a replica is connected to the others. It is logged once
-// when that changes, and not for each failure.
+// connectivity is whether a replica is connected to the others. It is logged
+// once when that changes, and not for each failure.
 type connectivity struct {
 	mu sync.Mutex
 	// hears and compares report whether these work.
 	hears, compares bool
 	now             connection
-	// lacking reports whether servers of the store cannot be reached, while others can.
+	// lacking reports whether servers of the store cannot be reached, while
+	// others can.
 	lacking bool
 	// since is when the connection ended.
 	since time.Time
@@ -59,8 +60,8 @@ func (c *connectivity) record(r *Replica, part *bool, works bool, err error) {
 	}
 }
 
-// misses records that these servers of the store cannot be reached, while others can.
-// Without any, all can be reached.
+// misses records that these servers of the store cannot be reached, while
+// others can. Without any, all can be reached.
 func (c *connectivity) misses(r *Replica, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -73,7 +74,8 @@ func (c *connectivity) misses(r *Replica, err error) {
 	c.lacking = err != nil
 }
 
-// reach reports whether all of the others are heard that run, or else whether only those that use other servers are not.
+// reach reports whether all of the others are heard that run, or else whether
+// only those that use other servers are not.
 func (c *connectivity) reach() (whole, cut bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -81,7 +83,8 @@ func (c *connectivity) reach() (whole, cut bool) {
 	return isConnected && !c.lacking, isConnected && c.lacking
 }
 
-// isWhole reports whether each of the others is heard that runs: the replica is connected, and reaches all servers.
+// isWhole reports whether each of the others is heard that runs: the replica is
+// connected, and reaches all servers.
 func (c *connectivity) isWhole() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

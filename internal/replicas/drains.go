@@ -9,9 +9,11 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// drains remembers the latest order for each member: to take it out of use, or to put it back. Orders have
-// numbers, so that all replicas agree on which one is the latest, whatever they hear first and whether or not the
-// store keeps it. Each replica repeats the orders that it knows and the store does not keep.
+// drains remembers the latest order for each member: to take it out of use, or
+// to put it back. Orders have numbers, so that all replicas agree on which one
+// is the latest, whatever they hear first and whether or not the store keeps
+// it. Each replica repeats the orders that it knows and the store does not
+// keep.
 type drains struct {
 	mu    sync.Mutex
 	known map[drainKey]order
@@ -21,8 +23,9 @@ type drainKey struct{ backend, member string }
 
 // order is the latest one for a member.
 type order struct {
-	// number is the time of the order by the store's clock, in microseconds, or one
-	// more than the number of the order before. It is 0 if the time is not known.
+	// number is the time of the order by the store's clock, in microseconds, or
+	// one more than the number of the order before. It is 0 if the time is not
+	// known.
 	number int64
 	// out reports whether the member is out of use.
 	out bool
@@ -35,10 +38,11 @@ type order struct {
 }
 
 const (
-	// remembered is for how long an order to put a member back is repeated. One to
-	// take it out of use is repeated for as long as that lasts.
+	// remembered is for how long an order to put a member back is repeated. One
+	// to take it out of use is repeated for as long as that lasts.
 	remembered = state.MaxTTL
-	// repeat is after which time an order is sent again that the store does not keep.
+	// repeat is after which time an order is sent again that the store does not
+	// keep.
 	repeat = 2 * interval
 )
 
@@ -71,7 +75,8 @@ func (m *message) order(sent time.Time) order {
 	return o
 }
 
-// date returns the time by the store's clock, or by ours while that is not known.
+// date returns the time by the store's clock, or by ours while that is not
+// known.
 func (r *Replica) date(here time.Time) (micros int64, exact bool) {
 	if shows := r.clock.at(here); shows > 0 {
 		return shows, true
@@ -93,8 +98,8 @@ func (r *Replica) ordered(m *pool.Member, i *item) {
 	m.HearDrained(i.order.out, i.order.said) // perhaps an older order was applied just now
 }
 
-// hearDrain applies an order that another replica sends, or the store keeps, if it
-// is the latest.
+// hearDrain applies an order that another replica sends, or the store keeps, if
+// it is the latest.
 func (r *Replica) hearDrain(m message, sent, now time.Time) {
 	r.drains.mu.Lock()
 	defer r.drains.mu.Unlock()
@@ -116,8 +121,8 @@ func (r *Replica) hearDrain(m message, sent, now time.Time) {
 	}
 }
 
-// believes reports whether a replica may have given the order. Its number may be
-// ahead of the store's clock, if that was set back.
+// believes reports whether a replica may have given the order. Its number may
+// be ahead of the store's clock, if that was set back.
 func (r *Replica) believes(o order, now time.Time) bool {
 	shows, _ := r.date(now)
 	return o.number <= shows+remembered.Microseconds()

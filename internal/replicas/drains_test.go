@@ -44,7 +44,8 @@ func TestReplicasKnowWhoDrainedABackendAndWhy(t *testing.T) {
 	})
 }
 
-// So repeat replicas of an earlier version, which do not know who gave it and why.
+// So repeat replicas of an earlier version, which do not know who gave it and
+// why.
 func TestAnOrderThatIsRepeatedWithoutItsReasonKeepsIt(t *testing.T) {
 	share(t, 2, func(w *world) {
 		given := pool.Order{Time: time.Now(), By: "alice", Reason: "new PTU"}

@@ -21,11 +21,13 @@ const (
 	givenGroup = "given"
 	// maxShares is how many shares a replica sends.
 	maxShares = 200
-	// shareSpace is how many bytes of a message are for shares. The others are for its other fields.
+	// shareSpace is how many bytes of a message are for shares. The others are
+	// for its other fields.
 	shareSpace = state.MaxMessage - 256
 )
 
-// given returns what tiers have got here, in messages. Nobody loads the records: what counts is said again.
+// given returns what tiers have got here, in messages. Nobody loads the
+// records: what counts is said again.
 func (r *Replica) given(now time.Time) (records []state.Record) {
 	shares := r.shares(now)
 	for len(shares) > 0 {

@@ -16,7 +16,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// bucket is a provisioned deployment, which works off what it has taken and says how full it is.
+// bucket is a provisioned deployment, which works off what it has taken and
+// says how full it is.
 type bucket struct {
 	level, drain, capacity float64
 	at                     time.Time
@@ -31,7 +32,8 @@ func (b *bucket) take(cost float64, now time.Time) (taken bool, used float64) {
 	return taken, 100 * b.level / b.capacity
 }
 
-// keepsAway reports whether requests of the tier may not go to a backend, which is the only one.
+// keepsAway reports whether requests of the tier may not go to a backend, which
+// is the only one.
 func keepsAway(q *quota.Meter, t quota.Tier, now time.Time) bool {
 	of, reserved := q.Reserved(t, quota.At(now))
 	got := quota.Got{Group: of}
@@ -41,8 +43,9 @@ func keepsAway(q *quota.Meter, t quota.Tier, now time.Time) bool {
 
 var shares = quota.Shares{0, .5, .3, .2}
 
-// exhaust has requests of three tiers for four times what a bucket works off come to replicas for so long, each to the
-// replica that to chooses. It returns the shares that the tiers get.
+// exhaust has requests of three tiers for four times what a bucket works off
+// come to replicas for so long, each to the replica that to chooses. It returns
+// the shares that the tiers get.
 func (w *world) exhaust(long time.Duration, to func(tier int) int) (got quota.Shares) {
 	const cost, drain = 10, 100.
 	b, random := bucket{drain: drain, capacity: 2 * drain, at: time.Now()}, rand.New(rand.NewPCG(1, 2))
@@ -76,7 +79,8 @@ func (w *world) wantShares(got quota.Shares) {
 	}
 }
 
-// Each tier asks another replica, so none of them knows that another tier asks at all, unless they tell each other.
+// Each tier asks another replica, so none of them knows that another tier asks
+// at all, unless they tell each other.
 func TestSharesAreThoseOfAllReplicas(t *testing.T) {
 	share(t, 3, func(w *world) {
 		got := w.exhaust(2*time.Minute, func(tier int) int { return tier - 1 })

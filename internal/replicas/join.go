@@ -17,16 +17,17 @@ var inUse = caddy.NewUsagePool()
 
 // State is the option that names the engine.
 type State struct {
-	// StateRaw is the engine by which replicas share what they know, such as `redis`. Default: each replica finds out by
-	// itself.
+	// StateRaw is the engine by which replicas share what they know, such as
+	// `redis`. Default: each replica finds out by itself.
 	//
 	//	state <engine> [{...}]
 	StateRaw json.RawMessage `json:"state,omitempty" caddy:"namespace=http.openai_lb.state inline_key=engine"`
 }
 
 // Join returns a link to the replica of the engine, or nil without an engine.
-// Handlers with the same engine share one replica, which outlives reloads of the
-// config. It runs only after Start, because `caddy validate` must connect to nothing.
+// Handlers with the same engine share one replica, which outlives reloads of
+// the config. It runs only after Start, because `caddy validate` must connect
+// to nothing.
 func (o *State) Join(ctx caddy.Context) (*Link, error) {
 	engine, err := directive.Load[state.Engine](ctx, o, "StateRaw", o.StateRaw)
 	if engine == nil || err != nil {

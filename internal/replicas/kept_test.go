@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestWhatEndedReplicasUsedOutlivesTheStoresData has a store lose its data after a restart of all replicas, one after the
-// other, and before another one.
+// TestWhatEndedReplicasUsedOutlivesTheStoresData has a store lose its data
+// after a restart of all replicas, one after the other, and before another one.
 func TestWhatEndedReplicasUsedOutlivesTheStoresData(t *testing.T) {
 	for _, pause := range []time.Duration{100 * time.Millisecond, 10 * time.Second} {
 		for _, lose := range []func(*world){
@@ -56,7 +56,8 @@ func TestWhatEndedReplicasUsedOutlivesTheStoresData(t *testing.T) {
 	}
 }
 
-// TestWhatIsInTheStoreIsNotWrittenAgain because that would be much at many replicas.
+// TestWhatIsInTheStoreIsNotWrittenAgain because that would be much at many
+// replicas.
 func TestWhatIsInTheStoreIsNotWrittenAgain(t *testing.T) {
 	limit(t, 3, []string{"1000/month"}, func(w *world, all []*limitedReplica) {
 		group := "use-" + digest("callers of the pool")

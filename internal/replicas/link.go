@@ -39,9 +39,9 @@ func (r *Replica) NewLink() *Link {
 	return &Link{replica: r, unshare: func() {}, names: make(map[*pool.Member]string)}
 }
 
-// Name sets the name of the backend that a member is from now on, the same for all replicas. Only a digest of the
-// name leaves the process. When a member becomes another backend, the state of the one before must be cleared
-// first.
+// Name sets the name of the backend that a member is from now on, the same for
+// all replicas. Only a digest of the name leaves the process. When a member
+// becomes another backend, the state of the one before must be cleared first.
 func (l *Link) Name(m *pool.Member, name string) {
 	if l == nil {
 		return
@@ -58,7 +58,8 @@ func (l *Link) backends() map[*pool.Member]string {
 	return maps.Clone(l.names)
 }
 
-// Secrets calls add with each of the engine's secrets in files, and with what reads it again.
+// Secrets calls add with each of the engine's secrets in files, and with what
+// reads it again.
 func (l *Link) Secrets(add func(name string, read func() error)) {
 	if l == nil {
 		return
@@ -82,7 +83,8 @@ func (l *Link) Open(p *pool.Pool) {
 	r.due.give()
 }
 
-// Share makes the callers of the pool with this name use their limits together at all replicas, until Close.
+// Share makes the callers of the pool with this name use their limits together
+// at all replicas, until Close.
 func (l *Link) Share(pool string, callers *meter.Callers) {
 	if l != nil {
 		l.unshare = l.replica.tally.Share(digest("callers of "+pool), callers)
@@ -151,8 +153,8 @@ func (r *Replica) enqueue(i item) {
 	}
 }
 
-// end remembers for a while that a bench is over, so that it does not begin once
-// more because of a replica that has not heard of its end.
+// end remembers for a while that a bench is over, so that it does not begin
+// once more because of a replica that has not heard of its end.
 func (r *Replica) end(b pool.Bench, disproved bool, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -1,6 +1,7 @@
 //go:build !race
 
-// As in parts_test.go: the race detector crashes after very many timers in bubbles.
+// As in parts_test.go: the race detector crashes after very many timers in
+// bubbles.
 
 package replicas
 
@@ -13,8 +14,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 )
 
-// load is requests of about 300 tokens at random replicas. Each is a stream of five seconds, whose tokens count when it
-// begins.
+// load is requests of about 300 tokens at random replicas. Each is a stream of
+// five seconds, whose tokens count when it begins.
 type load struct {
 	*testing.T
 	replicas []*limitedReplica
@@ -44,7 +45,8 @@ func (l *load) run(tokens int, long time.Duration) {
 	}
 }
 
-// want checks how much of the limit of a minute was spent: at least and at most in any minute, and on average.
+// want checks how much of the limit of a minute was spent: at least and at most
+// in any minute, and on average.
 func (l *load) want(limit, most, average float64, from time.Duration) {
 	l.Helper()
 	spent := l.spent[from/(100*time.Millisecond):]
@@ -85,13 +87,15 @@ func TestFourReplicasKeepALimitWhileTheStoreIsDown(t *testing.T) {
 		l.want(120_000, 110, 85, 0)
 		w.hub.Fail(nil)
 		l.run(360_000, 2*time.Minute)
-		// from a minute before it is up: what the others used until then counts as if it had been used when it is heard
+		// from a minute before it is up: what the others used until then counts
+		// as if it had been used when it is heard
 		l.want(120_000, 110, 75, 4*time.Minute)
 	})
 }
 
-// TestRequestsForLongOutputsAfterShortOnesKeepALimitAtThreeReplicas has a caller, whose answers were short, ask for 200 long ones at
-// each replica at once, and again in each minute. Answers are charged when the request is sent.
+// TestRequestsForLongOutputsAfterShortOnesKeepALimitAtThreeReplicas has a
+// caller, whose answers were short, ask for 200 long ones at each replica at
+// once, and again in each minute. Answers are charged when the request is sent.
 func TestRequestsForLongOutputsAfterShortOnesKeepALimitAtThreeReplicas(t *testing.T) {
 	for _, size := range []int64{4000, 16_000} {
 		limit(t, 3, []string{"200k/minute"}, func(w *world, all []*limitedReplica) {

@@ -19,20 +19,23 @@ import (
 // message is what replicas send each other. It holds no key and no name of a
 // backend, a caller or an object.
 type message struct {
-	// Version is that of this format. Others are ignored, and each is logged once.
+	// Version is that of this format. Others are ignored, and each is logged
+	// once.
 	Version int  `json:"v"`
 	Kind    kind `json:"kind"`
 	// From is the replica that sent it, and Sent its time, in microseconds
-	// since 1970. At is the same by the store's clock, or 0 if that is not known.
+	// since 1970. At is the same by the store's clock, or 0 if that is not
+	// known.
 	From string `json:"from"`
 	Sent int64  `json:"sent"`
 	At   int64  `json:"at,omitempty"`
-	// Backend is a digest, as is Member, which distinguishes members of a backend.
+	// Backend is a digest, as is Member, which distinguishes members of a
+	// backend.
 	Backend string `json:"backend,omitempty"`
 	Member  string `json:"member,omitempty"`
 	Bench   *bench `json:"bench,omitempty"`
-	// Order is the number of an order to take the member out of use, or to put it
-	// back.
+	// Order is the number of an order to take the member out of use, or to put
+	// it back.
 	Order int64 `json:"order,omitempty"`
 	// By is who gave it, and Reason why.
 	By     string `json:"by,omitempty"`
@@ -40,7 +43,8 @@ type message struct {
 	// Host is where the replica runs, and Since when it began.
 	Host  string `json:"host,omitempty"`
 	Since int64  `json:"since,omitempty"`
-	// Configs are digests of what it has configured, by those of the pools' names. Older versions have none.
+	// Configs are digests of what it has configured, by those of the pools'
+	// names. Older versions have none.
 	Configs map[string]string `json:"configs,omitempty"`
 	// Writers are how the ids of its pools in reports begin.
 	Writers []string `json:"writers,omitempty"`
@@ -86,7 +90,8 @@ const (
 type bench struct {
 	ID    string `json:"id"`
 	Model string `json:"model,omitempty"`
-	// Tiers is the group of service tiers that it covers, by its name in pool.ServiceTiers.
+	// Tiers is the group of service tiers that it covers, by its name in
+	// pool.ServiceTiers.
 	Tiers string `json:"service_tiers,omitempty"`
 	// Operation is the only one that it covers, or empty.
 	Operation string `json:"operation,omitempty"`
@@ -98,7 +103,8 @@ type bench struct {
 	// Cause is a code, which may come from a backend.
 	Cause string `json:"cause,omitempty"`
 	Cost  int64  `json:"cost,omitempty"`
-	// Guess is the guessed length of a throttle, in milliseconds, if it is a guess.
+	// Guess is the guessed length of a throttle, in milliseconds, if it is a
+	// guess.
 	Guess int64 `json:"guess,omitempty"`
 	// Length is that of the whole bench, and Left what is left of it, both in
 	// milliseconds.
@@ -111,9 +117,10 @@ const maxLength = state.MaxTTL
 
 var hints = []verdict.HintSource{verdict.NoHint, verdict.RetryAfterMS, verdict.XMSRetryAfterMS, verdict.RetryAfter, verdict.ErrorText, verdict.RateLimitReset}
 
-// concernsOthers reports whether other replicas may know of a bench of the member:
-// one of them reported it, or the model exists. Clients can make up any number of
-// models, and the bench of each is needed only by the replica that met it.
+// concernsOthers reports whether other replicas may know of a bench of the
+// member: one of them reported it, or the model exists. Clients can make up any
+// number of models, and the bench of each is needed only by the replica that
+// met it.
 func concernsOthers(m *pool.Member, b pool.Bench) bool {
 	return b.Heard || b.Whole || b.Model == "" || m.Knows(b.Model)
 }
@@ -177,9 +184,9 @@ func (b *bench) key() string {
 	return key
 }
 
-// most returns how many benches the backend may have in the store, this one included.
-// Those for failures of single models leave room for throttles, and both for those
-// of the whole backend.
+// most returns how many benches the backend may have in the store, this one
+// included. Those for failures of single models leave room for throttles, and
+// both for those of the whole backend.
 func (b *bench) most() int {
 	switch {
 	case b.Whole:
@@ -261,7 +268,8 @@ func (b *bench) check() error {
 // maxOperation is how many bytes an operation has at most.
 const maxOperation = 64
 
-// isOperation reports whether the text may be the operation of a request for inference.
+// isOperation reports whether the text may be the operation of a request for
+// inference.
 func isOperation(text string) bool {
 	return text[0] == '/' && len(text) <= maxOperation && strings.Trim(text, "/._-0123456789abcdefghijklmnopqrstuvwxyz") == ""
 }

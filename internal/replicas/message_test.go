@@ -191,8 +191,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// lateStore answers after some time, as to a replica that is suspended before it
-// reads the answer.
+// lateStore answers after some time, as to a replica that is suspended before
+// it reads the answer.
 type lateStore struct {
 	state.Store
 	by atomic.Int64

@@ -29,8 +29,8 @@ func (d *described) Register(c prometheus.Collector) error {
 	return nil
 }
 
-// TestTheDashboardShowsEachMetric compares the names and labels, because no other
-// test of the dashboard runs replicas.
+// TestTheDashboardShowsEachMetric compares the names and labels, because no
+// other test of the dashboard runs replicas.
 func TestTheDashboardShowsEachMetric(t *testing.T) {
 	var d described
 	if err := Register(&d); err != nil {

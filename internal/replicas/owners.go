@@ -14,8 +14,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// Owners is what replicas know together of the ids of one pool. Each replica sends the store what it learns, in
-// the background, and asks the store only for ids that it does not know. The methods of a nil Owners do nothing.
+// Owners is what replicas know together of the ids of one pool. Each replica
+// sends the store what it learns, in the background, and asks the store only
+// for ids that it does not know. The methods of a nil Owners do nothing.
 //
 // In the store, an id is a digest of its key and of the pool's name. Its value
 // is a digest of the account, and one of the caller's name if it is a caller's.
@@ -79,8 +80,8 @@ func entryKey(pool string, id owners.Key) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:16])
 }
 
-// entry returns what the store keeps of it. The caller that made an object never
-// changes, and one that found it by asking proves nothing about that.
+// entry returns what the store keeps of it. The caller that made an object
+// never changes, and one that found it by asking proves nothing about that.
 func (i owned) entry() state.Entry {
 	account := digestOf(i.owner.Account)
 	e := state.Entry{Key: entryKey(i.pool, i.id), Value: account[:], TTL: max(i.ttl, time.Second), Firm: i.owner.Caller.Named()}
@@ -90,8 +91,9 @@ func (i owned) entry() state.Entry {
 	return e
 }
 
-// sendOwners makes the store keep owners, as they are learned. Those that the store
-// does not keep now go to the end of the queue, so that they hold up no others.
+// sendOwners makes the store keep owners, as they are learned. Those that the
+// store does not keep now go to the end of the queue, so that they hold up no
+// others.
 func (r *Replica) sendOwners(ctx context.Context) {
 	var refused refusals
 	for {
@@ -139,8 +141,8 @@ func (r *Replica) keep(ctx context.Context, items []owned) (failed []owned, err 
 	return failed, err
 }
 
-// refusals logs one line if owners are refused for long and nothing else fails: a
-// replica that is not connected has its own line.
+// refusals logs one line if owners are refused for long and nothing else fails:
+// a replica that is not connected has its own line.
 type refusals struct {
 	inARow int
 	logged bool
@@ -166,22 +168,23 @@ func (f *refusals) kept(r *Replica, err error) {
 	}
 }
 
-// Found is the owner of an id, and for how long that holds. TTL is 0 if no replica
-// knows it.
+// Found is the owner of an id, and for how long that holds. TTL is 0 if no
+// replica knows it.
 type Found struct {
 	owners.Owner
 	TTL time.Duration
-	// Unsure reports whether no replica is known to know it, but one in another region may.
+	// Unsure reports whether no replica is known to know it, but one in another
+	// region may.
 	Unsure bool
 }
 
 // Gone is in place of an account that the pool does not have.
 const Gone = "gone"
 
-// Lookup asks for the owners of the ids that a request of the caller names, and waits
-// for the answer as long as lookupPatience says, after the caller's turn has come.
-// It returns owners.ErrNoAnswer if there is none in time, and then for a while
-// without asking, or owners.ErrCrowded.
+// Lookup asks for the owners of the ids that a request of the caller names, and
+// waits for the answer as long as lookupPatience says, after the caller's turn
+// has come. It returns owners.ErrNoAnswer if there is none in time, and then
+// for a while without asking, or owners.ErrCrowded.
 func (o *Owners) Lookup(c owners.Caller, ids []owners.Key) (found []Found, err error) {
 	if o == nil || len(ids) == 0 {
 		return nil, owners.ErrNoAnswer

@@ -25,7 +25,8 @@ const (
 
 var alice, bob = owners.CallerNamed("alice"), owners.CallerNamed("bob")
 
-// owners are those of the pool that all replicas have, with the accounts a and b.
+// owners are those of the pool that all replicas have, with the accounts a and
+// b.
 func (r *testReplica) owners() *Owners { return r.link.Owners("a pool", []string{"a", "b"}) }
 
 func (o *Owners) ask(ids ...string) []Found {
@@ -69,7 +70,8 @@ func TestWhatOneReplicaLearnsTheOthersCanAskFor(t *testing.T) {
 				t.Errorf("replica %d found %+v of another pool", i, got)
 			}
 		}
-		// who found it by asking, or in a list, does not take it from its caller
+		// who found it by asking, or in a list, does not take it from its
+		// caller
 		w.replicas[1].owners().tell("resp_1", "b", 0)
 		w.replicas[1].owners().tell("resp_1", "a", bob)
 		w.replicas[1].owners().tell("resp_2", "a", bob)
@@ -84,8 +86,8 @@ func TestWhatOneReplicaLearnsTheOthersCanAskFor(t *testing.T) {
 }
 
 // TestALookupWaitsAsLongAsTheStoreIsFarAway measures what lookups take by the
-// comparisons, so that a store in another region is asked, and one that does not
-// answer is not waited for any longer than before.
+// comparisons, so that a store in another region is asked, and one that does
+// not answer is not waited for any longer than before.
 func TestALookupWaitsAsLongAsTheStoreIsFarAway(t *testing.T) {
 	for _, tt := range []struct{ away, lookup, waits time.Duration }{
 		{0, 49 * time.Millisecond, 50 * time.Millisecond},
@@ -189,7 +191,8 @@ func TestALateLookupMakesNoOtherCallersSkipTheirs(t *testing.T) {
 	})
 }
 
-// TestOnlyLookupsDecideWhetherOwnersAreLookedUp and neither messages nor writes.
+// TestOnlyLookupsDecideWhetherOwnersAreLookedUp and neither messages nor
+// writes.
 func TestOnlyLookupsDecideWhetherOwnersAreLookedUp(t *testing.T) {
 	for name, fault := range map[string]func(*statetest.Hub){
 		"no message arrives": func(h *statetest.Hub) { h.LoseMessages(true) },

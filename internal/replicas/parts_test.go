@@ -1,6 +1,7 @@
 //go:build !race
 
-// The race detector of Go 1.26 crashes (SIGSEGV in its stack depot) after very many timers in bubbles of testing/synctest.
+// The race detector of Go 1.26 crashes (SIGSEGV in its stack depot) after very
+// many timers in bubbles of testing/synctest.
 
 package replicas
 
@@ -35,7 +36,8 @@ func (a *admits) try(r *limitedReplica, requests int) {
 // admitting is held while an admitted request is recorded.
 var admitting sync.Mutex
 
-// admit sends a request, and calls then if it is admitted. It may have to hear of the others first.
+// admit sends a request, and calls then if it is admitted. It may have to hear
+// of the others first.
 func (r *limitedReplica) admit(name string, e meter.Estimate, then func(meter.Reservation)) {
 	c := r.callers.Get(time.Now(), name)
 	record := func(admitted meter.Reservation, refusal *meter.Refusal) {
@@ -83,8 +85,9 @@ func TestRequestsAtOnceAtEachReplicaDoNotPassALimitTogether(t *testing.T) {
 	}
 }
 
-// TestARequestOfALimitsSizeAtEachReplicaIsAdmittedOnce has one at each replica at the same moment, every minute, and then one at
-// only one of them, which is admitted.
+// TestARequestOfALimitsSizeAtEachReplicaIsAdmittedOnce has one at each replica
+// at the same moment, every minute, and then one at only one of them, which is
+// admitted.
 func TestARequestOfALimitsSizeAtEachReplicaIsAdmittedOnce(t *testing.T) {
 	for _, size := range []int64{60_000, 40_000, 21_000} {
 		limit(t, 3, []string{"60k/minute"}, func(w *world, all []*limitedReplica) {
@@ -170,7 +173,8 @@ func TestAWholeLimitMayBeUsedAtOneReplica(t *testing.T) {
 	}
 }
 
-// All of a limit was used at once, in the last quarter of a minute, before a replica starts. That use is not over early there.
+// All of a limit was used at once, in the last quarter of a minute, before a
+// replica starts. That use is not over early there.
 func TestAReplicaThatStartsKnowsWhenALimitWasUsed(t *testing.T) {
 	limit(t, 3, []string{"300/minute"}, func(w *world, all []*limitedReplica) {
 		time.Sleep(time.Until(time.Now().Truncate(time.Minute).Add(45 * time.Second)))
@@ -196,8 +200,8 @@ func TestAReplicaThatStartsKnowsWhenALimitWasUsed(t *testing.T) {
 	})
 }
 
-// TestWhateverHappensALimitHoldsAtAllReplicasTogether has bursts come anywhere, and a store that hangs, is down and
-// loses its data.
+// TestWhateverHappensALimitHoldsAtAllReplicasTogether has bursts come anywhere,
+// and a store that hangs, is down and loses its data.
 func TestWhateverHappensALimitHoldsAtAllReplicasTogether(t *testing.T) {
 	for seed := range uint64(6) {
 		limit(t, 2+int(seed)%4, []string{"300/minute"}, func(w *world, all []*limitedReplica) {
@@ -232,7 +236,8 @@ func TestWhateverHappensALimitHoldsAtAllReplicasTogether(t *testing.T) {
 	}
 }
 
-// TestALimitHoldsAtManyReplicasFromIdle has callers that ask for three times their limit, each request at any replica.
+// TestALimitHoldsAtManyReplicasFromIdle has callers that ask for three times
+// their limit, each request at any replica.
 func TestALimitHoldsAtManyReplicasFromIdle(t *testing.T) {
 	const n, number = 30, 20
 	limit(t, n, []string{"600/minute"}, func(w *world, all []*limitedReplica) {

@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// LeastPatience and mostPatience bound how long a request waits for the owners of
-// the ids that it names. Only tests on busy machines change the first.
+// LeastPatience and mostPatience bound how long a request waits for the owners
+// of the ids that it names. Only tests on busy machines change the first.
 var LeastPatience = 50 * time.Millisecond
 
 const mostPatience = time.Second
 
 // lookupPatience is how long a request waits for the owners of the ids that it
 // names: three times the median of what the latest comparisons took, because a
-// store may be in the same rack or in another region. Lookups themselves are not
-// measured: one that is late has no result, so that the quick ones would hide
-// that the others need longer.
+// store may be in the same rack or in another region. Lookups themselves are
+// not measured: one that is late has no result, so that the quick ones would
+// hide that the others need longer.
 type lookupPatience struct {
 	mu    sync.Mutex
 	trips [15]time.Duration

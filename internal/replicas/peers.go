@@ -23,8 +23,8 @@ import (
 const (
 	// lifetime is how long a replica counts after it was last heard.
 	lifetime = 10 * time.Second
-	// missedFor is how long a replica is missed that is not heard any more,
-	// and has not said that it stops. It may have lost the store alone, and go on
+	// missedFor is how long a replica is missed that is not heard any more, and
+	// has not said that it stops. It may have lost the store alone, and go on
 	// with what it knew: operators have to hear that it has not got an order.
 	missedFor = 10 * time.Minute
 	// heldFor is how long after it was last heard the others hold back its part
@@ -49,19 +49,20 @@ type Peer struct {
 
 func (p *Peer) isSilent(now time.Time) bool { return now.Sub(p.Heard) >= lifetime }
 
-// peers are the replicas that share the store. One that is silent does not count
-// any more, but it is remembered for a while, unless it has said that it stops:
-// nobody knows whether it goes on without the store.
+// peers are the replicas that share the store. One that is silent does not
+// count any more, but it is remembered for a while, unless it has said that it
+// stops: nobody knows whether it goes on without the store.
 type peers struct {
 	// self is this one. It does not change while the replica runs.
 	self Peer
 
 	mu    sync.Mutex
 	known map[string]Peer
-	// gone are those that have said lately that they stop, and when that was heard.
+	// gone are those that have said lately that they stop, and when that was
+	// heard.
 	gone map[string]time.Time
-	// said is when this replica last sent its sign of life, back when that last came back, and read when those of all were
-	// last read.
+	// said is when this replica last sent its sign of life, back when that last
+	// came back, and read when those of all were last read.
 	said, back, read time.Time
 	// own are what is configured here, in the same order.
 	own []Config
@@ -86,8 +87,9 @@ func isPlain(host string) bool {
 	return len(text) <= maxHost+len(`""`)
 }
 
-// hear records that a replica sent a sign of life then, and returns how many count. A server that hung may keep a sign of life
-// that was sent long ago, or from before the replica said that it stops.
+// hear records that a replica sent a sign of life then, and returns how many
+// count. A server that hung may keep a sign of life that was sent long ago, or
+// from before the replica said that it stops.
 func (p *peers) hear(m message, heard, now time.Time) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -105,8 +107,9 @@ func (p *peers) hear(m message, heard, now time.Time) (n int) {
 	return n
 }
 
-// toRead reports whether the signs of life have to be read in the store, because a new one is sent now: those of the others come
-// as messages, and so does this replica's own, or none does.
+// toRead reports whether the signs of life have to be read in the store,
+// because a new one is sent now: those of the others come as messages, and so
+// does this replica's own, or none does.
 func (p *peers) toRead(now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -183,11 +186,12 @@ func (p *peers) remove(id string, now time.Time) {
 	}
 }
 
-// maxFormats is how many versions of the format are logged: the store may hold any.
+// maxFormats is how many versions of the format are logged: the store may hold
+// any.
 const maxFormats = 8
 
-// invalid counts a message that was not understood. If a replica of another version
-// sent it, the first one of that version is also logged.
+// invalid counts a message that was not understood. If a replica of another
+// version sent it, the first one of that version is also logged.
 func (r *Replica) invalid(err error) {
 	messagesIn.WithLabelValues("invalid").Inc()
 	format, ok := errors.AsType[otherVersion](err)

@@ -25,8 +25,9 @@ func (s *readStore) Load(ctx context.Context, groups []string) ([]state.Kept, ti
 	return s.Store.Load(ctx, groups)
 }
 
-// TestSignsOfLifeAreHeardAndSeldomRead has a replica know the others from their messages. It reads what the store keeps of them
-// when it starts and now and then, and each time while it hears nothing.
+// TestSignsOfLifeAreHeardAndSeldomRead has a replica know the others from their
+// messages. It reads what the store keeps of them when it starts and now and
+// then, and each time while it hears nothing.
 func TestSignsOfLifeAreHeardAndSeldomRead(t *testing.T) {
 	share(t, 2, func(w *world) {
 		s := &readStore{Store: w.hub.Store(), group: replicaGroup}
@@ -55,8 +56,8 @@ func TestSignsOfLifeAreHeardAndSeldomRead(t *testing.T) {
 	})
 }
 
-// TestManyReplicasShowSignsOfLifeAtTheSameMoments by the store's clock: then the store delivers them together. They read
-// what it keeps at different times.
+// TestManyReplicasShowSignsOfLifeAtTheSameMoments by the store's clock: then
+// the store delivers them together. They read what it keeps at different times.
 func TestManyReplicasShowSignsOfLifeAtTheSameMoments(t *testing.T) {
 	share(t, 40, func(w *world) {
 		time.Sleep(3 * interval)
@@ -84,7 +85,8 @@ func TestManyReplicasShowSignsOfLifeAtTheSameMoments(t *testing.T) {
 	})
 }
 
-// TestALateSignOfLifeIsNone because the server hung that keeps it: the replica that sent it has stopped since.
+// TestALateSignOfLifeIsNone because the server hung that keeps it: the replica
+// that sent it has stopped since.
 func TestALateSignOfLifeIsNone(t *testing.T) {
 	share(t, 2, func(w *world) {
 		r, store := w.replicas[0], w.hub.Store()

@@ -8,9 +8,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
-// queue holds what is to be sent. It is bounded: the oldest item is dropped first, because newer ones say more.
-// What a dropped item said is found again: benches when replicas compare what they know, owners by asking the
-// accounts.
+// queue holds what is to be sent. It is bounded: the oldest item is dropped
+// first, because newer ones say more. What a dropped item said is found again:
+// benches when replicas compare what they know, owners by asking the accounts.
 type queue[T any] struct {
 	mu    sync.Mutex
 	items []T
@@ -38,7 +38,8 @@ type item struct {
 	member  string
 	bench   pool.Bench
 	order   order
-	// replace reports whether the store keeps an order that no replica has given.
+	// replace reports whether the store keeps an order that no replica has
+	// given.
 	replace bool
 	at      time.Time
 }

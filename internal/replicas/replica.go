@@ -1,17 +1,21 @@
-// Package replicas lets the replicas of a balancer share what they know: which backends are benched or drained,
-// which account has which stored object, and what callers use.
+// Package replicas lets the replicas of a balancer share what they know: which
+// backends are benched or drained, which account has which stored object, and
+// what callers use.
 //
-// A handler that names an engine joins the [Replica] of that engine, which all handlers of the process with the
-// same engine share. It gets a [Link], which connects its pool with the other replicas: what happens to a member
-// is sent to them, and what they send is applied to the members. [Owners] asks them for the accounts of stored
-// objects. A [state.Store] moves the messages.
+// A handler that names an engine joins the [Replica] of that engine, which all
+// handlers of the process with the same engine share. It gets a [Link], which
+// connects its pool with the other replicas: what happens to a member is sent
+// to them, and what they send is applied to the members. [Owners] asks them for
+// the accounts of stored objects. A [state.Store] moves the messages.
 //
-// An event is sent at once. Once a second, and whenever the store can be reached again, a replica also compares
-// what the store keeps with what it knows, and makes up for the difference on either side. So a message that is
+// An event is sent at once. Once a second, and whenever the store can be
+// reached again, a replica also compares what the store keeps with what it
+// knows, and makes up for the difference on either side. So a message that is
 // dropped costs a second, and a store that has lost its data gets it back.
 //
-// No request waits for any of that, except for an answer about an owner, or to use more than this replica's part of a limit. While the store cannot be reached,
-// replicas go on by themselves.
+// No request waits for any of that, except for an answer about an owner, or to
+// use more than this replica's part of a limit. While the store cannot be
+// reached, replicas go on by themselves.
 package replicas
 
 import (
@@ -34,8 +38,9 @@ import (
 )
 
 const (
-	// interval is how often a replica compares what it knows with the store, unless there are so many that perReplica makes
-	// it longer, up to longest: all hear the sign of life of each.
+	// interval is how often a replica compares what it knows with the store,
+	// unless there are so many that perReplica makes it longer, up to longest:
+	// all hear the sign of life of each.
 	interval, perReplica, longest = time.Second, 30 * time.Millisecond, 3 * time.Second
 	// retry is how long it waits after it could not be reached.
 	retry = 400 * time.Millisecond
@@ -97,8 +102,8 @@ func New(store state.Store, logger *zap.Logger) *Replica {
 	return r
 }
 
-// start runs the replica in the background, and lets it log there from now on. storage has the number of replicas
-// under this key.
+// start runs the replica in the background, and lets it log there from now on.
+// storage has the number of replicas under this key.
 func (r *Replica) start(logger *zap.Logger, storage certmagic.Storage, key string) {
 	r.logger.Store(logger)
 	r.mu.Lock()
@@ -307,9 +312,11 @@ func (r *Replica) compareAgain(ctx context.Context) {
 	}
 }
 
-// pace returns how long it takes until the next comparison, and for how long it then waits after its sign of life. Many
-// replicas show theirs at the same moments of the store's clock, as they report what callers use: what the store gets at a time,
-// it delivers at a time. They read what it keeps at different times.
+// pace returns how long it takes until the next comparison, and for how long it
+// then waits after its sign of life. Many replicas show theirs at the same
+// moments of the store's clock, as they report what callers use: what the store
+// gets at a time, it delivers at a time. They read what it keeps at different
+// times.
 func (r *Replica) pace(now time.Time) (wait, spread time.Duration) {
 	every := time.Duration(len(r.peers.list(now))) * perReplica
 	if every <= interval {
@@ -319,7 +326,8 @@ func (r *Replica) pace(now time.Time) (wait, spread time.Duration) {
 	return callers.UntilMoment(now.Add(r.clock.ahead()), every), mathrand.N(patience)
 }
 
-// memberOf returns a member of the backend, or nil: one that meets the bench, if there is one.
+// memberOf returns a member of the backend, or nil: one that meets the bench,
+// if there is one.
 func (r *Replica) memberOf(backend string, b pool.Bench) (other *pool.Member) {
 	for _, l := range slices.Backward(r.openLinks()) {
 		for m, name := range l.backends() {
@@ -340,8 +348,9 @@ func (r *Replica) openLinks() []*Link {
 	return slices.Clone(r.links)
 }
 
-// keepNumber saves how many replicas there are whenever that has changed. So a replica that starts while the store is
-// down knows by how many callers' limits are shared.
+// keepNumber saves how many replicas there are whenever that has changed. So a
+// replica that starts while the store is down knows by how many callers' limits
+// are shared.
 func (r *Replica) keepNumber(ctx context.Context, storage certmagic.Storage, key string) {
 	text, _ := storage.Load(ctx, key) // without a number, it is as at the first start
 	saved, _ := strconv.Atoi(string(text))

@@ -38,8 +38,9 @@ func TestACallerGetsItsUseBackAtAllReplicasWithinOneFlush(t *testing.T) {
 	})
 }
 
-// TestAResetOutlivesReplicasAndTheDataOfTheStore restarts one replica after the other. The first to end has only used
-// something, and the second one has only heard of the reset.
+// TestAResetOutlivesReplicasAndTheDataOfTheStore restarts one replica after the
+// other. The first to end has only used something, and the second one has only
+// heard of the reset.
 func TestAResetOutlivesReplicasAndTheDataOfTheStore(t *testing.T) {
 	limit(t, 4, []string{"1000/month"}, func(w *world, all []*limitedReplica) {
 		all[0].spend("alice", 100)

@@ -1,6 +1,7 @@
 //go:build !race
 
-// As in parts_test.go: the race detector crashes after very many timers in bubbles.
+// As in parts_test.go: the race detector crashes after very many timers in
+// bubbles.
 
 package replicas
 
@@ -12,7 +13,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 )
 
-// again ends a replica in order and starts another one in its place, with what it has saved.
+// again ends a replica in order and starts another one in its place, with what
+// it has saved.
 func (w *world) again(r *limitedReplica, expected int, limits ...string) *limitedReplica {
 	w.Helper()
 	r.stop()
@@ -23,8 +25,8 @@ func (w *world) again(r *limitedReplica, expected int, limits ...string) *limite
 	return next
 }
 
-// demand has each replica asked for more than the limit for a while, and returns how many tokens were admitted in each
-// second.
+// demand has each replica asked for more than the limit for a while, and
+// returns how many tokens were admitted in each second.
 func demand(all []*limitedReplica, seconds int) (admitted []int64) {
 	for range seconds {
 		sum := int64(0)
@@ -56,8 +58,9 @@ func mostIn(values []int64, n int) (most int64) {
 	return most
 }
 
-// TestReplicasThatRestartWithoutTheStoreKeepALimit has all of them restart one after the other while the store is gone, and then
-// come back to a store with or without its data.
+// TestReplicasThatRestartWithoutTheStoreKeepALimit has all of them restart one
+// after the other while the store is gone, and then come back to a store with
+// or without its data.
 func TestReplicasThatRestartWithoutTheStoreKeepALimit(t *testing.T) {
 	for name, comeBack := range map[string]func(*world){
 		"with its data":    func(*world) {},

@@ -25,7 +25,8 @@ type limitedReplica struct {
 	callers *meter.Callers
 }
 
-// limit runs a test with n replicas that are connected, and whose callers have these limits of tokens.
+// limit runs a test with n replicas that are connected, and whose callers have
+// these limits of tokens.
 func limit(t *testing.T, n int, limits []string, test func(*world, []*limitedReplica)) {
 	t.Helper()
 	share(t, 0, func(w *world) {
@@ -68,7 +69,8 @@ func (r *limitedReplica) spend(name string, tokens int64) {
 	}
 }
 
-// used returns how much of a caller's first limit is used, and how much is allowed.
+// used returns how much of a caller's first limit is used, and how much is
+// allowed.
 func (r *limitedReplica) used(name string) (used, allowed int64) {
 	u := r.callers.Get(time.Now(), name).Snapshot(time.Now()).Limits[0]
 	return u.Used, u.Allowed
@@ -142,7 +144,8 @@ func TestOnlyWhatHasChangedIsSent(t *testing.T) {
 	})
 }
 
-// TestAReportThatTheStoreHasNoRoomForIsSentOnce because the other replicas got it.
+// TestAReportThatTheStoreHasNoRoomForIsSentOnce because the other replicas got
+// it.
 func TestAReportThatTheStoreHasNoRoomForIsSentOnce(t *testing.T) {
 	limit(t, 2, []string{"1000/day"}, func(w *world, all []*limitedReplica) {
 		var ended []state.Record
@@ -334,7 +337,8 @@ func TestARecordThatIsLateDoesNotReplaceANewerOne(t *testing.T) {
 	})
 }
 
-// oldPuts remembers the records that are about what callers use, the latest first.
+// oldPuts remembers the records that are about what callers use, the latest
+// first.
 type oldPuts struct {
 	state.Store
 	all [][]state.Record
@@ -462,7 +466,8 @@ func TestReportsOfAnotherVersionAreIgnored(t *testing.T) {
 	})
 }
 
-// TestAThousandBusyCallersAtTenReplicasNeedFewMessages of which each replica sends a tenth.
+// TestAThousandBusyCallersAtTenReplicasNeedFewMessages of which each replica
+// sends a tenth.
 func TestAThousandBusyCallersAtTenReplicasNeedFewMessages(t *testing.T) {
 	limit(t, 2, []string{"200k/minute"}, func(w *world, all []*limitedReplica) {
 		spend := func(tokens int64) {
@@ -504,8 +509,8 @@ func (s *failingStorage) Store(ctx context.Context, key string, value []byte) er
 	return s.Storage.Store(ctx, key, value)
 }
 
-// TestAReplicaThatStartsWhileTheStoreIsDownUsesItsShare starts one of four replicas again. What it knows then of the
-// number is in its storage.
+// TestAReplicaThatStartsWhileTheStoreIsDownUsesItsShare starts one of four
+// replicas again. What it knows then of the number is in its storage.
 func TestAReplicaThatStartsWhileTheStoreIsDownUsesItsShare(t *testing.T) {
 	for _, test := range []struct {
 		name    string
@@ -570,7 +575,8 @@ func TestAReplicaThatStartsWhileTheStoreIsDownUsesItsShare(t *testing.T) {
 	}
 }
 
-// TestAReplicaThatStartsCountsWhenOthersUsedALimit has a request come before the reports of the others are loaded.
+// TestAReplicaThatStartsCountsWhenOthersUsedALimit has a request come before
+// the reports of the others are loaded.
 func TestAReplicaThatStartsCountsWhenOthersUsedALimit(t *testing.T) {
 	limit(t, 1, []string{"1000/hour"}, func(w *world, all []*limitedReplica) {
 		time.Sleep(time.Until(time.Now().Truncate(time.Hour).Add(time.Hour)))
@@ -588,8 +594,8 @@ func TestAReplicaThatStartsCountsWhenOthersUsedALimit(t *testing.T) {
 	})
 }
 
-// TestReplicasThatStartTogetherShareALimitAtOnce has three that are all asked as soon as they know each other, and then again and
-// again.
+// TestReplicasThatStartTogetherShareALimitAtOnce has three that are all asked
+// as soon as they know each other, and then again and again.
 func TestReplicasThatStartTogetherShareALimitAtOnce(t *testing.T) {
 	for _, knownBefore := range []bool{false, true} {
 		share(t, 0, func(w *world) {
@@ -623,7 +629,8 @@ func TestReplicasThatStartTogetherShareALimitAtOnce(t *testing.T) {
 	}
 }
 
-// TestAReplicaWhoseFiguresAreReplacedWritesThemAgain has somebody repeat an old report in its name, as a later one.
+// TestAReplicaWhoseFiguresAreReplacedWritesThemAgain has somebody repeat an old
+// report in its name, as a later one.
 func TestAReplicaWhoseFiguresAreReplacedWritesThemAgain(t *testing.T) {
 	limit(t, 2, []string{"1000/day"}, func(w *world, all []*limitedReplica) {
 		reports := w.reports()

@@ -1,6 +1,7 @@
 //go:build !race
 
-// As in parts_test.go: the race detector crashes after very many timers in bubbles.
+// As in parts_test.go: the race detector crashes after very many timers in
+// bubbles.
 
 package replicas
 
@@ -12,7 +13,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/meter"
 )
 
-// cutOff runs a test with n replicas whose callers have these limits. cut cuts the link of the last one, or puts it back.
+// cutOff runs a test with n replicas whose callers have these limits. cut cuts
+// the link of the last one, or puts it back.
 func cutOff(t *testing.T, n int, limits []string, test func(w *world, all []*limitedReplica, cut func(bool))) {
 	t.Helper()
 	share(t, 0, func(w *world) {
@@ -31,7 +33,8 @@ func cutOff(t *testing.T, n int, limits []string, test func(w *world, all []*lim
 	})
 }
 
-// ask sends so many requests of one token a second to each replica, and returns when they were admitted.
+// ask sends so many requests of one token a second to each replica, and returns
+// when they were admitted.
 func ask(all []*limitedReplica, each int, long time.Duration) (got admits) {
 	for began := time.Now(); time.Since(began) < long; {
 		for _, r := range all {
@@ -42,7 +45,8 @@ func ask(all []*limitedReplica, each int, long time.Duration) (got admits) {
 	return got
 }
 
-// TestALimitHoldsWhileAReplicaIsCutOff and goes on with its part. All are asked for twice the limit.
+// TestALimitHoldsWhileAReplicaIsCutOff and goes on with its part. All are asked
+// for twice the limit.
 func TestALimitHoldsWhileAReplicaIsCutOff(t *testing.T) {
 	for _, n := range []int{2, 3} {
 		cutOff(t, n, []string{"600/minute", "100k/hour", "1M/day"}, func(w *world, all []*limitedReplica, cut func(bool)) {
@@ -70,7 +74,8 @@ func TestALimitHoldsWhileAReplicaIsCutOff(t *testing.T) {
 	}
 }
 
-// TestNoReplicaOwesWhatWasUsedWhileOneWasCutOff when that is back: otherwise the other one would get nothing for minutes.
+// TestNoReplicaOwesWhatWasUsedWhileOneWasCutOff when that is back: otherwise
+// the other one would get nothing for minutes.
 func TestNoReplicaOwesWhatWasUsedWhileOneWasCutOff(t *testing.T) {
 	cutOff(t, 2, []string{"120/minute"}, func(w *world, all []*limitedReplica, cut func(bool)) {
 		ask(all, 4, 2*time.Minute)
@@ -112,7 +117,8 @@ func TestTheOthersGetThePartOfAReplicaThatCrashed(t *testing.T) {
 	})
 }
 
-// TestNothingIsHeldBackForAReplicaThatStops in order: only what it has used counts.
+// TestNothingIsHeldBackForAReplicaThatStops in order: only what it has used
+// counts.
 func TestNothingIsHeldBackForAReplicaThatStops(t *testing.T) {
 	limit(t, 2, []string{"600/minute"}, func(w *world, all []*limitedReplica) {
 		ask(all, 10, 2*time.Minute)
@@ -124,7 +130,8 @@ func TestNothingIsHeldBackForAReplicaThatStops(t *testing.T) {
 	})
 }
 
-// TestNothingIsHeldBackInARollingRestart of all replicas, each of which is replaced by a new one.
+// TestNothingIsHeldBackInARollingRestart of all replicas, each of which is
+// replaced by a new one.
 func TestNothingIsHeldBackInARollingRestart(t *testing.T) {
 	limit(t, 3, []string{"600/minute"}, func(w *world, all []*limitedReplica) {
 		got := ask(all, 7, 2*time.Minute)
@@ -142,7 +149,8 @@ func TestNothingIsHeldBackInARollingRestart(t *testing.T) {
 	})
 }
 
-// TestAllOfALimitThatAVanishedReplicaUsedIsNotHeldBack but an equal part, and for a minute only.
+// TestAllOfALimitThatAVanishedReplicaUsedIsNotHeldBack but an equal part, and
+// for a minute only.
 func TestAllOfALimitThatAVanishedReplicaUsedIsNotHeldBack(t *testing.T) {
 	cutOff(t, 2, []string{"600/minute"}, func(w *world, all []*limitedReplica, cut func(bool)) {
 		ask(all[1:], 20, 2*time.Minute)
@@ -193,7 +201,8 @@ func TestAResetGivesBackWhatIsHeldBack(t *testing.T) {
 	})
 }
 
-// TestReplicasThatLoseTheStoreTogetherHoldNothingBack when they come back one after the other.
+// TestReplicasThatLoseTheStoreTogetherHoldNothingBack when they come back one
+// after the other.
 func TestReplicasThatLoseTheStoreTogetherHoldNothingBack(t *testing.T) {
 	limit(t, 3, []string{"600/minute"}, func(w *world, all []*limitedReplica) {
 		got := ask(all, 7, 90*time.Second)
@@ -211,7 +220,8 @@ func TestReplicasThatLoseTheStoreTogetherHoldNothingBack(t *testing.T) {
 	})
 }
 
-// TestAPoolThatAnotherReplicaHasIsNotHeldBack if the process uses another engine since a reload: its callers are the same.
+// TestAPoolThatAnotherReplicaHasIsNotHeldBack if the process uses another
+// engine since a reload: its callers are the same.
 func TestAPoolThatAnotherReplicaHasIsNotHeldBack(t *testing.T) {
 	now := time.Now()
 	p := newPeers()

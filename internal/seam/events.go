@@ -6,15 +6,17 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
-// EventsNamespace is the namespace of Caddy modules that implement EventsModule.
+// EventsNamespace is the namespace of Caddy modules that implement
+// EventsModule.
 const EventsNamespace = "http.openai_lb.event_listeners"
 
-// EventsModule listens to the events of each pool, such as that a backend is benched,
-// or an operator drains it. They are few: none of them occurs for each request.
+// EventsModule listens to the events of each pool, such as that a backend is
+// benched, or an operator drains it. They are few: none of them occurs for each
+// request.
 type EventsModule interface {
 	caddy.Module
-	// Listener returns the listener for a pool of this name. It is used until the
-	// config that has the pool is no longer in use.
+	// Listener returns the listener for a pool of this name. It is used until
+	// the config that has the pool is no longer in use.
 	Listener(name string) pool.Listener
 }
 

@@ -1,10 +1,10 @@
-// Package seam has the interfaces between the core, which serves requests, and the
-// optional modules, which the core does not know.
+// Package seam has the interfaces between the core, which serves requests, and
+// the optional modules, which the core does not know.
 //
-// A module registers itself with Caddy when it is imported, in the namespace of its
-// seam. Each handler then opens every module of that namespace, and calls it where
-// the interface says so. If a module is left out of a build, there is nothing to
-// call, and the core works without it.
+// A module registers itself with Caddy when it is imported, in the namespace of
+// its seam. Each handler then opens every module of that namespace, and calls
+// it where the interface says so. If a module is left out of a build, there is
+// nothing to call, and the core works without it.
 package seam
 
 import (
@@ -28,16 +28,17 @@ type UsageModule interface {
 	OpenUsage(ctx caddy.Context, pool string) UsageRecorder
 }
 
-// UsageRecorder records what the requests of a pool have used, such as for a bill.
-// It decides nothing about a request.
+// UsageRecorder records what the requests of a pool have used, such as for a
+// bill. It decides nothing about a request.
 //
-// Each request that cost something is recorded once, when it is over. Some responses
-// go on in the background after that: they are recorded with an estimate and their
-// id, and settled when the reply to a later request reports what they have used.
+// Each request that cost something is recorded once, when it is over. Some
+// responses go on in the background after that: they are recorded with an
+// estimate and their id, and settled when the reply to a later request reports
+// what they have used.
 //
 // The methods Record, Awaits and Settle are called during requests, by many
-// goroutines at a time, so they must neither wait for a storage nor allocate for
-// each request.
+// goroutines at a time, so they must neither wait for a storage nor allocate
+// for each request.
 type UsageRecorder interface {
 	// Start is called when the config is in use. Nothing is recorded before.
 	Start()
@@ -49,13 +50,14 @@ type UsageRecorder interface {
 	// Awaits reports whether a response was recorded with an estimate, and not
 	// settled. The id is empty if a request names none.
 	Awaits(id string) bool
-	// Settle replaces the estimate for a response by the tokens that it has used,
-	// and its service tier, unless that is empty.
+	// Settle replaces the estimate for a response by the tokens that it has
+	// used, and its service tier, unless that is empty.
 	Settle(id string, reported usage.Tokens, serviceTier string)
-	// OfCaller returns what a caller has used of each model, for JSON. The answer
-	// to GET /v1/usage contains it.
+	// OfCaller returns what a caller has used of each model, for JSON. The
+	// answer to GET /v1/usage contains it.
 	OfCaller(now time.Time, caller string) any
-	// Close is called when the config is no longer in use, or has not been set up.
+	// Close is called when the config is no longer in use, or has not been set
+	// up.
 	Close() error
 }
 
@@ -68,14 +70,15 @@ type Usage struct {
 	// Model is the client's name for the model.
 	Model   string
 	Backend string
-	// ServiceTier is the one that has served. It is empty if the reply names none.
+	// ServiceTier is the one that has served. It is empty if the reply names
+	// none.
 	ServiceTier string
-	// Cost is what the caller was charged: the tokens that the backend has reported,
-	// and an estimate of what it has not.
+	// Cost is what the caller was charged: the tokens that the backend has
+	// reported, and an estimate of what it has not.
 	Cost     meter.Cost
 	Reported usage.Tokens
-	// LaterID is the id of a response that goes on in the background. It is empty
-	// for others.
+	// LaterID is the id of a response that goes on in the background. It is
+	// empty for others.
 	LaterID string
 }
 
@@ -118,8 +121,8 @@ func (all UsageRecorders) Settle(id string, reported usage.Tokens, serviceTier s
 	}
 }
 
-// OfCaller returns what a caller has used by the first recorder, or an empty list
-// without one.
+// OfCaller returns what a caller has used by the first recorder, or an empty
+// list without one.
 func (all UsageRecorders) OfCaller(now time.Time, caller string) any {
 	if len(all) == 0 {
 		return []any{}

@@ -1,8 +1,9 @@
 package sse
 
-// Undecided reports whether nothing so far is content. An event that has not ended counts as none while it has at most
-// limit bytes, or if it says what it is: the first events of a response repeat its instructions, which may be long, and so
-// does the event of one that has failed.
+// Undecided reports whether nothing so far is content. An event that has not
+// ended counts as none while it has at most limit bytes, or if it says what it
+// is: the first events of a response repeat its instructions, which may be
+// long, and so does the event of one that has failed.
 func (w *Watcher) Undecided(limit int) bool {
 	s := &w.splitter
 	if w.Opening != Preamble {
@@ -21,14 +22,16 @@ func (w *Watcher) Undecided(limit int) bool {
 	return false
 }
 
-// mayBeLongError reports whether the event, of which only the beginning is kept, may be an error.
+// mayBeLongError reports whether the event, of which only the beginning is
+// kept, may be an error.
 func (e Event) mayBeLongError() bool {
 	kind := e.Kind()
 	return isError(kind) || len(kind) == 0 && mayHoldError(e.Data)
 }
 
-// LongFailure returns the first error in the beginning of a stream, in events of any length, or nil if there is none. A
-// [Watcher] does not keep as much: see [Watcher.OpensLong].
+// LongFailure returns the first error in the beginning of a stream, in events
+// of any length, or nil if there is none. A [Watcher] does not keep as much:
+// see [Watcher.OpensLong].
 func LongFailure(stream []byte) (failure *Error) {
 	var all []byte
 	s := Splitter{Long: func(data []byte) { all = append(all, data...) }}

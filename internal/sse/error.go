@@ -25,9 +25,10 @@ func ofResponse(raw json.RawMessage) *Error {
 	return e
 }
 
-// Whole returns the error in a JSON reply of status 200, or nil if there is none. An error counts if it
-// is a member of the reply itself, and the reply is not a stored object that failed earlier. creates
-// reports whether a response object in the reply was created by this request.
+// Whole returns the error in a JSON reply of status 200, or nil if there is
+// none. An error counts if it is a member of the reply itself, and the reply is
+// not a stored object that failed earlier. creates reports whether a response
+// object in the reply was created by this request.
 func Whole(body []byte, creates bool) *Error {
 	if !mayHoldError(body) {
 		return nil
@@ -52,10 +53,11 @@ const whiteSpace = " \t\r\n"
 
 var errorName = []byte(`"error"`)
 
-// mayHoldError reports whether some object in the data has an "error" that is not empty. It is a
-// quick look, because hardly any event has one. The caller then parses the data, and finds out whether
-// the error is that of an inner object. A text that contains "error" does not match, because JSON puts
-// a backslash before each of its quotes.
+// mayHoldError reports whether some object in the data has an "error" that is
+// not empty. It is a quick look, because hardly any event has one. The caller
+// then parses the data, and finds out whether the error is that of an inner
+// object. A text that contains "error" does not match, because JSON puts a
+// backslash before each of its quotes.
 func mayHoldError(data []byte) bool {
 	for hasRR(skipText(data)) {
 		value, found := NextMember(data, errorName)
@@ -67,8 +69,8 @@ func mayHoldError(data []byte) bool {
 	return false
 }
 
-// NextMember finds the next member in some JSON whose name has this end, which has its quote. It returns the JSON from the
-// member's value on.
+// NextMember finds the next member in some JSON whose name has this end, which
+// has its quote. It returns the JSON from the member's value on.
 func NextMember(data, nameEnd []byte) (value []byte, found bool) {
 	for {
 		i := bytes.Index(data, nameEnd)
@@ -82,14 +84,16 @@ func NextMember(data, nameEnd []byte) (value []byte, found bool) {
 	}
 }
 
-// shortData is the length of data below which its quotes are too close together to be looked at one by one.
+// shortData is the length of data below which its quotes are too close together
+// to be looked at one by one.
 const shortData = 2 << 10
 
 var usageName = []byte("usage")
 
-// skipText returns the end of the data in which a name can be that matters: "error", or one that ends in "usage". Long
-// data is mostly a text, in which quotes are rare, and looking for these is several times faster than looking for a name.
-// If they are not, the rest is left to others.
+// skipText returns the end of the data in which a name can be that matters:
+// "error", or one that ends in "usage". Long data is mostly a text, in which
+// quotes are rare, and looking for these is several times faster than looking
+// for a name. If they are not, the rest is left to others.
 func skipText(data []byte) []byte {
 	if len(data) < shortData {
 		return data
@@ -111,8 +115,9 @@ func skipText(data []byte) []byte {
 	return data[at-1:] // the last quote may begin a name
 }
 
-// hasRR reports whether there may be two of the letter r in a row, which is rare except in "error".
-// It takes a fraction of the time of bytes.Index, which stops at each of the many quotes.
+// hasRR reports whether there may be two of the letter r in a row, which is
+// rare except in "error". It takes a fraction of the time of bytes.Index, which
+// stops at each of the many quotes.
 func hasRR(data []byte) bool {
 	for ; len(data) >= 29; data = data[28:] { // four steps at once
 		if rr(data)|rr(data[7:])|rr(data[14:])|rr(data[21:]) != 0 {
@@ -127,8 +132,8 @@ func hasRR(data []byte) bool {
 	return bytes.Contains(data, []byte("rr"))
 }
 
-// rr returns a number other than 0 if there are two of the letter r in a row among the first eight
-// bytes, and sometimes if an r and an s are.
+// rr returns a number other than 0 if there are two of the letter r in a row
+// among the first eight bytes, and sometimes if an r and an s are.
 func rr(b []byte) uint64 {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	x := binary.LittleEndian.Uint64(b) ^ ones*'r' // a zero byte for each r
@@ -145,7 +150,8 @@ func beginsEmpty(data []byte) bool {
 	return false
 }
 
-// present reports whether there is a value. Some backends write an empty one where others write null.
+// present reports whether there is a value. Some backends write an empty one
+// where others write null.
 func present(raw json.RawMessage) bool {
 	switch string(raw) {
 	case "", "null", "false", "0", `""`:

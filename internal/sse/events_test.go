@@ -6,14 +6,16 @@ import (
 	"testing"
 )
 
-// beginnings and endings are the events that are no content of a reply, or not only that.
+// beginnings and endings are the events that are no content of a reply, or not
+// only that.
 var (
 	beginnings = []string{"response.created", "response.in_progress", "response.queued"}
 	endings    = []string{"response.completed", "response.incomplete", "response.failed", "error",
 		"image_generation.completed", "image_edit.completed", "transcript.text.done"}
 )
 
-// contents are the events between them. For "…" stands each of the words after them.
+// contents are the events between them. For "…" stands each of the words after
+// them.
 var contents = []string{
 	"image_edit.… partial_image",
 	"image_generation.… partial_image",
@@ -45,8 +47,10 @@ var contents = []string{
 	"transcript.text.… delta segment",
 }
 
-// TestEveryEventOfOpenAIsSDKIsKnown reads what e2e/python/vocabulary.py has found in the package of the SDK. An event that
-// is not in the lists is content, too, but somebody should look at it first: it may be another beginning or ending.
+// TestEveryEventOfOpenAIsSDKIsKnown reads what e2e/python/vocabulary.py has
+// found in the package of the SDK. An event that is not in the lists is
+// content, too, but somebody should look at it first: it may be another
+// beginning or ending.
 func TestEveryEventOfOpenAIsSDKIsKnown(t *testing.T) {
 	type meaning struct {
 		opening Opening

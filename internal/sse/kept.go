@@ -2,9 +2,11 @@ package sse
 
 import "sync"
 
-// kept is text that is kept until the event has ended. Most events are short, and a stream keeps its small buffer for the
-// next one. A longer text borrows a large buffer until the event has ended: growing one anew for each event of a stream
-// would cost far more than reading it, and a stream that waits for its next event holds no memory for the longest one.
+// kept is text that is kept until the event has ended. Most events are short,
+// and a stream keeps its small buffer for the next one. A longer text borrows a
+// large buffer until the event has ended: growing one anew for each event of a
+// stream would cost far more than reading it, and a stream that waits for its
+// next event holds no memory for the longest one.
 type kept struct {
 	text  []byte
 	small []byte // the buffer that stays, while a large one is borrowed

@@ -3,10 +3,12 @@ package sse
 import "bytes"
 
 const (
-	// MaxEvent is how much is kept of an event's data. A failed response repeats the request's
-	// instructions and tools, and can be read up to this size.
+	// MaxEvent is how much is kept of an event's data. A failed response
+	// repeats the request's instructions and tools, and can be read up to this
+	// size.
 	MaxEvent = 64 << 10
-	// maxName is how much is kept of an event's name. All names that matter are shorter.
+	// maxName is how much is kept of an event's name. All names that matter are
+	// shorter.
 	maxName = 64
 	// maxLine is how much is kept of a line that came in several pieces.
 	maxLine = MaxEvent + len("data: ") + len(bom)
@@ -20,27 +22,31 @@ type Event struct {
 	Name []byte
 	// Data are the values of the "data" lines, with a line feed between two.
 	Data []byte
-	// Tail is the end of Data. Before it, no member is named "error" or has a name that ends in "usage". A [Watcher] sets
-	// it, so that only the part of an event is searched that differs from the events before it.
+	// Tail is the end of Data. Before it, no member is named "error" or has a
+	// name that ends in "usage". A [Watcher] sets it, so that only the part of
+	// an event is searched that differs from the events before it.
 	Tail []byte
-	// TooLong reports whether Data is only the first MaxEvent bytes of the data. [Splitter.Long] was
-	// called with all of it.
+	// TooLong reports whether Data is only the first MaxEvent bytes of the
+	// data. [Splitter.Long] was called with all of it.
 	TooLong bool
 }
 
-// Splitter cuts a stream into its events. The zero Splitter is at the beginning of a stream. It gets
-// the stream in pieces of any size, as they come.
+// Splitter cuts a stream into its events. The zero Splitter is at the beginning
+// of a stream. It gets the stream in pieces of any size, as they come.
 //
-// Lines end with LF, CRLF or CR, comments and unknown fields are skipped, "data:" needs no space after
-// it, and an event without data does not count (WHATWG HTML, "Server-sent events").
+// Lines end with LF, CRLF or CR, comments and unknown fields are skipped,
+// "data:" needs no space after it, and an event without data does not count
+// (WHATWG HTML, "Server-sent events").
 //
-// Every token that is streamed passes through here. Therefore each byte is searched for the end of
-// a line only once for LF and once for CR, and an event that lies within one piece is not copied:
-// its Data is a part of that piece. Lines and events that begin in one piece and go on in the next are
-// kept in buffers of limited size.
+// Every token that is streamed passes through here. Therefore each byte is
+// searched for the end of a line only once for LF and once for CR, and an event
+// that lies within one piece is not copied: its Data is a part of that piece.
+// Lines and events that begin in one piece and go on in the next are kept in
+// buffers of limited size.
 type Splitter struct {
-	// Long, if it is set, is called with the data of an event that is longer than MaxEvent: first
-	// with the beginning that is kept, then with all the rest, in pieces, as they come.
+	// Long, if it is set, is called with the data of an event that is longer
+	// than MaxEvent: first with the beginning that is kept, then with all the
+	// rest, in pieces, as they come.
 	Long func(data []byte)
 
 	begun bool // the first line was read, and with it the byte order mark
@@ -60,8 +66,8 @@ type Splitter struct {
 	long       bool   // there was more data than is kept
 }
 
-// Split reads the next piece of the stream and calls each with every event that ends in it. The
-// piece may be reused as soon as Split returns.
+// Split reads the next piece of the stream and calls each with every event that
+// ends in it. The piece may be reused as soon as Split returns.
 func (s *Splitter) Split(piece []byte, each func(Event)) {
 	at := 0
 	if s.gotCR && len(piece) > 0 {
@@ -70,8 +76,9 @@ func (s *Splitter) Split(piece []byte, each func(Event)) {
 			at = 1
 		}
 	}
-	// Where the next LF and the next CR are, or len(piece) if there is none. Both are remembered, so
-	// that a piece full of one of them is not searched for the other again and again.
+	// Where the next LF and the next CR are, or len(piece) if there is none.
+	// Both are remembered, so that a piece full of one of them is not searched
+	// for the other again and again.
 	lf, cr := -1, -1
 	for {
 		if lf < at {
@@ -121,8 +128,8 @@ func (s *Splitter) Split(piece []byte, each func(Event)) {
 	s.begin -= len(piece)
 }
 
-// End calls each with the last event, if the stream ended without the empty line after it. SDKs
-// read such an event as well.
+// End calls each with the last event, if the stream ended without the empty
+// line after it. SDKs read such an event as well.
 func (s *Splitter) End(each func(Event)) {
 	s.takePartial()
 	s.within = false
@@ -130,13 +137,14 @@ func (s *Splitter) End(each func(Event)) {
 	s.endEvent(each)
 }
 
-// Bounds returns, while an event is shown, which bytes of the piece are the event and the empty line
-// after it. begin is negative if the event began in an earlier piece. Comments before the first line
-// of an event are not part of it. If the piece ends with the CR of a CRLF, the LF is not counted.
+// Bounds returns, while an event is shown, which bytes of the piece are the
+// event and the empty line after it. begin is negative if the event began in an
+// earlier piece. Comments before the first line of an event are not part of it.
+// If the piece ends with the CR of a CRLF, the LF is not counted.
 func (s *Splitter) Bounds() (begin, end int) { return s.begin, s.end }
 
-// Unfinished returns how many bytes at the end of the last piece and of those before it belong to an
-// event that has not ended.
+// Unfinished returns how many bytes at the end of the last piece and of those
+// before it belong to an event that has not ended.
 func (s *Splitter) Unfinished() int {
 	if !s.inEvent {
 		return 0
@@ -147,8 +155,8 @@ func (s *Splitter) Unfinished() int {
 // inLine reports whether the beginning of a line came in an earlier piece.
 func (s *Splitter) inLine() bool { return len(s.partial.text) > 0 || s.within }
 
-// beginEvent records that an event begins with this line of the piece, unless one has begun already
-// or the line is a comment.
+// beginEvent records that an event begins with this line of the piece, unless
+// one has begun already or the line is a comment.
 func (s *Splitter) beginEvent(line []byte, at int) {
 	if !s.inEvent && line[0] != ':' {
 		s.inEvent, s.begin = true, at
@@ -162,8 +170,8 @@ func indexFrom(b []byte, at int, c byte) int {
 	return len(b)
 }
 
-// keep adds to the line that has not ended. Of a line that is too long to be kept, it reads the
-// beginning, and then each further piece.
+// keep adds to the line that has not ended. Of a line that is too long to be
+// kept, it reads the beginning, and then each further piece.
 func (s *Splitter) keep(b []byte) {
 	if !s.within {
 		n := min(len(b), maxLine-len(s.partial.text))
@@ -201,8 +209,8 @@ func (s *Splitter) takeLine(line []byte) {
 	}
 }
 
-// cutField returns the value of a line if it has that field. A line without a colon is a field
-// without a value.
+// cutField returns the value of a line if it has that field. A line without a
+// colon is a field without a value.
 func cutField(line []byte, field string) (value []byte, ok bool) {
 	n := len(field)
 	if len(line) < n || string(line[:n]) != field {

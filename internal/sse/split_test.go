@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// split cuts a stream that comes in pieces of the size, and writes each event as one string.
+// split cuts a stream that comes in pieces of the size, and writes each event
+// as one string.
 func split(stream string, size int) (events []string) {
 	var s Splitter
 	each := func(e Event) {
@@ -73,7 +74,8 @@ func TestEventsOfAStream(t *testing.T) {
 	}
 }
 
-// In the streams below, events lie between < and >, and an unfinished one after (.
+// In the streams below, events lie between < and >, and an unfinished one after
+// (.
 func TestWhereAnEventLies(t *testing.T) {
 	for _, marked := range []string{
 		"<data: a\n\n><data: b\n\n>",
@@ -207,7 +209,8 @@ func FuzzSplit(f *testing.F) {
 		if size < 1 {
 			return
 		}
-		// A plain reading of the same rules, for a stream that is there as a whole.
+		// A plain reading of the same rules, for a stream that is there as a
+		// whole.
 		text := strings.TrimPrefix(string(stream), bom)
 		text = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(text)
 		var want, data []string

@@ -1,15 +1,17 @@
-// Package sse reads streamed replies, which are server-sent events, as they pass.
+// Package sse reads streamed replies, which are server-sent events, as they
+// pass.
 //
-// A [Splitter] cuts a stream into its events, however the network has cut it into
-// pieces. A [Watcher] looks into the events and answers three questions. Does the
-// stream begin with content or with an error, although its status was 200? Does an
-// error follow later? Has the stream said that it is complete?
+// A [Splitter] cuts a stream into its events, however the network has cut it
+// into pieces. A [Watcher] looks into the events and answers three questions.
+// Does the stream begin with content or with an error, although its status was
+// 200? Does an error follow later? Has the stream said that it is complete?
 //
 // Neither changes a byte. A Splitter keeps only the beginning of a long event
-// (TestASplitterKeepsOnlySoMuch), and the answers do not depend on how the stream was
-// split (TestAWatcherSeesErrorsAndEndsHoweverTheStreamIsSplit). To cost little, a
-// Watcher searches only the part of an event that differs from the events before it.
-// Whole finds an error in a JSON reply that is not streamed.
+// (TestASplitterKeepsOnlySoMuch), and the answers do not depend on how the
+// stream was split (TestAWatcherSeesErrorsAndEndsHoweverTheStreamIsSplit). To
+// cost little, a Watcher searches only the part of an event that differs from
+// the events before it. Whole finds an error in a JSON reply that is not
+// streamed.
 package sse
 
 import (
@@ -32,32 +34,38 @@ const (
 	End
 )
 
-// Watcher reads a stream as it passes: first what it opens with, then whether it has an error and an
-// end. The zero Watcher is at the beginning of a stream.
+// Watcher reads a stream as it passes: first what it opens with, then whether
+// it has an error and an end. The zero Watcher is at the beginning of a stream.
 type Watcher struct {
-	// Each, if it is set, is called with every event, for example to count tokens or to learn the
-	// ids of stored objects. The event is valid during the call only.
+	// Each, if it is set, is called with every event, for example to count
+	// tokens or to learn the ids of stored objects. The event is valid during
+	// the call only.
 	Each func(Event)
 
-	// Long, if it is set, is called with all data of events that are longer than MaxEvent, as
-	// [Splitter.Long] is.
+	// Long, if it is set, is called with all data of events that are longer
+	// than MaxEvent, as [Splitter.Long] is.
 	Long func(data []byte)
 
-	// Piece, if it is set, is called with the data of every event that has a part of the content.
+	// Piece, if it is set, is called with the data of every event that has a
+	// part of the content.
 	Piece func(data []byte)
 
-	// Opening is what the stream amounts to so far. Once it is more than a Preamble, it stays.
+	// Opening is what the stream amounts to so far. Once it is more than a
+	// Preamble, it stays.
 	Opening Opening
 
-	// OpensLong reports whether the stream opens with an event that may be an error, and is longer than MaxEvent. Opening
-	// is Content then. [LongFailure] finds the error in all that has come.
+	// OpensLong reports whether the stream opens with an event that may be an
+	// error, and is longer than MaxEvent. Opening is Content then.
+	// [LongFailure] finds the error in all that has come.
 	OpensLong bool
 
-	// Failure is the first error in the stream, before or after content. An error in an event that
-	// is longer than MaxEvent does not count: it cannot be read, so it is not known whose fault it is.
+	// Failure is the first error in the stream, before or after content. An
+	// error in an event that is longer than MaxEvent does not count: it cannot
+	// be read, so it is not known whose fault it is.
 	Failure *Error
 
-	// Pieces is how many events so far had a part of the content, each of which is about a token.
+	// Pieces is how many events so far had a part of the content, each of which
+	// is about a token.
 	Pieces int64
 
 	// Ended reports whether the stream said that it is over.
@@ -73,8 +81,9 @@ func (w *Watcher) Watch(p []byte) {
 	w.splitter.Split(p, w.take)
 }
 
-// Finish records the end of the stream. It reads a last event without an empty line after it, but takes none that
-// breaks off in its JSON for content: over HTTP/1.0, the end of a connection that was cut looks like the end of a reply.
+// Finish records the end of the stream. It reads a last event without an empty
+// line after it, but takes none that breaks off in its JSON for content: over
+// HTTP/1.0, the end of a connection that was cut looks like the end of a reply.
 func (w *Watcher) Finish() {
 	w.splitter.End(func(e Event) {
 		if w.Opening != Preamble || !bytes.HasPrefix(e.Data, []byte("{")) || json.Valid(e.Data) {
@@ -83,7 +92,8 @@ func (w *Watcher) Finish() {
 	})
 }
 
-// Failing reports whether the stream has begun an event that may be an error, and has not ended it.
+// Failing reports whether the stream has begun an event that may be an error,
+// and has not ended it.
 func (w *Watcher) Failing() bool {
 	s := &w.splitter
 	if !s.inEvent || s.within || s.long {
@@ -128,12 +138,14 @@ func (w *Watcher) take(e Event) {
 	}
 }
 
-// isPiece reports whether an event of that kind has a part of the content. Events of chat completions
-// have no kind: all of them have a part, except the first and the last ones.
+// isPiece reports whether an event of that kind has a part of the content.
+// Events of chat completions have no kind: all of them have a part, except the
+// first and the last ones.
 func isPiece(kind []byte) bool { return len(kind) == 0 || bytes.HasSuffix(kind, []byte("delta")) }
 
-// Kind returns what the event is, in the API's words, such as "response.completed": its name or, if it
-// has none, the "type" that its data begins with. Events of chat completions have neither.
+// Kind returns what the event is, in the API's words, such as
+// "response.completed": its name or, if it has none, the "type" that its data
+// begins with. Events of chat completions have neither.
 func (e Event) Kind() []byte {
 	if len(e.Name) > 0 && string(e.Name) != "message" { // the default name
 		return e.Name
@@ -150,8 +162,8 @@ func (e Event) Kind() []byte {
 	return kind
 }
 
-// ends reports whether a stream is over after an event of that kind. Streams of chat completions
-// end with [DONE].
+// ends reports whether a stream is over after an event of that kind. Streams of
+// chat completions end with [DONE].
 func ends(kind []byte) bool {
 	switch string(kind) {
 	case "response.completed", "response.incomplete", "response.failed", "error",
@@ -174,8 +186,9 @@ func isPreamble(kind []byte) bool {
 	return false
 }
 
-// opening returns what the stream opens with if only preambles came before the event. An event of an
-// unknown kind is content, and so is one that is too long to be read.
+// opening returns what the stream opens with if only preambles came before the
+// event. An event of an unknown kind is content, and so is one that is too long
+// to be read.
 func (e Event) opening() (Opening, *Error) {
 	kind := e.Kind()
 	if isPreamble(kind) {
@@ -206,15 +219,17 @@ func (e Event) opening() (Opening, *Error) {
 	return Preamble, nil
 }
 
-// hasText reports whether the event plainly has a text of a chat, as nearly all do: it need not be
-// parsed then. A match is the name of a member, because the quotes in a text are escaped.
+// hasText reports whether the event plainly has a text of a chat, as nearly all
+// do: it need not be parsed then. A match is the name of a member, because the
+// quotes in a text are escaped.
 func (e Event) hasText() bool {
 	_, text, ok := bytes.Cut(e.Data, []byte(`"delta":{"content":"`))
 	text = bytes.TrimLeft(text, whiteSpace) // which alone does not count
 	return ok && len(text) > 0 && text[0] != '"' && !mayHoldError(e.Data)
 }
 
-// choice is one of the choices of a chat completion. In the first chunk it often has only a role.
+// choice is one of the choices of a chat completion. In the first chunk it
+// often has only a role.
 type choice struct {
 	Text         string                     `json:"text"`
 	FinishReason json.RawMessage            `json:"finish_reason"`
@@ -237,10 +252,12 @@ type report struct {
 	Response json.RawMessage `json:"response"`
 }
 
-// FailureIn returns the error that a message of a WebSocket is, or nil if it is none.
+// FailureIn returns the error that a message of a WebSocket is, or nil if it is
+// none.
 func FailureIn(message []byte) *Error { return Event{Data: message}.failure() }
 
-// failure returns the error in the event, or nil if there is none or it cannot be read.
+// failure returns the error in the event, or nil if there is none or it cannot
+// be read.
 func (e Event) failure() *Error {
 	if e.TooLong {
 		return nil

@@ -15,8 +15,9 @@ const (
 	inProgress    = "event: response.in_progress\ndata: {\"type\":\"response.in_progress\",\"response\":{\"id\":\"resp_1\",\"error\":null}}\n\n"
 )
 
-// open returns what a stream that begins with these bytes opens with, and its error if that is a
-// Failure. Only whole events count, unless the stream ends with the bytes (atEnd).
+// open returns what a stream that begins with these bytes opens with, and its
+// error if that is a Failure. Only whole events count, unless the stream ends
+// with the bytes (atEnd).
 func open(begin []byte, atEnd bool) (Opening, *Error) {
 	var w Watcher
 	w.Watch(begin)
@@ -221,7 +222,8 @@ func TestAWatcherReadsTheErrorThatItSaw(t *testing.T) {
 	}
 }
 
-// The codes of a failed response are those of openai-python's types/responses/response_error.py.
+// The codes of a failed response are those of openai-python's
+// types/responses/response_error.py.
 func TestWhoseFaultAFailedResponseIs(t *testing.T) {
 	for code, status := range map[string]int{
 		"server_error":                   500,

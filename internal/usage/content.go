@@ -9,11 +9,13 @@ import (
 // bytesPerToken is how many bytes of content are about a token.
 const bytesPerToken = 4
 
-// content counts the bytes of a JSON text that are what a model has written: the strings of members with such a name. The
-// text comes in pieces of any size.
+// content counts the bytes of a JSON text that are what a model has written:
+// the strings of members with such a name. The text comes in pieces of any
+// size.
 type content struct {
 	length int64
-	// name is the end of the latest string that may be a name, and named its length.
+	// name is the end of the latest string that may be a name, and named its
+	// length.
 	name  [maxContentName]byte
 	named int
 	state contentState
@@ -34,7 +36,8 @@ const (
 
 const maxContentName = len("reasoning_content")
 
-// isContent reports whether strings with this name are written by a model, in one of the APIs.
+// isContent reports whether strings with this name are written by a model, in
+// one of the APIs.
 func isContent(name []byte) bool {
 	switch string(name) {
 	case "content", "text", "delta", "arguments", "refusal", "reasoning_content", "reasoning", "thinking", "partial_json", "transcript":
@@ -108,14 +111,16 @@ type Spender interface {
 // step is after how many further tokens a Spender is told again.
 const step = 64
 
-// CountContent has the reader count the content of the reply, of which the bytes say how long it is at least.
+// CountContent has the reader count the content of the reply, of which the
+// bytes say how long it is at least.
 func (r *Reader) CountContent() {
 	if r != nil {
 		r.counts = true
 	}
 }
 
-// FindID has the reader find the id of the object that the reply is, which comes before all other ids.
+// FindID has the reader find the id of the object that the reply is, which
+// comes before all other ids.
 func (r *Reader) FindID() {
 	if r != nil {
 		r.finds = true
@@ -142,14 +147,16 @@ func (r *Reader) findID(data []byte) {
 // longestID is how long an id may be.
 const longestID = 512
 
-// Follow tells the spender of the output of a stream as it passes, once there is more than so much.
+// Follow tells the spender of the output of a stream as it passes, once there
+// is more than so much.
 func (r *Reader) Follow(s Spender, from int64) {
 	if r != nil && r.scanner.inEvent {
 		r.spender, r.next = s, from+1
 	}
 }
 
-// piece reads an event with a part of the content. Before the first "delta", there are only names and ids.
+// piece reads an event with a part of the content. Before the first "delta",
+// there are only names and ids.
 func (r *Reader) piece(data []byte) {
 	if i := bytes.Index(data, []byte(`"delta":`)); i > 0 {
 		data = data[i:]
@@ -159,7 +166,8 @@ func (r *Reader) piece(data []byte) {
 	r.spend(r.written())
 }
 
-// written returns how many tokens the content has at least, as far as it was counted.
+// written returns how many tokens the content has at least, as far as it was
+// counted.
 func (r *Reader) written() int64 {
 	written := (r.content.length + bytesPerToken - 1) / bytesPerToken
 	if r.watcher != nil {

@@ -9,33 +9,37 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
-// Hide removes from a stream of chat or completions the chunk that has nothing but the usage, which
-// the client did not ask for. All other bytes stay as they are. An event is held back until it has
-// ended, unless it is much longer than such a chunk.
+// Hide removes from a stream of chat or completions the chunk that has nothing
+// but the usage, which the client did not ask for. All other bytes stay as they
+// are. An event is held back until it has ended, unless it is much longer than
+// such a chunk.
 func Hide(stream io.ReadCloser) io.ReadCloser { return &hider{stream: stream} }
 
 const (
-	// maxHeld is how much of an event is held back. A usage has a few hundred bytes.
+	// maxHeld is how much of an event is held back. A usage has a few hundred
+	// bytes.
 	maxHeld = 8 << 10
 	// leastRead is the least room for the stream in a read.
 	leastRead = 4 << 10
 )
 
-// hider reads the stream into its reader's buffer, so that events that came together stay together, and
-// takes the events out of it that have nothing but the usage.
+// hider reads the stream into its reader's buffer, so that events that came
+// together stay together, and takes the events out of it that have nothing but
+// the usage.
 type hider struct {
 	stream   io.ReadCloser
 	splitter sse.Splitter
 	err      error // why there is no more to read
 	cutCR    bool  // the last byte was removed, and a line feed that comes next is the rest of it
 
-	// front comes before what is read next. The first bytes of it are ready for a reader with more room: the
-	// rest is the beginning of an event.
+	// front comes before what is read next. The first bytes of it are ready for
+	// a reader with more room: the rest is the beginning of an event.
 	front []byte
 	ready int
 
-	// text is what is filtered: front, and the piece of the stream that was read last, which begins at piece.
-	// text[:kept] is what stays of text[:passed].
+	// text is what is filtered: front, and the piece of the stream that was
+	// read last, which begins at piece. text[:kept] is what stays of
+	// text[:passed].
 	text                []byte
 	piece, kept, passed int
 }
@@ -72,8 +76,8 @@ func (h *hider) Read(p []byte) (int, error) {
 // Close implements io.Closer.
 func (h *hider) Close() error { return h.stream.Close() }
 
-// filter takes out of a text, which ends with a new piece of the stream, the events that end there and have
-// nothing but the usage.
+// filter takes out of a text, which ends with a new piece of the stream, the
+// events that end there and have nothing but the usage.
 func (h *hider) filter(text []byte, piece int) []byte {
 	h.text, h.piece, h.kept, h.passed = text, piece, 0, 0
 	if h.cutCR && len(text) > 0 {
@@ -92,7 +96,8 @@ func (h *hider) filter(text []byte, piece int) []byte {
 	return text[:h.kept]
 }
 
-// remove takes the event out if it has nothing but the usage, and is short enough to be held back.
+// remove takes the event out if it has nothing but the usage, and is short
+// enough to be held back.
 func (h *hider) remove(e sse.Event) {
 	begin, end := h.splitter.Bounds()
 	if begin, end = begin+h.piece, end+h.piece; begin < 0 || end-begin > maxHeld || !hasOnlyUsage(e.Data) {

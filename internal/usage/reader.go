@@ -8,8 +8,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
-// Reader reads the tokens of one reply, once Begin was called. Its methods can be called on nil, which
-// is the reader of a reply without a usage.
+// Reader reads the tokens of one reply, once Begin was called. Its methods can
+// be called on nil, which is the reader of a reply without a usage.
 type Reader struct {
 	scanner  scanner
 	fresh    bool         // the latest event that matters had a usage
@@ -27,8 +27,8 @@ type Reader struct {
 	id      string
 }
 
-// Begin prepares the reader for the reply with this header. It returns nil if the reply is neither
-// JSON nor a stream of events, or cannot be decompressed.
+// Begin prepares the reader for the reply with this header. It returns nil if
+// the reply is neither JSON nor a stream of events, or cannot be decompressed.
 func (r *Reader) Begin(header http.Header) *Reader {
 	switch openaiapi.ContentType(header) {
 	case openaiapi.TypeJSON:
@@ -118,7 +118,8 @@ func (r *Reader) more(data []byte) {
 	r.scanner.scan(data)
 }
 
-// Watch has the watcher of a stream pass its events to the reader, in place of Write.
+// Watch has the watcher of a stream pass its events to the reader, in place of
+// Write.
 func (r *Reader) Watch(w *sse.Watcher) {
 	if r == nil {
 		return
@@ -130,8 +131,9 @@ func (r *Reader) Watch(w *sse.Watcher) {
 	}
 }
 
-// nameEnd is searched for in place of the whole name: many more quotes than letters u would have to
-// be looked at. tierEnd is searched for in place of tierName: hardly any text has an underscore.
+// nameEnd is searched for in place of the whole name: many more quotes than
+// letters u would have to be looked at. tierEnd is searched for in place of
+// tierName: hardly any text has an underscore.
 var (
 	nameEnd = []byte(`usage"`)
 	tierEnd = []byte(`_tier"`)
@@ -140,8 +142,9 @@ var (
 
 const tierName = `service_tier"`
 
-// mayHoldUsage reports whether the data may have a member "usage" that is an object. It is a quick
-// look: hardly any event has one, though many have a null.
+// mayHoldUsage reports whether the data may have a member "usage" that is an
+// object. It is a quick look: hardly any event has one, though many have a
+// null.
 func mayHoldUsage(data []byte) bool {
 	value, found := sse.NextMember(data, nameEnd)
 	for found && !bytes.HasPrefix(value, []byte("{")) {
@@ -152,8 +155,8 @@ func mayHoldUsage(data []byte) bool {
 
 const whiteSpace = " \t\r\n"
 
-// Close records the end of the reply, whether it is complete or not. It must be called, and may be
-// called again.
+// Close records the end of the reply, whether it is complete or not. It must be
+// called, and may be called again.
 func (r *Reader) Close() {
 	if r == nil {
 		return
@@ -166,12 +169,13 @@ func (r *Reader) Close() {
 	}
 }
 
-// IsObject reports whether the reply so far is one JSON object, from its beginning to its end. The
-// reader does not look at each byte, so it may also be true of an object with a mistake in it.
+// IsObject reports whether the reply so far is one JSON object, from its
+// beginning to its end. The reader does not look at each byte, so it may also
+// be true of an object with a mistake in it.
 func (r *Reader) IsObject() bool { return r != nil && !r.trailing && r.scanner.leftRoot() }
 
-// IsCut reports whether a JSON reply has ended before the object that it began with. It is known after Close. A reply that
-// cannot be read counts as whole.
+// IsCut reports whether a JSON reply has ended before the object that it began
+// with. It is known after Close. A reply that cannot be read counts as whole.
 func (r *Reader) IsCut() bool {
 	return r != nil && !r.scanner.inEvent && r.scanner.isOpen() && (r.decoder == nil || r.decoder.IsCut)
 }
@@ -184,8 +188,8 @@ func (r *Reader) Tokens() Tokens {
 	return r.scanner.found.tokens()
 }
 
-// ServiceTier returns the service tier that the reply has named with its tokens, by a name of [openaiapi.TierName]. It is
-// empty if it named none.
+// ServiceTier returns the service tier that the reply has named with its
+// tokens, by a name of [openaiapi.TierName]. It is empty if it named none.
 func (r *Reader) ServiceTier() string {
 	if r == nil {
 		return ""
@@ -193,10 +197,12 @@ func (r *Reader) ServiceTier() string {
 	return r.scanner.tier
 }
 
-// Estimate returns the tokens of a reply that was aborted, or did not report them, and reports whether one of the
-// counts is an estimate. Most streams would have reported their tokens at the end. Without a report, the input
-// is prompt, and the output is one token for each event with content, or what the bytes of the content are at least, if
-// these are counted. That is also the output if content came after the latest report.
+// Estimate returns the tokens of a reply that was aborted, or did not report
+// them, and reports whether one of the counts is an estimate. Most streams
+// would have reported their tokens at the end. Without a report, the input is
+// prompt, and the output is one token for each event with content, or what the
+// bytes of the content are at least, if these are counted. That is also the
+// output if content came after the latest report.
 func (r *Reader) Estimate(prompt int64) (t Tokens, estimated bool) {
 	t = r.Tokens()
 	if r == nil || r.watcher == nil && !r.counts {

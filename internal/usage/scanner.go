@@ -10,11 +10,13 @@ import (
 // maxName is the length of the longest name of a member that matters.
 const maxName = len("cache_creation_input_tokens")
 
-// maxDigits is how many digits a count may have, so that no sum of two overflows.
+// maxDigits is how many digits a count may have, so that no sum of two
+// overflows.
 const maxDigits = 15
 
-// scanner reads the usage of one JSON text, which comes in pieces of any size. It remembers where it
-// is and what it has found. In a text that is not JSON, it stops at the first byte that it cannot read.
+// scanner reads the usage of one JSON text, which comes in pieces of any size.
+// It remembers where it is and what it has found. In a text that is not JSON,
+// it stops at the first byte that it cannot read.
 type scanner struct {
 	inEvent bool
 	// found has the counts of this text and of those before it.
@@ -22,8 +24,8 @@ type scanner struct {
 	// tier is the latest service tier that they name, or empty.
 	tier string
 
-	// path leads from the root to the object of which the members are read. All other values are
-	// skipped.
+	// path leads from the root to the object of which the members are read. All
+	// other values are skipped.
 	path   [4]node
 	level  int // how much of path is used
 	member node
@@ -58,9 +60,10 @@ func (s *scanner) begin() {
 	s.level, s.depth, s.slash, s.state = 0, 0, false, begins
 }
 
-// scanFrom reads a whole text, but only from its usage on, which is one of the last members of a
-// reply, and for the service tier, if that is not after it. It reports whether it found the usage. If
-// not, the whole text must be scanned.
+// scanFrom reads a whole text, but only from its usage on, which is one of the
+// last members of a reply, and for the service tier, if that is not after it.
+// It reports whether it found the usage. If not, the whole text must be
+// scanned.
 func (s *scanner) scanFrom(text []byte) bool {
 	if !bytes.HasPrefix(bytes.TrimLeft(text, whiteSpace), []byte("{")) {
 		return false
@@ -79,8 +82,9 @@ func (s *scanner) scanFrom(text []byte) bool {
 	return false
 }
 
-// scanTier reads what comes before the usage, from the service tier on. It reports whether the tier is in the same object
-// as the usage, or not there. If neither, the whole text must be scanned.
+// scanTier reads what comes before the usage, from the service tier on. It
+// reports whether the tier is in the same object as the usage, or not there. If
+// neither, the whole text must be scanned.
 func (s *scanner) scanTier(text []byte) bool {
 	at := indexString(text, tierEnd, len(tierName))
 	if at < 0 {
@@ -93,7 +97,8 @@ func (s *scanner) scanTier(text []byte) bool {
 	return before.level == 1 && before.state == wantsMember
 }
 
-// indexString returns where the first string of that length begins that has the end. It is -1 if there is none.
+// indexString returns where the first string of that length begins that has the
+// end. It is -1 if there is none.
 func indexString(text, end []byte, length int) int {
 	before := length - len(end) + 1 // how many bytes the quote comes before the end
 	for at := 0; ; at += len(end) {
@@ -101,15 +106,16 @@ func indexString(text, end []byte, length int) int {
 		if n < 0 {
 			return -1
 		}
-		// A quote within a string has a backslash before it. So this one begins a string, and
-		// the one at the end ends it.
+		// A quote within a string has a backslash before it. So this one begins
+		// a string, and the one at the end ends it.
 		if at += n; at > before && text[at-before] == '"' && text[at-before-1] != '\\' {
 			return at - before
 		}
 	}
 }
 
-// scan reads the next piece of the text. It returns the bytes after the end of the text.
+// scan reads the next piece of the text. It returns the bytes after the end of
+// the text.
 func (s *scanner) scan(p []byte) (rest []byte) {
 	for len(p) > 0 && s.state != ended {
 		switch s.state {
@@ -131,7 +137,8 @@ func (s *scanner) scan(p []byte) (rest []byte) {
 	return p
 }
 
-// structure reads a byte between names and values. After a scalar, it gets the byte that ends it.
+// structure reads a byte between names and values. After a scalar, it gets the
+// byte that ends it.
 func (s *scanner) structure(c byte) {
 	switch {
 	case s.state == begins && c == '{':
@@ -192,7 +199,8 @@ func (s *scanner) leftRoot() bool { return s.level == 0 && s.path[0] == root && 
 // isOpen reports whether the text is an object that has begun and not ended.
 func (s *scanner) isOpen() bool { return s.state != begins && s.state != ended }
 
-// readKept reads a string that matters, up to the quote after it: a member's name, or a service tier.
+// readKept reads a string that matters, up to the quote after it: a member's
+// name, or a service tier.
 func (s *scanner) readKept(p []byte) []byte {
 	reads := s.state
 	text, rest, ends := s.readString(p)
@@ -258,8 +266,9 @@ func (s *scanner) readString(p []byte) (text, rest []byte, ends bool) {
 	return text, rest, ends
 }
 
-// cutString cuts a piece of a text where the string ends in which it begins. slash reports whether an escape is not
-// complete at the end of the piece before, and then at the end of this one.
+// cutString cuts a piece of a text where the string ends in which it begins.
+// slash reports whether an escape is not complete at the end of the piece
+// before, and then at the end of this one.
 func cutString(p []byte, slash *bool) (text, rest []byte, ends bool) {
 	start := 0
 	if *slash {
@@ -288,8 +297,8 @@ func cutString(p []byte, slash *bool) (text, rest []byte, ends bool) {
 	}
 }
 
-// skip skips the value up to its next string or its end. It counts braces and brackets alike, and does
-// not check that they match.
+// skip skips the value up to its next string or its end. It counts braces and
+// brackets alike, and does not check that they match.
 func (s *scanner) skip(p []byte) []byte {
 	for i := 0; i < len(p); i++ {
 		switch p[i] {
@@ -310,8 +319,9 @@ func (s *scanner) skip(p []byte) []byte {
 	return nil
 }
 
-// plain returns how many of the bytes can be skipped at once, because there is no string, no brace and
-// no bracket among them. An embedding is a list of thousands of numbers.
+// plain returns how many of the bytes can be skipped at once, because there is
+// no string, no brace and no bracket among them. An embedding is a list of
+// thousands of numbers.
 func plain(p []byte) (n int) {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	for ; len(p)-n >= 8; n += 8 {

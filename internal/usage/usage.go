@@ -1,20 +1,22 @@
 // Package usage reads from a reply how many tokens its request has used.
 //
-// A [Reader] looks at the bytes as they pass. It keeps none and changes none. It splits
-// a stream into its events and scans them for the members of a usage, in the spelling
-// of each API, and for the service tier that was paid for. The result is the same
-// however the reply was cut into pieces (FuzzReader).
+// A [Reader] looks at the bytes as they pass. It keeps none and changes none.
+// It splits a stream into its events and scans them for the members of a usage,
+// in the spelling of each API, and for the service tier that was paid for. The
+// result is the same however the reply was cut into pieces (FuzzReader).
 //
-// The balancer asks for the usage of streams whose client did not. [Hide] then removes
-// the extra chunk again, so that the client gets the stream that it asked for
-// (TestTheChunkOfTheUsageIsTakenOut).
+// The balancer asks for the usage of streams whose client did not. [Hide] then
+// removes the extra chunk again, so that the client gets the stream that it
+// asked for (TestTheChunkOfTheUsageIsTakenOut).
 package usage
 
 // Tokens are the tokens of one reply, as OpenAI counts them.
 type Tokens struct {
-	// Input is the tokens of the prompt. Cached of them came from the backend's cache.
+	// Input is the tokens of the prompt. Cached of them came from the backend's
+	// cache.
 	Input, Cached int64
-	// Output is the tokens of the answer. Reasoning of them are not part of its text.
+	// Output is the tokens of the answer. Reasoning of them are not part of its
+	// text.
 	Output, Reasoning int64
 
 	known bool
@@ -51,8 +53,8 @@ const firstCount, lastCount = prompt, reasoning
 
 func (n node) isObject() bool { return n > nowhere && n < tier }
 
-// child returns the member of that name. Names are compared as they are written: no backend writes
-// their letters as escapes.
+// child returns the member of that name. Names are compared as they are
+// written: no backend writes their letters as escapes.
 func (n node) child(name []byte, inEvent bool) node {
 	switch n {
 	case root, wrapper:
@@ -107,7 +109,8 @@ func (c *counts) of(n node) int64 { return c.values[n-firstCount] }
 
 func (c *counts) has(n node) bool { return c.known>>(n-firstCount)&1 != 0 }
 
-// hasOutput reports whether something was written, as by the APIs with a service tier.
+// hasOutput reports whether something was written, as by the APIs with a
+// service tier.
 func (c *counts) hasOutput() bool { return c.has(completion) || c.has(output) }
 
 func (c *counts) set(n node, count int64) {

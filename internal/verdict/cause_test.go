@@ -15,7 +15,8 @@ import (
 	"time"
 )
 
-// TestAHostNameIsNoCause has errors as Caddy's DialError wraps them, which has no Unwrap.
+// TestAHostNameIsNoCause has errors as Caddy's DialError wraps them, which has
+// no Unwrap.
 func TestAHostNameIsNoCause(t *testing.T) {
 	for text, want := range map[string]string{
 		"dial tcp: lookup east.invalid on 127.0.0.53:53: no such host":       "dns",
@@ -126,7 +127,8 @@ func TestAWordForOtherErrors(t *testing.T) {
 	}
 }
 
-// TestWhatABackendSentIsNotPartOfAnError meets texts of net/http, some of which quote a reply.
+// TestWhatABackendSentIsNotPartOfAnError meets texts of net/http, some of which
+// quote a reply.
 func TestWhatABackendSentIsNotPartOfAnError(t *testing.T) {
 	for text, want := range map[string]CauseError{
 		`malformed HTTP response "a"`: {"malformed", "malformed HTTP response"},

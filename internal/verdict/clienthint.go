@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// The bounds of a client's Retry-After. Some SDKs sleep for as long as it says (openai-node
-// 6.26 to 7.4), others ignore or refuse more than a minute or two (openai-python,
-// openai-go), and most treat 0 as no answer.
+// The bounds of a client's Retry-After. Some SDKs sleep for as long as it says
+// (openai-node 6.26 to 7.4), others ignore or refuse more than a minute or two
+// (openai-python, openai-go), and most treat 0 as no answer.
 const (
 	minClientWait = time.Second
 	maxClientWait = 59 * time.Second
 )
 
-// RetrySeconds returns the wait in whole seconds, within the bounds: the only form
-// of Retry-After that every SDK reads.
+// RetrySeconds returns the wait in whole seconds, within the bounds: the only
+// form of Retry-After that every SDK reads.
 func RetrySeconds(wait time.Duration) int {
 	return int(math.Ceil(min(max(wait, minClientWait), maxClientWait).Seconds()))
 }
@@ -28,8 +28,9 @@ func SetHint(header http.Header, wait time.Duration) {
 	header["Retry-After-Ms"] = []string{strconv.FormatInt((wait + time.Millisecond - 1).Milliseconds(), 10)}
 }
 
-// RewriteHints replaces the hints in a backend's reply, if there are any. A backend's
-// hints apply only to that backend, and some SDKs cannot read their form.
+// RewriteHints replaces the hints in a backend's reply, if there are any. A
+// backend's hints apply only to that backend, and some SDKs cannot read their
+// form.
 func RewriteHints(header http.Header, wait time.Duration) {
 	hinted := false
 	for _, name := range []string{"Retry-After", "Retry-After-Ms", "X-Ms-Retry-After-Ms"} {

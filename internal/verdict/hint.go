@@ -9,48 +9,56 @@ import (
 	"time"
 )
 
-// HintSource names what a hint was read from: what in a reply says when its sender may be called again.
-// It is one of a few fixed words, so that it can be a log field and a metric's label. RateLimitReset
-// stands for a whole family of headers, in every spelling and with whatever dimensions a backend invents.
+// HintSource names what a hint was read from: what in a reply says when its
+// sender may be called again. It is one of a few fixed words, so that it can be
+// a log field and a metric's label. RateLimitReset stands for a whole family of
+// headers, in every spelling and with whatever dimensions a backend invents.
 type HintSource string
 
 const (
 	// NoHint: the reply has no hint.
 	NoHint HintSource = ""
-	// RetryAfterMS is the header Azure OpenAI sends and the OpenAI SDKs prefer. Milliseconds,
-	// with or without a fraction.
+	// RetryAfterMS is the header Azure OpenAI sends and the OpenAI SDKs prefer.
+	// Milliseconds, with or without a fraction.
 	RetryAfterMS HintSource = "retry-after-ms"
-	// XMSRetryAfterMS is the same header under the name other Azure services use.
+	// XMSRetryAfterMS is the same header under the name other Azure services
+	// use.
 	XMSRetryAfterMS HintSource = "x-ms-retry-after-ms"
 	// RetryAfter is the header of RFC 9110 section 10.2.3.
 	RetryAfter HintSource = "retry-after"
 	// ErrorText is the text of the error: "Please retry after 9 seconds."
 	ErrorText HintSource = "body"
-	// RateLimitReset is the reset of an exhausted budget: x-ratelimit-reset-<dimension>,
-	// x-rate-limit-reset-<dimension> or anthropic-ratelimit-<dimension>-reset.
+	// RateLimitReset is the reset of an exhausted budget:
+	// x-ratelimit-reset-<dimension>, x-rate-limit-reset-<dimension> or
+	// anthropic-ratelimit-<dimension>-reset.
 	RateLimitReset HintSource = "x-ratelimit-reset"
 )
 
-// ReadHint returns how long to wait before the sender of this reply may be called again, and the
-// source of that hint. Providers send such hints in many forms, of which the official SDKs read only
-// two. The first usable source wins, in the order of the constants above: the more specific a source
-// is, the closer it is to the wait that is really needed. An x-ratelimit-reset header says when the
-// whole budget is refilled. That can be sixty times later than the moment when this request would
-// have passed, so it comes last. If a header has several values, the first usable one wins. Negative,
-// NaN, infinite, empty and unreadable values are not usable. A finite number that is too large for a
-// time.Duration is usable: it becomes the longest Duration there is. Without a usable source, wait is 0
-// and source is NoHint.
+// ReadHint returns how long to wait before the sender of this reply may be
+// called again, and the source of that hint. Providers send such hints in many
+// forms, of which the official SDKs read only two. The first usable source
+// wins, in the order of the constants above: the more specific a source is, the
+// closer it is to the wait that is really needed. An x-ratelimit-reset header
+// says when the whole budget is refilled. That can be sixty times later than
+// the moment when this request would have passed, so it comes last. If a header
+// has several values, the first usable one wins. Negative, NaN, infinite, empty
+// and unreadable values are not usable. A finite number that is too large for a
+// time.Duration is usable: it becomes the longest Duration there is. Without a
+// usable source, wait is 0 and source is NoHint.
 //
-// Nothing is rounded and nothing is clamped. A provisioned Azure deployment asks for exactly 43 ms; an
-// exhausted standard deployment asks for 86400 s. The caller decides how to use the hint.
+// Nothing is rounded and nothing is clamped. A provisioned Azure deployment
+// asks for exactly 43 ms; an exhausted standard deployment asks for 86400 s.
+// The caller decides how to use the hint.
 //
-// A retry-after of any kind is read for every status. The body and the resets are read for 429 and
-// 503 only: in any other error a phrase like "try again in" is about something else, and a budget
-// that happens to be used up is not why it failed.
+// A retry-after of any kind is read for every status. The body and the resets
+// are read for 429 and 503 only: in any other error a phrase like "try again
+// in" is about something else, and a budget that happens to be used up is not
+// why it failed.
 //
-// Body is the beginning of the decoded error body and may be nil; only its first 64 KiB count.
-// Times of day are compared with the reply's own Date, because the same clock wrote both. If there
-// is none, they are compared with now.
+// Body is the beginning of the decoded error body and may be nil; only its
+// first 64 KiB count. Times of day are compared with the reply's own Date,
+// because the same clock wrote both. If there is none, they are compared with
+// now.
 func ReadHint(status int, header http.Header, body []byte, now time.Time) (wait time.Duration, source HintSource) {
 	for _, v := range header["Retry-After-Ms"] {
 		if wait, ok := parseNumber(v, time.Millisecond); ok {
@@ -79,8 +87,9 @@ func ReadHint(status int, header http.Header, body []byte, now time.Time) (wait 
 	return 0, NoHint
 }
 
-// HintOf returns the hint in a reply of this class, as [ReadHint] does. In one that says that a limit or a budget is used up,
-// the text and the resets are about that, whatever its status is.
+// HintOf returns the hint in a reply of this class, as [ReadHint] does. In one
+// that says that a limit or a budget is used up, the text and the resets are
+// about that, whatever its status is.
 func HintOf(class Class, status int, header http.Header, body []byte, now time.Time) (wait time.Duration, source HintSource) {
 	if class.Promise() {
 		status = http.StatusTooManyRequests
@@ -88,9 +97,9 @@ func HintOf(class Class, status int, header http.Header, body []byte, now time.T
 	return ReadHint(status, header, body, now)
 }
 
-// parseRetryAfter reads the two forms of RFC 9110 section 10.2.3, delay-seconds and HTTP-date, and
-// two more that servers send: seconds with a fraction, and Go's "6m0s". A date that has passed
-// means now.
+// parseRetryAfter reads the two forms of RFC 9110 section 10.2.3, delay-seconds
+// and HTTP-date, and two more that servers send: seconds with a fraction, and
+// Go's "6m0s". A date that has passed means now.
 func parseRetryAfter(v string, header http.Header, now time.Time) (time.Duration, bool) {
 	if wait, ok := parseNumber(v, time.Second); ok {
 		return wait, true
@@ -115,15 +124,16 @@ func clock(header http.Header, now time.Time) time.Time {
 	return now
 }
 
-// readResets returns the longest reset among the exhausted dimensions (requests, tokens,
-// input-tokens, requests-day and so on; OpenRouter names none). Any dimension that a header's name
-// has is read.
+// readResets returns the longest reset among the exhausted dimensions
+// (requests, tokens, input-tokens, requests-day and so on; OpenRouter names
+// none). Any dimension that a header's name has is read.
 //
-// A dimension of which something remains does not count: OpenAI's reset says when the bucket will be
-// full again, and Groq's for requests is at the end of the day. Neither does -1, which means "not
-// tracked" (openai-dotnet issue #838). A dimension whose remainder is not stated counts only if no
-// other is known to be exhausted: Azure has sent a 429 with x-rate-limit-reset-tokens alone
-// (openai-python issue #937).
+// A dimension of which something remains does not count: OpenAI's reset says
+// when the bucket will be full again, and Groq's for requests is at the end of
+// the day. Neither does -1, which means "not tracked" (openai-dotnet issue
+// #838). A dimension whose remainder is not stated counts only if no other is
+// known to be exhausted: Azure has sent a 429 with x-rate-limit-reset-tokens
+// alone (openai-python issue #937).
 func readResets(header http.Header, now time.Time) (time.Duration, bool) {
 	var stated, unstated time.Duration
 	exhausted := false
@@ -152,8 +162,9 @@ func readResets(header http.Header, now time.Time) (time.Duration, bool) {
 	return unstated, unstated > 0
 }
 
-// remainder reports whether name is a reset header, and what is left of its dimension. known reports
-// whether the reply says so. What cannot be read is NaN, which is not 0.
+// remainder reports whether name is a reset header, and what is left of its
+// dimension. known reports whether the reply says so. What cannot be read is
+// NaN, which is not 0.
 func remainder(header http.Header, name string) (remaining float64, known, isReset bool) {
 	var values []string
 	if dimension, ok := strings.CutPrefix(name, "Anthropic-Ratelimit-"); ok {
@@ -195,10 +206,11 @@ func cutReset(name string) (dimension string, ok bool) {
 	return strings.CutPrefix(name, "X-Rate-Limit-Reset")
 }
 
-// parseReset reads seconds, Go durations, RFC 3339 (Anthropic) and unix time in seconds or
-// milliseconds (OpenRouter). The size of a bare number tells which it is: 1e9 seconds are 31 years,
-// 1e12 seconds 31,000. Only a time in the future is usable: a budget that is empty although it was
-// reset in the past does not say when to return.
+// parseReset reads seconds, Go durations, RFC 3339 (Anthropic) and unix time in
+// seconds or milliseconds (OpenRouter). The size of a bare number tells which
+// it is: 1e9 seconds are 31 years, 1e12 seconds 31,000. Only a time in the
+// future is usable: a budget that is empty although it was reset in the past
+// does not say when to return.
 func parseReset(v string, header http.Header, now time.Time) (time.Duration, bool) {
 	v = strings.TrimSpace(v)
 	if f, ok := parseFloat(v); ok {
@@ -225,7 +237,8 @@ func parseReset(v string, header http.Header, now time.Time) (time.Duration, boo
 	return 0, false
 }
 
-// parseNumber reads a header value that counts units, with or without white space around it.
+// parseNumber reads a header value that counts units, with or without white
+// space around it.
 func parseNumber(v string, unit time.Duration) (time.Duration, bool) {
 	f, ok := parseFloat(strings.TrimSpace(v))
 	if !ok {
@@ -234,14 +247,15 @@ func parseNumber(v string, unit time.Duration) (time.Duration, bool) {
 	return scale(f, unit), true
 }
 
-// parseFloat reads a decimal number that is neither negative nor spelled "inf" or "nan". A number
-// that is too large for a float64 becomes +Inf, of which scale makes the longest duration.
+// parseFloat reads a decimal number that is neither negative nor spelled "inf"
+// or "nan". A number that is too large for a float64 becomes +Inf, of which
+// scale makes the longest duration.
 func parseFloat(v string) (float64, bool) {
 	if n, ok := parseDigits(v); ok {
 		return n, true
 	}
-	// ParseFloat would also take words, signs, hexadecimal and underscores. The check also avoids
-	// its error, which would be an allocation for every date.
+	// ParseFloat would also take words, signs, hexadecimal and underscores. The
+	// check also avoids its error, which would be an allocation for every date.
 	if v == "" || v[0] > '9' || v[0] < '.' || v[0] == '/' || strings.ContainsAny(v, "xXpP_") {
 		return 0, false
 	}
@@ -252,7 +266,8 @@ func parseFloat(v string) (float64, bool) {
 	return f, true
 }
 
-// parseDigits reads a number of a few digits, as most are, in less time than strconv.
+// parseDigits reads a number of a few digits, as most are, in less time than
+// strconv.
 func parseDigits(v string) (float64, bool) {
 	if v == "" || len(v) > 15 { // a float64 has 15 digits
 		return 0, false
@@ -267,7 +282,8 @@ func parseDigits(v string) (float64, bool) {
 	return float64(n), true
 }
 
-// scale multiplies without overflow: what does not fit becomes the longest Duration.
+// scale multiplies without overflow: what does not fit becomes the longest
+// Duration.
 func scale(f float64, unit time.Duration) time.Duration {
 	ns := math.Round(f * float64(unit))
 	if ns >= math.MaxInt64 {
@@ -276,7 +292,8 @@ func scale(f float64, unit time.Duration) time.Duration {
 	return time.Duration(ns)
 }
 
-// add adds two durations that are not negative. If the sum does not fit, it is the longest Duration.
+// add adds two durations that are not negative. If the sum does not fit, it is
+// the longest Duration.
 func add(a, b time.Duration) time.Duration {
 	if a > math.MaxInt64-b {
 		return math.MaxInt64

@@ -10,8 +10,9 @@ import (
 // maxErrorText is how much of an error body is looked at.
 const maxErrorText = 64 << 10
 
-// readErrorText finds the first wait that the text of an error states. Each way to say it begins with one of a few words, so one
-// pass over the bytes looks for these, and then for the rest:
+// readErrorText finds the first wait that the text of an error states. Each way
+// to say it begins with one of a few words, so one pass over the bytes looks
+// for these, and then for the rest:
 //
 //	Please retry after 9 seconds.                              Azure OpenAI
 //	Try again in 1 hour 2 minutes.                             Azure API Management
@@ -23,8 +24,10 @@ const maxErrorText = 64 << 10
 //	"retryDelay": "34s"                                        google.rpc.RetryInfo
 //	"resets_in_seconds": 392723, "resets_at": 1782365382       Codex
 //
-// The body is not decoded first: none of these has a character that JSON would escape, and not every gateway sends JSON. A time
-// of day is compared with now, the sender's clock. Without a zone it is read as UTC. One that has passed says nothing.
+// The body is not decoded first: none of these has a character that JSON would
+// escape, and not every gateway sends JSON. A time of day is compared with now,
+// the sender's clock. Without a zone it is read as UTC. One that has passed
+// says nothing.
 func readErrorText(body []byte, now time.Time) (time.Duration, bool) {
 	if len(body) > maxErrorText {
 		body = body[:maxErrorText]
@@ -66,7 +69,8 @@ func readPhrase(body []byte, i int, now time.Time) (time.Duration, bool) {
 	rest := body[i+len("try"):]
 
 	if after, ok := bytes.CutPrefix(rest, []byte("Delay")); ok {
-		// Backslashes, because proxies quote the whole reply of another as a string.
+		// Backslashes, because proxies quote the whole reply of another as a
+		// string.
 		value := bytes.TrimLeft(after, "\\\": \t\r\n")
 		wait, n := scanDuration(value)
 		return wait, n > 0
@@ -97,8 +101,8 @@ func readPhrase(body []byte, i int, now time.Time) (time.Duration, bool) {
 	if wait, ok := readTime(r, now); ok {
 		return wait, true
 	}
-	// A bare number counts seconds, if it ends there: "retry after 20." but not "retry after 3 failed calls" or
-	// "retry after 1,000 s".
+	// A bare number counts seconds, if it ends there: "retry after 20." but not
+	// "retry after 3 failed calls" or "retry after 1,000 s".
 	n := scanNumber(r)
 	if n == 0 || !endsPhrase(r[n:]) {
 		return 0, false
@@ -106,7 +110,8 @@ func readPhrase(body []byte, i int, now time.Time) (time.Duration, bool) {
 	return parseNumber(string(r[:n]), time.Second)
 }
 
-// linking are the words that may stand between "reset", "regain" and so on and the time.
+// linking are the words that may stand between "reset", "regain" and so on and
+// the time.
 var linking = []string{
 	"access", "will", "be", "is", "again", "date", "time", "for", "about", "approximately", "around", "on", "at", "in", "after", "until",
 }
@@ -145,7 +150,8 @@ func readReturn(rest []byte, now time.Time) (time.Duration, bool) {
 	return 0, false
 }
 
-// readMember reads the value of a member of JSON whose name begins before rest, such as resets_in_seconds or retry_after_ms.
+// readMember reads the value of a member of JSON whose name begins before rest,
+// such as resets_in_seconds or retry_after_ms.
 func readMember(rest []byte, now time.Time) (time.Duration, bool) {
 	end := bytes.IndexAny(rest[:min(len(rest), len("_after_seconds")+1)], "\\\"")
 	if end < 0 {
@@ -171,7 +177,8 @@ func readMember(rest []byte, now time.Time) (time.Duration, bool) {
 	return 0, false
 }
 
-// readWait reads a duration, also one of words ("about an hour") or of a clock ("22.14:18:12": days, hours, minutes, seconds).
+// readWait reads a duration, also one of words ("about an hour") or of a clock
+// ("22.14:18:12": days, hours, minutes, seconds).
 func readWait(text []byte) (time.Duration, bool) {
 	text = bytes.TrimLeft(text, spaces)
 	for _, word := range []string{"about ", "approximately ", "around "} {
@@ -210,7 +217,8 @@ var timeOfDay = regexp.MustCompile(`^(\d{4}-\d{2}-\d{2}|\d{4}/\d{2}/\d{2}|` +
 	`(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.? \d{1,2}(?:st|nd|rd|th)?,? \d{4})` +
 	`(?:(?:T|,? (?:at )?)(\d{1,2}:\d{2}(?::\d{2})?(?:\.\d+)?)( ?[AaPp][Mm])?(?: ?(Z|UTC|GMT|[+-]\d{2}:?\d{2}))?)?`)
 
-// readTime reads a time of day, and returns how far away it is. One that has passed says nothing.
+// readTime reads a time of day, and returns how far away it is. One that has
+// passed says nothing.
 func readTime(text []byte, now time.Time) (time.Duration, bool) {
 	text = bytes.TrimLeft(text, spaces)
 	if len(text) == 0 || !isDigit(text[0]) && strings.IndexByte("JFMASOND", text[0]) < 0 {
@@ -266,8 +274,8 @@ func parseDate(text string) (time.Time, bool) {
 // dateNoise is what a date in words has between its parts: "Jan. 2nd, 2026".
 var dateNoise = regexp.MustCompile(`(\d)(?:st|nd|rd|th)|[.,]`)
 
-// endsPhrase reports whether a phrase ends with the number before rest: neither more digits nor a
-// unit follow.
+// endsPhrase reports whether a phrase ends with the number before rest: neither
+// more digits nor a unit follow.
 func endsPhrase(rest []byte) bool {
 	rest = bytes.TrimLeft(rest, " \t")
 	if len(rest) == 0 {
@@ -285,10 +293,11 @@ func parseDuration(v string) (time.Duration, bool) {
 	return wait, true
 }
 
-// scanDuration reads a duration at the start of text and returns how many bytes it takes, 0 if there
-// is no duration. It reads "1m2.5s", "1 minute and 2.5 seconds" and everything that
-// time.Duration.String writes. Units must get smaller, so that in "wait 20 s, 5 minutes at most"
-// the second duration is not taken for a part of the first.
+// scanDuration reads a duration at the start of text and returns how many bytes
+// it takes, 0 if there is no duration. It reads "1m2.5s", "1 minute and 2.5
+// seconds" and everything that time.Duration.String writes. Units must get
+// smaller, so that in "wait 20 s, 5 minutes at most" the second duration is not
+// taken for a part of the first.
 func scanDuration[T []byte | string](text T) (total time.Duration, length int) {
 	last := time.Duration(1<<63 - 1)
 	for at := 0; ; {
@@ -342,8 +351,9 @@ func unitOf(word string) time.Duration {
 	return 0
 }
 
-// scanNumber returns the length of the decimal number at the start of text: digits, and a fraction
-// if there is one. A full stop at the end of a sentence is not a part of it.
+// scanNumber returns the length of the decimal number at the start of text:
+// digits, and a fraction if there is one. A full stop at the end of a sentence
+// is not a part of it.
 func scanNumber[T []byte | string](text T) int {
 	n := 0
 	for n < len(text) && isDigit(text[n]) {
@@ -359,8 +369,8 @@ func scanNumber[T []byte | string](text T) int {
 
 const spaces = " \t\r\n"
 
-// cutWord returns what follows if text goes on with white space, the word and white space. The word
-// may also be followed by a colon: "Retry after: 5 s".
+// cutWord returns what follows if text goes on with white space, the word and
+// white space. The word may also be followed by a colon: "Retry after: 5 s".
 func cutWord(text []byte, word string) (rest []byte, ok bool) {
 	r := bytes.TrimLeft(text, spaces)
 	if len(r) == len(text) || !hasPrefixFold(r, word) {
@@ -395,5 +405,6 @@ func hasPrefixFold(text []byte, lower string) bool {
 func isDigit(c byte) bool  { return '0' <= c && c <= '9' }
 func isLetter(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }
 
-// isWord takes any byte beyond ASCII for a letter: the µ of "µs" is two of them.
+// isWord takes any byte beyond ASCII for a letter: the µ of "µs" is two of
+// them.
 func isWord(c byte) bool { return isLetter(c) || isDigit(c) || c == '_' || c >= 0x80 }

@@ -10,14 +10,15 @@ import (
 // Rates are what the header of a reply tells of rate limits.
 type Rates struct {
 	Requests, Tokens Rate
-	// Utilization is Azure's for provisioned throughput: `89.3%`, which may be over 100.
+	// Utilization is Azure's for provisioned throughput: `89.3%`, which may be
+	// over 100.
 	Utilization Values
 	// Deployment is that of Azure's which has served the request.
 	Deployment Values
 }
 
-// Rate is what it tells of one limit. Reset is a number of seconds or a duration, and Renewal the seconds after which the limit is
-// counted anew.
+// Rate is what it tells of one limit. Reset is a number of seconds or a
+// duration, and Renewal the seconds after which the limit is counted anew.
 type Rate struct{ Limit, Remaining, Reset, Renewal Values }
 
 // Values are those of a header, in Azure's two spellings.
@@ -49,7 +50,8 @@ func ReadRates(header http.Header) (r Rates) {
 	return r
 }
 
-// orElse sets what remains, if nothing else tells of the limit: a gateway may send two providers' headers.
+// orElse sets what remains, if nothing else tells of the limit: a gateway may
+// send two providers' headers.
 func (r *Rate) orElse(remaining Values) {
 	if r.Limit == nil && r.Remaining == nil {
 		r.Remaining = remaining
@@ -90,8 +92,9 @@ func (r *Rates) add(field string, first, second []string) {
 	}
 }
 
-// Number returns the first number that is neither negative nor infinite. It may be one of percent. Azure writes -1
-// where it does not track a limit (openai-dotnet issue #838).
+// Number returns the first number that is neither negative nor infinite. It may
+// be one of percent. Azure writes -1 where it does not track a limit
+// (openai-dotnet issue #838).
 func (v Values) Number() (float64, bool) {
 	for _, text := range v {
 		if n, ok := parseFloat(strings.TrimSuffix(strings.TrimSpace(text), "%")); ok && !math.IsInf(n, 1) {

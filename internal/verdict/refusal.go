@@ -7,19 +7,23 @@ import (
 	"strings"
 )
 
-// Most providers answer with a 400, 403 or 404 whether the request is wrong, or the account that it was sent to
-// lacks something: the model, the operation, a permission, money. Few have a code for it, so the text decides.
+// Most providers answer with a 400, 403 or 404 whether the request is wrong, or
+// the account that it was sent to lacks something: the model, the operation, a
+// permission, money. Few have a code for it, so the text decides.
 //
-// A text may repeat what the client has sent. So that no client can make a backend look as if it had no budget, a
-// phrase counts only at the beginning of the message, before the first quote or colon: echoes are behind these. And a
-// report that names a part of the request other than its model (its param, a tool, a file, an image, a URL) is about
-// that part, whatever it says of "this model".
+// A text may repeat what the client has sent. So that no client can make a
+// backend look as if it had no budget, a phrase counts only at the beginning of
+// the message, before the first quote or colon: echoes are behind these. And a
+// report that names a part of the request other than its model (its param, a
+// tool, a file, an image, a URL) is about that part, whatever it says of "this
+// model".
 
 // phrase is how a message begins that means one thing.
 type phrase struct{ *regexp.Regexp }
 
-// begins makes a phrase of the ways in which a message may begin, in lower case and with one blank between words. LiteLLM
-// puts the name of an exception, or the path, before it.
+// begins makes a phrase of the ways in which a message may begin, in lower case
+// and with one blank between words. LiteLLM puts the name of an exception, or
+// the path, before it.
 func begins(ways ...string) phrase {
 	return phrase{regexp.MustCompile(`^(?:(?:litellm[.])?\w+ ?error: |/[\w/]+: )?(?:` + strings.Join(ways, "|") + `)`)}
 }
@@ -32,8 +36,8 @@ func mentions(words ...string) phrase {
 // isIn reports whether a message begins with the phrase.
 func (p phrase) isIn(message string) bool { return p.MatchString(message) }
 
-// name is the name of a model in a message, quoted or not, and theModel the model as the subject of a sentence, with
-// its name before or after the word.
+// name is the name of a model in a message, quoted or not, and theModel the
+// model as the subject of a sentence, with its name before or after the word.
 const (
 	name     = "(?:`[^`]*`|'[^']*'|\"[^\"]*\"|“[^”]*”|[^ ]+)"
 	theModel = `(?:the |this |your |requested |specified |selected |provided |given |api |base )*(?:` + name +
@@ -41,9 +45,12 @@ const (
 )
 
 var (
-	// lacksModel: "The model `x` does not exist or you do not have access to it." (OpenAI), "Unknown model: x" (Azure, GitHub),
-	// "Invalid model: x" (Mistral), "x is not a valid model ID" and "No endpoints found for x." (OpenRouter), "Model Not Exist"
-	// (DeepSeek), "models/x is not found for API version v1beta" (Gemini), "model: x" as a not_found_error (Anthropic).
+	// lacksModel: "The model `x` does not exist or you do not have access to
+	// it." (OpenAI), "Unknown model: x" (Azure, GitHub), "Invalid model: x"
+	// (Mistral), "x is not a valid model ID" and "No endpoints found for x."
+	// (OpenRouter), "Model Not Exist" (DeepSeek), "models/x is not found for
+	// API version v1beta" (Gemini), "model: x" as a not_found_error
+	// (Anthropic).
 	lacksModel = begins(
 		theModel+` (?:does not|doesn't|not) exist\b`,
 		theModel+` (?:(?:is |was |has |have |could )?(?:not|n't) (?:be(?:en)? )?found|is not available|isn't available|is unavailable)\b`,
@@ -61,9 +68,11 @@ var (
 		`the provided model identifier is invalid`, // Bedrock
 	)
 
-	// lacksOperation: "The chatCompletion operation does not work with the specified model" (Azure), "This model is only
-	// supported in v1/responses and not in v1/chat/completions.", "This is not a chat model", "The requested model 'x' is not
-	// supported with the Responses API." (OpenAI), "The requested model is not supported." (GitHub), "Flex processing is not
+	// lacksOperation: "The chatCompletion operation does not work with the
+	// specified model" (Azure), "This model is only supported in v1/responses
+	// and not in v1/chat/completions.", "This is not a chat model", "The
+	// requested model 'x' is not supported with the Responses API." (OpenAI),
+	// "The requested model is not supported." (GitHub), "Flex processing is not
 	// available for this model."
 	lacksOperation = begins(
 		`(?:the |this )?(?:requested |specified )?`+name+` (?:operation|api|endpoint) (?:does not|doesn't) work with\b`,
@@ -80,7 +89,8 @@ var (
 		`(?:unsupported|invalid|unavailable) service.tier\b`,
 	)
 
-	// unverified: OpenAI has models, streams and summaries only for organizations that have shown a passport.
+	// unverified: OpenAI has models, streams and summaries only for
+	// organizations that have shown a passport.
 	unverified = mentions(
 		`(?:organization|organisation|account|project|team|workspace)(?: must| has to| needs to) be (?:\w+ )?verified`,
 		`(?:organization|organisation|account|identity) verification (?:is )?required`,
@@ -89,8 +99,10 @@ var (
 		`verify your (?:organization|organisation|identity)\b`,
 	)
 
-	// outOfBudget: "Your credit balance is too low" and "You have reached your specified API usage limits." (Anthropic),
-	// "Insufficient credits" (OpenRouter), "Out of call volume quota." and "Token quota is exceeded." (API Management).
+	// outOfBudget: "Your credit balance is too low" and "You have reached your
+	// specified API usage limits." (Anthropic), "Insufficient credits"
+	// (OpenRouter), "Out of call volume quota." and "Token quota is exceeded."
+	// (API Management).
 	outOfBudget = mentions(
 		`(?:credit|account|prepaid) balance\b`, `insufficient (?:\w+ )?(?:balance|credits?|quota|funds)\b`,
 		`(?:reached|exceeded|hit|used up|over) (?:\w+ ){0,4}(?:usage|spend|spending|billing|budget) (?:hard )?(?:limits?|cap)\b`,
@@ -101,8 +113,9 @@ var (
 		`account is not active, please check your billing`, `(?:overdue|unpaid) (?:payment|invoice|bill)`, `payment (?:is )?required`,
 	)
 
-	// closed: "This organization has been disabled." (Anthropic), "API key not valid." (Gemini), "Incorrect API key provided"
-	// (xAI), all of them with a 400.
+	// closed: "This organization has been disabled." (Anthropic), "API key not
+	// valid." (Gemini), "Incorrect API key provided" (xAI), all of them with a
+	// 400.
 	closed = mentions(
 		`(?:organization|organisation|account|project|team|workspace|subscription)(?: associated with \w+ api key)?`+
 			` (?:has been|is|was) (?:\w+ )?(?:disabled|deactivated|suspended|banned|terminated|closed)\b`,
@@ -111,7 +124,8 @@ var (
 		`api key has (?:been (?:disabled|revoked)|expired)\b`,
 	)
 
-	// providerFailed: a gateway has no better status for what is behind it. "Failed to get response from provider" is Cloudflare's.
+	// providerFailed: a gateway has no better status for what is behind it.
+	// "Failed to get response from provider" is Cloudflare's.
 	providerFailed = mentions(
 		`failed to get (?:a )?response from (?:the )?(?:provider|upstream|backend|model)`,
 		`(?:the )?(?:server|provider|upstream|backend)(?: server)?`+
@@ -123,13 +137,15 @@ var (
 		`(?:could not|cannot|unable to|failed to) (?:reach|connect to|contact) (?:the )?(?:provider|upstream|backend)`,
 	)
 
-	// refusesContent: a prompt that is refused with a 403, as by OpenRouter ("Your input was flagged"), is no matter of the key.
+	// refusesContent: a prompt that is refused with a 403, as by OpenRouter
+	// ("Your input was flagged"), is no matter of the key.
 	refusesContent = mentions(
 		`(?:input|prompt|content|messages?)(?: \w+)? (?:was|were|is|are|has been|have been) (?:flagged|blocked|filtered|rejected)\b`,
 		`requires moderation\b`, `(?:content|usage|safety) (?:policy|policies|filters?)\b`, `safety system\b`, `guardrails?\b`,
 	)
 
-	// lacksPath is what servers say of a path or an api-version that they do not have.
+	// lacksPath is what servers say of a path or an api-version that they do
+	// not have.
 	lacksPath = begins(
 		`resource not found\b`,
 		`(?:the )?requested (?:url|resource|path|route|endpoint)\b.*\bnot found\b`,
@@ -145,14 +161,16 @@ var (
 	)
 )
 
-// parts are the words for parts of a request. A report that has one of them is about that part.
+// parts are the words for parts of a request. A report that has one of them is
+// about that part.
 var parts = map[string]bool{
 	"parameter": true, "parameters": true, "argument": true, "arguments": true, "field": true, "property": true,
 	"tool": true, "tools": true, "function": true, "functions": true, "file": true, "files": true,
 	"image": true, "images": true, "url": true, "urls": true, "image_url": true, "audio": true, "input": true,
 }
 
-// parseRefusal reads a refusal as parseReport does, and the text of one that is only a text.
+// parseRefusal reads a refusal as parseReport does, and the text of one that is
+// only a text.
 func parseRefusal(body []byte) report {
 	r := parseReport(body)
 	if isPage(body) && bytes.TrimSpace(body)[0] != '<' {
@@ -161,7 +179,8 @@ func parseRefusal(body []byte) report {
 	return r
 }
 
-// namesPart reports whether a report is about a part of the request other than its model.
+// namesPart reports whether a report is about a part of the request other than
+// its model.
 func (r report) namesPart() bool {
 	if r.aboutPart() {
 		return true
@@ -177,7 +196,8 @@ func (r report) namesPart() bool {
 // maxBegin is how much of a message is looked at.
 const maxBegin = 400
 
-// begin is the beginning of the message, in lower case and with one blank between words.
+// begin is the beginning of the message, in lower case and with one blank
+// between words.
 func (r report) begin() string {
 	text := r.message
 	if len(text) > maxBegin {
@@ -187,9 +207,10 @@ func (r report) begin() string {
 	return strings.Join(strings.Fields(text), " ")
 }
 
-// refusal returns who is at fault in a 4xx that no account is named in. It is empty if the report does not say more than the
-// status. A code says more than a text, and a word for the client's own mistake more than any other. infers reports whether the
-// request was for inference.
+// refusal returns who is at fault in a 4xx that no account is named in. It is
+// empty if the report does not say more than the status. A code says more than
+// a text, and a word for the client's own mistake more than any other. infers
+// reports whether the request was for inference.
 func (r report) refusal(infers bool) Class {
 	byCode := meaningOf(r.code)
 	text := r.begin()
@@ -222,26 +243,31 @@ func (r report) refusal(infers bool) Class {
 	return ""
 }
 
-// notFoundError is Anthropic's type of an error about anything that is not there.
+// notFoundError is Anthropic's type of an error about anything that is not
+// there.
 const notFoundError = "not_found_error"
 
-// cloudflareFailed is the code of Cloudflare's AI Gateway for a provider that has failed, in a 400.
+// cloudflareFailed is the code of Cloudflare's AI Gateway for a provider that
+// has failed, in a 400.
 const cloudflareFailed = 2005
 
-// failed reports whether a word says that a server has failed, whatever the status is.
+// failed reports whether a word says that a server has failed, whatever the
+// status is.
 func (r report) failed() bool {
 	return meaningOf(r.code).status >= http.StatusInternalServerError || r.code == "" && meaningOf(r.kind).status >= http.StatusInternalServerError ||
 		r.unsuccessful && r.number == cloudflareFailed || r.number >= 500 && r.number < 600
 }
 
-// lacksPath reports whether the backend does not have the path or its api-version.
+// lacksPath reports whether the backend does not have the path or its
+// api-version.
 func (r report) lacksPath(text string) bool {
 	return r.code == "unknown_url" || strings.EqualFold(r.code, "UnsupportedApiVersion") || r.unshaped && strings.TrimRight(text, ".") == "not found" ||
 		!r.aboutPart() && lacksPath.isIn(text)
 }
 
-// LacksPath reports whether a reply to a request for inference says that the backend does not have the path, or its
-// api-version. It is [NotHere] then, for every request with that path.
+// LacksPath reports whether a reply to a request for inference says that the
+// backend does not have the path, or its api-version. It is [NotHere] then, for
+// every request with that path.
 func LacksPath(status int, body []byte) bool {
 	switch {
 	case !mayLackPath(status):
@@ -253,13 +279,15 @@ func LacksPath(status int, body []byte) bool {
 	return r.refusal(true) == NotHere && r.refusal(false) != NotHere
 }
 
-// mayLackPath reports whether servers have this status for a path, a method or an api-version that they do not have.
+// mayLackPath reports whether servers have this status for a path, a method or
+// an api-version that they do not have.
 func mayLackPath(status int) bool {
 	return status == http.StatusNotFound || status == http.StatusMethodNotAllowed || status == http.StatusBadRequest
 }
 
-// isPage reports whether a body is not that of an API, but for instance the page of a firewall or of a web server. An
-// empty one may be anybody's, and so may one that cannot be decompressed.
+// isPage reports whether a body is not that of an API, but for instance the
+// page of a firewall or of a web server. An empty one may be anybody's, and so
+// may one that cannot be decompressed.
 func isPage(body []byte) bool {
 	text := strings.TrimLeft(string(body[:min(len(body), 64)]), "\xef\xbb\xbf \t\r\n")
 	return text != "" && text[0] > ' ' && text[0] != '{' && text[0] != '['

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// refusals are replies of providers and gateways, by what they mean for a request for inference.
+// refusals are replies of providers and gateways, by what they mean for a
+// request for inference.
 var refusals = map[Class][]struct {
 	status int
 	body   string
@@ -130,7 +131,8 @@ var refusals = map[Class][]struct {
 		{403, `Request blocked. Support ID: 1`},
 		{403, `<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>`},
 	},
-	// what speaks of a model, an account or a limit, and is the client's all the same
+	// what speaks of a model, an account or a limit, and is the client's all
+	// the same
 	ClientError: {
 		{403, `{"error":{"code":403,"message":"openai/gpt-4 requires moderation on OpenAI. Your input was flagged for \"sexual\".","metadata":{"reasons":["sexual"]}}}`},
 		{403, `{"error":{"message":"Request blocked by guardrail","code":403}}`},
@@ -189,7 +191,8 @@ func TestAPathIsTheBackendsOnlyForInference(t *testing.T) {
 	}
 }
 
-// TestNoClientCanMakeABackendLookBroke has a model's name, and a value, that sound like an account without money.
+// TestNoClientCanMakeABackendLookBroke has a model's name, and a value, that
+// sound like an account without money.
 func TestNoClientCanMakeABackendLookBroke(t *testing.T) {
 	for _, reply := range append(refusals[Quota], refusals[Credential]...) {
 		r := parseRefusal([]byte(reply.body))

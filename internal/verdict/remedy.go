@@ -1,28 +1,34 @@
 package verdict
 
-// Remedy is how a problem with a backend ends: by itself, because the backend is tried again and again, or after a
-// person has changed something. [RemedyOf] finds it in a table, which is the only place that says so: the level of log
+// Remedy is how a problem with a backend ends: by itself, because the backend
+// is tried again and again, or after a person has changed something. [RemedyOf]
+// finds it in a table, which is the only place that says so: the level of log
 // lines, the page, the admin API, metrics and the docs read it.
 type Remedy struct {
 	Class Class
-	// Cause is the word of CauseOf for which the remedy is. It is empty for all causes of the class that have no row
-	// of their own.
+	// Cause is the word of CauseOf for which the remedy is. It is empty for all
+	// causes of the class that have no row of their own.
 	Cause string
-	// Meaning describes the problem in words that follow the name of the backend.
+	// Meaning describes the problem in words that follow the name of the
+	// backend.
 	Meaning string
-	// NeedsOperator reports whether the problem lasts until a person changes something.
+	// NeedsOperator reports whether the problem lasts until a person changes
+	// something.
 	NeedsOperator bool
-	// Next is what a person must do, or, if the problem needs nobody, what the balancer does meanwhile.
+	// Next is what a person must do, or, if the problem needs nobody, what the
+	// balancer does meanwhile.
 	Next string
 }
 
 // retried is what is done about a backend that has failed.
 const retried = "A request tries it again when its cooldown is over."
 
-// rechecked is what is done about a backend that cannot be reached: package pool has the pauses.
+// rechecked is what is done about a backend that cannot be reached: package
+// pool has the pauses.
 const rechecked = "It is tried again after 1, 2, 4 s and so on, and then every 60 s."
 
-// Remedies are all remedies. Those of a class for one cause come before the one for all others.
+// Remedies are all remedies. Those of a class for one cause come before the one
+// for all others.
 var Remedies = []Remedy{
 	{Credential, "", "refuses its key", true, "Put a valid key in place of it."},
 	{NotPermitted, "", "does not permit what its key is used for", true, "Give its key the role or the scope that the request needs."},

@@ -43,7 +43,8 @@ func TestEachRemedyCanBeFound(t *testing.T) {
 	}
 }
 
-// TestTheAlertHasTheCausesOfTheTable compares the alert on backends that nobody reaches until a person acts.
+// TestTheAlertHasTheCausesOfTheTable compares the alert on backends that nobody
+// reaches until a person acts.
 func TestTheAlertHasTheCausesOfTheTable(t *testing.T) {
 	var causes []string
 	for _, r := range Remedies {

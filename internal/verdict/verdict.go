@@ -1,19 +1,21 @@
 // Package verdict decides the meaning of a backend's reply.
 //
-// Providers, gateways and proxies use the same status for different things: a 429 is a
-// rate limit, a lack of capacity or a used-up budget, and a 403 a bad key, a quota or a
-// firewall. The meaning is therefore read from the status, the headers and the text
-// together. It is a [Class]. All consequences follow from the class: who caused the
-// error, whether it counts against the backend, and whether the request may succeed
-// at another backend (class.go). A further provider needs words in a table, and no
-// code (words.go).
+// Providers, gateways and proxies use the same status for different things: a
+// 429 is a rate limit, a lack of capacity or a used-up budget, and a 403 a bad
+// key, a quota or a firewall. The meaning is therefore read from the status,
+// the headers and the text together. It is a [Class]. All consequences follow
+// from the class: who caused the error, whether it counts against the backend,
+// and whether the request may succeed at another backend (class.go). A further
+// provider needs words in a table, and no code (words.go).
 //
-// The package also reads when the backend accepts requests again (hint.go), has the
-// words for the reasons why there was no reply (cause.go) and for the actions that end
-// a problem (remedy.go), and writes when clients may retry (clienthint.go).
+// The package also reads when the backend accepts requests again (hint.go), has
+// the words for the reasons why there was no reply (cause.go) and for the
+// actions that end a problem (remedy.go), and writes when clients may retry
+// (clienthint.go).
 //
-// A word means the same wherever it stands (TestEveryWordMeansTheSameInAnErrorAndInA200).
-// A client cannot cause a cooldown by its request (TestNoClientCanMakeABackendLookBroke).
+// A word means the same wherever it stands
+// (TestEveryWordMeansTheSameInAnErrorAndInA200). A client cannot cause a
+// cooldown by its request (TestNoClientCanMakeABackendLookBroke).
 package verdict
 
 import (
@@ -29,19 +31,22 @@ type Reply struct {
 	Status int
 	// Header is its header. It is read for a 429 only, and may be nil.
 	Header http.Header
-	// Body is the first part of its decoded body. It may be nil if the status does not need it:
-	// see NeedsBody.
+	// Body is the first part of its decoded body. It may be nil if the status
+	// does not need it: see NeedsBody.
 	Body []byte
-	// Cost is the estimate of the tokens that the request counts for, as openaiapi
-	// computes it. It is 0 if it is not known.
+	// Cost is the estimate of the tokens that the request counts for, as
+	// openaiapi computes it. It is 0 if it is not known.
 	Cost int64
-	// Infers reports whether the request was for inference, and no handshake. Then a path that is not there is the backend's.
+	// Infers reports whether the request was for inference, and no handshake.
+	// Then a path that is not there is the backend's.
 	Infers bool
-	// OfResponse reports whether the reply is the error of a response whose status is failed.
+	// OfResponse reports whether the reply is the error of a response whose
+	// status is failed.
 	OfResponse bool
 }
 
-// NeedsBody reports whether Judge may need the body of a reply with this status.
+// NeedsBody reports whether Judge may need the body of a reply with this
+// status.
 func NeedsBody(status int) bool {
 	return status >= http.StatusBadRequest || Judge(Reply{Status: status}).Failover()
 }
@@ -67,7 +72,8 @@ func Judge(reply Reply) Class {
 		return Credential
 	case status == http.StatusForbidden:
 		return judgeForbidden(reply)
-	// 529 is Anthropic's overloaded_error, 498 Groq's "flex tier capacity exceeded".
+	// 529 is Anthropic's overloaded_error, 498 Groq's "flex tier capacity
+	// exceeded".
 	case status == http.StatusServiceUnavailable, status == 529, status == 498:
 		return Overloaded
 	case status == http.StatusLoopDetected:
@@ -102,7 +108,8 @@ func judgeRefusal(reply Reply) Class {
 	return cmp.Or(r.refusal(infers), ClientError)
 }
 
-// judgeForbidden returns the class of a 403, which is not always about the credential.
+// judgeForbidden returns the class of a 403, which is not always about the
+// credential.
 func judgeForbidden(reply Reply) Class {
 	r := parseRefusal(reply.Body)
 	if r.notPermitted() {
@@ -124,11 +131,12 @@ func judgeForbidden(reply Reply) Class {
 	return Credential
 }
 
-// Missing reports whether a reply says that the account does not store an object which the request
-// names, so that another account may store it. Nothing was executed then. OpenAI's words for it are
-// many: a code such as previous_response_not_found or invalid_encrypted_content, "Item with id '…'
-// not found.", "No such File object: …", "Files [file-…] were not found", "The encrypted content …
-// could not be verified."
+// Missing reports whether a reply says that the account does not store an
+// object which the request names, so that another account may store it. Nothing
+// was executed then. OpenAI's words for it are many: a code such as
+// previous_response_not_found or invalid_encrypted_content, "Item with id '…'
+// not found.", "No such File object: …", "Files [file-…] were not found", "The
+// encrypted content … could not be verified."
 func Missing(status int, body []byte) bool {
 	if status != http.StatusNotFound && status != http.StatusBadRequest {
 		return false // the body of a throttle is read only once
@@ -141,8 +149,9 @@ func Missing(status int, body []byte) bool {
 		r.says("not found", "No such ", "does not exist", "could not be verified")
 }
 
-// AboutAudience returns the message of a refusal that may be about the audience of a token, else nothing. Azure's is:
-// "Unauthorized. Access token is missing, invalid, audience is incorrect (https://ai.azure.com), or have expired."
+// AboutAudience returns the message of a refusal that may be about the audience
+// of a token, else nothing. Azure's is: "Unauthorized. Access token is missing,
+// invalid, audience is incorrect (https://ai.azure.com), or have expired."
 func AboutAudience(status int, body []byte) string {
 	if status != http.StatusUnauthorized {
 		return ""
@@ -154,7 +163,8 @@ func AboutAudience(status int, body []byte) string {
 	return r.message
 }
 
-// unreadableContent is OpenAI's word for an encrypted content of another account.
+// unreadableContent is OpenAI's word for an encrypted content of another
+// account.
 const unreadableContent = "invalid_encrypted_content"
 
 func judgeTooManyRequests(r report, reply Reply) Class {
@@ -169,8 +179,9 @@ func judgeTooManyRequests(r report, reply Reply) Class {
 	return Throttled
 }
 
-// exceedsLimit reports whether a request costs more tokens than the backend grants in a whole window:
-// it would be refused even if no other request were sent.
+// exceedsLimit reports whether a request costs more tokens than the backend
+// grants in a whole window: it would be refused even if no other request were
+// sent.
 func exceedsLimit(header http.Header, cost int64) bool {
 	limit, _ := ReadRates(header).Tokens.Limit.Number()
 	return limit > 0 && limit < float64(cost)

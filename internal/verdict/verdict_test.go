@@ -200,8 +200,9 @@ func TestA429ThatNoWaitWouldHelp(t *testing.T) {
 }
 
 func TestWhatAClassImplies(t *testing.T) {
-	// The letters stand for: f, another backend may serve; p, a promise; b, the backend is to
-	// blame; w, the whole backend; c, of the credential; r, the request may be the cause.
+	// The letters stand for: f, another backend may serve; p, a promise; b, the
+	// backend is to blame; w, the whole backend; c, of the credential; r, the
+	// request may be the cause.
 	for class, want := range map[Class]string{
 		Served:       "",
 		ClientError:  "",

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// TestEveryCodeOfOpenAIsSDKHasAMeaning reads what e2e/python/vocabulary.py has found in the package of the SDK.
+// TestEveryCodeOfOpenAIsSDKHasAMeaning reads what e2e/python/vocabulary.py has
+// found in the package of the SDK.
 func TestEveryCodeOfOpenAIsSDKHasAMeaning(t *testing.T) {
 	text, err := os.ReadFile("../openaiapi/testdata/openai-python.txt")
 	if err != nil {

@@ -6,17 +6,19 @@ import (
 	"time"
 )
 
-// list is a list with at least one place in it. The lock of its lists guards it.
+// list is a list with at least one place in it. The lock of its lists guards
+// it.
 type list struct {
 	lists *Lists
 	key   Key
-	// places are in order. called is the one of them that tries right now, or nil, and changed reports
-	// whether Wake was called since it was called.
+	// places are in order. called is the one of them that tries right now, or
+	// nil, and changed reports whether Wake was called since it was called.
 	places  []*Place
 	called  *Place
 	changed bool
-	// pause is how long after a request the next one goes. gate is when that may go because of
-	// the one before, and round numbers the refusals: a first byte counts in its own round only.
+	// pause is how long after a request the next one goes. gate is when that
+	// may go because of the one before, and round numbers the refusals: a first
+	// byte counts in its own round only.
 	pause time.Duration
 	gate  time.Time
 	round int
@@ -44,8 +46,9 @@ func (s *list) head(tier int) *Place {
 	return nil
 }
 
-// next returns the request that tries next, and when: the first one, unless it yields to one of a worse tier that tries earlier.
-// One whose time has come does not.
+// next returns the request that tries next, and when: the first one, unless it
+// yields to one of a worse tier that tries earlier. One whose time has come
+// does not.
 func (s *list) next(now time.Time) (p *Place, due time.Time) {
 	for head := range s.heads() {
 		at := head.next.At
@@ -69,7 +72,8 @@ func (s *list) retry(now time.Time) {
 	}
 }
 
-// rivals are the requests that take places from one of this caller and tier. A nil list has none.
+// rivals are the requests that take places from one of this caller and tier. A
+// nil list has none.
 func (s *list) rivals(who Who) (rivals []*Place) {
 	if s == nil {
 		return nil
@@ -82,9 +86,11 @@ func (s *list) rivals(who Who) (rivals []*Place) {
 
 func (s *list) has(p *Place) bool { return slices.Contains(s.places, p) }
 
-// losesTo returns the place that a request takes when all are taken: the last one of the caller that has most of
-// them in the worst tier. In its own tier, a request takes one if its caller has none, and the other caller keeps one, or if its
-// caller has less than half of them, and the other one more. nil: it takes none.
+// losesTo returns the place that a request takes when all are taken: the last
+// one of the caller that has most of them in the worst tier. In its own tier, a
+// request takes one if its caller has none, and the other caller keeps one, or
+// if its caller has less than half of them, and the other one more. nil: it
+// takes none.
 func (s *list) losesTo(who Who, rivals []*Place) (loses *Place) {
 	worst, has, most := rivals[len(rivals)-1].who.Tier, make(map[string]int), 0
 	for _, p := range rivals {
@@ -110,8 +116,8 @@ func (s *list) losesTo(who Who, rivals []*Place) (loses *Place) {
 	return loses
 }
 
-// advance ends the waits that are over, calls the first request if it may try, and sets the timer
-// for what is next.
+// advance ends the waits that are over, calls the first request if it may try,
+// and sets the timer for what is next.
 func (s *list) advance(now time.Time) {
 	for _, p := range slices.Clone(s.places) {
 		if p == s.called || now.Before(p.until) {

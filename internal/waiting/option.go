@@ -10,13 +10,14 @@ import (
 
 // Options are the option wait.
 type Options struct {
-	// Duration is how long a request waits at most, while all of its backends throttle,
-	// or a limit of its caller by the second or minute is reached. It is at most 10s.
-	// Required.
+	// Duration is how long a request waits at most, while all of its backends
+	// throttle, or a limit of its caller by the second or minute is reached. It
+	// is at most 10s. Required.
 	Duration caddy.Duration `json:"duration,omitempty"`
 
-	// Places is how many requests wait at a time for each model (of each tier, if tiers keep
-	// shares), and for the limits of each caller. It is at most 1000. Default: 10.
+	// Places is how many requests wait at a time for each model (of each tier,
+	// if tiers keep shares), and for the limits of each caller. It is at most
+	// 1000. Default: 10.
 	Places *int `json:"places,omitempty"`
 }
 
@@ -43,7 +44,8 @@ func (o *Options) UnmarshalArgs(args []string) error {
 	return o.Check()
 }
 
-// Check returns what is wrong with the options, if anything is. nil: they are not set.
+// Check returns what is wrong with the options, if anything is. nil: they are
+// not set.
 func (o *Options) Check() error {
 	switch {
 	case o == nil:

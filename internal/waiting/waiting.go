@@ -1,17 +1,23 @@
-// Package waiting has lists of requests that wait for a backend, or for a limit of their caller.
+// Package waiting has lists of requests that wait for a backend, or for a limit
+// of their caller.
 //
-// A request joins a list and gets a [Place] in it. The places are in the order of tiers, and within a tier
-// in that of joining. A full list has no place for a request, unless it is of a better tier than the last one,
-// of a caller that has none yet, or of one that has less than half of the places while another has more: otherwise one caller could
-// take them all. The first one is called when it may try: at the time that the request before it, or
-// an earlier try of its own, has found out (Stay). It goes (Go), stays, or leaves (Leave). After one has
-// gone, the next one is called at its first byte or after a pause, so that requests go one by one. A request
-// that is refused after it went comes back to its place (Stay). Each first byte halves the pause until a
-// request is refused again. Otherwise a long list would slow down a backend that accepts requests again.
-// If tiers keep shares, the first request of a tier that has got its own yields to worse tiers until it tries again.
+// A request joins a list and gets a [Place] in it. The places are in the order
+// of tiers, and within a tier in that of joining. A full list has no place for
+// a request, unless it is of a better tier than the last one, of a caller that
+// has none yet, or of one that has less than half of the places while another
+// has more: otherwise one caller could take them all. The first one is called
+// when it may try: at the time that the request before it, or an earlier try of
+// its own, has found out (Stay). It goes (Go), stays, or leaves (Leave). After
+// one has gone, the next one is called at its first byte or after a pause, so
+// that requests go one by one. A request that is refused after it went comes
+// back to its place (Stay). Each first byte halves the pause until a request is
+// refused again. Otherwise a long list would slow down a backend that accepts
+// requests again. If tiers keep shares, the first request of a tier that has
+// got its own yields to worse tiers until it tries again.
 //
-// A list has one timer, and no goroutine: the goroutine of each request waits for its own call. Nothing is
-// polled: the code that knows of a change calls Wake.
+// A list has one timer, and no goroutine: the goroutine of each request waits
+// for its own call. Nothing is polled: the code that knows of a change calls
+// Wake.
 package waiting
 
 import (
@@ -38,10 +44,12 @@ type Lists struct {
 	closed bool
 }
 
-// Key says what the requests of a list wait for: the backends of a model, or the limits of a caller.
+// Key says what the requests of a list wait for: the backends of a model, or
+// the limits of a caller.
 type Key struct {
 	Caller, Model string
-	// Tiers are the service tiers of the requests, if backends may throttle these alone.
+	// Tiers are the service tiers of the requests, if backends may throttle
+	// these alone.
 	Tiers string
 	// Set distinguishes requests that may use only some backends.
 	Set uint64
@@ -61,11 +69,13 @@ type Return struct {
 	Pause time.Duration
 	// Reason is why the try did not succeed.
 	Reason any
-	// Yields reports whether the tier has got its share. Until the next try, worse tiers may go.
+	// Yields reports whether the tier has got its share. Until the next try,
+	// worse tiers may go.
 	Yields bool
 }
 
-// Place is the place of one request. No two of its methods are called at the same time.
+// Place is the place of one request. No two of its methods are called at the
+// same time.
 type Place struct {
 	lists *Lists
 	key   Key
@@ -87,7 +97,8 @@ type Result string
 
 // The results.
 const (
-	// Turn: the request may try now. A request that waits has this result once it was sent.
+	// Turn: the request may try now. A request that waits has this result once
+	// it was sent.
 	Turn Result = "sent"
 	// Over: it has waited for as long as it may.
 	Over Result = "over"
@@ -99,7 +110,8 @@ const (
 	Stopped Result = "stopped"
 )
 
-// New returns the lists for these options, with places for all tiers, or apart for each tier. nil: it returns nil.
+// New returns the lists for these options, with places for all tiers, or apart
+// for each tier. nil: it returns nil.
 func New(o *Options, apart bool) *Lists {
 	if o == nil {
 		return nil
@@ -122,7 +134,8 @@ func (l *Lists) Len() int {
 	return int(l.waiting.Load())
 }
 
-// Next returns what the first request of a list that goes before one of this tier has found out. ok reports whether there is one.
+// Next returns what the first request of a list that goes before one of this
+// tier has found out. ok reports whether there is one.
 func (l *Lists) Next(now time.Time, key Key, tier int) (r Return, ok bool) {
 	if l.Len() == 0 {
 		return r, false
@@ -137,9 +150,9 @@ func (l *Lists) Next(now time.Time, key Key, tier int) (r Return, ok bool) {
 	return r, false
 }
 
-// Join gives a request a place, in which it waits until a time at most. If it gets none, place is nil. If all
-// are taken, another request may lose its own. A request that is first tries at once: perhaps something has
-// changed.
+// Join gives a request a place, in which it waits until a time at most. If it
+// gets none, place is nil. If all are taken, another request may lose its own.
+// A request that is first tries at once: perhaps something has changed.
 func (l *Lists) Join(now time.Time, key Key, who Who, until time.Time, r Return) (place *Place, none Result) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -203,8 +216,8 @@ func (p *Place) Wait(done <-chan struct{}) Result {
 	}
 }
 
-// Stay keeps the place, because a try did not succeed, or gives it back to a request that has gone
-// and was refused.
+// Stay keeps the place, because a try did not succeed, or gives it back to a
+// request that has gone and was refused.
 func (p *Place) Stay(now time.Time, r Return) {
 	l := p.lists
 	l.mu.Lock()
@@ -250,7 +263,8 @@ func (p *Place) Go(now time.Time) {
 	s.advance(now)
 }
 
-// FirstByte records that a request that has gone got the first byte of its reply.
+// FirstByte records that a request that has gone got the first byte of its
+// reply.
 func (p *Place) FirstByte(now time.Time) {
 	l := p.lists
 	if l.Len() == 0 {
@@ -280,8 +294,9 @@ func (p *Place) leave(now time.Time) {
 	}
 }
 
-// remove takes the request out of its list. If it was the first one or is called, the next one tries: it may have more room. If it
-// was the first one of its tier, the next one of the tier does.
+// remove takes the request out of its list. If it was the first one or is
+// called, the next one tries: it may have more room. If it was the first one of
+// its tier, the next one of the tier does.
 func (p *Place) remove(now time.Time) {
 	s := p.in
 	if !s.has(p) {
@@ -303,7 +318,8 @@ func (p *Place) remove(now time.Time) {
 // isHead reports whether the request is the first one of its tier.
 func (p *Place) isHead() bool { return p.in.head(p.who.Tier) == p }
 
-// yields reports whether worse tiers may go before the request, which has not come to its time.
+// yields reports whether worse tiers may go before the request, which has not
+// come to its time.
 func (p *Place) yields(now time.Time) bool { return p.next.Yields && now.Before(p.next.At) }
 
 func (p *Place) end(r Result) {
@@ -314,8 +330,8 @@ func (p *Place) end(r Result) {
 	}
 }
 
-// Wake has the first requests of each list for this caller, or for backends if caller is empty, try again,
-// because something has changed.
+// Wake has the first requests of each list for this caller, or for backends if
+// caller is empty, try again, because something has changed.
 func (l *Lists) Wake(now time.Time, caller string) {
 	if l.Len() == 0 {
 		return

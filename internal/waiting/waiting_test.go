@@ -15,7 +15,8 @@ import (
 
 var key = Key{Model: "gpt-4o"}
 
-// inBubble runs a test in virtual time with lists of a wait of 10 s, and checks that no request waits in the end.
+// inBubble runs a test in virtual time with lists of a wait of 10 s, and checks
+// that no request waits in the end.
 func inBubble(t *testing.T, places int, test func(*testing.T, *Lists)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -192,8 +193,9 @@ func TestCloseEndsAllWaits(t *testing.T) {
 	})
 }
 
-// A random load of three tiers, with clients that leave, benches that grow, refusals and first bytes. Whoever
-// goes was the first of the requests that wait.
+// A random load of three tiers, with clients that leave, benches that grow,
+// refusals and first bytes. Whoever goes was the first of the requests that
+// wait.
 func TestRandomWaitsKeepTheOrder(t *testing.T) {
 	for seed := range uint64(20) {
 		inBubble(t, 1000, func(t *testing.T, l *Lists) {
@@ -324,7 +326,8 @@ func TestABetterTierTakesTheLastPlaceOfAWorseOne(t *testing.T) {
 	})
 }
 
-// Requests differ: what the first one has found out is not true for the next one.
+// Requests differ: what the first one has found out is not true for the next
+// one.
 func TestTheNextRequestTriesAtOnceWhenTheFirstOneLeaves(t *testing.T) {
 	for name, leave := range map[string]func(*Lists, *Place){
 		"its client leaves": func(_ *Lists, p *Place) { done := make(chan struct{}); close(done); p.Wait(done) },
@@ -465,7 +468,8 @@ func TestAWorseTierStandsBehindABetterOneWhoseTimeHasCome(t *testing.T) {
 	})
 }
 
-// At 1 s the time of the second one has come, and its wait ends. That of a third tier ends, too.
+// At 1 s the time of the second one has come, and its wait ends. That of a
+// third tier ends, too.
 func TestTheEndOfAWaitTakesNoTurnFromABetterTier(t *testing.T) {
 	inBubble(t, 10, func(t *testing.T, l *Lists) {
 		places := []*Place{join(t, l, 1, 9*time.Second, in(0)), join(t, l, 2, time.Second, in(0)), join(t, l, 3, time.Second, in(0))}

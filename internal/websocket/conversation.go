@@ -134,8 +134,9 @@ func (c *Conversation) newest(is func(*openResponse) bool) int {
 // creates is the type of the message that asks for a response.
 const creates = "response.create"
 
-// Steers is the type of the message with more input for a response that goes on. The session then ends that response early
-// and begins another one, without a further message of the client's.
+// Steers is the type of the message with more input for a response that goes
+// on. The session then ends that response early and begins another one, without
+// a further message of the client's.
 const Steers = "response.steer"
 
 // Audio begins the types of messages with audio, after which a session may

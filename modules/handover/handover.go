@@ -1,5 +1,6 @@
-// Package handover adds the listener wrapper openai_lb_handover, for two processes that share their ports while one replaces
-// the other. It uses no seam: Caddy tells it that the process ends.
+// Package handover adds the listener wrapper openai_lb_handover, for two
+// processes that share their ports while one replaces the other. It uses no
+// seam: Caddy tells it that the process ends.
 package handover
 
 import (
@@ -18,12 +19,12 @@ func init() {
 	caddy.RegisterModule(new(Handover))
 }
 
-// Handover is a listener wrapper for a Caddy that is replaced by another process on
-// the same ports. When this one ends, it takes no new connections from that moment
-// on, and serves those that it has during shutdown_delay.
+// Handover is a listener wrapper for a Caddy that is replaced by another
+// process on the same ports. When this one ends, it takes no new connections
+// from that moment on, and serves those that it has during shutdown_delay.
 //
-// Without it, both processes get new connections until the end of that delay. Then
-// Go's HTTP server drops each one of which it has not read a request yet.
+// Without it, both processes get new connections until the end of that delay.
+// Then Go's HTTP server drops each one of which it has not read a request yet.
 type Handover struct {
 	mu        sync.Mutex
 	listeners []*listener

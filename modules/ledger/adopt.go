@@ -19,7 +19,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
-// amending and adopting are the tasks of adding one journal, which logs nothing, and all.
+// amending and adopting are the tasks of adding one journal, which logs
+// nothing, and all.
 const amending, adopting = "amend", "adopt"
 
 var (
@@ -33,8 +34,10 @@ func journalError(name string, err error) error {
 	return &pools.StorageError{What: "could not read a journal of the ledger", Key: name, Err: err}
 }
 
-// adopt adds the journals of ended processes to their pages in the storage, whatever their pool, and removes the journals. It is
-// tried again after an error. It uses the saver only while it changes the storage, because the disk with the journals may hang.
+// adopt adds the journals of ended processes to their pages in the storage,
+// whatever their pool, and removes the journals. It is tried again after an
+// error. It uses the saver only while it changes the storage, because the disk
+// with the journals may hang.
 func (l *Ledger) adopt() {
 	to := l.journal.to.Load()
 	if to == nil {
@@ -81,7 +84,8 @@ func (l *Ledger) adoptAll(to *journalPlace) error {
 	return errors.Join(errs...)
 }
 
-// adoptFile adds one journal, and removes it. It sets one aside that can never be added.
+// adoptFile adds one journal, and removes it. It sets one aside that can never
+// be added.
 func (l *Ledger) adoptFile(to *journalPlace, name string) error {
 	file, err := os.OpenFile(name, os.O_RDWR|openSafely, 0)
 	if err != nil {
@@ -136,8 +140,8 @@ func IsID(id string) bool {
 	return err == nil && id != "" && len(id) <= 32
 }
 
-// readJournal returns the pages in the text of journals, by their keys in the storage. It ignores lines that were not written
-// completely.
+// readJournal returns the pages in the text of journals, by their keys in the
+// storage. It ignores lines that were not written completely.
 func readJournal(text []byte) map[string][]Page {
 	pages := make(map[string][]Page)
 	for line := range bytes.Lines(text) {

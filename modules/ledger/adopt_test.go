@@ -95,7 +95,8 @@ func (s *shelf) wantNone(t *testing.T) {
 	}
 }
 
-// TestAWriteThatFailsLeavesNoHole has the disk full once while the storage fails.
+// TestAWriteThatFailsLeavesNoHole has the disk full once while the storage
+// fails.
 func TestAWriteThatFailsLeavesNoHole(t *testing.T) {
 	s := newShelf(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -119,7 +120,8 @@ func TestAWriteThatFailsLeavesNoHole(t *testing.T) {
 	})
 }
 
-// TestALongOutageFillsNoDisk has a journal replaced by what is not saved, without a row that is not used any more.
+// TestALongOutageFillsNoDisk has a journal replaced by what is not saved,
+// without a row that is not used any more.
 func TestALongOutageFillsNoDisk(t *testing.T) {
 	s := newShelf(t)
 	synctest.Test(t, func(t *testing.T) {

@@ -12,8 +12,9 @@ import (
 	"time"
 )
 
-// exported are the names that columns of a provider's export may have, in lower case and without other characters than
-// letters and digits: those of OpenAI's usage API, and those of Azure Monitor's metrics and dimensions.
+// exported are the names that columns of a provider's export may have, in lower
+// case and without other characters than letters and digits: those of OpenAI's
+// usage API, and those of Azure Monitor's metrics and dimensions.
 var exported = map[string][]string{
 	"day":          {"starttimeiso", "starttime", "date", "day", "usagedate", "timestamp"},
 	"model":        {"model", "modelname", "modeldeploymentname", "deployment"},
@@ -28,8 +29,9 @@ var notInNames = regexp.MustCompile(`[^a-z0-9]+`)
 // Export is what a provider says was used, by model.
 type Export map[string]*Use
 
-// ReadExport reads a CSV file of a provider, of the days that want selects. names are those of columns with other names
-// than usual, by day, model, input and output.
+// ReadExport reads a CSV file of a provider, of the days that want selects.
+// names are those of columns with other names than usual, by day, model, input
+// and output.
 func ReadExport(text []byte, names map[string]string, want func(day string) bool) (Export, error) {
 	t, err := readTable(text)
 	if err != nil {
@@ -94,7 +96,8 @@ func (e Export) of(model string) *Use {
 	return e[model]
 }
 
-// dayIn returns the day in UTC of a time: Unix time in seconds, or one that begins with a date.
+// dayIn returns the day in UTC of a time: Unix time in seconds, or one that
+// begins with a date.
 func dayIn(text string) (string, error) {
 	if seconds, err := strconv.ParseInt(text, 10, 64); err == nil {
 		return time.Unix(seconds, 0).UTC().Format(time.DateOnly), nil
@@ -123,7 +126,8 @@ type Difference struct {
 	ExportedOutput int64  `json:"exported_output"`
 }
 
-// Percent returns by how many percent ours differs from the exported number, which may be infinitely many.
+// Percent returns by how many percent ours differs from the exported number,
+// which may be infinitely many.
 func Percent(ours, exported int64) float64 {
 	if ours == exported {
 		return 0

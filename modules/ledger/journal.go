@@ -25,9 +25,11 @@ import (
 const (
 	// journalDelay is how long after a change the journal is written.
 	journalDelay = 10 * time.Millisecond
-	// maxJournal is the size of all files at which they are full. The storage has failed for long then.
+	// maxJournal is the size of all files at which they are full. The storage
+	// has failed for long then.
 	maxJournal = 64 << 20
-	// maxFile is the size at which a file is replaced by one with what is not saved.
+	// maxFile is the size at which a file is replaced by one with what is not
+	// saved.
 	maxFile = 8 << 20
 	// diskPatience is how long a save waits for files to be removed.
 	diskPatience  = time.Second
@@ -39,29 +41,36 @@ var (
 	errJournalGone = errors.New("another process has removed it")
 )
 
-// journal keeps the changes that are not in the storage yet in local files. They survive a kill of the process, but not a power cut,
-// because they are not synced. The next process to start adds them to the pages in the storage.
+// journal keeps the changes that are not in the storage yet in local files.
+// They survive a kill of the process, but not a power cut, because they are not
+// synced. The next process to start adds them to the pages in the storage.
 //
-// A line of a file is a page with only the changed rows, their complete counts, and the page's number of changes. Reading a line
-// twice, or after a later version of the page was saved, changes nothing. A process keeps its files locked until it ends.
+// A line of a file is a page with only the changed rows, their complete counts,
+// and the page's number of changes. Reading a line twice, or after a later
+// version of the page was saved, changes nothing. A process keeps its files
+// locked until it ends.
 type journal struct {
 	to atomic.Pointer[journalPlace] // nil: there is no journal
-	// record is when it was written. After a failure, changes wait in it until a write succeeds, and not only until the
-	// ledger is saved: a journal that cannot be written protects nothing that comes.
+	// record is when it was written. After a failure, changes wait in it until
+	// a write succeeds, and not only until the ledger is saved: a journal that
+	// cannot be written protects nothing that comes.
 	record pools.Record
 
 	mu sync.Mutex // guards what follows. A disk may hang, so neither a request nor the storage waits for it
 	// id and count are in the names of files, which are in their order.
 	id    string
 	count int
-	// files are those with changes that may not be saved. open reports whether the last one is written, and size is that of all.
+	// files are those with changes that may not be saved. open reports whether
+	// the last one is written, and size is that of all.
 	files []*os.File
 	open  bool
 	size  int
-	// written is the size of the last one, and limit that at which it is replaced.
+	// written is the size of the last one, and limit that at which it is
+	// replaced.
 	written, limit int
-	// failed reports whether nothing is written until the ledger is saved again, and warned whether the log says so. Then hole
-	// reports that the files miss changes, until one has all that is not saved.
+	// failed reports whether nothing is written until the ledger is saved
+	// again, and warned whether the log says so. Then hole reports that the
+	// files miss changes, until one has all that is not saved.
 	failed, warned, hole bool
 }
 
@@ -71,8 +80,8 @@ type journalPlace struct {
 	logger *zap.Logger
 }
 
-// journalFolder returns where the journals of a storage are: in its folder, or else in Caddy's, apart from those of other
-// storages, which have other pages.
+// journalFolder returns where the journals of a storage are: in its folder, or
+// else in Caddy's, apart from those of other storages, which have other pages.
 func journalFolder(storage certmagic.Storage) string {
 	if files, ok := storage.(*certmagic.FileStorage); ok {
 		return filepath.Join(files.Path, "openai_lb", "journal")
@@ -102,7 +111,8 @@ func (l *Ledger) noted() {
 	}
 }
 
-// note writes what has changed into the journal. While it does, further changes are only marked.
+// note writes what has changed into the journal. While it does, further changes
+// are only marked.
 func (l *Ledger) note() {
 	j := &l.journal
 	j.mu.Lock()
@@ -140,8 +150,9 @@ func (l *Ledger) note() {
 	j.record.End()
 }
 
-// proves reports whether the journal can be written, as far as that is known. After a failure, it tries again, with an
-// empty line. It is called when the ledger is saved.
+// proves reports whether the journal can be written, as far as that is known.
+// After a failure, it tries again, with an empty line. It is called when the
+// ledger is saved.
 func (j *journal) proves() bool {
 	to := j.to.Load()
 	if to == nil || !j.mu.TryLock() {
@@ -158,7 +169,8 @@ func (j *journal) proves() bool {
 	return true
 }
 
-// changed returns the changed rows of each page, or all of those that are not saved. They are not marked any more.
+// changed returns the changed rows of each page, or all of those that are not
+// saved. They are not marked any more.
 func (l *Ledger) changed(whole bool) (pages []Page) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -260,8 +272,9 @@ func isThere(file *os.File) bool {
 	return err == nil && statErr == nil && os.SameFile(named, its)
 }
 
-// turn returns the files that are not needed when all that has changed until now is saved. The next change begins another one,
-// unless that has happened before, and the storage has failed. While a file is written, it returns none.
+// turn returns the files that are not needed when all that has changed until
+// now is saved. The next change begins another one, unless that has happened
+// before, and the storage has failed. While a file is written, it returns none.
 func (j *journal) turn() []*os.File {
 	if !j.mu.TryLock() {
 		return nil
@@ -275,7 +288,8 @@ func (j *journal) turn() []*os.File {
 	return slices.Clone(j.files)
 }
 
-// removeSoon removes the files that turn has returned. The storage does not wait for a disk that hangs.
+// removeSoon removes the files that turn has returned. The storage does not
+// wait for a disk that hangs.
 func (j *journal) removeSoon(files []*os.File) {
 	if len(files) == 0 {
 		return

@@ -21,7 +21,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
-// kill has the ledger end as its process does when it is killed: it writes nothing more, and its files are not locked.
+// kill has the ledger end as its process does when it is killed: it writes
+// nothing more, and its files are not locked.
 func (c *Config) kill() {
 	c.saver.Close()
 	c.journal.mu.Lock()
@@ -106,8 +107,9 @@ func TestAJournalOfAProcessThatRunsIsLeftAlone(t *testing.T) {
 	})
 }
 
-// TestNothingIsCountedTwiceWheneverAProcessIsKilled has a process killed wherever it writes, before and after it
-// has saved, and its journal read several times.
+// TestNothingIsCountedTwiceWheneverAProcessIsKilled has a process killed
+// wherever it writes, before and after it has saved, and its journal read
+// several times.
 func TestNothingIsCountedTwiceWheneverAProcessIsKilled(t *testing.T) {
 	s := newShelf(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -154,8 +156,8 @@ func TestNothingIsCountedTwiceWheneverAProcessIsKilled(t *testing.T) {
 	})
 }
 
-// TestWhateverHappensTheLedgerHasWhatWasUsed has processes that share a storage save, fail to save, settle, end and be killed,
-// at random.
+// TestWhateverHappensTheLedgerHasWhatWasUsed has processes that share a storage
+// save, fail to save, settle, end and be killed, at random.
 func TestWhateverHappensTheLedgerHasWhatWasUsed(t *testing.T) {
 	for seed := range uint64(10) {
 		s := newShelf(t)
@@ -223,7 +225,8 @@ func TestWhateverHappensTheLedgerHasWhatWasUsed(t *testing.T) {
 	}
 }
 
-// TestAJournalChangesNoLaterVersionOfAPage has a journal that misses what was saved, because the disk was full.
+// TestAJournalChangesNoLaterVersionOfAPage has a journal that misses what was
+// saved, because the disk was full.
 func TestAJournalChangesNoLaterVersionOfAPage(t *testing.T) {
 	s := newShelf(t)
 	page := func(changes int64, caller string, requests int64) Page {
@@ -370,7 +373,8 @@ func TestThereAreTwoJournalsAtMostWhileTheStorageFails(t *testing.T) {
 	}
 }
 
-// TestADiskThatHangsHoldsUpNeitherRequestsNorTheStorage has the lock of the journal as a write does that does not return.
+// TestADiskThatHangsHoldsUpNeitherRequestsNorTheStorage has the lock of the
+// journal as a write does that does not return.
 func TestADiskThatHangsHoldsUpNeitherRequestsNorTheStorage(t *testing.T) {
 	s := newShelf(t)
 	l := s.open(zap.NewNop())
@@ -403,7 +407,8 @@ func TestEachStorageHasJournalsOfItsOwn(t *testing.T) {
 // String implements fmt.Stringer, as storages do.
 func (s *shelf) String() string { return fmt.Sprint(s.Storage) }
 
-// FuzzJournal checks that what is read of any file is of pages, and that a line that was not written completely is not read.
+// FuzzJournal checks that what is read of any file is of pages, and that a line
+// that was not written completely is not read.
 func FuzzJournal(f *testing.F) {
 	line := func(p Page) []byte {
 		j := new(journal)

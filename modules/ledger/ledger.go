@@ -1,10 +1,13 @@
-// Package ledger adds up what requests have used, for bills: by day, caller, model, backend and service tier. It is a recorder
-// of the seam UsageModule, and decides nothing about a request. `caddy openai-lb usage` and GET /openai_lb/usage of Caddy's
-// admin API show the sums.
+// Package ledger adds up what requests have used, for bills: by day, caller,
+// model, backend and service tier. It is a recorder of the seam UsageModule,
+// and decides nothing about a request. `caddy openai-lb usage` and GET
+// /openai_lb/usage of Caddy's admin API show the sums.
 //
-// Each pool of each process has a Ledger, with a Page for each day. It saves a page in Caddy's storage under a name that no
-// other process uses. So replicas may share a storage, and nothing is counted twice after a restart: the new process begins
-// new pages. Whoever wants to know what was used adds up the pages.
+// Each pool of each process has a Ledger, with a Page for each day. It saves a
+// page in Caddy's storage under a name that no other process uses. So replicas
+// may share a storage, and nothing is counted twice after a restart: the new
+// process begins new pages. Whoever wants to know what was used adds up the
+// pages.
 package ledger
 
 import (
@@ -29,7 +32,8 @@ import (
 )
 
 const (
-	// maxEstimate is what a request has used at most without a report, in tokens: it may declare any number.
+	// maxEstimate is what a request has used at most without a report, in
+	// tokens: it may declare any number.
 	maxEstimate = 10_000_000
 	// keptDays is for how long pages are kept.
 	keptDays = 400
@@ -48,12 +52,14 @@ type Key struct {
 	// Model is the client's name for it.
 	Model   string `json:"model"`
 	Backend string `json:"backend"`
-	// ServiceTier is the one that has served. Replies without one are of the default tier.
+	// ServiceTier is the one that has served. Replies without one are of the
+	// default tier.
 	ServiceTier string `json:"service_tier"`
 }
 
-// Use is what requests have used. Input, Cached, which is part of it, Output, and Reasoning, which is part of that, were
-// reported by backends. EstimatedInput and EstimatedOutput were charged without a report.
+// Use is what requests have used. Input, Cached, which is part of it, Output,
+// and Reasoning, which is part of that, were reported by backends.
+// EstimatedInput and EstimatedOutput were charged without a report.
 type Use struct {
 	Requests        int64 `json:"requests"`
 	Input           int64 `json:"input"`
@@ -83,7 +89,8 @@ func (u Use) less(other Use) Use {
 	}
 }
 
-// UseOf returns what a request has used that was charged with a cost, of which the backend has reported some tokens.
+// UseOf returns what a request has used that was charged with a cost, of which
+// the backend has reported some tokens.
 func UseOf(cost meter.Cost, reported usage.Tokens) Use {
 	u := Use{Requests: cost.Requests, Input: min(reported.Input, cost.Prompt), Output: min(reported.Output, cost.Output)}
 	u.Cached, u.Reasoning = min(reported.Cached, u.Input), min(reported.Reasoning, u.Output)
@@ -116,24 +123,28 @@ type Ledger struct {
 	journal journal
 	// purged is the day of the latest purge. The saver guards it.
 	purged int64
-	// adopted is the place whose journals were adopted, and adopting reports whether they are being.
+	// adopted is the place whose journals were adopted, and adopting reports
+	// whether they are being.
 	adopted  atomic.Pointer[journalPlace]
 	adopting atomic.Bool
 }
 
-// day is a page in memory. A day that is forgotten and comes again is another page.
+// day is a page in memory. A day that is forgotten and comes again is another
+// page.
 type day struct {
 	id     string
 	number int64
 	rows   rows
 	// changes counts them, and saved are those that are in the storage.
 	changes, saved int64
-	// changed are rows that are to be in the journal, unless whole reports that all are: rows without use leave rows, not changed.
+	// changed are rows that are to be in the journal, unless whole reports that
+	// all are: rows without use leave rows, not changed.
 	changed map[*Row]bool
 	whole   bool
 }
 
-// leftUse is what a response in the background was charged with, and in which row.
+// leftUse is what a response in the background was charged with, and in which
+// row.
 type leftUse struct {
 	number   int64
 	key, row Key
@@ -167,8 +178,9 @@ func newLedger(pool string) *Ledger {
 	return l
 }
 
-// Start uses the storage of this config. That of the previous one is used until this one has started, because it may fail.
-// It also saves what processes that were killed have left.
+// Start uses the storage of this config. That of the previous one is used until
+// this one has started, because it may fail. It also saves what processes that
+// were killed have left.
 func (c *Config) Start() {
 	c.configure(journalFolder(c.storage))
 	go c.adopt()
@@ -197,11 +209,12 @@ func (l *Ledger) Records() []*pools.Record {
 	return []*pools.Record{&l.saver.Record, &l.journal.record}
 }
 
-// Destruct implements caddy.Destructor. What could not be saved is tried again: it is part of a bill.
+// Destruct implements caddy.Destructor. What could not be saved is tried again:
+// it is part of a bill.
 func (*Ledger) Destruct() error { return nil }
 
-// Add records what a request has used, or was charged with for a response that goes on in the background and has the id
-// later. It is empty otherwise.
+// Add records what a request has used, or was charged with for a response that
+// goes on in the background and has the id later. It is empty otherwise.
 func (l *Ledger) Add(now time.Time, k Key, u Use, later string) {
 	number := now.Unix() / dayLength
 	k.ServiceTier = cmp.Or(k.ServiceTier, openaiapi.DefaultTier)
@@ -221,11 +234,14 @@ func (l *Ledger) Add(now time.Time, k Key, u Use, later string) {
 	l.saver.Changed()
 }
 
-// Awaits reports whether a response was left in the background, and not settled.
+// Awaits reports whether a response was left in the background, and not
+// settled.
 func (l *Ledger) Awaits(id string) bool { return id != "" && l.left.Has(id) }
 
-// Settle replaces what a response was charged with that was left in the background, on the day of its request, by what
-// it has used and the service tier that has served, unless that is empty. If that page is complete, it stays as it is.
+// Settle replaces what a response was charged with that was left in the
+// background, on the day of its request, by what it has used and the service
+// tier that has served, unless that is empty. If that page is complete, it
+// stays as it is.
 func (l *Ledger) Settle(id string, reported usage.Tokens, tier string) {
 	was, ok := l.left.Take(id)
 	if !ok {

@@ -392,7 +392,8 @@ func BenchmarkAdd(b *testing.B) {
 	})
 }
 
-// FuzzKeyOfAPage checks that a key says what the page says, whatever the pool is called, and leads out of no folder.
+// FuzzKeyOfAPage checks that a key says what the page says, whatever the pool
+// is called, and leads out of no folder.
 func FuzzKeyOfAPage(f *testing.F) {
 	f.Add("main", "openai_lb/ledger/2026-11-25/main_12.json")
 	f.Add("../..", "openai_lb/ledger/2026-11-25/../x.json")

@@ -42,8 +42,8 @@ func (c *Config) Record(u seam.Usage) {
 // OfCaller implements seam.UsageRecorder.
 func (c *Config) OfCaller(now time.Time, caller string) any { return c.Models(now, caller) }
 
-// API adds a route to Caddy's admin API: `GET /openai_lb/usage` lists the pages of the ledger, of this month or of `?days=`, a
-// month or a day.
+// API adds a route to Caddy's admin API: `GET /openai_lb/usage` lists the pages
+// of the ledger, of this month or of `?days=`, a month or a day.
 type API struct{}
 
 // usagePath is the path of the route.

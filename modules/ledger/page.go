@@ -16,7 +16,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
-// Page is what the requests of a pool have used on a day, as far as one process has counted them.
+// Page is what the requests of a pool have used on a day, as far as one process
+// has counted them.
 type Page struct {
 	// ID is that of no other page.
 	ID   string `json:"id"`
@@ -28,7 +29,8 @@ type Page struct {
 	Rows    []Row `json:"rows"`
 	// Whole reports whether a page in a journal has all rows.
 	Whole bool `json:"whole,omitempty"`
-	// Unreadable is why the page in the storage is not understood. It then has no rows.
+	// Unreadable is why the page in the storage is not understood. It then has
+	// no rows.
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
@@ -50,7 +52,8 @@ type Where struct{ Day, Pool, ID string }
 // Where returns where the page is.
 func (p *Page) Where() Where { return Where{p.Day, p.Pool, p.ID} }
 
-// whereOf reads a key. Storages may have others there, such as those of files that are being written.
+// whereOf reads a key. Storages may have others there, such as those of files
+// that are being written.
 func whereOf(key string) (w Where, ok bool) {
 	rest, ok := strings.CutPrefix(key, folder+"/")
 	day, name, isFile := strings.Cut(rest, "/")
@@ -63,7 +66,8 @@ func whereOf(key string) (w Where, ok bool) {
 	return Where{day, pool, name[i+1:]}, err == nil
 }
 
-// save saves the pages that have changed. It is the save of the Saver. Once a day, it deletes old pages.
+// save saves the pages that have changed. It is the save of the Saver. Once a
+// day, it deletes old pages.
 func (l *Ledger) save(ctx context.Context, storage certmagic.Storage) error {
 	journals := l.journal.turn()
 	for _, p := range l.pages(func(d *day) bool { return d.changes != d.saved }) {
@@ -88,7 +92,8 @@ func (l *Ledger) save(ctx context.Context, storage certmagic.Storage) error {
 	return l.purge(ctx, storage, time.Now().Unix()/dayLength)
 }
 
-// saved records that a page is saved. It forgets those that are complete: of the days before yesterday.
+// saved records that a page is saved. It forgets those that are complete: of
+// the days before yesterday.
 func (l *Ledger) saved(p Page) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -105,8 +110,8 @@ func (l *Ledger) saved(p Page) {
 	}
 }
 
-// purge deletes old pages, of any pool. Today is no later than the day after the newest page of others: this clock may be
-// wrong.
+// purge deletes old pages, of any pool. Today is no later than the day after
+// the newest page of others: this clock may be wrong.
 func (l *Ledger) purge(ctx context.Context, storage certmagic.Storage, today int64) error {
 	if l.purged == today {
 		return nil
@@ -136,7 +141,8 @@ func (l *Ledger) purge(ctx context.Context, storage certmagic.Storage, today int
 	return nil
 }
 
-// list returns the keys of pages. A storage of files fails if another process replaces one of them at that time.
+// list returns the keys of pages. A storage of files fails if another process
+// replaces one of them at that time.
 func list(ctx context.Context, storage certmagic.Storage) (keys []string, err error) {
 	for range 10 {
 		if keys, err = storage.List(ctx, folder, true); err == nil || !errors.Is(err, fs.ErrNotExist) {
@@ -152,8 +158,9 @@ func list(ctx context.Context, storage certmagic.Storage) (keys []string, err er
 // IsIn reports whether a storage has pages.
 func IsIn(ctx context.Context, storage certmagic.Storage) bool { return storage.Exists(ctx, folder) }
 
-// Read returns the pages in a storage that want selects. One that is not understood, such as an empty file after a power
-// cut, says so, and loses no other. The error is about those that the storage could not read.
+// Read returns the pages in a storage that want selects. One that is not
+// understood, such as an empty file after a power cut, says so, and loses no
+// other. The error is about those that the storage could not read.
 func Read(ctx context.Context, storage certmagic.Storage, want func(Where) bool) (pages []Page, err error) {
 	keys, err := list(ctx, storage)
 	if err != nil {
@@ -181,7 +188,8 @@ func Read(ctx context.Context, storage certmagic.Storage, want func(Where) bool)
 	return pages, errors.Join(errs...)
 }
 
-// readPage reads a page. It returns neither a page nor an error if that was deleted.
+// readPage reads a page. It returns neither a page nor an error if that was
+// deleted.
 func readPage(ctx context.Context, storage certmagic.Storage, key string) (*Page, error) {
 	p := new(Page)
 	text, err := storage.Load(ctx, key)
@@ -199,7 +207,8 @@ func readPage(ctx context.Context, storage certmagic.Storage, key string) (*Page
 	return p, nil
 }
 
-// Newest returns the latest version of each page: a page may have come from a storage and from its process.
+// Newest returns the latest version of each page: a page may have come from a
+// storage and from its process.
 func Newest(pages []Page) (newest []Page) {
 	at := make(map[Where]int)
 	for _, p := range pages {
@@ -214,8 +223,9 @@ func Newest(pages []Page) (newest []Page) {
 	return newest
 }
 
-// Pages returns all pages that want selects: those in the storage of the pools in use, and those in memory, which may be
-// newer. It does not go on after the context is done.
+// Pages returns all pages that want selects: those in the storage of the pools
+// in use, and those in memory, which may be newer. It does not go on after the
+// context is done.
 func Pages(ctx context.Context, want func(Where) bool) (pages []Page, err error) {
 	var all []*Ledger
 	inUse.Range(func(_, value any) bool {

@@ -13,14 +13,16 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// Prices are what tokens cost, by model and service tier. A price without a service tier is that of all which have none.
-// That of fast is also that of priority, its older name, unless both have one, and the other way round.
+// Prices are what tokens cost, by model and service tier. A price without a
+// service tier is that of all which have none. That of fast is also that of
+// priority, its older name, unless both have one, and the other way round.
 type Prices map[[2]string]price
 
 // price is that of a million tokens.
 type price struct{ input, cached, output float64 }
 
-// cost returns what a row has cost. It returns false if it has used tokens without a price.
+// cost returns what a row has cost. It returns false if it has used tokens
+// without a price.
 func (p Prices) cost(r *Row) (cost float64, ok bool) {
 	input, output := r.Input+r.EstimatedInput-r.Cached, r.Output+r.EstimatedOutput
 	if input == 0 && output == 0 && r.Cached == 0 {
@@ -35,8 +37,9 @@ func (p Prices) cost(r *Row) (cost float64, ok bool) {
 	return (float64(input)*of.input + float64(r.Cached)*of.cached + float64(output)*of.output) / 1e6, ok
 }
 
-// ReadPrices reads a CSV file with the columns model, input and output, and perhaps service_tier and cached. Without a
-// price for cached tokens, they cost what others of the input cost.
+// ReadPrices reads a CSV file with the columns model, input and output, and
+// perhaps service_tier and cached. Without a price for cached tokens, they cost
+// what others of the input cost.
 func ReadPrices(text []byte) (Prices, error) {
 	t, err := readTable(text)
 	if err != nil {
@@ -77,7 +80,8 @@ func ReadPrices(text []byte) (Prices, error) {
 	return prices, t.err
 }
 
-// table is a CSV file with a header, read line by line. The names of its columns are in lower case.
+// table is a CSV file with a header, read line by line. The names of its
+// columns are in lower case.
 type table struct {
 	reader *csv.Reader
 	header []string

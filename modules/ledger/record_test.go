@@ -10,8 +10,9 @@ import (
 	"go.uber.org/zap"
 )
 
-// TestAJournalThatCannotBeWrittenIsShownUntilItCan has a file where the journal's folder should be, while the storage
-// works. No request comes after the disk is mended.
+// TestAJournalThatCannotBeWrittenIsShownUntilItCan has a file where the
+// journal's folder should be, while the storage works. No request comes after
+// the disk is mended.
 func TestAJournalThatCannotBeWrittenIsShownUntilItCan(t *testing.T) {
 	s := newShelf(t)
 	synctest.Test(t, func(t *testing.T) {

@@ -15,22 +15,24 @@ import (
 )
 
 const (
-	// readPause is the shortest time between two readings of the storage, which take a hundredth of the time at most.
+	// readPause is the shortest time between two readings of the storage, which
+	// take a hundredth of the time at most.
 	readPause = 10 * time.Second
 	readShare = 100
 	// readPatience is how long a request waits for the storage.
 	readPatience = 3 * time.Second
 )
 
-// ModelUse is what a caller has used of a model, today and in this month, in UTC.
+// ModelUse is what a caller has used of a model, today and in this month, in
+// UTC.
 type ModelUse struct {
 	Model string `json:"model"`
 	Today Use    `json:"today"`
 	Month Use    `json:"month"`
 }
 
-// otherPage is a page in the storage that is not in memory: of another replica, or of an earlier process or day. It does
-// not change.
+// otherPage is a page in the storage that is not in memory: of another replica,
+// or of an earlier process or day. It does not change.
 type otherPage struct {
 	day      string
 	modified time.Time
@@ -53,23 +55,25 @@ func newOtherPage(p *Page, info certmagic.KeyInfo) *otherPage {
 	return o
 }
 
-// report is what the storage has for the answers to callers. An answer adds up what there is of its caller, and nothing
-// else. Only pages that have changed are read again.
+// report is what the storage has for the answers to callers. An answer adds up
+// what there is of its caller, and nothing else. Only pages that have changed
+// are read again.
 type report struct {
 	mu sync.Mutex
-	// others are the pages of this month by their keys. The map does not change, and is nil before the first reading.
+	// others are the pages of this month by their keys. The map does not
+	// change, and is nil before the first reading.
 	others map[string]*otherPage
 	// day is that of the latest reading.
 	day     string
 	readDue time.Time
-	// reading is closed when the storage has been read, for which requests wait at most until a time. nil: it is not
-	// being read.
+	// reading is closed when the storage has been read, for which requests wait
+	// at most until a time. nil: it is not being read.
 	reading chan struct{}
 	until   time.Time
 }
 
-// Models returns what a caller has used, by model: at this replica, and at those with the same storage, as far as these
-// have saved it.
+// Models returns what a caller has used, by model: at this replica, and at
+// those with the same storage, as far as these have saved it.
 func (l *Ledger) Models(now time.Time, caller string) []ModelUse {
 	others, today := l.refresh(now), now.UTC().Format(time.DateOnly)
 	all := make(map[string]*ModelUse)
@@ -111,7 +115,8 @@ func (l *Ledger) Models(now time.Time, caller string) []ModelUse {
 // sameMonth compares dates.
 func sameMonth(a, b string) bool { return strings.HasPrefix(a, b[:len("2006-01")]) }
 
-// refresh returns the pages in the storage. If a reading is due, it waits for that, but not for long.
+// refresh returns the pages in the storage. If a reading is due, it waits for
+// that, but not for long.
 func (l *Ledger) refresh(now time.Time) map[string]*otherPage {
 	r, today := &l.report, now.UTC().Format(time.DateOnly)
 	r.mu.Lock()
@@ -129,8 +134,8 @@ func (l *Ledger) refresh(now time.Time) map[string]*otherPage {
 	return r.others
 }
 
-// readOthers reads the pages in the storage that are not in memory, unless they are known and have not changed. What
-// cannot be read stays as it was.
+// readOthers reads the pages in the storage that are not in memory, unless they
+// are known and have not changed. What cannot be read stays as it was.
 func (l *Ledger) readOthers(now time.Time, known map[string]*otherPage, done chan struct{}) {
 	defer close(done)
 	others, listed := make(map[string]*otherPage), false

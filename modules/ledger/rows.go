@@ -5,29 +5,33 @@ import (
 	"strings"
 )
 
-// A page has a bounded number of rows, and so has each caller in it: a caller may make up models. Where a bound is
-// reached, requests are added up in coarser rows. Their backend is given up first, because the bill is about callers and
-// models, then their service tier, and the model last. So no caller takes away what a page says about the others.
+// A page has a bounded number of rows, and so has each caller in it: a caller
+// may make up models. Where a bound is reached, requests are added up in
+// coarser rows. Their backend is given up first, because the bill is about
+// callers and models, then their service tier, and the model last. So no caller
+// takes away what a page says about the others.
 const (
 	// maxRows is how many rows a page has at most.
 	maxRows = 20_000
 	// maxOwn is how many rows a caller has at most.
 	maxOwn = 2000
-	// few is how many rows a caller has as long as the page has room for any, so that several callers who make up models
-	// do not take those of the others.
+	// few is how many rows a caller has as long as the page has room for any,
+	// so that several callers who make up models do not take those of the
+	// others.
 	few = 50
 )
 
 // other stands for what a row does not distinguish.
 const other = "other"
 
-// restOf is the row of what a caller has used without room for more rows, and rest that of callers without one.
+// restOf is the row of what a caller has used without room for more rows, and
+// rest that of callers without one.
 func restOf(caller string) Key { return Key{caller, other, other, other} }
 
 var rest = restOf("*") // which is no caller's name
 
-// coarser are the keys that are tried one after the other, with the part of both bounds up to which a new row may have
-// them.
+// coarser are the keys that are tried one after the other, with the part of
+// both bounds up to which a new row may have them.
 var coarser = [...]struct {
 	of   func(Key) Key
 	part float64
@@ -47,7 +51,8 @@ type rows struct {
 // get returns the row of a key, or nil.
 func (r *rows) get(k Key) *Row { return r.of[k.Caller][k] }
 
-// find returns the row to which the use of a key is added. If there is no room for one of its own, it is a coarser one.
+// find returns the row to which the use of a key is added. If there is no room
+// for one of its own, it is a coarser one.
 func (r *rows) find(k Key) *Row {
 	own := r.of[k.Caller]
 	if row := own[k]; row != nil {

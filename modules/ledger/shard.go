@@ -2,11 +2,14 @@ package ledger
 
 import "sync"
 
-// Requests end at the same moment on many cores. So that they do not wait for each other, what one has used goes into one of
-// the shards, chosen at random, which has a lock of its own. Whoever reads the rows collects the shards first.
+// Requests end at the same moment on many cores. So that they do not wait for
+// each other, what one has used goes into one of the shards, chosen at random,
+// which has a lock of its own. Whoever reads the rows collects the shards
+// first.
 //
-// A shard only takes what belongs to a row that is there already. A new row needs the lock of the days, because it depends on the
-// other rows whether there is room for it.
+// A shard only takes what belongs to a row that is there already. A new row
+// needs the lock of the days, because it depends on the other rows whether
+// there is room for it.
 const shards = 16
 
 // maxHeld is how many rows a shard has at most.
@@ -50,8 +53,8 @@ func (s *shard) hold(k dayKey) {
 	}
 }
 
-// collect adds what the shards hold to the rows. A shard no longer holds a row that was not used since the last time. The
-// caller holds the lock of the days.
+// collect adds what the shards hold to the rows. A shard no longer holds a row
+// that was not used since the last time. The caller holds the lock of the days.
 func (l *Ledger) collect() {
 	for i := range l.shards {
 		l.shards[i].collect(l)

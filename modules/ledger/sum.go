@@ -43,7 +43,8 @@ func (e *Entry) column(name string) string {
 	return e.ServiceTier
 }
 
-// Sum is what all entries with the same values in some columns have used, and what that has cost.
+// Sum is what all entries with the same values in some columns have used, and
+// what that has cost.
 type Sum struct {
 	Values []string
 	Use
@@ -52,8 +53,9 @@ type Sum struct {
 	Priced bool
 }
 
-// SumBy adds up entries by columns, and sorts the sums by these. prices may be nil. unpriced are the models, with their
-// service tiers, that have used tokens and have no price.
+// SumBy adds up entries by columns, and sorts the sums by these. prices may be
+// nil. unpriced are the models, with their service tiers, that have used tokens
+// and have no price.
 func SumBy(columns []string, entries []Entry, prices Prices) (all []*Sum, unpriced []string) {
 	sums := make(map[string]*Sum)
 	for _, e := range entries {

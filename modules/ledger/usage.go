@@ -24,7 +24,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 )
 
-// showPages returns the pages of the ledger: those in memory, and those in the storage.
+// showPages returns the pages of the ledger: those in memory, and those in the
+// storage.
 func showPages(r *http.Request) (any, error) {
 	query, inPool, err := admin.QueryOf(r, "pool", "days", "replica")
 	if err != nil {
@@ -198,7 +199,8 @@ func readAs[T any](name string, read func([]byte) (T, error)) (value T, err erro
 	return value, err
 }
 
-// pages returns the pages of a period and of a pool, or of all if pool is empty.
+// pages returns the pages of a period and of a pool, or of all if pool is
+// empty.
 func (o *usageOptions) pages(of period, pool string, warnings io.Writer) (pages []Page, err error) {
 	if o.config != "" {
 		return pagesOf(o.config, o.adapter, func(w Where) bool { return of.has(w.Day) && (pool == "" || w.Pool == pool) })
@@ -276,7 +278,8 @@ func (o *usageOptions) showSums(out io.Writer, sums []*Sum, priced bool) error {
 	return show(out, o.format, header, rows)
 }
 
-// showDifferences prints how models differ from an export. It returns an error if one does by too much.
+// showDifferences prints how models differ from an export. It returns an error
+// if one does by too much.
 func (o *usageOptions) showDifferences(out io.Writer, all []Difference) error {
 	var rows [][]any
 	differ := 0
@@ -304,10 +307,12 @@ func percent(ours, exported int64) any {
 	return Percent(ours, exported)
 }
 
-// formula is what a spreadsheet would execute in a cell. Some begin one after a semicolon, wherever that is.
+// formula is what a spreadsheet would execute in a cell. Some begin one after a
+// semicolon, wherever that is.
 var formula = regexp.MustCompile(`(^|;)([\s"]*[=+\-@])`)
 
-// show prints rows in a format. The cells are texts, whole numbers, other numbers, or nil.
+// show prints rows in a format. The cells are texts, whole numbers, other
+// numbers, or nil.
 func show(out io.Writer, format string, header []string, rows [][]any) error {
 	if format == "json" {
 		objects := []map[string]any{}

@@ -14,8 +14,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
-// Replicas may share a storage, or have one each. So each lists its pages first, and this one then asks for those that it
-// lacks, or has an earlier version of: some rows at a time, because an answer has a bound.
+// Replicas may share a storage, or have one each. So each lists its pages
+// first, and this one then asks for those that it lacks, or has an earlier
+// version of: some rows at a time, because an answer has a bound.
 
 // listing is a page without its rows, and their number.
 type listing struct {
@@ -39,16 +40,19 @@ func init() {
 }
 
 const (
-	// pagesPatience is how long replicas have for an answer about pages, which may be in a slow storage.
+	// pagesPatience is how long replicas have for an answer about pages, which
+	// may be in a slow storage.
 	pagesPatience = 5 * time.Second
-	// maxPagesAtOnce and maxRowsAtOnce bound one question, and its answer, unless a page alone is larger.
+	// maxPagesAtOnce and maxRowsAtOnce bound one question, and its answer,
+	// unless a page alone is larger.
 	maxPagesAtOnce, maxRowsAtOnce = 80, 20_000
 	// maxSumRows bounds the rows of all pages of others.
 	maxSumRows = 2_000_000
 )
 
-// ofEngine reports whether replicas that share an engine tell each other pages of the pool. One that was removed or renamed has
-// no engine any more, but it has pages.
+// ofEngine reports whether replicas that share an engine tell each other pages
+// of the pool. One that was removed or renamed has no engine any more, but it
+// has pages.
 func ofEngine(shared replicas.Shared, pool string) bool {
 	return slices.Contains(shared.Pools, pool) || !slices.Contains(shared.Elsewhere, pool)
 }
@@ -84,12 +88,14 @@ type unread struct {
 	Rows json.RawMessage `json:"rows"`
 }
 
-// pageSum collects the pages of a period and of some pools, from several replicas.
+// pageSum collects the pages of a period and of some pools, from several
+// replicas.
 type pageSum struct {
 	of     period
 	inPool func(string) bool
 	pages  []Page
-	// have are the changes of the latest version of each page, and rows is how many rows came from others.
+	// have are the changes of the latest version of each page, and rows is how
+	// many rows came from others.
 	have map[Where]int64
 	rows int
 }
@@ -128,7 +134,8 @@ func (s *pageSum) list(ctx context.Context, replica string) (listed []lists, r a
 	return listed, r, err
 }
 
-// fetch asks for the pages with these ids. A replica that does not answer is found by what is still lacking.
+// fetch asks for the pages with these ids. A replica that does not answer is
+// found by what is still lacking.
 func (s *pageSum) fetch(ctx context.Context, ids []string) {
 	if len(ids) == 0 {
 		return
@@ -168,7 +175,8 @@ func (s *pageSum) fetchAll(ctx context.Context, listed []lists) {
 	s.fetch(ctx, ids)
 }
 
-// allPages returns the pages of all replicas, or of one. own are those of this one.
+// allPages returns the pages of all replicas, or of one. own are those of this
+// one.
 func allPages(ctx context.Context, replica string, of period, inPool func(string) bool, own []Page) (all admin.All[Page], err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute) // however many pages somebody lists
 	defer cancel()

@@ -14,15 +14,18 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
-// The first words of the questions that replicas ask each other. Nothing follows them.
+// The first words of the questions that replicas ask each other. Nothing
+// follows them.
 const (
 	backendsQuestion = "backends"
 	callersQuestion  = "callers"
 )
 
-// Any client of the store can make up answers: admin.AskAll bounds the rows, and these what is in one.
+// Any client of the store can make up answers: admin.AskAll bounds the rows,
+// and these what is in one.
 const (
-	// maxWord is how long a name in a row is at most, and maxReasons how many things refuse requests.
+	// maxWord is how long a name in a row is at most, and maxReasons how many
+	// things refuse requests.
 	maxWord, maxReasons = 256, 16
 	// maxBenches is how many benches and silences a backend has at most.
 	maxBenches = 4096
@@ -36,7 +39,8 @@ func init() {
 	admin.Answer(callersQuestion, answers(callersIn))
 }
 
-// answers returns an admin.Answerer with the rows of the pools that replicas share.
+// answers returns an admin.Answerer with the rows of the pools that replicas
+// share.
 func answers[T any](rows func(now time.Time, inPool func(string) bool) []T) admin.Answerer {
 	return func(_ context.Context, rest string, shared replicas.Shared) (any, error) {
 		if rest != "" {
@@ -114,7 +118,8 @@ func newBackends() *backendSum {
 	return &backendSum{sum[Backend]{name: func(b *Backend) named { return named{b.Pool, b.Name} }, plus: (*Backend).add}}
 }
 
-// take returns what adds those in these pools that another replica answers with.
+// take returns what adds those in these pools that another replica answers
+// with.
 func (s *backendSum) take(inPool func(string) bool) func(a replicas.Answer, b Backend) (pool string, full bool) {
 	return func(a replicas.Answer, b Backend) (pool string, full bool) {
 		if !inPool(b.Pool) || !slices.Contains(a.Pools, b.Pool) || !areWords(b.Name, b.State) || len(b.Benches)+len(b.Silences)+len(b.Untried) > maxBenches {
@@ -139,7 +144,8 @@ func (s *backendSum) with(own []Backend, r admin.Read) []Backend {
 	return all.rows
 }
 
-// seenBy records which replica sees the backend in its state. Without the option state, the replica has no id.
+// seenBy records which replica sees the backend in its state. Without the
+// option state, the replica has no id.
 func (b *Backend) seenBy(id string) {
 	b.States, b.DrainedAt = map[string]int{b.State: 1}, map[string]bool{id: b.Drain != nil}
 }
@@ -191,7 +197,8 @@ func union[T any](all, more []T, key func(T) any, worse func(x, y T) bool) []T {
 	return all
 }
 
-// stateText returns the state of the backend, and at how many replicas it has it if not at all.
+// stateText returns the state of the backend, and at how many replicas it has
+// it if not at all.
 func (b *Backend) stateText() string {
 	n := 0
 	for _, its := range b.States {

@@ -164,7 +164,8 @@ func TestMaxRequestsIsThatOfTheReplicasWithThePool(t *testing.T) {
 	}
 }
 
-// TestMaxRequestsCountsReplicasWithoutTheCaller has one that was started after the caller's last request.
+// TestMaxRequestsCountsReplicasWithoutTheCaller has one that was started after
+// the caller's last request.
 func TestMaxRequestsCountsReplicasWithoutTheCaller(t *testing.T) {
 	fresh, other := replica(t, "bbbb", []Caller{}), replica(t, "cccc", []Caller{})
 	fresh.Configs, other.Configs = []replicas.Config{{Pool: "llm"}}, []replicas.Config{{Pool: "other"}}
@@ -182,8 +183,9 @@ func TestNoQuestionHasAnotherForm(t *testing.T) {
 	}
 }
 
-// FuzzAnswers answers with arbitrary bytes, as another client of the store could. Neither the command nor the API may break, and no
-// control character may reach the terminal.
+// FuzzAnswers answers with arbitrary bytes, as another client of the store
+// could. Neither the command nor the API may break, and no control character
+// may reach the terminal.
 func FuzzAnswers(f *testing.F) {
 	for _, rows := range []any{
 		[]Backend{{Pool: "llm", Name: "a\x1b[2J", State: "x\x07", WorstBench: WorstBench{Class: "\x1b"}, Benches: []Bench{{Scope: "model"}}, Drain: &Drain{}, Silences: []Silence{{}}}},

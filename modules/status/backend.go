@@ -1,12 +1,17 @@
-// Package status shows operators the backends and callers of all pools, and executes their orders.
+// Package status shows operators the backends and callers of all pools, and
+// executes their orders.
 //
-// [Pools] and [Backends] return the state of each backend, [Pool.Models] the state of each model, [Callers] what callers have
-// used, and [Episodes] the recent benches, all in the same words. [API] adds them to Caddy's admin API as JSON, with the
-// orders. The subcommands of `caddy openai-lb`, such as status and drain, call this API. The status page, in package
-// statuspage, is another view of the same state.
+// [Pools] and [Backends] return the state of each backend, [Pool.Models] the
+// state of each model, [Callers] what callers have used, and [Episodes] the
+// recent benches, all in the same words. [API] adds them to Caddy's admin API
+// as JSON, with the orders. The subcommands of `caddy openai-lb`, such as
+// status and drain, call this API. The status page, in package statuspage, is
+// another view of the same state.
 //
-// The module reads what the core knows, at the moment when somebody looks: [pools.Default] has the pools. Only the episodes
-// are recorded when they happen, by the seam EventsModule. With the option state, a view is the sum over all replicas.
+// The module reads what the core knows, at the moment when somebody looks:
+// [pools.Default] has the pools. Only the episodes are recorded when they
+// happen, by the seam EventsModule. With the option state, a view is the sum
+// over all replicas.
 package status
 
 import (
@@ -36,8 +41,8 @@ const (
 	Silent = "silent"
 	// Slow: it was silent, and has since sent bytes, but none in time.
 	Slow = "slow"
-	// Probing: the time of a bench has passed, and no request has shown yet that
-	// the backend is back.
+	// Probing: the time of a bench has passed, and no request has shown yet
+	// that the backend is back.
 	Probing = "probing"
 	// Available: it gets requests.
 	Available = "available"
@@ -49,13 +54,16 @@ type Backend struct {
 	Name     string `json:"name"`
 	Priority int    `json:"priority"`
 	Weight   int    `json:"weight"`
-	// LearnedWeights are the weights that follow the backend's limits, by model. They are omitted if there are none.
+	// LearnedWeights are the weights that follow the backend's limits, by
+	// model. They are omitted if there are none.
 	LearnedWeights map[string]float64 `json:"learned_weights,omitempty"`
 	State          string             `json:"state"`
-	// States has how many replicas see it in each state. It is omitted without `?replica=`.
+	// States has how many replicas see it in each state. It is omitted without
+	// `?replica=`.
 	States map[string]int `json:"states,omitempty"`
-	// DrainedAt has for each of these replicas, by its id, whether an operator's order keeps it out of use there. It is
-	// omitted without `?replica=`.
+	// DrainedAt has for each of these replicas, by its id, whether an
+	// operator's order keeps it out of use there. It is omitted without
+	// `?replica=`.
 	DrainedAt map[string]bool `json:"drained_at,omitempty"`
 
 	WorstBench
@@ -73,20 +81,21 @@ type Backend struct {
 	LastError *Error `json:"last_error"`
 	// Benches are the benches in force.
 	Benches []Bench `json:"benches"`
-	// Silences are the models for which requests wait at the backend while it sends
-	// nothing.
+	// Silences are the models for which requests wait at the backend while it
+	// sends nothing.
 	Silences []Silence `json:"silences"`
-	// Untried are the models for which the backend was silent or slow when it was last tried, which is long ago.
+	// Untried are the models for which the backend was silent or slow when it
+	// was last tried, which is long ago.
 	Untried []Untried `json:"untried"`
-	// Due are the benches of which the time has passed, while no request has shown yet
-	// that the backend is back.
+	// Due are the benches of which the time has passed, while no request has
+	// shown yet that the backend is back.
 	Due []Bench `json:"-"`
 
 	member *pool.Member
 }
 
-// WorstBench has the bench of a backend that matters most: a bench of the whole backend
-// before a bench of a model, and among these the one that ends last.
+// WorstBench has the bench of a backend that matters most: a bench of the whole
+// backend before a bench of a model, and among these the one that ends last.
 type WorstBench struct {
 	Class       string     `json:"class"`
 	Model       string     `json:"model"`
@@ -95,8 +104,8 @@ type WorstBench struct {
 	RemainingMs int64      `json:"remaining_ms"`
 }
 
-// Counts are the counts of a backend since the process started, and on the status page
-// of the last five minutes.
+// Counts are the counts of a backend since the process started, and on the
+// status page of the last five minutes.
 type Counts struct {
 	Requests  int64 `json:"requests"`
 	Attempts  int64 `json:"attempts"`
@@ -106,8 +115,8 @@ type Counts struct {
 	Tokens    int64 `json:"tokens"`
 }
 
-// Drain is an order to take a backend out of use: since when it is in force, who
-// gave it, and why. Unknown values are nil or empty.
+// Drain is an order to take a backend out of use: since when it is in force,
+// who gave it, and why. Unknown values are nil or empty.
 type Drain struct {
 	Since  *time.Time `json:"since"`
 	By     string     `json:"by"`
@@ -120,21 +129,21 @@ const (
 	ModelScope   = "model"
 )
 
-// Bench is a bench in force. Cause is more specific than the class: why a backend is
-// unreachable, or the code of its error.
+// Bench is a bench in force. Cause is more specific than the class: why a
+// backend is unreachable, or the code of its error.
 type Bench struct {
 	// Scope is BackendScope or ModelScope.
 	Scope string `json:"scope"`
 	// Model is the name that clients use, and Deployment the backend's name for
-	// it. If clients have several names for a deployment, the bench appears once
-	// for each. If they may use any name, Model is empty.
+	// it. If clients have several names for a deployment, the bench appears
+	// once for each. If they may use any name, Model is empty.
 	Model      string `json:"model"`
 	Deployment string `json:"deployment"`
-	// ServiceTier is that of the requests that are refused, or empty if it is all of them. If it is set, the backend
-	// and its model count as available.
+	// ServiceTier is that of the requests that are refused, or empty if it is
+	// all of them. If it is set, the backend and its model count as available.
 	ServiceTier string `json:"service_tier,omitempty"`
-	// Operation is the only one that is benched, or empty if it is all of them. If it is set, the backend and its model
-	// count as available, too.
+	// Operation is the only one that is benched, or empty if it is all of them.
+	// If it is set, the backend and its model count as available, too.
 	Operation   string    `json:"operation,omitempty"`
 	Class       string    `json:"class"`
 	Status      int       `json:"status"`
@@ -143,12 +152,12 @@ type Bench struct {
 	Since       time.Time `json:"since"`
 	Until       time.Time `json:"until"`
 	RemainingMs int64     `json:"remaining_ms"`
-	// UntilReached reports whether the bench lasts until the backend is reached.
-	// Until is then the time of the next attempt.
+	// UntilReached reports whether the bench lasts until the backend is
+	// reached. Until is then the time of the next attempt.
 	UntilReached bool `json:"until_reached"`
 	// NeedsOperator reports whether the bench lasts until an operator changes
-	// something. It is false if the backend lacks a model that a client may have
-	// made up.
+	// something. It is false if the backend lacks a model that a client may
+	// have made up.
 	NeedsOperator bool `json:"needs_operator"`
 }
 
@@ -157,7 +166,8 @@ func (b *Bench) spares() bool { return b.ServiceTier != "" || b.Operation != "" 
 
 // Silence is a model for which a backend accepts requests and sends nothing.
 type Silence struct {
-	// Model is the name that clients use, and Deployment the backend's name for it.
+	// Model is the name that clients use, and Deployment the backend's name for
+	// it.
 	Model      string `json:"model"`
 	Deployment string `json:"deployment"`
 	// Slow reports whether it has sent something since, but nothing in time.
@@ -165,9 +175,11 @@ type Silence struct {
 	Since time.Time `json:"since"`
 }
 
-// Untried is a model for which it is not known whether a silence is over, because no request has tried since then.
+// Untried is a model for which it is not known whether a silence is over,
+// because no request has tried since then.
 type Untried struct {
-	// Model is the name that clients use, and Deployment the backend's name for it.
+	// Model is the name that clients use, and Deployment the backend's name for
+	// it.
 	Model      string    `json:"model"`
 	Deployment string    `json:"deployment"`
 	Since      time.Time `json:"since"`
@@ -181,22 +193,26 @@ func (s Silence) Class() string {
 	return Silent
 }
 
-// Error is a reply for which a backend was benched. Status is 0 if there was none.
+// Error is a reply for which a backend was benched. Status is 0 if there was
+// none.
 type Error struct {
 	Class  string `json:"class"`
 	Status int    `json:"status"`
 	Cause  string `json:"cause"`
-	// Model is the name that clients use, and Deployment the backend's name for it.
+	// Model is the name that clients use, and Deployment the backend's name for
+	// it.
 	Model      string    `json:"model"`
 	Deployment string    `json:"deployment"`
 	Time       time.Time `json:"time"`
 }
 
-// Pool has the backends of a pool, in the order of their priorities, and its secrets in files.
+// Pool has the backends of a pool, in the order of their priorities, and its
+// secrets in files.
 type Pool struct {
 	Name     string
 	Backends []Backend
-	// Unlimited are the callers that have keys, but no limits, although others have some.
+	// Unlimited are the callers that have keys, but no limits, although others
+	// have some.
 	Unlimited []string
 	Secrets   []keys.Secret
 	// Records are the states of what it keeps on disk.
@@ -258,7 +274,8 @@ func backendOf(s pool.State, now time.Time) Backend {
 	return b
 }
 
-// WeightText returns the weight in use. If models have different ones, it returns the lowest and the highest.
+// WeightText returns the weight in use. If models have different ones, it
+// returns the lowest and the highest.
 func (b *Backend) WeightText() string {
 	if len(b.LearnedWeights) == 0 {
 		return strconv.Itoa(b.Weight)
@@ -293,7 +310,8 @@ func silencesOf(s pool.State) []Silence {
 	slices.SortFunc(silences, func(x, y Silence) int {
 		return cmp.Or(cmp.Compare(x.Deployment, y.Deployment), x.Since.Compare(y.Since))
 	})
-	// a row is for a model, of which several operations may be silent: the one that began first is shown
+	// a row is for a model, of which several operations may be silent: the one
+	// that began first is shown
 	return slices.CompactFunc(silences, func(x, y Silence) bool { return x.Deployment == y.Deployment })
 }
 
@@ -327,8 +345,8 @@ func stateOf(s pool.State) string {
 	return Available
 }
 
-// benchesOf returns a bench as it is shown: once for each model of clients that is
-// benched.
+// benchesOf returns a bench as it is shown: once for each model of clients that
+// is benched.
 func benchesOf(m *pool.Member, b pool.Bench, now time.Time) (shown []Bench) {
 	scope, models := BackendScope, []string{""}
 	if !b.Whole {

@@ -23,8 +23,9 @@ type Caller = callers.Report
 // CallerLimit is one limit of a caller.
 type CallerLimit = callers.LimitReport
 
-// Callers returns the callers of a pool, the busiest first: those of which a limit is used most and, among
-// equals, those with the most tokens today. It is empty if the pool does not limit callers.
+// Callers returns the callers of a pool, the busiest first: those of which a
+// limit is used most and, among equals, those with the most tokens today. It is
+// empty if the pool does not limit callers.
 func Callers(now time.Time, pool string) (all []Caller) {
 	meters := callers.MetersOf(pool)
 	if meters == nil {
@@ -72,7 +73,8 @@ func newCallers() sum[Caller] {
 	return sum[Caller]{name: func(c *Caller) named { return named{c.Pool, c.Name} }, plus: addCaller}
 }
 
-// take returns what adds those in these pools that another replica answers with.
+// take returns what adds those in these pools that another replica answers
+// with.
 func (o *OtherCallers) take(inPool func(string) bool) func(a replicas.Answer, c Caller) (pool string, full bool) {
 	return func(a replicas.Answer, c Caller) (pool string, full bool) {
 		if !inPool(c.Pool) || !slices.Contains(a.Pools, c.Pool) || len(c.Limits) > meter.MaxLimits || len(c.LastHour.Refused) > maxReasons {
@@ -90,7 +92,8 @@ func (o *OtherCallers) take(inPool func(string) bool) func(a replicas.Answer, c 
 	}
 }
 
-// With returns them together with those of this process in these pools, the busiest first.
+// With returns them together with those of this process in these pools, the
+// busiest first.
 func (o OtherCallers) With(now time.Time, inPool func(string) bool) admin.All[Caller] {
 	all := newCallers()
 	if o.read.Self || o.read.Replicas == nil {
@@ -105,7 +108,8 @@ func (o OtherCallers) With(now time.Time, inPool func(string) bool) admin.All[Ca
 	return admin.All[Caller]{Connected: o.read.Connected, Replicas: o.read.Replicas, Rows: all.rows}
 }
 
-// addCaller adds what another replica says of a caller. It knows what was used at all of them, perhaps a little later.
+// addCaller adds what another replica says of a caller. It knows what was used
+// at all of them, perhaps a little later.
 func addCaller(c, other *Caller) {
 	c.InFlight, c.Refused = c.InFlight+other.InFlight, c.Refused+other.Refused
 	c.LastHour.Add(other.LastHour)

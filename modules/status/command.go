@@ -64,7 +64,8 @@ func commands() []*cobra.Command {
 	return []*cobra.Command{status, callers, replicas, drain, resume, reset, version}
 }
 
-// operator returns the user of this process and its host, as the admin API accepts it.
+// operator returns the user of this process and its host, as the admin API
+// accepts it.
 func operator() string {
 	name := os.Getenv("SUDO_USER")
 	if u, err := user.Current(); name == "" && err == nil {
@@ -77,18 +78,20 @@ func operator() string {
 	return pool.CutText(cli.Printable(name), pool.MaxBy)
 }
 
-// call is what a command asks the admin API, and how it shows the answer. The path has %s where the command's argument goes.
+// call is what a command asks the admin API, and how it shows the answer. The
+// path has %s where the command's argument goes.
 type call struct {
 	method, path string
 	show         func(io.Writer, []byte) error
 	// problems reports whether the command shows the problems of pools, too.
 	problems bool
-	// everywhere is the state of a backend that the command wants at all replicas. It is nil for commands that want none.
+	// everywhere is the state of a backend that the command wants at all
+	// replicas. It is nil for commands that want none.
 	everywhere *wanted
 }
 
-// newCommand makes a command that calls the admin API. Cobra prints its errors as plain text; Caddy's wrapper of commands would log
-// them as JSON.
+// newCommand makes a command that calls the admin API. Cobra prints its errors
+// as plain text; Caddy's wrapper of commands would log them as JSON.
 func newCommand(use, short string, c call) *cobra.Command {
 	args := cobra.PositionalArgs(cobra.NoArgs)
 	if strings.Contains(c.path, "%s") {
@@ -103,7 +106,8 @@ func newCommand(use, short string, c call) *cobra.Command {
 	}}
 }
 
-// run calls the admin API for the status or with an order, and prints the answer.
+// run calls the admin API for the status or with an order, and prints the
+// answer.
 func (c call) run(command *cobra.Command, flags caddycmd.Flags, args []string) error {
 	if command.Name() == "version" && !flags.Changed("address") && !flags.Changed("config") {
 		answer, err := json.Marshal(thisBuild())
@@ -171,8 +175,9 @@ func showBuild(to io.Writer, answer []byte) error {
 	return err
 }
 
-// showReplicas prints replicas as a table, and below it which of several servers is near, and how many messages wait while the
-// store cannot be reached.
+// showReplicas prints replicas as a table, and below it which of several
+// servers is near, and how many messages wait while the store cannot be
+// reached.
 func showReplicas(to io.Writer, answer []byte) error {
 	var statuses []replicas.Status
 	if err := admin.Decode(answer, &statuses); err != nil {
@@ -211,8 +216,8 @@ func configsOf(p replicas.Peer) string {
 	return cmp.Or(strings.Join(configs, "; "), "-")
 }
 
-// showBackends prints backends as a table, and below it by whom they were drained
-// and since when they are silent or slow.
+// showBackends prints backends as a table, and below it by whom they were
+// drained and since when they are silent or slow.
 func showBackends(to io.Writer, answer []byte) error {
 	var backends []Backend
 	if err := admin.Decode(answer, &backends); err != nil {
@@ -258,7 +263,8 @@ func showBackends(to io.Writer, answer []byte) error {
 	return nil
 }
 
-// problemsOf returns the problems of a backend, each with what is next. They are also those of other replicas.
+// problemsOf returns the problems of a backend, each with what is next. They
+// are also those of other replicas.
 func problemsOf(b Backend) (lines []string) {
 	var list problemList
 	list.addBackend(b)
@@ -296,7 +302,8 @@ func showProblems(to io.Writer, answer []byte) error {
 	return nil
 }
 
-// drainOf returns when a backend was drained, by whom and why, as far as that is known.
+// drainOf returns when a backend was drained, by whom and why, as far as that
+// is known.
 func drainOf(d Drain) (text string) {
 	if d.Since != nil {
 		text += " at " + cli.UTC(*d.Since)

@@ -12,9 +12,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
-// Episode is a series of benches of a backend for the same reason, each soon after
-// the previous one: a provisioned deployment under full load is benched many times a
-// second, and the page shows that once.
+// Episode is a series of benches of a backend for the same reason, each soon
+// after the previous one: a provisioned deployment under full load is benched
+// many times a second, and the page shows that once.
 type Episode struct {
 	Pool    string `json:"-"`
 	Backend string `json:"backend"`
@@ -106,7 +106,8 @@ func (r Recorder) Happened(e pool.Event) {
 	}
 }
 
-// episodeOf returns the index of the episode that goes on with an event, or -1. The caller holds the lock.
+// episodeOf returns the index of the episode that goes on with an event, or -1.
+// The caller holds the lock.
 func (r Recorder) episodeOf(e pool.Event) int {
 	for i := range episodes.all {
 		known := &episodes.all[i] // it is large, and slices.IndexFunc would copy each one
@@ -117,7 +118,8 @@ func (r Recorder) episodeOf(e pool.Event) int {
 	return -1
 }
 
-// Episodes returns the latest episodes of a pool, the one with the latest bench first.
+// Episodes returns the latest episodes of a pool, the one with the latest bench
+// first.
 func Episodes(pool string, limit int) (latest []Episode) {
 	episodes.Lock()
 	defer episodes.Unlock()

@@ -13,8 +13,8 @@ import (
 
 // Model has the backends that serve a model.
 type Model struct {
-	// Model is the name that clients use, or metrics.Other for each model that no
-	// config names. It is empty for requests that name none.
+	// Model is the name that clients use, or metrics.Other for each model that
+	// no config names. It is empty for requests that name none.
 	Model    string         `json:"model"`
 	Backends []ModelBackend `json:"backends"`
 }
@@ -37,7 +37,8 @@ func (b ModelBackend) Usable() bool {
 	return b.State != Benched && b.State != Drained && b.State != Silent && b.State != Slow && b.Healthy
 }
 
-// TakesAnyModel reports whether a backend accepts models that the config does not name.
+// TakesAnyModel reports whether a backend accepts models that the config does
+// not name.
 func (p Pool) TakesAnyModel() bool {
 	return slices.ContainsFunc(p.Backends, func(b Backend) bool { return b.member.Names == nil })
 }
@@ -97,8 +98,8 @@ func (b Backend) forModel(model, deployment string, named map[string]bool) Model
 	return its
 }
 
-// deploymentAt returns the member's name for a model of clients, and reports whether
-// the member serves the model.
+// deploymentAt returns the member's name for a model of clients, and reports
+// whether the member serves the model.
 func deploymentAt(m *pool.Member, model string) (deployment string, ok bool) {
 	if model == "" {
 		return "", true
@@ -107,8 +108,8 @@ func deploymentAt(m *pool.Member, model string) (deployment string, ok bool) {
 	return cmp.Or(name, m.Deployment, model), listed || m.Names == nil
 }
 
-// modelsAt returns the names of clients for a deployment of a member. If clients may
-// use any name, or none, it returns an empty name.
+// modelsAt returns the names of clients for a deployment of a member. If
+// clients may use any name, or none, it returns an empty name.
 func modelsAt(m *pool.Member, deployment string) (models []string) {
 	for model, name := range m.Names {
 		if pool.ModelKey(name) == deployment {

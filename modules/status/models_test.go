@@ -12,8 +12,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
-// poolOf puts a pool of the members into use until the test ends, and returns how
-// it is.
+// poolOf puts a pool of the members into use until the test ends, and returns
+// how it is.
 func poolOf(t *testing.T, members ...*pool.Member) func() Pool {
 	t.Helper()
 	e := &pools.Entry{Name: t.Name(), Pool: pool.New(members)}
@@ -28,8 +28,9 @@ func poolOf(t *testing.T, members ...*pool.Member) func() Pool {
 	}
 }
 
-// member is a backend with its own names for models of clients: `gpt-4o=east-4o`.
-// Without any it takes every model, by the name deployment if that is set.
+// member is a backend with its own names for models of clients:
+// `gpt-4o=east-4o`. Without any it takes every model, by the name deployment if
+// that is set.
 func member(name, deployment string, models ...string) *pool.Member {
 	m := pool.NewMember(name, new(pool.Health))
 	m.Deployment, m.AnyModel = deployment, deployment == "" && models == nil

@@ -16,21 +16,24 @@ import (
 
 // Problem is why clients may not be served, or only by another backend.
 type Problem struct {
-	// NeedsOperator reports whether the problem lasts until an operator solves it.
+	// NeedsOperator reports whether the problem lasts until an operator solves
+	// it.
 	NeedsOperator bool `json:"needs_operator"`
-	// Backend is empty if the problem is about all backends of the models, or about none.
+	// Backend is empty if the problem is about all backends of the models, or
+	// about none.
 	Backend string `json:"backend"`
 	Class   string `json:"class"`
 	Status  int    `json:"status"`
 	Cause   string `json:"cause"`
-	// Models are the models that the problem is about. Without any, it is about the whole
-	// backend.
+	// Models are the models that the problem is about. Without any, it is about
+	// the whole backend.
 	Models []string `json:"models"`
 	// Until and UntilReached are from the bench, if there is one.
 	Since        *time.Time `json:"since"`
 	Until        *time.Time `json:"until"`
 	UntilReached bool       `json:"until_reached"`
-	// Meaning is the problem in words, and Next what an operator must do, or what the balancer does meanwhile.
+	// Meaning is the problem in words, and Next what an operator must do, or
+	// what the balancer does meanwhile.
 	Meaning string `json:"meaning"`
 	Next    string `json:"next"`
 	// RunbookURL is the page that says what to do.
@@ -45,21 +48,26 @@ const (
 	Unavailable = "unavailable"
 	// NotInTouch: this replica cannot reach the engine of state.
 	NotInTouch = "not_in_touch"
-	// NoFirstByte: requests wait for much longer than is usual, and have got no byte.
+	// NoFirstByte: requests wait for much longer than is usual, and have got no
+	// byte.
 	NoFirstByte = "no_first_byte"
-	// StaleSecret: a secret could not be reloaded from its file. The cause is its name.
+	// StaleSecret: a secret could not be reloaded from its file. The cause is
+	// its name.
 	StaleSecret = "stale_secret"
-	// NotWritten: changes wait to be written to a disk. The cause is what they are of.
+	// NotWritten: changes wait to be written to a disk. The cause is what they
+	// are of.
 	NotWritten = "not_written"
 	// ReloadFailed: Caddy could not load its latest configuration.
 	ReloadFailed = "reload_failed"
-	// ConfigDiffers: other replicas have other configurations. The cause is their hosts.
+	// ConfigDiffers: other replicas have other configurations. The cause is
+	// their hosts.
 	ConfigDiffers = "config_differs"
 )
 
-// Problems returns the problems of the pool and of its models. That a backend throttles is not a problem while another one
-// serves: a provisioned deployment throttles by design. A problem that needs an operator outlives its bench, until a request
-// shows that it is solved. states are the engines of state.
+// Problems returns the problems of the pool and of its models. That a backend
+// throttles is not a problem while another one serves: a provisioned deployment
+// throttles by design. A problem that needs an operator outlives its bench,
+// until a request shows that it is solved. states are the engines of state.
 func (p Pool) Problems(now time.Time, models []Model, states []replicas.Status) []Problem {
 	list := problemList{}
 	if metrics.ReloadFailed() {
@@ -190,8 +198,8 @@ func (l *problemList) addBackend(b Backend) {
 	}
 }
 
-// tolerance is how long configurations may differ before that is a problem: replicas are updated one after the other. The
-// alert on it waits for as long.
+// tolerance is how long configurations may differ before that is a problem:
+// replicas are updated one after the other. The alert on it waits for as long.
 const tolerance = 5 * time.Minute
 
 // hostsOf names replicas.
@@ -242,7 +250,8 @@ func remedyOf(p Problem) verdict.Remedy {
 	return verdict.RemedyOf(verdict.Class(p.Class), p.Cause)
 }
 
-// recordNames are what pools keep on disk, in words, by the names of the records.
+// recordNames are what pools keep on disk, in words, by the names of the
+// records.
 var recordNames = map[string]string{"bill": "the bill", "journal": "the journal of the bill", "limits": "the use of limits", "stored_objects": "who owns stored objects"}
 
 // WhyNone returns why no backend can serve the model. It is empty if one can.
@@ -298,8 +307,8 @@ var runbooks = map[string]string{
 	string(verdict.ClientLeftWaiting): "a-backend-is-silent",
 }
 
-// RunbookURL returns the section that says what to do about a class. For mistakes of
-// callers it may be empty.
+// RunbookURL returns the section that says what to do about a class. For
+// mistakes of callers it may be empty.
 func RunbookURL(class string) string {
 	section, ok := runbooks[class]
 	switch {

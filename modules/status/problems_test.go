@@ -47,7 +47,8 @@ func TestEachProblemLeadsToASectionThatExists(t *testing.T) {
 			t.Errorf("docs/troubleshooting.md has no section %s", section)
 		}
 	}
-	// What the page of docs says to do about a class is what the status page leads to.
+	// What the page of docs says to do about a class is what the status page
+	// leads to.
 	rows := regexp.MustCompile("(?m)^\\| (`[a-z_`, ]+) \\| \\[[^\\]]*\\]\\(#([^)]+)\\)").FindAllStringSubmatch(string(page), -1)
 	if len(rows) < 10 {
 		t.Errorf("the table of classes has %d rows", len(rows))

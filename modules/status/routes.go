@@ -32,9 +32,11 @@ func init() {
 //   - `GET /openai_lb/problems` lists the problems that this replica knows, and what to do about each.
 //   - `GET /openai_lb/version` returns the versions of openai_lb and of Caddy.
 //
-// `?pool=` limits the routes of backends and callers to a pool. With `?replica=*` they answer with the sum over all
-// replicas, and with a host or the beginning of an id with what that replica knows. `?by=` and `?reason=` of an order are
-// logged, and those of a drain are shown while the backend is drained.
+// `?pool=` limits the routes of backends and callers to a pool. With
+// `?replica=*` they answer with the sum over all replicas, and with a host or
+// the beginning of an id with what that replica knows. `?by=` and `?reason=` of
+// an order are logged, and those of a drain are shown while the backend is
+// drained.
 type API struct{}
 
 // CaddyModule returns the Caddy module information.
@@ -101,7 +103,8 @@ func (API) callers(r *http.Request) (any, error) {
 	return others.With(time.Now(), inPool), err
 }
 
-// resetCaller gives the callers of a name their use back, and answers with these callers.
+// resetCaller gives the callers of a name their use back, and answers with
+// these callers.
 func (API) resetCaller(w http.ResponseWriter, r *http.Request) error {
 	name := r.PathValue("name")
 	if what := r.PathValue("order"); what != "reset" {
@@ -123,7 +126,8 @@ func (API) resetCaller(w http.ResponseWriter, r *http.Request) error {
 	return admin.WriteJSON(w, all)
 }
 
-// orderOf returns what an operator says with an order, and which pools it is for.
+// orderOf returns what an operator says with an order, and which pools it is
+// for.
 func orderOf(w http.ResponseWriter, r *http.Request) (order pool.Order, inPool func(pool string) bool, err error) {
 	if err := admin.AllowMethods(w, r, http.MethodPost); err != nil {
 		return order, nil, err

@@ -26,11 +26,13 @@ type apim struct {
 	backends []*apimBackend
 	pools    []apimPool
 	policy   apimPolicy
-	// trips are the durations of the circuit breakers of imported backends, in seconds.
+	// trips are the durations of the circuit breakers of imported backends, in
+	// seconds.
 	trips []float64
 }
 
-// apimBackend is a backend of API Management, so far without its rank in a pool.
+// apimBackend is a backend of API Management, so far without its rank in a
+// pool.
 type apimBackend struct {
 	block
 	trips []float64
@@ -45,7 +47,8 @@ type apimPool struct {
 	notes   []string
 }
 
-// apimMember is a backend of a pool, or of the list in a policy: one by its name, or one by its URL.
+// apimMember is a backend of a pool, or of the list in a policy: one by its
+// name, or one by its URL.
 type apimMember struct {
 	line      int
 	name, url string
@@ -60,8 +63,8 @@ type File struct {
 	Text []byte
 }
 
-// APIM makes a Caddyfile of files of Azure API Management. Each is JSON with backends, or a policy. With several pools,
-// one is named.
+// APIM makes a Caddyfile of files of Azure API Management. Each is JSON with
+// backends, or a policy. With several pools, one is named.
 func APIM(pool string, files ...File) (string, error) {
 	a := &apim{site: newSite("API Management", ":8080"), policy: apimPolicy{retries: -1}}
 	for _, file := range files {
@@ -89,7 +92,8 @@ func APIM(pool string, files ...File) (string, error) {
 	return a.caddyfile(), nil
 }
 
-// members returns the backends that serve requests: those in the list of the policy, those of the one pool, or all.
+// members returns the backends that serve requests: those in the list of the
+// policy, those of the one pool, or all.
 func (a *apim) members(pool string) ([]apimMember, error) {
 	if pool == "" && len(a.policy.listed) > 0 {
 		return a.policy.listed, nil
@@ -127,7 +131,8 @@ func (a *apim) members(pool string) ([]apimMember, error) {
 	return all, nil
 }
 
-// backend returns the backend of a name. API Management does not tell upper case from lower case.
+// backend returns the backend of a name. API Management does not tell upper
+// case from lower case.
 func (a *apim) backend(name string) *apimBackend {
 	for _, b := range a.backends {
 		if strings.EqualFold(b.name, name) {
@@ -204,7 +209,8 @@ func (a *apim) setKey(b *block, key string, line int) {
 	}
 }
 
-// keyNameOf names the variable for the key of a backend. It has nothing of a URL that cannot be read.
+// keyNameOf names the variable for the key of a backend. It has nothing of a
+// URL that cannot be read.
 func keyNameOf(b *block) string {
 	if u, err := url.Parse(b.url); err == nil && u.Hostname() != "" {
 		return keyName(b.url)
@@ -212,7 +218,8 @@ func keyNameOf(b *block) string {
 	return cmp.Or(safeName(b.name), "BACKEND") + "_KEY"
 }
 
-// setIdentity makes a backend use an identity of Azure, whose client ID may be empty.
+// setIdentity makes a backend use an identity of Azure, whose client ID may be
+// empty.
 func (a *apim) setIdentity(b *block, clientID string) {
 	if keys.CheckScheme(keys.SchemeAzureIdentity) != nil {
 		b.key = a.literal("identity of "+b.url, keyNameOf(b))
@@ -230,7 +237,8 @@ func (a *apim) setIdentity(b *block, clientID string) {
 	}
 }
 
-// authenticate gives a backend the credential of the policy, if the backend has none of its own.
+// authenticate gives a backend the credential of the policy, if the backend has
+// none of its own.
 func (a *apim) authenticate(b *block) {
 	for _, h := range a.policy.headers {
 		switch own := b.key != "" || b.auth != ""; {
@@ -294,8 +302,9 @@ func (a *apim) rank() {
 	}
 }
 
-// longestTrip is the longest duration of a circuit breaker that carries over, in seconds: a failure makes a backend a
-// suspect, which need not be kept out for an hour.
+// longestTrip is the longest duration of a circuit breaker that carries over,
+// in seconds: a failure makes a backend a suspect, which need not be kept out
+// for an hour.
 const shortestTrip, longestTrip = 0.05, 300
 
 // setOptions writes the options of the balancer.
@@ -335,8 +344,8 @@ var (
 	armLiteral    = regexp.MustCompile(`'([^']*)'`)
 )
 
-// placeholderOf returns the placeholder of a text that is a named value, or an expression of a template. It is empty
-// for any other text.
+// placeholderOf returns the placeholder of a text that is a named value, or an
+// expression of a template. It is empty for any other text.
 func (a *apim) placeholderOf(text string) string {
 	text = strings.TrimSpace(text)
 	if match := namedValue.FindStringSubmatch(text); match != nil {
@@ -348,8 +357,9 @@ func (a *apim) placeholderOf(text string) string {
 	return ""
 }
 
-// lastLiteral returns the last literal of an expression of a template, such as the name of a parameter or of a
-// resource. It is empty if the text is no expression, or has no literal.
+// lastLiteral returns the last literal of an expression of a template, such as
+// the name of a parameter or of a resource. It is empty if the text is no
+// expression, or has no literal.
 func lastLiteral(text string) string {
 	if !armExpression.MatchString(text) {
 		return ""
@@ -363,7 +373,8 @@ func lastLiteral(text string) string {
 
 var camelCase = regexp.MustCompile(`([a-z0-9])([A-Z])`)
 
-// safeName makes the name of a variable. It is empty if nothing of the text may be in one.
+// safeName makes the name of a variable. It is empty if nothing of the text may
+// be in one.
 func safeName(text string) string {
 	name := variableName(camelCase.ReplaceAllString(text, "${1}_$2"))
 	if name != "" && name[0] <= '9' {

@@ -16,7 +16,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 )
 
-// readJSON reads a backend, a list of them as the CLI of Azure prints it, or a template.
+// readJSON reads a backend, a list of them as the CLI of Azure prints it, or a
+// template.
 func (a *apim) readJSON(text []byte) error {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.UseNumber()
@@ -81,7 +82,8 @@ func (a *apim) readResources(value any) error {
 	return nil
 }
 
-// readResource reads a resource if it is a backend or a policy. Resources of other kinds have other properties.
+// readResource reads a resource if it is a backend or a policy. Resources of
+// other kinds have other properties.
 func (a *apim) readResource(name string, properties map[string]any) error {
 	switch policy := textOf(properties["value"]); {
 	case strings.HasPrefix(strings.TrimSpace(policy), "<policies"):
@@ -94,7 +96,8 @@ func (a *apim) readResource(name string, properties map[string]any) error {
 	return nil
 }
 
-// readInnerPolicy reads a policy that is a text in JSON, so that its lines are not those of the file.
+// readInnerPolicy reads a policy that is a text in JSON, so that its lines are
+// not those of the file.
 func (a *apim) readInnerPolicy(name, text string) error {
 	before := len(a.notes)
 	if err := a.readPolicy([]byte(text)); err != nil {
@@ -184,7 +187,8 @@ func (a *apim) readBackend(name string, properties map[string]any) {
 	a.backends = append(a.backends, b)
 }
 
-// notesOf returns a note for each property that is set, apart from those that are known.
+// notesOf returns a note for each property that is set, apart from those that
+// are known.
 func notesOf(properties map[string]any, about string, known ...string) (notes []string) {
 	for _, name := range slices.Sorted(maps.Keys(properties)) {
 		switch value := properties[name].(type) {
@@ -206,7 +210,8 @@ func notesOf(properties map[string]any, about string, known ...string) (notes []
 	return notes
 }
 
-// resourceName returns the last part of the name or the ID of a resource, also of one that a template computes.
+// resourceName returns the last part of the name or the ID of a resource, also
+// of one that a template computes.
 func resourceName(text string) string {
 	text = cmp.Or(lastLiteral(text), text)
 	return text[strings.LastIndexByte(text, '/')+1:]

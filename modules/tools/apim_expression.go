@@ -6,8 +6,9 @@ import (
 	"strings"
 )
 
-// Policies are written as XML whose attributes and texts may be expressions in C#: @(…) and @{…}. As the portal and
-// repositories have them, quotes and < in an expression are not escaped, and API Management itself finds its end.
+// Policies are written as XML whose attributes and texts may be expressions in
+// C#: @(…) and @{…}. As the portal and repositories have them, quotes and < in
+// an expression are not escaped, and API Management itself finds its end.
 
 var escapes = strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;", `"`, "&quot;", "'", "&apos;")
 
@@ -39,7 +40,8 @@ func escapeExpressions(text []byte) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// beginsValue reports whether a value begins after a text: that of an attribute, or that of an element.
+// beginsValue reports whether a value begins after a text: that of an
+// attribute, or that of an element.
 func beginsValue(before []byte) bool {
 	if n := len(before); n > 1 && (before[n-1] == '"' || before[n-1] == '\'') {
 		return bytes.HasSuffix(bytes.TrimRight(before[:n-1], " \t\r\n"), []byte("="))
@@ -47,7 +49,8 @@ func beginsValue(before []byte) bool {
 	return bytes.HasSuffix(bytes.TrimSpace(before), []byte(">"))
 }
 
-// expressionEnd returns the length of the expression that a text begins with. It is negative if it has no end.
+// expressionEnd returns the length of the expression that a text begins with.
+// It is negative if it has no end.
 func expressionEnd(code string) int {
 	depth := 0
 	for i := 1; i < len(code); {
@@ -69,7 +72,8 @@ func expressionEnd(code string) int {
 	return -1
 }
 
-// withoutComments returns C# with its comments as spaces. Lines stay where they are.
+// withoutComments returns C# with its comments as spaces. Lines stay where they
+// are.
 func withoutComments(code string) string {
 	var out strings.Builder
 	for i := 0; i < len(code); {
@@ -93,7 +97,8 @@ const (
 	comment
 )
 
-// nextOf returns the length and the kind of the piece that a text in C# begins with.
+// nextOf returns the length and the kind of the piece that a text in C# begins
+// with.
 func nextOf(code string) (n int, kind kindOfCode) {
 	upTo := func(mark string, from int) int {
 		if i := strings.Index(code[from:], mark); i >= 0 {

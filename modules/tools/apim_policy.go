@@ -17,13 +17,16 @@ import (
 // apimPolicy is what a policy says about backends and callers.
 type apimPolicy struct {
 	seen bool
-	// listed are the backends of a list in the policy, such as that of Microsoft's sample openai-apim-lb.
+	// listed are the backends of a list in the policy, such as that of
+	// Microsoft's sample openai-apim-lb.
 	listed []apimMember
-	// backend is the backend or the pool that the policy names. Without either, it has no name and no URL.
+	// backend is the backend or the pool that the policy names. Without either,
+	// it has no name and no URL.
 	backend apimMember
 	// headers are those of requests for backends.
 	headers []apimHeader
-	// identity reports whether API Management signs in with its own identity; clientID may name one.
+	// identity reports whether API Management signs in with its own identity;
+	// clientID may name one.
 	identity bool
 	clientID string
 	// retries is negative without a retry.
@@ -41,7 +44,8 @@ type apimHeader struct {
 // apimLimit is a limit of each caller.
 type apimLimit struct{ counted, amount, unit string }
 
-// apimHints say what to do about parts of API Management that do not carry over. Each begins with their names.
+// apimHints say what to do about parts of API Management that do not carry
+// over. Each begins with their names.
 var apimHints = []string{
 	"failureCondition: one failure makes a backend a suspect, and the class of a reply decides, see docs/replies.md",
 	"certificate, certificateIds: a client certificate is set in the transport of the block, see docs/options.md",
@@ -75,11 +79,13 @@ func hintOfAPIM(name string) string {
 	return shown(name) + " does not carry over"
 }
 
-// silent are elements and variables with which policies of Microsoft's samples choose a backend: all of it is done here.
+// silent are elements and variables with which policies of Microsoft's samples
+// choose a backend: all of it is done here.
 var silent = []string{"policies", "inbound", "backend", "outbound", "on-error", "base", "cache-lookup-value", "cache-store-value", "cache-remove-value",
 	"listBackends", "backendIndex", "remainingBackends", "backendUrl", "backend-id"}
 
-// readPolicy reads a policy. In one that was not exported as XML, expressions have characters that XML does not allow.
+// readPolicy reads a policy. In one that was not exported as XML, expressions
+// have characters that XML does not allow.
 func (a *apim) readPolicy(text []byte) error {
 	if checkXML(text) != nil {
 		escaped, err := escapeExpressions(text)
@@ -293,11 +299,13 @@ func (a *apim) checkHeader(open []string) {
 
 var (
 	newObject = regexp.MustCompile(`new\s+JObject\b`)
-	// property matches { "url", "https://contoso.openai.azure.com" } and { "priority", 1 }.
+	// property matches { "url", "https://contoso.openai.azure.com" } and {
+	// "priority", 1 }.
 	property = regexp.MustCompile(`\{\s*"([A-Za-z0-9_-]+)"\s*,\s*(?:"((?:[^"\\]|\\.)*)"|([^{}"]*?))\s*\}`)
 )
 
-// readList reads a list of backends in an expression. It is empty if the expression makes none.
+// readList reads a list of backends in an expression. It is empty if the
+// expression makes none.
 func (a *apim) readList(expression string, line int) (members []apimMember) {
 	if !strings.HasPrefix(expression, "@") {
 		return nil

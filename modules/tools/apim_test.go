@@ -174,7 +174,8 @@ func FuzzAPIM(f *testing.F) {
 	})
 }
 
-// FuzzAPIMTexts imports any texts: Caddy reads them as they are, or they are left out. A key is never shown.
+// FuzzAPIMTexts imports any texts: Caddy reads them as they are, or they are
+// left out. A key is never shown.
 func FuzzAPIMTexts(f *testing.F) {
 	for _, text := range []string{"east", "{$HOME}", "{env.HOME}", "a b", "a\nb }", `"`, "`", `\`, "#", "é", "import", "}", "", "{{east-key}}", "{{-}}", "[parameters('1')]", "[x(')]", "https://a.openai.azure.com", "1", "@(x)"} {
 		f.Add(text, text, text)

@@ -31,11 +31,13 @@ const (
 	soon = 14 * 24 * time.Hour
 	// maxError is how much of an error is shown.
 	maxError = 256
-	// classicVersion is the api-version of Azure's classic paths, for gateways that have only those.
+	// classicVersion is the api-version of Azure's classic paths, for gateways
+	// that have only those.
 	classicVersion = "api-version=2024-10-21"
 )
 
-// CheckStatus is the result of a check for a backend, and how severe a problem is.
+// CheckStatus is the result of a check for a backend, and how severe a problem
+// is.
 type CheckStatus string
 
 // The statuses of a backend. One with a warning can serve.
@@ -50,7 +52,8 @@ type Checked struct {
 	Pool    string      `json:"pool"`
 	Backend string      `json:"backend"`
 	Status  CheckStatus `json:"status"`
-	// Address is the host and port of its URL, and IP where the connection went.
+	// Address is the host and port of its URL, and IP where the connection
+	// went.
 	Address string `json:"address"`
 	IP      string `json:"ip,omitempty"`
 	// CertificateUntil is when its certificate expires. It is nil without TLS.
@@ -63,7 +66,8 @@ type Checked struct {
 	Listed *int `json:"listed,omitempty"`
 	// Milliseconds are the times of the first request by their parts.
 	Milliseconds map[string]int64 `json:"milliseconds"`
-	// Remaining are the requests and tokens that its rate limit leaves, as the backend reports them.
+	// Remaining are the requests and tokens that its rate limit leaves, as the
+	// backend reports them.
 	Remaining map[string]int64 `json:"remaining"`
 	Problems  []CheckedProblem `json:"problems"`
 }
@@ -71,7 +75,8 @@ type Checked struct {
 // CheckedModel is a model of a backend, by the backend's name for it.
 type CheckedModel struct {
 	Name string `json:"name"`
-	// State is found or missing in the list of models, served or refused by a request to it, or unknown.
+	// State is found or missing in the list of models, served or refused by a
+	// request to it, or unknown.
 	State string `json:"state"`
 }
 
@@ -119,10 +124,10 @@ func (c *checker) check(ctx context.Context, entries []*pools.Entry) []*Checked 
 	return all
 }
 
-// warnOfSharedKeys warns of each backend with the key of one at another host
-// of OpenAI. These hosts stand for regions in which data stays, as
-// eu.api.openai.com does. A project, to which a key belongs, has its data in one
-// region, and its limits once.
+// warnOfSharedKeys warns of each backend with the key of one at another host of
+// OpenAI. These hosts stand for regions in which data stays, as
+// eu.api.openai.com does. A project, to which a key belongs, has its data in
+// one region, and its limits once.
 func warnOfSharedKeys(checks []*backendCheck) {
 	type projectKey struct{ pool, digest string }
 	first := make(map[projectKey]*backendCheck)
@@ -173,7 +178,8 @@ func (o *backendCheck) problem(status CheckStatus, format string, args ...any) {
 	}
 }
 
-// check asks the backend for its models, and then for each model that its options name.
+// check asks the backend for its models, and then for each model that its
+// options name.
 func (o *backendCheck) check(ctx context.Context) {
 	names := o.Names()
 	o.Checked.Models = make([]CheckedModel, len(names))
@@ -268,7 +274,8 @@ func (o *backendCheck) readRemaining(header http.Header) {
 	}
 }
 
-// refusalText describes an error of the backend by its status and its code. Its message may contain a key.
+// refusalText describes an error of the backend by its status and its code. Its
+// message may contain a key.
 func refusalText(a backendReply) string {
 	text := fmt.Sprintf("status %d", a.status)
 	if code := verdict.Code(a.body); code != "" && code != strconv.Itoa(a.status) && !a.secrets.In(code) {
@@ -277,8 +284,8 @@ func refusalText(a backendReply) string {
 	return text
 }
 
-// judge records what a reply means for the whole backend. It reports whether there is
-// more to find out.
+// judge records what a reply means for the whole backend. It reports whether
+// there is more to find out.
 func (o *backendCheck) judge(a backendReply) (class verdict.Class, more bool) {
 	class = a.class()
 	switch class {

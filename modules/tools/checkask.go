@@ -37,8 +37,9 @@ func (a *backendReply) class() verdict.Class {
 	return verdict.Judge(verdict.Reply{Status: a.status, Header: a.header, Body: a.body})
 }
 
-// ask sends a request and reads the reply, within the time limit. It asks once more if the audience of a token is refused
-// and there is one for another audience.
+// ask sends a request and reads the reply, within the time limit. It asks once
+// more if the audience of a token is refused and there is one for another
+// audience.
 func (o *backendCheck) ask(ctx context.Context, method string, route openaiapi.Route, query string, body []byte) backendReply {
 	o.slots <- struct{}{}
 	defer func() { <-o.slots }()

@@ -91,7 +91,8 @@ replaces {$X}, which needs a value or a default.
 	return command
 }
 
-// reportChecks prints what a check found. It returns an error if a backend cannot serve.
+// reportChecks prints what a check found. It returns an error if a backend
+// cannot serve.
 func reportChecks(out io.Writer, all []*Checked, inJSON bool) error {
 	if inJSON {
 		encoder := json.NewEncoder(out)
@@ -108,7 +109,8 @@ func reportChecks(out io.Writer, all []*Checked, inJSON bool) error {
 	return nil
 }
 
-// inColor reports whether the output is a terminal whose user wants colors. See no-color.org.
+// inColor reports whether the output is a terminal whose user wants colors. See
+// no-color.org.
 func inColor(out io.Writer) bool {
 	file, ok := out.(*os.File)
 	if !ok || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
@@ -118,7 +120,8 @@ func inColor(out io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// The colors are of one length, because a table aligns its columns by the length of their text.
+// The colors are of one length, because a table aligns its columns by the
+// length of their text.
 var colors = map[CheckStatus]string{"STATUS": "\x1b[39m", CheckOK: "\x1b[32m", CheckWarning: "\x1b[33m", CheckFailed: "\x1b[31m"}
 
 // showChecks prints a table of backends, and below it the problems.
@@ -148,7 +151,8 @@ func showChecks(out io.Writer, all []*Checked, inColor bool) error {
 	return nil
 }
 
-// modelsOf counts the models of a backend that the options name, or those that it lists.
+// modelsOf counts the models of a backend that the options name, or those that
+// it lists.
 func modelsOf(c *Checked) string {
 	counts := make(map[string]int)
 	for _, m := range c.Models {

@@ -32,8 +32,9 @@ type checkedConfig struct {
 	offline bool
 }
 
-// provision sets the configuration up without starting it, and calls use with its pools. Nothing listens
-// and no request is made. The loggers of the configuration are not opened: warnings go to stderr.
+// provision sets the configuration up without starting it, and calls use with
+// its pools. Nothing listens and no request is made. The loggers of the
+// configuration are not opened: warnings go to stderr.
 func (c checkedConfig) provision(use func([]*pools.Entry) error) error {
 	cfg := &caddy.Config{Logging: &caddy.Logging{Logs: map[string]*caddy.CustomLog{
 		caddy.DefaultLoggerName: {BaseLog: caddy.BaseLog{Level: "WARN"}},
@@ -86,9 +87,11 @@ func readBackends(file string) (all []Configured, err error) {
 	return all, err
 }
 
-// reachable returns an error if no request reaches one of the balancers. It sends no request through the routes, although
-// those of a server that does not listen would take one: forward_auth would ask its own server, and a request without the
-// password, header or address that a site requires reaches no balancer of a site that is right.
+// reachable returns an error if no request reaches one of the balancers. It
+// sends no request through the routes, although those of a server that does not
+// listen would take one: forward_auth would ask its own server, and a request
+// without the password, header or address that a site requires reaches no
+// balancer of a site that is right.
 func reachable(ctx caddy.Context) error {
 	configured, err := ctx.AppIfConfigured("http")
 	if err != nil {
@@ -134,7 +137,8 @@ func (c checkedConfig) read() (caddy.ModuleMap, error) {
 	return config.AppsRaw, nil
 }
 
-// standIns replaces each secret and variable of a JSON config that is not set here.
+// standIns replaces each secret and variable of a JSON config that is not set
+// here.
 func standIns(text []byte) ([]byte, error) {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.UseNumber()
@@ -145,8 +149,9 @@ func standIns(text []byte) ([]byte, error) {
 	return json.Marshal(standIn("", config))
 }
 
-// standIn returns the value of a field of a config with stand-ins in it. Each variable has a different one,
-// because the names of backends and the keys of clients must differ.
+// standIn returns the value of a field of a config with stand-ins in it. Each
+// variable has a different one, because the names of backends and the keys of
+// clients must differ.
 func standIn(field string, value any) any {
 	switch value := value.(type) {
 	case map[string]any:
@@ -171,14 +176,15 @@ func standIn(field string, value any) any {
 	return value
 }
 
-// isMissingCertificate reports whether a certificate of the option tls, or its key, is not here.
+// isMissingCertificate reports whether a certificate of the option tls, or its
+// key, is not here.
 func isMissingCertificate(entry any) bool {
 	files, _ := entry.(map[string]any)
 	return isMissing(files["certificate"]) || isMissing(files["key"])
 }
 
-// leaveOutCertificates removes from the TLS of connections the client's certificate and key, and the authorities,
-// whose files are not here.
+// leaveOutCertificates removes from the TLS of connections the client's
+// certificate and key, and the authorities, whose files are not here.
 func leaveOutCertificates(config map[string]any) {
 	const certificate, key = "client_certificate_file", "client_certificate_key_file"
 	if _, ok := config[certificate]; ok && (isMissing(config[certificate]) || isMissing(config[key])) {
@@ -234,7 +240,8 @@ func standInText(field, text string) string {
 	return replaced
 }
 
-// standInVariables gives an openai_lb a backend if the variables of backends_from_env are not set.
+// standInVariables gives an openai_lb a backend if the variables of
+// backends_from_env are not set.
 func standInVariables(handler map[string]any) {
 	prefix, _ := handler["backends_from_env"].(string)
 	if prefix == "" {
@@ -251,8 +258,10 @@ func standInVariables(handler map[string]any) {
 // lineNumber finds the line in an error of an environment file.
 var lineNumber = regexp.MustCompile(`line \d+`)
 
-// loadEnvFiles sets the variables of files, exactly as `caddy run` does. Caddy exports no function for that, but
-// its command validate does it first, and then ends at once because its configuration is empty. The error holds no value.
+// loadEnvFiles sets the variables of files, exactly as `caddy run` does. Caddy
+// exports no function for that, but its command validate does it first, and
+// then ends at once because its configuration is empty. The error holds no
+// value.
 func loadEnvFiles(files []string) error {
 	if len(files) == 0 {
 		return nil
@@ -274,17 +283,20 @@ func loadEnvFiles(files []string) error {
 	return err
 }
 
-// ownErrors is what Caddy puts before an error of an openai_lb. What is before it names only servers and routes by number.
+// ownErrors is what Caddy puts before an error of an openai_lb. What is before
+// it names only servers and routes by number.
 const ownErrors = "provision http.handlers.openai_lb: "
 
-// values match what an error repeats of a configuration: a placeholder, a value in quotes, or the path of a file.
+// values match what an error repeats of a configuration: a placeholder, a value
+// in quotes, or the path of a file.
 var values = regexp.MustCompile(`\{(?:env|file)\.[^{}]+\}|'[^']{3,}'|open /[^:]+`)
 
 // hasPlace matches the end of an error that names its line.
 var hasPlace = regexp.MustCompile(`, at \S+:\d+$`)
 
-// shortened returns an error about a configuration without Caddy's path to it, and with the line of the value that it names.
-// The text of the configuration may be in no file.
+// shortened returns an error about a configuration without Caddy's path to it,
+// and with the line of the value that it names. The text of the configuration
+// may be in no file.
 func shortened(err error, file string) error {
 	at := strings.LastIndex(err.Error(), ownErrors)
 	if at < 0 {

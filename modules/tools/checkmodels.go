@@ -15,7 +15,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// listModels asks for the list of models. A gateway with Azure's classic paths may have no others.
+// listModels asks for the list of models. A gateway with Azure's classic paths
+// may have no others.
 func (o *backendCheck) listModels(ctx context.Context) backendReply {
 	a := o.ask(ctx, http.MethodGet, openaiapi.Route{Dialect: openaiapi.OpenAI, Operation: "/models"}, "", nil)
 	if a.status == http.StatusNotFound && o.HasClassicPaths() {
@@ -24,7 +25,8 @@ func (o *backendCheck) listModels(ctx context.Context) backendReply {
 	return a
 }
 
-// readList reads the list of models. It reports whether there is more to find out.
+// readList reads the list of models. It reports whether there is more to find
+// out.
 func (o *backendCheck) readList(a backendReply) (more bool) {
 	class, more := o.judge(a)
 	if !more {
@@ -67,8 +69,9 @@ func (o *backendCheck) readList(a backendReply) (more bool) {
 	return true
 }
 
-// readShutdowns records the models that are shut down soon, or have been: those that the options name, or all if they
-// name none. A line has the models of a date.
+// readShutdowns records the models that are shut down soon, or have been: those
+// that the options name, or all if they name none. A line has the models of a
+// date.
 func (o *backendCheck) readShutdowns(models []openaiapi.ListedModel, now time.Time) {
 	ending := make(map[time.Time][]string)
 	for _, m := range models {
@@ -86,7 +89,8 @@ func (o *backendCheck) readShutdowns(models []openaiapi.ListedModel, now time.Ti
 	}
 }
 
-// isPublic reports whether the reply to a request is the same without the credential.
+// isPublic reports whether the reply to a request is the same without the
+// credential.
 func (o *backendCheck) isPublic(a backendReply) bool {
 	o.slots <- struct{}{}
 	defer func() { <-o.slots }()
@@ -105,14 +109,15 @@ func (o *backendCheck) isPublic(a backendReply) bool {
 	return res.StatusCode == a.status
 }
 
-// isListed reports whether a model has this id in a list. Ollama adds the tag that it uses for a name without
-// one, and Gemini what the model belongs to.
+// isListed reports whether a model has this id in a list. Ollama adds the tag
+// that it uses for a name without one, and Gemini what the model belongs to.
 func isListed(name, id string) bool {
 	return id == name || id == name+":latest" || id == "models/"+name
 }
 
-// askModels asks for each model that the options name. Without spend, the request has no messages: the
-// backend refuses it at no cost, and says whether it has no such deployment.
+// askModels asks for each model that the options name. Without spend, the
+// request has no messages: the backend refuses it at no cost, and says whether
+// it has no such deployment.
 func (o *backendCheck) askModels(ctx context.Context) {
 	answers := make([]backendReply, len(o.Checked.Models))
 	var wait sync.WaitGroup
@@ -149,19 +154,22 @@ func (o *backendCheck) askModel(ctx context.Context, name string) backendReply {
 	return a
 }
 
-// refusesRequest reports whether a backend says that it cannot do what the request asks for.
+// refusesRequest reports whether a backend says that it cannot do what the
+// request asks for.
 func refusesRequest(a backendReply) bool {
 	return a.status == http.StatusBadRequest || a.status == http.StatusUnprocessableEntity
 }
 
-// isInference reports whether an answer is that of a chat or an embedding, or says that one token is too few.
+// isInference reports whether an answer is that of a chat or an embedding, or
+// says that one token is too few.
 func isInference(a backendReply) bool {
 	var reply struct{ Choices, Data []json.RawMessage }
 	return a.status == http.StatusOK && json.Unmarshal(a.body, &reply) == nil && (reply.Choices != nil || reply.Data != nil) ||
 		bytes.Contains(a.body, []byte("max_tokens or model output limit"))
 }
 
-// infer sends a request to a model: by the v1 API, or by Azure's classic path if there is nothing.
+// infer sends a request to a model: by the v1 API, or by Azure's classic path
+// if there is nothing.
 func (o *backendCheck) infer(ctx context.Context, operation, name string, body map[string]any) backendReply {
 	text, err := json.Marshal(body)
 	if err != nil {

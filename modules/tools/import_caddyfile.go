@@ -27,7 +27,8 @@ type site struct {
 	// options are lines of the balancer after its backends.
 	options []string
 	blocks  []*block
-	// placeholders are the variables for literal keys, and taken the names of all variables.
+	// placeholders are the variables for literal keys, and taken the names of
+	// all variables.
 	placeholders map[string]string
 	taken        map[string]bool
 }
@@ -36,7 +37,8 @@ func newSite(source, address string) *site {
 	return &site{source: source, address: address, placeholders: make(map[string]string), taken: make(map[string]bool)}
 }
 
-// note is a comment about something that does not carry over. Its line is 0 if it is not about a line.
+// note is a comment about something that does not carry over. Its line is 0 if
+// it is not about a line.
 type note struct {
 	line int
 	text string
@@ -57,7 +59,8 @@ type block struct {
 	header      [][2]string
 	// comments are lines before the key.
 	comments []string
-	// models are names of models, and what the backend calls them. Without one, the backend serves any model.
+	// models are names of models, and what the backend calls them. Without one,
+	// the backend serves any model.
 	models [][2]string
 }
 
@@ -98,7 +101,8 @@ func (s *site) lines() (lines []string) {
 	return append(lines, s.options...)
 }
 
-// mergedNotes returns the notes by their lines. Notes of the same text become one.
+// mergedNotes returns the notes by their lines. Notes of the same text become
+// one.
 func (s *site) mergedNotes() (texts []string) {
 	lines := make(map[string][]string)
 	slices.SortStableFunc(s.notes, func(a, b note) int { return cmp.Compare(a.line, b.line) })
@@ -164,7 +168,8 @@ func (b *block) lines() (lines []string) {
 	return lines
 }
 
-// literal returns the placeholder for a literal key. Its name is not used otherwise.
+// literal returns the placeholder for a literal key. Its name is not used
+// otherwise.
 func (s *site) literal(key, name string) string {
 	if s.placeholders[key] == "" {
 		s.placeholders[key] = "{env." + take(s.taken, name, "_") + "}"
@@ -189,7 +194,8 @@ func variableName(text string) string {
 	return strings.Trim(notOfName.ReplaceAllString(strings.ToUpper(text), "_"), "_")
 }
 
-// keyName names the variable for the key of a backend, such as CONTOSO_EAST_KEY.
+// keyName names the variable for the key of a backend, such as
+// CONTOSO_EAST_KEY.
 func keyName(rawURL string) string {
 	u, err := url.Parse(rawURL)
 	if err != nil || u.Hostname() == "" {
@@ -206,7 +212,8 @@ func keyName(rawURL string) string {
 	return name
 }
 
-// withoutAPI removes the path of an API from a URL at Azure: the balancer adds it.
+// withoutAPI removes the path of an API from a URL at Azure: the balancer adds
+// it.
 func withoutAPI(u *url.URL) {
 	for _, mark := range []string{"/openai/", "/models/"} {
 		if i := strings.LastIndex(u.Path+"/", mark); i >= 0 {
@@ -216,14 +223,15 @@ func withoutAPI(u *url.URL) {
 }
 
 var (
-	// mayBeKey matches keys of OpenAI and others that follow it, and values of Authorization.
+	// mayBeKey matches keys of OpenAI and others that follow it, and values of
+	// Authorization.
 	mayBeKey = regexp.MustCompile(`(?i)\b(sk-|(bearer|basic) )`)
 	// mayBePassword matches names of headers.
 	mayBePassword = regexp.MustCompile(`(?i)pass|pwd|signature`)
 )
 
-// addHeader adds a header of a backend. The placeholder of its value is empty if the value is literal: one that may be
-// a key becomes a variable.
+// addHeader adds a header of a backend. The placeholder of its value is empty
+// if the value is literal: one that may be a key becomes a variable.
 func (s *site) addHeader(b *block, name, value, placeholder string, at int) {
 	_, ok := directive.Word(value)
 	switch {
@@ -243,7 +251,8 @@ func (s *site) addHeader(b *block, name, value, placeholder string, at int) {
 	b.header = append(b.header, [2]string{name, value})
 }
 
-// setVariable is the comment about a literal that a variable replaces. Its line is 0 if it is not known.
+// setVariable is the comment about a literal that a variable replaces. Its line
+// is 0 if it is not known.
 func setVariable(what string, line int) string {
 	if line == 0 {
 		return what + " was in the file: set the variable."

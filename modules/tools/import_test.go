@@ -40,7 +40,8 @@ func importOf(t *testing.T, args ...string) (string, error) {
 
 var variable = regexp.MustCompile(`\{env\.([A-Za-z0-9_]+)\}`)
 
-// wantValid checks that Caddy accepts a file once its variables are set, and that `caddy fmt` leaves it as it is.
+// wantValid checks that Caddy accepts a file once its variables are set, and
+// that `caddy fmt` leaves it as it is.
 func wantValid(t *testing.T, text string) {
 	t.Helper()
 	if formatted := string(caddyfile.Format([]byte(text))); formatted != text {
@@ -90,7 +91,8 @@ func TestALiteLLMFileBecomesACaddyfile(t *testing.T) {
 	}
 }
 
-// valuesOf runs `caddy openai-lb import litellm --helm`, and returns also the lines for the balancer.
+// valuesOf runs `caddy openai-lb import litellm --helm`, and returns also the
+// lines for the balancer.
 func valuesOf(t *testing.T, file string) (text, openaiLB string) {
 	t.Helper()
 	text, err := importOf(t, "litellm", "--helm", file)
@@ -224,7 +226,8 @@ func TestWhoMayUseAModelIsNotLostSilently(t *testing.T) {
 	}
 }
 
-// wantAdapts checks that Caddy reads a file, and that `caddy fmt` leaves it as it is.
+// wantAdapts checks that Caddy reads a file, and that `caddy fmt` leaves it as
+// it is.
 func wantAdapts(t *testing.T, text string) (config string) {
 	t.Helper()
 	config, err := lbtest.Adapt(text)
@@ -263,7 +266,8 @@ func FuzzLiteLLM(f *testing.F) {
 	})
 }
 
-// FuzzImportedTexts imports any texts: Caddy reads them as they are, or they are left out. A key is never shown.
+// FuzzImportedTexts imports any texts: Caddy reads them as they are, or they
+// are left out. A key is never shown.
 func FuzzImportedTexts(f *testing.F) {
 	for _, text := range []string{"gpt-4o", "{$HOME}", "{env.HOME}", "a b", "a\nb }", `"`, "`", "\"`", `\`, `a\"b`, "#", "<<A", "é", "\u00a0", "import", "}", "", "*", "~", "a'b"} {
 		f.Add(text, text, "https://gateway.example/"+text, text)

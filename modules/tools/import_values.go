@@ -14,7 +14,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 )
 
-// release is what the values of one of LiteLLM's charts say about the pods of its proxy.
+// release is what the values of one of LiteLLM's charts say about the pods of
+// its proxy.
 type release struct {
 	// masterKey is the variable with the master key, which comes from a Secret.
 	masterKey      string
@@ -30,8 +31,9 @@ type reference struct {
 	Key  string `yaml:"key,omitempty"`
 }
 
-// readChart reads the values of LiteLLM's charts litellm-helm and litellm, and returns the proxy's configuration in
-// them. It returns any other file as it is. The names are those of
+// readChart reads the values of LiteLLM's charts litellm-helm and litellm, and
+// returns the proxy's configuration in them. It returns any other file as it
+// is. The names are those of
 // https://github.com/BerriAI/litellm/blob/main/deploy/charts/litellm-helm/values.yaml
 // https://github.com/BerriAI/litellm/blob/main/helm/litellm/values.yaml
 func (l *litellm) readChart(root mapping) mapping {
@@ -77,7 +79,8 @@ func (r *release) setMasterKey(variable string, m *mapping, name, defaultName, k
 	r.masterKey, r.env[variable] = variable, map[string]any{"name": variable, "valueFrom": map[string]reference{"secretKeyRef": ref}}
 }
 
-// readVariables reads variables of a pod: names with values, or a list as in a pod.
+// readVariables reads variables of a pod: names with values, or a list as in a
+// pod.
 func (l *litellm) readVariables(n *yaml.Node, field string) {
 	if isNull(n) {
 		return

@@ -8,7 +8,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// litellm reads the configuration of LiteLLM's proxy: https://docs.litellm.ai/docs/proxy/config_settings
+// litellm reads the configuration of LiteLLM's proxy:
+// https://docs.litellm.ai/docs/proxy/config_settings
 type litellm struct {
 	yamlReader
 	*site
@@ -24,7 +25,8 @@ type litellm struct {
 	release *release
 }
 
-// LiteLLM makes a Caddyfile of a file of LiteLLM's proxy, or of the values of one of its charts.
+// LiteLLM makes a Caddyfile of a file of LiteLLM's proxy, or of the values of
+// one of its charts.
 func LiteLLM(text []byte) (string, error) {
 	return importLiteLLM(text, func(l *litellm) (string, error) { return l.caddyfile(), nil })
 }
@@ -64,7 +66,8 @@ func importLiteLLM(text []byte, write func(*litellm) (string, error)) (string, e
 	return write(l)
 }
 
-// hints say what to do about settings that do not carry over. Each begins with their names.
+// hints say what to do about settings that do not carry over. Each begins with
+// their names.
 var hints = []string{
 	"finetune_settings, files_settings: these requests go to the same backends",
 	"include: import the included files one by one",
@@ -128,7 +131,8 @@ func variable(text string) (string, bool) {
 	return "{env." + match[1] + "}", true
 }
 
-// placeholderOf returns the placeholder of a text like os.environ/X, and nothing for any other text.
+// placeholderOf returns the placeholder of a text like os.environ/X, and
+// nothing for any other text.
 func placeholderOf(text string) string {
 	placeholder, _ := variable(text)
 	return placeholder

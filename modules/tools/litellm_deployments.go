@@ -27,7 +27,8 @@ type deployment struct {
 	model, backendModel string
 	// wildcard reports whether one of the names is a pattern.
 	wildcard bool
-	// block is its backend, so far without the priority, the weight and the model.
+	// block is its backend, so far without the priority, the weight and the
+	// model.
 	block
 	order   int
 	ordered bool
@@ -69,7 +70,8 @@ func (l *litellm) readModel(e mapping) {
 	l.noteLeft(&e)
 }
 
-// providers are those of LiteLLM that have OpenAI's API, and what their variables begin with.
+// providers are those of LiteLLM that have OpenAI's API, and what their
+// variables begin with.
 var providers = map[string]string{
 	"openai": "OPENAI", "text-completion-openai": "OPENAI", "custom_openai": "OPENAI", "openai_like": "OPENAI",
 	"azure": "AZURE", "azure_text": "AZURE", "azure_ai": "AZURE_AI",
@@ -79,7 +81,8 @@ var providers = map[string]string{
 // openAINames matches OpenAI's models, for which LiteLLM needs no provider.
 var openAINames = regexp.MustCompile(`^(ft:|gpt-|chatgpt-|codex-|computer-use|o[1-9]|dall-e|sora|text-embedding-|tts-|whisper-|text-moderation|omni-moderation|davinci-|babbage-)`)
 
-// readModelName reads the provider and the model at the endpoint. It returns what the provider's variables begin with.
+// readModelName reads the provider and the model at the endpoint. It returns
+// what the provider's variables begin with.
 func (l *litellm) readModelName(d *deployment, p *mapping) (prefix string, err error) {
 	model, _ := p.text("model")
 	if model == "" {
@@ -114,7 +117,8 @@ func (l *litellm) readModelName(d *deployment, p *mapping) (prefix string, err e
 	return prefix, nil
 }
 
-// readDeployment reads litellm_params. It returns an error if they cannot be imported.
+// readDeployment reads litellm_params. It returns an error if they cannot be
+// imported.
 func (l *litellm) readDeployment(d *deployment, p *mapping) error {
 	prefix, err := l.readModelName(d, p)
 	if err != nil {
@@ -157,7 +161,8 @@ func (l *litellm) readDeployment(d *deployment, p *mapping) error {
 	return nil
 }
 
-// The highest order, the highest limit per minute, and the longest duration in seconds, that are imported.
+// The highest order, the highest limit per minute, and the longest duration in
+// seconds, that are imported.
 const maxOrder, maxLimit, longest = 1_000_000, 1_000_000_000_000, 365 * 24 * 60 * 60
 
 // number takes a number. It reports false without one.
@@ -174,7 +179,8 @@ func (l *litellm) number(m *mapping, name string, least, most float64) (float64,
 	return n, true
 }
 
-// baseURL returns the URL of a backend. The variables of its provider begin with prefix.
+// baseURL returns the URL of a backend. The variables of its provider begin
+// with prefix.
 func (l *litellm) baseURL(base, prefix string, at int) (string, error) {
 	if placeholder, ok := variable(base); ok {
 		return placeholder, nil

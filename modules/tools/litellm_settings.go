@@ -46,7 +46,8 @@ func group(all []*deployment, model string) []*deployment {
 	return slices.DeleteFunc(slices.Clone(all), func(d *deployment) bool { return d.wildcard || d.model != model })
 }
 
-// copyGroup adds the deployments of a model under another name. An order above 0 replaces theirs.
+// copyGroup adds the deployments of a model under another name. An order above
+// 0 replaces theirs.
 func (l *litellm) copyGroup(group []*deployment, model, name string, at, order int, comments ...string) {
 	if _, ok := directive.Word(name); !ok || strings.Contains(name, "*") {
 		l.note(at, "the name "+shown(name)+" cannot be that of a model here")
@@ -66,7 +67,8 @@ func (l *litellm) copyGroup(group []*deployment, model, name string, at, order i
 	}
 }
 
-// readFallbacks reads entries like {"gpt-4": ["gpt-4o"]}. The backends of gpt-4o then serve gpt-4, as the last ones.
+// readFallbacks reads entries like {"gpt-4": ["gpt-4o"]}. The backends of
+// gpt-4o then serve gpt-4, as the last ones.
 func (l *litellm) readFallbacks(entries []*yaml.Node) {
 	before := slices.Clone(l.deployments)
 	for _, n := range entries {
@@ -84,7 +86,8 @@ func (l *litellm) readFallbacks(entries []*yaml.Node) {
 	}
 }
 
-// orderAfter gives each deployment of a group an order, and returns one that comes after all orders.
+// orderAfter gives each deployment of a group an order, and returns one that
+// comes after all orders.
 func (l *litellm) orderAfter(group []*deployment) int {
 	last := 0
 	for _, d := range group {

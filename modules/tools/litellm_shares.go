@@ -11,7 +11,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 )
 
-// measures are the fields by which LiteLLM shares requests, in the order in which it looks for them.
+// measures are the fields by which LiteLLM shares requests, in the order in
+// which it looks for them.
 var measures = [...]string{"weight", "rpm", "tpm"}
 
 // setBlocks makes a backend of each endpoint, key and priority.
@@ -40,7 +41,8 @@ func (l *litellm) setBlocks() {
 	l.setNames()
 }
 
-// setNames names the backends of a URL that has several by their keys: by default, logs and metrics have the host.
+// setNames names the backends of a URL that has several by their keys: by
+// default, logs and metrics have the host.
 func (l *litellm) setNames() {
 	of := make(map[string]int)
 	for _, b := range l.blocks {
@@ -60,7 +62,8 @@ func (l *litellm) setNames() {
 	}
 }
 
-// canServe reports whether a backend can also serve a deployment. In LiteLLM, max_parallel_requests is of one model.
+// canServe reports whether a backend can also serve a deployment. In LiteLLM,
+// max_parallel_requests is of one model.
 func (b *block) canServe(d *deployment) bool {
 	return b.url == d.url && b.auth == d.auth && b.key == d.key && slices.Equal(b.header, d.header) &&
 		b.priority == d.priority && b.weight == d.weight && b.requests == d.requests && (len(b.models) == 0) == d.wildcard &&
@@ -69,10 +72,11 @@ func (b *block) canServe(d *deployment) bool {
 		})
 }
 
-// setWeights sets the weights of all deployments, as LiteLLM's simple-shuffle shares requests among deployments of a
-// model and an order:
+// setWeights sets the weights of all deployments, as LiteLLM's simple-shuffle
+// shares requests among deployments of a model and an order:
 // https://github.com/BerriAI/litellm/blob/main/litellm/router_strategy/simple_shuffle.py
-// The first deployment decides by which measure. Deployments without that get nothing while another one is healthy.
+// The first deployment decides by which measure. Deployments without that get
+// nothing while another one is healthy.
 func (l *litellm) setWeights(ranks map[*deployment]int) {
 	type level struct {
 		model string
@@ -94,7 +98,8 @@ func (l *litellm) setWeights(ranks map[*deployment]int) {
 	}
 }
 
-// shareAmong sets the weights of deployments that share the requests of a model.
+// shareAmong sets the weights of deployments that share the requests of a
+// model.
 func (l *litellm) shareAmong(all []*deployment) {
 	for i, measure := range measures {
 		var values []float64
@@ -114,7 +119,8 @@ func (l *litellm) shareAmong(all []*deployment) {
 	}
 }
 
-// wholeWeights returns the smallest whole numbers that have the proportions of values, at most [backend.MaxWeight].
+// wholeWeights returns the smallest whole numbers that have the proportions of
+// values, at most [backend.MaxWeight].
 func wholeWeights(values []float64) []int {
 	scale := 1.0
 	for _, v := range values {
@@ -136,8 +142,8 @@ func wholeWeights(values []float64) []int {
 	return weights
 }
 
-// ranks returns the priorities. As in LiteLLM, deployments without an order come after those of their group that
-// have one, and patterns after all names.
+// ranks returns the priorities. As in LiteLLM, deployments without an order
+// come after those of their group that have one, and patterns after all names.
 func (l *litellm) ranks() map[*deployment]int {
 	lowest, highest := maxOrder, 0
 	hasOrder := make(map[string]bool)

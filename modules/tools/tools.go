@@ -1,5 +1,5 @@
-// Package tools adds two subcommands to `caddy openai-lb`, for the time before a
-// configuration is live. Neither needs a Caddy that runs.
+// Package tools adds two subcommands to `caddy openai-lb`, for the time before
+// a configuration is live. Neither needs a Caddy that runs.
 //
 //   - check sets a configuration up without starting it, and asks its backends for
 //     their models: checkcommand.go has its flags and what it prints, checkconfig.go
@@ -9,8 +9,9 @@
 //     neighbours JSON and policies of API Management, import_caddyfile.go and
 //     import_values.go write them.
 //
-// The module uses no seam: nothing of it runs while requests are served. It uses
-// the core's own options and credentials, so that check finds what a start would.
+// The module uses no seam: nothing of it runs while requests are served. It
+// uses the core's own options and credentials, so that check finds what a start
+// would.
 package tools
 
 import (
@@ -26,7 +27,8 @@ type Configured struct {
 	Models []string
 }
 
-// ReadBackends sets up a Caddyfile as `check --offline` does, and returns its backends.
+// ReadBackends sets up a Caddyfile as `check --offline` does, and returns its
+// backends.
 type ReadBackends func(file string) ([]Configured, error)
 
 // More makes the subcommands of other Go modules that read the backends of a

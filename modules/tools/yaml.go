@@ -12,11 +12,12 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// yamlReader reads a YAML file. Its first error stays, and what is read after it is empty. Each error names a line,
-// and no value that may be a key.
+// yamlReader reads a YAML file. Its first error stays, and what is read after
+// it is empty. Each error names a line, and no value that may be a key.
 type yamlReader struct{ err error }
 
-// mapping is a mapping of a YAML file. Its entries are taken out one by one: the rest does not carry over.
+// mapping is a mapping of a YAML file. Its entries are taken out one by one:
+// the rest does not carry over.
 type mapping struct {
 	*yamlReader
 	line  int
@@ -65,7 +66,8 @@ func (r *yamlReader) file(text []byte) mapping {
 	return mapping{}
 }
 
-// decode reads a document. The parser panics at mistakes of its own: https://github.com/mikefarah/yq/issues/2481
+// decode reads a document. The parser panics at mistakes of its own:
+// https://github.com/mikefarah/yq/issues/2481
 func decodeYAML(decoder *yaml.Decoder, into *yaml.Node) (err error) {
 	defer func() {
 		if recover() != nil {
@@ -79,7 +81,8 @@ func isControl(r rune) bool { return r < ' ' && r != '\t' && r != '\r' || r == 0
 
 var unknownAnchor = regexp.MustCompile(`unknown anchor '(.*)' referenced`)
 
-// parserError adds the line to an error of the parser, which leaves it out now and then.
+// parserError adds the line to an error of the parser, which leaves it out now
+// and then.
 func (r *yamlReader) parserError(text []byte, err error) {
 	if r.err != nil || err == nil {
 		return
@@ -109,7 +112,8 @@ func isNull(n *yaml.Node) bool {
 	return n == nil || n.Kind == yaml.ScalarNode && n.Tag == "!!null"
 }
 
-// mapping returns a mapping. Null is an empty one. The name of the value is for errors.
+// mapping returns a mapping. Null is an empty one. The name of the value is for
+// errors.
 func (r *yamlReader) mapping(n *yaml.Node, name string) mapping {
 	m := mapping{yamlReader: r, rest: make(map[string]entry)}
 	if n != nil {
@@ -121,7 +125,8 @@ func (r *yamlReader) mapping(n *yaml.Node, name string) mapping {
 	return m
 }
 
-// add adds the entries of a mapping that it does not have yet, and then those of its merge key <<.
+// add adds the entries of a mapping that it does not have yet, and then those
+// of its merge key <<.
 func (m *mapping) add(n *yaml.Node, name string, added map[*yaml.Node]bool) {
 	if n.Kind != yaml.MappingNode {
 		m.fail(n.Line, "expected %s to be a mapping of names to values", name)

@@ -11,8 +11,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// Conform tests what every store has to do. A test calls open once or twice. Each
-// call empties the engine, and returns another store of it.
+// Conform tests what every store has to do. A test calls open once or twice.
+// Each call empties the engine, and returns another store of it.
 func Conform(t *testing.T, open func(t *testing.T) state.Store) {
 	t.Run("records are kept as their mode says", func(t *testing.T) { testModes(t, open(t)) })
 	t.Run("records that are one are merged", func(t *testing.T) { testNear(t, open(t)) })

@@ -3,8 +3,8 @@
 // Authors of an engine run [Conform] with stores of their engine: it tests what
 // the balancer expects of every store.
 //
-// A [Hub] is in place of a server. Its stores are in memory, and it can make them
-// slow, or fail, as servers and networks do.
+// A [Hub] is in place of a server. Its stores are in memory, and it can make
+// them slow, or fail, as servers and networks do.
 package statetest
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// Hub is in place of a server: it has what its stores share, and decides when and
-// how they fail.
+// Hub is in place of a server: it has what its stores share, and decides when
+// and how they fail.
 type Hub struct {
 	mu        sync.Mutex
 	contents  contents
@@ -38,8 +38,8 @@ type contents struct {
 type faults struct {
 	// down is why nothing works, and full why nothing is written.
 	down, full error
-	// refuses is why the entries of these keys are not kept. Without refused, it
-	// applies to all entries.
+	// refuses is why the entries of these keys are not kept. Without refused,
+	// it applies to all entries.
 	refuses error
 	refused []string
 	// deaf reports whether listeners hear no messages.
@@ -94,20 +94,22 @@ func (h *Hub) Fail(err error) {
 	}
 }
 
-// FailWrites makes Put, Claim and Keep fail, and nothing else, until the error is
-// nil. The messages of Put are sent, as by a server that is full or read-only.
+// FailWrites makes Put, Claim and Keep fail, and nothing else, until the error
+// is nil. The messages of Put are sent, as by a server that is full or
+// read-only.
 func (h *Hub) FailWrites(err error) { h.set(func() { h.faults.full = err }) }
 
 // LoseMessages loses the messages to stores that listen, but no records.
 func (h *Hub) LoseMessages(lose bool) { h.set(func() { h.faults.deaf = lose }) }
 
-// Delay sets how long records and claims take to the store, and how long its answers
-// take back.
+// Delay sets how long records and claims take to the store, and how long its
+// answers take back.
 func (h *Hub) Delay(put, load time.Duration) {
 	h.set(func() { h.delays.put, h.delays.load = put, load })
 }
 
-// Hang makes Put, Load and Claim wait until the hub goes on, as a server that is stopped by SIGSTOP does.
+// Hang makes Put, Load and Claim wait until the hub goes on, as a server that
+// is stopped by SIGSTOP does.
 func (h *Hub) Hang() (goOn func()) {
 	hangs := make(chan struct{})
 	h.set(func() { h.faults.hangs = hangs })
@@ -117,8 +119,8 @@ func (h *Hub) Hang() (goOn func()) {
 	}
 }
 
-// Suspend stops the replica of the store, as SIGSTOP stops a process: what is sent
-// to it waits for it.
+// Suspend stops the replica of the store, as SIGSTOP stops a process: what is
+// sent to it waits for it.
 func (h *Hub) Suspend(s state.Store, suspend bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -177,7 +177,8 @@ func (m memory) Listen(ctx context.Context, ready func(), hear func([]byte)) err
 // Close implements state.Store.
 func (memory) Close() error { return nil }
 
-// wait waits for the delay, and while the hub hangs. It returns an error if the context is done first.
+// wait waits for the delay, and while the hub hangs. It returns an error if the
+// context is done first.
 func (m memory) wait(ctx context.Context, delay time.Duration) error {
 	m.mu.Lock()
 	goesOn := m.faults.hangs

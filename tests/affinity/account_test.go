@@ -14,7 +14,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// fakeAccount is a backend that stores what it makes, and knows of nothing else.
+// fakeAccount is a backend that stores what it makes, and knows of nothing
+// else.
 type fakeAccount struct {
 	*lbtest.Backend
 	t    *testing.T

@@ -71,8 +71,9 @@ func TestWhatAReplyMentionsStaysEverybodys(t *testing.T) {
 	}
 }
 
-// TestWhatARequestDoesNotShowStaysEverybodys has bob add a file to a vector store in a body that is not
-// read as he means it: the reply has the file's id, as if he had made it.
+// TestWhatARequestDoesNotShowStaysEverybodys has bob add a file to a vector
+// store in a body that is not read as he means it: the reply has the file's id,
+// as if he had made it.
 func TestWhatARequestDoesNotShowStaysEverybodys(t *testing.T) {
 	const file = `"file_id":"file-shared"}`
 	for name, c := range map[string]struct {

@@ -104,8 +104,8 @@ func sendIDsInOddPlaces(t *testing.T, data []byte) {
 	})
 }
 
-// member writes an id in a place, with some of its letters and those of the keys
-// escaped.
+// member writes an id in a place, with some of its letters and those of the
+// keys escaped.
 func (c *choices) member(place, id string) string {
 	quoted := `"` + id + `"`
 	if c.one(3) {

@@ -5,8 +5,9 @@ import (
 	"testing"
 )
 
-// TestNoHeaderHidesTheIDsOfABody has bob send a plain body with a header that says otherwise, but that no backend
-// would get: it is named as one between two hops, or its value is a key.
+// TestNoHeaderHidesTheIDsOfABody has bob send a plain body with a header that
+// says otherwise, but that no backend would get: it is named as one between two
+// hops, or its value is a key.
 func TestNoHeaderHidesTheIDsOfABody(t *testing.T) {
 	const body = `{"previous_response_id":"resp_of_alice"}`
 	for name, c := range map[string]struct {
@@ -44,7 +45,8 @@ func TestNoHeaderHidesTheIDsOfABody(t *testing.T) {
 	}
 }
 
-// TestNoSpellingOfAnIDGetsPastItsOwner has bob name what is alice's in ways that a backend may read as hers.
+// TestNoSpellingOfAnIDGetsPastItsOwner has bob name what is alice's in ways
+// that a backend may read as hers.
 func TestNoSpellingOfAnIDGetsPastItsOwner(t *testing.T) {
 	inBubble(t, oneAccount, func(t *testing.T, w *world) {
 		w.do(alice, exchanged{"POST /v1/responses {}", `{"id":"resp_of_alice"}`})

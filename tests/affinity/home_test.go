@@ -18,7 +18,8 @@ func manyCallers(n int) string {
 	return "openai_lb {\n" + b.String() + "backend http://a\nbackend http://b {\nweight 2\n}\nbackend http://c\n}"
 }
 
-// TestACallersObjectsAreMadeInOneAccount whatever they are, and whether the caller has a name.
+// TestACallersObjectsAreMadeInOneAccount whatever they are, and whether the
+// caller has a name.
 func TestACallersObjectsAreMadeInOneAccount(t *testing.T) {
 	for name, key := range map[string]string{"a caller": alice, "callers without names": ""} {
 		config := threeAccounts
@@ -59,7 +60,8 @@ func TestWeightsApplyToCallers(t *testing.T) {
 	})
 }
 
-// TestResponsesOfACallerWithoutObjectsGoAnywhere so that one caller has the capacity of all accounts.
+// TestResponsesOfACallerWithoutObjectsGoAnywhere so that one caller has the
+// capacity of all accounts.
 func TestResponsesOfACallerWithoutObjectsGoAnywhere(t *testing.T) {
 	for _, body := range []string{`{"model":"m"}`, `{"model":"m","store":false}`} {
 		inBubble(t, threeAccounts, func(t *testing.T, w *world) {
@@ -127,7 +129,8 @@ func TestACallerMovesWhenItsHomeIsOutOfUse(t *testing.T) {
 	}
 }
 
-// TestNewObjectsDoNotGoToADrainedHome but to another account, and all to the same.
+// TestNewObjectsDoNotGoToADrainedHome but to another account, and all to the
+// same.
 func TestNewObjectsDoNotGoToADrainedHome(t *testing.T) {
 	homes := make(map[string]bool)
 	for _, drained := range []string{"a", "b", "c"} {

@@ -11,9 +11,9 @@ import (
 )
 
 // twoOwners has two accounts, of which the second one owns what ownedBy makes
-// there, and shows class and backend of a reply to its client.
-// withTwoOwners runs a test with two accounts, one after the other in priority, and replies that show their class and the
-// backend that they are about.
+// there, and shows class and backend of a reply to its client. withTwoOwners
+// runs a test with two accounts, one after the other in priority, and replies
+// that show their class and the backend that they are about.
 func withTwoOwners(t *testing.T, pool, options string, test func(*testing.T, *world)) {
 	t.Helper()
 	config := `openai_lb {
@@ -42,8 +42,8 @@ func (w *world) ownedByB(t *testing.T, id string) {
 	time.Sleep(2 * time.Second)
 }
 
-// TestAnOwnerThatThrottlesIsNotThePool has requests that only the second account
-// can serve, while the first one is free.
+// TestAnOwnerThatThrottlesIsNotThePool has requests that only the second
+// account can serve, while the first one is free.
 func TestAnOwnerThatThrottlesIsNotThePool(t *testing.T) {
 	for _, c := range []struct{ id, request, object string }{
 		{"resp_12345678", `POST /v1/responses {"model":"m","previous_response_id":"resp_12345678"}`, "the response 'resp_12345678'"},

@@ -11,8 +11,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// madeInNewAPIs are requests that make an object in an API of which nothing is known here, the replies to them, and
-// requests that use the object.
+// madeInNewAPIs are requests that make an object in an API of which nothing is
+// known here, the replies to them, and requests that use the object.
 var madeInNewAPIs = map[string]struct {
 	made exchanged
 	uses []string
@@ -30,7 +30,8 @@ var madeInNewAPIs = map[string]struct {
 	"a stream":           {exchanged{`POST /v1/runs {"stream":true}`, "event: run.created\ndata: {\"run\":{\"id\":\"run-68f0\"}}\n\n"}, []string{"GET /v1/runs/run-68f0"}},
 }
 
-// TestFollowUpsInANewAPIReachTheAccountOfTheirObject although nobody has told the balancer of that API.
+// TestFollowUpsInANewAPIReachTheAccountOfTheirObject although nobody has told
+// the balancer of that API.
 func TestFollowUpsInANewAPIReachTheAccountOfTheirObject(t *testing.T) {
 	for name, c := range madeInNewAPIs {
 		t.Run(name, func(t *testing.T) {
@@ -74,8 +75,8 @@ func TestACallerReachesNoObjectOfAnotherInANewAPI(t *testing.T) {
 	}
 }
 
-// TestWithClientKeysANewAPIShowsOnlyWhatWasTaught refuses lists, and names that no reply has taught the caller. Without
-// keys, the accounts are asked.
+// TestWithClientKeysANewAPIShowsOnlyWhatWasTaught refuses lists, and names that
+// no reply has taught the caller. Without keys, the accounts are asked.
 func TestWithClientKeysANewAPIShowsOnlyWhatWasTaught(t *testing.T) {
 	refused := map[string]string{
 		"GET /v1/agents": "callers_kept_apart", "HEAD /v1/agents": "", "GET /v1/live/sessions?limit=3": "callers_kept_apart", "DELETE /v1/vaults": "callers_kept_apart", "PUT /v1/vaults/mine {}": "callers_kept_apart",
@@ -144,7 +145,8 @@ func TestNothingTakesAnObjectOfANewAPIFromItsOwner(t *testing.T) {
 	}
 }
 
-// TestIDsInANewAPIAreFoundOnlyWhereObjectsAreNamed and not in a text, nor where a reply has taught nothing.
+// TestIDsInANewAPIAreFoundOnlyWhereObjectsAreNamed and not in a text, nor where
+// a reply has taught nothing.
 func TestIDsInANewAPIAreFoundOnlyWhereObjectsAreNamed(t *testing.T) {
 	inBubble(t, threeAccountsInOrder, func(t *testing.T, w *world) {
 		w.Backends["a"].Replies(lbtest.Throttled("1"))
@@ -162,7 +164,8 @@ func TestIDsInANewAPIAreFoundOnlyWhereObjectsAreNamed(t *testing.T) {
 	})
 }
 
-// TestManyRepliesOfANewAPIPushNothingOut of what is remembered of others. See also TestGuessedIDsOfACallerAreBounded.
+// TestManyRepliesOfANewAPIPushNothingOut of what is remembered of others. See
+// also TestGuessedIDsOfACallerAreBounded.
 func TestManyRepliesOfANewAPIPushNothingOut(t *testing.T) {
 	inBubble(t, oneAccount, func(t *testing.T, w *world) {
 		w.do(alice, exchanged{"POST /v1/agents {}", `{"id":"agent_68f0"}`})

@@ -7,8 +7,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// fewModelsFirst is a pool whose first account has few models, like a deployment
-// that was paid for in advance.
+// fewModelsFirst is a pool whose first account has few models, like a
+// deployment that was paid for in advance.
 const fewModelsFirst = `openai_lb {
 	backend http://a {
 		model gpt-4o

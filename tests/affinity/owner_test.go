@@ -174,7 +174,8 @@ func TestAnothersIDIsNotFound(t *testing.T) {
 		}
 		wantAsked(t, all, nil)
 		w.call(alice, "GET", "/v1/responses/"+response, "").WantServed(t, home)
-		// what bob makes of what nobody claims is bob's, and what nobody made stays everybody's
+		// what bob makes of what nobody claims is bob's, and what nobody made
+		// stays everybody's
 		shared := all["b"].put("file")
 		batch, _ := w.make(bob, "/v1/batches", fmt.Sprintf(`{"input_file_id":%q}`, shared))
 		w.call(alice, "GET", "/v1/files/"+shared, "").WantServed(t, "b")

@@ -123,7 +123,8 @@ func TestSessionsComeBackToTheirPromptCache(t *testing.T) {
 	}
 }
 
-// TestSeveralAccountsHaveEachSessionInOneOfThem unless an option says otherwise: each account has a cache of its own.
+// TestSeveralAccountsHaveEachSessionInOneOfThem unless an option says
+// otherwise: each account has a cache of its own.
 func TestSeveralAccountsHaveEachSessionInOneOfThem(t *testing.T) {
 	const one, several = "backend http://a {\naccount one\n}\nbackend http://b {\naccount one\n}\n", "backend http://a\nbackend http://b\n"
 	for _, c := range []struct {

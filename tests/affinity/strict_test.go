@@ -82,7 +82,8 @@ func TestInAStrictPoolACallerGoesOnWithWhatItMade(t *testing.T) {
 	}
 }
 
-// TestAStrictPoolRefusesWhatItCannotSee and says why, before a backend is asked.
+// TestAStrictPoolRefusesWhatItCannotSee and says why, before a backend is
+// asked.
 func TestAStrictPoolRefusesWhatItCannotSee(t *testing.T) {
 	long := `{"input":"` + strings.Repeat("x", 5000) + `","previous_response_id":"resp_of_alice"}`
 	websocket := []string{"", "Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "13", "Sec-WebSocket-Key", "AAAAAAAAAAAAAAAAAAAAAA=="}

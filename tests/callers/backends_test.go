@@ -13,7 +13,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// threeBackends are two for alice, ptu-1 and ptu-2, and one for others only, east.
+// threeBackends are two for alice, ptu-1 and ptu-2, and one for others only,
+// east.
 const threeBackends = `
 	backend http://east {
 		name east
@@ -179,7 +180,8 @@ func TestACallerWaitsOnlyForItsBackends(t *testing.T) {
 	})
 }
 
-// TestACallerGetsWhatAPoolOfItsBackendsWouldGiveIt compares random requests with such a pool.
+// TestACallerGetsWhatAPoolOfItsBackendsWouldGiveIt compares random requests
+// with such a pool.
 func TestACallerGetsWhatAPoolOfItsBackendsWouldGiveIt(t *testing.T) {
 	east, alone, _ := strings.Cut(threeBackends, "backend http://ptu-1")
 	alone = "backend http://ptu-1" + alone
@@ -202,7 +204,8 @@ func TestACallerGetsWhatAPoolOfItsBackendsWouldGiveIt(t *testing.T) {
 	}
 }
 
-// lives has random things happen to alice's backends and her requests. It returns what she got.
+// lives has random things happen to alice's backends and her requests. It
+// returns what she got.
 func (w *world) lives(seed uint64) (got []string) {
 	random := rand.New(rand.NewPCG(seed, 3))
 	of := func(choices ...string) string { return choices[random.IntN(len(choices))] }

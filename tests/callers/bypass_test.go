@@ -23,8 +23,9 @@ func websocket(r *http.Request) *http.Request {
 	return r
 }
 
-// TestAModelOfAnotherCallerCannotBeHiddenNextToAnAllowedOne has WebSockets, of which the query names the model. Some
-// servers read the last parameter of a name (Starlette), and some the first.
+// TestAModelOfAnotherCallerCannotBeHiddenNextToAnAllowedOne has WebSockets, of
+// which the query names the model. Some servers read the last parameter of a
+// name (Starlette), and some the first.
 func TestAModelOfAnotherCallerCannotBeHiddenNextToAnAllowedOne(t *testing.T) {
 	inBubble(t, "caller alice {\nmodels gpt-realtime\n}", func(t *testing.T, w *world) {
 		for path, want := range map[string]string{
@@ -52,8 +53,8 @@ func TestAModelOfAnotherCallerCannotBeHiddenNextToAnAllowedOne(t *testing.T) {
 	})
 }
 
-// TestASecondModelBeyondTheBufferIsRefused has bodies that are longer than what the balancer reads of them. Most
-// servers read the last model of a body.
+// TestASecondModelBeyondTheBufferIsRefused has bodies that are longer than what
+// the balancer reads of them. Most servers read the last model of a body.
 func TestASecondModelBeyondTheBufferIsRefused(t *testing.T) {
 	inBubble(t, "request_buffers 2KB\ncaller alice {\nmodels gpt-4o\n}", func(t *testing.T, w *world) {
 		long := `"user":"` + strings.Repeat("x", 4000) + `"`
@@ -73,7 +74,8 @@ func TestASecondModelBeyondTheBufferIsRefused(t *testing.T) {
 	})
 }
 
-// TestAResponseInTheBackgroundIsChargedWhatItDeclares is about output that no reply to the caller's request shows.
+// TestAResponseInTheBackgroundIsChargedWhatItDeclares is about output that no
+// reply to the caller's request shows.
 func TestAResponseInTheBackgroundIsChargedWhatItDeclares(t *testing.T) {
 	queued := lbtest.Says(200, `{"id":"resp_1234567890","object":"response","status":"queued","background":true,"usage":null}`)
 	begun := lbtest.Streams("event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"id\":\"resp_1234567890\",\"usage\":null}}\n\n",
@@ -111,8 +113,8 @@ func TestAResponseInTheBackgroundIsChargedWhatItDeclares(t *testing.T) {
 	}
 }
 
-// TestATierOfAnotherConfigHasNoShare has what a reload brings for a moment: requests of one config, and limits of
-// another one, which has more tiers.
+// TestATierOfAnotherConfigHasNoShare has what a reload brings for a moment:
+// requests of one config, and limits of another one, which has more tiers.
 func TestATierOfAnotherConfigHasNoShare(t *testing.T) {
 	for _, options := range []string{"caller alice {\ntokens 1k/day\n}", "caller alice {\ntier batch\n}\ntier batch {\nreserve 20%\n}"} {
 		inBubble(t, options, func(t *testing.T, w *world) {
@@ -125,7 +127,8 @@ func TestATierOfAnotherConfigHasNoShare(t *testing.T) {
 	}
 }
 
-// TestAClientThatRetriesWhenItIsToldIsServed has waits that are not whole milliseconds.
+// TestAClientThatRetriesWhenItIsToldIsServed has waits that are not whole
+// milliseconds.
 func TestAClientThatRetriesWhenItIsToldIsServed(t *testing.T) {
 	inBubble(t, "caller alice {\nrequests 7/second\n}", func(t *testing.T, w *world) {
 		for range 50 {
@@ -144,8 +147,9 @@ func TestAClientThatRetriesWhenItIsToldIsServed(t *testing.T) {
 	})
 }
 
-// TestACompressedPromptIsRefusedToACallerWithALimitOfTokens is about prompts of which the tokens cannot be estimated, and
-// streams that cannot be asked for their usage.
+// TestACompressedPromptIsRefusedToACallerWithALimitOfTokens is about prompts of
+// which the tokens cannot be estimated, and streams that cannot be asked for
+// their usage.
 func TestACompressedPromptIsRefusedToACallerWithALimitOfTokens(t *testing.T) {
 	inBubble(t, "caller alice {\ntokens 1k/day\n}\ncaller bob {\nrequests 10/day\n}", func(t *testing.T, w *world) {
 		for key, want := range map[string]int{aliceKey: http.StatusUnsupportedMediaType, bobKey: http.StatusOK} {
@@ -160,7 +164,8 @@ func TestACompressedPromptIsRefusedToACallerWithALimitOfTokens(t *testing.T) {
 	})
 }
 
-// Codex sends its requests in zstd. They are read as if they had come without it, and sent as they came.
+// Codex sends its requests in zstd. They are read as if they had come without
+// it, and sent as they came.
 func TestAPromptInZstandardIsLimitedChargedAndFailsOver(t *testing.T) {
 	inBubbleWith(t, "backend http://a\nbackend http://b {\npriority 2\nmodel o3 deployment-3\n}\ncaller alice {\ntokens 10k/day\nmodels gpt-4o o3\n}", func(t *testing.T, w *world) {
 		post := func(body string) lbtest.Reply {
@@ -186,8 +191,8 @@ func TestAPromptInZstandardIsLimitedChargedAndFailsOver(t *testing.T) {
 	})
 }
 
-// TestACompressedStreamThatIsCancelledIsChargedByItsEvents has a backend that compresses its events, as some
-// proxies do if the client accepts that.
+// TestACompressedStreamThatIsCancelledIsChargedByItsEvents has a backend that
+// compresses its events, as some proxies do if the client accepts that.
 func TestACompressedStreamThatIsCancelledIsChargedByItsEvents(t *testing.T) {
 	inBubble(t, limited, func(t *testing.T, w *world) {
 		w.AllReply(func(rw http.ResponseWriter, r *http.Request) {

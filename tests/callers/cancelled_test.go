@@ -20,7 +20,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/simulator"
 )
 
-// simulate has a backend answer as a simulator does, and returns what that has counted.
+// simulate has a backend answer as a simulator does, and returns what that has
+// counted.
 func (w *world) simulate(t *testing.T, backend string) (status func() simulator.Status) {
 	t.Helper()
 	sim := &simulator.Handler{FirstTokenLatency: caddy.Duration(500 * time.Millisecond), TokenLatency: caddy.Duration(20 * time.Millisecond)}
@@ -42,9 +43,10 @@ func (w *world) simulate(t *testing.T, backend string) (status func() simulator.
 	}
 }
 
-// TestTenThousandStreamsCancelledAtRandomLeaveNothingReserved has streams of two callers. Those of bob are
-// cancelled at any time, before the reply, during it or after it. Those of alice are read until their end
-// mark, and half of them are cancelled then.
+// TestTenThousandStreamsCancelledAtRandomLeaveNothingReserved has streams of
+// two callers. Those of bob are cancelled at any time, before the reply, during
+// it or after it. Those of alice are read until their end mark, and half of
+// them are cancelled then.
 func TestTenThousandStreamsCancelledAtRandomLeaveNothingReserved(t *testing.T) {
 	streams, atATime := 10_000, 200
 	if lbtest.Race {
@@ -89,7 +91,8 @@ func TestTenThousandStreamsCancelledAtRandomLeaveNothingReserved(t *testing.T) {
 	})
 }
 
-// stream asks for a stream, and reads it until its end mark or until the time is over.
+// stream asks for a stream, and reads it until its end mark or until the time
+// is over.
 func (w *world) stream(t *testing.T, key, model string, output int, until time.Duration, leaves bool) {
 	ctx, leave := context.WithTimeout(t.Context(), until)
 	defer leave()

@@ -147,7 +147,8 @@ func TestARequestThatItsClientGivesUpIsSettled(t *testing.T) {
 	}
 }
 
-// TestAReplyThatItsClientDoesNotReadIsNotFree has a client that pauses until the backend gives up.
+// TestAReplyThatItsClientDoesNotReadIsNotFree has a client that pauses until
+// the backend gives up.
 func TestAReplyThatItsClientDoesNotReadIsNotFree(t *testing.T) {
 	inBubble(t, limited, func(t *testing.T, w *world) {
 		const events = 40

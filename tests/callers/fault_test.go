@@ -8,8 +8,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// TestARequestThatFailsBecauseOfItselfCostsARequest has replies of two backends and, in some cases, of a third one.
-// Azure counts refused requests, too: otherwise one caller could use up the requests of every backend.
+// TestARequestThatFailsBecauseOfItselfCostsARequest has replies of two backends
+// and, in some cases, of a third one. Azure counts refused requests, too:
+// otherwise one caller could use up the requests of every backend.
 func TestARequestThatFailsBecauseOfItselfCostsARequest(t *testing.T) {
 	tooLarge := lbtest.Says(429, `{"error":{"message":"Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 1000000000."}}`)
 	overBudget := lbtest.Says(402, `{"error":{"message":"This request requires more credits, or fewer max_tokens."}}`)
@@ -59,7 +60,8 @@ func TestARequestThatFailsBecauseOfItselfCostsARequest(t *testing.T) {
 	}
 }
 
-// TestRequestsThatAreTooLargeAreLimited is the attack: without a limit, sixty of them made 120 calls.
+// TestRequestsThatAreTooLargeAreLimited is the attack: without a limit, sixty
+// of them made 120 calls.
 func TestRequestsThatAreTooLargeAreLimited(t *testing.T) {
 	inBubble(t, "backend http://b\ncaller alice {\nrequests 5/minute\n}", func(t *testing.T, w *world) {
 		w.AllReply(lbtest.Says(429, `{"error":{"message":"Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 1000000000."}}`))

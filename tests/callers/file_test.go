@@ -10,7 +10,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// TestLimitsOfAFileChangeWithoutAReload changes the file as an editor does, and then breaks it.
+// TestLimitsOfAFileChangeWithoutAReload changes the file as an editor does, and
+// then breaks it.
 func TestLimitsOfAFileChangeWithoutAReload(t *testing.T) {
 	file, name := filepath.Join(t.TempDir(), "limits"), lbtest.Unique("file")
 	lbtest.WriteFile(t, file, "caller alice {\n\trequests 2/hour\n}\n")

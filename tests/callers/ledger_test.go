@@ -18,7 +18,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/modules/ledger"
 )
 
-// entries returns the rows of the ledger of a pool in memory and in Caddy's storage, as "caller model backend tier: numbers".
+// entries returns the rows of the ledger of a pool in memory and in Caddy's
+// storage, as "caller model backend tier: numbers".
 func entries(t *testing.T, pool string) (lines []string) {
 	t.Helper()
 	pages, err := ledger.Pages(t.Context(), func(w ledger.Where) bool { return w.Pool == pool })
@@ -40,7 +41,8 @@ func entries(t *testing.T, pool string) (lines []string) {
 	return lines
 }
 
-// wantEntries checks them. The numbers are requests, input, cached, output, reasoning, and the estimated input and output.
+// wantEntries checks them. The numbers are requests, input, cached, output,
+// reasoning, and the estimated input and output.
 func (w *world) wantEntries(t *testing.T, want ...string) {
 	t.Helper()
 	synctest.Wait()
@@ -176,7 +178,8 @@ func TestTheLedgerSettlesAResponseInTheBackgroundOnTheDayOfItsRequest(t *testing
 	})
 }
 
-// TestTheLedgerOutlivesReloadsAndRestarts also has a config that is only validated, and one that fails to start.
+// TestTheLedgerOutlivesReloadsAndRestarts also has a config that is only
+// validated, and one that fails to start.
 func TestTheLedgerOutlivesReloadsAndRestarts(t *testing.T) {
 	s := newSite(t)
 	storage := t.TempDir()
@@ -218,7 +221,8 @@ func TestTheLedgerOutlivesReloadsAndRestarts(t *testing.T) {
 	}
 }
 
-// TestAClientThatLeavesIsInTheLedger has a stream that its client does not wait for.
+// TestAClientThatLeavesIsInTheLedger has a stream that its client does not wait
+// for.
 func TestAClientThatLeavesIsInTheLedger(t *testing.T) {
 	inBubble(t, limited, func(t *testing.T, w *world) {
 		w.AllReply(lbtest.Streams(lbtest.StreamPreamble, strings.Repeat(lbtest.StreamContent, 4), time.Hour))

@@ -115,8 +115,9 @@ func TestEachUnitHasOpenAIsName(t *testing.T) {
 	}
 }
 
-// TestAWaitOfMoreThanAMinuteIsARefusal has limits of each kind. SDKs wait for a minute at most and come again, and some
-// clients do so for minutes before they fail.
+// TestAWaitOfMoreThanAMinuteIsARefusal has limits of each kind. SDKs wait for a
+// minute at most and come again, and some clients do so for minutes before they
+// fail.
 func TestAWaitOfMoreThanAMinuteIsARefusal(t *testing.T) {
 	for _, c := range []struct {
 		limit       string
@@ -153,8 +154,9 @@ func TestAWaitOfMoreThanAMinuteIsARefusal(t *testing.T) {
 	}
 }
 
-// TestALimitByTheMinuteIsAdmittedAgainAfterAMinute is about any place of the request in a part of the window, and an SDK that comes
-// back when it is told to, twice.
+// TestALimitByTheMinuteIsAdmittedAgainAfterAMinute is about any place of the
+// request in a part of the window, and an SDK that comes back when it is told
+// to, twice.
 func TestALimitByTheMinuteIsAdmittedAgainAfterAMinute(t *testing.T) {
 	for _, phase := range []time.Duration{0, 69 * time.Millisecond, 1500 * time.Millisecond, 2499 * time.Millisecond} {
 		inBubble(t, "caller alice {\nrequests 6/minute\n}", func(t *testing.T, w *world) {
@@ -227,8 +229,8 @@ func TestACallerHasAtMostSoManyRequestsAtATime(t *testing.T) {
 	})
 }
 
-// TestAnUploadIsOneOfTheRequestsAtATime has a caller begin uploads and not end them. Each would hold up to
-// request_buffers of memory.
+// TestAnUploadIsOneOfTheRequestsAtATime has a caller begin uploads and not end
+// them. Each would hold up to request_buffers of memory.
 func TestAnUploadIsOneOfTheRequestsAtATime(t *testing.T) {
 	inBubble(t, "caller alice {\nmax_requests 2\n}", func(t *testing.T, w *world) {
 		w.AllReply(used(1, 1))

@@ -1,5 +1,5 @@
-// Package callers tests what callers may use: limits of requests and tokens, what a request costs, and what
-// the client gets if a limit refuses it.
+// Package callers tests what callers may use: limits of requests and tokens,
+// what a request costs, and what the client gets if a limit refuses it.
 package callers
 
 import (
@@ -25,7 +25,8 @@ const (
 // world is a balancer with the callers alice and bob, and a backend called a.
 type world struct{ *lbtest.World }
 
-// inBubble runs a test with these options. Each pool has its own name, because a name's use is saved.
+// inBubble runs a test with these options. Each pool has its own name, because
+// a name's use is saved.
 func inBubble(t *testing.T, options string, test func(*testing.T, *world)) {
 	t.Helper()
 	inBubbleWith(t, "backend http://a\n"+options, test)
@@ -61,7 +62,8 @@ func (w *world) of(name string) meter.Snapshot {
 	return meter.Snapshot{}
 }
 
-// wantUse checks what alice has used today, that no request is in flight and nothing reserved.
+// wantUse checks what alice has used today, that no request is in flight and
+// nothing reserved.
 func (w *world) wantUse(t *testing.T, tokens int64) {
 	t.Helper()
 	s := w.of("alice")
@@ -79,7 +81,8 @@ func usage(prompt, output int) string {
 	return fmt.Sprintf(`{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}`, prompt, output, prompt+output)
 }
 
-// prompt returns a chat that is as long as so many tokens, and has these further members.
+// prompt returns a chat that is as long as so many tokens, and has these
+// further members.
 func prompt(tokens int, members string) string {
 	body := `{"model":"gpt-4o",` + members + `"messages":[{"role":"user","content":""}]}`
 	return strings.Replace(body, `""`, `"`+strings.Repeat("x", 4*tokens-len(body))+`"`, 1)

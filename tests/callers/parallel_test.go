@@ -12,8 +12,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// TestRequestsInParallelUseAtMost110PercentOfALimit has a caller that makes its estimates low by many short answers, and then asks
-// for 200 long ones at once.
+// TestRequestsInParallelUseAtMost110PercentOfALimit has a caller that makes its
+// estimates low by many short answers, and then asks for 200 long ones at once.
 func TestRequestsInParallelUseAtMost110PercentOfALimit(t *testing.T) {
 	for _, members := range []string{``, `"max_tokens":16000,`, `"n":4,"max_tokens":4000,`, `"stream":true,`} {
 		inBubble(t, "caller alice {\ntokens 60k/minute\n}", func(t *testing.T, w *world) {
@@ -75,8 +75,8 @@ func TestARequestWaitsForThoseInFlight(t *testing.T) {
 	})
 }
 
-// TestAStreamCountsWhileItsEventsArrive has events of which each has many tokens, and one stream that never says what
-// it has used.
+// TestAStreamCountsWhileItsEventsArrive has events of which each has many
+// tokens, and one stream that never says what it has used.
 func TestAStreamCountsWhileItsEventsArrive(t *testing.T) {
 	inBubble(t, "caller alice {\ntokens 10k/minute\n}", func(t *testing.T, w *world) {
 		w.AllReply(lbtest.Streams(lbtest.StreamPreamble, longEvent, longEvent, time.Minute, strings.Repeat(longEvent, 8), time.Minute, lbtest.StreamEnd))

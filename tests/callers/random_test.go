@@ -13,15 +13,18 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// Each config has its own pool. In metrics, only 1,000 pools have their own label, and other tests need some, also with -count=10.
+// Each config has its own pool. In metrics, only 1,000 pools have their own
+// label, and other tests need some, also with -count=10.
 var seeds = flag.Uint64("seeds", 5, "how many random configs TestARetryAtTheTimeThatA429NamesIsNotRefusedAgain tries")
 
 // random makes random callers, and backends that answer at random.
 type random struct {
 	*rand.Rand
-	// tokens are those that the last reply has used, and calls is how many there were.
+	// tokens are those that the last reply has used, and calls is how many
+	// there were.
 	tokens, calls int
-	// failed is when a backend failed last. Until its bench is over, a retry may be served before its time.
+	// failed is when a backend failed last. Until its bench is over, a retry
+	// may be served before its time.
 	failed time.Time
 }
 
@@ -71,9 +74,10 @@ func (c *random) reply(rw http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestARetryAtTheTimeThatA429NamesIsNotRefusedAgain sends one request at a time. If it gets a 429, no backend gets it
-// before the time that the 429 names, and at that time, the same limits do not refuse it. Each caller is charged with what
-// the backends have counted.
+// TestARetryAtTheTimeThatA429NamesIsNotRefusedAgain sends one request at a
+// time. If it gets a 429, no backend gets it before the time that the 429
+// names, and at that time, the same limits do not refuse it. Each caller is
+// charged with what the backends have counted.
 func TestARetryAtTheTimeThatA429NamesIsNotRefusedAgain(t *testing.T) {
 	const early = 5 * time.Millisecond // what is used of a backend is known by the millisecond
 	for seed := range *seeds {

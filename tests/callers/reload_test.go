@@ -95,7 +95,8 @@ func TestWhatWasUsedOfADayOutlivesARestart(t *testing.T) {
 	s.ask(t, options).WantError(t, 429, "insufficient_quota")
 }
 
-// TestARequestWhoseErrorIsReplacedIsSettled has a site that replaces the failures of the balancer.
+// TestARequestWhoseErrorIsReplacedIsSettled has a site that replaces the
+// failures of the balancer.
 func TestARequestWhoseErrorIsReplacedIsSettled(t *testing.T) {
 	s := newSite(t)
 	broken := httptest.NewServer(lbtest.Status(500))

@@ -16,7 +16,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
-// otherReplica is what alice uses at another replica, as if that were in another process.
+// otherReplica is what alice uses at another replica, as if that were in
+// another process.
 type otherReplica struct{ alice *meter.Caller }
 
 // anotherReplica starts one whose callers have a limit of tokens.
@@ -57,8 +58,8 @@ func (r otherReplica) wantUsed(t *testing.T, want int64) {
 	}
 }
 
-// flush is within which time replicas hear of what a caller has used that is above half of a limit, and late
-// is that of a caller below.
+// flush is within which time replicas hear of what a caller has used that is
+// above half of a limit, and late is that of a caller below.
 const flush, late = 250 * time.Millisecond, 2 * time.Second
 
 // pass waits until a time has passed, and what is due then is done.
@@ -94,8 +95,8 @@ func TestWhatACallerUsesAtOneReplicaCountsAtAnotherWithinAFlush(t *testing.T) {
 	})
 }
 
-// TestARestartWhileTheStoreIsDownGivesNobodyALimitAgain has each limit used up in a store that is then gone, at this replica and
-// at another one.
+// TestARestartWhileTheStoreIsDownGivesNobodyALimitAgain has each limit used up
+// in a store that is then gone, at this replica and at another one.
 func TestARestartWhileTheStoreIsDownGivesNobodyALimitAgain(t *testing.T) {
 	for _, limit := range []string{"500/minute", "500/hour", "500/day", "500/month"} {
 		s, hub := newSite(t), lbtest.Unique("hub")
@@ -146,7 +147,8 @@ func TestABalancerThatStartsWhileTheStoreIsDownUsesItsShare(t *testing.T) {
 	})
 }
 
-// TestEachReplicaLogsAResetThatItHears from another one, or from whoever can write to the store.
+// TestEachReplicaLogsAResetThatItHears from another one, or from whoever can
+// write to the store.
 func TestEachReplicaLogsAResetThatItHears(t *testing.T) {
 	hub := lbtest.Unique("hub")
 	inBubble(t, "caller alice {\ntokens 1000/day\n}\nstate hub "+hub, func(t *testing.T, w *world) {

@@ -64,7 +64,8 @@ func (s *slowStorage) Load(ctx context.Context, key string) ([]byte, error) {
 	return s.Storage.Load(ctx, key)
 }
 
-// TestARestartDoesNotUndoAReset has processes that end without saving anything more.
+// TestARestartDoesNotUndoAReset has processes that end without saving anything
+// more.
 func TestARestartDoesNotUndoAReset(t *testing.T) {
 	files := &certmagic.FileStorage{Path: t.TempDir()}
 	synctest.Test(t, func(t *testing.T) {

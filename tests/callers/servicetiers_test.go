@@ -15,7 +15,8 @@ const (
 	azureToo   = "backend http://a {\napi_key key-of-a-backend\nauth api_key\n}\n"
 )
 
-// TestFastAndPriorityAreNamesOfOneServiceTier has callers that may use it by one of its names.
+// TestFastAndPriorityAreNamesOfOneServiceTier has callers that may use it by
+// one of its names.
 func TestFastAndPriorityAreNamesOfOneServiceTier(t *testing.T) {
 	for _, named := range []string{"fast", "priority"} {
 		inBubble(t, "caller alice {\nservice_tiers default "+named+"\n}", func(t *testing.T, w *world) {

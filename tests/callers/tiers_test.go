@@ -162,7 +162,8 @@ func TestTheModelsOfATierAreThoseThatTheCallersOwnBackendsHave(t *testing.T) {
 	})
 }
 
-// TestWhatIsWarnedOfTiers are options without an effect, and callers without limits.
+// TestWhatIsWarnedOfTiers are options without an effect, and callers without
+// limits.
 func TestWhatIsWarnedOfTiers(t *testing.T) {
 	tiers := goldAndBronze + "tier spare\ntier free default\ncaller alice {\n}\n"
 	inTiers(t, "alice tier=gold\nbob tier=free\ncarol client-key-of-carol-0123 tier=gold", strings.Replace(tiers, "requests 3/minute", "requests 3/minute then gold", 1), func(t *testing.T, w *world, _ func(string)) {

@@ -15,7 +15,8 @@ import (
 // noLimits is what the log says of such keys.
 const noLimits = "client keys without a caller block have no limits: 'caller *' limits or refuses them"
 
-// reported returns the callers in the latest report of keys without limits, and how many reports there are.
+// reported returns the callers in the latest report of keys without limits, and
+// how many reports there are.
 func (w *world) reported() (callers string, reports int) {
 	entries := w.Logged(noLimits)
 	for _, entry := range entries {

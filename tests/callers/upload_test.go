@@ -11,7 +11,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// send sends a request of alice's over HTTP/2, which has a reply before all of the body was sent.
+// send sends a request of alice's over HTTP/2, which has a reply before all of
+// the body was sent.
 func (w *world) send(path string, body io.Reader, length int64) lbtest.Reply {
 	r := w.Request(http.MethodPost, path, body)
 	r.Header.Set("Authorization", "Bearer "+aliceKey)
@@ -19,8 +20,8 @@ func (w *world) send(path string, body io.Reader, length int64) lbtest.Reply {
 	return w.Send(r)
 }
 
-// TestACallerOverItsLimitDoesNotUpload has requests of which the body never comes. Each would hold up to
-// request_buffers of memory.
+// TestACallerOverItsLimitDoesNotUpload has requests of which the body never
+// comes. Each would hold up to request_buffers of memory.
 func TestACallerOverItsLimitDoesNotUpload(t *testing.T) {
 	const chat, files = "/v1/chat/completions", "/v1/files"
 	for _, c := range []struct {
@@ -76,8 +77,9 @@ func TestACallerOverItsLimitDoesNotUpload(t *testing.T) {
 	}
 }
 
-// TestAShortPromptIsToldItsWaitBeforeItIsRead compares the wait of a prompt that is read, and so costs what it costs,
-// with that of one that is refused before.
+// TestAShortPromptIsToldItsWaitBeforeItIsRead compares the wait of a prompt
+// that is read, and so costs what it costs, with that of one that is refused
+// before.
 func TestAShortPromptIsToldItsWaitBeforeItIsRead(t *testing.T) {
 	told := make(map[int64]string)
 	for _, limit := range []int64{200, 202} { // two tokens are left of the second one, so the body is read
@@ -95,7 +97,8 @@ func TestAShortPromptIsToldItsWaitBeforeItIsRead(t *testing.T) {
 	}
 }
 
-// TestARequestThatMayWaitForItsLimitIsRead has a wait that is long enough for the limit, and then one that is not.
+// TestARequestThatMayWaitForItsLimitIsRead has a wait that is long enough for
+// the limit, and then one that is not.
 func TestARequestThatMayWaitForItsLimitIsRead(t *testing.T) {
 	for wait, want := range map[string]int{"": 429, "wait 2s\n": 429, "wait 10s\n": 200} {
 		inBubble(t, wait+"caller alice {\nrequests 1/minute\n}", func(t *testing.T, w *world) {

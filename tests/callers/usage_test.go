@@ -20,7 +20,8 @@ func (w *world) askUsage(method, path, key string) lbtest.Reply {
 	return w.Send(r)
 }
 
-// wantUsage checks what a caller is told of its use. Its windows of minutes have begun anew.
+// wantUsage checks what a caller is told of its use. Its windows of minutes
+// have begun anew.
 func (w *world) wantUsage(t *testing.T, key string, want status.Caller) {
 	t.Helper()
 	reply := w.askUsage(http.MethodGet, "/v1/usage", key)

@@ -11,7 +11,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// openAIError is an error as OpenAI writes it. A param or code of null is written as such.
+// openAIError is an error as OpenAI writes it. A param or code of null is
+// written as such.
 func openAIError(message, param, code string) string {
 	quoted := func(s string) string {
 		if s == "null" {
@@ -229,7 +230,8 @@ func TestAPageOfAFirewallIsAboutOneRequest(t *testing.T) {
 	}
 }
 
-// A firewall may refuse every request for one model or operation, and let all others pass.
+// A firewall may refuse every request for one model or operation, and let all
+// others pass.
 func TestAFirewallThatBlocksOneUseIsFoundWhileItLetsOthersPass(t *testing.T) {
 	const chat = "/v1/chat/completions"
 	for name, c := range map[string]struct{ path, model, otherPath, otherModel string }{

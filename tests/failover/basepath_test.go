@@ -87,8 +87,9 @@ func TestAPathOfNoDialectReachesNoBackend(t *testing.T) {
 	}
 }
 
-// azure-ai-inference sends /chat/completions and /models/chat/completions with an api-version, and OpenAI's SDKs
-// send what follows the base URL, whatever that is.
+// azure-ai-inference sends /chat/completions and /models/chat/completions with
+// an api-version, and OpenAI's SDKs send what follows the base URL, whatever
+// that is.
 func TestAKnownOperationNeedsNoPrefix(t *testing.T) {
 	const config = `openai_lb {
 		backend http://azure {

@@ -65,7 +65,8 @@ type seen struct {
 	header   http.Header
 	body     string
 	trailer  http.Header
-	// none reports whether no reply came, and broken whether its end did not come.
+	// none reports whether no reply came, and broken whether its end did not
+	// come.
 	none, broken bool
 	// mayEnd reports whether a reply that is broken may also have come whole.
 	mayEnd bool
@@ -245,8 +246,9 @@ func (c *comparer) compare(t *testing.T, one compared) {
 	}
 }
 
-// Each reply is sent to a client directly and through the balancer. What differs must follow from a sentence of
-// docs/replies.md. -replies 10000 compares more of them, and -replies 1 -reply N repeats one that failed.
+// Each reply is sent to a client directly and through the balancer. What
+// differs must follow from a sentence of docs/replies.md. -replies 10000
+// compares more of them, and -replies 1 -reply N repeats one that failed.
 func TestRandomRepliesReachClientsAsTheyAre(t *testing.T) {
 	const workers = 4
 	file, _ := lbtest.WriteCertificate(t)
@@ -292,7 +294,8 @@ func TestRandomRepliesReachClientsAsTheyAre(t *testing.T) {
 	running.Wait()
 }
 
-// newComparing is a client by HTTP/1, by HTTP/2 without TLS, or by what a server speaks with TLS.
+// newComparing is a client by HTTP/1, by HTTP/2 without TLS, or by what a
+// server speaks with TLS.
 func newComparing(t *testing.T, major int) *http.Client {
 	client := lbtest.NewClient(t)
 	transport := client.Transport.(*http.Transport)

@@ -18,7 +18,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// rule is a part of docs/replies.md that says why a client gets another reply than directly.
+// rule is a part of docs/replies.md that says why a client gets another reply
+// than directly.
 type rule string
 
 const (
@@ -62,7 +63,8 @@ type expectation struct {
 	rules []rule
 }
 
-// expect returns what a client gets through the balancer, and the rules by which that differs.
+// expect returns what a client gets through the balancer, and the rules by
+// which that differs.
 func (c *compared) expect(direct *seen) (*seen, []rule) {
 	e := &expectation{seen: *direct.clone(), compared: *c, reply: c.reply()}
 	e.limitInterims()
@@ -87,7 +89,8 @@ func (c *compared) expect(direct *seen) (*seen, []rule) {
 	return &e.seen, e.rules
 }
 
-// endsTooEarly reports whether a reply that ends cleanly is the beginning of an object.
+// endsTooEarly reports whether a reply that ends cleanly is the beginning of an
+// object.
 func endsTooEarly(direct *seen) bool {
 	text, whole := plainText(direct.header, direct.body)
 	return strings.HasPrefix(strings.TrimLeft(text, " \r\n"), "{") && (!whole || !json.Valid([]byte(text)))
@@ -122,7 +125,8 @@ func (e *expectation) isNoAnswer(direct *seen) bool {
 	return len(direct.body) < openingLimit && !json.Valid([]byte(text))
 }
 
-// isLongByLength reports whether a reply is too long to be held back, as its length says.
+// isLongByLength reports whether a reply is too long to be held back, as its
+// length says.
 func (e *expectation) isLongByLength(direct *seen) bool {
 	return direct.header.Get("Content-Length") != "" && len(e.reply.body) > openingLimit
 }
@@ -310,7 +314,8 @@ func (e *expectation) opensStream(direct *seen) {
 		if strings.HasSuffix(e.op.path, "/responses") && !direct.broken && !isEnded {
 			e.by(noEndMark)
 			e.broken = true
-			// All that was announced may have come. HTTP/2 says after it that the stream has ended, or was reset.
+			// All that was announced may have come. HTTP/2 says after it that
+			// the stream has ended, or was reset.
 			if e.mayEnd = direct.header.Get("Content-Length") != "" && e.client != "2"; e.mayEnd {
 				perhaps(e.seen.trailer, slices.Collect(maps.Keys(e.seen.trailer))...)
 			} else {
@@ -325,7 +330,8 @@ func (e *expectation) opensStream(direct *seen) {
 	}
 }
 
-// opensJSON is about a JSON reply to inference, or to what must not be executed twice.
+// opensJSON is about a JSON reply to inference, or to what must not be executed
+// twice.
 func (e *expectation) opensJSON(direct *seen) {
 	mustBeJSON := e.op.infers && !e.op.stream
 	text, whole := plainText(direct.header, direct.body)
@@ -357,7 +363,8 @@ func (e *expectation) limitInterims() {
 	}
 }
 
-// withheldFields are those that are between a provider and its own clients, or between two machines.
+// withheldFields are those that are between a provider and its own clients, or
+// between two machines.
 var withheldFields = []string{
 	"Set-Cookie", "Alt-Svc", "Strict-Transport-Security", "Public-Key-Pins", "Clear-Site-Data", "Nel", "Report-To", "Reporting-Endpoints", "Proxy-Authenticate",
 	"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding", "Upgrade",

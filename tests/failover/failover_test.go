@@ -80,7 +80,8 @@ func TestAThrottledBackendIsNotASuspect(t *testing.T) {
 		w.Backends["a"].Replies(lbtest.Throttled("30"))
 		w.Stop("b")
 		w.Stop("c")
-		// a throttles, b and c cannot be reached: a's return is the honest answer
+		// a throttles, b and c cannot be reached: a's return is the honest
+		// answer
 		w.Post(`{}`).WantError(t, 429, "rate_limit_exceeded")
 		w.Post(`{}`).WantError(t, 429, "rate_limit_exceeded")
 		w.WantCalls(map[string]int{"a": 1})

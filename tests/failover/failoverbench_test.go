@@ -10,8 +10,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// The sixteen faults of Failover Bench (https://github.com/failoverbench/failoverbench, catalogue 0.1), made again from its
-// descriptions. Its checks are those for a system that has a fallback; requests are streamed, as there.
+// The sixteen faults of Failover Bench
+// (https://github.com/failoverbench/failoverbench, catalogue 0.1), made again
+// from its descriptions. Its checks are those for a system that has a fallback;
+// requests are streamed, as there.
 
 // words returns events of so many of sixty tokens.
 func words(from, to int) string {
@@ -26,7 +28,8 @@ const benchUsage = "data: {\"choices\":[],\"model\":\"m\",\"usage\":{\"prompt_to
 
 var wholeAnswer = words(0, 60) + benchUsage + lbtest.StreamEnd
 
-// once gives the fault to the first request, and the whole answer to all others.
+// once gives the fault to the first request, and the whole answer to all
+// others.
 func once(fault http.HandlerFunc) http.HandlerFunc {
 	first := true
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -126,7 +129,8 @@ func orModel(options string) string {
 	return options
 }
 
-// TestThePrimaryIsBackSoonAfterAnOutage is S15: the primary answers 503 for a minute, and a request comes every 4 s.
+// TestThePrimaryIsBackSoonAfterAnOutage is S15: the primary answers 503 for a
+// minute, and a request comes every 4 s.
 func TestThePrimaryIsBackSoonAfterAnOutage(t *testing.T) {
 	lbtest.InBubble(t, lbtest.InOrder("a b", ""), func(t *testing.T, w *lbtest.World) {
 		outage := time.Now().Add(time.Minute)

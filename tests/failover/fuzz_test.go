@@ -182,9 +182,10 @@ func (f *fuzzed) exchange(r *fuzzRequest, repeats bool) {
 	}
 }
 
-// staysHome reports whether the request makes an object whose caller has others at an account that throttles for less than a
-// minute: no other account is asked then (docs/affinity.md). That account refused it just now, perhaps after others had
-// failed, or rests since before.
+// staysHome reports whether the request makes an object whose caller has others
+// at an account that throttles for less than a minute: no other account is
+// asked then (docs/affinity.md). That account refused it just now, perhaps
+// after others had failed, or rests since before.
 func (f *fuzzed) staysHome(r *fuzzRequest, reply lbtest.Reply) bool {
 	wait, err := strconv.Atoi(reply.Header.Get("Retry-After"))
 	forwarded := reply.Backend != ""

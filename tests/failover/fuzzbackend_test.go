@@ -39,8 +39,8 @@ type fuzzBackend struct {
 	resting map[string]time.Time
 }
 
-// serves reports whether the backend has the model that a client names. Inference
-// without a model goes only where any is served.
+// serves reports whether the backend has the model that a client names.
+// Inference without a model goes only where any is served.
 func (b *fuzzBackend) serves(r *fuzzRequest) bool {
 	return len(b.models) == 0 || r.model == "" && !r.infers || slices.Contains(b.models, r.model)
 }
@@ -53,8 +53,8 @@ func (b *fuzzBackend) calls(model string) string {
 	return b.deployment
 }
 
-// limitsOf is the name of the limits that a request has at the backend. Operations
-// other than inference have those of requests without a model.
+// limitsOf is the name of the limits that a request has at the backend.
+// Operations other than inference have those of requests without a model.
 func (b *fuzzBackend) limitsOf(r *fuzzRequest) string {
 	if !r.infers {
 		return ""
@@ -77,7 +77,8 @@ var fuzzReplies = []string{
 	"reset", "early reset", "hang", "cut", "cut stream", "error first", "garbage", "042", "101", "slow",
 }
 
-// executes reports whether a backend that does this may have executed the request.
+// executes reports whether a backend that does this may have executed the
+// request.
 func (r fuzzReply) executes() bool {
 	return !slices.Contains([]string{"429", "429 for 2", "429 for 60", "429 for a day", "quota", "503", "401", "403", "404 model", "400"}, r.kind)
 }
@@ -142,8 +143,9 @@ func (f *fuzzed) handle(b *fuzzBackend, rw http.ResponseWriter, in *http.Request
 		f.t.Errorf("%s got the keys of %s", b.name, text)
 	}
 	r.mu.Lock()
-	// what an idle connection has lost that died is sent again on a new one, if it may be executed twice; net/http itself
-	// sends what has no body again on each idle connection
+	// what an idle connection has lost that died is sent again on a new one, if
+	// it may be executed twice; net/http itself sends what has no body again on
+	// each idle connection
 	again := r.repeats && len(r.asked) > 0 && r.asked[len(r.asked)-1] == b.name && (r.body == "" || r.count(b.name) == 1)
 	if r.count(b.name) > 0 && !again {
 		f.t.Errorf("%s was asked twice for request %d", b.name, r.id)

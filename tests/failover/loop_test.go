@@ -15,7 +15,8 @@ import (
 
 const loopHeader = "Openai-Lb-Loop"
 
-// loops are sites of one Caddy that send requests to each other, by their ports. max_requests ends a loop that is not found.
+// loops are sites of one Caddy that send requests to each other, by their
+// ports. max_requests ends a loop that is not found.
 type loops struct {
 	t     *testing.T
 	log   string
@@ -35,7 +36,8 @@ func (l *loops) run() {
 	lbtest.Run(l.t, "{\nadmin off\ndefault_bind 127.0.0.1\nlog {\nlevel INFO\noutput file "+l.log+"\n}\n}\n"+l.sites.String())
 }
 
-// wantErrors checks how often the log says that a backend leads back, and that no backend was benched.
+// wantErrors checks how often the log says that a backend leads back, and that
+// no backend was benched.
 func (l *loops) wantErrors(want int) {
 	l.t.Helper()
 	log := string(lbtest.ReadFile(l.t, l.log))

@@ -9,8 +9,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// TestAtMessagesEachErrorOfTheBalancerHasAnthropicsForm makes errors wherever the balancer makes some: before the path is
-// read, for a caller's limit, without a backend, and instead of a backend's own.
+// TestAtMessagesEachErrorOfTheBalancerHasAnthropicsForm makes errors wherever
+// the balancer makes some: before the path is read, for a caller's limit,
+// without a backend, and instead of a backend's own.
 func TestAtMessagesEachErrorOfTheBalancerHasAnthropicsForm(t *testing.T) {
 	const withKeys = "client_key alice client-key-of-alice\nclient_key bob client-key-of-bob\nbackend http://a\n"
 	for name, c := range map[string]struct {

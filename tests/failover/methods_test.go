@@ -10,8 +10,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// TestARequestBeforeTheEndOfItsHandshakeIsRefused has a client send a request in TLS early data, which whoever has seen it
-// may have sent again.
+// TestARequestBeforeTheEndOfItsHandshakeIsRefused has a client send a request
+// in TLS early data, which whoever has seen it may have sent again.
 func TestARequestBeforeTheEndOfItsHandshakeIsRefused(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
 		complete := false

@@ -9,7 +9,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// successes are replies that say that all is well, and are no answer to a chat, whether it is streamed or not.
+// successes are replies that say that all is well, and are no answer to a chat,
+// whether it is streamed or not.
 var successes = map[string]http.HandlerFunc{
 	"a page":                          lbtest.Says(200, "<!DOCTYPE html><html><title>Sign in</title></html>", "Content-Type", "text/html; charset=utf-8"),
 	"a page that says that it is one": lbtest.Says(200, "\r\n\r\n<html>", "Content-Type", "text/event-stream"),

@@ -9,7 +9,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// utf16 writes ASCII text in UTF-16, with the less significant byte first or last.
+// utf16 writes ASCII text in UTF-16, with the less significant byte first or
+// last.
 func utf16(text string, littleEndian bool) string {
 	var b strings.Builder
 	for i := range len(text) {
@@ -31,7 +32,8 @@ func form(fields ...string) string {
 	return b.String() + "--b--\r\n"
 }
 
-// unclear are requests of which the balancer finds no model, or of which a backend may read another one.
+// unclear are requests of which the balancer finds no model, or of which a
+// backend may read another one.
 var unclear = map[string]struct {
 	path, body string
 	headers    []string
@@ -72,8 +74,9 @@ var unclear = map[string]struct {
 	"Azure's path without a deployment": {"/openai/responses?api-version=1", `{/**/"model":"forbidden"}`, nil},
 }
 
-// oddModels are names that only some servers read as model, as JSON writes them: they ignore letters' case
-// (Go), drop blanks (PHP, C), or make lists of such names (PHP, Rack).
+// oddModels are names that only some servers read as model, as JSON writes
+// them: they ignore letters' case (Go), drop blanks (PHP, C), or make lists of
+// such names (PHP, Rack).
 var oddModels = []string{"Model", "MODEL", "model ", " model", `model\t`, `\u006dODEL`, `model\u0000`, `model\u0000x`, `\u00a0model`, "model[]", "model[0]", "Model []"}
 
 func init() {
@@ -155,7 +158,8 @@ func TestOfSeveralModelsOnlyTheOneThatIsListedReachesABackend(t *testing.T) {
 	})
 }
 
-// An Azure path names the model, but the path of an OpenAI backend does not: the body would.
+// An Azure path names the model, but the path of an OpenAI backend does not:
+// the body would.
 func TestABodyThatCannotBeReadIsNotSentWhereItNamesTheModel(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\nmodel listed\n}\nbackend http://b\n}", func(t *testing.T, w *lbtest.World) {
 		r := w.Request(http.MethodPost, "/openai/deployments/listed/chat/completions?api-version=1", strings.NewReader(`{/**/"model":"forbidden"}`))

@@ -276,8 +276,9 @@ func TestAWordMeansTheSameInAnErrorAndInA200(t *testing.T) {
 	}
 }
 
-// TestEchoesOfARequestAreNoContent has streams that repeat the instructions of the request, up to eight times, before an error
-// comes. Whatever these are long, they are held back until it is known what comes after them.
+// TestEchoesOfARequestAreNoContent has streams that repeat the instructions of
+// the request, up to eight times, before an error comes. Whatever these are
+// long, they are held back until it is known what comes after them.
 func TestEchoesOfARequestAreNoContent(t *testing.T) {
 	echo := func(kind string, length int) string {
 		return fmt.Sprintf("event: %s\ndata: {\"type\":%q,\"response\":{\"id\":\"resp_1\",\"instructions\":%q}}\n\n", kind, kind, strings.Repeat("x", length))
@@ -285,7 +286,8 @@ func TestEchoesOfARequestAreNoContent(t *testing.T) {
 	overloaded := failedEvent("server_is_overloaded", strings.Repeat("x", 1000))
 	capacity := "event: error\ndata: {\"type\":\"error\",\"error\":{\"message\":\"Selected model is at capacity. Please try a different model.\"}}\n\n"
 	keepalive := "event: keepalive\ndata: {\"type\":\"keepalive\",\"sequence_number\":2}\n\n"
-	// a failed response repeats the instructions, too, before or after its error
+	// a failed response repeats the instructions, too, before or after its
+	// error
 	const failed, before, after = `"type":"response.failed"`, `"error":{"code":"server_is_overloaded","message":"no"},`, `,"error":{"code":"server_is_overloaded","message":"no"}`
 	long := func(length int) string {
 		return fmt.Sprintf(`"id":"resp_1","instructions":%q`, strings.Repeat("x", length))
@@ -331,7 +333,8 @@ func TestEchoesOfARequestAreNoContent(t *testing.T) {
 	}
 }
 
-// TestAStreamOfResponsesWithoutItsEndIsCut, also if the backend has sent no end before.
+// TestAStreamOfResponsesWithoutItsEndIsCut, also if the backend has sent no end
+// before.
 func TestAStreamOfResponsesWithoutItsEndIsCut(t *testing.T) {
 	for path, stream := range map[string]string{"/v1/responses": responsesPreamble + responsesContent, "/v1/messages": "event: content_block_delta\ndata: {\"type\":\"content_block_delta\"}\n\n"} {
 		lbtest.InBubble(t, lbtest.PoolOf("a", ""), func(t *testing.T, w *lbtest.World) {

@@ -28,7 +28,8 @@ type randomReply struct {
 	interims []int
 	body     string
 	framing  string // with HTTP/1: a "length", "chunked", or the end of the connection
-	// cut is after how much it breaks off, in thousandths, and -1 if it does not. How is "closed" or "reset".
+	// cut is after how much it breaks off, in thousandths, and -1 if it does
+	// not. How is "closed" or "reset".
 	cut int
 	how string
 	// code is what the body of an error says.
@@ -158,7 +159,8 @@ func seedOf(r *http.Request) uint64 {
 	return seed
 }
 
-// wire is the reply by HTTP/1.0 or 1.1, and reports whether the connection can be used again.
+// wire is the reply by HTTP/1.0 or 1.1, and reports whether the connection can
+// be used again.
 func (r *randomReply) wire(method, version string) (text string, again bool) {
 	var b strings.Builder
 	if version == "1.1" {
@@ -243,7 +245,8 @@ func reset(conn net.Conn) {
 	conn.Close()
 }
 
-// serveHTTP2 does what the request asks for. A reply that is cut ends with a reset of its stream.
+// serveHTTP2 does what the request asks for. A reply that is cut ends with a
+// reset of its stream.
 func serveHTTP2(w http.ResponseWriter, request *http.Request) {
 	io.Copy(io.Discard, request.Body)
 	r := newReply(seedOf(request), 2)
@@ -275,7 +278,8 @@ func serveHTTP2(w http.ResponseWriter, request *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	for _, f := range r.trailers {
-		// net/http would send one of two spellings of a name, by the order of its map
+		// net/http would send one of two spellings of a name, by the order of
+		// its map
 		w.Header().Add(http.TrailerPrefix+http.CanonicalHeaderKey(f.name), strings.TrimSpace(f.value))
 	}
 }

@@ -24,7 +24,8 @@ func cuts(status int, text string, headers ...string) http.HandlerFunc {
 	}
 }
 
-// stalledReply begins a JSON reply of status 200, of which the rest never comes.
+// stalledReply begins a JSON reply of status 200, of which the rest never
+// comes.
 func stalledReply(w http.ResponseWriter, r *http.Request) {
 	lbtest.Says(200, `{"id":`, "Content-Length", "100")(w, r)
 	w.(http.Flusher).Flush()
@@ -70,7 +71,8 @@ var mayRepeat = [][3]string{
 }
 
 // mayHaveRun are failures after which a request may have been executed, and
-// what the client gets of them: the backend's status, or 0 for an error of ours.
+// what the client gets of them: the backend's status, or 0 for an error of
+// ours.
 var mayHaveRun = []struct {
 	name   string
 	reply  http.HandlerFunc
@@ -110,7 +112,8 @@ var didNotRun = map[string]http.HandlerFunc{
 	"429 for want of a quota": lbtest.Says(429, `{"error":{"code":"insufficient_quota"}}`),
 }
 
-// operation is a request with this method, this path and, if it matters, this body.
+// operation is a request with this method, this path and, if it matters, this
+// body.
 func operation(w *lbtest.World, op [3]string) *http.Request {
 	return w.Request(op[0], op[1], strings.NewReader(cmp.Or(op[2], `{"model":"gpt-4o"}`)))
 }
@@ -204,9 +207,9 @@ func TestWhatMayBeDoneTwiceGoesOn(t *testing.T) {
 	}
 }
 
-// TestAReplyThatIsCutIsAnError has replies that are cut after a status that says
-// that the request was executed. A client that has such a status can no longer be
-// told not to send the request again.
+// TestAReplyThatIsCutIsAnError has replies that are cut after a status that
+// says that the request was executed. A client that has such a status can no
+// longer be told not to send the request again.
 func TestAReplyThatIsCutIsAnError(t *testing.T) {
 	long := `{"data":"` + strings.Repeat("x", 100<<10)
 	for name, c := range map[string]struct {
@@ -263,8 +266,8 @@ func TestAReplyThatIsHeldBackStaysAsItIs(t *testing.T) {
 	}
 }
 
-// TestOnlyWhatMayHaveRunForbidsARetry has SDKs obey the last backend where they may
-// send a request again.
+// TestOnlyWhatMayHaveRunForbidsARetry has SDKs obey the last backend where they
+// may send a request again.
 func TestOnlyWhatMayHaveRunForbidsARetry(t *testing.T) {
 	lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
 		for name, reply := range didNotRun {
@@ -337,7 +340,8 @@ func TestATimeoutSaysThatItMayHaveRun(t *testing.T) {
 	})
 }
 
-// TestABackendCannotTakeBackWhatForbidsARetry names the balancer's own field in a Connection header.
+// TestABackendCannotTakeBackWhatForbidsARetry names the balancer's own field in
+// a Connection header.
 func TestABackendCannotTakeBackWhatForbidsARetry(t *testing.T) {
 	for _, status := range []int{500, 408} {
 		lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {

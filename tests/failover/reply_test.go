@@ -154,7 +154,8 @@ func TestAReplyIsTheBackendsButForHeadersThatAreBetweenItAndUs(t *testing.T) {
 	})
 }
 
-// TestAFieldWithAKeyIsAsIfTheBackendHadNotSentIt includes those that net/http's server sets if there are none.
+// TestAFieldWithAKeyIsAsIfTheBackendHadNotSentIt includes those that net/http's
+// server sets if there are none.
 func TestAFieldWithAKeyIsAsIfTheBackendHadNotSentIt(t *testing.T) {
 	const key = "sk-abcdefghijklmnop"
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\napi_key "+key+"\n}\n}", func(t *testing.T, w *lbtest.World) {

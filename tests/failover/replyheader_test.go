@@ -63,7 +63,8 @@ func TestAProvidersFieldsDoNotPassAsTrailers(t *testing.T) {
 	}
 }
 
-// A client gets the trailers of a reply that was read ahead as it gets those of a longer one.
+// A client gets the trailers of a reply that was read ahead as it gets those of
+// a longer one.
 func TestTrailersAreTheBackendsHoweverMuchOfAReplyIsHeldBack(t *testing.T) {
 	for name, reply := range map[string]http.HandlerFunc{
 		"held back":  lbtest.Says(200, "{}"),

@@ -205,7 +205,8 @@ func TestWeightsCountAmongTheBackendsThatAreLeft(t *testing.T) {
 	})
 }
 
-// The balancer makes its attempts itself, so reverse_proxy's own counts, which these policies have, stay 0.
+// The balancer makes its attempts itself, so reverse_proxy's own counts, which
+// these policies have, stay 0.
 func TestPoliciesThatCountRequestsInFlightSeeThoseOfThePool(t *testing.T) {
 	for _, policy := range []string{"least_conn", "random_choose 3"} {
 		t.Run(policy, func(t *testing.T) {

@@ -11,8 +11,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// TestA429SaysWhetherItIsAboutAllBackends has two backends with a place each, and
-// looks at what the client reads and what the balancer counts.
+// TestA429SaysWhetherItIsAboutAllBackends has two backends with a place each,
+// and looks at what the client reads and what the balancer counts.
 func TestA429SaysWhetherItIsAboutAllBackends(t *testing.T) {
 	const some, all = "Some backends are ", "All backends are "
 	for _, c := range []struct {

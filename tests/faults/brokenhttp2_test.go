@@ -142,7 +142,8 @@ func TestStreamsInFlightOutliveAConnectionThatGoesAway(t *testing.T) {
 		open = append(open, lbtest.BeginStream(t, client, url))
 	}
 	old := a.Received()[0].Request.RemoteAddr
-	// net/http's server has the connection go away that a reply like this is for
+	// net/http's server has the connection go away that a reply like this is
+	// for
 	a.Replies(lbtest.Says(200, "{}", "Connection", "close"))
 	lbtest.Ask(client, url).WantServed(t, "a")
 	a.Recovers()

@@ -64,7 +64,8 @@ func TestAClientGetsTwentyInterimRepliesAtMost(t *testing.T) {
 	lbtest.SideBySide(t, rows)
 }
 
-// Such a client would take the first of them for its reply (RFC 9110 section 15.2).
+// Such a client would take the first of them for its reply (RFC 9110 section
+// 15.2).
 func TestAClientOfHTTP10GetsNoInterimReplies(t *testing.T) {
 	backend := rawBackend(t, reads(sends("HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Type: application/json\r\n\r\n{}")))
 	conn := lbtest.Dial(t, lbtest.ServeAt(t, "openai_lb {\nbackend http://"+backend+"\n}"))

@@ -101,8 +101,9 @@ func trails(headers ...string) func(frames) {
 
 func hangUp(conn net.Conn) { conn.Close() }
 
-// TestNoReplyGetsAKeyIntoTheLog has backends put the key of a request, their own or the caller's, where the errors of
-// net/http quote it. No line of the log, Caddy's own among them, may show it.
+// TestNoReplyGetsAKeyIntoTheLog has backends put the key of a request, their
+// own or the caller's, where the errors of net/http quote it. No line of the
+// log, Caddy's own among them, may show it.
 func TestNoReplyGetsAKeyIntoTheLog(t *testing.T) {
 	config, trust := backendTLS(t)
 	named, root := certificateFor(t, echoed+".example", time.Now().Add(time.Hour))

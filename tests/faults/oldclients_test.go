@@ -17,7 +17,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// For a client of HTTP/1.0, and nginx is one to its upstreams, a reply without a length ends with its connection.
+// For a client of HTTP/1.0, and nginx is one to its upstreams, a reply without
+// a length ends with its connection.
 func TestAClientOfHTTP10SeesThatAReplyWasCut(t *testing.T) {
 	config, trust := backendTLS(t)
 	whole := lbtest.StreamContent + lbtest.StreamEnd

@@ -12,8 +12,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// keepsAlive serves one request on each connection, keeps it, and does this once the next request comes.
-// It counts the requests.
+// keepsAlive serves one request on each connection, keeps it, and does this
+// once the next request comes. It counts the requests.
 func keepsAlive(asked *atomic.Int32, next func(net.Conn)) func(net.Conn) {
 	return func(conn net.Conn) {
 		received := bufio.NewReader(conn)
@@ -49,7 +49,8 @@ func servesOne(asked *atomic.Int32, next func(frames)) func(net.Conn) {
 	}
 }
 
-// Servers close connections that are idle, and some requests are on their way just then: uvicorn and Node after 5 s.
+// Servers close connections that are idle, and some requests are on their way
+// just then: uvicorn and Node after 5 s.
 func TestARequestThatAReusedConnectionLosesIsSentAgainOnANewOne(t *testing.T) {
 	config, trust := backendTLS(t)
 	plain := config.Clone()
@@ -57,7 +58,8 @@ func TestARequestThatAReusedConnectionLosesIsSentAgainOnANewOne(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		serve func(t *testing.T, asked *atomic.Int32) (address string)
-		// again reports whether a new connection is tried, which it is not if the reply has begun
+		// again reports whether a new connection is tried, which it is not if
+		// the reply has begun
 		again bool
 	}{
 		{"closed", func(t *testing.T, asked *atomic.Int32) string {

@@ -11,7 +11,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// TestABackendWhoseServerNameIsAPlaceholderIsReachedAgain has one that is away for a while.
+// TestABackendWhoseServerNameIsAPlaceholderIsReachedAgain has one that is away
+// for a while.
 func TestABackendWhoseServerNameIsAPlaceholderIsReachedAgain(t *testing.T) {
 	_, server := lbtest.Listen(t, "b")
 	_, trust := backendTLS(t)

@@ -10,7 +10,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// Such a reply is malformed (RFC 9113 section 8.1.1), and what came of it is not known to be all.
+// Such a reply is malformed (RFC 9113 section 8.1.1), and what came of it is
+// not known to be all.
 func TestAReplyOverHTTP2ThatIsLongerThanItSaysIsNoCleanOne(t *testing.T) {
 	config, trust := backendTLS(t)
 	s := lbtest.NewSites(t, "https")
@@ -19,7 +20,8 @@ func TestAReplyOverHTTP2ThatIsLongerThanItSaysIsNoCleanOne(t *testing.T) {
 		name, method, path, kind string
 		length                   int
 		pieces                   []string
-		// status is 200 if the reply is cut after its beginning, as the client sees
+		// status is 200 if the reply is cut after its beginning, as the client
+		// sees
 		status int
 	}{
 		{"short JSON", "POST", "chat/completions", "application/json", 2, []string{"{}x"}, 502},

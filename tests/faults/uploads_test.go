@@ -87,8 +87,9 @@ func TestABreakDuringAnUploadFailsOverAndBenchesNoBackend(t *testing.T) {
 	}
 }
 
-// takesAnUpload reads a body for so long, and then answers, or breaks the connection
-// if there is no answer. Over HTTP/1.1, a handler of net/http cannot answer while it reads.
+// takesAnUpload reads a body for so long, and then answers, or breaks the
+// connection if there is no answer. Over HTTP/1.1, a handler of net/http cannot
+// answer while it reads.
 func takesAnUpload(patience time.Duration, answer string) http.HandlerFunc {
 	return func(rw http.ResponseWriter, r *http.Request) {
 		if r.ProtoMajor == 2 {
@@ -111,8 +112,9 @@ func takesAnUpload(patience time.Duration, answer string) http.HandlerFunc {
 	}
 }
 
-// TestAnUploadThatItsClientStallsIsTheClientsFault has a client send more than is
-// buffered, and then nothing, or next to nothing, until the backend gives up.
+// TestAnUploadThatItsClientStallsIsTheClientsFault has a client send more than
+// is buffered, and then nothing, or next to nothing, until the backend gives
+// up.
 func TestAnUploadThatItsClientStallsIsTheClientsFault(t *testing.T) {
 	part := []byte(lbtest.Noise(200 << 10))
 	for name, answer := range map[string]string{
@@ -218,7 +220,8 @@ func TestABackendThatStopsReadingAnUploadIsAtFault(t *testing.T) {
 	}
 }
 
-// HTTP/2 guarantees that such a request was not processed (RFC 9113 sections 6.8 and 8.7).
+// HTTP/2 guarantees that such a request was not processed (RFC 9113 sections
+// 6.8 and 8.7).
 func TestAnUploadThatWasNotProcessedMayBeSentAgain(t *testing.T) {
 	config, trust := backendTLS(t)
 	for name, refuses := range map[string]func(frames){

@@ -418,8 +418,8 @@ func TestAModelThatIsMissingSomewhereInTheRequestIsTheClientsError(t *testing.T)
 	}
 }
 
-// TestALimitOfAnotherOperationIsNotThatOfInference has every backend refuse a job
-// that names the model of other callers' chats.
+// TestALimitOfAnotherOperationIsNotThatOfInference has every backend refuse a
+// job that names the model of other callers' chats.
 func TestALimitOfAnotherOperationIsNotThatOfInference(t *testing.T) {
 	for name, reply := range map[string]http.HandlerFunc{
 		"a throttle": lbtest.Throttled("60"),
@@ -447,8 +447,8 @@ func TestALimitOfAnotherOperationIsNotThatOfInference(t *testing.T) {
 	}
 }
 
-// TestAModelThatAnotherOperationMissesBenchesNoBackend has a caller ask for a model that no backend has. The
-// backends' other objects are as they were.
+// TestAModelThatAnotherOperationMissesBenchesNoBackend has a caller ask for a
+// model that no backend has. The backends' other objects are as they were.
 func TestAModelThatAnotherOperationMissesBenchesNoBackend(t *testing.T) {
 	for operation, body := range map[string]string{
 		"GET /v1/models/made-up":        "",

@@ -110,7 +110,8 @@ func TestBackendsOfOneDeploymentShareWhatAllRequestsMeet(t *testing.T) {
 	})
 }
 
-// TestAHugeFlexRequestDoesNotKeepSmallRequestsAway has a limit of all requests that only the huge one exceeds.
+// TestAHugeFlexRequestDoesNotKeepSmallRequestsAway has a limit of all requests
+// that only the huge one exceeds.
 func TestAHugeFlexRequestDoesNotKeepSmallRequestsAway(t *testing.T) {
 	inFlexBubble(t, flexPool, lbtest.Status(429, "Retry-After", "60", "X-Ratelimit-Limit-Tokens", "100000", "X-Ratelimit-Remaining-Tokens", "0"), func(t *testing.T, w *lbtest.World) {
 		w.Post(strings.Replace(flexChat, "{", `{"max_tokens":100000,`, 1)).WantStatus(t, 429)
@@ -265,7 +266,8 @@ func TestFlexMayTakeFifteenMinutes(t *testing.T) {
 	}
 }
 
-// TestAFlexStreamMayPauseForFifteenMinutes has streams that begin at once, and then wait for the model.
+// TestAFlexStreamMayPauseForFifteenMinutes has streams that begin at once, and
+// then wait for the model.
 func TestAFlexStreamMayPauseForFifteenMinutes(t *testing.T) {
 	for pause, served := range map[time.Duration]bool{14 * time.Minute: true, 16 * time.Minute: false} {
 		inFlexBubble(t, flexPool, func(w http.ResponseWriter, r *http.Request) {
@@ -327,7 +329,8 @@ func TestNoClientSendsAzuresHeader(t *testing.T) {
 	})
 }
 
-// TestFlexThatIsRefusedTakesNothingFromOtherRequests has as many flex requests as others, which use 0.8 of the quota.
+// TestFlexThatIsRefusedTakesNothingFromOtherRequests has as many flex requests
+// as others, which use 0.8 of the quota.
 func TestFlexThatIsRefusedTakesNothingFromOtherRequests(t *testing.T) {
 	mix := func(flexes bool) (early int64) {
 		lbtest.InBubble(t, flexPool, func(t *testing.T, w *lbtest.World) {

@@ -8,8 +8,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// quota is a backend that serves so many requests per window, and says of the others
-// nothing but what the headers say.
+// quota is a backend that serves so many requests per window, and says of the
+// others nothing but what the headers say.
 func quota(each int, window time.Duration, headers ...string) http.HandlerFunc {
 	began := time.Now()
 	counts := make(map[time.Duration]int)

@@ -18,7 +18,8 @@ const (
 	missingScope   = `{"error":{"message":"You have insufficient permissions for this operation. Missing scopes: model.request.","type":"invalid_request_error","param":null,"code":"missing_scope"}}`
 )
 
-// mayNot refuses an operation as a key without the permission for it is refused, and serves the others.
+// mayNot refuses an operation as a key without the permission for it is
+// refused, and serves the others.
 func mayNot(operation string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasSuffix(r.URL.Path, operation) {
@@ -29,7 +30,8 @@ func mayNot(operation string) http.HandlerFunc {
 	}
 }
 
-// asked sends the same request five times, and wants this many of them to reach the first backend.
+// asked sends the same request five times, and wants this many of them to reach
+// the first backend.
 func asked(t *testing.T, w *lbtest.World, path, body string, first int) {
 	t.Helper()
 	before := len(w.Backends["a"].Received())

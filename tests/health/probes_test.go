@@ -41,7 +41,8 @@ func TestARequestThatMustNotRunTwiceIsNoProbeWhileAnotherBackendIsFree(t *testin
 	})
 }
 
-// Without other requests, a backend that throttled for a moment was not used for a minute.
+// Without other requests, a backend that throttled for a moment was not used
+// for a minute.
 func TestARequestThatMustNotRunTwiceIsTheProbeAfterARefusal(t *testing.T) {
 	for name, refuses := range map[string]http.HandlerFunc{"throttled": lbtest.Throttled("1"), "overloaded": lbtest.Says(503, "{}", "Retry-After", "1")} {
 		t.Run(name, func(t *testing.T) {

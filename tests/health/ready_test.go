@@ -50,7 +50,8 @@ func TestWhatWasUnreachableStaysSoUntilItWasReached(t *testing.T) {
 	}`, func(t *testing.T, w *lbtest.World) {
 		w.Stop("a")
 		w.Post(`{}`)
-		// probes find it unreachable for a quarter of an hour, and it is never ready in between
+		// probes find it unreachable for a quarter of an hour, and it is never
+		// ready in between
 		for range 900 {
 			time.Sleep(time.Second)
 			if got := w.Ready(http.MethodGet); got.Status != http.StatusServiceUnavailable {

@@ -94,7 +94,8 @@ func TestALateRefusalOfAnOldKeySaysNothingOfTheNew(t *testing.T) {
 	}
 }
 
-// TestAnErrorInAStreamAboutACallersOwnAccountBenchesNoBackend has callers who bring their own keys.
+// TestAnErrorInAStreamAboutACallersOwnAccountBenchesNoBackend has callers who
+// bring their own keys.
 func TestAnErrorInAStreamAboutACallersOwnAccountBenchesNoBackend(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\nauth passthrough\n}\nbackend http://b {\npriority 2\nauth passthrough\n}\n}", func(t *testing.T, w *lbtest.World) {
 		w.Prepares = func(r *http.Request) *http.Request {
@@ -115,8 +116,8 @@ func TestAnErrorInAStreamAboutACallersOwnAccountBenchesNoBackend(t *testing.T) {
 	})
 }
 
-// TestARefusalOfACallersOwnKeyEndsNoBench has a backend that fails refuse the key of another caller: that does not show that it
-// serves again.
+// TestARefusalOfACallersOwnKeyEndsNoBench has a backend that fails refuse the
+// key of another caller: that does not show that it serves again.
 func TestARefusalOfACallersOwnKeyEndsNoBench(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\nauth passthrough\n}\nbackend http://b {\npriority 2\nauth passthrough\n}\n}", func(t *testing.T, w *lbtest.World) {
 		w.Prepares = func(r *http.Request) *http.Request {

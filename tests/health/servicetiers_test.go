@@ -19,7 +19,8 @@ func chatOf(tier string) string {
 	return `{"model":"gpt-4o","messages":[],"service_tier":"` + tier + `"}`
 }
 
-// refuses has a backend treat the requests for some service tiers in another way, and serve all others.
+// refuses has a backend treat the requests for some service tiers in another
+// way, and serve all others.
 func refuses(refusal http.HandlerFunc, tiers ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -79,7 +80,8 @@ func TestAServiceTierIsBenchedAsLongAsItWasTold(t *testing.T) {
 	}
 }
 
-// TestNoMadeUpServiceTierEscapesFromABench has a client go on with one name after the other.
+// TestNoMadeUpServiceTierEscapesFromABench has a client go on with one name
+// after the other.
 func TestNoMadeUpServiceTierEscapesFromABench(t *testing.T) {
 	lbtest.InBubble(t, flexPool, func(t *testing.T, w *lbtest.World) {
 		w.AllReply(lbtest.Throttled("20"))
@@ -107,7 +109,8 @@ func TestUltrafastMeetsNoBenchOfOtherServiceTiers(t *testing.T) {
 	})
 }
 
-// TestABodyThatMayNameTwoServiceTiersBenchesNeither has servers take either of two.
+// TestABodyThatMayNameTwoServiceTiersBenchesNeither has servers take either of
+// two.
 func TestABodyThatMayNameTwoServiceTiersBenchesNeither(t *testing.T) {
 	for _, body := range []string{
 		`{"model":"gpt-4o","service_tier":"ultrafast","service_tier":"default"}`,

@@ -25,8 +25,9 @@ func event(kind, rest string) string {
 	return fmt.Sprintf("event: %[1]s\ndata: {\"type\":%[1]q%[2]s}\n\n", kind, rest)
 }
 
-// TestAnAbortedReplyReportsWhatWasSeenOfIt has replies of which the beginning comes,
-// and after seven seconds no more: the client leaves, or the backend breaks off.
+// TestAnAbortedReplyReportsWhatWasSeenOfIt has replies of which the beginning
+// comes, and after seven seconds no more: the client leaves, or the backend
+// breaks off.
 func TestAnAbortedReplyReportsWhatWasSeenOfIt(t *testing.T) {
 	const chat, responses, messages = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 	running := strings.Replace(lbtest.StreamContent, `{"choices"`, `{"usage":{"prompt_tokens":9,"completion_tokens":5},"choices"`, 1)
@@ -94,8 +95,8 @@ func TestAnAbortedReplyReportsWhatWasSeenOfIt(t *testing.T) {
 	}
 }
 
-// TestTheAccessLogHasWhatWasSeenOfAnAbortedReply looks at the line of Caddy itself,
-// which has no duration of such a reply.
+// TestTheAccessLogHasWhatWasSeenOfAnAbortedReply looks at the line of Caddy
+// itself, which has no duration of such a reply.
 func TestTheAccessLogHasWhatWasSeenOfAnAbortedReply(t *testing.T) {
 	a, serverA := lbtest.Listen(t, "a")
 	a.Replies(lbtest.Streams(lbtest.StreamContent, lbtest.StreamContent, lbtest.Abort))

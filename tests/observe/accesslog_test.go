@@ -75,7 +75,8 @@ func TestTheAccessLogSaysWhatBecameOfARequest(t *testing.T) {
 	}
 }
 
-// TestOneLineAnswersWhyACallerGotA429 runs the line of docs/callers.md, and compares what it shows with the errors.
+// TestOneLineAnswersWhyACallerGotA429 runs the line of docs/callers.md, and
+// compares what it shows with the errors.
 func TestOneLineAnswersWhyACallerGotA429(t *testing.T) {
 	_, server := lbtest.Listen(t, "a")
 	file := filepath.Join(t.TempDir(), "access.log")

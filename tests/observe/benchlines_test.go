@@ -64,8 +64,8 @@ func TestTheLineOfABenchSaysWhy(t *testing.T) {
 	}
 }
 
-// TestABenchThatChangesItsReasonIsAnnouncedAgain has one backend, which is tried
-// while it is benched.
+// TestABenchThatChangesItsReasonIsAnnouncedAgain has one backend, which is
+// tried while it is benched.
 func TestABenchThatChangesItsReasonIsAnnouncedAgain(t *testing.T) {
 	pool := lbtest.Unique("changing")
 	lbtest.InBubble(t, "openai_lb {\npool "+pool+"\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {

@@ -7,7 +7,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// TestAPoolHasItsNameInMetricsHoweverManyCameBeforeIt has more pools than are named at a time, one after another.
+// TestAPoolHasItsNameInMetricsHoweverManyCameBeforeIt has more pools than are
+// named at a time, one after another.
 func TestAPoolHasItsNameInMetricsHoweverManyCameBeforeIt(t *testing.T) {
 	for i := range 1001 {
 		if err := lbtest.ValidateCaddyfile(t, fmt.Sprintf("http://:8080 {\nopenai_lb {\npool before_%d\nbackend http://127.0.0.1:1\n}\n}\n", i)); err != nil {
@@ -21,7 +22,8 @@ func TestAPoolHasItsNameInMetricsHoweverManyCameBeforeIt(t *testing.T) {
 	})
 }
 
-// TestTheCountsOfAPoolEndWithIt has a pool be removed by a reload, while another one stays, and come back.
+// TestTheCountsOfAPoolEndWithIt has a pool be removed by a reload, while
+// another one stays, and come back.
 func TestTheCountsOfAPoolEndWithIt(t *testing.T) {
 	a, serverA := lbtest.Listen(t, "a")
 	_, serverB := lbtest.Listen(t, "b")

@@ -63,7 +63,8 @@ func compareWithSimulators(t *testing.T, pool, option string) {
 	lbtest.Run(t, fmt.Sprintf("{\nadmin off\n}\n%shttp://127.0.0.1:%d {\nbind 127.0.0.1\nopenai_lb {\npool %s\n%s\nfail_duration 1ms\n"+
 		"backend http://%s {\nname ptu\nmodel gpt-4o gpt-4o-ptu\n}\nbackend http://%s {\nname closed\nauth bearer\napi_key another-key\npriority 2\n}\n"+
 		"backend http://%s {\nname east\npriority 2\n}\nbackend http://%s {\nname west\npriority 2\nmodel gpt-4o\n}\n"+
-		// what a used connection loses is sent again there, and is no attempt of its own
+		// what a used connection loses is sent again there, and is no attempt
+		// of its own
 		"transport http {\nkeepalive off\n}\n}\n}\n",
 		sites, port, pool, option, at["ptu"], at["closed"], at["east"], at["west"]))
 	statuses := make(map[int]int)
@@ -127,7 +128,8 @@ func compareWithSimulators(t *testing.T, pool, option string) {
 	if requests := scraped.Sum("requests_total", map[string]string{"pool": pool}); attempts-failovers != requests {
 		t.Errorf("%v attempts without the %v of failovers should be %v requests: %v", attempts, failovers, requests, statuses)
 	}
-	// whole replies tell their tokens, and streams whose client does not ask do not
+	// whole replies tell their tokens, and streams whose client does not ask do
+	// not
 	unknown := scraped.Sum("tokens_unknown_total", map[string]string{"pool": pool})
 	if got := scraped.Sum("tokens_total", map[string]string{"pool": pool, "type": "output"}); got+3*unknown != output || unknown != streams || got == 0 {
 		t.Errorf("%v tokens of answers were counted and %v streams unknown; there were %v tokens and %v streams", got, unknown, output, streams)
@@ -485,8 +487,8 @@ func TestABillIsByCallerModelAndBackend(t *testing.T) {
 	})
 }
 
-// TestARefusedKeyIsShownUntilItIsAccepted has a key refused. Nobody can know from
-// the time alone whether it is valid again.
+// TestARefusedKeyIsShownUntilItIsAccepted has a key refused. Nobody can know
+// from the time alone whether it is valid again.
 func TestARefusedKeyIsShownUntilItIsAccepted(t *testing.T) {
 	for _, c := range []struct {
 		class string

@@ -14,7 +14,8 @@ import (
 
 const chatPath = "/v1/chat/completions"
 
-// servedBy is a chat completion with 100 and 7 tokens, and a service tier, unless that is empty.
+// servedBy is a chat completion with 100 and 7 tokens, and a service tier,
+// unless that is empty.
 func servedBy(tier string) http.HandlerFunc {
 	if tier != "" {
 		tier = fmt.Sprintf(`,"service_tier":%q`, tier)
@@ -52,7 +53,8 @@ func TestRequestsForAnotherServiceTierAreCountedByTheOneThatServed(t *testing.T)
 			w.Backends["a"].Replies(servedBy(served))
 			w.Post(`{"model":"gpt-4o"` + requested + `}`)
 		}
-		// what costs as usual makes no series, and neither does a tier where there is none
+		// what costs as usual makes no series, and neither does a tier where
+		// there is none
 		for _, requested := range []string{"", `,"service_tier":null`, `,"service_tier":"auto"`, `,"service_tier":"default"`, `,"service_tier":"made up"`} {
 			ask(requested, "default")
 		}

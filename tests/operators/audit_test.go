@@ -32,7 +32,8 @@ func audited(t *testing.T, file string) (lines []string) {
 	return lines
 }
 
-// TestTheAuditLogSaysWhoChangedWhat has a log of Caddy with the audit lines alone.
+// TestTheAuditLogSaysWhoChangedWhat has a log of Caddy with the audit lines
+// alone.
 func TestTheAuditLogSaysWhoChangedWhat(t *testing.T) {
 	o := newOperated(t)
 	a, serverA := lbtest.Listen(t, "a")

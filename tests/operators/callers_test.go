@@ -10,7 +10,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
-// newLimited is newOperated with callers in both pools. Each has sent the one request that it may send in a month.
+// newLimited is newOperated with callers in both pools. Each has sent the one
+// request that it may send in a month.
 func newLimited(t *testing.T) *operated {
 	t.Helper()
 	o := newOperated(t)

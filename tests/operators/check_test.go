@@ -25,7 +25,8 @@ import (
 
 const rightKey, wrongKey = "sk-the-right-key-of-it", "sk-the-wrong-key-of-it"
 
-// simulators serves simulators, each with these options below the path of its name, and returns their base.
+// simulators serves simulators, each with these options below the path of its
+// name, and returns their base.
 func simulators(t *testing.T, options map[string]string) (base string) {
 	t.Helper()
 	var sites strings.Builder
@@ -68,7 +69,8 @@ func check(t *testing.T, args ...string) (checked map[string]tools.Checked, all 
 	return checked, all, err
 }
 
-// serveTLS serves an API by TLS with a certificate that is valid until then, and returns its URL.
+// serveTLS serves an API by TLS with a certificate that is valid until then,
+// and returns its URL.
 func serveTLS(t *testing.T, until time.Time) (url string, certificate tls.Certificate) {
 	t.Helper()
 	certificate, err := lbtest.NewCertificate(until, "127.0.0.1")
@@ -247,7 +249,8 @@ func TestACheckIsATableWithTheProblemsBelow(t *testing.T) {
 	}
 }
 
-// TestACheckChangesNothing runs a check in the process of a Caddy that runs the same configuration.
+// TestACheckChangesNothing runs a check in the process of a Caddy that runs the
+// same configuration.
 func TestACheckChangesNothing(t *testing.T) {
 	b, server := lbtest.Listen(t, "b")
 	b.Replies(lbtest.Status(http.StatusTooManyRequests, "Retry-After", "60"))
@@ -396,7 +399,8 @@ func serveAPI(t *testing.T, serve http.HandlerFunc) (url string) {
 	return server.URL
 }
 
-// wantChecked compares the status of a backend, its credential, its models and its problems.
+// wantChecked compares the status of a backend, its credential, its models and
+// its problems.
 func wantChecked(t *testing.T, got tools.Checked, status tools.CheckStatus, credential, models, problems string) {
 	t.Helper()
 	var states, texts []string
@@ -412,8 +416,9 @@ func wantChecked(t *testing.T, got tools.Checked, status tools.CheckStatus, cred
 	}
 }
 
-// TestARequestToAModelShowsWhetherTheCredentialServes also where there is no list of models, as behind a
-// gateway that has only the paths of deployments, or where anyone may read it.
+// TestARequestToAModelShowsWhetherTheCredentialServes also where there is no
+// list of models, as behind a gateway that has only the paths of deployments,
+// or where anyone may read it.
 func TestARequestToAModelShowsWhetherTheCredentialServes(t *testing.T) {
 	azure := func(list, chat http.HandlerFunc) string {
 		return serveAPI(t, func(w http.ResponseWriter, r *http.Request) {
@@ -481,8 +486,8 @@ func TestAPublicListOfModelsDoesNotProveTheCredential(t *testing.T) {
 	wantChecked(t, checked["none"], "failed", "missing", "gpt-4o found", "failed: a credential is required, and the options have none: status 401")
 }
 
-// TestAModelServesIfItAnswersAsModelsDo has servers that answer a chat with something else, and models that do
-// something else than chats.
+// TestAModelServesIfItAnswersAsModelsDo has servers that answer a chat with
+// something else, and models that do something else than chats.
 func TestAModelServesIfItAnswersAsModelsDo(t *testing.T) {
 	to := func(chat, embed http.HandlerFunc) string {
 		return serveAPI(t, func(w http.ResponseWriter, r *http.Request) {
@@ -568,7 +573,8 @@ func TestACheckSendsTheBackendsHeaders(t *testing.T) {
 	}
 }
 
-// TestACheckSaysWhereItStopped has servers that are silent at a step, and a proxy that is not there.
+// TestACheckSaysWhereItStopped has servers that are silent at a step, and a
+// proxy that is not there.
 func TestACheckSaysWhereItStopped(t *testing.T) {
 	checked, _, _ := check(t, "--timeout", "1s", "--config", configWith(t, "",
 		backendAt("tls", strings.Replace(silent(t), "http:", "https:", 1), rightKey, ""),

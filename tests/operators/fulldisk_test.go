@@ -11,8 +11,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/modules/status/statuspage"
 )
 
-// TestAFullDiskIsAProblemAMetricAndAnAlertUntilAllIsSaved has the storage full for five minutes, of which the last three
-// are without requests.
+// TestAFullDiskIsAProblemAMetricAndAnAlertUntilAllIsSaved has the storage full
+// for five minutes, of which the last three are without requests.
 func TestAFullDiskIsAProblemAMetricAndAnAlertUntilAllIsSaved(t *testing.T) {
 	name := lbtest.Unique("full-disk")
 	config := lbtest.PoolOf("a", "pool "+name+"\nclient_key alice client-key-of-alice\ncaller alice {\nrequests 1000/day\n}")

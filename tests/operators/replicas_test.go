@@ -13,7 +13,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
-// configured returns the digests that GET /openai_lb/replicas shows of a pool, and its answer.
+// configured returns the digests that GET /openai_lb/replicas shows of a pool,
+// and its answer.
 func configured(t *testing.T, pool string) (digests []string, answer string) {
 	t.Helper()
 	for _, route := range (status.API{}).Routes() {
@@ -42,7 +43,8 @@ func configured(t *testing.T, pool string) (digests []string, answer string) {
 	return digests, answer
 }
 
-// TestReplicasShowWhatTheyHaveConfigured has one replica after the other, with keys of their own.
+// TestReplicasShowWhatTheyHaveConfigured has one replica after the other, with
+// keys of their own.
 func TestReplicasShowWhatTheyHaveConfigured(t *testing.T) {
 	name, shown := lbtest.Unique("configured"), make(map[string]string)
 	for what, options := range map[string]string{

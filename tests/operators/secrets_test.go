@@ -13,8 +13,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/modules/status/statuspage"
 )
 
-// TestASecretThatCannotBeReloadedIsAMetricAndAProblemUntilItIs sends no request: to look at the
-// metrics or the page is enough to have the files read.
+// TestASecretThatCannotBeReloadedIsAMetricAndAProblemUntilItIs sends no
+// request: to look at the metrics or the page is enough to have the files read.
 func TestASecretThatCannotBeReloadedIsAMetricAndAProblemUntilItIs(t *testing.T) {
 	folder, name := t.TempDir(), lbtest.Unique("secrets")
 	callers, key := filepath.Join(folder, "callers"), filepath.Join(folder, "key")

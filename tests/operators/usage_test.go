@@ -17,7 +17,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// billed is a Caddy whose ledger is in a folder, with a config file and an admin API.
+// billed is a Caddy whose ledger is in a folder, with a config file and an
+// admin API.
 type billed struct {
 	t                      *testing.T
 	site, admin            string
@@ -57,7 +58,8 @@ func (b *billed) another(day, id string, rows string) {
 	lbtest.WriteFile(b.t, filepath.Join(folder, "main_"+id+".json"), `{"id":"`+id+`","pool":"main","day":"`+day+`","changes":1,"rows":[`+rows+`]}`)
 }
 
-// usage runs `caddy openai-lb usage`, and returns what it prints with single spaces.
+// usage runs `caddy openai-lb usage`, and returns what it prints with single
+// spaces.
 func (b *billed) usage(args ...string) (output string, err error) {
 	b.t.Helper()
 	var out bytes.Buffer

@@ -21,7 +21,8 @@ const (
 	ofCallers = "client_key alice " + aliceKey + "\ncaller alice {\nrequests 100/minute\n}\n"
 )
 
-// says is a reply with what is left of 60 requests and 1000 tokens a minute, in OpenAI's words.
+// says is a reply with what is left of 60 requests and 1000 tokens a minute, in
+// OpenAI's words.
 func says(requests, tokens int) http.HandlerFunc {
 	return lbtest.Says(200, `{"id":"chatcmpl-1","choices":[]}`, left(requests, tokens)...)
 }
@@ -38,7 +39,8 @@ func post(w *lbtest.World, path string) lbtest.Reply {
 	return w.Send(r)
 }
 
-// wantLimits checks the fields on rate limits: limit, remaining and reset of requests, and of tokens.
+// wantLimits checks the fields on rate limits: limit, remaining and reset of
+// requests, and of tokens.
 func wantLimits(t *testing.T, got lbtest.Reply, want ...string) {
 	t.Helper()
 	var fields []string
@@ -166,7 +168,8 @@ func TestACallersOwn429HasItsLimits(t *testing.T) {
 	}
 }
 
-// A client that stops when nothing is left, as careful ones do, is hardly ever refused after it was served.
+// A client that stops when nothing is left, as careful ones do, is hardly ever
+// refused after it was served.
 func TestAClientThatStopsAtZeroIsHardlyEverRefused(t *testing.T) {
 	lbtest.InBubble(t, lbtest.PoolOf("a b", "ratelimit_headers pool"), func(t *testing.T, w *lbtest.World) {
 		for name := range w.Backends {

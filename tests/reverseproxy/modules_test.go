@@ -19,8 +19,8 @@ const (
 	costly = `{"model":"gpt-4o","messages":[],"max_tokens":100000}`
 )
 
-// TestAPlainReverseProxyTreatsUpstreamsAsTheDirectiveTreatsBackends compares what clients get, how often each
-// upstream is called, and what is counted.
+// TestAPlainReverseProxyTreatsUpstreamsAsTheDirectiveTreatsBackends compares
+// what clients get, how often each upstream is called, and what is counted.
 func TestAPlainReverseProxyTreatsUpstreamsAsTheDirectiveTreatsBackends(t *testing.T) {
 	all := func(reply http.HandlerFunc) map[string]http.HandlerFunc {
 		return map[string]http.HandlerFunc{"a": reply, "b": reply, "c": reply}

@@ -11,8 +11,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// TestACriticalAlertFiresWithinTwoMinutesIfAllBackendsHang records the series of a run, and has promtool evaluate the
-// alerts with them.
+// TestACriticalAlertFiresWithinTwoMinutesIfAllBackendsHang records the series
+// of a run, and has promtool evaluate the alerts with them.
 func TestACriticalAlertFiresWithinTwoMinutesIfAllBackendsHang(t *testing.T) {
 	const healthy, hanging = 5 * time.Minute, 3 * time.Minute
 	name := lbtest.Unique("all-hang")

@@ -31,7 +31,8 @@ func (tr *traffic) wait() time.Duration {
 	return time.Duration(float64(tr.p50) * math.Exp(sigma*tr.random.NormFloat64()))
 }
 
-// run sends the requests to three equal backends, and returns how long each took, the shortest first.
+// run sends the requests to three equal backends, and returns how long each
+// took, the shortest first.
 func (tr *traffic) run(w *lbtest.World) (took []time.Duration) {
 	began := time.Now()
 	var mu sync.Mutex

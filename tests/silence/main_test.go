@@ -1,4 +1,5 @@
-// Package silence tests what becomes of requests to a backend that accepts them and sends nothing.
+// Package silence tests what becomes of requests to a backend that accepts them
+// and sends nothing.
 package silence
 
 import (

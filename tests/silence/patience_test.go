@@ -28,8 +28,9 @@ func serves(body string) http.HandlerFunc {
 	return lbtest.Says(200, `{"id":"chatcmpl-1","choices":[{"message":{"content":"hi"}}]}`)
 }
 
-// TestAnAttemptLeavesTimeForTheNextOne has clients say how long they wait, as the SDKs for Python and Node do: another
-// backend is asked after half of that, and the first one is not to blame.
+// TestAnAttemptLeavesTimeForTheNextOne has clients say how long they wait, as
+// the SDKs for Python and Node do: another backend is asked after half of that,
+// and the first one is not to blame.
 func TestAnAttemptLeavesTimeForTheNextOne(t *testing.T) {
 	for _, header := range []string{"X-Stainless-Read-Timeout", "X-Stainless-Timeout"} {
 		for _, body := range []string{`{"model":"gpt-4o"}`, `{"model":"gpt-4o","stream":true}`} {
@@ -45,7 +46,8 @@ func TestAnAttemptLeavesTimeForTheNextOne(t *testing.T) {
 					t.Errorf("b was asked after %s", took)
 				}
 				w.WantNobodyBlamed()
-				// nothing can follow an attempt at the last backend, so it may take all the time
+				// nothing can follow an attempt at the last backend, so it may
+				// take all the time
 				w.Backends["a"].Replies(lbtest.Status(500))
 				w.Backends["b"].Replies(takes(59*time.Second, serves(body)))
 				w.Post(body).WantServed(t, "b")
@@ -54,7 +56,8 @@ func TestAnAttemptLeavesTimeForTheNextOne(t *testing.T) {
 	}
 }
 
-// TestTheLastBackendHasTenMinutes has a model that takes long to begin, at the only backend, and where another one could follow.
+// TestTheLastBackendHasTenMinutes has a model that takes long to begin, at the
+// only backend, and where another one could follow.
 func TestTheLastBackendHasTenMinutes(t *testing.T) {
 	for _, c := range []struct {
 		backends, options string
@@ -79,8 +82,8 @@ func TestTheLastBackendHasTenMinutes(t *testing.T) {
 	}
 }
 
-// TestALoneRequestMovesFromABackendThatHangs has one client that sends one request after the other: no second one shows that the
-// backend is silent.
+// TestALoneRequestMovesFromABackendThatHangs has one client that sends one
+// request after the other: no second one shows that the backend is silent.
 func TestALoneRequestMovesFromABackendThatHangs(t *testing.T) {
 	for _, c := range []struct{ usual, want time.Duration }{{time.Second, time.Minute}, {10 * time.Second, 100 * time.Second}} {
 		lbtest.InBubble(t, "openai_lb {\nlb_policy first\nbackend http://a\nbackend http://b\n}", func(t *testing.T, w *lbtest.World) {
@@ -101,7 +104,8 @@ func TestALoneRequestMovesFromABackendThatHangs(t *testing.T) {
 	}
 }
 
-// TestAPauseCoolsNoBackendDown cuts a stream that pauses for too long, and goes on with the backend.
+// TestAPauseCoolsNoBackendDown cuts a stream that pauses for too long, and goes
+// on with the backend.
 func TestAPauseCoolsNoBackendDown(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nlb_policy first\nbackend http://a\nbackend http://b\n}", func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(lbtest.Streams(lbtest.StreamContent, 4*time.Minute, lbtest.StreamContent, lbtest.StreamEnd))

@@ -17,8 +17,8 @@ import (
 
 const chat = `{"model":"gpt-4o","messages":[]}`
 
-// warm has each backend serve so many requests that its usual wait is known: nearly none, so that
-// half a second is too long.
+// warm has each backend serve so many requests that its usual wait is known:
+// nearly none, so that half a second is too long.
 func warm(w *lbtest.World, bodies ...string) {
 	w.T.Helper()
 	if bodies == nil {
@@ -83,7 +83,8 @@ type served struct {
 	took    time.Duration
 }
 
-// askTogether sends n requests at once, and returns a function that waits for their replies.
+// askTogether sends n requests at once, and returns a function that waits for
+// their replies.
 func askTogether(w *lbtest.World, n int, body string, headers ...string) (replies func() []served) {
 	var all sync.WaitGroup
 	var mu sync.Mutex
@@ -123,10 +124,12 @@ func wantAll(t *testing.T, all []served, backend string, least, most time.Durati
 
 const threshold = 500 * time.Millisecond
 
-// soon is how long the others look again after the threshold, when the one that leads has got its byte.
+// soon is how long the others look again after the threshold, when the one that
+// leads has got its byte.
 const soon = threshold + 100*time.Millisecond
 
-// leave sends requests to a silent backend whose clients leave just before they could move.
+// leave sends requests to a silent backend whose clients leave just before they
+// could move.
 func leave(w *lbtest.World, all *sync.WaitGroup) {
 	for range 3 {
 		all.Go(func() {
@@ -693,7 +696,8 @@ func TestARequestThatWasThrottledIsNotStuckAtASilentBackend(t *testing.T) {
 	}
 }
 
-// TestARequestWithItsCallersOwnKeyDoesNotMoveToABackendOfOurs waits where the caller pays.
+// TestARequestWithItsCallersOwnKeyDoesNotMoveToABackendOfOurs waits where the
+// caller pays.
 func TestARequestWithItsCallersOwnKeyDoesNotMoveToABackendOfOurs(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\nauth passthrough\n}\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {
 		key := []string{"Authorization", "Bearer the-callers-own-key"}

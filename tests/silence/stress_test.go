@@ -30,8 +30,8 @@ func (v *visits) begin(backend string, r *http.Request) {
 	v.got[backend+r.Header.Get(idHeader)]++
 }
 
-// TestRequestsMoveOnceWhateverHappensAtThatMoment has replies come, and clients leave, at the very
-// moment at which requests move. Run it with -race.
+// TestRequestsMoveOnceWhateverHappensAtThatMoment has replies come, and clients
+// leave, at the very moment at which requests move. Run it with -race.
 func TestRequestsMoveOnceWhateverHappensAtThatMoment(t *testing.T) {
 	for name, options := range map[string]string{
 		"HTTP/1.1": "", "HTTP/2": "transport http {\nversions h2c\n}", "with few places": "max",
@@ -59,9 +59,9 @@ func TestRequestsMoveOnceWhateverHappensAtThatMoment(t *testing.T) {
 	}
 }
 
-// disturb sends requests to a backend that falls silent, and has some of its replies come at the
-// threshold. The result is how many requests moved, how many clients left, and how many requests
-// were served where they waited.
+// disturb sends requests to a backend that falls silent, and has some of its
+// replies come at the threshold. The result is how many requests moved, how
+// many clients left, and how many requests were served where they waited.
 func disturb(t *testing.T, w *lbtest.World, random *rand.Rand) (moved, left, served int) {
 	const requests = 30
 	v := visits{open: make(map[string]context.Context), got: make(map[string]int)}

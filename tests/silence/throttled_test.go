@@ -47,8 +47,9 @@ func ask(w *lbtest.World, path, body string, check func(reply lbtest.Reply, took
 	check(reply, time.Since(began))
 }
 
-// TestARequestThatAllOthersThrottleGetsItsAnswerInTime also has requests with patience, which are some of many: they would
-// find out that a silent backend is only slow.
+// TestARequestThatAllOthersThrottleGetsItsAnswerInTime also has requests with
+// patience, which are some of many: they would find out that a silent backend
+// is only slow.
 func TestARequestThatAllOthersThrottleGetsItsAnswerInTime(t *testing.T) {
 	for _, names := range []string{"a b", "a b c", "a b c d"} {
 		for _, body := range []string{chat, stream} {
@@ -104,7 +105,8 @@ func TestARequestThatWaitsAtASilentBackendIsAnsweredOnceTheOthersThrottle(t *tes
 		}
 		time.Sleep(20 * time.Second)
 		close(throttles)
-		// b is known to be silent after the threshold of a second request, and those that have waited for long look each second
+		// b is known to be silent after the threshold of a second request, and
+		// those that have waited for long look each second
 		time.Sleep(threshold + 1100*time.Millisecond)
 		mu.Lock()
 		if answered != 20 {
@@ -183,7 +185,8 @@ func TestARequestThatMayWaitWaitsForTheBackendThatThrottlesAndNotForASilentOne(t
 	})
 }
 
-// TestASilentBackendThatAnswersAgainServesWhileOthersThrottle has requests try it all the time.
+// TestASilentBackendThatAnswersAgainServesWhileOthersThrottle has requests try
+// it all the time.
 func TestASilentBackendThatAnswersAgainServesWhileOthersThrottle(t *testing.T) {
 	lbtest.InBubble(t, lbtest.PoolOf("a b", ""), func(t *testing.T, w *lbtest.World) {
 		var all sync.WaitGroup

@@ -68,7 +68,8 @@ func TestAnUploadThatStallsIsAWait(t *testing.T) {
 			time.Sleep(time.Minute)
 			lbtest.Abort()
 		})
-		// by HTTP/2, an upload goes on for a moment when those with which it shares a window are cancelled
+		// by HTTP/2, an upload goes on for a moment when those with which it
+		// shares a window are cancelled
 		wantAll(t, askTogether(w, 3, image, "X-Early", "a")(), "b", 2*time.Second+threshold, 5*time.Second)
 		w.WantCalls(map[string]int{"a": 3, "b": 3})
 		wantNoneInFlight(t)

@@ -14,7 +14,8 @@ func count(w *lbtest.World) lbtest.Reply {
 	return w.Send(w.Request(http.MethodPost, "/v1/messages/count_tokens", strings.NewReader(chat)))
 }
 
-// countsAtOnce is a backend that counts tokens at once, and leaves all else to another one.
+// countsAtOnce is a backend that counts tokens at once, and leaves all else to
+// another one.
 func countsAtOnce(others http.HandlerFunc) http.HandlerFunc {
 	return func(rw http.ResponseWriter, r *http.Request) {
 		if strings.HasSuffix(r.URL.Path, "/count_tokens") {

@@ -11,7 +11,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// TestAnErrorSettlesNoResponseThatHasBegun has a client provoke errors about other messages.
+// TestAnErrorSettlesNoResponseThatHasBegun has a client provoke errors about
+// other messages.
 func TestAnErrorSettlesNoResponseThatHasBegun(t *testing.T) {
 	const failure = `{"type":"error","status":400,"error":{"type":"invalid_request_error","code":"unknown_event","message":"Unknown event."}}`
 	const created = `{"type":"response.created","response":{"id":"resp_a_1234567890","error":null}}`
@@ -78,7 +79,8 @@ func TestARejectedResponseOfASessionCostsNothing(t *testing.T) {
 	}
 }
 
-// TestACallerOverItsLimitOpensNoWebSocket so that its first messages fill no memory.
+// TestACallerOverItsLimitOpensNoWebSocket so that its first messages fill no
+// memory.
 func TestACallerOverItsLimitOpensNoWebSocket(t *testing.T) {
 	for _, limit := range []string{"requests 1/minute", "tokens 10/minute", "max_requests 1"} {
 		t.Run(limit, func(t *testing.T) {
@@ -102,7 +104,8 @@ func TestACallerOverItsLimitOpensNoWebSocket(t *testing.T) {
 	}
 }
 
-// TestAWebSocketIsARequestInFlightUntilItsFirstMessageHasCome so that halves of messages fill no memory.
+// TestAWebSocketIsARequestInFlightUntilItsFirstMessageHasCome so that halves of
+// messages fill no memory.
 func TestAWebSocketIsARequestInFlightUntilItsFirstMessageHasCome(t *testing.T) {
 	inPool(t, "caller alice {\nmax_requests 1\n}", func(t *testing.T, w *lbtest.World) {
 		s := dial(t, w, "/v1/responses", aliceKey)
@@ -154,7 +157,8 @@ func TestOpenResponsesOfAWebSocketAreFew(t *testing.T) {
 	})
 }
 
-// TestASessionHasNoOtherModelInside to transcribe, or by a name in another case.
+// TestASessionHasNoOtherModelInside to transcribe, or by a name in another
+// case.
 func TestASessionHasNoOtherModelInside(t *testing.T) {
 	inSession(t, "caller alice {\nmodels gpt-realtime whisper-1\n}", func(t *testing.T, _ *lbtest.World, c *client) {
 		for m, code := range map[string]string{

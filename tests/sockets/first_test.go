@@ -91,7 +91,8 @@ func TestAResponseFailsOverUntilItsFirstMessage(t *testing.T) {
 				if (len(benched) == 1) != (c.bench > 0) || len(benched) == 1 && benched[0].ContextMap()["seconds"] != c.bench.Seconds() {
 					t.Errorf("benched: %v, want %v", benched, c.bench)
 				}
-				// without another backend, the client gets the error as an event, and may go on
+				// without another backend, the client gets the error as an
+				// event, and may go on
 				w.Backends["b"].Replies(lbtest.Status(401))
 				s = dial(t, w, "/v1/responses", aliceKey)
 				s.say(hi)
@@ -131,8 +132,9 @@ func TestAHandshakeThatIsNone(t *testing.T) {
 	})
 }
 
-// TestAPoolOpensNoWebSocketIfNoBackendDoes but its client learns at the handshake that it has to use HTTP. The message
-// that has found that out gets the same answer.
+// TestAPoolOpensNoWebSocketIfNoBackendDoes but its client learns at the
+// handshake that it has to use HTTP. The message that has found that out gets
+// the same answer.
 func TestAPoolOpensNoWebSocketIfNoBackendDoes(t *testing.T) {
 	silent := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 	reset := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
@@ -198,7 +200,8 @@ func TestAPoolOpensNoWebSocketIfNoBackendDoes(t *testing.T) {
 	}
 }
 
-// TestABackendThatOpensNoWebSocketServesHTTP and other backends open WebSockets meanwhile.
+// TestABackendThatOpensNoWebSocketServesHTTP and other backends open WebSockets
+// meanwhile.
 func TestABackendThatOpensNoWebSocketServesHTTP(t *testing.T) {
 	inPool(t, "", func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
@@ -311,7 +314,8 @@ func TestAFirstMessageComesAsItLikes(t *testing.T) {
 		s.wantServed("a")
 		s.Close()
 
-		// a client that leaves ends the attempt, and its pings are answered until then
+		// a client that leaves ends the attempt, and its pings are answered
+		// until then
 		w.Backends["a"].Replies(speaks(func(*websocket.Conn, string) {}))
 		s = dial(t, w, "/v1/responses", aliceKey)
 		s.Write(masked(0x89, "1"))
@@ -404,7 +408,8 @@ func TestAWebSocketIsForTheObjectsOfItsAccount(t *testing.T) {
 	})
 }
 
-// steerable is a backend whose response goes on until it is steered: then another one follows it.
+// steerable is a backend whose response goes on until it is steered: then
+// another one follows it.
 func steerable(name string) http.HandlerFunc {
 	var n atomic.Int32
 	return speaks(func(socket *websocket.Conn, message string) {

@@ -15,7 +15,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/modules/ledger"
 )
 
-// TestEachMessageHasTheBackendsNameOfTheModel also when two responses are asked for at once.
+// TestEachMessageHasTheBackendsNameOfTheModel also when two responses are asked
+// for at once.
 func TestEachMessageHasTheBackendsNameOfTheModel(t *testing.T) {
 	lbtest.InBubble(t, keyed("backend http://a {\nmodel gpt-5 deployment-5\n}\ncaller alice {\ntokens 100k/day\n}"), func(t *testing.T, w *lbtest.World) {
 		got := make(chan string, 1)
@@ -80,7 +81,8 @@ func TestAResponseThatIsCutCostsItsEstimate(t *testing.T) {
 	})
 }
 
-// TestALateErrorChargesNothing has an error in place of the second response. One of the client's own costs a request.
+// TestALateErrorChargesNothing has an error in place of the second response.
+// One of the client's own costs a request.
 func TestALateErrorChargesNothing(t *testing.T) {
 	for name, its := range map[string]struct {
 		failure  string
@@ -150,7 +152,8 @@ func TestAReloadClosesWebSockets(t *testing.T) {
 	}
 }
 
-// TestAPoolWhoseBackendsHaveNoWebSocketSaysSo at the second handshake, so that clients use HTTP.
+// TestAPoolWhoseBackendsHaveNoWebSocketSaysSo at the second handshake, so that
+// clients use HTTP.
 func TestAPoolWhoseBackendsHaveNoWebSocketSaysSo(t *testing.T) {
 	inPool(t, "", func(t *testing.T, w *lbtest.World) {
 		w.AllReply(lbtest.Status(404))

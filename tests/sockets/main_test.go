@@ -1,4 +1,5 @@
-// Package sockets tests the messages of WebSockets: the first one, which decides on the backend, and what each response costs.
+// Package sockets tests the messages of WebSockets: the first one, which
+// decides on the backend, and what each response costs.
 package sockets
 
 import (
@@ -31,7 +32,8 @@ func keyed(options string) string {
 	return "openai_lb {\npool " + lbtest.Unique("sockets") + "\nclient_key alice " + aliceKey + "\nclient_key bob " + bobKey + "\n" + options + "\n}"
 }
 
-// client is the client's side of a WebSocket. It answers pings from its first message on.
+// client is the client's side of a WebSocket. It answers pings from its first
+// message on.
 type client struct {
 	t *testing.T
 	io.ReadWriteCloser
@@ -235,7 +237,8 @@ func speaks(answer func(socket *websocket.Conn, message string)) http.HandlerFun
 	}
 }
 
-// responds is a backend that answers each response.create with a response of its own that has used these tokens.
+// responds is a backend that answers each response.create with a response of
+// its own that has used these tokens.
 func responds(name string, input, output int) http.HandlerFunc {
 	var n atomic.Int32
 	return speaks(func(socket *websocket.Conn, message string) {

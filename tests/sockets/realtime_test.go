@@ -21,8 +21,9 @@ import (
 
 const session = "/v1/realtime?model=gpt-realtime"
 
-// realtime is the backend of a session. It answers a response.create with a response that uses these tokens, and begins such a response
-// by itself after audio.
+// realtime is the backend of a session. It answers a response.create with a
+// response that uses these tokens, and begins such a response by itself after
+// audio.
 func realtime(input, output int) func(socket *websocket.Conn, message string) {
 	n := 0
 	return func(socket *websocket.Conn, message string) {
@@ -93,7 +94,8 @@ func TestASessionWhoseTokensAreUsedUpStaysOpen(t *testing.T) {
 	})
 }
 
-// TestAudioDoesNotPassWhileTheTokensAreUsedUp because a session may begin a response after it by itself. The client is told once a second.
+// TestAudioDoesNotPassWhileTheTokensAreUsedUp because a session may begin a
+// response after it by itself. The client is told once a second.
 func TestAudioDoesNotPassWhileTheTokensAreUsedUp(t *testing.T) {
 	inSession(t, "caller alice {\ntokens 120/minute\n}", func(t *testing.T, w *lbtest.World, c *client) {
 		const audio, other = `{"type":"input_audio_buffer.append","event_id":"mine","audio":"AAAA"}`, `{"type":"conversation.item.create"}`
@@ -189,7 +191,8 @@ func TestWhatCannotBeReadClosesTheSession(t *testing.T) {
 	}
 }
 
-// records is a backend that opens a WebSocket, sends these bytes, and passes on all that it gets.
+// records is a backend that opens a WebSocket, sends these bytes, and passes on
+// all that it gets.
 func records(got chan<- string, sends ...byte) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		conn, rw, err := http.NewResponseController(w).Hijack()
@@ -233,7 +236,8 @@ func TestMessagesInPiecesPassAsTheyAre(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 		}
 		c.Close()
-		// a ping does not wait for the message in which it comes, and a message that was read is one frame
+		// a ping does not wait for the message in which it comes, and a message
+		// that was read is one frame
 		want := read(t, string(slices.Concat(ping, masked(0x81, `{"type":"x","y":1}`), end)))
 		if got := read(t, <-got); !slices.Equal(got, want) {
 			t.Errorf("the backend got %q, want %q", got, want)
@@ -242,7 +246,8 @@ func TestMessagesInPiecesPassAsTheyAre(t *testing.T) {
 	})
 }
 
-// manyFrames returns so many messages with different lengths, some in pieces, as a client or a server sends them.
+// manyFrames returns so many messages with different lengths, some in pieces,
+// as a client or a server sends them.
 func manyFrames(random *rand.Rand, n int, frame func(first byte, payload string) []byte) (all []byte, messages []string) {
 	for i := range n {
 		text := fmt.Sprintf(`{"type":"conversation.item.create","event_id":"%d","item":"%s"}`, i, strings.Repeat("x", int(math.Exp(9*random.Float64()))))

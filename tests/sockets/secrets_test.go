@@ -13,7 +13,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// TestARealtimeSessionGoesWhereItsModelIs under the name that the model has there.
+// TestARealtimeSessionGoesWhereItsModelIs under the name that the model has
+// there.
 func TestARealtimeSessionGoesWhereItsModelIs(t *testing.T) {
 	lbtest.InBubble(t, keyed("backend http://a {\nmodel gpt-5\n}\nbackend http://b {\npriority 2\nmodel gpt-realtime realtime-in-b\n}"), func(t *testing.T, w *lbtest.World) {
 		var got string
@@ -46,7 +47,8 @@ func TestARealtimeSessionGoesWhereItsModelIs(t *testing.T) {
 
 const ek = "ek_68f0c1d2e3f405162738495a6b7c8d9e"
 
-// secretPool are two accounts, of which b makes the client secret of aliceKey, for ten minutes.
+// secretPool are two accounts, of which b makes the client secret of aliceKey,
+// for ten minutes.
 func secretPool(t *testing.T, config string, test func(t *testing.T, w *lbtest.World)) {
 	t.Helper()
 	lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
@@ -83,7 +85,8 @@ func post(w *lbtest.World, path, body, key string) lbtest.Reply {
 	return w.Send(r)
 }
 
-// TestAClientSecretBeginsASessionAtItsAccount and in the place of the backend's key. Without client keys, it does, too.
+// TestAClientSecretBeginsASessionAtItsAccount and in the place of the backend's
+// key. Without client keys, it does, too.
 func TestAClientSecretBeginsASessionAtItsAccount(t *testing.T) {
 	for name, config := range map[string]string{"with client keys": keyed(secretBackends), "without": "openai_lb {\npool " + lbtest.Unique("sockets") + "\n" + secretBackends + "}"} {
 		t.Run(name, func(t *testing.T) {
@@ -114,7 +117,8 @@ func TestAClientSecretBeginsASessionAtItsAccount(t *testing.T) {
 	}
 }
 
-// TestAClientSecretIsGoodForNothingElse and neither is one that was not made here.
+// TestAClientSecretIsGoodForNothingElse and neither is one that was not made
+// here.
 func TestAClientSecretIsGoodForNothingElse(t *testing.T) {
 	secretPool(t, keyed(secretBackends), func(t *testing.T, w *lbtest.World) {
 		for _, path := range []string{"/v1/chat/completions", "/v1/responses", "/v1/files", "/v1/realtime/client_secrets", "/v1/realtime/calls/rtc_12345678/hangup", "/v1/realtime", "/v1/Realtime/calls", "/v1/agents"} {
@@ -156,7 +160,8 @@ func TestAClientSecretIsItsCallers(t *testing.T) {
 	})
 }
 
-// TestAClientSecretEndsWithItsKey and not with another key of the same caller. So does a session that has begun with it.
+// TestAClientSecretEndsWithItsKey and not with another key of the same caller.
+// So does a session that has begun with it.
 func TestAClientSecretEndsWithItsKey(t *testing.T) {
 	const otherKey = "sk-alice-another-one"
 	for name, c := range map[string]struct {
@@ -198,7 +203,8 @@ func TestAClientSecretEndsWithItsKey(t *testing.T) {
 	}
 }
 
-// TestABackendsRefusalOfAClientSecretSaysNothingOfItsKey so it benches nobody, and is the client's to read.
+// TestABackendsRefusalOfAClientSecretSaysNothingOfItsKey so it benches nobody,
+// and is the client's to read.
 func TestABackendsRefusalOfAClientSecretSaysNothingOfItsKey(t *testing.T) {
 	secretPool(t, keyed(secretBackends), func(t *testing.T, w *lbtest.World) {
 		w.AllReply(lbtest.Says(401, `{"error":{"message":"The client secret `+ek+` has expired.","code":"invalid_api_key"}}`))
@@ -217,7 +223,8 @@ func TestABackendsRefusalOfAClientSecretSaysNothingOfItsKey(t *testing.T) {
 	})
 }
 
-// TestNoLogHasAClientSecret whether it is used well, refused, or shown by a backend.
+// TestNoLogHasAClientSecret whether it is used well, refused, or shown by a
+// backend.
 func TestNoLogHasAClientSecret(t *testing.T) {
 	secretPool(t, keyed(secretBackends), func(t *testing.T, w *lbtest.World) {
 		dial(t, w, "/v1/realtime", ek).Close()
@@ -234,7 +241,8 @@ func TestNoLogHasAClientSecret(t *testing.T) {
 	})
 }
 
-// TestAClientSecretOutlivesAReload unless the new config denies its caller, or has another key.
+// TestAClientSecretOutlivesAReload unless the new config denies its caller, or
+// has another key.
 func TestAClientSecretOutlivesAReload(t *testing.T) {
 	a, server := lbtest.Listen(t, "a")
 	a.Replies(lbtest.Says(200, fmt.Sprintf(`{"value":"%s","expires_at":%d}`, ek, time.Now().Add(time.Hour).Unix())))

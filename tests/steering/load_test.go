@@ -13,8 +13,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/simulator"
 )
 
-// load sends requests for eight minutes, of which each counts for 300 tokens on average, and returns how many attempts were refused
-// for each 1,000 that were served.
+// load sends requests for eight minutes, of which each counts for 300 tokens on
+// average, and returns how many attempts were refused for each 1,000 that were
+// served.
 func load(t *testing.T, options string, part float64) (refusals, served float64) {
 	t.Helper()
 	inBubble(t, "a:1 b:1 c:1", options, func(t *testing.T, w *world) {

@@ -1,4 +1,5 @@
-// Package steering tests that requests pass backends over whose limits have no room for them.
+// Package steering tests that requests pass backends over whose limits have no
+// room for them.
 package steering
 
 import (

@@ -11,7 +11,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
-// allows is a reply of a backend that allows so many tokens a minute, all of which are left.
+// allows is a reply of a backend that allows so many tokens a minute, all of
+// which are left.
 func allows(tokens int) http.HandlerFunc {
 	limit := fmt.Sprint(tokens)
 	return lbtest.Says(200, `{"id":"chatcmpl-1","choices":[]}`, "X-Ratelimit-Limit-Tokens", limit, "X-Ratelimit-Remaining-Tokens", limit, "X-Ratelimit-Reset-Tokens", "60")

@@ -12,7 +12,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// replacing is Caddy's directive intercept, which replaces errors. It leaves the header of an error as it is, also its length.
+// replacing is Caddy's directive intercept, which replaces errors. It leaves
+// the header of an error as it is, also its length.
 const replacing = `intercept {
 	@failed status 401 429 5xx
 	handle_response @failed {
@@ -23,8 +24,8 @@ const replacing = `intercept {
 }
 `
 
-// TestAStreamFlowsThroughAnInterceptThatDoesNotMatch has a backend that sends each event when the client has read the one
-// before.
+// TestAStreamFlowsThroughAnInterceptThatDoesNotMatch has a backend that sends
+// each event when the client has read the one before.
 func TestAStreamFlowsThroughAnInterceptThatDoesNotMatch(t *testing.T) {
 	a, server := lbtest.Listen(t, "a")
 	read := make(chan struct{})

@@ -187,7 +187,8 @@ func TestAnUploadThatBreaksALimitBlamesNobody(t *testing.T) {
 	}
 }
 
-// TestARefusalComesBeforeABodyThatIsWaitingForIt has clients that send their body only after a 100.
+// TestARefusalComesBeforeABodyThatIsWaitingForIt has clients that send their
+// body only after a 100.
 func TestARefusalComesBeforeABodyThatIsWaitingForIt(t *testing.T) {
 	a, serverA := lbtest.Listen(t, "a")
 	address := lbtest.ServeAt(t, "openai_lb {\nbackend "+serverA.URL+"\nclient_key alice client-key-of-alice\n}")

@@ -130,7 +130,8 @@ func TestABodyOfUnknownLengthIsHeldOnce(t *testing.T) {
 	})
 }
 
-// TestABodyIsReleasedWhenNothingCanSendItAgain has a backend think for long about a large prompt.
+// TestABodyIsReleasedWhenNothingCanSendItAgain has a backend think for long
+// about a large prompt.
 func TestABodyIsReleasedWhenNothingCanSendItAgain(t *testing.T) {
 	key := filepath.Join(t.TempDir(), "key")
 	lbtest.WriteFile(t, key, "key-in-a-file")
@@ -185,7 +186,8 @@ func TestABodyIsReleasedWhenNothingCanSendItAgain(t *testing.T) {
 	}
 }
 
-// TestAFinalAttemptThatFailsIsAnswered: nothing follows it, and the body is gone.
+// TestAFinalAttemptThatFailsIsAnswered: nothing follows it, and the body is
+// gone.
 func TestAFinalAttemptThatFailsIsAnswered(t *testing.T) {
 	for name, c := range map[string]struct {
 		reply http.HandlerFunc
@@ -264,9 +266,10 @@ func TestACallerThatDoesNotReadHoldsLittle(t *testing.T) {
 	}
 }
 
-// TestAClientThatPausesBenchesNoBackend has a client read nothing until the backend has
-// given up. It waits five seconds for each write: where a busy machine takes most of a second
-// to fill the sockets' buffers, a backend that waits for one gives up on the balancer.
+// TestAClientThatPausesBenchesNoBackend has a client read nothing until the
+// backend has given up. It waits five seconds for each write: where a busy
+// machine takes most of a second to fill the sockets' buffers, a backend that
+// waits for one gives up on the balancer.
 func TestAClientThatPausesBenchesNoBackend(t *testing.T) {
 	s := lbtest.NewSites(t, "https")
 	piece := "data: {\"choices\":[{\"delta\":{\"content\":\"" + lbtest.Noise(64<<10) + "\"}}]}\n\n"

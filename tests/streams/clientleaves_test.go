@@ -78,8 +78,8 @@ func TestAClientThatLeavesIsFeltByItsBackendAndBlamesNobody(t *testing.T) {
 			a.Replies(d.a)
 			b.Replies(d.b)
 			nameA, nameB := fmt.Sprintf("a%d", len(rows)), fmt.Sprintf("b%d", len(rows))
-			// the access log counts what is read of a body, and has a data race of
-			// its own with the transport that may still read it
+			// the access log counts what is read of a body, and has a data race
+			// of its own with the transport that may still read it
 			skip := ""
 			if d.uploads {
 				skip = "log_skip"

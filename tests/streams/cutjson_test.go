@@ -11,7 +11,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// TestALongJSONReplyThatIsCutIsCutForItsClient although its chunks or its connection end as if it were whole.
+// TestALongJSONReplyThatIsCutIsCutForItsClient although its chunks or its
+// connection end as if it were whole.
 func TestALongJSONReplyThatIsCutIsCutForItsClient(t *testing.T) {
 	whole := `{"id":"chatcmpl-1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"` +
 		lbtest.Noise(200<<10) + `"}}],"usage":{"prompt_tokens":1,"completion_tokens":2}}`

@@ -13,9 +13,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// TestRepliesPassThroughHandlersAsTheyAre compares replies that pass through Caddy's directives with those of a backend
-// asked directly: interim replies (of which the balancer passes the status alone), trailers, replies without a body, and
-// those that are cut.
+// TestRepliesPassThroughHandlersAsTheyAre compares replies that pass through
+// Caddy's directives with those of a backend asked directly: interim replies
+// (of which the balancer passes the status alone), trailers, replies without a
+// body, and those that are cut.
 func TestRepliesPassThroughHandlersAsTheyAre(t *testing.T) {
 	long := `{"text":"` + lbtest.Noise(100<<10) + `"}`
 	replies := map[string]struct {

@@ -21,7 +21,8 @@ func postStreamFor(w *lbtest.World, model string) lbtest.Reply {
 	return w.Post(fmt.Sprintf(`{"model":%q,"stream":true,"messages":[]}`, model))
 }
 
-// wantBroken checks that the stream was cut for its client, and is the only one that counts as broken.
+// wantBroken checks that the stream was cut for its client, and is the only one
+// that counts as broken.
 func wantBroken(t *testing.T, w *lbtest.World, reply lbtest.Reply, body string) {
 	t.Helper()
 	if reply.Status != 200 || reply.Body != body || reply.Err == nil {
@@ -92,7 +93,8 @@ func TestAnEndMarkIsOnlyExpectedOfABackendAndAnOperationThatHadOne(t *testing.T)
 	}
 }
 
-// A gateway may send the streams of one engine with an end mark, and those of another without.
+// A gateway may send the streams of one engine with an end mark, and those of
+// another without.
 func TestAnEndMarkOfOneModelIsNotExpectedOfAnother(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\nmodel own renamed\nmodel with\nmodel without\n}\n}", func(t *testing.T, w *lbtest.World) {
 		a := w.Backends["a"]

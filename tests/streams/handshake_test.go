@@ -37,7 +37,8 @@ func inWorld(t *testing.T, config string, test func(t *testing.T, w *lbtest.Worl
 	})
 }
 
-// extendedConnect sends extended CONNECTs. net/http's own client refuses the pseudo-header.
+// extendedConnect sends extended CONNECTs. net/http's own client refuses the
+// pseudo-header.
 func extendedConnect(w *lbtest.World) http.RoundTripper {
 	transport := &http2.Transport{AllowHTTP: true, DialTLSContext: func(ctx context.Context, network, addr string, _ *tls.Config) (net.Conn, error) { //nolint:staticcheck
 		return w.Dial(ctx, network, addr)
@@ -46,7 +47,8 @@ func extendedConnect(w *lbtest.World) http.RoundTripper {
 	return transport
 }
 
-// connect is the handshake of a WebSocket by extended CONNECT, with the client's side as its body.
+// connect is the handshake of a WebSocket by extended CONNECT, with the
+// client's side as its body.
 func connect(w *lbtest.World, path string, frames io.Reader) *http.Request {
 	r := w.Request(http.MethodConnect, path, frames)
 	r.Header = http.Header{":protocol": {"websocket"}, "Sec-Websocket-Version": {"13"}}
@@ -148,8 +150,9 @@ func TestAHandshakeGoesOnToABackendThatOpensTheWebSocket(t *testing.T) {
 	}
 }
 
-// TestABackendThatForbidsAHandshakeServesOtherRequests because the key may lack only
-// this permission, and servers by uvicorn answer like this where they have no WebSocket.
+// TestABackendThatForbidsAHandshakeServesOtherRequests because the key may lack
+// only this permission, and servers by uvicorn answer like this where they have
+// no WebSocket.
 func TestABackendThatForbidsAHandshakeServesOtherRequests(t *testing.T) {
 	for name, forbids := range map[string]http.HandlerFunc{
 		"an empty 403":       func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(403) },
@@ -193,8 +196,8 @@ func TestAHandshakeThatNoBackendAcceptsIsAnError(t *testing.T) {
 	}
 }
 
-// TestA2xxOpensNoWebSocketWhereThereIsNone has clients ask for a WebSocket where the
-// API has none. The client sees that it has got an ordinary reply.
+// TestA2xxOpensNoWebSocketWhereThereIsNone has clients ask for a WebSocket
+// where the API has none. The client sees that it has got an ordinary reply.
 func TestA2xxOpensNoWebSocketWhereThereIsNone(t *testing.T) {
 	for _, options := range []string{"", "model m\n"} {
 		for _, path := range []string{"/v1/models", "/v1/files/file-12345678", "/openai/models?api-version=1"} {
@@ -231,7 +234,8 @@ func TestOnlyAGetWithoutABodyOpensAWebSocket(t *testing.T) {
 	}
 }
 
-// TestABackendGetsTheProtocolAsRFC6455SpellsIt holds that whatever the case in which a client names it.
+// TestABackendGetsTheProtocolAsRFC6455SpellsIt holds that whatever the case in
+// which a client names it.
 func TestABackendGetsTheProtocolAsRFC6455SpellsIt(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
 		w.AllReply(upgrades)
@@ -244,7 +248,8 @@ func TestABackendGetsTheProtocolAsRFC6455SpellsIt(t *testing.T) {
 	})
 }
 
-// TestAnExtendedConnectIsRefused sends one whose stream goes on, and one whose stream has ended.
+// TestAnExtendedConnectIsRefused sends one whose stream goes on, and one whose
+// stream has ended.
 func TestAnExtendedConnectIsRefused(t *testing.T) {
 	lbtest.WithExtendedConnect(t, func(t *testing.T) {
 		lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
@@ -278,8 +283,8 @@ func TestAWebSocketWithoutAModelNeedsABackendForAnyModel(t *testing.T) {
 	})
 }
 
-// TestABackendThatBreaksAWebSocketOffIsBlamed unless it or the client has ended it, or
-// the client has left. It is benched if it sent nothing before.
+// TestABackendThatBreaksAWebSocketOffIsBlamed unless it or the client has ended
+// it, or the client has left. It is benched if it sent nothing before.
 func TestABackendThatBreaksAWebSocketOffIsBlamed(t *testing.T) {
 	for name, c := range map[string]struct {
 		sends          string // by the backend, after the client's
@@ -354,8 +359,8 @@ func resets(w http.ResponseWriter, _ *http.Request) {
 	conn.Close()
 }
 
-// TestABackendThatOpensNoWebSocketIsLeftAlone has real sockets, and also a plain
-// reverse_proxy.
+// TestABackendThatOpensNoWebSocketIsLeftAlone has real sockets, and also a
+// plain reverse_proxy.
 func TestABackendThatOpensNoWebSocketIsLeftAlone(t *testing.T) {
 	for proxy, config := range map[string]string{
 		"openai_lb":     "openai_lb {\npool %[3]s\nbackend http://%[1]s\nbackend http://%[2]s {\npriority 2\n}\n}",

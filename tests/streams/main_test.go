@@ -1,5 +1,5 @@
-// Package streams tests bodies, streams and connections as they come and go: how
-// they are held, cut and timed, and carried through a reload.
+// Package streams tests bodies, streams and connections as they come and go:
+// how they are held, cut and timed, and carried through a reload.
 package streams
 
 import (

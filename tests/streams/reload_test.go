@@ -72,8 +72,8 @@ func accepts(s *lbtest.Sites) bool {
 	return err == nil
 }
 
-// halfway is a site for each pair of HTTP versions, and a stream of each that is
-// open until finish is closed. felt waits until no backend streams any more.
+// halfway is a site for each pair of HTTP versions, and a stream of each that
+// is open until finish is closed. felt waits until no backend streams any more.
 type halfway struct {
 	*lbtest.Sites
 	urls    []string
@@ -154,7 +154,8 @@ func TestAStopLetsOpenStreamsFinishAndCutsThemAfterTheGracePeriod(t *testing.T) 
 	})
 }
 
-// What ends the connections after the grace period is the system, which ends them cleanly if it is not told otherwise.
+// What ends the connections after the grace period is the system, which ends
+// them cleanly if it is not told otherwise.
 func TestAStopResetsAClientOfHTTP10AfterTheGracePeriod(t *testing.T) {
 	s := lbtest.NewSites(t, "http")
 	a, server := lbtest.Listen(t, "a")
@@ -302,7 +303,8 @@ func TestABenchSurvivesReloadsUnderLoad(t *testing.T) {
 		t.Errorf("b served %d requests, want %d: one for each reply, and none besides", got, sent.Load()+1)
 	}
 
-	// another key is another backend: what is known of the old one is not held against it
+	// another key is another backend: what is known of the old one is not held
+	// against it
 	a.Recovers()
 	lbtest.Reload(t, strings.Replace(config(11), "key-of-a", "new-key-of-a", 1))
 	answers("11").WantServed(t, "a")

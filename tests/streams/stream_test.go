@@ -13,7 +13,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// A server may go by Accept, and not by the body. SDKs accept JSON alone, also where they want a stream.
+// A server may go by Accept, and not by the body. SDKs accept JSON alone, also
+// where they want a stream.
 func TestABackendThatGoesByAcceptSendsAStreamWhereOneIsWanted(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {

@@ -129,9 +129,9 @@ func TestAWebSocketOfResponsesIsOpenBeforeABackendIsChosen(t *testing.T) {
 	}
 }
 
-// TestAWebSocketEndsSoonAfterOneOfItsSides has a client or a backend end its side
-// without a close frame, while the other side keeps its own open, as Node does. The
-// only place at the backend is then free again.
+// TestAWebSocketEndsSoonAfterOneOfItsSides has a client or a backend end its
+// side without a close frame, while the other side keeps its own open, as Node
+// does. The only place at the backend is then free again.
 func TestAWebSocketEndsSoonAfterOneOfItsSides(t *testing.T) {
 	for name, c := range map[string]struct {
 		backend func(net.Conn)
@@ -249,7 +249,8 @@ func TestBothSidesOfAWebSocketGetACloseFrameWhenAReloadEndsIt(t *testing.T) {
 	if got, _ := io.ReadAll(conn); string(got) != "\x88\x02\x03\xe9" {
 		t.Errorf("the client gets %q, want a close frame with 1001", got)
 	}
-	// a client's frame is masked (RFC 6455 section 5.3): its head is followed by a key of four bytes
+	// a client's frame is masked (RFC 6455 section 5.3): its head is followed
+	// by a key of four bytes
 	if got := <-backendGot; len(got) != 8 || string(got[:2]) != "\x88\x82" || got[6]^got[2] != 0x03 || got[7]^got[3] != 0xe9 {
 		t.Errorf("the backend gets %q, want a masked close frame with 1001", got)
 	}

@@ -35,7 +35,8 @@ func (m muted) WriteHeader(status int) {
 	m.ResponseWriter.WriteHeader(status)
 }
 
-// pools are of three sizes, with provisioned deployments first, and with limits by the minute.
+// pools are of three sizes, with provisioned deployments first, and with limits
+// by the minute.
 var pools = map[string][]simulator.Handler{
 	"a PTU":                 {{PTU: 300}},
 	"a PTU without headers": {{PTU: 300, Name: mute}},
@@ -52,7 +53,8 @@ var tiersOf = []string{"gold", "silver", "bronze"}
 
 const threeShares = "tier gold {\nreserve 50%\n}\ntier silver {\nreserve 30%\n}\ntier bronze {\nreserve 20%\n}"
 
-// demand is what a tier asks for at a time, as a part of the capacity of the pool.
+// demand is what a tier asks for at a time, as a part of the capacity of the
+// pool.
 type demand func(at time.Duration) float64
 
 func steady(part float64) demand { return func(time.Duration) float64 { return part } }
@@ -65,7 +67,8 @@ func steadily(gold, silver, bronze float64) map[string]demand {
 // part is what became of the requests of a tier.
 type part struct{ sent, served float64 }
 
-// ask has each tier ask at random times for so long, and returns what came of it in each second, as parts of the capacity.
+// ask has each tier ask at random times for so long, and returns what came of
+// it in each second, as parts of the capacity.
 func ask(t *testing.T, backends []simulator.Handler, long time.Duration, asks map[string]demand) (seconds map[string][]part) {
 	t.Helper()
 	return askIn(t, threeShares, backends, long, asks)
@@ -140,7 +143,8 @@ func askIn(t *testing.T, tiers string, backends []simulator.Handler, long time.D
 	return seconds
 }
 
-// between adds up the seconds from one to another, as a part of the capacity of that time.
+// between adds up the seconds from one to another, as a part of the capacity of
+// that time.
 func between(seconds []part, from, to int) (sum part) {
 	for _, s := range seconds[from:to] {
 		sum.sent += s.sent / float64(to-from)
@@ -151,7 +155,8 @@ func between(seconds []part, from, to int) (sum part) {
 
 func keyOf(caller string) string { return "sk-0123456789-" + caller }
 
-// wantParts checks which part of the capacity each tier gets between two seconds.
+// wantParts checks which part of the capacity each tier gets between two
+// seconds.
 func wantParts(t *testing.T, got map[string][]part, from, to int, tolerance float64, want ...float64) {
 	t.Helper()
 	used := 0.
@@ -184,7 +189,8 @@ func TestInExhaustionEachTierGetsItsShare(t *testing.T) {
 	})
 }
 
-// A tier cannot get more than its share by asking for more. A backend that only says that it is full is shared less exactly.
+// A tier cannot get more than its share by asking for more. A backend that only
+// says that it is full is shared less exactly.
 func TestInExhaustionATierThatAsksForMostGetsItsShare(t *testing.T) {
 	forEachPool(t, func(t *testing.T, name string, backends []simulator.Handler) {
 		tolerance := .05
@@ -195,7 +201,8 @@ func TestInExhaustionATierThatAsksForMostGetsItsShare(t *testing.T) {
 	})
 }
 
-// Requests of a tier that has got its share wait, and do not keep others from theirs.
+// Requests of a tier that has got its share wait, and do not keep others from
+// theirs.
 func TestInExhaustionEachTierGetsItsShareWhileOthersWait(t *testing.T) {
 	forEachPool(t, func(t *testing.T, _ string, backends []simulator.Handler) {
 		got := askIn(t, "wait 1s\n"+threeShares, backends, 3*time.Minute, steadily(2.8, .6, .6))
@@ -203,8 +210,9 @@ func TestInExhaustionEachTierGetsItsShareWhileOthersWait(t *testing.T) {
 	})
 }
 
-// TestWhatNoTierThatAsksKeepsIsUsed has a backend that works off within 200 ms what it accepts: readings say for too long that
-// nothing is left. The last tier keeps nothing, or does not ask.
+// TestWhatNoTierThatAsksKeepsIsUsed has a backend that works off within 200 ms
+// what it accepts: readings say for too long that nothing is left. The last
+// tier keeps nothing, or does not ask.
 func TestWhatNoTierThatAsksKeepsIsUsed(t *testing.T) {
 	if lbtest.Race {
 		t.Skip("it sends thousands of requests, one after the other")
@@ -240,8 +248,10 @@ func TestATierThatNeedsLessThanItsShareGetsIt(t *testing.T) {
 	})
 }
 
-// TestABurst is one of gold's, after a silence in which the others use everything up. A PTU is shared within seconds, and a limit by
-// the minute as soon as its next window begins. When the burst is over, the others get all again.
+// TestABurst is one of gold's, after a silence in which the others use
+// everything up. A PTU is shared within seconds, and a limit by the minute as
+// soon as its next window begins. When the burst is over, the others get all
+// again.
 func TestABurst(t *testing.T) {
 	forEachPool(t, func(t *testing.T, name string, backends []simulator.Handler) {
 		asks := steadily(0, 2, 2)
@@ -266,8 +276,9 @@ func TestABurst(t *testing.T) {
 	})
 }
 
-// TestATierThatComesLaterTakesNotEverything has two of them come while the first one uses everything, and looks at 20 s in which a
-// PTU serves and the limits by the minute are used up.
+// TestATierThatComesLaterTakesNotEverything has two of them come while the
+// first one uses everything, and looks at 20 s in which a PTU serves and the
+// limits by the minute are used up.
 func TestATierThatComesLaterTakesNotEverything(t *testing.T) {
 	forEachPool(t, func(t *testing.T, _ string, backends []simulator.Handler) {
 		if backends[0].PTU == 0 {
@@ -296,7 +307,8 @@ func TestATierThatComesLaterTakesNotEverything(t *testing.T) {
 	})
 }
 
-// TestATierKeepsItsShareOfTheBackendsThatItMayUse has gold use only one of two, of which the other one is shared by the others.
+// TestATierKeepsItsShareOfTheBackendsThatItMayUse has gold use only one of two,
+// of which the other one is shared by the others.
 func TestATierKeepsItsShareOfTheBackendsThatItMayUse(t *testing.T) {
 	if lbtest.Race {
 		t.Skip("it sends thousands of requests, one after the other")
@@ -306,7 +318,8 @@ func TestATierKeepsItsShareOfTheBackendsThatItMayUse(t *testing.T) {
 	wantParts(t, got, 60, 180, .05, .25, .55, .2)
 }
 
-// TestTiersWithoutAShareGetWhatIsLeft has two of them, and one that needs less than it keeps.
+// TestTiersWithoutAShareGetWhatIsLeft has two of them, and one that needs less
+// than it keeps.
 func TestTiersWithoutAShareGetWhatIsLeft(t *testing.T) {
 	forEachPool(t, func(t *testing.T, name string, backends []simulator.Handler) {
 		got := askIn(t, "tier gold {\nreserve 60%\n}\ntier silver\ntier bronze", backends, 4*time.Minute, steadily(.4, 1, 1))

@@ -1,4 +1,5 @@
-// Package tiers tests that tiers get their shares of backends, and all that is idle.
+// Package tiers tests that tiers get their shares of backends, and all that is
+// idle.
 package tiers
 
 import (
@@ -80,7 +81,8 @@ func (w *world) used(backend, percent string) {
 	w.Backends[backend].Replies(lbtest.Says(200, `{"id":"chatcmpl-1","choices":[]}`, "Azure-OpenAI-Deployment-Utilization", percent, "X-Backend", backend))
 }
 
-// wantPassedOver checks for how many requests of a tier the backend was passed over.
+// wantPassedOver checks for how many requests of a tier the backend was passed
+// over.
 func (w *world) wantPassedOver(t *testing.T, backend, tier string, want float64) {
 	t.Helper()
 	labels := map[string]string{"pool": w.Handler.Pool, "backend": backend, "tier": tier}

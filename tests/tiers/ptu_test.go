@@ -15,8 +15,9 @@ import (
 )
 
 const (
-	// perRequest are the input tokens that a request weighs: 1,200 of its prompt, and 200 of its output, of
-	// which each weighs four. 1,000 units work off 20.8 such requests a second.
+	// perRequest are the input tokens that a request weighs: 1,200 of its
+	// prompt, and 200 of its output, of which each weighs four. 1,000 units
+	// work off 20.8 such requests a second.
 	perRequest   = 2000
 	promptTokens = 1200
 	outputTokens = 200
@@ -25,15 +26,16 @@ const (
 	warmUp, load = 10 * time.Second, 30 * time.Second
 )
 
-// shares are the results of a load: the part of each caller's requests that the PTU served, and the part of
-// the PTU that was used.
+// shares are the results of a load: the part of each caller's requests that the
+// PTU served, and the part of the PTU that was used.
 type shares struct {
 	byPTU map[string]float64
 	used  float64
 }
 
-// onPTU sends requests of the callers at random times, at these multiples of what 1,000 PTU with a bucket of
-// 2 s can serve, with a pay-as-you-go deployment behind.
+// onPTU sends requests of the callers at random times, at these multiples of
+// what 1,000 PTU with a bucket of 2 s can serve, with a pay-as-you-go
+// deployment behind.
 func onPTU(t *testing.T, options string, rates map[string]float64) (got shares) {
 	t.Helper()
 	inBubble(t, options+"\n"+twoBackends, func(t *testing.T, w *world) {

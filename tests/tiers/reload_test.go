@@ -8,8 +8,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// TestHowMuchOfABackendIsUsedStaysThroughAReload and so does who has asked for the model. The reading fades within
-// a minute, and the share is high, so the reload may take nearly as long.
+// TestHowMuchOfABackendIsUsedStaysThroughAReload and so does who has asked for
+// the model. The reading fades within a minute, and the share is high, so the
+// reload may take nearly as long.
 func TestHowMuchOfABackendIsUsedStaysThroughAReload(t *testing.T) {
 	ptu, serverOfPTU := lbtest.Listen(t, "ptu")
 	_, serverOfPayg := lbtest.Listen(t, "payg")

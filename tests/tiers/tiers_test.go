@@ -149,7 +149,8 @@ func TestKeysOfPromptCachesMoveAndOwnedObjectsStay(t *testing.T) {
 	})
 }
 
-// TestWithoutTiersNothingChanges is named after LiteLLM's PR19092, by which a caller alone got a quarter.
+// TestWithoutTiersNothingChanges is named after LiteLLM's PR19092, by which a
+// caller alone got a quarter.
 func TestWithoutTiersNothingChanges(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nclient_key web "+keys["web"]+"\nclient_key batch "+keys["batch"]+"\ncaller batch {\nrequests 1M/minute\n}\n"+twoBackends+"}", func(t *testing.T, lb *lbtest.World) {
 		w := &world{lb}

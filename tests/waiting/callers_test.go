@@ -20,7 +20,8 @@ const (
 	bobKey   = "sk-bob-0123456789ab"
 )
 
-// inBubbleOf runs a test with alice, who has these limits, and bob, at the beginning of all windows.
+// inBubbleOf runs a test with alice, who has these limits, and bob, at the
+// beginning of all windows.
 func inBubbleOf(t *testing.T, options, limits string, test func(*testing.T, *world)) {
 	t.Helper()
 	inBubble(t, options+"\nclient_key alice "+aliceKey+"\nclient_key bob "+bobKey+"\ncaller alice {\n"+limits+"\n}", func(t *testing.T, w *world) {
@@ -53,7 +54,8 @@ func TestARequestWaitsForItsCallersLimitByTheMinute(t *testing.T) {
 			w.Send(w.request(number, aliceKey)).WantServed(t, "a")
 			time.Sleep(time.Second)
 		}
-		// a minute later the first does not count any more, and in each second one less does
+		// a minute later the first does not count any more, and in each second
+		// one less does
 		begin := time.Now()
 		w.wantServed(t, aliceKey, aliceKey, aliceKey)
 		if used := w.alice().Limits[0].Used; used != 60 {
@@ -112,7 +114,8 @@ func TestALimitOfWhichTheWaitIsTooLongRefusesAtOnce(t *testing.T) {
 	}
 }
 
-// The limit of the last hour or day before its window ends would be within the duration.
+// The limit of the last hour or day before its window ends would be within the
+// duration.
 func TestNoRequestWaitsForAnHourOrADay(t *testing.T) {
 	for _, limit := range []string{"requests 1/hour", "tokens 10/day"} {
 		inBubbleOf(t, "wait 10s", limit, func(t *testing.T, w *world) {

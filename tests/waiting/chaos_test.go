@@ -34,7 +34,8 @@ func (c *chaos) pick(choices ...string) string { return choices[c.of(len(choices
 
 const chaosWait = 900 * time.Millisecond
 
-// config has options at random that have to do with which backend a request waits for.
+// config has options at random that have to do with which backend a request
+// waits for.
 func (c *chaos) config() string {
 	options := fmt.Sprintf("wait %s %d\nclient_key web sk-web-0123456789ab\nclient_key batch sk-batch-0123456789\n", chaosWait, 1+c.of(8)) +
 		"caller web {\ntier interactive\n" + c.pick("", "tokens 5k/minute\n") + "}\n" +
@@ -79,8 +80,8 @@ func (c *chaos) reply(w *world, slowest int, served func(number string)) http.Ha
 	}
 }
 
-// Whatever the options, the replies and the clients do: no request waits longer than it may, none is served twice,
-// and in the end nothing is left.
+// Whatever the options, the replies and the clients do: no request waits longer
+// than it may, none is served twice, and in the end nothing is left.
 func TestRandomConfigsLoseNoRequest(t *testing.T) {
 	for seed := range *seeds {
 		c := &chaos{random: rand.New(rand.NewPCG(uint64(seed), 5))} //nolint:gosec // it is not negative
@@ -109,7 +110,8 @@ func TestRandomConfigsLoseNoRequest(t *testing.T) {
 					defer leave()
 					begin := time.Now()
 					got := w.Send(r.WithContext(ctx))
-					// up to three attempts before the wait, and as many after it
+					// up to three attempts before the wait, and as many after
+					// it
 					if took := time.Since(begin); took > chaosWait+7*slowest*time.Millisecond {
 						t.Errorf("request %d took %s", number, took)
 					}

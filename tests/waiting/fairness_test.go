@@ -36,8 +36,8 @@ func TestABetterTierDoesNotWaitBehindAWorseOneForWhichABackendIsTooBusy(t *testi
 	})
 }
 
-// TestATierWaitsOnlyUntilMoreThanTheShareOfTheOtherIsLeft has a backend throttle for 100 ms. What that says of its use
-// falls to 90 % after 200 ms.
+// TestATierWaitsOnlyUntilMoreThanTheShareOfTheOtherIsLeft has a backend
+// throttle for 100 ms. What that says of its use falls to 90 % after 200 ms.
 func TestATierWaitsOnlyUntilMoreThanTheShareOfTheOtherIsLeft(t *testing.T) {
 	for _, wait := range []string{"300ms", "1s", "3s"} {
 		inBubble(t, "wait "+wait+"\n"+tiers, func(t *testing.T, w *world) {

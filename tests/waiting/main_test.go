@@ -1,5 +1,6 @@
-// Package waiting tests which requests wait while all backends throttle, or while a limit of their caller is
-// reached, for how long they do, and in which order they go.
+// Package waiting tests which requests wait while all backends throttle, or
+// while a limit of their caller is reached, for how long they do, and in which
+// order they go.
 package waiting
 
 import (
@@ -40,7 +41,8 @@ func inBubbleWith(t *testing.T, options string, test func(*testing.T, *world)) {
 
 const chat = `{"model":"gpt-4o","messages":[]}`
 
-// request makes a chat with a number and the key of its caller, which may be empty.
+// request makes a chat with a number and the key of its caller, which may be
+// empty.
 func (w *world) request(number int, key string) *http.Request {
 	r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(chat))
 	r.Header.Set("X-Number", strconv.Itoa(number))
@@ -61,8 +63,8 @@ func (w *world) ask(number int, key string, then func(lbtest.Reply, time.Duratio
 	})
 }
 
-// wantServed sends requests with these keys, one after the other, and returns a function that checks that they
-// are all served.
+// wantServed sends requests with these keys, one after the other, and returns a
+// function that checks that they are all served.
 func (w *world) wantServed(t *testing.T, keys ...string) {
 	t.Helper()
 	for number, key := range keys {
@@ -88,7 +90,8 @@ func (w *world) numbers(backend string) (numbers []int) {
 	return numbers
 }
 
-// throttle has the backend throttle for so long from now on. It serves afterwards.
+// throttle has the backend throttle for so long from now on. It serves
+// afterwards.
 func (w *world) throttle(backend string, d time.Duration) {
 	until := time.Now().Add(d)
 	b := w.Backends[backend]

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// perRequest are the input tokens that a request weighs: 1,200 of its prompt, and 200 of its output, of which each
-	// weighs four.
+	// perRequest are the input tokens that a request weighs: 1,200 of its
+	// prompt, and 200 of its output, of which each weighs four.
 	perRequest   = 2000
 	promptTokens = 1200
 	outputTokens = 200
@@ -29,10 +29,11 @@ const (
 
 // outcome is what a load comes to.
 type outcome struct {
-	// errors is the part of the clients that see an error in the end, and calls how many calls the PTU gets
-	// for each of them.
+	// errors is the part of the clients that see an error in the end, and calls
+	// how many calls the PTU gets for each of them.
 	errors, calls float64
-	// waits are how long the requests took that were answered without a retry, less what the PTU takes.
+	// waits are how long the requests took that were answered without a retry,
+	// less what the PTU takes.
 	p50, p99 time.Duration
 }
 
@@ -40,7 +41,8 @@ func (o outcome) String() string {
 	return fmt.Sprintf("%.1f %% errors, %.2f calls a client, waits of %s (p50) and %s (p99)", 100*o.errors, o.calls, o.p50, o.p99)
 }
 
-// onPTU sends requests at random times, as clients with OpenAI's SDK do, at this part of what so many PTU can serve.
+// onPTU sends requests at random times, as clients with OpenAI's SDK do, at
+// this part of what so many PTU can serve.
 func onPTU(t *testing.T, options string, ptu int, bucket, part float64, requests int) (got outcome) {
 	t.Helper()
 	drain := float64(ptu) * 2500 / 60

@@ -12,8 +12,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// Two backends that throttle at random, callers of two tiers of which one has a limit, and clients that leave:
-// each request is answered in time, with a reply or with a 429, and nothing is left in the end.
+// Two backends that throttle at random, callers of two tiers of which one has a
+// limit, and clients that leave: each request is answered in time, with a reply
+// or with a 429, and nothing is left in the end.
 func TestRandomRequestsWaitNoLongerThanTheyMay(t *testing.T) {
 	const web, batch = "sk-web-0123456789ab", "sk-batch-0123456789"
 	options := "wait 700ms 5\nbackend http://a\nbackend http://b {\npriority 2\n}\n" +

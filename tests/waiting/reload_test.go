@@ -14,7 +14,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
-// waitingSite runs a balancer with a backend that throttles, at which requests of alice and others wait.
+// waitingSite runs a balancer with a backend that throttles, at which requests
+// of alice and others wait.
 func waitingSite(t *testing.T) (pool string, reload func(), replies chan lbtest.Reply) {
 	t.Helper()
 	a, server := lbtest.Listen(t, "a")

@@ -115,7 +115,8 @@ func TestNoRequestWaitsForALongReset(t *testing.T) {
 	})
 }
 
-// slow has the backend refuse after a delay the request with number 0, for so long, and serve the others.
+// slow has the backend refuse after a delay the request with number 0, for so
+// long, and serve the others.
 func (w *world) slow(backend string, delay, refused time.Duration) {
 	w.Backends[backend].Replies(func(rw http.ResponseWriter, r *http.Request) {
 		switch r.Header.Get("X-Number") {
@@ -206,7 +207,8 @@ func TestARequestLeavesWhenItsTimeIsOver(t *testing.T) {
 				begin := time.Now()
 				got := w.Send(r)
 				got.WantError(t, 429, "rate_limit_exceeded")
-				// it is refused again after 300 ms, and a third try would come too late
+				// it is refused again after 300 ms, and a third try would come
+				// too late
 				if took := time.Since(begin); took != 300*time.Millisecond {
 					t.Errorf("it took %s", took)
 				}
@@ -361,8 +363,9 @@ func TestARequestDoesNotOvertakeThoseThatWait(t *testing.T) {
 	})
 }
 
-// Request 0 waits for a only, because b has failed for it. Request 1 waits for both. When request 0 has gone, and b is
-// back before request 1 may go, request 2 does not take b.
+// Request 0 waits for a only, because b has failed for it. Request 1 waits for
+// both. When request 0 has gone, and b is back before request 1 may go, request
+// 2 does not take b.
 func TestARequestDoesNotOvertakeOneThatWaitsForMoreBackendsThanTheOneBeforeDid(t *testing.T) {
 	inBubbleWith(t, "wait 10s\nbackend http://a\nbackend http://b {\npriority 2\n}", func(t *testing.T, w *world) {
 		w.throttle("a", time.Second)
@@ -493,7 +496,8 @@ func TestLBRetriesDoNotCountTriesOfTheBackendThatIsWaitedFor(t *testing.T) {
 	})
 }
 
-// Another handler may give requests a deadline. reverse_proxy would send a GET again after that, and again.
+// Another handler may give requests a deadline. reverse_proxy would send a GET
+// again after that, and again.
 func TestARequestWhoseDeadlinePassesWhileItWaitsEnds(t *testing.T) {
 	inBubble(t, "wait 2s", func(t *testing.T, w *world) {
 		w.throttle("a", 3*time.Second)

@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	// maxCallers is how many callers of a pool the view of callers shows, and topCallers how many the first page does.
+	// maxCallers is how many callers of a pool the view of callers shows, and
+	// topCallers how many the first page does.
 	maxCallers, topCallers = 100, 10
 	// maxSearch is how many letters of a search count.
 	maxSearch = 64
@@ -24,7 +25,8 @@ const (
 
 // view is which part of the page a browser looks at.
 type view struct {
-	// callers reports whether it is that of callers, of which search finds some by their names and tiers.
+	// callers reports whether it is that of callers, of which search finds some
+	// by their names and tiers.
 	callers bool
 	search  string
 }
@@ -55,7 +57,8 @@ func (v view) of(s Status) Status {
 	return s
 }
 
-// tools returns the links between the views, and the search, as HTML. They are outside of the part of the page that changes.
+// tools returns the links between the views, and the search, as HTML. They are
+// outside of the part of the page that changes.
 func (v view) tools() string {
 	const links = `<nav class="views" aria-label="Views"><a href="?"%s>Backends</a> <a href="?callers"%s>Callers</a></nav>`
 	const current = ` aria-current="page"`
@@ -74,7 +77,8 @@ func (s poolStatus) TopCallers() []status.Caller { return s.Callers[:min(topCall
 // NumberOfCallers returns how many callers there are.
 func (s poolStatus) NumberOfCallers() int { return len(s.callers) }
 
-// CallersSummary returns a sentence about all callers of the pool, and those that were found.
+// CallersSummary returns a sentence about all callers of the pool, and those
+// that were found.
 func (s poolStatus) CallersSummary() string {
 	var refused, refusals uint64
 	for _, c := range s.callers {
@@ -89,7 +93,8 @@ func (s poolStatus) CallersSummary() string {
 	return sentence
 }
 
-// CallersFrom returns a sentence about the replicas that the use of callers is from. It is empty if this one is alone.
+// CallersFrom returns a sentence about the replicas that the use of callers is
+// from. It is empty if this one is alone.
 func (s Status) CallersFrom() string {
 	var from, missing []string
 	for _, seen := range s.CallerReplicas {
@@ -121,8 +126,9 @@ func (s Status) CallersFrom() string {
 	return fmt.Sprintf("Sums over %d replicas: %s. %s", len(from), list(from), asOf)
 }
 
-// SeenBy returns a sentence about the replica whose backends, models and requests the page shows, unlike the callers, who are
-// sums. It is empty if there are no other replicas.
+// SeenBy returns a sentence about the replica whose backends, models and
+// requests the page shows, unlike the callers, who are sums. It is empty if
+// there are no other replicas.
 func (s Status) SeenBy() string {
 	for _, seen := range s.CallerReplicas {
 		if seen.Self && len(s.CallerReplicas) > 1 {
@@ -137,7 +143,8 @@ func replicaName(seen admin.Seen) string {
 	return cut(cmp.Or(seen.Host, "replica")) + " " + cut(seen.ID[:min(8, len(seen.ID))])
 }
 
-// refusedOf returns how many requests of a caller were refused in the last hour.
+// refusedOf returns how many requests of a caller were refused in the last
+// hour.
 func refusedOf(c status.Caller) (sum uint64) {
 	for _, n := range c.LastHour.Refused {
 		sum += n
@@ -145,7 +152,8 @@ func refusedOf(c status.Caller) (sum uint64) {
 	return sum
 }
 
-// refusals returns what has refused requests of a caller in the last hour, the most frequent first.
+// refusals returns what has refused requests of a caller in the last hour, the
+// most frequent first.
 func refusals(c status.Caller) (texts []string) {
 	refused := c.LastHour.Refused
 	names := slices.SortedFunc(maps.Keys(refused), func(a, b string) int { return cmp.Or(cmp.Compare(refused[b], refused[a]), cmp.Compare(a, b)) })
@@ -157,8 +165,8 @@ func refusals(c status.Caller) (texts []string) {
 
 // limitView is what the page shows of a limit of a caller.
 type limitView struct {
-	// Text says how much is used, as `1.2 M of 5 M tokens/day`, Then the tier of requests over the limit, and Resets when
-	// nothing is used any more.
+	// Text says how much is used, as `1.2 M of 5 M tokens/day`, Then the tier
+	// of requests over the limit, and Resets when nothing is used any more.
 	Text, Percent, Then, Resets string
 	Width                       float64
 	Full                        bool

@@ -10,8 +10,8 @@ type chart struct {
 	Title string
 	// Now and Most are rates per second, as text.
 	Now, Most string
-	// Line has the points of the curve, and Area the points of the area below it, in
-	// a box of chartWidth and chartHeight.
+	// Line has the points of the curve, and Area the points of the area below
+	// it, in a box of chartWidth and chartHeight.
 	Line, Area string
 }
 

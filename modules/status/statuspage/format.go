@@ -33,7 +33,8 @@ func firstOf(most int, names []string, shown func(string) string) string {
 	return strings.Join(texts, ", ")
 }
 
-// percent writes a share. It writes 0 % only for exactly 0, and 100 % only for exactly 1.
+// percent writes a share. It writes 0 % only for exactly 0, and 100 % only for
+// exactly 1.
 func percent(ratio *float64) string {
 	if ratio == nil {
 		return "–"

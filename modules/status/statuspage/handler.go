@@ -26,20 +26,22 @@ import (
 func init() {
 	caddy.RegisterModule(new(Handler))
 	httpcaddyfile.RegisterHandlerDirective("openai_lb_status", parseCaddyfile)
-	// Not before reverse_proxy, where openai_lb stands: which of two directives at one place comes first depends on the order
-	// in which their packages are initialized.
+	// Not before reverse_proxy, where openai_lb stands: which of two directives
+	// at one place comes first depends on the order in which their packages are
+	// initialized.
 	httpcaddyfile.RegisterDirectiveOrder("openai_lb_status", httpcaddyfile.Before, "metrics")
 }
 
 // Handler answers GET with a page that shows the pools of all openai_lb
 // handlers: the share of the requests of the last five minutes that were not
-// served, problems and what to do about them, the state of each backend and model,
-// how long a bench still lasts, what callers have used of their limits, the traffic,
-// and recent benches. With the query `?callers`, it shows the callers of all replicas that share state: who uses how much of
-// which limit, and who was refused in the last hour, and why. The page is
-// read-only, and updates itself. With the query `?json` the answer is the same as
-// JSON. It shows no key and no URL, but the names of pools, backends, models
-// and callers: let only those reach it who may know them.
+// served, problems and what to do about them, the state of each backend and
+// model, how long a bench still lasts, what callers have used of their limits,
+// the traffic, and recent benches. With the query `?callers`, it shows the
+// callers of all replicas that share state: who uses how much of which limit,
+// and who was refused in the last hour, and why. The page is read-only, and
+// updates itself. With the query `?json` the answer is the same as JSON. It
+// shows no key and no URL, but the names of pools, backends, models and
+// callers: let only those reach it who may know them.
 type Handler struct {
 	// MaxWatchers is how many browsers may watch the page at a time. Others see
 	// it too, but it does not update itself for them. Default: 32.
@@ -54,8 +56,9 @@ type Handler struct {
 	fragment []byte
 	// pause is how long they count.
 	pause time.Duration
-	// others are the callers of other replicas, which are asked again at a time. While they are asked, asking is not nil; it is
-	// closed after the answers.
+	// others are the callers of other replicas, which are asked again at a
+	// time. While they are asked, asking is not nil; it is closed after the
+	// answers.
 	others   status.OtherCallers
 	askAgain time.Time
 	asking   chan struct{}
@@ -143,15 +146,18 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.
 	return err
 }
 
-// askInterval is how often other replicas are asked, and askPerCaller how much longer it takes for each caller that they
-// have named: that costs a fiftieth of the time.
+// askInterval is how often other replicas are asked, and askPerCaller how much
+// longer it takes for each caller that they have named: that costs a fiftieth
+// of the time.
 const askInterval, askPerCaller = 5 * time.Second, 200 * time.Microsecond
 
-// maxAsking is how long the answers are read, and maxWait how long a page waits for them.
+// maxAsking is how long the answers are read, and maxWait how long a page waits
+// for them.
 const maxAsking, maxWait = 10 * time.Second, 2 * time.Second
 
-// pauseFactor is how many times as long as it takes to make the page it counts: that costs 0.5 % of one core, however many backends
-// there are. maxPause is the longest time that it counts.
+// pauseFactor is how many times as long as it takes to make the page it counts:
+// that costs 0.5 % of one core, however many backends there are. maxPause is
+// the longest time that it counts.
 const pauseFactor, maxPause = 200, 5 * time.Second
 
 // pauseAfter returns how long a page counts that took so long to make.
@@ -160,7 +166,8 @@ func pauseAfter(took time.Duration) time.Duration {
 }
 
 // render returns what the page shows, and as HTML the part of it that changes.
-// However many watchers there are, the status is made only once in a while, and so is the HTML of the first page.
+// However many watchers there are, the status is made only once in a while, and
+// so is the HTML of the first page.
 func (h *Handler) render(now time.Time, v view) (s Status, fragment []byte, err error) {
 	h.askOthers(now)
 	h.mu.Lock()
@@ -180,8 +187,9 @@ func (h *Handler) render(now time.Time, v view) (s Status, fragment []byte, err 
 	return h.status, h.fragment, nil
 }
 
-// askOthers asks the other replicas in the background, if the last answers are old enough. It waits for new answers only if the last
-// ones are so old that a page would show them as current.
+// askOthers asks the other replicas in the background, if the last answers are
+// old enough. It waits for new answers only if the last ones are so old that a
+// page would show them as current.
 func (h *Handler) askOthers(now time.Time) {
 	h.mu.Lock()
 	if h.asking == nil && !now.Before(h.askAgain) {

@@ -310,8 +310,9 @@ func TestOptionsOfTheStatusPage(t *testing.T) {
 	}
 }
 
-// early and late stand where openai_lb does, before reverse_proxy. Variables are initialized before the package's init
-// registers openai_lb_status, and the test's own init comes after it.
+// early and late stand where openai_lb does, before reverse_proxy. Variables
+// are initialized before the package's init registers openai_lb_status, and the
+// test's own init comes after it.
 var _ = registerBeforeReverseProxy("early")
 
 func init() { registerBeforeReverseProxy("late") }

@@ -20,8 +20,8 @@ import (
 var files embed.FS
 
 // templates have the part of the page that changes. The rest is put together
-// without a template, because html/template changes scripts and styles, of which
-// the Content-Security-Policy has the digests.
+// without a template, because html/template changes scripts and styles, of
+// which the Content-Security-Policy has the digests.
 var templates = template.Must(template.New("").Funcs(template.FuncMap{
 	"clock":   func(t time.Time) string { return t.UTC().Format("15:04:05") },
 	"day":     func(t time.Time) string { return t.UTC().Format("2 Jan 15:04:05") },

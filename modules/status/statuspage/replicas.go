@@ -22,8 +22,8 @@ type replicaView struct {
 }
 
 const (
-	// silence is how long a silent replica has not been heard from. Each replica
-	// reports once a second that it is there.
+	// silence is how long a silent replica has not been heard from. Each
+	// replica reports once a second that it is there.
 	silence = 3 * time.Second
 	// maxReplicas is how many are shown.
 	maxReplicas = 50

@@ -18,7 +18,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state/statetest"
 )
 
-// One of the replicas is dead, and still counts for 10 s. No page may wait for it.
+// One of the replicas is dead, and still counts for 10 s. No page may wait for
+// it.
 func TestThePageWaitsForNoReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		usePool(t, "llm", "a")

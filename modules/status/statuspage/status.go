@@ -15,8 +15,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
-// Status is everything that the page shows. As JSON, its fields have the same names as
-// in the admin API and in metrics.
+// Status is everything that the page shows. As JSON, its fields have the same
+// names as in the admin API and in metrics.
 type Status struct {
 	Version      string    `json:"version"`
 	CaddyVersion string    `json:"caddy_version"`
@@ -25,10 +25,12 @@ type Status struct {
 	WindowSeconds float64           `json:"window_seconds"`
 	Pools         []poolStatus      `json:"pools"`
 	States        []replicas.Status `json:"states"`
-	// CallerReplicas are the replicas that the use of callers is from, if they share state.
+	// CallerReplicas are the replicas that the use of callers is from, if they
+	// share state.
 	CallerReplicas   []admin.Seen `json:"caller_replicas"`
 	callersConnected bool
-	// callersAsked is when they were asked, and callersCutOff reports whether this one has lost its connection to some since.
+	// callersAsked is when they were asked, and callersCutOff reports whether
+	// this one has lost its connection to some since.
 	callersAsked  time.Time
 	callersCutOff bool
 }
@@ -37,15 +39,17 @@ type Status struct {
 type poolStatus struct {
 	Pool string `json:"pool"`
 	requestCounts
-	// SpilloverRatio is the share of the served requests that were not served by the
-	// first priority of their model. It is nil if no model has another one.
+	// SpilloverRatio is the share of the served requests that were not served
+	// by the first priority of their model. It is nil if no model has another
+	// one.
 	SpilloverRatio *float64  `json:"spillover_ratio"`
 	Failovers      int64     `json:"failovers"`
 	Tokens         int64     `json:"tokens"`
 	FirstByte      quantiles `json:"time_to_first_byte_seconds"`
 	// Waiting are the requests that wait for their first byte now.
 	Waiting metrics.Waiting `json:"waiting"`
-	// Classes are the classes of the answers other than served, the most frequent first.
+	// Classes are the classes of the answers other than served, the most
+	// frequent first.
 	Classes []classStatus `json:"classes"`
 	// Problems are sorted: problems that an operator has to solve come first.
 	Problems []status.Problem `json:"problems"`
@@ -53,19 +57,22 @@ type poolStatus struct {
 	Models   []modelStatus    `json:"models"`
 	Benches  []status.Episode `json:"recent_benches"`
 	Spans    []spanStatus     `json:"spans"`
-	// Callers are the busiest of the callers that a view shows, if the pool limits any, of so many that were Found, and
-	// MoreCallers is how many of those there are. callers are all.
+	// Callers are the busiest of the callers that a view shows, if the pool
+	// limits any, of so many that were Found, and MoreCallers is how many of
+	// those there are. callers are all.
 	Callers     []status.Caller `json:"callers"`
 	MoreCallers int             `json:"more_callers"`
 	Found       int             `json:"-"`
 	callers     []status.Caller
-	// Unlimited are the callers that have keys, but no limits, although the pool limits others.
+	// Unlimited are the callers that have keys, but no limits, although the
+	// pool limits others.
 	Unlimited []string `json:"callers_without_limits"`
 }
 
-// requestCounts are the answered requests of a pool. Requests is the sum of the Served
-// requests, those NotServed by a fault of the service, CallerErrors, and those whose client left while it waited. NotServedRatio
-// leaves out the last two: mistakes of callers must not hide an outage.
+// requestCounts are the answered requests of a pool. Requests is the sum of the
+// Served requests, those NotServed by a fault of the service, CallerErrors, and
+// those whose client left while it waited. NotServedRatio leaves out the last
+// two: mistakes of callers must not hide an outage.
 type requestCounts struct {
 	Requests       int64    `json:"requests"`
 	Served         int64    `json:"served"`
@@ -102,12 +109,13 @@ type classStatus struct {
 // backendStatus is what the page shows of a backend.
 type backendStatus struct {
 	status.Backend
-	// RequestsRatio is its part of the pool's requests that were answered by a backend.
-	// It is nil if there were none.
+	// RequestsRatio is its part of the pool's requests that were answered by a
+	// backend. It is nil if there were none.
 	RequestsRatio *float64  `json:"requests_ratio"`
 	FirstByte     quantiles `json:"time_to_first_byte_seconds"`
-	// Utilization is the latest utilization of its provisioned deployments, by their names. It
-	// is empty if no request was sent to the backend: it would be too old.
+	// Utilization is the latest utilization of its provisioned deployments, by
+	// their names. It is empty if no request was sent to the backend: it would
+	// be too old.
 	Utilization map[string]float64 `json:"deployment_utilization_ratio"`
 }
 
@@ -123,7 +131,8 @@ type modelStatus struct {
 type priorityStatus struct {
 	Priority int   `json:"priority"`
 	Served   int64 `json:"served"`
-	// ServedRatio is their part of all served requests. It is nil if there are none.
+	// ServedRatio is their part of all served requests. It is nil if there are
+	// none.
 	ServedRatio *float64 `json:"served_ratio"`
 }
 
@@ -138,7 +147,8 @@ type spanStatus struct {
 // maxEpisodes is how many recent benches are shown of a pool.
 const maxEpisodes = 10
 
-// statusAt returns what the page shows now. others are the callers of other replicas.
+// statusAt returns what the page shows now. others are the callers of other
+// replicas.
 func statusAt(now time.Time, others status.OtherCallers) Status {
 	spans := metrics.Recent.Spans()
 	counts, length := metrics.Sum(spans)

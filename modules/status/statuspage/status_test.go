@@ -26,7 +26,8 @@ func statusOf(name string, counts map[metrics.Key]metrics.Counts) poolStatus {
 	return poolStatus{}
 }
 
-// requests are counts of lines like `backend model class 12`, in which - is nothing.
+// requests are counts of lines like `backend model class 12`, in which - is
+// nothing.
 func requests(pool string, lines ...string) map[metrics.Key]metrics.Counts {
 	counts := make(map[metrics.Key]metrics.Counts)
 	for _, line := range lines {

@@ -18,16 +18,17 @@ import (
 const (
 	// interval is how often a watcher checks whether something has changed.
 	interval = time.Second
-	// beatInterval is the longest time without an event, so that the page knows that
-	// it is up to date, and proxies do not cut the stream.
+	// beatInterval is the longest time without an event, so that the page knows
+	// that it is up to date, and proxies do not cut the stream.
 	beatInterval = 10 * time.Second
 	// writeTimeout is how long a write to a browser may take.
 	writeTimeout = 30 * time.Second
 )
 
-// stream sends changes, as server-sent events, until the browser
-// leaves, the config is unloaded or Caddy exits. The first event has all of the part of the page that changes, and later ones
-// only the lines of it that did. They are compressed if the browser understands gzip, which all do.
+// stream sends changes, as server-sent events, until the browser leaves, the
+// config is unloaded or Caddy exits. The first event has all of the part of the
+// page that changes, and later ones only the lines of it that did. They are
+// compressed if the browser understands gzip, which all do.
 func (h *Handler) stream(w http.ResponseWriter, r *http.Request) error {
 	if watchers := h.watchers.Add(1); watchers > int64(h.MaxWatchers) || caddy.Exiting() {
 		h.watchers.Add(-1)
@@ -101,7 +102,8 @@ func (h *Handler) watch(to *events, r *http.Request) error {
 	return nil
 }
 
-// event returns an event with the server's time: all of the new state if nothing was sent yet, or else what has changed.
+// event returns an event with the server's time: all of the new state if
+// nothing was sent yet, or else what has changed.
 func event(sent, fragment []byte, now time.Time) []byte {
 	switch {
 	case sent == nil:
@@ -124,8 +126,8 @@ func eventOf(kind string, value any, now time.Time) []byte {
 
 func lines(fragment []byte) []string { return strings.Split(string(fragment), "\n") }
 
-// change replaces lines: the number of the first one, how many they are, and what is there instead. The page takes the
-// changes in their order.
+// change replaces lines: the number of the first one, how many they are, and
+// what is there instead. The page takes the changes in their order.
 type change struct {
 	First, Number int
 	Instead       []string
@@ -140,7 +142,8 @@ func (c change) MarshalJSON() ([]byte, error) {
 	return text.Bytes(), err
 }
 
-// changes returns what makes the lines those of another list. Where lines differ, it looks for the nearest one that both have.
+// changes returns what makes the lines those of another list. Where lines
+// differ, it looks for the nearest one that both have.
 func changes(was, is []string) (all []change) {
 	for w, i := 0, 0; w < len(was) || i < len(is); {
 		if w < len(was) && i < len(is) && was[w] == is[i] {
@@ -157,7 +160,8 @@ func changes(was, is []string) (all []change) {
 // farthest is how far it looks for a line that both have: some rows of a table.
 const farthest = 64
 
-// apart returns how many lines come before the nearest one that both lists have. An empty line says nothing.
+// apart returns how many lines come before the nearest one that both lists
+// have. An empty line says nothing.
 func apart(was, is []string) (old, added int) {
 	for distance := 1; distance <= farthest; distance++ {
 		for old = max(0, distance-len(is)+1); old <= min(distance, len(was)-1); old++ {

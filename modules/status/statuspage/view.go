@@ -52,8 +52,8 @@ func (s poolStatus) Oldest() string {
 	return seconds(&s.Waiting.OldestSeconds)
 }
 
-// ByFault returns the classes of answers that are a fault of the service, or of the
-// caller.
+// ByFault returns the classes of answers that are a fault of the service, or of
+// the caller.
 func (s poolStatus) ByFault(fault string) []classStatus {
 	return slices.DeleteFunc(slices.Clone(s.Classes), func(c classStatus) bool { return string(c.Fault) != fault })
 }
@@ -82,7 +82,8 @@ func (s poolStatus) ByPriority() (groups []priorityView) {
 }
 
 // failing is the state of a backend that fails active health checks, and
-// benchedForModels the state of a backend that is benched, but not for all models.
+// benchedForModels the state of a backend that is benched, but not for all
+// models.
 const (
 	failing          = "failing health checks"
 	benchedForModels = "benched for some models"
@@ -142,8 +143,8 @@ type utilizationView struct {
 	Full                bool
 }
 
-// Utilizations returns the utilization of the backend's deployments, with their names
-// if there are several.
+// Utilizations returns the utilization of the backend's deployments, with their
+// names if there are several.
 func (b backendStatus) Utilizations() (views []utilizationView) {
 	for _, deployment := range slices.Sorted(maps.Keys(b.Utilization)) {
 		ratio, name := b.Utilization[deployment], ""
@@ -188,8 +189,9 @@ func (m modelStatus) Condition() string {
 	return fmt.Sprintf("%d of %d available", usable, len(m.Backends))
 }
 
-// State returns the state of the model as a whole: unhealthy if an operator has to act because
-// no backend can serve it, benched if one is away that is not drained, or available.
+// State returns the state of the model as a whole: unhealthy if an operator has
+// to act because no backend can serve it, benched if one is away that is not
+// drained, or available.
 func (m modelStatus) State() string {
 	notDrained := func(b status.ModelBackend) bool { return b.State != status.Drained }
 	switch {

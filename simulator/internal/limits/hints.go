@@ -21,7 +21,8 @@ var HintStyles = []string{
 	"azure_ms", "azure_both", "azure_s", hintsNone, "azure_neg1", hintsDay, "date", hintsOpenAI, "zero",
 }
 
-// NamesWait reports whether a 429 says for how long its caller is to stay away. A wait of 0 says that it need not.
+// NamesWait reports whether a 429 says for how long its caller is to stay away.
+// A wait of 0 says that it need not.
 func (s Style) NamesWait() bool {
 	switch s.Hints {
 	case "zero":
@@ -32,8 +33,8 @@ func (s Style) NamesWait() bool {
 	return true
 }
 
-// SetHeaders writes how much of each limit is left. Azure sends these headers on
-// every reply, with whole seconds; OpenAI sends durations.
+// SetHeaders writes how much of each limit is left. Azure sends these headers
+// on every reply, with whole seconds; OpenAI sends durations.
 func (l *Limiter) SetHeaders(hdr http.Header, now time.Time) {
 	if l.Drain > 0 {
 		hdr.Set("azure-openai-deployment-utilization", strconv.FormatFloat(l.Utilization(now), 'f', 1, 64)+"%")
@@ -107,7 +108,8 @@ func payg(limit string) string {
 	return Tokens
 }
 
-// Every wait is rounded up, so that a client that comes back at that time is admitted.
+// Every wait is rounded up, so that a client that comes back at that time is
+// admitted.
 
 func seconds(d time.Duration) string { return strconv.FormatInt(wholeSeconds(d), 10) }
 

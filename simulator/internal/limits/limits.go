@@ -1,6 +1,7 @@
-// Package limits counts the requests and tokens of a deployment in fixed windows or, for a provisioned deployment, in
-// a leaky bucket. A Limiter admits a request or returns a Refusal. A Style makes a 429 of that, with the hints in its
-// headers and one of the bodies that providers send.
+// Package limits counts the requests and tokens of a deployment in fixed
+// windows or, for a provisioned deployment, in a leaky bucket. A Limiter admits
+// a request or returns a Refusal. A Style makes a 429 of that, with the hints
+// in its headers and one of the bodies that providers send.
 package limits
 
 import (
@@ -16,17 +17,19 @@ const (
 	PTU      = "ptu"
 )
 
-// The windows of the limits. "Manage Azure OpenAI quota" has tokens reset every minute, and
-// requests counted over one or ten seconds.
+// The windows of the limits. "Manage Azure OpenAI quota" has tokens reset every
+// minute, and requests counted over one or ten seconds.
 const (
 	requestWindow = 10 * time.Second
 	tokenWindow   = time.Minute
 )
 
-// outputWeight is how many input tokens one output token counts for in a bucket.
+// outputWeight is how many input tokens one output token counts for in a
+// bucket.
 const outputWeight = 4
 
-// Rules are the limits of every deployment of a simulator. A zero limit is none.
+// Rules are the limits of every deployment of a simulator. A zero limit is
+// none.
 type Rules struct {
 	RequestsPerMinute int
 	TokensPerMinute   int
@@ -38,7 +41,8 @@ type Rules struct {
 	Grace time.Duration // how long after a 429 a request may still have been under way
 }
 
-// requestsPerWindow spreads the request limit over its windows: 600 a minute are 100 in every ten seconds.
+// requestsPerWindow spreads the request limit over its windows: 600 a minute
+// are 100 in every ten seconds.
 func (r Rules) requestsPerWindow() int64 {
 	return int64(math.Ceil(float64(r.RequestsPerMinute) * requestWindow.Minutes()))
 }
@@ -118,8 +122,9 @@ func (l *Limiter) charge(now time.Time, c Cost) (Refusal, bool) {
 	return Refusal{}, true
 }
 
-// pour adds a request to the leaky bucket. A bucket that is not full takes any request: short bursts over 100 % are
-// part of what "Provisioned throughput" describes.
+// pour adds a request to the leaky bucket. A bucket that is not full takes any
+// request: short bursts over 100 % are part of what "Provisioned throughput"
+// describes.
 func (l *Limiter) pour(now time.Time, c Cost) (Refusal, bool) {
 	l.leak(now)
 	if l.level >= l.Capacity {
@@ -163,14 +168,16 @@ func (l *Limiter) Promise(now time.Time, wait time.Duration) {
 }
 
 // Early reports whether a request arrived before the time that was promised. A
-// request that may have been in progress when the promise was made is not early.
+// request that may have been in progress when the promise was made is not
+// early.
 func (l *Limiter) Early(arrived time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return !arrived.Before(l.promised.Add(l.Grace)) && arrived.Before(l.opens)
 }
 
-// Utilization is the level of a provisioned deployment in percent; it may be above 100.
+// Utilization is the level of a provisioned deployment in percent; it may be
+// above 100.
 func (l *Limiter) Utilization(now time.Time) float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -39,7 +39,8 @@ func (s Style) Throttle(l *Limiter, asked Asked, r Refusal, now time.Time) *wire
 	return rep
 }
 
-// Body returns a 429 without hints in its headers. Its text names the wait, unless that is zero.
+// Body returns a 429 without hints in its headers. Its text names the wait,
+// unless that is zero.
 func (s Style) Body(asked Asked, r Refusal) *wire.Reply {
 	rep := s.body(asked, r)
 	rep.Status, rep.Header = http.StatusTooManyRequests, make(http.Header)

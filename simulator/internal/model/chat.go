@@ -49,13 +49,15 @@ func (c *toolCall) message(arguments string) object {
 	}}}
 }
 
-// Events are a chat as Azure streams it: a chunk about the prompt that has neither id nor
-// choices, the role, the tokens, the finish, the usage if asked for, and the end.
+// Events are a chat as Azure streams it: a chunk about the prompt that has
+// neither id nor choices, the role, the tokens, the finish, the usage if asked
+// for, and the end.
 func (g *Generation) Events() iter.Seq[Event] {
 	return sequence(func(send func(Event) bool) {
 		chunk := g.newChat("chat.completion.chunk")
 		if g.Request.StreamOptions.IncludeUsage {
-			// "All other chunks will also include a usage field, but with a null value", says OpenAI's API reference.
+			// "All other chunks will also include a usage field, but with a
+			// null value", says OpenAI's API reference.
 			chunk["usage"] = nil
 		}
 		add := func(e Event, delta object, finish any) bool {

@@ -25,7 +25,8 @@ func (g *Generation) embeddings() any {
 	return object{"object": "list", "data": data, "model": g.Model, "usage": usage}
 }
 
-// inputs splits what may be one or several. A string or a list of tokens is one; any other list is several.
+// inputs splits what may be one or several. A string or a list of tokens is
+// one; any other list is several.
 func inputs(v any) []any {
 	list, ok := v.([]any)
 	if !ok {
@@ -45,7 +46,8 @@ const (
 	mostDimensions    = 4096
 )
 
-// embed makes a vector of length 1 with n dimensions. The same input gives the same vector.
+// embed makes a vector of length 1 with n dimensions. The same input gives the
+// same vector.
 func embed(input any, n int64) []float32 {
 	random := rand.New(rand.NewChaCha8(sha256.Sum256(fmt.Append(nil, input)))) //nolint:gosec // not a secret
 	vector := make([]float32, n)

@@ -1,5 +1,6 @@
-// Package model generates the replies of a simulated model. It parses what a request asks for, and returns the reply
-// whole, or as a sequence of Events with the Wait before each. It sends and stores nothing, and knows no limits.
+// Package model generates the replies of a simulated model. It parses what a
+// request asks for, and returns the reply whole, or as a sequence of Events
+// with the Wait before each. It sends and stores nothing, and knows no limits.
 package model
 
 import (
@@ -26,12 +27,14 @@ type Generation struct {
 	call *toolCall // nil: the reply is a text
 }
 
-// New starts a generation. It decides whether the reply is a call of a function.
+// New starts a generation. It decides whether the reply is a call of a
+// function.
 func New(task Task) *Generation {
 	return &Generation{task, task.Request.chooseCall(task.Op)}
 }
 
-// Event is an event of a streamed reply. One without Data is the end mark of chat.
+// Event is an event of a streamed reply. One without Data is the end mark of
+// chat.
 type Event struct {
 	Name   string // of those of the Responses API
 	Data   any
@@ -53,8 +56,8 @@ const (
 	NextToken       // the time between two tokens
 )
 
-// sequence makes a sequence of the events that a function sends. After its end, send
-// drops further events and returns false.
+// sequence makes a sequence of the events that a function sends. After its end,
+// send drops further events and returns false.
 func sequence(generate func(send func(Event) bool)) iter.Seq[Event] {
 	return func(yield func(Event) bool) {
 		goesOn := true
@@ -65,7 +68,8 @@ func sequence(generate func(send func(Event) bool)) iter.Seq[Event] {
 	}
 }
 
-// Whole is the reply in one piece: that of a chat, embeddings or a transcription.
+// Whole is the reply in one piece: that of a chat, embeddings or a
+// transcription.
 func (g *Generation) Whole() any {
 	switch g.Op {
 	case OpEmbedding:
@@ -100,7 +104,8 @@ func (g *Generation) finishReason() string {
 	return "stop"
 }
 
-// fullLength is how many tokens the reply has if the request does not limit them.
+// fullLength is how many tokens the reply has if the request does not limit
+// them.
 func (g *Generation) fullLength() int64 {
 	if g.call != nil {
 		return int64(len(g.call.pieces))

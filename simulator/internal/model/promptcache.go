@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// "Prompt caching" in OpenAI's documentation: prompts of 1,024 tokens or more are cached, and what is found is counted in
-// steps of 128 tokens. It reduces latency by up to 80 %.
+// "Prompt caching" in OpenAI's documentation: prompts of 1,024 tokens or more
+// are cached, and what is found is counted in steps of 128 tokens. It reduces
+// latency by up to 80 %.
 const (
 	shortestCached = 1024
 	cachedStep     = 128
@@ -29,8 +30,8 @@ type Prefix struct {
 	tokens int64
 }
 
-// Prefixes are the beginnings of the prompt, the shortest first, if the cache is for
-// the operation. The last one is all of the prompt.
+// Prefixes are the beginnings of the prompt, the shortest first, if the cache
+// is for the operation. The last one is all of the prompt.
 func (r Request) Prefixes(op Operation) (all []Prefix) {
 	if op != OpChat && op != OpResponse {
 		return nil
@@ -53,8 +54,8 @@ func (c *PromptCache) Find(prompt []Prefix) (cached int64) {
 	return cached
 }
 
-// longest finds the longest beginning of the prompt that is in the cache. Its place is
-// -1 if there is none.
+// longest finds the longest beginning of the prompt that is in the cache. Its
+// place is -1 if there is none.
 func (c *PromptCache) longest(prompt []Prefix) (place int, cached int64) {
 	for _, p := range slices.Backward(prompt) {
 		if p.tokens < shortestCached {
@@ -67,7 +68,8 @@ func (c *PromptCache) longest(prompt []Prefix) (place int, cached int64) {
 	return -1, 0
 }
 
-// Use puts the prompt of an admitted request into the cache, which holds at most limit prompts.
+// Use puts the prompt of an admitted request into the cache, which holds at
+// most limit prompts.
 func (c *PromptCache) Use(prompt []Prefix, limit int) {
 	if len(prompt) == 0 || prompt[len(prompt)-1].tokens < shortestCached {
 		return
@@ -84,7 +86,8 @@ func (c *PromptCache) Use(prompt []Prefix, limit int) {
 	c.known = c.known[max(0, len(c.known)-limit):]
 }
 
-// FirstTokenLatency is the time before the first token, of which it takes less if some of the prompt was cached.
+// FirstTokenLatency is the time before the first token, of which it takes less
+// if some of the prompt was cached.
 func FirstTokenLatency(latency time.Duration, prompt, cached int64) time.Duration {
 	if cached > 0 {
 		latency -= time.Duration(latencySaved * float64(latency) * float64(cached) / float64(prompt))

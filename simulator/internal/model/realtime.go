@@ -8,14 +8,16 @@ import (
 	"time"
 )
 
-// Session is a realtime session: a conversation over a WebSocket. It has text in and text out, and no audio.
+// Session is a realtime session: a conversation over a WebSocket. It has text
+// in and text out, and no audio.
 type Session struct {
 	length int64  // tokens of a response that nothing limits
 	fields object // what the client sees of the session
 	chars  int64  // of the conversation
 }
 
-// NewSession starts a session with a model, of which a response has up to length tokens.
+// NewSession starts a session with a model, of which a response has up to
+// length tokens.
 func NewSession(model string, length int64) *Session {
 	return &Session{length: length, fields: object{
 		"object": "realtime.session", "type": "realtime", "id": "sess_" + rand.Text(), "model": model,
@@ -33,7 +35,8 @@ func (s *Session) Created() Event {
 	return sessionEvent("session.created", object{"session": s.fields})
 }
 
-// Handle returns the events that answer one of the client's, or the turn that it asks for.
+// Handle returns the events that answer one of the client's, or the turn that
+// it asks for.
 func (s *Session) Handle(message []byte) ([]Event, *Turn) {
 	var e object
 	if json.Unmarshal(message, &e) != nil {
@@ -105,7 +108,8 @@ func (t *Turn) Refused(wait time.Duration) Event {
 	return sessionEvent("response.done", object{"response": failed})
 }
 
-// Said records how much of the turn was generated. It belongs to the conversation from then on.
+// Said records how much of the turn was generated. It belongs to the
+// conversation from then on.
 func (t *Turn) Said(tokens int64) { t.session.chars += 4 * tokens }
 
 // Events are the turn as it is generated.

@@ -43,7 +43,8 @@ type Request struct {
 	PreviousResponseID string `json:"previous_response_id"`
 }
 
-// ParseRequest reads a body. The second result is an error message for the client, or empty.
+// ParseRequest reads a body. The second result is an error message for the
+// client, or empty.
 func ParseRequest(op Operation, contentType string, body []byte) (Request, string) {
 	if op == OpTranscription {
 		return parseForm(contentType, body)
@@ -78,8 +79,10 @@ func parseForm(contentType string, body []byte) (req Request, problem string) {
 // defaultOutput is what a request is estimated to generate if it does not say.
 const defaultOutput = 16
 
-// Cost estimates the tokens of the prompt, and the most that may be generated: from max_tokens, as "Manage Azure OpenAI
-// quota" describes. Embeddings and transcriptions generate no tokens, nor does the handshake of a realtime session.
+// Cost estimates the tokens of the prompt, and the most that may be generated:
+// from max_tokens, as "Manage Azure OpenAI quota" describes. Embeddings and
+// transcriptions generate no tokens, nor does the handshake of a realtime
+// session.
 func (r Request) Cost(op Operation) (prompt, output int64) {
 	var chars int64
 	for _, n := range r.parts() {
@@ -137,8 +140,9 @@ func jsonLength(v any) int64 {
 // textFields are the fields of messages and their parts that have text.
 var textFields = []string{"content", "text", "tool_calls", "function", "arguments", "output"}
 
-// textLength counts the characters of a prompt in any of its forms: a string, a list, messages, content parts, calls of
-// functions and their results. Images and files are not text, and a number is a token, thus four characters.
+// textLength counts the characters of a prompt in any of its forms: a string, a
+// list, messages, content parts, calls of functions and their results. Images
+// and files are not text, and a number is a token, thus four characters.
 func textLength(v any) int64 {
 	var n int64
 	switch v := v.(type) {
@@ -161,7 +165,8 @@ func textLength(v any) int64 {
 // Operation is the kind of a request.
 type Operation int
 
-// The operations. Those from OpChat to OpResponse have a body that names a model.
+// The operations. Those from OpChat to OpResponse have a body that names a
+// model.
 const (
 	OpUnknown Operation = iota
 	OpChat
@@ -178,7 +183,8 @@ const (
 // Generates reports whether the operation has a body that asks for a reply.
 func (op Operation) Generates() bool { return op >= OpChat && op <= OpResponse }
 
-// Limited reports whether the operation is one of a deployment, whose limits it counts towards.
+// Limited reports whether the operation is one of a deployment, whose limits it
+// counts towards.
 func (op Operation) Limited() bool { return op.Generates() || op == OpRealtime }
 
 // AzureName returns the name of the operation in the text of Azure's 429.

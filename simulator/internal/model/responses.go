@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// Response is a reply of the Responses API: what a client sees of it, and how it is generated.
+// Response is a reply of the Responses API: what a client sees of it, and how
+// it is generated.
 type Response struct {
 	*Generation
 	body object
@@ -73,8 +74,9 @@ func encode(v any) []byte {
 	return text
 }
 
-// Finish completes the response and returns what is to be stored of it. A response that reached max_output_tokens has
-// the status incomplete, as in OpenAI's reference.
+// Finish completes the response and returns what is to be stored of it. A
+// response that reached max_output_tokens has the status incomplete, as in
+// OpenAI's reference.
 func (r *Response) Finish() Stored {
 	r.body = r.with("completed")
 	if r.finishReason() == "length" {
@@ -94,8 +96,9 @@ func (r *Response) Finish() Stored {
 	return nil
 }
 
-// Events are the response as it is streamed: the first events at once, and the text
-// after the latency of the first token. Chat sends nothing before that latency.
+// Events are the response as it is streamed: the first events at once, and the
+// text after the latency of the first token. Chat sends nothing before that
+// latency.
 func (r *Response) Events() iter.Seq[Event] {
 	return sequence(func(sendEvent func(Event) bool) {
 		number := 0
@@ -144,7 +147,8 @@ func (r *Response) Events() iter.Seq[Event] {
 	})
 }
 
-// ReadResponse reads a stored response. It reports whether body is that of the id.
+// ReadResponse reads a stored response. It reports whether body is that of the
+// id.
 func ReadResponse(id string, body []byte) (*Response, bool) {
 	r := new(Response)
 	err := json.Unmarshal(body, &r.body)

@@ -6,15 +6,17 @@ import (
 	"strings"
 )
 
-// toolCall is a call of one of the functions that a request offers. A reply calls a function instead of saying something.
+// toolCall is a call of one of the functions that a request offers. A reply
+// calls a function instead of saying something.
 type toolCall struct {
 	id, name string
 	// pieces are its arguments, a token each.
 	pieces []string
 }
 
-// chooseCall decides whether the reply calls a function: always if tool_choice demands it, and otherwise as an answer to
-// the user, but not to a function's result, so that an agent's loop ends.
+// chooseCall decides whether the reply calls a function: always if tool_choice
+// demands it, and otherwise as an answer to the user, but not to a function's
+// result, so that an agent's loop ends.
 func (r Request) chooseCall(op Operation) *toolCall {
 	if op != OpChat && op != OpResponse {
 		return nil
@@ -45,8 +47,8 @@ func (r Request) chooseCall(op Operation) *toolCall {
 	return nil
 }
 
-// function is the function of tools or tool_choice, which chat has in a separate
-// object. It is nil for other kinds of tools.
+// function is the function of tools or tool_choice, which chat has in a
+// separate object. It is nil for other kinds of tools.
 func function(tool any) object {
 	t, _ := tool.(object)
 	if t["type"] != "function" {
@@ -84,7 +86,8 @@ type faker struct {
 	left int // values that it may still make: a schema can contain itself
 }
 
-// madeUp returns arguments for the parameters of a function, with the properties that are required.
+// madeUp returns arguments for the parameters of a function, with the
+// properties that are required.
 func madeUp(parameters any) any {
 	f := faker{root: parameters, left: 1000}
 	if arguments, ok := f.value(parameters).(object); ok {

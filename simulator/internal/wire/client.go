@@ -1,6 +1,7 @@
-// Package wire sends the replies of a simulator: whole, as a stream of events, or as
-// the messages of a WebSocket. It defines the shapes of errors, and the faults: the
-// Client, its Stream or its Socket applies the fault of the request while it sends.
+// Package wire sends the replies of a simulator: whole, as a stream of events,
+// or as the messages of a WebSocket. It defines the shapes of errors, and the
+// faults: the Client, its Stream or its Socket applies the fault of the request
+// while it sends.
 package wire
 
 import (
@@ -65,7 +66,8 @@ func (c *Client) Send(rep *Reply) {
 	}
 }
 
-// flush sends what was written so far. It is not an error if the writer cannot flush.
+// flush sends what was written so far. It is not an error if the writer cannot
+// flush.
 func (c *Client) flush() error {
 	err := http.NewResponseController(c.w).Flush()
 	if errors.Is(err, http.ErrNotSupported) {
@@ -117,7 +119,8 @@ func (c *Client) Leave() {
 	c.abort()
 }
 
-// abort breaks the connection, so that the client sees that the reply is incomplete.
+// abort breaks the connection, so that the client sees that the reply is
+// incomplete.
 func (c *Client) abort() {
 	panic(http.ErrAbortHandler)
 }

@@ -23,7 +23,8 @@ func JSON(status int, v any) *Reply {
 	return &Reply{Status: status, ContentType: JSONType, Body: encode(v)}
 }
 
-// Event is the error of a reply, as an event in a WebSocket of the Responses API.
+// Event is the error of a reply, as an event in a WebSocket of the Responses
+// API.
 func (r *Reply) Event() any {
 	event, headers := map[string]any{"type": "error", "status": r.Status}, map[string]string{}
 	_ = json.Unmarshal(r.Body, &event) // its member "error"
@@ -66,7 +67,8 @@ func newDetail(errType, code, message string) errorDetail {
 	return detail
 }
 
-// OpenAIError returns an error as OpenAI, and Azure's models, word it. An empty code is null.
+// OpenAIError returns an error as OpenAI, and Azure's models, word it. An empty
+// code is null.
 func OpenAIError(status int, errType, code, message string) *Reply {
 	return JSON(status, openaiBody{"error": newDetail(errType, code, message)})
 }
@@ -110,7 +112,8 @@ var openaiErrors = map[int]errorText{
 	http.StatusServiceUnavailable: {"service_unavailable_error", "server_is_overloaded", "The server is currently overloaded. Please try again later."},
 }
 
-// AzureStatus returns the error of Azure's gateway that has this status, other than 429.
+// AzureStatus returns the error of Azure's gateway that has this status, other
+// than 429.
 func AzureStatus(status int) *Reply {
 	if e, ok := azureErrors[status]; ok {
 		return AzureError(status, e.code, e.message)
@@ -127,7 +130,8 @@ func OpenAIStatus(status int, model string) *Reply {
 	return OpenAIError(status, e.kind, e.code, strings.ReplaceAll(e.message, "%s", model))
 }
 
-// otherStatus returns an error in the shape that OpenAI and Azure's models have in common.
+// otherStatus returns an error in the shape that OpenAI and Azure's models have
+// in common.
 func otherStatus(status int) *Reply {
 	if status >= 500 {
 		return OpenAIError(status, "server_error", "", serverErrorText)

@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// ActionForms are the faults with their arguments, as the config and the header of a request spell them.
+// ActionForms are the faults with their arguments, as the config and the header
+// of a request spell them.
 var ActionForms = []string{
 	"status:<code>[:<retry_after>]", "content_filter", "error_200", "reset", "hang_before_headers", "wrong_upgrade", "json_cut",
 	"sse_error_first:<type>:<code>", "sse_error_after:<n>", "truncate_rst:<n>", "truncate_eof:<n>", "hang_after:<n>",
@@ -25,7 +26,8 @@ type Action struct {
 	errCode    string
 }
 
-// ParseAction parses a fault as the config and the header of a request spell it.
+// ParseAction parses a fault as the config and the header of a request spell
+// it.
 func ParseAction(s string) (Action, error) {
 	kind, args, hasArgs := strings.Cut(s, ":")
 	a := Action{kind: kind}
@@ -66,8 +68,8 @@ func (c *Client) acted() {
 	}
 }
 
-// FailsWith returns the status and the retry-after of a fault that is an error of
-// the API that is called. The status is 0 for other faults.
+// FailsWith returns the status and the retry-after of a fault that is an error
+// of the API that is called. The status is 0 for other faults.
 func (c *Client) FailsWith() (status int, retryAfter string) {
 	if c.Fault.kind != "status" {
 		return 0, ""
@@ -76,8 +78,8 @@ func (c *Client) FailsWith() (status int, retryAfter string) {
 	return c.Fault.status, c.Fault.retryAfter
 }
 
-// Instead returns the reply that replaces the answer, if the fault has one that is
-// the same in every API, or breaks the connection, if the fault does.
+// Instead returns the reply that replaces the answer, if the fault has one that
+// is the same in every API, or breaks the connection, if the fault does.
 func (c *Client) Instead() *Reply {
 	switch c.Fault.kind {
 	case "content_filter":
@@ -103,7 +105,8 @@ func (c *Client) Instead() *Reply {
 // endings are the faults that end a stream.
 var endings = []string{"sse_error_first", "sse_error_after", "truncate_eof", "truncate_rst", "hang_after"}
 
-// disturb applies the fault before the next event. It reports whether the stream has ended.
+// disturb applies the fault before the next event. It reports whether the
+// stream has ended.
 func (s *Stream) disturb() bool {
 	f := s.c.Fault
 	if s.sent != f.n || !slices.Contains(endings, f.kind) {
@@ -126,7 +129,8 @@ func (s *Stream) disturb() bool {
 	return true
 }
 
-// error sends an error as an event: the Responses API names it, chat does not. The code "null" stands for a JSON null.
+// error sends an error as an event: the Responses API names it, chat does not.
+// The code "null" stands for a JSON null.
 func (s *Stream) error(errType, code string) {
 	message := serverErrorText
 	if errType == "too_many_requests" {

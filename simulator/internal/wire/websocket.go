@@ -11,13 +11,15 @@ import (
 	"golang.org/x/net/websocket"
 )
 
-// closeGoingAway is the code of a close frame of a server that stops (RFC 6455 section 7.4.1).
+// closeGoingAway is the code of a close frame of a server that stops (RFC 6455
+// section 7.4.1).
 const closeGoingAway = 1001
 
 // closeTimeout is how long a client may take to receive the close frame.
 const closeTimeout = 2 * time.Second
 
-// Socket is the server's side of a WebSocket. A message is what one frame holds.
+// Socket is the server's side of a WebSocket. A message is what one frame
+// holds.
 type Socket struct {
 	Messages <-chan []byte // of the client, until it leaves
 
@@ -27,7 +29,8 @@ type Socket struct {
 	left   chan struct{} // closed when nothing more can be received
 }
 
-// connection is the connection below a WebSocket. Nothing is written during a silence.
+// connection is the connection below a WebSocket. Nothing is written during a
+// silence.
 type connection struct {
 	net.Conn
 	isSilent func() bool
@@ -46,7 +49,8 @@ func AsksWebSocket(r *http.Request) bool {
 		r.Header.Get("Sec-WebSocket-Key") != "" && httpguts.HeaderValuesContainsToken(r.Header["Connection"], "upgrade")
 }
 
-// Socket opens a WebSocket, has it served, and closes it. It chooses the subprotocol if the client offers it.
+// Socket opens a WebSocket, has it served, and closes it. It chooses the
+// subprotocol if the client offers it.
 func (c *Client) Socket(subprotocol string, serve func(*Socket)) {
 	c.HangIfSilent()
 	c.Status = http.StatusSwitchingProtocols
@@ -86,7 +90,8 @@ func (o opening) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return o.conn, bufio.NewReadWriter(buffers.Reader, bufio.NewWriter(o.conn)), nil
 }
 
-// listen passes the client's messages on until there are no more, or none is wanted.
+// listen passes the client's messages on until there are no more, or none is
+// wanted.
 func (s *Socket) listen(messages chan<- []byte, over <-chan struct{}) {
 	defer close(messages)
 	defer close(s.left)
