@@ -202,18 +202,18 @@ func (w *modelWeights) weigh(members []*Member, model string, to []float64, step
 		return takes && !m.Drained()
 	}
 	for kind := limitKinds - 1; kind >= 0; kind-- { // tokens are scarcer than requests
-		lowest, highest, comparable := math.MaxInt, 0, true
+		lowest, highest, alike := math.MaxInt, 0, true
 		for i, m := range members {
 			its := steps[i][kind].inUse
 			switch {
 			case m.Weight != 0 && !m.FollowsLimits:
-				comparable = false
+				alike = false
 			case counts(m):
-				comparable = comparable && its > 0
+				alike = alike && its > 0
 				lowest, highest = min(lowest, its), max(highest, its)
 			}
 		}
-		if !comparable || highest == 0 {
+		if !alike || highest == 0 {
 			continue
 		}
 		lowest = max(lowest, highest-mostSteps)
