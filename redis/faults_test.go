@@ -177,7 +177,9 @@ func testFault(t *testing.T, f fault) (during, calm []time.Duration) {
 	inTouch(t, replicas)
 	for i, r := range replicas {
 		lost := r.logged("not connected to other replicas", "")
-		if f.unseen && len(lost) > 0 || !f.unseen && len(lost) != 1 {
+		// A busy machine may lose the connection once more by itself.
+		// TestAnOutageIsLoggedOnce holds that an outage has one line.
+		if f.unseen != (len(lost) == 0) {
 			t.Errorf("replica %d logged %v", i, lost)
 		}
 		if n := r.metric("caddy_openai_lb_state_queue_length"); n > 1024 {
