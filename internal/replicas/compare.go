@@ -106,7 +106,7 @@ func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time)
 	case drained, resumed:
 		r.hearDrain(m, time.Time{}, now)
 	case alive:
-		r.peers.hear(m, now.Add(min(k.TTL-lifetime, -r.clock.age(m, now))), now)
+		r.tally.Count(now, r.peers.hear(m, now.Add(min(k.TTL-lifetime, -r.clock.age(m, now))), now))
 	case left:
 		r.peers.remove(m.From, now)
 	case given, asked:

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -649,6 +650,32 @@ func TestAReplicaWhoseFiguresAreReplacedWritesThemAgain(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 			wantUsed(t, "alice", 600, all...)
+		}
+	})
+}
+
+// TestAReplicaThatIsReadOfSharesALimitAtOnce has a replica learn of another one
+// from what the store keeps, and not from its message.
+func TestAReplicaThatIsReadOfSharesALimitAtOnce(t *testing.T) {
+	limit(t, 1, []string{"60/minute"}, func(_ *world, all []*limitedReplica) {
+		synctest.Wait() // the replica itself rests meanwhile
+		r, now := all[0], time.Now()
+		kept := r.alive(now)
+		m, err := parse(kept.Message)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.From = strings.Repeat("a", digestSize)
+		r.apply(state.Kept{Group: kept.Group, Key: m.From, TTL: lifetime, Message: m.text()}, make(map[recordKey]record), now)
+		admitted := 0
+		for range 60 {
+			if a, refusal := r.callers.Get(now, "alice").Try(now, meter.Estimate{Prompt: 1}); refusal == nil {
+				a.Settle(now, meter.Cost{Requests: 1, Prompt: 1})
+				admitted++
+			}
+		}
+		if admitted != 30 {
+			t.Errorf("%d of 60 requests are admitted before the other replica knows, want 30", admitted)
 		}
 	})
 }
