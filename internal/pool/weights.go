@@ -183,12 +183,16 @@ func (w *modelWeights) compare(p *Pool, model string, now time.Time) {
 		w.current.Store(nil)
 		return
 	}
+	type ranked struct {
+		account  string
+		priority int
+	}
+	sums := make(map[ranked]float64)
 	for i, m := range p.Members {
-		for j, other := range p.Members {
-			if other.Account == m.Account && other.Priority == m.Priority {
-				next.accounts[i] += next.members[j]
-			}
-		}
+		sums[ranked{m.Account, m.Priority}] += next.members[i]
+	}
+	for i, m := range p.Members {
+		next.accounts[i] = sums[ranked{m.Account, m.Priority}]
 	}
 	w.current.Store(&next)
 }
