@@ -101,10 +101,26 @@ func (q *request) asks(to *backend.Backend, tiers pool.ServiceTiers) attempt.Ask
 // digests makes the digests of requests.
 var digests = maphash.MakeSeed()
 
+// digestedEnd is how much of each end of a long body is in its digest.
+const digestedEnd = 32 << 10
+
 // digest tells the request from others: it is the same for one that a client
-// sends again.
+// sends again. Of a long body, it has the length and both ends, so that a
+// prompt of many megabytes costs no more than a short one.
 func (q *request) digest() uint64 {
-	return maphash.String(digests, q.incoming.Method+" "+q.incoming.URL.Path) ^ maphash.Bytes(digests, q.received.Buffered())
+	var h maphash.Hash
+	h.SetSeed(digests)
+	body := q.received.Buffered()
+	maphash.WriteComparable(&h, len(body))
+	for _, text := range [...]string{q.incoming.Method, " ", q.incoming.URL.Path} {
+		_, _ = h.WriteString(text) // it never fails
+	}
+	if len(body) > 2*digestedEnd {
+		_, _ = h.Write(body[:digestedEnd])
+		body = body[len(body)-digestedEnd:]
+	}
+	_, _ = h.Write(body)
+	return h.Sum64()
 }
 
 // weighedModel is the model of which backends' limits decide about weights. It
