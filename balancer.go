@@ -46,8 +46,8 @@ type settings struct {
 	tiers []quota.Tier
 	// rateLimits is the option ratelimit_headers. Empty: of the caller.
 	rateLimits string
-	// waiting has the requests that wait until a backend throttles no longer.
-	// It is nil if requests do not wait.
+	// waiting are the queues of requests that wait for the end of a throttle.
+	// It is nil without the option wait.
 	waiting *waiting.Lists
 	// fields decides which fields of a reply the client gets.
 	fields attempt.Fields

@@ -128,9 +128,9 @@ func (h *Handler) limitAttempts(q *request) {
 	}
 }
 
-// finish releases what the transaction holds, and reports what came of it to
-// the log, the metrics and the bill. The request's context is not cancelled
-// here: net/http's server does that.
+// finish releases the memory and the places of the transaction, and reports its
+// outcome to the log, the metrics and the bill. The request's context is not
+// cancelled here: net/http's server does that.
 func (b *balancer) finish(t *transaction, aborted bool) {
 	q, s, o := &t.request, &t.search, &t.outcome
 	if aborted {

@@ -74,8 +74,8 @@ func judge(q *request, s *search, r *attempt.Reply) judgement {
 	return j
 }
 
-// learn tells the pool, quotas, metrics and the log what came of the attempt in
-// progress.
+// learn passes the result of the current attempt to the pool, the quotas, the
+// metrics and the log.
 func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 	a, now := s.attempts.last(), time.Now()
 	switch {

@@ -22,8 +22,8 @@ type backend struct {
 
 	mu    sync.Mutex
 	wakes sync.Cond
-	// head is what came of a request's head, and left how much of its body has
-	// yet to come, once inBody is true.
+	// head is the part of a request's head that was read. Once inBody is true,
+	// left is the number of bytes of its body that were not read yet.
 	head   []byte
 	left   int
 	inBody bool

@@ -97,8 +97,8 @@ func TestWhatIsNoClientSecretTeachesNone(t *testing.T) {
 		if got, ok := a.Secret(secretOfAlice); !ok || got.TokenOf != "alice" {
 			t.Errorf("it is %+v, %v", got, ok)
 		}
-		// the first one counts: nobody takes a secret by a reply that repeats
-		// it
+		// the first reply with a secret counts: repeating the secret in
+		// another reply does not change its caller
 		a.makesSecret("b", "bob", "2", secretReply(time.Hour))
 		if got, _ := a.Secret(secretOfAlice); got.TokenOf != "alice" || got.Account != "a" {
 			t.Errorf("it is %+v", got)

@@ -10,11 +10,12 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/owners"
 )
 
-// An API that nobody here has read about is used as package openaiapi guesses.
-// What a request makes there is learned like any other object. With client
-// keys, that is not enough: a list may show, and a name may be, what another
-// caller has made before this pool knew of it. So there, a caller reaches only
-// what replies to its own requests have taught, and what is below that.
+// For an API that is not known, package openaiapi guesses how requests use
+// objects. An object that a request makes there is learned like any other. With
+// client keys, that is not enough: a list may show, and a name may be, what
+// another caller has made before this pool knew of it. So there, a caller
+// reaches only what replies to its own requests have taught, and what is below
+// that.
 //
 // A reply teaches only new names. One that the request said, or that has an
 // owner already, stays whose it is: otherwise a caller could take an object by
@@ -22,7 +23,7 @@ import (
 // own text.
 
 // maxSaid is how many texts of a request are compared with the names in its
-// reply. If there are more, the reply teaches nobody's objects.
+// reply. If there are more, no owner is learned from the reply.
 const maxSaid = 10_000
 
 // takeNames takes what may be names in the path and the body of a request to a

@@ -265,7 +265,7 @@ func (t *trip) wroteRequest(info httptrace.WroteRequestInfo) {
 }
 
 // got1xxResponse passes an interim response on (RFC 9110 section 15.2), at
-// once, before it is known what comes of the attempt. The directive passes its
+// once, before the result of the attempt is known. The directive passes its
 // status alone: no field of one is needed. HTTP/2 has no 101 (RFC 9113 section
 // 8.6): net/http takes it for one of them, but it would be the client's last.
 // Those over the limit go no further.

@@ -27,8 +27,8 @@ type Callers struct {
 	// placed are the tiers in which client_keys_file has placed callers. nil:
 	// it has placed none.
 	placed atomic.Pointer[map[string]string]
-	// byToken are the callers that tokens have placed. nil: none has placed
-	// any.
+	// byToken are the callers that a token has put into a tier. It is nil until
+	// the first of them.
 	byToken atomic.Pointer[byToken]
 	// started reports whether the options apply: since Start, until Close.
 	started atomic.Bool

@@ -29,14 +29,14 @@ import (
 // others keep the weight 1.
 
 const (
-	// comparesEvery is how often limits are compared at most.
+	// comparesEvery is the shortest time between two comparisons of limits.
 	comparesEvery = time.Second
-	// stepHolds is for how long a limit must stay on its step until it counts.
+	// stepHolds is the time after which a new step of a limit counts.
 	stepHolds = 10 * time.Second
-	// stepsByTwo is how many steps double a weight, and mostSteps is how many
-	// steps the highest weight is above the lowest one at most: 32 times as
-	// high. A member with a tiny limit still gets requests, so that it is known
-	// when its limit grows.
+	// stepsByTwo is the number of steps that double a weight. mostSteps is the
+	// greatest number of steps between two weights of a priority, so that no
+	// weight is more than 32 times another one. A member with a tiny limit
+	// still gets requests, whose replies show when its limit grows.
 	stepsByTwo = 2
 	mostSteps  = 5 * stepsByTwo
 	// maxWeighed is for how many models weights are learned.
