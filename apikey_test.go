@@ -40,13 +40,13 @@ func TestARotatedKeyIsUsedAtOnce(t *testing.T) {
 		w.Backends["a"].Replies(lbtest.WantsKey("third"))
 		w.Post(`{}`).WantServed(t, "a")
 		w.WantCalls(map[string]int{"a": 4})
-		if n := len(w.Logged("backend benched")); n > 0 {
-			t.Errorf("%d benches for a key that was rotated", n)
+		if n := len(w.Logged("cooldown started")); n > 0 {
+			t.Errorf("%d cooldowns for a key that was rotated", n)
 		}
 	})
 }
 
-func TestABenchForAKeyEndsWithTheKey(t *testing.T) {
+func TestACooldownForAKeyEndsWithTheKey(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "key")
 	lbtest.WriteFile(t, file, "wrong")
 	lbtest.InBubble(t, `openai_lb {
@@ -66,7 +66,7 @@ func TestABenchForAKeyEndsWithTheKey(t *testing.T) {
 		time.Sleep(keys.ReloadInterval)
 		w.Post(`{}`).WantServed(t, "a")
 		w.WantCalls(map[string]int{"a": 2, "b": 2})
-		if back := w.Logged("backend recovered"); len(back) != 1 {
+		if back := w.Logged("cooldown ended"); len(back) != 1 {
 			t.Errorf("%d lines say that the backend is back, want 1", len(back))
 		}
 	})
@@ -118,7 +118,7 @@ func TestPassthroughKeepsToTheCallersAccount(t *testing.T) {
 					t.Errorf("client got %d of %q, want a's %d", reply.Status, reply.Backend, code)
 				}
 			}
-			w.WantCalls(map[string]int{"a": 4, "b": 0, "c": 0}) // one caller's limit benches nobody
+			w.WantCalls(map[string]int{"a": 4, "b": 0, "c": 0}) // one caller's limit cools nobody down
 		})
 	})
 	t.Run("a failure moves on to the same account", func(t *testing.T) {

@@ -10,10 +10,10 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/latency"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -124,7 +124,7 @@ func (l attemptList) doubtCooldowns(q *request) {
 	}
 	for i := range l {
 		if a := &l[i]; !a.cooldown.began.IsZero() {
-			covers := pool.Scope{Model: q.benchModel(a.target.backend), Tiers: a.cooldown.tiers}
+			covers := pool.Scope{Model: q.cooldownModel(a.target.backend), Tiers: a.cooldown.tiers}
 			a.target.Doubt(q.wholeBackend(a.class), covers, a.cooldown.began)
 		}
 	}
@@ -263,7 +263,7 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 // that the wait for its reply says nothing.
 func (b *balancer) watchSilence(q *request, s *search, out *attempt.Request) {
 	a := s.attempts.last()
-	if !b.Pool.Watches || s.board.Once || a.tiers != pool.UsualTiers || s.board.Kind == pulse.Unfollowed {
+	if !b.Pool.Watches || s.board.Once || a.tiers != pool.UsualTiers || s.board.Kind == latency.Unfollowed {
 		return
 	}
 	if s.barred || a.target.backend.Credentials.Passthrough {

@@ -5,7 +5,7 @@ import (
 	"net/http"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -33,7 +33,7 @@ func (b *bill) settle(lb *balancer, q *request, s *search, o *outcome) {
 	}
 	if id := q.ResponseID(); id != "" && o.tokens.Known() {
 		lb.usage.Settle(id, o.tokens, o.serviceTier)
-		b.SettleLeft(now, id, meter.Cost{Requests: 1, Prompt: o.tokens.Input, Output: o.tokens.Output})
+		b.SettleLeft(now, id, limiter.Cost{Requests: 1, Prompt: o.tokens.Input, Output: o.tokens.Output})
 	}
 	if limited {
 		s.wait.queues.Wake(now, q.caller.Name)
@@ -58,10 +58,10 @@ func (b *balancer) recordUsage(q *request, s *search, o *outcome, u seam.Usage) 
 // cost returns what the request has cost its caller. What the balancer refuses
 // costs nothing, and neither does a failure of the backends. An error of the
 // client's own costs a request, and so does a failure because of the request.
-func (b *bill) cost(q *request, s *search, o *outcome) meter.Cost {
+func (b *bill) cost(q *request, s *search, o *outcome) limiter.Cost {
 	a := o.answeredBy(s)
 	if a == nil {
-		return meter.Cost{}
+		return limiter.Cost{}
 	}
 	failed := o.status >= 500 || o.status == http.StatusTooManyRequests
 	class := a.outcome()
@@ -79,9 +79,9 @@ func (b *bill) cost(q *request, s *search, o *outcome) meter.Cost {
 		failed = true
 	}
 	if failed && !s.attempts.failedByItself() {
-		return meter.Cost{}
+		return limiter.Cost{}
 	}
-	return meter.Cost{Requests: 1}
+	return limiter.Cost{Requests: 1}
 }
 
 // prompt returns the estimate of the prompt's tokens, by its length if no limit
@@ -92,13 +92,13 @@ func (b *bill) prompt(q *request) int64 { return cmp.Or(b.Prompt(), q.PromptToke
 // Without a report, these are the estimate of the prompt and what the content
 // has at least. A reply that was cut would have more: it costs the request's
 // estimate at least.
-func (b *bill) tokensCost(q *request, o *outcome, class verdict.Class) meter.Cost {
+func (b *bill) tokensCost(q *request, o *outcome, class verdict.Class) limiter.Cost {
 	if q.Kind.IsHandshake() {
-		return meter.Cost{Requests: 1}
+		return limiter.Cost{Requests: 1}
 	}
 	tokens, estimated, prompt := o.tokens, false, b.prompt(q)
 	if prompt == 0 && (!tokens.Known() || q.showsStored()) {
-		return meter.Cost{Requests: 1} // no model has answered
+		return limiter.Cost{Requests: 1} // no model has answered
 	}
 	cut := o.aborted || class == verdict.BrokenStream
 	if cut || !tokens.Known() {
@@ -112,5 +112,5 @@ func (b *bill) tokensCost(q *request, o *outcome, class verdict.Class) meter.Cos
 	} else if estimated && cut {
 		tokens.Output = max(tokens.Output, b.Output())
 	}
-	return meter.Cost{Requests: 1, Prompt: tokens.Input, Output: tokens.Output, Counted: !estimated && !cut, Model: q.Model}
+	return limiter.Cost{Requests: 1, Prompt: tokens.Input, Output: tokens.Output, Counted: !estimated && !cut, Model: q.Model}
 }

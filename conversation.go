@@ -10,7 +10,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
@@ -185,7 +185,7 @@ func (c *conversation) Create(text []byte) (begun websocket.Response, instead []
 	}
 	q.received.Release()
 	if own.Response != nil {
-		r.bill.Settle(q.started, meter.Cost{})
+		r.bill.Settle(q.started, limiter.Cost{})
 		return nil, nil, &websocket.Refusal{Reply: own.Response}
 	}
 	return r.begin(), instead, nil
@@ -218,7 +218,7 @@ func (c *conversation) steer(text []byte) *websocket.Refusal {
 		if e, refused := c.callers.MayUse(q.caller.Name, &q.Request, text, c.buffers); refused {
 			return &websocket.Refusal{Reply: e.Response(q.asked)}
 		}
-		estimate := meter.Estimate{Prompt: q.PromptTokens(text), Within: true}
+		estimate := limiter.Estimate{Prompt: q.PromptTokens(text), Within: true}
 		if refusal := c.callers.Check(q.started, q.caller.Name, estimate); refusal != nil {
 			return &websocket.Refusal{Reply: c.exceededAnswer(c.balancer, &r.transaction, refusal).Response}
 		}
@@ -258,7 +258,7 @@ func (c *conversation) refuseMessage(kind string, audio bool, text []byte) *http
 	}
 	name := c.handshake.request.caller.Name
 	if audio {
-		if refusal := c.callers.Check(time.Now(), name, meter.Estimate{Prompt: 1, Within: true}); refusal != nil {
+		if refusal := c.callers.Check(time.Now(), name, limiter.Estimate{Prompt: 1, Within: true}); refusal != nil {
 			return c.exceededAnswer(c.balancer, &c.next().transaction, refusal).Response
 		}
 	}

@@ -77,7 +77,7 @@ func TestASourceRenewsWhatABackendRefuses(t *testing.T) {
 		}
 
 		// no credential helps: it is renewed once, and then the backend is
-		// benched
+		// cooling down
 		w.Backends["a"].Replies(lbtest.Status(401))
 		source.value = "stale"
 		w.Post(`{}`).WantServed(t, "b")
@@ -90,14 +90,14 @@ func TestASourceRenewsWhatABackendRefuses(t *testing.T) {
 	})
 }
 
-func TestABackendWithoutACredentialIsBenchedAlone(t *testing.T) {
+func TestABackendWithoutACredentialIsCoolingDownAlone(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {
 		source := &testSource{err: errors.New("the token endpoint is dead")}
 		w.Handler.UseSource("a", source)
 		w.Post(`{}`).WantServed(t, "b")
 		w.WantCalls(map[string]int{"a": 0, "b": 1})
-		if benches := w.Logged("backend benched"); len(benches) != 1 || benches[0].ContextMap()["class"] != "no_credential" || benches[0].Level != zapcore.WarnLevel {
-			t.Errorf("logged %v, want a bench of class no_credential: a refused nothing", benches)
+		if cooldowns := w.Logged("cooldown started"); len(cooldowns) != 1 || cooldowns[0].ContextMap()["class"] != "no_credential" || cooldowns[0].Level != zapcore.WarnLevel {
+			t.Errorf("logged %v, want a cooldown of class no_credential: a refused nothing", cooldowns)
 		}
 
 		w.Stop("b")
@@ -130,9 +130,9 @@ func TestWithoutACredentialTheClientIsToldToComeBack(t *testing.T) {
 	})
 }
 
-// TestARefusedCredentialThatWasReplacedBenchesNoBackend also if the body was
+// TestARefusedCredentialThatWasReplacedCoolsNoBackendDown also if the body was
 // too long to be sent with the new one.
-func TestARefusedCredentialThatWasReplacedBenchesNoBackend(t *testing.T) {
+func TestARefusedCredentialThatWasReplacedCoolsNoBackendDown(t *testing.T) {
 	for name, refuses := range map[string]int{"unauthorized": 401, "forbidden": 403} {
 		t.Run(name, func(t *testing.T) {
 			lbtest.InBubble(t, "openai_lb {\nrequest_buffers 1KiB\nbackend http://a\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {

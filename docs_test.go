@@ -356,21 +356,21 @@ func TestErrorsInTheDocsAreThoseOfTheCode(t *testing.T) {
 	}
 }
 
-// TestLogLinesInTheDocsAreThoseOfTheCode takes the lines about benches that the
+// TestLogLinesInTheDocsAreThoseOfTheCode takes the lines about cooldowns that the
 // docs show, and has each of them logged.
 func TestLogLinesInTheDocsAreThoseOfTheCode(t *testing.T) {
-	benched := 0
+	coolingDown := 0
 	for line, where := range linesInDocs(t, `{"level"`) {
 		var l struct {
 			Msg, Pool, Backend, Deployment string
 			Seconds                        float64
 			Elsewhere                      bool
-			pool.Bench
+			pool.Cooldown
 		}
 		if err := json.Unmarshal([]byte(line), &l); err != nil {
 			t.Fatalf("%s: %v", where, err)
 		}
-		happening := map[string]pool.Happening{"backend benched": pool.Began, "backend recovered": pool.Ended}[l.Msg]
+		happening := map[string]pool.Happening{"cooldown started": pool.Began, "cooldown ended": pool.Ended}[l.Msg]
 		if happening == 0 {
 			continue
 		}
@@ -381,7 +381,7 @@ func TestLogLinesInTheDocsAreThoseOfTheCode(t *testing.T) {
 			LevelKey: "level", NameKey: "logger", MessageKey: "msg", EncodeLevel: zapcore.LowercaseLevelEncoder, SkipLineEnding: true,
 		}), zapcore.AddSync(&logged), zap.DebugLevel)).Named("http.handlers.openai_lb")
 		observe.NewLog(logger, l.Pool).Happened(pool.Event{
-			Happening: happening, Member: &pool.Member{Name: l.Backend}, Bench: l.Bench, Remote: l.Elsewhere,
+			Happening: happening, Member: &pool.Member{Name: l.Backend}, Cooldown: l.Cooldown, Remote: l.Elsewhere,
 		})
 		if logged.String() != line {
 			t.Errorf("%s: the docs have\n%s\nand the log\n%s", where, line, logged.String())
@@ -389,12 +389,12 @@ func TestLogLinesInTheDocsAreThoseOfTheCode(t *testing.T) {
 		if happening == pool.Ended {
 			continue
 		}
-		benched++
+		coolingDown++
 		if l.Class != string(verdict.Throttled) && l.Cause == "" || l.Status == 0 && l.Error == "" {
 			t.Errorf("%s: the log says why: %s", where, line)
 		}
 	}
-	if benched < 8 {
-		t.Errorf("found %d benches in the docs, expected more", benched)
+	if coolingDown < 8 {
+		t.Errorf("found %d cooldowns in the docs, expected more", coolingDown)
 	}
 }

@@ -86,7 +86,7 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 		a.reservation.Return() // no backend got all of it
 		return
 	}
-	to, model := a.target, q.benchModel(a.target.backend)
+	to, model := a.target, q.cooldownModel(a.target.backend)
 	switch r.Class {
 	case verdict.Throttled:
 		to.metrics.Throttled(string(r.Source))
@@ -144,16 +144,16 @@ func (q *request) learnLacks(to *target, r *attempt.Reply, now time.Time) {
 // coolDown starts the cooldown that a reply asks for, or that a failure causes.
 func (b *balancer) coolDown(q *request, s *search, r *attempt.Reply, now time.Time) {
 	a := s.attempts.last()
-	to, model := a.target, q.benchModel(a.target.backend)
-	bench, benches := b.sender.Bench(r, to.servesOthers(a.started))
-	if !benches || bench.MayBeOfRequest && !s.takeBlame() {
+	to, model := a.target, q.cooldownModel(a.target.backend)
+	asked, coolsDown := b.sender.CooldownFor(r, to.servesOthers(a.started))
+	if !coolsDown || asked.MayBeOfRequest && !s.takeBlame() {
 		return
 	}
 	tiers, operation := r.AboutTiers(), ""
 	if r.Class == verdict.NotPermitted {
 		operation = s.board.Operation // the key may be permitted to do others
 	}
-	began := to.Bench(pool.Refusal{
+	began := to.CoolDown(pool.Refusal{
 		Reason:      r.Reason(),
 		Throttle:    r.Class.Promise(),
 		Whole:       q.wholeBackend(r.Class),
@@ -162,9 +162,9 @@ func (b *balancer) coolDown(q *request, s *search, r *attempt.Reply, now time.Ti
 		Tiers:       tiers,
 		Operation:   operation,
 		Cost:        q.Cost,
-		Wait:        bench.Wait,
-		Longest:     bench.Longest,
-		Guess:       bench.Guess,
+		Wait:        asked.Wait,
+		Longest:     asked.Longest,
+		Guess:       asked.Guess,
 		Started:     a.started,
 	}, now)
 	if began && r.Class.Promise() {
@@ -199,7 +199,7 @@ func (b *balancer) learnEnd(q *request, s *search, end attempt.End) {
 	if c := b.logger.Check(zap.WarnLevel, "reply broken"); c != nil {
 		c.Write(zap.String("backend", a.target.Name), zap.String("deployment", pool.ModelKey(a.target.backend.NameOf(q.Model))), duration, attempt.ErrorField(end.Broken))
 	}
-	credentials, model := &a.target.backend.Credentials, q.benchModel(a.target.backend)
+	credentials, model := &a.target.backend.Credentials, q.cooldownModel(a.target.backend)
 	if errors.Is(end.Broken, attempt.ErrIdle) {
 		return // a model may think for long, and the connection is alive
 	}
@@ -208,7 +208,7 @@ func (b *balancer) learnEnd(q *request, s *search, end attempt.End) {
 	}
 	if !end.Begun && s.takeBlame() {
 		reason := pool.Reason{Class: string(verdict.BrokenStream), Status: a.status, Cause: verdict.CauseOf(end.Broken), Error: attempt.ErrorText(end.Broken)}
-		a.target.Bench(pool.Refusal{Reason: reason, Model: model, Tiers: a.tiers, Wait: b.sender.Failure().Wait}, now)
+		a.target.CoolDown(pool.Refusal{Reason: reason, Model: model, Tiers: a.tiers, Wait: b.sender.Failure().Wait}, now)
 	}
 }
 
@@ -231,11 +231,11 @@ func (b *balancer) deduct(q *request, to *target, tiers pool.ServiceTiers, tier 
 	case !q.hasQuota(to), tiers.HaveOwnLimits():
 		return quota.Mark{}
 	case b.tiers != nil:
-		return to.Give(q.benchModel(to.backend), q.Cost, tier, now)
+		return to.Give(q.cooldownModel(to.backend), q.Cost, tier, now)
 	case !b.knowsQuota():
 		return quota.Mark{}
 	}
-	return to.Deduct(q.benchModel(to.backend), q.Cost)
+	return to.Deduct(q.cooldownModel(to.backend), q.Cost)
 }
 
 // learnQuota learns what a reply says about the backend's quota. The model may
@@ -245,15 +245,15 @@ func (b *balancer) learnQuota(q *request, a *attemptRecord, tier int, r *attempt
 	if r.Response == nil || !q.hasQuota(a.target) || b.tiers == nil && !b.knowsQuota() || !a.tiers.ShareLimits() || lacksTier {
 		return
 	}
-	model := q.benchModel(a.target.backend)
-	meter := a.target.Quota(model)
-	if meter == nil {
+	model := q.cooldownModel(a.target.backend)
+	limiter := a.target.Quota(model)
+	if limiter == nil {
 		return
 	}
 	if b.tiers != nil {
-		meter.Ask(tier, a.started)
+		limiter.Ask(tier, a.started)
 	}
-	meter.See(quota.Reply{
+	limiter.See(quota.Reply{
 		Rates: rates, Throttles: r.Class.Promise(), Served: r.Class == verdict.Served, Cost: q.Cost, Mark: a.reservation, Sent: a.started,
 	}, model, now)
 }

@@ -173,7 +173,7 @@ func TestNoKeyIsEverShown(t *testing.T) {
 	for _, want := range []string{
 		"{env.OPENAI_LB_TEST_KEY_A}", "OPENAI_LB_ENV", `caddy_openai_lb_requests_total{backend="a",caller="alice",class="served",code="200",model="other",pool="openai_lb"}`, `class="unauthenticated"`,
 		"not for map[", "****", "invalid_api_key", `"attempt"`, "handled request", `"caller":"bob"`,
-		"backend benched", "reply broken", "x=1", "openai-insecure-api-key.REDACTED", "credential", "499",
+		"cooldown started", "reply broken", "x=1", "openai-insecure-api-key.REDACTED", "credential", "499",
 	} {
 		if !bytes.Contains(shown.Bytes(), []byte(want)) {
 			t.Errorf("%s was not shown: the test looks at the wrong things", want)

@@ -15,7 +15,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
@@ -149,7 +149,7 @@ func (d *reader) enter(b *balancer, t *transaction) (own apierror.Answer) {
 		return apierror.NoWebSocket.Answer(q.asked)
 	}
 	if q.socket == nil { // otherwise it is the next message, after the balancer's own answer
-		if own = d.exceeded(b, t, meter.Estimate{Prompt: 1}); own.Response != nil {
+		if own = d.exceeded(b, t, limiter.Estimate{Prompt: 1}); own.Response != nil {
 			return own
 		}
 		if d.callers != nil { // its first message may come slowly, and is in memory
@@ -236,7 +236,7 @@ func (d *reader) modelsOf(caller string) []string {
 
 // exceeded returns the answer to a request if its caller is over a limit before
 // anything of it is read.
-func (d *reader) exceeded(b *balancer, t *transaction, likely meter.Estimate) (own apierror.Answer) {
+func (d *reader) exceeded(b *balancer, t *transaction, likely limiter.Estimate) (own apierror.Answer) {
 	now, q := time.Now(), &t.request
 	a, refusal := d.callers.Exceeded(now, q.caller.Name, likely)
 	if t.bill.Admission = a; refusal == nil || t.wait.mayLastUntil(refusal, q, now) {
@@ -271,7 +271,7 @@ func (d *reader) receive(b *balancer, t *transaction, route openaiapi.Route) (ow
 
 // exceededAnswer counts and returns the answer to a request that a limit
 // refuses.
-func (d *reader) exceededAnswer(b *balancer, t *transaction, refusal *meter.Refusal) apierror.Answer {
+func (d *reader) exceededAnswer(b *balancer, t *transaction, refusal *limiter.Refusal) apierror.Answer {
 	b.metrics.Limited(t.request.caller.Label, refusal)
 	return d.callers.Refuse(t.request.asked, time.Now(), t.request.caller.Name, refusal)
 }
@@ -310,7 +310,7 @@ func (d *reader) limit(b *balancer, t *transaction) (own apierror.Answer) {
 	if estimate.Prompt > 0 && q.hasUnknownLength() && d.callers.LimitsTokens(q.caller.Name) {
 		return apierror.UnknownLength(d.buffers).Answer(q.asked)
 	}
-	var refusal *meter.Refusal
+	var refusal *limiter.Refusal
 	if t.bill.Admission, refusal = t.wait.admit(b, q, d.callers, estimate); refusal != nil {
 		if t.wait.result == waiting.Left {
 			return apierror.Answer{Class: string(verdict.ClientLeftWaiting)}

@@ -250,7 +250,7 @@ func TestACompressedThrottleThatRepeatsItsKeyIsHeeded(t *testing.T) {
 			io.WriteString(rw, lbtest.Gzipped("rate limit for "+lbtest.BackendKey))
 		})
 		w.Post(`{}`).WantServed(t, "b")
-		if got := w.Logged("backend benched")[0].ContextMap()["seconds"]; got != 60.0 {
+		if got := w.Logged("cooldown started")[0].ContextMap()["seconds"]; got != 60.0 {
 			t.Errorf("a rests %v s, want 60", got)
 		}
 	})

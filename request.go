@@ -15,10 +15,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/lacks"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/latency"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -155,11 +155,11 @@ func (q *request) pathName() string {
 // been executed after a failure is not retried either.
 func (q *request) isOnce() bool { return !q.received.Whole() || !q.Kind.Repeatable() }
 
-// benchModel is what the backend calls the model whose benches count for the
-// request, and which the request may bench. An operation other than inference
+// cooldownModel is what the backend calls the model whose cooldowns count for the
+// request, and which the request may cooldown. An operation other than inference
 // has separate limits, such as a number of jobs. So it counts as a request
 // without a model.
-func (q *request) benchModel(b *backend.Backend) string {
+func (q *request) cooldownModel(b *backend.Backend) string {
 	if !q.Kind.Infers() {
 		return ""
 	}
@@ -172,16 +172,16 @@ func (q *request) wholeBackend(c verdict.Class) bool {
 	return c.WholeBackend() && (c != verdict.Quota || q.Kind.Infers())
 }
 
-// pulseKind is the kind of request whose waits count for it.
-func (q *request) pulseKind() pulse.Kind {
+// latencyKind is the kind of request whose waits count for it.
+func (q *request) latencyKind() latency.Kind {
 	if !q.Kind.Infers() || q.Kind.IsHandshake() || q.socket != nil {
-		return pulse.Unfollowed
+		return latency.Unfollowed
 	}
 	output, ok := q.OutputLimit()
 	if !ok {
 		output = math.MaxInt64
 	}
-	return pulse.KindOf(q.Body.Stream, q.PromptLength, output)
+	return latency.KindOf(q.Body.Stream, q.PromptLength, output)
 }
 
 // hasQuota reports whether the request counts for the backend's limits, as far
@@ -219,15 +219,15 @@ func (q *request) isLate() bool {
 }
 
 // estimate is what the request is likely to cost its caller.
-func (q *request) estimate() meter.Estimate {
+func (q *request) estimate() limiter.Estimate {
 	if q.Kind.IsHandshake() {
-		return meter.Estimate{} // each response in it has its own
+		return limiter.Estimate{} // each response in it has its own
 	}
-	e := meter.Estimate{Prompt: q.PromptTokens(q.received.Buffered()), Model: q.Model, Replies: q.Body.N, Within: q.inSession}
+	e := limiter.Estimate{Prompt: q.PromptTokens(q.received.Buffered()), Model: q.Model, Replies: q.Body.N, Within: q.inSession}
 	if limit, ok := q.OutputLimit(); ok {
 		e.Output = limit
 	} else {
-		e.Output = meter.Undeclared
+		e.Output = limiter.Undeclared
 	}
 	return e
 }

@@ -466,7 +466,7 @@ func (s *search) fill(now time.Time) {
 	b, q := s.balancer, s.request
 	s.board = pool.Ask{
 		At: s.fewBackends[:], Weights: b.Pool.Weights(q.weighedModel(), now), Affinity: pool.Affinity{Key: q.session, Maker: s.placement.Maker()}, Cost: q.Cost,
-		Once: q.isOnce(), Streamed: !q.received.Whole(), Kind: q.pulseKind(), Operation: strings.TrimSuffix(q.Route.Operation, "/"), Tier: s.callerTier(),
+		Once: q.isOnce(), Streamed: !q.received.Whole(), Kind: q.latencyKind(), Operation: strings.TrimSuffix(q.Route.Operation, "/"), Tier: s.callerTier(),
 	}
 	if len(b.targets) > len(s.fewBackends) {
 		s.board.At = make([]pool.At, len(b.targets))
@@ -475,7 +475,7 @@ func (s *search) fill(now time.Time) {
 	var name, key string // of the model at the latest backend: most backends have the same
 	tiers := pool.TiersOf(q.ServiceTier())
 	for i, to := range b.targets {
-		if its := q.benchModel(to.backend); its != name {
+		if its := q.cooldownModel(to.backend); its != name {
 			name, key = its, pool.ModelKey(its)
 		}
 		at := &s.board.At[i]

@@ -69,8 +69,8 @@ func TestAStaleIdleConnectionCostsNothing(t *testing.T) {
 		w.Backends["a"].Replies(nil)
 		w.Restart("a")
 		w.Post(`{"after":"restart"}`).WantServed(t, "a")
-		if n := len(w.Logged("backend benched")); n != 0 {
-			t.Errorf("%d backends were benched", n)
+		if n := len(w.Logged("cooldown started")); n != 0 {
+			t.Errorf("%d backends were cooling down", n)
 		}
 	})
 }
@@ -107,8 +107,8 @@ func TestAnyNumberOfDeadIdleConnectionsCostsNothing(t *testing.T) {
 		w.Backends["a"].Recovers()
 		w.Post(`{"after":"death"}`).WantServed(t, "a")
 		w.WantCalls(map[string]int{"a": connections + 1})
-		if n := len(w.Logged("backend benched")); n != 0 {
-			t.Errorf("%d backends were benched", n)
+		if n := len(w.Logged("cooldown started")); n != 0 {
+			t.Errorf("%d backends were cooling down", n)
 		}
 	})
 }

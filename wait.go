@@ -6,7 +6,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
@@ -53,7 +53,7 @@ func (w *wait) mayLast(q *request, at, now time.Time) bool {
 
 // mayLastUntil reports whether the request may wait until the limit that
 // refuses it lets it through.
-func (w *wait) mayLastUntil(r *meter.Refusal, q *request, now time.Time) bool {
+func (w *wait) mayLastUntil(r *limiter.Refusal, q *request, now time.Time) bool {
 	return w.queues != nil && mayPass(r) && w.mayLast(q, returnOf(r, now).At, now)
 }
 
@@ -107,7 +107,7 @@ func (w *wait) await(b *balancer, q *request, tier int, place *waiting.Place, tr
 
 // admit charges the request to its caller's limits, or returns why it does not.
 // It may wait for a limit by the second or the minute.
-func (w *wait) admit(b *balancer, q *request, c *callers.Callers, e meter.Estimate) (a callers.Admission, refusal *meter.Refusal) {
+func (w *wait) admit(b *balancer, q *request, c *callers.Callers, e limiter.Estimate) (a callers.Admission, refusal *limiter.Refusal) {
 	name, now := q.caller.Name, time.Now()
 	key := waiting.Key{Caller: name}
 	if w.queues == nil {
@@ -125,7 +125,7 @@ func (w *wait) admit(b *balancer, q *request, c *callers.Callers, e meter.Estima
 	case !behind:
 		return a, nil
 	default: // there is room, but others came first
-		refusal = next.Reason.(*meter.Refusal)
+		refusal = next.Reason.(*limiter.Refusal)
 	}
 	if !mayPass(refusal) || !w.mayLast(q, next.At, now) {
 		return c.Admit(now, name, e) // it may not wait: it is charged now if there is room
@@ -161,12 +161,12 @@ func (w *wait) admit(b *balancer, q *request, c *callers.Callers, e meter.Estima
 
 // returnOf returns when a request may be tried again after a refusal. The wait
 // may be rounded.
-func returnOf(r *meter.Refusal, now time.Time) waiting.Return {
+func returnOf(r *limiter.Refusal, now time.Time) waiting.Return {
 	return waiting.Return{At: now.Add(max(r.Wait, time.Millisecond)), Reason: r}
 }
 
 // mayPass reports whether the request is refused by a limit that requests wait
 // for.
-func mayPass(r *meter.Refusal) bool {
-	return r.Reason == meter.OverPart || (r.Reason == meter.OverRate || r.Reason == meter.InFlight) && r.Limit.Unit <= meter.Minute
+func mayPass(r *limiter.Refusal) bool {
+	return r.Reason == limiter.OverPart || (r.Reason == limiter.OverRate || r.Reason == limiter.InFlight) && r.Limit.Unit <= limiter.Minute
 }

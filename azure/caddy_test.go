@@ -258,7 +258,7 @@ func TestNoRequestWaitsForARefresh(t *testing.T) {
 	}
 }
 
-func TestADeadTokenEndpointBenchesItsBackendAlone(t *testing.T) {
+func TestADeadTokenEndpointCoolsItsBackendAloneDown(t *testing.T) {
 	for name, kill := range map[string]func(*endpoint){
 		"refused": func(e *endpoint) { e.Close() },
 		"hanging": func(e *endpoint) { e.hold = make(chan struct{}) },
@@ -274,9 +274,9 @@ func TestADeadTokenEndpointBenchesItsBackendAlone(t *testing.T) {
 			if n := a.calls.Load(); n != 0 {
 				t.Errorf("a was called %d times without a token", n)
 			}
-			benches := b.logged("backend benched")
-			if len(benches) != 1 || benches[0]["backend"] != "a" || benches[0]["class"] != "no_credential" {
-				t.Errorf("logged %v, want a bench of a", benches)
+			cooldowns := b.logged("cooldown started")
+			if len(cooldowns) != 1 || cooldowns[0]["backend"] != "a" || cooldowns[0]["class"] != "no_credential" {
+				t.Errorf("logged %v, want a cooldown of a", cooldowns)
 			}
 			if name != "hanging" {
 				failures := b.logged("could not get a token")
@@ -306,8 +306,8 @@ func TestARefusedTokenIsRenewedOnceAndTriedAtTheSameBackend(t *testing.T) {
 		b.wantServed([]int{1, 50, 50}[n], a)
 		e.wantRequests(t, n+2)
 	}
-	if benches := b.logged("backend benched"); len(benches) != 0 {
-		t.Errorf("logged %v, want no bench", benches)
+	if cooldowns := b.logged("cooldown started"); len(cooldowns) != 0 {
+		t.Errorf("logged %v, want no cooldown", cooldowns)
 	}
 
 	// the admin API shows what was written
@@ -318,7 +318,7 @@ func TestARefusedTokenIsRenewedOnceAndTriedAtTheSameBackend(t *testing.T) {
 	}
 }
 
-func TestARefusedTokenBenchesNoBackendIfThereIsANewOne(t *testing.T) {
+func TestARefusedTokenCoolsNoBackendDownIfThereIsANewOne(t *testing.T) {
 	e := appService(t)
 	a, other := newBackend(t, "a", tokenNumber(1)), newBackend(t, "b", "key-of-b")
 	b := start(t, "request_buffers 1KiB\n"+a.auth("credential managed_identity")+other.key())
@@ -330,8 +330,8 @@ func TestARefusedTokenBenchesNoBackendIfThereIsANewOne(t *testing.T) {
 	}
 	b.wantServed(20, a)
 	e.wantRequests(t, 2)
-	if benches := b.logged("backend benched"); len(benches) != 0 {
-		t.Errorf("logged %v, want no bench", benches)
+	if cooldowns := b.logged("cooldown started"); len(cooldowns) != 0 {
+		t.Errorf("logged %v, want no cooldown", cooldowns)
 	}
 }
 

@@ -101,7 +101,7 @@ func TestATokenThatIsRefusedForItsAudienceIsReplacedByOneOfTheOtherScope(t *test
 	b.wantServed(100, a)
 	e.wantAudiences(t, oldAudience, newAudience)
 	b.wantLogged("scope changed", 2)
-	b.wantLogged("backend benched", 0)
+	b.wantLogged("cooldown started", 0)
 }
 
 func TestEachBackendOfAnIdentityGetsTheScopeThatItAccepts(t *testing.T) {
@@ -118,7 +118,7 @@ func TestEachBackendOfAnIdentityGetsTheScopeThatItAccepts(t *testing.T) {
 		t.Errorf("the backends got %d and %d requests, want both to serve", one.calls.Load(), two.calls.Load())
 	}
 	e.wantAudiences(t, oldAudience, newAudience)
-	b.wantLogged("backend benched", 0)
+	b.wantLogged("cooldown started", 0)
 }
 
 func TestABackendThatRefusesBothScopesCausesOneRequestForEach(t *testing.T) {
@@ -137,9 +137,9 @@ func TestABackendThatRefusesBothScopesCausesOneRequestForEach(t *testing.T) {
 	if n := len(b.logged("scope changed")); n < 1 || n > 4 {
 		t.Errorf("the scope changed %d times, want there and back in each config at most", n)
 	}
-	for _, bench := range b.logged("backend benched") {
-		if bench["backend"] != "a" || bench["class"] != "credential" {
-			t.Errorf("logged %v, want benches of a, which has no use for either token", bench)
+	for _, cooldown := range b.logged("cooldown started") {
+		if cooldown["backend"] != "a" || cooldown["class"] != "credential" {
+			t.Errorf("logged %v, want cooldowns of a, which has no use for either token", cooldown)
 		}
 	}
 }

@@ -102,12 +102,12 @@ type watched struct {
 	Sideways int
 }
 
-// left is what the page says of a bench that is in force.
+// left is what the page says of a cooldown that is in force.
 var left = regexp.MustCompile(`^(\d+) s left$|^due now$`)
 
-// TestTheStatusPageShowsABenchAndItsEnd watches the quickstart in a browser.
+// TestTheStatusPageShowsACooldownAndItsEnd watches the quickstart in a browser.
 // With E2E_SCREENSHOTS=<folder> it leaves what it saw there.
-func TestTheStatusPageShowsABenchAndItsEnd(t *testing.T) {
+func TestTheStatusPageShowsACooldownAndItsEnd(t *testing.T) {
 	node, chromium := lookPath(t, "node"), lookPath(t, "chromium")
 	if err := installBrowser(); err != nil {
 		t.Fatal(err)
@@ -155,23 +155,23 @@ func (w watched) checkPage(t *testing.T) {
 func (w watched) check(t *testing.T) {
 	t.Helper()
 	w.checkPage(t)
-	benched, back := false, false
+	coolingDown, back := false, false
 	for _, s := range w.Seen {
 		switch s.Badge {
-		case "Benched":
+		case "CoolingDown":
 			seconds := left.FindStringSubmatch(s.Left)
 			if seconds == nil {
-				t.Errorf("%s: a bench without a countdown: %q", w.Name, s.Left)
+				t.Errorf("%s: a cooldown without a countdown: %q", w.Name, s.Left)
 				continue
 			}
 			n, _ := strconv.Atoi(seconds[1])
-			benched = benched || n >= 1
+			coolingDown = coolingDown || n >= 1
 		case "Available":
-			back = back || benched
+			back = back || coolingDown
 		}
 	}
-	if !benched || !back {
-		t.Errorf("%s: expected a bench with a countdown and its end, saw %+v", w.Name, w.Seen)
+	if !coolingDown || !back {
+		t.Errorf("%s: expected a cooldown with a countdown and its end, saw %+v", w.Name, w.Seen)
 	}
 }
 

@@ -61,7 +61,7 @@ func testFailover(t *testing.T, m masters) {
 		a.throttle(name, true)
 		replicas[round].post(name)
 		for _, r := range replicas {
-			lbtest.WaitFor(t, func() bool { return len(r.logged("backend benched", name)) == 1 })
+			lbtest.WaitFor(t, func() bool { return len(r.logged("cooldown started", name)) == 1 })
 		}
 		m.rejoin()
 	}

@@ -174,7 +174,7 @@ func testFault(t *testing.T, f fault) (during, calm []time.Duration) {
 	a.throttle(last, true)
 	replicas[0].post(last)
 	for _, r := range replicas {
-		lbtest.WaitFor(t, func() bool { return len(r.logged("backend benched", last)) > 0 })
+		lbtest.WaitFor(t, func() bool { return len(r.logged("cooldown started", last)) > 0 })
 	}
 	agreed := time.Since(over)
 	load.stop()

@@ -17,7 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
@@ -61,8 +61,8 @@ func runFleetPart(config string) {
 		log.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Until(p.Begin.Add(p.Warm+p.Long)))
-	limits := meter.Settings{Limits: []meter.Limit{{Kind: meter.Tokens, Amount: p.Limit, Unit: meter.Minute}, {Kind: meter.Tokens, Amount: 1000 * p.Limit, Unit: meter.Day}}}
-	var all []*meter.Callers
+	limits := limiter.Settings{Limits: []limiter.Limit{{Kind: limiter.Tokens, Amount: p.Limit, Unit: limiter.Minute}, {Kind: limiter.Tokens, Amount: 1000 * p.Limit, Unit: limiter.Day}}}
+	var all []*limiter.Callers
 	var running sync.WaitGroup
 	for range p.Replicas {
 		engine := &Engine{Address: []string{p.Address}}
@@ -74,8 +74,8 @@ func runFleetPart(config string) {
 		if err != nil {
 			log.Fatal(err)
 		}
-		r, callers := replicas.New(store, zap.NewNop()), meter.NewCallers(nil)
-		callers.Configure(time.Now(), func(string) meter.Settings { return limits })
+		r, callers := replicas.New(store, zap.NewNop()), limiter.NewCallers(nil)
+		callers.Configure(time.Now(), func(string) limiter.Settings { return limits })
 		r.NewLink().Share("the pool", callers)
 		running.Go(func() {
 			time.Sleep(rand.N(time.Second)) // not all at once
@@ -100,10 +100,10 @@ func runFleetPart(config string) {
 			before = cpuOf(os.Getpid())
 		}
 		tokens := cost/2 + rand.Int64N(cost)
-		r, refusal := all[rand.IntN(len(all))].Get(now, fmt.Sprint("caller ", i)).Try(now, meter.Estimate{Prompt: tokens})
+		r, refusal := all[rand.IntN(len(all))].Get(now, fmt.Sprint("caller ", i)).Try(now, limiter.Estimate{Prompt: tokens})
 		switch {
 		case refusal == nil:
-			time.AfterFunc(p.PerStream, func() { r.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: tokens, Counted: true}) })
+			time.AfterFunc(p.PerStream, func() { r.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: tokens, Counted: true}) })
 			if i < p.Busy {
 				u.Millis[i], u.Tokens[i] = append(u.Millis[i], now.UnixMilli()), append(u.Tokens[i], tokens)
 			}

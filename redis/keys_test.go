@@ -14,7 +14,7 @@ import (
 
 // A file of one name may hold other keys: at another team's replicas, or while
 // it changes.
-func TestReplicasWithOtherKeysInAFileShareNoBench(t *testing.T) {
+func TestReplicasWithOtherKeysInAFileShareNoCooldown(t *testing.T) {
 	var throttled atomic.Value
 	throttled.Store("Bearer old")
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -29,18 +29,18 @@ func TestReplicasWithOtherKeysInAFileShareNoBench(t *testing.T) {
 	t.Cleanup(backend.Close)
 	file := filepath.Join(t.TempDir(), "key")
 	options := startServer(t).option() + fmt.Sprintf("backend %s/v1 {\nname a\nmodel m\napi_key {file.%s}\n}\nbackend %s/v1 {\nname spare\npriority 2\n}\n", backend.URL, file, backend.URL)
-	benches := func(r *replica) int { return len(r.logged("backend benched", "a")) }
+	cooldowns := func(r *replica) int { return len(r.logged("cooldown started", "a")) }
 
 	lbtest.WriteFile(t, file, "old")
 	first := startReplica(t, options)
 	inTouch(t, []*replica{first})
 	first.post("m")
-	lbtest.WaitFor(t, func() bool { return benches(first) == 1 })
+	lbtest.WaitFor(t, func() bool { return cooldowns(first) == 1 })
 	lbtest.WriteFile(t, file, "new")
 	second := startReplica(t, options)
 	inTouch(t, []*replica{first, second}) // it has read what there is
-	if n := benches(second); n != 0 {
-		t.Error("with the new key, a is benched for the old one")
+	if n := cooldowns(second); n != 0 {
+		t.Error("with the new key, a is cooling down for the old one")
 	}
 	lbtest.WaitFor(t, func() bool {
 		first.post("m")
@@ -48,5 +48,5 @@ func TestReplicasWithOtherKeysInAFileShareNoBench(t *testing.T) {
 	})
 	throttled.Store("Bearer new")
 	second.post("m")
-	lbtest.WaitFor(t, func() bool { return benches(first) == 2 && benches(second) == 1 })
+	lbtest.WaitFor(t, func() bool { return cooldowns(first) == 2 && cooldowns(second) == 1 })
 }

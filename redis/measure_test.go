@@ -80,7 +80,7 @@ func TestHowSoonNeighboursStop(t *testing.T) {
 			stopped = append(stopped, refusals[len(refusals)-1].at.Sub(first))
 			early[len(refusals)-1]++
 			for i, r := range replicas {
-				for _, known := range r.logged("backend benched", name) {
+				for _, known := range r.logged("cooldown started", name) {
 					if tt.option != "" && refusals[0].by != fmt.Sprint(i) {
 						toldAfter = append(toldAfter, known.at.Sub(first))
 					}
@@ -94,10 +94,10 @@ func TestHowSoonNeighboursStop(t *testing.T) {
 		}
 		slices.Sort(stopped)
 		slices.Sort(toldAfter)
-		t.Logf("%s: neighbours stopped after %v (median), %v (p99); rounds by how many calls came early: %v; calls by who knew of the bench: %d",
+		t.Logf("%s: neighbours stopped after %v (median), %v (p99); rounds by how many calls came early: %v; calls by who knew of the cooldown: %d",
 			tt.name, stopped[rounds/2], stopped[rounds*99/100], early, ours)
 		if n := len(toldAfter); n > 0 {
-			t.Logf("from the refusal at the backend to the bench at a neighbour: %v (median), %v (p99)", toldAfter[n/2], toldAfter[n*99/100])
+			t.Logf("from the refusal at the backend to the cooldown at a neighbour: %v (median), %v (p99)", toldAfter[n/2], toldAfter[n*99/100])
 		}
 	}
 }
@@ -258,8 +258,8 @@ func TestWhatMadeUpModelsCostRedis(t *testing.T) {
 	replicas[0].post("throttled-real")
 	var known time.Duration
 	for _, r := range replicas {
-		lbtest.WaitFor(t, func() bool { return len(r.logged("backend benched", "b0")) > 0 })
-		known = max(known, r.logged("backend benched", "b0")[0].at.Sub(began))
+		lbtest.WaitFor(t, func() bool { return len(r.logged("cooldown started", "b0")) > 0 })
+		known = max(known, r.logged("cooldown started", "b0")[0].at.Sub(began))
 	}
 	t.Logf("a throttle is known to all replicas after %v", known)
 }

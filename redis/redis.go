@@ -271,7 +271,7 @@ func (e *Engine) Open() (state.Store, error) {
 		MaxRetries:               1,
 		PoolSize:                 connections,
 		PipelinePoolSize:         -1,    // they are all for pipelines, too
-		MinIdleConns:             spare, // so that a bench does not wait for one
+		MinIdleConns:             spare, // so that a cooldown does not wait for one
 		PoolFIFO:                 true,  // all are used now and then, and so none becomes too old
 		ConnMaxIdleTime:          time.Minute,
 	}

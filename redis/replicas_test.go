@@ -29,7 +29,7 @@ func TestNeighboursDoNotCallABackendThatThrottlesOne(t *testing.T) {
 			t.Errorf("the spare backend did not serve: %d", status)
 		}
 		for _, r := range replicas {
-			lbtest.WaitFor(t, func() bool { return len(r.logged("backend benched", name)) == 1 })
+			lbtest.WaitFor(t, func() bool { return len(r.logged("cooldown started", name)) == 1 })
 			for range 3 {
 				if status := r.post(name); status != 200 {
 					t.Errorf("the spare backend did not serve: %d", status)
@@ -50,7 +50,7 @@ func TestNeighboursDoNotCallABackendThatThrottlesOne(t *testing.T) {
 		}
 	}
 	late := startReplica(t, a.backends(5)+s.option())
-	lbtest.WaitFor(t, func() bool { return len(late.logged("backend benched", "r4")) == 1 })
+	lbtest.WaitFor(t, func() bool { return len(late.logged("cooldown started", "r4")) == 1 })
 }
 
 // pace is how often a replica gets a request, about.

@@ -77,14 +77,14 @@ func (r *replica) chat(body string) int {
 	return lbtest.Post(r.client, r.address+"/v1/chat/completions", body).Status
 }
 
-func benchedAt(t *testing.T, replicas []*replica, backend string, times int) {
+func cooldownsAt(t *testing.T, replicas []*replica, backend string, times int) {
 	t.Helper()
 	for _, r := range replicas {
-		lbtest.WaitFor(t, func() bool { return len(r.logged("backend benched", backend)) == times })
+		lbtest.WaitFor(t, func() bool { return len(r.logged("cooldown started", backend)) == times })
 	}
 }
 
-func TestWhatAServiceTierIsRefusedBenchesItAloneAtAllReplicas(t *testing.T) {
+func TestWhatAServiceTierIsRefusedCoolsItAloneDownAtAllReplicas(t *testing.T) {
 	for _, tier := range []string{"flex", "ultrafast", "warp"} {
 		t.Run(tier, func(t *testing.T) {
 			d := newDeployment(t, "Retry-After", "60")
@@ -95,24 +95,24 @@ func TestWhatAServiceTierIsRefusedBenchesItAloneAtAllReplicas(t *testing.T) {
 			if status := replicas[0].chat(chat); status != http.StatusTooManyRequests {
 				t.Errorf("%s got %d", tier, status)
 			}
-			benchedAt(t, replicas, "a", 1)
+			cooldownsAt(t, replicas, "a", 1)
 			d.wantCalls(t, "the first one", 1, 0)
 			for _, r := range replicas {
 				if refused, other := r.chat(chat), r.chat(defaultChat); refused != http.StatusTooManyRequests || other != http.StatusOK {
 					t.Errorf("%s got %d, and default %d", tier, refused, other)
 				}
 			}
-			d.wantCalls(t, "while it is benched", 0, 3)
+			d.wantCalls(t, "while it is cooling down", 0, 3)
 		})
 	}
 }
 
-func TestALimitOfAllThatFlexMetBenchesAllAtAllReplicas(t *testing.T) {
+func TestALimitOfAllThatFlexMetCoolsAllDownAtAllReplicas(t *testing.T) {
 	d := newDeployment(t, "X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "60s")
 	replicas := startReplicas(t, 3, "backend "+d.url+" {\nname a\nmodel m\napi_key s3cret-of-the-backend\n}\n"+startServer(t).option())
 	inTouch(t, replicas)
 	replicas[0].chat(flexChat)
-	benchedAt(t, replicas, "a", 1)
+	cooldownsAt(t, replicas, "a", 1)
 	d.calls()
 	for _, r := range replicas {
 		if status := r.chat(defaultChat); status != http.StatusTooManyRequests {
@@ -122,27 +122,27 @@ func TestALimitOfAllThatFlexMetBenchesAllAtAllReplicas(t *testing.T) {
 	d.wantCalls(t, "while no tokens are left", 0, 0)
 }
 
-func TestBackendsOfOtherServiceTiersShareNoBenchAtReplicas(t *testing.T) {
+func TestBackendsOfOtherServiceTiersShareNoCooldownAtReplicas(t *testing.T) {
 	d := newDeployment(t, "Retry-After", "60")
 	backends := "backend " + d.url + " {\nname flex\nmodel m\napi_key s3cret-of-the-backend\nservice_tier flex\n}\n" +
 		"backend " + d.url + " {\nname standard\nmodel m\npriority 2\napi_key s3cret-of-the-backend\nservice_tier default\n}\n"
 	replicas := startReplicas(t, 3, backends+startServer(t).option())
 	inTouch(t, replicas)
 	replicas[0].chat(defaultChat)
-	benchedAt(t, replicas, "flex", 1)
+	cooldownsAt(t, replicas, "flex", 1)
 	d.wantCalls(t, "the first request", 1, 1)
 	for _, r := range replicas {
 		if status := r.chat(defaultChat); status != http.StatusOK {
 			t.Errorf("got %d", status)
 		}
-		if benched := r.logged("backend benched", "standard"); len(benched) > 0 {
-			t.Errorf("standard is benched, too: %v", benched)
+		if coolingDown := r.logged("cooldown started", "standard"); len(coolingDown) > 0 {
+			t.Errorf("standard is cooling down, too: %v", coolingDown)
 		}
 	}
-	d.wantCalls(t, "while flex is benched", 0, 3)
+	d.wantCalls(t, "while flex is cooling down", 0, 3)
 }
 
-func TestABackendWithoutTheServiceTierIsBenchedAtNoReplica(t *testing.T) {
+func TestABackendWithoutTheServiceTierIsCoolingDownAtNoReplica(t *testing.T) {
 	lacks := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		w.Header().Set("Content-Type", "application/json")
@@ -162,8 +162,8 @@ func TestABackendWithoutTheServiceTierIsBenchedAtNoReplica(t *testing.T) {
 		}
 	}
 	for _, r := range replicas {
-		if benched := r.logged("backend benched", ""); len(benched) > 0 {
-			t.Errorf("benched: %v", benched)
+		if coolingDown := r.logged("cooldown started", ""); len(coolingDown) > 0 {
+			t.Errorf("cooling down: %v", coolingDown)
 		}
 	}
 }

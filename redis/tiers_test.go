@@ -72,7 +72,7 @@ func TestTheLimitsOfATierHoldAtThreeReplicasAndFollowTheFileOfKeys(t *testing.T)
 	}
 }
 
-func TestABenchOfAnotherReplicaSendsNoCallerToABackendThatItMayNotUse(t *testing.T) {
+func TestACooldownOfAnotherReplicaSendsNoCallerToABackendThatItMayNotUse(t *testing.T) {
 	a := newAccount(t)
 	options := a.backends(1) + "client_key team " + teamKey + "\nclient_key other " + otherKey + "\ncaller team {\nbackends r*\n}\ncaller other {\nmax_requests 9\n}\n" + startServer(t).option()
 	all := startReplicas(t, 3, options)
@@ -82,7 +82,7 @@ func TestABenchOfAnotherReplicaSendsNoCallerToABackendThatItMayNotUse(t *testing
 		t.Errorf("got %d", status)
 	}
 	for i, r := range all {
-		lbtest.WaitFor(t, func() bool { return len(r.logged("backend benched", "r0")) == 1 })
+		lbtest.WaitFor(t, func() bool { return len(r.logged("cooldown started", "r0")) == 1 })
 		if status := r.ask(teamKey, "r0"); status != 429 {
 			t.Errorf("replica %d answers %d, from a backend that the caller may not use", i, status)
 		}

@@ -14,25 +14,25 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
 // startCallers runs a replica that shares what its callers use, each with these
 // limits of tokens.
-func startCallers(t *testing.T, s *server, limits ...string) (callers *meter.Callers, stop func()) {
+func startCallers(t *testing.T, s *server, limits ...string) (callers *limiter.Callers, stop func()) {
 	t.Helper()
 	r := replicas.New(open(t, s.engine()), zap.NewNop())
-	callers = meter.NewCallers(nil)
-	var settings meter.Settings
+	callers = limiter.NewCallers(nil)
+	var settings limiter.Settings
 	for _, text := range limits {
-		l, err := meter.ParseLimit(meter.Tokens, text)
+		l, err := limiter.ParseLimit(limiter.Tokens, text)
 		if err != nil {
 			t.Fatal(err)
 		}
 		settings.Limits = append(settings.Limits, l)
 	}
-	callers.Configure(time.Now(), func(string) meter.Settings { return settings })
+	callers.Configure(time.Now(), func(string) limiter.Settings { return settings })
 	r.NewLink().Share("the pool", callers)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -50,17 +50,17 @@ func startCallers(t *testing.T, s *server, limits ...string) (callers *meter.Cal
 
 // reserve has a request admitted, which may have to hear of the other replicas
 // first.
-func reserve(t *testing.T, all *meter.Callers, tokens int64) (r meter.Reservation) {
+func reserve(t *testing.T, all *limiter.Callers, tokens int64) (r limiter.Reservation) {
 	t.Helper()
 	lbtest.WaitFor(t, func() bool { // until it is connected for a while
-		var refusal *meter.Refusal
-		r, refusal = callers.Hear(all.Get(time.Now(), "alice"), meter.Estimate{Prompt: tokens})
+		var refusal *limiter.Refusal
+		r, refusal = callers.Hear(all.Get(time.Now(), "alice"), limiter.Estimate{Prompt: tokens})
 		return refusal == nil
 	})
 	return r
 }
 
-func waitForUse(t *testing.T, want int64, all ...*meter.Callers) {
+func waitForUse(t *testing.T, want int64, all ...*limiter.Callers) {
 	t.Helper()
 	for _, callers := range all {
 		lbtest.WaitFor(t, func() bool {
@@ -75,11 +75,11 @@ func TestReplicasAddUpWhatCallersUse(t *testing.T) {
 	b, _ := startCallers(t, s, "1k/month")
 	first, second := reserve(t, a, 400), reserve(t, b, 500)
 	waitForUse(t, 900, a, b)
-	if _, refusal := b.Get(time.Now(), "alice").Try(time.Now(), meter.Estimate{Prompt: 101}); refusal == nil {
+	if _, refusal := b.Get(time.Now(), "alice").Try(time.Now(), limiter.Estimate{Prompt: 101}); refusal == nil {
 		t.Error("a request over the limit was admitted")
 	}
-	first.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 300})
-	second.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 100})
+	first.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 300})
+	second.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 100})
 	waitForUse(t, 400, a, b)
 	stopA()
 	again, _ := startCallers(t, s, "1k/month")
@@ -155,7 +155,7 @@ func TestRedisIsKilledBetweenReservingAndSettling(t *testing.T) {
 	r := reserve(t, a, 600)
 	waitForUse(t, 600, a, b)
 	s.kill()
-	r.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 100})
+	r.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 100})
 	waitForUse(t, 100, a)
 	waitForUse(t, 600, b)
 	s.start() // it has lost its data
@@ -174,7 +174,7 @@ func TestFourReplicasKeepALimitOnARealRedis(t *testing.T) {
 	}
 	const limit = 120_000
 	s := startServer(t)
-	var all []*meter.Callers
+	var all []*limiter.Callers
 	for range 4 {
 		callers, _ := startCallers(t, s, "120k/minute")
 		all = append(all, callers)
@@ -188,8 +188,8 @@ func TestFourReplicasKeepALimitOnARealRedis(t *testing.T) {
 				spent = append(spent, 0)
 				for range rand.IntN(5) { // two on average
 					c := all[rand.IntN(len(all))].Get(time.Now(), "alice")
-					cost := meter.Cost{Requests: 1, Prompt: 100 + rand.Int64N(200), Output: rand.Int64N(200), Counted: true}
-					r, refusal := c.Try(time.Now(), meter.Estimate{Prompt: cost.Prompt, Output: meter.Undeclared})
+					cost := limiter.Cost{Requests: 1, Prompt: 100 + rand.Int64N(200), Output: rand.Int64N(200), Counted: true}
+					r, refusal := c.Try(time.Now(), limiter.Estimate{Prompt: cost.Prompt, Output: limiter.Undeclared})
 					if refusal == nil {
 						spent[len(spent)-1] += cost.Prompt + cost.Output
 						time.AfterFunc(5*time.Second, func() { r.Settle(time.Now(), cost) })

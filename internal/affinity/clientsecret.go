@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
-	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 )
 
 // A client secret is what a server gives to a browser, to begin one realtime
@@ -23,7 +23,7 @@ type Secret struct {
 	Account string
 	// By stands for the key of the caller that it was made for, as MinterOf
 	// returns it. It is 0 if callers have no keys.
-	By owners.Caller
+	By ownership.Caller
 	// TokenOf is the name of the caller if that has sent a token. Otherwise, it
 	// is empty.
 	TokenOf string
@@ -31,11 +31,11 @@ type Secret struct {
 
 // MinterOf returns what stands for a caller's key in what is remembered of its
 // client secrets. A caller by a token has no id of a key.
-func MinterOf(name, keyID string) owners.Caller {
+func MinterOf(name, keyID string) ownership.Caller {
 	if name == "" {
 		return 0
 	}
-	return owners.CallerNamed("key " + keyID + "\x00" + name)
+	return ownership.CallerNamed("key " + keyID + "\x00" + name)
 }
 
 // maxTokenHolders is how many callers with tokens are remembered. An identity
@@ -47,44 +47,44 @@ const maxTokenHolders = 10_000
 // refused.
 type tokenHolders struct {
 	mu    sync.Mutex
-	names map[owners.Caller]string
+	names map[ownership.Caller]string
 }
 
-func (h *tokenHolders) set(c owners.Caller, name string) {
+func (h *tokenHolders) set(c ownership.Caller, name string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.names == nil || len(h.names) >= maxTokenHolders {
-		h.names = make(map[owners.Caller]string)
+		h.names = make(map[ownership.Caller]string)
 	}
 	h.names[c] = name
 }
 
 // get returns the name, or nothing.
-func (h *tokenHolders) get(c owners.Caller) string {
+func (h *tokenHolders) get(c ownership.Caller) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.names[c]
 }
 
-func keyOfSecret(secret string) owners.Key {
+func keyOfSecret(secret string) ownership.Key {
 	sum := sha256.Sum256([]byte("client secret\x00" + secret)) // all of it counts
-	return owners.KeyOf(sum[:])
+	return ownership.KeyOf(sum[:])
 }
 
 // seekers are all who ask for secrets that this replica does not know. They are
 // not identified, so they are one caller to the other replicas.
-var seekers = owners.CallerNamed("\x00client secrets")
+var seekers = ownership.CallerNamed("\x00client secrets")
 
 // Secret returns what is known about a client secret that is still good.
 func (a *Affinity) Secret(secret string) (s Secret, ok bool) {
 	key, now := keyOfSecret(secret), time.Now()
 	o, ok := a.owners.loaded().Get(key, now)
 	if !ok && a.others != nil {
-		found, err := a.others.Lookup(seekers, []owners.Key{key})
+		found, err := a.others.Lookup(seekers, []ownership.Key{key})
 		if err != nil || found[0].TTL <= 0 {
 			return s, false
 		}
-		o, ok = owners.Owner{Account: found[0].Account, Caller: found[0].Caller}, true
+		o, ok = ownership.Owner{Account: found[0].Account, Caller: found[0].Caller}, true
 		if slices.Contains(a.all, o.Account) {
 			a.owners.memory.Put(key, o, now, found[0].TTL)
 		}
@@ -112,7 +112,7 @@ func (p *Placement) learnSecret(account string, reply []byte) {
 	if !ok || ttl <= 0 || !strings.HasPrefix(secret, "ek_") {
 		return
 	}
-	key, o := keyOfSecret(secret), owners.Owner{Account: account, Caller: p.minter.By}
+	key, o := keyOfSecret(secret), ownership.Owner{Account: account, Caller: p.minter.By}
 	if p.minter.TokenOf != "" {
 		a.owners.byToken.set(p.minter.By, p.minter.TokenOf)
 	}

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
-	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 )
 
 const secretOfAlice = "ek_68f0c1d2e3f405162738495a6b7c8d9e"
@@ -67,10 +67,10 @@ func TestAClientSecretIsGoodAtEachReplica(t *testing.T) {
 // TestAClientSecretIsOfItsKeyAlone so that it ends with that, and not with
 // another key of the caller, nor of another one.
 func TestAClientSecretIsOfItsKeyAlone(t *testing.T) {
-	seen := make(map[owners.Caller]string)
+	seen := make(map[ownership.Caller]string)
 	for _, minter := range [][2]string{{"alice", "1"}, {"alice", "2"}, {"bob", "1"}, {"alice", ""}, {"bob", ""}} {
 		by := MinterOf(minter[0], minter[1])
-		if other, again := seen[by]; again || by == owners.CallerNamed(minter[0]) {
+		if other, again := seen[by]; again || by == ownership.CallerNamed(minter[0]) {
 			t.Errorf("%v is the same as %s", minter, other)
 		}
 		seen[by] = fmt.Sprint(minter)

@@ -8,18 +8,18 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
-	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
 type id struct {
-	owners.Key
+	ownership.Key
 	kind openaiapi.IDKind
 	// own reports whether the id has to be the caller's own.
 	own bool
 	// caller is the one that it belongs to, as far as that is known.
-	caller owners.Caller
+	caller ownership.Caller
 }
 
 // Request is the input for finding a Placement.
@@ -60,7 +60,7 @@ func (a *Affinity) Place(r *Request) (p *Placement, refusal apierror.Error, refu
 }
 
 func (a *Affinity) find(r *Request, stored openaiapi.Stored) (*Placement, apierror.Error, bool) {
-	p := &Placement{affinity: a, caller: owners.CallerNamed(r.Caller)}
+	p := &Placement{affinity: a, caller: ownership.CallerNamed(r.Caller)}
 	if openaiapi.MakesClientSecret(r.Method, r.Operation) {
 		p.minter = &Secret{By: MinterOf(r.Caller, r.KeyID)}
 		if r.KeyID == "" {
@@ -82,7 +82,7 @@ func (a *Affinity) find(r *Request, stored openaiapi.Stored) (*Placement, apierr
 		p.creation = createsAll
 	}
 	if stored.Subject != "" {
-		p.subject = owners.KeyOf(stored.Subject)
+		p.subject = ownership.KeyOf(stored.Subject)
 	}
 	f := finder{Placement: p, store: a.owners.loaded(), now: time.Now()}
 	f.unread = a.owners.saver.Unread()
@@ -119,7 +119,7 @@ func (r *Request) showsAll() bool {
 // finder finds the owner of a request's ids.
 type finder struct {
 	*Placement
-	store *owners.Memory
+	store *ownership.Memory
 	// unread reports whether the store lacks what was saved.
 	unread  bool
 	now     time.Time
@@ -128,7 +128,7 @@ type finder struct {
 	// own reports whether the next id has to be the caller's own.
 	own bool
 	// owns are the ids that are known to be the caller's.
-	owns []owners.Key
+	owns []ownership.Key
 	// open are the ids of which other replicas may know more.
 	open []openID
 }
@@ -136,7 +136,7 @@ type finder struct {
 type openID struct {
 	id
 	text  []byte
-	owner owners.Owner // as far as it is known here
+	owner ownership.Owner // as far as it is known here
 }
 
 func (f *finder) refuse(e apierror.Error) {
@@ -145,10 +145,12 @@ func (f *finder) refuse(e apierror.Error) {
 	}
 }
 
-func (f *finder) take(kind openaiapi.IDKind, text []byte) { f.takeAs(owners.KeyOf(text), kind, text) }
+func (f *finder) take(kind openaiapi.IDKind, text []byte) {
+	f.takeAs(ownership.KeyOf(text), kind, text)
+}
 
 // takeAs takes an id that another key stands for.
-func (f *finder) takeAs(key owners.Key, kind openaiapi.IDKind, text []byte) {
+func (f *finder) takeAs(key ownership.Key, kind openaiapi.IDKind, text []byte) {
 	it := id{Key: key, kind: kind, own: f.own}
 	f.named = append(f.named, it)
 	o, _ := f.store.Get(it.Key, f.now)
@@ -162,7 +164,7 @@ func (f *finder) takeAs(key owners.Key, kind openaiapi.IDKind, text []byte) {
 // othersMayKnow reports whether other replicas may know what this one does not:
 // the caller of an id, if callers have names, and its account, if there are
 // several.
-func (f *finder) othersMayKnow(o owners.Owner) bool {
+func (f *finder) othersMayKnow(o ownership.Owner) bool {
 	a := f.affinity
 	return a.others != nil && !o.Caller.Named() && (f.caller != 0 && (f.own || o.Caller == 0) || o.Account == "" && len(a.all) > 1)
 }
@@ -171,7 +173,7 @@ func (f *finder) othersMayKnow(o owners.Owner) bool {
 // has may have another name or key now, so that it is not known which one has
 // the object. The caller is known anyway. What is at an account that the caller
 // may not use does not exist for it.
-func (f *finder) apply(it id, text []byte, o owners.Owner) {
+func (f *finder) apply(it id, text []byte, o ownership.Owner) {
 	if it.Key == f.subject && o.Caller == f.caller {
 		f.creation = max(f.creation, createsParts)
 	}
@@ -206,12 +208,12 @@ func (f *finder) lookUp() {
 	if f.refused || len(f.open) == 0 {
 		return
 	}
-	keys := make([]owners.Key, len(f.open))
+	keys := make([]ownership.Key, len(f.open))
 	for i := range keys {
 		keys[i] = f.open[i].Key
 	}
 	found, err := f.affinity.others.Lookup(f.caller, keys)
-	if errors.Is(err, owners.ErrCrowded) || err != nil && slices.ContainsFunc(f.open, func(it openID) bool { return it.own }) {
+	if errors.Is(err, ownership.ErrCrowded) || err != nil && slices.ContainsFunc(f.open, func(it openID) bool { return it.own }) {
 		f.refuse(apierror.OwnersUnknown)
 		return
 	}
@@ -230,9 +232,9 @@ func (f *finder) lookUp() {
 }
 
 // settle remembers what other replicas know of an id, and returns its owner. If
-// it belongs to no caller, they are asked again after owners.Unclaimed: one of
+// it belongs to no caller, they are asked again after ownership.Unclaimed: one of
 // them may have been unable to answer, or may have learned the caller since.
-func (f *finder) settle(it openID, found replicas.Found) owners.Owner {
+func (f *finder) settle(it openID, found replicas.Found) ownership.Owner {
 	a, o, ttl := f.affinity, it.owner, min(found.TTL, idTTL)
 	if found.TTL > 0 {
 		if o.Caller = found.Caller; o.Account == "" || slices.Contains(a.all, found.Account) {
@@ -240,7 +242,7 @@ func (f *finder) settle(it openID, found replicas.Found) owners.Owner {
 		}
 	}
 	if o.Caller == 0 && f.caller != 0 && !it.own {
-		o.Caller = owners.NoCaller
+		o.Caller = ownership.NoCaller
 	}
 	if slices.Contains(a.all, o.Account) {
 		o, _ = f.store.Put(it.Key, o, f.now, ttl)

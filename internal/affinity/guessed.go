@@ -3,7 +3,7 @@ package affinity
 import (
 	"sync"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 )
 
 // bounded bounds the ids of each caller that are of one kind. Without a bound,
@@ -15,12 +15,12 @@ import (
 type bounded struct {
 	most    int // of a caller
 	mu      sync.Mutex
-	callers map[owners.Caller]*recentKeys
+	callers map[ownership.Caller]*recentKeys
 }
 
 // recentKeys is a ring of the keys that were added last.
 type recentKeys struct {
-	keys []owners.Key
+	keys []ownership.Key
 	next int
 }
 
@@ -36,13 +36,13 @@ const (
 
 // add adds an id of a caller. It removes the caller's oldest one from the
 // memory if there are too many.
-func (g *bounded) add(m *owners.Memory, c owners.Caller, key owners.Key) {
+func (g *bounded) add(m *ownership.Memory, c ownership.Caller, key ownership.Key) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	of := g.callers[c]
 	if of == nil {
 		if g.callers == nil {
-			g.callers = make(map[owners.Caller]*recentKeys)
+			g.callers = make(map[ownership.Caller]*recentKeys)
 		}
 		for other := range g.callers {
 			if len(g.callers) < maxBounded {

@@ -5,17 +5,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 )
 
 // TestGuessedIDsOfACallerAreBounded has a caller push out only its own.
 func TestGuessedIDsOfACallerAreBounded(t *testing.T) {
 	g := bounded{most: maxGuessed}
-	m, now := owners.NewMemory(maxIDs), time.Now()
-	key := func(n uint64) owners.Key { return owners.KeyOf(binary.LittleEndian.AppendUint64(nil, n)) }
-	alice, bob := owners.CallerNamed("alice"), owners.CallerNamed("bob")
-	add := func(c owners.Caller, n uint64) {
-		m.Put(key(n), owners.Owner{Account: "a", Caller: c}, now, time.Hour)
+	m, now := ownership.NewMemory(maxIDs), time.Now()
+	key := func(n uint64) ownership.Key { return ownership.KeyOf(binary.LittleEndian.AppendUint64(nil, n)) }
+	alice, bob := ownership.CallerNamed("alice"), ownership.CallerNamed("bob")
+	add := func(c ownership.Caller, n uint64) {
+		m.Put(key(n), ownership.Owner{Account: "a", Caller: c}, now, time.Hour)
 		g.add(m, c, key(n))
 	}
 	add(alice, 1)
@@ -31,7 +31,7 @@ func TestGuessedIDsOfACallerAreBounded(t *testing.T) {
 			t.Errorf("id %d is known: %v", n, known)
 		}
 	}
-	for c := range owners.Caller(2 * maxBounded) {
+	for c := range ownership.Caller(2 * maxBounded) {
 		add(alice+1+c, uint64(100_000+c))
 	}
 	if len(g.callers) > maxBounded {

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
-	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
@@ -31,11 +31,11 @@ import (
 
 // homeOf is the id for the account where a caller's objects are made, and
 // lastOf the one for where its last conversation, thread or response is.
-func homeOf(c owners.Caller) owners.Key { return keyOf("home", c) }
-func lastOf(c owners.Caller) owners.Key { return keyOf("last", c) }
+func homeOf(c ownership.Caller) ownership.Key { return keyOf("home", c) }
+func lastOf(c ownership.Caller) ownership.Key { return keyOf("last", c) }
 
-func keyOf(what string, c owners.Caller) owners.Key {
-	return owners.KeyOf(binary.LittleEndian.AppendUint64([]byte(what+"\x00"), uint64(c))) // no id has a NUL
+func keyOf(what string, c ownership.Caller) ownership.Key {
+	return ownership.KeyOf(binary.LittleEndian.AppendUint64([]byte(what+"\x00"), uint64(c))) // no id has a NUL
 }
 
 // findHome finds out where the caller's objects are, for a request that makes
@@ -62,7 +62,7 @@ func (f *finder) findHome() {
 	}
 }
 
-func (f *finder) accountOf(key owners.Key) string {
+func (f *finder) accountOf(key ownership.Key) string {
 	if o, _ := f.store.Get(key, f.now); slices.Contains(f.affinity.accounts, o.Account) {
 		return o.Account
 	}
@@ -72,7 +72,7 @@ func (f *finder) accountOf(key owners.Key) string {
 // lookUpHome asks other replicas where the caller's objects are, and where its
 // last conversation is if that is not known here.
 func (f *finder) lookUpHome(lastHere string) (home, last string) {
-	a, keys := f.affinity, []owners.Key{homeOf(f.caller), lastOf(f.caller)}
+	a, keys := f.affinity, []ownership.Key{homeOf(f.caller), lastOf(f.caller)}
 	if a.others == nil {
 		return "", lastHere
 	}
@@ -83,12 +83,12 @@ func (f *finder) lookUpHome(lastHere string) (home, last string) {
 	return f.keep(keys[0], found[0]), cmp.Or(lastHere, f.keep(keys[1], found[1]))
 }
 
-func (f *finder) keep(key owners.Key, found replicas.Found) (account string) {
+func (f *finder) keep(key ownership.Key, found replicas.Found) (account string) {
 	a := f.affinity
 	if found.TTL <= 0 || !slices.Contains(a.accounts, found.Account) {
 		return ""
 	}
-	f.store.Put(key, owners.Owner{Account: found.Account}, f.now, min(found.TTL, idTTL))
+	f.store.Put(key, ownership.Owner{Account: found.Account}, f.now, min(found.TTL, idTTL))
 	return found.Account
 }
 

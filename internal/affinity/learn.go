@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
-	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 )
 
 // Served records that the account served the request, with this reply. So the
@@ -35,7 +35,7 @@ func (p *Placement) Served(account string, res *http.Response) {
 // the object is a new part of one of the caller's. Otherwise the reply shows
 // nothing about whose the object is.
 func (p *Placement) learn(account string, kind openaiapi.IDKind, text []byte) {
-	key := owners.KeyOf(text)
+	key := ownership.KeyOf(text)
 	made := false
 	switch kind {
 	case openaiapi.ObjectID:
@@ -55,25 +55,25 @@ func (p *Placement) learn(account string, kind openaiapi.IDKind, text []byte) {
 // stores belongs to the caller. Only a caller who reaches nothing else needs
 // that, because clients send such items back.
 func (p *Placement) learnUnstored(text []byte) {
-	if key := owners.KeyOf(text); p.affinity.strict && p.creation == createsAll && p.isNew(key) && !p.names(key) {
+	if key := ownership.KeyOf(text); p.affinity.strict && p.creation == createsAll && p.isNew(key) && !p.names(key) {
 		p.put(key, "", p.caller)
 	}
 }
 
 // isNew reports whether the id may be the caller's: it is not known as one that
 // belongs to no caller.
-func (p *Placement) isNew(key owners.Key) bool {
+func (p *Placement) isNew(key ownership.Key) bool {
 	o, known := p.affinity.owners.loaded().Get(key, time.Now())
 	return !known || o.Caller.Named()
 }
 
-func (p *Placement) names(key owners.Key) bool {
+func (p *Placement) names(key ownership.Key) bool {
 	return slices.ContainsFunc(p.named, func(it id) bool { return it.Key == key })
 }
 
-func (p *Placement) put(key owners.Key, account string, caller owners.Caller) {
+func (p *Placement) put(key ownership.Key, account string, caller ownership.Caller) {
 	a, now := p.affinity, time.Now()
-	o, news := a.owners.loaded().Put(key, owners.Owner{Account: account, Caller: caller}, now, idTTL)
+	o, news := a.owners.loaded().Put(key, ownership.Owner{Account: account, Caller: caller}, now, idTTL)
 	if news && (len(a.all) > 1 || o.Caller.Named()) {
 		a.owners.others.Load().Send(key, o, idTTL)
 	}

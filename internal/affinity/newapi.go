@@ -7,7 +7,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
-	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 )
 
 // For an API that is not known, package openaiapi guesses how requests use
@@ -43,9 +43,9 @@ func (f *finder) takeNames(r *Request, stored *openaiapi.Stored) {
 		return
 	}
 	f.within = stored.Within
-	f.said = make(map[owners.Key]struct{})
+	f.said = make(map[ownership.Key]struct{})
 	for _, n := range stored.Names {
-		f.said[owners.KeyOf(n.Text)] = struct{}{}
+		f.said[ownership.KeyOf(n.Text)] = struct{}{}
 	}
 	if f.creation = createsNothing; r.showsAll() && f.says(r) {
 		f.creation = createsAll
@@ -60,18 +60,18 @@ func (f *finder) says(r *Request) (all bool) {
 	}
 	all = true
 	each(r.Text, func(text []byte) bool {
-		f.said[owners.KeyOf(text)] = struct{}{}
+		f.said[ownership.KeyOf(text)] = struct{}{}
 		all = len(f.said) < maxSaid
 		return all
 	})
 	return all
 }
 
-func keyOfName(n openaiapi.PathName) owners.Key {
+func keyOfName(n openaiapi.PathName) ownership.Key {
 	if n.IsGlobal() {
-		return owners.KeyOf(n.Text)
+		return ownership.KeyOf(n.Text)
 	}
-	return owners.KeyOf(n.Scoped())
+	return ownership.KeyOf(n.Scoped())
 }
 
 // checkNames refuses a request of a caller to a new API if it may reach what no
@@ -106,14 +106,14 @@ func (f *finder) checkNames(r *Request, stored *openaiapi.Stored) {
 // learnMade records the name of an object that a request to a new API has made.
 func (p *Placement) learnMade(account string, name openaiapi.MadeName) {
 	a, now := p.affinity, time.Now()
-	if _, repeated := p.said[owners.KeyOf(name.Text)]; repeated {
+	if _, repeated := p.said[ownership.KeyOf(name.Text)]; repeated {
 		return
 	}
-	var caller owners.Caller
+	var caller ownership.Caller
 	if p.creation == createsAll {
 		caller = p.caller
 	}
-	learn := func(key owners.Key) {
+	learn := func(key ownership.Key) {
 		if _, known := a.owners.loaded().Get(key, now); known || p.names(key) {
 			return
 		}
@@ -122,9 +122,9 @@ func (p *Placement) learnMade(account string, name openaiapi.MadeName) {
 		a.owners.guessed.add(a.owners.memory, p.caller, key)
 	}
 	if name.Global {
-		learn(owners.KeyOf(name.Text))
+		learn(ownership.KeyOf(name.Text))
 	}
 	if name.Scoped != "" {
-		learn(owners.KeyOf(name.Scoped))
+		learn(ownership.KeyOf(name.Scoped))
 	}
 }

@@ -10,7 +10,7 @@
 // In addition, a [PromptCache] sends the requests of one session to one
 // backend, if the choice is free.
 //
-// Package owners defines the words.
+// Package ownership defines the words.
 package affinity
 
 import (

@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
-	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -17,7 +17,7 @@ var Anywhere = new(Placement)
 // goroutine that serves the request.
 type Placement struct {
 	affinity *Affinity
-	caller   owners.Caller
+	caller   ownership.Caller
 	// account is the only one that may get the request, if it is known. basis
 	// is why, and first the first id that has an owner.
 	account string
@@ -29,7 +29,7 @@ type Placement struct {
 	// creation is how much of the reply is the caller's, and subject the object
 	// below which the request is.
 	creation creation
-	subject  owners.Key
+	subject  ownership.Key
 	// named are all ids of the request, and unknown those without an owner.
 	named, unknown []id
 	// minter is who gets the client secret in the reply, or nil if there is
@@ -39,7 +39,7 @@ type Placement struct {
 	// empty for all others. said are the texts of such a request, which its
 	// reply may repeat.
 	within string
-	said   map[owners.Key]struct{}
+	said   map[ownership.Key]struct{}
 	// makes is what the request makes, and free reports whether it names
 	// nothing. maker is how the pool chooses.
 	makes openaiapi.Made

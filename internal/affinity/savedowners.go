@@ -11,7 +11,7 @@ import (
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
@@ -24,7 +24,7 @@ const saveInterval = 5 * time.Minute
 // saves when requests come, both in the background. Nothing is saved until what
 // was saved before has been read, because it is replaced.
 type savedOwners struct {
-	memory *owners.Memory
+	memory *ownership.Memory
 	// others are told what is learned. Requests of a config that was replaced
 	// may still learn something after it has left them.
 	others atomic.Pointer[replicas.Owners]
@@ -49,7 +49,7 @@ type savedPlace struct {
 }
 
 func newSavedOwners(pool string) *savedOwners {
-	o := &savedOwners{guessed: bounded{most: maxGuessed}, secrets: bounded{most: maxSecrets}, memory: owners.NewMemory(maxIDs), key: "openai_lb/ids_" + url.PathEscape(pool)}
+	o := &savedOwners{guessed: bounded{most: maxGuessed}, secrets: bounded{most: maxSecrets}, memory: ownership.NewMemory(maxIDs), key: "openai_lb/ids_" + url.PathEscape(pool)}
 	o.saver = pools.NewSaver("stored_objects", o.load, o.store)
 	return o
 }
@@ -75,7 +75,7 @@ func (o *savedOwners) configure(storage certmagic.Storage, logger *zap.Logger) {
 
 // loaded returns the owners, with those that were saved. While the storage
 // hangs or fails, requests do without these.
-func (o *savedOwners) loaded() *owners.Memory {
+func (o *savedOwners) loaded() *ownership.Memory {
 	o.saver.Await()
 	return o.memory
 }

@@ -20,7 +20,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
-	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 )
 
 // shelf is a storage whose reads fail or hang, and whose writes fail, while a
@@ -331,7 +331,7 @@ func TestASaveUnderWayIsNotThatOfTheNextStorage(t *testing.T) {
 	o := newSavedOwners("main")
 	slow := &slowStorage{&certmagic.FileStorage{Path: t.TempDir()}, make(chan struct{}), make(chan struct{})}
 	o.configure(slow, zap.NewNop())
-	o.memory.Put(owners.Key{1}, owners.Owner{}, time.Now(), time.Hour)
+	o.memory.Put(ownership.Key{1}, ownership.Owner{}, time.Now(), time.Hour)
 	saved := make(chan struct{})
 	go func() { o.save(); close(saved) }()
 	<-slow.begun

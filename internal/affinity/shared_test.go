@@ -15,7 +15,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
-	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/state/statetest"
 )
@@ -284,7 +284,7 @@ func TestWhatBelongsToNoCallerIsLookedUpAgain(t *testing.T) {
 		other.findByAsking(t, "bob", "resp_of_alice", "b") // looked up once for all
 		s.wantFinds(before)
 		s.hub.FailWrites(nil)
-		time.Sleep(owners.Unclaimed)
+		time.Sleep(ownership.Unclaimed)
 		other.wantRefused(t, "five minutes later")
 	})
 }
@@ -319,7 +319,7 @@ func TestAnAccountIsRememberedForItsTimeWithoutTheStore(t *testing.T) {
 					if h, _, refused := one.names("alice", id); refused || !h.owns() || h.Allows("a") {
 						t.Errorf("%s has the placement %+v", id, h)
 					}
-					time.Sleep(owners.Unclaimed)
+					time.Sleep(ownership.Unclaimed)
 				}
 			}
 		}

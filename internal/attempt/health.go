@@ -13,7 +13,7 @@ import (
 )
 
 // PassiveHealth configures what the balancer learns from replies: which replies
-// bench a backend, and for how long.
+// cooldown a backend, and for how long.
 type PassiveHealth struct {
 	// FailDuration is how long one failure makes a backend a suspect, and a
 	// guess if a 429 names no time. Default: 10s.
@@ -21,7 +21,7 @@ type PassiveHealth struct {
 	//	fail_duration <duration>
 	FailDuration caddy.Duration `json:"fail_duration,omitempty"`
 
-	// RetryAfterMax is the longest bench of a backend that throttles, and that
+	// RetryAfterMax is the longest cooldown of a backend that throttles, and that
 	// of an account without budget. Default: 5m.
 	//
 	//	retry_after_max <duration>
@@ -40,10 +40,10 @@ type PassiveHealth struct {
 	QuotaSteering *bool `json:"quota_steering,omitempty"`
 }
 
-// shortestThrottle is the shortest bench of a backend that throttles.
+// shortestThrottle is the shortest cooldown of a backend that throttles.
 const shortestThrottle = 50 * time.Millisecond
 
-// misconfigured is how long a backend is benched whose configuration is wrong:
+// misconfigured is how long a backend is cooling down whose configuration is wrong:
 // it refuses its credential, or does not have the model.
 const misconfigured = time.Minute
 
@@ -77,29 +77,29 @@ func (p *PassiveHealth) Directives() directive.Options {
 	})
 }
 
-// Bench is what a reply benches.
-type Bench struct {
+// Cooldown is the cooldown that a reply starts.
+type Cooldown struct {
 	// Wait is for how long, and Longest what it may become if the backend
 	// repeats that: see [pool.Refusal].
 	Wait, Longest time.Duration
 	// Guess reports whether the backend named no time.
 	Guess bool
 	// MayBeOfRequest reports whether the fault may be the request's own. One
-	// request benches one backend for such faults at most: what fails
+	// request cools one backend down for such faults at most: what fails
 	// everywhere is the request's doing.
 	MayBeOfRequest bool
 }
 
-// Bench returns what a reply benches. It returns false if that is nothing. busy
-// reports whether the backend serves other requests. If it does, and accepts no
-// more, it only has too many streams.
-func (p *PassiveHealth) Bench(r *Reply, busy bool) (b Bench, benches bool) {
+// CooldownFor returns the cooldown that a reply starts. It returns false if the
+// reply starts no cooldown. busy reports whether the backend serves other
+// requests. If it does, and accepts no more, it only has too many streams.
+func (p *PassiveHealth) CooldownFor(r *Reply, busy bool) (b Cooldown, coolsDown bool) {
 	asks := r.asks()
 	switch r.Class {
 	case verdict.Throttled:
 		unnamed := time.Duration(min(p.FailDuration, p.RetryAfterMax))
 		b.Wait = p.hinted(r, unnamed)
-		// A backend that always says 0 names no time: its bench grows to
+		// A backend that always says 0 names no time: its cooldown grows to
 		// fail_duration at most.
 		if b.Guess = r.Source == verdict.NoHint; !b.Guess && r.Wait <= 0 {
 			b.Longest = max(b.Wait, unnamed)
@@ -111,24 +111,24 @@ func (p *PassiveHealth) Bench(r *Reply, busy bool) (b Bench, benches bool) {
 		// each 429
 		b.Wait = min(max(p.hinted(r, time.Duration(p.RetryAfterMax)), time.Duration(p.FailDuration)), time.Duration(p.RetryAfterMax))
 	case verdict.NoModel:
-		if !asks.Kind.Infers() { // another operation has no bench for a model
+		if !asks.Kind.Infers() { // another operation has no cooldown for a model
 			return b, false
 		}
-		b = Bench{Wait: misconfigured, MayBeOfRequest: true}
+		b = Cooldown{Wait: misconfigured, MayBeOfRequest: true}
 	case verdict.Credential, verdict.NotPermitted:
 		// a credential for inference may lack every other permission, that to
 		// open a WebSocket included, and uvicorn answers 403 where it has none
 		if !asks.Kind.Infers() || r.refusesHandshake() && (r.Class == verdict.NotPermitted || r.Status == http.StatusForbidden) {
 			return b, false
 		}
-		b = Bench{Wait: misconfigured, MayBeOfRequest: true}
+		b = Cooldown{Wait: misconfigured, MayBeOfRequest: true}
 	case verdict.NoCredential:
 		if r.Status != 0 {
 			return b, false
 		}
 		b.Wait = min(cmp.Or(r.Wait, misconfigured), misconfigured)
 	case verdict.Unreachable:
-		b = Bench{Wait: time.Duration(p.FailDuration)}
+		b = Cooldown{Wait: time.Duration(p.FailDuration)}
 	default:
 		// a backend that breaks off an upload has perhaps refused it
 		if !r.Class.Failover() || !r.Class.Blames() || r.isImpatient() || r.Uploading || busy && errors.Is(r.Err, ErrLostAgain) {
@@ -139,9 +139,9 @@ func (p *PassiveHealth) Bench(r *Reply, busy bool) (b Bench, benches bool) {
 	return b, true
 }
 
-// Failure is what a failure benches that may be the request's own.
-func (p *PassiveHealth) Failure() Bench {
-	return Bench{Wait: time.Duration(p.FailDuration), MayBeOfRequest: true}
+// Failure is what a failure cooldowns that may be the request's own.
+func (p *PassiveHealth) Failure() Cooldown {
+	return Cooldown{Wait: time.Duration(p.FailDuration), MayBeOfRequest: true}
 }
 
 // hinted returns for how long the backend asked not to be called, within the

@@ -108,7 +108,7 @@ type Backend struct {
 	// `ultrafast` or `auto`. Default: the client's.
 	//
 	// At Azure it is sent as the header x-ms-service-tier, and elsewhere in the
-	// body. Backends that differ in it have separate benches.
+	// body. Backends that differ in it have separate cooldowns.
 	//
 	//	service_tier <tier>
 	ServiceTier string `json:"service_tier,omitempty"`

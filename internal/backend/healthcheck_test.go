@@ -214,7 +214,7 @@ func TestACheckThatPassesEndsTheTimeInWhichABackendIsUnreachable(t *testing.T) {
 		p, unload := checked(t, s, "health_uri /health\nhealth_interval 1s")
 		defer unload()
 		synctest.Wait()
-		p.Members[0].Bench(pool.Refusal{Reason: pool.Reason{Class: "unreachable"}, Whole: true, Unreachable: true}, time.Now())
+		p.Members[0].CoolDown(pool.Refusal{Reason: pool.Reason{Class: "unreachable"}, Whole: true, Unreachable: true}, time.Now())
 		time.Sleep(time.Hour + time.Minute/2)
 		s.becomes(200, false)
 		time.Sleep(time.Second)

@@ -39,7 +39,7 @@ func unreachablePool(t *testing.T, d *dialer) (p *pool.Pool, c *Rechecker, unloa
 	c = &Rechecker{Context: ctx, Transport: d, Backends: []*Backend{{Name: "a", Resolved: Resolved{Origin: &url.URL{Scheme: "http", Host: "a"}}}}}
 	p = pool.New([]*pool.Member{pool.NewMember("a", new(pool.Health))}, c)
 	t.Cleanup(p.Close)
-	p.Members[0].Bench(pool.Refusal{Reason: pool.Reason{Class: "unreachable"}, Whole: true, Unreachable: true}, time.Now())
+	p.Members[0].CoolDown(pool.Refusal{Reason: pool.Reason{Class: "unreachable"}, Whole: true, Unreachable: true}, time.Now())
 	return p, c, cancel
 }
 
@@ -83,7 +83,7 @@ func TestAnErrorIsShownInShort(t *testing.T) {
 		p, _, _ := unreachablePool(t, new(dialer))
 		time.Sleep(time.Second + recheckTimeout)
 		usable(p)
-		if text := p.Snapshot(time.Now())[0].Benches[0].Error; len(text) < 100 || len(text) > maxRecheckError || !utf8.ValidString(text) {
+		if text := p.Snapshot(time.Now())[0].Cooldowns[0].Error; len(text) < 100 || len(text) > maxRecheckError || !utf8.ValidString(text) {
 			t.Errorf("the error is %q", text)
 		}
 	})

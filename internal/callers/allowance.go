@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
@@ -58,7 +58,7 @@ func (a Allowance) isEmpty() bool {
 // allowance does not say, the tier's does. Limits of different units say
 // different things.
 func (a Allowance) orOf(tier Allowance) Allowance {
-	a.Requests, a.Tokens = orLimits(meter.Requests, a.Requests, tier.Requests), orLimits(meter.Tokens, a.Tokens, tier.Tokens)
+	a.Requests, a.Tokens = orLimits(limiter.Requests, a.Requests, tier.Requests), orLimits(limiter.Tokens, a.Tokens, tier.Tokens)
 	if a.MaxRequests == nil {
 		a.MaxRequests = tier.MaxRequests
 	}
@@ -72,9 +72,9 @@ func (a Allowance) orOf(tier Allowance) Allowance {
 
 // orLimits returns the caller's limits, and those of the tier for other units.
 // They were checked.
-func orLimits(kind meter.Kind, own, tier []Limit) []Limit {
-	unit := func(l Limit) meter.Unit {
-		limit, _ := meter.ParseLimit(kind, l.Limit)
+func orLimits(kind limiter.Kind, own, tier []Limit) []Limit {
+	unit := func(l Limit) limiter.Unit {
+		limit, _ := limiter.ParseLimit(kind, l.Limit)
 		return limit.Unit
 	}
 	return slices.Concat(own, slices.DeleteFunc(slices.Clone(tier), func(l Limit) bool {
@@ -156,18 +156,18 @@ func checkNames(what string, names []string, check func(name string) error) erro
 }
 
 // limits reads the limits.
-func (a Allowance) limits() (limits []meter.Limit, err error) {
+func (a Allowance) limits() (limits []limiter.Limit, err error) {
 	for _, of := range []struct {
-		kind   meter.Kind
+		kind   limiter.Kind
 		limits []Limit
-	}{{meter.Requests, a.Requests}, {meter.Tokens, a.Tokens}} {
+	}{{limiter.Requests, a.Requests}, {limiter.Tokens, a.Tokens}} {
 		for _, text := range of.limits {
-			l, err := meter.ParseLimit(of.kind, text.Limit)
+			l, err := limiter.ParseLimit(of.kind, text.Limit)
 			if err != nil {
 				return nil, fmt.Errorf(": %w", err)
 			}
 			l.Then = text.Then
-			if slices.ContainsFunc(limits, func(other meter.Limit) bool { return other.ID() == l.ID() }) {
+			if slices.ContainsFunc(limits, func(other limiter.Limit) bool { return other.ID() == l.ID() }) {
 				return nil, fmt.Errorf(": %s per %s is given twice: '%s'", l.Kind, l.Unit, text.Limit)
 			}
 			limits = append(limits, l)

@@ -3,7 +3,7 @@ package callers
 import (
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
 
 // Leave ends the request of a response that goes on in the background. It is
@@ -27,7 +27,7 @@ func (a *Admission) Awaits(id string) bool {
 
 // SettleLeft replaces the charge of a response that was left in the background
 // by what it has cost. Any caller's request may have found that out.
-func (a *Admission) SettleLeft(now time.Time, id string, cost meter.Cost) {
+func (a *Admission) SettleLeft(now time.Time, id string, cost limiter.Cost) {
 	if a.kept == nil {
 		return
 	}

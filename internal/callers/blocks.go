@@ -5,7 +5,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
 
 // blocks are the blocks of all callers.
@@ -45,7 +45,7 @@ type block struct {
 
 // entry has the options of a config for a caller in a tier.
 type entry struct {
-	settings meter.Settings
+	settings limiter.Settings
 	models   []string
 	// listed are the models that the caller's backends have. nil: any.
 	listed []string
@@ -76,14 +76,14 @@ func (c *Callers) blockOf(o *Options, caller Caller) *block {
 func (c *Callers) entryOf(o *Options, caller Caller, t Tier) *entry {
 	a := caller.orOf(t.Allowance)
 	limits, _ := a.limits() // they were checked
-	e := &entry{set: c.setOf(a.Backends), tiers: a.ServiceTiers, denied: caller.Deny, empty: a.isEmpty(), limited: len(limits) > 0, settings: meter.Settings{
+	e := &entry{set: c.setOf(a.Backends), tiers: a.ServiceTiers, denied: caller.Deny, empty: a.isEmpty(), limited: len(limits) > 0, settings: limiter.Settings{
 		Limits: limits, Tier: t.Name, Tiers: o.TierNames(), Location: c.location,
 	}}
 	e.models, e.listed = modelsAmong(a.Models, modelsOf(o.Backends, a.Backends))
 	if a.MaxRequests != nil {
 		e.settings.MaxRequests = *a.MaxRequests
 	}
-	e.tokens = slices.ContainsFunc(limits, func(l meter.Limit) bool { return l.Kind == meter.Tokens })
+	e.tokens = slices.ContainsFunc(limits, func(l limiter.Limit) bool { return l.Kind == limiter.Tokens })
 	return e
 }
 

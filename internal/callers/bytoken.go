@@ -84,6 +84,6 @@ func (c *Callers) PlaceByToken(token *keys.Identity) {
 	}
 	if tokens.set(token.Name, said); said.tier != before.tier && c.started.Load() { // what was used stays
 		now := time.Now()
-		c.kept.meters.Get(now, token.Name).Change(now, c.of(token.Name).settings)
+		c.kept.limiters.Get(now, token.Name).Change(now, c.of(token.Name).settings)
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
 
 // Directives are the options in a Caddyfile. Check has to follow when the whole
@@ -59,8 +59,8 @@ func (c *Config) unmarshalCaller(d *caddyfile.Dispenser) error {
 func (a *Allowance) options(who string) directive.Options {
 	most := new(int)
 	return directive.Options{
-		"requests": a.limitOption(who, meter.Requests, &a.Requests),
-		"tokens":   a.limitOption(who, meter.Tokens, &a.Tokens),
+		"requests": a.limitOption(who, limiter.Requests, &a.Requests),
+		"tokens":   a.limitOption(who, limiter.Tokens, &a.Tokens),
 		"max_requests": directive.Int(most, 1, directive.MaxInt).Check(func() error {
 			a.MaxRequests = most
 			return nil
@@ -71,7 +71,7 @@ func (a *Allowance) options(who string) directive.Options {
 	}
 }
 
-func (a *Allowance) limitOption(who string, kind meter.Kind, into *[]Limit) directive.Option {
+func (a *Allowance) limitOption(who string, kind limiter.Kind, into *[]Limit) directive.Option {
 	text := "a limit such as 600/minute and an optional 'then <tier>'"
 	return directive.Args(text, 1, 3, func(args []string) error {
 		l := Limit{Limit: args[0]}

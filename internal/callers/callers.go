@@ -10,7 +10,7 @@ import (
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
@@ -39,7 +39,7 @@ type Callers struct {
 	name string
 	log  *zap.Logger
 	// crossed gets the marks that the use of limits has reached.
-	crossed func(meter.Crossing)
+	crossed func(limiter.Crossing)
 	storage certmagic.Storage
 	// location is where days and months begin.
 	location *time.Location
@@ -59,10 +59,10 @@ type Options struct {
 	Logger  *zap.Logger
 	// Crossed gets the marks that the use of limits has reached. nil: nothing
 	// does.
-	Crossed func(meter.Crossing)
+	Crossed func(limiter.Crossing)
 }
 
-// inUse keeps the meters through config reloads.
+// inUse keeps the limiters through config reloads.
 var inUse = caddy.NewUsagePool()
 
 // New returns the callers of a pool, or nil if the config has none, nor tiers.
@@ -94,7 +94,7 @@ func (c *Callers) Start() {
 }
 
 func (c *Callers) configure() {
-	c.kept.meters.Configure(time.Now(), func(name string) meter.Settings { return c.of(name).settings })
+	c.kept.limiters.Configure(time.Now(), func(name string) limiter.Settings { return c.of(name).settings })
 }
 
 // Close releases what New acquired, and saves what was used.
@@ -119,11 +119,11 @@ func (c *Callers) Record() *pools.Record {
 	return &c.kept.saver.Record
 }
 
-// MetersOf returns the meters of a pool in use, or nil if it does not limit
+// MetersOf returns the limiters of a pool in use, or nil if it does not limit
 // callers.
-func MetersOf(pool string) *meter.Callers {
+func MetersOf(pool string) *limiter.Callers {
 	if k := keptOf(pool); k != nil {
-		return k.meters
+		return k.limiters
 	}
 	return nil
 }
@@ -146,7 +146,7 @@ func Reset(of, name string, order pool.Order) (known bool) {
 		return false
 	}
 	k.saver.Await()
-	if !k.meters.Reset(order.Time, name) {
+	if !k.limiters.Reset(order.Time, name) {
 		return false
 	}
 	k.logger.Load().Named("audit").Info("caller reset", zap.String("pool", of), zap.String("caller", name), zap.String("by", order.By), zap.String("reason", order.Reason))
@@ -193,7 +193,7 @@ func (c *Callers) ServiceTiers(name string) []string { return c.of(name).tiers }
 func (c *Callers) Deny(name string) bool {
 	denied := c != nil && c.of(name).denied
 	if denied {
-		c.refusedBy(name, meter.ByDeny)
+		c.refusedBy(name, limiter.ByDeny)
 	}
 	return denied
 }
@@ -201,7 +201,7 @@ func (c *Callers) Deny(name string) bool {
 // refusedBy counts a request that something else than a limit has refused.
 func (c *Callers) refusedBy(name string, by int) {
 	now := time.Now()
-	c.kept.meters.Get(now, name).RefusedBy(now, by)
+	c.kept.limiters.Get(now, name).RefusedBy(now, by)
 }
 
 // Unlimited returns those of the names for which the config has neither a block
@@ -234,15 +234,15 @@ func (c *Callers) SeesEach(name string) bool {
 // Admission is what a request of a caller was admitted with, until it is
 // settled. The zero Admission is that of a request without one.
 type Admission struct {
-	reservation meter.Reservation
-	caller      *meter.Caller
+	reservation limiter.Reservation
+	caller      *limiter.Caller
 	entry       *entry
 	kept        *kept
 }
 
 // Admit charges the caller's limits with the estimate, or returns why it does
 // not. In that case the Admission is good for Limits only.
-func (c *Callers) Admit(now time.Time, name string, e meter.Estimate) (a Admission, refusal *meter.Refusal) {
+func (c *Callers) Admit(now time.Time, name string, e limiter.Estimate) (a Admission, refusal *limiter.Refusal) {
 	if a, refusal = c.Try(now, name, e); refusal != nil && refusal.MayClaim() {
 		a.reservation, refusal = Hear(a.caller, e)
 	}
@@ -259,23 +259,23 @@ const hearing, look = 500 * time.Millisecond, 5 * time.Millisecond
 // Hear admits a request that this replica's part of what is left of a limit has
 // no room for, by a claim. Of a burst, one request at a time makes one. One
 // that is larger than the part tries until its time is over.
-func Hear(caller *meter.Caller, e meter.Estimate) (r meter.Reservation, refusal *meter.Refusal) {
+func Hear(caller *limiter.Caller, e limiter.Estimate) (r limiter.Reservation, refusal *limiter.Refusal) {
 	for until := time.Now().Add(hearing); ; time.Sleep(rand.N(hearing / 4)) {
-		var claim *meter.Claim
+		var claim *limiter.Claim
 		if claim, refusal = caller.Claim(time.Now(), e); refusal == nil {
 			if refusal = decide(claim, until); refusal == nil {
 				return claim.Reservation, nil
 			}
 		}
-		if refusal.Reason != meter.Unheard || !time.Now().Before(until) {
-			return meter.Reservation{}, refusal
+		if refusal.Reason != limiter.Unheard || !time.Now().Before(until) {
+			return limiter.Reservation{}, refusal
 		}
 	}
 }
 
 // decide waits until it is decided whether a claim's request is admitted, and
 // returns why it is not.
-func decide(claim *meter.Claim, until time.Time) *meter.Refusal {
+func decide(claim *limiter.Claim, until time.Time) *limiter.Refusal {
 	for {
 		switch decided, refusal := claim.Decide(time.Now()); {
 		case decided:
@@ -289,7 +289,7 @@ func decide(claim *meter.Claim, until time.Time) *meter.Refusal {
 
 // Try is Admit, but the request may be tried again later, so a refusal is not
 // counted.
-func (c *Callers) Try(now time.Time, name string, e meter.Estimate) (a Admission, refusal *meter.Refusal) {
+func (c *Callers) Try(now time.Time, name string, e limiter.Estimate) (a Admission, refusal *limiter.Refusal) {
 	a = c.admission(now, name)
 	a.reservation, refusal = a.caller.Try(now, e)
 	return a, refusal
@@ -301,7 +301,7 @@ const ShortBody = 64 << 10
 
 // LikelyCost estimates the cost of a request before its body is read, without
 // the output. Of a long body, most may be pictures.
-func LikelyCost(r *http.Request, route openaiapi.Route) (e meter.Estimate) {
+func LikelyCost(r *http.Request, route openaiapi.Route) (e limiter.Estimate) {
 	if openaiapi.CostsTokens(r, route) {
 		e.Prompt = max(1, openaiapi.PromptCost(min(r.ContentLength, ShortBody)))
 	}
@@ -311,14 +311,14 @@ func LikelyCost(r *http.Request, route openaiapi.Route) (e meter.Estimate) {
 // Exceeded returns why none of the caller's requests is admitted now, or nil.
 // The refusal says when one with the likely cost is. The Admission is good for
 // Limits and Upload only.
-func (c *Callers) Exceeded(now time.Time, name string, likely meter.Estimate) (a Admission, refusal *meter.Refusal) {
+func (c *Callers) Exceeded(now time.Time, name string, likely limiter.Estimate) (a Admission, refusal *limiter.Refusal) {
 	if c == nil {
 		return a, nil
 	}
 	if a = c.admission(now, name); !a.entry.limited && a.entry.settings.MaxRequests == 0 {
 		return a, nil
 	}
-	if refusal = a.check(now, meter.Estimate{Prompt: min(1, likely.Prompt)}); refusal == nil {
+	if refusal = a.check(now, limiter.Estimate{Prompt: min(1, likely.Prompt)}); refusal == nil {
 		return a, nil
 	}
 	if more := a.check(now, likely); more != nil && more.Reason == refusal.Reason {
@@ -328,20 +328,20 @@ func (c *Callers) Exceeded(now time.Time, name string, likely meter.Estimate) (a
 }
 
 // Refused counts that the request is refused.
-func (a *Admission) Refused(refusal *meter.Refusal) { a.caller.Refused(time.Now(), refusal) }
+func (a *Admission) Refused(refusal *limiter.Refusal) { a.caller.Refused(time.Now(), refusal) }
 
 // Reserved counts that the request is refused because only shares of other
 // tiers are left of the backends.
 func (a *Admission) Reserved() {
 	if a.caller != nil {
-		a.caller.RefusedBy(time.Now(), meter.ByReserve)
+		a.caller.RefusedBy(time.Now(), limiter.ByReserve)
 	}
 }
 
 // Upload counts a request among those that the caller has at a time while its
 // body comes, or returns why it may not come. Uploaded must be called if there
 // is no refusal.
-func (a *Admission) Upload() *meter.Refusal {
+func (a *Admission) Upload() *limiter.Refusal {
 	refusal := a.caller.Upload()
 	if refusal != nil {
 		a.Refused(refusal)
@@ -362,12 +362,12 @@ func (c *Callers) Unasked(now time.Time, name string) (a Admission) {
 }
 
 // Check returns why Admit would not charge the caller's limits, or nil.
-func (c *Callers) Check(now time.Time, name string, e meter.Estimate) *meter.Refusal {
+func (c *Callers) Check(now time.Time, name string, e limiter.Estimate) *limiter.Refusal {
 	a := c.admission(now, name)
 	return a.check(now, e)
 }
 
-func (a *Admission) check(now time.Time, e meter.Estimate) *meter.Refusal {
+func (a *Admission) check(now time.Time, e limiter.Estimate) *limiter.Refusal {
 	refusal := a.caller.Check(now, e)
 	if refusal != nil && refusal.MayClaim() {
 		return nil // Admit hears the others
@@ -377,11 +377,11 @@ func (a *Admission) check(now time.Time, e meter.Estimate) *meter.Refusal {
 
 func (c *Callers) admission(now time.Time, name string) Admission {
 	c.kept.saver.Await() // what was saved is added when it comes
-	return Admission{caller: c.kept.meters.Get(now, name), entry: c.of(name), kept: c.kept}
+	return Admission{caller: c.kept.limiters.Get(now, name), entry: c.of(name), kept: c.kept}
 }
 
 // Use returns what a caller has used, and may use.
-func (c *Callers) Use(now time.Time, name string) meter.Snapshot {
+func (c *Callers) Use(now time.Time, name string) limiter.Snapshot {
 	return c.admission(now, name).caller.Snapshot(now)
 }
 
@@ -390,7 +390,7 @@ func (c *Callers) Use(now time.Time, name string) meter.Snapshot {
 func (a *Admission) Tier() int { return a.reservation.Tier() }
 
 // Demoted yields the ids of the limits that gave the request another tier.
-func (a *Admission) Demoted(yield func(meter.ID) bool) { a.reservation.Demoted(yield) }
+func (a *Admission) Demoted(yield func(limiter.ID) bool) { a.reservation.Demoted(yield) }
 
 // CountsTokens reports whether a limit needs the tokens of the reply.
 func (a *Admission) CountsTokens() bool { return a.entry != nil && a.entry.tokens }
@@ -422,7 +422,7 @@ func (a *Admission) Follow(r *usage.Reader) {
 func (a *Admission) Spend(output int64) { a.reservation.Spend(time.Now(), output) }
 
 // Settle replaces the estimate with the real cost. Further calls do nothing.
-func (a *Admission) Settle(now time.Time, cost meter.Cost) {
+func (a *Admission) Settle(now time.Time, cost limiter.Cost) {
 	if a.Open() {
 		a.reservation.Settle(now, cost)
 		a.kept.saver.Changed()

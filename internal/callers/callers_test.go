@@ -8,7 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
 
 var config = Config{Callers: []Caller{{Name: "alice", Allowance: Allowance{
@@ -28,7 +28,7 @@ func TestWithoutCallersThereIsNothing(t *testing.T) {
 		t.Error("there is something")
 	}
 	var a Admission
-	a.Settle(time.Now(), meter.Cost{Requests: 1})
+	a.Settle(time.Now(), limiter.Cost{Requests: 1})
 	if a.Open() || a.Limited() || a.CountsTokens() || a.Tier() != 0 || a.Prompt() != 0 {
 		t.Errorf("the zero Admission has something: %+v", a)
 	}
@@ -37,15 +37,15 @@ func TestWithoutCallersThereIsNothing(t *testing.T) {
 // TestAdmissionAllocatesNothing holds what each request of a caller costs.
 func TestAdmissionAllocatesNothing(t *testing.T) {
 	c, now := open(t), time.Now()
-	c.Admit(now, "alice", meter.Estimate{Prompt: 1})
+	c.Admit(now, "alice", limiter.Estimate{Prompt: 1})
 	if got := testing.AllocsPerRun(100, func() { admitAndSettle(c, now) }); got != 0 {
 		t.Errorf("%v allocations", got)
 	}
 }
 
 func admitAndSettle(c *Callers, now time.Time) {
-	a, _ := c.Admit(now, "alice", meter.Estimate{Prompt: 1000, Output: meter.Undeclared})
-	a.Settle(now, meter.Cost{Requests: 1, Prompt: 900, Output: 100, Counted: true})
+	a, _ := c.Admit(now, "alice", limiter.Estimate{Prompt: 1000, Output: limiter.Undeclared})
+	a.Settle(now, limiter.Cost{Requests: 1, Prompt: 900, Output: 100, Counted: true})
 }
 
 func BenchmarkAdmitAndSettle(b *testing.B) {
@@ -58,7 +58,7 @@ func BenchmarkAdmitAndSettle(b *testing.B) {
 
 func BenchmarkHeader(b *testing.B) {
 	c, now := open(b), time.Now()
-	a, _ := c.Admit(now, "alice", meter.Estimate{Prompt: 1000})
+	a, _ := c.Admit(now, "alice", limiter.Estimate{Prompt: 1000})
 	header := http.Header{"Content-Type": {"application/json"}, "X-Request-Id": {"1"}}
 	b.ReportAllocs()
 	for b.Loop() {
@@ -68,10 +68,10 @@ func BenchmarkHeader(b *testing.B) {
 
 func BenchmarkRefuse(b *testing.B) {
 	c, now, r := open(b), time.Now(), httptest.NewRequest("POST", "/", nil)
-	c.Admit(now, "bob", meter.Estimate{})
+	c.Admit(now, "bob", limiter.Estimate{})
 	b.ReportAllocs()
 	for b.Loop() {
-		_, refusal := c.Admit(now, "bob", meter.Estimate{})
+		_, refusal := c.Admit(now, "bob", limiter.Estimate{})
 		c.Refuse(r, now, "bob", refusal)
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -29,7 +29,7 @@ const (
 type sharedPool struct {
 	// digest stands for the pool's name.
 	digest  string
-	callers *meter.Callers
+	callers *limiter.Callers
 	// users is how many links share it.
 	users  int
 	chunks []*chunk
@@ -71,7 +71,7 @@ type chunk struct {
 // member is a caller in a chunk. full is what Changes returned when its chunk
 // was sent, and said when it was sent.
 type member struct {
-	*meter.Caller
+	*limiter.Caller
 	full, said uint64
 }
 

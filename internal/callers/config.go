@@ -5,12 +5,12 @@
 // order. [Callers] admits each request before it is sent: it charges all limits
 // of the caller with an estimate, or returns the answer to a request that a
 // limit refuses. When the request has ended, the estimate is replaced by its
-// cost. Package meter does the counting.
+// cost. Package limiter does the counting.
 //
 // A [Tally] adds up the use at all replicas. Each replica decides alone, at
 // once, by the reports that it has. It admits only its part of what is left
 // until the others know of it, so the sum stays within the limits
-// (TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile in package meter). Use
+// (TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile in package limiter). Use
 // outlives a reload and a restart, also if several processes share a storage
 // (TestProcessesWithOneStorageDoNotForgetWhatTheOthersUsed).
 package callers

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
 
 // leastInterval is the shortest time between two urgent reports, and perReplica
@@ -23,7 +23,7 @@ type Contact struct {
 	// Missing is how many more were heard lately, and have not said that they
 	// stop. Vanished has them once for each of their pools.
 	Missing  int
-	Vanished []meter.Vanished
+	Vanished []limiter.Vanished
 }
 
 // connection is what limits have to do with being connected.
@@ -37,11 +37,11 @@ type connection struct {
 	// it heard its own region when that began.
 	apart, cut bool
 	// vanished are those whose parts of the limits were held back.
-	vanished []meter.Vanished
+	vanished []limiter.Vanished
 }
 
 // miss returns the replicas that have vanished since it was called before.
-func (c *connection) miss(contact Contact) (missed []meter.Vanished) {
+func (c *connection) miss(contact Contact) (missed []limiter.Vanished) {
 	for _, v := range contact.Vanished {
 		if !slices.Contains(c.vanished, v) {
 			missed = append(missed, v)
@@ -71,8 +71,8 @@ func together(interval time.Duration) bool { return interval > 2*leastInterval }
 
 // sharing is how the limits are shared. A report of another replica may wait as
 // long as one of this replica before it is sent, and then takes as long.
-func (c *connection) sharing() meter.Sharing {
-	return meter.Sharing{Replicas: c.replicas, Apart: c.apart, ByUse: c.cut, Delay: 2 * c.interval()}
+func (c *connection) sharing() limiter.Sharing {
+	return limiter.Sharing{Replicas: c.replicas, Apart: c.apart, ByUse: c.cut, Delay: 2 * c.interval()}
 }
 
 // wait returns how long an urgent report waits. After an interval without one,

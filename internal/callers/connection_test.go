@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -25,7 +25,7 @@ func TestManyReplicasReportAtTheSameMoments(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(1, uint64(n)))
 			ctx, cancel := context.WithCancel(t.Context())
-			var all []*meter.Callers
+			var all []*limiter.Callers
 			var reports, alone atomic.Int64
 			for range 4 {
 				cs, ahead := tokenMeters(t, "1M/minute"), time.Duration(random.Int64N(int64(time.Hour)))

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -22,8 +22,8 @@ type courses struct {
 	Writer string `json:"writer"`
 	// Version orders the records of a writer, in which a caller may be more
 	// than once.
-	Version uint64                            `json:"version"`
-	Callers map[meter.CallerID][]meter.Course `json:"callers"`
+	Version uint64                                `json:"version"`
+	Callers map[limiter.CallerID][]limiter.Course `json:"callers"`
 }
 
 // coursesGroup returns the group that has the courses of a pool.
@@ -71,7 +71,7 @@ type courseWriter struct {
 // beginning and end.
 const coursesRoom = state.MaxMessage - 128
 
-func (w *courseWriter) add(id meter.CallerID, all []meter.Course) {
+func (w *courseWriter) add(id limiter.CallerID, all []limiter.Course) {
 	its, err := json.Marshal(all)
 	if len(all) == 0 || err != nil { // numbers can be marshaled
 		return
@@ -80,7 +80,7 @@ func (w *courseWriter) add(id meter.CallerID, all []meter.Course) {
 		w.next()
 	}
 	w.longest = max(w.longest, time.Minute)
-	if slices.ContainsFunc(all, func(c meter.Course) bool { return c.ID.Unit() == meter.Hour }) {
+	if slices.ContainsFunc(all, func(c limiter.Course) bool { return c.ID.Unit() == limiter.Hour }) {
 		w.longest = time.Hour
 	}
 	if len(w.text) > 0 {
@@ -111,7 +111,7 @@ func (w *courseWriter) end() []state.Record {
 
 // coursesIn returns the courses in these messages, by caller and by replica.
 // One that is not valid is left out.
-func coursesIn(messages [][]byte) map[meter.CallerID]map[string][]meter.Course {
+func coursesIn(messages [][]byte) map[limiter.CallerID]map[string][]limiter.Course {
 	var all []courses
 	for _, message := range messages {
 		var c courses
@@ -120,11 +120,11 @@ func coursesIn(messages [][]byte) map[meter.CallerID]map[string][]meter.Course {
 		}
 	}
 	slices.SortFunc(all, func(a, b courses) int { return cmp.Compare(a.Version, b.Version) })
-	found := make(map[meter.CallerID]map[string][]meter.Course)
+	found := make(map[limiter.CallerID]map[string][]limiter.Course)
 	for _, c := range all {
 		for id, its := range c.Callers {
 			if found[id] == nil {
-				found[id] = make(map[string][]meter.Course)
+				found[id] = make(map[string][]limiter.Course)
 			}
 			for i := range its {
 				its[i].Version = c.Version

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -27,13 +27,13 @@ const grace = 2 * time.Second
 
 // found are the versions of the records that the store has: by writer, with the
 // digest of its pool before, and by caller.
-type found map[string]map[meter.CallerID]uint64
+type found map[string]map[limiter.CallerID]uint64
 
 // add adds what a report says.
 func (f found) add(r report) {
 	writer := r.pool + r.writer
 	if f[writer] == nil {
-		f[writer] = make(map[meter.CallerID]uint64)
+		f[writer] = make(map[limiter.CallerID]uint64)
 	}
 	for _, c := range r.callers {
 		f[writer][c.id] = max(f[writer][c.id], r.version)
@@ -92,10 +92,10 @@ func (p *sharedPool) lost(now time.Time, stored found) (records []state.Record) 
 			continue
 		}
 		versions := stored[p.digest+writer]
-		uses = slices.DeleteFunc(uses, func(u meter.OtherUse) bool { return versions[u.Caller] >= u.Version })
+		uses = slices.DeleteFunc(uses, func(u limiter.OtherUse) bool { return versions[u.Caller] >= u.Version })
 		// A record has one version. If it were later than what is known of a
 		// caller, it would displace what others know.
-		slices.SortFunc(uses, func(a, b meter.OtherUse) int {
+		slices.SortFunc(uses, func(a, b limiter.OtherUse) int {
 			return cmp.Or(cmp.Compare(a.Version, b.Version), bytes.Compare(a.Caller[:], b.Caller[:]))
 		})
 		for len(uses) > 0 {
@@ -117,7 +117,7 @@ func (p *sharedPool) lost(now time.Time, stored found) (records []state.Record) 
 
 // recordsOf returns records of what another replica has used for some callers,
 // of which it said the same version.
-func (p *sharedPool) recordsOf(writer string, uses []meter.OtherUse) []state.Record {
+func (p *sharedPool) recordsOf(writer string, uses []limiter.OtherUse) []state.Record {
 	version := uses[0].Version
 	all := make([]callerUse, len(uses))
 	for i, u := range uses {

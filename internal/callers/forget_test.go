@@ -9,7 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
 
 // TestForgottenCallersAreNotSent has a thousand new callers each month, of
@@ -54,8 +54,8 @@ func TestWhatATokenSaysIsForgotten(t *testing.T) {
 			for i := range 100 {
 				token := &keys.Identity{Name: fmt.Sprintf("%d of %d", i, day), Tier: "gold", Issued: time.Now()}
 				c.PlaceByToken(token)
-				a, _ := c.Admit(time.Now(), token.Name, meter.Estimate{Prompt: 1})
-				a.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 1})
+				a, _ := c.Admit(time.Now(), token.Name, limiter.Estimate{Prompt: 1})
+				a.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 1})
 				if c.of(token.Name) == c.blocks.Load().others.usual {
 					t.Fatal("it is not in the tier of its token")
 				}
@@ -65,7 +65,7 @@ func TestWhatATokenSaysIsForgotten(t *testing.T) {
 		if n := len(c.byToken.Load().said); n > 400 {
 			t.Errorf("it is known what the tokens of %d callers say", n)
 		}
-		if n := len(c.kept.meters.All()); n > 3300 {
+		if n := len(c.kept.limiters.All()); n > 3300 {
 			t.Errorf("%d callers have meters", n)
 		}
 	})

@@ -4,7 +4,7 @@ import (
 	"slices"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
@@ -14,13 +14,13 @@ import (
 func (c *Callers) MayUse(name string, q *openaiapi.Request, received []byte, buffers int64) (e apierror.Error, refused bool) {
 	if models := c.Models(name); models != nil {
 		if e, refused = mayUseModel(models, q, received, buffers); refused {
-			c.refusedBy(name, meter.ByModel)
+			c.refusedBy(name, limiter.ByModel)
 			return e, true
 		}
 	}
 	if tiers := c.ServiceTiers(name); tiers != nil {
 		if e, refused = mayUseTier(tiers, q, received, buffers); refused {
-			c.refusedBy(name, meter.ByServiceTier)
+			c.refusedBy(name, limiter.ByServiceTier)
 		}
 	}
 	return e, refused

@@ -11,7 +11,7 @@ import (
 	"math/bits"
 	"slices"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
 
 // report is a message: what one replica has used for some callers of a pool. It
@@ -39,8 +39,8 @@ type report struct {
 
 // callerUse is what is used for a caller.
 type callerUse struct {
-	id      meter.CallerID
-	entries []meter.Entry
+	id      limiter.CallerID
+	entries []limiter.Entry
 }
 
 // reportPrefix begins all reports, but no other message. Its last byte is the
@@ -53,7 +53,7 @@ func IsReport(message []byte) bool { return bytes.HasPrefix(message, []byte(repo
 const (
 	digestSize = 16
 	idSize     = 16
-	units      = int(meter.Month) + 1
+	units      = int(limiter.Month) + 1
 	// entries is how many entries a caller may have: two windows of each limit.
 	entries = 2 * 2 * units
 	// resetBit is in the shape of callers with a reset.
@@ -69,15 +69,15 @@ type reportWindows [units]int64
 // bitOf returns the entry's bit in a shape. It returns false if the entry is of
 // an earlier window than the previous one, or of a calendar's window that is
 // over.
-func (w *reportWindows) bitOf(e meter.Entry) (bit int, ok bool) {
+func (w *reportWindows) bitOf(e limiter.Entry) (bit int, ok bool) {
 	ago := w[e.ID.Unit()] - e.Window
 	return 2*int(e.ID) + int(ago), ago == 0 || ago == 1 && !e.ID.Unit().Calendar()
 }
 
 // entry returns the entry of a bit.
-func (w *reportWindows) entry(bit int, used, reset int64) meter.Entry {
-	id := meter.ID(bit / 2)
-	return meter.Entry{ID: id, Window: w[id.Unit()] - int64(bit%2), Used: used, Reset: reset}
+func (w *reportWindows) entry(bit int, used, reset int64) limiter.Entry {
+	id := limiter.ID(bit / 2)
+	return limiter.Entry{ID: id, Window: w[id.Unit()] - int64(bit%2), Used: used, Reset: reset}
 }
 
 // shaped is a caller's use as a report has it.
@@ -118,7 +118,7 @@ func appendBody(message []byte, callers []callerUse) []byte {
 			if s.entries[0].Reset > 0 {
 				s.shape |= resetBit
 			}
-			slices.SortFunc(s.entries, func(a, b meter.Entry) int {
+			slices.SortFunc(s.entries, func(a, b limiter.Entry) int {
 				return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(b.Window, a.Window))
 			})
 			all = append(all, s)

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -23,9 +23,9 @@ const (
 )
 
 // named returns the wait that the client is told.
-func named(refusal *meter.Refusal) time.Duration {
+func named(refusal *limiter.Refusal) time.Duration {
 	wait := rounded(refusal.Wait)
-	if refusal.Limit.Unit <= meter.Minute {
+	if refusal.Limit.Unit <= limiter.Minute {
 		wait = min(wait, longestNamed)
 	}
 	return wait
@@ -34,13 +34,13 @@ func named(refusal *meter.Refusal) time.Duration {
 // Refuse returns the answer to a request that a limit refuses. If the client
 // must not soon send the same request again, it has no Retry-After: some SDKs
 // would sleep for a day (openai-node 6.26 to 7.4).
-func (c *Callers) Refuse(r *http.Request, now time.Time, name string, refusal *meter.Refusal) apierror.Answer {
+func (c *Callers) Refuse(r *http.Request, now time.Time, name string, refusal *limiter.Refusal) apierror.Answer {
 	answer, wait := c.reason(now, name, refusal).Answer(r), named(refusal)
 	kind, window := refusal.Names()
 	answer.Limit = &apierror.Limit{
 		Name: strings.TrimSuffix(kind+"/"+window, "/"), Allowed: refusal.Allowed, Used: refusal.Used, Requested: refusal.Requested,
 	}
-	if refusal.Reason == meter.TooLarge || refusal.Reason == meter.OverQuota || wait > longestWait {
+	if refusal.Reason == limiter.TooLarge || refusal.Reason == limiter.OverQuota || wait > longestWait {
 		answer.Header["X-Should-Retry"] = []string{"false"}
 	} else {
 		verdict.SetHint(answer.Header, wait)
@@ -49,18 +49,18 @@ func (c *Callers) Refuse(r *http.Request, now time.Time, name string, refusal *m
 }
 
 // reason returns the error that says why a limit refuses a request.
-func (c *Callers) reason(now time.Time, name string, refusal *meter.Refusal) apierror.Error {
+func (c *Callers) reason(now time.Time, name string, refusal *limiter.Refusal) apierror.Error {
 	kind := refusal.Limit.Kind.String()
 	switch refusal.Reason {
-	case meter.TooMany:
+	case limiter.TooMany:
 		return limited("requests", fmt.Sprintf("Rate limit reached for %s on requests in progress: Limit %d, Used %d. Please try again in 1s.", name, refusal.Allowed, refusal.Used))
-	case meter.InFlight:
+	case limiter.InFlight:
 		return limited(kind, fmt.Sprintf("Rate limit reached for %s on %s: its requests in progress may use all that is left. Limit %d, Used %d with these, Requested %d. Please try again in %s.",
 			name, described(refusal.Limit), refusal.Allowed, refusal.Used, refusal.Requested, named(refusal)))
-	case meter.TooLarge:
+	case limiter.TooLarge:
 		return limited(kind, fmt.Sprintf("Request too large for %s on %s: Limit %d, Requested %d. The input must be reduced in order to run successfully.",
 			name, described(refusal.Limit), refusal.Allowed, refusal.Requested))
-	case meter.OverQuota:
+	case limiter.OverQuota:
 		e := limited("insufficient_quota", fmt.Sprintf("You exceeded your quota: %s has used %d of %d %s per %s, and this request needs %d. The quota begins anew at %s.",
 			name, refusal.Used, refusal.Allowed, kind, refusal.Limit.Unit, refusal.Requested, now.Add(refusal.Wait).In(c.location).Round(time.Second).Format(time.RFC3339)))
 		e.Code = "insufficient_quota"
@@ -75,10 +75,10 @@ func limited(kind, message string) apierror.Error {
 }
 
 // described returns a limit in OpenAI's words, such as "tokens per min (TPM)".
-func described(l meter.Limit) string {
+func described(l limiter.Limit) string {
 	unit := l.Unit.String()
 	short := strings.ToUpper(l.Kind.String()[:1] + "P" + unit[:1])
-	if l.Unit == meter.Minute {
+	if l.Unit == limiter.Minute {
 		unit = "min"
 	}
 	return fmt.Sprintf("%s per %s (%s)", l.Kind, unit, short)

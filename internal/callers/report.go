@@ -3,7 +3,7 @@ package callers
 import (
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
 
 // Report is what a caller of a pool has used, and may use.
@@ -21,7 +21,7 @@ type Report struct {
 	// the process started.
 	Refused uint64 `json:"refused"`
 	// LastHour is what it has done in the last hour.
-	LastHour meter.LastHour `json:"last_hour,omitzero"`
+	LastHour limiter.LastHour `json:"last_hour,omitzero"`
 	// TokensToday and TokensMonth are the tokens of this day and month,
 	// requests in flight included.
 	TokensToday int64 `json:"tokens_today"`
@@ -103,7 +103,7 @@ type LimitReport struct {
 func (l LimitReport) UsedRatio() float64 { return float64(l.Used) / float64(max(1, l.Limit)) }
 
 // ReportOf returns what a caller of a pool has used.
-func ReportOf(now time.Time, pool string, s meter.Snapshot) Report {
+func ReportOf(now time.Time, pool string, s limiter.Snapshot) Report {
 	c := Report{
 		Pool: pool, Name: s.Name, Tier: s.Tier, InFlight: s.InFlight, MaxRequests: s.MaxRequests, Limits: []LimitReport{},
 		Refused: s.Busy, TokensToday: s.Today, TokensMonth: s.Month, Replicas: s.Replicas, Own: true,

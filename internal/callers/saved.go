@@ -12,11 +12,11 @@ import (
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
-// kept is what outlives a config: the meters, and what of them is kept in
+// kept is what outlives a config: the limiters, and what of them is kept in
 // Caddy's storage, if there is one. It reads what was saved when the first
 // request comes, and saves after changes.
 //
@@ -26,10 +26,10 @@ import (
 // removed when it was not written for an hour and what it says has been saved
 // again. With `state`, that is the use until the store answers.
 type kept struct {
-	meters *meter.Callers
+	limiters *limiter.Callers
 	// background has the charges of responses that were left in the background.
 	// Those of forgotten ones stay.
-	background meter.Left[meter.Reservation]
+	background limiter.Left[limiter.Reservation]
 	logger     atomic.Pointer[zap.Logger]
 	saver      *pools.Saver
 	// folder has the files of the pool, and old are those to be removed after
@@ -37,12 +37,12 @@ type kept struct {
 	folder string
 	old    []string
 	// reports gets the marks that the use of limits has reached.
-	reports atomic.Pointer[func(meter.Crossing)]
+	reports atomic.Pointer[func(limiter.Crossing)]
 }
 
 // savedUse is what is saved.
 type savedUse struct {
-	Writers meter.SavedUse `json:"writers,omitempty"`
+	Writers limiter.SavedUse `json:"writers,omitempty"`
 }
 
 // unwritten is after which time a file is removed, if its process has not
@@ -51,8 +51,8 @@ const unwritten = time.Hour
 
 func newKept(pool string) *kept {
 	k := &kept{folder: "openai_lb/use/" + url.PathEscape(pool)}
-	k.meters, k.saver = meter.NewCallers(k.crossed), pools.NewSaver("limits", k.load, k.store)
-	k.meters.OnReset(func(caller string) {
+	k.limiters, k.saver = limiter.NewCallers(k.crossed), pools.NewSaver("limits", k.load, k.store)
+	k.limiters.OnReset(func(caller string) {
 		if logger := k.logger.Load(); logger != nil {
 			logger.Named("audit").Info("caller reset", zap.String("pool", pool), zap.String("caller", caller), zap.Bool("elsewhere", true))
 		}
@@ -61,7 +61,7 @@ func newKept(pool string) *kept {
 }
 
 // own returns the key of this process' file.
-func (k *kept) own() string { return k.folder + "/" + k.meters.Writer() + ".json" }
+func (k *kept) own() string { return k.folder + "/" + k.limiters.Writer() + ".json" }
 
 // Destruct implements caddy.Destructor.
 func (k *kept) Destruct() error {
@@ -69,14 +69,14 @@ func (k *kept) Destruct() error {
 	return nil
 }
 
-func (k *kept) configure(storage certmagic.Storage, logger *zap.Logger, reports func(meter.Crossing)) {
+func (k *kept) configure(storage certmagic.Storage, logger *zap.Logger, reports func(limiter.Crossing)) {
 	k.logger.Store(logger)
 	k.saver.Configure(storage, logger)
 	k.reports.Store(&reports)
 }
 
 // crossed passes on that the use of a limit has reached a mark.
-func (k *kept) crossed(x meter.Crossing) {
+func (k *kept) crossed(x limiter.Crossing) {
 	if report := *k.reports.Load(); report != nil {
 		report(x)
 	}
@@ -103,7 +103,7 @@ func (k *kept) load(ctx context.Context, storage certmagic.Storage) error {
 			continue
 		}
 		now := time.Now()
-		k.meters.Restore(now, saved.Writers)
+		k.limiters.Restore(now, saved.Writers)
 		if info, err := storage.Stat(ctx, key); err == nil && now.Sub(info.Modified) > unwritten {
 			k.old = append(k.old, key)
 		}
@@ -116,7 +116,7 @@ func (k *kept) store(ctx context.Context, storage certmagic.Storage) error {
 	if err := k.saver.Read(ctx, storage); err != nil {
 		return err
 	}
-	text, err := json.Marshal(savedUse{Writers: k.meters.Save(time.Now())})
+	text, err := json.Marshal(savedUse{Writers: k.limiters.Save(time.Now())})
 	if err == nil {
 		err = storage.Store(ctx, k.own(), text)
 	}

@@ -13,7 +13,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
@@ -30,14 +30,14 @@ func TestUseIsSavedAgainAfterAConfigThatSavesNothing(t *testing.T) {
 			return c
 		}
 		use := func(c *Callers, tokens int64) {
-			a, _ := c.Admit(time.Now(), "alice", meter.Estimate{Prompt: tokens})
-			a.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: tokens})
+			a, _ := c.Admit(time.Now(), "alice", limiter.Estimate{Prompt: tokens})
+			a.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: tokens})
 			time.Sleep(pools.SaveInterval)
 			synctest.Wait()
 		}
 		c := load(storage)
-		a, _ := c.Admit(time.Now(), "alice", meter.Estimate{Prompt: 1})
-		a.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 1})
+		a, _ := c.Admit(time.Now(), "alice", limiter.Estimate{Prompt: 1})
+		a.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 1})
 		use(load(nil), 2)
 		use(load(storage), 4)
 		text, err := storage.Load(t.Context(), c.kept.own())
@@ -47,15 +47,15 @@ func TestUseIsSavedAgainAfterAConfigThatSavesNothing(t *testing.T) {
 	})
 }
 
-// process starts one with a pool: its meters are not those of another one.
+// process starts one with a pool: its limiters are not those of another one.
 func process(t *testing.T, pool string, storage certmagic.Storage, limit string) *kept {
 	k := newKept(pool)
 	k.configure(storage, zap.NewNop(), nil)
-	l, err := meter.ParseLimit(meter.Tokens, limit)
+	l, err := limiter.ParseLimit(limiter.Tokens, limit)
 	if err != nil {
 		t.Fatal(err)
 	}
-	k.meters.Configure(time.Now(), func(string) meter.Settings { return meter.Settings{Limits: []meter.Limit{l}} })
+	k.limiters.Configure(time.Now(), func(string) limiter.Settings { return limiter.Settings{Limits: []limiter.Limit{l}} })
 	t.Cleanup(func() { k.Destruct() })
 	return k
 }
@@ -66,11 +66,11 @@ func (k *kept) spend(number int) (admitted int) {
 	k.saver.Await()
 	for range number {
 		now := time.Now()
-		r, refusal := k.meters.Get(now, "alice").Try(now, meter.Estimate{Prompt: 1})
+		r, refusal := k.limiters.Get(now, "alice").Try(now, limiter.Estimate{Prompt: 1})
 		if refusal != nil {
 			break
 		}
-		r.Settle(now, meter.Cost{Requests: 1, Prompt: 1})
+		r.Settle(now, limiter.Cost{Requests: 1, Prompt: 1})
 		k.saver.Changed()
 		admitted++
 	}
@@ -159,8 +159,8 @@ func TestAStorageThatFailsIsLoggedOnce(t *testing.T) {
 		wantLogged := func(reads, writes int) {
 			t.Helper()
 			for range 5 {
-				a, _ := c.Admit(time.Now(), "alice", meter.Estimate{Prompt: 1})
-				a.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 1})
+				a, _ := c.Admit(time.Now(), "alice", limiter.Estimate{Prompt: 1})
+				a.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 1})
 				time.Sleep(pools.SaveInterval + time.Second)
 			}
 			synctest.Wait()

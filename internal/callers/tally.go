@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -53,7 +53,7 @@ const (
 // Only a request that is larger than its part waits for the others.
 //
 // A replica that hears the others, but misses one that has not said that it
-// stops, holds its part back for a minute (see meter.Callers.Hold).
+// stops, holds its part back for a minute (see limiter.Callers.Hold).
 type Tally struct {
 	mu    sync.Mutex
 	pools []*sharedPool
@@ -77,7 +77,7 @@ type Tally struct {
 
 // Share shares the use of a pool's callers until end is called. The digest, of
 // 32 hexadecimal digits, is that of the pool's name.
-func (t *Tally) Share(digest string, callers *meter.Callers) (end func()) {
+func (t *Tally) Share(digest string, callers *limiter.Callers) (end func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	i := slices.IndexFunc(t.pools, func(p *sharedPool) bool { return p.digest == digest && p.callers == callers })
@@ -97,7 +97,7 @@ func (t *Tally) Share(digest string, callers *meter.Callers) (end func()) {
 			return
 		}
 		t.pools = slices.DeleteFunc(t.pools, func(other *sharedPool) bool { return other == p })
-		callers.Share(time.Now(), meter.Sharing{})
+		callers.Share(time.Now(), limiter.Sharing{})
 		if t.ahead != 0 {
 			callers.Follow(time.Now(), 0)
 		}
@@ -406,7 +406,7 @@ func (t *Tally) refresh(k state.Kept, r report, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !slices.ContainsFunc(r.callers, func(c callerUse) bool {
-		return slices.ContainsFunc(c.entries, func(e meter.Entry) bool { return !e.Over(now.Add(t.ahead)) })
+		return slices.ContainsFunc(c.entries, func(e limiter.Entry) bool { return !e.Over(now.Add(t.ahead)) })
 	}) {
 		return
 	}
@@ -435,7 +435,7 @@ func (t *Tally) hear(message []byte, now time.Time) (r report, err error) {
 	if r.version > uint64(max(0, now.Add(furthest).UnixMicro())) {
 		return r, errInvalid
 	}
-	var pools []*meter.Callers
+	var pools []*limiter.Callers
 	t.mu.Lock()
 	for _, p := range t.pools {
 		switch {

@@ -13,7 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/state"
 	"github.com/openai-lb/caddy-openai-lb/state/statetest"
 )
@@ -24,22 +24,22 @@ var (
 )
 
 // tokenMeters returns callers with a limit of tokens.
-func tokenMeters(t testing.TB, limit string) *meter.Callers {
-	l, err := meter.ParseLimit(meter.Tokens, limit)
+func tokenMeters(t testing.TB, limit string) *limiter.Callers {
+	l, err := limiter.ParseLimit(limiter.Tokens, limit)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cs := meter.NewCallers(nil)
-	cs.Configure(someTime, func(string) meter.Settings { return meter.Settings{Limits: []meter.Limit{l}} })
+	cs := limiter.NewCallers(nil)
+	cs.Configure(someTime, func(string) limiter.Settings { return limiter.Settings{Limits: []limiter.Limit{l}} })
 	return cs
 }
 
-func spend(cs *meter.Callers, now time.Time, name string, tokens int64) {
-	r, _ := cs.Get(now, name).Try(now, meter.Estimate{Prompt: 1})
-	r.Settle(now, meter.Cost{Requests: 1, Prompt: tokens})
+func spend(cs *limiter.Callers, now time.Time, name string, tokens int64) {
+	r, _ := cs.Get(now, name).Try(now, limiter.Estimate{Prompt: 1})
+	r.Settle(now, limiter.Cost{Requests: 1, Prompt: tokens})
 }
 
-func tokensUsed(cs *meter.Callers, now time.Time, name string) int64 {
+func tokensUsed(cs *limiter.Callers, now time.Time, name string) int64 {
 	return cs.Get(now, name).Snapshot(now).Limits[0].Used
 }
 
@@ -85,22 +85,22 @@ func TestTheUseOfManyCallersFitsIntoMessages(t *testing.T) {
 		t.Errorf("%d reports", reports)
 	}
 	// every limit, in two windows, and in large numbers
-	from.Configure(now, func(string) meter.Settings {
-		var s meter.Settings
-		for id := range meter.ID(2 * units) {
-			s.Limits = append(s.Limits, meter.Limit{Kind: id.Kind(), Unit: id.Unit(), Amount: meter.MaxAmount})
+	from.Configure(now, func(string) limiter.Settings {
+		var s limiter.Settings
+		for id := range limiter.ID(2 * units) {
+			s.Limits = append(s.Limits, limiter.Limit{Kind: id.Kind(), Unit: id.Unit(), Amount: limiter.MaxAmount})
 		}
 		return s
 	})
 	for _, step := range []time.Duration{0, time.Hour} {
 		now = now.Add(step)
 		for i := range n {
-			spend(from, now, fmt.Sprint(i), meter.MaxAmount/10)
+			spend(from, now, fmt.Sprint(i), limiter.MaxAmount/10)
 		}
 		hear()
 	}
 	for i := range n {
-		if got := to.Get(now, fmt.Sprint(i)).Snapshot(now).Today; got != meter.MaxAmount/5+100_000+int64(i) {
+		if got := to.Get(now, fmt.Sprint(i)).Snapshot(now).Today; got != limiter.MaxAmount/5+100_000+int64(i) {
 			t.Fatalf("caller %d has used %d", i, got)
 		}
 	}
@@ -235,16 +235,16 @@ func TestAMonthsUseOfAReplicaThatHasEndedIsKept(t *testing.T) {
 }
 
 func TestAReportArrivesAsItWas(t *testing.T) {
-	var ids [5]meter.CallerID
+	var ids [5]limiter.CallerID
 	for i := range ids {
-		ids[i] = meter.IDOf(fmt.Sprint(i))
+		ids[i] = limiter.IDOf(fmt.Sprint(i))
 	}
 	use := []callerUse{
-		{ids[4], []meter.Entry{{ID: 0, Window: 1 << 40, Used: 0}, {ID: 9, Window: 24323, Used: math.MaxInt64}}},
-		{ids[3], []meter.Entry{{ID: 9, Window: 24323, Used: 3}}},
-		{ids[1], []meter.Entry{{ID: 9, Window: 24323, Used: 1}}},
-		{ids[2], []meter.Entry{{ID: 0, Window: 1 << 40, Used: 3, Reset: 1 << 50}, {ID: 9, Window: 24323, Used: 0, Reset: 1 << 50}}},
-		{ids[0], []meter.Entry{{ID: 9, Window: 24323, Used: 0, Reset: math.MaxInt64}}},
+		{ids[4], []limiter.Entry{{ID: 0, Window: 1 << 40, Used: 0}, {ID: 9, Window: 24323, Used: math.MaxInt64}}},
+		{ids[3], []limiter.Entry{{ID: 9, Window: 24323, Used: 3}}},
+		{ids[1], []limiter.Entry{{ID: 9, Window: 24323, Used: 1}}},
+		{ids[2], []limiter.Entry{{ID: 0, Window: 1 << 40, Used: 3, Reset: 1 << 50}, {ID: 9, Window: 24323, Used: 0, Reset: 1 << 50}}},
+		{ids[0], []limiter.Entry{{ID: 9, Window: 24323, Used: 0, Reset: math.MaxInt64}}},
 	}
 	message := appendBody(appendHeader(nil, digest, strings.Repeat("ab", 16), 1<<63), use)
 	r, body, err := decodeHeader(message)
@@ -261,7 +261,7 @@ func TestAReportArrivesAsItWas(t *testing.T) {
 func TestFourEntriesOfACallerTake32Bytes(t *testing.T) {
 	var use []callerUse
 	for i := range maxCallers {
-		use = append(use, callerUse{meter.IDOf(fmt.Sprint(i)), []meter.Entry{
+		use = append(use, callerUse{limiter.IDOf(fmt.Sprint(i)), []limiter.Entry{
 			{ID: 6, Window: 29_000_000, Used: 200_000}, {ID: 6, Window: 28_999_999, Used: 200_000}, {ID: 8, Window: 20_000, Used: 5_000_000}, {ID: 9, Window: 24_000, Used: 100_000_000},
 		}})
 	}
@@ -370,7 +370,7 @@ func TestOthersHearOnlyWhatHasChangedSince(t *testing.T) {
 	var tally Tally
 	tally.Share(digest, cs)
 	now := someTime
-	cs.Share(now, meter.Sharing{Replicas: 3, Delay: fast})
+	cs.Share(now, limiter.Sharing{Replicas: 3, Delay: fast})
 	for i := range maxRecent + 1 {
 		spend(cs, now, fmt.Sprint(i), 1)
 	}

@@ -29,7 +29,7 @@ func init() {
 		Short: "Shows the backends of openai_lb, and takes them out of use",
 		Long: `
 Shows the backends of the running Caddy's load balancers, takes a backend out
-of use, puts it back, or ends its benches. A drain survives a reload of the
+of use, puts it back, or ends its cooldowns. A drain survives a reload of the
 configuration, and ends with the process. With the option state, it applies to
 all replicas, also to those that start later. The command also shows callers,
 gives them their use back, adds up what was used, and shows replicas. With the

@@ -123,7 +123,7 @@ type LogEntry struct {
 }
 
 // looked are the messages that tests look at.
-var looked = regexp.MustCompile(`"msg":"(attempt|backend benched|handled request|server shutdown)"`)
+var looked = regexp.MustCompile(`"msg":"(attempt|backend cooling down|handled request|server shutdown)"`)
 
 // Logged returns what Caddy has logged of them until now.
 func (s *Sites) Logged(t *testing.T) []LogEntry {
@@ -169,8 +169,8 @@ func (s *Sites) Handled(t *testing.T, url string) (n int) {
 	return n
 }
 
-// LoggedOf returns a backend's last attempt and its bench, if it was benched.
-func (s *Sites) LoggedOf(t *testing.T, backend string) (attempt LogEntry, benched *LogEntry) {
+// LoggedOf returns a backend's last attempt and its cooldown, if it was cooling down.
+func (s *Sites) LoggedOf(t *testing.T, backend string) (attempt LogEntry, coolingDown *LogEntry) {
 	t.Helper()
 	for _, entry := range s.Logged(t) {
 		if entry.Backend != backend {
@@ -179,11 +179,11 @@ func (s *Sites) LoggedOf(t *testing.T, backend string) (attempt LogEntry, benche
 		switch entry.Msg {
 		case "attempt":
 			attempt = entry
-		case "backend benched":
-			benched = &entry
+		case "cooldown started":
+			coolingDown = &entry
 		}
 	}
-	return attempt, benched
+	return attempt, coolingDown
 }
 
 // Row is a row of a table.

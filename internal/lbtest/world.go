@@ -202,11 +202,11 @@ func (w *World) TotalCalls() (n int) {
 	return n
 }
 
-// WantNobodyBlamed checks that no backend was benched, or its reply taken for
+// WantNobodyBlamed checks that no backend was cooling down, or its reply taken for
 // broken.
 func (w *World) WantNobodyBlamed() {
 	w.T.Helper()
-	for _, message := range []string{"backend benched", "reply broken"} {
+	for _, message := range []string{"cooldown started", "reply broken"} {
 		for _, entry := range w.Logged(message) {
 			w.T.Errorf("%s: %v", message, entry.ContextMap())
 		}

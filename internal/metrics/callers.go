@@ -5,7 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
 
 var (
@@ -25,14 +25,14 @@ var (
 
 // Limited counts a request that a limit of its caller refused. The caller is a
 // label, see Caller.
-func (p *Pool) Limited(caller string, r *meter.Refusal) {
+func (p *Pool) Limited(caller string, r *limiter.Refusal) {
 	kind, window := r.Names()
 	callerLimitedTotal.WithLabelValues(p.name, caller, kind, window).Inc()
 }
 
 // Demoted counts a request that a limit of its caller gave another tier. The
 // caller is a label, see Caller.
-func (p *Pool) Demoted(caller string, limit meter.ID) {
+func (p *Pool) Demoted(caller string, limit limiter.ID) {
 	callerDemotedTotal.WithLabelValues(p.name, caller, limit.Kind().String(), limit.Unit().String()).Inc()
 }
 
@@ -59,7 +59,7 @@ func newCallerGauges() *callerGauges {
 }
 
 // add adds the callers of a pool. callers may be nil.
-func (g *callerGauges) add(pool string, callers *meter.Callers, now time.Time) {
+func (g *callerGauges) add(pool string, callers *limiter.Callers, now time.Time) {
 	if callers == nil {
 		return
 	}

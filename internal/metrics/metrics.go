@@ -72,9 +72,9 @@ var (
 		"Requests that had to wait because of the option wait, by the result.", "pool", "result")
 	waitedSeconds = histogram("waited_seconds",
 		"How long requests have waited because of the option wait.", []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}, "pool")
-	waitingGauge = gauge("waiting", "Requests that wait because of the option wait.", "pool")
-	benchesTotal = counter("benches_total", "Benches that began, and each further class, or cause of unreachable, that one got.", "pool", "backend", "deployment", "class")
-	hintsTotal   = counter("hints_total",
+	waitingGauge   = gauge("waiting", "Requests that wait because of the option wait.", "pool")
+	cooldownsTotal = counter("cooldowns_total", "Cooldowns that began, and each further class, or cause of unreachable, that one got.", "pool", "backend", "deployment", "class")
+	hintsTotal     = counter("hints_total",
 		"Throttles, by where the reply said how long.", "pool", "backend", "source")
 	tokensTotal = counter("tokens_total",
 		"Tokens that replies reported, by the model that the client named, the backend's deployment and the service tier.",
@@ -113,7 +113,7 @@ var (
 )
 
 // collectors are all metrics. counter and histogram add to it.
-var collectors = []prometheus.Collector{build, &benched, state{}}
+var collectors = []prometheus.Collector{build, &coolingDown, state{}}
 
 // Register registers the metrics with the registry of a configuration.
 func Register(registry prometheus.Registerer) error {

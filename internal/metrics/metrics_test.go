@@ -14,7 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
@@ -113,18 +113,18 @@ func TestOfCallersThatShareALabelTheMostUsedLimitCounts(t *testing.T) {
 	}
 	t.Cleanup(func() { clear(before.given) })
 	name, now := unique("others"), time.Now()
-	limit, err := meter.ParseLimit(meter.Tokens, "100/day")
+	limit, err := limiter.ParseLimit(limiter.Tokens, "100/day")
 	if err != nil {
 		t.Fatal(err)
 	}
-	cs := meter.NewCallers(nil)
-	cs.Configure(now, func(string) meter.Settings { return meter.Settings{Limits: []meter.Limit{limit}} })
+	cs := limiter.NewCallers(nil)
+	cs.Configure(now, func(string) limiter.Settings { return limiter.Settings{Limits: []limiter.Limit{limit}} })
 	for i, tokens := range []int64{20, 80, 50} {
-		a, refusal := cs.Get(now, fmt.Sprint("further-", i)).Try(now, meter.Estimate{Prompt: 100})
+		a, refusal := cs.Get(now, fmt.Sprint("further-", i)).Try(now, limiter.Estimate{Prompt: 100})
 		if refusal != nil {
 			t.Fatal(refusal)
 		}
-		a.Settle(now, meter.Cost{Requests: 1, Prompt: tokens, Counted: true})
+		a.Settle(now, limiter.Cost{Requests: 1, Prompt: tokens, Counted: true})
 	}
 	cs.Get(now, "idle")
 	p := pool.New(nil)
@@ -137,30 +137,30 @@ func TestOfCallersThatShareALabelTheMostUsedLimitCounts(t *testing.T) {
 	wantValues(t, name, map[string]float64{"caller_limit_used_ratio other tokens day": .8, "caller_estimate_ratio other": 2})
 }
 
-func TestABenchCountsAsItGoesOn(t *testing.T) {
+func TestACooldownCountsAsItGoesOn(t *testing.T) {
 	name := unique("goes-on")
 	synctest.Test(t, func(t *testing.T) {
 		m := pool.NewMember("a", new(pool.Health))
 		m.Models = []string{"gpt"}
 		inUse(t, name, m)
 		began := time.Now()
-		m.Bench(refusal(verdict.Throttled, "gpt", 10*time.Second), began)
+		m.CoolDown(refusal(verdict.Throttled, "gpt", 10*time.Second), began)
 		time.Sleep(4 * time.Second)
 		wantValues(t, name, map[string]float64{
-			"benched_seconds_total a throttled gpt": 4, "benches_total a throttled gpt": 1,
-			"backend_available a gpt": 0, "bench_remaining_seconds a gpt": 6, "backend_available a ": 1, "bench_remaining_seconds a ": 0,
+			"cooldown_seconds_total a throttled gpt": 4, "cooldowns_total a throttled gpt": 1,
+			"backend_available a gpt": 0, "cooldown_remaining_seconds a gpt": 6, "backend_available a ": 1, "cooldown_remaining_seconds a ": 0,
 			"backend_available a other": none,
 		})
-		m.Bench(refusal(verdict.Throttled, "gpt", 26*time.Second), time.Now())
+		m.CoolDown(refusal(verdict.Throttled, "gpt", 26*time.Second), time.Now())
 		time.Sleep(4 * time.Second)
-		wantValues(t, name, map[string]float64{"benched_seconds_total a throttled gpt": 8, "benches_total a throttled gpt": 1, "bench_remaining_seconds a gpt": 22})
+		wantValues(t, name, map[string]float64{"cooldown_seconds_total a throttled gpt": 8, "cooldowns_total a throttled gpt": 1, "cooldown_remaining_seconds a gpt": 22})
 		time.Sleep(time.Minute)
-		wantValues(t, name, map[string]float64{"benched_seconds_total a throttled gpt": 30, "backend_available a gpt": 1})
-		m.Bench(refusal(verdict.Failed, "gpt", 10*time.Second), time.Now())
+		wantValues(t, name, map[string]float64{"cooldown_seconds_total a throttled gpt": 30, "backend_available a gpt": 1})
+		m.CoolDown(refusal(verdict.Failed, "gpt", 10*time.Second), time.Now())
 		time.Sleep(3 * time.Second)
 		m.Served(pool.Scope{Model: "gpt"}, time.Now())
 		time.Sleep(time.Minute)
-		wantValues(t, name, map[string]float64{"benched_seconds_total a failed gpt": 3, "benched_seconds_total a throttled gpt": 30})
+		wantValues(t, name, map[string]float64{"cooldown_seconds_total a failed gpt": 3, "cooldown_seconds_total a throttled gpt": 30})
 	})
 }
 
@@ -171,18 +171,18 @@ func TestABackendThatCannotBeReachedCountsUntilItIs(t *testing.T) {
 		inUse(t, name, m)
 		lost := refusal(verdict.Unreachable, "", 0)
 		lost.Unreachable = true
-		m.Bench(lost, time.Now())
+		m.CoolDown(lost, time.Now())
 		for _, seconds := range []float64{30, 60} { // attempts to reach it hang
 			time.Sleep(30 * time.Second)
-			wantValues(t, name, map[string]float64{"benched_seconds_total a unreachable ": seconds, "backend_available a ": 0})
+			wantValues(t, name, map[string]float64{"cooldown_seconds_total a unreachable ": seconds, "backend_available a ": 0})
 		}
 		m.Reached()
 		time.Sleep(time.Minute)
-		wantValues(t, name, map[string]float64{"benched_seconds_total a unreachable ": 60, "backend_available a ": 1})
+		wantValues(t, name, map[string]float64{"cooldown_seconds_total a unreachable ": 60, "backend_available a ": 1})
 	})
 }
 
-func TestTheSecondsOfABenchNeverGoBack(t *testing.T) {
+func TestTheSecondsOfACooldownNeverGoBack(t *testing.T) {
 	name := unique("never-back")
 	other := unique("never-back-2")
 	synctest.Test(t, func(t *testing.T) {
@@ -190,18 +190,18 @@ func TestTheSecondsOfABenchNeverGoBack(t *testing.T) {
 		mine, theirs := pool.NewMember("a", health), pool.NewMember("a", health)
 		p := inUse(t, name, mine)
 		inUse(t, other, theirs)
-		mine.Bench(refusal(verdict.Failed, "", 10*time.Second), time.Now())
+		mine.CoolDown(refusal(verdict.Failed, "", 10*time.Second), time.Now())
 		last := 0.0
 		for i := range 40 {
 			switch i {
 			case 5: // another pool with the same backend finds out, which is no event for this one
 				theirs.Served(pool.Scope{Model: ""}, time.Now())
 			case 15: // a reload takes the pool away
-				mine.Bench(refusal(verdict.Quota, "", 10*time.Second), time.Now())
+				mine.CoolDown(refusal(verdict.Quota, "", 10*time.Second), time.Now())
 				p.Close()
 			}
 			now := gather(t, name)
-			sum := now["benched_seconds_total a failed "] + now["benched_seconds_total a quota "]
+			sum := now["cooldown_seconds_total a failed "] + now["cooldown_seconds_total a quota "]
 			if sum < last {
 				t.Errorf("after %d s it went from %v to %v", i, last, sum)
 			}
@@ -209,14 +209,14 @@ func TestTheSecondsOfABenchNeverGoBack(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		if last > 20 {
-			t.Errorf("two benches of 10 s were counted as %v s", last)
+			t.Errorf("two cooldowns of 10 s were counted as %v s", last)
 		}
 	})
 }
 
 // A key that may not do one operation is for a person to mend, so that an alert
 // must see it. The backend serves the others.
-func TestABenchOfAnOperationIsShownAndLeavesTheModelAvailable(t *testing.T) {
+func TestACooldownOfAnOperationIsShownAndLeavesTheModelAvailable(t *testing.T) {
 	name := unique("operation")
 	synctest.Test(t, func(t *testing.T) {
 		m := pool.NewMember("a", new(pool.Health))
@@ -224,17 +224,17 @@ func TestABenchOfAnOperationIsShownAndLeavesTheModelAvailable(t *testing.T) {
 		inUse(t, name, m)
 		r := refusal(verdict.NotPermitted, "gpt", time.Minute)
 		r.Operation = "/embeddings"
-		m.Bench(r, time.Now())
-		shown := map[string]float64{"backend_benched a  not_permitted gpt": 1, "backend_available a gpt": 1, "bench_remaining_seconds a gpt": 0}
+		m.CoolDown(r, time.Now())
+		shown := map[string]float64{"backend_unavailable a  not_permitted gpt": 1, "backend_available a gpt": 1, "cooldown_remaining_seconds a gpt": 0}
 		wantValues(t, name, shown)
 		time.Sleep(2 * time.Minute) // nobody has shown that it is over
 		wantValues(t, name, shown)
 		m.Served(pool.Scope{Model: "gpt", Operation: "/embeddings"}, time.Now())
-		wantValues(t, name, map[string]float64{"backend_benched a  not_permitted gpt": none})
+		wantValues(t, name, map[string]float64{"backend_unavailable a  not_permitted gpt": none})
 	})
 }
 
-func TestABenchOfTheWholeBackendCountsForEachModel(t *testing.T) {
+func TestACooldownOfTheWholeBackendCountsForEachModel(t *testing.T) {
 	name := unique("whole")
 	synctest.Test(t, func(t *testing.T) {
 		m := pool.NewMember("a", new(pool.Health))
@@ -242,13 +242,13 @@ func TestABenchOfTheWholeBackendCountsForEachModel(t *testing.T) {
 		takesAny := pool.NewMember("b", new(pool.Health))
 		takesAny.AnyModel = true
 		inUse(t, name, m, takesAny)
-		m.Bench(refusal(verdict.Unreachable, "gpt", 10*time.Second), time.Now())
-		takesAny.Bench(refusal(verdict.Throttled, "made-up", 10*time.Second), time.Now())
-		takesAny.Bench(refusal(verdict.Failed, "", time.Minute), time.Now()) // as when files cannot be listed
+		m.CoolDown(refusal(verdict.Unreachable, "gpt", 10*time.Second), time.Now())
+		takesAny.CoolDown(refusal(verdict.Throttled, "made-up", 10*time.Second), time.Now())
+		takesAny.CoolDown(refusal(verdict.Failed, "", time.Minute), time.Now()) // as when files cannot be listed
 		takesAny.Drain(pool.Order{})
 		wantValues(t, name, map[string]float64{
 			"backend_available a ": 0, "backend_available a gpt": 0, "backend_available a embed": 0,
-			"backend_available b ": 1, "backend_available b other": 0, "bench_remaining_seconds b other": 10, "backend_available b made-up": none,
+			"backend_available b ": 1, "backend_available b other": 0, "cooldown_remaining_seconds b other": 10, "backend_available b made-up": none,
 			"backend_drained a": 0, "backend_drained b": 1, "requests_in_flight a": 0,
 		})
 	})
@@ -432,27 +432,27 @@ func BenchmarkNewSeries(b *testing.B) {
 }
 
 // Clients can make up any number of models.
-func TestMadeUpModelsAreOneEntryOfBenchedSeconds(t *testing.T) {
+func TestMadeUpModelsAreOneEntryOfCooldownSeconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		name, m := unique("made-up"), pool.NewMember("a", new(pool.Health))
 		m.Models, m.AnyModel = []string{"gpt"}, true
 		inUse(t, name, m)
-		bench := func(model string, wait time.Duration) {
-			m.Bench(pool.Refusal{Reason: pool.Reason{Class: "no_model"}, Model: model, Wait: wait}, time.Now())
+		cooldown := func(model string, wait time.Duration) {
+			m.CoolDown(pool.Refusal{Reason: pool.Reason{Class: "no_model"}, Model: model, Wait: wait}, time.Now())
 		}
-		before := len(benched.inForce)
+		before := len(coolingDown.inForce)
 		for i := range 10_000 {
-			bench(fmt.Sprint("made-up-", i), time.Minute)
+			cooldown(fmt.Sprint("made-up-", i), time.Minute)
 		}
-		bench("gpt", time.Minute)
-		if n := len(benched.inForce) - before; n != 2 {
+		cooldown("gpt", time.Minute)
+		if n := len(coolingDown.inForce) - before; n != 2 {
 			t.Errorf("there are %d entries without a scrape", n)
 		}
 		time.Sleep(10 * time.Second)
-		bench("short", time.Second)
-		wantValues(t, name, map[string]float64{"benched_seconds_total a no_model other": 10, "benched_seconds_total a no_model gpt": 10})
+		cooldown("short", time.Second)
+		wantValues(t, name, map[string]float64{"cooldown_seconds_total a no_model other": 10, "cooldown_seconds_total a no_model gpt": 10})
 		time.Sleep(time.Hour)
-		wantValues(t, name, map[string]float64{"benched_seconds_total a no_model other": 60, "benched_seconds_total a no_model gpt": 60})
+		wantValues(t, name, map[string]float64{"cooldown_seconds_total a no_model other": 60, "cooldown_seconds_total a no_model gpt": 60})
 	})
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// doubtful is for how long after its end a bench for a failure makes its
+// doubtful is for how long after its end a cooldown for a failure makes its
 // backend doubtful. An idle backend is not tried, so that nothing would end the
 // doubt.
 const doubtful = time.Minute
@@ -61,13 +61,13 @@ func isSound(s pool.State, now time.Time, concerns func(name string) bool) bool 
 	if !s.Healthy {
 		return false
 	}
-	for _, p := range s.Pulses {
+	for _, p := range s.Latencies {
 		if !p.Since.IsZero() && concerns(p.Model) {
 			return false
 		}
 	}
-	for i, b := range slices.Concat(s.Benches, s.Due) {
-		switch due := i >= len(s.Benches); {
+	for i, b := range slices.Concat(s.Cooldowns, s.Due) {
+		switch due := i >= len(s.Cooldowns); {
 		case b.Class == string(verdict.Throttled), s.Member.Spares(b), !b.Whole && !concerns(b.Model):
 		case !b.Whole && b.Class == string(verdict.NoModel) && !s.Member.Knows(b.Model): // a client made it up
 		case !due || now.Sub(b.Until) < doubtful:

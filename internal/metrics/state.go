@@ -21,14 +21,14 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 var (
 	availableDesc = desc("backend_available",
-		"Whether a backend is neither benched nor fails active health checks: 1 or 0. Without a deployment: for every one.",
+		"Whether a backend is neither cooling down nor fails active health checks: 1 or 0. Without a deployment: for every one.",
 		"pool", "backend", "deployment")
-	remainingDesc = desc("bench_remaining_seconds",
-		"How long a backend is still benched. Without a deployment: for every one.", "pool", "backend", "deployment")
+	remainingDesc = desc("cooldown_remaining_seconds",
+		"How long a backend is still cooling down. Without a deployment: for every one.", "pool", "backend", "deployment")
 	drainedDesc = desc("backend_drained",
 		"Whether a backend is used only when no other is left: 1 or 0.", "pool", "backend")
-	reasonsDesc = desc("backend_benched",
-		"1 for each class for which a backend is benched, and each cause of unreachable. Except for throttled, that lasts until a request has shown that it is over.",
+	reasonsDesc = desc("backend_unavailable",
+		"1 for each class for which a backend is cooling down, and each cause of unreachable. Except for throttled, that lasts until a request has shown that it is over.",
 		"pool", "backend", "deployment", "class", "cause")
 	infoDesc = desc("backend_info",
 		"Always 1: the priority and the weight that the config gives a backend.", "pool", "backend", "priority", "weight")
@@ -106,7 +106,7 @@ func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus
 	for _, its := range reasonsOf(s) {
 		gauge(reasonsDesc, 1, its.deployment, its.class, its.cause)
 	}
-	b.collectPulses(s, gauge)
+	b.collectLatencies(s, gauge)
 	collectLimits(s, gauge)
 	for _, deployment := range modelsOf(s.Member) {
 		left := remaining(s, deployment, now)
@@ -130,11 +130,11 @@ func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus
 	}
 }
 
-// collectPulses collects the usual waits and the silences. Models that share a
+// collectLatencies collects the usual waits and the silences. Models that share a
 // label are one: the longest of their waits counts, and any silence.
-func (b *Backend) collectPulses(s pool.State, gauge func(d *prometheus.Desc, value float64, labels ...string)) {
+func (b *Backend) collectLatencies(s pool.State, gauge func(d *prometheus.Desc, value float64, labels ...string)) {
 	usual, silent, slow := make(map[[2]string]time.Duration), make(map[string]bool), make(map[string]bool)
-	for _, p := range s.Pulses {
+	for _, p := range s.Latencies {
 		deployment := Deployment(s.Member, p.Model)
 		silent[deployment] = silent[deployment] || !p.Since.IsZero() && !p.Slow
 		slow[deployment] = slow[deployment] || p.Slow
@@ -212,10 +212,10 @@ func Deployment(m *pool.Member, name string) string {
 	return Other
 }
 
-// remaining returns how long the member is still benched for a deployment, or,
+// remaining returns how long the member is still cooling down for a deployment, or,
 // without one, for every model.
 func remaining(s pool.State, deployment string, now time.Time) (left time.Duration) {
-	for _, b := range s.Benches {
+	for _, b := range s.Cooldowns {
 		if b.Whole || !s.Member.Spares(b) && deployment != "" && Deployment(s.Member, b.Model) == deployment {
 			left = max(left, b.Until.Sub(now))
 		}
@@ -223,22 +223,22 @@ func remaining(s pool.State, deployment string, now time.Time) (left time.Durati
 	return left
 }
 
-// reason is why a backend is benched. The cause is one that has a remedy of its
+// reason is why a backend is cooling down. The cause is one that has a remedy of its
 // own, and empty for all others: codes of providers are any number.
 type reason struct {
 	attempt
 	cause string
 }
 
-// reasonsOf returns why the member is benched, each reason once. A throttle is
+// reasonsOf returns why the member is cooling down, each reason once. A throttle is
 // over when its time has passed. Of anything else, such as a refused key, only
 // a request shows that it is over. For a model that a client made up, there may
 // be no request.
 func reasonsOf(s pool.State) (reasons []reason) {
-	due := slices.DeleteFunc(slices.Clone(s.Due), func(b pool.Bench) bool {
+	due := slices.DeleteFunc(slices.Clone(s.Due), func(b pool.Cooldown) bool {
 		return b.Class == string(verdict.Throttled) || !b.Whole && !s.Member.Knows(b.Model)
 	})
-	for _, b := range slices.Concat(s.Benches, due) {
+	for _, b := range slices.Concat(s.Cooldowns, due) {
 		if s.Member.Spares(b) && b.Operation == "" {
 			continue // other requests are served, and nobody need act
 		}

@@ -8,24 +8,24 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // The names of the events.
 const (
-	benchedEvent      = "openai_lb.benched"
-	recoveredEvent    = "openai_lb.recovered"
-	allThrottledEvent = "openai_lb.all_throttled"
-	nearLimitEvent    = "openai_lb.caller_near_limit"
-	atLimitEvent      = "openai_lb.caller_at_limit"
+	cooldownStartedEvent = "openai_lb.cooldown_started"
+	cooldownEndedEvent   = "openai_lb.cooldown_ended"
+	allThrottledEvent    = "openai_lb.all_throttled"
+	nearLimitEvent       = "openai_lb.caller_near_limit"
+	atLimitEvent         = "openai_lb.caller_at_limit"
 )
 
 const (
-	// minBench is the shortest bench that is an event: a provisioned deployment
+	// minCooldown is the shortest cooldown that is an event: a provisioned deployment
 	// under full load throttles for some milliseconds, many times a second.
-	minBench = time.Second
+	minCooldown = time.Second
 	// allThrottledInterval is the shortest time between two events that every
 	// backend throttles: that may be true for thousands of requests a second.
 	allThrottledInterval = time.Minute
@@ -43,11 +43,11 @@ type Events struct {
 	// since is when the config was loaded.
 	since time.Time
 
-	noModel limiter
+	noModel logLimiter
 
 	mu sync.Mutex
-	// begun are the benches of which the beginning was an event.
-	begun map[benchKey]bool
+	// begun are the cooldowns of which the beginning was an event.
+	begun map[cooldownKey]bool
 	// throttled is when it was last an event that every backend throttles, and
 	// refused how many requests were refused since then.
 	throttled time.Time
@@ -57,7 +57,7 @@ type Events struct {
 	dropped   int
 }
 
-type benchKey struct {
+type cooldownKey struct {
 	backend               string
 	its                   pool.Scope
 	throttle, whole, lost bool
@@ -78,7 +78,7 @@ func NewEvents(ctx caddy.Context, pool string) (*Events, error) {
 	return &Events{Log: NewLog(ctx.Logger(), pool), pool: pool, app: app.(*caddyevents.App), ctx: ctx, since: time.Now()}, nil
 }
 
-// Happened implements pool.Listener. A bench that another replica reports is an
+// Happened implements pool.Listener. A cooldown that another replica reports is an
 // event of that replica.
 func (s *Events) Happened(e pool.Event) {
 	if e.Remote {
@@ -86,15 +86,15 @@ func (s *Events) Happened(e pool.Event) {
 	}
 	switch e.Happening {
 	case pool.Began, pool.Grew, pool.Turned:
-		if isLong(e.Bench) && s.app.ShouldEmit(benchedEvent) && s.noModel.dueNoModel(e) {
-			s.benched(e)
+		if isLong(e.Cooldown) && s.app.ShouldEmit(cooldownStartedEvent) && s.noModel.dueNoModel(e) {
+			s.coolingDown(e)
 		}
 	case pool.Ended:
 		s.ended(e)
 	}
 }
 
-func (s *Events) benched(e pool.Event) {
+func (s *Events) coolingDown(e pool.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	its := keyOf(e)
@@ -102,35 +102,35 @@ func (s *Events) benched(e pool.Event) {
 		return
 	}
 	if s.begun == nil {
-		s.begun = make(map[benchKey]bool)
+		s.begun = make(map[cooldownKey]bool)
 	}
 	s.begun[its] = true
 	data := s.data(e)
-	data["status"], data["hint"], data["cause"], data["error"] = e.Bench.Status, e.Bench.Hint, e.Bench.Cause, e.Bench.Error
-	s.emit(benchedEvent, data)
+	data["status"], data["hint"], data["cause"], data["error"] = e.Cooldown.Status, e.Cooldown.Hint, e.Cooldown.Cause, e.Cooldown.Error
+	s.emit(cooldownStartedEvent, data)
 }
 
 func (s *Events) ended(e pool.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	its := keyOf(e)
-	before := e.Bench.Since.Before(s.since) && isLong(e.Bench) && verdict.Class(e.Bench.Class) != verdict.NoModel
+	before := e.Cooldown.Since.Before(s.since) && isLong(e.Cooldown) && verdict.Class(e.Cooldown.Class) != verdict.NoModel
 	if s.begun[its] || before {
 		delete(s.begun, its)
-		s.emit(recoveredEvent, s.data(e))
+		s.emit(cooldownEndedEvent, s.data(e))
 	}
 }
 
-func isLong(b pool.Bench) bool { return b.Until.Sub(b.Since) >= minBench }
+func isLong(b pool.Cooldown) bool { return b.Until.Sub(b.Since) >= minCooldown }
 
-func keyOf(e pool.Event) benchKey {
-	return benchKey{e.Member.Name, e.Bench.Scope(), e.Bench.Throttle, e.Bench.Whole, e.Bench.Unreachable}
+func keyOf(e pool.Event) cooldownKey {
+	return cooldownKey{e.Member.Name, e.Cooldown.Scope(), e.Cooldown.Throttle, e.Cooldown.Whole, e.Cooldown.Unreachable}
 }
 
 func (s *Events) data(e pool.Event) map[string]any {
 	return map[string]any{
-		"pool": s.pool, "backend": e.Member.Name, "deployment": e.Bench.Model, "operation": e.Bench.Operation, "service_tier": e.Bench.Tiers.String(), "class": e.Bench.Class,
-		"seconds": seconds(e.Bench.Until.Sub(e.Bench.Since)),
+		"pool": s.pool, "backend": e.Member.Name, "deployment": e.Cooldown.Model, "operation": e.Cooldown.Operation, "service_tier": e.Cooldown.Tiers.String(), "class": e.Cooldown.Class,
+		"seconds": seconds(e.Cooldown.Until.Sub(e.Cooldown.Since)),
 	}
 }
 
@@ -154,8 +154,8 @@ func (s *Events) AllThrottled() {
 // Crossed logs, and emits as an event, that the use of a caller's limit has
 // reached a mark. It does nothing for a limit per second, which may reach one
 // many times a minute.
-func (s *Events) Crossed(x meter.Crossing) {
-	if x.Limit.Unit < meter.Minute {
+func (s *Events) Crossed(x limiter.Crossing) {
+	if x.Limit.Unit < limiter.Minute {
 		return
 	}
 	log, message, name := s.Info, "caller nears its limit", nearLimitEvent

@@ -1,7 +1,7 @@
 // Package observe reports what happens to backends and requests to people and
 // programs outside. It decides nothing.
 //
-// [Log] and [Events] listen to a pool and report its benches, in log lines and
+// [Log] and [Events] listen to a pool and report its cooldowns, in log lines and
 // as Caddy's events. A [Summary] describes a request, in placeholders and in
 // the access log. A [Span] is the trace of one attempt. [LogEncoder] is the log
 // format openai_lb, which hides keys in whatever Caddy logs.
@@ -20,12 +20,12 @@ import (
 )
 
 // Log is the log of a pool. Its lines have the pool's name. It records when a
-// backend is benched, when it is back, and the orders of operators.
+// backend is cooling down, when it is back, and the orders of operators.
 type Log struct {
 	*zap.Logger
 	// Audit is for what operators order and change.
 	Audit          *zap.Logger
-	noModel, loops limiter
+	noModel, loops logLimiter
 }
 
 // NewLog returns the log of the pool of this name.
@@ -35,17 +35,17 @@ func NewLog(logger *zap.Logger, pool string) *Log {
 
 // Happened implements pool.Listener.
 func (l *Log) Happened(e pool.Event) {
-	switch level := levelOf(e.Bench); e.Happening {
+	switch level := levelOf(e.Cooldown); e.Happening {
 	case pool.Began, pool.Turned:
 		if !l.noModel.dueNoModel(e) {
 			return
 		}
-		if c := l.Check(level, "backend benched"); c != nil {
-			c.Write(append(fields(e), zap.Int("status", e.Bench.Status), zap.String("hint", e.Bench.Hint),
-				optional("cause", e.Bench.Cause), optional("error", e.Bench.Error), nextOf(e.Bench))...)
+		if c := l.Check(level, "cooldown started"); c != nil {
+			c.Write(append(fields(e), zap.Int("status", e.Cooldown.Status), zap.String("hint", e.Cooldown.Hint),
+				optional("cause", e.Cooldown.Cause), optional("error", e.Cooldown.Error), nextOf(e.Cooldown))...)
 		}
 	case pool.Ended:
-		if c := l.Check(min(level, zap.InfoLevel), "backend recovered"); c != nil {
+		if c := l.Check(min(level, zap.InfoLevel), "cooldown ended"); c != nil {
 			c.Write(fields(e)...)
 		}
 	case pool.FellSilent:
@@ -69,8 +69,8 @@ func (l *Log) Happened(e pool.Event) {
 }
 
 func fields(e pool.Event) []zap.Field {
-	return []zap.Field{zap.String("backend", e.Member.Name), optional("deployment", e.Bench.Model), optional("operation", e.Bench.Operation), optional("service_tier", e.Bench.Tiers.String()),
-		zap.String("class", e.Bench.Class), zap.Float64("seconds", seconds(e.Bench.Until.Sub(e.Bench.Since))), elsewhere(e)}
+	return []zap.Field{zap.String("backend", e.Member.Name), optional("deployment", e.Cooldown.Model), optional("operation", e.Cooldown.Operation), optional("service_tier", e.Cooldown.Tiers.String()),
+		zap.String("class", e.Cooldown.Class), zap.Float64("seconds", seconds(e.Cooldown.Until.Sub(e.Cooldown.Since))), elsewhere(e)}
 }
 
 func silenceFields(e pool.Event) []zap.Field {
@@ -88,8 +88,8 @@ func elsewhere(e pool.Event) zap.Field {
 	return zap.Skip()
 }
 
-// nextOf returns what a person must do, if the bench lasts until somebody does.
-func nextOf(b pool.Bench) zap.Field {
+// nextOf returns what a person must do, if the cooldown lasts until somebody does.
+func nextOf(b pool.Cooldown) zap.Field {
 	if its := verdict.RemedyOf(verdict.Class(b.Class), b.Cause); its.NeedsOperator {
 		return zap.String("next", its.Next)
 	}
@@ -103,11 +103,11 @@ func optional(key, value string) zap.Field {
 	return zap.String(key, value)
 }
 
-// levelOf returns the log level for a bench. It is an error if an operator has
+// levelOf returns the log level for a cooldown. It is an error if an operator has
 // to change a configuration, and a warning if the backend failed. A throttle of
 // less than a second is only for debugging: a provisioned deployment under full
 // load throttles for some milliseconds, many times a second.
-func levelOf(b pool.Bench) zapcore.Level {
+func levelOf(b pool.Cooldown) zapcore.Level {
 	switch class := verdict.Class(b.Class); {
 	case verdict.RemedyOf(class, b.Cause).NeedsOperator:
 		return zap.ErrorLevel
@@ -128,9 +128,9 @@ func (l *Log) Looped(backend string, now time.Time) {
 	}
 }
 
-// limiter limits how often something is reported of a backend that each request
+// logLimiter limits how often something is reported of a backend that each request
 // may meet.
-type limiter struct {
+type logLimiter struct {
 	mu   sync.Mutex
 	last map[string]time.Time // by the name of the backend
 }
@@ -138,7 +138,7 @@ type limiter struct {
 // reportInterval is the shortest time between two such reports of a backend.
 const reportInterval = time.Minute
 
-func (l *limiter) due(backend string, now time.Time) bool {
+func (l *logLimiter) due(backend string, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if last, ok := l.last[backend]; ok && now.Sub(last) < reportInterval {
@@ -154,6 +154,6 @@ func (l *limiter) due(backend string, now time.Time) bool {
 
 // dueNoModel reports whether an event is logged: clients can make up any number
 // of models that a backend lacks.
-func (l *limiter) dueNoModel(e pool.Event) bool {
-	return e.Bench.Class != string(verdict.NoModel) || l.due(e.Member.Name, e.Bench.Since)
+func (l *logLimiter) dueNoModel(e pool.Event) bool {
+	return e.Cooldown.Class != string(verdict.NoModel) || l.due(e.Member.Name, e.Cooldown.Since)
 }

@@ -7,7 +7,7 @@ import (
 
 // Throttles reports whether a throttle keeps the request away from the member.
 func (m *Member) Throttles(r *Ask, now time.Time) bool {
-	return r.At[m.Index].takes() && (m.standing(r, now) >= benchedGuess || m.isReserved(r, now))
+	return r.At[m.Index].takes() && (m.standing(r, now) >= coolingDownGuess || m.isReserved(r, now))
 }
 
 // hasThrottle reports whether there is a throttle of the member that the
@@ -22,7 +22,7 @@ func (m *Member) hasThrottle(r *Ask) bool {
 const farAway = 24 * time.Hour
 
 // accepts returns when the member accepts the request again, the grace of the
-// bench that ends then, and whether it is the shares of other tiers that keep
+// cooldown that ends then, and whether it is the shares of other tiers that keep
 // the request away until then. It returns false if neither they nor a throttle
 // do.
 func (m *Member) accepts(r *Ask, now time.Time) (at time.Time, grace time.Duration, shares, throttles bool) {
@@ -46,7 +46,7 @@ func (m *Member) accepts(r *Ask, now time.Time) (at time.Time, grace time.Durati
 // sent.
 type Return struct {
 	// At is when the first of them accepts it, and Grace is the grace of the
-	// bench that ends then.
+	// cooldown that ends then.
 	At    time.Time
 	Grace time.Duration
 	// Awaited are the indexes of all of them.

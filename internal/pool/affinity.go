@@ -8,7 +8,7 @@ import (
 )
 
 // Affinity keeps requests of one key at one member, whose cache contains the
-// beginning of their prompts. It only changes the order: priorities, benches
+// beginning of their prompts. It only changes the order: priorities, cooldowns
 // and limits come first. The zero Affinity stands for a request without a key.
 //
 // Each key has a home: the member that has the highest random weight for it

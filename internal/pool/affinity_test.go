@@ -72,7 +72,7 @@ func TestKeysAreSharedByWeightAndStayWhenMembersComeAndGo(t *testing.T) {
 func TestAKeyStaysWhereItMovedForTenIdleMinutes(t *testing.T) {
 	p, members := withKeys(t, "a", "b", "c")
 	key := keysOf(p, "a", 1)[0]
-	members["a"].Bench(failure(5), start)
+	members["a"].CoolDown(failure(5), start)
 	second, result := pickKey(p, key, at(1))
 	if second == "a" || result != Move {
 		t.Fatalf("the key got %s (%s)", second, result)
@@ -83,9 +83,9 @@ func TestAKeyStaysWhereItMovedForTenIdleMinutes(t *testing.T) {
 	}
 	wantKeyAt(t, p, key, minutes(40), "a", Hit) // it was idle
 	// home is not forgotten if the second one is out, too
-	members["a"].Bench(failure(5), minutes(40))
+	members["a"].CoolDown(failure(5), minutes(40))
 	wantKeyAt(t, p, key, minutes(40), second, Move)
-	members[second].Bench(throttle(60, 1), minutes(41))
+	members[second].CoolDown(throttle(60, 1), minutes(41))
 	wantKeyAt(t, p, key, minutes(41), "a", Move)
 	wantKeyAt(t, p, key, minutes(43), "a", Hit)
 }
@@ -94,7 +94,7 @@ func TestKeysThatAThrottleDroveAwayReturnWhileTheirPlaceHasMoreThanItsShare(t *t
 	p, members := withKeys(t, "a:1:9", "b:1:1")
 	keys := keysOf(p, "a", 31)
 	key, keys := keys[30], keys[:30]
-	members["a"].Bench(throttle(1, 1), start)
+	members["a"].CoolDown(throttle(1, 1), start)
 	for _, key := range keys {
 		wantKeyAt(t, p, key, at(0.5), "b", Move)
 	}
@@ -106,7 +106,7 @@ func TestKeysThatAThrottleDroveAwayReturnWhileTheirPlaceHasMoreThanItsShare(t *t
 		wantKeyAt(t, p, key, at(2), "a", Hit)
 	}
 	// a key does not return if its place has no more than its share
-	members["a"].Bench(throttle(1, 1), at(300))
+	members["a"].CoolDown(throttle(1, 1), at(300))
 	wantKeyAt(t, p, keys[0], at(300.5), "b", Move)
 	for i, key := range keys[1:] {
 		wantKeyAt(t, p, key, at(302+float64(i)), "a", Hit)
@@ -121,7 +121,7 @@ func TestAKeyGoesBackToABetterPriority(t *testing.T) {
 	p, members := withKeys(t, "a:1:1", "b:1:1", "c:2:1", "d:2:1")
 	keys := keysOf(p, "a", 20)
 	for _, name := range []string{"a", "b"} {
-		members[name].Bench(throttle(5, 1), start)
+		members[name].CoolDown(throttle(5, 1), start)
 	}
 	there := make(map[uint64]string)
 	for _, key := range keys {
@@ -147,7 +147,7 @@ func TestARequestThatFailedOverTakesItsKeyWithIt(t *testing.T) {
 	p, members := withKeys(t, "a", "b", "c")
 	key := keysOf(p, "a", 1)[0]
 	r := &asks{model: "m", affinity: Affinity{Key: key}, tried: []*Member{members["a"]}}
-	second := p.Pick(r, start) // a failed, and is not benched yet
+	second := p.Pick(r, start) // a failed, and is not cooling down yet
 	if second == nil || r.affinity.Result != Move {
 		t.Fatalf("got %v (%s)", second, r.affinity.Result)
 	}
@@ -260,11 +260,11 @@ func TestAKeyReordersAndNeverFilters(t *testing.T) {
 		for _, m := range members {
 			switch random.IntN(7) {
 			case 0:
-				m.Bench(throttle(10, 1), start)
+				m.CoolDown(throttle(10, 1), start)
 			case 1:
-				m.Bench(failure(10), start)
+				m.CoolDown(failure(10), start)
 			case 2:
-				m.Bench(throttle(0.5, 1), start) // due
+				m.CoolDown(throttle(0.5, 1), start) // due
 			case 3:
 				tried = append(tried, m)
 			case 4:
@@ -340,10 +340,10 @@ func stepped(now time.Time, by time.Duration) time.Time {
 func TestAStepOfTheWallClockChangesNothingThatIsRemembered(t *testing.T) {
 	p, members := withKeys(t, "a", "b", "c")
 	key, now := keysOf(p, "a", 1)[0], time.Now()
-	members["a"].Bench(throttle(300, 1), now)
+	members["a"].CoolDown(throttle(300, 1), now)
 	second, _ := pickKey(p, key, now)
 	third := map[string]string{"b": "c", "c": "b"}[second]
-	members[third].Bench(Refusal{Reason: Reason{Class: "unreachable"}, Whole: true, Unreachable: true}, now)
+	members[third].CoolDown(Refusal{Reason: Reason{Class: "unreachable"}, Whole: true, Unreachable: true}, now)
 	now = now.Add(2 * time.Second)
 	for _, by := range []time.Duration{-time.Hour, time.Hour} {
 		after := stepped(now, by)

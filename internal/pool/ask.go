@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
+	"github.com/openai-lb/caddy-openai-lb/internal/latency"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
@@ -39,7 +39,7 @@ type Ask struct {
 	Streamed bool
 	// Kind is the kind of request whose waits count for it, of those for the
 	// same operation, which has no slash at its end.
-	Kind      pulse.Kind
+	Kind      latency.Kind
 	Operation string
 	// forgives reports whether the request may go to members that have refused
 	// it, or that others waited for.
@@ -71,7 +71,7 @@ type At struct {
 	// Model is the member's name for the model that is asked for, as a
 	// [ModelKey].
 	Model string
-	// Tiers are the service tiers that its own is one of there. Their benches
+	// Tiers are the service tiers that its own is one of there. Their cooldowns
 	// count for it.
 	Tiers ServiceTiers
 	// Takes reports whether the request can be sent to the member, and
@@ -86,10 +86,10 @@ type At struct {
 	// reserved reports whether only shares of other tiers were left of the
 	// member, at the instant of the request's shares.
 	reserved answer
-	// general are the benches of the model's usual service tiers. They are nil
+	// general are the cooldowns of the model's usual service tiers. They are nil
 	// until there are any, and stay the same then, so that the request looks
 	// them up once.
-	general *benchSet
+	general *cooldownSet
 }
 
 // isFollowed reports whether the wait for its first byte is compared with the
@@ -114,9 +114,9 @@ const (
 	Unfit
 )
 
-// useAt returns the member's use whose pulse counts for the request.
-func (r *Ask) useAt(m *Member) pulse.Use {
-	return pulse.Use{Model: r.At[m.Index].Model, Operation: r.Operation}
+// useAt returns the member's use whose latency counts for the request.
+func (r *Ask) useAt(m *Member) latency.Use {
+	return latency.Use{Model: r.At[m.Index].Model, Operation: r.Operation}
 }
 
 // modelAt returns the member's name for the requested model. It returns false
@@ -132,20 +132,20 @@ func (r *Ask) mayTry(at *At) bool {
 	return at.Bar == Free || r.forgives && (at.Bar == Throttled || at.Bar == Behind)
 }
 
-// slots returns all slots of benches that count for the request at the member,
+// slots returns all slots of cooldowns that count for the request at the member,
 // those of throttles first.
 func (r *Ask) slots(m *Member) [9]*slot {
 	at, models := &r.At[m.Index], &m.health.models
-	sets := scopes{noBenches, noBenches, noBenches, noBenches}
+	sets := scopes{noCooldowns, noCooldowns, noCooldowns, noCooldowns}
 	if at.Tiers.meetUsual() {
 		if at.general == nil {
 			at.general = models.find(Scope{Model: at.Model})
 		}
-		sets.usual = cmp.Or(at.general, noBenches)
+		sets.usual = cmp.Or(at.general, noCooldowns)
 		sets.usualOfOperation = m.health.ofOperation(Scope{Model: at.Model, Operation: r.Operation})
 	}
 	if at.Tiers != UsualTiers {
-		sets.own = cmp.Or(models.find(Scope{Model: at.Model, Tiers: at.Tiers}), noBenches)
+		sets.own = cmp.Or(models.find(Scope{Model: at.Model, Tiers: at.Tiers}), noCooldowns)
 		sets.ownOfOperation = m.health.ofOperation(Scope{at.Model, at.Tiers, r.Operation})
 	}
 	return m.health.slots(sets)

@@ -12,9 +12,9 @@ func TestWhyARequestGetsNoMember(t *testing.T) {
 		want      Why
 		all       bool
 	}{
-		"all throttle": {does: func(a, b *Member, _ *Ask) { a.Bench(throttle(9, 1), at(0)); b.Bench(throttle(9, 1), at(0)) },
+		"all throttle": {does: func(a, b *Member, _ *Ask) { a.CoolDown(throttle(9, 1), at(0)); b.CoolDown(throttle(9, 1), at(0)) },
 			throttled: "a", want: Why{Takes: true}, all: true},
-		"one throttles, and the other has failed": {does: func(a, b *Member, ask *Ask) { a.Bench(throttle(9, 1), at(0)); ask.At[b.Index].Tried = true },
+		"one throttles, and the other has failed": {does: func(a, b *Member, ask *Ask) { a.CoolDown(throttle(9, 1), at(0)); ask.At[b.Index].Tried = true },
 			throttled: "a", want: Why{Takes: true, Others: true}},
 		"one that refused it throttles, even if it may be tried again": {does: func(a, b *Member, ask *Ask) {
 			ask.At[a.Index].Tried, ask.At[a.Index].Refused = true, true
@@ -23,8 +23,8 @@ func TestWhyARequestGetsNoMember(t *testing.T) {
 		"others wait for both":                       {does: func(_, _ *Member, ask *Ask) { ask.At[0].Bar, ask.At[1].Bar = Behind, Behind }, throttled: "a", want: Why{Takes: true}, all: true},
 		"both are full":                              {does: func(a, b *Member, _ *Ask) { fill(a); fill(b) }, want: Why{Takes: true, Busy: true}, all: true},
 		"a full one that it has tried is not busy":   {does: func(a, b *Member, ask *Ask) { fill(a); fill(b); ask.At[0].Tried = true }, want: Why{Takes: true, Busy: true, Others: true}},
-		"one throttles, and the other is full":       {does: func(a, b *Member, _ *Ask) { a.Bench(throttle(9, 1), at(0)); fill(b) }, throttled: "a", want: Why{Takes: true, Busy: true}},
-		"its object is at another account, which is": {does: func(a, b *Member, ask *Ask) { ask.At[0].Elsewhere = true; b.Bench(throttle(9, 1), at(0)) }, throttled: "b", want: Why{Takes: true, Elsewhere: true}, all: true},
+		"one throttles, and the other is full":       {does: func(a, b *Member, _ *Ask) { a.CoolDown(throttle(9, 1), at(0)); fill(b) }, throttled: "a", want: Why{Takes: true, Busy: true}},
+		"its object is at another account, which is": {does: func(a, b *Member, ask *Ask) { ask.At[0].Elsewhere = true; b.CoolDown(throttle(9, 1), at(0)) }, throttled: "b", want: Why{Takes: true, Elsewhere: true}, all: true},
 		"none takes it":                              {does: func(_, _ *Member, ask *Ask) { ask.At[0].Takes, ask.At[1].Takes = false, false }},
 		"only one of another account takes it":       {does: func(_, _ *Member, ask *Ask) { ask.At[0].Takes, ask.At[1].Elsewhere = false, true }, want: Why{Elsewhere: true}},
 	} {

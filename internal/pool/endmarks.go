@@ -5,12 +5,12 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
+	"github.com/openai-lb/caddy-openai-lb/internal/latency"
 )
 
 // useOf returns an operation with a model as they are usually written.
-func useOf(model, operation string) pulse.Use {
-	return pulse.Use{Model: ModelKey(model), Operation: strings.TrimSuffix(operation, "/")}
+func useOf(model, operation string) latency.Use {
+	return latency.Use{Model: ModelKey(model), Operation: strings.TrimSuffix(operation, "/")}
 }
 
 // Ended records that the member has sent a stream of an operation with a model,
@@ -23,7 +23,7 @@ func (m *Member) Ended(model, operation string) {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
 	u := useOf(model, operation)
-	m.health.ended.add(pulse.Use{Model: strings.Clone(u.Model), Operation: strings.Clone(u.Operation)})
+	m.health.ended.add(latency.Use{Model: strings.Clone(u.Model), Operation: strings.Clone(u.Operation)})
 }
 
 // Ends reports whether the member sends an end mark in streams of the operation

@@ -20,7 +20,7 @@ func TestWhileNoOtherMemberIsLeftOneRequestAtATimeTriesAGuess(t *testing.T) {
 		guess, step float64
 	}{{10, 0.5}, {60, 3}, {5, 0.25}, {1, 0.25}} {
 		p, members, _ := poolOf(t, "a")
-		members["a"].Bench(guessOf(c.guess), start)
+		members["a"].CoolDown(guessOf(c.guess), start)
 		for i := 1; float64(i)*c.step < c.guess; i++ {
 			due := at(float64(i) * c.step)
 			wantPick(t, p, 1, due.Add(-time.Nanosecond), "nobody")
@@ -32,11 +32,11 @@ func TestWhileNoOtherMemberIsLeftOneRequestAtATimeTriesAGuess(t *testing.T) {
 
 func TestATimeThatTheBackendNamedIsNotTried(t *testing.T) {
 	p, members, _ := poolOf(t, "a", "b")
-	members["a"].Bench(throttle(10, 1), start)
+	members["a"].CoolDown(throttle(10, 1), start)
 	quota := throttle(10, 1)
 	quota.Whole = true
-	members["b"].Bench(guessOf(10), start)
-	members["b"].Bench(quota, start)
+	members["b"].CoolDown(guessOf(10), start)
+	members["b"].CoolDown(quota, start)
 	for i := range 100 {
 		wantPick(t, p, 1, at(float64(i)/10), "nobody")
 	}
@@ -45,11 +45,11 @@ func TestATimeThatTheBackendNamedIsNotTried(t *testing.T) {
 
 func TestAGuessIsTriedAfterAllOtherMembers(t *testing.T) {
 	p, members, _ := poolOf(t, "a:1:1", "b:2:1", "c:2:0")
-	members["a"].Bench(guessOf(10), start)
+	members["a"].CoolDown(guessOf(10), start)
 	wantPick(t, p, 1, at(1), "b")
-	members["b"].Bench(failure(10), at(1))
+	members["b"].CoolDown(failure(10), at(1))
 	wantPick(t, p, 1, at(2), "c")
-	members["c"].Bench(failure(10), at(2))
+	members["c"].CoolDown(failure(10), at(2))
 	wantPick(t, p, 1, at(3), "b")
 	wantPick(t, p, 1, at(4), "b")
 	r := &asks{model: "m", tried: []*Member{members["b"], members["c"]}}
@@ -63,9 +63,9 @@ func TestAGuessIsTriedAfterAllOtherMembers(t *testing.T) {
 
 func TestARefusedTryIsFollowedByAnother(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
-	members["a"].Bench(guessOf(10), start)
+	members["a"].CoolDown(guessOf(10), start)
 	wantPick(t, p, 1, at(0.6), "a")
-	members["a"].Bench(guessOf(10), at(0.7))
+	members["a"].CoolDown(guessOf(10), at(0.7))
 	wantPick(t, p, 1, at(1.15), "nobody")
 	wantPick(t, p, 1, at(1.25), "a")
 	if wait := p.Wait((&asks{model: "m"}).of(p.Pool), at(1.25)); wait != 9450*time.Millisecond {
@@ -75,9 +75,9 @@ func TestARefusedTryIsFollowedByAnother(t *testing.T) {
 
 func TestAServedTryDoesNotEndATimeThatTheBackendHasNamedSince(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
-	members["a"].Bench(guessOf(10), start)
+	members["a"].CoolDown(guessOf(10), start)
 	wantPick(t, p, 1, at(0.6), "a")
-	members["a"].Bench(throttle(1, 1), at(1)) // it ends before the guess
+	members["a"].CoolDown(throttle(1, 1), at(1)) // it ends before the guess
 	members["a"].Served(Scope{Model: "m"}, at(0.6))
 	wantPick(t, p, 1, at(1.9), "nobody")
 	members["a"].Served(Scope{Model: "m"}, at(1.1))
@@ -86,7 +86,7 @@ func TestAServedTryDoesNotEndATimeThatTheBackendHasNamedSince(t *testing.T) {
 
 func TestAServedTryEndsTheGuess(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
-	members["a"].Bench(guessOf(10), start)
+	members["a"].CoolDown(guessOf(10), start)
 	wantPick(t, p, 1, at(0.6), "a")
 	members["a"].Served(Scope{Model: "m"}, at(0.6))
 	for range 3 {
@@ -96,14 +96,14 @@ func TestAServedTryEndsTheGuess(t *testing.T) {
 
 func TestWithinAGuessTheTimeThatTheBackendNamedIsKept(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
-	members["a"].Bench(guessOf(10), start)
+	members["a"].CoolDown(guessOf(10), start)
 	wantPick(t, p, 1, at(0.6), "a")
-	members["a"].Bench(throttle(5, 1), at(0.6)) // it names 5.6 s, and the guess is 10 s
+	members["a"].CoolDown(throttle(5, 1), at(0.6)) // it names 5.6 s, and the guess is 10 s
 	wantPick(t, p, 1, at(5.5), "nobody")
 	wantPick(t, p, 1, at(5.6), "a")
-	members["a"].Bench(throttle(5, 1), at(5.6)) // it names 10.6 s
+	members["a"].CoolDown(throttle(5, 1), at(5.6)) // it names 10.6 s
 	wantPick(t, p, 1, at(10.5), "nobody")
-	members["a"].Bench(guessOf(10), at(10.5)) // until 20.5 s
+	members["a"].CoolDown(guessOf(10), at(10.5)) // until 20.5 s
 	wantPick(t, p, 1, at(10.59), "nobody")
 	wantPick(t, p, 1, at(11), "a")
 }
@@ -113,10 +113,10 @@ func TestATimeThatZeroHasGrownToIsAGuess(t *testing.T) {
 	zero := Refusal{Throttle: true, Model: "m", Wait: time.Second, Longest: 10 * time.Second}
 	refused := func(seconds float64) {
 		zero.Started = at(seconds)
-		members["a"].Bench(zero, at(seconds))
+		members["a"].CoolDown(zero, at(seconds))
 	}
 	refused(0)
-	wantPick(t, p, 1, at(0.9), "nobody") // until 1 s the shortest bench holds
+	wantPick(t, p, 1, at(0.9), "nobody") // until 1 s the shortest cooldown holds
 	for _, seconds := range []float64{1, 3, 7} {
 		refused(seconds) // until 3, 7, 15 s
 	}
@@ -132,8 +132,8 @@ func TestATimeThatZeroHasGrownToIsAGuess(t *testing.T) {
 
 func TestReplicasTryAGuessThatTheyHearOf(t *testing.T) {
 	_, members, _ := poolOf(t, "a")
-	members["a"].Bench(guessOf(10), start)
-	heard := slices.Collect(members["a"].health.benches())[0].Bench
+	members["a"].CoolDown(guessOf(10), start)
+	heard := slices.Collect(members["a"].health.cooldowns())[0].Cooldown
 	there, others, _ := poolOf(t, "a")
 	others["a"].Hear(heard, 9*time.Second, at(1))
 	wantPick(t, there, 1, at(1.4), "nobody")
@@ -143,8 +143,8 @@ func TestReplicasTryAGuessThatTheyHearOf(t *testing.T) {
 
 func TestOfManyRequestsOneTriesAGuess(t *testing.T) {
 	p, members, _ := poolOf(t, "a", "b")
-	members["a"].Bench(guessOf(10), start)
-	members["b"].Bench(guessOf(10), start)
+	members["a"].CoolDown(guessOf(10), start)
+	members["b"].CoolDown(guessOf(10), start)
 	var all sync.WaitGroup
 	var tried atomic.Int64
 	for range 100 {
@@ -159,15 +159,15 @@ func TestOfManyRequestsOneTriesAGuess(t *testing.T) {
 	}
 }
 
-// A bench of the whole backend that is in doubt does not hold for a small
+// A cooldown of the whole backend that is in doubt does not hold for a small
 // request, which may then try the guess of its model.
-func TestAGuessIsTriedNextToABenchInDoubt(t *testing.T) {
+func TestAGuessIsTriedNextToACooldownInDoubt(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
 	budget := throttle(60, 100)
 	budget.Whole = true
-	members["a"].Bench(budget, start)
+	members["a"].CoolDown(budget, start)
 	members["a"].Doubt(true, Scope{Model: "m"}, start)
-	members["a"].Bench(guessOf(10), start)
+	members["a"].CoolDown(guessOf(10), start)
 	wantPick(t, p, 1, at(1), "a")
 	wantPick(t, p, 1, at(1), "nobody")
 }

@@ -10,29 +10,29 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
+	"github.com/openai-lb/caddy-openai-lb/internal/latency"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
 // Health is the state of one backend. Reading it takes no lock.
 type Health struct {
 	// whole is what counts for every model.
-	whole benchSet
+	whole cooldownSet
 	// models is what counts for one model. Only those are in it that were
-	// benched once.
-	models benchTable
+	// cooling down once.
+	models cooldownTable
 	// served are models that the backend has served.
 	served nameSet[string]
 	// ended are the operations, each with a model, of which it has sent a
 	// stream with an end mark.
-	ended nameSet[pulse.Use]
-	// last is the latest refusal for which the backend was benched.
-	last atomic.Pointer[Bench]
-	// pulses know whether it answers.
-	pulses pulse.Table
+	ended nameSet[latency.Use]
+	// last is the latest refusal for which the backend was cooling down.
+	last atomic.Pointer[Cooldown]
+	// latencies know whether it answers.
+	latencies latency.Table
 	// quotas know how much of it is used.
 	quotas quota.Table
-	// unreachable is its bench if it cannot be reached at all.
+	// unreachable is its cooldown if it cannot be reached at all.
 	unreachable unreachable
 	// names is what is known of members, by their names.
 	names sync.Map
@@ -44,7 +44,7 @@ type Health struct {
 	identity string
 }
 
-// Scope is what benches that are not for the whole backend are about: the
+// Scope is what cooldowns that are not for the whole backend are about: the
 // requests for a model, by its name at the backend, that have one of these
 // service tiers.
 type Scope struct {
@@ -56,8 +56,8 @@ type Scope struct {
 	Operation string
 }
 
-// noBenches stands for the benches of an unknown model.
-var noBenches = new(benchSet)
+// noCooldowns stands for the cooldowns of an unknown model.
+var noCooldowns = new(cooldownSet)
 
 // Limits on the memory that clients can make us use, whatever models they name.
 const (
@@ -82,18 +82,18 @@ func ModelKey(model string) string {
 func (*Health) Destruct() error { return nil }
 
 // StartFresh clears the member's state if it was learned with another identity.
-// Its benches then end.
+// Its cooldowns then end.
 func (m *Member) StartFresh(identity string) {
 	h := m.health
 	h.mu.Lock()
-	var over []*benchEntry
+	var over []*cooldownEntry
 	if h.identity != "" && h.identity != identity {
 		over = h.endAll()
 		h.models.clear()
 		h.served.Store(nil)
 		h.ended.Store(nil)
 		h.last.Store(nil)
-		h.pulses.Clear()
+		h.latencies.Clear()
 		h.quotas.Clear()
 	}
 	h.identity = identity
@@ -103,9 +103,9 @@ func (m *Member) StartFresh(identity string) {
 	}
 }
 
-// endAll ends all benches, which may be nil, and forgets the failures that
+// endAll ends all cooldowns, which may be nil, and forgets the failures that
 // count towards one. The caller holds the lock.
-func (h *Health) endAll() (over []*benchEntry) {
+func (h *Health) endAll() (over []*cooldownEntry) {
 	over = append(over, h.unreachable.Swap(nil))
 	for b := range h.all() {
 		throttle, failure := b.end()
@@ -127,23 +127,23 @@ func (h *Health) namesakesOf(name string) *namesakes {
 	return value.(*namesakes)
 }
 
-func (h *Health) of(its Scope) *benchSet {
+func (h *Health) of(its Scope) *cooldownSet {
 	its.Model = ModelKey(its.Model)
-	return cmp.Or(h.models.find(its), noBenches)
+	return cmp.Or(h.models.find(its), noCooldowns)
 }
 
-// ofOperation returns the benches of a scope's operation alone. There are none
+// ofOperation returns the cooldowns of a scope's operation alone. There are none
 // for requests without an operation.
-func (h *Health) ofOperation(its Scope) *benchSet {
+func (h *Health) ofOperation(its Scope) *cooldownSet {
 	if its.Operation == "" {
-		return noBenches
+		return noCooldowns
 	}
 	return h.of(its)
 }
 
-// remember returns the benches of a scope, to be written to. The caller holds
+// remember returns the cooldowns of a scope, to be written to. The caller holds
 // the lock.
-func (m *Member) remember(its Scope, now time.Time) *benchSet {
+func (m *Member) remember(its Scope, now time.Time) *cooldownSet {
 	its.Model = ModelKey(its.Model)
 	return m.health.models.add(m, its, now)
 }
@@ -156,9 +156,9 @@ func (h *Health) rememberServed(model string) {
 	h.served.add(ModelKey(model))
 }
 
-// standing returns what the member's benches mean for a request.
+// standing returns what the member's cooldowns mean for a request.
 func (m *Member) standing(r *Ask, now time.Time) (worst standing) {
-	if m.health.hasNoBench() {
+	if m.health.hasNoCooldown() {
 		return ready
 	}
 	for _, s := range r.slots(m) {
@@ -169,9 +169,9 @@ func (m *Member) standing(r *Ask, now time.Time) (worst standing) {
 	return worst
 }
 
-// returns returns when the member's benches end for a request.
+// returns returns when the member's cooldowns end for a request.
 func (m *Member) returns(r *Ask, now time.Time) (end time.Time) {
-	if m.health.hasNoBench() {
+	if m.health.hasNoCooldown() {
 		return end
 	}
 	for _, s := range r.slots(m) {
@@ -180,16 +180,16 @@ func (m *Member) returns(r *Ask, now time.Time) (end time.Time) {
 	return end
 }
 
-// hasNoBench reports whether there is no bench of the backend, and was none of
+// hasNoCooldown reports whether there is no cooldown of the backend, and was none of
 // a model. That is the usual case.
-func (h *Health) hasNoBench() bool {
+func (h *Health) hasNoCooldown() bool {
 	return h.models.sets.Load() == nil && h.whole.throttle.Load() == nil && h.whole.failure.Load() == nil && h.unreachable.Load() == nil
 }
 
-// scopes are the benches that count for a request: of the usual service tiers,
+// scopes are the cooldowns that count for a request: of the usual service tiers,
 // and of the request's own ones if these are others. Each is that of all
 // operations and that of the request's operation. None is nil.
-type scopes struct{ usual, own, usualOfOperation, ownOfOperation *benchSet }
+type scopes struct{ usual, own, usualOfOperation, ownOfOperation *cooldownSet }
 
 // slots returns all that count for a request, those of throttles first.
 func (h *Health) slots(b scopes) [9]*slot {
@@ -205,7 +205,7 @@ func (m *Member) claim(r *Ask, now time.Time) bool {
 	if p := m.silence(r); p != nil && r.At[m.Index].isFollowed() && !p.Try(now) {
 		return false
 	}
-	if m.health.hasNoBench() {
+	if m.health.hasNoCooldown() {
 		return true
 	}
 	for _, s := range r.slots(m) {
@@ -231,7 +231,7 @@ func (m *Member) claimTry(r *Ask, now time.Time) bool {
 	return true
 }
 
-// Served records that the member has the model, and ends the benches that an
+// Served records that the member has the model, and ends the cooldowns that an
 // attempt of this scope, which started at started, has disproved.
 func (m *Member) Served(its Scope, started time.Time) {
 	if !m.health.hasServed(its.Model) {
@@ -240,15 +240,15 @@ func (m *Member) Served(its Scope, started time.Time) {
 	m.Answered(its, started)
 }
 
-// Answered ends the benches that an attempt, which started at started, has
+// Answered ends the cooldowns that an attempt, which started at started, has
 // disproved. Unlike Served, it does not record the model: a reply about a
 // mistake of the client does not show that the model exists.
 func (m *Member) Answered(its Scope, started time.Time) {
-	if m.health.hasNoBench() {
+	if m.health.hasNoCooldown() {
 		return
 	}
 	all := Scope{Model: its.Model, Tiers: its.Tiers}
-	sets := scopes{noBenches, noBenches, noBenches, noBenches}
+	sets := scopes{noCooldowns, noCooldowns, noCooldowns, noCooldowns}
 	if its.Tiers.meetUsual() {
 		sets.usual = m.health.of(Scope{Model: its.Model})
 		sets.usualOfOperation = m.health.ofOperation(Scope{Model: its.Model, Operation: its.Operation})
@@ -271,16 +271,16 @@ func (m *Member) Knows(model string) bool {
 	return m.health.hasServed(key) || slices.ContainsFunc(m.Models, func(known string) bool { return ModelKey(known) == key })
 }
 
-// Refusal is a reply that benches a backend.
+// Refusal is a reply that cools a backend down.
 type Refusal struct {
 	Reason
-	// Throttle reports whether the backend asked for the bench. Otherwise the
-	// bench is for a failure.
+	// Throttle reports whether the backend asked for the cooldown. Otherwise the
+	// cooldown is for a failure.
 	Throttle bool
 	// Whole reports whether it concerns every model.
 	Whole bool
 	// Unreachable reports whether the backend could not be reached, so that the
-	// bench lasts until it is reached.
+	// cooldown lasts until it is reached.
 	Unreachable bool
 	// Model is what the member calls the model that was asked for.
 	Model string
@@ -290,10 +290,10 @@ type Refusal struct {
 	Operation string
 	// Cost is the cost of the request.
 	Cost int64
-	// Wait is how long the bench lasts.
+	// Wait is how long the cooldown lasts.
 	Wait time.Duration
 	// Longest is set if the backend asked to be called again immediately: it is
-	// how long the bench may become if the backend repeats that.
+	// how long the cooldown may become if the backend repeats that.
 	Longest time.Duration
 	// Guess reports whether the backend named no time, so that Wait is a guess.
 	Guess bool
@@ -301,9 +301,9 @@ type Refusal struct {
 	Started time.Time
 }
 
-// Bench benches the member from now on. It reports whether this refusal started
-// the bench.
-func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
+// Cooldown cools the member down from now on. It reports whether this refusal started
+// the cooldown.
+func (m *Member) CoolDown(r Refusal, now time.Time) (began bool) {
 	if r.Longest > 0 {
 		shortest := r.Wait
 		r.Wait = m.rest(&r, now)
@@ -312,7 +312,7 @@ func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
 	if r.Unreachable {
 		r.Wait = firstPause // or longer: see put
 	}
-	b := Bench{Reason: r.Reason, ID: rand.Uint64(), Whole: r.Whole, Since: now, Until: now.Add(r.Wait), Throttle: r.Throttle, Unreachable: r.Unreachable, Cost: r.Cost}
+	b := Cooldown{Reason: r.Reason, ID: rand.Uint64(), Whole: r.Whole, Since: now, Until: now.Add(r.Wait), Throttle: r.Throttle, Unreachable: r.Unreachable, Cost: r.Cost}
 	if r.Guess {
 		b.Guess = r.Wait
 	}
@@ -327,26 +327,26 @@ func (m *Member) Bench(r Refusal, now time.Time) (began bool) {
 func (m *Member) rest(r *Refusal, now time.Time) time.Duration {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
-	return m.benches(r.Whole, Scope{r.Model, r.Tiers, r.Operation}, now).rests.next(r.Wait, r.Longest, r.Started, now)
+	return m.cooldowns(r.Whole, Scope{r.Model, r.Tiers, r.Operation}, now).rests.next(r.Wait, r.Longest, r.Started, now)
 }
 
-// put starts or extends a bench, and reports it.
-func (m *Member) put(next Bench, now time.Time, remote bool) Happening {
-	b := newBenchEntry(next, m.pool, now)
+// put starts or extends a cooldown, and reports it.
+func (m *Member) put(next Cooldown, now time.Time, remote bool) Happening {
+	b := newCooldownEntry(next, m.pool, now)
 	m.health.mu.Lock()
 	wake, into := b.Until, &m.health.unreachable.slot
 	if b.Unreachable {
 		wake = m.health.unreachable.failed(now)
 		b.Until = later(b.Until, wake)
 	} else {
-		into = m.benches(b.Whole, b.Scope(), now).slot(b.Throttle)
+		into = m.cooldowns(b.Whole, b.Scope(), now).slot(b.Throttle)
 	}
 	happened, over := into.put(b, remote)
 	pools := slices.Clone(m.health.pools)
 	m.health.mu.Unlock()
 	m.tellEnd(over, remote)
 	if happened != nothing {
-		m.tell(Event{Happening: happened, Bench: b.Bench, Remote: remote})
+		m.tell(Event{Happening: happened, Cooldown: b.Cooldown, Remote: remote})
 	}
 	for _, p := range pools { // the member's own pool may be closed, while its last requests go on
 		p.wakeAt(wake, now)
@@ -354,8 +354,8 @@ func (m *Member) put(next Bench, now time.Time, remote bool) Happening {
 	return happened
 }
 
-// benches returns those that a refusal belongs to. The caller holds the lock.
-func (m *Member) benches(whole bool, its Scope, now time.Time) *benchSet {
+// cooldowns returns those that a refusal belongs to. The caller holds the lock.
+func (m *Member) cooldowns(whole bool, its Scope, now time.Time) *cooldownSet {
 	if whole {
 		return &m.health.whole
 	}
@@ -366,9 +366,9 @@ func (m *Member) benches(whole bool, its Scope, now time.Time) *benchSet {
 // since in doubt.
 func (m *Member) Doubt(whole bool, its Scope, since time.Time) {
 	m.health.mu.Lock()
-	b := m.health.known(Bench{Whole: whole, Model: its.Model, Tiers: its.Tiers, Operation: its.Operation}).throttle.cast(since)
+	b := m.health.known(Cooldown{Whole: whole, Model: its.Model, Tiers: its.Tiers, Operation: its.Operation}).throttle.cast(since)
 	m.health.mu.Unlock()
 	if b != nil {
-		m.tell(Event{Happening: Doubted, Bench: b.Bench})
+		m.tell(Event{Happening: Doubted, Cooldown: b.Cooldown})
 	}
 }

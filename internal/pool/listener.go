@@ -1,6 +1,6 @@
 package pool
 
-import "github.com/openai-lb/caddy-openai-lb/internal/pulse"
+import "github.com/openai-lb/caddy-openai-lb/internal/latency"
 
 // Listener receives the events of the members of a pool. It is called without a
 // lock, by the goroutine of a request or of a timer, and must not wait.
@@ -12,14 +12,14 @@ type Listener interface {
 type Event struct {
 	Happening Happening
 	Member    *Member
-	// Bench is the bench that the event is about, if it is about one.
-	Bench Bench
+	// Cooldown is the cooldown that the event is about, if it is about one.
+	Cooldown Cooldown
 	// Reason is why a health check failed, if the event is that.
 	Reason Reason
 	// Order is the operator's order, if the event is one.
 	Order Order
 	// Silence is the silence, if the event is about one.
-	Silence pulse.State
+	Silence latency.State
 	// Remote reports whether another replica reported it.
 	Remote bool
 }
@@ -29,27 +29,27 @@ type Happening int
 
 const (
 	nothing Happening = iota
-	// Began: the member is benched.
+	// Began: the member is cooling down.
 	Began
-	// Grew: its bench lasts longer than it first did.
+	// Grew: its cooldown lasts longer than it first did.
 	Grew
 	// RecheckDue: the member is unreachable, and the next recheck is due.
 	RecheckDue
-	// Turned: its bench has a new reason, and may have grown.
+	// Turned: its cooldown has a new reason, and may have grown.
 	Turned
-	// Ended: the bench has ended, because its time has passed, a request was
+	// Ended: the cooldown has ended, because its time has passed, a request was
 	// served before that, or an operator ended it.
 	Ended
-	// Doubted: the bench is in doubt.
+	// Doubted: the cooldown is in doubt.
 	Doubted
-	// Disproved: a request was served during the bench, or after its time, or
-	// an operator ended it. If the bench had not ended before, Ended follows.
+	// Disproved: a request was served during the cooldown, or after its time, or
+	// an operator ended it. If the cooldown had not ended before, Ended follows.
 	Disproved
 	// Drained: an operator took the member out of use.
 	Drained
 	// Resumed: an operator put it back into use.
 	Resumed
-	// WasReset: an operator ended its benches.
+	// WasReset: an operator ended its cooldowns.
 	WasReset
 	// FellSilent: requests wait at the member, and it sends nothing.
 	FellSilent
@@ -71,18 +71,18 @@ func (m *Member) tell(e Event) {
 	}
 }
 
-// tellEnd reports that a bench has ended, unless it is nil or that was reported
+// tellEnd reports that a cooldown has ended, unless it is nil or that was reported
 // before.
-func (m *Member) tellEnd(b *benchEntry, remote bool) {
+func (m *Member) tellEnd(b *cooldownEntry, remote bool) {
 	if b != nil && b.told.CompareAndSwap(false, true) {
-		m.tell(Event{Happening: Ended, Bench: b.Bench, Remote: remote})
+		m.tell(Event{Happening: Ended, Cooldown: b.Cooldown, Remote: remote})
 	}
 }
 
-// tellDisproved reports that a bench was disproved, unless it is nil.
-func (m *Member) tellDisproved(b *benchEntry, remote bool) {
+// tellDisproved reports that a cooldown was disproved, unless it is nil.
+func (m *Member) tellDisproved(b *cooldownEntry, remote bool) {
 	if b != nil {
-		m.tell(Event{Happening: Disproved, Bench: b.Bench, Remote: remote})
+		m.tell(Event{Happening: Disproved, Cooldown: b.Cooldown, Remote: remote})
 		m.tellEnd(b, remote)
 	}
 }

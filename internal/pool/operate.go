@@ -8,7 +8,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
+	"github.com/openai-lb/caddy-openai-lb/internal/latency"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
@@ -71,7 +71,7 @@ func (m *Member) execute(happening Happening, o Order, remote bool) {
 	m.tell(Event{Happening: happening, Order: o, Remote: remote})
 }
 
-// Reset ends all benches of the member, and forgets the failures that count
+// Reset ends all cooldowns of the member, and forgets the failures that count
 // towards one. Streams need no end mark again until one has had one.
 func (m *Member) Reset(o Order) {
 	m.tell(Event{Happening: WasReset, Order: o})
@@ -91,19 +91,19 @@ type State struct {
 	InFlight int64
 	// Healthy reports whether the member passes active health checks.
 	Healthy bool
-	// Benches are the active benches, and Due the benches whose time has
+	// Cooldowns are the active cooldowns, and Due the cooldowns whose time has
 	// passed, while it is not known whether the member can serve again.
-	Benches, Due []Bench
-	// Probing reports whether the time of a bench has passed while it is not
+	Cooldowns, Due []Cooldown
+	// Probing reports whether the time of a cooldown has passed while it is not
 	// known whether the member can serve again: after a failure until a request
 	// is served, after a throttle while its probe may still be refused. An
 	// unreachable member is probed until it is reached.
 	Probing bool
-	// Last is the bench of the latest refusal. It is nil if there was none.
-	Last *Bench
-	// Pulses are the waits for the first byte, and the silences, if the pool
+	// Last is the cooldown of the latest refusal. It is nil if there was none.
+	Last *Cooldown
+	// Latencies are the waits for the first byte, and the silences, if the pool
 	// looks for any.
-	Pulses []pulse.State
+	Latencies []latency.State
 	// Limits are what is left of the member's limits, of which there is a
 	// recent reading.
 	Limits []quota.State
@@ -116,23 +116,23 @@ func (p *Pool) Snapshot(now time.Time) []State {
 		states[i] = State{Member: m, Drained: m.Drained(), InFlight: m.InFlight(), Healthy: m.healthy(), Probing: m.Unreachable(), Last: m.health.last.Load()}
 		states[i].Limits = m.health.quotas.Snapshot(now)
 		if p.Watches {
-			states[i].Pulses = m.health.pulses.Snapshot(now)
+			states[i].Latencies = m.health.latencies.Snapshot(now)
 		}
-		for b := range m.health.benches() {
-			if !m.Meets(b.Bench) {
+		for b := range m.health.cooldowns() {
+			if !m.Meets(b.Cooldown) {
 				continue
 			}
 			if b.inForce(now) {
-				bench := b.Bench
+				cooldown := b.Cooldown
 				if b.Unreachable { // a recheck may be under way
-					bench.Until = later(b.Until, now.Add(firstPause))
+					cooldown.Until = later(b.Until, now.Add(firstPause))
 				}
-				bench.InDoubt = b.doubt.Load() == inDoubt
-				states[i].Benches = append(states[i].Benches, bench)
+				cooldown.InDoubt = b.doubt.Load() == inDoubt
+				states[i].Cooldowns = append(states[i].Cooldowns, cooldown)
 				continue
 			}
-			states[i].Due = append(states[i].Due, b.Bench)
-			if !m.Spares(b.Bench) && (!b.Throttle || b.probe.pending(b, now)) {
+			states[i].Due = append(states[i].Due, b.Cooldown)
+			if !m.Spares(b.Cooldown) && (!b.Throttle || b.probe.pending(b, now)) {
 				states[i].Probing = true
 			}
 		}
@@ -140,9 +140,9 @@ func (p *Pool) Snapshot(now time.Time) []State {
 	return states
 }
 
-// Benched reports whether a bench is active.
-func (h *Health) Benched(now time.Time) bool {
-	for b := range h.benches() {
+// CoolingDown reports whether a cooldown is active.
+func (h *Health) CoolingDown(now time.Time) bool {
+	for b := range h.cooldowns() {
 		if b.inForce(now) {
 			return true
 		}
@@ -150,18 +150,18 @@ func (h *Health) Benched(now time.Time) bool {
 	return false
 }
 
-// all are the benches of the whole backend, and those of each model.
-func (h *Health) all() iter.Seq[*benchSet] {
-	return func(yield func(*benchSet) bool) {
+// all are the cooldowns of the whole backend, and those of each model.
+func (h *Health) all() iter.Seq[*cooldownSet] {
+	return func(yield func(*cooldownSet) bool) {
 		if yield(&h.whole) {
 			h.models.all()(yield)
 		}
 	}
 }
 
-// benches are those that there are, in force or due.
-func (h *Health) benches() iter.Seq[*benchEntry] {
-	return func(yield func(*benchEntry) bool) {
+// cooldowns are those that there are, in force or due.
+func (h *Health) cooldowns() iter.Seq[*cooldownEntry] {
+	return func(yield func(*cooldownEntry) bool) {
 		if b := h.unreachable.Load(); b != nil && !yield(b) {
 			return
 		}

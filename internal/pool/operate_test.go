@@ -13,7 +13,7 @@ func TestADrainedMemberIsTheLastChoice(t *testing.T) {
 	members["a"].Drain(Order{})
 	members["a"].Drain(Order{})
 	wantPick(t, p, 1, start, "b")
-	members["b"].Bench(throttle(10, 1), start)
+	members["b"].CoolDown(throttle(10, 1), start)
 	wantPick(t, p, 1, start, "a")
 	members["a"].Resume(Order{})
 	members["a"].Resume(Order{})
@@ -33,11 +33,11 @@ func TestADrainOutlivesThePool(t *testing.T) {
 	}
 }
 
-func TestAResetEndsEveryBench(t *testing.T) {
+func TestAResetEndsEveryCooldown(t *testing.T) {
 	p, members, heard := poolOf(t, "a")
 	a := members["a"]
-	a.Bench(throttle(10, 1), start)
-	a.Bench(Refusal{Reason: Reason{Class: "credential"}, Whole: true, Wait: time.Minute}, start)
+	a.CoolDown(throttle(10, 1), start)
+	a.CoolDown(Refusal{Reason: Reason{Class: "credential"}, Whole: true, Wait: time.Minute}, start)
 	a.Reset(Order{})
 	wantPick(t, p, 1, at(1), "a")
 	want := []string{"a began throttled 10s", "a began credential 1m0s", "a reset",
@@ -49,13 +49,13 @@ func TestAResetEndsEveryBench(t *testing.T) {
 
 func TestASnapshotTellsTheStateOfEveryMember(t *testing.T) {
 	p, members, _ := poolOf(t, "a", "b", "c")
-	members["a"].Bench(throttle(10, 1), start)
-	members["b"].Bench(failure(10), start)
+	members["a"].CoolDown(throttle(10, 1), start)
+	members["b"].CoolDown(failure(10), start)
 	members["c"].Drain(Order{})
 	p.Pick(&asks{model: "other"}, start)
 	states := func(seconds float64) (text []string) {
 		for _, s := range p.Snapshot(at(seconds)) {
-			text = append(text, fmt.Sprint(s.Member.Name, " benches ", len(s.Benches), " probing ", s.Probing, " drained ", s.Drained))
+			text = append(text, fmt.Sprint(s.Member.Name, " cooldowns ", len(s.Cooldowns), " probing ", s.Probing, " drained ", s.Drained))
 		}
 		return text
 	}
@@ -63,8 +63,8 @@ func TestASnapshotTellsTheStateOfEveryMember(t *testing.T) {
 		seconds float64
 		want    []string
 	}{
-		{9, []string{"a benches 1 probing false drained false", "b benches 1 probing false drained false", "c benches 0 probing false drained true"}},
-		{11, []string{"a benches 0 probing false drained false", "b benches 0 probing true drained false", "c benches 0 probing false drained true"}},
+		{9, []string{"a cooldowns 1 probing false drained false", "b cooldowns 1 probing false drained false", "c cooldowns 0 probing false drained true"}},
+		{11, []string{"a cooldowns 0 probing false drained false", "b cooldowns 0 probing true drained false", "c cooldowns 0 probing false drained true"}},
 	} {
 		if got := states(c.seconds); !slices.Equal(got, c.want) {
 			t.Errorf("after %v s: %q, want %q", c.seconds, got, c.want)
@@ -88,13 +88,13 @@ func (c told) Happened(e Event) {
 	}
 }
 
-func TestTheEndOfABenchIsToldWhenItsTimeHasPassed(t *testing.T) {
+func TestTheEndOfACooldownIsToldWhenItsTimeHasPassed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		heard := make(told, 10)
 		a, b := NewMember("a", new(Health)), NewMember("b", new(Health))
 		p := New([]*Member{a, b}, heard)
-		bench := func(m *Member, seconds float64) { m.Bench(throttle(seconds, 1), time.Now()) }
+		cooldown := func(m *Member, seconds float64) { m.CoolDown(throttle(seconds, 1), time.Now()) }
 		wantEnd := func(name string, after time.Duration) {
 			t.Helper()
 			got := <-heard
@@ -102,10 +102,10 @@ func TestTheEndOfABenchIsToldWhenItsTimeHasPassed(t *testing.T) {
 				t.Errorf("heard %s, want %s", got, want)
 			}
 		}
-		bench(a, 10)
-		bench(b, 3)
+		cooldown(a, 10)
+		cooldown(b, 3)
 		time.Sleep(time.Second)
-		bench(a, 19) // it grows
+		cooldown(a, 19) // it grows
 		wantEnd("b", 3*time.Second)
 		wantEnd("a", 20*time.Second)
 		p.Pick((&asks{model: "m"}).of(p), time.Now())
@@ -114,15 +114,15 @@ func TestTheEndOfABenchIsToldWhenItsTimeHasPassed(t *testing.T) {
 
 		// the next pool with the same backends tells of what the closed one
 		// began
-		bench(a, 5)
+		cooldown(a, 5)
 		p.Close()
 		next := New([]*Member{NewMember("a", a.health)}, heard)
 		wantEnd("a", 25*time.Second)
 
-		// a bench that begins at the very end of another one
-		next.Members[0].Bench(throttle(5, 1), time.Now())
+		// a cooldown that begins at the very end of another one
+		next.Members[0].CoolDown(throttle(5, 1), time.Now())
 		time.Sleep(5 * time.Second)
-		next.Members[0].Bench(throttle(5, 1), time.Now())
+		next.Members[0].CoolDown(throttle(5, 1), time.Now())
 		wantEnd("a", 30*time.Second)
 		wantEnd("a", 35*time.Second)
 		next.Close()
@@ -137,11 +137,11 @@ func TestAClosedPoolLeavesNoTimer(t *testing.T) {
 		heard := make(told, 1)
 		a := NewMember("a", new(Health))
 		p := New([]*Member{a}, heard)
-		a.Bench(throttle(10, 1), time.Now())
+		a.CoolDown(throttle(10, 1), time.Now())
 		p.Close()
 		time.Sleep(time.Minute)
 		if len(heard) > 0 {
-			t.Error("a closed pool told of a bench's end")
+			t.Error("a closed pool told of a cooldown's end")
 		}
 	})
 }

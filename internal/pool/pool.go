@@ -1,5 +1,5 @@
 // Package pool decides which backend gets a request: which backends may be
-// called now, which one is next, and the shortest wait. It knows how a bench
+// called now, which one is next, and the shortest wait. It knows how a cooldown
 // begins, grows and ends, and at which member the requests of a key live. It
 // gets the time only from its arguments, and does not depend on HTTP or Caddy.
 //
@@ -7,20 +7,20 @@
 //
 //   - A member is a backend as one pool sees it, with a priority and a weight.
 //   - Health is the state of a backend. Pools share it, and it outlives them.
-//   - A bench is a time in which a backend gets no requests: for one model, or
+//   - A cooldown is a time in which a backend gets no requests: for one model, or
 //     for every model if it concerns the whole backend. Other projects call it a
 //     cooldown, and Envoy an ejection.
-//   - A throttle is a bench that the backend asked for: the backend is not called
+//   - A throttle is a cooldown that the backend asked for: the backend is not called
 //     before the throttle ends.
 //   - A member is unreachable if it could not be reached, until it is reached
 //     again. A recheck tries that in the background.
 //   - A guess is a throttle for which the backend named no time. While no other
 //     member is left, one request at a time tries it now and then.
-//   - A silent member accepts requests and sends nothing: see package pulse. It is
-//     a suspect without a bench, and so is a member that fails its health checks.
-//   - A failure is every other reason for a bench. It is only a suspicion: its
+//   - A silent member accepts requests and sends nothing: see package latency. It is
+//     a suspect without a cooldown, and so is a member that fails its health checks.
+//   - A failure is every other reason for a cooldown. It is only a suspicion: its
 //     backend is a suspect, which is called only when no other backend is left.
-//   - A probe is the one request that goes first when a bench has ended, in the
+//   - A probe is the one request that goes first when a cooldown has ended, in the
 //     half-open state of a circuit breaker. The others follow when it was not
 //     refused, or when enough time for a refusal has passed.
 //   - Doubt, a word of ours: a throttle may apply only to requests of the cost that was refused.
@@ -51,7 +51,7 @@ type Pool struct {
 	// Relocations, if it is set, keeps requests of one key at one member: see
 	// [Affinity].
 	Relocations *Relocations
-	// Watches reports whether silences matter: see package pulse.
+	// Watches reports whether silences matter: see package latency.
 	Watches bool
 	// Steers makes members' limits decide where requests go: see package quota.
 	// A member that has no room left comes after the others of its priority,
@@ -180,7 +180,7 @@ const (
 	drained          // open, but drained
 	unproved         // open, but a probe is due that the request should not be
 	unprovedToo      // both drained and unproved
-	suspect          // benched for a failure, or waiting for a probe
+	suspect          // cooling down for a failure, or waiting for a probe
 	suspectToo       // both drained and suspect
 	guess            // throttles for a time that we guessed, and may be tried
 	guessToo         // both drained and a guess
@@ -301,9 +301,9 @@ func (m *Member) rank(r *Ask, now time.Time) (rank rank) {
 		return nobody
 	}
 	switch standing := m.standing(r, now); {
-	case standing == benchedThrottle:
+	case standing == throttleCooldown:
 		return nobody
-	case standing == benchedGuess:
+	case standing == coolingDownGuess:
 		rank = guess
 	case standing > trialDue || !m.healthy():
 		rank = suspect

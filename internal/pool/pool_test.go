@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
+	"github.com/openai-lb/caddy-openai-lb/internal/latency"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -22,7 +22,7 @@ type asks struct {
 	tried []*Member
 	// once reports whether it can be sent only once.
 	once bool
-	kind pulse.Kind
+	kind latency.Kind
 	tier quota.Tier
 	// affinity is that of the request.
 	affinity Affinity
@@ -69,11 +69,11 @@ func (e *events) Happened(event Event) {
 	if event.Remote {
 		word += " elsewhere"
 	}
-	if event.Bench.Until.IsZero() {
+	if event.Cooldown.Until.IsZero() {
 		*e = append(*e, event.Member.Name+" "+word)
 		return
 	}
-	*e = append(*e, fmt.Sprint(event.Member.Name, " ", word, " ", event.Bench.Class, " ", event.Bench.Until.Sub(start)))
+	*e = append(*e, fmt.Sprint(event.Member.Name, " ", word, " ", event.Cooldown.Class, " ", event.Cooldown.Until.Sub(start)))
 }
 
 var start = time.Date(2026, 10, 21, 7, 28, 0, 0, time.UTC)
@@ -145,19 +145,19 @@ func TestWeightsAreSharesOfTheBestPriority(t *testing.T) {
 	if got["a"] < 2900 || got["a"] > 3100 || got["a"]+got["b"] != 4000 {
 		t.Errorf("shares are %v, want 3 to 1 for a and b", got)
 	}
-	members["a"].Bench(throttle(10, 1), start)
+	members["a"].CoolDown(throttle(10, 1), start)
 	if got := shares(); !maps.Equal(got, map[string]int{"b": 4000}) {
 		t.Errorf("shares are %v, want all for b", got)
 	}
-	members["b"].Bench(throttle(10, 1), start)
+	members["b"].CoolDown(throttle(10, 1), start)
 	if got := shares(); !maps.Equal(got, map[string]int{"c": 4000}) {
 		t.Errorf("shares are %v, want all for c", got)
 	}
-	members["c"].Bench(failure(10), start)
+	members["c"].CoolDown(failure(10), start)
 	if got := shares(); !maps.Equal(got, map[string]int{"d": 4000}) {
 		t.Errorf("shares are %v, want all for the drained d rather than the suspect c", got)
 	}
-	members["d"].Bench(throttle(10, 1), start)
+	members["d"].CoolDown(throttle(10, 1), start)
 	if got := shares(); !maps.Equal(got, map[string]int{"c": 4000}) {
 		t.Errorf("shares are %v, want all for the suspect c", got)
 	}
@@ -166,7 +166,7 @@ func TestWeightsAreSharesOfTheBestPriority(t *testing.T) {
 func TestSuspectsShareByPriorityAndWeight(t *testing.T) {
 	p, members, _ := poolOf(t, "a:1:1", "b:1:2", "c:2:1")
 	for _, m := range members {
-		m.Bench(failure(10), start)
+		m.CoolDown(failure(10), start)
 	}
 	counts := make(map[string]int)
 	for range 3000 {
@@ -179,7 +179,7 @@ func TestSuspectsShareByPriorityAndWeight(t *testing.T) {
 
 func TestAThrottleHoldsToTheEndAndThenOneRequestGoesFirst(t *testing.T) {
 	p, members, heard := poolOf(t, "a:1:1", "b:2:1")
-	members["a"].Bench(throttle(9, 1), start)
+	members["a"].CoolDown(throttle(9, 1), start)
 	wantPick(t, p, 1, at(8.999), "b")
 	wantPick(t, p, 1, at(9), "a")     // the probe
 	wantPick(t, p, 1, at(9.8), "b")   // waits for it
@@ -192,7 +192,7 @@ func TestAThrottleHoldsToTheEndAndThenOneRequestGoesFirst(t *testing.T) {
 func TestNobodyWaitsForAProbeWhileNobodyElseIsLeft(t *testing.T) {
 	p, members, _ := poolOf(t, "a", "b")
 	for _, m := range members {
-		m.Bench(throttle(10, 1), start)
+		m.CoolDown(throttle(10, 1), start)
 	}
 	wantPick(t, p, 1, at(9.9), "nobody")
 	for range 10 {
@@ -202,11 +202,11 @@ func TestNobodyWaitsForAProbeWhileNobodyElseIsLeft(t *testing.T) {
 	}
 }
 
-func TestABenchOnlyGrows(t *testing.T) {
+func TestACooldownOnlyGrows(t *testing.T) {
 	p, members, heard := poolOf(t, "a")
 	a := members["a"]
-	if !a.Bench(throttle(10, 1), start) || a.Bench(throttle(3, 1), at(1)) || a.Bench(throttle(15, 1), at(2)) {
-		t.Error("only the first refusal begins the bench")
+	if !a.CoolDown(throttle(10, 1), start) || a.CoolDown(throttle(3, 1), at(1)) || a.CoolDown(throttle(15, 1), at(2)) {
+		t.Error("only the first refusal begins the cooldown")
 	}
 	wantPick(t, p, 1, at(16.9), "nobody")
 	// an attempt that began before the extension does not end it
@@ -219,20 +219,20 @@ func TestABenchOnlyGrows(t *testing.T) {
 	}
 }
 
-func TestABenchIsForItsModelOrForAll(t *testing.T) {
+func TestACooldownIsForItsModelOrForAll(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
-	members["a"].Bench(throttle(10, 1), start)
+	members["a"].CoolDown(throttle(10, 1), start)
 	if m := p.Pick(&asks{model: "other"}, start); m == nil {
-		t.Error("another model is benched as well")
+		t.Error("another model is cooling down as well")
 	}
 	if usable, _ := p.Usable(start); !usable {
 		t.Error("a member is unusable for one model's sake")
 	}
 	whole := throttle(20, 1)
 	whole.Whole = true
-	members["a"].Bench(whole, start)
+	members["a"].CoolDown(whole, start)
 	if m := p.Pick(&asks{model: "other"}, start); m != nil {
-		t.Error("a model is served by a member that is benched as a whole")
+		t.Error("a model is served by a member that is cooling down as a whole")
 	}
 	if usable, wait := p.Usable(at(5)); usable || wait != 15*time.Second {
 		t.Errorf("usable %v in %v, want in 15s", usable, wait)
@@ -245,7 +245,7 @@ func TestABenchIsForItsModelOrForAll(t *testing.T) {
 func TestDoubtLetsOneMuchSmallerRequestCheck(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
 	a := members["a"]
-	a.Bench(throttle(60, 100_000), start)
+	a.CoolDown(throttle(60, 100_000), start)
 	wantPick(t, p, 10, at(1), "nobody") // no doubt yet
 	a.Doubt(false, Scope{Model: "m"}, start)
 	wantPick(t, p, 25_001, at(1), "nobody")
@@ -260,8 +260,8 @@ func TestDoubtLetsOneMuchSmallerRequestCheck(t *testing.T) {
 func TestOneRequestAtATimeChecksASuspectToo(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
 	a := members["a"]
-	a.Bench(failure(60), start)
-	a.Bench(throttle(60, 100_000), start)
+	a.CoolDown(failure(60), start)
+	a.CoolDown(throttle(60, 100_000), start)
 	a.Doubt(false, Scope{Model: "m"}, start)
 	wantPick(t, p, 10, at(1), "a")
 	wantPick(t, p, 10, at(1.5), "nobody")
@@ -271,11 +271,11 @@ func TestOneRequestAtATimeChecksASuspectToo(t *testing.T) {
 func TestARefusedCheckEndsTheDoubt(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
 	a := members["a"]
-	a.Bench(throttle(60, 100_000), start)
+	a.CoolDown(throttle(60, 100_000), start)
 	a.Doubt(false, Scope{Model: "m"}, start)
 	wantPick(t, p, 1000, at(1), "a")
-	if a.Bench(throttle(30, 1000), at(1)) {
-		t.Error("a refused check begins a bench")
+	if a.CoolDown(throttle(30, 1000), at(1)) {
+		t.Error("a refused check begins a cooldown")
 	}
 	a.Doubt(false, Scope{Model: "m"}, start)
 	wantPick(t, p, 10, at(5), "nobody")
@@ -287,20 +287,20 @@ func TestDoubtOfTheWholeBackendCountsForEveryModel(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
 	a := members["a"]
 	quota := Refusal{Throttle: true, Whole: true, Model: "other", Cost: 100_000, Wait: time.Minute}
-	a.Bench(quota, start)
+	a.CoolDown(quota, start)
 	wantPick(t, p, 10, at(1), "nobody")
 	a.Doubt(true, Scope{Model: "other"}, start)
 	wantPick(t, p, 25_001, at(1), "nobody")
 	wantPick(t, p, 10, at(1), "a")
 	quota.Cost = 10
-	a.Bench(quota, at(1))
+	a.CoolDown(quota, at(1))
 	wantPick(t, p, 1, at(5), "nobody") // the check was refused
 }
 
 func TestRequestsOfOneSizeCheckNothing(t *testing.T) {
 	for _, cost := range []int64{0, 1, 3, 500} {
 		p, members, _ := poolOf(t, "a")
-		members["a"].Bench(throttle(60, cost), start)
+		members["a"].CoolDown(throttle(60, cost), start)
 		members["a"].Doubt(false, Scope{Model: "m"}, start)
 		wantPick(t, p, cost, at(1), "nobody")
 	}
@@ -309,9 +309,9 @@ func TestRequestsOfOneSizeCheckNothing(t *testing.T) {
 func TestALargerRefusalDoesNotEndTheDoubt(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
 	a := members["a"]
-	a.Bench(throttle(60, 100_000), start)
+	a.CoolDown(throttle(60, 100_000), start)
 	a.Doubt(false, Scope{Model: "m"}, start)
-	a.Bench(throttle(70, 50_000), at(1)) // of another huge one that was on its way
+	a.CoolDown(throttle(70, 50_000), at(1)) // of another huge one that was on its way
 	wantPick(t, p, 12_501, at(2), "nobody")
 	wantPick(t, p, 12_500, at(2), "a")
 }
@@ -320,10 +320,10 @@ func TestAModelThatIsNoUTF8StaysApartFromOthers(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
 	odd := throttle(60, 1)
 	odd.Model = "m\xff"
-	members["a"].Bench(odd, start)
+	members["a"].CoolDown(odd, start)
 	wantPick(t, p, 1, at(1), "a") // m itself
 	if m := p.Pick(&asks{model: "m\xff", cost: 1}, at(1)); m != nil {
-		t.Error("the model is not benched")
+		t.Error("the model is not cooling down")
 	}
 }
 
@@ -331,11 +331,11 @@ func TestWhatIsLearnedFromStrangersNamesGoesFirst(t *testing.T) {
 	p, members, _ := poolOf(t, "a:1:1", "b:2:1")
 	a := members["a"]
 	a.Served(Scope{Model: "m"}, start)
-	a.Bench(failure(10), start)
-	for n := range 10 * benchSets * setSize {
+	a.CoolDown(failure(10), start)
+	for n := range 10 * cooldownSets * setSize {
 		made := failure(60)
 		made.Model = fmt.Sprint(n, strings.Repeat("x", 3*maxModelName))
-		a.Bench(made, start)
+		a.CoolDown(made, start)
 	}
 	wantPick(t, p, 1, at(1), "b")
 	count := 0
@@ -349,7 +349,7 @@ func TestWhatIsLearnedFromStrangersNamesGoesFirst(t *testing.T) {
 			count++
 		}
 	}
-	if most := benchSets * setSize; count > most || count < most*9/10 {
+	if most := cooldownSets * setSize; count > most || count < most*9/10 {
 		t.Errorf("%d models are remembered, want nearly %d", count, most)
 	}
 }
@@ -380,9 +380,9 @@ func TestAPolicyChoosesWithinItsTier(t *testing.T) {
 		return tier[len(tier)-1]
 	}
 	wantPick(t, p, 1, start, "b")
-	members["b"].Bench(throttle(10, 1), start)
+	members["b"].CoolDown(throttle(10, 1), start)
 	wantPick(t, p, 1, start, "a")
-	members["a"].Bench(failure(10), start)
+	members["a"].CoolDown(failure(10), start)
 	wantPick(t, p, 1, start, "c")
 	if want := []string{"ab", "a", "c"}; !slices.Equal(tiers, want) {
 		t.Errorf("the policy saw %q, want %q", tiers, want)
@@ -393,14 +393,14 @@ func TestANewIdentityStartsFresh(t *testing.T) {
 	p, members, _ := poolOf(t, "a")
 	a := members["a"]
 	a.StartFresh("one")
-	a.Bench(throttle(60, 1), start)
+	a.CoolDown(throttle(60, 1), start)
 	a.StartFresh("one")
 	wantPick(t, p, 1, at(1), "nobody")
 	a.StartFresh("two")
 	wantPick(t, p, 1, at(1), "a")
 }
 
-// sixteen is a pool of 16 members in 3 tiers, of which one is benched.
+// sixteen is a pool of 16 members in 3 tiers, of which one is cooling down.
 func sixteen(t testing.TB) testPool {
 	members := make([]string, 16)
 	for i := range members {
@@ -411,7 +411,7 @@ func sixteen(t testing.TB) testPool {
 	for _, m := range byName {
 		m.Served(Scope{Model: "m"}, start)
 	}
-	byName["b"].Bench(throttle(60, 1), start)
+	byName["b"].CoolDown(throttle(60, 1), start)
 	return p
 }
 
@@ -465,7 +465,7 @@ func BenchmarkPick(b *testing.B) {
 	})
 }
 
-// BenchmarkMadeUpNames benches a member for a name that was never seen, as
+// BenchmarkMadeUpNames cools a member down for a name that was never seen, as
 // clients can make it happen.
 func BenchmarkMadeUpNames(b *testing.B) {
 	m := NewMember("a", new(Health))
@@ -477,11 +477,11 @@ func BenchmarkMadeUpNames(b *testing.B) {
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		made.Model = fmt.Sprint("made-up-", i)
-		m.Bench(made, start)
+		m.CoolDown(made, start)
 	}
 }
 
-// All models of a config keep their benches, whatever clients make up.
+// All models of a config keep their cooldowns, whatever clients make up.
 func TestMadeUpNamesTakeNoPlaceOfTheModelsInAConfig(t *testing.T) {
 	p, members, _ := poolOf(t, "a:1:1")
 	a := members["a"]
@@ -491,16 +491,16 @@ func TestMadeUpNamesTakeNoPlaceOfTheModelsInAConfig(t *testing.T) {
 	for i, model := range a.Models {
 		r := throttle(60, 1)
 		r.Model = model
-		a.Bench(r, start)
+		a.CoolDown(r, start)
 		for n := range 100 {
 			r.Model = fmt.Sprint("made-up-", i, "-", n)
 			r.Wait = time.Hour
-			a.Bench(r, start)
+			a.CoolDown(r, start)
 		}
 	}
 	for _, model := range a.Models {
 		if m := p.Pick(&asks{model: model, cost: 1}, at(1)); m != nil {
-			t.Errorf("%s is not benched", model)
+			t.Errorf("%s is not cooling down", model)
 		}
 	}
 }
@@ -525,7 +525,7 @@ func TestARequestThatCanBeSentOnceIsNoProbeWhileAnotherMemberIsReady(t *testing.
 			t.Errorf("after %v it got %s, want %s", now.Sub(start), got, want)
 		}
 	}
-	members["a"].Bench(failure(5), start)
+	members["a"].CoolDown(failure(5), start)
 	wantOnce(at(1), "b")
 	wantOnce(at(6), "b")          // the probe is due
 	wantPick(t, p, 1, at(6), "a") // it is another request
@@ -533,14 +533,14 @@ func TestARequestThatCanBeSentOnceIsNoProbeWhileAnotherMemberIsReady(t *testing.
 	wantOnce(at(6.6), "a") // which was not refused by then
 	// a probe that is due is better than a suspect
 	members["a"].Reset(Order{})
-	members["a"].Bench(failure(5), start)
-	members["b"].Bench(failure(60), start)
-	members["c"].Bench(throttle(60, 1), start)
+	members["a"].CoolDown(failure(5), start)
+	members["b"].CoolDown(failure(60), start)
+	members["c"].CoolDown(throttle(60, 1), start)
 	wantOnce(at(6), "a")
 	// a member to which only such requests go comes back
 	members["a"].Reset(Order{})
 	members["b"].Reset(Order{})
-	members["a"].Bench(failure(5), start)
+	members["a"].CoolDown(failure(5), start)
 	wantOnce(at(64), "b")
 	wantOnce(at(66), "a")
 }
@@ -555,7 +555,7 @@ func TestARequestThatCanBeSentOnceIsTheProbeAfterARefusal(t *testing.T) {
 	wholeBackend := throttle(0.3, 1)
 	wholeBackend.Whole = true
 	for _, r := range []Refusal{throttle(0.3, 1), wholeBackend, overloaded} {
-		a.Bench(r, start)
+		a.CoolDown(r, start)
 		if m := p.Pick(once, at(0.2)); m == nil || m.Name != "b" {
 			t.Errorf("before the end of %+v it got %v", r, m)
 		}
@@ -569,7 +569,7 @@ func TestARequestThatCanBeSentOnceIsTheProbeAfterARefusal(t *testing.T) {
 	}
 	// a body that can be sent only once waits for another probe, but not for
 	// long
-	a.Bench(throttle(5, 1), start)
+	a.CoolDown(throttle(5, 1), start)
 	streamed := once.of(p.Pool)
 	streamed.Streamed = true
 	for now, want := range map[float64]string{5.1: "b", 14.9: "b", 15.1: "a"} {
@@ -577,20 +577,20 @@ func TestARequestThatCanBeSentOnceIsTheProbeAfterARefusal(t *testing.T) {
 			t.Errorf("after %v s, a long body gets %v, want %s", now, m, want)
 		}
 		a.Reset(Order{})
-		a.Bench(throttle(5, 1), start)
+		a.CoolDown(throttle(5, 1), start)
 	}
 	a.Reset(Order{})
 	// a failure in between, which may have been executed
-	a.Bench(overloaded, start)
+	a.CoolDown(overloaded, start)
 	failed := failure(0.3)
 	failed.Class, failed.Status = "failed", 500
-	a.Bench(failed, start)
+	a.CoolDown(failed, start)
 	if m := p.Pick(once, at(0.31)); m == a {
 		t.Error("after a failure it is a probe")
 	}
-	// a check of a bench in doubt is a probe, too
+	// a check of a cooldown in doubt is a probe, too
 	a.Reset(Order{})
-	a.Bench(throttle(600, 100), start)
+	a.CoolDown(throttle(600, 100), start)
 	a.Doubt(false, Scope{Model: "m"}, start)
 	if m := p.Pick(once, at(1)); m != a {
 		t.Errorf("a check goes to %v", m)

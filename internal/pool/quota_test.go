@@ -60,10 +60,10 @@ func TestAMemberWithoutRoomIsPassedOver(t *testing.T) {
 func TestAMemberWithoutRoomIsTakenBeforeASuspectOrADrainedOne(t *testing.T) {
 	p, m, _ := poolOf(t, "a:1:1", "suspect:1:1", "drained:1:0")
 	p.Steers = true
-	m["suspect"].Bench(failure(60), start)
+	m["suspect"].CoolDown(failure(60), start)
 	says(m["a"], 0, 0, start)
 	wantShares(t, p, 100, start, "a")
-	m["a"].Bench(throttle(60, 1), start)
+	m["a"].CoolDown(throttle(60, 1), start)
 	wantShares(t, p, 100, start, "drained")
 
 	p, m, _ = poolOf(t, "a:1:0", "worse:2:0") // both are drained
@@ -73,17 +73,17 @@ func TestAMemberWithoutRoomIsTakenBeforeASuspectOrADrainedOne(t *testing.T) {
 }
 
 func TestARequestRecordsWhomItPassedOver(t *testing.T) {
-	p, m, _ := poolOf(t, "a:1:1", "b:1:1", "c:1:1", "d:2:1", "benched:1:1")
+	p, m, _ := poolOf(t, "a:1:1", "b:1:1", "c:1:1", "d:2:1", "cooling down:1:1")
 	p.Steers = true
-	for _, name := range []string{"a", "c", "d", "benched"} {
+	for _, name := range []string{"a", "c", "d", "cooling_down"} {
 		says(m[name], 0, 0, start)
 	}
-	m["benched"].Bench(throttle(60, 1), start)
+	m["cooling_down"].CoolDown(throttle(60, 1), start)
 	r := &asks{model: "m", cost: 1}
 	if got := p.Pick(r, start); got != m["b"] || !slices.Equal(r.steered, []string{"a", "c"}) {
 		t.Errorf("it went to %s, past %v", got.Name, r.steered)
 	}
-	m["c"].Bench(throttle(60, 1), start)
+	m["c"].CoolDown(throttle(60, 1), start)
 	r = &asks{model: "m", cost: 1}
 	if p.Pick(r, start); !slices.Equal(r.steered, []string{"a"}) {
 		t.Errorf("it passed %v over, want a", r.steered)
@@ -249,7 +249,7 @@ func overMinutes(t *testing.T, replicas int, load float64, steers bool) (got sen
 			got.refused++
 			seen.Throttles = true
 			m.Quota("m").See(seen, "m", now)
-			m.Bench(Refusal{Reason: Reason{Class: "throttled"}, Throttle: true, Model: "m", Cost: r.cost, Wait: deployments[m.Name].ends.Sub(now)}, now)
+			m.CoolDown(Refusal{Reason: Reason{Class: "throttled"}, Throttle: true, Model: "m", Cost: r.cost, Wait: deployments[m.Name].ends.Sub(now)}, now)
 			m.Release()
 			r.tried = append(r.tried, m)
 		}

@@ -7,8 +7,8 @@ import (
 // What other replicas report is applied as if it had happened here, but
 // listeners get it as a remote event, so that no replica reports it back.
 
-// Hear records a bench of another replica, which lasts for wait from now on.
-func (m *Member) Hear(b Bench, wait time.Duration, now time.Time) {
+// Hear records a cooldown of another replica, which lasts for wait from now on.
+func (m *Member) Hear(b Cooldown, wait time.Duration, now time.Time) {
 	if m.find(b) != nil || wait <= 0 {
 		return // it was heard before
 	}
@@ -24,8 +24,8 @@ func (m *Member) Hear(b Bench, wait time.Duration, now time.Time) {
 	m.put(b, now, true)
 }
 
-// HearDoubt records that a bench is in doubt.
-func (m *Member) HearDoubt(b Bench) {
+// HearDoubt records that a cooldown is in doubt.
+func (m *Member) HearDoubt(b Cooldown) {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
 	if known := m.find(b); known != nil {
@@ -33,9 +33,9 @@ func (m *Member) HearDoubt(b Bench) {
 	}
 }
 
-// HearDisproved records that a bench was disproved. A bench that has grown here
+// HearDisproved records that a cooldown was disproved. A cooldown that has grown here
 // in the meantime stays.
-func (m *Member) HearDisproved(b Bench) {
+func (m *Member) HearDisproved(b Cooldown) {
 	m.health.mu.Lock()
 	known := m.find(b)
 	if known == nil || !m.health.known(b).slot(b.Throttle).CompareAndSwap(known, nil) {
@@ -45,8 +45,8 @@ func (m *Member) HearDisproved(b Bench) {
 	m.tellDisproved(known, true)
 }
 
-// HearProbe records that another replica sends the probe of a bench.
-func (m *Member) HearProbe(b Bench, now time.Time) {
+// HearProbe records that another replica sends the probe of a cooldown.
+func (m *Member) HearProbe(b Cooldown, now time.Time) {
 	if known := m.find(b); known != nil {
 		known.probe.claim(known, now)
 	}
@@ -62,24 +62,24 @@ func (m *Member) HearDrained(drained bool, o Order) {
 	m.execute(happening, o, true)
 }
 
-// find returns the bench here that has the same ID, or nil.
-func (m *Member) find(b Bench) *benchEntry {
+// find returns the cooldown here that has the same ID, or nil.
+func (m *Member) find(b Cooldown) *cooldownEntry {
 	if known := m.health.known(b).slot(b.Throttle).Load(); known != nil && known.ID == b.ID {
 		return known
 	}
 	return nil
 }
 
-// known returns the benches that b would be one of, not to be written to.
-func (h *Health) known(b Bench) *benchSet {
+// known returns the cooldowns that b would be one of, not to be written to.
+func (h *Health) known(b Cooldown) *cooldownSet {
 	if b.Whole {
 		return &h.whole
 	}
 	return h.of(b.Scope())
 }
 
-// hasRoom reports whether a model is remembered, or can be: a bench in force is
-// forgotten only for one of a model that is worth more. Otherwise two benches
+// hasRoom reports whether a model is remembered, or can be: a cooldown in force is
+// forgotten only for one of a model that is worth more. Otherwise two cooldowns
 // that are heard again and again would take the place of each other.
 func (m *Member) hasRoom(its Scope, now time.Time) bool {
 	m.health.mu.Lock()

@@ -20,15 +20,15 @@ func replicas(t *testing.T) (here, there testPool, heard *events) {
 type tells struct{ m *Member }
 
 func (l tells) Happened(e Event) {
-	now := e.Bench.Since.Add(time.Second)
+	now := e.Cooldown.Since.Add(time.Second)
 	switch e.Happening {
 	case Began, Grew:
-		l.m.Hear(e.Bench, e.Bench.Until.Sub(now), now)
-		l.m.Hear(e.Bench, e.Bench.Until.Sub(now), now) // it may come twice
+		l.m.Hear(e.Cooldown, e.Cooldown.Until.Sub(now), now)
+		l.m.Hear(e.Cooldown, e.Cooldown.Until.Sub(now), now) // it may come twice
 	case Doubted:
-		l.m.HearDoubt(e.Bench)
+		l.m.HearDoubt(e.Cooldown)
 	case Disproved:
-		l.m.HearDisproved(e.Bench)
+		l.m.HearDisproved(e.Cooldown)
 	case Drained, Resumed:
 		l.m.HearDrained(e.Happening == Drained, e.Order)
 	}
@@ -41,26 +41,26 @@ func wantHeard(t *testing.T, heard *events, want ...string) {
 	}
 }
 
-func TestABenchHoldsWhereItWasHeard(t *testing.T) {
+func TestACooldownHoldsWhereItWasHeard(t *testing.T) {
 	here, there, heard := replicas(t)
 	a := here.Members[0]
-	a.Bench(throttle(10, 1), start)
+	a.CoolDown(throttle(10, 1), start)
 	wantPick(t, there, 1, at(9.9), "nobody")
-	a.Bench(throttle(18, 1), at(2))
-	a.Bench(throttle(1, 1), at(3)) // it changes nothing
+	a.CoolDown(throttle(18, 1), at(2))
+	a.CoolDown(throttle(1, 1), at(3)) // it changes nothing
 	wantPick(t, there, 1, at(19.9), "nobody")
 	wantPick(t, there, 1, at(20), "a")
 	wantHeard(t, heard, "a began elsewhere throttled 10s", "a grew elsewhere throttled 20s")
 }
 
-func TestBenchesThatAreHeardDoNotTakeTheirPlacesInTurn(t *testing.T) {
+func TestCooldownsThatAreHeardDoNotTakeTheirPlacesInTurn(t *testing.T) {
 	_, there, heard := replicas(t)
 	a := there.Members[0]
 	hear := func(model string, seconds int) {
 		length := time.Duration(seconds) * time.Second
-		a.Hear(Bench{ID: uint64(len(model)), Model: model, Since: start, Until: start.Add(length), Throttle: true}, length, start)
+		a.Hear(Cooldown{ID: uint64(len(model)), Model: model, Since: start, Until: start.Add(length), Throttle: true}, length, start)
 	}
-	const most = benchSets * setSize
+	const most = cooldownSets * setSize
 	comparison := func() {
 		for i := range 3 * most {
 			hear(fmt.Sprint("model-", i), 600+i)
@@ -70,29 +70,29 @@ func TestBenchesThatAreHeardDoNotTakeTheirPlacesInTurn(t *testing.T) {
 	comparison()
 	began := len(*heard)
 	if began > most || began < most*9/10 {
-		t.Errorf("%d benches began, want nearly %d", began, most)
+		t.Errorf("%d cooldowns began, want nearly %d", began, most)
 	}
 	hear("known", 300) // is worth more
 	if n := len(*heard); n != began+1 {
-		t.Errorf("%d benches began, want one more than %d", n, began)
+		t.Errorf("%d cooldowns began, want one more than %d", n, began)
 	}
 	for range 3 {
 		comparison()
 	}
 	if n := len(*heard); n != began+1 {
-		t.Errorf("%d benches began again", n-began-1)
+		t.Errorf("%d cooldowns began again", n-began-1)
 	}
-	a.Hear(Bench{ID: 1, Model: "later", Since: at(5600), Until: at(5610), Throttle: true}, 10*time.Second, at(5600))
+	a.Hear(Cooldown{ID: 1, Model: "later", Since: at(5600), Until: at(5610), Throttle: true}, 10*time.Second, at(5600))
 	if n := len(*heard); n != began+2 {
-		t.Error("a bench that is over keeps another from being heard")
+		t.Error("a cooldown that is over keeps another from being heard")
 	}
 }
 
-func TestAServedProbeEndsTheBenchWhereItWasHeard(t *testing.T) {
+func TestAServedProbeEndsTheCooldownWhereItWasHeard(t *testing.T) {
 	here, there, heard := replicas(t)
 	a := here.Members[0]
-	a.Bench(throttle(10, 1), start)
-	there.Members[0].HearProbe(there.Snapshot(at(1))[0].Benches[0], at(10))
+	a.CoolDown(throttle(10, 1), start)
+	there.Members[0].HearProbe(there.Snapshot(at(1))[0].Cooldowns[0], at(10))
 	wantPick(t, here, 1, at(10), "a")
 	// nobody else is left, so a suspect is tried: it is not kept waiting by
 	// name
@@ -106,10 +106,10 @@ func TestAServedProbeEndsTheBenchWhereItWasHeard(t *testing.T) {
 	wantHeard(t, heard, "a began elsewhere throttled 10s", "a disproved elsewhere throttled 10s", "a ended elsewhere throttled 10s")
 }
 
-func TestABenchThatGrewHereIsNotDisprovedElsewhere(t *testing.T) {
+func TestACooldownThatGrewHereIsNotDisprovedElsewhere(t *testing.T) {
 	here, there, _ := replicas(t)
-	here.Members[0].Bench(throttle(10, 1), start)
-	there.Members[0].Bench(throttle(20, 1), at(2))
+	here.Members[0].CoolDown(throttle(10, 1), start)
+	there.Members[0].CoolDown(throttle(20, 1), at(2))
 	here.Members[0].Served(Scope{Model: "m"}, at(5))
 	wantPick(t, there, 1, at(6), "nobody")
 	wantPick(t, there, 1, at(21.9), "nobody")
@@ -118,7 +118,7 @@ func TestABenchThatGrewHereIsNotDisprovedElsewhere(t *testing.T) {
 func TestDoubtIsSharedWithTheCost(t *testing.T) {
 	here, there, _ := replicas(t)
 	a := here.Members[0]
-	a.Bench(throttle(60, 1000), start)
+	a.CoolDown(throttle(60, 1000), start)
 	wantPick(t, there, 10, at(1), "nobody")
 	a.Doubt(false, Scope{Model: "m"}, start)
 	wantPick(t, there, 1000, at(1), "nobody")
@@ -138,15 +138,15 @@ func TestADrainHoldsElsewhere(t *testing.T) {
 	wantHeard(t, heard, "a drained elsewhere", "a resumed elsewhere")
 }
 
-func TestABenchOfTheWholeBackendIsHeardAsSuch(t *testing.T) {
+func TestACooldownOfTheWholeBackendIsHeardAsSuch(t *testing.T) {
 	here, there, _ := replicas(t)
-	here.Members[0].Bench(Refusal{Reason: Reason{Class: "quota", Status: 429}, Throttle: true, Whole: true, Wait: time.Minute}, start)
+	here.Members[0].CoolDown(Refusal{Reason: Reason{Class: "quota", Status: 429}, Throttle: true, Whole: true, Wait: time.Minute}, start)
 	if m := there.Pick(&asks{model: "another"}, at(1)); m != nil {
-		t.Error("the bench of a whole backend holds for one model only")
+		t.Error("the cooldown of a whole backend holds for one model only")
 	}
 }
 
-func TestBenchesThatReplicasBeginAtOnceAreOne(t *testing.T) {
+func TestCooldownsThatReplicasBeginAtOnceAreOne(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		// waits are those of two refusals at the first replica, and one at the
@@ -161,14 +161,14 @@ func TestBenchesThatReplicasBeginAtOnceAreOne(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			for range 20 { // IDs are random
 				here, there := NewMember("a", new(Health)), NewMember("a", new(Health))
-				ofHere, ofThere := new(benchesTold), new(benchesTold)
+				ofHere, ofThere := new(cooldownsTold), new(cooldownsTold)
 				New([]*Member{here}, ofHere)
 				New([]*Member{there}, ofThere)
-				here.Bench(throttle(tt.first, 1), start)
+				here.CoolDown(throttle(tt.first, 1), start)
 				if tt.again > 0 {
-					here.Bench(throttle(tt.again, 1), start)
+					here.CoolDown(throttle(tt.again, 1), start)
 				}
-				there.Bench(throttle(tt.second, 1), start)
+				there.CoolDown(throttle(tt.second, 1), start)
 				const delay = 10 * time.Millisecond
 				for _, b := range *ofHere {
 					there.Hear(b, b.Until.Sub(start), start.Add(delay))
@@ -176,9 +176,9 @@ func TestBenchesThatReplicasBeginAtOnceAreOne(t *testing.T) {
 				for _, b := range *ofThere {
 					here.Hear(b, b.Until.Sub(start), start.Add(delay))
 				}
-				a, b := here.pool.Snapshot(at(1))[0].Benches[0], there.pool.Snapshot(at(1))[0].Benches[0]
+				a, b := here.pool.Snapshot(at(1))[0].Cooldowns[0], there.pool.Snapshot(at(1))[0].Cooldowns[0]
 				if a.ID != b.ID {
-					t.Errorf("the benches are %x and %x", a.ID, b.ID)
+					t.Errorf("the cooldowns are %x and %x", a.ID, b.ID)
 				}
 				if longest := at(max(tt.first, tt.again, tt.second)); a.Until.Before(longest) || b.Until.Before(longest) || a.Until.After(longest.Add(delay)) || b.Until.After(longest.Add(delay)) {
 					t.Errorf("they end at %v and %v, want %v", a.Until, b.Until, longest)
@@ -188,11 +188,11 @@ func TestBenchesThatReplicasBeginAtOnceAreOne(t *testing.T) {
 	}
 }
 
-// benchesTold is a Listener that keeps benches that other replicas are told of.
-type benchesTold []Bench
+// cooldownsTold is a Listener that keeps cools that other replicas down are told of.
+type cooldownsTold []Cooldown
 
-func (l *benchesTold) Happened(e Event) {
+func (l *cooldownsTold) Happened(e Event) {
 	if !e.Remote && (e.Happening == Began || e.Happening == Grew) {
-		*l = append(*l, e.Bench)
+		*l = append(*l, e.Cooldown)
 	}
 }

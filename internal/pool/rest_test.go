@@ -32,7 +32,7 @@ func TestABackendThatKeepsSayingAtOnceRestsLonger(t *testing.T) {
 					a.Served(Scope{Model: "m"}, at(r.started))
 					continue
 				}
-				a.Bench(Refusal{
+				a.CoolDown(Refusal{
 					Throttle: true, Model: "m", Wait: 50 * time.Millisecond, Longest: 2 * time.Second, Started: at(r.started),
 				}, at(r.at))
 				if got := a.returns((&asks{model: "m"}).of(a.pool), at(r.at)).Sub(start); (got - at(r.until).Sub(start)).Abs() > time.Microsecond {
@@ -47,7 +47,7 @@ func TestABackendThatNamesATimeRestsForSoLong(t *testing.T) {
 	_, members, _ := poolOf(t, "a")
 	for i := range 20 {
 		now := at(float64(i))
-		members["a"].Bench(Refusal{Throttle: true, Model: "m", Wait: 43 * time.Millisecond, Started: now}, now)
+		members["a"].CoolDown(Refusal{Throttle: true, Model: "m", Wait: 43 * time.Millisecond, Started: now}, now)
 		if got := members["a"].returns((&asks{model: "m"}).of(members["a"].pool), now).Sub(now); got != 43*time.Millisecond {
 			t.Fatalf("it rests for %s", got)
 		}

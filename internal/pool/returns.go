@@ -7,17 +7,17 @@ import (
 	"time"
 )
 
-// returns reports benches of which the time has passed, although no request
-// comes. It has one timer, for the bench that ends next.
+// returns reports cooldowns of which the time has passed, although no request
+// comes. It has one timer, for the cooldown that ends next.
 type returns struct {
 	mu    sync.Mutex
-	timer *time.Timer // nil: no bench is in force
+	timer *time.Timer // nil: no cooldown is in force
 	at    time.Time
 	// closed reports whether the pool reports nothing any more.
 	closed atomic.Bool
 }
 
-// Close ends the reports of benches whose time has passed. Another pool with
+// Close ends the reports of cooldowns whose time has passed. Another pool with
 // the same backends reports them.
 func (p *Pool) Close() {
 	for _, m := range p.Members {
@@ -33,7 +33,7 @@ func (p *Pool) Close() {
 	}
 }
 
-// watchReturns sets the timer for benches that began before the pool did.
+// watchReturns sets the timer for cooldowns that began before the pool did.
 func (p *Pool) watchReturns() {
 	for _, m := range p.Members {
 		m.health.mu.Lock()
@@ -42,22 +42,22 @@ func (p *Pool) watchReturns() {
 	}
 	now := time.Now()
 	for _, m := range p.Members {
-		for b := range m.health.benches() {
+		for b := range m.health.cooldowns() {
 			p.wakeAt(m.wakeTime(b), now)
 		}
 	}
 }
 
-// wakeTime returns when there is something to report about a bench: its end, or
+// wakeTime returns when there is something to report about a cooldown: its end, or
 // that a recheck of the member is due.
-func (m *Member) wakeTime(b *benchEntry) time.Time {
+func (m *Member) wakeTime(b *cooldownEntry) time.Time {
 	if b.Unreachable {
 		return m.health.unreachable.dueAt()
 	}
 	return b.Until
 }
 
-// wakeAt sets the timer for a bench that ends then.
+// wakeAt sets the timer for a cooldown that ends then.
 func (p *Pool) wakeAt(end, now time.Time) {
 	r := &p.returns
 	r.mu.Lock()
@@ -79,12 +79,12 @@ func (p *Pool) tellReturns() {
 	p.returns.mu.Unlock()
 	now := time.Now()
 	for _, m := range p.Members {
-		for b := range m.health.benches() {
+		for b := range m.health.cooldowns() {
 			switch at := m.wakeTime(b); {
 			case now.Before(at):
 				p.wakeAt(at, now)
 			case b.Unreachable:
-				m.tell(Event{Happening: RecheckDue, Bench: b.Bench})
+				m.tell(Event{Happening: RecheckDue, Cooldown: b.Cooldown})
 				p.wakeAt(now.Add(firstPause), now) // a config that is unloaded may not finish its recheck
 			case b.reporter == p || b.reporter.returns.closed.Load():
 				m.tellEnd(b, false)

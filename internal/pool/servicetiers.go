@@ -3,16 +3,16 @@ package pool
 import "slices"
 
 // ServiceTiers are service tiers whose requests a backend refuses together:
-// they have the same limits, or it is not known that they have others. A bench
+// they have the same limits, or it is not known that they have others. A cooldown
 // of a model covers one such group. So a backend without capacity for flex, or
 // one whose low limit of ultrafast is used up, still gets the other requests
 // for the model.
 //
 // Flex costs less and waits for what other requests leave. It counts towards
-// their limits, and meets their benches. So do tiers of which nothing is known:
+// their limits, and meets their cooldowns. So do tiers of which nothing is known:
 // otherwise a client could escape from each Retry-After by another name, which
 // it makes up. Ultrafast has limits and computers of its own, and meets no
-// benches but those of the whole backend.
+// cooldowns but those of the whole backend.
 type ServiceTiers uint8
 
 // The groups of service tiers.
@@ -42,7 +42,7 @@ func TiersOf(tier string) ServiceTiers {
 // String returns the name of the group. It is empty for the usual tiers.
 func (t ServiceTiers) String() string { return tierNames[t] }
 
-// meetUsual reports whether the benches of the usual tiers hold for these, too.
+// meetUsual reports whether the cooldowns of the usual tiers hold for these, too.
 func (t ServiceTiers) meetUsual() bool { return t != Ultrafast }
 
 // ShareLimits reports whether these tiers are certain to count towards the
@@ -54,8 +54,8 @@ func (t ServiceTiers) ShareLimits() bool { return t == UsualTiers || t == Flex }
 // own, and to use up no other ones.
 func (t ServiceTiers) HaveOwnLimits() bool { return t == Ultrafast }
 
-// Meets reports whether the bench may keep requests away from the member.
-func (m *Member) Meets(b Bench) bool {
+// Meets reports whether the cooldown may keep requests away from the member.
+func (m *Member) Meets(b Cooldown) bool {
 	if m.ServiceTier == "" || b.Whole || b.Unreachable {
 		return true
 	}
@@ -63,11 +63,11 @@ func (m *Member) Meets(b Bench) bool {
 	return its == b.Tiers || b.Tiers == UsualTiers && its.meetUsual()
 }
 
-// Spares reports whether the bench leaves the member the requests that it
+// Spares reports whether the cooldown leaves the member the requests that it
 // usually gets: it is about one operation, about other service tiers than those
 // of the member, or about unusual ones, of a member that gets requests as
 // clients send them.
-func (m *Member) Spares(b Bench) bool {
+func (m *Member) Spares(b Cooldown) bool {
 	if b.Operation != "" {
 		return true
 	}

@@ -159,7 +159,7 @@ func (w *weighted) talk(t *testing.T, seed uint64) {
 			continue
 		}
 		if w.throttle > 0 && !now.Before(throttles) {
-			members["a"].Bench(throttle(w.throttle.Seconds(), 1), now)
+			members["a"].CoolDown(throttle(w.throttle.Seconds(), 1), now)
 			throttles = now.Add(w.each)
 		}
 		r := &asks{model: "m", cost: 1, affinity: Affinity{Key: s.key}}

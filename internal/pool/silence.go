@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
+	"github.com/openai-lb/caddy-openai-lb/internal/latency"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
@@ -16,16 +16,16 @@ type Wait struct {
 	member  *Member
 	// to has a place for the request, which moves there.
 	to *Member
-	// pulse is nil until it is known that there is such a model.
-	pulse *pulse.Pulse
-	waits pulse.Request
+	// latency is nil until it is known that there is such a model.
+	latency *latency.Latency
+	waits   latency.Request
 	// lone is after how long the request moves by itself. It is 0 if that is
 	// not known.
 	lone time.Duration
-	// left is the pulse of the silent member that the request has moved from,
+	// left is the latency of the silent member that the request has moved from,
 	// if it leads other requests, and leads is how long it may wait here until
 	// they do not follow.
-	left  *pulse.Pulse
+	left  *latency.Latency
 	leads time.Duration
 }
 
@@ -52,7 +52,7 @@ func (w *Wait) Begin(r *Ask, m *Member, moves Moves) {
 
 // Sent implements attempt.Watch.
 func (w *Wait) Sent(now time.Time) time.Duration {
-	w.waits = pulse.Request{Kind: w.waits.Kind, Sent: now}
+	w.waits = latency.Request{Kind: w.waits.Kind, Sent: now}
 	return w.follow(now)
 }
 
@@ -63,22 +63,22 @@ func (w *Wait) Moved() (to *Member) {
 	return to
 }
 
-// follow finds the pulse, and what is usual. It returns after how long the
+// follow finds the latency, and what is usual. It returns after how long the
 // request looks.
 func (w *Wait) follow(now time.Time) time.Duration {
-	p, followed := w.member.pool, w.pulse != nil
+	p, followed := w.member.pool, w.latency != nil
 	if !followed {
-		w.pulse = p.follow(w.request, w.member, now)
+		w.latency = p.follow(w.request, w.member, now)
 	}
-	if w.pulse == nil {
+	if w.latency == nil {
 		return unknown
 	}
-	usual := p.usual(w.request, w.pulse, now)
+	usual := p.usual(w.request, w.latency, now)
 	w.waits.Threshold, w.lone = usual.Threshold(), usual.LoneThreshold()
 	if followed {
 		return 0
 	}
-	if again := w.pulse.Sent(&w.waits); usual.Known() {
+	if again := w.latency.Sent(&w.waits); usual.Known() {
 		return again
 	}
 	return unknown // the threshold may be much shorter by then
@@ -86,28 +86,28 @@ func (w *Wait) follow(now time.Time) time.Duration {
 
 // Unsent implements attempt.Watch.
 func (w *Wait) Unsent() {
-	if w.pulse != nil {
-		w.pulse.Unsent()
-		w.pulse = nil
+	if w.latency != nil {
+		w.latency.Unsent()
+		w.latency = nil
 	}
 }
 
 // Late implements attempt.Watch.
 func (w *Wait) Late(now time.Time) time.Duration {
-	if again := w.follow(now); w.pulse == nil {
+	if again := w.follow(now); w.latency == nil {
 		return again
 	}
-	found := w.pulse.Look(&w.waits, now)
+	found := w.latency.Look(&w.waits, now)
 	w.tell(found.Change)
 	if found.Silent && w.member.pool.onlyThrottles(w.request, w.member, now) {
 		return 0
 	}
-	if found.Moves && w.pulse.Lead(&w.waits, now) {
+	if found.Moves && w.latency.Lead(&w.waits, now) {
 		if w.move(now) {
-			w.left, w.leads = w.pulse, w.waits.Threshold
+			w.left, w.leads = w.latency, w.waits.Threshold
 			return 0
 		}
-		if w.pulse.Stay(); w.moves.GivesUp {
+		if w.latency.Stay(); w.moves.GivesUp {
 			return 0
 		}
 	}
@@ -132,62 +132,62 @@ func (w *Wait) Heard(now time.Time) {
 		w.left.Follow()
 	}
 	w.left = nil
-	if w.pulse != nil {
-		w.tell(w.pulse.Heard(&w.waits, now))
+	if w.latency != nil {
+		w.tell(w.latency.Heard(&w.waits, now))
 	}
 }
 
 // Left implements attempt.Watch.
 func (w *Wait) Left(now time.Time) {
-	if w.pulse != nil {
-		w.tell(w.pulse.Left(&w.waits, now, w.member.pool.usual(w.request, w.pulse, now).Longest))
+	if w.latency != nil {
+		w.tell(w.latency.Left(&w.waits, now, w.member.pool.usual(w.request, w.latency, now).Longest))
 	}
 }
 
 // Served implements attempt.Watch.
 func (w *Wait) Served() {
-	if w.pulse != nil {
-		w.pulse.Served(&w.waits)
+	if w.latency != nil {
+		w.latency.Served(&w.waits)
 	}
 }
 
-func (w *Wait) tell(c pulse.Change) {
+func (w *Wait) tell(c latency.Change) {
 	if happening := silences[c.Happened]; happening != nothing {
-		w.member.tell(Event{Happening: happening, Silence: pulse.State{Use: w.request.useAt(w.member), Since: c.Since, Slow: c.Happened == pulse.BecameSlow}})
+		w.member.tell(Event{Happening: happening, Silence: latency.State{Use: w.request.useAt(w.member), Since: c.Since, Slow: c.Happened == latency.BecameSlow}})
 	}
 }
 
-// silences are the events of pulses.
-var silences = [...]Happening{pulse.Nothing: nothing, pulse.FellSilent: FellSilent, pulse.BecameSlow: BecameSlow, pulse.Answered: Answered}
+// silences are the events of latencies.
+var silences = [...]Happening{latency.Nothing: nothing, latency.FellSilent: FellSilent, latency.BecameSlow: BecameSlow, latency.Answered: Answered}
 
-// follow returns the pulse of a use of a member. It is nil while no member has
+// follow returns the latency of a use of a member. It is nil while no member has
 // served a request for the model: clients can make up models.
-func (p *Pool) follow(r *Ask, m *Member, now time.Time) *pulse.Pulse {
-	if its := m.health.pulses.Of(r.useAt(m)); its != nil {
+func (p *Pool) follow(r *Ask, m *Member, now time.Time) *latency.Latency {
+	if its := m.health.latencies.Of(r.useAt(m)); its != nil {
 		return its
 	}
 	if !p.anywhere(r, now).served {
 		return nil
 	}
-	return m.health.pulses.Make(r.useAt(m))
+	return m.health.latencies.Make(r.useAt(m))
 }
 
 // TooLong returns after how long a request waits longer than is usual at the
 // member. It is 0 if that is not known.
 func (p *Pool) TooLong(r *Ask, m *Member, now time.Time) time.Duration {
-	if !r.At[m.Index].takes() || !p.Watches || r.Kind == pulse.Unfollowed {
+	if !r.At[m.Index].takes() || !p.Watches || r.Kind == latency.Unfollowed {
 		return 0
 	}
-	its := m.health.pulses.Of(r.useAt(m))
+	its := m.health.latencies.Of(r.useAt(m))
 	if its == nil {
 		return 0
 	}
 	return p.usual(r, its, now).Threshold()
 }
 
-// usual returns what is usual for a request at a member, by the pulse there.
+// usual returns what is usual for a request at a member, by the latency there.
 // Until that is known, it is what is usual at all members.
-func (p *Pool) usual(r *Ask, its *pulse.Pulse, now time.Time) pulse.Usual {
+func (p *Pool) usual(r *Ask, its *latency.Latency, now time.Time) latency.Usual {
 	usual := its.Usual(r.Kind)
 	if usual.Known() {
 		return usual
@@ -202,7 +202,7 @@ func (p *Pool) usual(r *Ask, its *pulse.Pulse, now time.Time) pulse.Usual {
 type anywhere struct {
 	at     time.Time
 	served bool
-	usual  pulse.Usual
+	usual  latency.Usual
 }
 
 // moment is how long that counts. A request that many members refuse one after
@@ -215,14 +215,14 @@ func (p *Pool) anywhere(r *Ask, now time.Time) *anywhere {
 	}
 	a := &anywhere{at: now}
 	r.anywhere = a
-	var slowest pulse.Usual
+	var slowest latency.Usual
 	for _, m := range p.Members {
 		model, ok := r.modelAt(m)
 		if !ok {
 			continue
 		}
 		a.served = a.served || m.health.hasServed(model)
-		there := m.health.pulses.Of(r.useAt(m))
+		there := m.health.latencies.Of(r.useAt(m))
 		if there == nil {
 			continue
 		}
@@ -239,13 +239,13 @@ func (p *Pool) anywhere(r *Ask, now time.Time) *anywhere {
 	return a
 }
 
-// silence returns the pulse that counts for the request if it is silent, and
+// silence returns the latency that counts for the request if it is silent, and
 // nil otherwise.
-func (m *Member) silence(r *Ask) *pulse.Pulse {
-	if !m.health.pulses.AnySilent() || !m.pool.Watches || r.Kind == pulse.Unfollowed {
+func (m *Member) silence(r *Ask) *latency.Latency {
+	if !m.health.latencies.AnySilent() || !m.pool.Watches || r.Kind == latency.Unfollowed {
 		return nil
 	}
-	if p := m.health.pulses.Of(r.useAt(m)); p != nil && p.IsSilent() {
+	if p := m.health.latencies.Of(r.useAt(m)); p != nil && p.IsSilent() {
 		return p
 	}
 	return nil
@@ -289,7 +289,7 @@ func (p *Pool) onlyThrottles(r *Ask, silent *Member, now time.Time) bool {
 
 // rankIf returns what a silence of the member means for the request, which may
 // be one that is sent once.
-func (at *At) rankIf(silence *pulse.Pulse, once bool, now time.Time) rank {
+func (at *At) rankIf(silence *latency.Latency, once bool, now time.Time) rank {
 	switch {
 	case !silence.Due(now):
 		return suspect
@@ -311,15 +311,15 @@ func (p *Pool) PickAnswering(r *Ask, threshold time.Duration, now time.Time) *Me
 	r, forgiving.forgives = &forgiving, true
 	for {
 		var chosen *Member
-		var its *pulse.Pulse
+		var its *latency.Latency
 		best, total := grade{rank: suspect}, 0.0
 		for _, m := range p.Members {
 			rank := m.rank(r, now)
 			if !r.At[m.Index].isFollowed() || rank >= suspect || rank > best.rank || rank == best.rank && m.Priority > best.priority {
 				continue
 			}
-			follows := m.health.pulses.Make(r.useAt(m))
-			if follows == nil || follows.Answers(now, threshold) == pulse.No {
+			follows := m.health.latencies.Make(r.useAt(m))
+			if follows == nil || follows.Answers(now, threshold) == latency.No {
 				continue
 			}
 			spent := p.isSpent(m, r, quota.At(now))

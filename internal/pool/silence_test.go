@@ -4,11 +4,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
+	"github.com/openai-lb/caddy-openai-lb/internal/latency"
 )
 
 // streamed and whole are kinds of requests.
-var streamed, whole = pulse.KindOf(true, 0, 0), pulse.KindOf(false, 0, 0)
+var streamed, whole = latency.KindOf(true, 0, 0), latency.KindOf(false, 0, 0)
 
 // ask sends a request to the member.
 func ask(m *Member, r *asks, sent time.Time) *Wait {
@@ -90,10 +90,10 @@ func TestARequestMovesOnlyWhereItMayGo(t *testing.T) {
 	p.Watches = true
 	silent(t, members["a"], "m", at(0))
 	members["drained"].Drain(Order{})
-	members["throttled"].Bench(throttle(60, 1), at(0))
+	members["throttled"].CoolDown(throttle(60, 1), at(0))
 	members["full"].MaxRequests = 1
 	p.Pick(&asks{model: "m", tried: []*Member{members["a"], members["suspect"], members["late"], members["b"]}}, at(0)) // takes its place
-	members["suspect"].Bench(Refusal{Reason: Reason{Class: "failed"}, Model: "m", Wait: time.Minute}, at(0))
+	members["suspect"].CoolDown(Refusal{Reason: Reason{Class: "failed"}, Model: "m", Wait: time.Minute}, at(0))
 	serve(members["late"], &asks{model: "m", kind: streamed}, 20, at(-1), time.Second)
 	ask(members["late"], &asks{model: "m", kind: streamed}, at(-20)).Heard(at(0))
 	r := asks{model: "m", kind: streamed, tried: []*Member{members["a"]}}
@@ -134,8 +134,8 @@ func TestARequestMovesWhereTheLimitsHaveRoom(t *testing.T) {
 func TestUntilAMemberIsKnownWhatIsUsualAtTheOthersApplies(t *testing.T) {
 	p, members, _ := poolOf(t, "a:1:1", "b:1:1")
 	p.Watches = true
-	small, large := &asks{model: "m", kind: streamed}, &asks{model: "m", kind: pulse.KindOf(true, 1<<20, 0)}
-	if w := ask(members["a"], small, at(0)); w.pulse != nil || w.Late(at(1)) != time.Second {
+	small, large := &asks{model: "m", kind: streamed}, &asks{model: "m", kind: latency.KindOf(true, 1<<20, 0)}
+	if w := ask(members["a"], small, at(0)); w.latency != nil || w.Late(at(1)) != time.Second {
 		t.Error("there is a pulse of a model that was never served")
 	}
 	usual := func(r *asks, want time.Duration) {

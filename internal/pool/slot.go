@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// standing is what benches mean for a request. The worse, the greater.
+// standing is what cooldowns mean for a request. The worse, the greater.
 type standing int
 
 const (
-	// ready: there is no bench, or its trial was not refused.
+	// ready: there is no cooldown, or its trial was not refused.
 	ready standing = iota
 	// refusalOverdue is refusalDue for a while already: any request may be the
 	// trial.
@@ -26,17 +26,17 @@ const (
 	trialDue
 	// trialPending: another request is the trial.
 	trialPending
-	// benchedFailure: benched for a failure.
-	benchedFailure
-	// benchedGuess: benched because it throttles, but the time is a guess. One
+	// failureCooldown: cooling down for a failure.
+	failureCooldown
+	// coolingDownGuess: cooling down because it throttles, but the time is a guess. One
 	// request may try it.
-	benchedGuess
-	// benchedThrottle: benched because the backend asked for it.
-	benchedThrottle
+	coolingDownGuess
+	// throttleCooldown: cooling down because the backend asked for it.
+	throttleCooldown
 )
 
-// slot holds a bench, or nil.
-type slot struct{ atomic.Pointer[benchEntry] }
+// slot holds a cooldown, or nil.
+type slot struct{ atomic.Pointer[cooldownEntry] }
 
 func (s *slot) standing(cost int64, now time.Time) standing {
 	b := s.Load()
@@ -49,11 +49,11 @@ func (s *slot) standing(cost int64, now time.Time) standing {
 		if !b.checkableBy(cost) || trial.pending(b, now) { // the throttle holds until the check was not refused
 			switch {
 			case b.tryable(now):
-				return benchedGuess
+				return coolingDownGuess
 			case b.Throttle:
-				return benchedThrottle
+				return throttleCooldown
 			}
-			return benchedFailure
+			return failureCooldown
 		}
 	}
 	switch {
@@ -72,25 +72,25 @@ func (s *slot) standing(cost int64, now time.Time) standing {
 }
 
 // refusesOnly reports whether none of the requests for which the backend is
-// benched was executed: it has answered each with a 429 or 503.
-func (b *benchEntry) refusesOnly() bool {
+// cooling down was executed: it has answered each with a 429 or 503.
+func (b *cooldownEntry) refusesOnly() bool {
 	return b.Throttle || b.Status == http.StatusServiceUnavailable && len(b.classes) == 1
 }
 
-// tryable reports whether one request may try the backend although the bench is
+// tryable reports whether one request may try the backend although the cooldown is
 // in force.
-func (b *benchEntry) tryable(now time.Time) bool {
+func (b *cooldownEntry) tryable(now time.Time) bool {
 	return b.Guess > 0 && !now.Before(b.nextTry())
 }
 
-func (b *benchEntry) nextTry() time.Time {
+func (b *cooldownEntry) nextTry() time.Time {
 	last := later(b.extended, b.tried.at(b))
 	return later(b.promised, last.Add(max(b.Guess/guessParts, guessPause)))
 }
 
 // accepts returns when a request may be sent to the backend that throttles: at
-// the end of the bench, or before, if that is a guess.
-func (b *benchEntry) accepts() time.Time {
+// the end of the cooldown, or before, if that is a guess.
+func (b *cooldownEntry) accepts() time.Time {
 	if try := b.nextTry(); b.Guess > 0 && try.Before(b.Until) {
 		return try
 	}
@@ -112,19 +112,21 @@ func (s *slot) claimTry(cost int64, now time.Time) bool {
 	return b.tryable(now) && b.tried.CompareAndSwap(last, int64(now.Sub(b.Since))+1)
 }
 
-// checkableBy reports whether a request of this cost may check the bench.
-func (b *benchEntry) checkableBy(cost int64) bool {
+// checkableBy reports whether a request of this cost may check the cooldown.
+func (b *cooldownEntry) checkableBy(cost int64) bool {
 	return b.doubt.Load() == inDoubt && b.muchLarger(cost)
 }
 
-// muchLarger reports whether the bench is for requests that are so much larger
+// muchLarger reports whether the cooldown is for requests that are so much larger
 // than one of this cost that it may not hold for that one.
-func (b *benchEntry) muchLarger(cost int64) bool { return cost < b.Cost && cost <= b.Cost/checkShare }
+func (b *cooldownEntry) muchLarger(cost int64) bool {
+	return cost < b.Cost && cost <= b.Cost/checkShare
+}
 
 // claim takes the right to send a request: the trial, or one of many. It fails
-// if another request is the trial. over is the bench that ended by it, if one
+// if another request is the trial. over is the cooldown that ended by it, if one
 // did, because its probe was not refused.
-func (s *slot) claim(cost int64, now time.Time) (ok bool, over *benchEntry) {
+func (s *slot) claim(cost int64, now time.Time) (ok bool, over *cooldownEntry) {
 	b := s.Load()
 	if b == nil {
 		return true, nil
@@ -144,9 +146,9 @@ func (s *slot) claim(cost int64, now time.Time) (ok bool, over *benchEntry) {
 	return true, over
 }
 
-// clear ends a bench if an attempt that has succeeded started after the
+// clear ends a cooldown if an attempt that has succeeded started after the
 // backend last asked for it, or was a check of it.
-func (s *slot) clear(started time.Time) (over *benchEntry) {
+func (s *slot) clear(started time.Time) (over *cooldownEntry) {
 	b := s.Load()
 	if b == nil || !started.After(b.extended) && (b.check.Load() == 0 || started.Before(b.check.at(b))) {
 		return nil
@@ -157,12 +159,12 @@ func (s *slot) clear(started time.Time) (over *benchEntry) {
 	return b
 }
 
-// put starts or extends a bench. A bench only grows: a shorter one changes
-// nothing but the cost that the bench is for, and its reason if that is of a
+// put starts or extends a cooldown. A cooldown only grows: a shorter one changes
+// nothing but the cost that the cooldown is for, and its reason if that is of a
 // class, or if the backend cannot be reached, of a cause that it did not have
-// so far. over is the bench before it, if there was one and its time has
+// so far. over is the cooldown before it, if there was one and its time has
 // passed. The caller holds the lock.
-func (s *slot) put(b *benchEntry, remote bool) (happened Happening, over *benchEntry) {
+func (s *slot) put(b *cooldownEntry, remote bool) (happened Happening, over *cooldownEntry) {
 	current := s.Load()
 	if current == nil || !current.inForce(b.Since) {
 		b.classes, b.causes = []string{b.Class}, []string{b.Cause}
@@ -198,12 +200,12 @@ func (s *slot) put(b *benchEntry, remote bool) (happened Happening, over *benchE
 	return happened, nil
 }
 
-// follow gives b the end and the ID that it has after a bench that is still in
-// force. If replicas are refused at the same time, each reports its own bench
-// to the others. They are one bench to all, and the smallest of the IDs is its
+// follow gives b the end and the ID that it has after a cooldown that is still in
+// force. If replicas are refused at the same time, each reports its own cooldown
+// to the others. They are one cooldown to all, and the smallest of the IDs is its
 // ID, in whichever order a replica hears of them. So one replica sends the
 // probe, and what becomes of it counts for all.
-func (b *benchEntry) follow(current *benchEntry, remote bool) Happening {
+func (b *cooldownEntry) follow(current *cooldownEntry, remote bool) Happening {
 	longer := b.Until.After(current.Until)
 	switch same := remote && b.Until.Sub(current.Until).Abs() < b.Grace(); {
 	case same:
@@ -222,20 +224,20 @@ func (b *benchEntry) follow(current *benchEntry, remote bool) Happening {
 	return Grew
 }
 
-// idStep is by how much the ID of a bench that grows gets smaller at most. So
-// two replicas hardly choose the same, and a bench can grow millions of times.
+// idStep is by how much the ID of a cooldown that grows gets smaller at most. So
+// two replicas hardly choose the same, and a cooldown can grow millions of times.
 const idStep = 1 << 40
 
-// cast puts a bench in doubt that began at since, unless it was checked. It
-// returns the bench if it is in doubt now. The caller holds the lock.
-func (s *slot) cast(since time.Time) *benchEntry {
+// cast puts a cooldown in doubt that began at since, unless it was checked. It
+// returns the cooldown if it is in doubt now. The caller holds the lock.
+func (s *slot) cast(since time.Time) *cooldownEntry {
 	if b := s.Load(); b != nil && b.Since.Equal(since) && b.doubt.CompareAndSwap(noDoubt, inDoubt) {
 		return b
 	}
 	return nil
 }
 
-// until returns when the bench ends, or returns the zero time if it has ended.
+// until returns when the cooldown ends, or returns the zero time if it has ended.
 func (s *slot) until(now time.Time) time.Time {
 	if b := s.Load(); b != nil && now.Before(b.Until) {
 		return b.Until

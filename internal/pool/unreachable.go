@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// unreachable is the bench of a backend that cannot be reached at all. It has
-// no end in time: it lasts until the backend is reached. Other benches of the
+// unreachable is the cooldown of a backend that cannot be reached at all. It has
+// no end in time: it lasts until the backend is reached. Other cooldowns of the
 // backend go on beside it.
 type unreachable struct {
 	slot
@@ -52,7 +52,7 @@ func (m *Member) StillUnreachable(r Refusal, now time.Time) {
 	h.unreachable.pause = min(2*h.unreachable.pause, longestPause)
 	h.mu.Unlock()
 	if m.Unreachable() {
-		m.Bench(r, now)
+		m.CoolDown(r, now)
 	}
 }
 

@@ -23,24 +23,24 @@ func TestABackendThatIsReachedIsNotLostWhateverHappensAtTheSameTime(t *testing.T
 	for range 2000 {
 		m := NewMember("a", new(Health))
 		p := New([]*Member{m})
-		m.Bench(cannotReach, time.Now())
+		m.CoolDown(cannotReach, time.Now())
 		var wg sync.WaitGroup
-		wg.Go(func() { m.Bench(cannotReach, time.Now()) })
+		wg.Go(func() { m.CoolDown(cannotReach, time.Now()) })
 		wg.Go(m.Reached)
 		wg.Wait()
-		if benches := p.Snapshot(time.Now())[0].Benches; (len(benches) > 0) != m.Unreachable() {
-			t.Fatalf("the benches are %+v, and lost is %t", benches, m.Unreachable())
+		if cooldowns := p.Snapshot(time.Now())[0].Cooldowns; (len(cooldowns) > 0) != m.Unreachable() {
+			t.Fatalf("the cooldowns are %+v, and lost is %t", cooldowns, m.Unreachable())
 		}
 		p.Close()
 	}
 }
 
-// TestALostBackendOutlivesAReload has the pool of the config before bench it,
+// TestALostBackendOutlivesAReload has the pool of the config before cool it down,
 // and then close.
 func TestALostBackendOutlivesAReload(t *testing.T) {
-	for name, closes := range map[string]func(before *Pool, bench func()){
-		"benched before it closes":              func(p *Pool, bench func()) { bench(); p.Close() },
-		"benched by a request that outlives it": func(p *Pool, bench func()) { p.Close(); bench() },
+	for name, closes := range map[string]func(before *Pool, cooldown func()){
+		"cooling down before it closes":              func(p *Pool, cooldown func()) { cooldown(); p.Close() },
+		"cooling down by a request that outlives it": func(p *Pool, cooldown func()) { p.Close(); cooldown() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -49,7 +49,7 @@ func TestALostBackendOutlivesAReload(t *testing.T) {
 				p := New([]*Member{before})
 				next := New([]*Member{after}, due)
 				defer next.Close()
-				closes(p, func() { before.Bench(cannotReach, time.Now()) })
+				closes(p, func() { before.CoolDown(cannotReach, time.Now()) })
 				time.Sleep(firstPause)
 				synctest.Wait()
 				if len(due.times) != 1 {
@@ -58,7 +58,7 @@ func TestALostBackendOutlivesAReload(t *testing.T) {
 				after.Reached()
 				time.Sleep(time.Hour)
 				synctest.Wait()
-				if len(due.times) != 1 || after.Unreachable() || len(slices.Collect(after.health.benches())) > 0 {
+				if len(due.times) != 1 || after.Unreachable() || len(slices.Collect(after.health.cooldowns())) > 0 {
 					t.Errorf("after it was reached: %d attempts, unreachable %t", len(due.times), after.Unreachable())
 				}
 			})
@@ -66,21 +66,21 @@ func TestALostBackendOutlivesAReload(t *testing.T) {
 	}
 }
 
-func TestAnAttemptIsDueBesideALongerBench(t *testing.T) {
+func TestAnAttemptIsDueBesideALongerCooldown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		due := new(dues)
 		m := NewMember("a", new(Health))
 		p := New([]*Member{m}, due)
 		defer p.Close()
-		m.Bench(Refusal{Reason: Reason{Class: "credential"}, Whole: true, Wait: time.Minute}, time.Now())
-		m.Bench(cannotReach, time.Now())
+		m.CoolDown(Refusal{Reason: Reason{Class: "credential"}, Whole: true, Wait: time.Minute}, time.Now())
+		m.CoolDown(cannotReach, time.Now())
 		time.Sleep(firstPause)
 		synctest.Wait()
 		if len(due.times) != 1 {
 			t.Errorf("%d attempts to reach it are due, want 1", len(due.times))
 		}
-		if s := p.Snapshot(time.Now())[0]; len(s.Benches) != 2 {
-			t.Errorf("during the attempt, its benches are %+v", s.Benches)
+		if s := p.Snapshot(time.Now())[0]; len(s.Cooldowns) != 2 {
+			t.Errorf("during the attempt, its cooldowns are %+v", s.Cooldowns)
 		}
 	})
 }
@@ -90,22 +90,22 @@ func TestAnotherKeyMakesABackendNotLost(t *testing.T) {
 	p := New([]*Member{m})
 	defer p.Close()
 	m.StartFresh("one")
-	m.Bench(cannotReach, time.Now())
+	m.CoolDown(cannotReach, time.Now())
 	if m.StartFresh("two"); m.Unreachable() {
-		t.Error("it is unreachable without a bench")
+		t.Error("it is unreachable without a cooldown")
 	}
 }
 
-func TestABackendThatIsReachedKeepsItsOtherBench(t *testing.T) {
+func TestABackendThatIsReachedKeepsItsOtherCooldown(t *testing.T) {
 	credential := Refusal{Reason: Reason{Class: "credential"}, Whole: true, Wait: time.Minute}
 	for name, happens := range map[string]func(m *Member, now time.Time){
 		"before it was unreachable": func(m *Member, now time.Time) {
-			m.Bench(credential, now)
-			m.Bench(cannotReach, now)
+			m.CoolDown(credential, now)
+			m.CoolDown(cannotReach, now)
 		},
 		"after it was unreachable": func(m *Member, now time.Time) {
-			m.Bench(cannotReach, now)
-			m.Bench(credential, now)
+			m.CoolDown(cannotReach, now)
+			m.CoolDown(credential, now)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -115,8 +115,8 @@ func TestABackendThatIsReachedKeepsItsOtherBench(t *testing.T) {
 			happens(m, now)
 			m.Reached()
 			s := p.Snapshot(now)[0]
-			if m.Unreachable() || len(s.Benches) != 1 || s.Benches[0].Class != "credential" || !s.Benches[0].Until.Equal(now.Add(time.Minute)) {
-				t.Errorf("unreachable %t, and its benches are %+v", m.Unreachable(), s.Benches)
+			if m.Unreachable() || len(s.Cooldowns) != 1 || s.Cooldowns[0].Class != "credential" || !s.Cooldowns[0].Until.Equal(now.Add(time.Minute)) {
+				t.Errorf("unreachable %t, and its cooldowns are %+v", m.Unreachable(), s.Cooldowns)
 			}
 			if usable, wait := p.Usable(now); usable || wait != time.Minute {
 				t.Errorf("usable %t, in %s", usable, wait)
@@ -126,17 +126,17 @@ func TestABackendThatIsReachedKeepsItsOtherBench(t *testing.T) {
 }
 
 // TestABackendStaysLostWhateverOthersDisprove has another replica tell of a
-// bench of the whole backend, and of its end.
+// cooldown of the whole backend, and of its end.
 func TestABackendStaysLostWhateverOthersDisprove(t *testing.T) {
 	m, now := NewMember("a", new(Health)), time.Now()
 	p := New([]*Member{m})
 	defer p.Close()
-	m.Bench(cannotReach, now)
-	heard := Bench{Reason: Reason{Class: "not_permitted"}, ID: 1, Whole: true, Since: now, Until: now.Add(time.Minute)}
+	m.CoolDown(cannotReach, now)
+	heard := Cooldown{Reason: Reason{Class: "not_permitted"}, ID: 1, Whole: true, Since: now, Until: now.Add(time.Minute)}
 	m.Hear(heard, time.Minute, now)
 	m.HearDisproved(heard)
-	if s := p.Snapshot(now)[0]; !m.Unreachable() || len(s.Benches) != 1 || s.Benches[0].Class != "unreachable" {
-		t.Errorf("unreachable %t, and its benches are %+v", m.Unreachable(), s.Benches)
+	if s := p.Snapshot(now)[0]; !m.Unreachable() || len(s.Cooldowns) != 1 || s.Cooldowns[0].Class != "unreachable" {
+		t.Errorf("unreachable %t, and its cooldowns are %+v", m.Unreachable(), s.Cooldowns)
 	}
 }
 
@@ -146,7 +146,7 @@ func TestARecheckThatIsToldLateDoesNotBegin(t *testing.T) {
 	m, now := NewMember("a", new(Health)), time.Now()
 	p := New([]*Member{m})
 	defer p.Close()
-	m.Bench(cannotReach, now)
+	m.CoolDown(cannotReach, now)
 	if m.StartRecheck(now) {
 		t.Error("a recheck begins before it is due")
 	}
@@ -168,12 +168,12 @@ func TestARecheckThatIsToldLateDoesNotBegin(t *testing.T) {
 	}
 }
 
-// turns records the causes for which benches began or turned.
+// turns records the causes for which cooldowns began or turned.
 type turns struct{ causes []string }
 
 func (l *turns) Happened(e Event) {
 	if e.Happening == Began || e.Happening == Turned {
-		l.causes = append(l.causes, e.Bench.Cause)
+		l.causes = append(l.causes, e.Cooldown.Cause)
 	}
 }
 
@@ -188,9 +188,9 @@ func TestAnotherCauseOfABackendThatCannotBeReachedIsReportedOnce(t *testing.T) {
 		for _, cause := range []string{"refused", "refused", "dns", "refused", "dns", "certificate"} {
 			r := cannotReach
 			r.Cause = cause
-			m.Bench(r, time.Now())
+			m.CoolDown(r, time.Now())
 			if cause == "certificate" {
-				if shown := p.Snapshot(time.Now())[0].Benches[0].Cause; shown != cause {
+				if shown := p.Snapshot(time.Now())[0].Cooldowns[0].Cause; shown != cause {
 					t.Errorf("the cause is %s, want %s", shown, cause)
 				}
 			}

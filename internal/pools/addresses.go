@@ -78,7 +78,7 @@ func (a *Addresses) of(dial string) *address {
 	return known
 }
 
-// forget forgets what was not used for long, except for benches that are in
+// forget forgets what was not used for long, except for cooldowns that are in
 // force: a throttle is a promise.
 func (a *Addresses) forget() {
 	a.mu.Lock()
@@ -89,7 +89,7 @@ func (a *Addresses) forget() {
 		if known.used.IsZero() {
 			continue
 		}
-		if now.Sub(known.used) >= addressLifetime && !known.health.Benched(now) {
+		if now.Sub(known.used) >= addressLifetime && !known.health.CoolingDown(now) {
 			delete(a.known, dial)
 			old = append(old, dial)
 		} else if a.timer == nil {

@@ -43,7 +43,7 @@ func TestAnAddressIsForgottenThatWasNotUsedForAnHour(t *testing.T) {
 		m := pool.NewMember("c", first[2])
 		p := pool.New([]*pool.Member{m})
 		defer p.Close()
-		m.Bench(pool.Refusal{Throttle: true, Whole: true, Wait: 100 * time.Minute}, time.Now())
+		m.CoolDown(pool.Refusal{Throttle: true, Whole: true, Wait: 100 * time.Minute}, time.Now())
 
 		a.Use(upstreams("a", "d"))
 		time.Sleep(40 * time.Minute)

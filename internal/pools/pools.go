@@ -30,7 +30,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -43,7 +43,7 @@ type Entry struct {
 	// transport. This package cannot import it. A plain reverse_proxy has none.
 	Rechecker pool.Listener
 	// Callers are what its callers use, or nil if it does not limit them.
-	Callers *meter.Callers
+	Callers *limiter.Callers
 	// Unlimited returns the callers that have keys, but no limits, although
 	// others have some. It is nil as Callers is.
 	Unlimited func() []string

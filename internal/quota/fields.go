@@ -99,15 +99,15 @@ func (f Fields) texts(seconds bool) [3]string {
 func roundUp(d, unit time.Duration) time.Duration { return (d + unit - 1).Truncate(unit) }
 
 // Fields returns what is left of the limit of requests (0) or of tokens (1).
-// While the backend is benched, nothing is left, and only the limit must be
+// While the backend is cooling down, nothing is left, and only the limit must be
 // known.
-func (m *Meter) Fields(i int, benched bool, now time.Time) (f Fields) {
+func (m *Meter) Fields(i int, coolingDown bool, now time.Time) (f Fields) {
 	if m == nil {
 		return f
 	}
 	a, at := &m.allowances[i], At(now)
 	f.Limit, f.Known = a.limit.Load(), a.limit.Load() > 0
-	if !benched {
+	if !coolingDown {
 		until := Instant(a.until.Load())
 		f.Remaining, f.Reset, f.Known = max(0, min(a.left(at), f.Limit)), time.Duration(until-at), at < until
 	}

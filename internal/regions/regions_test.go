@@ -12,8 +12,8 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
-	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -212,9 +212,9 @@ func (w *world) start(region int) *replica {
 	return r
 }
 
-func (r *replica) benched() (left time.Duration) {
+func (r *replica) coolingDown() (left time.Duration) {
 	for _, s := range r.pool.Snapshot(time.Now()) {
-		for _, b := range s.Benches {
+		for _, b := range s.Cooldowns {
 			left = max(left, time.Until(b.Until))
 		}
 	}
@@ -222,13 +222,13 @@ func (r *replica) benched() (left time.Duration) {
 }
 
 func (r *replica) throttle(wait time.Duration) {
-	r.member.Bench(pool.Refusal{Reason: pool.Reason{Class: string(verdict.Throttled), Status: 429, Hint: "retry-after"}, Throttle: true, Model: "m", Wait: wait}, time.Now())
+	r.member.CoolDown(pool.Refusal{Reason: pool.Reason{Class: string(verdict.Throttled), Status: 429, Hint: "retry-after"}, Throttle: true, Model: "m", Wait: wait}, time.Now())
 }
 
 func (r *replica) owners() *replicas.Owners { return r.link.Owners("a pool", []string{"a", "b"}) }
 
 func (r *replica) find(id string) (account string, unsure bool) {
-	found, err := r.owners().Lookup(alice, []owners.Key{owners.KeyOf(id)})
+	found, err := r.owners().Lookup(alice, []ownership.Key{ownership.KeyOf(id)})
 	if err != nil {
 		return err.Error(), false
 	}
@@ -236,18 +236,18 @@ func (r *replica) find(id string) (account string, unsure bool) {
 }
 
 func (r *replica) made(id string) {
-	r.owners().Send(owners.KeyOf(id), owners.Owner{Account: "a", Caller: alice}, time.Hour)
+	r.owners().Send(ownership.KeyOf(id), ownership.Owner{Account: "a", Caller: alice}, time.Hour)
 }
 
-var alice = owners.CallerNamed("alice")
+var alice = ownership.CallerNamed("alice")
 
 func TestWhatHappensInOneRegionIsKnownInAll(t *testing.T) {
 	share(t, func(w *world) {
 		w.replicas[0].throttle(30 * time.Second)
 		time.Sleep(200 * time.Millisecond)
 		for i, r := range w.replicas {
-			if left := r.benched(); left < 29*time.Second {
-				t.Errorf("replica %d knows a bench of %v", i, left)
+			if left := r.coolingDown(); left < 29*time.Second {
+				t.Errorf("replica %d knows a cooldown of %v", i, left)
 			}
 		}
 		w.replicas[3].member.Drain(pool.Order{By: "alice"})
@@ -321,8 +321,8 @@ func TestAServerThatComesBackEmptyGetsEverythingAgain(t *testing.T) {
 				}
 				late := w.start(1)
 				time.Sleep(5 * time.Second)
-				if late.benched() < 50*time.Minute || !late.member.Drained() {
-					t.Errorf("a replica that starts knows a bench of %v, and is drained: %v", late.benched(), late.member.Drained())
+				if late.coolingDown() < 50*time.Minute || !late.member.Drained() {
+					t.Errorf("a replica that starts knows a cooldown of %v, and is drained: %v", late.coolingDown(), late.member.Drained())
 				}
 			})
 		})
@@ -342,15 +342,15 @@ func TestARegionGoesOnWithoutTheOther(t *testing.T) {
 		w.replicas[0].throttle(10 * time.Minute)
 		w.replicas[2].member.Drain(pool.Order{})
 		time.Sleep(20 * time.Millisecond)
-		if w.replicas[1].benched() == 0 || w.replicas[2].benched() != 0 || !w.replicas[3].member.Drained() || w.replicas[1].member.Drained() {
+		if w.replicas[1].coolingDown() == 0 || w.replicas[2].coolingDown() != 0 || !w.replicas[3].member.Drained() || w.replicas[1].member.Drained() {
 			t.Error("the replicas of a region do not know what happens in it, and only that")
 		}
 		time.Sleep(time.Minute)
 		w.cut.Store(false)
 		time.Sleep(5 * time.Second)
 		for i, r := range w.replicas {
-			if r.benched() < 8*time.Minute || !r.member.Drained() {
-				t.Errorf("replica %d knows a bench of %v, and is drained: %v", i, r.benched(), r.member.Drained())
+			if r.coolingDown() < 8*time.Minute || !r.member.Drained() {
+				t.Errorf("replica %d knows a cooldown of %v, and is drained: %v", i, r.coolingDown(), r.member.Drained())
 			}
 		}
 		for i, s := range replicas.Statuses() {
@@ -365,14 +365,14 @@ func TestARegionGoesOnWithoutTheOther(t *testing.T) {
 // limit in the first region.
 func TestARegionKeepsItsPartOfALimitWhileTheLinkIsCut(t *testing.T) {
 	share(t, func(w *world) {
-		limit, err := meter.ParseLimit(meter.Tokens, "1000/minute")
+		limit, err := limiter.ParseLimit(limiter.Tokens, "1000/minute")
 		if err != nil {
 			t.Fatal(err)
 		}
-		var all []*meter.Callers
+		var all []*limiter.Callers
 		for _, r := range w.replicas {
-			callers := meter.NewCallers(nil)
-			callers.Configure(time.Now(), func(string) meter.Settings { return meter.Settings{Limits: []meter.Limit{limit}} })
+			callers := limiter.NewCallers(nil)
+			callers.Configure(time.Now(), func(string) limiter.Settings { return limiter.Settings{Limits: []limiter.Limit{limit}} })
 			r.link.Share("a pool", callers)
 			all = append(all, callers)
 		}
@@ -381,11 +381,11 @@ func TestARegionKeepsItsPartOfALimitWhileTheLinkIsCut(t *testing.T) {
 			return all[i].Get(time.Now(), "alice").Snapshot(time.Now()).Limits[0].Allowed
 		}
 		for i, used := range []int64{300, 500, 100, 0} {
-			r, refusal := all[i].Get(time.Now(), "alice").Try(time.Now(), meter.Estimate{Prompt: 1})
+			r, refusal := all[i].Get(time.Now(), "alice").Try(time.Now(), limiter.Estimate{Prompt: 1})
 			if refusal != nil {
 				t.Fatal(refusal)
 			}
-			r.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: used})
+			r.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: used})
 			time.Sleep(time.Second)
 		}
 		w.cut.Store(true)
@@ -434,8 +434,8 @@ func TestNothingWaitsForTheFarRegion(t *testing.T) {
 			for round := range 20 {
 				w.replicas[0].throttle(time.Duration(round+1) * time.Minute)
 				time.Sleep(5 * time.Millisecond)
-				if left := w.replicas[1].benched(); left < time.Duration(round)*time.Minute {
-					t.Fatalf("cut: %v, in round %d the next replica knows a bench of %v", cut, round, left)
+				if left := w.replicas[1].coolingDown(); left < time.Duration(round)*time.Minute {
+					t.Fatalf("cut: %v, in round %d the next replica knows a cooldown of %v", cut, round, left)
 				}
 				time.Sleep(150 * time.Millisecond)
 			}

@@ -11,60 +11,60 @@ import (
 )
 
 const (
-	// margin is how long before the end of a bench the answer to the claim of
+	// margin is how long before the end of a cooldown the answer to the claim of
 	// its probe is expected, so that it is settled when a request comes.
 	margin = 50 * time.Millisecond
-	// shortest is the shortest bench of which the probe is claimed. After a
+	// shortest is the shortest cooldown of which the probe is claimed. After a
 	// shorter one there is nothing to wait for.
 	shortest = time.Second
 )
 
-// claims are the benches of which the probes are to be claimed.
+// claims are the cooldowns of which the probes are to be claimed.
 type claims struct {
 	mu  sync.Mutex
-	due map[recordKey]pool.Bench
+	due map[recordKey]pool.Cooldown
 	// first is when the first of them ends, as next has seen it.
 	first time.Time
 	// changed is given when there is one that ends before that.
 	changed signal
 }
 
-func (c *claims) plan(backend string, b pool.Bench) {
+func (c *claims) plan(backend string, b pool.Cooldown) {
 	if b.Until.Sub(b.Since) < shortest || !shareable(b) {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.due) < maxEnded {
-		c.due[recordKey{backend, benchOf(b, b.Since).key()}] = b
+		c.due[recordKey{backend, cooldownOf(b, b.Since).key()}] = b
 	}
 	if b.Until.Before(c.first) {
 		c.changed.give()
 	}
 }
 
-func (c *claims) drop(backend string, b pool.Bench) {
+func (c *claims) drop(backend string, b pool.Cooldown) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	key := recordKey{backend, benchOf(b, b.Since).key()}
+	key := recordKey{backend, cooldownOf(b, b.Since).key()}
 	if c.due[key].ID == b.ID {
 		delete(c.due, key)
 	}
 }
 
-// claim is a claim to the right to send the probe of a bench.
+// claim is a claim to the right to send the probe of a cooldown.
 type claim struct {
 	backend string
-	pool.Bench
+	pool.Cooldown
 	// ttl is how long the claim holds.
 	ttl time.Duration
 }
 
-// lead returns how long before the end of a bench its probe is claimed.
+// lead returns how long before the end of a cooldown its probe is claimed.
 func (r *Replica) lead() time.Duration { return min(r.clock.roundTrip()+margin, shortest/2) }
 
 // next removes and returns the claims that are due, so long before the end of a
-// bench. If there are none, it returns how long there is nothing to do.
+// cooldown. If there are none, it returns how long there is nothing to do.
 func (c *claims) next(now time.Time, lead time.Duration) (due []claim, wait time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -102,13 +102,13 @@ func (r *Replica) claim(ctx context.Context) {
 	}
 }
 
-// claimProbes claims the right to the probe of each bench. If another replica
+// claimProbes claims the right to the probe of each cooldown. If another replica
 // has it, requests here wait for the result of that probe. Without an answer
 // each replica sends a probe.
 func (r *Replica) claimProbes(ctx context.Context, due []claim) {
 	claims, longest := make([]state.Claim, len(due)), time.Duration(0)
 	for i, c := range due {
-		claims[i] = state.Claim{Name: idOf(c.Bench), TTL: c.ttl}
+		claims[i] = state.Claim{Name: idOf(c.Cooldown), TTL: c.ttl}
 		longest = max(longest, c.ttl)
 	}
 	ctx, cancel := context.WithTimeout(ctx, longest)
@@ -131,8 +131,8 @@ func (r *Replica) claimProbes(ctx context.Context, due []claim) {
 		if won[i] {
 			continue
 		}
-		if m := r.memberOf(c.backend, c.Bench); m != nil {
-			m.HearProbe(c.Bench, c.Until)
+		if m := r.memberOf(c.backend, c.Cooldown); m != nil {
+			m.HearProbe(c.Cooldown, c.Until)
 		}
 	}
 }

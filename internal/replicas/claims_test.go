@@ -10,7 +10,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
-func TestBenchesThatEndTogetherAreEachProbedByOneReplica(t *testing.T) {
+func TestCooldownsThatEndTogetherAreEachProbedByOneReplica(t *testing.T) {
 	share(t, 3, func(w *world) {
 		const n, delay = 20, 30 * time.Millisecond
 		w.hub.Delay(delay, delay)
@@ -18,7 +18,7 @@ func TestBenchesThatEndTogetherAreEachProbedByOneReplica(t *testing.T) {
 			b := throttle(10 * time.Second)
 			b.Model = fmt.Sprint("m", i)
 			w.at(i%3, "a").Served(pool.Scope{Model: b.Model}, time.Now().Add(-time.Second))
-			w.at(i%3, "a").Bench(b, time.Now())
+			w.at(i%3, "a").CoolDown(b, time.Now())
 		}
 		time.Sleep(10*time.Second + delay + time.Millisecond) // they end that much later where they were heard
 		for i := range n {
@@ -45,7 +45,7 @@ func TestAStoreThatIsFarAwayLetsOneReplicaSendTheProbe(t *testing.T) {
 				lost, late := claimed("lost"), claimed("late")
 				probes := 0
 				for range rounds {
-					w.at(0, "a").Bench(throttle(10*time.Second), time.Now())
+					w.at(0, "a").CoolDown(throttle(10*time.Second), time.Now())
 					time.Sleep(10*time.Second - 100*time.Millisecond)
 					for range 500 { // requests at all replicas
 						probes += w.picks("a")
@@ -58,7 +58,7 @@ func TestAStoreThatIsFarAwayLetsOneReplicaSendTheProbe(t *testing.T) {
 					time.Sleep(time.Second)
 				}
 				if probes != rounds {
-					t.Errorf("%d probes are sent after %d benches", probes, rounds)
+					t.Errorf("%d probes are sent after %d cooldowns", probes, rounds)
 				}
 				if lost, late = claimed("lost")-lost, claimed("late")-late; lost != 4*rounds || late != 0 {
 					t.Errorf("%v claims are lost and %v late, want %d and none", lost, late, 4*rounds)
@@ -68,9 +68,9 @@ func TestAStoreThatIsFarAwayLetsOneReplicaSendTheProbe(t *testing.T) {
 	}
 }
 
-func TestAnAnswerAfterTheEndOfABenchIsLate(t *testing.T) {
+func TestAnAnswerAfterTheEndOfACooldownIsLate(t *testing.T) {
 	share(t, 2, func(w *world) {
-		w.at(0, "a").Bench(throttle(10*time.Second), time.Now())
+		w.at(0, "a").CoolDown(throttle(10*time.Second), time.Now())
 		time.Sleep(9 * time.Second)
 		w.hub.Delay(300*time.Millisecond, 0)
 		lost, late := claimed("lost"), claimed("late")

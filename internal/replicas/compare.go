@@ -113,11 +113,11 @@ func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time)
 		// shares are sent again soon, and a question is over by then
 	default:
 		// what is left may be a little more than the message says, if it is two
-		// benches in one; it is much more if the store's clock was set back, or
+		// cooldowns in one; it is much more if the store's clock was set back, or
 		// if the store was suspended before it kept the message
-		told, more := m.Bench.Left-r.clock.age(m, now).Milliseconds(), m.Bench.Length/10+slack.Milliseconds()
-		m.Bench.Left = max(0, min(milliseconds(k.TTL), m.Bench.Length+m.Bench.Length/10, told+more))
-		m.Bench.Length = max(m.Bench.Length, m.Bench.Left)
+		told, more := m.Cooldown.Left-r.clock.age(m, now).Milliseconds(), m.Cooldown.Length/10+slack.Milliseconds()
+		m.Cooldown.Left = max(0, min(milliseconds(k.TTL), m.Cooldown.Length+m.Cooldown.Length/10, told+more))
+		m.Cooldown.Length = max(m.Cooldown.Length, m.Cooldown.Left)
 		r.hear(m, now, now)
 	}
 }
@@ -127,28 +127,28 @@ func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time)
 // the store was suspended.
 const slack = 500 * time.Millisecond
 
-// lag is by how much the rest of a bench may differ between replicas, and the
+// lag is by how much the rest of a cooldown may differ between replicas, and the
 // longest rest that is not worth a message.
 const lag = 200 * time.Millisecond
 
-// sendMissing sends the benches that the store does not keep, because it could
-// not be reached, or lost its data. A bench for which a backend has no room
+// sendMissing sends the cooldowns that the store does not keep, because it could
+// not be reached, or lost its data. A cooldown for which a backend has no room
 // waits until another one is over.
 func (r *Replica) sendMissing(l *Link, known map[recordKey]record, sizes map[string]int, now time.Time) {
-	// before the snapshot, in which a backend of a new name has no benches of
+	// before the snapshot, in which a backend of a new name has no cooldowns of
 	// the one before
 	names := l.backends()
 	for _, s := range l.pool.Snapshot(now) {
 		backend := names[s.Member]
-		for _, b := range s.Benches {
+		for _, b := range s.Cooldowns {
 			left := b.Until.Sub(now)
-			told := benchOf(b, now)
+			told := cooldownOf(b, now)
 			kept, there := known[recordKey{backend, told.key()}]
-			ok := there && !kept.partial && (kept.foreign || kept.Bench != nil && (kept.Bench.ID == idOf(b) || kept.Kind != disproved && kept.ttl > left-lag))
-			i := item{kind: benched, backend: backend, bench: b, at: now}
+			ok := there && !kept.partial && (kept.foreign || kept.Cooldown != nil && (kept.Cooldown.ID == idOf(b) || kept.Kind != disproved && kept.ttl > left-lag))
+			i := item{kind: coolingDown, backend: backend, cooldown: b, at: now}
 			if b.InDoubt {
 				i.kind = doubted
-				ok = ok && (kept.Kind != benched || kept.Bench.ID != idOf(b))
+				ok = ok && (kept.Kind != coolingDown || kept.Cooldown.ID != idOf(b))
 			}
 			if ok || left <= lag || !shareable(b) || !concernsOthers(s.Member, b) || !there && sizes[backend] >= told.most() {
 				continue

@@ -17,7 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -151,7 +151,7 @@ func TestAMessageHasRoomForTheConfigurationsOfManyPools(t *testing.T) {
 	for i := range 2 * maxConfigs {
 		l := r.NewLink()
 		l.Configured(fmt.Sprint("pool ", i%(maxConfigs+10)), fmt.Sprintf("%012x", i))
-		l.Share(fmt.Sprint("pool ", i), meter.NewCallers(nil))
+		l.Share(fmt.Sprint("pool ", i), limiter.NewCallers(nil))
 		links = append(links, l)
 	}
 	r.peers.configure(links)

@@ -68,13 +68,13 @@ func (r *Replica) shares(now time.Time) (shares []backendShare) {
 	return shares[:min(len(shares), maxShares)]
 }
 
-// hearGiven has meters know what tiers have got at another replica.
+// hearGiven has limiters know what tiers have got at another replica.
 func (r *Replica) hearGiven(m message, then time.Time) {
 	if m.From == r.peers.self.ID || time.Since(then) >= quota.OthersLast {
 		return
 	}
 	for _, s := range m.Shares {
-		if member := r.memberOf(s.Backend, pool.Bench{}); member != nil {
+		if member := r.memberOf(s.Backend, pool.Cooldown{}); member != nil {
 			if q := member.Quota(s.Model); q != nil {
 				q.Hear(m.From, s.Given, then)
 			}

@@ -9,7 +9,7 @@ import (
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -85,7 +85,7 @@ func (l *Link) Open(p *pool.Pool) {
 
 // Share makes the callers of the pool with this name use their limits together
 // at all replicas, until Close.
-func (l *Link) Share(pool string, callers *meter.Callers) {
+func (l *Link) Share(pool string, callers *limiter.Callers) {
 	if l != nil {
 		l.unshare = l.replica.tally.Share(digest("callers of "+pool), callers)
 		l.replica.due.give()
@@ -116,23 +116,23 @@ func (l *Link) Happened(e pool.Event) {
 		// another replica finds out itself, or hears what the order ended
 		return
 	}
-	r, i := l.replica, item{backend: l.backends()[e.Member], bench: e.Bench, at: time.Now()}
-	if order := e.Happening == pool.Drained || e.Happening == pool.Resumed; !order && !concernsOthers(e.Member, e.Bench) {
+	r, i := l.replica, item{backend: l.backends()[e.Member], cooldown: e.Cooldown, at: time.Now()}
+	if order := e.Happening == pool.Drained || e.Happening == pool.Resumed; !order && !concernsOthers(e.Member, e.Cooldown) {
 		return
 	}
 	switch e.Happening {
 	case pool.Began, pool.Grew, pool.Turned:
-		i.kind = benched
-		r.claims.plan(i.backend, e.Bench)
+		i.kind = coolingDown
+		r.claims.plan(i.backend, e.Cooldown)
 	case pool.Doubted:
 		i.kind = doubted
 	case pool.Disproved:
 		i.kind = disproved
-		r.claims.drop(i.backend, e.Bench)
-		r.end(e.Bench, true, i.at)
+		r.claims.drop(i.backend, e.Cooldown)
+		r.end(e.Cooldown, true, i.at)
 	case pool.Ended:
-		r.claims.drop(i.backend, e.Bench)
-		r.end(e.Bench, false, i.at)
+		r.claims.drop(i.backend, e.Cooldown)
+		r.end(e.Cooldown, false, i.at)
 		return
 	case pool.Drained, pool.Resumed:
 		if i.kind, i.member = resumed, digest(e.Member.Name); e.Happening == pool.Drained {
@@ -142,7 +142,7 @@ func (l *Link) Happened(e pool.Event) {
 			r.ordered(e.Member, &i)
 		}
 	}
-	if !e.Remote && (i.member != "" || shareable(e.Bench)) {
+	if !e.Remote && (i.member != "" || shareable(e.Cooldown)) {
 		r.enqueue(i)
 	}
 }
@@ -153,9 +153,9 @@ func (r *Replica) enqueue(i item) {
 	}
 }
 
-// end remembers for a while that a bench is over, so that it does not begin
+// end remembers for a while that a cooldown is over, so that it does not begin
 // once more because of a replica that has not heard of its end.
-func (r *Replica) end(b pool.Bench, disproved bool, now time.Time) {
+func (r *Replica) end(b pool.Cooldown, disproved bool, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.ended) >= maxEnded {
@@ -169,7 +169,7 @@ func (r *Replica) end(b pool.Bench, disproved bool, now time.Time) {
 	}
 }
 
-// maxEnded is how many benches are remembered that are over.
+// maxEnded is how many cooldowns are remembered that are over.
 const maxEnded = 4096
 
 // hear applies what another replica sent then, or what the store keeps.
@@ -185,13 +185,13 @@ func (r *Replica) hear(m message, then, now time.Time) {
 		r.hearQuestion(m)
 	case drained, resumed:
 		r.hearDrain(m, then, now)
-	case benched, doubted, disproved:
-		r.hearBench(m, now)
+	case coolingDown, doubted, disproved:
+		r.hearCooldown(m, now)
 	}
 }
 
-func (r *Replica) hearBench(m message, now time.Time) {
-	b, left := m.Bench.pool(now)
+func (r *Replica) hearCooldown(m message, now time.Time) {
+	b, left := m.Cooldown.pool(now)
 	member := r.memberOf(m.Backend, b)
 	if member == nil {
 		return
@@ -206,7 +206,7 @@ func (r *Replica) hearBench(m message, now time.Time) {
 			member.HearDisproved(b)
 		}
 	case isOver && ended.disproved:
-		r.enqueue(item{kind: disproved, backend: m.Backend, bench: b, at: now})
+		r.enqueue(item{kind: disproved, backend: m.Backend, cooldown: b, at: now})
 	case isOver:
 		// its time has passed here
 	default:

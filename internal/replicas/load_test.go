@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
 
 // load is requests of about 300 tokens at random replicas. Each is a stream of
@@ -35,8 +35,8 @@ func (l *load) run(tokens int, long time.Duration) {
 			n++
 		}
 		for range n {
-			cost := meter.Cost{Requests: 1, Prompt: 100 + l.random.Int64N(200), Output: l.random.Int64N(200), Counted: true}
-			l.replicas[l.random.IntN(len(l.replicas))].admit("alice", meter.Estimate{Prompt: cost.Prompt, Output: meter.Undeclared}, func(r meter.Reservation) {
+			cost := limiter.Cost{Requests: 1, Prompt: 100 + l.random.Int64N(200), Output: l.random.Int64N(200), Counted: true}
+			l.replicas[l.random.IntN(len(l.replicas))].admit("alice", limiter.Estimate{Prompt: cost.Prompt, Output: limiter.Undeclared}, func(r limiter.Reservation) {
 				l.spent[len(l.spent)-1] += cost.Prompt + cost.Output
 				time.AfterFunc(5*time.Second, func() { r.Settle(time.Now(), cost) })
 			})
@@ -102,13 +102,13 @@ func TestRequestsForLongOutputsAfterShortOnesKeepALimitAtThreeReplicas(t *testin
 			l := load{T: t, replicas: all, random: rand.New(rand.NewPCG(3, 1))}
 			begun := time.Now()
 			send := func(r *limitedReplica, output int64, lasts time.Duration) {
-				r.admit("alice", meter.Estimate{Prompt: 50, Output: meter.Undeclared}, func(admitted meter.Reservation) {
+				r.admit("alice", limiter.Estimate{Prompt: 50, Output: limiter.Undeclared}, func(admitted limiter.Reservation) {
 					for at := int(time.Since(begun) / (100 * time.Millisecond)); len(l.spent) <= at; {
 						l.spent = append(l.spent, 0)
 					}
 					l.spent[len(l.spent)-1] += 50 + output
 					time.AfterFunc(lasts, func() {
-						admitted.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 50, Output: output, Counted: true})
+						admitted.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 50, Output: output, Counted: true})
 					})
 				})
 			}

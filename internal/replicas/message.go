@@ -31,9 +31,9 @@ type message struct {
 	At   int64  `json:"at,omitempty"`
 	// Backend is a digest, as is Member, which distinguishes members of a
 	// backend.
-	Backend string `json:"backend,omitempty"`
-	Member  string `json:"member,omitempty"`
-	Bench   *bench `json:"bench,omitempty"`
+	Backend  string    `json:"backend,omitempty"`
+	Member   string    `json:"member,omitempty"`
+	Cooldown *cooldown `json:"cooldown,omitempty"`
 	// Order is the number of an order to take the member out of use, or to put
 	// it back.
 	Order int64 `json:"order,omitempty"`
@@ -69,11 +69,11 @@ const (
 	alive kind = "alive"
 	// left: the replica has stopped, and nobody need miss it.
 	left kind = "left"
-	// benched: a bench began, or grew.
-	benched kind = "bench"
-	// doubted: the bench is in doubt.
+	// cooling down: a cooldown began, or grew.
+	coolingDown kind = "cooldown"
+	// doubted: the cooldown is in doubt.
 	doubted kind = "doubt"
-	// disproved: the bench is over before its time.
+	// disproved: the cooldown is over before its time.
 	disproved kind = "over"
 	// drained and resumed are about a member.
 	drained kind = "drain"
@@ -86,8 +86,8 @@ const (
 	used kind = "use"
 )
 
-// bench is a pool.Bench, with lengths in place of times.
-type bench struct {
+// cooldown is a pool.Cooldown, with lengths in place of times.
+type cooldown struct {
 	ID    string `json:"id"`
 	Model string `json:"model,omitempty"`
 	// Tiers is the group of service tiers that it covers, by its name in
@@ -106,36 +106,36 @@ type bench struct {
 	// Guess is the guessed length of a throttle, in milliseconds, if it is a
 	// guess.
 	Guess int64 `json:"guess,omitempty"`
-	// Length is that of the whole bench, and Left what is left of it, both in
+	// Length is that of the whole cooldown, and Left what is left of it, both in
 	// milliseconds.
 	Length int64 `json:"length"`
 	Left   int64 `json:"left"`
 }
 
-// maxLength is the longest bench of another replica, whatever the store holds.
+// maxLength is the longest cooldown of another replica, whatever the store holds.
 const maxLength = state.MaxTTL
 
 var hints = []verdict.HintSource{verdict.NoHint, verdict.RetryAfterMS, verdict.XMSRetryAfterMS, verdict.RetryAfter, verdict.ErrorText, verdict.RateLimitReset}
 
-// concernsOthers reports whether other replicas may know of a bench of the
+// concernsOthers reports whether other replicas may know of a cooldown of the
 // member: one of them reported it, or the model exists. Clients can make up any
-// number of models, and the bench of each is needed only by the replica that
+// number of models, and the cooldown of each is needed only by the replica that
 // met it.
-func concernsOthers(m *pool.Member, b pool.Bench) bool {
+func concernsOthers(m *pool.Member, b pool.Cooldown) bool {
 	return b.Heard || b.Whole || b.Model == "" || m.Knows(b.Model)
 }
 
-// shareable reports whether replicas share benches for this reason.
-func shareable(b pool.Bench) bool {
+// shareable reports whether replicas share cooldowns for this reason.
+func shareable(b pool.Cooldown) bool {
 	return verdict.Class(b.Class).Shared()
 }
 
-func benchOf(b pool.Bench, now time.Time) *bench {
+func cooldownOf(b pool.Cooldown, now time.Time) *cooldown {
 	cause := b.Cause
 	if !verdict.IsCode(cause) {
 		cause = ""
 	}
-	return &bench{
+	return &cooldown{
 		ID: idOf(b), Model: b.Model, Tiers: b.Tiers.String(), Operation: b.Operation, Whole: b.Whole, Throttle: b.Throttle, Class: b.Class, Status: b.Status, Hint: b.Hint, Cause: cause,
 		Cost: b.Cost, Guess: milliseconds(b.Guess), Length: milliseconds(b.Until.Sub(b.Since)), Left: milliseconds(min(b.Until.Sub(now), b.Until.Sub(b.Since))),
 	}
@@ -146,28 +146,28 @@ func (r *Replica) message(kind kind, sent, now time.Time) message {
 	return message{Version: version, Kind: kind, From: r.peers.self.ID, Sent: sent.UnixMicro(), At: r.clock.at(now)}
 }
 
-// milliseconds rounds up: no backend is called before its bench is over.
+// milliseconds rounds up: no backend is called before its cooldown is over.
 func milliseconds(d time.Duration) int64 {
 	return int64((min(max(d, 0), maxLength) + time.Millisecond - 1) / time.Millisecond)
 }
 
 // idOf returns the ID as text. Texts compare as IDs do.
-func idOf(b pool.Bench) string { return fmt.Sprintf("%016x", b.ID) }
+func idOf(b pool.Cooldown) string { return fmt.Sprintf("%016x", b.ID) }
 
-// pool returns the bench as a pool knows it, and what is left of it.
-func (b *bench) pool(now time.Time) (heard pool.Bench, left time.Duration) {
+// pool returns the cooldown as a pool knows it, and what is left of it.
+func (b *cooldown) pool(now time.Time) (heard pool.Cooldown, left time.Duration) {
 	id, _ := strconv.ParseUint(b.ID, 16, 64)
 	left = time.Duration(b.Left) * time.Millisecond
 	until := now.Add(left)
-	return pool.Bench{
+	return pool.Cooldown{
 		Reason: pool.Reason{Class: b.Class, Status: b.Status, Hint: b.Hint, Cause: b.Cause}, ID: id, Whole: b.Whole, Model: b.Model, Tiers: pool.TiersOf(b.Tiers), Operation: b.Operation,
 		Since: until.Add(-time.Duration(b.Length) * time.Millisecond), Until: until, Throttle: b.Throttle, Cost: b.Cost,
 		Guess: time.Duration(b.Guess) * time.Millisecond,
 	}, left
 }
 
-// key returns what the bench is about: no backend has two benches of one key.
-func (b *bench) key() string {
+// key returns what the cooldown is about: no backend has two cooldowns of one key.
+func (b *cooldown) key() string {
 	key := "failure"
 	if b.Throttle {
 		key = "throttle"
@@ -184,10 +184,10 @@ func (b *bench) key() string {
 	return key
 }
 
-// most returns how many benches the backend may have in the store, this one
+// most returns how many cools the backend down may have in the store, this one
 // included. Those for failures of single models leave room for throttles, and
 // both for those of the whole backend.
-func (b *bench) most() int {
+func (b *cooldown) most() int {
 	switch {
 	case b.Whole:
 		return state.MaxRecords
@@ -241,16 +241,16 @@ func (m *message) check() error {
 			return errors.New("it names no backend")
 		}
 		return pool.Order{By: m.By, Reason: m.Reason}.Check()
-	case benched, doubted, disproved:
-		if !isDigest(m.Backend) || m.Bench == nil {
-			return errors.New("it names no bench")
+	case coolingDown, doubted, disproved:
+		if !isDigest(m.Backend) || m.Cooldown == nil {
+			return errors.New("it names no cooldown")
 		}
-		return m.Bench.check()
+		return m.Cooldown.check()
 	}
 	return errors.New("it has an unknown kind")
 }
 
-func (b *bench) check() error {
+func (b *cooldown) check() error {
 	if _, err := strconv.ParseUint(b.ID, 16, 64); err != nil {
 		return err
 	}
@@ -258,9 +258,9 @@ func (b *bench) check() error {
 	case !verdict.Class(b.Class).Shared(), !slices.Contains(hints, verdict.HintSource(b.Hint)),
 		b.Status < 0 || b.Status > 599, b.Cost < 0, b.Model != pool.ModelKey(b.Model), pool.TiersOf(b.Tiers).String() != b.Tiers, b.Whole && (b.Model != "" || b.Tiers != "" || b.Operation != ""),
 		b.Operation != "" && (b.Throttle || !isOperation(b.Operation)), b.Cause != "" && !verdict.IsCode(b.Cause):
-		return errors.New("its bench is not valid")
+		return errors.New("its cooldown is not valid")
 	case b.Guess < 0, b.Guess > maxLength.Milliseconds(), b.Length < b.Left, b.Left < 0, b.Length > maxLength.Milliseconds():
-		return errors.New("no bench lasts that long")
+		return errors.New("no cooldown lasts that long")
 	}
 	return nil
 }

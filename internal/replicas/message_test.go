@@ -20,17 +20,17 @@ import (
 
 var someTime = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
-func TestABenchArrivesAsItWas(t *testing.T) {
-	b := pool.Bench{
+func TestACooldownArrivesAsItWas(t *testing.T) {
+	b := pool.Cooldown{
 		Reason: pool.Reason{Class: "throttled", Status: 429, Hint: "retry-after-ms", Cause: "RateLimit_1.0"}, ID: 1<<64 - 1, Model: "gpt-4o {}\"\n",
 		Since: someTime, Until: someTime.Add(10 * time.Second), Throttle: true, Guess: 9 * time.Second, Cost: 12345,
 	}
-	m := message{Version: version, Kind: benched, From: digest("r"), Sent: 1, Backend: digest("a"), Bench: benchOf(b, someTime.Add(3*time.Second))}
+	m := message{Version: version, Kind: coolingDown, From: digest("r"), Sent: 1, Backend: digest("a"), Cooldown: cooldownOf(b, someTime.Add(3*time.Second))}
 	got, err := parse(m.text())
 	if err != nil || !reflect.DeepEqual(got, m) {
 		t.Fatalf("got %+v, %v, want %+v", got, err, m)
 	}
-	heard, left := got.Bench.pool(someTime.Add(3 * time.Second))
+	heard, left := got.Cooldown.pool(someTime.Add(3 * time.Second))
 	if heard != b || left != 7*time.Second {
 		t.Errorf("got %+v, %v, want %+v", heard, left, b)
 	}
@@ -38,23 +38,23 @@ func TestABenchArrivesAsItWas(t *testing.T) {
 
 func TestWhatNoReplicaWritesIsRefused(t *testing.T) {
 	me, backend := digest("r"), digest("a")
-	const whole = `{"v":1,"kind":"bench","from":"ME","sent":1,"backend":"BACKEND","bench":{"id":"f","class":"throttled","length":10,"left":10}}`
+	const whole = `{"v":1,"kind":"cooldown","from":"ME","sent":1,"backend":"BACKEND","cooldown":{"id":"f","class":"throttled","length":10,"left":10}}`
 	complete := strings.NewReplacer("ME", me, "BACKEND", backend)
 	if _, err := parse([]byte(complete.Replace(whole))); err != nil {
 		t.Fatal(err)
 	}
 	for _, change := range [][2]string{
-		{`"v":1`, `"v":2`}, {`"kind":"bench"`, `"kind":"ban"`}, {`"kind":"bench"`, `"kind":"given","shares":[{"backend":"x"}]`}, {`"kind":"bench"`, `"kind":"given","shares":[{"backend":"BACKEND","model":"` + strings.Repeat("m", 300) + `"}]`}, {"ME", "me"}, {"BACKEND", "https://a"}, {`"sent":1`, `"sent":-1`}, {`"sent":1`, `"sent":9223372036854775807`},
-		{`"sent":1`, `"sent":1,"at":-1`}, {`"sent":1`, `"sent":1,"at":9223372036854775807`}, {`"kind":"bench"`, `"kind":"alive","since":9223372036854775807`},
+		{`"v":1`, `"v":2`}, {`"kind":"cooldown"`, `"kind":"ban"`}, {`"kind":"cooldown"`, `"kind":"given","shares":[{"backend":"x"}]`}, {`"kind":"cooldown"`, `"kind":"given","shares":[{"backend":"BACKEND","model":"` + strings.Repeat("m", 300) + `"}]`}, {"ME", "me"}, {"BACKEND", "https://a"}, {`"sent":1`, `"sent":-1`}, {`"sent":1`, `"sent":9223372036854775807`},
+		{`"sent":1`, `"sent":1,"at":-1`}, {`"sent":1`, `"sent":1,"at":9223372036854775807`}, {`"kind":"cooldown"`, `"kind":"alive","since":9223372036854775807`},
 		{`"id":"f"`, `"id":"g"`}, {"throttled", "made_up"}, {"throttled", "credential"}, {`"length":10`, `"length":9`}, {`"left":10`, `"left":-1`},
 		{`"length":10,"left":10`, `"length":86400001,"left":86400001`}, {`"class"`, `"status":600,"class"`}, {`"class"`, `"cost":-1,"class"`}, {`"class"`, `"guess":-1,"class"`}, {`"class"`, `"guess":86400001,"class"`},
 		{`"class"`, `"hint":"made up","class"`}, {`"class"`, `"cause":"two words","class"`}, {`"class"`, `"whole":true,"model":"m","class"`}, {`"class"`, `"whole":true,"operation":"/responses","class"`},
 		{`"class"`, `"throttle":true,"operation":"/responses","class"`}, {`"class"`, `"operation":"two words","class"`}, {`"class"`, `"operation":"/` + strings.Repeat("o", 64) + `","class"`}, {`"class"`, `"model":"` + strings.Repeat("m", 300) + `","class"`},
 		{whole, ""}, {whole, "null"}, {whole, `{"v":1}`}, {whole, whole[:50]}, {whole, whole + " x"}, {`{"id":"f","class":"throttled","length":10,"left":10}`, "null"},
-		{`"kind":"bench"`, `"kind":"drain"`}, {`"kind":"bench"`, `"kind":"drain","member":"x"`},
-		{`"kind":"bench"`, `"kind":"drain","member":"BACKEND","by":"a\u0007"`}, {`"kind":"bench"`, `"kind":"drain","member":"BACKEND","reason":"` + strings.Repeat("r", 257) + `"`}, {`"kind":"bench"`, `"kind":"alive","since":-1`},
-		{`"kind":"bench"`, `"kind":"alive","configs":{"pool":"0123456789ab"}`}, {`"kind":"bench"`, `"kind":"alive","configs":{"0123456789ab":"x"}`}, {`"kind":"bench"`, `"kind":"alive","writers":[""]`},
-		{`"kind":"bench"`, `"kind":"alive","host":"` + strings.Repeat("h", 300) + `"`}, {whole, whole + strings.Repeat(" ", state.MaxMessage)},
+		{`"kind":"cooldown"`, `"kind":"drain"`}, {`"kind":"cooldown"`, `"kind":"drain","member":"x"`},
+		{`"kind":"cooldown"`, `"kind":"drain","member":"BACKEND","by":"a\u0007"`}, {`"kind":"cooldown"`, `"kind":"drain","member":"BACKEND","reason":"` + strings.Repeat("r", 257) + `"`}, {`"kind":"cooldown"`, `"kind":"alive","since":-1`},
+		{`"kind":"cooldown"`, `"kind":"alive","configs":{"pool":"0123456789ab"}`}, {`"kind":"cooldown"`, `"kind":"alive","configs":{"0123456789ab":"x"}`}, {`"kind":"cooldown"`, `"kind":"alive","writers":[""]`},
+		{`"kind":"cooldown"`, `"kind":"alive","host":"` + strings.Repeat("h", 300) + `"`}, {whole, whole + strings.Repeat(" ", state.MaxMessage)},
 	} {
 		text := complete.Replace(strings.Replace(whole, change[0], change[1], 1))
 		if m, err := parse([]byte(text)); err == nil {
@@ -63,11 +63,11 @@ func TestWhatNoReplicaWritesIsRefused(t *testing.T) {
 	}
 }
 
-func TestTheDelayOfABenchIsExact(t *testing.T) {
+func TestTheDelayOfACooldownIsExact(t *testing.T) {
 	share(t, 2, func(w *world) {
 		sum := func() float64 {
 			var m dto.Metric
-			if err := benchDelay.Write(&m); err != nil {
+			if err := cooldownDelay.Write(&m); err != nil {
 				t.Fatal(err)
 			}
 			return m.GetHistogram().GetSampleSum()
@@ -76,7 +76,7 @@ func TestTheDelayOfABenchIsExact(t *testing.T) {
 		const delay = 1400 * time.Microsecond
 		w.hub.Delay(delay, 0)
 		time.Sleep(time.Second + 900*time.Microsecond)
-		w.at(0, "a").Bench(throttle(time.Minute), time.Now())
+		w.at(0, "a").CoolDown(throttle(time.Minute), time.Now())
 		time.Sleep(delay)
 		synctest.Wait()
 		if got := time.Duration(math.Round((sum() - before) * 1e9)); got != delay {
@@ -100,11 +100,11 @@ func TestARecordOfAnotherVersionIsNotOverwritten(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		w.at(0, "a").Bench(throttle(time.Minute), time.Now())
+		w.at(0, "a").CoolDown(throttle(time.Minute), time.Now())
 		w.at(0, "a").Drain(pool.Order{})
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
-		if told[benched] != 1 || told[drained] != 1 {
+		if told[coolingDown] != 1 || told[drained] != 1 {
 			t.Errorf("told %v, want one of each", told)
 		}
 	})
@@ -152,10 +152,10 @@ func TestTheReportedVersionsAreBounded(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	b := pool.Bench{ID: 7, Model: "m", Reason: pool.Reason{Class: "throttled"}, Since: someTime, Until: someTime.Add(time.Minute)}
+	b := pool.Cooldown{ID: 7, Model: "m", Reason: pool.Reason{Class: "throttled"}, Since: someTime, Until: someTime.Add(time.Minute)}
 	for _, m := range []message{
-		{Version: version, Kind: benched, From: digest("r"), Backend: digest("https://a key"), Bench: benchOf(b, someTime)},
-		{Version: version, Kind: disproved, From: digest("r"), Backend: digest("https://a key"), Bench: benchOf(b, someTime)},
+		{Version: version, Kind: coolingDown, From: digest("r"), Backend: digest("https://a key"), Cooldown: cooldownOf(b, someTime)},
+		{Version: version, Kind: disproved, From: digest("r"), Backend: digest("https://a key"), Cooldown: cooldownOf(b, someTime)},
 		{Version: version, Kind: drained, From: digest("r"), Backend: digest("https://a key"), Member: digest("a"), By: "alice", Reason: "why"},
 		{Version: version, Kind: alive, From: digest("r"), Host: "h", Since: 1},
 	} {
@@ -182,9 +182,9 @@ func FuzzParse(f *testing.F) {
 			t.Fatal(err)
 		}
 		for _, s := range p.Snapshot(someTime) {
-			for _, b := range s.Benches {
+			for _, b := range s.Cooldowns {
 				if !b.Until.After(someTime) || b.Until.Sub(b.Since) > maxLength || !shareable(b) {
-					t.Fatalf("%s benches with %+v", text, b)
+					t.Fatalf("%s cooldowns with %+v", text, b)
 				}
 			}
 		}
@@ -204,35 +204,35 @@ func (s *lateStore) Load(ctx context.Context, groups []string) ([]state.Kept, ti
 	return kept, now, err
 }
 
-func TestAReplicaThatWasSuspendedDoesNotBenchForLonger(t *testing.T) {
+func TestAReplicaThatWasSuspendedDoesNotCoolDownForLonger(t *testing.T) {
 	share(t, 2, func(w *world) {
 		suspended := w.replicas[1]
 		for name, wait := range map[string]time.Duration{"a": 5 * time.Second, "b": 20 * time.Second} {
 			w.hub.Suspend(suspended.store, true)
-			w.at(0, name).Bench(throttle(wait), time.Now())
+			w.at(0, name).CoolDown(throttle(wait), time.Now())
 			time.Sleep(6 * time.Second)
 			w.hub.Suspend(suspended.store, false)
 			for range 4 {
 				time.Sleep(time.Second)
-				w.wantBenched(name, max(0, wait-7*time.Second))
+				w.wantCooldown(name, max(0, wait-7*time.Second))
 				wait -= time.Second
 			}
 		}
 	})
 }
 
-func TestAnAnswerThatIsReadLateBenchesNoBackend(t *testing.T) {
+func TestAnAnswerThatIsReadLateCoolsNoBackendDown(t *testing.T) {
 	share(t, 1, func(w *world) {
 		late := &lateStore{Store: w.hub.Store()}
 		r := w.startWith(late)
 		time.Sleep(time.Second)
 		w.hub.LoseMessages(true)
 		late.by.Store(int64(6 * time.Second))
-		w.at(0, "a").Bench(throttle(5*time.Second), time.Now())
+		w.at(0, "a").CoolDown(throttle(5*time.Second), time.Now())
 		for range 100 {
 			time.Sleep(100 * time.Millisecond)
-			if over := w.replicas[0].benched("a") == 0; over && r.benched("a") > 0 {
-				t.Fatalf("after its end, a is benched for %v", r.benched("a"))
+			if over := w.replicas[0].coolingDown("a") == 0; over && r.coolingDown("a") > 0 {
+				t.Fatalf("after its end, a is cooling down for %v", r.coolingDown("a"))
 			}
 		}
 	})
@@ -243,16 +243,16 @@ func TestARecordThatWasKeptLateIsNotBelievedForLonger(t *testing.T) {
 	share(t, 1, func(w *world) {
 		r := w.replicas[0]
 		for name, c := range map[string]struct{ ago, want time.Duration }{"a": {15 * time.Second, 0}, "b": {8 * time.Second, 3500 * time.Millisecond}} {
-			b := pool.Bench{ID: 7, Model: "m", Reason: pool.Reason{Class: "throttled"}, Throttle: true, Since: time.Now(), Until: time.Now().Add(10 * time.Second)}
-			m := message{Version: version, Kind: benched, From: digest("r"), At: r.clock.at(time.Now().Add(-c.ago)), Backend: digest("https://" + name + " key"), Bench: benchOf(b, time.Now())}
+			b := pool.Cooldown{ID: 7, Model: "m", Reason: pool.Reason{Class: "throttled"}, Throttle: true, Since: time.Now(), Until: time.Now().Add(10 * time.Second)}
+			m := message{Version: version, Kind: coolingDown, From: digest("r"), At: r.clock.at(time.Now().Add(-c.ago)), Backend: digest("https://" + name + " key"), Cooldown: cooldownOf(b, time.Now())}
 			w.hub.LoseMessages(true)
-			if err := w.hub.Store().Put(w.Context(), []state.Record{{Group: m.Backend, Key: m.Bench.key(), Version: m.Bench.ID, TTL: 10 * time.Second, Message: m.text()}}); err != nil {
+			if err := w.hub.Store().Put(w.Context(), []state.Record{{Group: m.Backend, Key: m.Cooldown.key(), Version: m.Cooldown.ID, TTL: 10 * time.Second, Message: m.text()}}); err != nil {
 				t.Fatal(err)
 			}
 			for range 20 {
 				time.Sleep(100 * time.Millisecond)
-				if left := r.benched(name); left > c.want {
-					t.Fatalf("%s is benched for %v, want %v at most", name, left, c.want)
+				if left := r.coolingDown(name); left > c.want {
+					t.Fatalf("%s is cooling down for %v, want %v at most", name, left, c.want)
 				}
 			}
 		}

@@ -32,12 +32,12 @@ var (
 	messagesOut     = counter("messages_sent_total", "Messages that were sent to other replicas.").WithLabelValues()
 	droppedTotal    = counter("messages_dropped_total", "Messages that were not sent: the queue was full, or sending failed.", "reason")
 	reconnectsTotal = counter("reconnects_total", "Times that listening to other replicas ended or did not begin.").WithLabelValues()
-	claimsTotal     = counter("claims_total", "Claims of the right to a probe, by how they ended: won, lost, late (lost, but known only after the bench had ended) or failed.", "outcome")
+	claimsTotal     = counter("claims_total", "Claims of the right to a probe, by how they ended: won, lost, late (lost, but known only after the cooldown had ended) or failed.", "outcome")
 	ownersOut       = counter("owners_sent_total", "Owners of ids that the other replicas can ask for since.").WithLabelValues()
 	ownersDropped   = counter("owners_dropped_total", "Owners of ids that were not sent, because the queue was full.").WithLabelValues()
 	lookupsTotal    = counter("lookups_total", "Times that a request named ids which the replica does not know, by what the engine knew: found, unknown, late, failed or skipped.", "outcome")
 
-	benchDelay = histogram("bench_delay_seconds", "Time from the beginning of a bench to its arrival here, as far as the clocks of the replicas agree.",
+	cooldownDelay = histogram("cooldown_delay_seconds", "Time from the beginning of a cooldown to its arrival here, as far as the clocks of the replicas agree.",
 		.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5)
 	lookupDuration = histogram("lookup_duration_seconds", "Time that a request waited for owners that the engine keeps.",
 		.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1)
@@ -45,7 +45,7 @@ var (
 
 // Register registers the metrics.
 func Register(registry prometheus.Registerer) error {
-	return metrics.RegisterAll(registry, messagesIn, messagesOut, droppedTotal, reconnectsTotal, claimsTotal, benchDelay,
+	return metrics.RegisterAll(registry, messagesIn, messagesOut, droppedTotal, reconnectsTotal, claimsTotal, cooldownDelay,
 		ownersOut, ownersDropped, lookupsTotal, lookupDuration, gauges{})
 }
 

@@ -50,10 +50,10 @@ func TestMadeUpModelsTakeNothingOfTheStore(t *testing.T) {
 			if b.Model = fmt.Sprint("made up ", i); i%2 == 0 {
 				b = noModel(b.Model)
 			}
-			w.at(i%3, "a").Bench(b, time.Now())
+			w.at(i%3, "a").CoolDown(b, time.Now())
 			time.Sleep(time.Millisecond)
 		}
-		w.at(1, "a").Bench(throttle(30*time.Second), time.Now())
+		w.at(1, "a").CoolDown(throttle(30*time.Second), time.Now())
 		synctest.Wait()
 		for i, r := range w.replicas {
 			if r.pool.Pick(asks{cost: 1}.of(r.pool), time.Now()) == r.members["a"] {
@@ -64,8 +64,8 @@ func TestMadeUpModelsTakeNothingOfTheStore(t *testing.T) {
 		w.at(2, "a").Reset(pool.Order{})
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if told.of(benched) != 1 || told.of(disproved) > 1 || w.hub.Len(digest("https://a key")) > 1 || w.hub.Claims() != 3 {
-			t.Errorf("told %d times, %d are kept, %d claims; want those of one bench, which the reset may disprove", told.of(benched), w.hub.Len(digest("https://a key")), w.hub.Claims())
+		if told.of(coolingDown) != 1 || told.of(disproved) > 1 || w.hub.Len(digest("https://a key")) > 1 || w.hub.Claims() != 3 {
+			t.Errorf("told %d times, %d are kept, %d claims; want those of one cooldown, which the reset may disprove", told.of(coolingDown), w.hub.Len(digest("https://a key")), w.hub.Claims())
 		}
 	})
 }
@@ -75,13 +75,13 @@ func TestAModelThatWasServedIsShared(t *testing.T) {
 		w.at(0, "a").Served(pool.Scope{Model: "new"}, time.Now())
 		b := throttle(10 * time.Second)
 		b.Model = "new"
-		w.at(0, "a").Bench(b, time.Now())
+		w.at(0, "a").CoolDown(b, time.Now())
 		synctest.Wait()
-		w.wantBenched("a", 10*time.Second)
+		w.wantCooldown("a", 10*time.Second)
 		time.Sleep(time.Second)
 		w.at(1, "a").Served(pool.Scope{Model: "new"}, time.Now()) // which has heard of it, and not served it before
 		synctest.Wait()
-		w.wantBenched("a", 0)
+		w.wantCooldown("a", 0)
 	})
 }
 
@@ -100,7 +100,7 @@ func TestThrottlesAndWholeBackendsKeepTheirSpace(t *testing.T) {
 	share(t, 1, func(w *world) {
 		kept := func(b pool.Refusal) bool {
 			before := w.hub.Len(digest("https://a key"))
-			w.at(0, "a").Bench(b, time.Now())
+			w.at(0, "a").CoolDown(b, time.Now())
 			synctest.Wait()
 			return w.hub.Len(digest("https://a key")) > before
 		}
@@ -122,24 +122,24 @@ func TestThrottlesAndWholeBackendsKeepTheirSpace(t *testing.T) {
 	})
 }
 
-func TestABenchThatDidNotFitWaitsForAPlace(t *testing.T) {
+func TestACooldownThatDidNotFitWaitsForAPlace(t *testing.T) {
 	share(t, 2, func(w *world) {
 		w.fill("a", 2, 20*time.Second)
 		w.fill("a", state.MaxRecords-4, time.Hour)
 		told := w.counted()
-		w.at(0, "a").Bench(throttle(time.Minute), time.Now())
+		w.at(0, "a").CoolDown(throttle(time.Minute), time.Now())
 		time.Sleep(18 * time.Second)
-		w.wantBenched("a", 42*time.Second)
+		w.wantCooldown("a", 42*time.Second)
 		synctest.Wait()
-		if told.of(benched) != 1 {
-			t.Errorf("it is told %d times, want once", told.of(benched))
+		if told.of(coolingDown) != 1 {
+			t.Errorf("it is told %d times, want once", told.of(coolingDown))
 		}
 		time.Sleep(4 * time.Second)
 		late := w.start()
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if late.benched("a") == 0 || told.of(benched) > 3 {
-			t.Errorf("after there was a place, it is told %d times, and known to another replica: %v", told.of(benched), late.benched("a") > 0)
+		if late.coolingDown("a") == 0 || told.of(coolingDown) > 3 {
+			t.Errorf("after there was a place, it is told %d times, and known to another replica: %v", told.of(coolingDown), late.coolingDown("a") > 0)
 		}
 	})
 }

@@ -21,20 +21,20 @@ func TestAMemberWithAnotherKeyIsAnotherBackend(t *testing.T) {
 		want := func(first, second time.Duration) {
 			t.Helper()
 			for i, want := range []time.Duration{first, second} {
-				if got := w.replicas[i].benched("a"); got < want || got > want+10*time.Millisecond {
-					t.Errorf("at replica %d, a is benched for %v, want %v", i, got, want)
+				if got := w.replicas[i].coolingDown("a"); got < want || got > want+10*time.Millisecond {
+					t.Errorf("at replica %d, a is cooling down for %v, want %v", i, got, want)
 				}
 			}
 		}
 		w.takeKey(0, "a", "old")
 		w.takeKey(1, "a", "old")
-		w.at(0, "a").Bench(throttle(time.Minute), time.Now())
+		w.at(0, "a").CoolDown(throttle(time.Minute), time.Now())
 		synctest.Wait()
 		want(time.Minute, time.Minute)
 		w.takeKey(0, "a", "new")
 		want(0, time.Minute)
-		w.at(0, "a").Bench(throttle(30*time.Second), time.Now())
-		w.at(1, "a").Bench(throttle(2*time.Minute), time.Now())
+		w.at(0, "a").CoolDown(throttle(30*time.Second), time.Now())
+		w.at(1, "a").CoolDown(throttle(2*time.Minute), time.Now())
 		synctest.Wait()
 		want(30*time.Second, 2*time.Minute)
 		time.Sleep(10 * time.Second)

@@ -23,17 +23,17 @@ func TestWhatWasLostIsMadeUpFor(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			share(t, 3, func(w *world) {
 				before := time.Now()
-				w.at(0, "b").Bench(throttle(50*time.Second), before)
+				w.at(0, "b").CoolDown(throttle(50*time.Second), before)
 				synctest.Wait()
 				fault.begin(w.hub)
-				w.at(0, "a").Bench(throttle(30*time.Second), time.Now())
+				w.at(0, "a").CoolDown(throttle(30*time.Second), time.Now())
 				w.at(1, "b").Served(pool.Scope{Model: "m"}, before.Add(time.Second/2))
 				w.at(1, "b").Reset(pool.Order{})
 				fault.end(w.hub)
 				time.Sleep(2 * time.Second)
-				w.wantBenched("a", 28*time.Second)
+				w.wantCooldown("a", 28*time.Second)
 				if name != "store and all" { // that keeps no trace of what is over
-					w.wantBenched("b", 0)
+					w.wantCooldown("b", 0)
 				}
 			})
 		})
@@ -42,7 +42,7 @@ func TestWhatWasLostIsMadeUpFor(t *testing.T) {
 
 func TestAStoreThatLostItsDataGetsItBack(t *testing.T) {
 	share(t, 3, func(w *world) {
-		w.at(0, "a").Bench(throttle(30*time.Second), time.Now())
+		w.at(0, "a").CoolDown(throttle(30*time.Second), time.Now())
 		synctest.Wait()
 		w.hub.Flush()
 		time.Sleep(2 * time.Second)
@@ -51,19 +51,19 @@ func TestAStoreThatLostItsDataGetsItBack(t *testing.T) {
 		}
 		w.start()
 		synctest.Wait()
-		w.wantBenched("a", 28*time.Second)
+		w.wantCooldown("a", 28*time.Second)
 	})
 }
 
-func TestAStoreWhoseClockIsSetBackMakesNoBenchLonger(t *testing.T) {
+func TestAStoreWhoseClockIsSetBackMakesNoCooldownLonger(t *testing.T) {
 	share(t, 2, func(w *world) {
-		w.at(0, "a").Bench(throttle(10*time.Second), time.Now())
+		w.at(0, "a").CoolDown(throttle(10*time.Second), time.Now())
 		synctest.Wait()
 		w.hub.SetBack(time.Hour)
 		late := w.start()
 		synctest.Wait()
-		if left := late.benched("a"); left < 10*time.Second || left > 11*time.Second {
-			t.Errorf("for a replica that starts, a is benched for %v, want 10 s", left)
+		if left := late.coolingDown("a"); left < 10*time.Second || left > 11*time.Second {
+			t.Errorf("for a replica that starts, a is cooling down for %v, want 10 s", left)
 		}
 		for range 20 {
 			time.Sleep(time.Second)
@@ -73,7 +73,7 @@ func TestAStoreWhoseClockIsSetBackMakesNoBenchLonger(t *testing.T) {
 				}
 			}
 		}
-		w.wantBenched("a", 0)
+		w.wantCooldown("a", 0)
 	})
 }
 
@@ -81,7 +81,7 @@ func TestAnOutageIsLoggedOnce(t *testing.T) {
 	share(t, 2, func(w *world) {
 		w.hub.Fail(errors.New("down, " + strings.Repeat("and out ", 100)))
 		for i := range 100 {
-			w.at(0, "a").Bench(throttle(time.Duration(i)*time.Minute), time.Now())
+			w.at(0, "a").CoolDown(throttle(time.Duration(i)*time.Minute), time.Now())
 			time.Sleep(time.Second)
 		}
 		w.hub.Fail(nil)
@@ -103,7 +103,7 @@ func TestTheQueueIsBoundedAndLosesTheOldest(t *testing.T) {
 	q := newQueue[item](maxQueue)
 	lost := 0
 	for i := range 3 * maxQueue {
-		lost += q.add(item{kind: benched, bench: pool.Bench{ID: uint64(i)}})
+		lost += q.add(item{kind: coolingDown, cooldown: pool.Cooldown{ID: uint64(i)}})
 	}
 	if q.len() != maxQueue || lost != 2*maxQueue {
 		t.Errorf("it holds %d and lost %d", q.len(), lost)
@@ -111,8 +111,8 @@ func TestTheQueueIsBoundedAndLosesTheOldest(t *testing.T) {
 	want := uint64(2 * maxQueue)
 	for q.len() > 0 {
 		for _, i := range q.take(t.Context()) {
-			if i.bench.ID != want {
-				t.Fatalf("got %d, want %d", i.bench.ID, want)
+			if i.cooldown.ID != want {
+				t.Fatalf("got %d, want %d", i.cooldown.ID, want)
 			}
 			want++
 		}
@@ -134,7 +134,7 @@ func TestAnOutageTakesNoMoreAndMoreMemory(t *testing.T) {
 				b := throttle(time.Minute)
 				b.Model = fmt.Sprint(outage, i)
 				w.at(0, "a").Models = []string{b.Model}
-				w.at(0, "a").Bench(b, time.Now())
+				w.at(0, "a").CoolDown(b, time.Now())
 				if i%2 == 0 {
 					w.at(0, "a").Served(pool.Scope{Model: b.Model}, time.Now().Add(time.Second))
 				}
@@ -146,7 +146,7 @@ func TestAnOutageTakesNoMoreAndMoreMemory(t *testing.T) {
 			r.claims.mu.Lock()
 			r.mu.Lock()
 			if len(r.claims.due) > maxEnded || len(r.ended) > maxEnded {
-				t.Errorf("%d claims are due, %d benches are remembered", len(r.claims.due), len(r.ended))
+				t.Errorf("%d claims are due, %d cooldowns are remembered", len(r.claims.due), len(r.ended))
 			}
 			r.mu.Unlock()
 			r.claims.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -51,15 +51,15 @@ func (l *Link) Owners(pool string, accounts []string) *Owners {
 // keep, and lookups are those that it is asked for, each with this patience.
 type ownerStore struct {
 	queue    *queue[owned]
-	lookups  *owners.Lookups
+	lookups  *ownership.Lookups
 	patience lookupPatience
 }
 
 // owned is an id of which the store is to keep the owner.
 type owned struct {
 	pool  string
-	id    owners.Key
-	owner owners.Owner
+	id    ownership.Key
+	owner ownership.Owner
 	ttl   time.Duration
 }
 
@@ -68,14 +68,14 @@ const maxOwned = 16_384
 
 // Send makes the store keep the owner of an id for the other replicas. It never
 // waits.
-func (o *Owners) Send(id owners.Key, owner owners.Owner, ttl time.Duration) {
+func (o *Owners) Send(id ownership.Key, owner ownership.Owner, ttl time.Duration) {
 	if o == nil {
 		return
 	}
 	ownersDropped.Add(float64(o.replica.stored.queue.add(owned{o.pool, id, owner, ttl})))
 }
 
-func entryKey(pool string, id owners.Key) string {
+func entryKey(pool string, id ownership.Key) string {
 	sum := sha256.Sum256(append([]byte("id "+pool+"\x00"), id[:]...))
 	return base64.RawURLEncoding.EncodeToString(sum[:16])
 }
@@ -171,7 +171,7 @@ func (f *refusals) kept(r *Replica, err error) {
 // Found is the owner of an id, and for how long that holds. TTL is 0 if no
 // replica knows it.
 type Found struct {
-	owners.Owner
+	ownership.Owner
 	TTL time.Duration
 	// Unsure reports whether no replica is known to know it, but one in another
 	// region may.
@@ -183,15 +183,15 @@ const Gone = "gone"
 
 // Lookup asks for the owners of the ids that a request of the caller names, and
 // waits for the answer as long as lookupPatience says, after the caller's turn
-// has come. It returns owners.ErrNoAnswer if there is none in time, and then
-// for a while without asking, or owners.ErrCrowded.
-func (o *Owners) Lookup(c owners.Caller, ids []owners.Key) (found []Found, err error) {
+// has come. It returns ownership.ErrNoAnswer if there is none in time, and then
+// for a while without asking, or ownership.ErrCrowded.
+func (o *Owners) Lookup(c ownership.Caller, ids []ownership.Key) (found []Found, err error) {
 	if o == nil || len(ids) == 0 {
-		return nil, owners.ErrNoAnswer
+		return nil, ownership.ErrNoAnswer
 	}
 	r := o.replica
 	outcome := "skipped"
-	err = owners.ErrNoAnswer
+	err = ownership.ErrNoAnswer
 	if r.runs.Load() {
 		err = r.stored.lookups.Do(c, func() bool {
 			found, outcome = o.find(ids)
@@ -203,7 +203,7 @@ func (o *Owners) Lookup(c owners.Caller, ids []owners.Key) (found []Found, err e
 }
 
 // find asks the store. It returns nil if there is no answer, and the outcome.
-func (o *Owners) find(ids []owners.Key) (found []Found, outcome string) {
+func (o *Owners) find(ids []ownership.Key) (found []Found, outcome string) {
 	keys := make([]string, len(ids))
 	for i, id := range ids {
 		keys[i] = entryKey(o.pool, id)
@@ -240,9 +240,9 @@ func (o *Owners) found(entries []state.Entry) (found []Found, outcome string) {
 		if !ok {
 			account = Gone
 		}
-		found[i] = Found{Owner: owners.Owner{Account: account}, TTL: e.TTL}
+		found[i] = Found{Owner: ownership.Owner{Account: account}, TTL: e.TTL}
 		if len(e.Value) == long {
-			found[i].Caller = owners.Caller(binary.LittleEndian.Uint64(e.Value[short:]))
+			found[i].Caller = ownership.Caller(binary.LittleEndian.Uint64(e.Value[short:]))
 		}
 		outcome = "found"
 	}

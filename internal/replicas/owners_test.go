@@ -13,7 +13,7 @@ import (
 
 	"go.uber.org/zap/zapcore"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 	"github.com/openai-lb/caddy-openai-lb/state"
 	"github.com/openai-lb/caddy-openai-lb/state/statetest"
 )
@@ -23,7 +23,7 @@ const (
 	waiting = 50 * time.Millisecond
 )
 
-var alice, bob = owners.CallerNamed("alice"), owners.CallerNamed("bob")
+var alice, bob = ownership.CallerNamed("alice"), ownership.CallerNamed("bob")
 
 // owners are those of the pool that all replicas have, with the accounts a and
 // b.
@@ -34,22 +34,22 @@ func (o *Owners) ask(ids ...string) []Found {
 	return found
 }
 
-func (o *Owners) askAs(c owners.Caller, ids ...string) ([]Found, error) {
-	keys := make([]owners.Key, len(ids))
+func (o *Owners) askAs(c ownership.Caller, ids ...string) ([]Found, error) {
+	keys := make([]ownership.Key, len(ids))
 	for i, id := range ids {
-		keys[i] = owners.KeyOf(id)
+		keys[i] = ownership.KeyOf(id)
 	}
 	return o.Lookup(c, keys)
 }
 
-func (o *Owners) tell(id, account string, caller owners.Caller) {
-	o.Send(owners.KeyOf(id), owners.Owner{Account: account, Caller: caller}, minutes)
+func (o *Owners) tell(id, account string, caller ownership.Caller) {
+	o.Send(ownership.KeyOf(id), ownership.Owner{Account: account, Caller: caller}, minutes)
 }
 
-func (w *world) wantOwner(at int, id, account string, caller owners.Caller) {
+func (w *world) wantOwner(at int, id, account string, caller ownership.Caller) {
 	w.Helper()
 	got := w.replicas[at].owners().ask("resp_unknown", id)
-	want := owners.Owner{Account: account, Caller: caller}
+	want := ownership.Owner{Account: account, Caller: caller}
 	if len(got) != 2 || got[0].TTL != 0 || got[1].Owner != want || got[1].TTL > minutes || got[1].TTL < minutes/2 {
 		w.Errorf("replica %d found %+v of %s, want %+v", at, got, id, want)
 	}
@@ -118,7 +118,7 @@ func TestTheStoreLearnsNoNames(t *testing.T) {
 		synctest.Wait()
 		for _, e := range w.hub.Entries() {
 			for _, text := range [][]byte{[]byte(e.Key), e.Value} {
-				key := owners.KeyOf("resp_1")
+				key := ownership.KeyOf("resp_1")
 				for _, secret := range []string{"pool", "contoso", "finger", "alice", "resp", string(key[:])} {
 					if bytes.Contains(text, []byte(secret)) {
 						t.Errorf("%q shows %q", text, secret)
@@ -176,15 +176,15 @@ func TestALateLookupMakesNoOtherCallersSkipTheirs(t *testing.T) {
 		synctest.Wait()
 		o := w.replicas[1].owners()
 		w.hub.SlowDown(time.Minute)
-		if _, err := o.askAs(bob, "resp_1"); !errors.Is(err, owners.ErrNoAnswer) {
+		if _, err := o.askAs(bob, "resp_1"); !errors.Is(err, ownership.ErrNoAnswer) {
 			t.Errorf("bob got %v", err)
 		}
 		w.hub.SlowDown(0)
 		w.wantOwner(1, "resp_1", "a", alice) // whom alice asks for
-		if _, err := o.askAs(bob, "resp_1"); !errors.Is(err, owners.ErrNoAnswer) {
+		if _, err := o.askAs(bob, "resp_1"); !errors.Is(err, ownership.ErrNoAnswer) {
 			t.Errorf("bob got %v", err)
 		}
-		time.Sleep(owners.Skipping)
+		time.Sleep(ownership.Skipping)
 		if found, err := o.askAs(bob, "resp_1"); err != nil || found[0].Caller != alice {
 			t.Errorf("bob got %v, %v", found, err)
 		}
@@ -234,7 +234,7 @@ func TestManyLookupsOfACallerAreLateForNoCaller(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		for _, c := range []owners.Caller{alice, bob} {
+		for _, c := range []ownership.Caller{alice, bob} {
 			all.Go(func() {
 				if found, err := o.askAs(c, "resp_1"); err != nil || found[0].Caller != alice {
 					t.Errorf("%v, %v", found, err)
@@ -256,7 +256,7 @@ func TestALookupThatCannotBeMadeInTimeIsNoAnswer(t *testing.T) {
 		for range 100 {
 			all.Go(func() {
 				switch _, err := w.replicas[0].owners().askAs(bob, "resp_1"); {
-				case errors.Is(err, owners.ErrCrowded):
+				case errors.Is(err, ownership.ErrCrowded):
 					crowded.Add(1)
 				case err != nil:
 					t.Error(err)
@@ -273,15 +273,15 @@ func TestALookupThatCannotBeMadeInTimeIsNoAnswer(t *testing.T) {
 func TestOnlyCallersWhoseLookupsWereLateAreRemembered(t *testing.T) {
 	share(t, 1, func(w *world) {
 		r := w.replicas[0]
-		for i := range 5 * owners.MaxIdle {
+		for i := range 5 * ownership.MaxIdle {
 			if i%100 == 0 {
 				w.hub.Fail(errors.New("down"))
 			}
-			_, _ = r.owners().askAs(owners.CallerNamed(fmt.Sprint(i)), "resp_1")
+			_, _ = r.owners().askAs(ownership.CallerNamed(fmt.Sprint(i)), "resp_1")
 			w.hub.Fail(nil)
 			time.Sleep(time.Millisecond)
 		}
-		if n := r.stored.lookups.Len(); n > owners.MaxIdle {
+		if n := r.stored.lookups.Len(); n > ownership.MaxIdle {
 			t.Errorf("%d callers are remembered", n)
 		}
 	})
@@ -362,7 +362,7 @@ func TestAStoreThatKeepsNoOwnersIsLoggedOnce(t *testing.T) {
 func TestAnOwnerThatIsNotKeptIsInNobodysWay(t *testing.T) {
 	share(t, 1, func(w *world) {
 		r := w.replicas[0]
-		key := func(id string) string { return entryKey("a pool", owners.KeyOf(id)) }
+		key := func(id string) string { return entryKey("a pool", ownership.KeyOf(id)) }
 		var refused []string
 		for i := range 2 * maxBatch { // more than go at a time
 			refused = append(refused, key(fmt.Sprint("shard_", i)))
@@ -414,7 +414,7 @@ func TestWhatNoReplicaWouldWriteIsUnknown(t *testing.T) {
 		o := w.replicas[0].owners()
 		for i, value := range []string{"", "short", "somewhat longer", "much longer than anything is that replicas write"} {
 			id := fmt.Sprint("resp_", i)
-			e := state.Entry{Key: entryKey("a pool", owners.KeyOf(id)), Value: []byte(value), TTL: time.Hour}
+			e := state.Entry{Key: entryKey("a pool", ownership.KeyOf(id)), Value: []byte(value), TTL: time.Hour}
 			if _, err := w.hub.Store().Keep(context.Background(), []state.Entry{e}); err != nil {
 				t.Fatal(err)
 			}

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -26,9 +26,9 @@ type admits []time.Time
 // try sends so many requests of one token to a replica, at once.
 func (a *admits) try(r *limitedReplica, requests int) {
 	for range requests {
-		r.admit("alice", meter.Estimate{Prompt: 1}, func(admitted meter.Reservation) {
+		r.admit("alice", limiter.Estimate{Prompt: 1}, func(admitted limiter.Reservation) {
 			*a = append(*a, time.Now())
-			admitted.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 1})
+			admitted.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 1})
 		})
 	}
 }
@@ -38,9 +38,9 @@ var admitting sync.Mutex
 
 // admit sends a request, and calls then if it is admitted. It may have to hear
 // of the others first.
-func (r *limitedReplica) admit(name string, e meter.Estimate, then func(meter.Reservation)) {
+func (r *limitedReplica) admit(name string, e limiter.Estimate, then func(limiter.Reservation)) {
 	c := r.callers.Get(time.Now(), name)
-	record := func(admitted meter.Reservation, refusal *meter.Refusal) {
+	record := func(admitted limiter.Reservation, refusal *limiter.Refusal) {
 		admitting.Lock()
 		defer admitting.Unlock()
 		if refusal == nil {
@@ -96,9 +96,9 @@ func TestARequestOfALimitsSizeAtEachReplicaIsAdmittedOnce(t *testing.T) {
 			for range 10 {
 				sum := int64(0)
 				for _, r := range all {
-					r.admit("alice", meter.Estimate{Prompt: size}, func(admitted meter.Reservation) {
+					r.admit("alice", limiter.Estimate{Prompt: size}, func(admitted limiter.Reservation) {
 						sum += size
-						admitted.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: size})
+						admitted.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: size})
 					})
 				}
 				time.Sleep(2 * time.Second)
@@ -114,7 +114,7 @@ func TestARequestOfALimitsSizeAtEachReplicaIsAdmittedOnce(t *testing.T) {
 				t.Errorf("of requests of %d, some were admitted in %d of 10 minutes", size, admitting)
 			}
 			began, took := time.Now(), time.Hour
-			all[1].admit("alice", meter.Estimate{Prompt: size}, func(meter.Reservation) { took = time.Since(began) })
+			all[1].admit("alice", limiter.Estimate{Prompt: size}, func(limiter.Reservation) { took = time.Since(began) })
 			if time.Sleep(2 * time.Second); took > 250*time.Millisecond {
 				t.Errorf("a request of %d alone was admitted after %s", size, took)
 			}
@@ -159,8 +159,8 @@ func TestAWholeLimitMayBeUsedAtOneReplica(t *testing.T) {
 			for range 20 {
 				got.try(all[1], 60)
 				if now := time.Now(); len(got) < 55 { // after that, each waits until the others were heard
-					refusal := all[1].callers.Get(now, "alice").Check(now, meter.Estimate{Prompt: 1})
-					if refusal == nil || refusal.Reason != meter.OverPart || refusal.Wait <= 0 || refusal.Wait > time.Second {
+					refusal := all[1].callers.Get(now, "alice").Check(now, limiter.Estimate{Prompt: 1})
+					if refusal == nil || refusal.Reason != limiter.OverPart || refusal.Wait <= 0 || refusal.Wait > time.Second {
 						t.Fatalf("%s: more may be used soon, but got %+v", text, refusal)
 					}
 				}
@@ -247,8 +247,8 @@ func TestALimitHoldsAtManyReplicasFromIdle(t *testing.T) {
 		for began := time.Now(); time.Since(began) < 75*time.Second; {
 			time.Sleep(time.Duration(random.ExpFloat64() / 3 / number * float64(time.Second)))
 			i := random.IntN(number)
-			all[random.IntN(n)].admit(fmt.Sprint(i), meter.Estimate{Prompt: 10}, func(r meter.Reservation) {
-				r.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 10})
+			all[random.IntN(n)].admit(fmt.Sprint(i), limiter.Estimate{Prompt: 10}, func(r limiter.Reservation) {
+				r.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 10})
 				got[i] = append(got[i], time.Now())
 			})
 		}
@@ -276,9 +276,9 @@ func TestAStoresClockThatIsSetEmptiesNoWindow(t *testing.T) {
 		share(t, 0, func(w *world) {
 			var by atomic.Int64
 			start := func() *limitedReplica {
-				r := &limitedReplica{w.startWith(setStore{w.hub.Store(), &by}), meter.NewCallers(nil)}
-				r.callers.Configure(time.Now(), func(string) meter.Settings {
-					return meter.Settings{Limits: []meter.Limit{{Kind: meter.Tokens, Amount: 10_000, Unit: meter.Minute}}}
+				r := &limitedReplica{w.startWith(setStore{w.hub.Store(), &by}), limiter.NewCallers(nil)}
+				r.callers.Configure(time.Now(), func(string) limiter.Settings {
+					return limiter.Settings{Limits: []limiter.Limit{{Kind: limiter.Tokens, Amount: 10_000, Unit: limiter.Minute}}}
 				})
 				r.link.Share("the pool", r.callers)
 				return r

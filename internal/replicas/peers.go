@@ -16,7 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -140,7 +140,7 @@ func (p *peers) list(now time.Time) []Peer {
 // that another replica has now has not vanished with the one before.
 func (p *peers) contact(now time.Time) (c callers.Contact) {
 	var running []string
-	var vanished []meter.Vanished
+	var vanished []limiter.Vanished
 	for _, peer := range p.all() {
 		switch {
 		case !peer.isSilent(now) || peer.ID == p.self.ID:
@@ -149,11 +149,11 @@ func (p *peers) contact(now time.Time) (c callers.Contact) {
 		case now.Sub(peer.Heard) < heldFor:
 			c.Missing++
 			for _, w := range peer.writers {
-				vanished = append(vanished, meter.Vanished{Writer: w, Until: peer.Heard.Add(heldFor)})
+				vanished = append(vanished, limiter.Vanished{Writer: w, Until: peer.Heard.Add(heldFor)})
 			}
 		}
 	}
-	c.Vanished = slices.DeleteFunc(vanished, func(v meter.Vanished) bool { return slices.Contains(running, v.Writer) })
+	c.Vanished = slices.DeleteFunc(vanished, func(v limiter.Vanished) bool { return slices.Contains(running, v.Writer) })
 	return c
 }
 

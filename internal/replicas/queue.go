@@ -10,7 +10,7 @@ import (
 
 // queue holds what is to be sent. It is bounded: the oldest item is dropped
 // first, because newer ones say more. What a dropped item said is found again:
-// benches when replicas compare what they know, owners by asking the accounts.
+// cooldowns when replicas compare what they know, owners by asking the accounts.
 type queue[T any] struct {
 	mu    sync.Mutex
 	items []T
@@ -33,11 +33,11 @@ func (s signal) give() {
 
 // item is an event of a pool, or what a comparison found.
 type item struct {
-	kind    kind
-	backend string
-	member  string
-	bench   pool.Bench
-	order   order
+	kind     kind
+	backend  string
+	member   string
+	cooldown pool.Cooldown
+	order    order
 	// replace reports whether the store keeps an order that no replica has
 	// given.
 	replace bool

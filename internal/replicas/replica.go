@@ -1,5 +1,5 @@
 // Package replicas lets the replicas of a balancer share what they know: which
-// backends are benched or drained, which account has which stored object, and
+// backends are cooling down or drained, which account has which stored object, and
 // what callers use.
 //
 // A handler that names an engine joins the [Replica] of that engine, which all
@@ -32,7 +32,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
-	"github.com/openai-lb/caddy-openai-lb/internal/owners"
+	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
@@ -83,10 +83,10 @@ type Replica struct {
 	ended map[uint64]ending
 }
 
-// ending is what is known of a bench that is over.
+// ending is what is known of a cooldown that is over.
 type ending struct {
 	disproved bool
-	// until is when no replica can report the bench any more.
+	// until is when no replica can report the cooldown any more.
 	until time.Time
 }
 
@@ -94,9 +94,9 @@ type ending struct {
 func New(store state.Store, logger *zap.Logger) *Replica {
 	r := &Replica{
 		store: store, queue: newQueue[item](maxQueue), due: newSignal(), peers: newPeers(),
-		claims: claims{due: make(map[recordKey]pool.Bench), changed: newSignal()},
+		claims: claims{due: make(map[recordKey]pool.Cooldown), changed: newSignal()},
 		ended:  make(map[uint64]ending), drains: drains{known: make(map[drainKey]order)},
-		questions: make(chan message, maxQuestions), stored: ownerStore{queue: newQueue[owned](maxOwned), lookups: owners.NewLookups()},
+		questions: make(chan message, maxQuestions), stored: ownerStore{queue: newQueue[owned](maxOwned), lookups: ownership.NewLookups()},
 	}
 	r.logger.Store(logger)
 	return r
@@ -207,17 +207,17 @@ func (r *Replica) record(i item, now time.Time) (record state.Record, ok bool) {
 			return record, false
 		}
 	case disproved:
-		m.Bench = benchOf(i.bench, now)
+		m.Cooldown = cooldownOf(i.cooldown, now)
 		record = state.Record{Group: i.backend, Mode: state.Finish, TTL: time.Second}
 	default:
-		m.Bench = benchOf(i.bench, now)
-		record = state.Record{Group: i.backend, Mode: state.Extend, TTL: time.Duration(m.Bench.Left) * time.Millisecond, Near: i.bench.Grace()}
+		m.Cooldown = cooldownOf(i.cooldown, now)
+		record = state.Record{Group: i.backend, Mode: state.Extend, TTL: time.Duration(m.Cooldown.Left) * time.Millisecond, Near: i.cooldown.Grace()}
 		if record.TTL <= 0 {
 			return record, false
 		}
 	}
-	if m.Bench != nil {
-		record.Key, record.Version, record.Most = m.Bench.key(), m.Bench.ID, m.Bench.most()
+	if m.Cooldown != nil {
+		record.Key, record.Version, record.Most = m.Cooldown.key(), m.Cooldown.ID, m.Cooldown.most()
 	}
 	record.Message = m.text()
 	return record, true
@@ -248,18 +248,18 @@ func (r *Replica) listen(ctx context.Context) {
 				r.peers.cameBack(now)
 				r.connectivity.heard(r)
 			}
-			if m.From == r.peers.self.ID && m.Bench != nil {
+			if m.From == r.peers.self.ID && m.Cooldown != nil {
 				return
 			}
-			if m.Kind == benched {
-				benchDelay.Observe(max(0, now.Sub(time.UnixMicro(m.Sent)).Seconds()))
+			if m.Kind == coolingDown {
+				cooldownDelay.Observe(max(0, now.Sub(time.UnixMicro(m.Sent)).Seconds()))
 			}
 			late := r.clock.age(m, now)
 			if late < slack {
 				late = 0 // it took no longer than messages do
 			}
-			if m.Bench != nil {
-				m.Bench.Left = max(0, m.Bench.Left-late.Milliseconds())
+			if m.Cooldown != nil {
+				m.Cooldown.Left = max(0, m.Cooldown.Left-late.Milliseconds())
 			}
 			r.hear(m, now.Add(-late), now)
 		})
@@ -326,9 +326,9 @@ func (r *Replica) pace(now time.Time) (wait, spread time.Duration) {
 	return callers.UntilMoment(now.Add(r.clock.ahead()), every), mathrand.N(patience)
 }
 
-// memberOf returns a member of the backend, or nil: one that meets the bench,
+// memberOf returns a member of the backend, or nil: one that meets the cooldown,
 // if there is one.
-func (r *Replica) memberOf(backend string, b pool.Bench) (other *pool.Member) {
+func (r *Replica) memberOf(backend string, b pool.Cooldown) (other *pool.Member) {
 	for _, l := range slices.Backward(r.openLinks()) {
 		for m, name := range l.backends() {
 			if name != backend {

@@ -94,20 +94,20 @@ func throttle(wait time.Duration) pool.Refusal {
 	return pool.Refusal{Reason: pool.Reason{Class: string(verdict.Throttled), Status: 429, Hint: "retry-after"}, Throttle: true, Model: "m", Cost: 100, Wait: wait}
 }
 
-// wantBenched checks for how long a backend is benched at every replica.
-func (w *world) wantBenched(backend string, want time.Duration) {
+// wantCooldown checks for how long a backend is cooling down at every replica.
+func (w *world) wantCooldown(backend string, want time.Duration) {
 	w.Helper()
 	for i, r := range w.replicas {
-		if got := r.benched(backend); got < want || got > want+10*time.Millisecond {
-			w.Errorf("at replica %d, %s is benched for %v, want %v", i, backend, got, want)
+		if got := r.coolingDown(backend); got < want || got > want+10*time.Millisecond {
+			w.Errorf("at replica %d, %s is cooling down for %v, want %v", i, backend, got, want)
 		}
 	}
 }
 
-func (r *testReplica) benched(backend string) (left time.Duration) {
+func (r *testReplica) coolingDown(backend string) (left time.Duration) {
 	now := time.Now()
 	for _, s := range r.pool.Snapshot(now) {
-		for _, b := range s.Benches {
+		for _, b := range s.Cooldowns {
 			if s.Member.Name == backend {
 				left = max(left, b.Until.Sub(now))
 			}
@@ -118,128 +118,128 @@ func (r *testReplica) benched(backend string) (left time.Duration) {
 
 func (w *world) at(i int, backend string) *pool.Member { return w.replicas[i].members[backend] }
 
-func TestABenchHoldsAtAllReplicasAtOnce(t *testing.T) {
+func TestACooldownHoldsAtAllReplicasAtOnce(t *testing.T) {
 	share(t, 3, func(w *world) {
-		w.at(0, "a").Bench(throttle(10*time.Second), time.Now())
+		w.at(0, "a").CoolDown(throttle(10*time.Second), time.Now())
 		synctest.Wait()
-		w.wantBenched("a", 10*time.Second)
-		w.wantBenched("b", 0)
+		w.wantCooldown("a", 10*time.Second)
+		w.wantCooldown("b", 0)
 		time.Sleep(2 * time.Second)
-		w.at(2, "a").Bench(throttle(20*time.Second), time.Now())
+		w.at(2, "a").CoolDown(throttle(20*time.Second), time.Now())
 		synctest.Wait()
-		w.wantBenched("a", 20*time.Second)
-		w.at(1, "a").Bench(throttle(time.Second), time.Now())
+		w.wantCooldown("a", 20*time.Second)
+		w.at(1, "a").CoolDown(throttle(time.Second), time.Now())
 		synctest.Wait()
-		w.wantBenched("a", 20*time.Second)
+		w.wantCooldown("a", 20*time.Second)
 		time.Sleep(20 * time.Second)
-		w.wantBenched("a", 0)
+		w.wantCooldown("a", 0)
 	})
 }
 
 func TestAReplicaThatStartsKnowsWhatTheOthersKnow(t *testing.T) {
 	share(t, 2, func(w *world) {
-		w.at(0, "a").Bench(throttle(30*time.Second), time.Now())
+		w.at(0, "a").CoolDown(throttle(30*time.Second), time.Now())
 		w.at(0, "b").Drain(pool.Order{})
 		time.Sleep(5 * time.Second)
 		w.start()
 		synctest.Wait()
-		w.wantBenched("a", 25*time.Second)
+		w.wantCooldown("a", 25*time.Second)
 		if !w.at(2, "b").Drained() {
 			t.Error("the drain does not hold at the new replica")
 		}
 	})
 }
 
-func TestABenchOfServiceTiersIsOneOfTheSameAtAllReplicas(t *testing.T) {
+func TestACooldownOfServiceTiersIsOneOfTheSameAtAllReplicas(t *testing.T) {
 	share(t, 3, func(w *world) {
 		all := []pool.ServiceTiers{pool.UsualTiers, pool.Flex, pool.Ultrafast, pool.UnknownTiers}
 		for i, tiers := range all {
 			r := throttle(time.Duration(i+1) * 10 * time.Second)
 			r.Tiers = tiers
-			w.at(0, "a").Bench(r, time.Now())
+			w.at(0, "a").CoolDown(r, time.Now())
 		}
 		time.Sleep(5 * time.Second)
 		w.start() // which reads what the store keeps
 		synctest.Wait()
 		for i, r := range w.replicas {
 			left := make(map[pool.ServiceTiers]time.Duration)
-			for _, b := range r.pool.Snapshot(time.Now())[0].Benches {
+			for _, b := range r.pool.Snapshot(time.Now())[0].Cooldowns {
 				left[b.Tiers] = time.Until(b.Until).Round(time.Second)
 			}
 			want := map[pool.ServiceTiers]time.Duration{
 				pool.UsualTiers: 5 * time.Second, pool.Flex: 15 * time.Second, pool.Ultrafast: 25 * time.Second, pool.UnknownTiers: 35 * time.Second,
 			}
 			if !maps.Equal(left, want) {
-				t.Errorf("at replica %d, the benches last for %v, want %v", i, left, want)
+				t.Errorf("at replica %d, the cooldowns last for %v, want %v", i, left, want)
 			}
 		}
 	})
 }
 
-func TestABenchOfAnOperationIsOneOfTheSameAtAllReplicas(t *testing.T) {
+func TestACooldownOfAnOperationIsOneOfTheSameAtAllReplicas(t *testing.T) {
 	share(t, 3, func(w *world) {
 		all := map[string]time.Duration{"": 10 * time.Second, "/embeddings": 20 * time.Second, "/images/generations": 30 * time.Second}
 		for operation, length := range all {
-			w.at(0, "a").Bench(pool.Refusal{
+			w.at(0, "a").CoolDown(pool.Refusal{
 				Reason: pool.Reason{Class: string(verdict.NotPermitted), Status: 403}, Model: "m", Operation: operation, Wait: length,
 			}, time.Now())
 		}
 		time.Sleep(5 * time.Second)
 		w.start() // which reads what the store keeps
 		synctest.Wait()
-		benched := func(i int) map[string]time.Duration {
+		coolingDown := func(i int) map[string]time.Duration {
 			left := make(map[string]time.Duration)
-			for _, b := range w.replicas[i].pool.Snapshot(time.Now())[0].Benches {
+			for _, b := range w.replicas[i].pool.Snapshot(time.Now())[0].Cooldowns {
 				left[b.Operation] = time.Until(b.Until).Round(time.Second) + 5*time.Second
 			}
 			return left
 		}
 		for i := range w.replicas {
-			if left := benched(i); !maps.Equal(left, all) {
-				t.Errorf("at replica %d, the benches last for %v, want %v", i, left, all)
+			if left := coolingDown(i); !maps.Equal(left, all) {
+				t.Errorf("at replica %d, the cooldowns last for %v, want %v", i, left, all)
 			}
 		}
 		w.at(1, "a").Served(pool.Scope{Model: "m", Operation: "/embeddings"}, time.Now())
 		synctest.Wait()
 		for i := range w.replicas {
-			if left := benched(i); len(left) != 1 || left["/images/generations"] == 0 {
-				t.Errorf("at replica %d, %v are benched after embeddings were served", i, left)
+			if left := coolingDown(i); len(left) != 1 || left["/images/generations"] == 0 {
+				t.Errorf("at replica %d, %v are cooling down after embeddings were served", i, left)
 			}
 		}
 	})
 }
 
-func TestABenchThatIsDisprovedIsOverForAll(t *testing.T) {
+func TestACooldownThatIsDisprovedIsOverForAll(t *testing.T) {
 	share(t, 3, func(w *world) {
 		began := time.Now()
-		w.at(0, "a").Bench(throttle(30*time.Second), began)
+		w.at(0, "a").CoolDown(throttle(30*time.Second), began)
 		time.Sleep(5 * time.Second)
 		w.at(1, "a").Served(pool.Scope{Model: "m"}, began.Add(time.Second))
 		synctest.Wait()
-		w.wantBenched("a", 0)
+		w.wantCooldown("a", 0)
 		for range 5 { // nor does it begin again by what the store keeps
 			time.Sleep(time.Second)
-			w.wantBenched("a", 0)
+			w.wantCooldown("a", 0)
 		}
-		w.at(2, "a").Bench(throttle(7*time.Second), time.Now())
+		w.at(2, "a").CoolDown(throttle(7*time.Second), time.Now())
 		synctest.Wait()
-		w.wantBenched("a", 7*time.Second)
+		w.wantCooldown("a", 7*time.Second)
 	})
 }
 
-func TestABenchForAnOldKeyDoesNotComeBack(t *testing.T) {
+func TestACooldownForAnOldKeyDoesNotComeBack(t *testing.T) {
 	share(t, 2, func(w *world) {
 		a := w.at(0, "a")
 		a.StartFresh("old key")
-		a.Bench(throttle(time.Minute), time.Now())
+		a.CoolDown(throttle(time.Minute), time.Now())
 		synctest.Wait()
 		a.StartFresh("new key")
 		time.Sleep(10 * time.Second)
-		if left := w.replicas[0].benched("a"); left > 0 {
-			t.Errorf("where the key is new, a is still benched for %v", left)
+		if left := w.replicas[0].coolingDown("a"); left > 0 {
+			t.Errorf("where the key is new, a is still cooling down for %v", left)
 		}
-		if left := w.replicas[1].benched("a"); left < 49*time.Second {
-			t.Errorf("where the key is the old one, a is benched for %v", left)
+		if left := w.replicas[1].coolingDown("a"); left < 49*time.Second {
+			t.Errorf("where the key is the old one, a is cooling down for %v", left)
 		}
 	})
 }
@@ -270,7 +270,7 @@ func TestADoubtIsHeard(t *testing.T) {
 func testDoubtIsHeard(t *testing.T, lose func(w *world, doubt func())) {
 	share(t, 2, func(w *world) {
 		began := time.Now()
-		w.at(0, "a").Bench(throttle(30*time.Second), began)
+		w.at(0, "a").CoolDown(throttle(30*time.Second), began)
 		synctest.Wait()
 		lose(w, func() { w.at(0, "a").Doubt(false, pool.Scope{Model: "m"}, began) })
 		synctest.Wait()
@@ -280,7 +280,7 @@ func testDoubtIsHeard(t *testing.T, lose func(w *world, doubt func())) {
 			}
 		}
 		if m := w.replicas[1].pool.Pick(asks{cost: 10, only: "a"}.of(w.replicas[1].pool), time.Now()); m == nil {
-			t.Error("a small request may not check the bench that is in doubt")
+			t.Error("a small request may not check the cooldown that is in doubt")
 		}
 	})
 }
@@ -363,7 +363,7 @@ func TestReplicasThatAreRefusedAtOnceSendOneProbe(t *testing.T) {
 		const delay = 5 * time.Millisecond
 		w.hub.Delay(delay, delay)
 		for i := range w.replicas {
-			w.at(i, "a").Bench(throttle(time.Second+time.Duration(i%2)*time.Millisecond), time.Now())
+			w.at(i, "a").CoolDown(throttle(time.Second+time.Duration(i%2)*time.Millisecond), time.Now())
 		}
 		time.Sleep(time.Second + 3*delay)
 		var probes []*testReplica
@@ -388,9 +388,9 @@ func TestOneReplicaSendsTheProbe(t *testing.T) {
 	share(t, 5, func(w *world) {
 		longer := throttle(time.Minute)
 		longer.Model = "other"
-		w.at(0, "a").Bench(longer, time.Now())
+		w.at(0, "a").CoolDown(longer, time.Now())
 		time.Sleep(time.Second)
-		w.at(0, "a").Bench(throttle(20*time.Second), time.Now())
+		w.at(0, "a").CoolDown(throttle(20*time.Second), time.Now())
 		time.Sleep(20 * time.Second)
 		if n := w.picks("a"); n != 1 {
 			t.Errorf("%d replicas send the probe, want 1", n)
@@ -411,7 +411,7 @@ func TestReplicasTryAGuessInTurn(t *testing.T) {
 		refuse := func(i int) {
 			guess := throttle(10 * time.Second)
 			guess.Guess = true
-			w.at(i, "a").Bench(guess, time.Now())
+			w.at(i, "a").CoolDown(guess, time.Now())
 			synctest.Wait()
 		}
 		refuse(0)
@@ -433,7 +433,7 @@ func TestReplicasTryAGuessInTurn(t *testing.T) {
 
 func TestWithoutTheStoreEachReplicaSendsAProbe(t *testing.T) {
 	share(t, 5, func(w *world) {
-		w.at(0, "a").Bench(throttle(20*time.Second), time.Now())
+		w.at(0, "a").CoolDown(throttle(20*time.Second), time.Now())
 		time.Sleep(10 * time.Second)
 		w.hub.Fail(errors.New("down"))
 		time.Sleep(10 * time.Second)
@@ -443,18 +443,18 @@ func TestWithoutTheStoreEachReplicaSendsAProbe(t *testing.T) {
 	})
 }
 
-func TestABenchOfAModelThatIsNoUTF8IsShared(t *testing.T) {
+func TestACooldownOfAModelThatIsNoUTF8IsShared(t *testing.T) {
 	share(t, 2, func(w *world) {
 		odd := throttle(time.Minute)
 		for name, model := range map[string]string{"a": strings.Repeat("é", 200) + "\xff", "b": "\xff"} {
 			odd.Model = model
 			w.at(0, name).Served(pool.Scope{Model: model}, time.Now())
-			w.at(0, name).Bench(odd, time.Now())
+			w.at(0, name).CoolDown(odd, time.Now())
 		}
 		time.Sleep(3 * time.Second)
 		for _, name := range []string{"a", "b"} {
-			if w.replicas[1].benched(name) == 0 {
-				t.Errorf("the bench of %s is not shared", name)
+			if w.replicas[1].coolingDown(name) == 0 {
+				t.Errorf("the cooldown of %s is not shared", name)
 			}
 		}
 	})
@@ -472,11 +472,11 @@ func (w *world) picks(name string) (n int) {
 
 func TestNobodyIsToldWhatConcernsOneReplica(t *testing.T) {
 	share(t, 2, func(w *world) {
-		w.at(0, "a").Bench(pool.Refusal{Reason: pool.Reason{Class: string(verdict.Credential), Status: 401}, Whole: true, Wait: time.Minute}, time.Now())
-		w.at(0, "a").Bench(pool.Refusal{Reason: pool.Reason{Class: string(verdict.Unreachable), Cause: "dns"}, Whole: true, Unreachable: true, Wait: time.Minute}, time.Now())
+		w.at(0, "a").CoolDown(pool.Refusal{Reason: pool.Reason{Class: string(verdict.Credential), Status: 401}, Whole: true, Wait: time.Minute}, time.Now())
+		w.at(0, "a").CoolDown(pool.Refusal{Reason: pool.Reason{Class: string(verdict.Unreachable), Cause: "dns"}, Whole: true, Unreachable: true, Wait: time.Minute}, time.Now())
 		time.Sleep(3 * time.Second)
-		if got := w.replicas[1].benched("a"); got != 0 {
-			t.Errorf("another replica benches for %v", got)
+		if got := w.replicas[1].coolingDown("a"); got != 0 {
+			t.Errorf("another replica cooldowns for %v", got)
 		}
 	})
 }
@@ -499,21 +499,21 @@ func TestReplicasAreCounted(t *testing.T) {
 	})
 }
 
-// The bench is then for a reason that concerns one replica.
-func TestABenchThatTurnedAndEndedDoesNotComeBack(t *testing.T) {
+// The cooldown is then for a reason that concerns one replica.
+func TestACooldownThatTurnedAndEndedDoesNotComeBack(t *testing.T) {
 	share(t, 2, func(w *world) {
 		a := w.at(0, "a")
-		bench := func(class verdict.Class, wait time.Duration) {
-			a.Bench(pool.Refusal{Reason: pool.Reason{Class: string(class), Status: 403}, Whole: true, Wait: wait}, time.Now())
+		cooldown := func(class verdict.Class, wait time.Duration) {
+			a.CoolDown(pool.Refusal{Reason: pool.Reason{Class: string(class), Status: 403}, Whole: true, Wait: wait}, time.Now())
 			time.Sleep(time.Second)
 		}
-		bench(verdict.NotPermitted, time.Minute)
-		bench(verdict.Credential, 30*time.Second)
+		cooldown(verdict.NotPermitted, time.Minute)
+		cooldown(verdict.Credential, 30*time.Second)
 		a.Reset(pool.Order{})
 		for range 5 {
 			time.Sleep(time.Second)
-			if left := w.replicas[0].benched("a"); left > 0 {
-				t.Fatalf("it is benched for %v", left)
+			if left := w.replicas[0].coolingDown("a"); left > 0 {
+				t.Fatalf("it is cooling down for %v", left)
 			}
 		}
 	})

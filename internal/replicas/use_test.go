@@ -16,14 +16,14 @@ import (
 	"github.com/caddyserver/certmagic"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
 // limitedReplica is a replica with callers, which all have the same limits.
 type limitedReplica struct {
 	*testReplica
-	callers *meter.Callers
+	callers *limiter.Callers
 }
 
 // limit runs a test with n replicas that are connected, and whose callers have
@@ -48,16 +48,16 @@ func (w *world) startLimited(limits ...string) *limitedReplica {
 
 func (w *world) startLimitedWith(store state.Store, limits ...string) *limitedReplica {
 	w.Helper()
-	r := &limitedReplica{w.startWith(store), meter.NewCallers(nil)}
-	var settings meter.Settings
+	r := &limitedReplica{w.startWith(store), limiter.NewCallers(nil)}
+	var settings limiter.Settings
 	for _, text := range limits {
-		l, err := meter.ParseLimit(meter.Tokens, text)
+		l, err := limiter.ParseLimit(limiter.Tokens, text)
 		if err != nil {
 			w.Fatal(err)
 		}
 		settings.Limits = append(settings.Limits, l)
 	}
-	r.callers.Configure(time.Now(), func(string) meter.Settings { return settings })
+	r.callers.Configure(time.Now(), func(string) limiter.Settings { return settings })
 	r.link.Share("the pool", r.callers)
 	return r
 }
@@ -65,8 +65,8 @@ func (w *world) startLimitedWith(store state.Store, limits ...string) *limitedRe
 // spend uses tokens of a caller.
 func (r *limitedReplica) spend(name string, tokens int64) {
 	c := r.callers.Get(time.Now(), name)
-	if a, refusal := c.Try(time.Now(), meter.Estimate{Prompt: 1}); refusal == nil {
-		a.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: tokens})
+	if a, refusal := c.Try(time.Now(), limiter.Estimate{Prompt: 1}); refusal == nil {
+		a.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: tokens})
 	}
 }
 
@@ -292,12 +292,12 @@ func TestLateRepeatedOrReorderedReportsChangeNothing(t *testing.T) {
 			time.Sleep(flush)
 		}
 		// what is late has more than what is new, as after a large reservation
-		a, refusal := all[0].callers.Get(time.Now(), "bob").Try(time.Now(), meter.Estimate{Prompt: 80_000})
+		a, refusal := all[0].callers.Get(time.Now(), "bob").Try(time.Now(), limiter.Estimate{Prompt: 80_000})
 		if refusal != nil {
 			t.Fatal(refusal)
 		}
 		time.Sleep(2 * time.Second)
-		a.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 10})
+		a.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 10})
 		time.Sleep(2 * time.Second)
 		sent := reports()
 		for range 3 {
@@ -317,9 +317,9 @@ func TestLateRepeatedOrReorderedReportsChangeNothing(t *testing.T) {
 func TestARecordThatIsLateDoesNotReplaceANewerOne(t *testing.T) {
 	share(t, 0, func(w *world) {
 		old := &oldPuts{Store: w.hub.Store()}
-		r := &limitedReplica{w.startWith(old), meter.NewCallers(nil)}
-		r.callers.Configure(time.Now(), func(string) meter.Settings {
-			return meter.Settings{Limits: []meter.Limit{{Kind: meter.Tokens, Amount: 1000, Unit: meter.Day}}}
+		r := &limitedReplica{w.startWith(old), limiter.NewCallers(nil)}
+		r.callers.Configure(time.Now(), func(string) limiter.Settings {
+			return limiter.Settings{Limits: []limiter.Limit{{Kind: limiter.Tokens, Amount: 1000, Unit: limiter.Day}}}
 		})
 		r.link.Share("the pool", r.callers)
 		for range 3 {
@@ -354,9 +354,9 @@ func (s *oldPuts) Put(ctx context.Context, records []state.Record) error {
 
 func TestPoolsOfOtherNamesHaveOtherCallers(t *testing.T) {
 	limit(t, 1, []string{"1000/day"}, func(w *world, all []*limitedReplica) {
-		other := &limitedReplica{w.start(), meter.NewCallers(nil)}
-		other.callers.Configure(time.Now(), func(string) meter.Settings {
-			return meter.Settings{Limits: []meter.Limit{{Kind: meter.Tokens, Amount: 1000, Unit: meter.Day}}}
+		other := &limitedReplica{w.start(), limiter.NewCallers(nil)}
+		other.callers.Configure(time.Now(), func(string) limiter.Settings {
+			return limiter.Settings{Limits: []limiter.Limit{{Kind: limiter.Tokens, Amount: 1000, Unit: limiter.Day}}}
 		})
 		other.link.Share("another pool", other.callers)
 		all[0].spend("alice", 600)
@@ -378,15 +378,15 @@ func (s aheadStore) Load(ctx context.Context, groups []string) ([]state.Kept, ti
 
 func TestWindowsFollowTheClockOfTheStore(t *testing.T) {
 	share(t, 0, func(w *world) {
-		r := &limitedReplica{w.startWith(aheadStore{w.hub.Store(), 5 * time.Minute}), meter.NewCallers(nil)}
+		r := &limitedReplica{w.startWith(aheadStore{w.hub.Store(), 5 * time.Minute}), limiter.NewCallers(nil)}
 		wantAhead := func(want time.Duration) {
 			time.Sleep(2 * time.Second)
 			now := time.Now()
-			limit, err := meter.ParseLimit(meter.Tokens, "1000/minute")
+			limit, err := limiter.ParseLimit(limiter.Tokens, "1000/minute")
 			if err != nil {
 				t.Fatal(err)
 			}
-			r.callers.Configure(now, func(string) meter.Settings { return meter.Settings{Limits: []meter.Limit{limit}} })
+			r.callers.Configure(now, func(string) limiter.Settings { return limiter.Settings{Limits: []limiter.Limit{limit}} })
 			ends := r.callers.Get(now, "alice").Snapshot(now).Limits[0].Ends
 			if ends := ends.Add(-want); !ends.After(now) || ends.Sub(now) > time.Minute {
 				t.Errorf("a minute ends in %s, although the clock is ahead by %s", ends.Sub(now), want)
@@ -615,8 +615,8 @@ func TestReplicasThatStartTogetherShareALimitAtOnce(t *testing.T) {
 			for range 50 {
 				for _, r := range all {
 					for range 60 {
-						if a, refusal := r.callers.Get(time.Now(), "alice").Try(time.Now(), meter.Estimate{Prompt: 1}); refusal == nil {
-							a.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: 1})
+						if a, refusal := r.callers.Get(time.Now(), "alice").Try(time.Now(), limiter.Estimate{Prompt: 1}); refusal == nil {
+							a.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 1})
 							admitted++
 						}
 					}
@@ -669,8 +669,8 @@ func TestAReplicaThatIsReadOfSharesALimitAtOnce(t *testing.T) {
 		r.apply(state.Kept{Group: kept.Group, Key: m.From, TTL: lifetime, Message: m.text()}, make(map[recordKey]record), now)
 		admitted := 0
 		for range 60 {
-			if a, refusal := r.callers.Get(now, "alice").Try(now, meter.Estimate{Prompt: 1}); refusal == nil {
-				a.Settle(now, meter.Cost{Requests: 1, Prompt: 1})
+			if a, refusal := r.callers.Get(now, "alice").Try(now, limiter.Estimate{Prompt: 1}); refusal == nil {
+				a.Settle(now, limiter.Cost{Requests: 1, Prompt: 1})
 				admitted++
 			}
 		}

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
 
 // cutOff runs a test with n replicas whose callers have these limits. cut cuts
@@ -236,7 +236,7 @@ func TestAPoolThatAnotherReplicaHasIsNotHeldBack(t *testing.T) {
 	}
 	c := p.contact(now)
 	until := now.Add(30 * time.Second)
-	want := []meter.Vanished{{Writer: "abd", Until: until}, {Writer: "abe", Until: until}}
+	want := []limiter.Vanished{{Writer: "abd", Until: until}, {Writer: "abe", Until: until}}
 	if c.Replicas != 1 || c.Missing != 2 || len(c.Vanished) != 2 || c.Vanished[0] != want[0] || c.Vanished[1] != want[1] {
 		t.Errorf("got %+v", c)
 	}

@@ -11,7 +11,7 @@ import (
 const EventsNamespace = "http.openai_lb.event_listeners"
 
 // EventsModule listens to the events of each pool, such as that a backend is
-// benched, or an operator drains it. They are few: none of them occurs for each
+// cooling down, or an operator drains it. They are few: none of them occurs for each
 // request.
 type EventsModule interface {
 	caddy.Module

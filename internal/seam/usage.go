@@ -12,7 +12,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 )
@@ -75,7 +75,7 @@ type Usage struct {
 	ServiceTier string
 	// Cost is what the caller was charged: the tokens that the backend has
 	// reported, and an estimate of what it has not.
-	Cost     meter.Cost
+	Cost     limiter.Cost
 	Reported usage.Tokens
 	// LaterID is the id of a response that goes on in the background. It is
 	// empty for others.

@@ -193,7 +193,7 @@ func TestCloseEndsAllWaits(t *testing.T) {
 	})
 }
 
-// A random load of three tiers, with clients that leave, benches that grow,
+// A random load of three tiers, with clients that leave, cooldowns that grow,
 // refusals and first bytes. Whoever goes was the first of the requests that
 // wait.
 func TestRandomWaitsKeepTheOrder(t *testing.T) {
@@ -512,13 +512,13 @@ func TestPausesAreShortAlsoBehindOneThatYields(t *testing.T) {
 	})
 }
 
-func TestABenchAfterAShareHasItsPause(t *testing.T) {
+func TestACooldownAfterAShareHasItsPause(t *testing.T) {
 	inBubble(t, 10, func(t *testing.T, l *Lists) {
 		first, second := join(t, l, 1, 9*time.Second, yields(0)), join(t, l, 1, 9*time.Second, yields(0))
 		want(t, first, Turn, 0)
-		benched := yields(100 * time.Millisecond)
-		benched.Pause = 50 * time.Millisecond
-		first.Stay(time.Now(), benched)
+		coolingDown := yields(100 * time.Millisecond)
+		coolingDown.Pause = 50 * time.Millisecond
+		first.Stay(time.Now(), coolingDown)
 		want(t, first, Turn, 100*time.Millisecond)
 		first.Go(time.Now())
 		want(t, second, Turn, 50*time.Millisecond)

@@ -25,7 +25,7 @@ import (
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
@@ -91,7 +91,7 @@ func (u Use) less(other Use) Use {
 
 // UseOf returns what a request has used that was charged with a cost, of which
 // the backend has reported some tokens.
-func UseOf(cost meter.Cost, reported usage.Tokens) Use {
+func UseOf(cost limiter.Cost, reported usage.Tokens) Use {
 	u := Use{Requests: cost.Requests, Input: min(reported.Input, cost.Prompt), Output: min(reported.Output, cost.Output)}
 	u.Cached, u.Reasoning = min(reported.Cached, u.Input), min(reported.Reasoning, u.Output)
 	u.EstimatedInput, u.EstimatedOutput = min(cost.Prompt-u.Input, maxEstimate), min(cost.Output-u.Output, maxEstimate)
@@ -108,7 +108,7 @@ type Row struct {
 type Ledger struct {
 	pool   string
 	saver  *pools.Saver
-	left   meter.Left[leftUse]
+	left   limiter.Left[leftUse]
 	report report
 
 	shards [shards]shard
@@ -253,7 +253,7 @@ func (l *Ledger) Settle(id string, reported usage.Tokens, tier string) {
 		now := was.key
 		now.ServiceTier = cmp.Or(tier, now.ServiceTier)
 		d.add(was.row, Use{}.less(was.use))
-		d.add(now, UseOf(meter.Cost{Requests: was.use.Requests, Prompt: reported.Input, Output: reported.Output}, reported))
+		d.add(now, UseOf(limiter.Cost{Requests: was.use.Requests, Prompt: reported.Input, Output: reported.Output}, reported))
 	}
 	l.mu.Unlock()
 	if ok {

@@ -27,8 +27,8 @@ const (
 	// maxWord is how long a name in a row is at most, and maxReasons how many
 	// things refuse requests.
 	maxWord, maxReasons = 256, 16
-	// maxBenches is how many benches and silences a backend has at most.
-	maxBenches = 4096
+	// maxCooldowns is how many cooldowns and silences a backend has at most.
+	maxCooldowns = 4096
 )
 
 // askPatience is how long the other replicas have for an answer.
@@ -122,7 +122,7 @@ func newBackends() *backendSum {
 // with.
 func (s *backendSum) take(inPool func(string) bool) func(a replicas.Answer, b Backend) (pool string, full bool) {
 	return func(a replicas.Answer, b Backend) (pool string, full bool) {
-		if !inPool(b.Pool) || !slices.Contains(a.Pools, b.Pool) || !areWords(b.Name, b.State) || len(b.Benches)+len(b.Silences)+len(b.Untried) > maxBenches {
+		if !inPool(b.Pool) || !slices.Contains(a.Pools, b.Pool) || !areWords(b.Name, b.State) || len(b.Cooldowns)+len(b.Silences)+len(b.Untried) > maxCooldowns {
 			return "", false
 		}
 		b.seenBy(a.ID)
@@ -151,7 +151,7 @@ func (b *Backend) seenBy(id string) {
 }
 
 // states are the states of a backend in their order.
-var states = []string{Drained, Benched, Silent, Slow, Probing, Available}
+var states = []string{Drained, CoolingDown, Silent, Slow, Probing, Available}
 
 // add adds what another replica says of the backend.
 func (b *Backend) add(other *Backend) {
@@ -169,15 +169,15 @@ func (b *Backend) add(other *Backend) {
 	if b.LastError == nil || other.LastError != nil && other.LastError.Time.After(b.LastError.Time) {
 		b.LastError = other.LastError
 	}
-	b.Benches = union(b.Benches, other.Benches, func(x Bench) any {
+	b.Cooldowns = union(b.Cooldowns, other.Cooldowns, func(x Cooldown) any {
 		return [...]string{x.Scope, x.Model, x.Deployment, x.ServiceTier, x.Operation, x.Class}
 	},
-		func(x, y Bench) bool { return x.Until.Before(y.Until) })
+		func(x, y Cooldown) bool { return x.Until.Before(y.Until) })
 	b.Silences = union(b.Silences, other.Silences, func(x Silence) any { return [...]string{x.Model, x.Deployment} },
 		func(x, y Silence) bool { return x.Since.After(y.Since) })
 	b.Untried = union(b.Untried, other.Untried, func(x Untried) any { return [...]string{x.Model, x.Deployment} },
 		func(x, y Untried) bool { return x.Since.Before(y.Since) })
-	b.sortBenches()
+	b.sortCooldowns()
 }
 
 // union returns all rows, and of two with the same key the better one.

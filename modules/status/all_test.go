@@ -11,7 +11,7 @@ import (
 	"unicode"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
@@ -46,19 +46,19 @@ func callersOf(answers ...replicas.Answer) (o OtherCallers) {
 
 func TestBackendsAreAddedUpOverReplicas(t *testing.T) {
 	now := time.Date(2026, 11, 25, 12, 0, 0, 0, time.UTC)
-	b := func(state string, requests int64, benches ...Bench) []Backend {
-		b := Backend{Pool: "llm", Name: "ptu", State: state, Healthy: true, InFlight: 2, MaxRequests: 5, Counts: Counts{Requests: requests}, Benches: benches}
-		b.sortBenches()
+	b := func(state string, requests int64, cooldowns ...Cooldown) []Backend {
+		b := Backend{Pool: "llm", Name: "ptu", State: state, Healthy: true, InFlight: 2, MaxRequests: 5, Counts: Counts{Requests: requests}, Cooldowns: cooldowns}
+		b.sortCooldowns()
 		return []Backend{b, {Pool: "another", Name: "ptu", State: Drained}}
 	}
-	bench := func(class string, left time.Duration) Bench {
-		return Bench{Scope: ModelScope, Model: "gpt", Class: class, Until: now.Add(left), RemainingMs: left.Milliseconds()}
+	cooldown := func(class string, left time.Duration) Cooldown {
+		return Cooldown{Scope: ModelScope, Model: "gpt", Class: class, Until: now.Add(left), RemainingMs: left.Milliseconds()}
 	}
-	a, others := backendsOf(self, replica(t, "aaaa", b(Benched, 10, bench("throttled", 3*time.Second))), silent,
-		replica(t, "bbbb", b(Benched, 100, bench("throttled", 5*time.Second), bench("timeout", time.Second))))
+	a, others := backendsOf(self, replica(t, "aaaa", b(CoolingDown, 10, cooldown("throttled", 3*time.Second))), silent,
+		replica(t, "bbbb", b(CoolingDown, 100, cooldown("throttled", 5*time.Second), cooldown("timeout", time.Second))))
 	got := others.with(b(Available, 1)[:1], a)
-	if len(got) != 1 || got[0].Requests != 111 || got[0].InFlight != 6 || got[0].MaxRequests != 15 || got[0].stateText() != "benched at 2 of 3" ||
-		len(got[0].Benches) != 2 || got[0].Class != "throttled" || got[0].RemainingMs != 5000 {
+	if len(got) != 1 || got[0].Requests != 111 || got[0].InFlight != 6 || got[0].MaxRequests != 15 || got[0].stateText() != "cooling down at 2 of 3" ||
+		len(got[0].Cooldowns) != 2 || got[0].Class != "throttled" || got[0].RemainingMs != 5000 {
 		t.Errorf("got %+v", got)
 	}
 	var included []bool
@@ -76,7 +76,7 @@ func TestBackendsAreAddedUpOverReplicas(t *testing.T) {
 func TestCallersAreAddedUpOverReplicas(t *testing.T) {
 	c := func(name string, used int64, refused map[string]uint64) Caller {
 		return Caller{
-			Pool: "llm", Name: name, InFlight: 1, MaxRequests: 3, TokensToday: used, LastHour: meter.LastHour{Requests: 1, Tokens: used, Refused: refused},
+			Pool: "llm", Name: name, InFlight: 1, MaxRequests: 3, TokensToday: used, LastHour: limiter.LastHour{Requests: 1, Tokens: used, Refused: refused},
 			Limits: []CallerLimit{{Kind: "tokens", Window: "day", Limit: 1000, Used: used, Refused: 1}},
 		}
 	}
@@ -188,8 +188,8 @@ func TestNoQuestionHasAnotherForm(t *testing.T) {
 // may reach the terminal.
 func FuzzAnswers(f *testing.F) {
 	for _, rows := range []any{
-		[]Backend{{Pool: "llm", Name: "a\x1b[2J", State: "x\x07", WorstBench: WorstBench{Class: "\x1b"}, Benches: []Bench{{Scope: "model"}}, Drain: &Drain{}, Silences: []Silence{{}}}},
-		[]Caller{{Pool: "llm", Name: "\u202e", Limits: []CallerLimit{{Kind: "\x1b", Limit: -1, Used: 1 << 62}}, LastHour: meter.LastHour{Refused: map[string]uint64{"\n": 1 << 63}}}},
+		[]Backend{{Pool: "llm", Name: "a\x1b[2J", State: "x\x07", WorstCooldown: WorstCooldown{Class: "\x1b"}, Cooldowns: []Cooldown{{Scope: "model"}}, Drain: &Drain{}, Silences: []Silence{{}}}},
+		[]Caller{{Pool: "llm", Name: "\u202e", Limits: []CallerLimit{{Kind: "\x1b", Limit: -1, Used: 1 << 62}}, LastHour: limiter.LastHour{Refused: map[string]uint64{"\n": 1 << 63}}}},
 	} {
 		text, _ := json.Marshal(rows)
 		f.Add(text, text)

@@ -3,7 +3,7 @@
 //
 // [Pools] and [Backends] return the state of each backend, [Pool.Models] the
 // state of each model, [Callers] what callers have used, and [Episodes] the
-// recent benches, all in the same words. [API] adds them to Caddy's admin API
+// recent cooldowns, all in the same words. [API] adds them to Caddy's admin API
 // as JSON, with the orders. The subcommands of `caddy openai-lb`, such as
 // status and drain, call this API. The status page, in package statuspage, is
 // another view of the same state.
@@ -24,10 +24,10 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/latency"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
-	"github.com/openai-lb/caddy-openai-lb/internal/pulse"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -35,13 +35,13 @@ import (
 const (
 	// Drained: an operator took it out of use, or its weight is 0.
 	Drained = "drained"
-	// Benched: a bench is in force, for the whole backend or for a model.
-	Benched = "benched"
+	// CoolingDown: a cooldown is in force, for the whole backend or for a model.
+	CoolingDown = "cooling_down"
 	// Silent: requests for a model wait, and it sends nothing.
 	Silent = "silent"
 	// Slow: it was silent, and has since sent bytes, but none in time.
 	Slow = "slow"
-	// Probing: the time of a bench has passed, and no request has shown yet
+	// Probing: the time of a cooldown has passed, and no request has shown yet
 	// that the backend is back.
 	Probing = "probing"
 	// Available: it gets requests.
@@ -66,7 +66,7 @@ type Backend struct {
 	// `?replica=`.
 	DrainedAt map[string]bool `json:"drained_at,omitempty"`
 
-	WorstBench
+	WorstCooldown
 
 	InFlight    int64 `json:"in_flight"`
 	MaxRequests int64 `json:"max_requests"`
@@ -77,26 +77,26 @@ type Backend struct {
 
 	// Drain is the order by which an operator took it out of use, or nil.
 	Drain *Drain `json:"drain"`
-	// LastError is the latest reply for which the backend was benched.
+	// LastError is the latest reply for which the backend was cooling down.
 	LastError *Error `json:"last_error"`
-	// Benches are the benches in force.
-	Benches []Bench `json:"benches"`
+	// Cooldowns are the cooldowns in force.
+	Cooldowns []Cooldown `json:"cooldowns"`
 	// Silences are the models for which requests wait at the backend while it
 	// sends nothing.
 	Silences []Silence `json:"silences"`
 	// Untried are the models for which the backend was silent or slow when it
 	// was last tried, which is long ago.
 	Untried []Untried `json:"untried"`
-	// Due are the benches of which the time has passed, while no request has
+	// Due are the cooldowns of which the time has passed, while no request has
 	// shown yet that the backend is back.
-	Due []Bench `json:"-"`
+	Due []Cooldown `json:"-"`
 
 	member *pool.Member
 }
 
-// WorstBench has the bench of a backend that matters most: a bench of the whole
-// backend before a bench of a model, and among these the one that ends last.
-type WorstBench struct {
+// WorstCooldown has the cooldown of a backend that matters most: a cooldown of the whole
+// backend before a cooldown of a model, and among these the one that ends last.
+type WorstCooldown struct {
 	Class       string     `json:"class"`
 	Model       string     `json:"model"`
 	Deployment  string     `json:"deployment"`
@@ -123,26 +123,26 @@ type Drain struct {
 	Reason string     `json:"reason"`
 }
 
-// The scopes of a bench: the whole backend, or one of its models.
+// The scopes of a cooldown: the whole backend, or one of its models.
 const (
 	BackendScope = "backend"
 	ModelScope   = "model"
 )
 
-// Bench is a bench in force. Cause is more specific than the class: why a
+// Cooldown is a cooldown in force. Cause is more specific than the class: why a
 // backend is unreachable, or the code of its error.
-type Bench struct {
+type Cooldown struct {
 	// Scope is BackendScope or ModelScope.
 	Scope string `json:"scope"`
 	// Model is the name that clients use, and Deployment the backend's name for
-	// it. If clients have several names for a deployment, the bench appears
+	// it. If clients have several names for a deployment, the cooldown appears
 	// once for each. If they may use any name, Model is empty.
 	Model      string `json:"model"`
 	Deployment string `json:"deployment"`
 	// ServiceTier is that of the requests that are refused, or empty if it is
 	// all of them. If it is set, the backend and its model count as available.
 	ServiceTier string `json:"service_tier,omitempty"`
-	// Operation is the only one that is benched, or empty if it is all of them.
+	// Operation is the only one that is cooling down, or empty if it is all of them.
 	// If it is set, the backend and its model count as available, too.
 	Operation   string    `json:"operation,omitempty"`
 	Class       string    `json:"class"`
@@ -152,17 +152,17 @@ type Bench struct {
 	Since       time.Time `json:"since"`
 	Until       time.Time `json:"until"`
 	RemainingMs int64     `json:"remaining_ms"`
-	// UntilReached reports whether the bench lasts until the backend is
+	// UntilReached reports whether the cooldown lasts until the backend is
 	// reached. Until is then the time of the next attempt.
 	UntilReached bool `json:"until_reached"`
-	// NeedsOperator reports whether the bench lasts until an operator changes
+	// NeedsOperator reports whether the cooldown lasts until an operator changes
 	// something. It is false if the backend lacks a model that a client may
 	// have made up.
 	NeedsOperator bool `json:"needs_operator"`
 }
 
 // spares reports whether other requests for the model are served.
-func (b *Bench) spares() bool { return b.ServiceTier != "" || b.Operation != "" }
+func (b *Cooldown) spares() bool { return b.ServiceTier != "" || b.Operation != "" }
 
 // Silence is a model for which a backend accepts requests and sends nothing.
 type Silence struct {
@@ -193,7 +193,7 @@ func (s Silence) Class() string {
 	return Silent
 }
 
-// Error is a reply for which a backend was benched. Status is 0 if there was
+// Error is a reply for which a backend was cooling down. Status is 0 if there was
 // none.
 type Error struct {
 	Class  string `json:"class"`
@@ -253,15 +253,15 @@ func backendOf(s pool.State, now time.Time) Backend {
 	m := s.Member
 	b := Backend{
 		Name: m.Name, Priority: m.Priority, Weight: m.Weight, LearnedWeights: m.LearnedWeights(), MaxRequests: m.MaxRequests,
-		State: stateOf(s), InFlight: s.InFlight, Healthy: s.Healthy, Benches: []Bench{}, Silences: silencesOf(s), Untried: untriedOf(s), member: m,
+		State: stateOf(s), InFlight: s.InFlight, Healthy: s.Healthy, Cooldowns: []Cooldown{}, Silences: silencesOf(s), Untried: untriedOf(s), member: m,
 	}
-	for _, bench := range s.Benches {
-		b.Benches = append(b.Benches, benchesOf(m, bench, now)...)
+	for _, cooldown := range s.Cooldowns {
+		b.Cooldowns = append(b.Cooldowns, cooldownsOf(m, cooldown, now)...)
 	}
-	for _, bench := range s.Due {
-		b.Due = append(b.Due, benchesOf(m, bench, now)...)
+	for _, cooldown := range s.Due {
+		b.Due = append(b.Due, cooldownsOf(m, cooldown, now)...)
 	}
-	b.sortBenches()
+	b.sortCooldowns()
 	if o := m.TakenOut(); o != nil {
 		b.Drain = &Drain{By: o.By, Reason: o.Reason}
 		if !o.Time.IsZero() {
@@ -288,21 +288,21 @@ func (b *Backend) WeightText() string {
 	return lowest + "–" + highest
 }
 
-// sortBenches puts the bench first that matters most.
-func (b *Backend) sortBenches() {
-	slices.SortFunc(b.Benches, func(x, y Bench) int {
+// sortCooldowns puts the cooldown first that matters most.
+func (b *Backend) sortCooldowns() {
+	slices.SortFunc(b.Cooldowns, func(x, y Cooldown) int {
 		// backend comes before model
 		return cmp.Or(cmp.Compare(x.Scope, y.Scope), cmp.Compare(x.ServiceTier, y.ServiceTier), cmp.Compare(x.Operation, y.Operation), y.Until.Compare(x.Until), cmp.Compare(x.Model, y.Model), cmp.Compare(x.Class, y.Class))
 	})
-	if len(b.Benches) > 0 && !b.Benches[0].spares() {
-		worst := b.Benches[0]
-		b.WorstBench = WorstBench{worst.Class, worst.Model, worst.Deployment, &worst.Until, worst.RemainingMs}
+	if len(b.Cooldowns) > 0 && !b.Cooldowns[0].spares() {
+		worst := b.Cooldowns[0]
+		b.WorstCooldown = WorstCooldown{worst.Class, worst.Model, worst.Deployment, &worst.Until, worst.RemainingMs}
 	}
 }
 
 func silencesOf(s pool.State) []Silence {
 	silences := []Silence{}
-	for _, p := range s.Pulses {
+	for _, p := range s.Latencies {
 		if !p.Since.IsZero() {
 			silences = append(silences, Silence{strings.Join(modelsAt(s.Member, p.Model), ", "), p.Model, p.Slow, moment(p.Since)})
 		}
@@ -317,7 +317,7 @@ func silencesOf(s pool.State) []Silence {
 
 func untriedOf(s pool.State) []Untried {
 	untried := []Untried{}
-	for _, p := range s.Pulses {
+	for _, p := range s.Latencies {
 		if !p.Untried.IsZero() {
 			untried = append(untried, Untried{strings.Join(modelsAt(s.Member, p.Model), ", "), p.Model, moment(p.Untried)})
 		}
@@ -328,36 +328,36 @@ func untriedOf(s pool.State) []Untried {
 
 func stateOf(s pool.State) string {
 	is := func(slow bool) bool {
-		return slices.ContainsFunc(s.Pulses, func(p pulse.State) bool { return !p.Since.IsZero() && p.Slow == slow })
+		return slices.ContainsFunc(s.Latencies, func(p latency.State) bool { return !p.Since.IsZero() && p.Slow == slow })
 	}
 	switch {
 	case s.Drained:
 		return Drained
-	case slices.ContainsFunc(s.Benches, func(b pool.Bench) bool { return !s.Member.Spares(b) }):
-		return Benched
+	case slices.ContainsFunc(s.Cooldowns, func(b pool.Cooldown) bool { return !s.Member.Spares(b) }):
+		return CoolingDown
 	case is(false):
 		return Silent
 	case is(true):
 		return Slow
-	case s.Probing, slices.ContainsFunc(s.Pulses, func(p pulse.State) bool { return !p.Untried.IsZero() }):
+	case s.Probing, slices.ContainsFunc(s.Latencies, func(p latency.State) bool { return !p.Untried.IsZero() }):
 		return Probing
 	}
 	return Available
 }
 
-// benchesOf returns a bench as it is shown: once for each model of clients that
-// is benched.
-func benchesOf(m *pool.Member, b pool.Bench, now time.Time) (shown []Bench) {
+// cooldownsOf returns a cooldown as it is shown: once for each model of clients that
+// is cooling down.
+func cooldownsOf(m *pool.Member, b pool.Cooldown, now time.Time) (shown []Cooldown) {
 	scope, models := BackendScope, []string{""}
 	if !b.Whole {
 		scope, models = ModelScope, modelsAt(m, b.Model)
 	}
 	class := verdict.Class(b.Class)
 	needs := verdict.RemedyOf(class, b.Cause).NeedsOperator && (class != verdict.NoModel || m.Knows(b.Model))
-	// a bench that is in force has some time left
+	// a cooldown that is in force has some time left
 	left := max(0, (b.Until.Sub(now) + time.Millisecond - 1).Milliseconds())
 	for _, model := range models {
-		shown = append(shown, Bench{scope, model, b.Model, b.Tiers.String(), b.Operation, b.Class, b.Status, b.Hint, b.Cause, moment(b.Since), moment(b.Until), left, b.Unreachable, needs})
+		shown = append(shown, Cooldown{scope, model, b.Model, b.Tiers.String(), b.Operation, b.Class, b.Status, b.Hint, b.Cause, moment(b.Since), moment(b.Until), left, b.Unreachable, needs})
 	}
 	return shown
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/cli"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
@@ -27,11 +27,11 @@ type CallerLimit = callers.LimitReport
 // limit is used most and, among equals, those with the most tokens today. It is
 // empty if the pool does not limit callers.
 func Callers(now time.Time, pool string) (all []Caller) {
-	meters := callers.MetersOf(pool)
-	if meters == nil {
+	limiters := callers.MetersOf(pool)
+	if limiters == nil {
 		return nil
 	}
-	for _, c := range meters.All() {
+	for _, c := range limiters.All() {
 		s := c.Snapshot(now)
 		of := callers.ReportOf(now, pool, s)
 		if of.LastHour = s.Hour; s.Hour.Refused == nil {
@@ -77,7 +77,7 @@ func newCallers() sum[Caller] {
 // with.
 func (o *OtherCallers) take(inPool func(string) bool) func(a replicas.Answer, c Caller) (pool string, full bool) {
 	return func(a replicas.Answer, c Caller) (pool string, full bool) {
-		if !inPool(c.Pool) || !slices.Contains(a.Pools, c.Pool) || len(c.Limits) > meter.MaxLimits || len(c.LastHour.Refused) > maxReasons {
+		if !inPool(c.Pool) || !slices.Contains(a.Pools, c.Pool) || len(c.Limits) > limiter.MaxLimits || len(c.LastHour.Refused) > maxReasons {
 			return "", false
 		}
 		words := slices.AppendSeq([]string{c.Name, c.Tier}, maps.Keys(c.LastHour.Refused))

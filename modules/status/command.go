@@ -34,7 +34,7 @@ func commands() []*cobra.Command {
 	drain.Flags().Bool("wait", false, "Waits until the backend serves no request of any replica")
 	resume := newCommand("resume <backend>", "Puts a drained backend back into use",
 		call{method: http.MethodPost, path: backendsPath + "/%s/resume", show: showBackends, everywhere: resumed})
-	reset := newCommand("reset <backend>", "Ends the benches of a backend",
+	reset := newCommand("reset <backend>", "Ends the cooldowns of a backend",
 		call{method: http.MethodPost, path: backendsPath + "/%s/reset", show: showBackends})
 	callers := newCommand("callers", "Shows what callers have used of their limits, the busiest first",
 		call{method: http.MethodGet, path: callersPath, show: showCallers})
@@ -234,7 +234,7 @@ func showBackends(to io.Writer, answer []byte) error {
 			state += ", unhealthy"
 		}
 		model := cli.Printable(b.Model)
-		if len(b.Benches) > 0 && b.Benches[0].Scope == ModelScope {
+		if len(b.Cooldowns) > 0 && b.Cooldowns[0].Scope == ModelScope {
 			model = cmp.Or(model, cli.Printable(b.Deployment), "(none named)")
 		}
 		table.Row(cli.Printable(b.Pool), cli.Printable(b.Name), strconv.Itoa(b.Priority), b.WeightText(), cli.Printable(state),

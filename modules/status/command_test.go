@@ -13,18 +13,18 @@ import (
 func TestATableShowsWhatClientsMadeUpWithoutEffectOnATerminal(t *testing.T) {
 	var out strings.Builder
 	err := showBackends(&out, []byte(`[
-		{"pool": "p", "name": "a", "priority": 1, "weight": 3, "state": "benched", "class": "throttled", "model": "\u001b[2Jgpt\n4o\u202e",
+		{"pool": "p", "name": "a", "priority": 1, "weight": 3, "state": "cooling_down", "class": "throttled", "model": "\u001b[2Jgpt\n4o\u202e",
 			"remaining_ms": 61250, "in_flight": 2, "requests": 7, "failures": 1, "healthy": true},
 		{"pool": "p", "name": "b", "priority": 2, "weight": 1, "state": "drained", "healthy": false, "drain": {"since": "2026-01-02T03:04:05.6Z", "by": "al\u001bice", "reason": "why"}},
-		{"pool": "p", "name": "c", "priority": 2, "weight": 1, "state": "benched", "class": "failed", "healthy": true, "benches": [{"scope": "model", "class": "failed"}]},
-		{"pool": "p", "name": "d", "priority": 2, "weight": 1, "state": "benched", "class": "quota", "healthy": true, "benches": [{"scope": "backend", "class": "quota", "needs_operator": true}, {"scope": "model", "class": "throttled"}],
+		{"pool": "p", "name": "c", "priority": 2, "weight": 1, "state": "cooling_down", "class": "failed", "healthy": true, "cooldowns": [{"scope": "model", "class": "failed"}]},
+		{"pool": "p", "name": "d", "priority": 2, "weight": 1, "state": "cooling_down", "class": "quota", "healthy": true, "cooldowns": [{"scope": "backend", "class": "quota", "needs_operator": true}, {"scope": "model", "class": "throttled"}],
 			"silences": [{"model": "gpt\u001b-4o", "since": "2026-01-02T03:04:06.7Z"}, {"model": "gpt", "slow": true, "since": "2026-01-02T03:04:07Z"}]}
 	]`))
 	want := "POOL  NAME  PRIORITY  WEIGHT  STATE               CLASS      MODEL         REMAINING  IN FLIGHT  REQUESTS  FAILURES\n" +
-		"p     a     1         3       benched             throttled  �[2Jgpt�4o�   1m1.25s    2          7         1\n" +
+		"p     a     1         3       cooling down             throttled  �[2Jgpt�4o�   1m1.25s    2          7         1\n" +
 		"p     b     2         1       drained, unhealthy  -          -             -          0          0         0\n" +
-		"p     c     2         1       benched             failed     (none named)  -          0          0         0\n" +
-		"p     d     2         1       benched             quota      -             -          0          0         0\n" +
+		"p     c     2         1       cooling down             failed     (none named)  -          0          0         0\n" +
+		"p     d     2         1       cooling down             quota      -             -          0          0         0\n" +
 		"p b was drained at 2026-01-02T03:04:05Z by al�ice: why\n" +
 		"p b fails health checks. meanwhile: It is checked again at each health_interval. The log has the cause.\n" +
 		"p c answers with errors. meanwhile: A request tries it again when its cooldown is over.\n" +

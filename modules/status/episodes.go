@@ -12,19 +12,19 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
-// Episode is a series of benches of a backend for the same reason, each soon
-// after the previous one: a provisioned deployment under full load is benched
+// Episode is a series of cooldowns of a backend for the same reason, each soon
+// after the previous one: a provisioned deployment under full load is cooling down
 // many times a second, and the page shows that once.
 type Episode struct {
 	Pool    string `json:"-"`
 	Backend string `json:"backend"`
 	Class   string `json:"class"`
-	// Model, Deployment, Cause and Status are from the latest bench.
+	// Model, Deployment, Cause and Status are from the latest cooldown.
 	Model      string `json:"model"`
 	Deployment string `json:"deployment"`
 	Cause      string `json:"cause"`
 	Status     int    `json:"status"`
-	// Times is how many benches there were.
+	// Times is how many cooldowns there were.
 	Times int `json:"times"`
 	// Since is when the first one began, and Latest when the latest one began.
 	// Until is when the latest one ends.
@@ -36,11 +36,11 @@ type Episode struct {
 	UntilReached bool `json:"until_reached"`
 }
 
-// Over reports whether all benches of the episode have ended.
+// Over reports whether all cooldowns of the episode have ended.
 func (e Episode) Over(now time.Time) bool { return !e.UntilReached && !now.Before(e.Until) }
 
 const (
-	// pause is the longest time between two benches of the same episode.
+	// pause is the longest time between two cooldowns of the same episode.
 	pause = time.Minute
 	// maxEpisodes is how many are remembered. Clients cannot make more of them
 	// than there are backends and classes.
@@ -74,7 +74,7 @@ type Recorder string
 
 // Happened implements pool.Listener.
 func (r Recorder) Happened(e pool.Event) {
-	if e.Member.Spares(e.Bench) {
+	if e.Member.Spares(e.Cooldown) {
 		return // all other requests are served
 	}
 	episodes.Lock()
@@ -87,7 +87,7 @@ func (r Recorder) Happened(e pool.Event) {
 			ended.Until, ended.UntilReached = now, false
 		}
 	case e.Happening == pool.Began || e.Happening == pool.Grew || e.Happening == pool.Turned:
-		episode := Episode{Pool: string(r), Backend: e.Member.Name, Class: e.Bench.Class, Since: e.Bench.Since}
+		episode := Episode{Pool: string(r), Backend: e.Member.Name, Class: e.Cooldown.Class, Since: e.Cooldown.Since}
 		if its >= 0 {
 			episode = episodes.all[its]
 			episodes.all = slices.Delete(episodes.all, its, its+1)
@@ -96,9 +96,9 @@ func (r Recorder) Happened(e pool.Event) {
 			episode.Times++
 			episode.Latest = time.Now()
 		}
-		episode.Model, episode.Deployment = strings.Join(modelsAt(e.Member, e.Bench.Model), ", "), e.Bench.Model
-		episode.Cause, episode.Status = e.Bench.Cause, e.Bench.Status
-		episode.Until, episode.UntilReached = e.Bench.Until, e.Bench.Unreachable
+		episode.Model, episode.Deployment = strings.Join(modelsAt(e.Member, e.Cooldown.Model), ", "), e.Cooldown.Model
+		episode.Cause, episode.Status = e.Cooldown.Cause, e.Cooldown.Status
+		episode.Until, episode.UntilReached = e.Cooldown.Until, e.Cooldown.Unreachable
 		episodes.all = append(episodes.all, episode)
 		if surplus := len(episodes.all) - maxEpisodes; surplus > 0 {
 			episodes.all = slices.Delete(episodes.all, 0, surplus)
@@ -111,14 +111,14 @@ func (r Recorder) Happened(e pool.Event) {
 func (r Recorder) episodeOf(e pool.Event) int {
 	for i := range episodes.all {
 		known := &episodes.all[i] // it is large, and slices.IndexFunc would copy each one
-		if known.Backend == e.Member.Name && known.Pool == string(r) && known.Class == e.Bench.Class && (known.UntilReached || e.Bench.Since.Sub(known.Until) < pause) {
+		if known.Backend == e.Member.Name && known.Pool == string(r) && known.Class == e.Cooldown.Class && (known.UntilReached || e.Cooldown.Since.Sub(known.Until) < pause) {
 			return i
 		}
 	}
 	return -1
 }
 
-// Episodes returns the latest episodes of a pool, the one with the latest bench
+// Episodes returns the latest episodes of a pool, the one with the latest cooldown
 // first.
 func Episodes(pool string, limit int) (latest []Episode) {
 	episodes.Lock()

@@ -22,7 +22,7 @@ func refusal(class, model string, wait time.Duration) pool.Refusal {
 	return pool.Refusal{Reason: pool.Reason{Class: class}, Throttle: class == "throttled", Model: model, Wait: wait}
 }
 
-func TestBenchesInARowAreOneEpisode(t *testing.T) {
+func TestCooldownsInARowAreOneEpisode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		a, b := pool.NewMember("a", new(pool.Health)), pool.NewMember("b", new(pool.Health))
@@ -35,19 +35,19 @@ func TestBenchesInARowAreOneEpisode(t *testing.T) {
 			}
 		}
 		for range 3 {
-			a.Bench(refusal("throttled", "m", 2*time.Second), time.Now())
+			a.CoolDown(refusal("throttled", "m", 2*time.Second), time.Now())
 			time.Sleep(3 * time.Second)
 		}
 		wants("a throttled m ×3 0-8")
-		b.Bench(refusal("failed", "m", 10*time.Second), time.Now())
+		b.CoolDown(refusal("failed", "m", 10*time.Second), time.Now())
 		time.Sleep(time.Second)
-		b.Bench(refusal("failed", "m", 10*time.Second), time.Now()) // it grows
+		b.CoolDown(refusal("failed", "m", 10*time.Second), time.Now()) // it grows
 		wants("b failed m ×1 9-20", "a throttled m ×3 0-8")
 		time.Sleep(time.Second)
 		b.Reset(pool.Order{})
 		wants("b failed m ×1 9-11", "a throttled m ×3 0-8")
 		time.Sleep(2 * time.Minute)
-		a.Bench(refusal("throttled", "other", 2*time.Second), time.Now())
+		a.CoolDown(refusal("throttled", "other", 2*time.Second), time.Now())
 		wants("a throttled other ×1 131-133", "b failed m ×1 9-11", "a throttled m ×3 0-8")
 		if got := Episodes("another pool", 10); got != nil {
 			t.Errorf("another pool has %v", got)
@@ -62,13 +62,13 @@ func TestEpisodesAreBounded(t *testing.T) {
 		p := pool.New([]*pool.Member{a}, Recorder(name))
 		defer p.Close()
 		for n := range 1000 { // a client makes up models
-			a.Bench(refusal("no_model", fmt.Sprint(n), time.Minute), time.Now())
+			a.CoolDown(refusal("no_model", fmt.Sprint(n), time.Minute), time.Now())
 		}
 		if got := Episodes(name, 10); len(got) != 1 || got[0].Times != 1000 {
 			t.Errorf("got %v", got)
 		}
 		for range 200 {
-			a.Bench(refusal("failed", "m", time.Second), time.Now())
+			a.CoolDown(refusal("failed", "m", time.Second), time.Now())
 			time.Sleep(2 * pause)
 		}
 		if got := len(Episodes(name, 1000)); got != maxEpisodes {
@@ -77,7 +77,7 @@ func TestEpisodesAreBounded(t *testing.T) {
 	})
 }
 
-func TestBenchesAreInTheOrderOfTime(t *testing.T) {
+func TestCooldownsAreInTheOrderOfTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		a, b, c := pool.NewMember("a", new(pool.Health)), pool.NewMember("b", new(pool.Health)), pool.NewMember("c", new(pool.Health))
@@ -93,15 +93,15 @@ func TestBenchesAreInTheOrderOfTime(t *testing.T) {
 				t.Errorf("got %q, want %q", got, want)
 			}
 		}
-		a.Bench(refusal("throttled", "m", time.Minute), time.Now())
+		a.CoolDown(refusal("throttled", "m", time.Minute), time.Now())
 		time.Sleep(time.Second)
-		c.Bench(pool.Refusal{Reason: pool.Reason{Class: "unreachable"}, Whole: true, Unreachable: true}, time.Now())
+		c.CoolDown(pool.Refusal{Reason: pool.Reason{Class: "unreachable"}, Whole: true, Unreachable: true}, time.Now())
 		time.Sleep(time.Second)
-		b.Bench(refusal("failed", "m", time.Second), time.Now())
+		b.CoolDown(refusal("failed", "m", time.Second), time.Now())
 		time.Sleep(time.Second)
-		a.Bench(refusal("throttled", "m", time.Hour), time.Now()) // it grows
+		a.CoolDown(refusal("throttled", "m", time.Hour), time.Now()) // it grows
 		wants("b 2 over=true", "c 1 over=false", "a 0 over=false")
-		b.Bench(refusal("failed", "m", time.Second), time.Now())
+		b.CoolDown(refusal("failed", "m", time.Second), time.Now())
 		time.Sleep(10 * time.Minute) // c was not reached
 		wants("b 3 over=true", "c 1 over=false", "a 0 over=false")
 		c.Reached()

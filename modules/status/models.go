@@ -26,7 +26,7 @@ type ModelBackend struct {
 	Priority   int    `json:"priority"`
 	State      string `json:"state"`
 	Healthy    bool   `json:"healthy"`
-	// Class, Until and RemainingMs are from the bench that ends last.
+	// Class, Until and RemainingMs are from the cooldown that ends last.
 	Class       string     `json:"class"`
 	Until       *time.Time `json:"until"`
 	RemainingMs int64      `json:"remaining_ms"`
@@ -34,7 +34,7 @@ type ModelBackend struct {
 
 // Usable reports whether the backend gets requests for the model.
 func (b ModelBackend) Usable() bool {
-	return b.State != Benched && b.State != Drained && b.State != Silent && b.State != Slow && b.Healthy
+	return b.State != CoolingDown && b.State != Drained && b.State != Silent && b.State != Slow && b.Healthy
 }
 
 // TakesAnyModel reports whether a backend accepts models that the config does
@@ -72,7 +72,7 @@ func (p Pool) Models(others ...string) []Model {
 // forModel returns the state of the backend for one of the named models.
 func (b Backend) forModel(model, deployment string, named map[string]bool) ModelBackend {
 	its := ModelBackend{Backend: b.Name, Deployment: deployment, Priority: b.Priority, State: b.State, Healthy: b.Healthy}
-	if its.State == Benched || its.State == Silent || its.State == Slow {
+	if its.State == CoolingDown || its.State == Silent || its.State == Slow {
 		its.State = Available
 	}
 	for _, s := range b.Silences {
@@ -80,19 +80,19 @@ func (b Backend) forModel(model, deployment string, named map[string]bool) Model
 			its.State = s.Class()
 		}
 	}
-	for _, bench := range b.Benches {
-		concerns := bench.Scope == BackendScope || bench.Deployment == pool.ModelKey(deployment)
+	for _, cooldown := range b.Cooldowns {
+		concerns := cooldown.Scope == BackendScope || cooldown.Deployment == pool.ModelKey(deployment)
 		if model == metrics.Other { // no backend has to have a model that a client made up
-			concerns = concerns || !named[bench.Model] && (bench.NeedsOperator || bench.Class != string(verdict.NoModel))
+			concerns = concerns || !named[cooldown.Model] && (cooldown.NeedsOperator || cooldown.Class != string(verdict.NoModel))
 		}
-		if !concerns || bench.spares() {
+		if !concerns || cooldown.spares() {
 			continue
 		}
 		if its.State != Drained && its.State != Probing {
-			its.State = Benched
+			its.State = CoolingDown
 		}
-		if its.Until == nil || its.Until.Before(bench.Until) {
-			its.Class, its.Until, its.RemainingMs = bench.Class, &bench.Until, bench.RemainingMs
+		if its.Until == nil || its.Until.Before(cooldown.Until) {
+			its.Class, its.Until, its.RemainingMs = cooldown.Class, &cooldown.Until, cooldown.RemainingMs
 		}
 	}
 	return its

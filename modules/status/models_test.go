@@ -69,35 +69,35 @@ func TestStatesAreByTheModelsThatClientsName(t *testing.T) {
 		"mini: a/a-mini available; c/c-all available; d/mini available;",
 		"other: c/c-all available; d/other available;",
 	)
-	a.Bench(refusal("throttled", "a-4o", time.Minute), time.Now())
-	c.Bench(refusal("failed", "c-all", time.Minute), time.Now())
-	d.Bench(refusal("no_model", "made-up", time.Minute), time.Now())
-	b.Bench(pool.Refusal{Reason: pool.Reason{Class: "credential"}, Whole: true, Wait: time.Minute}, time.Now())
+	a.CoolDown(refusal("throttled", "a-4o", time.Minute), time.Now())
+	c.CoolDown(refusal("failed", "c-all", time.Minute), time.Now())
+	d.CoolDown(refusal("no_model", "made-up", time.Minute), time.Now())
+	b.CoolDown(pool.Refusal{Reason: pool.Reason{Class: "credential"}, Whole: true, Wait: time.Minute}, time.Now())
 	wants(
-		"best: a/a-4o benched throttled; c/c-all benched failed; d/best available;",
-		"gpt-4o: a/a-4o benched throttled; b/b-4o benched credential; c/c-all benched failed; d/gpt-4o available;",
-		"mini: a/a-mini available; c/c-all benched failed; d/mini available;",
-		"other: c/c-all benched failed; d/other available;",
+		"best: a/a-4o cooling down throttled; c/c-all cooling down failed; d/best available;",
+		"gpt-4o: a/a-4o cooling down throttled; b/b-4o cooling down credential; c/c-all cooling down failed; d/gpt-4o available;",
+		"mini: a/a-mini available; c/c-all cooling down failed; d/mini available;",
+		"other: c/c-all cooling down failed; d/other available;",
 	)
-	d.Bench(refusal("throttled", "gpt-5", 2*time.Minute), time.Now())
+	d.CoolDown(refusal("throttled", "gpt-5", 2*time.Minute), time.Now())
 	d.Drain(pool.Order{})
 	if got := state().Models(metrics.Other)[3].Backends[1]; got.State != Drained || got.Class != "throttled" || got.Usable() {
 		t.Errorf("got %+v", got)
 	}
 }
 
-func TestABenchHasTheNameOfClientsAndThatOfTheBackend(t *testing.T) {
+func TestACooldownHasTheNameOfClientsAndThatOfTheBackend(t *testing.T) {
 	a, b, c := member("a", "", "gpt-4o=a-4o", "best=a-4o"), member("b", "b-all"), member("c", "")
 	state := poolOf(t, a, b, c)
 	for _, m := range []*pool.Member{a, b, c} {
-		m.Bench(refusal("throttled", map[*pool.Member]string{a: "a-4o", b: "b-all", c: "gpt-5"}[m], time.Minute), time.Now())
-		m.Bench(refusal("failed", "of another pool", time.Minute), time.Now())
+		m.CoolDown(refusal("throttled", map[*pool.Member]string{a: "a-4o", b: "b-all", c: "gpt-5"}[m], time.Minute), time.Now())
+		m.CoolDown(refusal("failed", "of another pool", time.Minute), time.Now())
 	}
 	var got []string
 	for _, b := range state().Backends {
-		for _, bench := range b.Benches {
-			if bench.Class == "throttled" {
-				got = append(got, b.Name+" "+bench.Model+" "+bench.Deployment)
+		for _, cooldown := range b.Cooldowns {
+			if cooldown.Class == "throttled" {
+				got = append(got, b.Name+" "+cooldown.Model+" "+cooldown.Deployment)
 			}
 		}
 		got = append(got, b.LastError.Model+"|"+b.LastError.Deployment)
@@ -111,16 +111,16 @@ func TestABenchHasTheNameOfClientsAndThatOfTheBackend(t *testing.T) {
 func TestOnlyAModelThatTheBackendIsToHaveNeedsAnOperator(t *testing.T) {
 	a, b := member("a", "", "gpt-4o=a-4o"), member("b", "")
 	state := poolOf(t, a, b)
-	a.Bench(refusal("no_model", "a-4o", time.Minute), time.Now())
-	b.Bench(refusal("no_model", "made-up", time.Minute), time.Now())
+	a.CoolDown(refusal("no_model", "a-4o", time.Minute), time.Now())
+	b.CoolDown(refusal("no_model", "made-up", time.Minute), time.Now())
 	b.Served(pool.Scope{Model: "gpt-4o"}, time.Now())
-	b.Bench(refusal("no_model", "gpt-4o", time.Minute), time.Now().Add(time.Millisecond))
-	b.Bench(refusal("throttled", "gpt-5", time.Minute), time.Now())
-	b.Bench(pool.Refusal{Reason: pool.Reason{Class: "quota"}, Throttle: true, Whole: true, Wait: time.Minute}, time.Now())
+	b.CoolDown(refusal("no_model", "gpt-4o", time.Minute), time.Now().Add(time.Millisecond))
+	b.CoolDown(refusal("throttled", "gpt-5", time.Minute), time.Now())
+	b.CoolDown(pool.Refusal{Reason: pool.Reason{Class: "quota"}, Throttle: true, Whole: true, Wait: time.Minute}, time.Now())
 	got := make(map[string]bool)
 	for _, b := range state().Backends {
-		for _, bench := range b.Benches {
-			got[fmt.Sprint(b.Name, " ", bench.Class, " ", bench.Deployment)] = bench.NeedsOperator
+		for _, cooldown := range b.Cooldowns {
+			got[fmt.Sprint(b.Name, " ", cooldown.Class, " ", cooldown.Deployment)] = cooldown.NeedsOperator
 		}
 	}
 	want := map[string]bool{"a no_model a-4o": true, "b no_model made-up": false, "b no_model gpt-4o": true, "b throttled gpt-5": false, "b quota ": true}
@@ -129,19 +129,19 @@ func TestOnlyAModelThatTheBackendIsToHaveNeedsAnOperator(t *testing.T) {
 	}
 }
 
-func TestABenchOfAnOperationIsShownAndLeavesTheModelAvailable(t *testing.T) {
+func TestACooldownOfAnOperationIsShownAndLeavesTheModelAvailable(t *testing.T) {
 	a := member("a", "", "gpt-4o=a-4o")
 	state := poolOf(t, a)
 	for _, operation := range []string{"/images/generations", "/embeddings"} {
 		r := refusal("not_permitted", "a-4o", time.Minute)
 		r.Operation = operation
-		a.Bench(r, time.Now())
+		a.CoolDown(r, time.Now())
 	}
 	b := state().Backends[0]
-	if b.State != Available || b.WorstBench.Class != "" || len(b.Benches) != 2 {
-		t.Fatalf("the backend is %s for %q, with %d benches", b.State, b.WorstBench.Class, len(b.Benches))
+	if b.State != Available || b.WorstCooldown.Class != "" || len(b.Cooldowns) != 2 {
+		t.Fatalf("the backend is %s for %q, with %d cooldowns", b.State, b.WorstCooldown.Class, len(b.Cooldowns))
 	}
-	if first := b.Benches[0]; first.Operation != "/embeddings" || first.Model != "gpt-4o" || !first.NeedsOperator {
+	if first := b.Cooldowns[0]; first.Operation != "/embeddings" || first.Model != "gpt-4o" || !first.NeedsOperator {
 		t.Errorf("it shows %+v", first)
 	}
 	if its := state().Models()[0].Backends[0]; its.State != Available || its.Until != nil {

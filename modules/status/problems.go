@@ -28,7 +28,7 @@ type Problem struct {
 	// Models are the models that the problem is about. Without any, it is about
 	// the whole backend.
 	Models []string `json:"models"`
-	// Until and UntilReached are from the bench, if there is one.
+	// Until and UntilReached are from the cooldown, if there is one.
 	Since        *time.Time `json:"since"`
 	Until        *time.Time `json:"until"`
 	UntilReached bool       `json:"until_reached"`
@@ -66,7 +66,7 @@ const (
 
 // Problems returns the problems of the pool and of its models. That a backend
 // throttles is not a problem while another one serves: a provisioned deployment
-// throttles by design. A problem that needs an operator outlives its bench,
+// throttles by design. A problem that needs an operator outlives its cooldown,
 // until a request shows that it is solved. states are the engines of state.
 func (p Pool) Problems(now time.Time, models []Model, states []replicas.Status) []Problem {
 	list := problemList{}
@@ -182,17 +182,17 @@ func (l *problemList) addBackend(b Backend) {
 	for _, s := range b.Silences {
 		l.add(Problem{Backend: b.Name, Class: s.Class(), Models: []string{s.Model}, Since: &s.Since})
 	}
-	for i, bench := range slices.Concat(b.Benches, b.Due) {
-		due := i >= len(b.Benches)
-		if bench.Class == string(verdict.Throttled) || bench.ServiceTier != "" || due && !bench.NeedsOperator {
+	for i, cooldown := range slices.Concat(b.Cooldowns, b.Due) {
+		due := i >= len(b.Cooldowns)
+		if cooldown.Class == string(verdict.Throttled) || cooldown.ServiceTier != "" || due && !cooldown.NeedsOperator {
 			continue
 		}
 		p := Problem{
-			NeedsOperator: bench.NeedsOperator, Backend: b.Name, Class: bench.Class, Status: bench.Status, Cause: bench.Cause,
-			Since: &bench.Since, Until: &bench.Until, UntilReached: bench.UntilReached,
+			NeedsOperator: cooldown.NeedsOperator, Backend: b.Name, Class: cooldown.Class, Status: cooldown.Status, Cause: cooldown.Cause,
+			Since: &cooldown.Since, Until: &cooldown.Until, UntilReached: cooldown.UntilReached,
 		}
-		if bench.Scope == ModelScope {
-			p.Models = []string{bench.Model}
+		if cooldown.Scope == ModelScope {
+			p.Models = []string{cooldown.Model}
 		}
 		l.add(p)
 	}

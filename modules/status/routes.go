@@ -25,7 +25,7 @@ func init() {
 //   - `POST /openai_lb/backends/{name}/drain` takes a backend out of use: it gets
 //     requests only when no other backend is left.
 //   - `POST /openai_lb/backends/{name}/resume` puts it back into use.
-//   - `POST /openai_lb/backends/{name}/reset` ends its benches.
+//   - `POST /openai_lb/backends/{name}/reset` ends its cooldowns.
 //   - `GET /openai_lb/callers` lists the callers, and how much of their limits is used.
 //   - `POST /openai_lb/callers/{name}/reset` gives a caller its use back, at all replicas.
 //   - `GET /openai_lb/replicas` lists the replicas that share state.

@@ -69,8 +69,8 @@ func TestWhatNobodyHasIsAskedForOnceEach(t *testing.T) {
 		w.call(alice, "GET", "/v1/files/file_of_nobody", "").wantErrorOf(t, "c", 404, "No such object: file_of_nobody")
 		wantAsked(t, all, map[string]int{"a": 1, "b": 1, "c": 1})
 		for name := range all {
-			if n := len(w.Logged("backend benched")); n > 0 {
-				t.Errorf("%s is benched", name)
+			if n := len(w.Logged("cooldown started")); n > 0 {
+				t.Errorf("%s is cooling down", name)
 			}
 		}
 	})

@@ -117,7 +117,7 @@ func TestWhatIsStoredAtAnotherAccountDoesNotExistForACaller(t *testing.T) {
 	})
 }
 
-func TestASilenceAndABenchAreNotTriedWithAnotherCallersBackend(t *testing.T) {
+func TestASilenceAndACooldownAreNotTriedWithAnotherCallersBackend(t *testing.T) {
 	inBubbleWith(t, mayUsePTUs, func(t *testing.T, w *world) {
 		const chat = "/v1/chat/completions"
 		body := `{"model":"gpt-4o","messages":[]}`

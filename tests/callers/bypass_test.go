@@ -11,7 +11,7 @@ import (
 
 	limits "github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
 
 // websocket makes a request a handshake.
@@ -119,8 +119,8 @@ func TestATierOfAnotherConfigHasNoShare(t *testing.T) {
 	for _, options := range []string{"caller alice {\ntokens 1k/day\n}", "caller alice {\ntier batch\n}\ntier batch {\nreserve 20%\n}"} {
 		inBubble(t, options, func(t *testing.T, w *world) {
 			w.chat(`{"model":"gpt-4o"}`).WantServed(t, "a")
-			limits.MetersOf(w.Handler.Pool).Configure(time.Now(), func(string) meter.Settings {
-				return meter.Settings{Tier: "nightly", Tiers: []string{"interactive", "batch", "nightly"}}
+			limits.MetersOf(w.Handler.Pool).Configure(time.Now(), func(string) limiter.Settings {
+				return limiter.Settings{Tier: "nightly", Tiers: []string{"interactive", "batch", "nightly"}}
 			})
 			w.chat(`{"model":"gpt-4o"}`).WantServed(t, "a")
 		})

@@ -12,7 +12,7 @@ import (
 
 	limits "github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
 
 func TestMain(m *testing.M) { lbtest.Main(m) }
@@ -53,13 +53,13 @@ func (w *world) post(key, path, body string) lbtest.Reply {
 func (w *world) chat(body string) lbtest.Reply { return w.post(aliceKey, "/v1/chat/completions", body) }
 
 // of returns what a caller has used.
-func (w *world) of(name string) meter.Snapshot {
+func (w *world) of(name string) limiter.Snapshot {
 	for _, c := range limits.MetersOf(w.Handler.Pool).All() {
 		if c.Name() == name {
 			return c.Snapshot(time.Now())
 		}
 	}
-	return meter.Snapshot{}
+	return limiter.Snapshot{}
 }
 
 // wantUse checks what alice has used today, that no request is in flight and

@@ -23,7 +23,7 @@ type random struct {
 	// tokens are those that the last reply has used, and calls is how many
 	// there were.
 	tokens, calls int
-	// failed is when a backend failed last. Until its bench is over, a retry
+	// failed is when a backend failed last. Until its cooldown is over, a retry
 	// may be served before its time.
 	failed time.Time
 }

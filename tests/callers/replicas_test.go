@@ -12,23 +12,23 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
 // otherReplica is what alice uses at another replica, as if that were in
 // another process.
-type otherReplica struct{ alice *meter.Caller }
+type otherReplica struct{ alice *limiter.Caller }
 
 // anotherReplica starts one whose callers have a limit of tokens.
 func anotherReplica(t *testing.T, hub, pool, tokens string) otherReplica {
 	t.Helper()
-	limit, err := meter.ParseLimit(meter.Tokens, tokens)
+	limit, err := limiter.ParseLimit(limiter.Tokens, tokens)
 	if err != nil {
 		t.Fatal(err)
 	}
-	callers := meter.NewCallers(nil)
-	callers.Configure(time.Now(), func(string) meter.Settings { return meter.Settings{Limits: []meter.Limit{limit}} })
+	callers := limiter.NewCallers(nil)
+	callers.Configure(time.Now(), func(string) limiter.Settings { return limiter.Settings{Limits: []limiter.Limit{limit}} })
 	r := replicas.New(lbtest.HubOf(hub).Store(), zap.NewNop())
 	r.NewLink().Share(pool, callers)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -46,8 +46,8 @@ func anotherReplica(t *testing.T, hub, pool, tokens string) otherReplica {
 
 // spend uses tokens.
 func (r otherReplica) spend(tokens int64) {
-	a, _ := r.alice.Try(time.Now(), meter.Estimate{Prompt: 1})
-	a.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: tokens})
+	a, _ := r.alice.Try(time.Now(), limiter.Estimate{Prompt: 1})
+	a.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: tokens})
 }
 
 // wantUsed checks how much of the limit the replica takes for used.

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	limits "github.com/openai-lb/caddy-openai-lb/internal/callers"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/modules/status"
 	"github.com/openai-lb/caddy-openai-lb/modules/status/statuspage"
 )
@@ -60,8 +60,8 @@ func TestOperatorsSeeWhatCallersHaveUsed(t *testing.T) {
 			Pool: w.Handler.Pool, Name: "bob", Tier: "batch", TokensToday: 100, TokensMonth: 100,
 			Limits: []status.CallerLimit{{Kind: "tokens", Window: "minute", Limit: 100, Used: 100, Ends: minute}},
 		}}
-		want[0].LastHour = meter.LastHour{Requests: 2, Tokens: 200, Refused: map[string]uint64{"requests/minute": 1}}
-		want[1].LastHour = meter.LastHour{Requests: 1, Tokens: 100, Refused: map[string]uint64{}}
+		want[0].LastHour = limiter.LastHour{Requests: 2, Tokens: 200, Refused: map[string]uint64{"requests/minute": 1}}
+		want[1].LastHour = limiter.LastHour{Requests: 1, Tokens: 100, Refused: map[string]uint64{}}
 		for i := range want {
 			for j, l := range got[i].Limits {
 				if l.Resets == nil || !l.Resets.After(now) || l.Window == "day" && !l.Resets.Equal(day) {
@@ -80,10 +80,10 @@ func TestOperatorsSeeWhatCallersHaveUsed(t *testing.T) {
 
 func TestTheStatusPageShowsTheBusiestCallers(t *testing.T) {
 	inBubble(t, "caller * {\ntokens 1M/day\n}", func(t *testing.T, w *world) {
-		meters := limits.MetersOf(w.Handler.Pool)
-		meters.Get(time.Now(), "<b>hog</b>")
+		limiters := limits.MetersOf(w.Handler.Pool)
+		limiters.Get(time.Now(), "<b>hog</b>")
 		for i := range 1000 {
-			meters.Get(time.Now(), "team-"+strconv.Itoa(i))
+			limiters.Get(time.Now(), "team-"+strconv.Itoa(i))
 		}
 		w.AllReply(used(500_000, 250_000))
 		w.chat(prompt(20, `"max_tokens":1,`)).WantServed(t, "a")

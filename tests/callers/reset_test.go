@@ -15,7 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	limits "github.com/openai-lb/caddy-openai-lb/internal/callers"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -72,15 +72,15 @@ func TestARestartDoesNotUndoAReset(t *testing.T) {
 		process := 0
 		start := func(storage certmagic.Storage) (c *limits.Callers, name string) {
 			process++
-			name = fmt.Sprint(t.Name(), process) // the meters of a name outlive its config
+			name = fmt.Sprint(t.Name(), process) // the limiters of a name outlive its config
 			c = limits.New(limits.Options{Config: limits.Config{Callers: []limits.Caller{{Name: "*", Allowance: limits.Allowance{Tokens: []limits.Limit{{Limit: "1M/day"}}}}}},
 				Pool: name, Storage: renamed{storage}, Logger: zap.NewNop()})
 			t.Cleanup(func() { c.Close() })
 			return c, name
 		}
 		spend := func(c *limits.Callers, tokens int64) {
-			a, _ := c.Admit(time.Now(), "alice", meter.Estimate{Prompt: 1})
-			a.Settle(time.Now(), meter.Cost{Requests: 1, Prompt: tokens})
+			a, _ := c.Admit(time.Now(), "alice", limiter.Estimate{Prompt: 1})
+			a.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: tokens})
 		}
 		reset := func(name string) {
 			if !limits.Reset(name, "alice", pool.Order{Time: time.Now()}) {

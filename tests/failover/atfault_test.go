@@ -177,11 +177,11 @@ func TestAnAccountWithoutMoneyRestsWhateverTheStatus(t *testing.T) {
 					w.Post(`{"model":"`+model+`"}`).WantServed(t, "b")
 				}
 				w.WantCalls(map[string]int{"a": 1, "b": 2})
-				benched := w.Logged("backend benched")
-				if len(benched) != 1 || benched[0].Level.String() != "error" {
-					t.Fatalf("logged %v, want one error", benched)
+				coolingDown := w.Logged("cooldown started")
+				if len(coolingDown) != 1 || coolingDown[0].Level.String() != "error" {
+					t.Fatalf("logged %v, want one error", coolingDown)
 				}
-				fields := benched[0].ContextMap()
+				fields := coolingDown[0].ContextMap()
 				if fields["class"] != c.class || fields["deployment"] != nil || fields["seconds"] != c.seconds {
 					t.Errorf("logged %v, want %s for %v s of the whole backend", fields, c.class, c.seconds)
 				}
@@ -215,9 +215,9 @@ func TestAPageOfAFirewallIsAboutOneRequest(t *testing.T) {
 				}
 				w.WantNobodyBlamed()
 				w.Post(bad(2)).WantServed(t, "b")
-				benched := w.Logged("backend benched")
-				if len(benched) != 1 || benched[0].ContextMap()["class"] != "failed" || benched[0].ContextMap()["seconds"] != 10. {
-					t.Errorf("logged %v, want a failure after three different requests", benched)
+				coolingDown := w.Logged("cooldown started")
+				if len(coolingDown) != 1 || coolingDown[0].ContextMap()["class"] != "failed" || coolingDown[0].ContextMap()["seconds"] != 10. {
+					t.Errorf("logged %v, want a failure after three different requests", coolingDown)
 				}
 				time.Sleep(11 * time.Second)
 				w.AllReply(blocks)
@@ -256,9 +256,9 @@ func TestAFirewallThatBlocksOneUseIsFoundWhileItLetsOthersPass(t *testing.T) {
 					ask(c.path, c.model, i).WantServed(t, "b")
 					ask(c.otherPath, c.otherModel, i)
 				}
-				benched := w.Logged("backend benched")
-				if len(benched) != 1 || benched[0].ContextMap()["class"] != "failed" || benched[0].ContextMap()["deployment"] != c.model {
-					t.Errorf("logged %v, want a failure of %s", benched, c.model)
+				coolingDown := w.Logged("cooldown started")
+				if len(coolingDown) != 1 || coolingDown[0].ContextMap()["class"] != "failed" || coolingDown[0].ContextMap()["deployment"] != c.model {
+					t.Errorf("logged %v, want a failure of %s", coolingDown, c.model)
 				}
 			})
 		})
@@ -322,8 +322,8 @@ func TestAGatewayMayReportAFailureWithA4xx(t *testing.T) {
 			lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
 				w.Backends["a"].Replies(reply)
 				w.Post(`{"model":"gpt-4o"}`).WantServed(t, "b")
-				if benched := w.Logged("backend benched"); len(benched) != 1 || benched[0].ContextMap()["class"] != "failed" {
-					t.Errorf("logged %v, want a failure", benched)
+				if coolingDown := w.Logged("cooldown started"); len(coolingDown) != 1 || coolingDown[0].ContextMap()["class"] != "failed" {
+					t.Errorf("logged %v, want a failure", coolingDown)
 				}
 			})
 		})

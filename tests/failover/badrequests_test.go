@@ -96,7 +96,7 @@ func TestAHeaderOverCaddysLimitIsRefused(t *testing.T) {
 	}
 }
 
-func TestOddRequestsReachABackendOrAnAnswerAndBenchNobody(t *testing.T) {
+func TestOddRequestsReachABackendOrAnAnswerAndCoolNobodyDown(t *testing.T) {
 	backend := &lbtest.Backend{Name: "a"}
 	_, server := lbtest.Listen(t, "unused")
 	server.Config.Handler = backend

@@ -68,7 +68,7 @@ func TestSuspectsAreTriedWhenNobodyElseIsLeft(t *testing.T) {
 		time.Sleep(500 * time.Millisecond) // before the balancer looks for them
 		w.Serve("c:80", w.Backends["c"])
 		w.Post(`{}`).WantServed(t, "c")
-		if n := len(w.Logged("backend recovered")); n != 1 {
+		if n := len(w.Logged("cooldown ended")); n != 1 {
 			t.Errorf("logged %d backends as back, want 1: the suspect that served", n)
 		}
 		w.Post(`{}`).WantServed(t, "c")
@@ -123,7 +123,7 @@ func TestTheReplyThatTellsMostReachesTheClient(t *testing.T) {
 	}
 }
 
-func TestTheClientsOwnErrorIsPassedOnAndBenchesNobody(t *testing.T) {
+func TestTheClientsOwnErrorIsPassedOnAndCoolsNobodyDown(t *testing.T) {
 	for _, code := range []int{400, 404, 409, 413, 422} {
 		lbtest.InBubble(t, lbtest.ThreeBackends, func(t *testing.T, w *lbtest.World) {
 			w.Backends["a"].Replies(lbtest.Status(code))

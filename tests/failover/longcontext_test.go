@@ -46,7 +46,7 @@ func TestARequestTooLongForAModelGoesToOtherModels(t *testing.T) {
 				for _, name := range c.long {
 					w.Backends[name].Replies(lbtest.Says(400, tooLong))
 				}
-				for range 2 { // nobody is benched: the second is as the first
+				for range 2 { // nobody is cooling down: the second is as the first
 					for _, b := range w.Backends {
 						b.Forget()
 					}
@@ -98,8 +98,8 @@ func TestAStatusThatIsNoneFailsTheBackend(t *testing.T) {
 			lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
 				w.Backends["a"].Replies(lbtest.Raw("HTTP/1.1 " + code + " Odd\r\nContent-Length: 0\r\n\r\n"))
 				w.Post(body).WantServed(t, "b")
-				if benches := w.Logged("backend benched"); len(benches) != 1 || benches[0].ContextMap()["class"] != "failed" {
-					t.Errorf("%s: benches %v, want one, for failed", code, benches)
+				if cooldowns := w.Logged("cooldown started"); len(cooldowns) != 1 || cooldowns[0].ContextMap()["class"] != "failed" {
+					t.Errorf("%s: cooldowns %v, want one, for failed", code, cooldowns)
 				}
 				w.Stop("b")
 				w.Stop("c")
@@ -117,8 +117,8 @@ func TestAnUpgradeThatNobodyAskedForFailsTheBackend(t *testing.T) {
 			lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
 				w.Backends["a"].Replies(lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\n" + headers + "\r\n"))
 				w.Send(operation(w, op)).WantServed(t, "b")
-				if benches := w.Logged("backend benched"); len(benches) != 1 || benches[0].ContextMap()["class"] != "failed" {
-					t.Errorf("%q: benches %v, want one, for failed", headers, benches)
+				if cooldowns := w.Logged("cooldown started"); len(cooldowns) != 1 || cooldowns[0].ContextMap()["class"] != "failed" {
+					t.Errorf("%q: cooldowns %v, want one, for failed", headers, cooldowns)
 				}
 				w.Stop("b")
 				w.Stop("c")
@@ -137,8 +137,8 @@ func TestTheSizeOfAFileIsNotTakenForTokens(t *testing.T) {
 		r := w.Request(http.MethodPost, "/v1/audio/transcriptions", bytes.NewReader(body))
 		r.Header.Set("Content-Type", contentType)
 		w.Send(r).WantServed(t, "b")
-		if benched := w.Logged("backend benched"); len(benched) != 1 || benched[0].ContextMap()["class"] != "throttled" {
-			t.Errorf("benches %v, want a throttle", benched)
+		if coolingDown := w.Logged("cooldown started"); len(coolingDown) != 1 || coolingDown[0].ContextMap()["class"] != "throttled" {
+			t.Errorf("cooldowns %v, want a throttle", coolingDown)
 		}
 	})
 }

@@ -37,15 +37,15 @@ func (l *loops) run() {
 }
 
 // wantErrors checks how often the log says that a backend leads back, and that
-// no backend was benched.
+// no backend was cooling down.
 func (l *loops) wantErrors(want int) {
 	l.t.Helper()
 	log := string(lbtest.ReadFile(l.t, l.log))
 	if got := strings.Count(log, `"level":"error"`); got != want || strings.Count(log, `"msg":"backend leads back to the load balancer"`) != want {
 		l.t.Errorf("the log has %d errors, want %d that a backend leads back:\n%s", got, want, log)
 	}
-	if strings.Contains(log, "backend benched") {
-		l.t.Errorf("a backend is benched:\n%s", log)
+	if strings.Contains(log, "cooldown started") {
+		l.t.Errorf("a backend is cooling down:\n%s", log)
 	}
 }
 

@@ -88,9 +88,9 @@ func TestAThrottledModelLeavesTheOthersOfItsBackendInUse(t *testing.T) {
 			ask("gpt-4o-mini", "").WantServed(t, "azure")
 		}
 		w.WantCalls(map[string]int{"azure": 6})
-		benched := w.Logged("backend benched")
-		if len(benched) != 1 || benched[0].ContextMap()["deployment"] != "gpt-4o-ptu" {
-			t.Errorf("logged %v, want one bench of gpt-4o-ptu", benched)
+		coolingDown := w.Logged("cooldown started")
+		if len(coolingDown) != 1 || coolingDown[0].ContextMap()["deployment"] != "gpt-4o-ptu" {
+			t.Errorf("logged %v, want one cooldown of gpt-4o-ptu", coolingDown)
 		}
 		w.Backends["azure"].Recovers()
 		time.Sleep(20 * time.Second)
@@ -98,7 +98,7 @@ func TestAThrottledModelLeavesTheOthersOfItsBackendInUse(t *testing.T) {
 	})
 }
 
-func TestABenchOfTheWholeBackendCountsForAllItsModels(t *testing.T) {
+func TestACooldownOfTheWholeBackendCountsForAllItsModels(t *testing.T) {
 	for name, reply := range map[string]http.HandlerFunc{"a refused key": lbtest.Status(401), "an empty account": lbtest.Status(402)} {
 		t.Run(name, func(t *testing.T) {
 			lbtest.InBubble(t, lbtest.InOrder("a b", ""), func(t *testing.T, w *lbtest.World) {
@@ -107,8 +107,8 @@ func TestABenchOfTheWholeBackendCountsForAllItsModels(t *testing.T) {
 					chat(w, model).WantServed(t, "b")
 				}
 				w.WantCalls(map[string]int{"a": 1})
-				if got := len(w.Logged("backend benched")); got != 1 {
-					t.Errorf("logged %d benches, want 1", got)
+				if got := len(w.Logged("cooldown started")); got != 1 {
+					t.Errorf("logged %d cooldowns, want 1", got)
 				}
 			})
 		})

@@ -59,9 +59,9 @@ func TestAReplyThatIsNotJSONIsTheBackendsFailure(t *testing.T) {
 					w.Backends["a"].Replies(reply(body))
 					w.Post(`{"model":"gpt-4o"}`).WantServed(t, "b")
 					w.WantCalls(map[string]int{"a": 1, "b": 1, "c": 0})
-					benched := w.Logged("backend benched")
-					if len(benched) != 1 || benched[0].ContextMap()["class"] != "failed" || benched[0].ContextMap()["cause"] != "not_json" && benched[0].ContextMap()["cause"] != "no_answer" {
-						t.Errorf("logged %v, want a bench", benched)
+					coolingDown := w.Logged("cooldown started")
+					if len(coolingDown) != 1 || coolingDown[0].ContextMap()["class"] != "failed" || coolingDown[0].ContextMap()["cause"] != "not_json" && coolingDown[0].ContextMap()["cause"] != "no_answer" {
+						t.Errorf("logged %v, want a cooldown", coolingDown)
 					}
 					w.AllReply(reply(body))
 					w.Post(`{"model":"gpt-4o"}`).WantError(t, 502, "upstream_unreachable")

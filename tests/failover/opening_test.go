@@ -69,8 +69,8 @@ func TestTheBackendsFaultInA200StaysItsOwn(t *testing.T) {
 		lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
 			w.Backends["a"].Replies(lbtest.Says(200, failedResponse(code, "")))
 			responses(w, `{"model":"gpt-4o"}`).WantServed(t, "b")
-			if n := len(w.Logged("backend benched")); n != 1 {
-				t.Errorf("%s: %d benches, want 1", code, n)
+			if n := len(w.Logged("cooldown started")); n != 1 {
+				t.Errorf("%s: %d cooldowns, want 1", code, n)
 			}
 		})
 	}
@@ -127,8 +127,8 @@ func TestAnErrorAfterContentIsSeenWhereverItStands(t *testing.T) {
 			if reply := w.PostStream(); reply.Body != stream {
 				t.Errorf("%q: client got %q (%v)", event, reply.Body, reply.Err)
 			}
-			if n := len(w.Logged("backend benched")); blames != (n == 1) {
-				t.Errorf("%.150q: %d benches, want one: %v", event, n, blames)
+			if n := len(w.Logged("cooldown started")); blames != (n == 1) {
+				t.Errorf("%.150q: %d cooldowns, want one: %v", event, n, blames)
 			}
 			w.WantCalls(map[string]int{"b": 0, "c": 0})
 		})
@@ -176,8 +176,8 @@ func TestAStreamWithoutAByteInTimeIsFailedOver(t *testing.T) {
 				if waited := time.Since(start); waited != c.want {
 					t.Errorf("b was asked after %s, want %s", waited, c.want)
 				}
-				if benches := w.Logged("backend benched"); len(benches) != 1 || benches[0].ContextMap()["class"] != "timeout" || benches[0].ContextMap()["deployment"] != "gpt-4o" {
-					t.Errorf("benches %v, want one of a's model, for timeout", benches)
+				if cooldowns := w.Logged("cooldown started"); len(cooldowns) != 1 || cooldowns[0].ContextMap()["class"] != "timeout" || cooldowns[0].ContextMap()["deployment"] != "gpt-4o" {
+					t.Errorf("cooldowns %v, want one of a's model, for timeout", cooldowns)
 				}
 				w.WantReady()
 			})

@@ -118,7 +118,7 @@ func operation(w *lbtest.World, op [3]string) *http.Request {
 	return w.Request(op[0], op[1], strings.NewReader(cmp.Or(op[2], `{"model":"gpt-4o"}`)))
 }
 
-// afterARest runs each case in one bubble, when every bench of the case before
+// afterARest runs each case in one bubble, when every cooldown of the case before
 // is over.
 func afterARest(w *lbtest.World, t *testing.T, name string, test func()) {
 	t.Helper()
@@ -132,7 +132,7 @@ func afterARest(w *lbtest.World, t *testing.T, name string, test func()) {
 	if test(); t.Failed() {
 		t.Log("the case was:", name)
 	}
-	time.Sleep(10 * time.Minute) // the longest bench is half of that
+	time.Sleep(10 * time.Minute) // the longest cooldown is half of that
 }
 
 func TestNothingIsDoneTwice(t *testing.T) {

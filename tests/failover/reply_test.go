@@ -99,21 +99,21 @@ func TestWhatAReplyMeans(t *testing.T) {
 			if n, m := len(a.Received()), len(b.Received()); n != 1 || m != wantCallsOfB {
 				t.Errorf("a was called %d times and b %d, want 1 and %d", n, m, wantCallsOfB)
 			}
-			attempt, benched := s.LoggedOf(t, name)
+			attempt, coolingDown := s.LoggedOf(t, name)
 			if attempt.Class != c.class {
 				t.Errorf("the reply was taken for %q, want %q", attempt.Class, c.class)
 			}
 			scope := nobody
 			switch {
-			case benched == nil:
-				benched = new(lbtest.LogEntry)
-			case benched.Deployment == "":
+			case coolingDown == nil:
+				coolingDown = new(lbtest.LogEntry)
+			case coolingDown.Deployment == "":
 				scope = whole
-			case benched.Deployment == "gpt-4o":
+			case coolingDown.Deployment == "gpt-4o":
 				scope = model
 			}
-			if scope != c.scope || benched.Seconds != c.seconds || benched.Level != c.level {
-				t.Errorf("benched %s for %v s at %s, want %s for %v s at %s", scope, benched.Seconds, benched.Level, c.scope, c.seconds, c.level)
+			if scope != c.scope || coolingDown.Seconds != c.seconds || coolingDown.Level != c.level {
+				t.Errorf("cooling down %s for %v s at %s, want %s for %v s at %s", scope, coolingDown.Seconds, coolingDown.Level, c.scope, c.seconds, c.level)
 			}
 		}})
 	}

@@ -194,7 +194,7 @@ func TestWeightsCountAmongTheBackendsThatAreLeft(t *testing.T) {
 		w.Post(`{}`)
 		w.Backends["a"].Replies(func(http.ResponseWriter, *http.Request) { t.Error("a was called before its time") })
 		for range 20 { // until the one request that a refuses has gone
-			if len(w.Logged("backend benched")) == 1 {
+			if len(w.Logged("cooldown started")) == 1 {
 				break
 			}
 			w.Backends["a"].Replies(lbtest.Throttled("60"))

@@ -79,7 +79,7 @@ func TestABackendThatTakesNoRequestIsAskedTwiceAndNotForEver(t *testing.T) {
 			if n := asked.Load(); n != 2 {
 				t.Errorf("it was asked %d times, want 2", n)
 			}
-			time.Sleep(10 * time.Millisecond) // the bench ends
+			time.Sleep(10 * time.Millisecond) // the cooldown ends
 			res, err := s.NewClient(t, 1).Get(strings.Replace(url, "chat/completions", "anything", 1))
 			if err != nil {
 				t.Fatal(err)
@@ -124,8 +124,8 @@ func TestARequestOutlivesAConnectionThatGoesAwayUnderIt(t *testing.T) {
 	for range 3 {
 		lbtest.Ask(s.NewClient(t, 1), url).WantServed(t, "a")
 	}
-	if _, benched := s.LoggedOf(t, "a"); benched != nil || len(b.Received()) != 0 || connections.Load() != 2 {
-		t.Errorf("after %d connections to a, benched %v, b has had %d requests", connections.Load(), benched, len(b.Received()))
+	if _, coolingDown := s.LoggedOf(t, "a"); coolingDown != nil || len(b.Received()) != 0 || connections.Load() != 2 {
+		t.Errorf("after %d connections to a, cooling down %v, b has had %d requests", connections.Load(), coolingDown, len(b.Received()))
 	}
 }
 
@@ -163,7 +163,7 @@ func TestStreamsInFlightOutliveAConnectionThatGoesAway(t *testing.T) {
 			t.Errorf("the streams came by %s and %s: they do not show what they are to show", old, call.Request.RemoteAddr)
 		}
 	}
-	if _, benched := s.LoggedOf(t, "a"); benched != nil {
-		t.Errorf("benched %+v", benched)
+	if _, coolingDown := s.LoggedOf(t, "a"); coolingDown != nil {
+		t.Errorf("cooling down %+v", coolingDown)
 	}
 }

@@ -43,7 +43,7 @@ func TestAClientGetsTwentyInterimRepliesAtMost(t *testing.T) {
 	} {
 		for _, version := range []int{1, 2} {
 			site := "openai_lb {\n" + trust + "\n"
-			for n, backend := range c.backends() { // with no bench of the other version
+			for n, backend := range c.backends() { // with no cooldown of the other version
 				site += fmt.Sprintf("backend %s {\npriority %d\n}\n", backend, n+1)
 			}
 			url := s.Add(site + "}")

@@ -66,7 +66,7 @@ func breaksUploads(conn net.Conn) {
 	}
 }
 
-func TestABreakDuringAnUploadFailsOverAndBenchesNoBackend(t *testing.T) {
+func TestABreakDuringAnUploadFailsOverAndCoolsNoBackendDown(t *testing.T) {
 	s := lbtest.NewSites(t, "https")
 	b, server := lbtest.Listen(t, "b")
 	url := s.Add("openai_lb {\nbackend http://" + rawBackend(t, breaksUploads) + " {\nname bad\n}\nbackend " + server.URL + " {\nname b\npriority 2\n}\n}")
@@ -81,9 +81,9 @@ func TestABreakDuringAnUploadFailsOverAndBenchesNoBackend(t *testing.T) {
 			t.Errorf("client got %d", res.StatusCode)
 		}
 	}
-	attempt, benched := s.LoggedOf(t, "bad")
-	if attempt.Class != "failed" || benched != nil || len(b.Received()) != 3 {
-		t.Errorf("the attempt was %+v, the bench %+v, and b had %d requests", attempt, benched, len(b.Received()))
+	attempt, coolingDown := s.LoggedOf(t, "bad")
+	if attempt.Class != "failed" || coolingDown != nil || len(b.Received()) != 3 {
+		t.Errorf("the attempt was %+v, the cooldown %+v, and b had %d requests", attempt, coolingDown, len(b.Received()))
 	}
 }
 
@@ -212,8 +212,8 @@ func TestABackendThatStopsReadingAnUploadIsAtFault(t *testing.T) {
 				r := w.Request(http.MethodPost, "/v1/files", body)
 				r.Header.Set("X-Early", "a")
 				w.Send(r).WantStatus(t, 504)
-				if n := len(w.Logged("backend benched")); n != 1 {
-					t.Errorf("the backend was benched %d times", n)
+				if n := len(w.Logged("cooldown started")); n != 1 {
+					t.Errorf("the backend was cooling down %d times", n)
 				}
 			})
 		})
@@ -239,8 +239,8 @@ func TestAnUploadThatWasNotProcessedMayBeSentAgain(t *testing.T) {
 				if reply.Header.Get("Retry-After") != "1" || reply.Header["X-Should-Retry"] != nil || strings.Contains(reply.Body, "may have been executed") {
 					t.Errorf("the client got %v %s", reply.Header, reply.Body)
 				}
-				if _, benched := s.LoggedOf(t, "a"); benched != nil {
-					t.Errorf("benched %+v", benched)
+				if _, coolingDown := s.LoggedOf(t, "a"); coolingDown != nil {
+					t.Errorf("cooling down %+v", coolingDown)
 				}
 			})
 		}

@@ -32,7 +32,7 @@ var mayBeTheRequest = map[string]http.HandlerFunc{
 	"a stream that ends at its start": lbtest.Raw("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"),
 }
 
-func TestWhatARequestMayCauseBenchesOneBackendForItsModel(t *testing.T) {
+func TestWhatARequestMayCauseCoolsOneBackendDownForItsModel(t *testing.T) {
 	for name, fault := range mayBeTheRequest {
 		for _, names := range []string{"a", "a b c"} {
 			t.Run(name+", "+names, func(t *testing.T) {
@@ -42,13 +42,13 @@ func TestWhatARequestMayCauseBenchesOneBackendForItsModel(t *testing.T) {
 						t.Errorf("client got %d %s (%v)", reply.Status, reply.Body, reply.Err)
 					}
 					w.WantReady()
-					benches := w.Logged("backend benched")
-					if len(benches) != 1 {
-						t.Errorf("%d benches, want 1: what fails everywhere is the request's own fault", len(benches))
+					cooldowns := w.Logged("cooldown started")
+					if len(cooldowns) != 1 {
+						t.Errorf("%d cooldowns, want 1: what fails everywhere is the request's own fault", len(cooldowns))
 					}
-					for _, b := range benches {
+					for _, b := range cooldowns {
 						if fields := b.ContextMap(); fields["deployment"] != "poison" || fields["class"] != "failed" && fields["class"] != "timeout" {
-							t.Errorf("benched %v, want the model alone, for failed or timeout", fields)
+							t.Errorf("cooling down %v, want the model alone, for failed or timeout", fields)
 						}
 					}
 					for _, b := range w.Backends {
@@ -82,32 +82,32 @@ func TestAsManyRequestsAsItTakesLeaveTheReplicaReady(t *testing.T) {
 	}
 }
 
-func TestFailuresOfEveryKindInOneRequestBenchOneBackend(t *testing.T) {
+func TestFailuresOfEveryKindInOneRequestCoolOneBackendDown(t *testing.T) {
 	lbtest.InBubble(t, lbtest.ThreeInOrder, func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(lbtest.Aborts)
 		w.Backends["b"].Replies(lbtest.Hangs)
 		w.Backends["c"].Replies(lbtest.Status(401))
 		w.Post(`{}`)
 		w.WantCalls(map[string]int{"a": 1, "b": 1, "c": 1})
-		if benches := w.Logged("backend benched"); len(benches) != 1 || benches[0].ContextMap()["backend"] != "a" {
-			t.Errorf("benches %v, want a's alone", benches)
+		if cooldowns := w.Logged("cooldown started"); len(cooldowns) != 1 || cooldowns[0].ContextMap()["backend"] != "a" {
+			t.Errorf("cooldowns %v, want a's alone", cooldowns)
 		}
 	})
 }
 
-func TestABackendThatCannotBeReachedIsBenchedAsAWhole(t *testing.T) {
+func TestABackendThatCannotBeReachedIsCoolingDownAsAWhole(t *testing.T) {
 	lbtest.InBubble(t, lbtest.PoolOf("a b c", ""), func(t *testing.T, w *lbtest.World) {
 		for _, name := range []string{"a", "b", "c"} {
 			w.Stop(name)
 		}
 		w.Post(`{"model":"gpt-4o"}`).WantError(t, 502, "upstream_unreachable")
-		benches := w.Logged("backend benched")
-		if len(benches) != 3 {
-			t.Errorf("%d benches, want 3: no request can cause that", len(benches))
+		cooldowns := w.Logged("cooldown started")
+		if len(cooldowns) != 3 {
+			t.Errorf("%d cooldowns, want 3: no request can cause that", len(cooldowns))
 		}
-		for _, b := range benches {
+		for _, b := range cooldowns {
 			if fields := b.ContextMap(); fields["deployment"] != nil || fields["class"] != "unreachable" {
-				t.Errorf("benched %v, want the whole backend", fields)
+				t.Errorf("cooling down %v, want the whole backend", fields)
 			}
 		}
 		w.WantNotReady("1")
@@ -126,13 +126,13 @@ func TestADeadBackendCostsOneClientItsTime(t *testing.T) {
 		if n := len(w.Logged("attempt")); n != 1001 {
 			t.Errorf("%d of 1000 requests were sent to the dead backend, want 1", n-1000)
 		}
-		if n := len(w.Logged("backend benched")) + len(w.Logged("backend recovered")); n != 1 {
+		if n := len(w.Logged("cooldown started")) + len(w.Logged("cooldown ended")); n != 1 {
 			t.Errorf("%d log lines about the dead backend, want 1", n)
 		}
 		w.Serve("a:80", w.Backends["a"])
 		time.Sleep(time.Minute)
 		w.Post(`{}`).WantServed(t, "a")
-		if n := len(w.Logged("backend recovered")); n != 1 {
+		if n := len(w.Logged("cooldown ended")); n != 1 {
 			t.Errorf("%d log lines say that it is back", n)
 		}
 
@@ -162,8 +162,8 @@ func TestABackendThatIsReachedAgainRestsForItsRefusedKey(t *testing.T) {
 			time.Sleep(time.Second)
 			w.Post(`{}`).WantServed(t, "b")
 		}
-		w.WantCalls(map[string]int{"a": 2, "b": 22})         // the second one only looked whether a can be reached
-		if n := len(w.Logged("backend recovered")); n != 2 { // b's throttle is over, and a was reached
+		w.WantCalls(map[string]int{"a": 2, "b": 22})      // the second one only looked whether a can be reached
+		if n := len(w.Logged("cooldown ended")); n != 2 { // b's throttle is over, and a was reached
 			t.Errorf("%d log lines of a backend that is back", n)
 		}
 		w.Backends["a"].Recovers()
@@ -225,8 +225,8 @@ func TestAHeaderListThatBackendsRefuseIsItsClientsFault(t *testing.T) {
 		t.Errorf("backends got %d of these requests: the test does not show what it is to show", n-before)
 	}
 	for _, entry := range s.Logged(t) {
-		if entry.Msg == "backend benched" && entry.Class != "throttled" {
-			t.Errorf("benched %+v", entry)
+		if entry.Msg == "cooldown started" && entry.Class != "throttled" {
+			t.Errorf("cooling down %+v", entry)
 		}
 	}
 	res, err := client.Get(strings.Replace(url, "/v1/chat/completions", "/readyz", 1))
@@ -247,7 +247,7 @@ var notInference = [][2]string{
 	{"GET", "/v1"}, {"POST", "/openai/anything"}, {"PUT", "/v1/anything"},
 }
 
-func TestARefusedKeyForWhatIsNotInferenceBenchesNobody(t *testing.T) {
+func TestARefusedKeyForWhatIsNotInferenceCoolsNobodyDown(t *testing.T) {
 	for _, code := range []int{401, 403} {
 		for _, op := range notInference {
 			t.Run(fmt.Sprint(code, op), func(t *testing.T) {
@@ -258,8 +258,8 @@ func TestARefusedKeyForWhatIsNotInferenceBenchesNobody(t *testing.T) {
 							t.Errorf("client got %d %s", reply.Status, reply.Body)
 						}
 					}
-					if benches := w.Logged("backend benched"); len(benches) > 0 {
-						t.Errorf("benched %v", benches[0].ContextMap())
+					if cooldowns := w.Logged("cooldown started"); len(cooldowns) > 0 {
+						t.Errorf("cooling down %v", cooldowns[0].ContextMap())
 					}
 					w.WantReady()
 					w.AllReply(nil)
@@ -270,7 +270,7 @@ func TestARefusedKeyForWhatIsNotInferenceBenchesNobody(t *testing.T) {
 	}
 }
 
-func TestARefusedKeyForInferenceBenchesOneBackendWhateverIsInferred(t *testing.T) {
+func TestARefusedKeyForInferenceCoolsOneBackendDownWhateverIsInferred(t *testing.T) {
 	for _, path := range []string{
 		"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/moderations", "/v1/audio/speech",
 		"/v1/images/generations", "/v1/messages", "/v1/rerank", "/v1/decisions", "/openai/v1/chat/completions", "/openai/deployments/x/chat/completions?api-version=1",
@@ -278,9 +278,9 @@ func TestARefusedKeyForInferenceBenchesOneBackendWhateverIsInferred(t *testing.T
 		lbtest.InBubble(t, lbtest.PoolOf("a b c", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
 			w.AllReply(lbtest.Status(401))
 			w.Send(w.Request(http.MethodPost, path, strings.NewReader(`{}`))).WantError(t, 502, "upstream_credentials_rejected")
-			benches := w.Logged("backend benched")
-			if len(benches) != 1 || benches[0].Level != zapcore.ErrorLevel || benches[0].ContextMap()["class"] != "credential" {
-				t.Errorf("%s: benches %v, want one", path, benches)
+			cooldowns := w.Logged("cooldown started")
+			if len(cooldowns) != 1 || cooldowns[0].Level != zapcore.ErrorLevel || cooldowns[0].ContextMap()["class"] != "credential" {
+				t.Errorf("%s: cooldowns %v, want one", path, cooldowns)
 			}
 		})
 	}
@@ -290,7 +290,7 @@ func TestARefusedKeyForInferenceBenchesOneBackendWhateverIsInferred(t *testing.T
 // backend took it.
 const lostAgain = "the backend accepted the request on neither of two connections"
 
-func TestABackendWithFewStreamsIsNotBenchedForIt(t *testing.T) {
+func TestABackendWithFewStreamsIsNotCoolingDownForIt(t *testing.T) {
 	s := lbtest.NewSites(t, "http")
 	_, _, trust := lbtest.ListenTLS(t, "unused", true) // all of them show the same certificate
 	a, urlA := listenWithLimits(t, "a", 0, 20)
@@ -315,8 +315,8 @@ func TestABackendWithFewStreamsIsNotBenchedForIt(t *testing.T) {
 			return
 		}
 	}
-	if _, benched := s.LoggedOf(t, "a"); benched != nil {
-		t.Errorf("a is benched: %+v", benched)
+	if _, coolingDown := s.LoggedOf(t, "a"); coolingDown != nil {
+		t.Errorf("a is cooling down: %+v", coolingDown)
 	}
 	if strings.Contains(s.Log(t), `"backend silent"`) {
 		t.Error("a is silent")
@@ -348,7 +348,7 @@ func TestACallerThatStallsItsUploadBlamesNobody(t *testing.T) {
 		leave := time.AfterFunc(20*time.Minute, func() { feed.CloseWithError(io.ErrUnexpectedEOF) })
 		defer leave.Stop()
 		w.Send(r)
-		if n := len(w.Logged("backend benched")) + len(w.Logged("reply broken")); n > 0 {
+		if n := len(w.Logged("cooldown started")) + len(w.Logged("reply broken")); n > 0 {
 			t.Errorf("%d log entries blame a backend", n)
 		}
 		w.Backends["a"].Recovers()
@@ -356,19 +356,19 @@ func TestACallerThatStallsItsUploadBlamesNobody(t *testing.T) {
 	})
 }
 
-func TestARequestForAModelThatNobodyHasBenchesOneBackend(t *testing.T) {
+func TestARequestForAModelThatNobodyHasCoolsOneBackendDown(t *testing.T) {
 	lbtest.InBubble(t, lbtest.PoolOf("a b c", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
 		w.AllReply(lbtest.Says(404, `{"error":{"code":"model_not_found","message":"no","param":"model"}}`))
 		w.Post(`{"model":"made-up"}`).WantStatus(t, 404)
 		w.WantCalls(map[string]int{"a": 1, "b": 1, "c": 1})
-		benches := w.Logged("backend benched")
-		if len(benches) != 1 || benches[0].ContextMap()["backend"] != "a" || benches[0].ContextMap()["class"] != "no_model" {
-			t.Errorf("benches %v, want a's alone", benches)
+		cooldowns := w.Logged("cooldown started")
+		if len(cooldowns) != 1 || cooldowns[0].ContextMap()["backend"] != "a" || cooldowns[0].ContextMap()["class"] != "no_model" {
+			t.Errorf("cooldowns %v, want a's alone", cooldowns)
 		}
 	})
 }
 
-func TestWhateverARequestMeetsItBenchesOneBackend(t *testing.T) {
+func TestWhateverARequestMeetsItCoolsOneBackendDown(t *testing.T) {
 	noModel := lbtest.Says(404, `{"error":{"code":"DeploymentNotFound","message":"no"}}`)
 	for name, faults := range map[string][2]http.HandlerFunc{
 		"a failure, then no model":         {lbtest.Status(500), noModel},
@@ -385,8 +385,8 @@ func TestWhateverARequestMeetsItBenchesOneBackend(t *testing.T) {
 				w.Backends["b"].Replies(faults[1])
 				w.PostStream()
 				w.WantCalls(map[string]int{"a": 1, "b": 1})
-				if benches := w.Logged("backend benched"); len(benches) != 1 || benches[0].ContextMap()["backend"] != "a" {
-					t.Errorf("benches %v, want a's alone", benches)
+				if cooldowns := w.Logged("cooldown started"); len(cooldowns) != 1 || cooldowns[0].ContextMap()["backend"] != "a" {
+					t.Errorf("cooldowns %v, want a's alone", cooldowns)
 				}
 			})
 		})
@@ -411,8 +411,8 @@ func TestAModelThatIsMissingSomewhereInTheRequestIsTheClientsError(t *testing.T)
 		lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
 			w.Backends["a"].Replies(lbtest.Says(404, missing(param)))
 			w.Post(`{"model":"gpt-4o"}`).WantServed(t, "b")
-			if n := len(w.Logged("backend benched")); n != 1 {
-				t.Errorf("param %s: %d benches, want 1", param, n)
+			if n := len(w.Logged("cooldown started")); n != 1 {
+				t.Errorf("param %s: %d cooldowns, want 1", param, n)
 			}
 		})
 	}
@@ -447,9 +447,9 @@ func TestALimitOfAnotherOperationIsNotThatOfInference(t *testing.T) {
 	}
 }
 
-// TestAModelThatAnotherOperationMissesBenchesNoBackend has a caller ask for a
+// TestAModelThatAnotherOperationMissesCoolsNoBackendDown has a caller ask for a
 // model that no backend has. The backends' other objects are as they were.
-func TestAModelThatAnotherOperationMissesBenchesNoBackend(t *testing.T) {
+func TestAModelThatAnotherOperationMissesCoolsNoBackendDown(t *testing.T) {
 	for operation, body := range map[string]string{
 		"GET /v1/models/made-up":        "",
 		"POST /v1/fine_tuning/jobs":     `{"model":"made-up","training_file":"file-12345678"}`,

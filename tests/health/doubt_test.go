@@ -265,11 +265,11 @@ func TestDoubtHoldsForTheBackendsThatWereLeft(t *testing.T) {
 	})
 }
 
-func TestALimitBelowTheCostBenchesNobody(t *testing.T) {
+func TestALimitBelowTheCostCoolsNobodyDown(t *testing.T) {
 	for _, c := range []struct {
-		limit   string
-		cost    int
-		benches bool
+		limit     string
+		cost      int
+		cooldowns bool
 	}{
 		{"60000", 100_000, false},
 		{"99000", 100_000, false},
@@ -288,19 +288,19 @@ func TestALimitBelowTheCostBenchesNobody(t *testing.T) {
 				}
 				w.WantCalls(map[string]int{"a": 1, "b": 1, "c": 1})
 				want := 0
-				if c.benches {
+				if c.cooldowns {
 					want = 3
 				}
-				if n := len(w.Logged("backend benched")); n != want {
-					t.Errorf("%d benches, want %d", n, want)
+				if n := len(w.Logged("cooldown started")); n != want {
+					t.Errorf("%d cooldowns, want %d", n, want)
 				}
-				if !c.benches && reply.Backend == "" {
+				if !c.cooldowns && reply.Backend == "" {
 					t.Errorf("client got %s, want a backend's own words", reply.Body)
 				}
 				for _, b := range w.Backends {
 					b.Recovers()
 				}
-				if !c.benches {
+				if !c.cooldowns {
 					w.Send(costs(w, c.cost)).WantServed(t, "a", "b", "c")
 				}
 			})
@@ -312,7 +312,7 @@ func TestALimitBelowTheCostBenchesNobody(t *testing.T) {
 // than the account has.
 const cannotAfford = `{"error":{"message":"This request requires more credits, or fewer max_tokens. You requested up to 65536 tokens, but can only afford 2500. To increase, visit https://openrouter.ai/settings/credits","code":402}}`
 
-func TestARefusalOfTheRequestsOwnTokensBenchesNobody(t *testing.T) {
+func TestARefusalOfTheRequestsOwnTokensCoolsNobodyDown(t *testing.T) {
 	for name, reply := range map[string]http.HandlerFunc{
 		"a 402":         lbtest.Says(402, cannotAfford),
 		"a 429":         lbtest.Says(429, strings.Replace(cannotAfford, "402", "429", 1)),
@@ -360,7 +360,7 @@ func TestOneRequestBeyondTheBudgetTakesThePoolFromNobody(t *testing.T) {
 					for range 30 {
 						w.Send(costs(w, 100)).WantServed(t, "a", "b", "c")
 					}
-					// also for another model, since the bench is of the whole
+					// also for another model, since the cooldown is of the whole
 					// backend
 					w.Post(`{"model":"gpt-4o-mini","max_tokens":100}`).WantServed(t, "a", "b", "c")
 					time.Sleep(time.Second)

@@ -42,7 +42,7 @@ func inFlexBubble(t *testing.T, config string, flex http.HandlerFunc, test func(
 	})
 }
 
-func TestARefusedFlexRequestBenchesFlexAlone(t *testing.T) {
+func TestARefusedFlexRequestCoolsFlexAloneDown(t *testing.T) {
 	for name, refusal := range map[string]http.HandlerFunc{
 		"a throttle without a time": lbtest.Status(429),
 		"a throttle with a time":    lbtest.Throttled("20"),
@@ -85,7 +85,7 @@ func TestFlexThrottlesAsLongAsItWasTold(t *testing.T) {
 	})
 }
 
-func TestAFlexRequestThatMeetsTheLimitOfAllBenchesAll(t *testing.T) {
+func TestAFlexRequestThatMeetsTheLimitOfAllCoolsAllDown(t *testing.T) {
 	refusal := lbtest.Status(429, "X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "5s")
 	inFlexBubble(t, flexPool, refusal, func(t *testing.T, w *lbtest.World) {
 		w.Backends["b"].Recovers()
@@ -292,7 +292,7 @@ func TestAFlexStreamMayPauseForFifteenMinutes(t *testing.T) {
 	}
 }
 
-func TestBackendsThatDifferInTheirServiceTierHaveSeparateBenches(t *testing.T) {
+func TestBackendsThatDifferInTheirServiceTierHaveSeparateCooldowns(t *testing.T) {
 	const both = "openai_lb {\nbackend http://a {\nname flex\n%s\n}\nbackend http://a {\nname standard\n%s\npriority 2\n}\n}"
 	for name, config := range map[string]string{
 		"in the body":                   strings.Replace(strings.Replace(both, "%s", "service_tier flex", 1), "%s", "", 1),

@@ -42,8 +42,8 @@ func TestABackendThatNamesNoTimeIsTriedBeforeTheGuessIsOver(t *testing.T) {
 		for range 5 {
 			w.Post(`{}`).WantServed(t, "a")
 		}
-		if n := len(w.Logged("backend benched")); n != 1 {
-			t.Errorf("logged %d benches, want 1", n)
+		if n := len(w.Logged("cooldown started")); n != 1 {
+			t.Errorf("logged %d cooldowns, want 1", n)
 		}
 	})
 }

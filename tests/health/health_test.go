@@ -48,20 +48,20 @@ func TestAThrottledBackendRestsExactlyAsLongAsItAsked(t *testing.T) {
 			t.Errorf("a was called again after %s, want 3s or more", rest)
 		}
 		synctest.Wait() // for the timer that tells of the end
-		benched, back := w.Logged("backend benched"), w.Logged("backend recovered")
-		if len(benched) != 1 || len(back) != 1 {
-			t.Fatalf("logged %d benched and %d back, want one each", len(benched), len(back))
+		coolingDown, back := w.Logged("cooldown started"), w.Logged("cooldown ended")
+		if len(coolingDown) != 1 || len(back) != 1 {
+			t.Fatalf("logged %d cooling down and %d back, want one each", len(coolingDown), len(back))
 		}
-		fields := benched[0].ContextMap()
+		fields := coolingDown[0].ContextMap()
 		for field, want := range map[string]any{"backend": "a", "class": "throttled", "status": int64(429), "seconds": 3.0, "hint": "retry-after"} {
 			if fields[field] != want {
-				t.Errorf("benched logs %s=%v, want %v", field, fields[field], want)
+				t.Errorf("cooling down logs %s=%v, want %v", field, fields[field], want)
 			}
 		}
 	})
 }
 
-func TestAfterABenchOneRequestGoesFirst(t *testing.T) {
+func TestAfterACooldownOneRequestGoesFirst(t *testing.T) {
 	lbtest.InBubble(t, strings.Replace(lbtest.ThreeBackends, "{\n", "{\nsilence off\n", 1), func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(lbtest.Throttled("20"))
 		w.Post(`{}`).WantServed(t, "b", "c")
@@ -92,7 +92,7 @@ func TestAfterABenchOneRequestGoesFirst(t *testing.T) {
 	})
 }
 
-func TestAProbeThatIsRefusedBenchesAgain(t *testing.T) {
+func TestAProbeThatIsRefusedStartsACooldownAgain(t *testing.T) {
 	lbtest.InBubble(t, lbtest.ThreeBackends, func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(lbtest.Throttled("5"))
 		for range 3 {
@@ -102,13 +102,13 @@ func TestAProbeThatIsRefusedBenchesAgain(t *testing.T) {
 			time.Sleep(5 * time.Second)
 		}
 		w.WantCalls(map[string]int{"a": 3})
-		if n := len(w.Logged("backend benched")); n != 3 {
-			t.Errorf("logged %d benches, want 3", n)
+		if n := len(w.Logged("cooldown started")); n != 3 {
+			t.Errorf("logged %d cooldowns, want 3", n)
 		}
 	})
 }
 
-func TestABurstOfThrottlesIsOneBench(t *testing.T) {
+func TestABurstOfThrottlesIsOneCooldown(t *testing.T) {
 	lbtest.InBubble(t, lbtest.ThreeBackends, func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 			time.Sleep(100 * time.Millisecond) // all are in flight before the first is refused
@@ -120,8 +120,8 @@ func TestABurstOfThrottlesIsOneBench(t *testing.T) {
 		}
 		wg.Wait()
 		w.WantCalls(map[string]int{"a": 200})
-		if n := len(w.Logged("backend benched")); n != 1 {
-			t.Errorf("logged %d benches, want 1", n)
+		if n := len(w.Logged("cooldown started")); n != 1 {
+			t.Errorf("logged %d cooldowns, want 1", n)
 		}
 		w.Backends["a"].Recovers()
 		time.Sleep(1999 * time.Millisecond)
@@ -131,7 +131,7 @@ func TestABurstOfThrottlesIsOneBench(t *testing.T) {
 	})
 }
 
-func TestALaterAndLongerHintExtendsABenchAndAShorterDoesNot(t *testing.T) {
+func TestALaterAndLongerHintExtendsACooldownAndAShorterDoesNot(t *testing.T) {
 	lbtest.InBubble(t, lbtest.ThreeBackends, func(t *testing.T, w *lbtest.World) {
 		// three requests in flight, refused one after the other
 		var mu sync.Mutex
@@ -158,7 +158,7 @@ func TestALaterAndLongerHintExtendsABenchAndAShorterDoesNot(t *testing.T) {
 	})
 }
 
-func TestASuccessFromBeforeABenchDoesNotEndIt(t *testing.T) {
+func TestASuccessFromBeforeACooldownDoesNotEndIt(t *testing.T) {
 	lbtest.InBubble(t, lbtest.ThreeBackends, func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 			time.Sleep(2 * time.Second) // an early request, served late
@@ -234,7 +234,7 @@ func TestABackendCannotSayWhenItIsBackBeyondTheLimit(t *testing.T) {
 	}
 }
 
-func TestOneRequestThatFailsEverywhereBenchesOneBackend(t *testing.T) {
+func TestOneRequestThatFailsEverywhereCoolsOneBackendDown(t *testing.T) {
 	lbtest.InBubble(t, lbtest.ThreeBackends, func(t *testing.T, w *lbtest.World) {
 		for _, b := range w.Backends {
 			b.Replies(lbtest.Status(500))
@@ -248,17 +248,17 @@ func TestOneRequestThatFailsEverywhereBenchesOneBackend(t *testing.T) {
 			b.Recovers()
 		}
 		w.Post(`{}`).WantServed(t, "b", "c")
-		if n := len(w.Logged("backend benched")); n != 1 {
-			t.Errorf("logged %d benches, want 1", n)
+		if n := len(w.Logged("cooldown started")); n != 1 {
+			t.Errorf("logged %d cooldowns, want 1", n)
 		}
 	})
 }
 
 func TestLogLevelsSayWhoMustAct(t *testing.T) {
 	for _, c := range []struct {
-		name    string
-		reply   http.HandlerFunc
-		benched zapcore.Level
+		name        string
+		reply       http.HandlerFunc
+		coolingDown zapcore.Level
 	}{
 		{"a throttle changes a state", lbtest.Throttled("3"), zap.InfoLevel},
 		{"a PTU deployment's short throttle is for debugging", lbtest.Status(429, "Retry-After-Ms", "43"), zap.DebugLevel},
@@ -271,8 +271,8 @@ func TestLogLevelsSayWhoMustAct(t *testing.T) {
 				w.Backends["a"].Replies(c.reply)
 				w.Post(`{}`).WantServed(t, "b", "c")
 				w.Post(`{}`).WantServed(t, "b", "c")
-				if got := lbtest.Levels(w.Logged("backend benched")); len(got) != 1 || got[0] != c.benched {
-					t.Errorf("logged at %v, want once at %s", got, c.benched)
+				if got := lbtest.Levels(w.Logged("cooldown started")); len(got) != 1 || got[0] != c.coolingDown {
+					t.Errorf("logged at %v, want once at %s", got, c.coolingDown)
 				}
 			})
 		})
@@ -319,8 +319,8 @@ func TestAStormOfThrottlesLeavesNothingBehind(t *testing.T) {
 		t.Errorf("a was called %d times and b %d, want 200 each", n, m)
 	}
 	text := lbtest.ReadFile(t, logs)
-	if n := bytes.Count(text, []byte("backend benched")); n != 1 {
-		t.Errorf("logged %d benches, want 1", n)
+	if n := bytes.Count(text, []byte("cooldown started")); n != 1 {
+		t.Errorf("logged %d cooldowns, want 1", n)
 	}
 	serverA.Close()
 	serverB.Close()

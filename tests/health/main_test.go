@@ -1,4 +1,4 @@
-// Package health tests what is known of backends: who is benched for what, for
+// Package health tests what is known of backends: who is cooling down for what, for
 // how long, and who is called then.
 package health
 

@@ -60,9 +60,9 @@ func TestAKeyThatMayNotDoOneOperationStillDoesTheOthers(t *testing.T) {
 				asked(t, w, c.other, c.otherBody, 5)
 				asked(t, w, c.refused, c.body, 0) // which what it serves does not end
 				asked(t, w, c.refused, strings.Replace(c.body, `"m"`, `"n"`, 1), 1)
-				benches := w.Logged("backend benched")
-				if len(benches) != 2 || benches[0].Level != zapcore.ErrorLevel || benches[0].ContextMap()["operation"] != strings.TrimPrefix(c.refused, "/v1") {
-					t.Errorf("the log has %v", benches)
+				cooldowns := w.Logged("cooldown started")
+				if len(cooldowns) != 2 || cooldowns[0].Level != zapcore.ErrorLevel || cooldowns[0].ContextMap()["operation"] != strings.TrimPrefix(c.refused, "/v1") {
+					t.Errorf("the log has %v", cooldowns)
 				}
 				w.Backends["a"].Replies(lbtest.Says(200, `{"id":"x","data":[],"choices":[]}`))
 				time.Sleep(time.Minute)

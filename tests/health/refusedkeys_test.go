@@ -14,7 +14,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-func TestWhatIsNotPermittedBenchesForInferenceOnly(t *testing.T) {
+func TestWhatIsNotPermittedCoolsDownForInferenceOnly(t *testing.T) {
 	for _, code := range []int{401, 403} {
 		for _, body := range []string{
 			`{"error":{"message":"You have insufficient permissions for this operation. Missing scopes: api.fine_tuning.jobs.read.","type":"invalid_request_error","param":null,"code":"missing_scope"}}`,
@@ -33,8 +33,8 @@ func TestWhatIsNotPermittedBenchesForInferenceOnly(t *testing.T) {
 				}
 				jobs().WantError(t, 502, "upstream_credentials_rejected")
 				w.WantCalls(map[string]int{"a": 1, "b": 1})
-				if n := len(w.Logged("backend benched")); n > 0 {
-					t.Errorf("%d %s: %d benches for an operation of its own", code, body, n)
+				if n := len(w.Logged("cooldown started")); n > 0 {
+					t.Errorf("%d %s: %d cooldowns for an operation of its own", code, body, n)
 				}
 				w.Backends["b"].Recovers()
 				jobs().WantServed(t, "b")
@@ -45,21 +45,21 @@ func TestWhatIsNotPermittedBenchesForInferenceOnly(t *testing.T) {
 					w.Post(`{"model":"gpt-4o"}`).WantServed(t, "b")
 				}
 				w.WantCalls(map[string]int{"a": 3, "b": 7})
-				benches := w.Logged("backend benched")
-				if len(benches) != 1 || benches[0].Level != zapcore.ErrorLevel || benches[0].ContextMap()["deployment"] != "gpt-4o" {
-					t.Errorf("%d %s: benches %v", code, body, benches)
+				cooldowns := w.Logged("cooldown started")
+				if len(cooldowns) != 1 || cooldowns[0].Level != zapcore.ErrorLevel || cooldowns[0].ContextMap()["deployment"] != "gpt-4o" {
+					t.Errorf("%d %s: cooldowns %v", code, body, cooldowns)
 				}
 			})
 		}
 	}
 }
 
-func TestARequestRefusedEverywhereBenchesOneBackend(t *testing.T) {
+func TestARequestRefusedEverywhereCoolsOneBackendDown(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nready_path /readyz\nbackend http://a\nbackend http://b {\npriority 2\n}\nbackend http://c {\npriority 3\n}\n}", func(t *testing.T, w *lbtest.World) {
 		w.AllReply(lbtest.Status(401))
 		w.Post(`{}`).WantError(t, 502, "upstream_credentials_rejected")
-		if n := len(w.Logged("backend benched")); n != 1 {
-			t.Errorf("%d benches, want 1", n)
+		if n := len(w.Logged("cooldown started")); n != 1 {
+			t.Errorf("%d cooldowns, want 1", n)
 		}
 		w.WantReady()
 	})
@@ -86,17 +86,17 @@ func TestALateRefusalOfAnOldKeySaysNothingOfTheNew(t *testing.T) {
 			w.Post(`{}`).WantServed(t, "a")
 			close(release)
 			<-done
-			if n := len(w.Logged("backend benched")); n > 0 {
-				t.Errorf("a late %d for the old key benched the new one", code)
+			if n := len(w.Logged("cooldown started")); n > 0 {
+				t.Errorf("a late %d for the old key cooling down the new one", code)
 			}
 			w.Post(`{}`).WantServed(t, "a")
 		})
 	}
 }
 
-// TestAnErrorInAStreamAboutACallersOwnAccountBenchesNoBackend has callers who
+// TestAnErrorInAStreamAboutACallersOwnAccountCoolsNoBackendDown has callers who
 // bring their own keys.
-func TestAnErrorInAStreamAboutACallersOwnAccountBenchesNoBackend(t *testing.T) {
+func TestAnErrorInAStreamAboutACallersOwnAccountCoolsNoBackendDown(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\nauth passthrough\n}\nbackend http://b {\npriority 2\nauth passthrough\n}\n}", func(t *testing.T, w *lbtest.World) {
 		w.Prepares = func(r *http.Request) *http.Request {
 			r.Header.Set("Authorization", "Bearer sk-caller-0123456789")
@@ -116,9 +116,9 @@ func TestAnErrorInAStreamAboutACallersOwnAccountBenchesNoBackend(t *testing.T) {
 	})
 }
 
-// TestARefusalOfACallersOwnKeyEndsNoBench has a backend that fails refuse the
+// TestARefusalOfACallersOwnKeyEndsNoCooldown has a backend that fails refuse the
 // key of another caller: that does not show that it serves again.
-func TestARefusalOfACallersOwnKeyEndsNoBench(t *testing.T) {
+func TestARefusalOfACallersOwnKeyEndsNoCooldown(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\nauth passthrough\n}\nbackend http://b {\npriority 2\nauth passthrough\n}\n}", func(t *testing.T, w *lbtest.World) {
 		w.Prepares = func(r *http.Request) *http.Request {
 			r.Header.Set("Authorization", "Bearer sk-caller-0123456789")
@@ -129,9 +129,9 @@ func TestARefusalOfACallersOwnKeyEndsNoBench(t *testing.T) {
 		for range 3 {
 			w.Post(`{}`)
 		}
-		benched := len(w.Logged("backend benched"))
-		if benched != 2 {
-			t.Fatalf("%d backends are benched", benched)
+		coolingDown := len(w.Logged("cooldown started"))
+		if coolingDown != 2 {
+			t.Fatalf("%d backends are cooling down", coolingDown)
 		}
 		time.Sleep(time.Second)
 		w.Backends["a"].Replies(lbtest.Status(401))
@@ -139,8 +139,8 @@ func TestARefusalOfACallersOwnKeyEndsNoBench(t *testing.T) {
 		if reply := w.Post(`{}`); reply.Status != 401 {
 			t.Fatalf("got a %d", reply.Status)
 		}
-		if n := len(w.Logged("backend recovered")); n != 0 {
-			t.Errorf("a refused key ended %d benches", n)
+		if n := len(w.Logged("cooldown ended")); n != 0 {
+			t.Errorf("a refused key ended %d cooldowns", n)
 		}
 	})
 }

@@ -34,7 +34,7 @@ func refuses(refusal http.HandlerFunc, tiers ...string) http.HandlerFunc {
 	}
 }
 
-func TestARefusedServiceTierWithItsOwnLimitsBenchesNoOther(t *testing.T) {
+func TestARefusedServiceTierWithItsOwnLimitsCoolsNoOtherDown(t *testing.T) {
 	for name, refusal := range map[string]http.HandlerFunc{
 		"a throttle without a time":    lbtest.Status(429),
 		"a throttle with a time":       lbtest.Throttled("20"),
@@ -63,7 +63,7 @@ func TestARefusedServiceTierWithItsOwnLimitsBenchesNoOther(t *testing.T) {
 	}
 }
 
-func TestAServiceTierIsBenchedAsLongAsItWasTold(t *testing.T) {
+func TestAServiceTierIsCoolingDownAsLongAsItWasTold(t *testing.T) {
 	for _, tier := range []string{"ultrafast", "warp"} {
 		lbtest.InBubble(t, flexPool, func(t *testing.T, w *lbtest.World) {
 			w.AllReply(refuses(lbtest.Throttled("20"), tier))
@@ -80,9 +80,9 @@ func TestAServiceTierIsBenchedAsLongAsItWasTold(t *testing.T) {
 	}
 }
 
-// TestNoMadeUpServiceTierEscapesFromABench has a client go on with one name
+// TestNoMadeUpServiceTierEscapesFromACooldown has a client go on with one name
 // after the other.
-func TestNoMadeUpServiceTierEscapesFromABench(t *testing.T) {
+func TestNoMadeUpServiceTierEscapesFromACooldown(t *testing.T) {
 	lbtest.InBubble(t, flexPool, func(t *testing.T, w *lbtest.World) {
 		w.AllReply(lbtest.Throttled("20"))
 		w.Post(defaultChat).WantStatus(t, 429)
@@ -99,19 +99,19 @@ func TestNoMadeUpServiceTierEscapesFromABench(t *testing.T) {
 	})
 }
 
-func TestUltrafastMeetsNoBenchOfOtherServiceTiers(t *testing.T) {
+func TestUltrafastMeetsNoCooldownOfOtherServiceTiers(t *testing.T) {
 	lbtest.InBubble(t, flexPool, func(t *testing.T, w *lbtest.World) {
 		w.AllReply(refuses(lbtest.Throttled("20"), "default"))
 		w.Post(chatOf("default")).WantStatus(t, 429)
 		w.Post(chatOf("ultrafast")).WantServed(t, "a")
-		w.Post(chatOf("default")).WantStatus(t, 429) // whose bench that did not end
+		w.Post(chatOf("default")).WantStatus(t, 429) // whose cooldown that did not end
 		w.WantCalls(map[string]int{"a": 2, "b": 1})
 	})
 }
 
-// TestABodyThatMayNameTwoServiceTiersBenchesNeither has servers take either of
+// TestABodyThatMayNameTwoServiceTiersCoolsNeitherDown has servers take either of
 // two.
-func TestABodyThatMayNameTwoServiceTiersBenchesNeither(t *testing.T) {
+func TestABodyThatMayNameTwoServiceTiersCoolsNeitherDown(t *testing.T) {
 	for _, body := range []string{
 		`{"model":"gpt-4o","service_tier":"ultrafast","service_tier":"default"}`,
 		`{"model":"gpt-4o","service_tier":"default","service_tier":"ultrafast"}`,
@@ -157,7 +157,7 @@ func TestTheLimitsOfUltrafastAreNotThoseOfItsModel(t *testing.T) {
 	})
 }
 
-func TestABackendOfUltrafastSharesNoBenchWithItsDeployment(t *testing.T) {
+func TestABackendOfUltrafastSharesNoCooldownWithItsDeployment(t *testing.T) {
 	const config = "openai_lb {\nbackend http://a {\nname ultrafast\nservice_tier ultrafast\n}\nbackend http://a {\nname standard\npriority 2\nservice_tier default\n}\n}"
 	lbtest.InBubble(t, config, func(t *testing.T, w *lbtest.World) {
 		states := func(want string) {
@@ -175,7 +175,7 @@ func TestABackendOfUltrafastSharesNoBenchWithItsDeployment(t *testing.T) {
 			w.Post(defaultChat).WantServed(t, "a")
 		}
 		w.WantCalls(map[string]int{"a": 11})
-		states("ultrafast benched, standard available")
+		states("ultrafast cooling down, standard available")
 
 		time.Sleep(20 * time.Second)
 		w.Backends["a"].Replies(refuses(nil))
@@ -188,19 +188,19 @@ func TestABackendOfUltrafastSharesNoBenchWithItsDeployment(t *testing.T) {
 	})
 }
 
-func TestTheBenchOfAServiceTierNamesIt(t *testing.T) {
+func TestTheCooldownOfAServiceTierNamesIt(t *testing.T) {
 	for tier, named := range map[string]string{"ultrafast": "ultrafast", "warp": "other", "flex": "flex", "fast": "", "priority": ""} {
 		lbtest.InBubble(t, flexPool, func(t *testing.T, w *lbtest.World) {
 			w.Backends["a"].Replies(lbtest.Throttled("20"))
 			w.Post(chatOf(tier)).WantServed(t, "b")
 			for _, b := range status.Backends(time.Now(), func(string) bool { return true }) {
-				if b.Name == "a" && (len(b.Benches) != 1 || b.Benches[0].ServiceTier != named || (b.State == status.Available) != (named != "")) {
-					t.Errorf("%s: a is %s, with the benches %+v", tier, b.State, b.Benches)
+				if b.Name == "a" && (len(b.Cooldowns) != 1 || b.Cooldowns[0].ServiceTier != named || (b.State == status.Available) != (named != "")) {
+					t.Errorf("%s: a is %s, with the cooldowns %+v", tier, b.State, b.Cooldowns)
 				}
 			}
-			benched := w.Logged("backend benched")
-			if len(benched) != 1 || named != "" && benched[0].ContextMap()["service_tier"] != named {
-				t.Errorf("%s: logged %v", tier, benched)
+			coolingDown := w.Logged("cooldown started")
+			if len(coolingDown) != 1 || named != "" && coolingDown[0].ContextMap()["service_tier"] != named {
+				t.Errorf("%s: logged %v", tier, coolingDown)
 			}
 		})
 	}

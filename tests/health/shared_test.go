@@ -66,7 +66,7 @@ func TestAChangedHeaderKeepsWhatIsKnown(t *testing.T) {
 	}
 }
 
-func TestABenchOutlivesAReloadThatChangesAHeader(t *testing.T) {
+func TestACooldownOutlivesAReloadThatChangesAHeader(t *testing.T) {
 	a, serverA := lbtest.Listen(t, "a")
 	_, serverB := lbtest.Listen(t, "b")
 	port := lbtest.FreePort(t)

@@ -20,8 +20,8 @@ func suspectAll(w *lbtest.World) {
 	for range w.Backends {
 		w.Post(`{}`)
 	}
-	if n := len(w.Logged("backend benched")); n != len(w.Backends) {
-		w.T.Fatalf("%d benches, want %d", n, len(w.Backends))
+	if n := len(w.Logged("cooldown started")); n != len(w.Backends) {
+		w.T.Fatalf("%d cooldowns, want %d", n, len(w.Backends))
 	}
 	for _, b := range w.Backends {
 		b.Forget()
@@ -70,9 +70,9 @@ func TestADrainedBackendComesBeforeSuspects(t *testing.T) {
 	})
 }
 
-// TestASuccessFromBeforeAnExtensionDoesNotEndTheBench has a suspect fail while
+// TestASuccessFromBeforeAnExtensionDoesNotEndTheCooldown has a suspect fail while
 // an earlier request to it is still on its way, and is served in the end.
-func TestASuccessFromBeforeAnExtensionDoesNotEndTheBench(t *testing.T) {
+func TestASuccessFromBeforeAnExtensionDoesNotEndTheCooldown(t *testing.T) {
 	lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
 		suspectAll(w)
 		time.Sleep(time.Second)
@@ -90,7 +90,7 @@ func TestASuccessFromBeforeAnExtensionDoesNotEndTheBench(t *testing.T) {
 		early.Wait()
 		w.Backends["a"].Recovers()
 		w.Post(`{}`).WantServed(t, "b")
-		time.Sleep(8 * time.Second) // 12 s: the later bench is over
+		time.Sleep(8 * time.Second) // 12 s: the later cooldown is over
 		w.Post(`{}`).WantServed(t, "a")
 	})
 }

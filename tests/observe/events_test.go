@@ -51,12 +51,12 @@ func (*eventTaker) Handle(_ context.Context, e caddy.Event) error {
 	return nil
 }
 
-func TestEventsTellOfBenches(t *testing.T) {
+func TestEventsTellOfCooldowns(t *testing.T) {
 	takenEvents, takeAnother = make(chan string), make(chan struct{})
 	a, serverA := lbtest.Listen(t, "a")
 	b, serverB := lbtest.Listen(t, "b")
 	address := lbtest.ServeAt(t, fmt.Sprintf("openai_lb {\npool eventful\nbackend %s {\nname a\n}\nbackend %s {\nname b\n}\n}", serverA.URL, serverB.URL),
-		"events {\non openai_lb.benched openai_lb_test\non openai_lb.recovered openai_lb_test\non openai_lb.all_throttled openai_lb_test\n}")
+		"events {\non openai_lb.cooldown_started openai_lb_test\non openai_lb.cooldown_ended openai_lb_test\non openai_lb.all_throttled openai_lb_test\n}")
 	chat := func(model string) lbtest.Reply {
 		return lbtest.Post(lbtest.NewClient(t), "http://"+address+"/v1/chat/completions", `{"model":"`+model+`"}`)
 	}
@@ -84,7 +84,7 @@ func TestEventsTellOfBenches(t *testing.T) {
 	}
 	takeAnother <- struct{}{}
 	first := <-takenEvents
-	if want := "openai_lb.benched" + from + "backend="; !strings.HasPrefix(first, want) || !strings.HasSuffix(first, "cause=test class=credential pool=eventful seconds=60 status=401") {
+	if want := "openai_lb.cooldown_started" + from + "backend="; !strings.HasPrefix(first, want) || !strings.HasSuffix(first, "cause=test class=credential pool=eventful seconds=60 status=401") {
 		t.Errorf("the event is %q", first)
 	}
 	takeAnother <- struct{}{}
@@ -93,7 +93,7 @@ func TestEventsTellOfBenches(t *testing.T) {
 	b.Recovers()
 	chat("gpt-4o").WantStatus(t, 200)
 	takeAnother <- struct{}{}
-	if got := <-takenEvents; !strings.HasPrefix(got, "openai_lb.recovered"+from+"backend=") || !strings.Contains(got, "class=credential pool=eventful seconds=60") {
+	if got := <-takenEvents; !strings.HasPrefix(got, "openai_lb.cooldown_ended"+from+"backend=") || !strings.Contains(got, "class=credential pool=eventful seconds=60") {
 		t.Errorf("the event is %q", got)
 	}
 	takeAnother <- struct{}{}
@@ -105,7 +105,7 @@ func TestEventsTellOfBenches(t *testing.T) {
 		chat("last").WantStatus(t, 429)
 	}
 	for range 2 {
-		if got := <-takenEvents; !strings.HasPrefix(got, "openai_lb.benched"+from) || !strings.Contains(got, "deployment=last hint=retry-after pool=eventful seconds=60") {
+		if got := <-takenEvents; !strings.HasPrefix(got, "openai_lb.cooldown_started"+from) || !strings.Contains(got, "deployment=last hint=retry-after pool=eventful seconds=60") {
 			t.Errorf("the event is %q", got)
 		}
 		takeAnother <- struct{}{}
@@ -115,7 +115,7 @@ func TestEventsTellOfBenches(t *testing.T) {
 func TestAHandlerOfEventsThatPanicsDoesNotEndCaddy(t *testing.T) {
 	takenEvents, takeAnother = make(chan string), make(chan struct{})
 	a, server := lbtest.Listen(t, "a")
-	address := lbtest.ServeAt(t, fmt.Sprintf("openai_lb {\npool panics\nbackend %s {\nname a\n}\n}", server.URL), "events {\non openai_lb.benched openai_lb_test\n}")
+	address := lbtest.ServeAt(t, fmt.Sprintf("openai_lb {\npool panics\nbackend %s {\nname a\n}\n}", server.URL), "events {\non openai_lb.cooldown_started openai_lb_test\n}")
 	a.Replies(lbtest.Throttled("60"))
 	for _, model := range []string{"one", "two"} {
 		lbtest.Post(lbtest.NewClient(t), "http://"+address+"/v1/chat/completions", `{"model":"`+model+`"}`).WantStatus(t, http.StatusTooManyRequests)

@@ -45,7 +45,7 @@ func TestTheCountsOfAPoolEndWithIt(t *testing.T) {
 	ask("1", goes)
 	a.Replies(lbtest.Throttled("60"))
 	lbtest.Post(lbtest.NewClient(t), url(goes), `{"model":"m"}`)
-	lbtest.WantSums(t, goes, "benches_total 1")
+	lbtest.WantSums(t, goes, "cooldowns_total 1")
 	before := lbtest.SumOf(t, "requests_total", map[string]string{"pool": stays})
 	lbtest.Reload(t, config("2", stays))
 	lbtest.ClientOf(t, "2", url(stays))
@@ -65,5 +65,5 @@ func TestTheCountsOfAPoolEndWithIt(t *testing.T) {
 	a.Replies(nil)
 	lbtest.Reload(t, config("3", goes, stays))
 	ask("3", goes)
-	lbtest.WantSums(t, goes, "requests_total 1", "attempts_total 1", "benched_seconds_total 0")
+	lbtest.WantSums(t, goes, "requests_total 1", "attempts_total 1", "cooldown_seconds_total 0")
 }

@@ -121,8 +121,8 @@ func compareWithSimulators(t *testing.T, pool, option string) {
 	lbtest.WantSums(t, pool,
 		"attempts_total backend=ptu deployment=gpt-4o-ptu class=throttled *", "attempts_total backend=ptu deployment=gpt-4o-ptu class=served *",
 		"attempts_total backend=east deployment=other class=failed *", "attempts_total backend=closed deployment=other class=credential *",
-		"attempts_total backend=west deployment=gpt-4o class=failed *", "benches_total backend=ptu deployment=gpt-4o-ptu class=throttled *",
-		"benched_seconds_total backend=ptu *", "benches_total backend=closed deployment= class=credential *", "hints_total backend=ptu source=retry-after-ms *",
+		"attempts_total backend=west deployment=gpt-4o class=failed *", "cooldowns_total backend=ptu deployment=gpt-4o-ptu class=throttled *",
+		"cooldown_seconds_total backend=ptu *", "cooldowns_total backend=closed deployment= class=credential *", "hints_total backend=ptu source=retry-after-ms *",
 		"deployment_utilization_ratio backend=ptu deployment=gpt-4o-ptu *", "failovers_total backend=ptu class=throttled *",
 		"time_to_first_byte_seconds backend=ptu *", "requests_total 150", "request_duration_seconds 150", "attempts_per_request 150", "requests_in_flight 0")
 	if requests := scraped.Sum("requests_total", map[string]string{"pool": pool}); attempts-failovers != requests {
@@ -281,7 +281,7 @@ func TestAClientThatLeavesWithoutAByteIsCountedApart(t *testing.T) {
 		defer leave()
 		w.Send(w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{}`)).WithContext(ctx))
 		time.Sleep(time.Second)
-		lbtest.WantSums(t, pool, "requests_total backend=a class=client_left_waiting code=499 1", "attempts_total backend=a class=client_left_waiting 1", "requests_total class=client_left 0", "benches_total 0", "requests_total 1")
+		lbtest.WantSums(t, pool, "requests_total backend=a class=client_left_waiting code=499 1", "attempts_total backend=a class=client_left_waiting 1", "requests_total class=client_left 0", "cooldowns_total 0", "requests_total 1")
 	})
 }
 
@@ -359,13 +359,13 @@ func TestAReloadKeepsCountersAndTwoPoolsDoNotMix(t *testing.T) {
 	}
 	a.Replies(lbtest.Throttled("60"))
 	ask(0, 2)
-	lbtest.WantSums(t, pools[0], fmt.Sprintf("requests_total %v", requests+2), "benches_total backend=a 1", "attempts_total backend=b 2", "attempts_total backend=a class=throttled 1")
-	lbtest.WantSums(t, pools[1], "requests_total 5", "benches_total 0", "attempts_total backend=b 0")
+	lbtest.WantSums(t, pools[0], fmt.Sprintf("requests_total %v", requests+2), "cooldowns_total backend=a 1", "attempts_total backend=b 2", "attempts_total backend=a class=throttled 1")
+	lbtest.WantSums(t, pools[1], "requests_total 5", "cooldowns_total 0", "attempts_total backend=b 0")
 	// the backend is one, and so is its limit
 	lbtest.WantSums(t, pools[1], "backend_available backend=a deployment=other 0", "backend_available backend=b deployment=other 1")
 }
 
-func TestTheSecondsOfABenchEndWithItsBackend(t *testing.T) {
+func TestTheSecondsOfACooldownEndWithItsBackend(t *testing.T) {
 	a, serverA := lbtest.Listen(t, "a")
 	_, serverB := lbtest.Listen(t, "b")
 	port, pool := lbtest.FreePort(t), lbtest.Unique("removed")
@@ -380,7 +380,7 @@ func TestTheSecondsOfABenchEndWithItsBackend(t *testing.T) {
 	lbtest.Reload(t, config("2", b))
 	lbtest.ClientOf(t, "2", url)
 	seconds := func() float64 {
-		return lbtest.SumOf(t, "benched_seconds_total", map[string]string{"pool": pool, "backend": "a"})
+		return lbtest.SumOf(t, "cooldown_seconds_total", map[string]string{"pool": pool, "backend": "a"})
 	}
 	var counts []float64
 	lbtest.WaitFor(t, func() bool { // until the config before has ended
@@ -388,7 +388,7 @@ func TestTheSecondsOfABenchEndWithItsBackend(t *testing.T) {
 		return len(counts) > 1 && counts[len(counts)-1] == counts[len(counts)-2]
 	})
 	if last := counts[len(counts)-1]; last <= 0 || last >= 60 {
-		t.Errorf("the bench counts as %v s", last)
+		t.Errorf("the cooldown counts as %v s", last)
 	}
 }
 
@@ -471,7 +471,7 @@ func TestABillIsByCallerModelAndBackend(t *testing.T) {
 			"caller_tokens_total caller="+bob+" model=mini type=output 7", "caller_tokens_total type=output 35",
 			"tokens_total backend=ptu model=gpt-4o deployment=gpt-4o-ptu type=input 100", "tokens_total backend=paygo model=gpt-4o deployment=gpt-4o type=input 300",
 			"attempts_total backend=ptu deployment=gpt-4o-ptu class=throttled 1", "attempts_total backend=paygo deployment=gpt-4o class=served 3",
-			"failovers_total backend=ptu class=throttled 1", "benches_total backend=ptu deployment=gpt-4o-ptu class=throttled 1",
+			"failovers_total backend=ptu class=throttled 1", "cooldowns_total backend=ptu deployment=gpt-4o-ptu class=throttled 1",
 			"backend_info backend=ptu priority=1 weight=1 1", "backend_info backend=paygo priority=2 weight=3 1")
 		// a name has one meaning in all metrics
 		for _, family := range lbtest.Scrape(t) {
@@ -493,7 +493,7 @@ func TestARefusedKeyIsShownUntilItIsAccepted(t *testing.T) {
 	for _, c := range []struct {
 		class string
 		reply http.HandlerFunc
-		after float64 // what is shown when the time of the bench has passed
+		after float64 // what is shown when the time of the cooldown has passed
 	}{
 		{"credential", lbtest.Status(401), 1},
 		{"quota", lbtest.Says(429, `{"error":{"code":"insufficient_quota"}}`), 1},
@@ -506,8 +506,8 @@ func TestARefusedKeyIsShownUntilItIsAccepted(t *testing.T) {
 			lbtest.InBubble(t, "openai_lb {\npool "+pool+"\nlb_policy first\nbackend http://a {\nmodel gpt-4o\n}\nbackend http://b\n}", func(t *testing.T, w *lbtest.World) {
 				shown := func(when string, want float64) {
 					t.Helper()
-					if got := lbtest.SumOf(t, "backend_benched", map[string]string{"pool": pool, "backend": "a", "class": c.class}); got != want {
-						t.Errorf("%s, backend_benched is %v, want %v", when, got, want)
+					if got := lbtest.SumOf(t, "backend_unavailable", map[string]string{"pool": pool, "backend": "a", "class": c.class}); got != want {
+						t.Errorf("%s, backend_unavailable is %v, want %v", when, got, want)
 					}
 				}
 				shown("before any request", 0)

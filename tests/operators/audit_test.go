@@ -90,7 +90,7 @@ func TestTheAuditLogSaysWhoChangedWhat(t *testing.T) {
 	ask("client-key-of-alice", 200)
 	a.Replies(lbtest.Throttled("9"))
 	ask("client-key-of-alice", 429)
-	want("requests, and a bench")
+	want("requests, and a cooldown")
 
 	lbtest.WriteFile(t, keys, "bob client-key-of-bob-2\ndave client-key-of-dave expires=2001-01-31\n")
 	ask("client-key-of-alice", 401)

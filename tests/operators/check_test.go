@@ -268,8 +268,8 @@ func TestACheckChangesNothing(t *testing.T) {
 		t.Error("the pool that runs was replaced")
 	}
 	for _, s := range after[0].Pool.Snapshot(time.Now()) {
-		if len(s.Benches) > 0 {
-			t.Errorf("a check benches a backend: %+v", s)
+		if len(s.Cooldowns) > 0 {
+			t.Errorf("a check cools a backend down: %+v", s)
 		}
 	}
 }

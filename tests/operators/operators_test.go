@@ -32,7 +32,7 @@ func everyBackend() []status.Backend {
 	return status.Backends(time.Now(), func(string) bool { return true })
 }
 
-// states are the backends by name, with their states and what benches them.
+// states are the backends by name, with their states and what cools them down.
 func states() map[string]string {
 	states := make(map[string]string)
 	for _, b := range everyBackend() {
@@ -77,7 +77,7 @@ func TestOperatorsSeeTheStateOfEachBackend(t *testing.T) {
 		w.Post(`{"model":"gpt-4o"}`).WantServed(t, "b")
 		time.Sleep(1500 * time.Microsecond)
 		got := everyBackend()
-		since, until := got[0].Benches[0].Since, got[0].Benches[0].Until
+		since, until := got[0].Cooldowns[0].Since, got[0].Cooldowns[0].Until
 		if until.Sub(since) != 7*time.Second || got[0].Until == nil || !got[0].Until.Equal(until) || !got[0].LastError.Time.Equal(since) {
 			t.Errorf("got %+v", got[0])
 		}
@@ -89,16 +89,16 @@ func TestOperatorsSeeTheStateOfEachBackend(t *testing.T) {
 			t.Fatal(err)
 		}
 		from, to := since.Format(time.RFC3339Nano), until.Format(time.RFC3339Nano)
-		want := `{"pool":"openai_lb","name":"a","priority":1,"weight":3,"state":"benched",` +
+		want := `{"pool":"openai_lb","name":"a","priority":1,"weight":3,"state":"cooling_down",` +
 			`"class":"throttled","model":"gpt-4o","deployment":"gpt-4o","until":"` + to + `","remaining_ms":6999,` +
 			`"in_flight":0,"max_requests":7,"healthy":true,"requests":0,"attempts":0,"throttles":0,"failures":0,"failovers":0,"tokens":0,"drain":null,` +
 			`"last_error":{"class":"throttled","status":429,"cause":"","model":"gpt-4o","deployment":"gpt-4o","time":"` + from + `"},` +
-			`"benches":[{"scope":"model","model":"gpt-4o","deployment":"gpt-4o","class":"throttled","status":429,"hint":"retry-after","cause":"",` +
+			`"cooldowns":[{"scope":"model","model":"gpt-4o","deployment":"gpt-4o","class":"throttled","status":429,"hint":"retry-after","cause":"",` +
 			`"since":"` + from + `","until":"` + to + `","remaining_ms":6999,"until_reached":false,"needs_operator":false}],"silences":[],"untried":[]}`
 		if string(text) != want {
 			t.Errorf("got  %s\nwant %s", text, want)
 		}
-		if got[1].State != status.Available || got[1].Benches == nil || got[1].Until != nil {
+		if got[1].State != status.Available || got[1].Cooldowns == nil || got[1].Until != nil {
 			t.Errorf("got %+v", got[1])
 		}
 	})
@@ -121,7 +121,7 @@ func TestOperatorsSeeWhatTheMetricsHaveCounted(t *testing.T) {
 	})
 }
 
-func TestABackendIsDrainedRatherThanBenchedRatherThanProbing(t *testing.T) {
+func TestABackendIsDrainedRatherThanCoolingDownRatherThanProbing(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
 		want := func(state string) {
 			t.Helper()
@@ -133,15 +133,15 @@ func TestABackendIsDrainedRatherThanBenchedRatherThanProbing(t *testing.T) {
 		want("available   0ms")
 		w.Backends["a"].Replies(status500("model-1"))
 		w.Post(`{"model":"model-1"}`)
-		want("benched failed model-1 10000ms")
+		want("cooling down failed model-1 10000ms")
 		time.Sleep(4 * time.Second)
 		w.Post(`{"model":"model-2"}`).WantServed(t, "a")
 		w.Backends["a"].Replies(lbtest.Throttled("8"))
 		w.Post(`{"model":"model-2"}`)
-		want("benched throttled model-2 8000ms") // it ends last
+		want("cooling down throttled model-2 8000ms") // it ends last
 		w.Backends["a"].Replies(lbtest.Status(401))
 		w.Post(`{"model":"model-3"}`)
-		want("benched credential  60000ms") // for the whole backend
+		want("cooling down credential  60000ms") // for the whole backend
 		a.Drain(pool.Order{})
 		want("drained credential  60000ms")
 		time.Sleep(time.Minute)
@@ -155,7 +155,7 @@ func TestABackendIsDrainedRatherThanBenchedRatherThanProbing(t *testing.T) {
 		want("available   0ms")
 		w.Backends["a"].Replies(lbtest.Throttled("8"))
 		w.Post(`{"model":"model-2"}`)
-		want("benched throttled model-2 8000ms")
+		want("cooling down throttled model-2 8000ms")
 		a.Reset(pool.Order{})
 		want("available   0ms")
 		if last := everyBackend()[0].LastError; last.Class != "throttled" || last.Status != 429 {
@@ -289,7 +289,7 @@ func TestTheAdminAPIDrainsResumesAndResets(t *testing.T) {
 	o.want(o.backends("GET", atBackends), "other b available", "openai_lb b available", "openai_lb team/a b available")
 	o.want(o.backends("POST", atBackends+"/b/drain"), "other b drained", "openai_lb b drained")
 	lbtest.Ask(o.client, o.address+"/v1/chat/completions").WantServed(t, "b") // a throttles, and b is the last one left
-	o.want(o.backends("GET", atBackends+"?pool=openai_lb"), "openai_lb b drained", "openai_lb team/a b benched")
+	o.want(o.backends("GET", atBackends+"?pool=openai_lb"), "openai_lb b drained", "openai_lb team/a b cooling down")
 	o.want(o.backends("POST", atBackends+"/team%2Fa%20b/reset?pool=openai_lb"), "openai_lb team/a b available")
 	o.want(o.backends("POST", atBackends+"/b/resume?pool=other"), "other b available")
 

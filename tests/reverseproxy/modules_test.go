@@ -164,13 +164,13 @@ func describe(reply lbtest.Reply) string {
 
 func counts(t *testing.T, pool string) (sums []string) {
 	scraped := lbtest.Scrape(t)
-	for _, name := range []string{"attempts_total", "failovers_total", "benches_total", "hints_total", "all_throttled_total"} {
+	for _, name := range []string{"attempts_total", "failovers_total", "cooldowns_total", "hints_total", "all_throttled_total"} {
 		sums = append(sums, fmt.Sprint(name, scraped.Sum(name, map[string]string{"pool": pool})))
 	}
 	return sums
 }
 
-func TestAClientThatLeavesBenchesNoUpstream(t *testing.T) {
+func TestAClientThatLeavesCoolsNoUpstreamDown(t *testing.T) {
 	a, serverA := lbtest.Listen(t, "a")
 	_, serverB := lbtest.Listen(t, "b")
 	pool, came := lbtest.Unique("p"), make(chan struct{})
@@ -193,8 +193,8 @@ func TestAClientThatLeavesBenchesNoUpstream(t *testing.T) {
 	lbtest.WaitFor(t, func() bool { return lbtest.SumOf(t, "attempts_total", left) == 1 })
 	a.Recovers()
 	lbtest.Post(lbtest.NewClient(t), url, chat).WantServed(t, "a")
-	if n := lbtest.SumOf(t, "benches_total", map[string]string{"pool": pool}); n != 0 {
-		t.Errorf("%v benches began", n)
+	if n := lbtest.SumOf(t, "cooldowns_total", map[string]string{"pool": pool}); n != 0 {
+		t.Errorf("%v cooldowns began", n)
 	}
 }
 

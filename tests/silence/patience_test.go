@@ -116,8 +116,8 @@ func TestAPauseCoolsNoBackendDown(t *testing.T) {
 		if reply := w.PostStream(); reply.Err == nil {
 			t.Error("a pause of six minutes is not cut")
 		}
-		if n := len(w.Logged("backend benched")); n != 0 {
-			t.Errorf("%d benches", n)
+		if n := len(w.Logged("cooldown started")); n != 0 {
+			t.Errorf("%d cooldowns", n)
 		}
 		w.Backends["a"].Recovers()
 		w.PostStream().WantServed(t, "a")

@@ -671,7 +671,7 @@ func TestARequestThatWasThrottledIsNotStuckAtASilentBackend(t *testing.T) {
 		status     int
 		retryAfter string
 	}{
-		"200":   {200, ""}, // the bench is over when the request would move
+		"200":   {200, ""}, // the cooldown is over when the request would move
 		"30000": {429, "30"},
 	} {
 		lbtest.InBubble(t, "openai_lb {\nbackend http://b\nbackend http://a {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {

@@ -59,9 +59,9 @@ func inPool(t *testing.T, options string, test func(t *testing.T, w *lbtest.Worl
 func TestAResponseFailsOverUntilItsFirstMessage(t *testing.T) {
 	const throttled = `{"type":"error","status":429,"error":{"type":"tokens","code":"rate_limit_exceeded","message":"Rate limit reached. key-of-backend-a"},"headers":{"retry-after":"7"}}`
 	for name, c := range map[string]struct {
-		reply http.HandlerFunc
-		bench time.Duration
-		most  time.Duration
+		reply    http.HandlerFunc
+		cooldown time.Duration
+		most     time.Duration
 	}{
 		"a throttled handshake": {lbtest.Throttled("7"), 7 * time.Second, 0},
 		"a broken handshake":    {lbtest.Status(500), 0, 0},
@@ -87,9 +87,9 @@ func TestAResponseFailsOverUntilItsFirstMessage(t *testing.T) {
 				}
 				s.Close()
 				time.Sleep(time.Second)
-				benched := w.Logged("backend benched")
-				if (len(benched) == 1) != (c.bench > 0) || len(benched) == 1 && benched[0].ContextMap()["seconds"] != c.bench.Seconds() {
-					t.Errorf("benched: %v, want %v", benched, c.bench)
+				coolingDown := w.Logged("cooldown started")
+				if (len(coolingDown) == 1) != (c.cooldown > 0) || len(coolingDown) == 1 && coolingDown[0].ContextMap()["seconds"] != c.cooldown.Seconds() {
+					t.Errorf("cooling down: %v, want %v", coolingDown, c.cooldown)
 				}
 				// without another backend, the client gets the error as an
 				// event, and may go on
@@ -100,7 +100,7 @@ func TestAResponseFailsOverUntilItsFirstMessage(t *testing.T) {
 				if e.Type != "error" || e.Status < 400 || e.Error.Message == "" || strings.Contains(e.raw, "key-of-backend") {
 					t.Errorf("the client got %s", e.raw)
 				}
-				if c.bench == 7*time.Second && (e.Status != 429 || e.Headers["retry-after"] == "" || e.Error.Headers["retry-after"] == "") {
+				if c.cooldown == 7*time.Second && (e.Status != 429 || e.Headers["retry-after"] == "" || e.Error.Headers["retry-after"] == "") {
 					t.Errorf("the client got %s", e.raw)
 				}
 				w.Backends["a"].Replies(responds("a", 7, 5))
@@ -273,8 +273,8 @@ func TestAFirstMessageThatIsNone(t *testing.T) {
 
 func TestABackendClosesBecauseOfTheMessage(t *testing.T) {
 	for code, c := range map[int]struct {
-		status, calls, benches int
-		code                   string
+		status, calls, cooldowns int
+		code                     string
 	}{
 		1002: {400, 0, 0, "invalid_body"}, 1003: {400, 0, 0, "invalid_body"}, 1007: {400, 0, 0, "invalid_body"},
 		1009: {413, 0, 0, "request_too_large"}, 1011: {0, 1, 1, ""},
@@ -295,8 +295,8 @@ func TestABackendClosesBecauseOfTheMessage(t *testing.T) {
 			s.Close()
 			time.Sleep(time.Second)
 			w.WantCalls(map[string]int{"a": 1, "b": c.calls})
-			if benched := w.Logged("backend benched"); len(benched) != c.benches {
-				t.Errorf("%d: benched %v", code, benched)
+			if coolingDown := w.Logged("cooldown started"); len(coolingDown) != c.cooldowns {
+				t.Errorf("%d: cooling down %v", code, coolingDown)
 			}
 		})
 	}

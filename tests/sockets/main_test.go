@@ -20,7 +20,7 @@ import (
 
 	limits "github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
 
 func TestMain(m *testing.M) { lbtest.Main(m) }
@@ -257,11 +257,11 @@ func responds(name string, input, output int) http.HandlerFunc {
 }
 
 // of returns what a caller has used.
-func of(w *lbtest.World, name string) meter.Snapshot {
+func of(w *lbtest.World, name string) limiter.Snapshot {
 	for _, c := range limits.MetersOf(w.Handler.Pool).All() {
 		if c.Name() == name {
 			return c.Snapshot(time.Now())
 		}
 	}
-	return meter.Snapshot{}
+	return limiter.Snapshot{}
 }

@@ -203,22 +203,22 @@ func TestAClientSecretEndsWithItsKey(t *testing.T) {
 	}
 }
 
-// TestABackendsRefusalOfAClientSecretSaysNothingOfItsKey so it benches nobody,
+// TestABackendsRefusalOfAClientSecretSaysNothingOfItsKey so it cools nobody down,
 // and is the client's to read.
 func TestABackendsRefusalOfAClientSecretSaysNothingOfItsKey(t *testing.T) {
 	secretPool(t, keyed(secretBackends), func(t *testing.T, w *lbtest.World) {
 		w.AllReply(lbtest.Says(401, `{"error":{"message":"The client secret `+ek+` has expired.","code":"invalid_api_key"}}`))
-		before := len(w.Logged("backend benched"))
+		before := len(w.Logged("cooldown started"))
 		got := post(w, "/v1/realtime/calls", "v=0\r\n", ek)
-		if got.Status != 401 || strings.Contains(got.Body, ek) || len(w.Logged("backend benched")) != before {
+		if got.Status != 401 || strings.Contains(got.Body, ek) || len(w.Logged("cooldown started")) != before {
 			t.Errorf("the client got %d %s", got.Status, got.Body)
 		}
 		if c, res := handshake(t, w, "/v1/realtime", ek); c != nil || res.StatusCode != 401 {
 			t.Errorf("the handshake gives %d", res.StatusCode)
 		}
 		w.WantCalls(map[string]int{"a": 0, "b": 2})
-		if len(w.Logged("backend benched")) != before {
-			t.Error("a backend is benched")
+		if len(w.Logged("cooldown started")) != before {
+			t.Error("a backend is cooling down")
 		}
 	})
 }

@@ -67,7 +67,7 @@ func TestBodiesArriveWholeAtWhicheverBackendAnswers(t *testing.T) {
 					} else {
 						reply.WantError(t, 429, "rate_limit_exceeded")
 						w.WantCalls(map[string]int{"b": 0})
-						send().WantServed(t, "b") // a is benched now
+						send().WantServed(t, "b") // a is cooling down now
 					}
 					arrived("b")
 				})
@@ -94,9 +94,9 @@ func TestAReplyBeforeTheUploadEndedIsHeard(t *testing.T) {
 		r := w.Request(http.MethodPost, "/v1/chat/completions", bytes.NewReader(data))
 		r.Header.Set("X-Early", "1") // a answers without reading the body
 		w.Send(r).WantServed(t, "b")
-		benched := w.Logged("backend benched")
-		if len(benched) != 1 || benched[0].ContextMap()["seconds"] != 9.0 {
-			t.Errorf("logged %v, want a bench of the 9s that a said", benched)
+		coolingDown := w.Logged("cooldown started")
+		if len(coolingDown) != 1 || coolingDown[0].ContextMap()["seconds"] != 9.0 {
+			t.Errorf("logged %v, want a cooldown of the 9s that a said", coolingDown)
 		}
 	})
 }

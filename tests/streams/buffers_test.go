@@ -266,11 +266,11 @@ func TestACallerThatDoesNotReadHoldsLittle(t *testing.T) {
 	}
 }
 
-// TestAClientThatPausesBenchesNoBackend has a client read nothing until the
+// TestAClientThatPausesCoolsNoBackendDown has a client read nothing until the
 // backend has given up. It waits five seconds for each write: where a busy
 // machine takes most of a second to fill the sockets' buffers, a backend that
 // waits for one gives up on the balancer.
-func TestAClientThatPausesBenchesNoBackend(t *testing.T) {
+func TestAClientThatPausesCoolsNoBackendDown(t *testing.T) {
 	s := lbtest.NewSites(t, "https")
 	piece := "data: {\"choices\":[{\"delta\":{\"content\":\"" + lbtest.Noise(64<<10) + "\"}}]}\n\n"
 	var rows []lbtest.Row
@@ -303,8 +303,8 @@ func TestAClientThatPausesBenchesNoBackend(t *testing.T) {
 				t.Errorf("the reply ends after %d bytes as if it were whole", n)
 			}
 			lbtest.WaitFor(t, func() bool { return s.Handled(t, url) == 1 })
-			if _, benched := s.LoggedOf(t, name); benched != nil {
-				t.Errorf("benched %+v", benched)
+			if _, coolingDown := s.LoggedOf(t, name); coolingDown != nil {
+				t.Errorf("cooling down %+v", coolingDown)
 			}
 		}, Waits: true})
 	}
@@ -356,8 +356,8 @@ func TestAClientThatReadsSlowlySlowsItsBackendDown(t *testing.T) {
 			if string(hash.Sum(nil)) != string(want.Sum(nil)) {
 				t.Error("the reply is not what it was")
 			}
-			if _, benched := s.LoggedOf(t, name); benched != nil {
-				t.Errorf("benched %+v", benched)
+			if _, coolingDown := s.LoggedOf(t, name); coolingDown != nil {
+				t.Errorf("cooling down %+v", coolingDown)
 			}
 		}})
 	}

@@ -151,10 +151,10 @@ func TestAClientThatLeavesIsFeltByItsBackendAndBlamesNobody(t *testing.T) {
 				a.Recovers()
 				b.Recovers()
 				lbtest.Post(s.NewClient(t, wire.Client), url, `{"stream":true}`).WantServed(t, d.next)
-				_, benchedA := s.LoggedOf(t, nameA)
-				_, benchedB := s.LoggedOf(t, nameB)
-				if (benchedA != nil) != (d.next == "b") || benchedB != nil {
-					t.Errorf("benched %+v and %+v", benchedA, benchedB)
+				_, coolingDownA := s.LoggedOf(t, nameA)
+				_, coolingDownB := s.LoggedOf(t, nameB)
+				if (coolingDownA != nil) != (d.next == "b") || coolingDownB != nil {
+					t.Errorf("cooling down %+v and %+v", coolingDownA, coolingDownB)
 				}
 			}})
 		}
@@ -227,7 +227,7 @@ func TestAClientThatLeavesAStreamBlamesNobody(t *testing.T) {
 				<-felt
 				<-done
 				synctest.Wait()
-				if n := len(w.Logged("backend benched")) + len(w.Logged("reply broken")); n != 0 {
+				if n := len(w.Logged("cooldown started")) + len(w.Logged("reply broken")); n != 0 {
 					t.Errorf("%d log entries blame a backend", n)
 				}
 				w.WantCalls(map[string]int{"a": 1, "b": 0})

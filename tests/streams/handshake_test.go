@@ -139,10 +139,10 @@ func TestAHandshakeGoesOnToABackendThatOpensTheWebSocket(t *testing.T) {
 					}
 					open(path).wantOpen(t, "b")
 					w.WantCalls(map[string]int{"a": 1, "b": 2})
-					benched := w.Logged("backend benched")
-					if len(benched) != 1 || benched[0].ContextMap()["class"] != c.class || benched[0].Level.String() != c.level ||
-						benched[0].ContextMap()["cause"] != c.cause {
-						t.Errorf("benches %v, want one at level %s for %s, because of %v", benched, c.level, c.class, c.cause)
+					coolingDown := w.Logged("cooldown started")
+					if len(coolingDown) != 1 || coolingDown[0].ContextMap()["class"] != c.class || coolingDown[0].Level.String() != c.level ||
+						coolingDown[0].ContextMap()["cause"] != c.cause {
+						t.Errorf("cooldowns %v, want one at level %s for %s, because of %v", coolingDown, c.level, c.class, c.cause)
 					}
 				})
 			})
@@ -188,8 +188,8 @@ func TestAHandshakeThatNoBackendAcceptsIsAnError(t *testing.T) {
 				w.AllReply(c.reply)
 				open("/v1/realtime?model=m").WantError(t, c.status, c.code)
 				w.WantCalls(map[string]int{"a": 1, "b": 1})
-				if benched := w.Logged("backend benched"); len(benched) != 1 {
-					t.Errorf("benches %v, want one: the request may be to blame", benched)
+				if coolingDown := w.Logged("cooldown started"); len(coolingDown) != 1 {
+					t.Errorf("cooldowns %v, want one: the request may be to blame", coolingDown)
 				}
 			})
 		})
@@ -204,8 +204,8 @@ func TestA2xxOpensNoWebSocketWhereThereIsNone(t *testing.T) {
 			t.Run(options+path, func(t *testing.T) {
 				inWorld(t, "openai_lb {\nbackend http://a {\n"+options+"}\n}", func(t *testing.T, w *lbtest.World, open opener) {
 					open(path).WantStatus(t, 200)
-					if n := len(w.Logged("backend benched")); n > 0 {
-						t.Errorf("%d benches for a request of the client's", n)
+					if n := len(w.Logged("cooldown started")); n > 0 {
+						t.Errorf("%d cooldowns for a request of the client's", n)
 					}
 				})
 			})
@@ -284,7 +284,7 @@ func TestAWebSocketWithoutAModelNeedsABackendForAnyModel(t *testing.T) {
 }
 
 // TestABackendThatBreaksAWebSocketOffIsBlamed unless it or the client has ended
-// it, or the client has left. It is benched if it sent nothing before.
+// it, or the client has left. It is cooling down if it sent nothing before.
 func TestABackendThatBreaksAWebSocketOffIsBlamed(t *testing.T) {
 	for name, c := range map[string]struct {
 		sends          string // by the backend, after the client's
@@ -334,13 +334,13 @@ func TestABackendThatBreaksAWebSocketOffIsBlamed(t *testing.T) {
 					t.Errorf("the client reads %q, want %q", got, c.sends)
 				}
 				time.Sleep(time.Second)
-				broken, benched := w.Logged("reply broken"), w.Logged("backend benched")
-				if len(broken) != c.broken || len(benched) != c.benchd {
-					t.Errorf("%v and benches %v, want %d and %d", broken, benched, c.broken, c.benchd)
+				broken, coolingDown := w.Logged("reply broken"), w.Logged("cooldown started")
+				if len(broken) != c.broken || len(coolingDown) != c.benchd {
+					t.Errorf("%v and cooldowns %v, want %d and %d", broken, coolingDown, c.broken, c.benchd)
 				}
-				for _, bench := range benched {
-					if got := bench.ContextMap(); got["class"] != "broken_stream" || got["cause"] != "no_close_frame" || got["deployment"] != "m" {
-						t.Errorf("the bench is %v", got)
+				for _, cooldown := range coolingDown {
+					if got := cooldown.ContextMap(); got["class"] != "broken_stream" || got["cause"] != "no_close_frame" || got["deployment"] != "m" {
+						t.Errorf("the cooldown is %v", got)
 					}
 				}
 			})
@@ -398,7 +398,7 @@ func TestABackendThatOpensNoWebSocketIsLeftAlone(t *testing.T) {
 							if s.Backend == "a" && i == 0 && name == "a reset after the 101" {
 								io.ReadAll(s) // until the reset, of which the directive learns when its request is over
 								lbtest.WaitFor(t, func() bool {
-									return proxy == "reverse_proxy" || lbtest.SumOf(t, "benches_total", map[string]string{"pool": pool, "class": "broken_stream"}) == 1
+									return proxy == "reverse_proxy" || lbtest.SumOf(t, "cooldowns_total", map[string]string{"pool": pool, "class": "broken_stream"}) == 1
 								})
 							} else if s.Backend != "b" {
 								t.Errorf("%s opens the WebSocket", s.Backend)
@@ -406,7 +406,7 @@ func TestABackendThatOpensNoWebSocketIsLeftAlone(t *testing.T) {
 							s.Close()
 						}
 						if n := len(a.Received()); n != 1 {
-							t.Errorf("a was called %d times, want once: its bench holds", n)
+							t.Errorf("a was called %d times, want once: its cooldown holds", n)
 						}
 						http1.CloseIdleConnections()
 						lbtest.WaitFor(t, func() bool { return runtime.NumGoroutine() <= before+5 })

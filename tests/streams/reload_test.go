@@ -206,20 +206,20 @@ func TestAReloadLosesNoOpenStream(t *testing.T) {
 			close(h.finish)
 			h.wantRest(t, lbtest.StreamContent+lbtest.StreamEnd, true)
 			for n := range lbtest.Wires {
-				if _, benched := h.LoggedOf(t, fmt.Sprintf("a%d", n)); benched != nil {
-					t.Errorf("benched %+v", benched)
+				if _, coolingDown := h.LoggedOf(t, fmt.Sprintf("a%d", n)); coolingDown != nil {
+					t.Errorf("cooling down %+v", coolingDown)
 				}
 			}
 		})
 	}
 }
 
-// TestABenchSurvivesReloadsUnderLoad uses HTTP/2 over a Unix socket. Over
+// TestACooldownSurvivesReloadsUnderLoad uses HTTP/2 over a Unix socket. Over
 // HTTP/1.1, net/http's server closes a connection whose request it has read
 // just when it shuts down, with any handler, where an HTTP/2 client is told in
 // time. And Linux resets what waits in the accept queue of a TCP socket that
 // Caddy closes for another on the same port.
-func TestABenchSurvivesReloadsUnderLoad(t *testing.T) {
+func TestACooldownSurvivesReloadsUnderLoad(t *testing.T) {
 	a, serverA := lbtest.Listen(t, "a")
 	b, serverB := lbtest.Listen(t, "b")
 	a.Replies(lbtest.Throttled("120"))
@@ -297,7 +297,7 @@ func TestABenchSurvivesReloadsUnderLoad(t *testing.T) {
 	}
 	answers("10").WantServed(t, "b")
 	if n := len(a.Received()); n != 1 {
-		t.Errorf("a was called %d times, want once: its bench must outlive the reloads", n)
+		t.Errorf("a was called %d times, want once: its cooldown must outlive the reloads", n)
 	}
 	if got := int64(len(b.Received())); got != sent.Load()+1 {
 		t.Errorf("b served %d requests, want %d: one for each reply, and none besides", got, sent.Load()+1)

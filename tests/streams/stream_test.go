@@ -77,9 +77,9 @@ func TestAStreamThatFailsBeforeItsContentGoesOn(t *testing.T) {
 				if reply.Body != good {
 					t.Errorf("client got %q, want b's bytes alone", reply.Body)
 				}
-				benched := w.Logged("backend benched")
-				if len(benched) != 1 || benched[0].ContextMap()["class"] != c.class || benched[0].ContextMap()["seconds"] != c.seconds {
-					t.Errorf("logged %v, want %s for %v s", benched, c.class, c.seconds)
+				coolingDown := w.Logged("cooldown started")
+				if len(coolingDown) != 1 || coolingDown[0].ContextMap()["class"] != c.class || coolingDown[0].ContextMap()["seconds"] != c.seconds {
+					t.Errorf("logged %v, want %s for %v s", coolingDown, c.class, c.seconds)
 				}
 				w.WantCalls(map[string]int{"a": 1, "b": 1, "c": 0})
 
@@ -103,7 +103,7 @@ func TestAStreamsOwnErrorIsTheClients(t *testing.T) {
 			t.Errorf("client got %d %q, want the stream as it was", reply.Status, reply.Body)
 		}
 		w.WantCalls(map[string]int{"b": 0})
-		if n := len(w.Logged("backend benched")) + len(w.Logged("reply broken")); n != 0 {
+		if n := len(w.Logged("cooldown started")) + len(w.Logged("reply broken")); n != 0 {
 			t.Errorf("%d log entries blame the backend", n)
 		}
 	})
@@ -187,15 +187,15 @@ func TestAStreamThatBreaksAfterContentIsCutForTheClient(t *testing.T) {
 					t.Errorf("client got %d %q, %v", reply.Status, reply.Body, reply.Err)
 				}
 				w.WantCalls(map[string]int{"a": 1, "b": 0})
-				broken, benched := w.Logged("reply broken"), w.Logged("backend benched")
+				broken, coolingDown := w.Logged("reply broken"), w.Logged("cooldown started")
 				if c.pauses {
-					if len(broken) != 1 || len(benched) != 0 {
-						t.Errorf("logged %v and %v, want one broken reply and no bench", broken, benched)
+					if len(broken) != 1 || len(coolingDown) != 0 {
+						t.Errorf("logged %v and %v, want one broken reply and no cooldown", broken, coolingDown)
 					}
 					return
 				}
-				if len(broken) != 1 || len(benched) != 1 || benched[0].ContextMap()["class"] != "broken_stream" {
-					t.Errorf("logged %v and %v, want one broken reply and its bench", broken, benched)
+				if len(broken) != 1 || len(coolingDown) != 1 || coolingDown[0].ContextMap()["class"] != "broken_stream" {
+					t.Errorf("logged %v and %v, want one broken reply and its cooldown", broken, coolingDown)
 				}
 				w.Backends["b"].Replies(lbtest.Streams(lbtest.StreamContent, lbtest.StreamEnd))
 				w.PostStream().WantServed(t, "b")
@@ -293,8 +293,8 @@ func TestTheClientsOwnErrorInTheMiddleOfAStreamBlamesNobody(t *testing.T) {
 				t.Errorf("client got %q of %q", reply.Body, reply.Backend)
 			}
 		}
-		if n := len(w.Logged("backend benched")); n != 0 {
-			t.Errorf("%d benches", n)
+		if n := len(w.Logged("cooldown started")); n != 0 {
+			t.Errorf("%d cooldowns", n)
 		}
 	})
 }
@@ -360,8 +360,8 @@ func TestEventsOfAMebibytePassByteForByteAndAtOnce(t *testing.T) {
 			if rest, err := io.ReadAll(res.Body); string(rest) != lbtest.StreamEnd || err != nil {
 				t.Errorf("the stream ends with %q, %v", rest, err)
 			}
-			if _, benched := s.LoggedOf(t, name); benched != nil {
-				t.Errorf("benched %+v", benched)
+			if _, coolingDown := s.LoggedOf(t, name); coolingDown != nil {
+				t.Errorf("cooling down %+v", coolingDown)
 			}
 		}})
 	}

@@ -73,7 +73,7 @@ func TestARealtimeConnectionFailsOverOnItsHandshake(t *testing.T) {
 				}
 			}
 			if n := len(a.Received()); n != 1 {
-				t.Errorf("a was asked %d times, want once: its bench holds", n)
+				t.Errorf("a was asked %d times, want once: its cooldown holds", n)
 			}
 			for _, call := range append(a.Received(), b.Received()...) {
 				if text := fmt.Sprint(call.Request.Header, call.Request.URL); strings.Contains(text, "secret") {

@@ -12,7 +12,7 @@ import (
 
 	limits "github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/meter"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
 
 const (
@@ -31,7 +31,7 @@ func inBubbleOf(t *testing.T, options, limits string, test func(*testing.T, *wor
 }
 
 // limitsOf returns what each caller has used.
-func limitsOf(w *world) (all []meter.Snapshot) {
+func limitsOf(w *world) (all []limiter.Snapshot) {
 	for _, c := range limits.MetersOf(w.Handler.Pool).All() {
 		all = append(all, c.Snapshot(time.Now()))
 	}
@@ -39,13 +39,13 @@ func limitsOf(w *world) (all []meter.Snapshot) {
 }
 
 // alice returns what alice has used.
-func (w *world) alice() meter.Snapshot {
+func (w *world) alice() limiter.Snapshot {
 	for _, s := range limitsOf(w) {
 		if s.Name == "alice" {
 			return s
 		}
 	}
-	return meter.Snapshot{}
+	return limiter.Snapshot{}
 }
 
 func TestARequestWaitsForItsCallersLimitByTheMinute(t *testing.T) {

@@ -42,7 +42,7 @@ func TestWithoutTheOptionNoRequestWaits(t *testing.T) {
 
 func TestWaitingRequestsGoInTheOrderInWhichTheyCame(t *testing.T) {
 	inBubble(t, "wait 2s", func(t *testing.T, w *world) {
-		w.benched(t, "a", time.Second)
+		w.coolingDown(t, "a", time.Second)
 		w.wantServed(t, make([]string, 9)...)
 		w.wg.Wait()
 		if got := w.numbers("a"); !slices.Equal(got, []int{-1, 0, 1, 2, 3, 4, 5, 6, 7, 8}) {
@@ -131,7 +131,7 @@ func (w *world) slow(backend string, delay, refused time.Duration) {
 	})
 }
 
-func TestABenchThatGrowsWhileRequestsWaitKeepsThemWaiting(t *testing.T) {
+func TestACooldownThatGrowsWhileRequestsWaitKeepsThemWaiting(t *testing.T) {
 	inBubble(t, "wait 2s", func(t *testing.T, w *world) {
 		w.slow("a", 300*time.Millisecond, 900*time.Millisecond)
 		w.ask(0, "", func(lbtest.Reply, time.Duration) {})
@@ -152,7 +152,7 @@ func TestABenchThatGrowsWhileRequestsWaitKeepsThemWaiting(t *testing.T) {
 	})
 }
 
-func TestRequestsLeaveAtOnceWhenTheBenchGrowsTooLong(t *testing.T) {
+func TestRequestsLeaveAtOnceWhenTheCooldownGrowsTooLong(t *testing.T) {
 	inBubble(t, "wait 1s", func(t *testing.T, w *world) {
 		w.slow("a", 300*time.Millisecond, time.Minute)
 		w.ask(0, "", func(lbtest.Reply, time.Duration) {})
@@ -171,7 +171,7 @@ func TestRequestsLeaveAtOnceWhenTheBenchGrowsTooLong(t *testing.T) {
 
 func TestARequestThatIsRefusedAgainKeepsItsPlace(t *testing.T) {
 	inBubble(t, "wait 2s", func(t *testing.T, w *world) {
-		w.benched(t, "a", 200*time.Millisecond)
+		w.coolingDown(t, "a", 200*time.Millisecond)
 		var refused atomic.Bool
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 			if r.Header.Get("X-Number") == "0" && refused.CompareAndSwap(false, true) {
@@ -289,7 +289,7 @@ func TestAThousandCancelledWaitsLeaveNothing(t *testing.T) {
 func TestWaitingRequestsGoOneByOne(t *testing.T) {
 	inBubble(t, "wait 5s", func(t *testing.T, w *world) {
 		// a accepts a request when none has come for 100 ms
-		w.benched(t, "a", 400*time.Millisecond)
+		w.coolingDown(t, "a", 400*time.Millisecond)
 		var last time.Time
 		var at []time.Time
 		refused := 0
@@ -328,14 +328,14 @@ func TestWaitingRequestsGoOneByOne(t *testing.T) {
 
 func TestAListDoesNotSlowDownABackendThatAcceptsRequestsAgain(t *testing.T) {
 	inBubble(t, "wait 2s 10", func(t *testing.T, w *world) {
-		w.benched(t, "a", 60*time.Second)
+		w.coolingDown(t, "a", 60*time.Second)
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 			time.Sleep(300 * time.Millisecond)
 			lbtest.Says(200, `{}`)(rw, r)
 		})
 		time.Sleep(59 * time.Second)
 		served := 0
-		for number := range 300 { // 100 requests a second, from the end of the bench on
+		for number := range 300 { // 100 requests a second, from the end of the cooldown on
 			w.ask(number, "", func(got lbtest.Reply, _ time.Duration) {
 				if got.Status == 200 {
 					served++
@@ -352,7 +352,7 @@ func TestAListDoesNotSlowDownABackendThatAcceptsRequestsAgain(t *testing.T) {
 
 func TestARequestDoesNotOvertakeThoseThatWait(t *testing.T) {
 	inBubble(t, "wait 2s", func(t *testing.T, w *world) {
-		w.benched(t, "a", time.Second)
+		w.coolingDown(t, "a", time.Second)
 		w.wantServed(t, "", "", "", "")
 		time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(time.Second)))
 		w.ask(4, "", func(lbtest.Reply, time.Duration) {})

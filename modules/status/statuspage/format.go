@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// detail returns why a backend was benched, in addition to the class.
+// detail returns why a backend was cooling down, in addition to the class.
 func detail(status int, cause string) (text string) {
 	if status != 0 {
 		text = fmt.Sprintf(" (%d)", status)

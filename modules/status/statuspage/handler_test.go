@@ -66,8 +66,8 @@ func TestThePageShowsEveryBackendAndEscapesEverything(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const evil = `<script>alert("x")</script>`
 		members := usePool(t, evil, evil+"1", "b", "c", "d")
-		members[evil+"1"].Bench(throttle(evil+strings.Repeat("long", 50), 90*time.Second), time.Now())
-		members["b"].Bench(pool.Refusal{Reason: pool.Reason{Class: "not_permitted", Status: 403, Cause: "missing_role"}, Whole: true, Wait: time.Minute}, time.Now())
+		members[evil+"1"].CoolDown(throttle(evil+strings.Repeat("long", 50), 90*time.Second), time.Now())
+		members["b"].CoolDown(pool.Refusal{Reason: pool.Reason{Class: "not_permitted", Status: 403, Cause: "missing_role"}, Whole: true, Wait: time.Minute}, time.Now())
 		members["c"].Drain(pool.Order{By: "alice", Reason: evil, Time: time.Now()})
 		h, _ := newHandler(t, 1)
 		got, err := ask(t, h, http.MethodGet, "/status")
@@ -76,8 +76,8 @@ func TestThePageShowsEveryBackendAndEscapesEverything(t *testing.T) {
 		}
 		page := got.Body.String()
 		for _, want := range []string{
-			"&lt;script&gt;alert(&#34;x&#34;)&lt;/script&gt;1", "Benched", "throttled (429), ", "…</span>", "until 00:01:30 UTC",
-			"not permitted</a> (403): missing role</span>", "Drained", "drained by alice at 1 Jan 00:00:00: &lt;script&gt;", "Available", "1 of 4 backends available, 2 benched, 1 drained.", "does not permit what its key is used for</a> <small>not permitted (403): missing role",
+			"&lt;script&gt;alert(&#34;x&#34;)&lt;/script&gt;1", "CoolingDown", "throttled (429), ", "…</span>", "until 00:01:30 UTC",
+			"not permitted</a> (403): missing role</span>", "Drained", "drained by alice at 1 Jan 00:00:00: &lt;script&gt;", "Available", "1 of 4 backends available, 2 cooling down, 1 drained.", "does not permit what its key is used for</a> <small>not permitted (403): missing role",
 			`href="https://github.com/openai-lb/caddy-openai-lb/blob/main/docs/troubleshooting.md#502-upstream_credentials_rejected"`, "caddy-openai-lb (devel), Caddy ",
 			"Priority 4", `aria-label="Requests per second: 0 now, at most 0 in the last five minutes"`, "no traffic", "as of",
 		} {
@@ -251,9 +251,9 @@ func TestAWatcherHearsOfChangesUntilItLeaves(t *testing.T) {
 		wants("while nothing happens")
 		time.Sleep(time.Second)
 		wants("after ten seconds of that", "beat")
-		a.Bench(throttle("gpt-4o", 5*time.Second), time.Now())
+		a.CoolDown(throttle("gpt-4o", 5*time.Second), time.Now())
 		time.Sleep(time.Second)
-		if last := wants("a is benched", "change"); !strings.Contains(last, `data-state=\"benched\"`) || strings.Contains(last, "Not served") {
+		if last := wants("a is cooling down", "change"); !strings.Contains(last, `data-state=\"cooling down\"`) || strings.Contains(last, "Not served") {
 			t.Errorf("heard not only of a: %s", last)
 		}
 		time.Sleep(3 * time.Second)

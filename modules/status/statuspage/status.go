@@ -52,11 +52,11 @@ type poolStatus struct {
 	// frequent first.
 	Classes []classStatus `json:"classes"`
 	// Problems are sorted: problems that an operator has to solve come first.
-	Problems []status.Problem `json:"problems"`
-	Backends []backendStatus  `json:"backends"`
-	Models   []modelStatus    `json:"models"`
-	Benches  []status.Episode `json:"recent_benches"`
-	Spans    []spanStatus     `json:"spans"`
+	Problems  []status.Problem `json:"problems"`
+	Backends  []backendStatus  `json:"backends"`
+	Models    []modelStatus    `json:"models"`
+	Cooldowns []status.Episode `json:"recent_cooldowns"`
+	Spans     []spanStatus     `json:"spans"`
 	// Callers are the busiest of the callers that a view shows, if the pool
 	// limits any, of so many that were Found, and MoreCallers is how many of
 	// those there are. callers are all.
@@ -144,7 +144,7 @@ type spanStatus struct {
 	Tokens    float64 `json:"tokens"`
 }
 
-// maxEpisodes is how many recent benches are shown of a pool.
+// maxEpisodes is how many recent cooldowns are shown of a pool.
 const maxEpisodes = 10
 
 // statusAt returns what the page shows now. others are the callers of other
@@ -182,8 +182,8 @@ func poolStatusOf(now time.Time, p status.Pool, counts map[metrics.Key]metrics.C
 	s := poolStatus{
 		Pool: p.Name, Failovers: int64(total.Failovers), Tokens: int64(total.Tokens), FirstByte: quantilesOf(total.FirstByte),
 		Backends: backendStatuses(p, its), Models: modelStatuses(p, its),
-		Benches: append([]status.Episode{}, status.Episodes(p.Name, maxEpisodes)...),
-		Spans:   spanStatuses(p.Name, spans), Unlimited: append([]string{}, p.Unlimited...),
+		Cooldowns: append([]status.Episode{}, status.Episodes(p.Name, maxEpisodes)...),
+		Spans:     spanStatuses(p.Name, spans), Unlimited: append([]string{}, p.Unlimited...),
 	}
 	s.countClasses(its)
 	s.countSpillover()

@@ -121,19 +121,19 @@ func TestProblemsAreThoseThatNeedAnOperatorFirst(t *testing.T) {
 				t.Errorf("got  %q\nwant %q", got, want)
 			}
 		}
-		bench := func(name, class, model string) {
-			members[name].Bench(pool.Refusal{
+		cooldown := func(name, class, model string) {
+			members[name].CoolDown(pool.Refusal{
 				Reason: pool.Reason{Class: class}, Throttle: class == "throttled" || class == "quota", Whole: model == "", Model: model,
 				Unreachable: class == "unreachable", Wait: time.Minute,
 			}, time.Now())
 		}
 		wants()
-		bench("a", "throttled", "a-gpt")
+		cooldown("a", "throttled", "a-gpt")
 		wants() // as it is meant to be: others serve
-		bench("b", "unreachable", "")
-		bench("c", "credential", "")
-		bench("d", "no_model", "d-mini")
-		bench("d", "failed", "d-gpt")
+		cooldown("b", "unreachable", "")
+		cooldown("c", "credential", "")
+		cooldown("d", "no_model", "d-mini")
+		cooldown("d", "failed", "d-gpt")
 		wants(
 			"true  unavailable gpt the-readiness-probe-fails",
 			"true c credential  502-upstream_credentials_rejected",
@@ -145,13 +145,13 @@ func TestProblemsAreThoseThatNeedAnOperatorFirst(t *testing.T) {
 		members["c"].Reset(pool.Order{})
 		members["d"].Reset(pool.Order{})
 		for _, name := range []string{"b", "c", "d"} {
-			bench(name, "throttled", name+"-gpt")
+			cooldown(name, "throttled", name+"-gpt")
 		}
 		wants("false  all_throttled gpt all-backends-throttle")
 		members["d"].Reset(pool.Order{})
 		members["d"].Drain(pool.Order{}) // it serves when no other is left
 		wants()
-		bench("d", "quota", "")
+		cooldown("d", "quota", "")
 		wants(
 			"true  unavailable gpt the-readiness-probe-fails",
 			"true d quota  429-and-it-stays-for-minutes",
@@ -166,7 +166,7 @@ func TestProblemsAreThoseThatNeedAnOperatorFirst(t *testing.T) {
 func TestProblemsOfOneKindAreOne(t *testing.T) {
 	members := usePool(t, t.Name(), "a")
 	for i := range 200 { // a client makes up models
-		members["a"].Bench(pool.Refusal{Reason: pool.Reason{Class: "no_model"}, Model: fmt.Sprintf("model-%03d", i), Wait: time.Minute}, time.Now())
+		members["a"].CoolDown(pool.Refusal{Reason: pool.Reason{Class: "no_model"}, Model: fmt.Sprintf("model-%03d", i), Wait: time.Minute}, time.Now())
 	}
 	got := problemLines(statusOf(t.Name(), nil))
 	if len(got) != 1 || !strings.HasPrefix(got[0], "false a no_model model-") || !strings.Contains(got[0], ", 197 more ") {
@@ -193,8 +193,8 @@ func TestThePageIsAvailableAsJSON(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		members := usePool(t, t.Name(), "a", "b")
 		members["a"].Names = map[string]string{"gpt": "a-gpt"}
-		members["a"].Bench(throttle("a-gpt", time.Minute), time.Now())
-		members["b"].Bench(pool.Refusal{Reason: pool.Reason{Class: "credential", Status: 401}, Whole: true, Wait: time.Minute}, time.Now())
+		members["a"].CoolDown(throttle("a-gpt", time.Minute), time.Now())
+		members["b"].CoolDown(pool.Refusal{Reason: pool.Reason{Class: "credential", Status: 401}, Whole: true, Wait: time.Minute}, time.Now())
 		h, _ := newHandler(t, 1)
 		answer, err := ask(t, h, http.MethodGet, "/status?json")
 		if err != nil || answer.Header().Get("Content-Type") != "application/json" || answer.Header().Get("Cache-Control") != "no-store" {
@@ -214,12 +214,12 @@ func TestThePageIsAvailableAsJSON(t *testing.T) {
 			pools.backends.name pools.backends.priority pools.backends.weight pools.backends.state pools.backends.requests
 			pools.backends.requests_ratio pools.backends.throttles pools.backends.failures pools.backends.failovers pools.backends.tokens
 			pools.backends.in_flight pools.backends.healthy pools.backends.time_to_first_byte_seconds.p95 pools.backends.deployment_utilization_ratio
-			pools.backends.benches.model pools.backends.benches.deployment pools.backends.benches.class pools.backends.benches.until
-			pools.backends.benches.needs_operator pools.models.model pools.models.backends.backend pools.models.backends.deployment
+			pools.backends.cooldowns.model pools.backends.cooldowns.deployment pools.backends.cooldowns.class pools.backends.cooldowns.until
+			pools.backends.cooldowns.needs_operator pools.models.model pools.models.backends.backend pools.models.backends.deployment
 			pools.models.backends.state pools.models.backends.class pools.models.requests pools.models.served
 			pools.models.priorities.priority pools.models.priorities.served pools.models.priorities.served_ratio
-			pools.recent_benches.backend pools.recent_benches.class pools.recent_benches.model pools.recent_benches.deployment
-			pools.recent_benches.times pools.recent_benches.since pools.recent_benches.latest pools.recent_benches.until`) {
+			pools.recent_cooldowns.backend pools.recent_cooldowns.class pools.recent_cooldowns.model pools.recent_cooldowns.deployment
+			pools.recent_cooldowns.times pools.recent_cooldowns.since pools.recent_cooldowns.latest pools.recent_cooldowns.until`) {
 			if !fields[field] {
 				t.Errorf("there is no %s", field)
 			}

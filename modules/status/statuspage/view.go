@@ -82,30 +82,30 @@ func (s poolStatus) ByPriority() (groups []priorityView) {
 }
 
 // failing is the state of a backend that fails active health checks, and
-// benchedForModels the state of a backend that is benched, but not for all
+// coolingDownForModels the state of a backend that is cooling down, but not for all
 // models.
 const (
-	failing          = "failing health checks"
-	benchedForModels = "benched for some models"
+	failing              = "failing health checks"
+	coolingDownForModels = "cooling down for some models"
 )
 
 // Condition returns the state of a backend in words.
 func (s poolStatus) Condition(b backendStatus) string {
-	if b.State != status.Benched {
+	if b.State != status.CoolingDown {
 		return b.State
 	}
 	for _, m := range s.Models {
 		usable := func(its status.ModelBackend) bool { return its.Backend == b.Name && its.Usable() }
 		if m.Model.Model != "" && slices.ContainsFunc(m.Backends, usable) {
-			return benchedForModels
+			return coolingDownForModels
 		}
 	}
 	return b.State
 }
 
-// NeedsOperator reports whether a bench of the backend needs an operator.
+// NeedsOperator reports whether a cooldown of the backend needs an operator.
 func (b backendStatus) NeedsOperator() bool {
-	return slices.ContainsFunc(b.Benches, func(bench status.Bench) bool { return bench.NeedsOperator })
+	return slices.ContainsFunc(b.Cooldowns, func(cooldown status.Cooldown) bool { return cooldown.NeedsOperator })
 }
 
 // Summary returns the states of the backends as a sentence.
@@ -119,7 +119,7 @@ func (s poolStatus) Summary() string {
 		}
 	}
 	sentence := fmt.Sprintf("%d of %d backends available", in[status.Available], len(s.Backends))
-	for _, state := range []string{status.Benched, benchedForModels, status.Silent, status.Slow, status.Probing, status.Drained, failing} {
+	for _, state := range []string{status.CoolingDown, coolingDownForModels, status.Silent, status.Slow, status.Probing, status.Drained, failing} {
 		if in[state] > 0 {
 			sentence += fmt.Sprintf(", %d %s", in[state], state)
 		}
@@ -127,14 +127,16 @@ func (s poolStatus) Summary() string {
 	return sentence + "."
 }
 
-// maxShown is how many benches of a backend are shown, and models of a problem.
+// maxShown is how many cooldowns of a backend are shown, and models of a problem.
 const maxShown = 3
 
-// Shown returns the benches that are shown.
-func (b backendStatus) Shown() []status.Bench { return b.Benches[:min(maxShown, len(b.Benches))] }
+// Shown returns the cooldowns that are shown.
+func (b backendStatus) Shown() []status.Cooldown {
+	return b.Cooldowns[:min(maxShown, len(b.Cooldowns))]
+}
 
-// Hidden returns how many benches are not shown.
-func (b backendStatus) Hidden() int { return len(b.Benches) - len(b.Shown()) }
+// Hidden returns how many cooldowns are not shown.
+func (b backendStatus) Hidden() int { return len(b.Cooldowns) - len(b.Shown()) }
 
 // utilizationView is what the page shows of the utilization of a deployment.
 type utilizationView struct {
@@ -190,7 +192,7 @@ func (m modelStatus) Condition() string {
 }
 
 // State returns the state of the model as a whole: unhealthy if an operator has
-// to act because no backend can serve it, benched if one is away that is not
+// to act because no backend can serve it, cooling down if one is away that is not
 // drained, or available.
 func (m modelStatus) State() string {
 	notDrained := func(b status.ModelBackend) bool { return b.State != status.Drained }
@@ -198,7 +200,7 @@ func (m modelStatus) State() string {
 	case status.WhyNone(m.Model) == status.Unavailable:
 		return status.Unhealthy
 	case slices.ContainsFunc(m.Away(), notDrained):
-		return status.Benched
+		return status.CoolingDown
 	}
 	return status.Available
 }

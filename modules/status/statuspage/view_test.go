@@ -35,10 +35,10 @@ func TestTheSummaryNamesEachStateThatThereIs(t *testing.T) {
 	partly := []modelStatus{{Model: status.Model{Model: "gpt", Backends: []status.ModelBackend{{Backend: "partly", State: status.Available, Healthy: true}}}}}
 	for want, backends := range map[string][]status.Backend{
 		"1 of 1 backends available.": {{State: status.Available, Healthy: true}},
-		"0 of 7 backends available, 1 benched, 1 benched for some models, 1 probing, 2 drained, 2 failing health checks.": {
-			{State: status.Benched, Healthy: true}, {Name: "partly", State: status.Benched, Healthy: true},
+		"0 of 7 backends available, 1 cooling down, 1 cooling down for some models, 1 probing, 2 drained, 2 failing health checks.": {
+			{State: status.CoolingDown, Healthy: true}, {Name: "partly", State: status.CoolingDown, Healthy: true},
 			{State: status.Probing, Healthy: true}, {State: status.Drained, Healthy: true},
-			{State: status.Drained}, {State: status.Available}, {State: status.Benched},
+			{State: status.Drained}, {State: status.Available}, {State: status.CoolingDown},
 		},
 	} {
 		pool := poolStatus{Models: partly}
@@ -120,7 +120,7 @@ func TestThePageSaysWhoEndsAProblem(t *testing.T) {
 		"timeout":     {"Retried", "does not accept connections in time", "every 60 s"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			usePool(t, t.Name(), "east", "west")["east"].Bench(pool.Refusal{
+			usePool(t, t.Name(), "east", "west")["east"].CoolDown(pool.Refusal{
 				Reason: pool.Reason{Class: "unreachable", Cause: cause}, Whole: true, Unreachable: true,
 			}, time.Now())
 			var page strings.Builder

@@ -1,0 +1,208 @@
+package limiter
+
+import (
+	"cmp"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Callers are the limiters of all callers of a pool. They outlive a config.
+type Callers struct {
+	hook   func(Crossing)
+	writer string
+
+	mu       sync.RWMutex
+	settings func(name string) Settings
+	byName   map[string]*Caller
+	// inOrder are those of byName in the order of their first requests, which
+	// number them, and swept is when callers were forgotten.
+	inOrder []*Caller
+	number  int
+	swept   time.Time
+	evicted atomic.Int64
+	most    int // maxCallers
+	// byID also has the callers of which only other replicas have said
+	// something.
+	byID    map[CallerID]*Caller
+	reports *reports
+	// sharing is the argument of the latest Share, and ahead that of the latest
+	// Follow.
+	sharing Sharing
+	ahead   time.Duration
+	// restored reports whether the others may not know what was added by
+	// Restore.
+	restored atomic.Bool
+}
+
+// CallerID identifies a caller in messages between replicas, which do not
+// contain its name. It has 128 bits, so that nobody finds two names with the
+// same one. Inside a process, callers are known by their names.
+type CallerID [16]byte
+
+// IDOf returns the id of the caller with this name.
+func IDOf(name string) CallerID {
+	sum := sha256.Sum256([]byte(name))
+	return CallerID(sum[:16])
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (id CallerID) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, id[:]), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (id *CallerID) UnmarshalText(text []byte) error {
+	if hex.DecodedLen(len(text)) != len(id) {
+		return fmt.Errorf("%q is not the id of a caller", text)
+	}
+	_, err := hex.Decode(id[:], text)
+	return err
+}
+
+// maxCallers is how many callers there are at most, those included that other
+// replicas name before they send a request here.
+const maxCallers = 100_000
+
+// NewCallers returns an empty set of callers. hook gets the marks that the use
+// of a limit has reached; it is called without any lock, and may be nil.
+func NewCallers(hook func(Crossing)) *Callers {
+	writer := make([]byte, 16)
+	rand.Read(writer)
+	id := hex.EncodeToString(writer)
+	return &Callers{most: maxCallers, hook: hook, writer: id, reports: &reports{writer: id}, byName: make(map[string]*Caller), byID: make(map[CallerID]*Caller)}
+}
+
+// Writer returns a random id of 32 hexadecimal digits. In messages between
+// replicas, it is the one whose use it is.
+func (cs *Callers) Writer() string { return cs.writer }
+
+// Configure applies a config: settings returns those of a caller.
+func (cs *Callers) Configure(now time.Time, settings func(name string) Settings) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	cs.settings = settings
+	for name, c := range cs.byName {
+		c.Change(now, settings(name))
+	}
+}
+
+// Get returns the caller with this name.
+func (cs *Callers) Get(now time.Time, name string) *Caller {
+	cs.mu.RLock()
+	c := cs.byName[name]
+	if c != nil {
+		c.see(now)
+	}
+	cs.mu.RUnlock()
+	if c != nil {
+		return c
+	}
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if c = cs.byName[name]; c == nil {
+		cs.forget(now)
+		cs.evict()
+		c = cs.ofID(now, IDOf(name))
+		c.mu.Lock()
+		c.name = name
+		c.mu.Unlock()
+		if cs.settings != nil {
+			c.Change(now, cs.settings(name))
+		}
+		cs.number++
+		cs.byName[name], c.number = c, cs.number
+		cs.inOrder = append(cs.inOrder, c)
+	}
+	return c
+}
+
+func (cs *Callers) ofID(now time.Time, id CallerID) *Caller {
+	c := cs.byID[id]
+	if c == nil {
+		c = newCaller("", id, cs.hook, cs.reports)
+		c.clock.ahead = int64(cs.ahead)
+		c.see(now)
+		c.Share(now, cs.sharing)
+		cs.byID[id] = c
+	}
+	return c
+}
+
+// From returns the callers that Get was called for, in the order of the first
+// calls, without those up to a number.
+func (cs *Callers) From(number int) []*Caller {
+	cs.mu.RLock()
+	defer cs.mu.RUnlock()
+	i, _ := slices.BinarySearchFunc(cs.inOrder, number+1, func(c *Caller, number int) int { return cmp.Compare(c.number, number) })
+	return slices.Clone(cs.inOrder[i:])
+}
+
+// All returns the callers that Get was called for, by name.
+func (cs *Callers) All() []*Caller {
+	cs.mu.RLock()
+	defer cs.mu.RUnlock()
+	return slices.SortedFunc(maps.Values(cs.byName), func(a, b *Caller) int { return cmp.Compare(a.name, b.name) })
+}
+
+// Heard records what another replica has used for a caller, as Caller.Heard
+// does. The caller may be one that has sent no request here yet.
+func (cs *Callers) Heard(now time.Time, id CallerID, replica string, version uint64, entries []Entry) {
+	if c := cs.heardOf(now, id); c != nil {
+		c.Heard(now, replica, version, entries)
+	}
+}
+
+// heardOf returns a caller that others name, or nil if there are too many.
+func (cs *Callers) heardOf(now time.Time, id CallerID) *Caller {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	c := cs.byID[id]
+	if c == nil {
+		if cs.forget(now); len(cs.byID) < cs.most {
+			c = cs.ofID(now, id)
+		}
+	}
+	return c
+}
+
+// Share applies Caller.Share to all callers.
+func (cs *Callers) Share(now time.Time, s Sharing) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if cs.sharing == s {
+		return
+	}
+	cs.sharing = s
+	for _, c := range cs.byID {
+		c.Share(now, s)
+	}
+}
+
+// Follow makes the windows of all callers follow a clock that is ahead of ours
+// by so much, until the next call. Replicas mean the same windows if they
+// follow the same clock.
+func (cs *Callers) Follow(now time.Time, ahead time.Duration) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if cs.ahead == ahead {
+		return
+	}
+	cs.ahead = ahead
+	for _, c := range cs.byID {
+		c.follow(now, ahead)
+	}
+}
+
+// Spread applies Caller.Spread to all callers.
+func (cs *Callers) Spread(now time.Time, courses map[CallerID]map[string][]Course) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	for id, c := range cs.byID {
+		c.Spread(now, courses[id])
+	}
+}

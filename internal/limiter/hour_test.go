@@ -1,0 +1,66 @@
+package limiter
+
+import (
+	"maps"
+	"testing"
+	"time"
+)
+
+func TestACallerHasAHistoryOfAnHour(t *testing.T) {
+	cs := NewCallers(nil)
+	cs.Configure(noon, func(string) Settings {
+		return Settings{Limits: []Limit{{Kind: Tokens, Amount: 100, Unit: Minute}}, MaxRequests: 1}
+	})
+	c := cs.Get(noon, "alice")
+	wants := func(after time.Duration, requests, tokens int64, refused map[string]uint64) {
+		t.Helper()
+		got := c.Snapshot(noon.Add(after)).Hour
+		if got.Requests != requests || got.Tokens != tokens || !maps.Equal(got.Refused, refused) {
+			t.Errorf("after %v: got %+v, want %d requests, %d tokens and %v", after, got, requests, tokens, refused)
+		}
+	}
+	wants(0, 0, 0, nil)
+	r, _ := c.Admit(noon, Estimate{Prompt: 60})
+	if _, refusal := c.Admit(noon, Estimate{Prompt: 1}); refusal == nil || refusal.Reason != TooMany {
+		t.Fatalf("got %+v", refusal)
+	}
+	r.Settle(noon, Cost{Requests: 1, Prompt: 50, Output: 20})
+	if _, refusal := c.Admit(noon, Estimate{Prompt: 60}); refusal == nil {
+		t.Fatal("the limit does not refuse")
+	}
+	c.RefusedBy(noon, ByModel)
+	wants(54*time.Minute, 1, 70, map[string]uint64{"tokens/minute": 1, "max_requests": 1, "model": 1})
+	c.RefusedBy(noon.Add(30*time.Minute), ByReserve)
+	c.RefusedBy(noon.Add(30*time.Minute), ByReserve)
+	wants(61*time.Minute, 0, 0, map[string]uint64{"reserve": 2})
+	boundary := noon.Add(65 * time.Minute).Truncate(5 * time.Minute).Sub(noon)
+	wants(boundary+time.Second, 0, 0, map[string]uint64{"reserve": 2})
+	wants(boundary-2*time.Second, 0, 0, map[string]uint64{"reserve": 2}) // the clock was set back a little
+	wants(24*time.Hour, 0, 0, map[string]uint64{})
+	wants(-24*365*40*time.Hour, 0, 0, map[string]uint64{}) // the clock was set
+}
+
+func TestEachRefusalHasAName(t *testing.T) {
+	seen := make(map[string]bool)
+	for by := range refusals {
+		if name := refusalName(by); name == "" || seen[name] {
+			t.Errorf("%d is called %q", by, name)
+		} else {
+			seen[name] = true
+		}
+	}
+}
+
+// A chat that is served must not pay for what refusals need.
+func TestTheHistoryOfAServedRequestAllocatesNothing(t *testing.T) {
+	c := NewCallers(nil).Get(noon, "alice")
+	if n := testing.AllocsPerRun(100, func() {
+		r, _ := c.Admit(noon, Estimate{Prompt: 60})
+		r.Settle(noon, Cost{Requests: 1, Prompt: 50})
+	}); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if c.hour.refused != nil {
+		t.Error("it has room for refusals")
+	}
+}

@@ -1,0 +1,137 @@
+package limiter
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Kind is what a limit counts.
+type Kind uint8
+
+// The kinds of limits.
+const (
+	Requests Kind = iota
+	Tokens
+	kinds = 2
+)
+
+var kindNames = [kinds]string{"requests", "tokens"}
+
+func (k Kind) String() string { return kindNames[k] }
+
+// Unit is the length of a limit's window.
+type Unit uint8
+
+// The units. Windows of a second, a minute or an hour slide; those of a day or
+// a month follow the calendar.
+const (
+	Second Unit = iota
+	Minute
+	Hour
+	Day
+	Month
+	units = 5
+)
+
+var unitNames = [units]string{"second", "minute", "hour", "day", "month"}
+
+func (u Unit) String() string { return unitNames[u] }
+
+// Calendar reports whether windows of this unit follow the calendar.
+func (u Unit) Calendar() bool { return u >= Day }
+
+// MaxAmount is the largest limit, 10^15. A larger figure of a backend counts as
+// this one.
+const MaxAmount = 1_000_000_000_000_000
+
+// Limit is how many requests or tokens a caller may use in a window.
+type Limit struct {
+	Kind   Kind
+	Amount int64
+	Unit   Unit
+	// Then is the tier of requests over the limit. Empty: they are refused.
+	Then string
+}
+
+// ParseLimit reads a limit such as 200k/minute.
+func ParseLimit(kind Kind, text string) (Limit, error) {
+	l := Limit{Kind: kind}
+	number, unit, _ := strings.Cut(text, "/")
+	u := slices.Index(unitNames[:], unit)
+	var ok bool
+	if l.Amount, ok = parseAmount(number); !ok || u < 0 {
+		return Limit{}, fmt.Errorf("%q is not a limit of %s: expected <number>/<unit>, such as 200k/minute, with a whole number from 1 to 10^15, which may end in k, M or G, and the unit %s or %s",
+			text, kind, strings.Join(unitNames[:units-1], ", "), unitNames[units-1])
+	}
+	l.Unit = Unit(u)
+	return l, nil
+}
+
+// parseAmount reads a whole number from 1 to MaxAmount, such as 600, 200k, 5M
+// or 1G.
+func parseAmount(text string) (amount int64, ok bool) {
+	digits := strings.TrimRight(text, "kMG")
+	factor, ok := map[string]int64{"": 1, "k": 1_000, "M": 1_000_000, "G": 1_000_000_000}[text[len(digits):]]
+	n, err := strconv.ParseUint(digits, 10, 64)
+	if !ok || err != nil || n == 0 || n > MaxAmount/uint64(factor) {
+		return 0, false
+	}
+	return int64(n) * factor, true
+}
+
+// String returns the limit as a config may have it.
+func (l Limit) String() string {
+	text := l.amount() + "/" + l.Unit.String()
+	if l.Then != "" {
+		text += " then " + l.Then
+	}
+	return text
+}
+
+func (l Limit) amount() string {
+	n, suffix := l.Amount, ""
+	for _, s := range []string{"k", "M", "G"} {
+		if n == 0 || n%1000 != 0 {
+			break
+		}
+		n, suffix = n/1000, s
+	}
+	return strconv.FormatInt(n, 10) + suffix
+}
+
+// ID identifies a limit among those of a caller: a caller has at most one of
+// each kind and unit.
+type ID uint8
+
+// MaxLimits is how many limits a caller may have.
+const MaxLimits = kinds * units
+
+// ID returns the limit's id.
+func (l Limit) ID() ID { return ID(l.Kind)*units + ID(l.Unit) }
+
+// Kind returns what the limit counts.
+func (id ID) Kind() Kind { return Kind(id / units) }
+
+// Unit returns the length of its window.
+func (id ID) Unit() Unit { return Unit(id % units) }
+
+// Valid reports whether there are limits with this id.
+func (id ID) Valid() bool { return id < MaxLimits }
+
+func (id ID) String() string { return id.Kind().String() + "/" + id.Unit().String() }
+
+// MarshalText implements encoding.TextMarshaler.
+func (id ID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (id *ID) UnmarshalText(text []byte) error {
+	for i := range ID(MaxLimits) {
+		if i.String() == string(text) {
+			*id = i
+			return nil
+		}
+	}
+	return fmt.Errorf("unknown limit %q", text)
+}

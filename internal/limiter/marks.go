@@ -1,0 +1,67 @@
+package limiter
+
+// Crossing says that the use of a limit has reached a mark for the first time
+// in its window.
+type Crossing struct {
+	Caller string
+	Limit  Limit
+	// Percent is 80 or 100. A request that was refused or got another tier
+	// makes it 100.
+	Percent       int
+	Used, Allowed int64
+}
+
+// marks are the parts of a limit that are reported, in percent.
+var marks = [...]uint8{100, 80}
+
+// crosses returns the mark that the use has reached for the first time in this
+// window, or 0.
+func (m *limiter) crosses(used, allowed int64) uint8 {
+	for _, mark := range marks {
+		if mark <= m.marked {
+			return 0
+		}
+		if used >= allowed-allowed/100*int64(100-mark)-allowed%100*int64(100-mark)/100 {
+			m.marked = mark
+			return mark
+		}
+	}
+	return 0
+}
+
+// crossed returns the marks that the use of the limits has reached.
+func (c *Caller) crossed(at int64) (crossed []Crossing) {
+	for _, m := range c.all() {
+		if m.limit.Amount > 0 && m.marked < 100 {
+			used := m.use(at)
+			allowed := c.shown(m, at, used)
+			if mark := m.crosses(used, allowed); mark > 0 {
+				crossed = append(crossed, m.crossing(c.name, mark, used, allowed))
+			}
+		}
+	}
+	return crossed
+}
+
+// reached adds a mark, unless it was reported in this window.
+func (c *Caller) reached(crossed []Crossing, id ID, mark uint8, used, allowed int64) []Crossing {
+	m := &c.limiters[id]
+	if m.marked >= mark {
+		return crossed
+	}
+	m.marked = mark
+	return append(crossed, m.crossing(c.name, mark, used, allowed))
+}
+
+func (m *limiter) crossing(caller string, mark uint8, used, allowed int64) Crossing {
+	return Crossing{Caller: caller, Limit: m.limit, Percent: int(mark), Used: used, Allowed: allowed}
+}
+
+func (c *Caller) report(crossed []Crossing) {
+	if c.hook == nil {
+		return
+	}
+	for _, x := range crossed {
+		c.hook(x)
+	}
+}

@@ -1,0 +1,379 @@
+package limiter
+
+import (
+	"cmp"
+	"hash/maphash"
+	"slices"
+	"time"
+)
+
+// Entry is what one replica has used in one window of a limit.
+type Entry struct {
+	ID     ID    `json:"limit"`
+	Window int64 `json:"window"`
+	Used   int64 `json:"used"`
+	// Reset is the latest reset of the caller that the replica knew. 0: there
+	// was none.
+	Reset int64 `json:"reset,omitempty"`
+}
+
+// Over reports whether the entry's window does not count any more, wherever
+// days begin.
+func (e Entry) Over(now time.Time) bool {
+	if e.ID.Unit().Calendar() {
+		return e.Window < windowAt(e.ID.Unit(), now.Add(-12*time.Hour).UnixNano(), time.UTC).index // the last zone is UTC-12
+	}
+	return e.Window < windowAt(e.ID.Unit(), now.UnixNano(), time.UTC).index-1
+}
+
+// figure is what another replica has used in a window.
+type figure struct {
+	replica string
+	// key stands for the replica.
+	key uint64
+	// version orders what the replica says of this window.
+	version      uint64
+	window, used int64
+	// parts are the use of each part of the window, if they are known from
+	// before a restart, for the version saved.
+	parts []int64
+	saved uint64
+	// untold is how much of it the other replicas may not know.
+	untold int64
+}
+
+// maxFigures is how many figures are kept for a limit. A replica has three at
+// most.
+const maxFigures = 4096
+
+// usage appends this replica's own use to entries.
+func (c *Caller) usage(entries []Entry) []Entry {
+	for id, m := range c.all() {
+		for w, wrote := range m.wrote {
+			if wrote {
+				entries = append(entries, Entry{id, m.index - 1 + int64(w), m.own.used[w], c.reset})
+			}
+		}
+	}
+	return entries
+}
+
+// Heard records what another replica has used. version orders what that replica
+// says: of each window, the entry with the greatest version counts. So entries
+// that are late, repeated or out of order change nothing. A window that is not
+// about to begin is another clock's mistake, or of before that was set, and
+// does not count.
+func (c *Caller) Heard(now time.Time, replica string, version uint64, entries []Entry) {
+	c.mu.Lock()
+	at, key := c.roll(now), maphash.String(seed, replica)
+	before, hadOwn, isNew := c.reset, false, false
+	for _, e := range entries {
+		hadOwn = hadOwn || e.Reset > before && c.hasOwn()
+		if c.counts(at, e) {
+			m := &c.limiters[e.ID]
+			m.roll(e.ID, at, c.location, c.admitted+1)
+			isNew = m.heard(at, replica, key, version, e) || isNew
+		}
+	}
+	if isNew {
+		c.release(key)
+	}
+	var reset func(name string)
+	if hadOwn && c.reset != before {
+		reset = c.resetReport(at)
+	}
+	crossed, name := c.crossed(at), c.name
+	c.mu.Unlock()
+	c.report(crossed)
+	if reset != nil {
+		reset(name)
+	}
+}
+
+// heard reports whether the entry is a later one than those known.
+func (m *limiter) heard(now int64, replica string, key, version uint64, e Entry) (isNew bool) {
+	if e.Window < m.index-1 || e.Window > m.index+1 || e.Window > m.index && !m.calendar() && m.end-now > standstill {
+		return false
+	}
+	i, known := m.figureOf(key, e.Window)
+	switch {
+	case !known && len(m.figures) < maxFigures:
+		m.figures = slices.Insert(m.figures, i, figure{replica: replica, key: key, window: e.Window})
+	case !known || m.figures[i].version >= version:
+		return false
+	}
+	if m.others.parts == nil && !m.calendar() {
+		m.others.divide(m.part(now)) // without a limit, too: a caller's are not known before its first request here
+	}
+	used := min(e.Used, 1<<61)
+	changed := used != m.figures[i].used
+	m.figures[i].version, m.figures[i].used = version, used
+	if m.figures[i].untold > 0 {
+		m.figures[i].untold = 0 // another replica has said this
+		m.addUpUntold()
+	}
+	if changed {
+		m.addUp(now)
+	}
+	return true
+}
+
+// figureOf returns the index of what a replica has used in a window, or the one
+// at which that belongs. With a hundred replicas, a million of them are looked
+// up in a second: to look at all, or to compare names, took half of the time.
+func (m *limiter) figureOf(key uint64, window int64) (i int, known bool) {
+	return slices.BinarySearchFunc(m.figures, key, func(f figure, key uint64) int {
+		if f.key == key {
+			return cmp.Compare(f.window, window)
+		}
+		return cmp.Compare(f.key, key)
+	})
+}
+
+// sumOthers drops what other replicas have used in windows that are over, and
+// adds up the rest.
+func (m *limiter) sumOthers(now int64) {
+	m.held = slices.DeleteFunc(m.held, func(h held) bool { return now >= h.until })
+	if m.figures != nil {
+		m.figures = slices.DeleteFunc(m.figures, func(f figure) bool { return f.window < m.index-1 || f.window > m.index+1 })
+		m.addUp(now)
+	}
+}
+
+// addUp adds up what other replicas have used. What they have used since they
+// were last heard counts as if it had been used now, and in the window before
+// at its end.
+func (m *limiter) addUp(now int64) {
+	var used [2]int64
+	for i := range m.figures {
+		if w := m.figures[i].window - m.index + 1; w <= 1 {
+			used[w] = add(used[w], m.figures[i].used)
+		}
+	}
+	if m.last != nil && used[0] != m.others.used[0] {
+		m.last[0][parts-1] = 0
+	}
+	if used[1] != m.others.used[1] {
+		m.touch(now)
+		if now-m.joined >= settled {
+			m.owe(now, used[1]-m.others.used[1])
+		}
+	}
+	m.others.change(parts-1, used[0]-m.others.used[0])
+	m.others.change(m.part(now), used[1]-m.others.used[1])
+}
+
+// OtherUse is what another replica has used for a caller.
+type OtherUse struct {
+	Caller CallerID
+	// Version is the greatest of those of the entries. What a replica has used
+	// in a window that is over hardly changes, so that is the version of all of
+	// them.
+	Version uint64
+	Entries []Entry
+	// Courses are when that was used, if this is known from before a restart.
+	Courses []Course
+}
+
+// Others returns what is known of other replicas, in windows of a minute or
+// longer.
+func (cs *Callers) Others(now time.Time) map[string][]OtherUse {
+	cs.mu.RLock()
+	defer cs.mu.RUnlock()
+	others := make(map[string][]OtherUse)
+	for id, c := range cs.byID {
+		for replica, use := range c.others(now) {
+			use.Caller = id
+			others[replica] = append(others[replica], use)
+		}
+	}
+	return others
+}
+
+func (c *Caller) others(now time.Time) map[string]OtherUse {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := c.roll(now)
+	others := make(map[string]OtherUse)
+	for i := range c.limiters {
+		id := ID(i)
+		for _, f := range c.limiters[id].figures {
+			e := Entry{id, f.window, f.used, c.reset} // figures from before a reset are not kept
+			if id.Unit() < Minute || e.Over(time.Unix(0, at)) {
+				continue
+			}
+			use := others[f.replica]
+			use.Version, use.Entries = max(use.Version, f.version), append(use.Entries, e)
+			others[f.replica] = use
+		}
+		for replica, use := range others {
+			if course, ok := c.limiters[id].savedCourse(id, replica); ok {
+				use.Courses = append(use.Courses, course)
+				others[replica] = use
+			}
+		}
+	}
+	return others
+}
+
+// savedCourse returns the course of what a replica has used, if this process
+// knows it from before a restart.
+func (m *limiter) savedCourse(id ID, replica string) (course Course, ok bool) {
+	var both [2 * parts]int64
+	last := -1
+	for _, f := range m.figures {
+		w := int(f.window - m.index + 1)
+		if f.replica != replica || f.parts == nil || w < 0 || w > 1 {
+			continue
+		}
+		for i, used := range f.parts {
+			both[w*parts+i] = used
+			if used > 0 {
+				last = max(last, w*parts+i)
+			}
+		}
+	}
+	if last < 0 {
+		return Course{}, false
+	}
+	return Course{ID: id, Last: (m.index-1)*parts + int64(last), Used: slices.Clone(both[max(0, last-parts) : last+1])}, true
+}
+
+// Share sets how many replicas share the limits. When they hear each other
+// again, what the others have used counts as if it had been used then, except
+// that all together cannot have used more than their parts within the time of a
+// window.
+func (c *Caller) Share(now time.Time, s Sharing) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := c.roll(now)
+	c.arrived(at)
+	for _, m := range c.all() {
+		switch {
+		case s.Apart:
+			m.joined = never
+		case c.sharing.Apart, s.Replicas > c.sharing.Replicas:
+			m.joined = at
+		}
+		switch {
+		case s.Apart && !c.sharing.Apart:
+			m.lost.copy(&m.others)
+			m.measure(at)
+		case c.sharing.Apart && !s.Apart && m.others.parts != nil:
+			m.forgetLast()
+			m.others.bound(&m.lost, m.mostOfOthers(c.sharing))
+		}
+	}
+	c.sharing = s
+}
+
+// Course is what a replica has used in the latest parts of the windows of a
+// limit that slides, at most those of one window, oldest first. Last is the
+// number of the last one, where the first part of 1970 has the number 0.
+type Course struct {
+	ID   ID      `json:"limit"`
+	Last int64   `json:"last"`
+	Used []int64 `json:"used"`
+	// Version is that of the replica's report before.
+	Version uint64 `json:"-"`
+}
+
+// Courses returns what this replica has used of the limits by the minute and
+// the hour.
+func (c *Caller) Courses(now time.Time) (courses []Course) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := c.roll(now)
+	for id, m := range c.all() {
+		if m.own.parts == nil || id.Unit() == Second {
+			continue
+		}
+		last := m.part(at)
+		first := max(0, last-parts)
+		for first <= last && m.own.in(first) == 0 {
+			first++
+		}
+		if first > last {
+			continue
+		}
+		course := Course{ID: id, Last: (m.index-1)*parts + int64(last)}
+		for part := first; part <= last; part++ {
+			course.Used = append(course.Used, m.own.in(part))
+		}
+		courses = append(courses, course)
+	}
+	return courses
+}
+
+// Spread places what the others have used in the parts of the windows, after
+// this replica has heard it for the first time: where their courses have it, by
+// the replicas, or else what was saved before a restart, and otherwise as
+// divide does.
+func (c *Caller) Spread(now time.Time, courses map[string][]Course) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := c.roll(now)
+	for id := range c.limiters {
+		m := &c.limiters[id]
+		m.others.parts = nil
+		m.divide(at)
+		if m.others.parts == nil {
+			continue
+		}
+		m.forgetLast()
+		m.debt = debt{} // it is not known how what was loaded was used
+		placed, used := sums{parts: new([2][parts]int64)}, m.others.used
+		for _, f := range m.figures {
+			all := courses[f.replica]
+			i := slices.IndexFunc(all, func(c Course) bool { return c.ID == ID(id) })
+			switch w := int(f.window - m.index + 1); {
+			case w < 0 || w > 1:
+			case i >= 0 && all[i].Version >= f.saved:
+				m.placeCourse(&placed, f, w, all[i], m.part(at))
+			case f.parts != nil:
+				placeSaved(&placed, f, w, m.part(at))
+			}
+		}
+		m.others = sums{used: [2]int64{used[0] - placed.used[0], used[1] - placed.used[1]}}
+		m.others.divide(m.part(at))
+		for i := range 2 * parts {
+			m.others.change(i, placed.in(i))
+		}
+	}
+}
+
+// placeCourse places what a replica has used in one of the two windows: as its
+// course says, and the rest before or after the course. Nothing is placed after
+// the part now.
+func (m *limiter) placeCourse(placed *sums, f figure, w int, course Course, now int) {
+	last := course.Last - (m.index-1)*parts // as parts are numbered here
+	first, end, left := w*parts, (w+1)*parts-1, f.used
+	if last < int64(first) || last >= 2*parts || len(course.Used) > parts+1 {
+		return
+	}
+	for i, used := range course.Used {
+		if part := int(last) + 1 - len(course.Used) + i; first <= part && part <= end {
+			used = min(left, max(0, used))
+			placed.change(min(part, now), used)
+			left -= used
+		}
+	}
+	rest := first
+	if int(last) <= end {
+		rest = min(int(last)+1, end)
+	}
+	placed.change(min(rest, now), left)
+}
+
+// placeSaved places what a replica has used in one of the two windows as it was
+// saved before a restart. What it has used since then counts as if that had
+// been now, or at the end of the window before.
+func placeSaved(placed *sums, f figure, w, now int) {
+	end, left := min((w+1)*parts-1, now), f.used
+	for i, used := range f.parts {
+		used = min(left, used)
+		placed.change(min(w*parts+i, end), used)
+		left -= used
+	}
+	placed.change(end, left)
+}

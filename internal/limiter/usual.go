@@ -1,0 +1,119 @@
+package limiter
+
+import "math"
+
+// usual is what a caller's requests usually cost. What they cost with one model
+// says nothing about another, so each model has its own averages. Those of all
+// models together count until there is one for the model.
+type usual struct {
+	averages
+	// estimated and reported are the tokens that requests were charged with,
+	// and that backends counted: they show how good the estimates are.
+	estimated, reported float64
+	requests            int
+	// byModel are the averages and outputs by model. 0 is all other models.
+	byModel map[uint64]*modelUse
+}
+
+// averages are moving averages of what requests cost.
+type averages struct {
+	// length and prompt are Estimate.Prompt and the tokens that backends
+	// counted: the ratio of these corrects estimates.
+	length, prompt float64
+	// output is that of requests that may have one.
+	output float64
+	// promptCount and outputCount are how many requests they are of, up to
+	// memory.
+	promptCount, outputCount int
+}
+
+// modelUse is the use of a model.
+type modelUse struct {
+	averages
+	outputs
+}
+
+var noAverages = averages{length: 256, prompt: 256, output: 128}
+
+var newUsual = usual{averages: noAverages}
+
+// memory is how many requests a moving average remembers.
+const memory = 16
+
+// The ratio's bounds: an estimate is never further from the prompt's length.
+const (
+	leastRatio = 1.0 / 8
+	mostRatio  = 4.0
+)
+
+func (a *averages) ratio() float64 { return min(max(a.prompt/a.length, leastRatio), mostRatio) }
+
+// estimate returns what a request is likely to cost. its is the use of its
+// model, or nil if there was none.
+func (u *usual) estimate(e Estimate, its *modelUse) (prompt, output int64) {
+	if e.Prompt <= 0 {
+		return 0, 0
+	}
+	prompts, outputs := &u.averages, &u.averages
+	if its != nil && its.promptCount > 0 {
+		prompts = &its.averages
+	}
+	if its != nil && its.outputCount > 0 {
+		outputs = &its.averages
+	}
+	prompt = int64(math.Ceil(float64(limited(e.Prompt)) * prompts.ratio()))
+	twice := max(1, int64(math.Ceil(2*outputs.output)))
+	if e.Output < 0 {
+		return prompt, twice
+	}
+	return prompt, min(e.Output, twice)
+}
+
+// mostLearned is the largest number of tokens that averages learn from: no
+// model reads or writes more at once. After one wrong report, the caller's
+// estimates would otherwise be too high for hundreds of requests.
+const mostLearned = 1 << 20
+
+// learn learns from the cost of a request. held is the number of the latest
+// request when requests in flight last kept out another one.
+func (u *usual) learn(now int64, r *Reservation, cost Cost, held uint64) {
+	cost.Prompt, cost.Output = min(cost.Prompt, mostLearned), min(limited(cost.Output), mostLearned)
+	its := u.of(cost.Model, now)
+	for _, a := range []*averages{&u.averages, &its.averages} {
+		if r.length > 0 && cost.Prompt > 0 {
+			a.learnPrompt(limited(r.length), limited(cost.Prompt))
+		}
+		if r.outputs {
+			a.learnOutput(limited(cost.Output))
+		}
+	}
+	if r.outputs {
+		if its.atLeast(cost.Output, r.replies); held >= r.number {
+			its.vouch(cost.Output)
+		}
+	}
+	if estimated, reported := r.prompt+r.output, limited(cost.Prompt)+limited(cost.Output); estimated > 0 && reported > 0 {
+		part := weight(&u.requests)
+		u.estimated += part * (float64(estimated) - u.estimated)
+		u.reported += part * (float64(reported) - u.reported)
+	}
+}
+
+func (a *averages) learnPrompt(length, tokens int64) {
+	part := weight(&a.promptCount)
+	a.length += part * (float64(length) - a.length)
+	a.prompt += part * (float64(tokens) - a.prompt)
+}
+
+func (a *averages) learnOutput(tokens int64) {
+	a.output += weight(&a.outputCount) * (float64(tokens) - a.output)
+}
+
+// weight is how much the next sample counts: the first ones count more.
+func weight(samples *int) float64 {
+	*samples = min(*samples+1, memory)
+	return 1 / float64(*samples+1)
+}
+
+// limited returns a number of tokens that a counter can add.
+func limited(tokens int64) int64 { return min(max(0, tokens), MaxAmount) }

@@ -1,0 +1,60 @@
+package limiter
+
+import (
+	"sort"
+	"time"
+)
+
+// window is a stretch of time that a limit counts in. Times are nanoseconds
+// since 1970.
+type window struct {
+	// index numbers the windows of a unit, so that replicas mean the same one.
+	index int64
+	// start is its first moment, and end the first one after it.
+	start, end int64
+}
+
+func (w window) holds(at int64) bool { return w.start <= at && at < w.end }
+
+var lengths = [units]time.Duration{Second: time.Second, Minute: time.Minute, Hour: time.Hour}
+
+// windowAt returns the unit's window at a time. Days and months begin at
+// midnight in the location.
+func windowAt(u Unit, at int64, location *time.Location) window {
+	if length := int64(lengths[u]); length > 0 {
+		i := at / length
+		if at%length < 0 {
+			i--
+		}
+		return window{i, i * length, (i + 1) * length}
+	}
+	// The longest day has 25 hours (the longest ever in a zone had 48), the
+	// longest month 31 days and an hour.
+	longest := int64(50 * 60 * 60)
+	if u == Month {
+		longest = 33 * 24 * 60 * 60
+	}
+	second := time.Unix(0, at).Unix()
+	i := dateOf(u, second, location)
+	return window{i,
+		beginning(u, i, second-longest, second, location) * int64(time.Second),
+		beginning(u, i+1, second, second+longest, location) * int64(time.Second)}
+}
+
+// dateOf numbers days and months. Times are seconds since 1970.
+func dateOf(u Unit, second int64, location *time.Location) int64 {
+	year, month, day := time.Unix(second, 0).In(location).Date()
+	if u == Month {
+		return int64(year)*12 + int64(month) - 1
+	}
+	return time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Unix() / (24 * 60 * 60)
+}
+
+// beginning returns the first second of a date or a later one, which comes
+// after the second before and at the second by at the latest. It searches,
+// because in some zones there is no midnight on the day that summer time
+// begins, and a second one on the day that it ends.
+func beginning(u Unit, date, before, by int64, location *time.Location) int64 {
+	first := before + 1
+	return first + int64(sort.Search(int(by-first), func(i int) bool { return dateOf(u, first+int64(i), location) >= date }))
+}

@@ -1,0 +1,177 @@
+package metrics
+
+import (
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+)
+
+// Happened implements pool.Listener. It counts cooldowns and silences.
+func (p *Pool) Happened(e pool.Event) {
+	if e.Happening == pool.FellSilent {
+		silencesTotal.WithLabelValues(p.name, clean(e.Member.Name), Deployment(e.Member, e.Silence.Model)).Inc()
+	}
+	if e.Member.Spares(e.Cooldown) {
+		return // other requests are served
+	}
+	its := cooldownLabels{p.name, clean(e.Member.Name), Deployment(e.Member, e.Cooldown.Model), e.Cooldown.Class}
+	which := cooldownKey{p.name, e.Member.Name, e.Cooldown.Model, "", e.Cooldown.Throttle, e.Cooldown.Whole, e.Cooldown.Unreachable}
+	if its.deployment == Other {
+		which.model, which.class = Other, its.class
+	}
+	if counts := e.Happening == pool.Began || e.Happening == pool.Turned; counts && !e.Remote { // a sum over replicas has each cooldown once
+		cooldownsTotal.WithLabelValues(its.pool, its.backend, its.deployment, its.class).Inc()
+	}
+	switch now := time.Now(); e.Happening {
+	case pool.Began, pool.Grew, pool.Turned:
+		coolingDown.open(which, its, e.Cooldown, now)
+	case pool.Ended:
+		coolingDown.end(which, now)
+	}
+}
+
+// cooling down counts the seconds in which backends were cooling down.
+var coolingDown cooldownSeconds
+
+// cooldownSeconds counts a cooldown while it lasts, and not only when it ends: a
+// rate of it is the share of the time in which a backend is cooling down. It listens
+// to cooldowns instead of reading the pools at a scrape, because a counter must
+// never go back: neither when a cooldown ends early, nor when its pool is gone.
+type cooldownSeconds struct {
+	mu      sync.Mutex
+	settled map[cooldownLabels]float64
+	inForce map[cooldownKey]openCooldown
+}
+
+type cooldownLabels struct{ pool, backend, deployment, class string }
+
+// cooldownKey identifies a cooldown in force. Models that the config does not name
+// are one: clients can make up any number of them. Their cooldowns have a class,
+// and count as one for as long as any of them is in force.
+type cooldownKey struct {
+	pool, backend, model, class string
+	throttle, whole, lost       bool
+}
+
+// isOfMany reports whether there may be several cooldowns with this key.
+func (k cooldownKey) isOfMany() bool { return k.class != "" }
+
+type openCooldown struct {
+	cooldownLabels
+	since, until time.Time
+}
+
+func (b openCooldown) seconds(now time.Time) float64 {
+	if now.After(b.until) {
+		now = b.until
+	}
+	return max(0, now.Sub(b.since).Seconds())
+}
+
+// open counts a cooldown that has begun, grown or changed its class.
+func (s *cooldownSeconds) open(which cooldownKey, its cooldownLabels, b pool.Cooldown, now time.Time) {
+	until := b.Until // unless an event ends it before
+	if b.Unreachable {
+		until = now.AddDate(100, 0, 0) // it lasts until the backend is reached
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.inForce == nil {
+		s.inForce, s.settled = make(map[cooldownKey]openCooldown), make(map[cooldownLabels]float64)
+	}
+	if before := s.inForce[which].until; which.isOfMany() && before.After(until) {
+		until = before
+	}
+	s.settle(which, now)
+	s.inForce[which] = openCooldown{its, now, until}
+}
+
+// end ends a cooldown, unless others with the same key may be in force. Their time
+// passes.
+func (s *cooldownSeconds) end(which cooldownKey, now time.Time) {
+	if which.isOfMany() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settle(which, now)
+}
+
+// membersInUse returns the labels of the pools in use, with the names of their
+// backends.
+func membersInUse() map[[2]string]bool {
+	names := make(map[[2]string]bool)
+	for _, entry := range pools.Default.Entries() {
+		for _, m := range entry.Pool.Members {
+			names[[2]string{Of(entry.Name).name, m.Name}] = true
+		}
+	}
+	return names
+}
+
+// Left ends the cooldowns of backends that are no longer in a pool in use, and
+// removes the counts of pools that no config has any more. It is called when a
+// pool is no longer in use.
+func Left() {
+	forgetPools()
+	used, now := membersInUse(), time.Now()
+	coolingDown.mu.Lock()
+	defer coolingDown.mu.Unlock()
+	for which := range coolingDown.inForce {
+		if !used[[2]string{which.pool, which.backend}] {
+			coolingDown.settle(which, now)
+		}
+	}
+}
+
+// forget removes the counts with these labels, none of which has a cooldown in
+// force that counts.
+func (s *cooldownSeconds) forget(these func(cooldownLabels) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.inForce, func(_ cooldownKey, b openCooldown) bool { return these(b.cooldownLabels) })
+	maps.DeleteFunc(s.settled, func(its cooldownLabels, _ float64) bool { return these(its) })
+}
+
+func (s *cooldownSeconds) settle(which cooldownKey, now time.Time) {
+	if b, ok := s.inForce[which]; ok {
+		s.settled[b.cooldownLabels] += b.seconds(now)
+		delete(s.inForce, which)
+	}
+}
+
+var unavailableDesc = desc("cooldown_seconds_total",
+	"Time in which a backend was cooling down, the cooldowns in force included.", "pool", "backend", "deployment", "class")
+
+// Describe implements prometheus.Collector.
+func (s *cooldownSeconds) Describe(descs chan<- *prometheus.Desc) { descs <- unavailableDesc }
+
+// Collect implements prometheus.Collector.
+func (s *cooldownSeconds) Collect(metrics chan<- prometheus.Metric) {
+	for its, seconds := range s.sums(time.Now()) {
+		metrics <- prometheus.MustNewConstMetric(unavailableDesc, prometheus.CounterValue, seconds, its.pool, its.backend, its.deployment, its.class)
+	}
+}
+
+// sums settles the cooldowns that have ended, and adds those in force.
+func (s *cooldownSeconds) sums(now time.Time) map[cooldownLabels]float64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sums := make(map[cooldownLabels]float64, len(s.settled)+len(s.inForce))
+	for which, b := range s.inForce {
+		if !now.Before(b.until) {
+			s.settle(which, now) // no event has reported its end
+			continue
+		}
+		sums[b.cooldownLabels] += b.seconds(now)
+	}
+	for its, seconds := range s.settled {
+		sums[its] += seconds
+	}
+	return sums
+}

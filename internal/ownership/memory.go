@@ -1,0 +1,261 @@
+package ownership
+
+import (
+	"hash/maphash"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Memory remembers owners. It holds a limited number of ids, and forgets the
+// least recently put ones first. It has many parts with a lock each, so that
+// requests hardly ever wait for each other.
+type Memory struct {
+	parts [partCount]part
+	// limit is how many ids a part holds.
+	limit int
+	// changes counts what was put.
+	changes atomic.Uint64
+
+	mu sync.Mutex // guards the writing of accounts
+	// accounts are all that were ever named. An id has the index of its own.
+	accounts atomic.Pointer[[]string]
+}
+
+const partCount = 64
+
+// part holds the ids whose keys begin with the same bits. It is a hash table
+// with chains, because a map that leads from each key to its entry would need
+// nearly twice the memory for an id.
+type part struct {
+	mu sync.Mutex
+	// chains has the first entry of each chain, and held is how many ids are in
+	// all of them. There are as many chains as ids, or up to twice as many.
+	chains []uint32
+	held   int
+	// entries are linked from the oldest to the newest. The first one only
+	// holds the ends of that list.
+	entries []entry
+	// free is the first of the entries that are not in use, linked by newer.
+	free uint32
+}
+
+type entry struct {
+	key Key
+	// caller is the id's caller if that has a name. Otherwise, it is until when
+	// the id counts as belonging to no caller, in seconds, or 0.
+	caller Caller
+	// account is an index.
+	account uint32
+	// until is when the id is forgotten: Unix time in seconds.
+	until        uint32
+	older, newer uint32
+	// next is the next entry of its chain, or 0.
+	next uint32
+}
+
+// seed keeps clients from choosing ids that lie in the same chain.
+var seed = maphash.MakeSeed()
+
+// chain is the one in which an id is.
+func (p *part) chain(id Key) *uint32 {
+	return &p.chains[maphash.Bytes(seed, id[:])%uint64(len(p.chains))]
+}
+
+// find returns the index of an id's entry, or 0.
+func (p *part) find(id Key) uint32 {
+	if p.held == 0 {
+		return 0
+	}
+	at := *p.chain(id)
+	for at != 0 && p.entries[at].key != id {
+		at = p.entries[at].next
+	}
+	return at
+}
+
+// link puts an entry into its chain.
+func (p *part) link(at uint32) {
+	e := &p.entries[at]
+	first := p.chain(e.key)
+	e.next, *first = *first, at
+}
+
+// NewMemory returns a memory for so many ids.
+func NewMemory(limit int) *Memory {
+	m := &Memory{limit: max(1, limit/partCount)}
+	m.accounts.Store(new([]string))
+	return m
+}
+
+// Len returns how many ids are held.
+func (m *Memory) Len() (n int) {
+	for i := range m.parts {
+		p := &m.parts[i]
+		p.mu.Lock()
+		n += p.held
+		p.mu.Unlock()
+	}
+	return n
+}
+
+// Changes returns how often something was put.
+func (m *Memory) Changes() uint64 { return m.changes.Load() }
+
+func (m *Memory) partOf(id Key) *part { return &m.parts[id[0]%partCount] }
+
+// aWhile is the part of an id's time to live after which another Put of it is
+// news.
+const aWhile = 100
+
+// Unclaimed is how long an id counts as belonging to no caller after a Put with
+// NoCaller.
+const Unclaimed = 5 * time.Minute
+
+// Put remembers the owner of an id for ttl, or for as long as before, if that
+// is longer. An id that is known to be one caller's keeps that caller. A Put
+// without a caller also does not change how long an id counts as belonging to
+// no caller. Put returns the remembered owner, and whether that is news to
+// others: anything about it is new, or the id was last put a while ago.
+func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Owner, news bool) {
+	e := entry{key: id, account: m.indexOf(o.Account), until: seconds(now.Add(ttl))}
+	switch {
+	case o.Caller.Named():
+		e.caller = o.Caller
+	case o.Caller == NoCaller:
+		e.caller = Caller(seconds(now.Add(Unclaimed)))
+	}
+	p := m.partOf(id)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	news = true
+	if at := p.find(id); at != 0 {
+		if known := &p.entries[at]; known.until > seconds(now) {
+			if known.caller.Named() && e.caller.Named() && e.caller != known.caller {
+				return Owner{(*m.accounts.Load())[known.account], known.caller}, false
+			}
+			if known.caller.Named() || e.caller == 0 {
+				e.caller = known.caller
+			}
+			e.until = max(e.until, known.until)
+			news = e.account != known.account || e.caller.Named() && e.caller != known.caller || e.until-min(e.until, known.until) > seconds(now.Add(ttl/aWhile))-seconds(now)
+		}
+		p.forget(at)
+	}
+	for p.held >= m.limit {
+		p.forget(p.entries[0].newer)
+	}
+	p.add(e)
+	m.changes.Add(1)
+	return Owner{o.Account, e.callerAt(now)}, news
+}
+
+// Get returns the owner of an id, if it is known.
+func (m *Memory) Get(id Key, now time.Time) (Owner, bool) {
+	p := m.partOf(id)
+	p.mu.Lock()
+	at := p.find(id)
+	if at == 0 || p.entries[at].until <= seconds(now) {
+		p.mu.Unlock()
+		return Owner{}, false
+	}
+	account, caller := p.entries[at].account, p.entries[at].callerAt(now)
+	p.mu.Unlock()
+	return Owner{(*m.accounts.Load())[account], caller}, true
+}
+
+// Forget removes an id.
+func (m *Memory) Forget(id Key) {
+	p := m.partOf(id)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if at := p.find(id); at != 0 {
+		p.forget(at)
+		m.changes.Add(1)
+	}
+}
+
+// callerAt returns the caller as far as it is known at a time.
+func (e *entry) callerAt(now time.Time) Caller {
+	switch {
+	case e.caller.Named():
+		return e.caller
+	case e.caller > Caller(seconds(now)):
+		return NoCaller
+	}
+	return 0
+}
+
+func (p *part) each(f func(entry)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.entries) == 0 {
+		return
+	}
+	for at := p.entries[0].newer; at != 0; at = p.entries[at].newer {
+		f(p.entries[at])
+	}
+}
+
+// add makes the entry the newest. The caller holds the lock.
+func (p *part) add(e entry) {
+	if p.entries == nil {
+		p.entries = make([]entry, 1)
+	}
+	if p.held == len(p.chains) {
+		p.chains = make([]uint32, max(8, 2*p.held))
+		for at := p.entries[0].newer; at != 0; at = p.entries[at].newer {
+			p.link(at)
+		}
+	}
+	at := p.free
+	if at != 0 {
+		p.free = p.entries[at].newer
+	} else {
+		at = uint32(len(p.entries)) //nolint:gosec // far fewer than its limit
+		p.entries = append(p.entries, entry{})
+	}
+	e.older, e.newer = p.entries[0].older, 0
+	p.entries[at] = e
+	p.entries[e.older].newer = at
+	p.entries[0].older = at
+	p.link(at)
+	p.held++
+}
+
+// forget removes an entry. The caller holds the lock.
+func (p *part) forget(at uint32) {
+	e := &p.entries[at]
+	link := p.chain(e.key)
+	for *link != at {
+		link = &p.entries[*link].next
+	}
+	*link = e.next
+	p.held--
+	p.entries[e.older].newer = e.newer
+	p.entries[e.newer].older = e.older
+	*e = entry{newer: p.free}
+	p.free = at
+}
+
+func (m *Memory) indexOf(account string) uint32 {
+	if i := slices.Index(*m.accounts.Load(), account); i >= 0 {
+		return uint32(i) //nolint:gosec // there are as many as configs name
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	accounts := *m.accounts.Load()
+	i := slices.Index(accounts, account)
+	if i < 0 {
+		i = len(accounts)
+		accounts = append(slices.Clone(accounts), account)
+		m.accounts.Store(&accounts)
+	}
+	return uint32(i) //nolint:gosec // there are as many as configs name
+}
+
+// seconds is a time as an entry has it. It ends in the year 2106.
+func seconds(t time.Time) uint32 {
+	return uint32(min(max(t.Unix(), 0), 1<<32-1)) //nolint:gosec // within bounds
+}

@@ -1,0 +1,151 @@
+package pool
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// Cooldown is a time in which a backend gets no requests.
+type Cooldown struct {
+	Reason
+	// ID identifies the cooldown, also between replicas. A cooldown that grew has a
+	// new ID, which is smaller than before.
+	ID uint64
+	// Whole reports whether the cooldown covers every model.
+	Whole bool
+	// Model is the cooling model. It is empty if the cooldown covers the whole
+	// backend, or requests that name no model.
+	Model string
+	// Tiers are the service tiers whose requests it covers. Those that meet the
+	// cooldowns of the usual ones are covered by a cooldown of the usual ones as
+	// well. They are UsualTiers if it covers the whole backend.
+	Tiers ServiceTiers
+	// Operation is the only operation that it covers. It is empty if it covers
+	// all of them.
+	Operation    string
+	Since, Until time.Time
+	// Throttle reports whether the backend asked for the cooldown. Otherwise it is
+	// for a failure.
+	Throttle bool
+	// Guess is the length that we guessed for a throttle, because the backend
+	// named no time. 0: it named Until.
+	Guess time.Duration
+	// Cost is the cost of the smallest request that was refused.
+	Cost int64
+	// Unreachable reports whether the cooldown lasts until the backend is reached.
+	// Until is then the time of the next recheck.
+	Unreachable bool
+	// InDoubt reports, in a snapshot, whether the cooldown is in doubt.
+	InDoubt bool
+	// Heard reports whether another replica reported the cooldown.
+	Heard bool
+}
+
+// Scope returns what the cooldown is about, unless that is the whole backend.
+func (b Cooldown) Scope() Scope { return Scope{b.Model, b.Tiers, b.Operation} }
+
+// inForce reports whether the cooldown keeps requests away, and not its end only.
+func (b *Cooldown) inForce(now time.Time) bool { return b.Unreachable || now.Before(b.Until) }
+
+// Grace returns how long after the cooldown's end all requests wait for the result
+// of the probe.
+func (b *Cooldown) Grace() time.Duration { return min(time.Second, b.Until.Sub(b.Since)/10) }
+
+// Reason is why a backend is cooling down. The pool only passes it to listeners.
+type Reason struct {
+	// Class is the class of the backend's reply.
+	Class string
+	// Status is the reply's HTTP status, or 0 if there was no reply.
+	Status int
+	// Hint is where the backend said how long the cooldown lasts, if it did.
+	Hint string
+	// Cause is a more specific word than the class: dns, refused or certificate
+	// for an unreachable backend, or the code of the backend's error.
+	Cause string
+	// Error is the error in full if there was no reply. It contains no secret.
+	Error string
+}
+
+// cooldownEntry is a cooldown in a slot. Only the times of its probe and its check
+// change.
+type cooldownEntry struct {
+	Cooldown
+	// extended is when the backend last asked for more.
+	extended time.Time
+	// probe is when the cooldown's probe was sent.
+	probe trial
+	// check is when a request was sent to check a cooldown that is in doubt.
+	check trial
+	// promised is until when the backend itself asked for the cooldown. The rest
+	// of it is a guess, and tried is when a request last tried the backend
+	// during that.
+	promised time.Time
+	tried    trial
+	// doubt is one of noDoubt, inDoubt and doubtOver.
+	doubt atomic.Int32
+	// reporter reports the cooldown to its listeners.
+	reporter *Pool
+	// told reports whether they know that the cooldown is over.
+	told atomic.Bool
+	// classes are those of the reasons that the cooldown had so far.
+	classes []string
+	// causes are those for which the backend was unreachable so far, during the
+	// cooldown.
+	causes []string
+}
+
+// maxCauses is how many causes a cooldown is known for. Other replicas may report
+// any.
+const maxCauses = 16
+
+const (
+	noDoubt int32 = iota
+	inDoubt
+	doubtOver // a check was refused
+)
+
+// checkShare is how many times smaller than the refused request one must be
+// to check a cooldown that is in doubt.
+const checkShare = 4
+
+// untried is for how long after its end a cooldown for a failure waits for a probe
+// that can be sent again. If only requests come that cannot be sent again, one
+// of them is then the probe: otherwise the backend would never be used again.
+const untried = time.Minute
+
+// overdue is for how long after its end a cooldown of which nothing was executed
+// waits for a probe that can go on elsewhere.
+const overdue = 10 * time.Second
+
+// While no other member is left, a guess is tried again and again: each time
+// after a part of it has passed, but no sooner than the pause.
+const (
+	guessParts = 20
+	guessPause = 250 * time.Millisecond
+)
+
+// trial is a request that goes first: when it was sent, as nanoseconds since
+// its cooldown began, plus 1. 0: no request was sent.
+type trial struct{ atomic.Int64 }
+
+func (t *trial) at(b *cooldownEntry) time.Time { return b.Since.Add(time.Duration(t.Load() - 1)) }
+
+func (t *trial) claim(b *cooldownEntry, now time.Time) bool {
+	return t.CompareAndSwap(0, int64(now.Sub(b.Since))+1)
+}
+
+// pending reports whether the trial is too young for its silence to mean that
+// it was not refused. A throttled backend refuses at once.
+func (t *trial) pending(b *cooldownEntry, now time.Time) bool {
+	return t.Load() != 0 && now.Before(t.at(b).Add(b.Grace()))
+}
+
+// newCooldownEntry returns the entry of a cooldown that the backend asked for now,
+// and that the reporter reports.
+func newCooldownEntry(b Cooldown, reporter *Pool, now time.Time) *cooldownEntry {
+	e := &cooldownEntry{Cooldown: b, extended: now, reporter: reporter}
+	if b.Guess == 0 {
+		e.promised = b.Until
+	}
+	return e
+}

@@ -1,0 +1,145 @@
+package pool
+
+import (
+	"cmp"
+	"hash/maphash"
+	"iter"
+	"sync/atomic"
+	"time"
+)
+
+// cooldownTable has the cooldowns of a backend by what they are about. Clients can
+// make up names of models, so a new one must cost little, and the table is
+// bounded.
+//
+// It works as a set-associative cache: a scope has a place in one of many sets,
+// by its hash. A lookup compares the few scopes of that set, and takes no lock.
+// In a full set, a new scope takes the place of the one that is worth least. So
+// nothing is copied or sorted, and names that clients make up hardly ever take
+// the place of another model.
+type cooldownTable struct {
+	sets atomic.Pointer[[cooldownSets][setSize]atomic.Pointer[scopedCooldowns]] // nil: there are none
+}
+
+// There is room for many more models than backends have, so that hardly any set
+// gets more than setSize of those in a config.
+const (
+	cooldownSets = 64
+	setSize      = 16
+)
+
+// scopedCooldowns are the cooldowns of a scope. named reports whether the config
+// named its model when they began.
+type scopedCooldowns struct {
+	scope Scope
+	named bool
+	cooldownSet
+}
+
+var benchSeed = maphash.MakeSeed()
+
+// set returns the set of a scope, whose model is a ModelKey. It is nil if there
+// are no cooldowns.
+func (t *cooldownTable) set(its Scope) *[setSize]atomic.Pointer[scopedCooldowns] {
+	sets := t.sets.Load()
+	if sets == nil {
+		return nil
+	}
+	return &sets[maphash.String(benchSeed, its.Model)%cooldownSets]
+}
+
+// find returns the cooldowns of a scope, or nil.
+func (t *cooldownTable) find(its Scope) *cooldownSet {
+	set := t.set(its)
+	if set == nil {
+		return nil
+	}
+	for i := range set {
+		b := set[i].Load()
+		if b == nil { // no place before it becomes free again
+			return nil
+		}
+		if b.scope == its {
+			return &b.cooldownSet
+		}
+	}
+	return nil
+}
+
+// place returns where a scope is or would be, and which one leaves that place
+// for it, if any. The caller holds the lock.
+func (t *cooldownTable) place(m *Member, its Scope, now time.Time) (place *atomic.Pointer[scopedCooldowns], leaves *scopedCooldowns) {
+	if t.sets.Load() == nil {
+		t.sets.Store(new([cooldownSets][setSize]atomic.Pointer[scopedCooldowns]))
+	}
+	set := t.set(its)
+	var least worth
+	for i := range set {
+		b := set[i].Load()
+		if b == nil || b.scope == its {
+			return &set[i], nil
+		}
+		if w := m.worthOf(b, now); leaves == nil || w.compare(least) < 0 {
+			place, leaves, least = &set[i], b, w
+		}
+	}
+	return place, leaves
+}
+
+// worth is what the cooldowns of a model are worth: a name that the member knows
+// is worth more than one that it does not know, a throttle more than a failure,
+// and what ends late more than what ends soon.
+type worth struct {
+	known             bool
+	throttle, failure time.Time
+}
+
+func (m *Member) worthOf(b *scopedCooldowns, now time.Time) worth {
+	return worth{b.named || m.health.hasServed(b.scope.Model), b.throttle.until(now), b.failure.until(now)}
+}
+
+func (w worth) compare(other worth) int {
+	switch {
+	case w.known && !other.known:
+		return 1
+	case !w.known && other.known:
+		return -1
+	}
+	return cmp.Or(w.throttle.Compare(other.throttle), w.failure.Compare(other.failure))
+}
+
+// add returns the cooldowns of a scope, which may be new. The caller holds the
+// lock.
+func (t *cooldownTable) add(m *Member, its Scope, now time.Time) *cooldownSet {
+	if known := t.find(its); known != nil {
+		return known
+	}
+	place, _ := t.place(m, its, now)
+	b := &scopedCooldowns{scope: its, named: m.Knows(its.Model)}
+	place.Store(b)
+	return &b.cooldownSet
+}
+
+// clear forgets all.
+func (t *cooldownTable) clear() { t.sets.Store(nil) }
+
+// all are the cooldowns of all scopes.
+func (t *cooldownTable) all() iter.Seq[*cooldownSet] {
+	return func(yield func(*cooldownSet) bool) {
+		sets := t.sets.Load()
+		if sets == nil {
+			return
+		}
+		for i := range sets {
+			for j := range sets[i] {
+				b := sets[i][j].Load()
+				if b == nil {
+					break
+				}
+				if !yield(&b.cooldownSet) {
+					return
+				}
+			}
+		}
+	}
+}
