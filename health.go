@@ -246,14 +246,14 @@ func (b *balancer) learnQuota(q *request, a *attemptRecord, tier int, r *attempt
 		return
 	}
 	model := q.cooldownModel(a.target.backend)
-	limiter := a.target.Quota(model)
-	if limiter == nil {
+	meter := a.target.Quota(model)
+	if meter == nil {
 		return
 	}
 	if b.tiers != nil {
-		limiter.Ask(tier, a.started)
+		meter.Ask(tier, a.started)
 	}
-	limiter.See(quota.Reply{
+	meter.See(quota.Reply{
 		Rates: rates, Throttles: r.Class.Promise(), Served: r.Class == verdict.Served, Cost: q.Cost, Mark: a.reservation, Sent: a.started,
 	}, model, now)
 }

@@ -17,7 +17,7 @@ var lower = []string{
 	"openaiapi",
 	"verdict", // reads errors with the scanner of bodies
 	"replay",
-	"pulse", "quota", // what a pool knows of one backend
+	"latency", "quota", // what a pool knows of one backend
 	"pool",
 }
 

@@ -17,7 +17,7 @@ const (
 )
 
 // Answers reports whether the backend answers a request with this threshold.
-func (p *Latency) Answers(now time.Time, threshold time.Duration) Answers {
+func (p *Tracker) Answers(now time.Time, threshold time.Duration) Answers {
 	at := nanos(now)
 	waits, first := p.waiting.Load() > 0, p.answer.Load()
 	heard := p.heard.since(at)
@@ -39,7 +39,7 @@ func (p *Latency) Answers(now time.Time, threshold time.Duration) Answers {
 }
 
 // Claim takes the right to send a request that moves to the backend.
-func (p *Latency) Claim(now time.Time, threshold time.Duration) bool {
+func (p *Tracker) Claim(now time.Time, threshold time.Duration) bool {
 	last := p.trial.Load()
 	switch p.Answers(now, threshold) {
 	case Yes:

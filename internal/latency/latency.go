@@ -1,11 +1,11 @@
 // Package latency follows how fast backends answer, and finds those that accept
 // requests and send nothing. It gets the time only from its arguments.
 //
-// A [Latency] follows the requests of one operation with one model at one
+// A [Tracker] follows the requests of one operation with one model at one
 // backend. What is [Usual] is known for each [Kind] of request, and the
 // threshold of a request is a multiple of that, so a slow model has a long
 // threshold and no option to set. Several requests that wait are better
-// evidence than one: a latency is silent when two requests have waited for longer
+// evidence than one: a silence begins when two requests have waited for longer
 // than their thresholds, and no byte of any reply has come since the second of
 // them was sent. A request whose client leaves before counts for the part of
 // its threshold that it has waited, unless that is no long wait.
@@ -29,7 +29,7 @@ import (
 )
 
 const (
-	// lately is for how long after a byte a latency counts as answering.
+	// lately is for how long after a byte a backend counts as answering.
 	lately = 30 * time.Second
 	// A silent backend is tried after firstPause, and each further pause is
 	// twice as long.
@@ -44,9 +44,9 @@ const (
 	latestLook  = time.Second
 )
 
-// Latency follows the requests of a use of a backend. The zero Latency is ready to
+// Tracker follows the requests of a use of a backend. The zero Tracker is ready to
 // use.
-type Latency struct {
+type Tracker struct {
 	norms [kinds]norm
 	// waiting is how many requests wait.
 	waiting atomic.Int64
@@ -137,7 +137,7 @@ type Request struct {
 	counted, unusual bool
 }
 
-// Change is what a latency has found out.
+// Change is what a [Tracker] has found out.
 type Change struct {
 	Happened Happening
 	// Since is when the silence began.
@@ -158,10 +158,10 @@ const (
 )
 
 // Usual returns what is usual for requests of a kind.
-func (p *Latency) Usual(kind Kind) Usual { return p.norms[kind-1].get() }
+func (p *Tracker) Usual(kind Kind) Usual { return p.norms[kind-1].get() }
 
 // Slowest returns what is usual for the kind of request that waits longest.
-func (p *Latency) Slowest() Usual { return slowest(p.norms[:], 1) }
+func (p *Tracker) Slowest() Usual { return slowest(p.norms[:], 1) }
 
 // slowest returns the longest of these waits that at least so many replies
 // show.
@@ -176,7 +176,7 @@ func slowest(norms []norm, replies int64) (slowest Usual) {
 
 // Sent records that a request is sent. It returns after how long it looks for
 // the first time.
-func (p *Latency) Sent(r *Request) time.Duration {
+func (p *Tracker) Sent(r *Request) time.Duration {
 	p.waiting.Add(1)
 	if r.Threshold == 0 {
 		return latestLook
@@ -193,7 +193,7 @@ func (p *Latency) Sent(r *Request) time.Duration {
 
 // bePatient makes a request wait longer than its threshold before it moves, if
 // it is time for that.
-func (p *Latency) bePatient(r *Request) {
+func (p *Tracker) bePatient(r *Request) {
 	at, due, patience := nanos(r.Sent), p.patient.Load(), p.patience.Load()
 	if at < due || !p.patient.CompareAndSwap(due, at+seldom*patience) {
 		return
@@ -204,10 +204,10 @@ func (p *Latency) bePatient(r *Request) {
 
 // Unsent records that a request does not wait any more, which says nothing of
 // the backend.
-func (p *Latency) Unsent() { p.waiting.Add(-1) }
+func (p *Tracker) Unsent() { p.waiting.Add(-1) }
 
 // Heard records the first byte of a reply, whatever it says.
-func (p *Latency) Heard(r *Request, now time.Time) Change {
+func (p *Tracker) Heard(r *Request, now time.Time) Change {
 	p.waiting.Add(-1)
 	r.took = now.Sub(r.Sent)
 	late := r.Threshold > 0 && r.took > r.Threshold
@@ -235,7 +235,7 @@ func (p *Latency) Heard(r *Request, now time.Time) Change {
 
 func sinceOf(silence int64) time.Time { return began.Add(time.Duration(silence >> stateBits)) }
 
-func (p *Latency) endSilence() Change {
+func (p *Tracker) endSilence() Change {
 	silence := p.silent.Swap(0)
 	if silence == 0 {
 		return Change{}
@@ -249,7 +249,7 @@ func (p *Latency) endSilence() Change {
 // Left records that a request got no byte, and does not wait any more. If it
 // left before the longest usual wait was over, as editors cancel theirs while
 // the user types, that proves nothing.
-func (p *Latency) Left(r *Request, now time.Time, longest time.Duration) Change {
+func (p *Tracker) Left(r *Request, now time.Time, longest time.Duration) Change {
 	p.waiting.Add(-1)
 	waited := now.Sub(r.Sent)
 	if r.counted || r.Threshold == 0 || waited < longest {
@@ -260,7 +260,7 @@ func (p *Latency) Left(r *Request, now time.Time, longest time.Duration) Change 
 
 // testify adds to the evidence, unless a byte has come since the request was
 // sent, and begins the silence if that is enough.
-func (p *Latency) testify(r *Request, now time.Time, evidence int64) Change {
+func (p *Tracker) testify(r *Request, now time.Time, evidence int64) Change {
 	heard := p.heard.Load()
 	if nanos(r.Sent) < heard>>stateBits && heard != 0 {
 		return Change{}
@@ -273,7 +273,7 @@ func (p *Latency) testify(r *Request, now time.Time, evidence int64) Change {
 }
 
 // beginSilence begins a silence, unless a byte has come since heard was read.
-func (p *Latency) beginSilence(r *Request, heard int64, now time.Time) Change {
+func (p *Tracker) beginSilence(r *Request, heard int64, now time.Time) Change {
 	if p.silent.Load() != 0 {
 		return Change{}
 	}
@@ -300,7 +300,7 @@ func (p *Latency) beginSilence(r *Request, heard int64, now time.Time) Change {
 
 // Served records that the reply whose first byte was heard has served the
 // request.
-func (p *Latency) Served(r *Request) {
+func (p *Tracker) Served(r *Request) {
 	p.norms[r.Kind-1].served(r.took, r.unusual)
 }
 
@@ -320,7 +320,7 @@ type Finding struct {
 
 // Look finds out whether there is a silence. A request that still waits calls
 // it at its threshold, and then again and again.
-func (p *Latency) Look(r *Request, now time.Time) (f Finding) {
+func (p *Tracker) Look(r *Request, now time.Time) (f Finding) {
 	waited := now.Sub(r.Sent)
 	if r.Threshold == 0 || waited < r.Threshold {
 		f.Again = min(latestLook, max(soonestLook, r.Threshold-waited))
@@ -343,7 +343,7 @@ func (p *Latency) Look(r *Request, now time.Time) (f Finding) {
 
 // Lead reports whether a request may move: the others follow the one that
 // leads. With Stay, it does not lead.
-func (p *Latency) Lead(r *Request, now time.Time) bool {
+func (p *Tracker) Lead(r *Request, now time.Time) bool {
 	until, at := p.lead.Load(), nanos(now)
 	if until == followed {
 		return true
@@ -352,31 +352,31 @@ func (p *Latency) Lead(r *Request, now time.Time) bool {
 }
 
 // Stay records that there is no backend to which the request could lead others.
-func (p *Latency) Stay() {
+func (p *Tracker) Stay() {
 	if until := p.lead.Load(); until != followed && p.lead.CompareAndSwap(until, 0) {
 		p.leads.Add(-1)
 	}
 }
 
 // Follow lets the other requests follow: one that has moved got a byte in time.
-func (p *Latency) Follow() { p.lead.Store(followed) }
+func (p *Tracker) Follow() { p.lead.Store(followed) }
 
-// Silent returns since when the latency is silent or slow. It reports false if it
-// is not.
-func (p *Latency) Silent() (since time.Time, silent bool) {
+// Silent returns since when the backend is silent or slow. It reports false if
+// the backend is neither.
+func (p *Tracker) Silent() (since time.Time, silent bool) {
 	value := p.silent.Load()
 	return sinceOf(value), value != 0
 }
 
-// IsSilent reports whether the latency is silent or slow.
-func (p *Latency) IsSilent() bool { return p.silent.Load() != 0 }
+// IsSilent reports whether the backend is silent or slow.
+func (p *Tracker) IsSilent() bool { return p.silent.Load() != 0 }
 
 // Due reports whether a request may try the silent backend.
-func (p *Latency) Due(now time.Time) bool { return nanos(now) >= p.due.Load() }
+func (p *Tracker) Due(now time.Time) bool { return nanos(now) >= p.due.Load() }
 
 // Try reports whether the request may be sent: it is the one that tries the
 // silent backend, or the silence has ended.
-func (p *Latency) Try(now time.Time) bool {
+func (p *Tracker) Try(now time.Time) bool {
 	due, at := p.due.Load(), nanos(now)
 	if p.silent.Load() == 0 {
 		return true

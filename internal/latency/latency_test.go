@@ -13,9 +13,9 @@ var start = began.Add(time.Hour)
 
 func at(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
 
-// used returns a latency that usually waits for a second.
-func used() *Latency {
-	p := new(Latency)
+// used returns a tracker that usually waits for a second.
+func used() *Tracker {
+	p := new(Tracker)
 	for range 20 {
 		serve(p, at(-1), time.Second)
 	}
@@ -23,7 +23,7 @@ func used() *Latency {
 }
 
 // serve has a request wait for so long.
-func serve(p *Latency, sent time.Time, wait time.Duration) {
+func serve(p *Tracker, sent time.Time, wait time.Duration) {
 	r := &Request{Kind: kind, Sent: sent, Threshold: p.Usual(kind).Threshold()}
 	p.Sent(r)
 	p.Heard(r, sent.Add(wait))
@@ -31,13 +31,13 @@ func serve(p *Latency, sent time.Time, wait time.Duration) {
 }
 
 // send sends a request.
-func send(p *Latency, sent time.Time) *Request {
+func send(p *Tracker, sent time.Time) *Request {
 	r := &Request{Kind: kind, Sent: sent, Threshold: p.Usual(kind).Threshold()}
 	p.Sent(r)
 	return r
 }
 
-func wantSilent(t *testing.T, p *Latency, now time.Time, want bool, looking ...*Request) {
+func wantSilent(t *testing.T, p *Tracker, now time.Time, want bool, looking ...*Request) {
 	t.Helper()
 	for _, r := range looking {
 		p.Look(r, now)
@@ -117,13 +117,13 @@ func TestWhatIsUsualAtABackendThatBecameSlowIsLearned(t *testing.T) {
 }
 
 // serveLate answers a request that waits.
-func serveLate(p *Latency, r *Request, wait time.Duration) {
+func serveLate(p *Tracker, r *Request, wait time.Duration) {
 	p.Heard(r, r.Sent.Add(wait))
 	p.Served(r)
 }
 
 func TestTheFewerRepliesTheLongerIsTheThreshold(t *testing.T) {
-	p := new(Latency)
+	p := new(Tracker)
 	if got := p.Usual(kind).Threshold(); got != 0 {
 		t.Errorf("without replies, the threshold is %s", got)
 	}
@@ -145,7 +145,7 @@ func TestTheThresholdIsTheLargestOfThree(t *testing.T) {
 		{[]time.Duration{time.Second}, 4 * time.Second},
 		{[]time.Duration{time.Second, 90 * time.Second, 80 * time.Second}, 80 * time.Second},
 	} {
-		p := new(Latency)
+		p := new(Tracker)
 		for range enough {
 			serve(p, at(0), test.waits[0])
 		}
@@ -161,7 +161,7 @@ func TestTheThresholdIsTheLargestOfThree(t *testing.T) {
 func TestOneOutlierDoesNotSetTheThreshold(t *testing.T) {
 	const outlier, most = 9 * time.Second, 700 * time.Millisecond
 	for _, before := range []int{0, 1, 2, 5, 20, 1000} {
-		p := new(Latency)
+		p := new(Tracker)
 		for range before {
 			serve(p, at(0), 100*time.Millisecond)
 		}
@@ -331,7 +331,7 @@ func TestABackendAnswersThatHasRepliedInTime(t *testing.T) {
 
 func TestOneRequestFindsOutWhetherABackendAnswersThatWasNotTriedLately(t *testing.T) {
 	const fallback = time.Second
-	for _, p := range []*Latency{new(Latency), used()} {
+	for _, p := range []*Tracker{new(Tracker), used()} {
 		now := at(100)
 		if p.Answers(now, fallback) != Perhaps || !p.Claim(now, fallback) || p.Claim(now, fallback) {
 			t.Fatal("not exactly one request may find out")
@@ -350,11 +350,11 @@ func TestOneRequestFindsOutWhetherABackendAnswersThatWasNotTriedLately(t *testin
 func TestATableCountsItsSilences(t *testing.T) {
 	var table Table
 	if table.Of(Use{Model: "m"}) != nil || table.AnySilent() {
-		t.Error("an empty table has a pulse")
+		t.Error("an empty table has a tracker")
 	}
 	p := table.Make(Use{Model: "m"})
 	if table.Of(Use{Model: "m"}) != p || table.Make(Use{Model: "m"}) != p {
-		t.Error("a model has two pulses")
+		t.Error("a model has two trackers")
 	}
 	for range enough {
 		serve(p, at(-1), time.Second)
@@ -379,7 +379,7 @@ func TestATableCountsItsSilences(t *testing.T) {
 		table.Make(Use{Model: time.Now().String()})
 	}
 	if table.Clear(); table.Of(Use{Model: "m"}) != nil {
-		t.Error("a cleared table has a pulse")
+		t.Error("a cleared table has a tracker")
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 type simulation struct {
 	random   *rand.Rand
 	now      time.Time
-	backends [2]*Latency
+	backends [2]*Tracker
 	// wait is how long a request waits for its first byte at a backend, from
 	// now on.
 	wait func(backend int) time.Duration
@@ -38,7 +38,7 @@ type request struct {
 	over    bool
 	// from is the backend that it has moved from, if it did, and leads how long
 	// it leads others.
-	from  *Latency
+	from  *Tracker
 	leads time.Duration
 }
 
@@ -65,7 +65,7 @@ func (s *simulation) after(d time.Duration, run func()) {
 
 // run sends n requests at this rate.
 func (s *simulation) run(n int, perSecond float64) {
-	s.backends = [2]*Latency{new(Latency), new(Latency)}
+	s.backends = [2]*Tracker{new(Tracker), new(Tracker)}
 	s.now = began
 	var arrive func()
 	arrive = func() {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Table has the latencies of a backend, by uses. The zero Table is ready to use.
+// Table has the trackers of a backend, by uses. The zero Table is ready to use.
 // Reading it takes no lock.
 type Table struct {
 	uses atomic.Pointer[uses]
@@ -21,20 +21,20 @@ type Table struct {
 // still work when nothing else does.
 type Use struct{ Model, Operation string }
 
-// uses are the latencies by uses. It never changes.
+// uses are the trackers by uses. It never changes.
 type uses struct {
-	latencies map[Use]*Latency
-	// first are the latencies of the first uses. Most backends have no more, and
+	trackers map[Use]*Tracker
+	// first are the trackers of the first uses. Most backends have no more, and
 	// to compare a few short names takes less time than to look one up.
-	first []usedLatency
-	// silences is how many of them are silent.
+	first []usedTracker
+	// silences is how many uses have a silence.
 	silences *atomic.Int64
 }
 
-// usedLatency is the latency of a use.
-type usedLatency struct {
+// usedTracker is the tracker of a use.
+type usedTracker struct {
 	use     Use
-	latency *Latency
+	tracker *Tracker
 }
 
 const (
@@ -44,26 +44,26 @@ const (
 	fewUses = 4
 )
 
-// Of returns the latency of a use, or nil if it is not followed.
-func (t *Table) Of(use Use) *Latency {
+// Of returns the tracker of a use, or nil if it is not followed.
+func (t *Table) Of(use Use) *Tracker {
 	known := t.uses.Load()
 	if known == nil {
 		return nil
 	}
 	for i := range known.first {
 		if known.first[i].use == use {
-			return known.first[i].latency
+			return known.first[i].tracker
 		}
 	}
 	if len(known.first) < fewUses {
 		return nil
 	}
-	return known.latencies[use]
+	return known.trackers[use]
 }
 
-// Make returns the latency of a use, which is followed from now on. It returns
+// Make returns the tracker of a use, which is followed from now on. It returns
 // nil if there are too many.
-func (t *Table) Make(use Use) *Latency {
+func (t *Table) Make(use Use) *Tracker {
 	if p := t.Of(use); p != nil || t.full() {
 		return p
 	}
@@ -72,15 +72,15 @@ func (t *Table) Make(use Use) *Latency {
 	if p := t.Of(use); p != nil || t.full() { // another request was faster
 		return p
 	}
-	next := &uses{latencies: make(map[Use]*Latency), silences: new(atomic.Int64)}
+	next := &uses{trackers: make(map[Use]*Tracker), silences: new(atomic.Int64)}
 	if known := t.uses.Load(); known != nil {
-		maps.Copy(next.latencies, known.latencies)
+		maps.Copy(next.trackers, known.trackers)
 		next.first, next.silences = slices.Clone(known.first), known.silences
 	}
 	use.Model, use.Operation = strings.Clone(use.Model), strings.Clone(use.Operation) // they are parts of a request
-	p := &Latency{silences: next.silences}
-	if next.latencies[use] = p; len(next.first) < fewUses {
-		next.first = append(next.first, usedLatency{use, p})
+	p := &Tracker{silences: next.silences}
+	if next.trackers[use] = p; len(next.first) < fewUses {
+		next.first = append(next.first, usedTracker{use, p})
 	}
 	t.uses.Store(next)
 	return p
@@ -88,17 +88,16 @@ func (t *Table) Make(use Use) *Latency {
 
 func (t *Table) full() bool {
 	known := t.uses.Load()
-	return known != nil && len(known.latencies) >= maxUses
+	return known != nil && len(known.trackers) >= maxUses
 }
 
-// AnySilent reports whether any of the latencies is silent, which is hardly ever
-// so.
+// AnySilent reports whether the backend is silent for any use, which is rare.
 func (t *Table) AnySilent() bool {
 	known := t.uses.Load()
 	return known != nil && known.silences.Load() > 0
 }
 
-// Clear forgets all latencies. Requests that still wait have the old ones, which
+// Clear forgets all trackers. Requests that still wait have the old ones, which
 // count for no request that comes later.
 func (t *Table) Clear() {
 	t.mu.Lock()
@@ -106,7 +105,7 @@ func (t *Table) Clear() {
 	t.uses.Store(nil)
 }
 
-// State is the state of a latency, for operators.
+// State is the state of a [Tracker], for operators.
 type State struct {
 	// Use is what the backend is used for.
 	Use
@@ -128,13 +127,13 @@ type State struct {
 // may try it, as one is due after longestPause.
 const untried = 45 * time.Second
 
-// Snapshot returns the states of all latencies that have been used.
+// Snapshot returns the states of all trackers that have been used.
 func (t *Table) Snapshot(now time.Time) (states []State) {
 	known := t.uses.Load()
 	if known == nil {
 		return nil
 	}
-	for use, p := range known.latencies {
+	for use, p := range known.trackers {
 		s := State{Use: use, Whole: slowest(p.norms[:sizes], enough).Wait, Streamed: slowest(p.norms[sizes:], enough).Wait}
 		if silence := p.silent.Load(); silence != 0 {
 			if tried := p.tried.Load(); p.waiting.Load() <= 0 && nanos(now)-tried > int64(untried) {

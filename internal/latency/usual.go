@@ -12,7 +12,7 @@ import (
 // and a whole one if much output is asked for.
 type Kind uint8
 
-// Unfollowed is the kind of requests that no latency follows.
+// Unfollowed is the kind of requests that no tracker follows.
 const Unfollowed Kind = 0
 
 // The bytes of a prompt, and the tokens of output, up to which a request is of

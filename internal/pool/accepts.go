@@ -7,7 +7,7 @@ import (
 
 // Throttles reports whether a throttle keeps the request away from the member.
 func (m *Member) Throttles(r *Ask, now time.Time) bool {
-	return r.At[m.Index].takes() && (m.standing(r, now) >= coolingDownGuess || m.isReserved(r, now))
+	return r.At[m.Index].takes() && (m.standing(r, now) >= guessCooldown || m.isReserved(r, now))
 }
 
 // hasThrottle reports whether there is a throttle of the member that the

@@ -147,7 +147,7 @@ func TestARequestThatFailedOverTakesItsKeyWithIt(t *testing.T) {
 	p, members := withKeys(t, "a", "b", "c")
 	key := keysOf(p, "a", 1)[0]
 	r := &asks{model: "m", affinity: Affinity{Key: key}, tried: []*Member{members["a"]}}
-	second := p.Pick(r, start) // a failed, and is not cooling down yet
+	second := p.Pick(r, start) // a failed, and has no cooldown yet
 	if second == nil || r.affinity.Result != Move {
 		t.Fatalf("got %v (%s)", second, r.affinity.Result)
 	}

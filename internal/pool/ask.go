@@ -114,7 +114,7 @@ const (
 	Unfit
 )
 
-// useAt returns the member's use whose latency counts for the request.
+// useAt returns the member's use whose tracker counts for the request.
 func (r *Ask) useAt(m *Member) latency.Use {
 	return latency.Use{Model: r.At[m.Index].Model, Operation: r.Operation}
 }

@@ -13,7 +13,7 @@ type Cooldown struct {
 	ID uint64
 	// Whole reports whether the cooldown covers every model.
 	Whole bool
-	// Model is the cooling model. It is empty if the cooldown covers the whole
+	// Model is the model that cools down. It is empty if the cooldown covers the whole
 	// backend, or requests that name no model.
 	Model string
 	// Tiers are the service tiers whose requests it covers. Those that meet the
@@ -41,17 +41,17 @@ type Cooldown struct {
 	Heard bool
 }
 
-// Scope returns what the cooldown is about, unless that is the whole backend.
+// Scope returns the scope of the cooldown, unless it covers the whole backend.
 func (b Cooldown) Scope() Scope { return Scope{b.Model, b.Tiers, b.Operation} }
 
-// inForce reports whether the cooldown keeps requests away, and not its end only.
+// inForce reports whether the cooldown is active: it keeps requests away.
 func (b *Cooldown) inForce(now time.Time) bool { return b.Unreachable || now.Before(b.Until) }
 
 // Grace returns how long after the cooldown's end all requests wait for the result
 // of the probe.
 func (b *Cooldown) Grace() time.Duration { return min(time.Second, b.Until.Sub(b.Since)/10) }
 
-// Reason is why a backend is cooling down. The pool only passes it to listeners.
+// Reason is the reason for a cooldown. The pool only passes it to listeners.
 type Reason struct {
 	// Class is the class of the backend's reply.
 	Class string
@@ -77,7 +77,7 @@ type cooldownEntry struct {
 	// check is when a request was sent to check a cooldown that is in doubt.
 	check trial
 	// promised is until when the backend itself asked for the cooldown. The rest
-	// of it is a guess, and tried is when a request last tried the backend
+	// of the cooldown is a guess, and tried is when a request last tried the backend
 	// during that.
 	promised time.Time
 	tried    trial
@@ -85,12 +85,12 @@ type cooldownEntry struct {
 	doubt atomic.Int32
 	// reporter reports the cooldown to its listeners.
 	reporter *Pool
-	// told reports whether they know that the cooldown is over.
+	// told reports whether the listeners know that the cooldown is over.
 	told atomic.Bool
-	// classes are those of the reasons that the cooldown had so far.
+	// classes are the classes of the reasons that the cooldown had so far.
 	classes []string
-	// causes are those for which the backend was unreachable so far, during the
-	// cooldown.
+	// causes are the causes for which the backend was unreachable so far, during
+	// the cooldown.
 	causes []string
 }
 

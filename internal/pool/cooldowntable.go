@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// cooldownTable has the cooldowns of a backend by what they are about. Clients can
+// cooldownTable has the cooldowns of a backend by their scopes. Clients can
 // make up names of models, so a new one must cost little, and the table is
 // bounded.
 //
@@ -36,7 +36,7 @@ type scopedCooldowns struct {
 	cooldownSet
 }
 
-var benchSeed = maphash.MakeSeed()
+var modelSeed = maphash.MakeSeed()
 
 // set returns the set of a scope, whose model is a ModelKey. It is nil if there
 // are no cooldowns.
@@ -45,7 +45,7 @@ func (t *cooldownTable) set(its Scope) *[setSize]atomic.Pointer[scopedCooldowns]
 	if sets == nil {
 		return nil
 	}
-	return &sets[maphash.String(benchSeed, its.Model)%cooldownSets]
+	return &sets[maphash.String(modelSeed, its.Model)%cooldownSets]
 }
 
 // find returns the cooldowns of a scope, or nil.
@@ -86,7 +86,7 @@ func (t *cooldownTable) place(m *Member, its Scope, now time.Time) (place *atomi
 	return place, leaves
 }
 
-// worth is what the cooldowns of a model are worth: a name that the member knows
+// worth ranks the cooldowns of a model for a place in the table: a name that the member knows
 // is worth more than one that it does not know, a throttle more than a failure,
 // and what ends late more than what ends soon.
 type worth struct {

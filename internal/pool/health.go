@@ -16,21 +16,21 @@ import (
 
 // Health is the state of one backend. Reading it takes no lock.
 type Health struct {
-	// whole is what counts for every model.
+	// whole are the cooldowns that count for every model.
 	whole cooldownSet
-	// models is what counts for one model. Only those are in it that were
-	// cooling down once.
+	// models are the cooldowns that count for one model each. It has only
+	// models that had a cooldown.
 	models cooldownTable
 	// served are models that the backend has served.
 	served nameSet[string]
 	// ended are the operations, each with a model, of which it has sent a
 	// stream with an end mark.
 	ended nameSet[latency.Use]
-	// last is the latest refusal for which the backend was cooling down.
+	// last is the cooldown of the latest refusal.
 	last atomic.Pointer[Cooldown]
-	// latencies know whether it answers.
+	// latencies tracks whether the backend answers.
 	latencies latency.Table
-	// quotas know how much of it is used.
+	// quotas has how much of its limits is used.
 	quotas quota.Table
 	// unreachable is its cooldown if it cannot be reached at all.
 	unreachable unreachable
@@ -44,7 +44,7 @@ type Health struct {
 	identity string
 }
 
-// Scope is what cooldowns that are not for the whole backend are about: the
+// Scope is the scope of a cooldown that is not for the whole backend: the
 // requests for a model, by its name at the backend, that have one of these
 // service tiers.
 type Scope struct {
@@ -156,7 +156,7 @@ func (h *Health) rememberServed(model string) {
 	h.served.add(ModelKey(model))
 }
 
-// standing returns what the member's cooldowns mean for a request.
+// standing returns the worst standing of a request by the member's cooldowns.
 func (m *Member) standing(r *Ask, now time.Time) (worst standing) {
 	if m.health.hasNoCooldown() {
 		return ready
@@ -180,8 +180,8 @@ func (m *Member) returns(r *Ask, now time.Time) (end time.Time) {
 	return end
 }
 
-// hasNoCooldown reports whether there is no cooldown of the backend, and was none of
-// a model. That is the usual case.
+// hasNoCooldown reports whether the backend has no cooldown, and none of its
+// models ever had one. That is the usual case.
 func (h *Health) hasNoCooldown() bool {
 	return h.models.sets.Load() == nil && h.whole.throttle.Load() == nil && h.whole.failure.Load() == nil && h.unreachable.Load() == nil
 }
@@ -271,7 +271,7 @@ func (m *Member) Knows(model string) bool {
 	return m.health.hasServed(key) || slices.ContainsFunc(m.Models, func(known string) bool { return ModelKey(known) == key })
 }
 
-// Refusal is a reply that cools a backend down.
+// Refusal is a reply that starts or extends a cooldown.
 type Refusal struct {
 	Reason
 	// Throttle reports whether the backend asked for the cooldown. Otherwise the
@@ -301,8 +301,8 @@ type Refusal struct {
 	Started time.Time
 }
 
-// Cooldown cools the member down from now on. It reports whether this refusal started
-// the cooldown.
+// CoolDown starts or extends a cooldown of the member. It reports whether this
+// refusal started the cooldown.
 func (m *Member) CoolDown(r Refusal, now time.Time) (began bool) {
 	if r.Longest > 0 {
 		shortest := r.Wait
@@ -354,7 +354,7 @@ func (m *Member) put(next Cooldown, now time.Time, remote bool) Happening {
 	return happened
 }
 
-// cooldowns returns those that a refusal belongs to. The caller holds the lock.
+// cooldowns returns the set to which the cooldown for a refusal belongs. The caller holds the lock.
 func (m *Member) cooldowns(whole bool, its Scope, now time.Time) *cooldownSet {
 	if whole {
 		return &m.health.whole

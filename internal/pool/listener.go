@@ -29,13 +29,13 @@ type Happening int
 
 const (
 	nothing Happening = iota
-	// Began: the member is cooling down.
+	// Began: a cooldown of the member has started.
 	Began
-	// Grew: its cooldown lasts longer than it first did.
+	// Grew: the cooldown lasts longer than it first did.
 	Grew
 	// RecheckDue: the member is unreachable, and the next recheck is due.
 	RecheckDue
-	// Turned: its cooldown has a new reason, and may have grown.
+	// Turned: the cooldown has a new reason, and may have grown.
 	Turned
 	// Ended: the cooldown has ended, because its time has passed, a request was
 	// served before that, or an operator ended it.
@@ -49,7 +49,7 @@ const (
 	Drained
 	// Resumed: an operator put it back into use.
 	Resumed
-	// WasReset: an operator ended its cooldowns.
+	// WasReset: an operator ended the member's cooldowns.
 	WasReset
 	// FellSilent: requests wait at the member, and it sends nothing.
 	FellSilent
@@ -71,8 +71,8 @@ func (m *Member) tell(e Event) {
 	}
 }
 
-// tellEnd reports that a cooldown has ended, unless it is nil or that was reported
-// before.
+// tellEnd reports that a cooldown has ended, unless it is nil or its end was
+// reported before.
 func (m *Member) tellEnd(b *cooldownEntry, remote bool) {
 	if b != nil && b.told.CompareAndSwap(false, true) {
 		m.tell(Event{Happening: Ended, Cooldown: b.Cooldown, Remote: remote})

@@ -150,7 +150,7 @@ func (h *Health) CoolingDown(now time.Time) bool {
 	return false
 }
 
-// all are the cooldowns of the whole backend, and those of each model.
+// all iterates over the cooldowns of the whole backend, and those of each model.
 func (h *Health) all() iter.Seq[*cooldownSet] {
 	return func(yield func(*cooldownSet) bool) {
 		if yield(&h.whole) {
@@ -159,7 +159,7 @@ func (h *Health) all() iter.Seq[*cooldownSet] {
 	}
 }
 
-// cooldowns are those that there are, in force or due.
+// cooldowns iterates over the cooldowns that are active or due.
 func (h *Health) cooldowns() iter.Seq[*cooldownEntry] {
 	return func(yield func(*cooldownEntry) bool) {
 		if b := h.unreachable.Load(); b != nil && !yield(b) {

@@ -94,7 +94,7 @@ func TestTheEndOfACooldownIsToldWhenItsTimeHasPassed(t *testing.T) {
 		heard := make(told, 10)
 		a, b := NewMember("a", new(Health)), NewMember("b", new(Health))
 		p := New([]*Member{a, b}, heard)
-		cooldown := func(m *Member, seconds float64) { m.CoolDown(throttle(seconds, 1), time.Now()) }
+		coolDown := func(m *Member, seconds float64) { m.CoolDown(throttle(seconds, 1), time.Now()) }
 		wantEnd := func(name string, after time.Duration) {
 			t.Helper()
 			got := <-heard
@@ -102,10 +102,10 @@ func TestTheEndOfACooldownIsToldWhenItsTimeHasPassed(t *testing.T) {
 				t.Errorf("heard %s, want %s", got, want)
 			}
 		}
-		cooldown(a, 10)
-		cooldown(b, 3)
+		coolDown(a, 10)
+		coolDown(b, 3)
 		time.Sleep(time.Second)
-		cooldown(a, 19) // it grows
+		coolDown(a, 19) // it grows
 		wantEnd("b", 3*time.Second)
 		wantEnd("a", 20*time.Second)
 		p.Pick((&asks{model: "m"}).of(p), time.Now())
@@ -114,7 +114,7 @@ func TestTheEndOfACooldownIsToldWhenItsTimeHasPassed(t *testing.T) {
 
 		// the next pool with the same backends tells of what the closed one
 		// began
-		cooldown(a, 5)
+		coolDown(a, 5)
 		p.Close()
 		next := New([]*Member{NewMember("a", a.health)}, heard)
 		wantEnd("a", 25*time.Second)

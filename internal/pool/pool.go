@@ -8,16 +8,17 @@
 //   - A member is a backend as one pool sees it, with a priority and a weight.
 //   - Health is the state of a backend. Pools share it, and it outlives them.
 //   - A cooldown is a time in which a backend gets no requests: for one model, or
-//     for every model if it concerns the whole backend. Other projects call it a
-//     cooldown, and Envoy an ejection.
+//     for every model if it concerns the whole backend. Envoy calls it an
+//     ejection.
 //   - A throttle is a cooldown that the backend asked for: the backend is not called
 //     before the throttle ends.
 //   - A member is unreachable if it could not be reached, until it is reached
 //     again. A recheck tries that in the background.
 //   - A guess is a throttle for which the backend named no time. While no other
 //     member is left, one request at a time tries it now and then.
-//   - A silent member accepts requests and sends nothing: see package latency. It is
-//     a suspect without a cooldown, and so is a member that fails its health checks.
+//   - A silent member accepts requests and sends nothing: see package latency. It
+//     is a suspect without a cooldown, and so is a member that fails its health
+//     checks.
 //   - A failure is every other reason for a cooldown. It is only a suspicion: its
 //     backend is a suspect, which is called only when no other backend is left.
 //   - A probe is the one request that goes first when a cooldown has ended, in the
@@ -180,7 +181,7 @@ const (
 	drained          // open, but drained
 	unproved         // open, but a probe is due that the request should not be
 	unprovedToo      // both drained and unproved
-	suspect          // cooling down for a failure, or waiting for a probe
+	suspect          // has a cooldown for a failure, or waits for a probe
 	suspectToo       // both drained and suspect
 	guess            // throttles for a time that we guessed, and may be tried
 	guessToo         // both drained and a guess
@@ -303,7 +304,7 @@ func (m *Member) rank(r *Ask, now time.Time) (rank rank) {
 	switch standing := m.standing(r, now); {
 	case standing == throttleCooldown:
 		return nobody
-	case standing == coolingDownGuess:
+	case standing == guessCooldown:
 		rank = guess
 	case standing > trialDue || !m.healthy():
 		rank = suspect

@@ -206,7 +206,7 @@ func TestACooldownOnlyGrows(t *testing.T) {
 	p, members, heard := poolOf(t, "a")
 	a := members["a"]
 	if !a.CoolDown(throttle(10, 1), start) || a.CoolDown(throttle(3, 1), at(1)) || a.CoolDown(throttle(15, 1), at(2)) {
-		t.Error("only the first refusal begins the cooldown")
+		t.Error("only the first refusal starts the cooldown")
 	}
 	wantPick(t, p, 1, at(16.9), "nobody")
 	// an attempt that began before the extension does not end it
@@ -275,7 +275,7 @@ func TestARefusedCheckEndsTheDoubt(t *testing.T) {
 	a.Doubt(false, Scope{Model: "m"}, start)
 	wantPick(t, p, 1000, at(1), "a")
 	if a.CoolDown(throttle(30, 1000), at(1)) {
-		t.Error("a refused check begins a cooldown")
+		t.Error("a refused check starts a cooldown")
 	}
 	a.Doubt(false, Scope{Model: "m"}, start)
 	wantPick(t, p, 10, at(5), "nobody")
@@ -400,7 +400,7 @@ func TestANewIdentityStartsFresh(t *testing.T) {
 	wantPick(t, p, 1, at(1), "a")
 }
 
-// sixteen is a pool of 16 members in 3 tiers, of which one is cooling down.
+// sixteen is a pool of 16 members in 3 tiers, of which one has a cooldown.
 func sixteen(t testing.TB) testPool {
 	members := make([]string, 16)
 	for i := range members {
@@ -465,7 +465,7 @@ func BenchmarkPick(b *testing.B) {
 	})
 }
 
-// BenchmarkMadeUpNames cools a member down for a name that was never seen, as
+// BenchmarkMadeUpNames starts a cooldown for a name that was never seen, as
 // clients can make it happen.
 func BenchmarkMadeUpNames(b *testing.B) {
 	m := NewMember("a", new(Health))

@@ -8,7 +8,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
-// Quota returns the limiter of a model at the member. It is nil for a model that
+// Quota returns the meter of a model at the member. It is nil for a model that
 // the member does not know: clients can make up models.
 func (m *Member) Quota(model string) *quota.Meter {
 	q := m.quotaOf(model)
@@ -56,7 +56,7 @@ func (p *Pool) findSteered(r *Ask, its grade, now time.Time) {
 	r.Steered = slices.AppendSeq(r.Steered, p.tier(its, r, now))
 }
 
-// quotaOf returns the limiter of a model at the member, or nil. A valid name of
+// quotaOf returns the meter of a model at the member, or nil. A valid name of
 // ordinary length is its own key.
 func (m *Member) quotaOf(model string) *quota.Meter {
 	if len(model) > maxModelName {
@@ -65,7 +65,7 @@ func (m *Member) quotaOf(model string) *quota.Meter {
 	return m.health.quotas.Of(model)
 }
 
-// limitOf returns the limiter of the limits that the request uses up. It is nil
+// limitOf returns the meter of the limits that the request uses up. It is nil
 // if there is none, or if the request has a service tier with limits of its
 // own, of which nothing is learned.
 func (m *Member) limitOf(r *Ask, model string) *quota.Meter {
@@ -140,7 +140,7 @@ func (p *Pool) isWithinShare(r *Ask, of quota.Group, now quota.Instant) bool {
 }
 
 // repeats reports whether a member of the same backend that comes before this
-// one has the same limiter.
+// one has the same meter.
 func (m *Member) repeats(q *quota.Meter, r *Ask) bool {
 	for other := m.before; other != nil; other = other.before {
 		if other.quotaFor(r) == q {
@@ -150,7 +150,7 @@ func (m *Member) repeats(q *quota.Meter, r *Ask) bool {
 	return false
 }
 
-// quotaFor returns the limiter of the request's model at the member. It is nil if
+// quotaFor returns the meter of the request's model at the member. It is nil if
 // there is none, or the request cannot go there.
 func (m *Member) quotaFor(r *Ask) *quota.Meter {
 	if model, ok := r.modelAt(m); ok {

@@ -73,12 +73,12 @@ func TestAMemberWithoutRoomIsTakenBeforeASuspectOrADrainedOne(t *testing.T) {
 }
 
 func TestARequestRecordsWhomItPassedOver(t *testing.T) {
-	p, m, _ := poolOf(t, "a:1:1", "b:1:1", "c:1:1", "d:2:1", "cooling down:1:1")
+	p, m, _ := poolOf(t, "a:1:1", "b:1:1", "c:1:1", "d:2:1", "cooling:1:1")
 	p.Steers = true
-	for _, name := range []string{"a", "c", "d", "cooling_down"} {
+	for _, name := range []string{"a", "c", "d", "cooling"} {
 		says(m[name], 0, 0, start)
 	}
-	m["cooling_down"].CoolDown(throttle(60, 1), start)
+	m["cooling"].CoolDown(throttle(60, 1), start)
 	r := &asks{model: "m", cost: 1}
 	if got := p.Pick(r, start); got != m["b"] || !slices.Equal(r.steered, []string{"a", "c"}) {
 		t.Errorf("it went to %s, past %v", got.Name, r.steered)

@@ -70,7 +70,7 @@ func (m *Member) find(b Cooldown) *cooldownEntry {
 	return nil
 }
 
-// known returns the cooldowns that b would be one of, not to be written to.
+// known returns the set to which b belongs, not to be written to.
 func (h *Health) known(b Cooldown) *cooldownSet {
 	if b.Whole {
 		return &h.whole
@@ -78,7 +78,7 @@ func (h *Health) known(b Cooldown) *cooldownSet {
 	return h.of(b.Scope())
 }
 
-// hasRoom reports whether a model is remembered, or can be: a cooldown in force is
+// hasRoom reports whether a model is remembered, or can be: an active cooldown is
 // forgotten only for one of a model that is worth more. Otherwise two cooldowns
 // that are heard again and again would take the place of each other.
 func (m *Member) hasRoom(its Scope, now time.Time) bool {

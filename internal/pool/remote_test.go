@@ -70,17 +70,17 @@ func TestCooldownsThatAreHeardDoNotTakeTheirPlacesInTurn(t *testing.T) {
 	comparison()
 	began := len(*heard)
 	if began > most || began < most*9/10 {
-		t.Errorf("%d cooldowns began, want nearly %d", began, most)
+		t.Errorf("%d cooldowns started, want nearly %d", began, most)
 	}
 	hear("known", 300) // is worth more
 	if n := len(*heard); n != began+1 {
-		t.Errorf("%d cooldowns began, want one more than %d", n, began)
+		t.Errorf("%d cooldowns started, want one more than %d", n, began)
 	}
 	for range 3 {
 		comparison()
 	}
 	if n := len(*heard); n != began+1 {
-		t.Errorf("%d cooldowns began again", n-began-1)
+		t.Errorf("%d cooldowns started again", n-began-1)
 	}
 	a.Hear(Cooldown{ID: 1, Model: "later", Since: at(5600), Until: at(5610), Throttle: true}, 10*time.Second, at(5600))
 	if n := len(*heard); n != began+2 {
@@ -188,7 +188,7 @@ func TestCooldownsThatReplicasBeginAtOnceAreOne(t *testing.T) {
 	}
 }
 
-// cooldownsTold is a Listener that keeps cools that other replicas down are told of.
+// cooldownsTold is a Listener that keeps the cooldowns that other replicas get.
 type cooldownsTold []Cooldown
 
 func (l *cooldownsTold) Happened(e Event) {

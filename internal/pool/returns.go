@@ -11,7 +11,7 @@ import (
 // comes. It has one timer, for the cooldown that ends next.
 type returns struct {
 	mu    sync.Mutex
-	timer *time.Timer // nil: no cooldown is in force
+	timer *time.Timer // nil if no cooldown is active
 	at    time.Time
 	// closed reports whether the pool reports nothing any more.
 	closed atomic.Bool
@@ -33,7 +33,7 @@ func (p *Pool) Close() {
 	}
 }
 
-// watchReturns sets the timer for cooldowns that began before the pool did.
+// watchReturns sets the timer for cooldowns that are older than the pool.
 func (p *Pool) watchReturns() {
 	for _, m := range p.Members {
 		m.health.mu.Lock()

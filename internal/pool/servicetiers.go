@@ -11,8 +11,8 @@ import "slices"
 // Flex costs less and waits for what other requests leave. It counts towards
 // their limits, and meets their cooldowns. So do tiers of which nothing is known:
 // otherwise a client could escape from each Retry-After by another name, which
-// it makes up. Ultrafast has limits and computers of its own, and meets no
-// cooldowns but those of the whole backend.
+// it makes up. Ultrafast has limits and computers of its own, and meets only
+// the cooldowns of the whole backend.
 type ServiceTiers uint8
 
 // The groups of service tiers.
@@ -42,7 +42,7 @@ func TiersOf(tier string) ServiceTiers {
 // String returns the name of the group. It is empty for the usual tiers.
 func (t ServiceTiers) String() string { return tierNames[t] }
 
-// meetUsual reports whether the cooldowns of the usual tiers hold for these, too.
+// meetUsual reports whether the cooldowns of the usual tiers hold for t, too.
 func (t ServiceTiers) meetUsual() bool { return t != Ultrafast }
 
 // ShareLimits reports whether these tiers are certain to count towards the

@@ -16,16 +16,16 @@ type Wait struct {
 	member  *Member
 	// to has a place for the request, which moves there.
 	to *Member
-	// latency is nil until it is known that there is such a model.
-	latency *latency.Latency
+	// tracker is nil until it is known that there is such a model.
+	tracker *latency.Tracker
 	waits   latency.Request
 	// lone is after how long the request moves by itself. It is 0 if that is
 	// not known.
 	lone time.Duration
-	// left is the latency of the silent member that the request has moved from,
+	// left is the tracker of the silent member that the request has moved from,
 	// if it leads other requests, and leads is how long it may wait here until
 	// they do not follow.
-	left  *latency.Latency
+	left  *latency.Tracker
 	leads time.Duration
 }
 
@@ -63,22 +63,22 @@ func (w *Wait) Moved() (to *Member) {
 	return to
 }
 
-// follow finds the latency, and what is usual. It returns after how long the
+// follow finds the tracker, and what is usual. It returns after how long the
 // request looks.
 func (w *Wait) follow(now time.Time) time.Duration {
-	p, followed := w.member.pool, w.latency != nil
+	p, followed := w.member.pool, w.tracker != nil
 	if !followed {
-		w.latency = p.follow(w.request, w.member, now)
+		w.tracker = p.follow(w.request, w.member, now)
 	}
-	if w.latency == nil {
+	if w.tracker == nil {
 		return unknown
 	}
-	usual := p.usual(w.request, w.latency, now)
+	usual := p.usual(w.request, w.tracker, now)
 	w.waits.Threshold, w.lone = usual.Threshold(), usual.LoneThreshold()
 	if followed {
 		return 0
 	}
-	if again := w.latency.Sent(&w.waits); usual.Known() {
+	if again := w.tracker.Sent(&w.waits); usual.Known() {
 		return again
 	}
 	return unknown // the threshold may be much shorter by then
@@ -86,28 +86,28 @@ func (w *Wait) follow(now time.Time) time.Duration {
 
 // Unsent implements attempt.Watch.
 func (w *Wait) Unsent() {
-	if w.latency != nil {
-		w.latency.Unsent()
-		w.latency = nil
+	if w.tracker != nil {
+		w.tracker.Unsent()
+		w.tracker = nil
 	}
 }
 
 // Late implements attempt.Watch.
 func (w *Wait) Late(now time.Time) time.Duration {
-	if again := w.follow(now); w.latency == nil {
+	if again := w.follow(now); w.tracker == nil {
 		return again
 	}
-	found := w.latency.Look(&w.waits, now)
+	found := w.tracker.Look(&w.waits, now)
 	w.tell(found.Change)
 	if found.Silent && w.member.pool.onlyThrottles(w.request, w.member, now) {
 		return 0
 	}
-	if found.Moves && w.latency.Lead(&w.waits, now) {
+	if found.Moves && w.tracker.Lead(&w.waits, now) {
 		if w.move(now) {
-			w.left, w.leads = w.latency, w.waits.Threshold
+			w.left, w.leads = w.tracker, w.waits.Threshold
 			return 0
 		}
-		if w.latency.Stay(); w.moves.GivesUp {
+		if w.tracker.Stay(); w.moves.GivesUp {
 			return 0
 		}
 	}
@@ -132,22 +132,22 @@ func (w *Wait) Heard(now time.Time) {
 		w.left.Follow()
 	}
 	w.left = nil
-	if w.latency != nil {
-		w.tell(w.latency.Heard(&w.waits, now))
+	if w.tracker != nil {
+		w.tell(w.tracker.Heard(&w.waits, now))
 	}
 }
 
 // Left implements attempt.Watch.
 func (w *Wait) Left(now time.Time) {
-	if w.latency != nil {
-		w.tell(w.latency.Left(&w.waits, now, w.member.pool.usual(w.request, w.latency, now).Longest))
+	if w.tracker != nil {
+		w.tell(w.tracker.Left(&w.waits, now, w.member.pool.usual(w.request, w.tracker, now).Longest))
 	}
 }
 
 // Served implements attempt.Watch.
 func (w *Wait) Served() {
-	if w.latency != nil {
-		w.latency.Served(&w.waits)
+	if w.tracker != nil {
+		w.tracker.Served(&w.waits)
 	}
 }
 
@@ -157,12 +157,12 @@ func (w *Wait) tell(c latency.Change) {
 	}
 }
 
-// silences are the events of latencies.
+// silences are the events of changes that a tracker has found out.
 var silences = [...]Happening{latency.Nothing: nothing, latency.FellSilent: FellSilent, latency.BecameSlow: BecameSlow, latency.Answered: Answered}
 
-// follow returns the latency of a use of a member. It is nil while no member has
+// follow returns the tracker of a use of a member. It is nil while no member has
 // served a request for the model: clients can make up models.
-func (p *Pool) follow(r *Ask, m *Member, now time.Time) *latency.Latency {
+func (p *Pool) follow(r *Ask, m *Member, now time.Time) *latency.Tracker {
 	if its := m.health.latencies.Of(r.useAt(m)); its != nil {
 		return its
 	}
@@ -185,9 +185,9 @@ func (p *Pool) TooLong(r *Ask, m *Member, now time.Time) time.Duration {
 	return p.usual(r, its, now).Threshold()
 }
 
-// usual returns what is usual for a request at a member, by the latency there.
+// usual returns what is usual for a request at a member, by the tracker there.
 // Until that is known, it is what is usual at all members.
-func (p *Pool) usual(r *Ask, its *latency.Latency, now time.Time) latency.Usual {
+func (p *Pool) usual(r *Ask, its *latency.Tracker, now time.Time) latency.Usual {
 	usual := its.Usual(r.Kind)
 	if usual.Known() {
 		return usual
@@ -239,9 +239,9 @@ func (p *Pool) anywhere(r *Ask, now time.Time) *anywhere {
 	return a
 }
 
-// silence returns the latency that counts for the request if it is silent, and
+// silence returns the tracker that counts for the request if it is silent, and
 // nil otherwise.
-func (m *Member) silence(r *Ask) *latency.Latency {
+func (m *Member) silence(r *Ask) *latency.Tracker {
 	if !m.health.latencies.AnySilent() || !m.pool.Watches || r.Kind == latency.Unfollowed {
 		return nil
 	}
@@ -289,7 +289,7 @@ func (p *Pool) onlyThrottles(r *Ask, silent *Member, now time.Time) bool {
 
 // rankIf returns what a silence of the member means for the request, which may
 // be one that is sent once.
-func (at *At) rankIf(silence *latency.Latency, once bool, now time.Time) rank {
+func (at *At) rankIf(silence *latency.Tracker, once bool, now time.Time) rank {
 	switch {
 	case !silence.Due(now):
 		return suspect
@@ -311,7 +311,7 @@ func (p *Pool) PickAnswering(r *Ask, threshold time.Duration, now time.Time) *Me
 	r, forgiving.forgives = &forgiving, true
 	for {
 		var chosen *Member
-		var its *latency.Latency
+		var its *latency.Tracker
 		best, total := grade{rank: suspect}, 0.0
 		for _, m := range p.Members {
 			rank := m.rank(r, now)

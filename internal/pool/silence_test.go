@@ -135,8 +135,8 @@ func TestUntilAMemberIsKnownWhatIsUsualAtTheOthersApplies(t *testing.T) {
 	p, members, _ := poolOf(t, "a:1:1", "b:1:1")
 	p.Watches = true
 	small, large := &asks{model: "m", kind: streamed}, &asks{model: "m", kind: latency.KindOf(true, 1<<20, 0)}
-	if w := ask(members["a"], small, at(0)); w.latency != nil || w.Late(at(1)) != time.Second {
-		t.Error("there is a pulse of a model that was never served")
+	if w := ask(members["a"], small, at(0)); w.tracker != nil || w.Late(at(1)) != time.Second {
+		t.Error("there is a tracker of a model that was never served")
 	}
 	usual := func(r *asks, want time.Duration) {
 		t.Helper()

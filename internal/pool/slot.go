@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// standing is what cooldowns mean for a request. The worse, the greater.
+// standing is how far cooldowns keep a request away. The worse, the greater.
 type standing int
 
 const (
@@ -26,12 +26,12 @@ const (
 	trialDue
 	// trialPending: another request is the trial.
 	trialPending
-	// failureCooldown: cooling down for a failure.
+	// failureCooldown: there is a cooldown for a failure.
 	failureCooldown
-	// coolingDownGuess: cooling down because it throttles, but the time is a guess. One
-	// request may try it.
-	coolingDownGuess
-	// throttleCooldown: cooling down because the backend asked for it.
+	// guessCooldown: there is a cooldown because the backend throttles, but its
+	// time is a guess. One request may try the backend.
+	guessCooldown
+	// throttleCooldown: there is a cooldown that the backend asked for.
 	throttleCooldown
 )
 
@@ -49,7 +49,7 @@ func (s *slot) standing(cost int64, now time.Time) standing {
 		if !b.checkableBy(cost) || trial.pending(b, now) { // the throttle holds until the check was not refused
 			switch {
 			case b.tryable(now):
-				return coolingDownGuess
+				return guessCooldown
 			case b.Throttle:
 				return throttleCooldown
 			}
@@ -71,14 +71,14 @@ func (s *slot) standing(cost int64, now time.Time) standing {
 	return ready
 }
 
-// refusesOnly reports whether none of the requests for which the backend is
-// cooling down was executed: it has answered each with a 429 or 503.
+// refusesOnly reports whether none of the requests that started or extended the
+// cooldown was executed: the backend answered each with a 429 or 503.
 func (b *cooldownEntry) refusesOnly() bool {
 	return b.Throttle || b.Status == http.StatusServiceUnavailable && len(b.classes) == 1
 }
 
 // tryable reports whether one request may try the backend although the cooldown is
-// in force.
+// active.
 func (b *cooldownEntry) tryable(now time.Time) bool {
 	return b.Guess > 0 && !now.Before(b.nextTry())
 }
@@ -117,15 +117,15 @@ func (b *cooldownEntry) checkableBy(cost int64) bool {
 	return b.doubt.Load() == inDoubt && b.muchLarger(cost)
 }
 
-// muchLarger reports whether the cooldown is for requests that are so much larger
-// than one of this cost that it may not hold for that one.
+// muchLarger reports whether the cooldown is for requests much larger than one
+// of this cost, so that the cooldown may not hold for that one.
 func (b *cooldownEntry) muchLarger(cost int64) bool {
 	return cost < b.Cost && cost <= b.Cost/checkShare
 }
 
 // claim takes the right to send a request: the trial, or one of many. It fails
-// if another request is the trial. over is the cooldown that ended by it, if one
-// did, because its probe was not refused.
+// if another request is the trial. over is the cooldown that ended because its
+// probe was not refused, if one did.
 func (s *slot) claim(cost int64, now time.Time) (ok bool, over *cooldownEntry) {
 	b := s.Load()
 	if b == nil {
@@ -147,7 +147,7 @@ func (s *slot) claim(cost int64, now time.Time) (ok bool, over *cooldownEntry) {
 }
 
 // clear ends a cooldown if an attempt that has succeeded started after the
-// backend last asked for it, or was a check of it.
+// backend last asked for the cooldown, or was a check of it.
 func (s *slot) clear(started time.Time) (over *cooldownEntry) {
 	b := s.Load()
 	if b == nil || !started.After(b.extended) && (b.check.Load() == 0 || started.Before(b.check.at(b))) {
@@ -160,10 +160,9 @@ func (s *slot) clear(started time.Time) (over *cooldownEntry) {
 }
 
 // put starts or extends a cooldown. A cooldown only grows: a shorter one changes
-// nothing but the cost that the cooldown is for, and its reason if that is of a
-// class, or if the backend cannot be reached, of a cause that it did not have
-// so far. over is the cooldown before it, if there was one and its time has
-// passed. The caller holds the lock.
+// only the cost, and the reason if the cooldown has not had that class so far
+// or, for an unreachable backend, that cause. over is the previous cooldown, if
+// there was one and its time has passed. The caller holds the lock.
 func (s *slot) put(b *cooldownEntry, remote bool) (happened Happening, over *cooldownEntry) {
 	current := s.Load()
 	if current == nil || !current.inForce(b.Since) {
@@ -200,10 +199,10 @@ func (s *slot) put(b *cooldownEntry, remote bool) (happened Happening, over *coo
 	return happened, nil
 }
 
-// follow gives b the end and the ID that it has after a cooldown that is still in
-// force. If replicas are refused at the same time, each reports its own cooldown
-// to the others. They are one cooldown to all, and the smallest of the IDs is its
-// ID, in whichever order a replica hears of them. So one replica sends the
+// follow gives b the end and the ID that it has after a cooldown that is still
+// active. If replicas are refused at the same time, each reports its own cooldown
+// to the others. All replicas treat them as one cooldown with the smallest of the
+// IDs, in whichever order a replica hears of them. So one replica sends the
 // probe, and what becomes of it counts for all.
 func (b *cooldownEntry) follow(current *cooldownEntry, remote bool) Happening {
 	longer := b.Until.After(current.Until)
@@ -237,7 +236,7 @@ func (s *slot) cast(since time.Time) *cooldownEntry {
 	return nil
 }
 
-// until returns when the cooldown ends, or returns the zero time if it has ended.
+// until returns when the cooldown ends, or the zero time if it has ended.
 func (s *slot) until(now time.Time) time.Time {
 	if b := s.Load(); b != nil && now.Before(b.Until) {
 		return b.Until

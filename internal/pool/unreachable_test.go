@@ -35,12 +35,12 @@ func TestABackendThatIsReachedIsNotLostWhateverHappensAtTheSameTime(t *testing.T
 	}
 }
 
-// TestALostBackendOutlivesAReload has the pool of the config before cool it down,
+// TestALostBackendOutlivesAReload has the pool of the previous config start the cooldown,
 // and then close.
 func TestALostBackendOutlivesAReload(t *testing.T) {
-	for name, closes := range map[string]func(before *Pool, cooldown func()){
-		"cooling down before it closes":              func(p *Pool, cooldown func()) { cooldown(); p.Close() },
-		"cooling down by a request that outlives it": func(p *Pool, cooldown func()) { p.Close(); cooldown() },
+	for name, closes := range map[string]func(before *Pool, coolDown func()){
+		"the cooldown starts before it closes":           func(p *Pool, coolDown func()) { coolDown(); p.Close() },
+		"a request that outlives it starts the cooldown": func(p *Pool, coolDown func()) { p.Close(); coolDown() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -168,7 +168,7 @@ func TestARecheckThatIsToldLateDoesNotBegin(t *testing.T) {
 	}
 }
 
-// turns records the causes for which cooldowns began or turned.
+// turns records the causes for which cooldowns started or turned.
 type turns struct{ causes []string }
 
 func (l *turns) Happened(e Event) {
