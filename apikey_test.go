@@ -67,7 +67,7 @@ func TestACooldownForAKeyEndsWithTheKey(t *testing.T) {
 		w.Post(`{}`).WantServed(t, "a")
 		w.WantCalls(map[string]int{"a": 2, "b": 2})
 		if back := w.Logged("cooldown ended"); len(back) != 1 {
-			t.Errorf("%d lines say that the backend is back, want 1", len(back))
+			t.Errorf("%d cooldowns ended, want 1", len(back))
 		}
 	})
 }
@@ -118,7 +118,7 @@ func TestPassthroughKeepsToTheCallersAccount(t *testing.T) {
 					t.Errorf("client got %d of %q, want a's %d", reply.Status, reply.Backend, code)
 				}
 			}
-			w.WantCalls(map[string]int{"a": 4, "b": 0, "c": 0}) // one caller's limit cools nobody down
+			w.WantCalls(map[string]int{"a": 4, "b": 0, "c": 0}) // one caller's limit starts no cooldown
 		})
 	})
 	t.Run("a failure moves on to the same account", func(t *testing.T) {

@@ -76,8 +76,8 @@ func TestASourceRenewsWhatABackendRefuses(t *testing.T) {
 			}
 		}
 
-		// no credential helps: it is renewed once, and then the backend is
-		// cooling down
+		// no credential helps: it is renewed once, and then the backend cools
+		// down
 		w.Backends["a"].Replies(lbtest.Status(401))
 		source.value = "stale"
 		w.Post(`{}`).WantServed(t, "b")
@@ -90,7 +90,7 @@ func TestASourceRenewsWhatABackendRefuses(t *testing.T) {
 	})
 }
 
-func TestABackendWithoutACredentialIsCoolingDownAlone(t *testing.T) {
+func TestABackendWithoutACredentialCoolsDownAlone(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {
 		source := &testSource{err: errors.New("the token endpoint is dead")}
 		w.Handler.UseSource("a", source)
@@ -130,9 +130,9 @@ func TestWithoutACredentialTheClientIsToldToComeBack(t *testing.T) {
 	})
 }
 
-// TestARefusedCredentialThatWasReplacedCoolsNoBackendDown also if the body was
-// too long to be sent with the new one.
-func TestARefusedCredentialThatWasReplacedCoolsNoBackendDown(t *testing.T) {
+// TestARefusedCredentialThatWasReplacedStartsNoCooldown also covers a body that
+// is too long to be sent with the new one.
+func TestARefusedCredentialThatWasReplacedStartsNoCooldown(t *testing.T) {
 	for name, refuses := range map[string]int{"unauthorized": 401, "forbidden": 403} {
 		t.Run(name, func(t *testing.T) {
 			lbtest.InBubble(t, "openai_lb {\nrequest_buffers 1KiB\nbackend http://a\nbackend http://b {\npriority 2\n}\n}", func(t *testing.T, w *lbtest.World) {

@@ -356,10 +356,10 @@ func TestErrorsInTheDocsAreThoseOfTheCode(t *testing.T) {
 	}
 }
 
-// TestLogLinesInTheDocsAreThoseOfTheCode takes the lines about cooldowns that the
-// docs show, and has each of them logged.
+// TestLogLinesInTheDocsAreThoseOfTheCode takes the lines about cooldowns that
+// the docs show, and has each of them logged.
 func TestLogLinesInTheDocsAreThoseOfTheCode(t *testing.T) {
-	coolingDown := 0
+	started := 0
 	for line, where := range linesInDocs(t, `{"level"`) {
 		var l struct {
 			Msg, Pool, Backend, Deployment string
@@ -389,12 +389,12 @@ func TestLogLinesInTheDocsAreThoseOfTheCode(t *testing.T) {
 		if happening == pool.Ended {
 			continue
 		}
-		coolingDown++
+		started++
 		if l.Class != string(verdict.Throttled) && l.Cause == "" || l.Status == 0 && l.Error == "" {
 			t.Errorf("%s: the log says why: %s", where, line)
 		}
 	}
-	if coolingDown < 8 {
-		t.Errorf("found %d cooldowns in the docs, expected more", coolingDown)
+	if started < 8 {
+		t.Errorf("found %d cooldowns in the docs, expected more", started)
 	}
 }

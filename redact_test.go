@@ -251,7 +251,7 @@ func TestACompressedThrottleThatRepeatsItsKeyIsHeeded(t *testing.T) {
 		})
 		w.Post(`{}`).WantServed(t, "b")
 		if got := w.Logged("cooldown started")[0].ContextMap()["seconds"]; got != 60.0 {
-			t.Errorf("a rests %v s, want 60", got)
+			t.Errorf("the cooldown lasts %v s, want 60", got)
 		}
 	})
 }

@@ -155,10 +155,10 @@ func (q *request) pathName() string {
 // been executed after a failure is not retried either.
 func (q *request) isOnce() bool { return !q.received.Whole() || !q.Kind.Repeatable() }
 
-// cooldownModel is what the backend calls the model whose cooldowns count for the
-// request, and which the request may cooldown. An operation other than inference
-// has separate limits, such as a number of jobs. So it counts as a request
-// without a model.
+// cooldownModel returns the backend's name for the model whose cooldowns count
+// for the request. A cooldown that the request starts is for this model, too.
+// An operation other than inference has separate limits, such as a number of
+// jobs. So it counts as a request without a model.
 func (q *request) cooldownModel(b *backend.Backend) string {
 	if !q.Kind.Infers() {
 		return ""
@@ -172,7 +172,7 @@ func (q *request) wholeBackend(c verdict.Class) bool {
 	return c.WholeBackend() && (c != verdict.Quota || q.Kind.Infers())
 }
 
-// latencyKind is the kind of request whose waits count for it.
+// latencyKind returns the kind of request whose waits count for this one.
 func (q *request) latencyKind() latency.Kind {
 	if !q.Kind.Infers() || q.Kind.IsHandshake() || q.socket != nil {
 		return latency.Unfollowed

@@ -70,7 +70,7 @@ func TestAStaleIdleConnectionCostsNothing(t *testing.T) {
 		w.Restart("a")
 		w.Post(`{"after":"restart"}`).WantServed(t, "a")
 		if n := len(w.Logged("cooldown started")); n != 0 {
-			t.Errorf("%d backends were cooling down", n)
+			t.Errorf("%d cooldowns started", n)
 		}
 	})
 }
@@ -108,7 +108,7 @@ func TestAnyNumberOfDeadIdleConnectionsCostsNothing(t *testing.T) {
 		w.Post(`{"after":"death"}`).WantServed(t, "a")
 		w.WantCalls(map[string]int{"a": connections + 1})
 		if n := len(w.Logged("cooldown started")); n != 0 {
-			t.Errorf("%d backends were cooling down", n)
+			t.Errorf("%d cooldowns started", n)
 		}
 	})
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // PassiveHealth configures what the balancer learns from replies: which replies
-// cooldown a backend, and for how long.
+// start a cooldown, and how long it lasts.
 type PassiveHealth struct {
 	// FailDuration is how long one failure makes a backend a suspect, and a
 	// guess if a 429 names no time. Default: 10s.
@@ -21,8 +21,8 @@ type PassiveHealth struct {
 	//	fail_duration <duration>
 	FailDuration caddy.Duration `json:"fail_duration,omitempty"`
 
-	// RetryAfterMax is the longest cooldown of a backend that throttles, and that
-	// of an account without budget. Default: 5m.
+	// RetryAfterMax is the longest cooldown of a backend that throttles, and
+	// that of an account without budget. Default: 5m.
 	//
 	//	retry_after_max <duration>
 	RetryAfterMax caddy.Duration `json:"retry_after_max,omitempty"`
@@ -43,8 +43,8 @@ type PassiveHealth struct {
 // shortestThrottle is the shortest cooldown of a backend that throttles.
 const shortestThrottle = 50 * time.Millisecond
 
-// misconfigured is how long a backend is cooling down whose configuration is wrong:
-// it refuses its credential, or does not have the model.
+// misconfigured is the cooldown of a backend whose configuration is wrong: it
+// refuses its credential, or does not have the model.
 const misconfigured = time.Minute
 
 // Provision checks the options and sets their defaults.
@@ -77,69 +77,69 @@ func (p *PassiveHealth) Directives() directive.Options {
 	})
 }
 
-// Cooldown is the cooldown that a reply starts.
+// Cooldown describes the cooldown that a reply starts.
 type Cooldown struct {
-	// Wait is for how long, and Longest what it may become if the backend
-	// repeats that: see [pool.Refusal].
+	// Wait is how long the cooldown lasts, and Longest how long it may become
+	// if the backend repeats its reply: see [pool.Refusal].
 	Wait, Longest time.Duration
 	// Guess reports whether the backend named no time.
 	Guess bool
-	// MayBeOfRequest reports whether the fault may be the request's own. One
-	// request cools one backend down for such faults at most: what fails
-	// everywhere is the request's doing.
+	// MayBeOfRequest reports whether the fault may be the request's own. For
+	// such faults, one request starts at most one cooldown: a request that
+	// fails at every backend is itself the cause.
 	MayBeOfRequest bool
 }
 
 // CooldownFor returns the cooldown that a reply starts. It returns false if the
 // reply starts no cooldown. busy reports whether the backend serves other
 // requests. If it does, and accepts no more, it only has too many streams.
-func (p *PassiveHealth) CooldownFor(r *Reply, busy bool) (b Cooldown, coolsDown bool) {
+func (p *PassiveHealth) CooldownFor(r *Reply, busy bool) (c Cooldown, coolsDown bool) {
 	asks := r.asks()
 	switch r.Class {
 	case verdict.Throttled:
 		unnamed := time.Duration(min(p.FailDuration, p.RetryAfterMax))
-		b.Wait = p.hinted(r, unnamed)
+		c.Wait = p.hinted(r, unnamed)
 		// A backend that always says 0 names no time: its cooldown grows to
 		// fail_duration at most.
-		if b.Guess = r.Source == verdict.NoHint; !b.Guess && r.Wait <= 0 {
-			b.Longest = max(b.Wait, unnamed)
+		if c.Guess = r.Source == verdict.NoHint; !c.Guess && r.Wait <= 0 {
+			c.Longest = max(c.Wait, unnamed)
 		}
 	case verdict.Overloaded:
-		b.Wait = p.hinted(r, time.Duration(p.FailDuration))
+		c.Wait = p.hinted(r, time.Duration(p.FailDuration))
 	case verdict.Quota:
 		// a budget is not refilled in a moment, whatever a gateway writes into
 		// each 429
-		b.Wait = min(max(p.hinted(r, time.Duration(p.RetryAfterMax)), time.Duration(p.FailDuration)), time.Duration(p.RetryAfterMax))
+		c.Wait = min(max(p.hinted(r, time.Duration(p.RetryAfterMax)), time.Duration(p.FailDuration)), time.Duration(p.RetryAfterMax))
 	case verdict.NoModel:
 		if !asks.Kind.Infers() { // another operation has no cooldown for a model
-			return b, false
+			return c, false
 		}
-		b = Cooldown{Wait: misconfigured, MayBeOfRequest: true}
+		c = Cooldown{Wait: misconfigured, MayBeOfRequest: true}
 	case verdict.Credential, verdict.NotPermitted:
 		// a credential for inference may lack every other permission, that to
 		// open a WebSocket included, and uvicorn answers 403 where it has none
 		if !asks.Kind.Infers() || r.refusesHandshake() && (r.Class == verdict.NotPermitted || r.Status == http.StatusForbidden) {
-			return b, false
+			return c, false
 		}
-		b = Cooldown{Wait: misconfigured, MayBeOfRequest: true}
+		c = Cooldown{Wait: misconfigured, MayBeOfRequest: true}
 	case verdict.NoCredential:
 		if r.Status != 0 {
-			return b, false
+			return c, false
 		}
-		b.Wait = min(cmp.Or(r.Wait, misconfigured), misconfigured)
+		c.Wait = min(cmp.Or(r.Wait, misconfigured), misconfigured)
 	case verdict.Unreachable:
-		b = Cooldown{Wait: time.Duration(p.FailDuration)}
+		c = Cooldown{Wait: time.Duration(p.FailDuration)}
 	default:
 		// a backend that breaks off an upload has perhaps refused it
 		if !r.Class.Failover() || !r.Class.Blames() || r.isImpatient() || r.Uploading || busy && errors.Is(r.Err, ErrLostAgain) {
-			return b, false
+			return c, false
 		}
 		return p.Failure(), true
 	}
-	return b, true
+	return c, true
 }
 
-// Failure is what a failure cooldowns that may be the request's own.
+// Failure returns the cooldown for a failure that may be the request's own.
 func (p *PassiveHealth) Failure() Cooldown {
 	return Cooldown{Wait: time.Duration(p.FailDuration), MayBeOfRequest: true}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-func TestWhatAReplyCoolsDownAndForHowLong(t *testing.T) {
+func TestWhichRepliesStartACooldownAndForHowLong(t *testing.T) {
 	var options PassiveHealth
 	if err := options.Provision(); err != nil {
 		t.Fatal(err)
@@ -52,8 +52,8 @@ func TestWhatAReplyCoolsDownAndForHowLong(t *testing.T) {
 		"a success":                                 {reply: &Reply{Class: verdict.Served}},
 	} {
 		c.reply.sent = &Request{Asks: Asks{Kind: c.kind}}
-		got, cooldowns := options.CooldownFor(c.reply, c.busy)
-		if !cooldowns {
+		got, coolsDown := options.CooldownFor(c.reply, c.busy)
+		if !coolsDown {
 			got = Cooldown{}
 		}
 		if got != c.want {

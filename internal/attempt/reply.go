@@ -159,7 +159,7 @@ func (r *Reply) Unexecuted() bool {
 	return !r.PerhapsExecuted() && (r.Status == 0 || r.Status >= 300)
 }
 
-// Reason says why the reply cools a backend down.
+// Reason returns the reason for the cooldown that the reply starts.
 func (r *Reply) Reason() pool.Reason {
 	reason := pool.Reason{Class: string(r.Class), Status: r.Status, Hint: string(r.Source), Cause: r.code}
 	if r.Err != nil {

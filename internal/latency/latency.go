@@ -44,8 +44,8 @@ const (
 	latestLook  = time.Second
 )
 
-// Tracker follows the requests of a use of a backend. The zero Tracker is ready to
-// use.
+// Tracker follows the requests of a use of a backend. The zero Tracker is ready
+// to use.
 type Tracker struct {
 	norms [kinds]norm
 	// waiting is how many requests wait.

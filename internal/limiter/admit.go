@@ -40,7 +40,7 @@ type Cost struct {
 type Reservation struct {
 	caller *Caller
 	// moment is when the request was admitted. charged are the ids of the
-	// limiters that were charged then, and demoted those whose limits gave the
+	// counters that were charged then, and demoted those whose limits gave the
 	// request another tier.
 	moment
 	// reset is the latest reset of the caller at that time.
@@ -53,7 +53,7 @@ type Reservation struct {
 	// charged.
 	length, prompt, output int64
 	flight
-	// grew are the ids of the limiters that were charged with output beyond the
+	// grew are the ids of the counters that were charged with output beyond the
 	// estimate, and last is when that was last.
 	last moment
 	grew uint16
@@ -168,7 +168,7 @@ func (c *Caller) Refused(now time.Time, refusal *Refusal) {
 		c.hour.refuse(at, byMaxRequests)
 	} else {
 		id := refusal.Limit.ID()
-		c.limiters[id].refused++
+		c.counters[id].refused++
 		c.hour.refuse(at, int(id))
 		if refusal.Reason <= OverQuota {
 			crossed = c.reached(crossed, id, 100, refusal.Used, refusal.Allowed)
@@ -180,7 +180,7 @@ func (c *Caller) Refused(now time.Time, refusal *Refusal) {
 
 // check returns the charge of a request, or why it is refused, if so much of
 // each limit is allowed.
-func (c *Caller) check(at int64, e Estimate, allows func(m *limiter, at, used int64) int64) (r Reservation, refusal *Refusal) {
+func (c *Caller) check(at int64, e Estimate, allows func(m *counter, at, used int64) int64) (r Reservation, refusal *Refusal) {
 	its := c.usual.known(e.Model, at)
 	prompt, output := c.usual.estimate(e, its)
 	r = Reservation{caller: c, moment: moment{at: at - c.clock.ahead}, reset: c.reset, charged: c.active, tier: uint8(c.tier.number), outputs: e.Output != 0, within: e.Within, length: e.Prompt, prompt: prompt, output: output}
@@ -237,7 +237,7 @@ func (c *Caller) check(at int64, e Estimate, allows func(m *limiter, at, used in
 	return r, nil
 }
 
-func (c *Caller) delay(m *limiter, at int64, r *Refusal) {
+func (c *Caller) delay(m *counter, at int64, r *Refusal) {
 	need := min(r.Requested, r.Limit.Amount)
 	switch {
 	case m.calendar():
@@ -300,7 +300,7 @@ func (c *Caller) charge(at int64, r *Reservation) (crossed []Crossing) {
 	}
 	c.tell(at)
 	for id := range r.Demoted {
-		m := &c.limiters[id]
+		m := &c.counters[id]
 		m.demoted++
 		crossed = c.reached(crossed, id, 100, m.use(at), m.limit.Amount)
 	}
@@ -337,7 +337,7 @@ func (r *Reservation) Settle(now time.Time, cost Cost) {
 	if r.reset != c.reset {
 		charged, cost.Counted = 0, false // it was given back
 	}
-	for id, m := range c.metersIn(charged) {
+	for id, m := range c.countersIn(charged) {
 		spent, charged := requests, int64(1)
 		if id.Kind() == Tokens {
 			spent, charged = tokens, r.prompt+r.output

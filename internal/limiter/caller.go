@@ -39,10 +39,10 @@ type Caller struct {
 	hook func(Crossing)
 
 	mu sync.Mutex
-	// active are the ids of limiters that count, one bit each: those of all
+	// active are the ids of the active counters, one bit each: those of all
 	// limits, and the tokens of a day and a month, which are always counted.
 	active      uint16
-	limiters    [MaxLimits]limiter
+	counters    [MaxLimits]counter
 	location    *time.Location
 	tier        tier
 	maxRequests int
@@ -87,12 +87,12 @@ type tier struct {
 	number int
 }
 
-// newCaller returns the limiters of a caller that has used nothing. hook may be
+// newCaller returns the limiter of a caller that has used nothing. hook may be
 // nil.
 func newCaller(name string, id CallerID, hook func(Crossing), r *reports) *Caller {
 	c := &Caller{name: name, id: id, hook: hook, reports: r, usual: newUsual}
 	for id := range ID(MaxLimits) {
-		c.limiters[id].limit = Limit{Kind: id.Kind(), Unit: id.Unit()}
+		c.counters[id].limit = Limit{Kind: id.Kind(), Unit: id.Unit()}
 	}
 	c.Change(time.Time{}, Settings{})
 	return c
@@ -104,8 +104,8 @@ func (c *Caller) Name() string { return c.name }
 // ID returns IDOf the caller's name.
 func (c *Caller) ID() CallerID { return c.id }
 
-// counted are the limiters that count even without a limit, for reports: the
-// tokens of a day and a month.
+// counted are the counters that are active without a limit, too, for reports:
+// the tokens of a day and a month.
 var counted = []ID{Limit{Kind: Tokens, Unit: Day}.ID(), Limit{Kind: Tokens, Unit: Month}.ID()}
 
 // Change applies the settings of a new config. What was used of a limit stays
@@ -115,15 +115,15 @@ func (c *Caller) Change(now time.Time, s Settings) {
 	defer c.mu.Unlock()
 	location := cmp.Or(s.Location, time.UTC)
 	var active uint16
-	for id := range c.limiters {
-		m := &c.limiters[id]
+	for id := range c.counters {
+		m := &c.counters[id]
 		m.limit.Amount, m.limit.Then, m.then = 0, "", 0
 		if m.calendar() && location != c.location {
 			m.end = m.start // midnight is at another time
 		}
 	}
 	for _, l := range s.Limits {
-		m := &c.limiters[l.ID()]
+		m := &c.counters[l.ID()]
 		m.limit, m.then = l, uint8(1+slices.Index(s.Tiers, l.Then))
 		active |= 1 << l.ID()
 	}
@@ -138,24 +138,24 @@ func (c *Caller) Change(now time.Time, s Settings) {
 	}
 }
 
-// divide makes the windows of all limiters those of now, also if they do not
-// count, and divides them.
+// divide moves the windows of all counters to now, also of those that are not
+// active, and divides them.
 func (c *Caller) divide(at int64) {
-	for id := range c.limiters {
-		m := &c.limiters[id]
+	for id := range c.counters {
+		m := &c.counters[id]
 		m.roll(ID(id), at, c.location, c.admitted+1)
 		m.divide(at)
 	}
 }
 
-// all iterates over the limiters that count.
-func (c *Caller) all() iter.Seq2[ID, *limiter] { return c.metersIn(c.active) }
+// all iterates over the active counters.
+func (c *Caller) all() iter.Seq2[ID, *counter] { return c.countersIn(c.active) }
 
-// metersIn iterates over the limiters of which a mask has the bits.
-func (c *Caller) metersIn(mask uint16) iter.Seq2[ID, *limiter] {
-	return func(yield func(ID, *limiter) bool) {
+// countersIn iterates over the counters whose bits a mask has.
+func (c *Caller) countersIn(mask uint16) iter.Seq2[ID, *counter] {
+	return func(yield func(ID, *counter) bool) {
 		for mask := mask; mask != 0; mask &= mask - 1 {
-			if id := ID(bits.TrailingZeros16(mask)); !yield(id, &c.limiters[id]) {
+			if id := ID(bits.TrailingZeros16(mask)); !yield(id, &c.counters[id]) {
 				return
 			}
 		}

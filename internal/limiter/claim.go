@@ -40,7 +40,7 @@ func (c *Caller) Claim(now time.Time, e Estimate) (claim *Claim, refusal *Refusa
 	r, refusal := c.check(at, e, c.allowed)
 	why := refusal
 	if refusal != nil && refusal.MayClaim() && !c.claims && !c.sharing.Apart {
-		r, refusal = c.check(at, e, func(m *limiter, _, _ int64) int64 { return m.limit.Amount })
+		r, refusal = c.check(at, e, func(m *counter, _, _ int64) int64 { return m.limit.Amount })
 	}
 	var crossed []Crossing
 	if refusal == nil {
@@ -94,7 +94,7 @@ func (l *Claim) Withdraw(now time.Time) *Refusal {
 
 // exceeds reports whether the request exceeds a limit with what is used.
 func (l *Claim) exceeds(at int64) bool {
-	for id, m := range l.caller.metersIn(l.charged) {
+	for id, m := range l.caller.countersIn(l.charged) {
 		if m.limit.Amount == 0 || m.then > 0 || l.reset != l.caller.reset {
 			continue
 		}
@@ -112,7 +112,7 @@ func (l *Claim) exceeds(at int64) bool {
 // isFirst reports whether this replica's id is lower than those of all others
 // that have used something since the claim was made.
 func (l *Claim) isFirst() bool {
-	for id, m := range l.caller.metersIn(l.charged) {
+	for id, m := range l.caller.countersIn(l.charged) {
 		for _, f := range m.figures {
 			isAsBefore := slices.ContainsFunc(l.figures[id], func(before figure) bool {
 				return before.key == f.key && before.window == f.window && before.used >= f.used

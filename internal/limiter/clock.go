@@ -50,14 +50,14 @@ func (c *Caller) follow(now time.Time, ahead time.Duration) {
 // set sets the clock. No time has passed by that, so what is used stays as old
 // as it was.
 func (c *Caller) set(from, to int64) {
-	for id := range c.limiters {
-		c.limiters[id].set(ID(id), from, to, c.location)
+	for id := range c.counters {
+		c.counters[id].set(ID(id), from, to, c.location)
 	}
 	c.latest.at = min(c.latest.at, to)
 	c.changes.Add(1) // what is used is that of other windows
 }
 
-func (m *limiter) set(id ID, from, to int64, location *time.Location) {
+func (m *counter) set(id ID, from, to int64, location *time.Location) {
 	next := windowAt(id.Unit(), to, location)
 	switch {
 	case !m.holds(from): // it does not count
@@ -73,7 +73,7 @@ func (m *limiter) set(id ID, from, to int64, location *time.Location) {
 // carry has a later day or month begin with what is used in the current one. A
 // clock that is set forward over midnight, again and again, must not begin a
 // new day each time.
-func (m *limiter) carry(next window) {
+func (m *counter) carry(next window) {
 	for i := range m.figures {
 		m.figures[i].window += next.index - m.index
 		m.figures[i].version = 0 // as in shift
@@ -83,7 +83,7 @@ func (m *limiter) carry(next window) {
 
 // shift moves what is used as far as the clock was set, in whole parts: rather
 // too far than not far enough.
-func (m *limiter) shift(from, to int64, next window) {
+func (m *counter) shift(from, to int64, next window) {
 	length, last := m.end-m.start, m.part(from)
 	m.debt.from += to - from
 	m.joined += to - from
@@ -123,7 +123,7 @@ func (s *sums) shift(by, last int) {
 
 // unite has an earlier day or month, which begins once more, also have what was
 // used since it ended.
-func (m *limiter) unite(next window) {
+func (m *counter) unite(next window) {
 	isBefore := next.index == m.index-1
 	for _, s := range m.sums() {
 		if !isBefore {

@@ -36,7 +36,7 @@ const (
 
 // owe records that so much more is used, or less, of a limit without a tier for
 // what is over it. Callers change the use afterwards.
-func (m *limiter) owe(now, by int64) {
+func (m *counter) owe(now, by int64) {
 	if m.limit.Amount == 0 || m.then > 0 {
 		return
 	}
@@ -64,7 +64,7 @@ func (d *debt) next(calendar bool) {
 }
 
 // owed returns how much of the debt is left.
-func (m *limiter) owed(now int64) int64 {
+func (m *counter) owed(now int64) int64 {
 	d := &m.debt
 	if m.calendar() || now <= d.from || d.excess == 0 {
 		return d.excess
@@ -81,7 +81,7 @@ func (m *limiter) owed(now int64) int64 {
 // use returns how much counts as used now: what was used in the window, what is
 // held back, and the debt. While the window has what was used beyond the limit,
 // it does not count twice.
-func (m *limiter) use(now int64) int64 {
+func (m *counter) use(now int64) int64 {
 	spent := add(m.spent(now), m.heldBack(now))
 	if m.calendar() {
 		return add(spent, m.debt.due)
@@ -93,7 +93,7 @@ func (m *limiter) use(now int64) int64 {
 }
 
 // repaid returns how long it takes until so much room is left besides the debt.
-func (m *limiter) repaid(now, need int64) int64 {
+func (m *counter) repaid(now, need int64) int64 {
 	over := m.debt.excess - (m.limit.Amount - need)
 	if m.calendar() || over <= 0 || m.owed(now) == 0 {
 		return 0

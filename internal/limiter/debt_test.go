@@ -72,7 +72,7 @@ func TestNoDebtComesFromWhatIsAllowed(t *testing.T) {
 	c = caller(t, "tokens 100/minute")
 	admitted(t, c, noon, Estimate{Prompt: 10, Output: Undeclared}).end(noon.Add(time.Second), spent(20)) // charged with 266
 	admitted(t, c, noon.Add(time.Second), exactly(80))
-	if m := &c.limiters[minute]; m.debt.excess != 0 {
+	if m := &c.counters[minute]; m.debt.excess != 0 {
 		t.Errorf("%d are owed", m.debt.excess)
 	}
 

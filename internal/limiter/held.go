@@ -71,13 +71,13 @@ func (c *Caller) release(key uint64) {
 	}
 }
 
-func (m *limiter) release(key uint64) {
+func (m *counter) release(key uint64) {
 	m.held = slices.DeleteFunc(m.held, func(h held) bool { return h.key == key })
 }
 
 // heldBack returns how much counts as used by replicas that have vanished, in
 // addition to what they are known to have used.
-func (m *limiter) heldBack(now int64) (back int64) {
+func (m *counter) heldBack(now int64) (back int64) {
 	for _, h := range m.held {
 		if now < h.until {
 			back = add(back, max(0, h.least-m.usedBy(h.key, now)))
@@ -87,7 +87,7 @@ func (m *limiter) heldBack(now int64) (back int64) {
 }
 
 // heldFor returns for how long something is held back.
-func (m *limiter) heldFor(now int64) (left int64) {
+func (m *counter) heldFor(now int64) (left int64) {
 	for _, h := range m.held {
 		left = max(left, h.until-now)
 	}
@@ -97,7 +97,7 @@ func (m *limiter) heldFor(now int64) (left int64) {
 // usedBy returns how much another replica has used in the window that ends now.
 // It is known when all others together have used what is left of the window
 // before, so that counts as used at the same times.
-func (m *limiter) usedBy(key uint64, now int64) (used int64) {
+func (m *counter) usedBy(key uint64, now int64) (used int64) {
 	if i, known := m.figureOf(key, m.index); known {
 		used = m.figures[i].used
 	}

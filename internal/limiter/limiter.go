@@ -37,8 +37,8 @@ import (
 	"time"
 )
 
-// limiter is the use of one limit. Its caller's mutex guards it.
-type limiter struct {
+// counter counts the use of one limit. Its caller's mutex guards it.
+type counter struct {
 	// limit is the caller's. Amount 0: the use is only counted.
 	limit Limit
 	// window is the current one. first are the numbers of the first
@@ -92,7 +92,7 @@ const parts = 24
 // sums are the use of two windows: the one before, and the current one.
 type sums struct {
 	used [2]int64
-	// parts are the use of each part of these windows. nil: the limiter has no
+	// parts are the use of each part of these windows. nil: the counter has no
 	// limit that slides, or these sums are empty.
 	parts *[2][parts]int64
 }
@@ -163,10 +163,10 @@ func (s *sums) from(part int) (first, later int64) {
 	return s.parts[0][part], later
 }
 
-// divide gives the limiter parts if its limit slides, and removes them otherwise.
-// What others have used keeps them. Sums that only several replicas need have
-// none until they are used.
-func (m *limiter) divide(now int64) {
+// divide gives the counter parts if its limit slides, and removes them
+// otherwise. What others have used keeps them. Sums that only several replicas
+// need have none until they are used.
+func (m *counter) divide(now int64) {
 	if m.calendar() || m.limit.Amount == 0 {
 		m.last = nil
 	} else if m.last == nil {
@@ -195,14 +195,14 @@ func (s *sums) divide(part int) {
 }
 
 // part returns the number of the part of a time in one of the two windows.
-func (m *limiter) part(at int64) int {
+func (m *counter) part(at int64) int {
 	length := m.end - m.start
 	return int(max(0, (at-m.start+length)*parts/length)) // a month may be longer than the next one
 }
 
 // roll makes the window the one of now. next is the number of the next
 // reservation.
-func (m *limiter) roll(id ID, now int64, location *time.Location, next uint64) {
+func (m *counter) roll(id ID, now int64, location *time.Location, next uint64) {
 	if m.holds(now) {
 		return
 	}
@@ -253,7 +253,7 @@ type later struct {
 
 // moveBack has a day or a month be two again, when midnight was moved back.
 // What was used since it was moved is that of the later one.
-func (m *limiter) moveBack() {
+func (m *counter) moveBack() {
 	since := max(0, m.own.used[1]-m.later.both)
 	used := [2]int64{max(0, m.own.used[1]-since-m.later.used), min(m.own.used[1], m.later.used+since)}
 	m.move(1, 0)
@@ -262,7 +262,7 @@ func (m *limiter) moveBack() {
 	m.first = [2]uint64{m.first[1], m.later.first}
 }
 
-func (m *limiter) charge(amount, now int64) {
+func (m *counter) charge(amount, now int64) {
 	if amount > 0 {
 		m.touch(now)
 		m.owe(now, amount)
@@ -272,7 +272,7 @@ func (m *limiter) charge(amount, now int64) {
 }
 
 // touch records that something is charged now.
-func (m *limiter) touch(now int64) {
+func (m *counter) touch(now int64) {
 	part := m.part(now)
 	if m.last == nil {
 		return
@@ -285,7 +285,7 @@ func (m *limiter) touch(now int64) {
 
 // lasts returns until when something was charged in a part, counted from its
 // beginning in 24ths of a nanosecond.
-func (m *limiter) lasts(part int) int64 {
+func (m *counter) lasts(part int) int64 {
 	if m.last != nil && m.last[part/parts][part%parts] > 0 {
 		return m.last[part/parts][part%parts] - 1
 	}
@@ -294,7 +294,7 @@ func (m *limiter) lasts(part int) int64 {
 
 // forgetLast makes all parts count to their ends, because what was used was
 // moved to others.
-func (m *limiter) forgetLast() {
+func (m *counter) forgetLast() {
 	if m.last != nil {
 		*m.last = [2][parts]int64{}
 	}
@@ -310,7 +310,7 @@ type moment struct {
 // refund takes from what the reservation of this number was charged with at a
 // time, if its window is kept. A day and a month are found by the number:
 // midnight may be at another time since.
-func (m *limiter) refund(amount int64, number uint64, at int64) {
+func (m *counter) refund(amount int64, number uint64, at int64) {
 	if amount <= 0 || number < m.first[0] {
 		return
 	}
@@ -326,11 +326,11 @@ func (m *limiter) refund(amount int64, number uint64, at int64) {
 	m.own.change(part, -amount)
 }
 
-func (m *limiter) sums() [6]*sums {
+func (m *counter) sums() [6]*sums {
 	return [...]*sums{&m.own, &m.told, &m.sent, &m.untold, &m.others, &m.lost}
 }
 
-func (m *limiter) move(from, to int) {
+func (m *counter) move(from, to int) {
 	for _, s := range m.sums() {
 		s.move(from, to)
 	}
@@ -339,13 +339,13 @@ func (m *limiter) move(from, to int) {
 	}
 }
 
-func (m *limiter) calendar() bool { return m.limit.Unit.Calendar() }
+func (m *counter) calendar() bool { return m.limit.Unit.Calendar() }
 
 // oldest returns which part of the window before is the oldest one that counts.
-func (m *limiter) oldest(now int64) int { return int((now - m.start) * parts / (m.end - m.start)) }
+func (m *counter) oldest(now int64) int { return int((now - m.start) * parts / (m.end - m.start)) }
 
 // spent returns how much was used in the window that ends now.
-func (m *limiter) spent(now int64) int64 {
+func (m *counter) spent(now int64) int64 {
 	used := add(m.own.used[1], m.others.used[1])
 	if m.own.parts == nil {
 		return used
@@ -360,7 +360,7 @@ func (m *limiter) spent(now int64) int64 {
 
 // covered returns how much counts of the use of the oldest part, with a limit
 // of so much.
-func (m *limiter) covered(now, oldest, limit int64) int64 {
+func (m *counter) covered(now, oldest, limit int64) int64 {
 	length := m.end - m.start
 	lasts, passed := m.lasts(m.oldest(now)), (now-m.start)*parts%length
 	if oldest <= 0 || passed >= lasts {
@@ -377,7 +377,7 @@ func (m *limiter) covered(now, oldest, limit int64) int64 {
 // wait returns how long it takes until need fits into the limit, if nothing
 // else is used. Of what the others do not know, this replica's portion must be
 // large enough.
-func (m *limiter) wait(now, need int64, sharing Sharing) time.Duration {
+func (m *counter) wait(now, need int64, sharing Sharing) time.Duration {
 	wait := m.waitUnheld(now, need, sharing)
 	back := m.heldBack(now)
 	if back == 0 {
@@ -391,7 +391,7 @@ func (m *limiter) wait(now, need int64, sharing Sharing) time.Duration {
 }
 
 // waitUnheld is wait as if nothing was held back.
-func (m *limiter) waitUnheld(now, need int64, sharing Sharing) time.Duration {
+func (m *counter) waitUnheld(now, need int64, sharing Sharing) time.Duration {
 	if m.calendar() {
 		return time.Duration(m.end - now)
 	}

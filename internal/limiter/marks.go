@@ -16,7 +16,7 @@ var marks = [...]uint8{100, 80}
 
 // crosses returns the mark that the use has reached for the first time in this
 // window, or 0.
-func (m *limiter) crosses(used, allowed int64) uint8 {
+func (m *counter) crosses(used, allowed int64) uint8 {
 	for _, mark := range marks {
 		if mark <= m.marked {
 			return 0
@@ -45,7 +45,7 @@ func (c *Caller) crossed(at int64) (crossed []Crossing) {
 
 // reached adds a mark, unless it was reported in this window.
 func (c *Caller) reached(crossed []Crossing, id ID, mark uint8, used, allowed int64) []Crossing {
-	m := &c.limiters[id]
+	m := &c.counters[id]
 	if m.marked >= mark {
 		return crossed
 	}
@@ -53,7 +53,7 @@ func (c *Caller) reached(crossed []Crossing, id ID, mark uint8, used, allowed in
 	return append(crossed, m.crossing(c.name, mark, used, allowed))
 }
 
-func (m *limiter) crossing(caller string, mark uint8, used, allowed int64) Crossing {
+func (m *counter) crossing(caller string, mark uint8, used, allowed int64) Crossing {
 	return Crossing{Caller: caller, Limit: m.limit, Percent: int(mark), Used: used, Allowed: allowed}
 }
 

@@ -128,7 +128,7 @@ func FuzzAdmitAndSettle(f *testing.F) {
 		c := callerWith(nil)
 		c.Change(noon, Settings{Limits: m.limits})
 		m.debt = func(id ID, now time.Time) int64 {
-			of := &c.limiters[id]
+			of := &c.counters[id]
 			if of.calendar() {
 				return of.debt.due
 			}
@@ -241,7 +241,7 @@ func (m *model) admitsBy(r *Refusal, id ID, now time.Time) bool {
 func addUp(t *testing.T, c *Caller) {
 	t.Helper()
 	for id := range ID(MaxLimits) {
-		m := &c.limiters[id]
+		m := &c.counters[id]
 		if slides := m.limit.Amount > 0 && !m.calendar(); slides != (m.own.parts != nil) || slides && m.others.parts == nil {
 			t.Fatalf("%s: parts of the limit %s", id, m.limit)
 		}

@@ -70,7 +70,7 @@ func (c *Caller) Heard(now time.Time, replica string, version uint64, entries []
 	for _, e := range entries {
 		hadOwn = hadOwn || e.Reset > before && c.hasOwn()
 		if c.counts(at, e) {
-			m := &c.limiters[e.ID]
+			m := &c.counters[e.ID]
 			m.roll(e.ID, at, c.location, c.admitted+1)
 			isNew = m.heard(at, replica, key, version, e) || isNew
 		}
@@ -91,7 +91,7 @@ func (c *Caller) Heard(now time.Time, replica string, version uint64, entries []
 }
 
 // heard reports whether the entry is a later one than those known.
-func (m *limiter) heard(now int64, replica string, key, version uint64, e Entry) (isNew bool) {
+func (m *counter) heard(now int64, replica string, key, version uint64, e Entry) (isNew bool) {
 	if e.Window < m.index-1 || e.Window > m.index+1 || e.Window > m.index && !m.calendar() && m.end-now > standstill {
 		return false
 	}
@@ -121,7 +121,7 @@ func (m *limiter) heard(now int64, replica string, key, version uint64, e Entry)
 // figureOf returns the index of what a replica has used in a window, or the one
 // at which that belongs. With a hundred replicas, a million of them are looked
 // up in a second: to look at all, or to compare names, took half of the time.
-func (m *limiter) figureOf(key uint64, window int64) (i int, known bool) {
+func (m *counter) figureOf(key uint64, window int64) (i int, known bool) {
 	return slices.BinarySearchFunc(m.figures, key, func(f figure, key uint64) int {
 		if f.key == key {
 			return cmp.Compare(f.window, window)
@@ -132,7 +132,7 @@ func (m *limiter) figureOf(key uint64, window int64) (i int, known bool) {
 
 // sumOthers drops what other replicas have used in windows that are over, and
 // adds up the rest.
-func (m *limiter) sumOthers(now int64) {
+func (m *counter) sumOthers(now int64) {
 	m.held = slices.DeleteFunc(m.held, func(h held) bool { return now >= h.until })
 	if m.figures != nil {
 		m.figures = slices.DeleteFunc(m.figures, func(f figure) bool { return f.window < m.index-1 || f.window > m.index+1 })
@@ -143,7 +143,7 @@ func (m *limiter) sumOthers(now int64) {
 // addUp adds up what other replicas have used. What they have used since they
 // were last heard counts as if it had been used now, and in the window before
 // at its end.
-func (m *limiter) addUp(now int64) {
+func (m *counter) addUp(now int64) {
 	var used [2]int64
 	for i := range m.figures {
 		if w := m.figures[i].window - m.index + 1; w <= 1 {
@@ -195,9 +195,9 @@ func (c *Caller) others(now time.Time) map[string]OtherUse {
 	defer c.mu.Unlock()
 	at := c.roll(now)
 	others := make(map[string]OtherUse)
-	for i := range c.limiters {
+	for i := range c.counters {
 		id := ID(i)
-		for _, f := range c.limiters[id].figures {
+		for _, f := range c.counters[id].figures {
 			e := Entry{id, f.window, f.used, c.reset} // figures from before a reset are not kept
 			if id.Unit() < Minute || e.Over(time.Unix(0, at)) {
 				continue
@@ -207,7 +207,7 @@ func (c *Caller) others(now time.Time) map[string]OtherUse {
 			others[f.replica] = use
 		}
 		for replica, use := range others {
-			if course, ok := c.limiters[id].savedCourse(id, replica); ok {
+			if course, ok := c.counters[id].savedCourse(id, replica); ok {
 				use.Courses = append(use.Courses, course)
 				others[replica] = use
 			}
@@ -218,7 +218,7 @@ func (c *Caller) others(now time.Time) map[string]OtherUse {
 
 // savedCourse returns the course of what a replica has used, if this process
 // knows it from before a restart.
-func (m *limiter) savedCourse(id ID, replica string) (course Course, ok bool) {
+func (m *counter) savedCourse(id ID, replica string) (course Course, ok bool) {
 	var both [2 * parts]int64
 	last := -1
 	for _, f := range m.figures {
@@ -313,8 +313,8 @@ func (c *Caller) Spread(now time.Time, courses map[string][]Course) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
-	for id := range c.limiters {
-		m := &c.limiters[id]
+	for id := range c.counters {
+		m := &c.counters[id]
 		m.others.parts = nil
 		m.divide(at)
 		if m.others.parts == nil {
@@ -345,7 +345,7 @@ func (c *Caller) Spread(now time.Time, courses map[string][]Course) {
 // placeCourse places what a replica has used in one of the two windows: as its
 // course says, and the rest before or after the course. Nothing is placed after
 // the part now.
-func (m *limiter) placeCourse(placed *sums, f figure, w int, course Course, now int) {
+func (m *counter) placeCourse(placed *sums, f figure, w int, course Course, now int) {
 	last := course.Last - (m.index-1)*parts // as parts are numbered here
 	first, end, left := w*parts, (w+1)*parts-1, f.used
 	if last < int64(first) || last >= 2*parts || len(course.Used) > parts+1 {

@@ -124,7 +124,7 @@ func TestAWindowOfAnotherClocksMistakeDoesNotCount(t *testing.T) {
 		for ahead := int64(-3); ahead <= 3; ahead++ {
 			c.Heard(now, "a", 1, []Entry{{minute, w + ahead, 100, 0}})
 		}
-		if n := len(c.limiters[minute].figures); n != want {
+		if n := len(c.counters[minute].figures); n != want {
 			t.Errorf("%d figures are kept, want %d", n, want)
 		}
 	}
@@ -138,16 +138,16 @@ func TestAWindowOfAnotherClocksMistakeDoesNotCount(t *testing.T) {
 			t.Errorf("%d are used, want %d", got, want)
 		}
 	}
-	if used(t, c, noon.Add(2*time.Minute), "tokens/minute"); len(c.limiters[minute].figures) != 1 {
-		t.Errorf("figures of windows that are over are kept: %+v", c.limiters[minute].figures)
+	if used(t, c, noon.Add(2*time.Minute), "tokens/minute"); len(c.counters[minute].figures) != 1 {
+		t.Errorf("figures of windows that are over are kept: %+v", c.counters[minute].figures)
 	}
-	for n := len(c.limiters[minute].figures); n < maxFigures-1; n++ {
-		c.limiters[minute].figures = append(c.limiters[minute].figures, figure{replica: strconv.Itoa(n), window: w + 2})
+	for n := len(c.counters[minute].figures); n < maxFigures-1; n++ {
+		c.counters[minute].figures = append(c.counters[minute].figures, figure{replica: strconv.Itoa(n), window: w + 2})
 	}
 	for _, replica := range []string{"b", "c", "d"} {
 		c.Heard(noon.Add(2*time.Minute), replica, 1, []Entry{{minute, w + 2, 1, 0}})
 	}
-	if n := len(c.limiters[minute].figures); n != maxFigures {
+	if n := len(c.counters[minute].figures); n != maxFigures {
 		t.Errorf("%d figures are kept", n)
 	}
 }

@@ -87,9 +87,9 @@ func (c *Caller) renew(at, reset int64) {
 		return
 	}
 	c.reset, c.usual, c.latest = reset, newUsual, latest{}
-	for id := range c.limiters {
-		m := &c.limiters[id]
-		*m = limiter{limit: m.limit, window: m.window, first: m.first, then: m.then, refused: m.refused, demoted: m.demoted}
+	for id := range c.counters {
+		m := &c.counters[id]
+		*m = counter{limit: m.limit, window: m.window, first: m.first, then: m.then, refused: m.refused, demoted: m.demoted}
 	}
 	c.divide(at)
 	for _, m := range c.all() {

@@ -133,7 +133,7 @@ func (c *Caller) save(now time.Time, own string) map[string]SavedFigures {
 	c.arrived(at)
 	saved := make(map[string]SavedFigures)
 	add := func(writer string, e Entry, version uint64, in *sums, untold int64) {
-		w := int(e.Window - c.limiters[e.ID].index + 1)
+		w := int(e.Window - c.counters[e.ID].index + 1)
 		if e.ID.Unit() < Minute || w < 0 || w > 1 || e.Over(time.Unix(0, at)) {
 			return
 		}
@@ -145,11 +145,11 @@ func (c *Caller) save(now time.Time, own string) map[string]SavedFigures {
 	}
 	version := uint64(max(0, now.UnixMicro()))
 	for _, e := range c.usage(nil) {
-		m := &c.limiters[e.ID]
+		m := &c.counters[e.ID]
 		add(own, e, version, &m.own, max(0, e.Used-m.told.used[e.Window-m.index+1]))
 	}
-	for i := range c.limiters {
-		m := &c.limiters[i]
+	for i := range c.counters {
+		m := &c.counters[i]
 		for _, f := range m.figures {
 			add(f.replica, Entry{ID(i), f.window, f.used, c.reset}, f.version, &m.others, f.untold)
 		}
@@ -179,7 +179,7 @@ func (c *Caller) restore(now time.Time, writer string, figures SavedFigures) {
 		if !c.counts(at, f.Entry) {
 			continue
 		}
-		m := &c.limiters[f.ID]
+		m := &c.counters[f.ID]
 		m.roll(f.ID, at, c.location, c.admitted+1)
 		m.restore(at, writer, key, f)
 		if c.sharing.Apart {
@@ -191,7 +191,7 @@ func (c *Caller) restore(now time.Time, writer string, figures SavedFigures) {
 	c.report(crossed)
 }
 
-func (m *limiter) restore(now int64, writer string, key uint64, f Saved) {
+func (m *counter) restore(now int64, writer string, key uint64, f Saved) {
 	i, known := m.figureOf(key, f.Window)
 	if known && m.figures[i].version == f.Version { // from a file that another process has written
 		m.figures[i].untold = min(m.figures[i].untold, f.untold())
@@ -230,7 +230,7 @@ func (f *Saved) parts() []int64 {
 
 // age moves what was heard just now to the parts that a figure has from before
 // a restart.
-func (m *limiter) age(now int64, f *figure) {
+func (m *counter) age(now int64, f *figure) {
 	w, heard := int(f.window-m.index+1), m.part(now)
 	if m.others.parts == nil || w > 1 || f.parts == nil {
 		return
@@ -247,7 +247,7 @@ func (m *limiter) age(now int64, f *figure) {
 
 // addUpUntold adds up what the figures have that the other replicas may not
 // know: of each, the latest use.
-func (m *limiter) addUpUntold() {
+func (m *counter) addUpUntold() {
 	m.untold = sums{}
 	for _, f := range m.figures {
 		w := int(f.window - m.index + 1)

@@ -76,8 +76,8 @@ func (cs *Callers) Told() {
 	defer cs.mu.RUnlock()
 	for _, c := range cs.byID {
 		c.mu.Lock()
-		for i := range c.limiters {
-			m := &c.limiters[i]
+		for i := range c.counters {
+			m := &c.counters[i]
 			for f := range m.figures {
 				m.figures[f].untold = 0
 			}
@@ -165,7 +165,7 @@ func (s *sums) copy(from *sums) {
 
 // unheard returns how much this replica, or a process before it, has used that
 // the others do not know.
-func (m *limiter) unheard(now int64, sharing Sharing) int64 {
+func (m *counter) unheard(now int64, sharing Sharing) int64 {
 	used := m.own.used[1] - m.told.used[1] + m.untold.used[1]
 	if m.own.parts != nil {
 		oldest, later := m.own.from(m.oldest(now))
@@ -180,7 +180,7 @@ func (m *limiter) unheard(now int64, sharing Sharing) int64 {
 // portion returns how much of an amount that nobody has used belongs to this
 // replica: one of as many equal parts as there are replicas. While it does not
 // hear the others, it may be the part that it used before (see measure).
-func (m *limiter) portion(amount int64, sharing Sharing) int64 {
+func (m *counter) portion(amount int64, sharing Sharing) int64 {
 	equal := amount / int64(max(1, sharing.Replicas))
 	if !sharing.Apart || !sharing.ByUse {
 		return equal
@@ -190,7 +190,7 @@ func (m *limiter) portion(amount int64, sharing Sharing) int64 {
 
 // whole returns the smallest amount of which this replica's portion is so
 // much.
-func (m *limiter) whole(portion int64, sharing Sharing) int64 {
+func (m *counter) whole(portion int64, sharing Sharing) int64 {
 	equal := multiply(portion, sharing.Replicas)
 	if !sharing.Apart || !sharing.ByUse || m.usualPart == 0 {
 		return equal
@@ -204,7 +204,7 @@ func (m *limiter) whole(portion int64, sharing Sharing) int64 {
 // the others measures the same figures, so these parts are a whole limit
 // together. With those that get an equal part instead because they used less,
 // N replicas get at most 2 - 1/N of it.
-func (m *limiter) measure(now int64) {
+func (m *counter) measure(now int64) {
 	m.usualPart = 0
 	own := m.spentOf(&m.told, now)
 	if all := add(own, m.spentOf(&m.others, now)); all > 0 {
@@ -213,7 +213,7 @@ func (m *limiter) measure(now int64) {
 }
 
 // spentOf returns how much of some use is in the window that ends now.
-func (m *limiter) spentOf(s *sums, now int64) int64 {
+func (m *counter) spentOf(s *sums, now int64) int64 {
 	if s.parts == nil {
 		return s.used[1]
 	}
@@ -224,7 +224,7 @@ func (m *limiter) spentOf(s *sums, now int64) int64 {
 // mostOfOthers returns how much of a limit the others can have used in a
 // window while they were not heard: equal parts, but one of them its usual
 // part if that is larger.
-func (m *limiter) mostOfOthers(sharing Sharing) int64 {
+func (m *counter) mostOfOthers(sharing Sharing) int64 {
 	equal := m.limit.Amount / int64(max(1, sharing.Replicas))
 	if !sharing.ByUse {
 		return m.limit.Amount - equal
@@ -234,20 +234,20 @@ func (m *limiter) mostOfOthers(sharing Sharing) int64 {
 
 // share returns how much may be used, as far as this replica knows: what the
 // others know to be used, and this one's part of the rest.
-func (m *limiter) share(used, unheard int64, sharing Sharing) int64 {
+func (m *counter) share(used, unheard int64, sharing Sharing) int64 {
 	known := max(0, used-unheard)
 	return known + m.portion(max(0, m.limit.Amount-known), sharing)
 }
 
 // partOf returns this replica's part of what is left, as far as the others
 // know.
-func (m *limiter) partOf(used, at int64, sharing Sharing) int64 {
+func (m *counter) partOf(used, at int64, sharing Sharing) int64 {
 	unheard := m.unheard(at, sharing)
 	return m.share(used, unheard, sharing) - max(0, used-unheard)
 }
 
 // allowed returns how much this replica may use now of what is used.
-func (c *Caller) allowed(m *limiter, at, used int64) int64 {
+func (c *Caller) allowed(m *counter, at, used int64) int64 {
 	if c.sharing.Replicas <= 1 {
 		return m.limit.Amount
 	}
@@ -256,7 +256,7 @@ func (c *Caller) allowed(m *limiter, at, used int64) int64 {
 
 // shown returns how much of a limit this replica may use: all of it, or its
 // share while it does not hear the others.
-func (c *Caller) shown(m *limiter, at, used int64) int64 {
+func (c *Caller) shown(m *counter, at, used int64) int64 {
 	if !c.sharing.Apart {
 		return m.limit.Amount
 	}

@@ -66,8 +66,8 @@ func (c *Caller) Snapshot(now time.Time) Snapshot {
 	if c.sharing.Apart {
 		s.Replicas = c.sharing.Replicas
 	}
-	s.Today = c.limiters[counted[0]].use(at)
-	s.Month = c.limiters[counted[1]].use(at)
+	s.Today = c.counters[counted[0]].use(at)
+	s.Month = c.counters[counted[1]].use(at)
 	return s
 }
 
@@ -92,7 +92,7 @@ func (c *Caller) Tightest(now time.Time) (tightest [kinds]Use) {
 
 func part(u *Use) float64 { return float64(u.Left()) / float64(max(1, u.Allowed)) }
 
-func (c *Caller) useOf(m *limiter, at int64) Use {
+func (c *Caller) useOf(m *counter, at int64) Use {
 	used := m.use(at)
 	u := Use{Limit: m.limit, Allowed: c.shown(m, at, used), Used: used, Ends: time.Unix(0, m.end), Refused: m.refused, Demoted: m.demoted}
 	if u.Used > 0 {

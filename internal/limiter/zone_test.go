@@ -26,7 +26,7 @@ func TestASettlementGoesToTheWindowThatWasChargedWhereverMidnightIs(t *testing.T
 				later.Settle(at, spent(1000))
 				c.Change(at, Settings{Limits: l, Location: zone(before)})
 				for _, id := range []ID{l[0].ID(), l[1].ID()} {
-					m := &c.limiters[id]
+					m := &c.counters[id]
 					if got := m.own.used[0] + m.own.used[1]; got != 1127 {
 						t.Fatalf("%02d:00, from UTC%+d to %+d and back: %s is %v, want 1127 in all", hour, before, after, id, m.own.used)
 					}

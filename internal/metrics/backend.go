@@ -174,7 +174,7 @@ func Forget(pool, backend string) {
 	delete(p.backends, name)
 	p.labels.forget(name)
 	forgetSeries(prometheus.Labels{"pool": p.name, "backend": name})
-	coolingDown.forget(func(its cooldownLabels) bool { return its.pool == p.name && its.backend == name })
+	cooldowns.forget(func(its cooldownLabels) bool { return its.pool == p.name && its.backend == name })
 }
 
 // forgetPools removes the counts of the pools that no config has any more, and
@@ -194,7 +194,7 @@ func forgetPools() {
 		delete(byName, name)
 		poolLabels.forget(name)
 		forgetSeries(prometheus.Labels{"pool": name})
-		coolingDown.forget(func(its cooldownLabels) bool { return its.pool == name })
+		cooldowns.forget(func(its cooldownLabels) bool { return its.pool == name })
 		Recent.forget(name)
 	}
 }

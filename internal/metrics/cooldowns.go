@@ -29,19 +29,20 @@ func (p *Pool) Happened(e pool.Event) {
 	}
 	switch now := time.Now(); e.Happening {
 	case pool.Began, pool.Grew, pool.Turned:
-		coolingDown.open(which, its, e.Cooldown, now)
+		cooldowns.open(which, its, e.Cooldown, now)
 	case pool.Ended:
-		coolingDown.end(which, now)
+		cooldowns.end(which, now)
 	}
 }
 
-// cooling down counts the seconds in which backends were cooling down.
-var coolingDown cooldownSeconds
+// cooldowns counts the seconds that backends spent in cooldowns.
+var cooldowns cooldownSeconds
 
-// cooldownSeconds counts a cooldown while it lasts, and not only when it ends: a
-// rate of it is the share of the time in which a backend is cooling down. It listens
-// to cooldowns instead of reading the pools at a scrape, because a counter must
-// never go back: neither when a cooldown ends early, nor when its pool is gone.
+// cooldownSeconds counts a cooldown while it lasts, and not only when it ends:
+// a rate of it is the share of the time that a backend spends in cooldowns. It
+// listens to the pools' events instead of reading the pools at a scrape,
+// because a counter must never go back: neither when a cooldown ends early, nor
+// when its pool is gone.
 type cooldownSeconds struct {
 	mu      sync.Mutex
 	settled map[cooldownLabels]float64
@@ -50,9 +51,9 @@ type cooldownSeconds struct {
 
 type cooldownLabels struct{ pool, backend, deployment, class string }
 
-// cooldownKey identifies a cooldown in force. Models that the config does not name
-// are one: clients can make up any number of them. Their cooldowns have a class,
-// and count as one for as long as any of them is in force.
+// cooldownKey identifies an active cooldown. Models that the config does not
+// name are one: clients can make up any number of them. Their cooldowns have a
+// class, and count as one for as long as any of them is active.
 type cooldownKey struct {
 	pool, backend, model, class string
 	throttle, whole, lost       bool
@@ -73,7 +74,7 @@ func (b openCooldown) seconds(now time.Time) float64 {
 	return max(0, now.Sub(b.since).Seconds())
 }
 
-// open counts a cooldown that has begun, grown or changed its class.
+// open counts a cooldown that has started, grown or changed its class.
 func (s *cooldownSeconds) open(which cooldownKey, its cooldownLabels, b pool.Cooldown, now time.Time) {
 	until := b.Until // unless an event ends it before
 	if b.Unreachable {
@@ -91,8 +92,8 @@ func (s *cooldownSeconds) open(which cooldownKey, its cooldownLabels, b pool.Coo
 	s.inForce[which] = openCooldown{its, now, until}
 }
 
-// end ends a cooldown, unless others with the same key may be in force. Their time
-// passes.
+// end ends a cooldown, unless others with the same key may be active. Those end
+// when their time has passed.
 func (s *cooldownSeconds) end(which cooldownKey, now time.Time) {
 	if which.isOfMany() {
 		return
@@ -120,17 +121,17 @@ func membersInUse() map[[2]string]bool {
 func Left() {
 	forgetPools()
 	used, now := membersInUse(), time.Now()
-	coolingDown.mu.Lock()
-	defer coolingDown.mu.Unlock()
-	for which := range coolingDown.inForce {
+	cooldowns.mu.Lock()
+	defer cooldowns.mu.Unlock()
+	for which := range cooldowns.inForce {
 		if !used[[2]string{which.pool, which.backend}] {
-			coolingDown.settle(which, now)
+			cooldowns.settle(which, now)
 		}
 	}
 }
 
-// forget removes the counts with these labels, none of which has a cooldown in
-// force that counts.
+// forget removes the counts with these labels, none of which has an active
+// cooldown that counts.
 func (s *cooldownSeconds) forget(these func(cooldownLabels) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,20 +146,20 @@ func (s *cooldownSeconds) settle(which cooldownKey, now time.Time) {
 	}
 }
 
-var unavailableDesc = desc("cooldown_seconds_total",
-	"Time in which a backend was cooling down, the cooldowns in force included.", "pool", "backend", "deployment", "class")
+var cooldownSecondsDesc = desc("cooldown_seconds_total",
+	"Time that a backend spent in cooldowns, including active ones.", "pool", "backend", "deployment", "class")
 
 // Describe implements prometheus.Collector.
-func (s *cooldownSeconds) Describe(descs chan<- *prometheus.Desc) { descs <- unavailableDesc }
+func (s *cooldownSeconds) Describe(descs chan<- *prometheus.Desc) { descs <- cooldownSecondsDesc }
 
 // Collect implements prometheus.Collector.
 func (s *cooldownSeconds) Collect(metrics chan<- prometheus.Metric) {
 	for its, seconds := range s.sums(time.Now()) {
-		metrics <- prometheus.MustNewConstMetric(unavailableDesc, prometheus.CounterValue, seconds, its.pool, its.backend, its.deployment, its.class)
+		metrics <- prometheus.MustNewConstMetric(cooldownSecondsDesc, prometheus.CounterValue, seconds, its.pool, its.backend, its.deployment, its.class)
 	}
 }
 
-// sums settles the cooldowns that have ended, and adds those in force.
+// sums settles the cooldowns that have ended, and adds the active ones.
 func (s *cooldownSeconds) sums(now time.Time) map[cooldownLabels]float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -23,7 +23,7 @@ type Counts struct {
 	Requests float64
 	// Attempts were made at it.
 	Attempts float64
-	// Throttles and Failures are the attempts for which it can cool down.
+	// Throttles and Failures are the attempts that can start a cooldown.
 	Throttles, Failures float64
 	// Failovers are requests that went on to another backend.
 	Failovers float64

@@ -73,7 +73,7 @@ var (
 	waitedSeconds = histogram("waited_seconds",
 		"How long requests have waited because of the option wait.", []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}, "pool")
 	waitingGauge   = gauge("waiting", "Requests that wait because of the option wait.", "pool")
-	cooldownsTotal = counter("cooldowns_total", "Cooldowns that began, and each further class, or cause of unreachable, that one got.", "pool", "backend", "deployment", "class")
+	cooldownsTotal = counter("cooldowns_total", "Cooldowns that started, and each further class, or cause of unreachable, that one got.", "pool", "backend", "deployment", "class")
 	hintsTotal     = counter("hints_total",
 		"Throttles, by where the reply said how long.", "pool", "backend", "source")
 	tokensTotal = counter("tokens_total",
@@ -113,7 +113,7 @@ var (
 )
 
 // collectors are all metrics. counter and histogram add to it.
-var collectors = []prometheus.Collector{build, &coolingDown, state{}}
+var collectors = []prometheus.Collector{build, &cooldowns, state{}}
 
 // Register registers the metrics with the registry of a configuration.
 func Register(registry prometheus.Registerer) error {

@@ -432,24 +432,24 @@ func BenchmarkNewSeries(b *testing.B) {
 }
 
 // Clients can make up any number of models.
-func TestMadeUpModelsAreOneEntryOfCooldownSeconds(t *testing.T) {
+func TestMadeUpModelsAreOneEntryOfTheSecondsOfCooldowns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		name, m := unique("made-up"), pool.NewMember("a", new(pool.Health))
 		m.Models, m.AnyModel = []string{"gpt"}, true
 		inUse(t, name, m)
-		cooldown := func(model string, wait time.Duration) {
+		coolDown := func(model string, wait time.Duration) {
 			m.CoolDown(pool.Refusal{Reason: pool.Reason{Class: "no_model"}, Model: model, Wait: wait}, time.Now())
 		}
-		before := len(coolingDown.inForce)
+		before := len(cooldowns.inForce)
 		for i := range 10_000 {
-			cooldown(fmt.Sprint("made-up-", i), time.Minute)
+			coolDown(fmt.Sprint("made-up-", i), time.Minute)
 		}
-		cooldown("gpt", time.Minute)
-		if n := len(coolingDown.inForce) - before; n != 2 {
+		coolDown("gpt", time.Minute)
+		if n := len(cooldowns.inForce) - before; n != 2 {
 			t.Errorf("there are %d entries without a scrape", n)
 		}
 		time.Sleep(10 * time.Second)
-		cooldown("short", time.Second)
+		coolDown("short", time.Second)
 		wantValues(t, name, map[string]float64{"cooldown_seconds_total a no_model other": 10, "cooldown_seconds_total a no_model gpt": 10})
 		time.Sleep(time.Hour)
 		wantValues(t, name, map[string]float64{"cooldown_seconds_total a no_model other": 60, "cooldown_seconds_total a no_model gpt": 60})

@@ -21,7 +21,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 var (
 	availableDesc = desc("backend_available",
-		"Whether a backend is neither cooling down nor fails active health checks: 1 or 0. Without a deployment: for every one.",
+		"Whether a backend is neither cooling down nor failing active health checks: 1 or 0. Without a deployment: for every one.",
 		"pool", "backend", "deployment")
 	remainingDesc = desc("cooldown_remaining_seconds",
 		"How long a backend is still cooling down. Without a deployment: for every one.", "pool", "backend", "deployment")
@@ -130,8 +130,8 @@ func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus
 	}
 }
 
-// collectLatencies collects the usual waits and the silences. Models that share a
-// label are one: the longest of their waits counts, and any silence.
+// collectLatencies collects the usual waits and the silences. Models that share
+// a label are one: the longest of their waits counts, and any silence.
 func (b *Backend) collectLatencies(s pool.State, gauge func(d *prometheus.Desc, value float64, labels ...string)) {
 	usual, silent, slow := make(map[[2]string]time.Duration), make(map[string]bool), make(map[string]bool)
 	for _, p := range s.Latencies {
@@ -212,7 +212,7 @@ func Deployment(m *pool.Member, name string) string {
 	return Other
 }
 
-// remaining returns how long the member is still cooling down for a deployment, or,
+// remaining returns how long the member still cools down for a deployment, or,
 // without one, for every model.
 func remaining(s pool.State, deployment string, now time.Time) (left time.Duration) {
 	for _, b := range s.Cooldowns {
@@ -223,14 +223,14 @@ func remaining(s pool.State, deployment string, now time.Time) (left time.Durati
 	return left
 }
 
-// reason is why a backend is cooling down. The cause is one that has a remedy of its
-// own, and empty for all others: codes of providers are any number.
+// reason is why a backend cools down. The cause is empty unless it has a
+// separate remedy: providers have any number of codes.
 type reason struct {
 	attempt
 	cause string
 }
 
-// reasonsOf returns why the member is cooling down, each reason once. A throttle is
+// reasonsOf returns why the member cools down, each reason once. A throttle is
 // over when its time has passed. Of anything else, such as a refused key, only
 // a request shows that it is over. For a model that a client made up, there may
 // be no request.

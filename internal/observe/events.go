@@ -23,8 +23,9 @@ const (
 )
 
 const (
-	// minCooldown is the shortest cooldown that is an event: a provisioned deployment
-	// under full load throttles for some milliseconds, many times a second.
+	// minCooldown is the shortest cooldown that is an event: a provisioned
+	// deployment under full load throttles for some milliseconds, many times a
+	// second.
 	minCooldown = time.Second
 	// allThrottledInterval is the shortest time between two events that every
 	// backend throttles: that may be true for thousands of requests a second.
@@ -43,10 +44,10 @@ type Events struct {
 	// since is when the config was loaded.
 	since time.Time
 
-	noModel logLimiter
+	noModel reportLimiter
 
 	mu sync.Mutex
-	// begun are the cooldowns of which the beginning was an event.
+	// begun are the cooldowns whose beginning was an event.
 	begun map[cooldownKey]bool
 	// throttled is when it was last an event that every backend throttles, and
 	// refused how many requests were refused since then.
@@ -78,8 +79,8 @@ func NewEvents(ctx caddy.Context, pool string) (*Events, error) {
 	return &Events{Log: NewLog(ctx.Logger(), pool), pool: pool, app: app.(*caddyevents.App), ctx: ctx, since: time.Now()}, nil
 }
 
-// Happened implements pool.Listener. A cooldown that another replica reports is an
-// event of that replica.
+// Happened implements pool.Listener. A cooldown that another replica reports is
+// an event of that replica.
 func (s *Events) Happened(e pool.Event) {
 	if e.Remote {
 		return
@@ -87,14 +88,14 @@ func (s *Events) Happened(e pool.Event) {
 	switch e.Happening {
 	case pool.Began, pool.Grew, pool.Turned:
 		if isLong(e.Cooldown) && s.app.ShouldEmit(cooldownStartedEvent) && s.noModel.dueNoModel(e) {
-			s.coolingDown(e)
+			s.started(e)
 		}
 	case pool.Ended:
 		s.ended(e)
 	}
 }
 
-func (s *Events) coolingDown(e pool.Event) {
+func (s *Events) started(e pool.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	its := keyOf(e)

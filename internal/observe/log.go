@@ -1,10 +1,10 @@
 // Package observe reports what happens to backends and requests to people and
 // programs outside. It decides nothing.
 //
-// [Log] and [Events] listen to a pool and report its cooldowns, in log lines and
-// as Caddy's events. A [Summary] describes a request, in placeholders and in
-// the access log. A [Span] is the trace of one attempt. [LogEncoder] is the log
-// format openai_lb, which hides keys in whatever Caddy logs.
+// [Log] and [Events] listen to a pool and report its cooldowns, in log lines
+// and as Caddy's events. A [Summary] describes a request, in placeholders and
+// in the access log. A [Span] is the trace of one attempt. [LogEncoder] is the
+// log format openai_lb, which hides keys in whatever Caddy logs.
 package observe
 
 import (
@@ -19,13 +19,13 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// Log is the log of a pool. Its lines have the pool's name. It records when a
-// backend is cooling down, when it is back, and the orders of operators.
+// Log is the log of a pool. Its lines have the pool's name. It records the
+// beginnings and ends of cooldowns, and the orders of operators.
 type Log struct {
 	*zap.Logger
 	// Audit is for what operators order and change.
 	Audit          *zap.Logger
-	noModel, loops logLimiter
+	noModel, loops reportLimiter
 }
 
 // NewLog returns the log of the pool of this name.
@@ -88,7 +88,8 @@ func elsewhere(e pool.Event) zap.Field {
 	return zap.Skip()
 }
 
-// nextOf returns what a person must do, if the cooldown lasts until somebody does.
+// nextOf returns the next step for an operator, if the cooldown lasts until it
+// is taken.
 func nextOf(b pool.Cooldown) zap.Field {
 	if its := verdict.RemedyOf(verdict.Class(b.Class), b.Cause); its.NeedsOperator {
 		return zap.String("next", its.Next)
@@ -103,10 +104,11 @@ func optional(key, value string) zap.Field {
 	return zap.String(key, value)
 }
 
-// levelOf returns the log level for a cooldown. It is an error if an operator has
-// to change a configuration, and a warning if the backend failed. A throttle of
-// less than a second is only for debugging: a provisioned deployment under full
-// load throttles for some milliseconds, many times a second.
+// levelOf returns the log level for a cooldown. It is an error if an operator
+// has to change a configuration, and a warning if the backend failed. A
+// throttle of less than a second is only for debugging: a provisioned
+// deployment under full load throttles for some milliseconds, many times a
+// second.
 func levelOf(b pool.Cooldown) zapcore.Level {
 	switch class := verdict.Class(b.Class); {
 	case verdict.RemedyOf(class, b.Cause).NeedsOperator:
@@ -128,9 +130,9 @@ func (l *Log) Looped(backend string, now time.Time) {
 	}
 }
 
-// logLimiter limits how often something is reported of a backend that each request
-// may meet.
-type logLimiter struct {
+// reportLimiter limits how often a fault of a backend is reported that each
+// request may meet.
+type reportLimiter struct {
 	mu   sync.Mutex
 	last map[string]time.Time // by the name of the backend
 }
@@ -138,7 +140,7 @@ type logLimiter struct {
 // reportInterval is the shortest time between two such reports of a backend.
 const reportInterval = time.Minute
 
-func (l *logLimiter) due(backend string, now time.Time) bool {
+func (l *reportLimiter) due(backend string, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if last, ok := l.last[backend]; ok && now.Sub(last) < reportInterval {
@@ -154,6 +156,6 @@ func (l *logLimiter) due(backend string, now time.Time) bool {
 
 // dueNoModel reports whether an event is logged: clients can make up any number
 // of models that a backend lacks.
-func (l *logLimiter) dueNoModel(e pool.Event) bool {
+func (l *reportLimiter) dueNoModel(e pool.Event) bool {
 	return e.Cooldown.Class != string(verdict.NoModel) || l.due(e.Member.Name, e.Cooldown.Since)
 }

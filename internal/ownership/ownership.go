@@ -1,6 +1,6 @@
-// Package ownership remembers which account stores which object, and which caller
-// made it. Only the owner of a stored response, a file or a batch can serve
-// requests for it.
+// Package ownership remembers which account stores which object, and which
+// caller made it. Only the owner of a stored response, a file or a batch can
+// serve requests for it.
 //
 // It defines these words for the whole project:
 //

@@ -22,9 +22,9 @@ func (m *Member) hasThrottle(r *Ask) bool {
 const farAway = 24 * time.Hour
 
 // accepts returns when the member accepts the request again, the grace of the
-// cooldown that ends then, and whether it is the shares of other tiers that keep
-// the request away until then. It returns false if neither they nor a throttle
-// do.
+// cooldown that ends then, and whether it is the shares of other tiers that
+// keep the request away until then. It returns false if neither they nor a
+// throttle do.
 func (m *Member) accepts(r *Ask, now time.Time) (at time.Time, grace time.Duration, shares, throttles bool) {
 	if !m.Throttles(r, now) {
 		return now, 0, false, false

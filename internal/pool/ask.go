@@ -86,9 +86,9 @@ type At struct {
 	// reserved reports whether only shares of other tiers were left of the
 	// member, at the instant of the request's shares.
 	reserved answer
-	// general are the cooldowns of the model's usual service tiers. They are nil
-	// until there are any, and stay the same then, so that the request looks
-	// them up once.
+	// general are the cooldowns of the model's usual service tiers. They are
+	// nil until there are any, and stay the same then, so that the request
+	// looks them up once.
 	general *cooldownSet
 }
 
@@ -132,8 +132,8 @@ func (r *Ask) mayTry(at *At) bool {
 	return at.Bar == Free || r.forgives && (at.Bar == Throttled || at.Bar == Behind)
 }
 
-// slots returns all slots of cooldowns that count for the request at the member,
-// those of throttles first.
+// slots returns all slots of cooldowns that count for the request at the
+// member, those of throttles first.
 func (r *Ask) slots(m *Member) [9]*slot {
 	at, models := &r.At[m.Index], &m.health.models
 	sets := scopes{noCooldowns, noCooldowns, noCooldowns, noCooldowns}

@@ -8,32 +8,32 @@ import (
 // Cooldown is a time in which a backend gets no requests.
 type Cooldown struct {
 	Reason
-	// ID identifies the cooldown, also between replicas. A cooldown that grew has a
-	// new ID, which is smaller than before.
+	// ID identifies the cooldown, also between replicas. A cooldown that grew
+	// has a new ID, which is smaller than before.
 	ID uint64
 	// Whole reports whether the cooldown covers every model.
 	Whole bool
-	// Model is the model that cools down. It is empty if the cooldown covers the whole
-	// backend, or requests that name no model.
+	// Model is the model that cools down. It is empty if the cooldown covers
+	// the whole backend, or requests that name no model.
 	Model string
 	// Tiers are the service tiers whose requests it covers. Those that meet the
-	// cooldowns of the usual ones are covered by a cooldown of the usual ones as
-	// well. They are UsualTiers if it covers the whole backend.
+	// cooldowns of the usual ones are covered by a cooldown of the usual ones
+	// as well. They are UsualTiers if it covers the whole backend.
 	Tiers ServiceTiers
 	// Operation is the only operation that it covers. It is empty if it covers
 	// all of them.
 	Operation    string
 	Since, Until time.Time
-	// Throttle reports whether the backend asked for the cooldown. Otherwise it is
-	// for a failure.
+	// Throttle reports whether the backend asked for the cooldown. Otherwise it
+	// is for a failure.
 	Throttle bool
 	// Guess is the length that we guessed for a throttle, because the backend
 	// named no time. 0: it named Until.
 	Guess time.Duration
 	// Cost is the cost of the smallest request that was refused.
 	Cost int64
-	// Unreachable reports whether the cooldown lasts until the backend is reached.
-	// Until is then the time of the next recheck.
+	// Unreachable reports whether the cooldown lasts until the backend is
+	// reached. Until is then the time of the next recheck.
 	Unreachable bool
 	// InDoubt reports, in a snapshot, whether the cooldown is in doubt.
 	InDoubt bool
@@ -47,8 +47,8 @@ func (b Cooldown) Scope() Scope { return Scope{b.Model, b.Tiers, b.Operation} }
 // inForce reports whether the cooldown is active: it keeps requests away.
 func (b *Cooldown) inForce(now time.Time) bool { return b.Unreachable || now.Before(b.Until) }
 
-// Grace returns how long after the cooldown's end all requests wait for the result
-// of the probe.
+// Grace returns how long after the cooldown's end all requests wait for the
+// result of the probe.
 func (b *Cooldown) Grace() time.Duration { return min(time.Second, b.Until.Sub(b.Since)/10) }
 
 // Reason is the reason for a cooldown. The pool only passes it to listeners.
@@ -66,8 +66,8 @@ type Reason struct {
 	Error string
 }
 
-// cooldownEntry is a cooldown in a slot. Only the times of its probe and its check
-// change.
+// cooldownEntry is a cooldown in a slot. Only the times of its probe and its
+// check change.
 type cooldownEntry struct {
 	Cooldown
 	// extended is when the backend last asked for more.
@@ -76,9 +76,9 @@ type cooldownEntry struct {
 	probe trial
 	// check is when a request was sent to check a cooldown that is in doubt.
 	check trial
-	// promised is until when the backend itself asked for the cooldown. The rest
-	// of the cooldown is a guess, and tried is when a request last tried the backend
-	// during that.
+	// promised is until when the backend itself asked for the cooldown. The
+	// rest of the cooldown is a guess, and tried is when a request last tried
+	// the backend during that.
 	promised time.Time
 	tried    trial
 	// doubt is one of noDoubt, inDoubt and doubtOver.
@@ -89,13 +89,13 @@ type cooldownEntry struct {
 	told atomic.Bool
 	// classes are the classes of the reasons that the cooldown had so far.
 	classes []string
-	// causes are the causes for which the backend was unreachable so far, during
-	// the cooldown.
+	// causes are the causes for which the backend was unreachable so far,
+	// during the cooldown.
 	causes []string
 }
 
-// maxCauses is how many causes a cooldown is known for. Other replicas may report
-// any.
+// maxCauses is how many causes a cooldown is known for. Other replicas may
+// report any.
 const maxCauses = 16
 
 const (
@@ -104,17 +104,18 @@ const (
 	doubtOver // a check was refused
 )
 
-// checkShare is how many times smaller than the refused request one must be
-// to check a cooldown that is in doubt.
+// checkShare is how many times smaller than the refused request one must be to
+// check a cooldown that is in doubt.
 const checkShare = 4
 
-// untried is for how long after its end a cooldown for a failure waits for a probe
-// that can be sent again. If only requests come that cannot be sent again, one
-// of them is then the probe: otherwise the backend would never be used again.
+// untried is for how long after its end a cooldown for a failure waits for a
+// probe that can be sent again. If only requests come that cannot be sent
+// again, one of them is then the probe: otherwise the backend would never be
+// used again.
 const untried = time.Minute
 
-// overdue is for how long after its end a cooldown of which nothing was executed
-// waits for a probe that can go on elsewhere.
+// overdue is for how long after its end a cooldown of which nothing was
+// executed waits for a probe that can go on elsewhere.
 const overdue = 10 * time.Second
 
 // While no other member is left, a guess is tried again and again: each time
@@ -140,8 +141,8 @@ func (t *trial) pending(b *cooldownEntry, now time.Time) bool {
 	return t.Load() != 0 && now.Before(t.at(b).Add(b.Grace()))
 }
 
-// newCooldownEntry returns the entry of a cooldown that the backend asked for now,
-// and that the reporter reports.
+// newCooldownEntry returns the entry of a cooldown that the backend asked for
+// now, and that the reporter reports.
 func newCooldownEntry(b Cooldown, reporter *Pool, now time.Time) *cooldownEntry {
 	e := &cooldownEntry{Cooldown: b, extended: now, reporter: reporter}
 	if b.Guess == 0 {

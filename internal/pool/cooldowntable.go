@@ -18,18 +18,18 @@ import (
 // nothing is copied or sorted, and names that clients make up hardly ever take
 // the place of another model.
 type cooldownTable struct {
-	sets atomic.Pointer[[cooldownSets][setSize]atomic.Pointer[scopedCooldowns]] // nil: there are none
+	sets atomic.Pointer[[tableSets][setSize]atomic.Pointer[scopedCooldowns]] // nil: there are none
 }
 
 // There is room for many more models than backends have, so that hardly any set
 // gets more than setSize of those in a config.
 const (
-	cooldownSets = 64
-	setSize      = 16
+	tableSets = 64
+	setSize   = 16
 )
 
-// scopedCooldowns are the cooldowns of a scope. named reports whether the config
-// named its model when they began.
+// scopedCooldowns are the cooldowns of a scope. named reports whether the
+// config named its model when they began.
 type scopedCooldowns struct {
 	scope Scope
 	named bool
@@ -45,7 +45,7 @@ func (t *cooldownTable) set(its Scope) *[setSize]atomic.Pointer[scopedCooldowns]
 	if sets == nil {
 		return nil
 	}
-	return &sets[maphash.String(modelSeed, its.Model)%cooldownSets]
+	return &sets[maphash.String(modelSeed, its.Model)%tableSets]
 }
 
 // find returns the cooldowns of a scope, or nil.
@@ -70,7 +70,7 @@ func (t *cooldownTable) find(its Scope) *cooldownSet {
 // for it, if any. The caller holds the lock.
 func (t *cooldownTable) place(m *Member, its Scope, now time.Time) (place *atomic.Pointer[scopedCooldowns], leaves *scopedCooldowns) {
 	if t.sets.Load() == nil {
-		t.sets.Store(new([cooldownSets][setSize]atomic.Pointer[scopedCooldowns]))
+		t.sets.Store(new([tableSets][setSize]atomic.Pointer[scopedCooldowns]))
 	}
 	set := t.set(its)
 	var least worth
@@ -86,9 +86,9 @@ func (t *cooldownTable) place(m *Member, its Scope, now time.Time) (place *atomi
 	return place, leaves
 }
 
-// worth ranks the cooldowns of a model for a place in the table: a name that the member knows
-// is worth more than one that it does not know, a throttle more than a failure,
-// and what ends late more than what ends soon.
+// worth ranks the cooldowns of a model for a place in the table: a name that
+// the member knows is worth more than one that it does not know, a throttle
+// more than a failure, and what ends late more than what ends soon.
 type worth struct {
 	known             bool
 	throttle, failure time.Time

@@ -132,8 +132,8 @@ func (h *Health) of(its Scope) *cooldownSet {
 	return cmp.Or(h.models.find(its), noCooldowns)
 }
 
-// ofOperation returns the cooldowns of a scope's operation alone. There are none
-// for requests without an operation.
+// ofOperation returns the cooldowns of a scope's operation alone. There are
+// none for requests without an operation.
 func (h *Health) ofOperation(its Scope) *cooldownSet {
 	if its.Operation == "" {
 		return noCooldowns
@@ -186,8 +186,8 @@ func (h *Health) hasNoCooldown() bool {
 	return h.models.sets.Load() == nil && h.whole.throttle.Load() == nil && h.whole.failure.Load() == nil && h.unreachable.Load() == nil
 }
 
-// scopes are the cooldowns that count for a request: of the usual service tiers,
-// and of the request's own ones if these are others. Each is that of all
+// scopes are the cooldowns that count for a request: of the usual service
+// tiers, and of the request's own ones if these are others. Each is that of all
 // operations and that of the request's operation. None is nil.
 type scopes struct{ usual, own, usualOfOperation, ownOfOperation *cooldownSet }
 
@@ -274,8 +274,8 @@ func (m *Member) Knows(model string) bool {
 // Refusal is a reply that starts or extends a cooldown.
 type Refusal struct {
 	Reason
-	// Throttle reports whether the backend asked for the cooldown. Otherwise the
-	// cooldown is for a failure.
+	// Throttle reports whether the backend asked for the cooldown. Otherwise
+	// the cooldown is for a failure.
 	Throttle bool
 	// Whole reports whether it concerns every model.
 	Whole bool
@@ -354,7 +354,8 @@ func (m *Member) put(next Cooldown, now time.Time, remote bool) Happening {
 	return happened
 }
 
-// cooldowns returns the set to which the cooldown for a refusal belongs. The caller holds the lock.
+// cooldowns returns the set to which the cooldown for a refusal belongs. The
+// caller holds the lock.
 func (m *Member) cooldowns(whole bool, its Scope, now time.Time) *cooldownSet {
 	if whole {
 		return &m.health.whole

@@ -42,8 +42,9 @@ const (
 	Ended
 	// Doubted: the cooldown is in doubt.
 	Doubted
-	// Disproved: a request was served during the cooldown, or after its time, or
-	// an operator ended it. If the cooldown had not ended before, Ended follows.
+	// Disproved: a request was served during the cooldown, or after its time,
+	// or an operator ended it. If the cooldown had not ended before, Ended
+	// follows.
 	Disproved
 	// Drained: an operator took the member out of use.
 	Drained

@@ -150,7 +150,8 @@ func (h *Health) CoolingDown(now time.Time) bool {
 	return false
 }
 
-// all iterates over the cooldowns of the whole backend, and those of each model.
+// all iterates over the cooldowns of the whole backend, and those of each
+// model.
 func (h *Health) all() iter.Seq[*cooldownSet] {
 	return func(yield func(*cooldownSet) bool) {
 		if yield(&h.whole) {

@@ -332,7 +332,7 @@ func TestWhatIsLearnedFromStrangersNamesGoesFirst(t *testing.T) {
 	a := members["a"]
 	a.Served(Scope{Model: "m"}, start)
 	a.CoolDown(failure(10), start)
-	for n := range 10 * cooldownSets * setSize {
+	for n := range 10 * tableSets * setSize {
 		made := failure(60)
 		made.Model = fmt.Sprint(n, strings.Repeat("x", 3*maxModelName))
 		a.CoolDown(made, start)
@@ -349,7 +349,7 @@ func TestWhatIsLearnedFromStrangersNamesGoesFirst(t *testing.T) {
 			count++
 		}
 	}
-	if most := cooldownSets * setSize; count > most || count < most*9/10 {
+	if most := tableSets * setSize; count > most || count < most*9/10 {
 		t.Errorf("%d models are remembered, want nearly %d", count, most)
 	}
 }

@@ -169,9 +169,9 @@ func (m *Member) quotaWait(r *Ask, now time.Time) time.Duration {
 }
 
 // Limits returns the sums of the limits of all members that the request can be
-// sent to, and what is left of them: nothing at a member that is cooling down. A
-// reset is the longest one or, if nothing is left, the shortest wait. A sum is
-// not known if the limit of one member is not.
+// sent to, and what is left of them: nothing at a member that is cooling down.
+// A reset is the longest one or, if nothing is left, the shortest wait. A sum
+// is not known if the limit of one member is not.
 func (p *Pool) Limits(r *Ask, now time.Time) (sums quota.Limits) {
 	for i := range sums {
 		sum, shortest, known := &sums[i], time.Duration(math.MaxInt64), true

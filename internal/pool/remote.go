@@ -33,8 +33,8 @@ func (m *Member) HearDoubt(b Cooldown) {
 	}
 }
 
-// HearDisproved records that a cooldown was disproved. A cooldown that has grown here
-// in the meantime stays.
+// HearDisproved records that a cooldown was disproved. A cooldown that has
+// grown here in the meantime stays.
 func (m *Member) HearDisproved(b Cooldown) {
 	m.health.mu.Lock()
 	known := m.find(b)
@@ -78,9 +78,9 @@ func (h *Health) known(b Cooldown) *cooldownSet {
 	return h.of(b.Scope())
 }
 
-// hasRoom reports whether a model is remembered, or can be: an active cooldown is
-// forgotten only for one of a model that is worth more. Otherwise two cooldowns
-// that are heard again and again would take the place of each other.
+// hasRoom reports whether a model is remembered, or can be: an active cooldown
+// is forgotten only for one of a model that is worth more. Otherwise two
+// cooldowns that are heard again and again would take the place of each other.
 func (m *Member) hasRoom(its Scope, now time.Time) bool {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()

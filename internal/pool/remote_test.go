@@ -60,7 +60,7 @@ func TestCooldownsThatAreHeardDoNotTakeTheirPlacesInTurn(t *testing.T) {
 		length := time.Duration(seconds) * time.Second
 		a.Hear(Cooldown{ID: uint64(len(model)), Model: model, Since: start, Until: start.Add(length), Throttle: true}, length, start)
 	}
-	const most = cooldownSets * setSize
+	const most = tableSets * setSize
 	comparison := func() {
 		for i := range 3 * most {
 			hear(fmt.Sprint("model-", i), 600+i)

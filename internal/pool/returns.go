@@ -48,8 +48,8 @@ func (p *Pool) watchReturns() {
 	}
 }
 
-// wakeTime returns when there is something to report about a cooldown: its end, or
-// that a recheck of the member is due.
+// wakeTime returns when there is something to report about a cooldown: its end,
+// or that a recheck of the member is due.
 func (m *Member) wakeTime(b *cooldownEntry) time.Time {
 	if b.Unreachable {
 		return m.health.unreachable.dueAt()

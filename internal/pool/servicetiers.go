@@ -3,16 +3,16 @@ package pool
 import "slices"
 
 // ServiceTiers are service tiers whose requests a backend refuses together:
-// they have the same limits, or it is not known that they have others. A cooldown
-// of a model covers one such group. So a backend without capacity for flex, or
-// one whose low limit of ultrafast is used up, still gets the other requests
-// for the model.
+// they have the same limits, or it is not known that they have others. A
+// cooldown of a model covers one such group. So a backend without capacity for
+// flex, or one whose low limit of ultrafast is used up, still gets the other
+// requests for the model.
 //
 // Flex costs less and waits for what other requests leave. It counts towards
-// their limits, and meets their cooldowns. So do tiers of which nothing is known:
-// otherwise a client could escape from each Retry-After by another name, which
-// it makes up. Ultrafast has limits and computers of its own, and meets only
-// the cooldowns of the whole backend.
+// their limits, and meets their cooldowns. So do tiers of which nothing is
+// known: otherwise a client could escape from each Retry-After by another name,
+// which it makes up. Ultrafast has limits and computers of its own, and meets
+// only the cooldowns of the whole backend.
 type ServiceTiers uint8
 
 // The groups of service tiers.

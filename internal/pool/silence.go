@@ -160,8 +160,8 @@ func (w *Wait) tell(c latency.Change) {
 // silences are the events of changes that a tracker has found out.
 var silences = [...]Happening{latency.Nothing: nothing, latency.FellSilent: FellSilent, latency.BecameSlow: BecameSlow, latency.Answered: Answered}
 
-// follow returns the tracker of a use of a member. It is nil while no member has
-// served a request for the model: clients can make up models.
+// follow returns the tracker of a use of a member. It is nil while no member
+// has served a request for the model: clients can make up models.
 func (p *Pool) follow(r *Ask, m *Member, now time.Time) *latency.Tracker {
 	if its := m.health.latencies.Of(r.useAt(m)); its != nil {
 		return its

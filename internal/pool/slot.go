@@ -77,8 +77,8 @@ func (b *cooldownEntry) refusesOnly() bool {
 	return b.Throttle || b.Status == http.StatusServiceUnavailable && len(b.classes) == 1
 }
 
-// tryable reports whether one request may try the backend although the cooldown is
-// active.
+// tryable reports whether one request may try the backend although the cooldown
+// is active.
 func (b *cooldownEntry) tryable(now time.Time) bool {
 	return b.Guess > 0 && !now.Before(b.nextTry())
 }
@@ -159,10 +159,11 @@ func (s *slot) clear(started time.Time) (over *cooldownEntry) {
 	return b
 }
 
-// put starts or extends a cooldown. A cooldown only grows: a shorter one changes
-// only the cost, and the reason if the cooldown has not had that class so far
-// or, for an unreachable backend, that cause. over is the previous cooldown, if
-// there was one and its time has passed. The caller holds the lock.
+// put starts or extends a cooldown. A cooldown only grows: a shorter one
+// changes only the cost, and the reason if the cooldown has not had that class
+// so far or, for an unreachable backend, that cause. over is the previous
+// cooldown, if there was one and its time has passed. The caller holds the
+// lock.
 func (s *slot) put(b *cooldownEntry, remote bool) (happened Happening, over *cooldownEntry) {
 	current := s.Load()
 	if current == nil || !current.inForce(b.Since) {
@@ -200,10 +201,10 @@ func (s *slot) put(b *cooldownEntry, remote bool) (happened Happening, over *coo
 }
 
 // follow gives b the end and the ID that it has after a cooldown that is still
-// active. If replicas are refused at the same time, each reports its own cooldown
-// to the others. All replicas treat them as one cooldown with the smallest of the
-// IDs, in whichever order a replica hears of them. So one replica sends the
-// probe, and what becomes of it counts for all.
+// active. If replicas are refused at the same time, each reports its own
+// cooldown to the others. All replicas treat them as one cooldown with the
+// smallest of the IDs, in whichever order a replica hears of them. So one
+// replica sends the probe, and what becomes of it counts for all.
 func (b *cooldownEntry) follow(current *cooldownEntry, remote bool) Happening {
 	longer := b.Until.After(current.Until)
 	switch same := remote && b.Until.Sub(current.Until).Abs() < b.Grace(); {
@@ -223,8 +224,9 @@ func (b *cooldownEntry) follow(current *cooldownEntry, remote bool) Happening {
 	return Grew
 }
 
-// idStep is by how much the ID of a cooldown that grows gets smaller at most. So
-// two replicas hardly choose the same, and a cooldown can grow millions of times.
+// idStep is by how much the ID of a cooldown that grows gets smaller at most.
+// So two replicas hardly choose the same, and a cooldown can grow millions of
+// times.
 const idStep = 1 << 40
 
 // cast puts a cooldown in doubt that began at since, unless it was checked. It

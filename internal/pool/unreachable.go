@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// unreachable is the cooldown of a backend that cannot be reached at all. It has
-// no end in time: it lasts until the backend is reached. Other cooldowns of the
-// backend go on beside it.
+// unreachable is the cooldown of a backend that cannot be reached at all. It
+// has no end in time: it lasts until the backend is reached. Other cooldowns of
+// the backend go on beside it.
 type unreachable struct {
 	slot
 	// checking reports whether a recheck is in progress.

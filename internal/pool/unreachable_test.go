@@ -35,8 +35,8 @@ func TestABackendThatIsReachedIsNotLostWhateverHappensAtTheSameTime(t *testing.T
 	}
 }
 
-// TestALostBackendOutlivesAReload has the pool of the previous config start the cooldown,
-// and then close.
+// TestALostBackendOutlivesAReload has the pool of the previous config start the
+// cooldown, and then close.
 func TestALostBackendOutlivesAReload(t *testing.T) {
 	for name, closes := range map[string]func(before *Pool, coolDown func()){
 		"the cooldown starts before it closes":           func(p *Pool, coolDown func()) { coolDown(); p.Close() },

@@ -99,7 +99,7 @@ func (f Fields) texts(seconds bool) [3]string {
 func roundUp(d, unit time.Duration) time.Duration { return (d + unit - 1).Truncate(unit) }
 
 // Fields returns what is left of the limit of requests (0) or of tokens (1).
-// While the backend is cooling down, nothing is left, and only the limit must be
+// While the backend cools down, nothing is left, and only the limit must be
 // known.
 func (m *Meter) Fields(i int, coolingDown bool, now time.Time) (f Fields) {
 	if m == nil {

@@ -74,8 +74,8 @@ type traits struct {
 	// promise: the backend itself said when it accepts requests again, so that
 	// it is not called before. All other classes only make it a suspect.
 	promise bool
-	// blames: the reply counts against the backend, which may cool down for
-	// it. Silent does not: a slow request is no failure, and package latency
+	// blames: the reply counts against the backend, and may start a cooldown.
+	// Silent does not: a slow request is no failure, and package latency
 	// decides what a silence means. Nor does Loop: the backend is where the
 	// config says, and requests that do not come back are served there.
 	blames bool
@@ -88,9 +88,9 @@ type traits struct {
 	// request: the request itself may have caused the failure. It counts as the
 	// cause if it fails so at a second backend, too.
 	request bool
-	// shared: replicas tell each other of a cooldown for it. A refused credential
-	// is not shared: another replica may have a newer one. Nor is a backend
-	// that one of them cannot reach: its own network may be down.
+	// shared: replicas tell each other of a cooldown for the class. A refused
+	// credential is not shared: another replica may have a newer one. Nor is a
+	// backend that one of them cannot reach: its own network may be down.
 	shared bool
 	// client: it is the client's doing if a request ends so.
 	client bool
