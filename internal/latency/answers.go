@@ -17,35 +17,35 @@ const (
 )
 
 // Answers reports whether the backend answers a request with this threshold.
-func (p *Tracker) Answers(now time.Time, threshold time.Duration) Answers {
+func (t *Tracker) Answers(now time.Time, threshold time.Duration) Answers {
 	at := nanos(now)
-	waits, first := p.waiting.Load() > 0, p.answer.Load()
-	heard := p.heard.since(at)
-	silence := p.silent.Load()
+	waits, first := t.waiting.Load() > 0, t.answer.Load()
+	heard := t.heard.since(at)
+	silence := t.silent.Load()
 	switch {
-	case silence != 0 && (silence&flagged == 0 || !p.Due(now)), waits && first != 0 && at >= first:
+	case silence != 0 && (silence&flagged == 0 || !t.Due(now)), waits && first != 0 && at >= first:
 		return No
 	case silence != 0: // it is slow, and it is time to try it
 	case heard >= 0 && heard < lately:
-		if p.heard.Load()&flagged != 0 {
+		if t.heard.Load()&flagged != 0 {
 			return No
 		}
 		return Yes
 	}
-	if trial := p.trial.since(at); waits || trial >= 0 && trial < threshold {
+	if trial := t.trial.since(at); waits || trial >= 0 && trial < threshold {
 		return No
 	}
 	return Perhaps
 }
 
 // Claim takes the right to send a request that moves to the backend.
-func (p *Tracker) Claim(now time.Time, threshold time.Duration) bool {
-	last := p.trial.Load()
-	switch p.Answers(now, threshold) {
+func (t *Tracker) Claim(now time.Time, threshold time.Duration) bool {
+	last := t.trial.Load()
+	switch t.Answers(now, threshold) {
 	case Yes:
 		return true
 	case Perhaps:
-		return p.trial.CompareAndSwap(last, momentOf(nanos(now), false))
+		return t.trial.CompareAndSwap(last, momentOf(nanos(now), false))
 	}
 	return false
 }

@@ -158,10 +158,10 @@ const (
 )
 
 // Usual returns what is usual for requests of a kind.
-func (p *Tracker) Usual(kind Kind) Usual { return p.norms[kind-1].get() }
+func (t *Tracker) Usual(kind Kind) Usual { return t.norms[kind-1].get() }
 
 // Slowest returns what is usual for the kind of request that waits longest.
-func (p *Tracker) Slowest() Usual { return slowest(p.norms[:], 1) }
+func (t *Tracker) Slowest() Usual { return slowest(t.norms[:], 1) }
 
 // slowest returns the longest of these waits that at least so many replies
 // show.
@@ -176,58 +176,58 @@ func slowest(norms []norm, replies int64) (slowest Usual) {
 
 // Sent records that a request is sent. It returns after how long it looks for
 // the first time.
-func (p *Tracker) Sent(r *Request) time.Duration {
-	p.waiting.Add(1)
+func (t *Tracker) Sent(r *Request) time.Duration {
+	t.waiting.Add(1)
 	if r.Threshold == 0 {
 		return latestLook
 	}
-	if p.silent.Load() != 0 {
-		p.tried.Store(nanos(r.Sent))
-		p.bePatient(r)
+	if t.silent.Load() != 0 {
+		t.tried.Store(nanos(r.Sent))
+		t.bePatient(r)
 	}
-	if by, first := nanos(r.Sent)+int64(r.Threshold), p.answer.Load(); first == 0 || by < first {
-		p.answer.CompareAndSwap(first, by)
+	if by, first := nanos(r.Sent)+int64(r.Threshold), t.answer.Load(); first == 0 || by < first {
+		t.answer.CompareAndSwap(first, by)
 	}
 	return r.Threshold
 }
 
 // bePatient makes a request wait longer than its threshold before it moves, if
 // it is time for that.
-func (p *Tracker) bePatient(r *Request) {
-	at, due, patience := nanos(r.Sent), p.patient.Load(), p.patience.Load()
-	if at < due || !p.patient.CompareAndSwap(due, at+seldom*patience) {
+func (t *Tracker) bePatient(r *Request) {
+	at, due, patience := nanos(r.Sent), t.patient.Load(), t.patience.Load()
+	if at < due || !t.patient.CompareAndSwap(due, at+seldom*patience) {
 		return
 	}
 	r.patience = time.Duration(patience)
-	p.patience.Store(min(2*patience, int64(longestPause)))
+	t.patience.Store(min(2*patience, int64(longestPause)))
 }
 
 // Unsent records that a request does not wait any more, which says nothing of
 // the backend.
-func (p *Tracker) Unsent() { p.waiting.Add(-1) }
+func (t *Tracker) Unsent() { t.waiting.Add(-1) }
 
 // Heard records the first byte of a reply, whatever it says.
-func (p *Tracker) Heard(r *Request, now time.Time) Change {
-	p.waiting.Add(-1)
+func (t *Tracker) Heard(r *Request, now time.Time) Change {
+	t.waiting.Add(-1)
 	r.took = now.Sub(r.Sent)
 	late := r.Threshold > 0 && r.took > r.Threshold
 	at := nanos(now)
 	if late {
-		p.late.Store(int64(r.took))
+		t.late.Store(int64(r.took))
 	}
-	p.heard.Store(momentOf(at, late))
-	p.answer.Store(0)
-	if p.evidence.Load() != 0 {
-		p.evidence.Store(0)
+	t.heard.Store(momentOf(at, late))
+	t.answer.Store(0)
+	if t.evidence.Load() != 0 {
+		t.evidence.Store(0)
 	}
-	silence := p.silent.Load()
+	silence := t.silent.Load()
 	switch r.unusual = silence != 0; {
 	case !r.unusual:
 	case !late:
-		return p.endSilence()
-	case silence&flagged == 0 && p.silent.CompareAndSwap(silence, silence|flagged):
-		p.due.Store(at) // it may be back
-		p.pause.Store(int64(firstPause))
+		return t.endSilence()
+	case silence&flagged == 0 && t.silent.CompareAndSwap(silence, silence|flagged):
+		t.due.Store(at) // it may be back
+		t.pause.Store(int64(firstPause))
 		return Change{BecameSlow, sinceOf(silence)}
 	}
 	return Change{}
@@ -235,13 +235,13 @@ func (p *Tracker) Heard(r *Request, now time.Time) Change {
 
 func sinceOf(silence int64) time.Time { return began.Add(time.Duration(silence >> stateBits)) }
 
-func (p *Tracker) endSilence() Change {
-	silence := p.silent.Swap(0)
+func (t *Tracker) endSilence() Change {
+	silence := t.silent.Swap(0)
 	if silence == 0 {
 		return Change{}
 	}
-	if p.silences != nil {
-		p.silences.Add(-1)
+	if t.silences != nil {
+		t.silences.Add(-1)
 	}
 	return Change{Answered, sinceOf(silence)}
 }
@@ -249,50 +249,50 @@ func (p *Tracker) endSilence() Change {
 // Left records that a request got no byte, and does not wait any more. If it
 // left before the longest usual wait was over, as editors cancel theirs while
 // the user types, that proves nothing.
-func (p *Tracker) Left(r *Request, now time.Time, longest time.Duration) Change {
-	p.waiting.Add(-1)
+func (t *Tracker) Left(r *Request, now time.Time, longest time.Duration) Change {
+	t.waiting.Add(-1)
 	waited := now.Sub(r.Sent)
 	if r.counted || r.Threshold == 0 || waited < longest {
 		return Change{}
 	}
-	return p.testify(r, now, min(one, int64(one*waited/r.Threshold)))
+	return t.testify(r, now, min(one, int64(one*waited/r.Threshold)))
 }
 
 // testify adds to the evidence, unless a byte has come since the request was
 // sent, and begins the silence if that is enough.
-func (p *Tracker) testify(r *Request, now time.Time, evidence int64) Change {
-	heard := p.heard.Load()
+func (t *Tracker) testify(r *Request, now time.Time, evidence int64) Change {
+	heard := t.heard.Load()
 	if nanos(r.Sent) < heard>>stateBits && heard != 0 {
 		return Change{}
 	}
 	r.counted = true
-	if p.evidence.Add(evidence) >= 2*one {
-		return p.beginSilence(r, heard, now)
+	if t.evidence.Add(evidence) >= 2*one {
+		return t.beginSilence(r, heard, now)
 	}
 	return Change{}
 }
 
 // beginSilence begins a silence, unless a byte has come since heard was read.
-func (p *Tracker) beginSilence(r *Request, heard int64, now time.Time) Change {
-	if p.silent.Load() != 0 {
+func (t *Tracker) beginSilence(r *Request, heard int64, now time.Time) Change {
+	if t.silent.Load() != 0 {
 		return Change{}
 	}
 	at := nanos(now)
-	p.pause.Store(int64(2 * firstPause))
-	p.due.Store(at + int64(firstPause))
-	p.patient.Store(at + int64(seldom*r.Threshold))
-	p.patience.Store(int64(2 * r.Threshold))
-	p.lead.Store(0)
-	p.leads.Store(0)
-	p.tried.Store(at)
-	if !p.silent.CompareAndSwap(0, momentOf(at, false)) {
+	t.pause.Store(int64(2 * firstPause))
+	t.due.Store(at + int64(firstPause))
+	t.patient.Store(at + int64(seldom*r.Threshold))
+	t.patience.Store(int64(2 * r.Threshold))
+	t.lead.Store(0)
+	t.leads.Store(0)
+	t.tried.Store(at)
+	if !t.silent.CompareAndSwap(0, momentOf(at, false)) {
 		return Change{}
 	}
-	if p.silences != nil {
-		p.silences.Add(1)
+	if t.silences != nil {
+		t.silences.Add(1)
 	}
-	if p.heard.Load() != heard {
-		p.endSilence()
+	if t.heard.Load() != heard {
+		t.endSilence()
 		return Change{}
 	}
 	return Change{FellSilent, now}
@@ -300,8 +300,8 @@ func (p *Tracker) beginSilence(r *Request, heard int64, now time.Time) Change {
 
 // Served records that the reply whose first byte was heard has served the
 // request.
-func (p *Tracker) Served(r *Request) {
-	p.norms[r.Kind-1].served(r.took, r.unusual)
+func (t *Tracker) Served(r *Request) {
+	t.norms[r.Kind-1].served(r.took, r.unusual)
 }
 
 // Finding is what a request that waits finds out.
@@ -320,22 +320,22 @@ type Finding struct {
 
 // Look finds out whether there is a silence. A request that still waits calls
 // it at its threshold, and then again and again.
-func (p *Tracker) Look(r *Request, now time.Time) (f Finding) {
+func (t *Tracker) Look(r *Request, now time.Time) (f Finding) {
 	waited := now.Sub(r.Sent)
 	if r.Threshold == 0 || waited < r.Threshold {
 		f.Again = min(latestLook, max(soonestLook, r.Threshold-waited))
 		return f
 	}
 	if !r.counted {
-		f.Change = p.testify(r, now, one)
+		f.Change = t.testify(r, now, one)
 	}
 	f.Again = min(max(waited/8, soonestLook), latestLook)
-	switch silence := p.silent.Load(); {
+	switch silence := t.silent.Load(); {
 	case silence == 0:
 	case silence&flagged == 0:
 		f.Silent, f.Moves = true, waited >= r.patience
-	case waited >= max(r.patience, 2*time.Duration(p.late.Load())) && p.heard.Load()>>stateBits <= nanos(r.Sent) &&
-		p.silent.CompareAndSwap(silence, silence&^flagged):
+	case waited >= max(r.patience, 2*time.Duration(t.late.Load())) && t.heard.Load()>>stateBits <= nanos(r.Sent) &&
+		t.silent.CompareAndSwap(silence, silence&^flagged):
 		f.Change = Change{FellSilent, sinceOf(silence)}
 	}
 	return f
@@ -343,48 +343,48 @@ func (p *Tracker) Look(r *Request, now time.Time) (f Finding) {
 
 // Lead reports whether a request may move: the others follow the one that
 // leads. With Stay, it does not lead.
-func (p *Tracker) Lead(r *Request, now time.Time) bool {
-	until, at := p.lead.Load(), nanos(now)
+func (t *Tracker) Lead(r *Request, now time.Time) bool {
+	until, at := t.lead.Load(), nanos(now)
 	if until == followed {
 		return true
 	}
-	return (until == 0 || at >= until) && p.lead.CompareAndSwap(until, at+int64(r.Threshold)<<min(max(0, p.leads.Add(1)-1), 16)) // a silence that begins makes leads 0
+	return (until == 0 || at >= until) && t.lead.CompareAndSwap(until, at+int64(r.Threshold)<<min(max(0, t.leads.Add(1)-1), 16)) // a silence that begins makes leads 0
 }
 
 // Stay records that there is no backend to which the request could lead others.
-func (p *Tracker) Stay() {
-	if until := p.lead.Load(); until != followed && p.lead.CompareAndSwap(until, 0) {
-		p.leads.Add(-1)
+func (t *Tracker) Stay() {
+	if until := t.lead.Load(); until != followed && t.lead.CompareAndSwap(until, 0) {
+		t.leads.Add(-1)
 	}
 }
 
 // Follow lets the other requests follow: one that has moved got a byte in time.
-func (p *Tracker) Follow() { p.lead.Store(followed) }
+func (t *Tracker) Follow() { t.lead.Store(followed) }
 
 // Silent returns since when the backend is silent or slow. It reports false if
 // the backend is neither.
-func (p *Tracker) Silent() (since time.Time, silent bool) {
-	value := p.silent.Load()
+func (t *Tracker) Silent() (since time.Time, silent bool) {
+	value := t.silent.Load()
 	return sinceOf(value), value != 0
 }
 
 // IsSilent reports whether the backend is silent or slow.
-func (p *Tracker) IsSilent() bool { return p.silent.Load() != 0 }
+func (t *Tracker) IsSilent() bool { return t.silent.Load() != 0 }
 
 // Due reports whether a request may try the silent backend.
-func (p *Tracker) Due(now time.Time) bool { return nanos(now) >= p.due.Load() }
+func (t *Tracker) Due(now time.Time) bool { return nanos(now) >= t.due.Load() }
 
 // Try reports whether the request may be sent: it is the one that tries the
 // silent backend, or the silence has ended.
-func (p *Tracker) Try(now time.Time) bool {
-	due, at := p.due.Load(), nanos(now)
-	if p.silent.Load() == 0 {
+func (t *Tracker) Try(now time.Time) bool {
+	due, at := t.due.Load(), nanos(now)
+	if t.silent.Load() == 0 {
 		return true
 	}
-	pause := p.pause.Load()
-	if at < due || !p.due.CompareAndSwap(due, at+pause) {
+	pause := t.pause.Load()
+	if at < due || !t.due.CompareAndSwap(due, at+pause) {
 		return false
 	}
-	p.pause.Store(min(2*pause, int64(longestPause)))
+	t.pause.Store(min(2*pause, int64(longestPause)))
 	return true
 }

@@ -64,13 +64,13 @@ func (t *Table) Of(use Use) *Tracker {
 // Make returns the tracker of a use, which is followed from now on. It returns
 // nil if there are too many.
 func (t *Table) Make(use Use) *Tracker {
-	if p := t.Of(use); p != nil || t.full() {
-		return p
+	if tracker := t.Of(use); tracker != nil || t.full() {
+		return tracker
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if p := t.Of(use); p != nil || t.full() { // another request was faster
-		return p
+	if tracker := t.Of(use); tracker != nil || t.full() { // another request was faster
+		return tracker
 	}
 	next := &uses{trackers: make(map[Use]*Tracker), silences: new(atomic.Int64)}
 	if known := t.uses.Load(); known != nil {
@@ -78,12 +78,12 @@ func (t *Table) Make(use Use) *Tracker {
 		next.first, next.silences = slices.Clone(known.first), known.silences
 	}
 	use.Model, use.Operation = strings.Clone(use.Model), strings.Clone(use.Operation) // they are parts of a request
-	p := &Tracker{silences: next.silences}
-	if next.trackers[use] = p; len(next.first) < fewUses {
-		next.first = append(next.first, usedTracker{use, p})
+	tracker := &Tracker{silences: next.silences}
+	if next.trackers[use] = tracker; len(next.first) < fewUses {
+		next.first = append(next.first, usedTracker{use, tracker})
 	}
 	t.uses.Store(next)
-	return p
+	return tracker
 }
 
 func (t *Table) full() bool {
@@ -133,16 +133,16 @@ func (t *Table) Snapshot(now time.Time) (states []State) {
 	if known == nil {
 		return nil
 	}
-	for use, p := range known.trackers {
-		s := State{Use: use, Whole: slowest(p.norms[:sizes], enough).Wait, Streamed: slowest(p.norms[sizes:], enough).Wait}
-		if silence := p.silent.Load(); silence != 0 {
-			if tried := p.tried.Load(); p.waiting.Load() <= 0 && nanos(now)-tried > int64(untried) {
+	for use, tracker := range known.trackers {
+		s := State{Use: use, Whole: slowest(tracker.norms[:sizes], enough).Wait, Streamed: slowest(tracker.norms[sizes:], enough).Wait}
+		if silence := tracker.silent.Load(); silence != 0 {
+			if tried := tracker.tried.Load(); tracker.waiting.Load() <= 0 && nanos(now)-tried > int64(untried) {
 				s.Untried = began.Add(time.Duration(tried))
 			} else {
 				s.Since, s.Slow = sinceOf(silence), silence&flagged != 0
 			}
 		}
-		if s.Whole > 0 || s.Streamed > 0 || p.silent.Load() != 0 {
+		if s.Whole > 0 || s.Streamed > 0 || tracker.silent.Load() != 0 {
 			states = append(states, s)
 		}
 	}

@@ -67,17 +67,17 @@ type openCooldown struct {
 	since, until time.Time
 }
 
-func (b openCooldown) seconds(now time.Time) float64 {
-	if now.After(b.until) {
-		now = b.until
+func (c openCooldown) seconds(now time.Time) float64 {
+	if now.After(c.until) {
+		now = c.until
 	}
-	return max(0, now.Sub(b.since).Seconds())
+	return max(0, now.Sub(c.since).Seconds())
 }
 
 // open counts a cooldown that has started, grown or changed its class.
-func (s *cooldownSeconds) open(which cooldownKey, its cooldownLabels, b pool.Cooldown, now time.Time) {
-	until := b.Until // unless an event ends it before
-	if b.Unreachable {
+func (s *cooldownSeconds) open(which cooldownKey, its cooldownLabels, c pool.Cooldown, now time.Time) {
+	until := c.Until // unless an event ends it before
+	if c.Unreachable {
 		until = now.AddDate(100, 0, 0) // it lasts until the backend is reached
 	}
 	s.mu.Lock()
@@ -135,13 +135,13 @@ func Left() {
 func (s *cooldownSeconds) forget(these func(cooldownLabels) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	maps.DeleteFunc(s.inForce, func(_ cooldownKey, b openCooldown) bool { return these(b.cooldownLabels) })
+	maps.DeleteFunc(s.inForce, func(_ cooldownKey, c openCooldown) bool { return these(c.cooldownLabels) })
 	maps.DeleteFunc(s.settled, func(its cooldownLabels, _ float64) bool { return these(its) })
 }
 
 func (s *cooldownSeconds) settle(which cooldownKey, now time.Time) {
-	if b, ok := s.inForce[which]; ok {
-		s.settled[b.cooldownLabels] += b.seconds(now)
+	if c, ok := s.inForce[which]; ok {
+		s.settled[c.cooldownLabels] += c.seconds(now)
 		delete(s.inForce, which)
 	}
 }
@@ -164,12 +164,12 @@ func (s *cooldownSeconds) sums(now time.Time) map[cooldownLabels]float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sums := make(map[cooldownLabels]float64, len(s.settled)+len(s.inForce))
-	for which, b := range s.inForce {
-		if !now.Before(b.until) {
+	for which, c := range s.inForce {
+		if !now.Before(c.until) {
 			s.settle(which, now) // no event has reported its end
 			continue
 		}
-		sums[b.cooldownLabels] += b.seconds(now)
+		sums[c.cooldownLabels] += c.seconds(now)
 	}
 	for its, seconds := range s.settled {
 		sums[its] += seconds

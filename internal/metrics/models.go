@@ -66,11 +66,11 @@ func isSound(s pool.State, now time.Time, concerns func(name string) bool) bool 
 			return false
 		}
 	}
-	for i, b := range slices.Concat(s.Cooldowns, s.Due) {
+	for i, c := range slices.Concat(s.Cooldowns, s.Due) {
 		switch due := i >= len(s.Cooldowns); {
-		case b.Class == string(verdict.Throttled), s.Member.Spares(b), !b.Whole && !concerns(b.Model):
-		case !b.Whole && b.Class == string(verdict.NoModel) && !s.Member.Knows(b.Model): // a client made it up
-		case !due || now.Sub(b.Until) < doubtful:
+		case c.Class == string(verdict.Throttled), s.Member.Spares(c), !c.Whole && !concerns(c.Model):
+		case !c.Whole && c.Class == string(verdict.NoModel) && !s.Member.Knows(c.Model): // a client made it up
+		case !due || now.Sub(c.Until) < doubtful:
 			return false
 		}
 	}

@@ -215,9 +215,9 @@ func Deployment(m *pool.Member, name string) string {
 // remaining returns how long the member still cools down for a deployment, or,
 // without one, for every model.
 func remaining(s pool.State, deployment string, now time.Time) (left time.Duration) {
-	for _, b := range s.Cooldowns {
-		if b.Whole || !s.Member.Spares(b) && deployment != "" && Deployment(s.Member, b.Model) == deployment {
-			left = max(left, b.Until.Sub(now))
+	for _, c := range s.Cooldowns {
+		if c.Whole || !s.Member.Spares(c) && deployment != "" && Deployment(s.Member, c.Model) == deployment {
+			left = max(left, c.Until.Sub(now))
 		}
 	}
 	return left
@@ -235,14 +235,14 @@ type reason struct {
 // a request shows that it is over. For a model that a client made up, there may
 // be no request.
 func reasonsOf(s pool.State) (reasons []reason) {
-	due := slices.DeleteFunc(slices.Clone(s.Due), func(b pool.Cooldown) bool {
-		return b.Class == string(verdict.Throttled) || !b.Whole && !s.Member.Knows(b.Model)
+	due := slices.DeleteFunc(slices.Clone(s.Due), func(c pool.Cooldown) bool {
+		return c.Class == string(verdict.Throttled) || !c.Whole && !s.Member.Knows(c.Model)
 	})
-	for _, b := range slices.Concat(s.Cooldowns, due) {
-		if s.Member.Spares(b) && b.Operation == "" {
+	for _, c := range slices.Concat(s.Cooldowns, due) {
+		if s.Member.Spares(c) && c.Operation == "" {
 			continue // other requests are served, and nobody need act
 		}
-		its := reason{attempt{Deployment(s.Member, b.Model), b.Class}, verdict.RemedyOf(verdict.Class(b.Class), b.Cause).Cause}
+		its := reason{attempt{Deployment(s.Member, c.Model), c.Class}, verdict.RemedyOf(verdict.Class(c.Class), c.Cause).Cause}
 		if !slices.Contains(reasons, its) {
 			reasons = append(reasons, its)
 		}

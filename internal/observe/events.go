@@ -122,7 +122,7 @@ func (s *Events) ended(e pool.Event) {
 	}
 }
 
-func isLong(b pool.Cooldown) bool { return b.Until.Sub(b.Since) >= minCooldown }
+func isLong(c pool.Cooldown) bool { return c.Until.Sub(c.Since) >= minCooldown }
 
 func keyOf(e pool.Event) cooldownKey {
 	return cooldownKey{e.Member.Name, e.Cooldown.Scope(), e.Cooldown.Throttle, e.Cooldown.Whole, e.Cooldown.Unreachable}

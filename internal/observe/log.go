@@ -90,8 +90,8 @@ func elsewhere(e pool.Event) zap.Field {
 
 // nextOf returns the next step for an operator, if the cooldown lasts until it
 // is taken.
-func nextOf(b pool.Cooldown) zap.Field {
-	if its := verdict.RemedyOf(verdict.Class(b.Class), b.Cause); its.NeedsOperator {
+func nextOf(c pool.Cooldown) zap.Field {
+	if its := verdict.RemedyOf(verdict.Class(c.Class), c.Cause); its.NeedsOperator {
 		return zap.String("next", its.Next)
 	}
 	return zap.Skip()
@@ -109,12 +109,12 @@ func optional(key, value string) zap.Field {
 // throttle of less than a second is only for debugging: a provisioned
 // deployment under full load throttles for some milliseconds, many times a
 // second.
-func levelOf(b pool.Cooldown) zapcore.Level {
-	switch class := verdict.Class(b.Class); {
-	case verdict.RemedyOf(class, b.Cause).NeedsOperator:
+func levelOf(c pool.Cooldown) zapcore.Level {
+	switch class := verdict.Class(c.Class); {
+	case verdict.RemedyOf(class, c.Cause).NeedsOperator:
 		return zap.ErrorLevel
 	case class == verdict.Throttled, class == verdict.Overloaded:
-		if b.Until.Sub(b.Since) < time.Second {
+		if c.Until.Sub(c.Since) < time.Second {
 			return zap.DebugLevel
 		}
 		return zap.InfoLevel

@@ -29,14 +29,14 @@ func (m *Member) accepts(r *Ask, now time.Time) (at time.Time, grace time.Durati
 	if !m.Throttles(r, now) {
 		return now, 0, false, false
 	}
-	if b := m.health.whole.throttle.Load(); b != nil && b.inForce(now) {
+	if c := m.health.whole.throttle.Load(); c != nil && c.inForce(now) {
 		return now.Add(farAway), 0, false, true // only budgets are about all models
 	}
 	shared := now.Add(m.quotaWait(r, now))
 	at = shared
 	for _, s := range r.throttles(m) {
-		if b := s.Load(); b != nil && b.inForce(now) {
-			at, grace = later(at, b.accepts()), max(grace, b.Grace())
+		if c := s.Load(); c != nil && c.inForce(now) {
+			at, grace = later(at, c.accepts()), max(grace, c.Grace())
 		}
 	}
 	return at, grace, shared.After(now) && at.Equal(shared), true

@@ -42,14 +42,14 @@ type Cooldown struct {
 }
 
 // Scope returns the scope of the cooldown, unless it covers the whole backend.
-func (b Cooldown) Scope() Scope { return Scope{b.Model, b.Tiers, b.Operation} }
+func (c Cooldown) Scope() Scope { return Scope{c.Model, c.Tiers, c.Operation} }
 
 // inForce reports whether the cooldown is active: it keeps requests away.
-func (b *Cooldown) inForce(now time.Time) bool { return b.Unreachable || now.Before(b.Until) }
+func (c *Cooldown) inForce(now time.Time) bool { return c.Unreachable || now.Before(c.Until) }
 
 // Grace returns how long after the cooldown's end all requests wait for the
 // result of the probe.
-func (b *Cooldown) Grace() time.Duration { return min(time.Second, b.Until.Sub(b.Since)/10) }
+func (c *Cooldown) Grace() time.Duration { return min(time.Second, c.Until.Sub(c.Since)/10) }
 
 // Reason is the reason for a cooldown. The pool only passes it to listeners.
 type Reason struct {
@@ -129,24 +129,24 @@ const (
 // its cooldown began, plus 1. 0: no request was sent.
 type trial struct{ atomic.Int64 }
 
-func (t *trial) at(b *cooldownEntry) time.Time { return b.Since.Add(time.Duration(t.Load() - 1)) }
+func (t *trial) at(c *cooldownEntry) time.Time { return c.Since.Add(time.Duration(t.Load() - 1)) }
 
-func (t *trial) claim(b *cooldownEntry, now time.Time) bool {
-	return t.CompareAndSwap(0, int64(now.Sub(b.Since))+1)
+func (t *trial) claim(c *cooldownEntry, now time.Time) bool {
+	return t.CompareAndSwap(0, int64(now.Sub(c.Since))+1)
 }
 
 // pending reports whether the trial is too young for its silence to mean that
 // it was not refused. A throttled backend refuses at once.
-func (t *trial) pending(b *cooldownEntry, now time.Time) bool {
-	return t.Load() != 0 && now.Before(t.at(b).Add(b.Grace()))
+func (t *trial) pending(c *cooldownEntry, now time.Time) bool {
+	return t.Load() != 0 && now.Before(t.at(c).Add(c.Grace()))
 }
 
 // newCooldownEntry returns the entry of a cooldown that the backend asked for
 // now, and that the reporter reports.
-func newCooldownEntry(b Cooldown, reporter *Pool, now time.Time) *cooldownEntry {
-	e := &cooldownEntry{Cooldown: b, extended: now, reporter: reporter}
-	if b.Guess == 0 {
-		e.promised = b.Until
+func newCooldownEntry(c Cooldown, reporter *Pool, now time.Time) *cooldownEntry {
+	e := &cooldownEntry{Cooldown: c, extended: now, reporter: reporter}
+	if c.Guess == 0 {
+		e.promised = c.Until
 	}
 	return e
 }

@@ -9,20 +9,20 @@ type cooldownSet struct {
 	rests    rests
 }
 
-func (b *cooldownSet) slot(throttle bool) *slot {
+func (c *cooldownSet) slot(throttle bool) *slot {
 	if throttle {
-		return &b.throttle
+		return &c.throttle
 	}
-	return &b.failure
+	return &c.failure
 }
 
-func (b *cooldownSet) returns(now time.Time) time.Time {
-	return later(b.throttle.until(now), b.failure.until(now))
+func (c *cooldownSet) returns(now time.Time) time.Time {
+	return later(c.throttle.until(now), c.failure.until(now))
 }
 
 // end ends the cooldowns, which may be nil. The caller holds the lock.
-func (b *cooldownSet) end() (throttle, failure *cooldownEntry) {
-	return b.throttle.Swap(nil), b.failure.Swap(nil)
+func (c *cooldownSet) end() (throttle, failure *cooldownEntry) {
+	return c.throttle.Swap(nil), c.failure.Swap(nil)
 }
 
 func later(a, b time.Time) time.Time {

@@ -55,12 +55,12 @@ func (t *cooldownTable) find(its Scope) *cooldownSet {
 		return nil
 	}
 	for i := range set {
-		b := set[i].Load()
-		if b == nil { // no place before it becomes free again
+		c := set[i].Load()
+		if c == nil { // no place before it becomes free again
 			return nil
 		}
-		if b.scope == its {
-			return &b.cooldownSet
+		if c.scope == its {
+			return &c.cooldownSet
 		}
 	}
 	return nil
@@ -75,12 +75,12 @@ func (t *cooldownTable) place(m *Member, its Scope, now time.Time) (place *atomi
 	set := t.set(its)
 	var least worth
 	for i := range set {
-		b := set[i].Load()
-		if b == nil || b.scope == its {
+		c := set[i].Load()
+		if c == nil || c.scope == its {
 			return &set[i], nil
 		}
-		if w := m.worthOf(b, now); leaves == nil || w.compare(least) < 0 {
-			place, leaves, least = &set[i], b, w
+		if w := m.worthOf(c, now); leaves == nil || w.compare(least) < 0 {
+			place, leaves, least = &set[i], c, w
 		}
 	}
 	return place, leaves
@@ -94,8 +94,8 @@ type worth struct {
 	throttle, failure time.Time
 }
 
-func (m *Member) worthOf(b *scopedCooldowns, now time.Time) worth {
-	return worth{b.named || m.health.hasServed(b.scope.Model), b.throttle.until(now), b.failure.until(now)}
+func (m *Member) worthOf(c *scopedCooldowns, now time.Time) worth {
+	return worth{c.named || m.health.hasServed(c.scope.Model), c.throttle.until(now), c.failure.until(now)}
 }
 
 func (w worth) compare(other worth) int {
@@ -115,9 +115,9 @@ func (t *cooldownTable) add(m *Member, its Scope, now time.Time) *cooldownSet {
 		return known
 	}
 	place, _ := t.place(m, its, now)
-	b := &scopedCooldowns{scope: its, named: m.Knows(its.Model)}
-	place.Store(b)
-	return &b.cooldownSet
+	c := &scopedCooldowns{scope: its, named: m.Knows(its.Model)}
+	place.Store(c)
+	return &c.cooldownSet
 }
 
 // clear forgets all.
@@ -132,11 +132,11 @@ func (t *cooldownTable) all() iter.Seq[*cooldownSet] {
 		}
 		for i := range sets {
 			for j := range sets[i] {
-				b := sets[i][j].Load()
-				if b == nil {
+				c := sets[i][j].Load()
+				if c == nil {
 					break
 				}
-				if !yield(&b.cooldownSet) {
+				if !yield(&c.cooldownSet) {
 					return
 				}
 			}

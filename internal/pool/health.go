@@ -98,8 +98,8 @@ func (m *Member) StartFresh(identity string) {
 	}
 	h.identity = identity
 	h.mu.Unlock()
-	for _, b := range over {
-		m.tellEnd(b, false)
+	for _, c := range over {
+		m.tellEnd(c, false)
 	}
 }
 
@@ -107,8 +107,8 @@ func (m *Member) StartFresh(identity string) {
 // count towards one. The caller holds the lock.
 func (h *Health) endAll() (over []*cooldownEntry) {
 	over = append(over, h.unreachable.Swap(nil))
-	for b := range h.all() {
-		throttle, failure := b.end()
+	for c := range h.all() {
+		throttle, failure := c.end()
 		over = append(over, throttle, failure)
 	}
 	return over
@@ -192,11 +192,11 @@ func (h *Health) hasNoCooldown() bool {
 type scopes struct{ usual, own, usualOfOperation, ownOfOperation *cooldownSet }
 
 // slots returns all that count for a request, those of throttles first.
-func (h *Health) slots(b scopes) [9]*slot {
+func (h *Health) slots(c scopes) [9]*slot {
 	whole := &h.whole
 	return [...]*slot{
-		&whole.throttle, &b.usual.throttle, &b.own.throttle,
-		&whole.failure, &b.usual.failure, &b.own.failure, &b.usualOfOperation.failure, &b.ownOfOperation.failure, &h.unreachable.slot,
+		&whole.throttle, &c.usual.throttle, &c.own.throttle,
+		&whole.failure, &c.usual.failure, &c.own.failure, &c.usualOfOperation.failure, &c.ownOfOperation.failure, &h.unreachable.slot,
 	}
 }
 
@@ -312,15 +312,15 @@ func (m *Member) CoolDown(r Refusal, now time.Time) (began bool) {
 	if r.Unreachable {
 		r.Wait = firstPause // or longer: see put
 	}
-	b := Cooldown{Reason: r.Reason, ID: rand.Uint64(), Whole: r.Whole, Since: now, Until: now.Add(r.Wait), Throttle: r.Throttle, Unreachable: r.Unreachable, Cost: r.Cost}
+	c := Cooldown{Reason: r.Reason, ID: rand.Uint64(), Whole: r.Whole, Since: now, Until: now.Add(r.Wait), Throttle: r.Throttle, Unreachable: r.Unreachable, Cost: r.Cost}
 	if r.Guess {
-		b.Guess = r.Wait
+		c.Guess = r.Wait
 	}
 	if !r.Whole {
-		b.Model, b.Tiers, b.Operation = ModelKey(r.Model), r.Tiers, strings.Clone(r.Operation) // which may be a part of a long path
+		c.Model, c.Tiers, c.Operation = ModelKey(r.Model), r.Tiers, strings.Clone(r.Operation) // which may be a part of a long path
 	}
-	m.health.last.Store(&b)
-	return m.put(b, now, false) == Began
+	m.health.last.Store(&c)
+	return m.put(c, now, false) == Began
 }
 
 // rest returns how long the member rests that asked to be called again at once.
@@ -332,21 +332,21 @@ func (m *Member) rest(r *Refusal, now time.Time) time.Duration {
 
 // put starts or extends a cooldown, and reports it.
 func (m *Member) put(next Cooldown, now time.Time, remote bool) Happening {
-	b := newCooldownEntry(next, m.pool, now)
+	c := newCooldownEntry(next, m.pool, now)
 	m.health.mu.Lock()
-	wake, into := b.Until, &m.health.unreachable.slot
-	if b.Unreachable {
+	wake, into := c.Until, &m.health.unreachable.slot
+	if c.Unreachable {
 		wake = m.health.unreachable.failed(now)
-		b.Until = later(b.Until, wake)
+		c.Until = later(c.Until, wake)
 	} else {
-		into = m.cooldowns(b.Whole, b.Scope(), now).slot(b.Throttle)
+		into = m.cooldowns(c.Whole, c.Scope(), now).slot(c.Throttle)
 	}
-	happened, over := into.put(b, remote)
+	happened, over := into.put(c, remote)
 	pools := slices.Clone(m.health.pools)
 	m.health.mu.Unlock()
 	m.tellEnd(over, remote)
 	if happened != nothing {
-		m.tell(Event{Happening: happened, Cooldown: b.Cooldown, Remote: remote})
+		m.tell(Event{Happening: happened, Cooldown: c.Cooldown, Remote: remote})
 	}
 	for _, p := range pools { // the member's own pool may be closed, while its last requests go on
 		p.wakeAt(wake, now)
@@ -367,9 +367,9 @@ func (m *Member) cooldowns(whole bool, its Scope, now time.Time) *cooldownSet {
 // since in doubt.
 func (m *Member) Doubt(whole bool, its Scope, since time.Time) {
 	m.health.mu.Lock()
-	b := m.health.known(Cooldown{Whole: whole, Model: its.Model, Tiers: its.Tiers, Operation: its.Operation}).throttle.cast(since)
+	c := m.health.known(Cooldown{Whole: whole, Model: its.Model, Tiers: its.Tiers, Operation: its.Operation}).throttle.cast(since)
 	m.health.mu.Unlock()
-	if b != nil {
-		m.tell(Event{Happening: Doubted, Cooldown: b.Cooldown})
+	if c != nil {
+		m.tell(Event{Happening: Doubted, Cooldown: c.Cooldown})
 	}
 }

@@ -74,16 +74,16 @@ func (m *Member) tell(e Event) {
 
 // tellEnd reports that a cooldown has ended, unless it is nil or its end was
 // reported before.
-func (m *Member) tellEnd(b *cooldownEntry, remote bool) {
-	if b != nil && b.told.CompareAndSwap(false, true) {
-		m.tell(Event{Happening: Ended, Cooldown: b.Cooldown, Remote: remote})
+func (m *Member) tellEnd(c *cooldownEntry, remote bool) {
+	if c != nil && c.told.CompareAndSwap(false, true) {
+		m.tell(Event{Happening: Ended, Cooldown: c.Cooldown, Remote: remote})
 	}
 }
 
 // tellDisproved reports that a cooldown was disproved, unless it is nil.
-func (m *Member) tellDisproved(b *cooldownEntry, remote bool) {
-	if b != nil {
-		m.tell(Event{Happening: Disproved, Cooldown: b.Cooldown, Remote: remote})
-		m.tellEnd(b, remote)
+func (m *Member) tellDisproved(c *cooldownEntry, remote bool) {
+	if c != nil {
+		m.tell(Event{Happening: Disproved, Cooldown: c.Cooldown, Remote: remote})
+		m.tellEnd(c, remote)
 	}
 }

@@ -79,8 +79,8 @@ func (m *Member) Reset(o Order) {
 	over := m.health.endAll()
 	m.health.ended.Store(nil)
 	m.health.mu.Unlock()
-	for _, b := range over {
-		m.tellDisproved(b, false)
+	for _, c := range over {
+		m.tellDisproved(c, false)
 	}
 }
 
@@ -118,21 +118,21 @@ func (p *Pool) Snapshot(now time.Time) []State {
 		if p.Watches {
 			states[i].Latencies = m.health.latencies.Snapshot(now)
 		}
-		for b := range m.health.cooldowns() {
-			if !m.Meets(b.Cooldown) {
+		for c := range m.health.cooldowns() {
+			if !m.Meets(c.Cooldown) {
 				continue
 			}
-			if b.inForce(now) {
-				cooldown := b.Cooldown
-				if b.Unreachable { // a recheck may be under way
-					cooldown.Until = later(b.Until, now.Add(firstPause))
+			if c.inForce(now) {
+				cooldown := c.Cooldown
+				if c.Unreachable { // a recheck may be under way
+					cooldown.Until = later(c.Until, now.Add(firstPause))
 				}
-				cooldown.InDoubt = b.doubt.Load() == inDoubt
+				cooldown.InDoubt = c.doubt.Load() == inDoubt
 				states[i].Cooldowns = append(states[i].Cooldowns, cooldown)
 				continue
 			}
-			states[i].Due = append(states[i].Due, b.Cooldown)
-			if !m.Spares(b.Cooldown) && (!b.Throttle || b.probe.pending(b, now)) {
+			states[i].Due = append(states[i].Due, c.Cooldown)
+			if !m.Spares(c.Cooldown) && (!c.Throttle || c.probe.pending(c, now)) {
 				states[i].Probing = true
 			}
 		}
@@ -142,8 +142,8 @@ func (p *Pool) Snapshot(now time.Time) []State {
 
 // CoolingDown reports whether a cooldown is active.
 func (h *Health) CoolingDown(now time.Time) bool {
-	for b := range h.cooldowns() {
-		if b.inForce(now) {
+	for c := range h.cooldowns() {
+		if c.inForce(now) {
 			return true
 		}
 	}
@@ -163,12 +163,12 @@ func (h *Health) all() iter.Seq[*cooldownSet] {
 // cooldowns iterates over the cooldowns that are active or due.
 func (h *Health) cooldowns() iter.Seq[*cooldownEntry] {
 	return func(yield func(*cooldownEntry) bool) {
-		if b := h.unreachable.Load(); b != nil && !yield(b) {
+		if c := h.unreachable.Load(); c != nil && !yield(c) {
 			return
 		}
 		for set := range h.all() {
 			for _, s := range [...]*slot{&set.throttle, &set.failure} {
-				if b := s.Load(); b != nil && !yield(b) {
+				if c := s.Load(); c != nil && !yield(c) {
 					return
 				}
 			}

@@ -8,37 +8,37 @@ import (
 // listeners get it as a remote event, so that no replica reports it back.
 
 // Hear records a cooldown of another replica, which lasts for wait from now on.
-func (m *Member) Hear(b Cooldown, wait time.Duration, now time.Time) {
-	if m.find(b) != nil || wait <= 0 {
+func (m *Member) Hear(c Cooldown, wait time.Duration, now time.Time) {
+	if m.find(c) != nil || wait <= 0 {
 		return // it was heard before
 	}
-	if !b.Whole && !m.hasRoom(b.Scope(), now) {
+	if !c.Whole && !m.hasRoom(c.Scope(), now) {
 		return
 	}
-	length := b.Until.Sub(b.Since)
-	b.Heard, b.Until = true, now.Add(wait)
-	b.Since = b.Until.Add(-max(length, wait))
-	if !b.Whole {
-		b.Model = ModelKey(b.Model)
+	length := c.Until.Sub(c.Since)
+	c.Heard, c.Until = true, now.Add(wait)
+	c.Since = c.Until.Add(-max(length, wait))
+	if !c.Whole {
+		c.Model = ModelKey(c.Model)
 	}
-	m.put(b, now, true)
+	m.put(c, now, true)
 }
 
 // HearDoubt records that a cooldown is in doubt.
-func (m *Member) HearDoubt(b Cooldown) {
+func (m *Member) HearDoubt(c Cooldown) {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
-	if known := m.find(b); known != nil {
+	if known := m.find(c); known != nil {
 		known.doubt.CompareAndSwap(noDoubt, inDoubt)
 	}
 }
 
 // HearDisproved records that a cooldown was disproved. A cooldown that has
 // grown here in the meantime stays.
-func (m *Member) HearDisproved(b Cooldown) {
+func (m *Member) HearDisproved(c Cooldown) {
 	m.health.mu.Lock()
-	known := m.find(b)
-	if known == nil || !m.health.known(b).slot(b.Throttle).CompareAndSwap(known, nil) {
+	known := m.find(c)
+	if known == nil || !m.health.known(c).slot(c.Throttle).CompareAndSwap(known, nil) {
 		known = nil
 	}
 	m.health.mu.Unlock()
@@ -46,8 +46,8 @@ func (m *Member) HearDisproved(b Cooldown) {
 }
 
 // HearProbe records that another replica sends the probe of a cooldown.
-func (m *Member) HearProbe(b Cooldown, now time.Time) {
-	if known := m.find(b); known != nil {
+func (m *Member) HearProbe(c Cooldown, now time.Time) {
+	if known := m.find(c); known != nil {
 		known.probe.claim(known, now)
 	}
 }
@@ -63,19 +63,19 @@ func (m *Member) HearDrained(drained bool, o Order) {
 }
 
 // find returns the cooldown here that has the same ID, or nil.
-func (m *Member) find(b Cooldown) *cooldownEntry {
-	if known := m.health.known(b).slot(b.Throttle).Load(); known != nil && known.ID == b.ID {
+func (m *Member) find(c Cooldown) *cooldownEntry {
+	if known := m.health.known(c).slot(c.Throttle).Load(); known != nil && known.ID == c.ID {
 		return known
 	}
 	return nil
 }
 
-// known returns the set to which b belongs, not to be written to.
-func (h *Health) known(b Cooldown) *cooldownSet {
-	if b.Whole {
+// known returns the set to which c belongs, not to be written to.
+func (h *Health) known(c Cooldown) *cooldownSet {
+	if c.Whole {
 		return &h.whole
 	}
-	return h.of(b.Scope())
+	return h.of(c.Scope())
 }
 
 // hasRoom reports whether a model is remembered, or can be: an active cooldown

@@ -42,19 +42,19 @@ func (p *Pool) watchReturns() {
 	}
 	now := time.Now()
 	for _, m := range p.Members {
-		for b := range m.health.cooldowns() {
-			p.wakeAt(m.wakeTime(b), now)
+		for c := range m.health.cooldowns() {
+			p.wakeAt(m.wakeTime(c), now)
 		}
 	}
 }
 
 // wakeTime returns when there is something to report about a cooldown: its end,
 // or that a recheck of the member is due.
-func (m *Member) wakeTime(b *cooldownEntry) time.Time {
-	if b.Unreachable {
+func (m *Member) wakeTime(c *cooldownEntry) time.Time {
+	if c.Unreachable {
 		return m.health.unreachable.dueAt()
 	}
-	return b.Until
+	return c.Until
 }
 
 // wakeAt sets the timer for a cooldown that ends then.
@@ -79,15 +79,15 @@ func (p *Pool) tellReturns() {
 	p.returns.mu.Unlock()
 	now := time.Now()
 	for _, m := range p.Members {
-		for b := range m.health.cooldowns() {
-			switch at := m.wakeTime(b); {
+		for c := range m.health.cooldowns() {
+			switch at := m.wakeTime(c); {
 			case now.Before(at):
 				p.wakeAt(at, now)
-			case b.Unreachable:
-				m.tell(Event{Happening: RecheckDue, Cooldown: b.Cooldown})
+			case c.Unreachable:
+				m.tell(Event{Happening: RecheckDue, Cooldown: c.Cooldown})
 				p.wakeAt(now.Add(firstPause), now) // a config that is unloaded may not finish its recheck
-			case b.reporter == p || b.reporter.returns.closed.Load():
-				m.tellEnd(b, false)
+			case c.reporter == p || c.reporter.returns.closed.Load():
+				m.tellEnd(c, false)
 			}
 		}
 	}

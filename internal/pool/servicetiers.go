@@ -55,24 +55,24 @@ func (t ServiceTiers) ShareLimits() bool { return t == UsualTiers || t == Flex }
 func (t ServiceTiers) HaveOwnLimits() bool { return t == Ultrafast }
 
 // Meets reports whether the cooldown may keep requests away from the member.
-func (m *Member) Meets(b Cooldown) bool {
-	if m.ServiceTier == "" || b.Whole || b.Unreachable {
+func (m *Member) Meets(c Cooldown) bool {
+	if m.ServiceTier == "" || c.Whole || c.Unreachable {
 		return true
 	}
 	its := TiersOf(m.ServiceTier)
-	return its == b.Tiers || b.Tiers == UsualTiers && its.meetUsual()
+	return its == c.Tiers || c.Tiers == UsualTiers && its.meetUsual()
 }
 
 // Spares reports whether the cooldown leaves the member the requests that it
 // usually gets: it is about one operation, about other service tiers than those
 // of the member, or about unusual ones, of a member that gets requests as
 // clients send them.
-func (m *Member) Spares(b Cooldown) bool {
-	if b.Operation != "" {
+func (m *Member) Spares(c Cooldown) bool {
+	if c.Operation != "" {
 		return true
 	}
 	if m.ServiceTier == "" {
-		return b.Tiers != UsualTiers
+		return c.Tiers != UsualTiers
 	}
-	return !m.Meets(b)
+	return !m.Meets(c)
 }

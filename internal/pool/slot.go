@@ -39,33 +39,33 @@ const (
 type slot struct{ atomic.Pointer[cooldownEntry] }
 
 func (s *slot) standing(cost int64, now time.Time) standing {
-	b := s.Load()
-	if b == nil {
+	c := s.Load()
+	if c == nil {
 		return ready
 	}
-	trial := &b.probe
-	if b.inForce(now) {
-		trial = &b.check
-		if !b.checkableBy(cost) || trial.pending(b, now) { // the throttle holds until the check was not refused
+	trial := &c.probe
+	if c.inForce(now) {
+		trial = &c.check
+		if !c.checkableBy(cost) || trial.pending(c, now) { // the throttle holds until the check was not refused
 			switch {
-			case b.tryable(now):
+			case c.tryable(now):
 				return guessCooldown
-			case b.Throttle:
+			case c.Throttle:
 				return throttleCooldown
 			}
 			return failureCooldown
 		}
 	}
 	switch {
-	case trial.Load() == 0 && now.Sub(b.Until) < untried:
+	case trial.Load() == 0 && now.Sub(c.Until) < untried:
 		switch {
-		case !b.refusesOnly():
+		case !c.refusesOnly():
 			return trialDue
-		case now.Sub(b.Until) < overdue:
+		case now.Sub(c.Until) < overdue:
 			return refusalDue
 		}
 		return refusalOverdue
-	case trial.pending(b, now):
+	case trial.pending(c, now):
 		return trialPending
 	}
 	return ready
@@ -73,75 +73,75 @@ func (s *slot) standing(cost int64, now time.Time) standing {
 
 // refusesOnly reports whether none of the requests that started or extended the
 // cooldown was executed: the backend answered each with a 429 or 503.
-func (b *cooldownEntry) refusesOnly() bool {
-	return b.Throttle || b.Status == http.StatusServiceUnavailable && len(b.classes) == 1
+func (c *cooldownEntry) refusesOnly() bool {
+	return c.Throttle || c.Status == http.StatusServiceUnavailable && len(c.classes) == 1
 }
 
 // tryable reports whether one request may try the backend although the cooldown
 // is active.
-func (b *cooldownEntry) tryable(now time.Time) bool {
-	return b.Guess > 0 && !now.Before(b.nextTry())
+func (c *cooldownEntry) tryable(now time.Time) bool {
+	return c.Guess > 0 && !now.Before(c.nextTry())
 }
 
-func (b *cooldownEntry) nextTry() time.Time {
-	last := later(b.extended, b.tried.at(b))
-	return later(b.promised, last.Add(max(b.Guess/guessParts, guessPause)))
+func (c *cooldownEntry) nextTry() time.Time {
+	last := later(c.extended, c.tried.at(c))
+	return later(c.promised, last.Add(max(c.Guess/guessParts, guessPause)))
 }
 
 // accepts returns when a request may be sent to the backend that throttles: at
 // the end of the cooldown, or before, if that is a guess.
-func (b *cooldownEntry) accepts() time.Time {
-	if try := b.nextTry(); b.Guess > 0 && try.Before(b.Until) {
+func (c *cooldownEntry) accepts() time.Time {
+	if try := c.nextTry(); c.Guess > 0 && try.Before(c.Until) {
 		return try
 	}
-	return b.Until
+	return c.Until
 }
 
 // claimTry takes the right to be the next request that tries a throttle. It
 // succeeds if no throttle is in force, or none that holds for a request of this
 // cost.
 func (s *slot) claimTry(cost int64, now time.Time) bool {
-	b := s.Load()
+	c := s.Load()
 	switch {
-	case b == nil || !b.inForce(now):
+	case c == nil || !c.inForce(now):
 		return true
-	case b.checkableBy(cost) && !b.check.pending(b, now):
-		return b.check.Load() != 0 || b.check.claim(b, now)
+	case c.checkableBy(cost) && !c.check.pending(c, now):
+		return c.check.Load() != 0 || c.check.claim(c, now)
 	}
-	last := b.tried.Load()
-	return b.tryable(now) && b.tried.CompareAndSwap(last, int64(now.Sub(b.Since))+1)
+	last := c.tried.Load()
+	return c.tryable(now) && c.tried.CompareAndSwap(last, int64(now.Sub(c.Since))+1)
 }
 
 // checkableBy reports whether a request of this cost may check the cooldown.
-func (b *cooldownEntry) checkableBy(cost int64) bool {
-	return b.doubt.Load() == inDoubt && b.muchLarger(cost)
+func (c *cooldownEntry) checkableBy(cost int64) bool {
+	return c.doubt.Load() == inDoubt && c.muchLarger(cost)
 }
 
 // muchLarger reports whether the cooldown is for requests much larger than one
 // of this cost, so that the cooldown may not hold for that one.
-func (b *cooldownEntry) muchLarger(cost int64) bool {
-	return cost < b.Cost && cost <= b.Cost/checkShare
+func (c *cooldownEntry) muchLarger(cost int64) bool {
+	return cost < c.Cost && cost <= c.Cost/checkShare
 }
 
 // claim takes the right to send a request: the trial, or one of many. It fails
 // if another request is the trial. over is the cooldown that ended because its
 // probe was not refused, if one did.
 func (s *slot) claim(cost int64, now time.Time) (ok bool, over *cooldownEntry) {
-	b := s.Load()
-	if b == nil {
+	c := s.Load()
+	if c == nil {
 		return true, nil
 	}
-	if b.inForce(now) {
-		return b.checkableBy(cost) && (b.check.claim(b, now) || !b.check.pending(b, now)), nil
+	if c.inForce(now) {
+		return c.checkableBy(cost) && (c.check.claim(c, now) || !c.check.pending(c, now)), nil
 	}
-	if b.probe.claim(b, now) {
+	if c.probe.claim(c, now) {
 		return true, nil
 	}
-	if b.probe.pending(b, now) {
+	if c.probe.pending(c, now) {
 		return false, nil
 	}
-	if s.CompareAndSwap(b, nil) {
-		over = b
+	if s.CompareAndSwap(c, nil) {
+		over = c
 	}
 	return true, over
 }
@@ -149,14 +149,14 @@ func (s *slot) claim(cost int64, now time.Time) (ok bool, over *cooldownEntry) {
 // clear ends a cooldown if an attempt that has succeeded started after the
 // backend last asked for the cooldown, or was a check of it.
 func (s *slot) clear(started time.Time) (over *cooldownEntry) {
-	b := s.Load()
-	if b == nil || !started.After(b.extended) && (b.check.Load() == 0 || started.Before(b.check.at(b))) {
+	c := s.Load()
+	if c == nil || !started.After(c.extended) && (c.check.Load() == 0 || started.Before(c.check.at(c))) {
 		return nil
 	}
-	if !s.CompareAndSwap(b, nil) {
+	if !s.CompareAndSwap(c, nil) {
 		return nil
 	}
-	return b
+	return c
 }
 
 // put starts or extends a cooldown. A cooldown only grows: a shorter one
@@ -164,60 +164,60 @@ func (s *slot) clear(started time.Time) (over *cooldownEntry) {
 // so far or, for an unreachable backend, that cause. over is the previous
 // cooldown, if there was one and its time has passed. The caller holds the
 // lock.
-func (s *slot) put(b *cooldownEntry, remote bool) (happened Happening, over *cooldownEntry) {
+func (s *slot) put(c *cooldownEntry, remote bool) (happened Happening, over *cooldownEntry) {
 	current := s.Load()
-	if current == nil || !current.inForce(b.Since) {
-		b.classes, b.causes = []string{b.Class}, []string{b.Cause}
-		s.Store(b)
+	if current == nil || !current.inForce(c.Since) {
+		c.classes, c.causes = []string{c.Class}, []string{c.Cause}
+		s.Store(c)
 		return Began, current
 	}
-	b.doubt.Store(current.doubt.Load())
-	b.check.Store(current.check.Load())
-	b.tried.Store(current.tried.Load())
-	asked := b.extended
-	if !b.promised.After(current.promised) {
-		asked, b.promised = current.extended, current.promised
+	c.doubt.Store(current.doubt.Load())
+	c.check.Store(current.check.Load())
+	c.tried.Store(current.tried.Load())
+	asked := c.extended
+	if !c.promised.After(current.promised) {
+		asked, c.promised = current.extended, current.promised
 	}
-	if current.muchLarger(b.Cost) {
-		b.doubt.CompareAndSwap(inDoubt, doubtOver)
+	if current.muchLarger(c.Cost) {
+		c.doubt.CompareAndSwap(inDoubt, doubtOver)
 	}
-	b.Cost, b.Heard = min(b.Cost, current.Cost), b.Heard || current.Heard
-	b.Since, b.reporter = current.Since, current.reporter
-	happened = b.follow(current, remote)
-	b.extended = later(b.extended, asked) // also by a promise that ends before a guess does
-	b.classes, b.causes = current.classes, current.causes
+	c.Cost, c.Heard = min(c.Cost, current.Cost), c.Heard || current.Heard
+	c.Since, c.reporter = current.Since, current.reporter
+	happened = c.follow(current, remote)
+	c.extended = later(c.extended, asked) // also by a promise that ends before a guess does
+	c.classes, c.causes = current.classes, current.causes
 	switch {
-	case !slices.Contains(b.classes, b.Class):
-		b.classes = append(slices.Clip(b.classes), b.Class)
+	case !slices.Contains(c.classes, c.Class):
+		c.classes = append(slices.Clip(c.classes), c.Class)
 		happened = Turned
-	case b.Unreachable && len(b.causes) < maxCauses && !slices.Contains(b.causes, b.Cause):
-		b.causes = append(slices.Clip(b.causes), b.Cause)
+	case c.Unreachable && len(c.causes) < maxCauses && !slices.Contains(c.causes, c.Cause):
+		c.causes = append(slices.Clip(c.causes), c.Cause)
 		happened = Turned
-	case b.Until.Equal(current.Until):
-		b.Reason = current.Reason
+	case c.Until.Equal(current.Until):
+		c.Reason = current.Reason
 	}
-	s.Store(b)
+	s.Store(c)
 	return happened, nil
 }
 
-// follow gives b the end and the ID that it has after a cooldown that is still
+// follow gives c the end and the ID that it has after a cooldown that is still
 // active. If replicas are refused at the same time, each reports its own
 // cooldown to the others. All replicas treat them as one cooldown with the
 // smallest of the IDs, in whichever order a replica hears of them. So one
 // replica sends the probe, and what becomes of it counts for all.
-func (b *cooldownEntry) follow(current *cooldownEntry, remote bool) Happening {
-	longer := b.Until.After(current.Until)
-	switch same := remote && b.Until.Sub(current.Until).Abs() < b.Grace(); {
+func (c *cooldownEntry) follow(current *cooldownEntry, remote bool) Happening {
+	longer := c.Until.After(current.Until)
+	switch same := remote && c.Until.Sub(current.Until).Abs() < c.Grace(); {
 	case same:
-		b.ID = min(b.ID, current.ID)
+		c.ID = min(c.ID, current.ID)
 	case !longer:
-		b.ID = current.ID
+		c.ID = current.ID
 	case !remote:
-		b.ID = current.ID - 1 - rand.Uint64N(idStep)
+		c.ID = current.ID - 1 - rand.Uint64N(idStep)
 	}
 	if !longer {
-		b.Until, b.extended, b.Guess = current.Until, current.extended, current.Guess
-		if b.ID == current.ID {
+		c.Until, c.extended, c.Guess = current.Until, current.extended, current.Guess
+		if c.ID == current.ID {
 			return nothing
 		}
 	}
@@ -232,16 +232,16 @@ const idStep = 1 << 40
 // cast puts a cooldown in doubt that began at since, unless it was checked. It
 // returns the cooldown if it is in doubt now. The caller holds the lock.
 func (s *slot) cast(since time.Time) *cooldownEntry {
-	if b := s.Load(); b != nil && b.Since.Equal(since) && b.doubt.CompareAndSwap(noDoubt, inDoubt) {
-		return b
+	if c := s.Load(); c != nil && c.Since.Equal(since) && c.doubt.CompareAndSwap(noDoubt, inDoubt) {
+		return c
 	}
 	return nil
 }
 
 // until returns when the cooldown ends, or the zero time if it has ended.
 func (s *slot) until(now time.Time) time.Time {
-	if b := s.Load(); b != nil && now.Before(b.Until) {
-		return b.Until
+	if c := s.Load(); c != nil && now.Before(c.Until) {
+		return c.Until
 	}
 	return time.Time{}
 }
