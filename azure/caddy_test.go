@@ -258,7 +258,7 @@ func TestNoRequestWaitsForARefresh(t *testing.T) {
 	}
 }
 
-func TestADeadTokenEndpointCoolsItsBackendAloneDown(t *testing.T) {
+func TestADeadTokenEndpointCoolsOnlyItsBackendDown(t *testing.T) {
 	for name, kill := range map[string]func(*endpoint){
 		"refused": func(e *endpoint) { e.Close() },
 		"hanging": func(e *endpoint) { e.hold = make(chan struct{}) },
@@ -318,7 +318,7 @@ func TestARefusedTokenIsRenewedOnceAndTriedAtTheSameBackend(t *testing.T) {
 	}
 }
 
-func TestARefusedTokenCoolsNoBackendDownIfThereIsANewOne(t *testing.T) {
+func TestARefusedTokenStartsNoCooldownIfThereIsANewOne(t *testing.T) {
 	e := appService(t)
 	a, other := newBackend(t, "a", tokenNumber(1)), newBackend(t, "b", "key-of-b")
 	b := start(t, "request_buffers 1KiB\n"+a.auth("credential managed_identity")+other.key())

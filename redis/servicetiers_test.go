@@ -84,7 +84,7 @@ func cooldownsAt(t *testing.T, replicas []*replica, backend string, times int) {
 	}
 }
 
-func TestWhatAServiceTierIsRefusedCoolsItAloneDownAtAllReplicas(t *testing.T) {
+func TestARefusedServiceTierAloneCoolsDownAtAllReplicas(t *testing.T) {
 	for _, tier := range []string{"flex", "ultrafast", "warp"} {
 		t.Run(tier, func(t *testing.T) {
 			d := newDeployment(t, "Retry-After", "60")
@@ -107,7 +107,7 @@ func TestWhatAServiceTierIsRefusedCoolsItAloneDownAtAllReplicas(t *testing.T) {
 	}
 }
 
-func TestALimitOfAllThatFlexMetCoolsAllDownAtAllReplicas(t *testing.T) {
+func TestASharedLimitThatFlexMeetsCoolsAllTiersDownAtAllReplicas(t *testing.T) {
 	d := newDeployment(t, "X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "60s")
 	replicas := startReplicas(t, 3, "backend "+d.url+" {\nname a\nmodel m\napi_key s3cret-of-the-backend\n}\n"+startServer(t).option())
 	inTouch(t, replicas)
@@ -135,14 +135,14 @@ func TestBackendsOfOtherServiceTiersShareNoCooldownAtReplicas(t *testing.T) {
 		if status := r.chat(defaultChat); status != http.StatusOK {
 			t.Errorf("got %d", status)
 		}
-		if coolingDown := r.logged("cooldown started", "standard"); len(coolingDown) > 0 {
-			t.Errorf("standard is cooling down, too: %v", coolingDown)
+		if cooldowns := r.logged("cooldown started", "standard"); len(cooldowns) > 0 {
+			t.Errorf("standard is cooling down, too: %v", cooldowns)
 		}
 	}
 	d.wantCalls(t, "while flex is cooling down", 0, 3)
 }
 
-func TestABackendWithoutTheServiceTierIsCoolingDownAtNoReplica(t *testing.T) {
+func TestABackendWithoutTheServiceTierHasNoCooldownAtAnyReplica(t *testing.T) {
 	lacks := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		w.Header().Set("Content-Type", "application/json")
@@ -162,8 +162,8 @@ func TestABackendWithoutTheServiceTierIsCoolingDownAtNoReplica(t *testing.T) {
 		}
 	}
 	for _, r := range replicas {
-		if coolingDown := r.logged("cooldown started", ""); len(coolingDown) > 0 {
-			t.Errorf("cooling down: %v", coolingDown)
+		if cooldowns := r.logged("cooldown started", ""); len(cooldowns) > 0 {
+			t.Errorf("cooling down: %v", cooldowns)
 		}
 	}
 }

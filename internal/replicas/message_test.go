@@ -204,7 +204,7 @@ func (s *lateStore) Load(ctx context.Context, groups []string) ([]state.Kept, ti
 	return kept, now, err
 }
 
-func TestAReplicaThatWasSuspendedDoesNotCoolDownForLonger(t *testing.T) {
+func TestAReplicaThatWasSuspendedExtendsNoCooldown(t *testing.T) {
 	share(t, 2, func(w *world) {
 		suspended := w.replicas[1]
 		for name, wait := range map[string]time.Duration{"a": 5 * time.Second, "b": 20 * time.Second} {
@@ -221,7 +221,7 @@ func TestAReplicaThatWasSuspendedDoesNotCoolDownForLonger(t *testing.T) {
 	})
 }
 
-func TestAnAnswerThatIsReadLateCoolsNoBackendDown(t *testing.T) {
+func TestAnAnswerThatIsReadLateStartsNoCooldown(t *testing.T) {
 	share(t, 1, func(w *world) {
 		late := &lateStore{Store: w.hub.Store()}
 		r := w.startWith(late)

@@ -150,7 +150,7 @@ func TestAReplicaThatStartsKnowsWhatTheOthersKnow(t *testing.T) {
 	})
 }
 
-func TestACooldownOfServiceTiersIsOneOfTheSameAtAllReplicas(t *testing.T) {
+func TestACooldownOfServiceTiersIsTheSameAtAllReplicas(t *testing.T) {
 	share(t, 3, func(w *world) {
 		all := []pool.ServiceTiers{pool.UsualTiers, pool.Flex, pool.Ultrafast, pool.UnknownTiers}
 		for i, tiers := range all {
@@ -176,7 +176,7 @@ func TestACooldownOfServiceTiersIsOneOfTheSameAtAllReplicas(t *testing.T) {
 	})
 }
 
-func TestACooldownOfAnOperationIsOneOfTheSameAtAllReplicas(t *testing.T) {
+func TestACooldownOfAnOperationIsTheSameAtAllReplicas(t *testing.T) {
 	share(t, 3, func(w *world) {
 		all := map[string]time.Duration{"": 10 * time.Second, "/embeddings": 20 * time.Second, "/images/generations": 30 * time.Second}
 		for operation, length := range all {

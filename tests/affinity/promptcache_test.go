@@ -156,7 +156,7 @@ func TestSeveralAccountsHaveEachSessionInOneOfThem(t *testing.T) {
 
 const prompted = `{"model":"gpt-4o","prompt_cache_key":"one"}`
 
-func TestSessionsOfACooldownComeBackWhenTheBetterPriorityDoes(t *testing.T) {
+func TestSessionsThatACooldownMovedComeBackWhenTheBetterPriorityDoes(t *testing.T) {
 	const config = `openai_lb {
 		backend http://a
 		backend http://b

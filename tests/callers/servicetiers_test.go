@@ -166,7 +166,7 @@ func TestAzuresHeaderCountsForACallerThatMayUseItsTier(t *testing.T) {
 	}
 }
 
-func TestTheFlexOfAHeaderCoolsFlexAloneDown(t *testing.T) {
+func TestFlexInAHeaderCoolsOnlyFlexDown(t *testing.T) {
 	inBubbleWith(t, azureToo+mayUseFlex, func(t *testing.T, w *world) {
 		flex := func() lbtest.Reply {
 			r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"model":"gpt-4o"}`))

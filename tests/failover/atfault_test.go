@@ -177,11 +177,11 @@ func TestAnAccountWithoutMoneyRestsWhateverTheStatus(t *testing.T) {
 					w.Post(`{"model":"`+model+`"}`).WantServed(t, "b")
 				}
 				w.WantCalls(map[string]int{"a": 1, "b": 2})
-				coolingDown := w.Logged("cooldown started")
-				if len(coolingDown) != 1 || coolingDown[0].Level.String() != "error" {
-					t.Fatalf("logged %v, want one error", coolingDown)
+				cooldowns := w.Logged("cooldown started")
+				if len(cooldowns) != 1 || cooldowns[0].Level.String() != "error" {
+					t.Fatalf("logged %v, want one error", cooldowns)
 				}
-				fields := coolingDown[0].ContextMap()
+				fields := cooldowns[0].ContextMap()
 				if fields["class"] != c.class || fields["deployment"] != nil || fields["seconds"] != c.seconds {
 					t.Errorf("logged %v, want %s for %v s of the whole backend", fields, c.class, c.seconds)
 				}
@@ -215,9 +215,9 @@ func TestAPageOfAFirewallIsAboutOneRequest(t *testing.T) {
 				}
 				w.WantNobodyBlamed()
 				w.Post(bad(2)).WantServed(t, "b")
-				coolingDown := w.Logged("cooldown started")
-				if len(coolingDown) != 1 || coolingDown[0].ContextMap()["class"] != "failed" || coolingDown[0].ContextMap()["seconds"] != 10. {
-					t.Errorf("logged %v, want a failure after three different requests", coolingDown)
+				cooldowns := w.Logged("cooldown started")
+				if len(cooldowns) != 1 || cooldowns[0].ContextMap()["class"] != "failed" || cooldowns[0].ContextMap()["seconds"] != 10. {
+					t.Errorf("logged %v, want a failure after three different requests", cooldowns)
 				}
 				time.Sleep(11 * time.Second)
 				w.AllReply(blocks)
@@ -256,9 +256,9 @@ func TestAFirewallThatBlocksOneUseIsFoundWhileItLetsOthersPass(t *testing.T) {
 					ask(c.path, c.model, i).WantServed(t, "b")
 					ask(c.otherPath, c.otherModel, i)
 				}
-				coolingDown := w.Logged("cooldown started")
-				if len(coolingDown) != 1 || coolingDown[0].ContextMap()["class"] != "failed" || coolingDown[0].ContextMap()["deployment"] != c.model {
-					t.Errorf("logged %v, want a failure of %s", coolingDown, c.model)
+				cooldowns := w.Logged("cooldown started")
+				if len(cooldowns) != 1 || cooldowns[0].ContextMap()["class"] != "failed" || cooldowns[0].ContextMap()["deployment"] != c.model {
+					t.Errorf("logged %v, want a failure of %s", cooldowns, c.model)
 				}
 			})
 		})
@@ -322,8 +322,8 @@ func TestAGatewayMayReportAFailureWithA4xx(t *testing.T) {
 			lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
 				w.Backends["a"].Replies(reply)
 				w.Post(`{"model":"gpt-4o"}`).WantServed(t, "b")
-				if coolingDown := w.Logged("cooldown started"); len(coolingDown) != 1 || coolingDown[0].ContextMap()["class"] != "failed" {
-					t.Errorf("logged %v, want a failure", coolingDown)
+				if cooldowns := w.Logged("cooldown started"); len(cooldowns) != 1 || cooldowns[0].ContextMap()["class"] != "failed" {
+					t.Errorf("logged %v, want a failure", cooldowns)
 				}
 			})
 		})

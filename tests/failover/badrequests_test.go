@@ -96,7 +96,7 @@ func TestAHeaderOverCaddysLimitIsRefused(t *testing.T) {
 	}
 }
 
-func TestOddRequestsReachABackendOrAnAnswerAndCoolNobodyDown(t *testing.T) {
+func TestOddRequestsReachABackendOrAnAnswerAndStartNoCooldown(t *testing.T) {
 	backend := &lbtest.Backend{Name: "a"}
 	_, server := lbtest.Listen(t, "unused")
 	server.Config.Handler = backend

@@ -123,7 +123,7 @@ func TestTheReplyThatTellsMostReachesTheClient(t *testing.T) {
 	}
 }
 
-func TestTheClientsOwnErrorIsPassedOnAndCoolsNobodyDown(t *testing.T) {
+func TestTheClientsOwnErrorIsPassedOnAndStartsNoCooldown(t *testing.T) {
 	for _, code := range []int{400, 404, 409, 413, 422} {
 		lbtest.InBubble(t, lbtest.ThreeBackends, func(t *testing.T, w *lbtest.World) {
 			w.Backends["a"].Replies(lbtest.Status(code))

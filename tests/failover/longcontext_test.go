@@ -137,8 +137,8 @@ func TestTheSizeOfAFileIsNotTakenForTokens(t *testing.T) {
 		r := w.Request(http.MethodPost, "/v1/audio/transcriptions", bytes.NewReader(body))
 		r.Header.Set("Content-Type", contentType)
 		w.Send(r).WantServed(t, "b")
-		if coolingDown := w.Logged("cooldown started"); len(coolingDown) != 1 || coolingDown[0].ContextMap()["class"] != "throttled" {
-			t.Errorf("cooldowns %v, want a throttle", coolingDown)
+		if cooldowns := w.Logged("cooldown started"); len(cooldowns) != 1 || cooldowns[0].ContextMap()["class"] != "throttled" {
+			t.Errorf("cooldowns %v, want a throttle", cooldowns)
 		}
 	})
 }

@@ -88,9 +88,9 @@ func TestAThrottledModelLeavesTheOthersOfItsBackendInUse(t *testing.T) {
 			ask("gpt-4o-mini", "").WantServed(t, "azure")
 		}
 		w.WantCalls(map[string]int{"azure": 6})
-		coolingDown := w.Logged("cooldown started")
-		if len(coolingDown) != 1 || coolingDown[0].ContextMap()["deployment"] != "gpt-4o-ptu" {
-			t.Errorf("logged %v, want one cooldown of gpt-4o-ptu", coolingDown)
+		cooldowns := w.Logged("cooldown started")
+		if len(cooldowns) != 1 || cooldowns[0].ContextMap()["deployment"] != "gpt-4o-ptu" {
+			t.Errorf("logged %v, want one cooldown of gpt-4o-ptu", cooldowns)
 		}
 		w.Backends["azure"].Recovers()
 		time.Sleep(20 * time.Second)

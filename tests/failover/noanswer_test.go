@@ -40,8 +40,8 @@ func TestASuccessThatIsNoAnswerIsAFailure(t *testing.T) {
 							return w.Send(w.Request(http.MethodPost, path, strings.NewReader(fmt.Sprintf(`{"model":"m","stream":%v,"store":false%s}`, stream, members))))
 						}
 						ask("").WantServed(t, "b")
-						if coolingDown := w.Logged("cooldown started"); len(coolingDown) != 1 || coolingDown[0].ContextMap()["class"] != "failed" {
-							t.Errorf("logged %v, want a failure", coolingDown)
+						if cooldowns := w.Logged("cooldown started"); len(cooldowns) != 1 || cooldowns[0].ContextMap()["class"] != "failed" {
+							t.Errorf("logged %v, want a failure", cooldowns)
 						}
 						w.AllReply(reply)
 						wantUpstreamError(t, ask(""), path)
@@ -80,8 +80,8 @@ func TestJSONInPlaceOfAStreamIsAFailure(t *testing.T) {
 			lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
 				w.Backends["a"].Replies(reply)
 				w.PostStream().WantServed(t, "b")
-				if coolingDown := w.Logged("cooldown started"); len(coolingDown) != 1 || coolingDown[0].ContextMap()["class"] != "failed" {
-					t.Errorf("logged %v, want a failure", coolingDown)
+				if cooldowns := w.Logged("cooldown started"); len(cooldowns) != 1 || cooldowns[0].ContextMap()["class"] != "failed" {
+					t.Errorf("logged %v, want a failure", cooldowns)
 				}
 			})
 		})

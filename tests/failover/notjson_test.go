@@ -59,9 +59,9 @@ func TestAReplyThatIsNotJSONIsTheBackendsFailure(t *testing.T) {
 					w.Backends["a"].Replies(reply(body))
 					w.Post(`{"model":"gpt-4o"}`).WantServed(t, "b")
 					w.WantCalls(map[string]int{"a": 1, "b": 1, "c": 0})
-					coolingDown := w.Logged("cooldown started")
-					if len(coolingDown) != 1 || coolingDown[0].ContextMap()["class"] != "failed" || coolingDown[0].ContextMap()["cause"] != "not_json" && coolingDown[0].ContextMap()["cause"] != "no_answer" {
-						t.Errorf("logged %v, want a cooldown", coolingDown)
+					cooldowns := w.Logged("cooldown started")
+					if len(cooldowns) != 1 || cooldowns[0].ContextMap()["class"] != "failed" || cooldowns[0].ContextMap()["cause"] != "not_json" && cooldowns[0].ContextMap()["cause"] != "no_answer" {
+						t.Errorf("logged %v, want a cooldown", cooldowns)
 					}
 					w.AllReply(reply(body))
 					w.Post(`{"model":"gpt-4o"}`).WantError(t, 502, "upstream_unreachable")

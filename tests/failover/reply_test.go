@@ -99,21 +99,21 @@ func TestWhatAReplyMeans(t *testing.T) {
 			if n, m := len(a.Received()), len(b.Received()); n != 1 || m != wantCallsOfB {
 				t.Errorf("a was called %d times and b %d, want 1 and %d", n, m, wantCallsOfB)
 			}
-			attempt, coolingDown := s.LoggedOf(t, name)
+			attempt, cooldown := s.LoggedOf(t, name)
 			if attempt.Class != c.class {
 				t.Errorf("the reply was taken for %q, want %q", attempt.Class, c.class)
 			}
 			scope := nobody
 			switch {
-			case coolingDown == nil:
-				coolingDown = new(lbtest.LogEntry)
-			case coolingDown.Deployment == "":
+			case cooldown == nil:
+				cooldown = new(lbtest.LogEntry)
+			case cooldown.Deployment == "":
 				scope = whole
-			case coolingDown.Deployment == "gpt-4o":
+			case cooldown.Deployment == "gpt-4o":
 				scope = model
 			}
-			if scope != c.scope || coolingDown.Seconds != c.seconds || coolingDown.Level != c.level {
-				t.Errorf("cooling down %s for %v s at %s, want %s for %v s at %s", scope, coolingDown.Seconds, coolingDown.Level, c.scope, c.seconds, c.level)
+			if scope != c.scope || cooldown.Seconds != c.seconds || cooldown.Level != c.level {
+				t.Errorf("cooling down %s for %v s at %s, want %s for %v s at %s", scope, cooldown.Seconds, cooldown.Level, c.scope, c.seconds, c.level)
 			}
 		}})
 	}

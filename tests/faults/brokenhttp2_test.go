@@ -124,8 +124,8 @@ func TestARequestOutlivesAConnectionThatGoesAwayUnderIt(t *testing.T) {
 	for range 3 {
 		lbtest.Ask(s.NewClient(t, 1), url).WantServed(t, "a")
 	}
-	if _, coolingDown := s.LoggedOf(t, "a"); coolingDown != nil || len(b.Received()) != 0 || connections.Load() != 2 {
-		t.Errorf("after %d connections to a, cooling down %v, b has had %d requests", connections.Load(), coolingDown, len(b.Received()))
+	if _, cooldown := s.LoggedOf(t, "a"); cooldown != nil || len(b.Received()) != 0 || connections.Load() != 2 {
+		t.Errorf("after %d connections to a, cooling down %v, b has had %d requests", connections.Load(), cooldown, len(b.Received()))
 	}
 }
 
@@ -163,7 +163,7 @@ func TestStreamsInFlightOutliveAConnectionThatGoesAway(t *testing.T) {
 			t.Errorf("the streams came by %s and %s: they do not show what they are to show", old, call.Request.RemoteAddr)
 		}
 	}
-	if _, coolingDown := s.LoggedOf(t, "a"); coolingDown != nil {
-		t.Errorf("cooling down %+v", coolingDown)
+	if _, cooldown := s.LoggedOf(t, "a"); cooldown != nil {
+		t.Errorf("cooling down %+v", cooldown)
 	}
 }

@@ -300,12 +300,12 @@ func failOverOrFelt(t *testing.T, scheme, options string, faults []fault) {
 					if n := len(b.Received()); n != calls {
 						t.Errorf("b was called %d times, want %d", n, calls)
 					}
-					attempt, coolingDown := s.LoggedOf(t, name)
-					if coolingDown == nil {
-						coolingDown = new(lbtest.LogEntry)
+					attempt, cooldown := s.LoggedOf(t, name)
+					if cooldown == nil {
+						cooldown = new(lbtest.LogEntry)
 					}
-					if !slices.Contains(strings.Split(f.class, " or "), coolingDown.Class) {
-						t.Errorf("%s is cooling down for %q, want %q: %s", name, coolingDown.Class, f.class, attempt.Error)
+					if !slices.Contains(strings.Split(f.class, " or "), cooldown.Class) {
+						t.Errorf("%s is cooling down for %q, want %q: %s", name, cooldown.Class, f.class, attempt.Error)
 					}
 					if code, ours := errors[want]; ours {
 						reply.WantError(t, want, code)

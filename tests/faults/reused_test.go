@@ -114,11 +114,11 @@ func TestARequestThatAReusedConnectionLosesIsSentAgainOnANewOne(t *testing.T) {
 					client := s.NewClient(t, 1)
 					lbtest.Post(client, url, kind.body).WantServed(t, "a")
 					reply := lbtest.Post(client, url, kind.body)
-					_, coolingDown := s.LoggedOf(t, "a")
+					_, cooldown := s.LoggedOf(t, "a")
 					if c.again && kind.repeatable {
 						reply.WantServed(t, "a")
-						if n := asked.Load(); n != 3 || coolingDown != nil {
-							t.Errorf("the backend had %d requests, want 3, and was cooling down for %+v", n, coolingDown)
+						if n := asked.Load(); n != 3 || cooldown != nil {
+							t.Errorf("the backend had %d requests, want 3, and was cooling down for %+v", n, cooldown)
 						}
 						return
 					}
@@ -206,7 +206,7 @@ func TestARequestIsServedAlthoughAllIdleConnectionsLoseIt(t *testing.T) {
 		(<-served).WantServed(t, "b")
 	}
 	lbtest.Ask(client, url).WantServed(t, "b")
-	if _, coolingDown := s.LoggedOf(t, "b"); coolingDown != nil || asked.Load() != idle+2 {
-		t.Errorf("the backend had %d requests, want %d, and was cooling down for %+v", asked.Load(), idle+2, coolingDown)
+	if _, cooldown := s.LoggedOf(t, "b"); cooldown != nil || asked.Load() != idle+2 {
+		t.Errorf("the backend had %d requests, want %d, and was cooling down for %+v", asked.Load(), idle+2, cooldown)
 	}
 }

@@ -123,8 +123,8 @@ func TestAClientThatUploadsSlowlyIsNotATimeout(t *testing.T) {
 				if len(got) != 1 || got[0].BodyHash != lbtest.Hash([]byte(strings.Join(pieces, ""))) {
 					t.Errorf("a was called %d times, and got %d bytes, %v", len(got), got[0].BodyBytes, got[0].ReadErr)
 				}
-				if coolingDown := w.Logged("cooldown started"); len(coolingDown) > 0 {
-					t.Errorf("logged %v", coolingDown)
+				if cooldowns := w.Logged("cooldown started"); len(cooldowns) > 0 {
+					t.Errorf("logged %v", cooldowns)
 				}
 			})
 		})

@@ -66,7 +66,7 @@ func breaksUploads(conn net.Conn) {
 	}
 }
 
-func TestABreakDuringAnUploadFailsOverAndCoolsNoBackendDown(t *testing.T) {
+func TestABreakDuringAnUploadFailsOverAndStartsNoCooldown(t *testing.T) {
 	s := lbtest.NewSites(t, "https")
 	b, server := lbtest.Listen(t, "b")
 	url := s.Add("openai_lb {\nbackend http://" + rawBackend(t, breaksUploads) + " {\nname bad\n}\nbackend " + server.URL + " {\nname b\npriority 2\n}\n}")
@@ -81,9 +81,9 @@ func TestABreakDuringAnUploadFailsOverAndCoolsNoBackendDown(t *testing.T) {
 			t.Errorf("client got %d", res.StatusCode)
 		}
 	}
-	attempt, coolingDown := s.LoggedOf(t, "bad")
-	if attempt.Class != "failed" || coolingDown != nil || len(b.Received()) != 3 {
-		t.Errorf("the attempt was %+v, the cooldown %+v, and b had %d requests", attempt, coolingDown, len(b.Received()))
+	attempt, cooldown := s.LoggedOf(t, "bad")
+	if attempt.Class != "failed" || cooldown != nil || len(b.Received()) != 3 {
+		t.Errorf("the attempt was %+v, the cooldown %+v, and b had %d requests", attempt, cooldown, len(b.Received()))
 	}
 }
 
@@ -239,8 +239,8 @@ func TestAnUploadThatWasNotProcessedMayBeSentAgain(t *testing.T) {
 				if reply.Header.Get("Retry-After") != "1" || reply.Header["X-Should-Retry"] != nil || strings.Contains(reply.Body, "may have been executed") {
 					t.Errorf("the client got %v %s", reply.Header, reply.Body)
 				}
-				if _, coolingDown := s.LoggedOf(t, "a"); coolingDown != nil {
-					t.Errorf("cooling down %+v", coolingDown)
+				if _, cooldown := s.LoggedOf(t, "a"); cooldown != nil {
+					t.Errorf("cooling down %+v", cooldown)
 				}
 			})
 		}

@@ -32,7 +32,7 @@ var mayBeTheRequest = map[string]http.HandlerFunc{
 	"a stream that ends at its start": lbtest.Raw("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"),
 }
 
-func TestWhatARequestMayCauseCoolsOneBackendDownForItsModel(t *testing.T) {
+func TestAFailureThatARequestMayCauseCoolsOneBackendDownForItsModel(t *testing.T) {
 	for name, fault := range mayBeTheRequest {
 		for _, names := range []string{"a", "a b c"} {
 			t.Run(name+", "+names, func(t *testing.T) {
@@ -95,7 +95,7 @@ func TestFailuresOfEveryKindInOneRequestCoolOneBackendDown(t *testing.T) {
 	})
 }
 
-func TestABackendThatCannotBeReachedIsCoolingDownAsAWhole(t *testing.T) {
+func TestABackendThatCannotBeReachedCoolsDownAsAWhole(t *testing.T) {
 	lbtest.InBubble(t, lbtest.PoolOf("a b c", ""), func(t *testing.T, w *lbtest.World) {
 		for _, name := range []string{"a", "b", "c"} {
 			w.Stop(name)
@@ -270,7 +270,7 @@ func TestARefusedKeyForWhatIsNotInferenceCoolsNobodyDown(t *testing.T) {
 	}
 }
 
-func TestARefusedKeyForInferenceCoolsOneBackendDownWhateverIsInferred(t *testing.T) {
+func TestARefusedKeyForAnyInferenceCoolsOneBackendDown(t *testing.T) {
 	for _, path := range []string{
 		"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/moderations", "/v1/audio/speech",
 		"/v1/images/generations", "/v1/messages", "/v1/rerank", "/v1/decisions", "/openai/v1/chat/completions", "/openai/deployments/x/chat/completions?api-version=1",
@@ -290,7 +290,7 @@ func TestARefusedKeyForInferenceCoolsOneBackendDownWhateverIsInferred(t *testing
 // backend took it.
 const lostAgain = "the backend accepted the request on neither of two connections"
 
-func TestABackendWithFewStreamsIsNotCoolingDownForIt(t *testing.T) {
+func TestABackendWithFewStreamsGetsNoCooldownForIt(t *testing.T) {
 	s := lbtest.NewSites(t, "http")
 	_, _, trust := lbtest.ListenTLS(t, "unused", true) // all of them show the same certificate
 	a, urlA := listenWithLimits(t, "a", 0, 20)
@@ -315,8 +315,8 @@ func TestABackendWithFewStreamsIsNotCoolingDownForIt(t *testing.T) {
 			return
 		}
 	}
-	if _, coolingDown := s.LoggedOf(t, "a"); coolingDown != nil {
-		t.Errorf("a is cooling down: %+v", coolingDown)
+	if _, cooldown := s.LoggedOf(t, "a"); cooldown != nil {
+		t.Errorf("a is cooling down: %+v", cooldown)
 	}
 	if strings.Contains(s.Log(t), `"backend silent"`) {
 		t.Error("a is silent")
@@ -356,7 +356,7 @@ func TestACallerThatStallsItsUploadBlamesNobody(t *testing.T) {
 	})
 }
 
-func TestARequestForAModelThatNobodyHasCoolsOneBackendDown(t *testing.T) {
+func TestARequestForAModelThatNoBackendHasCoolsOneBackendDown(t *testing.T) {
 	lbtest.InBubble(t, lbtest.PoolOf("a b c", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
 		w.AllReply(lbtest.Says(404, `{"error":{"code":"model_not_found","message":"no","param":"model"}}`))
 		w.Post(`{"model":"made-up"}`).WantStatus(t, 404)
@@ -447,9 +447,9 @@ func TestALimitOfAnotherOperationIsNotThatOfInference(t *testing.T) {
 	}
 }
 
-// TestAModelThatAnotherOperationMissesCoolsNoBackendDown has a caller ask for a
+// TestAModelThatAnotherOperationMissesStartsNoCooldown has a caller ask for a
 // model that no backend has. The backends' other objects are as they were.
-func TestAModelThatAnotherOperationMissesCoolsNoBackendDown(t *testing.T) {
+func TestAModelThatAnotherOperationMissesStartsNoCooldown(t *testing.T) {
 	for operation, body := range map[string]string{
 		"GET /v1/models/made-up":        "",
 		"POST /v1/fine_tuning/jobs":     `{"model":"made-up","training_file":"file-12345678"}`,

@@ -265,7 +265,7 @@ func TestDoubtHoldsForTheBackendsThatWereLeft(t *testing.T) {
 	})
 }
 
-func TestALimitBelowTheCostCoolsNobodyDown(t *testing.T) {
+func TestALimitBelowTheCostStartsNoCooldown(t *testing.T) {
 	for _, c := range []struct {
 		limit     string
 		cost      int
@@ -312,7 +312,7 @@ func TestALimitBelowTheCostCoolsNobodyDown(t *testing.T) {
 // than the account has.
 const cannotAfford = `{"error":{"message":"This request requires more credits, or fewer max_tokens. You requested up to 65536 tokens, but can only afford 2500. To increase, visit https://openrouter.ai/settings/credits","code":402}}`
 
-func TestARefusalOfTheRequestsOwnTokensCoolsNobodyDown(t *testing.T) {
+func TestARefusalOfTheRequestsOwnTokensStartsNoCooldown(t *testing.T) {
 	for name, reply := range map[string]http.HandlerFunc{
 		"a 402":         lbtest.Says(402, cannotAfford),
 		"a 429":         lbtest.Says(429, strings.Replace(cannotAfford, "402", "429", 1)),

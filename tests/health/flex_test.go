@@ -42,7 +42,7 @@ func inFlexBubble(t *testing.T, config string, flex http.HandlerFunc, test func(
 	})
 }
 
-func TestARefusedFlexRequestCoolsFlexAloneDown(t *testing.T) {
+func TestARefusedFlexRequestCoolsOnlyFlexDown(t *testing.T) {
 	for name, refusal := range map[string]http.HandlerFunc{
 		"a throttle without a time": lbtest.Status(429),
 		"a throttle with a time":    lbtest.Throttled("20"),
@@ -85,7 +85,7 @@ func TestFlexThrottlesAsLongAsItWasTold(t *testing.T) {
 	})
 }
 
-func TestAFlexRequestThatMeetsTheLimitOfAllCoolsAllDown(t *testing.T) {
+func TestAFlexRequestThatMeetsASharedLimitCoolsAllTiersDown(t *testing.T) {
 	refusal := lbtest.Status(429, "X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "5s")
 	inFlexBubble(t, flexPool, refusal, func(t *testing.T, w *lbtest.World) {
 		w.Backends["b"].Recovers()

@@ -48,11 +48,11 @@ func TestAThrottledBackendRestsExactlyAsLongAsItAsked(t *testing.T) {
 			t.Errorf("a was called again after %s, want 3s or more", rest)
 		}
 		synctest.Wait() // for the timer that tells of the end
-		coolingDown, back := w.Logged("cooldown started"), w.Logged("cooldown ended")
-		if len(coolingDown) != 1 || len(back) != 1 {
-			t.Fatalf("logged %d cooling down and %d back, want one each", len(coolingDown), len(back))
+		cooldowns, back := w.Logged("cooldown started"), w.Logged("cooldown ended")
+		if len(cooldowns) != 1 || len(back) != 1 {
+			t.Fatalf("logged %d cooling down and %d back, want one each", len(cooldowns), len(back))
 		}
-		fields := coolingDown[0].ContextMap()
+		fields := cooldowns[0].ContextMap()
 		for field, want := range map[string]any{"backend": "a", "class": "throttled", "status": int64(429), "seconds": 3.0, "hint": "retry-after"} {
 			if fields[field] != want {
 				t.Errorf("cooling down logs %s=%v, want %v", field, fields[field], want)
@@ -92,7 +92,7 @@ func TestAfterACooldownOneRequestGoesFirst(t *testing.T) {
 	})
 }
 
-func TestAProbeThatIsRefusedStartsACooldownAgain(t *testing.T) {
+func TestARefusedProbeStartsAnotherCooldown(t *testing.T) {
 	lbtest.InBubble(t, lbtest.ThreeBackends, func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(lbtest.Throttled("5"))
 		for range 3 {
@@ -256,9 +256,9 @@ func TestOneRequestThatFailsEverywhereCoolsOneBackendDown(t *testing.T) {
 
 func TestLogLevelsSayWhoMustAct(t *testing.T) {
 	for _, c := range []struct {
-		name        string
-		reply       http.HandlerFunc
-		coolingDown zapcore.Level
+		name  string
+		reply http.HandlerFunc
+		level zapcore.Level
 	}{
 		{"a throttle changes a state", lbtest.Throttled("3"), zap.InfoLevel},
 		{"a PTU deployment's short throttle is for debugging", lbtest.Status(429, "Retry-After-Ms", "43"), zap.DebugLevel},
@@ -271,8 +271,8 @@ func TestLogLevelsSayWhoMustAct(t *testing.T) {
 				w.Backends["a"].Replies(c.reply)
 				w.Post(`{}`).WantServed(t, "b", "c")
 				w.Post(`{}`).WantServed(t, "b", "c")
-				if got := lbtest.Levels(w.Logged("cooldown started")); len(got) != 1 || got[0] != c.coolingDown {
-					t.Errorf("logged at %v, want once at %s", got, c.coolingDown)
+				if got := lbtest.Levels(w.Logged("cooldown started")); len(got) != 1 || got[0] != c.level {
+					t.Errorf("logged at %v, want once at %s", got, c.level)
 				}
 			})
 		})

@@ -14,7 +14,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-func TestWhatIsNotPermittedCoolsDownForInferenceOnly(t *testing.T) {
+func TestAMissingPermissionStartsACooldownForInferenceOnly(t *testing.T) {
 	for _, code := range []int{401, 403} {
 		for _, body := range []string{
 			`{"error":{"message":"You have insufficient permissions for this operation. Missing scopes: api.fine_tuning.jobs.read.","type":"invalid_request_error","param":null,"code":"missing_scope"}}`,
@@ -94,9 +94,9 @@ func TestALateRefusalOfAnOldKeySaysNothingOfTheNew(t *testing.T) {
 	}
 }
 
-// TestAnErrorInAStreamAboutACallersOwnAccountCoolsNoBackendDown has callers who
+// TestAnErrorInAStreamAboutACallersOwnAccountStartsNoCooldown has callers who
 // bring their own keys.
-func TestAnErrorInAStreamAboutACallersOwnAccountCoolsNoBackendDown(t *testing.T) {
+func TestAnErrorInAStreamAboutACallersOwnAccountStartsNoCooldown(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\nauth passthrough\n}\nbackend http://b {\npriority 2\nauth passthrough\n}\n}", func(t *testing.T, w *lbtest.World) {
 		w.Prepares = func(r *http.Request) *http.Request {
 			r.Header.Set("Authorization", "Bearer sk-caller-0123456789")
@@ -129,9 +129,9 @@ func TestARefusalOfACallersOwnKeyEndsNoCooldown(t *testing.T) {
 		for range 3 {
 			w.Post(`{}`)
 		}
-		coolingDown := len(w.Logged("cooldown started"))
-		if coolingDown != 2 {
-			t.Fatalf("%d backends are cooling down", coolingDown)
+		cooldowns := len(w.Logged("cooldown started"))
+		if cooldowns != 2 {
+			t.Fatalf("%d backends are cooling down", cooldowns)
 		}
 		time.Sleep(time.Second)
 		w.Backends["a"].Replies(lbtest.Status(401))

@@ -63,7 +63,7 @@ func TestARefusedServiceTierWithItsOwnLimitsCoolsNoOtherDown(t *testing.T) {
 	}
 }
 
-func TestAServiceTierIsCoolingDownAsLongAsItWasTold(t *testing.T) {
+func TestAServiceTierCoolsDownAsLongAsItWasTold(t *testing.T) {
 	for _, tier := range []string{"ultrafast", "warp"} {
 		lbtest.InBubble(t, flexPool, func(t *testing.T, w *lbtest.World) {
 			w.AllReply(refuses(lbtest.Throttled("20"), tier))
@@ -198,9 +198,9 @@ func TestTheCooldownOfAServiceTierNamesIt(t *testing.T) {
 					t.Errorf("%s: a is %s, with the cooldowns %+v", tier, b.State, b.Cooldowns)
 				}
 			}
-			coolingDown := w.Logged("cooldown started")
-			if len(coolingDown) != 1 || named != "" && coolingDown[0].ContextMap()["service_tier"] != named {
-				t.Errorf("%s: logged %v", tier, coolingDown)
+			cooldowns := w.Logged("cooldown started")
+			if len(cooldowns) != 1 || named != "" && cooldowns[0].ContextMap()["service_tier"] != named {
+				t.Errorf("%s: logged %v", tier, cooldowns)
 			}
 		})
 	}

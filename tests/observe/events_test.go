@@ -51,7 +51,7 @@ func (*eventTaker) Handle(_ context.Context, e caddy.Event) error {
 	return nil
 }
 
-func TestEventsTellOfCooldowns(t *testing.T) {
+func TestEventsReportCooldowns(t *testing.T) {
 	takenEvents, takeAnother = make(chan string), make(chan struct{})
 	a, serverA := lbtest.Listen(t, "a")
 	b, serverB := lbtest.Listen(t, "b")

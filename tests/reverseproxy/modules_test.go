@@ -170,7 +170,7 @@ func counts(t *testing.T, pool string) (sums []string) {
 	return sums
 }
 
-func TestAClientThatLeavesCoolsNoUpstreamDown(t *testing.T) {
+func TestAClientThatLeavesStartsNoCooldown(t *testing.T) {
 	a, serverA := lbtest.Listen(t, "a")
 	_, serverB := lbtest.Listen(t, "b")
 	pool, came := lbtest.Unique("p"), make(chan struct{})

@@ -104,9 +104,9 @@ func TestALoneRequestMovesFromABackendThatHangs(t *testing.T) {
 	}
 }
 
-// TestAPauseCoolsNoBackendDown cuts a stream that pauses for too long, and goes
+// TestAPauseStartsNoCooldown cuts a stream that pauses for too long, and goes
 // on with the backend.
-func TestAPauseCoolsNoBackendDown(t *testing.T) {
+func TestAPauseStartsNoCooldown(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nlb_policy first\nbackend http://a\nbackend http://b\n}", func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(lbtest.Streams(lbtest.StreamContent, 4*time.Minute, lbtest.StreamContent, lbtest.StreamEnd))
 		if reply := w.PostStream(); reply.Err != nil {

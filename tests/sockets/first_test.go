@@ -87,9 +87,9 @@ func TestAResponseFailsOverUntilItsFirstMessage(t *testing.T) {
 				}
 				s.Close()
 				time.Sleep(time.Second)
-				coolingDown := w.Logged("cooldown started")
-				if (len(coolingDown) == 1) != (c.cooldown > 0) || len(coolingDown) == 1 && coolingDown[0].ContextMap()["seconds"] != c.cooldown.Seconds() {
-					t.Errorf("cooling down: %v, want %v", coolingDown, c.cooldown)
+				cooldowns := w.Logged("cooldown started")
+				if (len(cooldowns) == 1) != (c.cooldown > 0) || len(cooldowns) == 1 && cooldowns[0].ContextMap()["seconds"] != c.cooldown.Seconds() {
+					t.Errorf("cooling down: %v, want %v", cooldowns, c.cooldown)
 				}
 				// without another backend, the client gets the error as an
 				// event, and may go on
@@ -295,8 +295,8 @@ func TestABackendClosesBecauseOfTheMessage(t *testing.T) {
 			s.Close()
 			time.Sleep(time.Second)
 			w.WantCalls(map[string]int{"a": 1, "b": c.calls})
-			if coolingDown := w.Logged("cooldown started"); len(coolingDown) != c.cooldowns {
-				t.Errorf("%d: cooling down %v", code, coolingDown)
+			if cooldowns := w.Logged("cooldown started"); len(cooldowns) != c.cooldowns {
+				t.Errorf("%d: cooling down %v", code, cooldowns)
 			}
 		})
 	}

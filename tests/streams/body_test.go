@@ -94,9 +94,9 @@ func TestAReplyBeforeTheUploadEndedIsHeard(t *testing.T) {
 		r := w.Request(http.MethodPost, "/v1/chat/completions", bytes.NewReader(data))
 		r.Header.Set("X-Early", "1") // a answers without reading the body
 		w.Send(r).WantServed(t, "b")
-		coolingDown := w.Logged("cooldown started")
-		if len(coolingDown) != 1 || coolingDown[0].ContextMap()["seconds"] != 9.0 {
-			t.Errorf("logged %v, want a cooldown of the 9s that a said", coolingDown)
+		cooldowns := w.Logged("cooldown started")
+		if len(cooldowns) != 1 || cooldowns[0].ContextMap()["seconds"] != 9.0 {
+			t.Errorf("logged %v, want a cooldown of the 9s that a said", cooldowns)
 		}
 	})
 }

@@ -266,11 +266,11 @@ func TestACallerThatDoesNotReadHoldsLittle(t *testing.T) {
 	}
 }
 
-// TestAClientThatPausesCoolsNoBackendDown has a client read nothing until the
+// TestAClientThatPausesStartsNoCooldown has a client read nothing until the
 // backend has given up. It waits five seconds for each write: where a busy
 // machine takes most of a second to fill the sockets' buffers, a backend that
 // waits for one gives up on the balancer.
-func TestAClientThatPausesCoolsNoBackendDown(t *testing.T) {
+func TestAClientThatPausesStartsNoCooldown(t *testing.T) {
 	s := lbtest.NewSites(t, "https")
 	piece := "data: {\"choices\":[{\"delta\":{\"content\":\"" + lbtest.Noise(64<<10) + "\"}}]}\n\n"
 	var rows []lbtest.Row
@@ -303,8 +303,8 @@ func TestAClientThatPausesCoolsNoBackendDown(t *testing.T) {
 				t.Errorf("the reply ends after %d bytes as if it were whole", n)
 			}
 			lbtest.WaitFor(t, func() bool { return s.Handled(t, url) == 1 })
-			if _, coolingDown := s.LoggedOf(t, name); coolingDown != nil {
-				t.Errorf("cooling down %+v", coolingDown)
+			if _, cooldown := s.LoggedOf(t, name); cooldown != nil {
+				t.Errorf("cooling down %+v", cooldown)
 			}
 		}, Waits: true})
 	}
@@ -356,8 +356,8 @@ func TestAClientThatReadsSlowlySlowsItsBackendDown(t *testing.T) {
 			if string(hash.Sum(nil)) != string(want.Sum(nil)) {
 				t.Error("the reply is not what it was")
 			}
-			if _, coolingDown := s.LoggedOf(t, name); coolingDown != nil {
-				t.Errorf("cooling down %+v", coolingDown)
+			if _, cooldown := s.LoggedOf(t, name); cooldown != nil {
+				t.Errorf("cooling down %+v", cooldown)
 			}
 		}})
 	}

@@ -151,10 +151,10 @@ func TestAClientThatLeavesIsFeltByItsBackendAndBlamesNobody(t *testing.T) {
 				a.Recovers()
 				b.Recovers()
 				lbtest.Post(s.NewClient(t, wire.Client), url, `{"stream":true}`).WantServed(t, d.next)
-				_, coolingDownA := s.LoggedOf(t, nameA)
-				_, coolingDownB := s.LoggedOf(t, nameB)
-				if (coolingDownA != nil) != (d.next == "b") || coolingDownB != nil {
-					t.Errorf("cooling down %+v and %+v", coolingDownA, coolingDownB)
+				_, cooldownA := s.LoggedOf(t, nameA)
+				_, cooldownB := s.LoggedOf(t, nameB)
+				if (cooldownA != nil) != (d.next == "b") || cooldownB != nil {
+					t.Errorf("cooling down %+v and %+v", cooldownA, cooldownB)
 				}
 			}})
 		}

@@ -28,9 +28,9 @@ func wantBroken(t *testing.T, w *lbtest.World, reply lbtest.Reply, body string) 
 	if reply.Status != 200 || reply.Body != body || reply.Err == nil {
 		t.Errorf("client got %d %q, %v, want the stream, cut", reply.Status, reply.Body, reply.Err)
 	}
-	broken, coolingDown := w.Logged("reply broken"), w.Logged("cooldown started")
-	if len(broken) != 1 || len(coolingDown) != 1 || coolingDown[0].ContextMap()["class"] != "broken_stream" || coolingDown[0].ContextMap()["cause"] != "unfinished" {
-		t.Errorf("logged %v and %v, want one broken reply and its cooldown", broken, coolingDown)
+	broken, cooldowns := w.Logged("reply broken"), w.Logged("cooldown started")
+	if len(broken) != 1 || len(cooldowns) != 1 || cooldowns[0].ContextMap()["class"] != "broken_stream" || cooldowns[0].ContextMap()["cause"] != "unfinished" {
+		t.Errorf("logged %v and %v, want one broken reply and its cooldown", broken, cooldowns)
 	}
 }
 

@@ -139,10 +139,10 @@ func TestAHandshakeGoesOnToABackendThatOpensTheWebSocket(t *testing.T) {
 					}
 					open(path).wantOpen(t, "b")
 					w.WantCalls(map[string]int{"a": 1, "b": 2})
-					coolingDown := w.Logged("cooldown started")
-					if len(coolingDown) != 1 || coolingDown[0].ContextMap()["class"] != c.class || coolingDown[0].Level.String() != c.level ||
-						coolingDown[0].ContextMap()["cause"] != c.cause {
-						t.Errorf("cooldowns %v, want one at level %s for %s, because of %v", coolingDown, c.level, c.class, c.cause)
+					cooldowns := w.Logged("cooldown started")
+					if len(cooldowns) != 1 || cooldowns[0].ContextMap()["class"] != c.class || cooldowns[0].Level.String() != c.level ||
+						cooldowns[0].ContextMap()["cause"] != c.cause {
+						t.Errorf("cooldowns %v, want one at level %s for %s, because of %v", cooldowns, c.level, c.class, c.cause)
 					}
 				})
 			})
@@ -188,8 +188,8 @@ func TestAHandshakeThatNoBackendAcceptsIsAnError(t *testing.T) {
 				w.AllReply(c.reply)
 				open("/v1/realtime?model=m").WantError(t, c.status, c.code)
 				w.WantCalls(map[string]int{"a": 1, "b": 1})
-				if coolingDown := w.Logged("cooldown started"); len(coolingDown) != 1 {
-					t.Errorf("cooldowns %v, want one: the request may be to blame", coolingDown)
+				if cooldowns := w.Logged("cooldown started"); len(cooldowns) != 1 {
+					t.Errorf("cooldowns %v, want one: the request may be to blame", cooldowns)
 				}
 			})
 		})
@@ -287,16 +287,16 @@ func TestAWebSocketWithoutAModelNeedsABackendForAnyModel(t *testing.T) {
 // it, or the client has left. It is cooling down if it sent nothing before.
 func TestABackendThatBreaksAWebSocketOffIsBlamed(t *testing.T) {
 	for name, c := range map[string]struct {
-		sends          string // by the backend, after the client's
-		client         string
-		leaves         bool
-		partial        bool // the client does not get what is no whole frame
-		broken, benchd int
+		sends             string // by the backend, after the client's
+		client            string
+		leaves            bool
+		partial           bool // the client does not get what is no whole frame
+		broken, cooldowns int
 	}{
-		"nothing":                         {broken: 1, benchd: 1},
-		"nothing to what the client says": {client: text("hello"), broken: 1, benchd: 1},
-		"a ping":                          {sends: "\x89\x00", broken: 1, benchd: 1},
-		"a part of a frame's head":        {sends: "\x81", partial: true, broken: 1, benchd: 1},
+		"nothing":                         {broken: 1, cooldowns: 1},
+		"nothing to what the client says": {client: text("hello"), broken: 1, cooldowns: 1},
+		"a ping":                          {sends: "\x89\x00", broken: 1, cooldowns: 1},
+		"a part of a frame's head":        {sends: "\x81", partial: true, broken: 1, cooldowns: 1},
 		"a message":                       {sends: text("hello"), broken: 1},
 		"a part of a message":             {sends: "\x81\x7eff", partial: true, broken: 1},
 		"a close frame":                   {sends: closeFrame},
@@ -334,11 +334,11 @@ func TestABackendThatBreaksAWebSocketOffIsBlamed(t *testing.T) {
 					t.Errorf("the client reads %q, want %q", got, c.sends)
 				}
 				time.Sleep(time.Second)
-				broken, coolingDown := w.Logged("reply broken"), w.Logged("cooldown started")
-				if len(broken) != c.broken || len(coolingDown) != c.benchd {
-					t.Errorf("%v and cooldowns %v, want %d and %d", broken, coolingDown, c.broken, c.benchd)
+				broken, cooldowns := w.Logged("reply broken"), w.Logged("cooldown started")
+				if len(broken) != c.broken || len(cooldowns) != c.cooldowns {
+					t.Errorf("%v and cooldowns %v, want %d and %d", broken, cooldowns, c.broken, c.cooldowns)
 				}
-				for _, cooldown := range coolingDown {
+				for _, cooldown := range cooldowns {
 					if got := cooldown.ContextMap(); got["class"] != "broken_stream" || got["cause"] != "no_close_frame" || got["deployment"] != "m" {
 						t.Errorf("the cooldown is %v", got)
 					}

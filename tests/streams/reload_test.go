@@ -206,8 +206,8 @@ func TestAReloadLosesNoOpenStream(t *testing.T) {
 			close(h.finish)
 			h.wantRest(t, lbtest.StreamContent+lbtest.StreamEnd, true)
 			for n := range lbtest.Wires {
-				if _, coolingDown := h.LoggedOf(t, fmt.Sprintf("a%d", n)); coolingDown != nil {
-					t.Errorf("cooling down %+v", coolingDown)
+				if _, cooldown := h.LoggedOf(t, fmt.Sprintf("a%d", n)); cooldown != nil {
+					t.Errorf("cooling down %+v", cooldown)
 				}
 			}
 		})

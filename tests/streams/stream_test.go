@@ -77,9 +77,9 @@ func TestAStreamThatFailsBeforeItsContentGoesOn(t *testing.T) {
 				if reply.Body != good {
 					t.Errorf("client got %q, want b's bytes alone", reply.Body)
 				}
-				coolingDown := w.Logged("cooldown started")
-				if len(coolingDown) != 1 || coolingDown[0].ContextMap()["class"] != c.class || coolingDown[0].ContextMap()["seconds"] != c.seconds {
-					t.Errorf("logged %v, want %s for %v s", coolingDown, c.class, c.seconds)
+				cooldowns := w.Logged("cooldown started")
+				if len(cooldowns) != 1 || cooldowns[0].ContextMap()["class"] != c.class || cooldowns[0].ContextMap()["seconds"] != c.seconds {
+					t.Errorf("logged %v, want %s for %v s", cooldowns, c.class, c.seconds)
 				}
 				w.WantCalls(map[string]int{"a": 1, "b": 1, "c": 0})
 
@@ -187,15 +187,15 @@ func TestAStreamThatBreaksAfterContentIsCutForTheClient(t *testing.T) {
 					t.Errorf("client got %d %q, %v", reply.Status, reply.Body, reply.Err)
 				}
 				w.WantCalls(map[string]int{"a": 1, "b": 0})
-				broken, coolingDown := w.Logged("reply broken"), w.Logged("cooldown started")
+				broken, cooldowns := w.Logged("reply broken"), w.Logged("cooldown started")
 				if c.pauses {
-					if len(broken) != 1 || len(coolingDown) != 0 {
-						t.Errorf("logged %v and %v, want one broken reply and no cooldown", broken, coolingDown)
+					if len(broken) != 1 || len(cooldowns) != 0 {
+						t.Errorf("logged %v and %v, want one broken reply and no cooldown", broken, cooldowns)
 					}
 					return
 				}
-				if len(broken) != 1 || len(coolingDown) != 1 || coolingDown[0].ContextMap()["class"] != "broken_stream" {
-					t.Errorf("logged %v and %v, want one broken reply and its cooldown", broken, coolingDown)
+				if len(broken) != 1 || len(cooldowns) != 1 || cooldowns[0].ContextMap()["class"] != "broken_stream" {
+					t.Errorf("logged %v and %v, want one broken reply and its cooldown", broken, cooldowns)
 				}
 				w.Backends["b"].Replies(lbtest.Streams(lbtest.StreamContent, lbtest.StreamEnd))
 				w.PostStream().WantServed(t, "b")
@@ -360,8 +360,8 @@ func TestEventsOfAMebibytePassByteForByteAndAtOnce(t *testing.T) {
 			if rest, err := io.ReadAll(res.Body); string(rest) != lbtest.StreamEnd || err != nil {
 				t.Errorf("the stream ends with %q, %v", rest, err)
 			}
-			if _, coolingDown := s.LoggedOf(t, name); coolingDown != nil {
-				t.Errorf("cooling down %+v", coolingDown)
+			if _, cooldown := s.LoggedOf(t, name); cooldown != nil {
+				t.Errorf("cooling down %+v", cooldown)
 			}
 		}})
 	}

@@ -105,7 +105,7 @@ func (w *world) throttle(backend string, d time.Duration) {
 }
 
 // cooling down throttles a backend for so long, and has a request find out.
-func (w *world) coolingDown(t *testing.T, backend string, d time.Duration) {
+func (w *world) coolDown(t *testing.T, backend string, d time.Duration) {
 	t.Helper()
 	w.throttle(backend, d)
 	w.ask(-1, "", func(lbtest.Reply, time.Duration) {})

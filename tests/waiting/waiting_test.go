@@ -42,7 +42,7 @@ func TestWithoutTheOptionNoRequestWaits(t *testing.T) {
 
 func TestWaitingRequestsGoInTheOrderInWhichTheyCame(t *testing.T) {
 	inBubble(t, "wait 2s", func(t *testing.T, w *world) {
-		w.coolingDown(t, "a", time.Second)
+		w.coolDown(t, "a", time.Second)
 		w.wantServed(t, make([]string, 9)...)
 		w.wg.Wait()
 		if got := w.numbers("a"); !slices.Equal(got, []int{-1, 0, 1, 2, 3, 4, 5, 6, 7, 8}) {
@@ -171,7 +171,7 @@ func TestRequestsLeaveAtOnceWhenTheCooldownGrowsTooLong(t *testing.T) {
 
 func TestARequestThatIsRefusedAgainKeepsItsPlace(t *testing.T) {
 	inBubble(t, "wait 2s", func(t *testing.T, w *world) {
-		w.coolingDown(t, "a", 200*time.Millisecond)
+		w.coolDown(t, "a", 200*time.Millisecond)
 		var refused atomic.Bool
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 			if r.Header.Get("X-Number") == "0" && refused.CompareAndSwap(false, true) {
@@ -289,7 +289,7 @@ func TestAThousandCancelledWaitsLeaveNothing(t *testing.T) {
 func TestWaitingRequestsGoOneByOne(t *testing.T) {
 	inBubble(t, "wait 5s", func(t *testing.T, w *world) {
 		// a accepts a request when none has come for 100 ms
-		w.coolingDown(t, "a", 400*time.Millisecond)
+		w.coolDown(t, "a", 400*time.Millisecond)
 		var last time.Time
 		var at []time.Time
 		refused := 0
@@ -328,7 +328,7 @@ func TestWaitingRequestsGoOneByOne(t *testing.T) {
 
 func TestAListDoesNotSlowDownABackendThatAcceptsRequestsAgain(t *testing.T) {
 	inBubble(t, "wait 2s 10", func(t *testing.T, w *world) {
-		w.coolingDown(t, "a", 60*time.Second)
+		w.coolDown(t, "a", 60*time.Second)
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 			time.Sleep(300 * time.Millisecond)
 			lbtest.Says(200, `{}`)(rw, r)
@@ -352,7 +352,7 @@ func TestAListDoesNotSlowDownABackendThatAcceptsRequestsAgain(t *testing.T) {
 
 func TestARequestDoesNotOvertakeThoseThatWait(t *testing.T) {
 	inBubble(t, "wait 2s", func(t *testing.T, w *world) {
-		w.coolingDown(t, "a", time.Second)
+		w.coolDown(t, "a", time.Second)
 		w.wantServed(t, "", "", "", "")
 		time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(time.Second)))
 		w.ask(4, "", func(lbtest.Reply, time.Duration) {})

@@ -10,8 +10,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-// The sixteen faults of Failover Cooldown
-// (https://github.com/failovertools/failovertools, catalogue 0.1), made again
+// The sixteen faults of Failover Bench
+// (https://github.com/failoverbench/failoverbench, catalogue 0.1), made again
 // from its descriptions. Its checks are those for a system that has a fallback;
 // requests are streamed, as there.
 
@@ -24,9 +24,9 @@ func words(from, to int) string {
 	return b.String()
 }
 
-const benchUsage = "data: {\"choices\":[],\"model\":\"m\",\"usage\":{\"prompt_tokens\":20,\"completion_tokens\":60,\"total_tokens\":80}}\n\n"
+const usageEvent = "data: {\"choices\":[],\"model\":\"m\",\"usage\":{\"prompt_tokens\":20,\"completion_tokens\":60,\"total_tokens\":80}}\n\n"
 
-var wholeAnswer = words(0, 60) + benchUsage + lbtest.StreamEnd
+var wholeAnswer = words(0, 60) + usageEvent + lbtest.StreamEnd
 
 // once gives the fault to the first request, and the whole answer to all
 // others.
@@ -49,7 +49,7 @@ const (
 	refused = "the backend's 400"
 )
 
-func TestTheFaultsOfFailoverCooldown(t *testing.T) {
+func TestTheFaultsOfFailoverBench(t *testing.T) {
 	noCapacity := lbtest.Says(503, `{"error":{"message":"overloaded","type":"server_error","param":null,"code":"overloaded"}}`)
 	tooLong := lbtest.Says(400, `{"error":{"message":"This model's maximum context length is 8192 tokens.","type":"invalid_request_error","param":"messages","code":"context_length_exceeded"}}`)
 	for _, c := range []struct {
@@ -70,8 +70,8 @@ func TestTheFaultsOfFailoverCooldown(t *testing.T) {
 		{id: "S07 slow first token", fault: lbtest.Streams(20*time.Second, wholeAnswer), gets: whole, by: "a", primary: 1, within: 20 * time.Second},
 		{id: "S08 stream cut", fault: lbtest.Streams(words(0, 40), lbtest.Abort), gets: cut, by: "a", primary: 1},
 		{id: "S09 stream stalls", fault: lbtest.Streams(words(0, 20), 30*time.Second, lbtest.Abort), gets: cut, by: "a", primary: 1, within: 45 * time.Second},
-		{id: "S10 malformed event", fault: lbtest.Streams(words(0, 10), "data: {\"choices\":[{\n\n", words(10, 60), benchUsage, lbtest.StreamEnd), gets: whole, by: "a", primary: 1},
-		{id: "S11 no [DONE]", fault: lbtest.Streams(words(0, 60), benchUsage), gets: whole, by: "a", primary: 1},
+		{id: "S10 malformed event", fault: lbtest.Streams(words(0, 10), "data: {\"choices\":[{\n\n", words(10, 60), usageEvent, lbtest.StreamEnd), gets: whole, by: "a", primary: 1},
+		{id: "S11 no [DONE]", fault: lbtest.Streams(words(0, 60), usageEvent), gets: whole, by: "a", primary: 1},
 		{id: "S12 context too short", fault: tooLong, gets: refused, by: "a", primary: 1},
 		{id: "S12 context too short, and a larger model", fault: tooLong, gets: whole, by: "b", primary: 1, options: "model m larger-model"},
 		{id: "S13 content filter", fault: lbtest.Says(400, `{"error":{"message":"filtered","type":"invalid_request_error","param":"prompt","code":"content_policy_violation"}}`), gets: refused, by: "a", primary: 1},
