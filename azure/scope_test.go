@@ -139,7 +139,7 @@ func TestABackendThatRefusesBothScopesCausesOneRequestForEach(t *testing.T) {
 	}
 	for _, cooldown := range b.logged("cooldown started") {
 		if cooldown["backend"] != "a" || cooldown["class"] != "credential" {
-			t.Errorf("logged %v, want cooldowns of a, which has no use for either token", cooldown)
+			t.Errorf("logged %v, want cooldowns of a only, which accepts neither token", cooldown)
 		}
 	}
 }

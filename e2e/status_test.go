@@ -102,7 +102,7 @@ type watched struct {
 	Sideways int
 }
 
-// left is what the page says of a cooldown that is in force.
+// left matches the time that the page shows of an active cooldown.
 var left = regexp.MustCompile(`^(\d+) s left$|^due now$`)
 
 // TestTheStatusPageShowsACooldownAndItsEnd watches the quickstart in a browser.
@@ -158,7 +158,7 @@ func (w watched) check(t *testing.T) {
 	coolingDown, back := false, false
 	for _, s := range w.Seen {
 		switch s.Badge {
-		case "CoolingDown":
+		case "Cooling down":
 			seconds := left.FindStringSubmatch(s.Left)
 			if seconds == nil {
 				t.Errorf("%s: a cooldown without a countdown: %q", w.Name, s.Left)

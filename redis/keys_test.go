@@ -40,7 +40,7 @@ func TestReplicasWithOtherKeysInAFileShareNoCooldown(t *testing.T) {
 	second := startReplica(t, options)
 	inTouch(t, []*replica{first, second}) // it has read what there is
 	if n := cooldowns(second); n != 0 {
-		t.Error("with the new key, a is cooling down for the old one")
+		t.Errorf("with the new key, a got %d cooldowns of the old one", n)
 	}
 	lbtest.WaitFor(t, func() bool {
 		first.post("m")

@@ -77,7 +77,7 @@ func (r *replica) chat(body string) int {
 	return lbtest.Post(r.client, r.address+"/v1/chat/completions", body).Status
 }
 
-func cooldownsAt(t *testing.T, replicas []*replica, backend string, times int) {
+func wantCooldowns(t *testing.T, replicas []*replica, backend string, times int) {
 	t.Helper()
 	for _, r := range replicas {
 		lbtest.WaitFor(t, func() bool { return len(r.logged("cooldown started", backend)) == times })
@@ -95,14 +95,14 @@ func TestARefusedServiceTierAloneCoolsDownAtAllReplicas(t *testing.T) {
 			if status := replicas[0].chat(chat); status != http.StatusTooManyRequests {
 				t.Errorf("%s got %d", tier, status)
 			}
-			cooldownsAt(t, replicas, "a", 1)
+			wantCooldowns(t, replicas, "a", 1)
 			d.wantCalls(t, "the first one", 1, 0)
 			for _, r := range replicas {
 				if refused, other := r.chat(chat), r.chat(defaultChat); refused != http.StatusTooManyRequests || other != http.StatusOK {
 					t.Errorf("%s got %d, and default %d", tier, refused, other)
 				}
 			}
-			d.wantCalls(t, "while it is cooling down", 0, 3)
+			d.wantCalls(t, "during the cooldown", 0, 3)
 		})
 	}
 }
@@ -112,7 +112,7 @@ func TestASharedLimitThatFlexMeetsCoolsAllTiersDownAtAllReplicas(t *testing.T) {
 	replicas := startReplicas(t, 3, "backend "+d.url+" {\nname a\nmodel m\napi_key s3cret-of-the-backend\n}\n"+startServer(t).option())
 	inTouch(t, replicas)
 	replicas[0].chat(flexChat)
-	cooldownsAt(t, replicas, "a", 1)
+	wantCooldowns(t, replicas, "a", 1)
 	d.calls()
 	for _, r := range replicas {
 		if status := r.chat(defaultChat); status != http.StatusTooManyRequests {
@@ -129,17 +129,17 @@ func TestBackendsOfOtherServiceTiersShareNoCooldownAtReplicas(t *testing.T) {
 	replicas := startReplicas(t, 3, backends+startServer(t).option())
 	inTouch(t, replicas)
 	replicas[0].chat(defaultChat)
-	cooldownsAt(t, replicas, "flex", 1)
+	wantCooldowns(t, replicas, "flex", 1)
 	d.wantCalls(t, "the first request", 1, 1)
 	for _, r := range replicas {
 		if status := r.chat(defaultChat); status != http.StatusOK {
 			t.Errorf("got %d", status)
 		}
 		if cooldowns := r.logged("cooldown started", "standard"); len(cooldowns) > 0 {
-			t.Errorf("standard is cooling down, too: %v", cooldowns)
+			t.Errorf("standard got the cooldowns %v, too", cooldowns)
 		}
 	}
-	d.wantCalls(t, "while flex is cooling down", 0, 3)
+	d.wantCalls(t, "during the cooldown of flex", 0, 3)
 }
 
 func TestABackendWithoutTheServiceTierHasNoCooldownAtAnyReplica(t *testing.T) {
@@ -163,7 +163,7 @@ func TestABackendWithoutTheServiceTierHasNoCooldownAtAnyReplica(t *testing.T) {
 	}
 	for _, r := range replicas {
 		if cooldowns := r.logged("cooldown started", ""); len(cooldowns) > 0 {
-			t.Errorf("cooling down: %v", cooldowns)
+			t.Errorf("got the cooldowns %v", cooldowns)
 		}
 	}
 }

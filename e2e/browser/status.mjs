@@ -1,5 +1,5 @@
 // Watches the status page in a desktop's and in a phone's browser while a
-// backend is cooling down and comes back, and prints what it saw.
+// backend cools down and comes back, and prints what it saw.
 //
 //	node status.mjs <chromium> <url> <backend> <folder for screenshots>
 import {close, launch, open, patience, problems, views} from './browser.mjs';
@@ -7,7 +7,8 @@ import {close, launch, open, patience, problems, views} from './browser.mjs';
 const [executablePath, url, backend, folder] = process.argv.slice(2);
 const browser = await launch(executablePath);
 
-// states is how the backend's row is shown, each state with what is left of its cooldown.
+// record lists each state that the backend's row shows, with what is left of its
+// cooldown.
 const record = (name) => {
 	const seen = (window.seen = []);
 	const look = () => {
@@ -26,7 +27,7 @@ async function watch(name) {
 	const opened = await open(browser, name, url), {page, report} = opened;
 	await page.evaluate(record, backend);
 	const row = page.locator(`tr[data-backend="${backend}"]`);
-	for (const state of ['cooling down', 'available']) {
+	for (const state of ['cooling_down', 'available']) {
 		await row.and(page.locator(`[data-state=${state}]`)).waitFor({timeout: patience});
 		await page.screenshot({path: `${folder}/${name}-${state}.png`, fullPage: true});
 		report.problems.push(...(await problems(page)));

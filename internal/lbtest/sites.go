@@ -123,7 +123,7 @@ type LogEntry struct {
 }
 
 // looked are the messages that tests look at.
-var looked = regexp.MustCompile(`"msg":"(attempt|backend cooling down|handled request|server shutdown)"`)
+var looked = regexp.MustCompile(`"msg":"(attempt|cooldown started|handled request|server shutdown)"`)
 
 // Logged returns what Caddy has logged of them until now.
 func (s *Sites) Logged(t *testing.T) []LogEntry {
@@ -169,8 +169,9 @@ func (s *Sites) Handled(t *testing.T, url string) (n int) {
 	return n
 }
 
-// LoggedOf returns a backend's last attempt and its cooldown, if it was cooling down.
-func (s *Sites) LoggedOf(t *testing.T, backend string) (attempt LogEntry, coolingDown *LogEntry) {
+// LoggedOf returns the last attempt at a backend, and the start of its last
+// cooldown, or nil.
+func (s *Sites) LoggedOf(t *testing.T, backend string) (attempt LogEntry, cooldown *LogEntry) {
 	t.Helper()
 	for _, entry := range s.Logged(t) {
 		if entry.Backend != backend {
@@ -180,10 +181,10 @@ func (s *Sites) LoggedOf(t *testing.T, backend string) (attempt LogEntry, coolin
 		case "attempt":
 			attempt = entry
 		case "cooldown started":
-			coolingDown = &entry
+			cooldown = &entry
 		}
 	}
-	return attempt, coolingDown
+	return attempt, cooldown
 }
 
 // Row is a row of a table.

@@ -202,8 +202,7 @@ func (w *World) TotalCalls() (n int) {
 	return n
 }
 
-// WantNobodyBlamed checks that no backend was cooling down, or its reply taken for
-// broken.
+// WantNobodyBlamed checks that the log has no cooldown and no broken reply.
 func (w *World) WantNobodyBlamed() {
 	w.T.Helper()
 	for _, message := range []string{"cooldown started", "reply broken"} {

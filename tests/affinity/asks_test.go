@@ -70,7 +70,7 @@ func TestWhatNobodyHasIsAskedForOnceEach(t *testing.T) {
 		wantAsked(t, all, map[string]int{"a": 1, "b": 1, "c": 1})
 		for name := range all {
 			if n := len(w.Logged("cooldown started")); n > 0 {
-				t.Errorf("%s is cooling down", name)
+				t.Errorf("%s got a cooldown", name)
 			}
 		}
 	})

@@ -63,7 +63,7 @@ func TestAnOwnerThatThrottlesIsNotThePool(t *testing.T) {
 				w.Backends["b"].Replies(lbtest.Throttled("9"))
 				method, rest, _ := strings.Cut(c.request, " ")
 				path, body, _ := strings.Cut(rest, " ")
-				for i := range 2 { // the second time, b is cooling down and not asked
+				for i := range 2 { // the second time, b is not asked because of its cooldown
 					reply := w.call("", method, path, body)
 					reply.WantError(t, 429, "rate_limit_exceeded")
 					if want := fmt.Sprintf(`"The account that stores %s is rate limited. Please retry after 9 seconds."`, c.object); !strings.Contains(reply.Body, want) {

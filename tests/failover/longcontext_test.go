@@ -46,7 +46,7 @@ func TestARequestTooLongForAModelGoesToOtherModels(t *testing.T) {
 				for _, name := range c.long {
 					w.Backends[name].Replies(lbtest.Says(400, tooLong))
 				}
-				for range 2 { // nobody is cooling down: the second is as the first
+				for range 2 { // there is no cooldown: the second time is like the first
 					for _, b := range w.Backends {
 						b.Forget()
 					}
@@ -99,7 +99,7 @@ func TestAStatusThatIsNoneFailsTheBackend(t *testing.T) {
 				w.Backends["a"].Replies(lbtest.Raw("HTTP/1.1 " + code + " Odd\r\nContent-Length: 0\r\n\r\n"))
 				w.Post(body).WantServed(t, "b")
 				if cooldowns := w.Logged("cooldown started"); len(cooldowns) != 1 || cooldowns[0].ContextMap()["class"] != "failed" {
-					t.Errorf("%s: cooldowns %v, want one, for failed", code, cooldowns)
+					t.Errorf("%s: got the cooldowns %v, want one, for failed", code, cooldowns)
 				}
 				w.Stop("b")
 				w.Stop("c")
@@ -118,7 +118,7 @@ func TestAnUpgradeThatNobodyAskedForFailsTheBackend(t *testing.T) {
 				w.Backends["a"].Replies(lbtest.Raw("HTTP/1.1 101 Switching Protocols\r\n" + headers + "\r\n"))
 				w.Send(operation(w, op)).WantServed(t, "b")
 				if cooldowns := w.Logged("cooldown started"); len(cooldowns) != 1 || cooldowns[0].ContextMap()["class"] != "failed" {
-					t.Errorf("%q: cooldowns %v, want one, for failed", headers, cooldowns)
+					t.Errorf("%q: got the cooldowns %v, want one, for failed", headers, cooldowns)
 				}
 				w.Stop("b")
 				w.Stop("c")
@@ -138,7 +138,7 @@ func TestTheSizeOfAFileIsNotTakenForTokens(t *testing.T) {
 		r.Header.Set("Content-Type", contentType)
 		w.Send(r).WantServed(t, "b")
 		if cooldowns := w.Logged("cooldown started"); len(cooldowns) != 1 || cooldowns[0].ContextMap()["class"] != "throttled" {
-			t.Errorf("cooldowns %v, want a throttle", cooldowns)
+			t.Errorf("got the cooldowns %v, want one, for throttled", cooldowns)
 		}
 	})
 }

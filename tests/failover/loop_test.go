@@ -37,7 +37,7 @@ func (l *loops) run() {
 }
 
 // wantErrors checks how often the log says that a backend leads back, and that
-// no backend was cooling down.
+// no cooldown started.
 func (l *loops) wantErrors(want int) {
 	l.t.Helper()
 	log := string(lbtest.ReadFile(l.t, l.log))
@@ -45,7 +45,7 @@ func (l *loops) wantErrors(want int) {
 		l.t.Errorf("the log has %d errors, want %d that a backend leads back:\n%s", got, want, log)
 	}
 	if strings.Contains(log, "cooldown started") {
-		l.t.Errorf("a backend is cooling down:\n%s", log)
+		l.t.Errorf("a cooldown started:\n%s", log)
 	}
 }
 

@@ -177,7 +177,7 @@ func TestAStreamWithoutAByteInTimeIsFailedOver(t *testing.T) {
 					t.Errorf("b was asked after %s, want %s", waited, c.want)
 				}
 				if cooldowns := w.Logged("cooldown started"); len(cooldowns) != 1 || cooldowns[0].ContextMap()["class"] != "timeout" || cooldowns[0].ContextMap()["deployment"] != "gpt-4o" {
-					t.Errorf("cooldowns %v, want one of a's model, for timeout", cooldowns)
+					t.Errorf("got the cooldowns %v, want one of a's model, for timeout", cooldowns)
 				}
 				w.WantReady()
 			})

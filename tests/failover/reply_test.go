@@ -113,7 +113,7 @@ func TestWhatAReplyMeans(t *testing.T) {
 				scope = model
 			}
 			if scope != c.scope || cooldown.Seconds != c.seconds || cooldown.Level != c.level {
-				t.Errorf("cooling down %s for %v s at %s, want %s for %v s at %s", scope, cooldown.Seconds, cooldown.Level, c.scope, c.seconds, c.level)
+				t.Errorf("got a cooldown of %s for %v s at %s, want one of %s for %v s at %s", scope, cooldown.Seconds, cooldown.Level, c.scope, c.seconds, c.level)
 			}
 		}})
 	}

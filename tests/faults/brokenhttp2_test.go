@@ -125,7 +125,7 @@ func TestARequestOutlivesAConnectionThatGoesAwayUnderIt(t *testing.T) {
 		lbtest.Ask(s.NewClient(t, 1), url).WantServed(t, "a")
 	}
 	if _, cooldown := s.LoggedOf(t, "a"); cooldown != nil || len(b.Received()) != 0 || connections.Load() != 2 {
-		t.Errorf("after %d connections to a, cooling down %v, b has had %d requests", connections.Load(), cooldown, len(b.Received()))
+		t.Errorf("after %d connections to a, it has the cooldown %+v, and b has had %d requests", connections.Load(), cooldown, len(b.Received()))
 	}
 }
 
@@ -164,6 +164,6 @@ func TestStreamsInFlightOutliveAConnectionThatGoesAway(t *testing.T) {
 		}
 	}
 	if _, cooldown := s.LoggedOf(t, "a"); cooldown != nil {
-		t.Errorf("cooling down %+v", cooldown)
+		t.Errorf("a got the cooldown %+v", cooldown)
 	}
 }

@@ -305,7 +305,7 @@ func failOverOrFelt(t *testing.T, scheme, options string, faults []fault) {
 						cooldown = new(lbtest.LogEntry)
 					}
 					if !slices.Contains(strings.Split(f.class, " or "), cooldown.Class) {
-						t.Errorf("%s is cooling down for %q, want %q: %s", name, cooldown.Class, f.class, attempt.Error)
+						t.Errorf("%s got a cooldown for %q, want one for %q: %s", name, cooldown.Class, f.class, attempt.Error)
 					}
 					if code, ours := errors[want]; ours {
 						reply.WantError(t, want, code)

@@ -118,7 +118,7 @@ func TestARequestThatAReusedConnectionLosesIsSentAgainOnANewOne(t *testing.T) {
 					if c.again && kind.repeatable {
 						reply.WantServed(t, "a")
 						if n := asked.Load(); n != 3 || cooldown != nil {
-							t.Errorf("the backend had %d requests, want 3, and was cooling down for %+v", n, cooldown)
+							t.Errorf("the backend had %d requests, want 3, and got the cooldown %+v", n, cooldown)
 						}
 						return
 					}
@@ -207,6 +207,6 @@ func TestARequestIsServedAlthoughAllIdleConnectionsLoseIt(t *testing.T) {
 	}
 	lbtest.Ask(client, url).WantServed(t, "b")
 	if _, cooldown := s.LoggedOf(t, "b"); cooldown != nil || asked.Load() != idle+2 {
-		t.Errorf("the backend had %d requests, want %d, and was cooling down for %+v", asked.Load(), idle+2, cooldown)
+		t.Errorf("the backend had %d requests, want %d, and got the cooldown %+v", asked.Load(), idle+2, cooldown)
 	}
 }

@@ -124,7 +124,7 @@ func TestAClientThatUploadsSlowlyIsNotATimeout(t *testing.T) {
 					t.Errorf("a was called %d times, and got %d bytes, %v", len(got), got[0].BodyBytes, got[0].ReadErr)
 				}
 				if cooldowns := w.Logged("cooldown started"); len(cooldowns) > 0 {
-					t.Errorf("logged %v", cooldowns)
+					t.Errorf("got the cooldowns %v", cooldowns)
 				}
 			})
 		})

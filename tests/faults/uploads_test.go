@@ -213,7 +213,7 @@ func TestABackendThatStopsReadingAnUploadIsAtFault(t *testing.T) {
 				r.Header.Set("X-Early", "a")
 				w.Send(r).WantStatus(t, 504)
 				if n := len(w.Logged("cooldown started")); n != 1 {
-					t.Errorf("the backend was cooling down %d times", n)
+					t.Errorf("the backend got %d cooldowns, want 1", n)
 				}
 			})
 		})
@@ -240,7 +240,7 @@ func TestAnUploadThatWasNotProcessedMayBeSentAgain(t *testing.T) {
 					t.Errorf("the client got %v %s", reply.Header, reply.Body)
 				}
 				if _, cooldown := s.LoggedOf(t, "a"); cooldown != nil {
-					t.Errorf("cooling down %+v", cooldown)
+					t.Errorf("a got the cooldown %+v", cooldown)
 				}
 			})
 		}

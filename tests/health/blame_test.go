@@ -48,7 +48,7 @@ func TestAFailureThatARequestMayCauseCoolsOneBackendDownForItsModel(t *testing.T
 					}
 					for _, b := range cooldowns {
 						if fields := b.ContextMap(); fields["deployment"] != "poison" || fields["class"] != "failed" && fields["class"] != "timeout" {
-							t.Errorf("cooling down %v, want the model alone, for failed or timeout", fields)
+							t.Errorf("got the cooldown %v, want one of the model alone, for failed or timeout", fields)
 						}
 					}
 					for _, b := range w.Backends {
@@ -90,7 +90,7 @@ func TestFailuresOfEveryKindInOneRequestCoolOneBackendDown(t *testing.T) {
 		w.Post(`{}`)
 		w.WantCalls(map[string]int{"a": 1, "b": 1, "c": 1})
 		if cooldowns := w.Logged("cooldown started"); len(cooldowns) != 1 || cooldowns[0].ContextMap()["backend"] != "a" {
-			t.Errorf("cooldowns %v, want a's alone", cooldowns)
+			t.Errorf("got the cooldowns %v, want a's alone", cooldowns)
 		}
 	})
 }
@@ -107,7 +107,7 @@ func TestABackendThatCannotBeReachedCoolsDownAsAWhole(t *testing.T) {
 		}
 		for _, b := range cooldowns {
 			if fields := b.ContextMap(); fields["deployment"] != nil || fields["class"] != "unreachable" {
-				t.Errorf("cooling down %v, want the whole backend", fields)
+				t.Errorf("got the cooldown %v, want one of the whole backend", fields)
 			}
 		}
 		w.WantNotReady("1")
@@ -226,7 +226,7 @@ func TestAHeaderListThatBackendsRefuseIsItsClientsFault(t *testing.T) {
 	}
 	for _, entry := range s.Logged(t) {
 		if entry.Msg == "cooldown started" && entry.Class != "throttled" {
-			t.Errorf("cooling down %+v", entry)
+			t.Errorf("got the cooldown %+v", entry)
 		}
 	}
 	res, err := client.Get(strings.Replace(url, "/v1/chat/completions", "/readyz", 1))
@@ -259,7 +259,7 @@ func TestARefusedKeyForWhatIsNotInferenceCoolsNobodyDown(t *testing.T) {
 						}
 					}
 					if cooldowns := w.Logged("cooldown started"); len(cooldowns) > 0 {
-						t.Errorf("cooling down %v", cooldowns[0].ContextMap())
+						t.Errorf("got the cooldown %v", cooldowns[0].ContextMap())
 					}
 					w.WantReady()
 					w.AllReply(nil)
@@ -280,7 +280,7 @@ func TestARefusedKeyForAnyInferenceCoolsOneBackendDown(t *testing.T) {
 			w.Send(w.Request(http.MethodPost, path, strings.NewReader(`{}`))).WantError(t, 502, "upstream_credentials_rejected")
 			cooldowns := w.Logged("cooldown started")
 			if len(cooldowns) != 1 || cooldowns[0].Level != zapcore.ErrorLevel || cooldowns[0].ContextMap()["class"] != "credential" {
-				t.Errorf("%s: cooldowns %v, want one", path, cooldowns)
+				t.Errorf("%s: got the cooldowns %v, want one", path, cooldowns)
 			}
 		})
 	}
@@ -316,7 +316,7 @@ func TestABackendWithFewStreamsGetsNoCooldownForIt(t *testing.T) {
 		}
 	}
 	if _, cooldown := s.LoggedOf(t, "a"); cooldown != nil {
-		t.Errorf("a is cooling down: %+v", cooldown)
+		t.Errorf("a got the cooldown %+v", cooldown)
 	}
 	if strings.Contains(s.Log(t), `"backend silent"`) {
 		t.Error("a is silent")
@@ -363,7 +363,7 @@ func TestARequestForAModelThatNoBackendHasCoolsOneBackendDown(t *testing.T) {
 		w.WantCalls(map[string]int{"a": 1, "b": 1, "c": 1})
 		cooldowns := w.Logged("cooldown started")
 		if len(cooldowns) != 1 || cooldowns[0].ContextMap()["backend"] != "a" || cooldowns[0].ContextMap()["class"] != "no_model" {
-			t.Errorf("cooldowns %v, want a's alone", cooldowns)
+			t.Errorf("got the cooldowns %v, want a's alone", cooldowns)
 		}
 	})
 }
@@ -386,7 +386,7 @@ func TestWhateverARequestMeetsItCoolsOneBackendDown(t *testing.T) {
 				w.PostStream()
 				w.WantCalls(map[string]int{"a": 1, "b": 1})
 				if cooldowns := w.Logged("cooldown started"); len(cooldowns) != 1 || cooldowns[0].ContextMap()["backend"] != "a" {
-					t.Errorf("cooldowns %v, want a's alone", cooldowns)
+					t.Errorf("got the cooldowns %v, want a's alone", cooldowns)
 				}
 			})
 		})

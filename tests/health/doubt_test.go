@@ -269,7 +269,7 @@ func TestALimitBelowTheCostStartsNoCooldown(t *testing.T) {
 	for _, c := range []struct {
 		limit     string
 		cost      int
-		cooldowns bool
+		coolsDown bool
 	}{
 		{"60000", 100_000, false},
 		{"99000", 100_000, false},
@@ -288,19 +288,19 @@ func TestALimitBelowTheCostStartsNoCooldown(t *testing.T) {
 				}
 				w.WantCalls(map[string]int{"a": 1, "b": 1, "c": 1})
 				want := 0
-				if c.cooldowns {
+				if c.coolsDown {
 					want = 3
 				}
 				if n := len(w.Logged("cooldown started")); n != want {
 					t.Errorf("%d cooldowns, want %d", n, want)
 				}
-				if !c.cooldowns && reply.Backend == "" {
+				if !c.coolsDown && reply.Backend == "" {
 					t.Errorf("client got %s, want a backend's own words", reply.Body)
 				}
 				for _, b := range w.Backends {
 					b.Recovers()
 				}
-				if !c.cooldowns {
+				if !c.coolsDown {
 					w.Send(costs(w, c.cost)).WantServed(t, "a", "b", "c")
 				}
 			})

@@ -50,12 +50,12 @@ func TestAThrottledBackendRestsExactlyAsLongAsItAsked(t *testing.T) {
 		synctest.Wait() // for the timer that tells of the end
 		cooldowns, back := w.Logged("cooldown started"), w.Logged("cooldown ended")
 		if len(cooldowns) != 1 || len(back) != 1 {
-			t.Fatalf("logged %d cooling down and %d back, want one each", len(cooldowns), len(back))
+			t.Fatalf("logged the start of %d cooldowns and the end of %d, want one each", len(cooldowns), len(back))
 		}
 		fields := cooldowns[0].ContextMap()
 		for field, want := range map[string]any{"backend": "a", "class": "throttled", "status": int64(429), "seconds": 3.0, "hint": "retry-after"} {
 			if fields[field] != want {
-				t.Errorf("cooling down logs %s=%v, want %v", field, fields[field], want)
+				t.Errorf("the start of the cooldown has %s=%v, want %v", field, fields[field], want)
 			}
 		}
 	})

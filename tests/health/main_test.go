@@ -1,5 +1,5 @@
-// Package health tests what is known of backends: who is cooling down for what, for
-// how long, and who is called then.
+// Package health tests the state of backends: which requests start a cooldown,
+// how long it lasts, and which backends are called meanwhile.
 package health
 
 import (

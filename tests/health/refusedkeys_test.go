@@ -34,7 +34,7 @@ func TestAMissingPermissionStartsACooldownForInferenceOnly(t *testing.T) {
 				jobs().WantError(t, 502, "upstream_credentials_rejected")
 				w.WantCalls(map[string]int{"a": 1, "b": 1})
 				if n := len(w.Logged("cooldown started")); n > 0 {
-					t.Errorf("%d %s: %d cooldowns for an operation of its own", code, body, n)
+					t.Errorf("%d %s: %d cooldowns for an operation that is not inference", code, body, n)
 				}
 				w.Backends["b"].Recovers()
 				jobs().WantServed(t, "b")
@@ -47,7 +47,7 @@ func TestAMissingPermissionStartsACooldownForInferenceOnly(t *testing.T) {
 				w.WantCalls(map[string]int{"a": 3, "b": 7})
 				cooldowns := w.Logged("cooldown started")
 				if len(cooldowns) != 1 || cooldowns[0].Level != zapcore.ErrorLevel || cooldowns[0].ContextMap()["deployment"] != "gpt-4o" {
-					t.Errorf("%d %s: cooldowns %v", code, body, cooldowns)
+					t.Errorf("%d %s: got the cooldowns %v, want one of gpt-4o", code, body, cooldowns)
 				}
 			})
 		}
@@ -87,7 +87,7 @@ func TestALateRefusalOfAnOldKeySaysNothingOfTheNew(t *testing.T) {
 			close(release)
 			<-done
 			if n := len(w.Logged("cooldown started")); n > 0 {
-				t.Errorf("a late %d for the old key cooling down the new one", code)
+				t.Errorf("a late %d for the old key started a cooldown of the new one", code)
 			}
 			w.Post(`{}`).WantServed(t, "a")
 		})
@@ -131,7 +131,7 @@ func TestARefusalOfACallersOwnKeyEndsNoCooldown(t *testing.T) {
 		}
 		cooldowns := len(w.Logged("cooldown started"))
 		if cooldowns != 2 {
-			t.Fatalf("%d backends are cooling down", cooldowns)
+			t.Fatalf("%d cooldowns started, want 2", cooldowns)
 		}
 		time.Sleep(time.Second)
 		w.Backends["a"].Replies(lbtest.Status(401))

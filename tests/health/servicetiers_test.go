@@ -104,7 +104,7 @@ func TestUltrafastMeetsNoCooldownOfOtherServiceTiers(t *testing.T) {
 		w.AllReply(refuses(lbtest.Throttled("20"), "default"))
 		w.Post(chatOf("default")).WantStatus(t, 429)
 		w.Post(chatOf("ultrafast")).WantServed(t, "a")
-		w.Post(chatOf("default")).WantStatus(t, 429) // whose cooldown that did not end
+		w.Post(chatOf("default")).WantStatus(t, 429) // the other tier has not ended this cooldown
 		w.WantCalls(map[string]int{"a": 2, "b": 1})
 	})
 }
@@ -175,7 +175,7 @@ func TestABackendOfUltrafastSharesNoCooldownWithItsDeployment(t *testing.T) {
 			w.Post(defaultChat).WantServed(t, "a")
 		}
 		w.WantCalls(map[string]int{"a": 11})
-		states("ultrafast cooling down, standard available")
+		states("ultrafast cooling_down, standard available")
 
 		time.Sleep(20 * time.Second)
 		w.Backends["a"].Replies(refuses(nil))

@@ -65,7 +65,7 @@ func TestTheLineOfACooldownSaysWhy(t *testing.T) {
 }
 
 // TestACooldownThatChangesItsReasonIsAnnouncedAgain has one backend, which is
-// tried while it is cooling down.
+// tried during its cooldown.
 func TestACooldownThatChangesItsReasonIsAnnouncedAgain(t *testing.T) {
 	pool := lbtest.Unique("changing")
 	lbtest.InBubble(t, "openai_lb {\npool "+pool+"\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {

@@ -269,7 +269,7 @@ func TestACheckChangesNothing(t *testing.T) {
 	}
 	for _, s := range after[0].Pool.Snapshot(time.Now()) {
 		if len(s.Cooldowns) > 0 {
-			t.Errorf("a check cools a backend down: %+v", s)
+			t.Errorf("a check started a cooldown: %+v", s)
 		}
 	}
 }

@@ -32,7 +32,7 @@ func everyBackend() []status.Backend {
 	return status.Backends(time.Now(), func(string) bool { return true })
 }
 
-// states are the backends by name, with their states and what cools them down.
+// states are the backends by name, with their states and worst cooldowns.
 func states() map[string]string {
 	states := make(map[string]string)
 	for _, b := range everyBackend() {
@@ -133,15 +133,15 @@ func TestABackendIsDrainedRatherThanCoolingDownRatherThanProbing(t *testing.T) {
 		want("available   0ms")
 		w.Backends["a"].Replies(status500("model-1"))
 		w.Post(`{"model":"model-1"}`)
-		want("cooling down failed model-1 10000ms")
+		want("cooling_down failed model-1 10000ms")
 		time.Sleep(4 * time.Second)
 		w.Post(`{"model":"model-2"}`).WantServed(t, "a")
 		w.Backends["a"].Replies(lbtest.Throttled("8"))
 		w.Post(`{"model":"model-2"}`)
-		want("cooling down throttled model-2 8000ms") // it ends last
+		want("cooling_down throttled model-2 8000ms") // it ends last
 		w.Backends["a"].Replies(lbtest.Status(401))
 		w.Post(`{"model":"model-3"}`)
-		want("cooling down credential  60000ms") // for the whole backend
+		want("cooling_down credential  60000ms") // for the whole backend
 		a.Drain(pool.Order{})
 		want("drained credential  60000ms")
 		time.Sleep(time.Minute)
@@ -155,7 +155,7 @@ func TestABackendIsDrainedRatherThanCoolingDownRatherThanProbing(t *testing.T) {
 		want("available   0ms")
 		w.Backends["a"].Replies(lbtest.Throttled("8"))
 		w.Post(`{"model":"model-2"}`)
-		want("cooling down throttled model-2 8000ms")
+		want("cooling_down throttled model-2 8000ms")
 		a.Reset(pool.Order{})
 		want("available   0ms")
 		if last := everyBackend()[0].LastError; last.Class != "throttled" || last.Status != 429 {
@@ -289,7 +289,7 @@ func TestTheAdminAPIDrainsResumesAndResets(t *testing.T) {
 	o.want(o.backends("GET", atBackends), "other b available", "openai_lb b available", "openai_lb team/a b available")
 	o.want(o.backends("POST", atBackends+"/b/drain"), "other b drained", "openai_lb b drained")
 	lbtest.Ask(o.client, o.address+"/v1/chat/completions").WantServed(t, "b") // a throttles, and b is the last one left
-	o.want(o.backends("GET", atBackends+"?pool=openai_lb"), "openai_lb b drained", "openai_lb team/a b cooling down")
+	o.want(o.backends("GET", atBackends+"?pool=openai_lb"), "openai_lb b drained", "openai_lb team/a b cooling_down")
 	o.want(o.backends("POST", atBackends+"/team%2Fa%20b/reset?pool=openai_lb"), "openai_lb team/a b available")
 	o.want(o.backends("POST", atBackends+"/b/resume?pool=other"), "other b available")
 

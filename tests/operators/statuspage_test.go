@@ -176,7 +176,7 @@ func TestAReloadEndsAWatchAndKeepsWhatItShows(t *testing.T) {
 				break
 			}
 		}
-		if !strings.Contains(lines.Text(), `data-state=\"cooling down\"`) {
+		if !strings.Contains(lines.Text(), `data-state=\"cooling_down\"`) {
 			t.Errorf("the first event is %s, %v", lines.Text(), lines.Err())
 		}
 		return lines

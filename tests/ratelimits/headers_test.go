@@ -71,7 +71,7 @@ func TestThePoolsLimitsAreSums(t *testing.T) {
 		w.Backends["b"].Replies(says(40, 600))
 		got := post(w, openAI)
 		got.WantServed(t, "b")
-		wantLimits(t, got, "120", "40", "5s", "2000", "600", "30s") // nothing is left of a, which is cooling down
+		wantLimits(t, got, "120", "40", "5s", "2000", "600", "30s") // nothing is left of a, which cools down
 		time.Sleep(21 * time.Second)
 		w.Backends["a"].Replies(says(50, 900))
 		wantLimits(t, post(w, openAI), "2000", "1780", "30s") // what was read of b's requests is over, and its tokens have grown

@@ -194,7 +194,7 @@ func TestAClientThatLeavesStartsNoCooldown(t *testing.T) {
 	a.Recovers()
 	lbtest.Post(lbtest.NewClient(t), url, chat).WantServed(t, "a")
 	if n := lbtest.SumOf(t, "cooldowns_total", map[string]string{"pool": pool}); n != 0 {
-		t.Errorf("%v cooldowns began", n)
+		t.Errorf("%v cooldowns started", n)
 	}
 }
 

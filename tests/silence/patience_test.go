@@ -117,7 +117,7 @@ func TestAPauseStartsNoCooldown(t *testing.T) {
 			t.Error("a pause of six minutes is not cut")
 		}
 		if n := len(w.Logged("cooldown started")); n != 0 {
-			t.Errorf("%d cooldowns", n)
+			t.Errorf("%d cooldowns started", n)
 		}
 		w.Backends["a"].Recovers()
 		w.PostStream().WantServed(t, "a")

@@ -89,7 +89,7 @@ func TestAResponseFailsOverUntilItsFirstMessage(t *testing.T) {
 				time.Sleep(time.Second)
 				cooldowns := w.Logged("cooldown started")
 				if (len(cooldowns) == 1) != (c.cooldown > 0) || len(cooldowns) == 1 && cooldowns[0].ContextMap()["seconds"] != c.cooldown.Seconds() {
-					t.Errorf("cooling down: %v, want %v", cooldowns, c.cooldown)
+					t.Errorf("got the cooldowns %v, want one of %v", cooldowns, c.cooldown)
 				}
 				// without another backend, the client gets the error as an
 				// event, and may go on
@@ -296,7 +296,7 @@ func TestABackendClosesBecauseOfTheMessage(t *testing.T) {
 			time.Sleep(time.Second)
 			w.WantCalls(map[string]int{"a": 1, "b": c.calls})
 			if cooldowns := w.Logged("cooldown started"); len(cooldowns) != c.cooldowns {
-				t.Errorf("%d: cooling down %v", code, cooldowns)
+				t.Errorf("%d: got the cooldowns %v, want %d", code, cooldowns, c.cooldowns)
 			}
 		})
 	}

@@ -203,8 +203,8 @@ func TestAClientSecretEndsWithItsKey(t *testing.T) {
 	}
 }
 
-// TestABackendsRefusalOfAClientSecretSaysNothingOfItsKey so it cools nobody down,
-// and is the client's to read.
+// TestABackendsRefusalOfAClientSecretSaysNothingOfItsKey checks that the refusal
+// starts no cooldown, and is passed on to the client.
 func TestABackendsRefusalOfAClientSecretSaysNothingOfItsKey(t *testing.T) {
 	secretPool(t, keyed(secretBackends), func(t *testing.T, w *lbtest.World) {
 		w.AllReply(lbtest.Says(401, `{"error":{"message":"The client secret `+ek+` has expired.","code":"invalid_api_key"}}`))
@@ -218,7 +218,7 @@ func TestABackendsRefusalOfAClientSecretSaysNothingOfItsKey(t *testing.T) {
 		}
 		w.WantCalls(map[string]int{"a": 0, "b": 2})
 		if len(w.Logged("cooldown started")) != before {
-			t.Error("a backend is cooling down")
+			t.Error("the refusal started a cooldown")
 		}
 	})
 }

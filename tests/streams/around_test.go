@@ -96,7 +96,7 @@ func TestAnInterceptThatMatchesAnErrorReplacesIt(t *testing.T) {
 		{"none, served", lbtest.Says(200, `{}`), "client-key-of-alice", nil, `200 {}`},
 		{"the balancer's own", nil, "wrong", nil, "503 401 of unauthenticated"},
 		{"a long one", lbtest.Says(500, `{"error":{"message":"`+lbtest.Noise(100<<10)+`"}}`), "client-key-of-alice", nil, "503 500 of failed"},
-		{"a throttle, while the backend is cooling down", lbtest.Throttled("60"), "client-key-of-alice", nil, "503 429 of all_throttled"},
+		{"a throttle, during the cooldown", lbtest.Throttled("60"), "client-key-of-alice", nil, "503 429 of all_throttled"},
 		{"of a handshake", nil, "wrong", upgrade, "503 401 of unauthenticated"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -67,7 +67,7 @@ func TestBodiesArriveWholeAtWhicheverBackendAnswers(t *testing.T) {
 					} else {
 						reply.WantError(t, 429, "rate_limit_exceeded")
 						w.WantCalls(map[string]int{"b": 0})
-						send().WantServed(t, "b") // a is cooling down now
+						send().WantServed(t, "b") // a cools down now
 					}
 					arrived("b")
 				})

@@ -304,7 +304,7 @@ func TestAClientThatPausesStartsNoCooldown(t *testing.T) {
 			}
 			lbtest.WaitFor(t, func() bool { return s.Handled(t, url) == 1 })
 			if _, cooldown := s.LoggedOf(t, name); cooldown != nil {
-				t.Errorf("cooling down %+v", cooldown)
+				t.Errorf("got the cooldown %+v", cooldown)
 			}
 		}, Waits: true})
 	}
@@ -357,7 +357,7 @@ func TestAClientThatReadsSlowlySlowsItsBackendDown(t *testing.T) {
 				t.Error("the reply is not what it was")
 			}
 			if _, cooldown := s.LoggedOf(t, name); cooldown != nil {
-				t.Errorf("cooling down %+v", cooldown)
+				t.Errorf("got the cooldown %+v", cooldown)
 			}
 		}})
 	}

@@ -154,7 +154,7 @@ func TestAClientThatLeavesIsFeltByItsBackendAndBlamesNobody(t *testing.T) {
 				_, cooldownA := s.LoggedOf(t, nameA)
 				_, cooldownB := s.LoggedOf(t, nameB)
 				if (cooldownA != nil) != (d.next == "b") || cooldownB != nil {
-					t.Errorf("cooling down %+v and %+v", cooldownA, cooldownB)
+					t.Errorf("a got the cooldown %+v, and b %+v", cooldownA, cooldownB)
 				}
 			}})
 		}

@@ -142,7 +142,7 @@ func TestAHandshakeGoesOnToABackendThatOpensTheWebSocket(t *testing.T) {
 					cooldowns := w.Logged("cooldown started")
 					if len(cooldowns) != 1 || cooldowns[0].ContextMap()["class"] != c.class || cooldowns[0].Level.String() != c.level ||
 						cooldowns[0].ContextMap()["cause"] != c.cause {
-						t.Errorf("cooldowns %v, want one at level %s for %s, because of %v", cooldowns, c.level, c.class, c.cause)
+						t.Errorf("got the cooldowns %v, want one at level %s for %s, because of %v", cooldowns, c.level, c.class, c.cause)
 					}
 				})
 			})
@@ -189,7 +189,7 @@ func TestAHandshakeThatNoBackendAcceptsIsAnError(t *testing.T) {
 				open("/v1/realtime?model=m").WantError(t, c.status, c.code)
 				w.WantCalls(map[string]int{"a": 1, "b": 1})
 				if cooldowns := w.Logged("cooldown started"); len(cooldowns) != 1 {
-					t.Errorf("cooldowns %v, want one: the request may be to blame", cooldowns)
+					t.Errorf("got the cooldowns %v, want one: the request may be to blame", cooldowns)
 				}
 			})
 		})
@@ -284,7 +284,8 @@ func TestAWebSocketWithoutAModelNeedsABackendForAnyModel(t *testing.T) {
 }
 
 // TestABackendThatBreaksAWebSocketOffIsBlamed unless it or the client has ended
-// it, or the client has left. It is cooling down if it sent nothing before.
+// it, or the client has left. The backend gets a cooldown if it sent nothing
+// before.
 func TestABackendThatBreaksAWebSocketOffIsBlamed(t *testing.T) {
 	for name, c := range map[string]struct {
 		sends             string // by the backend, after the client's
@@ -336,7 +337,7 @@ func TestABackendThatBreaksAWebSocketOffIsBlamed(t *testing.T) {
 				time.Sleep(time.Second)
 				broken, cooldowns := w.Logged("reply broken"), w.Logged("cooldown started")
 				if len(broken) != c.broken || len(cooldowns) != c.cooldowns {
-					t.Errorf("%v and cooldowns %v, want %d and %d", broken, cooldowns, c.broken, c.cooldowns)
+					t.Errorf("got the broken replies %v and the cooldowns %v, want %d and %d", broken, cooldowns, c.broken, c.cooldowns)
 				}
 				for _, cooldown := range cooldowns {
 					if got := cooldown.ContextMap(); got["class"] != "broken_stream" || got["cause"] != "no_close_frame" || got["deployment"] != "m" {

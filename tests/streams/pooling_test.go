@@ -49,7 +49,7 @@ func TestNoRequestGetsBytesOfAnother(t *testing.T) {
 			}
 			early := func(w http.ResponseWriter, r *http.Request) {
 				_ = http.NewResponseController(w).EnableFullDuplex()
-				http.Error(w, `{"error":{"message":"Request too large for m"}}`, http.StatusTooManyRequests) // which cools it down for no other
+				http.Error(w, `{"error":{"message":"Request too large for m"}}`, http.StatusTooManyRequests) // which starts no cooldown
 				w.(http.Flusher).Flush()
 				time.Sleep(time.Millisecond) // another backend serves it in the meantime
 				body, err := io.ReadAll(r.Body)

@@ -207,7 +207,7 @@ func TestAReloadLosesNoOpenStream(t *testing.T) {
 			h.wantRest(t, lbtest.StreamContent+lbtest.StreamEnd, true)
 			for n := range lbtest.Wires {
 				if _, cooldown := h.LoggedOf(t, fmt.Sprintf("a%d", n)); cooldown != nil {
-					t.Errorf("cooling down %+v", cooldown)
+					t.Errorf("got the cooldown %+v", cooldown)
 				}
 			}
 		})

@@ -361,7 +361,7 @@ func TestEventsOfAMebibytePassByteForByteAndAtOnce(t *testing.T) {
 				t.Errorf("the stream ends with %q, %v", rest, err)
 			}
 			if _, cooldown := s.LoggedOf(t, name); cooldown != nil {
-				t.Errorf("cooling down %+v", cooldown)
+				t.Errorf("got the cooldown %+v", cooldown)
 			}
 		}})
 	}

@@ -104,7 +104,8 @@ func (w *world) throttle(backend string, d time.Duration) {
 	})
 }
 
-// cooling down throttles a backend for so long, and has a request find out.
+// coolDown throttles a backend for so long, and sends the request that starts
+// the cooldown.
 func (w *world) coolDown(t *testing.T, backend string, d time.Duration) {
 	t.Helper()
 	w.throttle(backend, d)

@@ -13,8 +13,9 @@ import (
 const twoShares = "client_key gold sk-gold-0123456789ab\nclient_key bronze sk-bronze-0123456789\ncaller gold {\ntier gold\n}\ncaller bronze {\ntier bronze\n}\n" +
 	"tier gold {\nreserve 50%\n}\ntier bronze {\nreserve 50%\n}"
 
-// TestANewRequestOfAWorseTierDoesNotOvertake has both backends cooling down. gold is
-// beyond its share of a, which stays cooling down, and within that of b.
+// TestANewRequestOfAWorseTierDoesNotOvertake begins with cooldowns of both
+// backends. gold is beyond its share of a, whose cooldown stays in force, and
+// within its share of b.
 func TestANewRequestOfAWorseTierDoesNotOvertake(t *testing.T) {
 	const gold, bronze = "sk-gold-0123456789ab", "sk-bronze-0123456789"
 	inBubbleWith(t, "wait 2s\nbackend http://a\nbackend http://b {\npriority 2\n}\n"+twoShares, func(t *testing.T, w *world) {
