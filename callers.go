@@ -94,7 +94,7 @@ func (h *Handler) newCallers(ctx caddy.Context) (*callers.Callers, error) {
 	if h.CallersFile != nil {
 		h.keyFiles.Add("limits of callers", c.Read)
 	}
-	b.Callers, b.tiers = callers.MetersOf(h.Pool), h.QuotaTiers()
+	b.Callers, b.tiers = callers.LimitersOf(h.Pool), h.QuotaTiers()
 	b.Unlimited = func() []string { return c.Unlimited(h.clientKeys.Names()) }
 	h.clientKeys.Watch(func(names []string, tiers map[string]string) {
 		c.Place(tiers)

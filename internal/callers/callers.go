@@ -57,8 +57,7 @@ type Options struct {
 	// Storage is where the use of long windows is saved. nil: nowhere.
 	Storage certmagic.Storage
 	Logger  *zap.Logger
-	// Crossed gets the marks that the use of limits has reached. nil: nothing
-	// does.
+	// Crossed gets the marks that the use of limits has reached. It may be nil.
 	Crossed func(limiter.Crossing)
 }
 
@@ -119,9 +118,9 @@ func (c *Callers) Record() *pools.Record {
 	return &c.kept.saver.Record
 }
 
-// MetersOf returns the limiters of a pool in use, or nil if it does not limit
+// LimitersOf returns the limiters of a pool in use, or nil if it does not limit
 // callers.
-func MetersOf(pool string) *limiter.Callers {
+func LimitersOf(pool string) *limiter.Callers {
 	if k := keptOf(pool); k != nil {
 		return k.limiters
 	}

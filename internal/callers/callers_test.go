@@ -24,7 +24,7 @@ func open(t testing.TB) *Callers {
 
 func TestWithoutCallersThereIsNothing(t *testing.T) {
 	c := New(Options{Pool: t.Name()})
-	if c != nil || c.Models("alice") != nil || c.Close() != nil || MetersOf(t.Name()) != nil {
+	if c != nil || c.Models("alice") != nil || c.Close() != nil || LimitersOf(t.Name()) != nil {
 		t.Error("there is something")
 	}
 	var a Admission

@@ -28,7 +28,7 @@ func TestManyReplicasReportAtTheSameMoments(t *testing.T) {
 			var all []*limiter.Callers
 			var reports, alone atomic.Int64
 			for range 4 {
-				cs, ahead := tokenMeters(t, "1M/minute"), time.Duration(random.Int64N(int64(time.Hour)))
+				cs, ahead := tokenLimiters(t, "1M/minute"), time.Duration(random.Int64N(int64(time.Hour)))
 				var tally Tally
 				tally.Share(digest, cs)
 				time.Sleep(time.Duration(random.Int64N(int64(3 * time.Second))))

@@ -10,7 +10,7 @@ import (
 )
 
 func TestCoursesOfManyCallersFitIntoMessages(t *testing.T) {
-	from, now := tokenMeters(t, "1M/minute"), someTime
+	from, now := tokenLimiters(t, "1M/minute"), someTime
 	var tally Tally
 	tally.Share(digest, from)
 	const n = 500
@@ -45,7 +45,7 @@ func TestCoursesOfManyCallersFitIntoMessages(t *testing.T) {
 // FuzzCourses has a replica that starts load any courses. They change when
 // something was used, and not how much.
 func FuzzCourses(f *testing.F) {
-	other := tokenMeters(f, "1M/minute")
+	other := tokenLimiters(f, "1M/minute")
 	var tally Tally
 	tally.Share(digest, other)
 	spend(other, someTime, "alice", 1000)
@@ -57,7 +57,7 @@ func FuzzCourses(f *testing.F) {
 		f.Add(r.Message)
 	}
 	f.Fuzz(func(t *testing.T, message []byte) {
-		cs := tokenMeters(t, "1M/minute")
+		cs := tokenLimiters(t, "1M/minute")
 		for _, r := range b.records {
 			if r.Group == groupOf(digest) {
 				var starting Tally

@@ -15,7 +15,7 @@ import (
 // TestForgottenCallersAreNotSent has a thousand new callers each month, of
 // which all other replicas forget the ones before, too.
 func TestForgottenCallersAreNotSent(t *testing.T) {
-	from, to := tokenMeters(t, "1M/minute"), tokenMeters(t, "1M/minute")
+	from, to := tokenLimiters(t, "1M/minute"), tokenLimiters(t, "1M/minute")
 	var a, b Tally
 	a.Share(digest, from)
 	b.Share(digest, to)
@@ -66,7 +66,7 @@ func TestWhatATokenSaysIsForgotten(t *testing.T) {
 			t.Errorf("it is known what the tokens of %d callers say", n)
 		}
 		if n := len(c.kept.limiters.All()); n > 3300 {
-			t.Errorf("%d callers have meters", n)
+			t.Errorf("%d callers have limiters", n)
 		}
 	})
 }

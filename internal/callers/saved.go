@@ -16,8 +16,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
-// kept is what outlives a config: the limiters, and what of them is kept in
-// Caddy's storage, if there is one. It reads what was saved when the first
+// kept is the state that outlives a config: the limiters, and their use in
+// Caddy's storage, if there is one. It reads the saved use when the first
 // request comes, and saves after changes.
 //
 // Each process has its own file, by the id of its writer, and reads those of

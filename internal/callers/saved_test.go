@@ -47,7 +47,7 @@ func TestUseIsSavedAgainAfterAConfigThatSavesNothing(t *testing.T) {
 	})
 }
 
-// process starts one with a pool: its limiters are not those of another one.
+// process starts a process with a pool, whose limiters are separate.
 func process(t *testing.T, pool string, storage certmagic.Storage, limit string) *kept {
 	k := newKept(pool)
 	k.configure(storage, zap.NewNop(), nil)

@@ -23,8 +23,8 @@ var (
 	digest   = strings.Repeat("0f", digestSize)
 )
 
-// tokenMeters returns callers with a limit of tokens.
-func tokenMeters(t testing.TB, limit string) *limiter.Callers {
+// tokenLimiters returns the limiters of callers with a limit of tokens.
+func tokenLimiters(t testing.TB, limit string) *limiter.Callers {
 	l, err := limiter.ParseLimit(limiter.Tokens, limit)
 	if err != nil {
 		t.Fatal(err)
@@ -59,7 +59,7 @@ func heard(records []state.Record) []state.Record {
 
 func TestTheUseOfManyCallersFitsIntoMessages(t *testing.T) {
 	now := someTime
-	from, to := tokenMeters(t, "1M/minute"), tokenMeters(t, "1M/minute")
+	from, to := tokenLimiters(t, "1M/minute"), tokenLimiters(t, "1M/minute")
 	var a, b Tally
 	a.Share(digest, from)
 	b.Share(digest, to)
@@ -107,7 +107,7 @@ func TestTheUseOfManyCallersFitsIntoMessages(t *testing.T) {
 }
 
 func TestAFailedReportIsSentAgain(t *testing.T) {
-	cs := tokenMeters(t, "1k/day")
+	cs := tokenLimiters(t, "1k/day")
 	var a Tally
 	a.Share(digest, cs)
 	spend(cs, someTime, "alice", 100)
@@ -125,7 +125,7 @@ func TestAFailedReportIsSentAgain(t *testing.T) {
 }
 
 func TestAReportIsNewerThanTheOneBeforeAlsoIfTheClockIsSetBack(t *testing.T) {
-	from, to := tokenMeters(t, "1k/day"), tokenMeters(t, "1k/day")
+	from, to := tokenLimiters(t, "1k/day"), tokenLimiters(t, "1k/day")
 	var a, b Tally
 	a.Share(digest, from)
 	b.Share(digest, to)
@@ -157,7 +157,7 @@ func TestAReportIsNewerThanTheOneBeforeAlsoIfTheClockIsSetBack(t *testing.T) {
 func TestReplicasWhoseClocksDifferAddUpWhatCallersUse(t *testing.T) {
 	for _, off := range []time.Duration{5 * time.Minute, -5 * time.Minute, 40 * time.Second, -3 * time.Second, 7 * time.Hour} {
 		for _, limit := range []string{"1k/second", "1k/minute", "1k/hour", "1k/day"} {
-			from, to := tokenMeters(t, limit), tokenMeters(t, limit)
+			from, to := tokenLimiters(t, limit), tokenLimiters(t, limit)
 			var a, b Tally
 			a.Share(digest, from)
 			b.Share(digest, to)
@@ -185,7 +185,7 @@ func TestReplicasWhoseClocksDifferAddUpWhatCallersUse(t *testing.T) {
 // TestAMonthsUseOfAReplicaThatHasEndedIsKept until the month is over.
 func TestAMonthsUseOfAReplicaThatHasEndedIsKept(t *testing.T) {
 	now := someTime
-	ended, runs := tokenMeters(t, "1k/month"), tokenMeters(t, "1k/month")
+	ended, runs := tokenLimiters(t, "1k/month"), tokenLimiters(t, "1k/month")
 	var a, b Tally
 	a.Share(digest, ended)
 	b.Share(digest, runs)
@@ -217,7 +217,7 @@ func TestAMonthsUseOfAReplicaThatHasEndedIsKept(t *testing.T) {
 		now = now.Add(time.Hour)
 		load(&b)
 		keep(b.sent(now))
-		again := tokenMeters(t, "1k/month")
+		again := tokenLimiters(t, "1k/month")
 		var c Tally
 		c.Share(digest, again)
 		load(&c)
@@ -272,7 +272,7 @@ func TestFourEntriesOfACallerTake32Bytes(t *testing.T) {
 }
 
 func FuzzHear(f *testing.F) {
-	from := tokenMeters(f, "1k/minute")
+	from := tokenLimiters(f, "1k/minute")
 	var a Tally
 	a.Share(digest, from)
 	for i := range 5 {
@@ -283,7 +283,7 @@ func FuzzHear(f *testing.F) {
 	}
 	f.Add([]byte(reportPrefix))
 	f.Fuzz(func(t *testing.T, message []byte) {
-		to := tokenMeters(t, "1k/minute")
+		to := tokenLimiters(t, "1k/minute")
 		var b Tally
 		b.Share(digest, to)
 		err := b.Hear(message, someTime)
@@ -314,7 +314,7 @@ func FuzzHear(f *testing.F) {
 
 func TestAPoolThatIsNotSharedAnyMoreIsNotLoaded(t *testing.T) {
 	hub := statetest.NewHub()
-	cs := tokenMeters(t, "1k/day")
+	cs := tokenLimiters(t, "1k/day")
 	var a Tally
 	end := a.Share(digest, cs)
 	spend(cs, someTime, "alice", 1)
@@ -332,7 +332,7 @@ func TestAPoolThatIsNotSharedAnyMoreIsNotLoaded(t *testing.T) {
 
 func TestUseDoesNotBecomeOlderWhileTheStoreHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cs := tokenMeters(t, "60/minute")
+		cs := tokenLimiters(t, "60/minute")
 		var tally Tally
 		tally.Share(digest, cs)
 		calls := 0
@@ -366,7 +366,7 @@ func TestUseDoesNotBecomeOlderWhileTheStoreHangs(t *testing.T) {
 }
 
 func TestOthersHearOnlyWhatHasChangedSince(t *testing.T) {
-	cs := tokenMeters(t, "1M/minute")
+	cs := tokenLimiters(t, "1M/minute")
 	var tally Tally
 	tally.Share(digest, cs)
 	now := someTime

@@ -27,7 +27,7 @@ type CallerLimit = callers.LimitReport
 // limit is used most and, among equals, those with the most tokens today. It is
 // empty if the pool does not limit callers.
 func Callers(now time.Time, pool string) (all []Caller) {
-	limiters := callers.MetersOf(pool)
+	limiters := callers.LimitersOf(pool)
 	if limiters == nil {
 		return nil
 	}

@@ -119,7 +119,7 @@ func TestATierOfAnotherConfigHasNoShare(t *testing.T) {
 	for _, options := range []string{"caller alice {\ntokens 1k/day\n}", "caller alice {\ntier batch\n}\ntier batch {\nreserve 20%\n}"} {
 		inBubble(t, options, func(t *testing.T, w *world) {
 			w.chat(`{"model":"gpt-4o"}`).WantServed(t, "a")
-			limits.MetersOf(w.Handler.Pool).Configure(time.Now(), func(string) limiter.Settings {
+			limits.LimitersOf(w.Handler.Pool).Configure(time.Now(), func(string) limiter.Settings {
 				return limiter.Settings{Tier: "nightly", Tiers: []string{"interactive", "batch", "nightly"}}
 			})
 			w.chat(`{"model":"gpt-4o"}`).WantServed(t, "a")

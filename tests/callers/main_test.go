@@ -54,7 +54,7 @@ func (w *world) chat(body string) lbtest.Reply { return w.post(aliceKey, "/v1/ch
 
 // of returns what a caller has used.
 func (w *world) of(name string) limiter.Snapshot {
-	for _, c := range limits.MetersOf(w.Handler.Pool).All() {
+	for _, c := range limits.LimitersOf(w.Handler.Pool).All() {
 		if c.Name() == name {
 			return c.Snapshot(time.Now())
 		}

@@ -80,7 +80,7 @@ func TestOperatorsSeeWhatCallersHaveUsed(t *testing.T) {
 
 func TestTheStatusPageShowsTheBusiestCallers(t *testing.T) {
 	inBubble(t, "caller * {\ntokens 1M/day\n}", func(t *testing.T, w *world) {
-		limiters := limits.MetersOf(w.Handler.Pool)
+		limiters := limits.LimitersOf(w.Handler.Pool)
 		limiters.Get(time.Now(), "<b>hog</b>")
 		for i := range 1000 {
 			limiters.Get(time.Now(), "team-"+strconv.Itoa(i))

@@ -89,7 +89,7 @@ func TestARestartDoesNotUndoAReset(t *testing.T) {
 		}
 		want := func(name string, want int64) {
 			t.Helper()
-			if got := limits.MetersOf(name).Get(time.Now(), "alice").Snapshot(time.Now()).Today; got != want {
+			if got := limits.LimitersOf(name).Get(time.Now(), "alice").Snapshot(time.Now()).Today; got != want {
 				t.Errorf("%s: %d are used, want %d", name, got, want)
 			}
 		}

@@ -258,7 +258,7 @@ func responds(name string, input, output int) http.HandlerFunc {
 
 // of returns what a caller has used.
 func of(w *lbtest.World, name string) limiter.Snapshot {
-	for _, c := range limits.MetersOf(w.Handler.Pool).All() {
+	for _, c := range limits.LimitersOf(w.Handler.Pool).All() {
 		if c.Name() == name {
 			return c.Snapshot(time.Now())
 		}

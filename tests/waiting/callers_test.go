@@ -32,7 +32,7 @@ func inBubbleOf(t *testing.T, options, limits string, test func(*testing.T, *wor
 
 // limitsOf returns what each caller has used.
 func limitsOf(w *world) (all []limiter.Snapshot) {
-	for _, c := range limits.MetersOf(w.Handler.Pool).All() {
+	for _, c := range limits.LimitersOf(w.Handler.Pool).All() {
 		all = append(all, c.Snapshot(time.Now()))
 	}
 	return all
