@@ -232,8 +232,9 @@ func (f *finder) lookUp() {
 }
 
 // settle remembers what other replicas know of an id, and returns its owner. If
-// it belongs to no caller, they are asked again after ownership.Unclaimed: one of
-// them may have been unable to answer, or may have learned the caller since.
+// the id belongs to no caller, the replicas are asked again after
+// ownership.Unclaimed: a replica may have been unable to answer, or may have
+// learned the caller since.
 func (f *finder) settle(it openID, found replicas.Found) ownership.Owner {
 	a, o, ttl := f.affinity, it.owner, min(found.TTL, idTTL)
 	if found.TTL > 0 {

@@ -10,7 +10,7 @@
 // In addition, a [PromptCache] sends the requests of one session to one
 // backend, if the choice is free.
 //
-// Package ownership defines the words.
+// Package ownership defines owners, accounts and callers.
 package affinity
 
 import (

@@ -15,8 +15,8 @@ import (
 )
 
 // PromptCache sends requests of one key to one backend, within the priority and
-// the weights that the other options give. Backends that are cooling down, are full
-// or do not have the model stay excluded: keys only change the order of the
+// the weights that the other options give. Backends that cool down, are full or
+// do not have the model stay excluded: keys only change the order of the
 // others. No backend gets more than 1.25 times its fair share of the requests
 // in flight (rounded up, and one more; while there are few, three more than its
 // share). If a session has to move to another backend, it stays there until it

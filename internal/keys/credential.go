@@ -15,7 +15,7 @@ import (
 type Source interface {
 	// Credential returns the credential for one attempt. It must not wait while
 	// it has a valid one, nor after the context is done. After an error, the
-	// request fails over to another backend, and this one is cooling down for a
+	// request fails over to another backend, and this one cools down for a
 	// minute, or for as long as the error's method RetryAfter() time.Duration
 	// says. The error must not contain a secret.
 	Credential(ctx context.Context) (Credential, error)

@@ -78,8 +78,8 @@ func (a *Addresses) of(dial string) *address {
 	return known
 }
 
-// forget forgets what was not used for long, except for cooldowns that are in
-// force: a throttle is a promise.
+// forget removes the addresses that were not used for long, except for those
+// with a cooldown in force: a throttle is a promise.
 func (a *Addresses) forget() {
 	a.mu.Lock()
 	now := time.Now()

@@ -212,7 +212,8 @@ func (w *world) start(region int) *replica {
 	return r
 }
 
-func (r *replica) coolingDown() (left time.Duration) {
+// cooldownLeft returns how long the longest cooldown still lasts.
+func (r *replica) cooldownLeft() (left time.Duration) {
 	for _, s := range r.pool.Snapshot(time.Now()) {
 		for _, b := range s.Cooldowns {
 			left = max(left, time.Until(b.Until))
@@ -246,7 +247,7 @@ func TestWhatHappensInOneRegionIsKnownInAll(t *testing.T) {
 		w.replicas[0].throttle(30 * time.Second)
 		time.Sleep(200 * time.Millisecond)
 		for i, r := range w.replicas {
-			if left := r.coolingDown(); left < 29*time.Second {
+			if left := r.cooldownLeft(); left < 29*time.Second {
 				t.Errorf("replica %d knows a cooldown of %v", i, left)
 			}
 		}
@@ -321,8 +322,8 @@ func TestAServerThatComesBackEmptyGetsEverythingAgain(t *testing.T) {
 				}
 				late := w.start(1)
 				time.Sleep(5 * time.Second)
-				if late.coolingDown() < 50*time.Minute || !late.member.Drained() {
-					t.Errorf("a replica that starts knows a cooldown of %v, and is drained: %v", late.coolingDown(), late.member.Drained())
+				if late.cooldownLeft() < 50*time.Minute || !late.member.Drained() {
+					t.Errorf("a replica that starts knows a cooldown of %v, and is drained: %v", late.cooldownLeft(), late.member.Drained())
 				}
 			})
 		})
@@ -342,15 +343,15 @@ func TestARegionGoesOnWithoutTheOther(t *testing.T) {
 		w.replicas[0].throttle(10 * time.Minute)
 		w.replicas[2].member.Drain(pool.Order{})
 		time.Sleep(20 * time.Millisecond)
-		if w.replicas[1].coolingDown() == 0 || w.replicas[2].coolingDown() != 0 || !w.replicas[3].member.Drained() || w.replicas[1].member.Drained() {
+		if w.replicas[1].cooldownLeft() == 0 || w.replicas[2].cooldownLeft() != 0 || !w.replicas[3].member.Drained() || w.replicas[1].member.Drained() {
 			t.Error("the replicas of a region do not know what happens in it, and only that")
 		}
 		time.Sleep(time.Minute)
 		w.cut.Store(false)
 		time.Sleep(5 * time.Second)
 		for i, r := range w.replicas {
-			if r.coolingDown() < 8*time.Minute || !r.member.Drained() {
-				t.Errorf("replica %d knows a cooldown of %v, and is drained: %v", i, r.coolingDown(), r.member.Drained())
+			if r.cooldownLeft() < 8*time.Minute || !r.member.Drained() {
+				t.Errorf("replica %d knows a cooldown of %v, and is drained: %v", i, r.cooldownLeft(), r.member.Drained())
 			}
 		}
 		for i, s := range replicas.Statuses() {
@@ -434,7 +435,7 @@ func TestNothingWaitsForTheFarRegion(t *testing.T) {
 			for round := range 20 {
 				w.replicas[0].throttle(time.Duration(round+1) * time.Minute)
 				time.Sleep(5 * time.Millisecond)
-				if left := w.replicas[1].coolingDown(); left < time.Duration(round)*time.Minute {
+				if left := w.replicas[1].cooldownLeft(); left < time.Duration(round)*time.Minute {
 					t.Fatalf("cut: %v, in round %d the next replica knows a cooldown of %v", cut, round, left)
 				}
 				time.Sleep(150 * time.Millisecond)

@@ -11,43 +11,43 @@ import (
 )
 
 const (
-	// margin is how long before the end of a cooldown the answer to the claim of
-	// its probe is expected, so that it is settled when a request comes.
+	// margin is how long before the end of a cooldown the answer to the claim
+	// of the probe is expected, so that it is settled when a request comes.
 	margin = 50 * time.Millisecond
-	// shortest is the shortest cooldown of which the probe is claimed. After a
-	// shorter one there is nothing to wait for.
+	// shortest is the shortest cooldown whose probe is claimed. After a shorter
+	// cooldown there is nothing to wait for.
 	shortest = time.Second
 )
 
-// claims are the cooldowns of which the probes are to be claimed.
+// claims are the cooldowns whose probes are to be claimed.
 type claims struct {
 	mu  sync.Mutex
 	due map[recordKey]pool.Cooldown
-	// first is when the first of them ends, as next has seen it.
+	// first is when the first planned cooldown ends, as next has seen it.
 	first time.Time
-	// changed is given when there is one that ends before that.
+	// changed is given when another cooldown ends before first.
 	changed signal
 }
 
-func (c *claims) plan(backend string, b pool.Cooldown) {
-	if b.Until.Sub(b.Since) < shortest || !shareable(b) {
+func (c *claims) plan(backend string, planned pool.Cooldown) {
+	if planned.Until.Sub(planned.Since) < shortest || !shareable(planned) {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.due) < maxEnded {
-		c.due[recordKey{backend, cooldownOf(b, b.Since).key()}] = b
+		c.due[recordKey{backend, cooldownOf(planned, planned.Since).key()}] = planned
 	}
-	if b.Until.Before(c.first) {
+	if planned.Until.Before(c.first) {
 		c.changed.give()
 	}
 }
 
-func (c *claims) drop(backend string, b pool.Cooldown) {
+func (c *claims) drop(backend string, planned pool.Cooldown) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	key := recordKey{backend, cooldownOf(b, b.Since).key()}
-	if c.due[key].ID == b.ID {
+	key := recordKey{backend, cooldownOf(planned, planned.Since).key()}
+	if c.due[key].ID == planned.ID {
 		delete(c.due, key)
 	}
 }
@@ -63,22 +63,22 @@ type claim struct {
 // lead returns how long before the end of a cooldown its probe is claimed.
 func (r *Replica) lead() time.Duration { return min(r.clock.roundTrip()+margin, shortest/2) }
 
-// next removes and returns the claims that are due, so long before the end of a
-// cooldown. If there are none, it returns how long there is nothing to do.
+// next removes and returns the claims that are due, which is lead before the
+// end of a cooldown. If no claim is due, it returns how long that is so.
 func (c *claims) next(now time.Time, lead time.Duration) (due []claim, wait time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	wait, c.first = maxLength, now.Add(maxLength)
-	for key, b := range c.due {
-		left := b.Until.Add(-lead).Sub(now)
+	for key, planned := range c.due {
+		left := planned.Until.Add(-lead).Sub(now)
 		if left < wait {
-			wait, c.first = left, b.Until
+			wait, c.first = left, planned.Until
 		}
 		if left <= 0 {
 			delete(c.due, key)
 		}
-		if left <= 0 && now.Before(b.Until) { // or else probes are on their way
-			due = append(due, claim{key.group, b, lead + b.Grace()})
+		if left <= 0 && now.Before(planned.Until) { // or else probes are on their way
+			due = append(due, claim{key.group, planned, lead + planned.Grace()})
 		}
 	}
 	return due, wait
@@ -102,9 +102,9 @@ func (r *Replica) claim(ctx context.Context) {
 	}
 }
 
-// claimProbes claims the right to the probe of each cooldown. If another replica
-// has it, requests here wait for the result of that probe. Without an answer
-// each replica sends a probe.
+// claimProbes claims the right to the probe of each cooldown. If another
+// replica has this right, requests here wait for the result of that probe.
+// Without an answer each replica sends a probe.
 func (r *Replica) claimProbes(ctx context.Context, due []claim) {
 	claims, longest := make([]state.Claim, len(due)), time.Duration(0)
 	for i, c := range due {

@@ -112,9 +112,9 @@ func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time)
 	case given, asked:
 		// shares are sent again soon, and a question is over by then
 	default:
-		// what is left may be a little more than the message says, if it is two
-		// cooldowns in one; it is much more if the store's clock was set back, or
-		// if the store was suspended before it kept the message
+		// the rest may be a little longer than the message says, if two cooldowns
+		// are one; it is much longer if the store's clock was set back, or if the
+		// store was suspended before it kept the message
 		told, more := m.Cooldown.Left-r.clock.age(m, now).Milliseconds(), m.Cooldown.Length/10+slack.Milliseconds()
 		m.Cooldown.Left = max(0, min(milliseconds(k.TTL), m.Cooldown.Length+m.Cooldown.Length/10, told+more))
 		m.Cooldown.Length = max(m.Cooldown.Length, m.Cooldown.Left)
@@ -133,24 +133,24 @@ const lag = 200 * time.Millisecond
 
 // sendMissing sends the cooldowns that the store does not keep, because it could
 // not be reached, or lost its data. A cooldown for which a backend has no room
-// waits until another one is over.
+// waits until another cooldown is over.
 func (r *Replica) sendMissing(l *Link, known map[recordKey]record, sizes map[string]int, now time.Time) {
-	// before the snapshot, in which a backend of a new name has no cooldowns of
-	// the one before
+	// before the snapshot, in which a backend with a new name has no cooldowns
+	// of the name before
 	names := l.backends()
 	for _, s := range l.pool.Snapshot(now) {
 		backend := names[s.Member]
-		for _, b := range s.Cooldowns {
-			left := b.Until.Sub(now)
-			told := cooldownOf(b, now)
+		for _, c := range s.Cooldowns {
+			left := c.Until.Sub(now)
+			told := cooldownOf(c, now)
 			kept, there := known[recordKey{backend, told.key()}]
-			ok := there && !kept.partial && (kept.foreign || kept.Cooldown != nil && (kept.Cooldown.ID == idOf(b) || kept.Kind != disproved && kept.ttl > left-lag))
-			i := item{kind: coolingDown, backend: backend, cooldown: b, at: now}
-			if b.InDoubt {
+			ok := there && !kept.partial && (kept.foreign || kept.Cooldown != nil && (kept.Cooldown.ID == idOf(c) || kept.Kind != disproved && kept.ttl > left-lag))
+			i := item{kind: coolingDown, backend: backend, cooldown: c, at: now}
+			if c.InDoubt {
 				i.kind = doubted
-				ok = ok && (kept.Kind != coolingDown || kept.Cooldown.ID != idOf(b))
+				ok = ok && (kept.Kind != coolingDown || kept.Cooldown.ID != idOf(c))
 			}
-			if ok || left <= lag || !shareable(b) || !concernsOthers(s.Member, b) || !there && sizes[backend] >= told.most() {
+			if ok || left <= lag || !shareable(c) || !concernsOthers(s.Member, c) || !there && sizes[backend] >= told.most() {
 				continue
 			}
 			if !there {

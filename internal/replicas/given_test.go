@@ -156,7 +156,7 @@ func TestSharesOfManyModelsAreSentInSeveralMessages(t *testing.T) {
 	})
 }
 
-// FuzzGiven has a replica hear anything, and has it ask its limiters for it.
+// FuzzGiven passes any shares to a replica, and asks the quotas about them.
 func FuzzGiven(f *testing.F) {
 	f.Add(`[{"backend":"`+digest("a")+`","model":"m","given":[[1,2,3],[4,5,6]]}]`, int64(5))
 	f.Add(`[{"backend":"`+digest("a")+`","model":"m","given":[[-1,9223372036854775807],[9223372036854775807,9223372036854775807]]}]`, int64(1))

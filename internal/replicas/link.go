@@ -154,8 +154,8 @@ func (r *Replica) enqueue(i item) {
 }
 
 // end remembers for a while that a cooldown is over, so that it does not begin
-// once more because of a replica that has not heard of its end.
-func (r *Replica) end(b pool.Cooldown, disproved bool, now time.Time) {
+// again because of a replica that has not heard of the end.
+func (r *Replica) end(c pool.Cooldown, disproved bool, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.ended) >= maxEnded {
@@ -164,12 +164,12 @@ func (r *Replica) end(b pool.Cooldown, disproved bool, now time.Time) {
 	if len(r.ended) >= maxEnded {
 		clear(r.ended) // another replica makes up models
 	}
-	if e := r.ended[b.ID]; !e.disproved {
-		r.ended[b.ID] = ending{disproved, now.Add(max(0, b.Until.Sub(now)) + lifetime)}
+	if e := r.ended[c.ID]; !e.disproved {
+		r.ended[c.ID] = ending{disproved, now.Add(max(0, c.Until.Sub(now)) + lifetime)}
 	}
 }
 
-// maxEnded is how many cooldowns are remembered that are over.
+// maxEnded is how many ended cooldowns are remembered.
 const maxEnded = 4096
 
 // hear applies what another replica sent then, or what the store keeps.
@@ -191,28 +191,28 @@ func (r *Replica) hear(m message, then, now time.Time) {
 }
 
 func (r *Replica) hearCooldown(m message, now time.Time) {
-	b, left := m.Cooldown.pool(now)
-	member := r.memberOf(m.Backend, b)
+	c, left := m.Cooldown.pool(now)
+	member := r.memberOf(m.Backend, c)
 	if member == nil {
 		return
 	}
 	r.mu.Lock()
-	ended, isOver := r.ended[b.ID]
+	ended, isOver := r.ended[c.ID]
 	r.mu.Unlock()
 	switch {
 	case m.Kind == disproved:
 		if !ended.disproved {
-			r.end(b, true, now)
-			member.HearDisproved(b)
+			r.end(c, true, now)
+			member.HearDisproved(c)
 		}
 	case isOver && ended.disproved:
-		r.enqueue(item{kind: disproved, backend: m.Backend, cooldown: b, at: now})
+		r.enqueue(item{kind: disproved, backend: m.Backend, cooldown: c, at: now})
 	case isOver:
 		// its time has passed here
 	default:
-		member.Hear(b, left, now)
+		member.Hear(c, left, now)
 		if m.Kind == doubted {
-			member.HearDoubt(b)
+			member.HearDoubt(c)
 		}
 	}
 }

@@ -69,7 +69,7 @@ const (
 	alive kind = "alive"
 	// left: the replica has stopped, and nobody need miss it.
 	left kind = "left"
-	// cooling down: a cooldown began, or grew.
+	// coolingDown: a cooldown began, or grew.
 	coolingDown kind = "cooldown"
 	// doubted: the cooldown is in doubt.
 	doubted kind = "doubt"
@@ -106,38 +106,38 @@ type cooldown struct {
 	// Guess is the guessed length of a throttle, in milliseconds, if it is a
 	// guess.
 	Guess int64 `json:"guess,omitempty"`
-	// Length is that of the whole cooldown, and Left what is left of it, both in
-	// milliseconds.
+	// Length is the length of the whole cooldown, and Left the rest of it, both
+	// in milliseconds.
 	Length int64 `json:"length"`
 	Left   int64 `json:"left"`
 }
 
-// maxLength is the longest cooldown of another replica, whatever the store holds.
+// maxLength is the longest cooldown of another replica, whatever the store
+// holds.
 const maxLength = state.MaxTTL
 
 var hints = []verdict.HintSource{verdict.NoHint, verdict.RetryAfterMS, verdict.XMSRetryAfterMS, verdict.RetryAfter, verdict.ErrorText, verdict.RateLimitReset}
 
 // concernsOthers reports whether other replicas may know of a cooldown of the
 // member: one of them reported it, or the model exists. Clients can make up any
-// number of models, and the cooldown of each is needed only by the replica that
-// met it.
-func concernsOthers(m *pool.Member, b pool.Cooldown) bool {
-	return b.Heard || b.Whole || b.Model == "" || m.Knows(b.Model)
+// number of models, and only the replica that met such a cooldown needs it.
+func concernsOthers(m *pool.Member, c pool.Cooldown) bool {
+	return c.Heard || c.Whole || c.Model == "" || m.Knows(c.Model)
 }
 
 // shareable reports whether replicas share cooldowns for this reason.
-func shareable(b pool.Cooldown) bool {
-	return verdict.Class(b.Class).Shared()
+func shareable(c pool.Cooldown) bool {
+	return verdict.Class(c.Class).Shared()
 }
 
-func cooldownOf(b pool.Cooldown, now time.Time) *cooldown {
-	cause := b.Cause
+func cooldownOf(c pool.Cooldown, now time.Time) *cooldown {
+	cause := c.Cause
 	if !verdict.IsCode(cause) {
 		cause = ""
 	}
 	return &cooldown{
-		ID: idOf(b), Model: b.Model, Tiers: b.Tiers.String(), Operation: b.Operation, Whole: b.Whole, Throttle: b.Throttle, Class: b.Class, Status: b.Status, Hint: b.Hint, Cause: cause,
-		Cost: b.Cost, Guess: milliseconds(b.Guess), Length: milliseconds(b.Until.Sub(b.Since)), Left: milliseconds(min(b.Until.Sub(now), b.Until.Sub(b.Since))),
+		ID: idOf(c), Model: c.Model, Tiers: c.Tiers.String(), Operation: c.Operation, Whole: c.Whole, Throttle: c.Throttle, Class: c.Class, Status: c.Status, Hint: c.Hint, Cause: cause,
+		Cost: c.Cost, Guess: milliseconds(c.Guess), Length: milliseconds(c.Until.Sub(c.Since)), Left: milliseconds(min(c.Until.Sub(now), c.Until.Sub(c.Since))),
 	}
 }
 
@@ -152,46 +152,47 @@ func milliseconds(d time.Duration) int64 {
 }
 
 // idOf returns the ID as text. Texts compare as IDs do.
-func idOf(b pool.Cooldown) string { return fmt.Sprintf("%016x", b.ID) }
+func idOf(c pool.Cooldown) string { return fmt.Sprintf("%016x", c.ID) }
 
 // pool returns the cooldown as a pool knows it, and what is left of it.
-func (b *cooldown) pool(now time.Time) (heard pool.Cooldown, left time.Duration) {
-	id, _ := strconv.ParseUint(b.ID, 16, 64)
-	left = time.Duration(b.Left) * time.Millisecond
+func (c *cooldown) pool(now time.Time) (heard pool.Cooldown, left time.Duration) {
+	id, _ := strconv.ParseUint(c.ID, 16, 64)
+	left = time.Duration(c.Left) * time.Millisecond
 	until := now.Add(left)
 	return pool.Cooldown{
-		Reason: pool.Reason{Class: b.Class, Status: b.Status, Hint: b.Hint, Cause: b.Cause}, ID: id, Whole: b.Whole, Model: b.Model, Tiers: pool.TiersOf(b.Tiers), Operation: b.Operation,
-		Since: until.Add(-time.Duration(b.Length) * time.Millisecond), Until: until, Throttle: b.Throttle, Cost: b.Cost,
-		Guess: time.Duration(b.Guess) * time.Millisecond,
+		Reason: pool.Reason{Class: c.Class, Status: c.Status, Hint: c.Hint, Cause: c.Cause}, ID: id, Whole: c.Whole, Model: c.Model, Tiers: pool.TiersOf(c.Tiers), Operation: c.Operation,
+		Since: until.Add(-time.Duration(c.Length) * time.Millisecond), Until: until, Throttle: c.Throttle, Cost: c.Cost,
+		Guess: time.Duration(c.Guess) * time.Millisecond,
 	}, left
 }
 
-// key returns what the cooldown is about: no backend has two cooldowns of one key.
-func (b *cooldown) key() string {
+// key returns the scope of the cooldown: no backend has two cooldowns of one
+// key.
+func (c *cooldown) key() string {
 	key := "failure"
-	if b.Throttle {
+	if c.Throttle {
 		key = "throttle"
 	}
-	if b.Operation != "" {
-		key = b.Operation + "-" + key // a model may have any name, and no operation has a space
+	if c.Operation != "" {
+		key = c.Operation + "-" + key // a model may have any name, and no operation has a space
 	}
-	if b.Tiers != "" {
-		key = b.Tiers + "-" + key
+	if c.Tiers != "" {
+		key = c.Tiers + "-" + key
 	}
-	if !b.Whole {
-		key += " " + b.Model
+	if !c.Whole {
+		key += " " + c.Model
 	}
 	return key
 }
 
-// most returns how many cools the backend down may have in the store, this one
-// included. Those for failures of single models leave room for throttles, and
-// both for those of the whole backend.
-func (b *cooldown) most() int {
+// most returns how many cooldowns the backend may have in the store, this one
+// included. Cooldowns for failures of single models leave room for throttles,
+// and both leave room for cooldowns of the whole backend.
+func (c *cooldown) most() int {
 	switch {
-	case b.Whole:
+	case c.Whole:
 		return state.MaxRecords
-	case b.Throttle:
+	case c.Throttle:
 		return state.MaxRecords - 2
 	}
 	return state.MaxRecords / 2
@@ -250,16 +251,16 @@ func (m *message) check() error {
 	return errors.New("it has an unknown kind")
 }
 
-func (b *cooldown) check() error {
-	if _, err := strconv.ParseUint(b.ID, 16, 64); err != nil {
+func (c *cooldown) check() error {
+	if _, err := strconv.ParseUint(c.ID, 16, 64); err != nil {
 		return err
 	}
 	switch {
-	case !verdict.Class(b.Class).Shared(), !slices.Contains(hints, verdict.HintSource(b.Hint)),
-		b.Status < 0 || b.Status > 599, b.Cost < 0, b.Model != pool.ModelKey(b.Model), pool.TiersOf(b.Tiers).String() != b.Tiers, b.Whole && (b.Model != "" || b.Tiers != "" || b.Operation != ""),
-		b.Operation != "" && (b.Throttle || !isOperation(b.Operation)), b.Cause != "" && !verdict.IsCode(b.Cause):
+	case !verdict.Class(c.Class).Shared(), !slices.Contains(hints, verdict.HintSource(c.Hint)),
+		c.Status < 0 || c.Status > 599, c.Cost < 0, c.Model != pool.ModelKey(c.Model), pool.TiersOf(c.Tiers).String() != c.Tiers, c.Whole && (c.Model != "" || c.Tiers != "" || c.Operation != ""),
+		c.Operation != "" && (c.Throttle || !isOperation(c.Operation)), c.Cause != "" && !verdict.IsCode(c.Cause):
 		return errors.New("its cooldown is not valid")
-	case b.Guess < 0, b.Guess > maxLength.Milliseconds(), b.Length < b.Left, b.Left < 0, b.Length > maxLength.Milliseconds():
+	case c.Guess < 0, c.Guess > maxLength.Milliseconds(), c.Length < c.Left, c.Left < 0, c.Length > maxLength.Milliseconds():
 		return errors.New("no cooldown lasts that long")
 	}
 	return nil

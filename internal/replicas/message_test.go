@@ -184,7 +184,7 @@ func FuzzParse(f *testing.F) {
 		for _, s := range p.Snapshot(someTime) {
 			for _, b := range s.Cooldowns {
 				if !b.Until.After(someTime) || b.Until.Sub(b.Since) > maxLength || !shareable(b) {
-					t.Fatalf("%s cooldowns with %+v", text, b)
+					t.Fatalf("%s starts the cooldown %+v", text, b)
 				}
 			}
 		}
@@ -231,14 +231,15 @@ func TestAnAnswerThatIsReadLateStartsNoCooldown(t *testing.T) {
 		w.at(0, "a").CoolDown(throttle(5*time.Second), time.Now())
 		for range 100 {
 			time.Sleep(100 * time.Millisecond)
-			if over := w.replicas[0].coolingDown("a") == 0; over && r.coolingDown("a") > 0 {
-				t.Fatalf("after its end, a is cooling down for %v", r.coolingDown("a"))
+			if over := w.replicas[0].cooldownLeft("a") == 0; over && r.cooldownLeft("a") > 0 {
+				t.Fatalf("after its end, the cooldown of a lasts for %v", r.cooldownLeft("a"))
 			}
 		}
 	})
 }
 
-// So it is if the store was suspended.
+// TestARecordThatWasKeptLateIsNotBelievedForLonger has records like those of a
+// store that was suspended.
 func TestARecordThatWasKeptLateIsNotBelievedForLonger(t *testing.T) {
 	share(t, 1, func(w *world) {
 		r := w.replicas[0]
@@ -251,8 +252,8 @@ func TestARecordThatWasKeptLateIsNotBelievedForLonger(t *testing.T) {
 			}
 			for range 20 {
 				time.Sleep(100 * time.Millisecond)
-				if left := r.coolingDown(name); left > c.want {
-					t.Fatalf("%s is cooling down for %v, want %v at most", name, left, c.want)
+				if left := r.cooldownLeft(name); left > c.want {
+					t.Fatalf("the cooldown of %s lasts for %v, want %v at most", name, left, c.want)
 				}
 			}
 		}

@@ -138,8 +138,8 @@ func TestACooldownThatDidNotFitWaitsForAPlace(t *testing.T) {
 		late := w.start()
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if late.coolingDown("a") == 0 || told.of(coolingDown) > 3 {
-			t.Errorf("after there was a place, it is told %d times, and known to another replica: %v", told.of(coolingDown), late.coolingDown("a") > 0)
+		if late.cooldownLeft("a") == 0 || told.of(coolingDown) > 3 {
+			t.Errorf("after there was a place, it is told %d times, and known to another replica: %v", told.of(coolingDown), late.cooldownLeft("a") > 0)
 		}
 	})
 }

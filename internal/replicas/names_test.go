@@ -21,8 +21,8 @@ func TestAMemberWithAnotherKeyIsAnotherBackend(t *testing.T) {
 		want := func(first, second time.Duration) {
 			t.Helper()
 			for i, want := range []time.Duration{first, second} {
-				if got := w.replicas[i].coolingDown("a"); got < want || got > want+10*time.Millisecond {
-					t.Errorf("at replica %d, a is cooling down for %v, want %v", i, got, want)
+				if got := w.replicas[i].cooldownLeft("a"); got < want || got > want+10*time.Millisecond {
+					t.Errorf("at replica %d, the cooldown of a lasts for %v, want %v", i, got, want)
 				}
 			}
 		}

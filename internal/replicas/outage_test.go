@@ -62,8 +62,8 @@ func TestAStoreWhoseClockIsSetBackMakesNoCooldownLonger(t *testing.T) {
 		w.hub.SetBack(time.Hour)
 		late := w.start()
 		synctest.Wait()
-		if left := late.coolingDown("a"); left < 10*time.Second || left > 11*time.Second {
-			t.Errorf("for a replica that starts, a is cooling down for %v, want 10 s", left)
+		if left := late.cooldownLeft("a"); left < 10*time.Second || left > 11*time.Second {
+			t.Errorf("at a replica that starts, the cooldown of a lasts for %v, want 10 s", left)
 		}
 		for range 20 {
 			time.Sleep(time.Second)

@@ -8,9 +8,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
-// queue holds what is to be sent. It is bounded: the oldest item is dropped
-// first, because newer ones say more. What a dropped item said is found again:
-// cooldowns when replicas compare what they know, owners by asking the accounts.
+// queue holds the items to send. It is bounded: the oldest item is dropped
+// first, because newer items say more. The content of a dropped item is found
+// again: cooldowns when replicas compare their states, owners by asking the
+// accounts.
 type queue[T any] struct {
 	mu    sync.Mutex
 	items []T

@@ -1,6 +1,5 @@
-// Package replicas lets the replicas of a balancer share what they know: which
-// backends are cooling down or drained, which account has which stored object, and
-// what callers use.
+// Package replicas shares the state of a balancer's replicas: cooldowns and
+// drains of backends, the accounts of stored objects, and the use of callers.
 //
 // A handler that names an engine joins the [Replica] of that engine, which all
 // handlers of the process with the same engine share. It gets a [Link], which
@@ -83,10 +82,10 @@ type Replica struct {
 	ended map[uint64]ending
 }
 
-// ending is what is known of a cooldown that is over.
+// ending is the end of a cooldown.
 type ending struct {
 	disproved bool
-	// until is when no replica can report the cooldown any more.
+	// until is the time from which no replica reports the cooldown any more.
 	until time.Time
 }
 
@@ -326,15 +325,15 @@ func (r *Replica) pace(now time.Time) (wait, spread time.Duration) {
 	return callers.UntilMoment(now.Add(r.clock.ahead()), every), mathrand.N(patience)
 }
 
-// memberOf returns a member of the backend, or nil: one that meets the cooldown,
-// if there is one.
-func (r *Replica) memberOf(backend string, b pool.Cooldown) (other *pool.Member) {
+// memberOf returns a member of the backend, or nil. It prefers a member that
+// the cooldown applies to.
+func (r *Replica) memberOf(backend string, c pool.Cooldown) (other *pool.Member) {
 	for _, l := range slices.Backward(r.openLinks()) {
 		for m, name := range l.backends() {
 			if name != backend {
 				continue
 			}
-			if other = m; m.Meets(b) {
+			if other = m; m.Meets(c) {
 				return m
 			}
 		}

@@ -94,17 +94,19 @@ func throttle(wait time.Duration) pool.Refusal {
 	return pool.Refusal{Reason: pool.Reason{Class: string(verdict.Throttled), Status: 429, Hint: "retry-after"}, Throttle: true, Model: "m", Cost: 100, Wait: wait}
 }
 
-// wantCooldown checks for how long a backend is cooling down at every replica.
+// wantCooldown checks how long the cooldown of a backend still lasts at every
+// replica.
 func (w *world) wantCooldown(backend string, want time.Duration) {
 	w.Helper()
 	for i, r := range w.replicas {
-		if got := r.coolingDown(backend); got < want || got > want+10*time.Millisecond {
-			w.Errorf("at replica %d, %s is cooling down for %v, want %v", i, backend, got, want)
+		if got := r.cooldownLeft(backend); got < want || got > want+10*time.Millisecond {
+			w.Errorf("at replica %d, the cooldown of %s lasts for %v, want %v", i, backend, got, want)
 		}
 	}
 }
 
-func (r *testReplica) coolingDown(backend string) (left time.Duration) {
+// cooldownLeft returns how long the cooldown of a backend still lasts, or 0.
+func (r *testReplica) cooldownLeft(backend string) (left time.Duration) {
 	now := time.Now()
 	for _, s := range r.pool.Snapshot(now) {
 		for _, b := range s.Cooldowns {
@@ -187,7 +189,7 @@ func TestACooldownOfAnOperationIsTheSameAtAllReplicas(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		w.start() // which reads what the store keeps
 		synctest.Wait()
-		coolingDown := func(i int) map[string]time.Duration {
+		cooldowns := func(i int) map[string]time.Duration {
 			left := make(map[string]time.Duration)
 			for _, b := range w.replicas[i].pool.Snapshot(time.Now())[0].Cooldowns {
 				left[b.Operation] = time.Until(b.Until).Round(time.Second) + 5*time.Second
@@ -195,15 +197,15 @@ func TestACooldownOfAnOperationIsTheSameAtAllReplicas(t *testing.T) {
 			return left
 		}
 		for i := range w.replicas {
-			if left := coolingDown(i); !maps.Equal(left, all) {
+			if left := cooldowns(i); !maps.Equal(left, all) {
 				t.Errorf("at replica %d, the cooldowns last for %v, want %v", i, left, all)
 			}
 		}
 		w.at(1, "a").Served(pool.Scope{Model: "m", Operation: "/embeddings"}, time.Now())
 		synctest.Wait()
 		for i := range w.replicas {
-			if left := coolingDown(i); len(left) != 1 || left["/images/generations"] == 0 {
-				t.Errorf("at replica %d, %v are cooling down after embeddings were served", i, left)
+			if left := cooldowns(i); len(left) != 1 || left["/images/generations"] == 0 {
+				t.Errorf("at replica %d, the cooldowns are %v after embeddings were served", i, left)
 			}
 		}
 	})
@@ -235,11 +237,11 @@ func TestACooldownForAnOldKeyDoesNotComeBack(t *testing.T) {
 		synctest.Wait()
 		a.StartFresh("new key")
 		time.Sleep(10 * time.Second)
-		if left := w.replicas[0].coolingDown("a"); left > 0 {
-			t.Errorf("where the key is new, a is still cooling down for %v", left)
+		if left := w.replicas[0].cooldownLeft("a"); left > 0 {
+			t.Errorf("where the key is new, the cooldown of a lasts for %v", left)
 		}
-		if left := w.replicas[1].coolingDown("a"); left < 49*time.Second {
-			t.Errorf("where the key is the old one, a is cooling down for %v", left)
+		if left := w.replicas[1].cooldownLeft("a"); left < 49*time.Second {
+			t.Errorf("where the key is the old one, the cooldown of a lasts for %v", left)
 		}
 	})
 }
@@ -453,7 +455,7 @@ func TestACooldownOfAModelThatIsNoUTF8IsShared(t *testing.T) {
 		}
 		time.Sleep(3 * time.Second)
 		for _, name := range []string{"a", "b"} {
-			if w.replicas[1].coolingDown(name) == 0 {
+			if w.replicas[1].cooldownLeft(name) == 0 {
 				t.Errorf("the cooldown of %s is not shared", name)
 			}
 		}
@@ -475,8 +477,8 @@ func TestNobodyIsToldWhatConcernsOneReplica(t *testing.T) {
 		w.at(0, "a").CoolDown(pool.Refusal{Reason: pool.Reason{Class: string(verdict.Credential), Status: 401}, Whole: true, Wait: time.Minute}, time.Now())
 		w.at(0, "a").CoolDown(pool.Refusal{Reason: pool.Reason{Class: string(verdict.Unreachable), Cause: "dns"}, Whole: true, Unreachable: true, Wait: time.Minute}, time.Now())
 		time.Sleep(3 * time.Second)
-		if got := w.replicas[1].coolingDown("a"); got != 0 {
-			t.Errorf("another replica cooldowns for %v", got)
+		if got := w.replicas[1].cooldownLeft("a"); got != 0 {
+			t.Errorf("another replica has a cooldown of %v", got)
 		}
 	})
 }
@@ -499,21 +501,22 @@ func TestReplicasAreCounted(t *testing.T) {
 	})
 }
 
-// The cooldown is then for a reason that concerns one replica.
+// TestACooldownThatTurnedAndEndedDoesNotComeBack has a cooldown that gets a
+// reason which concerns one replica.
 func TestACooldownThatTurnedAndEndedDoesNotComeBack(t *testing.T) {
 	share(t, 2, func(w *world) {
 		a := w.at(0, "a")
-		cooldown := func(class verdict.Class, wait time.Duration) {
+		coolDown := func(class verdict.Class, wait time.Duration) {
 			a.CoolDown(pool.Refusal{Reason: pool.Reason{Class: string(class), Status: 403}, Whole: true, Wait: wait}, time.Now())
 			time.Sleep(time.Second)
 		}
-		cooldown(verdict.NotPermitted, time.Minute)
-		cooldown(verdict.Credential, 30*time.Second)
+		coolDown(verdict.NotPermitted, time.Minute)
+		coolDown(verdict.Credential, 30*time.Second)
 		a.Reset(pool.Order{})
 		for range 5 {
 			time.Sleep(time.Second)
-			if left := w.replicas[0].coolingDown("a"); left > 0 {
-				t.Fatalf("it is cooling down for %v", left)
+			if left := w.replicas[0].cooldownLeft("a"); left > 0 {
+				t.Fatalf("the cooldown lasts for %v", left)
 			}
 		}
 	})

@@ -10,9 +10,9 @@ import (
 // EventsModule.
 const EventsNamespace = "http.openai_lb.event_listeners"
 
-// EventsModule listens to the events of each pool, such as that a backend is
-// cooling down, or an operator drains it. They are few: none of them occurs for each
-// request.
+// EventsModule listens to the events of each pool, such as that the cooldown of
+// a backend starts, or that an operator drains it. These events are rare: none
+// of them occurs for each request.
 type EventsModule interface {
 	caddy.Module
 	// Listener returns the listener for a pool of this name. It is used until

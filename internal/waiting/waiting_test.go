@@ -516,9 +516,9 @@ func TestACooldownAfterAShareHasItsPause(t *testing.T) {
 	inBubble(t, 10, func(t *testing.T, l *Lists) {
 		first, second := join(t, l, 1, 9*time.Second, yields(0)), join(t, l, 1, 9*time.Second, yields(0))
 		want(t, first, Turn, 0)
-		coolingDown := yields(100 * time.Millisecond)
-		coolingDown.Pause = 50 * time.Millisecond
-		first.Stay(time.Now(), coolingDown)
+		throttled := yields(100 * time.Millisecond)
+		throttled.Pause = 50 * time.Millisecond
+		first.Stay(time.Now(), throttled)
 		want(t, first, Turn, 100*time.Millisecond)
 		first.Go(time.Now())
 		want(t, second, Turn, 50*time.Millisecond)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
@@ -197,15 +198,16 @@ func union[T any](all, more []T, key func(T) any, worse func(x, y T) bool) []T {
 	return all
 }
 
-// stateText returns the state of the backend, and at how many replicas it has
-// it if not at all.
+// stateText returns the state of the backend in words. If replicas see several
+// states, it adds how many of them see this one.
 func (b *Backend) stateText() string {
 	n := 0
 	for _, its := range b.States {
 		n += its
 	}
+	text := strings.ReplaceAll(b.State, "_", " ")
 	if len(b.States) < 2 {
-		return b.State
+		return text
 	}
-	return fmt.Sprintf("%s at %d of %d", b.State, b.States[b.State], n)
+	return fmt.Sprintf("%s at %d of %d", text, b.States[b.State], n)
 }

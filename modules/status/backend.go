@@ -77,7 +77,7 @@ type Backend struct {
 
 	// Drain is the order by which an operator took it out of use, or nil.
 	Drain *Drain `json:"drain"`
-	// LastError is the latest reply for which the backend was cooling down.
+	// LastError is the latest failure that started a cooldown.
 	LastError *Error `json:"last_error"`
 	// Cooldowns are the cooldowns in force.
 	Cooldowns []Cooldown `json:"cooldowns"`
@@ -87,15 +87,16 @@ type Backend struct {
 	// Untried are the models for which the backend was silent or slow when it
 	// was last tried, which is long ago.
 	Untried []Untried `json:"untried"`
-	// Due are the cooldowns of which the time has passed, while no request has
-	// shown yet that the backend is back.
+	// Due are the cooldowns whose time has passed, while no request has shown
+	// yet that the backend is back.
 	Due []Cooldown `json:"-"`
 
 	member *pool.Member
 }
 
-// WorstCooldown has the cooldown of a backend that matters most: a cooldown of the whole
-// backend before a cooldown of a model, and among these the one that ends last.
+// WorstCooldown is the cooldown of a backend that matters most: a cooldown of
+// the whole backend before a cooldown of a model, and among equals the one that
+// ends last. Its fields are empty if no cooldown is in force.
 type WorstCooldown struct {
 	Class       string     `json:"class"`
 	Model       string     `json:"model"`
@@ -139,11 +140,11 @@ type Cooldown struct {
 	// once for each. If they may use any name, Model is empty.
 	Model      string `json:"model"`
 	Deployment string `json:"deployment"`
-	// ServiceTier is that of the requests that are refused, or empty if it is
-	// all of them. If it is set, the backend and its model count as available.
+	// ServiceTier is the tier of the requests that are refused, or empty if all
+	// are. If it is set, the backend and its model count as available.
 	ServiceTier string `json:"service_tier,omitempty"`
-	// Operation is the only one that is cooling down, or empty if it is all of them.
-	// If it is set, the backend and its model count as available, too.
+	// Operation is the only operation with the cooldown, or empty if all have
+	// it. If it is set, the backend and its model count as available, too.
 	Operation   string    `json:"operation,omitempty"`
 	Class       string    `json:"class"`
 	Status      int       `json:"status"`
@@ -155,14 +156,14 @@ type Cooldown struct {
 	// UntilReached reports whether the cooldown lasts until the backend is
 	// reached. Until is then the time of the next attempt.
 	UntilReached bool `json:"until_reached"`
-	// NeedsOperator reports whether the cooldown lasts until an operator changes
-	// something. It is false if the backend lacks a model that a client may
-	// have made up.
+	// NeedsOperator reports whether the cooldown lasts until an operator
+	// changes something. It is false if the backend lacks a model that a client
+	// may have made up.
 	NeedsOperator bool `json:"needs_operator"`
 }
 
 // spares reports whether other requests for the model are served.
-func (b *Cooldown) spares() bool { return b.ServiceTier != "" || b.Operation != "" }
+func (c *Cooldown) spares() bool { return c.ServiceTier != "" || c.Operation != "" }
 
 // Silence is a model for which a backend accepts requests and sends nothing.
 type Silence struct {
@@ -193,8 +194,7 @@ func (s Silence) Class() string {
 	return Silent
 }
 
-// Error is a reply for which a backend was cooling down. Status is 0 if there was
-// none.
+// Error is a failure that started a cooldown. Status is 0 if there was no reply.
 type Error struct {
 	Class  string `json:"class"`
 	Status int    `json:"status"`
@@ -302,9 +302,9 @@ func (b *Backend) sortCooldowns() {
 
 func silencesOf(s pool.State) []Silence {
 	silences := []Silence{}
-	for _, p := range s.Latencies {
-		if !p.Since.IsZero() {
-			silences = append(silences, Silence{strings.Join(modelsAt(s.Member, p.Model), ", "), p.Model, p.Slow, moment(p.Since)})
+	for _, l := range s.Latencies {
+		if !l.Since.IsZero() {
+			silences = append(silences, Silence{strings.Join(modelsAt(s.Member, l.Model), ", "), l.Model, l.Slow, moment(l.Since)})
 		}
 	}
 	slices.SortFunc(silences, func(x, y Silence) int {
@@ -317,9 +317,9 @@ func silencesOf(s pool.State) []Silence {
 
 func untriedOf(s pool.State) []Untried {
 	untried := []Untried{}
-	for _, p := range s.Latencies {
-		if !p.Untried.IsZero() {
-			untried = append(untried, Untried{strings.Join(modelsAt(s.Member, p.Model), ", "), p.Model, moment(p.Untried)})
+	for _, l := range s.Latencies {
+		if !l.Untried.IsZero() {
+			untried = append(untried, Untried{strings.Join(modelsAt(s.Member, l.Model), ", "), l.Model, moment(l.Untried)})
 		}
 	}
 	slices.SortFunc(untried, func(x, y Untried) int { return cmp.Compare(x.Deployment, y.Deployment) })
@@ -328,36 +328,36 @@ func untriedOf(s pool.State) []Untried {
 
 func stateOf(s pool.State) string {
 	is := func(slow bool) bool {
-		return slices.ContainsFunc(s.Latencies, func(p latency.State) bool { return !p.Since.IsZero() && p.Slow == slow })
+		return slices.ContainsFunc(s.Latencies, func(l latency.State) bool { return !l.Since.IsZero() && l.Slow == slow })
 	}
 	switch {
 	case s.Drained:
 		return Drained
-	case slices.ContainsFunc(s.Cooldowns, func(b pool.Cooldown) bool { return !s.Member.Spares(b) }):
+	case slices.ContainsFunc(s.Cooldowns, func(c pool.Cooldown) bool { return !s.Member.Spares(c) }):
 		return CoolingDown
 	case is(false):
 		return Silent
 	case is(true):
 		return Slow
-	case s.Probing, slices.ContainsFunc(s.Latencies, func(p latency.State) bool { return !p.Untried.IsZero() }):
+	case s.Probing, slices.ContainsFunc(s.Latencies, func(l latency.State) bool { return !l.Untried.IsZero() }):
 		return Probing
 	}
 	return Available
 }
 
-// cooldownsOf returns a cooldown as it is shown: once for each model of clients that
-// is cooling down.
-func cooldownsOf(m *pool.Member, b pool.Cooldown, now time.Time) (shown []Cooldown) {
+// cooldownsOf returns a cooldown as it is shown: once for each model of clients
+// that it covers.
+func cooldownsOf(m *pool.Member, c pool.Cooldown, now time.Time) (shown []Cooldown) {
 	scope, models := BackendScope, []string{""}
-	if !b.Whole {
-		scope, models = ModelScope, modelsAt(m, b.Model)
+	if !c.Whole {
+		scope, models = ModelScope, modelsAt(m, c.Model)
 	}
-	class := verdict.Class(b.Class)
-	needs := verdict.RemedyOf(class, b.Cause).NeedsOperator && (class != verdict.NoModel || m.Knows(b.Model))
+	class := verdict.Class(c.Class)
+	needs := verdict.RemedyOf(class, c.Cause).NeedsOperator && (class != verdict.NoModel || m.Knows(c.Model))
 	// a cooldown that is in force has some time left
-	left := max(0, (b.Until.Sub(now) + time.Millisecond - 1).Milliseconds())
+	left := max(0, (c.Until.Sub(now) + time.Millisecond - 1).Milliseconds())
 	for _, model := range models {
-		shown = append(shown, Cooldown{scope, model, b.Model, b.Tiers.String(), b.Operation, b.Class, b.Status, b.Hint, b.Cause, moment(b.Since), moment(b.Until), left, b.Unreachable, needs})
+		shown = append(shown, Cooldown{scope, model, c.Model, c.Tiers.String(), c.Operation, c.Class, c.Status, c.Hint, c.Cause, moment(c.Since), moment(c.Until), left, c.Unreachable, needs})
 	}
 	return shown
 }

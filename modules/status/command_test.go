@@ -21,10 +21,10 @@ func TestATableShowsWhatClientsMadeUpWithoutEffectOnATerminal(t *testing.T) {
 			"silences": [{"model": "gpt\u001b-4o", "since": "2026-01-02T03:04:06.7Z"}, {"model": "gpt", "slow": true, "since": "2026-01-02T03:04:07Z"}]}
 	]`))
 	want := "POOL  NAME  PRIORITY  WEIGHT  STATE               CLASS      MODEL         REMAINING  IN FLIGHT  REQUESTS  FAILURES\n" +
-		"p     a     1         3       cooling down             throttled  �[2Jgpt�4o�   1m1.25s    2          7         1\n" +
+		"p     a     1         3       cooling down        throttled  �[2Jgpt�4o�   1m1.25s    2          7         1\n" +
 		"p     b     2         1       drained, unhealthy  -          -             -          0          0         0\n" +
-		"p     c     2         1       cooling down             failed     (none named)  -          0          0         0\n" +
-		"p     d     2         1       cooling down             quota      -             -          0          0         0\n" +
+		"p     c     2         1       cooling down        failed     (none named)  -          0          0         0\n" +
+		"p     d     2         1       cooling down        quota      -             -          0          0         0\n" +
 		"p b was drained at 2026-01-02T03:04:05Z by al�ice: why\n" +
 		"p b fails health checks. meanwhile: It is checked again at each health_interval. The log has the cause.\n" +
 		"p c answers with errors. meanwhile: A request tries it again when its cooldown is over.\n" +

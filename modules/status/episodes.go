@@ -13,8 +13,8 @@ import (
 )
 
 // Episode is a series of cooldowns of a backend for the same reason, each soon
-// after the previous one: a provisioned deployment under full load is cooling down
-// many times a second, and the page shows that once.
+// after the previous one. A provisioned deployment under full load gets many
+// cooldowns a second, and the page shows them as one episode.
 type Episode struct {
 	Pool    string `json:"-"`
 	Backend string `json:"backend"`
@@ -26,8 +26,8 @@ type Episode struct {
 	Status     int    `json:"status"`
 	// Times is how many cooldowns there were.
 	Times int `json:"times"`
-	// Since is when the first one began, and Latest when the latest one began.
-	// Until is when the latest one ends.
+	// Since is when the first cooldown began, and Latest when the latest one
+	// began. Until is when the latest one ends.
 	Since  time.Time `json:"since"`
 	Latest time.Time `json:"latest"`
 	Until  time.Time `json:"until"`
@@ -118,8 +118,8 @@ func (r Recorder) episodeOf(e pool.Event) int {
 	return -1
 }
 
-// Episodes returns the latest episodes of a pool, the one with the latest cooldown
-// first.
+// Episodes returns the latest episodes of a pool, the one with the latest
+// cooldown first.
 func Episodes(pool string, limit int) (latest []Episode) {
 	episodes.Lock()
 	defer episodes.Unlock()

@@ -74,10 +74,10 @@ func TestStatesAreByTheModelsThatClientsName(t *testing.T) {
 	d.CoolDown(refusal("no_model", "made-up", time.Minute), time.Now())
 	b.CoolDown(pool.Refusal{Reason: pool.Reason{Class: "credential"}, Whole: true, Wait: time.Minute}, time.Now())
 	wants(
-		"best: a/a-4o cooling down throttled; c/c-all cooling down failed; d/best available;",
-		"gpt-4o: a/a-4o cooling down throttled; b/b-4o cooling down credential; c/c-all cooling down failed; d/gpt-4o available;",
-		"mini: a/a-mini available; c/c-all cooling down failed; d/mini available;",
-		"other: c/c-all cooling down failed; d/other available;",
+		"best: a/a-4o cooling_down throttled; c/c-all cooling_down failed; d/best available;",
+		"gpt-4o: a/a-4o cooling_down throttled; b/b-4o cooling_down credential; c/c-all cooling_down failed; d/gpt-4o available;",
+		"mini: a/a-mini available; c/c-all cooling_down failed; d/mini available;",
+		"other: c/c-all cooling_down failed; d/other available;",
 	)
 	d.CoolDown(refusal("throttled", "gpt-5", 2*time.Minute), time.Now())
 	d.Drain(pool.Order{})

@@ -32,9 +32,9 @@ func checkCommand() *cobra.Command {
 		Long: `
 Sets up a configuration without starting it, and asks each backend of each
 openai_lb for its models: name resolution, connection, TLS, credential, models,
-latency and what is left of the rate limit. No port is opened, no replica hears of
-it, no backend is cooling down, and no key is shown. Upstreams of a plain reverse_proxy
-are not checked.
+latency and what is left of the rate limit. No port is opened, no replica hears
+of it, no cooldown starts, and no key is shown. Upstreams of a plain
+reverse_proxy are not checked.
 
 The status is 1 if the configuration is not valid, or if a backend cannot serve:
 the host cannot be resolved or reached, TLS fails, there is no reply in time, the

@@ -104,7 +104,7 @@ func (l *litellm) orderAfter(group []*deployment) int {
 	return last + 1
 }
 
-// readRouting reads how a backend is chosen, retried and cooling down.
+// readRouting reads the options of routing, retries and cooldowns.
 func (l *litellm) readRouting(router, lite *mapping) {
 	switch strategy, at := router.text("routing_strategy"); strategy {
 	case "", "simple-shuffle":

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// detail returns why a backend was cooling down, in addition to the class.
+// detail returns the reason of a cooldown, in addition to the class.
 func detail(status int, cause string) (text string) {
 	if status != 0 {
 		text = fmt.Sprintf(" (%d)", status)
@@ -18,7 +18,7 @@ func detail(status int, cause string) (text string) {
 	return text
 }
 
-// words makes a class readable.
+// words makes a class or a state readable.
 func words(class string) string { return strings.ReplaceAll(class, "_", " ") }
 
 // firstOf lists the first of some names, and how many more there are.

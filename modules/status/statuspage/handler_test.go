@@ -76,7 +76,7 @@ func TestThePageShowsEveryBackendAndEscapesEverything(t *testing.T) {
 		}
 		page := got.Body.String()
 		for _, want := range []string{
-			"&lt;script&gt;alert(&#34;x&#34;)&lt;/script&gt;1", "CoolingDown", "throttled (429), ", "…</span>", "until 00:01:30 UTC",
+			"&lt;script&gt;alert(&#34;x&#34;)&lt;/script&gt;1", "Cooling down", "throttled (429), ", "…</span>", "until 00:01:30 UTC",
 			"not permitted</a> (403): missing role</span>", "Drained", "drained by alice at 1 Jan 00:00:00: &lt;script&gt;", "Available", "1 of 4 backends available, 2 cooling down, 1 drained.", "does not permit what its key is used for</a> <small>not permitted (403): missing role",
 			`href="https://github.com/openai-lb/caddy-openai-lb/blob/main/docs/troubleshooting.md#502-upstream_credentials_rejected"`, "caddy-openai-lb (devel), Caddy ",
 			"Priority 4", `aria-label="Requests per second: 0 now, at most 0 in the last five minutes"`, "no traffic", "as of",
@@ -253,7 +253,7 @@ func TestAWatcherHearsOfChangesUntilItLeaves(t *testing.T) {
 		wants("after ten seconds of that", "beat")
 		a.CoolDown(throttle("gpt-4o", 5*time.Second), time.Now())
 		time.Sleep(time.Second)
-		if last := wants("a is cooling down", "change"); !strings.Contains(last, `data-state=\"cooling down\"`) || strings.Contains(last, "Not served") {
+		if last := wants("the cooldown of a has started", "change"); !strings.Contains(last, `data-state=\"cooling_down\"`) || strings.Contains(last, "Not served") {
 			t.Errorf("heard not only of a: %s", last)
 		}
 		time.Sleep(3 * time.Second)

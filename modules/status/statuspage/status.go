@@ -144,7 +144,7 @@ type spanStatus struct {
 	Tokens    float64 `json:"tokens"`
 }
 
-// maxEpisodes is how many recent cooldowns are shown of a pool.
+// maxEpisodes is how many episodes of cooldowns are shown of a pool.
 const maxEpisodes = 10
 
 // statusAt returns what the page shows now. others are the callers of other

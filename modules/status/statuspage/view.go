@@ -81,26 +81,26 @@ func (s poolStatus) ByPriority() (groups []priorityView) {
 	return groups
 }
 
-// failing is the state of a backend that fails active health checks, and
-// coolingDownForModels the state of a backend that is cooling down, but not for all
+// The conditions of a backend that are not states: failing if it fails active
+// health checks, and coolingDownForSome if it cools down, but not for all
 // models.
 const (
-	failing              = "failing health checks"
-	coolingDownForModels = "cooling down for some models"
+	failing            = "failing health checks"
+	coolingDownForSome = "cooling down for some models"
 )
 
 // Condition returns the state of a backend in words.
 func (s poolStatus) Condition(b backendStatus) string {
 	if b.State != status.CoolingDown {
-		return b.State
+		return words(b.State)
 	}
 	for _, m := range s.Models {
 		usable := func(its status.ModelBackend) bool { return its.Backend == b.Name && its.Usable() }
 		if m.Model.Model != "" && slices.ContainsFunc(m.Backends, usable) {
-			return coolingDownForModels
+			return coolingDownForSome
 		}
 	}
-	return b.State
+	return words(b.State)
 }
 
 // NeedsOperator reports whether a cooldown of the backend needs an operator.
@@ -119,7 +119,7 @@ func (s poolStatus) Summary() string {
 		}
 	}
 	sentence := fmt.Sprintf("%d of %d backends available", in[status.Available], len(s.Backends))
-	for _, state := range []string{status.CoolingDown, coolingDownForModels, status.Silent, status.Slow, status.Probing, status.Drained, failing} {
+	for _, state := range []string{words(status.CoolingDown), coolingDownForSome, status.Silent, status.Slow, status.Probing, status.Drained, failing} {
 		if in[state] > 0 {
 			sentence += fmt.Sprintf(", %d %s", in[state], state)
 		}
@@ -127,7 +127,8 @@ func (s poolStatus) Summary() string {
 	return sentence + "."
 }
 
-// maxShown is how many cooldowns of a backend are shown, and models of a problem.
+// maxShown is how many cooldowns of a backend are shown, and how many models of
+// a problem.
 const maxShown = 3
 
 // Shown returns the cooldowns that are shown.
@@ -192,8 +193,8 @@ func (m modelStatus) Condition() string {
 }
 
 // State returns the state of the model as a whole: unhealthy if an operator has
-// to act because no backend can serve it, cooling down if one is away that is not
-// drained, or available.
+// to act because no backend can serve it, cooling down if a backend is away that
+// is not drained, or available.
 func (m modelStatus) State() string {
 	notDrained := func(b status.ModelBackend) bool { return b.State != status.Drained }
 	switch {
@@ -218,7 +219,7 @@ func why(b status.ModelBackend) string {
 	case b.Class != "":
 		return words(b.Class)
 	}
-	return b.State
+	return words(b.State)
 }
 
 // part is the part of a priority in a bar of served requests.
