@@ -7,7 +7,7 @@ import {close, launch, open, patience, problems, views} from './browser.mjs';
 const [executablePath, url, backend, folder] = process.argv.slice(2);
 const browser = await launch(executablePath);
 
-// record lists each state that the backend's row shows, with what is left of its
+// record lists each state that the backend's row shows, with the rest of its
 // cooldown.
 const record = (name) => {
 	const seen = (window.seen = []);

@@ -247,7 +247,7 @@ var notInference = [][2]string{
 	{"GET", "/v1"}, {"POST", "/openai/anything"}, {"PUT", "/v1/anything"},
 }
 
-func TestARefusedKeyForWhatIsNotInferenceCoolsNobodyDown(t *testing.T) {
+func TestARefusedKeyForWhatIsNotInferenceStartsNoCooldown(t *testing.T) {
 	for _, code := range []int{401, 403} {
 		for _, op := range notInference {
 			t.Run(fmt.Sprint(code, op), func(t *testing.T) {
