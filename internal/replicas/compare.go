@@ -112,9 +112,9 @@ func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time)
 	case given, asked:
 		// shares are sent again soon, and a question is over by then
 	default:
-		// the rest may be a little longer than the message says, if two cooldowns
-		// are one; it is much longer if the store's clock was set back, or if the
-		// store was suspended before it kept the message
+		// the rest may be a little longer than the message says, if two
+		// cooldowns are one; it is much longer if the store's clock was set
+		// back, or if the store was suspended before it kept the message
 		told, more := m.Cooldown.Left-r.clock.age(m, now).Milliseconds(), m.Cooldown.Length/10+slack.Milliseconds()
 		m.Cooldown.Left = max(0, min(milliseconds(k.TTL), m.Cooldown.Length+m.Cooldown.Length/10, told+more))
 		m.Cooldown.Length = max(m.Cooldown.Length, m.Cooldown.Left)
@@ -127,13 +127,13 @@ func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time)
 // the store was suspended.
 const slack = 500 * time.Millisecond
 
-// lag is by how much the rest of a cooldown may differ between replicas, and the
-// longest rest that is not worth a message.
+// lag is by how much the rest of a cooldown may differ between replicas, and
+// the longest rest that is not worth a message.
 const lag = 200 * time.Millisecond
 
-// sendMissing sends the cooldowns that the store does not keep, because it could
-// not be reached, or lost its data. A cooldown for which a backend has no room
-// waits until another cooldown is over.
+// sendMissing sends the cooldowns that the store does not keep, because it
+// could not be reached, or lost its data. A cooldown for which a backend has no
+// room waits until another cooldown is over.
 func (r *Replica) sendMissing(l *Link, known map[recordKey]record, sizes map[string]int, now time.Time) {
 	// before the snapshot, in which a backend with a new name has no cooldowns
 	// of the name before

@@ -68,7 +68,8 @@ func (r *Replica) shares(now time.Time) (shares []backendShare) {
 	return shares[:min(len(shares), maxShares)]
 }
 
-// hearGiven adds the use by tier at another replica to the meters of the quotas.
+// hearGiven adds the use by tier at another replica to the meters of the
+// quotas.
 func (r *Replica) hearGiven(m message, then time.Time) {
 	if m.From == r.peers.self.ID || time.Since(then) >= quota.OthersLast {
 		return

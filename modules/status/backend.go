@@ -35,7 +35,8 @@ import (
 const (
 	// Drained: an operator took it out of use, or its weight is 0.
 	Drained = "drained"
-	// CoolingDown: a cooldown is in force, for the whole backend or for a model.
+	// CoolingDown: a cooldown is in force, for the whole backend or for a
+	// model.
 	CoolingDown = "cooling_down"
 	// Silent: requests for a model wait, and it sends nothing.
 	Silent = "silent"
@@ -194,7 +195,8 @@ func (s Silence) Class() string {
 	return Silent
 }
 
-// Error is a failure that started a cooldown. Status is 0 if there was no reply.
+// Error is a failure that started a cooldown. Status is 0 if there was no
+// reply.
 type Error struct {
 	Class  string `json:"class"`
 	Status int    `json:"status"`

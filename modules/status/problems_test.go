@@ -55,7 +55,8 @@ func TestEachProblemLeadsToASectionThatExists(t *testing.T) {
 	}
 	for _, row := range rows {
 		for class := range strings.SplitSeq(strings.ReplaceAll(row[1], "`", ""), ", ") {
-			// a cooldown for a throttle does not mean that all backends throttle
+			// a cooldown for a throttle does not mean that all backends
+			// throttle
 			if got := RunbookURL(class); got != Troubleshooting+"#"+row[2] && class != "throttled" {
 				t.Errorf("%s leads to %s, want %s", class, got, row[2])
 			}

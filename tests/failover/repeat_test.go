@@ -118,8 +118,8 @@ func operation(w *lbtest.World, op [3]string) *http.Request {
 	return w.Request(op[0], op[1], strings.NewReader(cmp.Or(op[2], `{"model":"gpt-4o"}`)))
 }
 
-// afterARest runs each case in one bubble, when every cooldown of the case before
-// is over.
+// afterARest runs each case in one bubble, when every cooldown of the case
+// before is over.
 func afterARest(w *lbtest.World, t *testing.T, name string, test func()) {
 	t.Helper()
 	if t.Failed() {

@@ -360,8 +360,8 @@ func TestOneRequestBeyondTheBudgetTakesThePoolFromNobody(t *testing.T) {
 					for range 30 {
 						w.Send(costs(w, 100)).WantServed(t, "a", "b", "c")
 					}
-					// also for another model, since the cooldown is of the whole
-					// backend
+					// also for another model, since the cooldown is of the
+					// whole backend
 					w.Post(`{"model":"gpt-4o-mini","max_tokens":100}`).WantServed(t, "a", "b", "c")
 					time.Sleep(time.Second)
 				}

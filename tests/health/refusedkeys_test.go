@@ -116,8 +116,8 @@ func TestAnErrorInAStreamAboutACallersOwnAccountStartsNoCooldown(t *testing.T) {
 	})
 }
 
-// TestARefusalOfACallersOwnKeyEndsNoCooldown has a backend that fails refuse the
-// key of another caller: that does not show that it serves again.
+// TestARefusalOfACallersOwnKeyEndsNoCooldown has a backend that fails refuse
+// the key of another caller: that does not show that it serves again.
 func TestARefusalOfACallersOwnKeyEndsNoCooldown(t *testing.T) {
 	lbtest.InBubble(t, "openai_lb {\nbackend http://a {\nauth passthrough\n}\nbackend http://b {\npriority 2\nauth passthrough\n}\n}", func(t *testing.T, w *lbtest.World) {
 		w.Prepares = func(r *http.Request) *http.Request {

@@ -34,7 +34,7 @@ func refuses(refusal http.HandlerFunc, tiers ...string) http.HandlerFunc {
 	}
 }
 
-func TestARefusedServiceTierWithItsOwnLimitsCoolsNoOtherDown(t *testing.T) {
+func TestARefusedServiceTierWithItsOwnLimitsCoolsDownNoOther(t *testing.T) {
 	for name, refusal := range map[string]http.HandlerFunc{
 		"a throttle without a time":    lbtest.Status(429),
 		"a throttle with a time":       lbtest.Throttled("20"),
@@ -109,8 +109,8 @@ func TestUltrafastMeetsNoCooldownOfOtherServiceTiers(t *testing.T) {
 	})
 }
 
-// TestABodyThatMayNameTwoServiceTiersCoolsNeitherDown has servers take either of
-// two.
+// TestABodyThatMayNameTwoServiceTiersCoolsNeitherDown has servers take either
+// of two.
 func TestABodyThatMayNameTwoServiceTiersCoolsNeitherDown(t *testing.T) {
 	for _, body := range []string{
 		`{"model":"gpt-4o","service_tier":"ultrafast","service_tier":"default"}`,

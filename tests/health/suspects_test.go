@@ -70,8 +70,8 @@ func TestADrainedBackendComesBeforeSuspects(t *testing.T) {
 	})
 }
 
-// TestASuccessFromBeforeAnExtensionDoesNotEndTheCooldown has a suspect fail while
-// an earlier request to it is still on its way, and is served in the end.
+// TestASuccessFromBeforeAnExtensionDoesNotEndTheCooldown has a suspect fail
+// while an earlier request to it is still on its way, and is served in the end.
 func TestASuccessFromBeforeAnExtensionDoesNotEndTheCooldown(t *testing.T) {
 	lbtest.InBubble(t, lbtest.PoolOf("a b", "lb_policy first"), func(t *testing.T, w *lbtest.World) {
 		suspectAll(w)

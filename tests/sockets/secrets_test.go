@@ -203,8 +203,8 @@ func TestAClientSecretEndsWithItsKey(t *testing.T) {
 	}
 }
 
-// TestABackendsRefusalOfAClientSecretSaysNothingOfItsKey checks that the refusal
-// starts no cooldown, and is passed on to the client.
+// TestABackendsRefusalOfAClientSecretSaysNothingOfItsKey checks that the
+// refusal starts no cooldown, and is passed on to the client.
 func TestABackendsRefusalOfAClientSecretSaysNothingOfItsKey(t *testing.T) {
 	secretPool(t, keyed(secretBackends), func(t *testing.T, w *lbtest.World) {
 		w.AllReply(lbtest.Says(401, `{"error":{"message":"The client secret `+ek+` has expired.","code":"invalid_api_key"}}`))

@@ -35,13 +35,13 @@ func init() {
 // Handler answers GET with a page that shows the pools of all openai_lb
 // handlers: the share of the requests of the last five minutes that were not
 // served, problems and what to do about them, the state of each backend and
-// model, how long a cooldown still lasts, what callers have used of their limits,
-// the traffic, and recent cooldowns. With the query `?callers`, it shows the
-// callers of all replicas that share state: who uses how much of which limit,
-// and who was refused in the last hour, and why. The page is read-only, and
-// updates itself. With the query `?json` the answer is the same as JSON. It
-// shows no key and no URL, but the names of pools, backends, models and
-// callers: let only those reach it who may know them.
+// model, how long a cooldown still lasts, what callers have used of their
+// limits, the traffic, and recent cooldowns. With the query `?callers`, it
+// shows the callers of all replicas that share state: who uses how much of
+// which limit, and who was refused in the last hour, and why. The page is
+// read-only, and updates itself. With the query `?json` the answer is the same
+// as JSON. It shows no key and no URL, but the names of pools, backends, models
+// and callers: let only those reach it who may know them.
 type Handler struct {
 	// MaxWatchers is how many browsers may watch the page at a time. Others see
 	// it too, but it does not update itself for them. Default: 32.

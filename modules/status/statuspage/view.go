@@ -193,8 +193,8 @@ func (m modelStatus) Condition() string {
 }
 
 // State returns the state of the model as a whole: unhealthy if an operator has
-// to act because no backend can serve it, cooling down if a backend is away that
-// is not drained, or available.
+// to act because no backend can serve it, cooling down if a backend is away
+// that is not drained, or available.
 func (m modelStatus) State() string {
 	notDrained := func(b status.ModelBackend) bool { return b.State != status.Drained }
 	switch {
