@@ -1,6 +1,30 @@
 // Package azure authenticates openai_lb to Azure OpenAI with Entra ID, the
 // former Azure Active Directory: with a managed identity, a workload identity
 // of Kubernetes, a client secret, or the account of the Azure CLI.
+//
+// Microsoft's SDK gets the tokens. This package decides when. A token is used
+// by all backends with the same options (TestTheSameOptionsShareASource), and
+// is replaced in the background some minutes before it expires, so that
+// requests never wait for a token while there is a valid one
+// (TestNobodyWaitsWhileATokenIsValid). Only the first requests after a start,
+// and requests while Entra fails for longer than a token lives, wait for a few
+// seconds. Then they fail over to backends with other credentials
+// (TestADeadTokenEndpointCoolsItsBackendAloneDown).
+//
+// A backend may refuse a token, because a role was removed, or because it
+// expects another audience. Then the token is renewed once for all requests,
+// and the request is sent to the same backend again
+// (TestARefusedTokenIsRenewedOnceAndTriedAtTheSameBackend,
+// TestATokenThatIsRefusedForItsAudienceIsReplacedByOneOfTheOtherScope).
+// Requests at a high rate never become requests for tokens at a high rate
+// (TestABackendThatRefusesAllTokensDoesNotHammerTheEndpoint).
+//
+// No error and no log line contains a token or a secret
+// (TestErrorsSayWhatMattersAndNoSecret).
+//
+// The package also adds `caddy openai-lb discover`, which writes a Caddyfile of
+// the deployments in a subscription
+// (TestDiscoverPrintsACaddyfileOfTheDeployments).
 package azure
 
 import (

@@ -1,6 +1,25 @@
 // Package oidc identifies callers of openai_lb by tokens of an identity
 // provider that speaks OpenID Connect, such as Entra ID: JWTs that are signed
 // with a key of the issuer, and are for the audience of the load balancer.
+//
+// A token is verified in the process, without a request to the issuer. That
+// needs the issuer's public keys, which are fetched in the background every
+// hour. If a token names a key that is not known, the keys are fetched at once,
+// because the issuer may have rotated them
+// (TestARotatedKeyIsFetchedWhenATokenNamesIt). Anyone can send such tokens, so
+// that happens at most once in ten seconds
+// (TestAFloodOfUnknownKeysHardlyReachesTheIssuer). While the issuer is down,
+// known keys go on verifying tokens, also after a reload
+// (TestKnownKeysVerifyWhileTheIssuerIsDown,
+// TestTheKeysOfAnIssuerThatIsDownSurviveReloads).
+//
+// A signature costs more than the rest of a request, so verified tokens are
+// remembered until they expire (TestARememberedTokenExpires), in a table of
+// limited size (TestOnlySomeTokensAreRemembered).
+//
+// A claim of the token is the caller's name, and another may name its tier
+// (TestATokensCallerHasItsLimitsTierAndUse). Package go-oidc does the
+// cryptography.
 package oidc
 
 import (

@@ -1,5 +1,27 @@
-// Package redis lets replicas of openai_lb share what they learn about backends
-// and stored objects, by Redis or Valkey.
+// Package redis is an engine of state for openai_lb: with it, replicas share
+// what they learn, by a server of Redis or Valkey, by Sentinel or by Redis
+// Cluster.
+//
+// The balancer decides what is shared and what it means: see package state.
+// This package moves the bytes. A record is a field of a hash, an entry has a
+// key of its own, and a message is published on a channel that all replicas
+// hear. Scripts in the server make each change atomic, and remove what has
+// expired by the server's clock (TestEveryServerIsAStore,
+// TestAnEntryIsFoundUntilAnotherCanTakeItsPlace).
+//
+// What it promises:
+//
+//   - No request waits for Redis, except for a lookup of an unknown id, which
+//     has a deadline (TestOnlyRequestsWithUnknownIDsAskRedis,
+//     TestALookupEndsInTime).
+//   - Whatever becomes of Redis, requests are served
+//     (TestNoFaultOfRedisReachesARequest).
+//   - Memory in Redis is bounded and expires (TestNothingOutlivesItsUse,
+//     TestWhatMadeUpModelsCostRedis).
+//   - All pools of a process share a few connections, which reloads keep
+//     (TestHandlersShareOneConnectionThroughReloads).
+//   - Balancers with different prefixes or databases know nothing of each other
+//     (TestPrefixesAndDatabasesKeepBalancersApart).
 package redis
 
 import (

@@ -1,16 +1,36 @@
 // Package attempt sends one request to one backend and finds out what its reply
 // means.
 //
-// A [Sender] has what all attempts of a transport share. A [Request] says what
-// is sent. It becomes a [Reply]: the response, if there is one, its class, and
-// what the class was found by. The reply has been read as far as its class
-// depends on it, and nothing of it has gone to the client. What follows is
-// decided elsewhere: a reply is either committed to the client, kept, or
-// discarded.
+// A [Sender] has the settings and connections that all attempts of a transport
+// share. A [Request] describes what is sent. Sender.Send returns a [Reply]: the
+// response, if there is one, its class, and the evidence for the class. The
+// reply has been read as far as its class depends on it, and nothing of it has
+// gone to the client. The caller of the package decides what follows: the reply
+// is committed to the client, kept in case no better one comes, or discarded.
+//
+// A status of 200 is not enough to know the class. A stream may begin with an
+// error, a body may be no JSON, and a connection may break after the headers.
+// So a reply is read ahead until its first content, and held back meanwhile,
+// but for no longer than two seconds (TestAPreambleIsHeldBackForTwoSeconds).
+// After that:
+//
+//   - Every byte reaches the client once and in order
+//     (TestRandomRepliesReachClientsAsTheyAre).
+//   - A reply that its backend cut is cut for the client, too, and never ended
+//     properly (TestACutReplyIsCutForTheClient).
+//   - A failure that the client caused, by uploading or reading slowly or by
+//     leaving, is not held against the backend
+//     (TestAClientThatPausesCoolsNoBackendDown).
+//   - net/http sends no request a second time by itself
+//     (TestNetHTTPDoesNothingTwice).
 //
 // A connection that became another protocol's, such as a WebSocket, is a
-// tunnel: both of its sides are closed when one of them has ended, and a
-// WebSocket that broke off is reported.
+// tunnel: both of its sides are closed soon after one of them has ended, and a
+// WebSocket that the backend broke off is reported
+// (TestATunnelEndsAGracePeriodAfterOneOfItsSides).
+//
+// [PassiveHealth] has the options that turn a class into the length of a
+// cooldown.
 package attempt
 
 import (

@@ -1,7 +1,23 @@
-// Package lacks remembers what a backend has said in its replies: that it does
-// not have a model or a path, and that a server in front of it refuses
-// requests. None of it is a fault for which the backend rests: other models,
-// paths and requests are served there.
+// Package lacks remembers for a minute that a backend cannot do one thing: it
+// does not have a model or a path, or a server in front of it refuses requests
+// of one kind.
+//
+// None of this is a reason for a cooldown, because the backend serves
+// everything else. But without a memory, each request for a missing model would
+// be sent to every backend first. So a [Set] holds the names that a backend
+// lacks, and a choice passes the backend over for them. A name is forgotten
+// after [Lasts], and at once when a request for it is served
+// (TestANameIsLackedForAMinuteOrUntilItIsThere).
+//
+// A firewall is recognized by [Streaks]: it refuses several different requests
+// in a row, all for the same model and operation. One refused request, however
+// often a client repeats it, proves nothing about the next one
+// (TestAStreakIsOfDifferentRequestsOfAUse).
+//
+// Clients can invent any number of names, so both types hold a limited number
+// of entries (TestMadeUpNamesTakeLimitedMemory, TestStreaksAreBounded). Both
+// are asked about in every request. While they are empty, which is the usual
+// case, they take no lock.
 package lacks
 
 import (

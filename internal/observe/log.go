@@ -1,10 +1,26 @@
-// Package observe reports what happens to backends and requests to people and
-// programs outside. It decides nothing.
+// Package observe reports to people and to other programs what happens to
+// backends and requests. It decides nothing: a build that reported nothing
+// would serve the same requests in the same way.
 //
-// [Log] and [Events] listen to a pool and report its cooldowns, in log lines
-// and as Caddy's events. A [Summary] describes a request, in placeholders and
-// in the access log. A [Span] is the trace of one attempt. [LogEncoder] is the
-// log format openai_lb, which hides keys in whatever Caddy logs.
+// There are four kinds of report:
+//
+//   - About backends: [Log] and [Events] listen to a pool. Log writes a line
+//     when a cooldown starts or ends, and when an operator gives an order.
+//     Events emits the same as events of Caddy, which users can handle with
+//     their own commands (TestEventsTellOfCooldowns).
+//   - About one request: a [Summary] becomes placeholders and fields of the
+//     access log (TestTheAccessLogSaysWhatBecameOfARequest). A [Span] is the
+//     trace of one attempt, and costs nothing while nobody traces
+//     (TestWithoutARecordedSpanThereIsNone).
+//   - About the configuration: a [Trail] writes an audit log of changed options
+//     and keys (TestALineForEachKeyThatChanges), and WarnOfSites finds sites
+//     that anyone can use.
+//   - About everything else that Caddy logs: [LogEncoder] is the log format
+//     openai_lb, which hides keys wherever SDKs put them
+//     (TestALogHoldsNoKeyWhereverItWasPut).
+//
+// What thousands of requests meet in the same second is reported once, with a
+// count or after a pause. No report contains a key (TestNoKeyIsEverShown).
 package observe
 
 import (

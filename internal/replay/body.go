@@ -1,10 +1,30 @@
 // Package replay keeps the body of a request so that it can be sent to one
-// backend after the other. The part that fits into memory can be sent as often
-// as needed. The rest is streamed, and can be sent only once.
+// backend after the other. A request that gets a 429 must go to the next
+// backend with the same body, which its client sends only once.
+//
+// [Body.Buffer] reads the beginning of the body into memory, up to a limit.
+// That part can be sent as often as needed. The rest of a longer body is
+// streamed, and can be sent only once: after its first byte has been read, the
+// request can go to no other backend (TestWhatIsStreamedIsSentOnce).
 //
 // A [Body] belongs to the client's request. For every attempt at a backend,
 // [Body.Attach] returns an [Upload], which is the body of the request to that
-// backend.
+// backend. No two attempts read from the client at the same time, because an
+// attempt that has failed abandons its upload first. An Upload also knows
+// whether the client kept the backend waiting, so that a slow client is not
+// taken for a backend that fails
+// (TestAStallIsKnownForAShortTimeAfterTheUpload).
+//
+// Memory is the scarce thing here. A Content-Length is believed only in
+// proportion to the bytes that have arrived
+// (TestADeclaredLengthTakesNoMemoryBeforeTheBodyComes). A buffer returns to a
+// pool only when nothing can read it any more, because net/http may still write
+// a body whose reply has come (TestABufferIsKeptForAsLongAsSomebodyMayReadIt).
+// Once no backend can follow, the part in memory is released, although the
+// reply may stream for minutes (TestACommittedReplyHoldsNoPrompt).
+//
+// Bodies that are compressed with Zstandard are decompressed for reading, and
+// sent as they came (TestABodyInZstandardIsReadAndSentAsItCame).
 package replay
 
 import (

@@ -5,6 +5,15 @@
 // its seam. Each handler then opens every module of that namespace, and calls
 // it where the interface says so. If a module is left out of a build, there is
 // nothing to call, and the core works without it.
+//
+// There are two seams. A [UsageModule] records what requests have used, such as
+// for a bill. An [EventsModule] hears when a cooldown starts or ends, and of
+// the orders of operators.
+//
+// The core names a module only in the file that imports it
+// (TestOnlyItsImportFileNamesAModule, TestTheCoreImportsNoModule). A module
+// imports neither the root nor another module
+// (TestAModuleImportsNeitherTheRootNorAnotherModule).
 package seam
 
 import (

@@ -1,6 +1,19 @@
-// Package handover adds the listener wrapper openai_lb_handover, for two
-// processes that share their ports while one replaces the other. It uses no
-// seam: Caddy tells it that the process ends.
+// Package handover adds the listener wrapper openai_lb_handover, with which a
+// new Caddy process replaces an old one on the same ports.
+//
+// Two processes can listen on one port, and the kernel gives each new
+// connection to one of them. Caddy goes on accepting connections during its
+// shutdown_delay. At the end of the delay, Go's HTTP server drops each
+// connection on which no request has come yet, and that client gets an error.
+//
+// So the wrapper closes the listening sockets when the process is told to end,
+// not at the end of the delay. From then on, all new connections go to the new
+// process. The old one serves those that it has accepted
+// (TestAfterTheHandoverOnlyConnectionsFromBeforeAreServed). A reload within one
+// process keeps the ports. Listeners that are not TCP cannot be shared, and
+// stay as they are (TestAListenerThatIsNotTCPIsNotWrapped).
+//
+// The module uses no seam of the core: Caddy tells it that the process ends.
 package handover
 
 import (

@@ -1,4 +1,23 @@
-// Package statuspage is a page that shows operators the backends of all pools.
+// Package statuspage is the directive openai_lb_status: a web page that shows
+// operators the backends, callers and problems of all pools.
+//
+// The page is for somebody who was woken at night. It says first what needs a
+// person (TestProblemsAreThoseThatNeedAnOperatorFirst) and what will end by
+// itself (TestThePageSaysWhoEndsAProblem). Below are charts of the last five
+// minutes, the backends, the busiest callers and the replicas. The same is
+// available as JSON (TestThePageIsAvailableAsJSON).
+//
+// The server makes all of the page, also without scripts. A small script keeps
+// an open page up to date: it receives the lines that have changed since the
+// last version (TestOnlyTheLinesAreSentThatDiffer). One version is made for all
+// watchers, only while somebody watches, and takes a small part of the time
+// (TestMakingThePageTakesNoMoreThanASmallPartOfTheTime). Nobody who reads the
+// page waits for another replica (TestThePageWaitsForNoReplica).
+//
+// The page can change nothing (TestThePageIsReadOnly), loads nothing from other
+// hosts (TestThePageIsSelfContained), and escapes every name, because clients
+// and backends choose some of them
+// (TestThePageShowsEveryBackendAndEscapesEverything).
 package statuspage
 
 import (
