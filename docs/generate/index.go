@@ -122,7 +122,7 @@ func sources() (files []*ast.File) {
 		if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 			return err
 		}
-		if strings.Contains(path, "lbtest") || strings.HasPrefix(path, "docs") || strings.HasPrefix(path, "tests") || strings.HasPrefix(path, "cooldown") {
+		if strings.Contains(path, "lbtest") || strings.HasPrefix(path, "docs") || strings.HasPrefix(path, "tests") || strings.HasPrefix(path, "bench") {
 			return nil
 		}
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
