@@ -15,10 +15,10 @@
 //   - Account: what a provider bills, and where it stores objects: responses, conversations, files, batches.
 //     Backends with the same host and credential share one.
 //   - Attempt: one request to one backend.
-//   - Cooldown: the time in which a backend gets no requests, for one model or for all. Other projects call it a
-//     cooldown, or an ejection.
 //   - Caller: who sends requests, known by a client key or a token. Callers have limits.
 //   - Class: what a reply means, such as served, throttled or failed.
+//   - Cooldown: the time in which a backend gets no requests, for one model or for all. Other projects call it an
+//     ejection.
 //   - Hint: what a reply says of the time when its backend accepts requests again.
 //   - Member: a backend as one pool sees it, with a priority and a weight.
 //   - Owner: the account that has a stored object. Requests that name the object go there.
@@ -26,10 +26,10 @@
 //   - Probe: the one request that goes first after a cooldown. If it is refused, another cooldown begins. Other projects
 //     call this state half-open.
 //   - Reply: what came of an attempt: a response, or the reason why there is none.
-//   - Suspect: a backend that is cooling down because it failed: it could not be reached, timed out or answered with a
+//   - Suspect: a backend with a cooldown because it failed: it could not be reached, timed out or answered with a
 //     server error. So is one that fails its health checks. It is tried only when no other backend is left.
-//   - Throttle: a reply that asks for a pause, mostly a 429 with a Retry-After. The backend is cooling down for exactly
-//     as long as it asked, and is not called before.
+//   - Throttle: a reply that asks for a pause, mostly a 429 with a Retry-After. The cooldown of the backend lasts exactly
+//     as long as it asked, and it is not called before.
 //   - Tier: a class of callers: what each may use, and which share it keeps.
 package openailb
 
