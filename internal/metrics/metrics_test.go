@@ -432,7 +432,7 @@ func BenchmarkNewSeries(b *testing.B) {
 }
 
 // Clients can make up any number of models.
-func TestMadeUpModelsAreOneEntryOfCooldownSeconds(t *testing.T) {
+func TestMadeUpModelsAreOneEntryOfTheSecondsOfCooldowns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		name, m := unique("made-up"), pool.NewMember("a", new(pool.Health))
 		m.Models, m.AnyModel = []string{"gpt"}, true
