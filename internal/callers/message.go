@@ -86,9 +86,10 @@ type shaped struct {
 	shape uint64
 }
 
-// appendHeader appends all before the windows.
-func appendHeader(message []byte, pool, writer string, version uint64) []byte {
-	message = append(message, reportPrefix...)
+// appendHeader appends all before the windows, with the prefix of a kind of
+// messages.
+func appendHeader(message []byte, prefix, pool, writer string, version uint64) []byte {
+	message = append(message, prefix...)
 	message, _ = hex.AppendDecode(message, []byte(pool))
 	message, _ = hex.AppendDecode(message, []byte(writer))
 	return binary.BigEndian.AppendUint64(message, version)
@@ -148,10 +149,10 @@ func appendBody(message []byte, callers []callerUse) []byte {
 
 var errInvalid = errors.New("it is not a report of what callers use")
 
-// decodeHeader returns the pool, the writer and the version of a report. body
-// is the rest of the message.
-func decodeHeader(message []byte) (r report, body []byte, err error) {
-	body, ok := bytes.CutPrefix(message, []byte(reportPrefix))
+// decodeHeader returns the pool, the writer and the version of a message with
+// this prefix. body is the rest of the message.
+func decodeHeader(message []byte, prefix string) (r report, body []byte, err error) {
+	body, ok := bytes.CutPrefix(message, []byte(prefix))
 	if !ok || len(body) < 2*digestSize+8 {
 		return report{}, nil, errInvalid
 	}

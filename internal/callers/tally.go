@@ -64,6 +64,8 @@ type Tally struct {
 	// look is when to look for records that the store may have lost. Zero: it
 	// has them.
 	look time.Time
+	// hoursAt is when keepHours last wrote.
+	hoursAt time.Time
 	// urgent is given when a report should be sent at once. nil: it was not
 	// used.
 	urgent chan struct{}
@@ -128,11 +130,13 @@ func (t *Tally) Run(ctx context.Context, put func(context.Context, []state.Recor
 			if contact().Whole {
 				t.leave(time.Now())
 				t.flush(context.WithoutCancel(ctx), time.Now(), put, 0)
+				t.keepHours(context.WithoutCancel(ctx), time.Now(), put, 0)
 			}
 			return
 		case <-ticks.C:
 			now := time.Now()
 			interval = t.connect(now, contact())
+			t.keepHours(ctx, now, put, hoursPace)
 			if !together(interval) {
 				t.flush(ctx, now, put, max(fast, interval)*9/10)
 			} else if moment == nil {
@@ -428,7 +432,7 @@ func (t *Tally) hear(message []byte, now time.Time) (r report, err error) {
 	if len(message) > state.MaxMessage {
 		return r, errInvalid
 	}
-	r, body, err := decodeHeader(message)
+	r, body, err := decodeHeader(message, reportPrefix)
 	if err != nil {
 		return r, err
 	}

@@ -149,6 +149,22 @@ func (cs *Callers) All() []*Caller {
 	return slices.SortedFunc(maps.Values(cs.byName), func(a, b *Caller) int { return cmp.Compare(a.name, b.name) })
 }
 
+// Name makes All return the callers with these names, too, of which so far only
+// other replicas have said something.
+func (cs *Callers) Name(now time.Time, names []string) {
+	var heard []string
+	cs.mu.RLock()
+	for _, name := range names {
+		if cs.byName[name] == nil && cs.byID[IDOf(name)] != nil {
+			heard = append(heard, name)
+		}
+	}
+	cs.mu.RUnlock()
+	for _, name := range heard {
+		cs.Get(now, name)
+	}
+}
+
 // Heard records what another replica has used for a caller, as Caller.Heard
 // does. The caller may be one that has sent no request here yet.
 func (cs *Callers) Heard(now time.Time, id CallerID, replica string, version uint64, entries []Entry) {

@@ -6,7 +6,8 @@ import (
 )
 
 // hour counts what a caller has done in the last hour, in twelve parts of five
-// minutes. The caller's mutex guards it. If the clock is set back into the part
+// minutes. [Caller.Hour] returns the parts, which a replica that ends leaves to
+// the others. The caller's mutex guards it. If the clock is set back into the part
 // before, the current part goes on; if it is set back further, all parts are
 // cleared.
 type hour struct {
@@ -113,6 +114,65 @@ func (h *hour) snapshot(now int64) (sum LastHour) {
 			if n > 0 {
 				sum.Refused[refusalName(by)] += uint64(n)
 			}
+		}
+	}
+	return sum
+}
+
+// HourPart is a part of the last hour of a caller. Refused has the requests
+// that were refused, by the number of what refused them.
+type HourPart struct {
+	Number, Requests, Tokens int64
+	Refused                  map[int]uint32
+}
+
+// HourTTL is how long a part may count.
+const HourTTL = time.Duration((hourParts + 1) * partLength)
+
+// Hour returns the parts of the last hour in which the caller has done
+// anything.
+func (c *Caller) Hour(now time.Time) (parts []HourPart) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	h := &c.hour
+	h.at(c.roll(now))
+	for number := max(0, h.current-hourParts+1); number <= h.current; number++ {
+		i := number % hourParts
+		part := HourPart{Number: number, Requests: h.parts[i].requests, Tokens: h.parts[i].tokens}
+		if h.refused != nil {
+			for by, n := range h.refused[i] {
+				if n > 0 {
+					if part.Refused == nil {
+						part.Refused = make(map[int]uint32)
+					}
+					part.Refused[by] = n
+				}
+			}
+		}
+		if part.Requests != 0 || part.Tokens != 0 || part.Refused != nil {
+			parts = append(parts, part)
+		}
+	}
+	return parts
+}
+
+// SumHour adds up the parts that are of the last hour. They may be anything.
+func SumHour(now time.Time, parts []HourPart) (sum LastHour) {
+	current := now.UnixNano() / partLength
+	for _, part := range parts {
+		// one that has just begun by another clock counts
+		if ahead := part.Number - current; ahead > 1 || ahead <= -hourParts || part.Requests < 0 || part.Tokens < 0 {
+			continue
+		}
+		sum.Requests, sum.Tokens = add(sum.Requests, part.Requests), add(sum.Tokens, part.Tokens)
+		for by, n := range part.Refused {
+			if by < 0 || by >= refusals {
+				continue
+			}
+			if sum.Refused == nil {
+				sum.Refused = make(map[string]uint64)
+			}
+			sum.Refused[refusalName(by)] += uint64(n)
 		}
 	}
 	return sum

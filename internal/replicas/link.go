@@ -87,7 +87,7 @@ func (l *Link) Open(p *pool.Pool) {
 // at all replicas, until Close.
 func (l *Link) Share(pool string, callers *limiter.Callers) {
 	if l != nil {
-		l.unshare = l.replica.tally.Share(digest("callers of "+pool), callers)
+		l.unshare = l.replica.tally.Share(callersKey(pool), callers)
 		l.replica.due.give()
 	}
 }
