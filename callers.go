@@ -95,6 +95,7 @@ func (h *Handler) newCallers(ctx caddy.Context) (*callers.Callers, error) {
 		h.keyFiles.Add("limits of callers", c.Read)
 	}
 	b.Callers, b.tiers = callers.LimitersOf(h.Pool), h.QuotaTiers()
+	b.CallerNames = func() []string { return append(h.clientKeys.Names(), c.Names()...) }
 	b.Unlimited = func() []string { return c.Unlimited(h.clientKeys.Names()) }
 	h.clientKeys.Watch(func(names []string, tiers map[string]string) {
 		c.Place(tiers)

@@ -228,7 +228,7 @@ func (h *Handler) newReader(ctx caddy.Context, policy reverseproxy.Selector) (*r
 	}
 	d := &reader{
 		readyPath: h.ReadyPath, buffers: h.Sender.RequestBuffers, models: backend.ModelsOf(h.Backends),
-		clientKeys: h.clientKeys, replaced: ctx, keyFiles: &h.keyFiles, callers: h.callers, rechecker: h.balancer.Rechecker.(*backend.Rechecker),
+		clientKeys: h.clientKeys, replaced: ctx, keyFiles: &h.keyFiles, callers: h.callers, replicated: h.link != nil, rechecker: h.balancer.Rechecker.(*backend.Rechecker),
 	}
 	for _, b := range h.Backends {
 		d.passesThrough = d.passesThrough || b.Credentials.Passthrough

@@ -50,6 +50,9 @@ type reader struct {
 	// models are all models that the backends have. It is nil unless every
 	// backend lists its models.
 	models []string
+	// replicated reports whether replicas share state. Each has a ledger in its
+	// own storage, which may be the same.
+	replicated bool
 	// tellsModels reports whether the model matters to a backend: it lists its
 	// models, or has its own name for one.
 	tellsModels bool
@@ -285,6 +288,9 @@ func (d *reader) answerUsage(b *balancer, t *transaction) apierror.Answer {
 	}
 	now, name := time.Now(), t.request.caller.Name
 	use := callers.OwnUseOf(callers.ReportOf(now, b.Name, d.callers.Use(now, name)), b.usage.OfCaller(now, name))
+	if d.replicated {
+		use.ModelsOf = callers.StorageModels
+	}
 	answer := apierror.Answer{Response: apierror.JSONResponse(r, http.StatusOK, use), Class: apierror.Usage}
 	answer.Header.Set("Cache-Control", "no-store")
 	return answer

@@ -113,7 +113,7 @@ func TestATeamIsToldTheSameAtEachOfThreeReplicas(t *testing.T) {
 	use := func(r *replica) string {
 		_, answer := askAsAlice(t, r, http.MethodGet, "/v1/usage", "")
 		shared, _, found := strings.Cut(answer, `"models":`) // of which each process has its own ledger
-		if !found {
+		if !found || !strings.HasSuffix(shared, `"models_of":"storage",`) {
 			t.Fatalf("got %s", answer)
 		}
 		return shared

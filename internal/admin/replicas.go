@@ -67,7 +67,12 @@ var answerers = make(map[string]Answerer)
 
 // Answer registers who answers the questions that begin with a word. It is
 // called by init functions.
-func Answer(word string, by Answerer) { answerers[word] = by }
+func Answer(word string, by Answerer) {
+	if answerers[word] != nil {
+		panic("two features answer the question " + word)
+	}
+	answerers[word] = by
+}
 
 func init() { replicas.OnQuestion(AnswerQuestion) }
 

@@ -1,8 +1,10 @@
 package callers
 
 import (
+	"maps"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -202,6 +204,9 @@ func (c *Callers) refusedBy(name string, by int) {
 	now := time.Now()
 	c.kept.limiters.Get(now, name).RefusedBy(now, by)
 }
+
+// Names returns the callers that have a block.
+func (c *Callers) Names() []string { return slices.Collect(maps.Keys(c.blocks.Load().byName)) }
 
 // Unlimited returns those of the names for which the config has neither a block
 // nor a tier with limits, although it has some.

@@ -47,9 +47,16 @@ type OwnUse struct {
 	TokensToday int64      `json:"tokens_today"`
 	TokensMonth int64      `json:"tokens_month"`
 	Replicas    int        `json:"replicas_apart"`
+	// ModelsOf is [StorageModels] if replicas that keep their records elsewhere
+	// may have served other requests. Otherwise it is omitted.
+	ModelsOf string `json:"models_of,omitempty"`
 	// Models are those that it has used, as the first recorder of usage says.
 	Models any `json:"models"`
 }
+
+// StorageModels are those of the replicas with the storage of the one that
+// answers.
+const StorageModels = "storage"
 
 // OwnLimit is what a caller sees of a limit. The fields are those of
 // [LimitReport].

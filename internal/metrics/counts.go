@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"encoding/json"
 	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -11,7 +12,12 @@ import (
 
 // Key identifies what is counted. Backend is empty if no backend answered. Only
 // requests are counted by Model, as clients name it, and by Class.
-type Key struct{ Pool, Backend, Model, Class string }
+type Key struct {
+	Pool    string `json:"-"`
+	Backend string `json:"backend,omitempty"`
+	Model   string `json:"model,omitempty"`
+	Class   string `json:"class,omitempty"`
+}
 
 // OfBackend returns the key of everything that is counted of the backend.
 func (k Key) OfBackend() Key { return Key{Pool: k.Pool, Backend: k.Backend} }
@@ -20,17 +26,18 @@ func (k Key) OfBackend() Key { return Key{Pool: k.Pool, Backend: k.Backend} }
 // are sums of that time.
 type Counts struct {
 	// Requests were answered with this backend's reply.
-	Requests float64
+	Requests float64 `json:"requests,omitzero"`
 	// Attempts were made at it.
-	Attempts float64
+	Attempts float64 `json:"attempts,omitzero"`
 	// Throttles and Failures are the attempts that can start a cooldown.
-	Throttles, Failures float64
+	Throttles float64 `json:"throttles,omitzero"`
+	Failures  float64 `json:"failures,omitzero"`
 	// Failovers are requests that went on to another backend.
-	Failovers float64
+	Failovers float64 `json:"failovers,omitzero"`
 	// Tokens are the tokens of prompts and answers.
-	Tokens float64
+	Tokens float64 `json:"tokens,omitzero"`
 	// FirstByte are the times to the first byte.
-	FirstByte Histogram
+	FirstByte Histogram `json:"first_byte,omitzero"`
 }
 
 // Plus returns the sum of two counts.
@@ -46,6 +53,11 @@ func (c Counts) combine(d Counts, sign float64) Counts {
 		Failovers: c.Failovers + sign*d.Failovers, Tokens: c.Tokens + sign*d.Tokens,
 		FirstByte: c.FirstByte.combine(d.FirstByte, sign),
 	}
+}
+
+// IsNegative reports whether a count is negative, which no sum is.
+func (c Counts) IsNegative() bool {
+	return min(c.Requests, c.Attempts, c.Throttles, c.Failures, c.Failovers, c.Tokens, slices.Min(append([]float64{0}, c.FirstByte.counts...))) < 0
 }
 
 func (c Counts) isZero() bool {
@@ -145,6 +157,23 @@ func histogramOf(metric *dto.Histogram) (h Histogram) {
 	}
 	h.counts = append(h.counts, float64(metric.GetSampleCount()))
 	return h
+}
+
+// MarshalJSON implements json.Marshaler.
+func (h Histogram) MarshalJSON() ([]byte, error) { return json.Marshal(h.counts) }
+
+// UnmarshalJSON implements json.Unmarshaler. The histogram is empty if its
+// buckets are not those of this build.
+func (h *Histogram) UnmarshalJSON(text []byte) error {
+	var counts []float64
+	*h = Histogram{}
+	if err := json.Unmarshal(text, &counts); err != nil {
+		return err
+	}
+	if len(counts) == len(firstByteBuckets)+1 {
+		*h = Histogram{firstByteBuckets, counts}
+	}
+	return nil
 }
 
 func (h Histogram) combine(other Histogram, sign float64) Histogram {

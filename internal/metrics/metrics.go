@@ -98,10 +98,14 @@ var (
 		[]float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 600}, "pool", "backend")
 	timeToFirstByte = histogram("time_to_first_byte_seconds",
 		"Time from the arrival of a request to the first byte of the body of a backend's reply.",
-		[]float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 120}, "pool", "backend")
+		firstByteBuckets, "pool", "backend")
 	attemptsPerRequest = histogram("attempts_per_request",
 		"Backends that were tried for a request.", []float64{0, 1, 2, 3, 4, 6, 8}, "pool")
 )
+
+// firstByteBuckets are the bounds of the buckets of timeToFirstByte, and so
+// those of each [Histogram].
+var firstByteBuckets = []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 120}
 
 // The bounds of metrics of which each request has its own combination of
 // labels. A series of tokens is one of each type.

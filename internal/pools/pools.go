@@ -44,6 +44,9 @@ type Entry struct {
 	Rechecker pool.Listener
 	// Callers are what its callers use, or nil if it does not limit them.
 	Callers *limiter.Callers
+	// CallerNames returns the callers that the config names. It is nil as
+	// Callers is.
+	CallerNames func() []string
 	// Unlimited returns the callers that have keys, but no limits, although
 	// others have some. It is nil as Callers is.
 	Unlimited func() []string

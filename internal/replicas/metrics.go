@@ -60,6 +60,8 @@ type Status struct {
 	Near string `json:"near,omitempty"`
 	// Queue is how many messages wait to be sent.
 	Queue int `json:"queue"`
+	// Self is the id of this one of them.
+	Self string `json:"self"`
 	// Peers are the replicas that share it, this one included.
 	Peers []Peer `json:"replicas"`
 	// Pools are the pools of this process that share it.
@@ -71,7 +73,7 @@ func Statuses() []Status {
 	replicas := runningReplicas()
 	statuses := make([]Status, len(replicas))
 	for i, r := range replicas {
-		statuses[i] = Status{InTouch: r.connectivity.isWhole(), Queue: r.queue.len(), Peers: r.peers.list(time.Now()), Pools: r.shared().Pools}
+		statuses[i] = Status{InTouch: r.connectivity.isWhole(), Queue: r.queue.len(), Self: r.peers.self.ID, Peers: r.peers.list(time.Now()), Pools: r.shared().Pools}
 		if spread, ok := r.store.(state.SpreadStore); ok {
 			statuses[i].Near = spread.Near()
 		}

@@ -123,7 +123,7 @@ func newBackends() *backendSum {
 // with.
 func (s *backendSum) take(inPool func(string) bool) func(a replicas.Answer, b Backend) (pool string, full bool) {
 	return func(a replicas.Answer, b Backend) (pool string, full bool) {
-		if !inPool(b.Pool) || !slices.Contains(a.Pools, b.Pool) || !areWords(b.Name, b.State) || len(b.Cooldowns)+len(b.Silences)+len(b.Untried) > maxCooldowns {
+		if !inPool(b.Pool) || !slices.Contains(a.Pools, b.Pool) || !b.isSound() {
 			return "", false
 		}
 		b.seenBy(a.ID)

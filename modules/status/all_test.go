@@ -12,6 +12,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
@@ -176,10 +177,42 @@ func TestMaxRequestsCountsReplicasWithoutTheCaller(t *testing.T) {
 }
 
 func TestNoQuestionHasAnotherForm(t *testing.T) {
-	for question, want := range map[string]bool{"callers": true, "callers 1": false, "callers ": false, "backends": true, "backends x": false, "?": false} {
+	for question, want := range map[string]bool{"view": true, "view x": false, "callers": true, "callers 1": false, "callers ": false, "backends": true, "backends x": false, "?": false} {
 		if got := admin.AnswerQuestion(t.Context(), question, inLLM) != nil; got != want {
 			t.Errorf("%q is answered: %v", question, got)
 		}
+	}
+}
+
+// Whatever another client of the store makes up, the page can be shown.
+func TestMadeUpViewsAreBounded(t *testing.T) {
+	long := strings.Repeat("x", maxWord+1)
+	for name, row := range map[string]pageRow{
+		"a long backend":     {Backend: &Backend{Pool: "llm", Name: long}},
+		"another pool":       {Backend: &Backend{Pool: "other", Name: "a"}},
+		"a long problem":     {Problem: &Problem{Class: long}},
+		"a long episode":     {Episode: &Episode{Cause: long}},
+		"a negative count":   {Key: &metrics.Key{Backend: "a"}, Counts: &metrics.Counts{Requests: -1}},
+		"a long model":       {Key: &metrics.Key{Model: long}, Counts: &metrics.Counts{}},
+		"no span":            {Traffic: &Traffic{Spans: make([]Span, 1)}},
+		"many spans":         {Traffic: &Traffic{Spans: make([]Span, maxSpans+1)}},
+		"another one's row":  {Caller: &Caller{Pool: "other", Name: "alice"}},
+		"a long utilization": {Backend: &Backend{Pool: "llm", Name: "a"}, Utilization: map[string]float64{long: 1}},
+	} {
+		o := newOthers(time.Now())
+		if row.Pool = "llm"; row.Caller == nil {
+			o.take(replica(t, "aaaa", nil), pageRow{Pool: "llm", Traffic: &Traffic{}}) // there is a view
+		}
+		if pool, full := o.take(replica(t, "aaaa", nil), row); pool != "" || full {
+			t.Errorf("%s counts", name)
+		}
+	}
+	o, n := newOthers(time.Now()), 0
+	for full := false; !full; n++ {
+		_, full = o.take(replica(t, "aaaa", nil), pageRow{Pool: "llm", Key: &metrics.Key{Model: fmt.Sprint(n)}, Counts: &metrics.Counts{}})
+	}
+	if n != admin.MaxSum+1 {
+		t.Errorf("it has taken %d rows", n)
 	}
 }
 

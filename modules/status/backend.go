@@ -374,6 +374,9 @@ func countsOf(c metrics.Counts) Counts {
 // Utilization returns the latest utilization of the backend's provisioned
 // deployments, by the backend's names for them.
 func (b *Backend) Utilization() map[string]float64 {
+	if b.member == nil {
+		return nil // only other replicas have the backend
+	}
 	return metrics.Of(b.Pool).Backend(b.Name).Utilization(b.member)
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
@@ -30,6 +31,11 @@ func Callers(now time.Time, pool string) (all []Caller) {
 	limiters := callers.LimitersOf(pool)
 	if limiters == nil {
 		return nil
+	}
+	for _, entry := range pools.Default.Entries() {
+		if entry.Name == pool && entry.CallerNames != nil {
+			limiters.Name(now, entry.CallerNames())
+		}
 	}
 	for _, c := range limiters.All() {
 		s := c.Snapshot(now)
@@ -54,19 +60,28 @@ type OtherCallers struct {
 	Asked  time.Time
 	read   admin.Read
 	sum    sum[Caller]
-}
-
-// AskAllCallers asks all other replicas for their callers.
-func AskAllCallers(ctx context.Context) OtherCallers {
-	o, _ := askCallers(ctx, admin.EveryReplica, func(string) bool { return true }) // there is no name that could be wrong
-	return o
+	// hours are the last hour of replicas that have not answered, by pool.
+	hours map[string]map[limiter.CallerID]limiter.LastHour
 }
 
 // askCallers asks the replicas with this name for the callers of these pools.
 func askCallers(ctx context.Context, replica string, inPool func(string) bool) (o OtherCallers, err error) {
 	o = OtherCallers{Asked: time.Now(), sum: newCallers()}
-	o.read, err = admin.AskAll(ctx, replica, callersQuestion, askPatience, admin.MaxRow, o.take(inPool))
+	if o.read, err = admin.AskAll(ctx, replica, callersQuestion, askPatience, admin.MaxRow, o.take(inPool)); err == nil && replica == admin.EveryReplica {
+		o.askHours(ctx)
+	}
 	return o, err
+}
+
+// askHours reads the last hour of the replicas that have not answered.
+func (o *OtherCallers) askHours(ctx context.Context) {
+	var answers []string
+	for _, seen := range o.read.Replicas {
+		if seen.Included {
+			answers = append(answers, seen.ID)
+		}
+	}
+	o.hours = replicas.LastHours(ctx, answers)
 }
 
 func newCallers() sum[Caller] {
@@ -97,15 +112,35 @@ func (o *OtherCallers) take(inPool func(string) bool) func(a replicas.Answer, c 
 func (o OtherCallers) With(now time.Time, inPool func(string) bool) admin.All[Caller] {
 	all := newCallers()
 	if o.read.Self || o.read.Replicas == nil {
+		o.nameEnded(now)
 		all.add(callersIn(now, inPool)...)
 	}
 	all.add(o.sum.rows...)
+	for i, row := range all.rows {
+		if hour, ok := o.hours[row.Pool][limiter.IDOf(row.Name)]; ok {
+			all.rows[i].LastHour.Add(hour)
+		}
+	}
 	for i := range all.rows {
 		row := &all.rows[i]
 		row.MaxRequests *= o.read.Times(row.Pool) // each replica allows so many
 	}
 	slices.SortStableFunc(all.rows, busier)
 	return admin.All[Caller]{Connected: o.read.Connected, Replicas: o.read.Replicas, Rows: all.rows}
+}
+
+// nameEnded makes callersIn return the callers of replicas that have ended, as
+// far as the config names them: these replicas wrote no names.
+func (o OtherCallers) nameEnded(now time.Time) {
+	for _, entry := range pools.Default.Entries() {
+		if hours := o.hours[entry.Name]; len(hours) > 0 && entry.Callers != nil {
+			for _, name := range entry.CallerNames() {
+				if _, ok := hours[limiter.IDOf(name)]; ok {
+					entry.Callers.Get(now, name)
+				}
+			}
+		}
+	}
 }
 
 // addCaller adds what another replica says of a caller. It knows what was used

@@ -40,13 +40,24 @@ func (b ModelBackend) Usable() bool {
 // TakesAnyModel reports whether a backend accepts models that the config does
 // not name.
 func (p Pool) TakesAnyModel() bool {
-	return slices.ContainsFunc(p.Backends, func(b Backend) bool { return b.member.Names == nil })
+	return slices.ContainsFunc(p.Backends, func(b Backend) bool { return b.member != nil && b.member.Names == nil })
+}
+
+// others returns metrics.Other if the pool takes models that the config does
+// not name.
+func (p Pool) others() []string {
+	if p.TakesAnyModel() {
+		return []string{metrics.Other}
+	}
+	return nil
 }
 
 // Models returns each model that the config names, and these others.
 func (p Pool) Models(others ...string) []Model {
 	var names []string
-	for _, b := range p.Backends {
+	// what models a backend has that only other replicas have is not known
+	known := slices.DeleteFunc(slices.Clone(p.Backends), func(b Backend) bool { return b.member == nil })
+	for _, b := range known {
 		names = append(names, slices.Sorted(maps.Keys(b.member.Names))...)
 	}
 	names = append(names, others...)
@@ -59,7 +70,7 @@ func (p Pool) Models(others ...string) []Model {
 	})
 	for _, name := range names {
 		model := Model{Model: name, Backends: []ModelBackend{}}
-		for _, b := range p.Backends {
+		for _, b := range known {
 			if deployment, ok := deploymentAt(b.member, name); ok {
 				model.Backends = append(model.Backends, b.forModel(name, deployment, named))
 			}

@@ -38,6 +38,9 @@ type Problem struct {
 	Next    string `json:"next"`
 	// RunbookURL is the page that says what to do.
 	RunbookURL string `json:"runbook_url"`
+	// Replicas are the replicas that have the problem. It is empty if all have
+	// it, or only one was asked.
+	Replicas []string `json:"replicas,omitempty"`
 }
 
 // The classes of problems that are not classes of a reply.
@@ -99,13 +102,7 @@ func (p Pool) Problems(now time.Time, models []Model, states []replicas.Status) 
 	for _, b := range p.Backends {
 		list.addBackend(b)
 	}
-	rank := func(p Problem) (rank int) {
-		if !p.NeedsOperator {
-			rank = 2
-		}
-		return rank + min(len(p.Backend), 1) // those of no backend come first
-	}
-	slices.SortStableFunc(list, func(a, b Problem) int { return cmp.Compare(rank(a), rank(b)) })
+	list.sort()
 	return list
 }
 
@@ -130,11 +127,7 @@ func allProblems(now time.Time, inPool func(string) bool) []PoolProblem {
 		if !inPool(p.Name) {
 			continue
 		}
-		var others []string
-		if p.TakesAnyModel() {
-			others = []string{metrics.Other}
-		}
-		for _, problem := range p.Problems(now, p.Models(others...), states) {
+		for _, problem := range p.Problems(now, p.Models(p.others()...), states) {
 			all = append(all, PoolProblem{p.Name, problem})
 		}
 	}
@@ -143,6 +136,16 @@ func allProblems(now time.Time, inPool func(string) bool) []PoolProblem {
 
 // problemList has each problem once.
 type problemList []Problem
+
+func (l problemList) sort() {
+	rank := func(p Problem) (rank int) {
+		if !p.NeedsOperator {
+			rank = 2
+		}
+		return rank + min(len(p.Backend), 1) // those of no backend come first
+	}
+	slices.SortStableFunc(l, func(a, b Problem) int { return cmp.Compare(rank(a), rank(b)) })
+}
 
 func (l *problemList) add(p Problem) {
 	i := slices.IndexFunc(*l, func(q Problem) bool {
@@ -158,11 +161,11 @@ func (l *problemList) add(p Problem) {
 		return
 	}
 	same := &(*l)[i]
-	same.Models = append(same.Models, p.Models...)
-	if p.Since != nil && p.Since.Before(*same.Since) {
+	same.Models, same.Replicas = append(same.Models, p.Models...), append(same.Replicas, p.Replicas...)
+	if p.Since != nil && (same.Since == nil || p.Since.Before(*same.Since)) {
 		same.Since = p.Since
 	}
-	if p.Until != nil && p.Until.After(*same.Until) {
+	if p.Until != nil && (same.Until == nil || p.Until.After(*same.Until)) {
 		same.Until = p.Until
 	}
 }

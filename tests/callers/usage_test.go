@@ -91,7 +91,7 @@ func TestATeamSeesItsUseByModel(t *testing.T) {
 		want := func(key, want string) {
 			t.Helper()
 			time.Sleep(time.Second)
-			if got := w.askUsage(http.MethodGet, "/v1/usage", key); !strings.HasSuffix(got.Body, `"models":[`+want+`]}`) {
+			if got := w.askUsage(http.MethodGet, "/v1/usage", key); !strings.HasSuffix(got.Body, `"replicas_apart":0,"models":[`+want+`]}`) {
 				t.Errorf("got %s\nwant %s", got.Body, want)
 			}
 		}

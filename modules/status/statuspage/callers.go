@@ -93,15 +93,21 @@ func (s poolStatus) CallersSummary() string {
 	return sentence
 }
 
-// CallersFrom returns a sentence about the replicas that the use of callers is
-// from. It is empty if this one is alone.
-func (s Status) CallersFrom() string {
+// fresh is how old the answers of other replicas are before the page says so.
+const fresh = 10 * time.Second
+
+// From returns a sentence about the replicas that the page shows sums over. It
+// is empty if this one is alone.
+func (s Status) From() string {
 	var from, missing []string
-	for _, seen := range s.CallerReplicas {
+	for _, seen := range s.SumsOver {
 		name := replicaName(seen)
-		if seen.Included {
+		switch {
+		case seen.Self:
+			from = append([]string{name + " (this one)"}, from...)
+		case seen.Included:
 			from = append(from, name)
-		} else {
+		default:
 			missing = append(missing, name)
 		}
 	}
@@ -111,32 +117,24 @@ func (s Status) CallersFrom() string {
 		}
 		return strings.Join(names, ", ")
 	}
-	asOf := "As of " + s.callersAsked.UTC().Format(time.TimeOnly) + " UTC."
-	if s.callersCutOff {
+	asOf := ""
+	if s.Time.Sub(s.asked) >= fresh || s.cutOff {
+		asOf = " As of " + s.asked.UTC().Format(time.TimeOnly) + " UTC."
+	}
+	if s.cutOff {
 		asOf += " Not connected to other replicas now."
 	}
 	switch {
-	case len(s.CallerReplicas) == 0:
+	case len(s.SumsOver) == 0:
 		return ""
-	case !s.callersConnected:
+	case !s.connected:
 		return "Not connected to other replicas: this one alone."
 	case len(missing) > 0:
-		return fmt.Sprintf("Sums over %d replicas: %s. Without an answer: %s. %s", len(from), list(from), list(missing), asOf)
+		return fmt.Sprintf("Sums over %d replicas: %s. Without an answer: %s.%s", len(from), list(from), list(missing), asOf)
+	case len(from) == 1:
+		return "No other replica: " + list(from) + "."
 	}
-	return fmt.Sprintf("Sums over %d replicas: %s. %s", len(from), list(from), asOf)
-}
-
-// SeenBy returns a sentence about the replica whose backends, models and
-// requests the page shows, unlike the callers, who are sums. It is empty if
-// there are no other replicas.
-func (s Status) SeenBy() string {
-	for _, seen := range s.CallerReplicas {
-		if seen.Self && len(s.CallerReplicas) > 1 {
-			return fmt.Sprintf("Requests, problems, backends and models are those of this replica: %s. Callers and `caddy openai-lb status` add up all %d.",
-				replicaName(seen), len(s.CallerReplicas))
-		}
-	}
-	return ""
+	return fmt.Sprintf("Sums over %d replicas: %s.%s", len(from), list(from), asOf)
 }
 
 func replicaName(seen admin.Seen) string {

@@ -3,6 +3,8 @@ package statuspage
 import (
 	"fmt"
 	"strings"
+
+	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
 // chart is a curve over the last five minutes.
@@ -24,16 +26,16 @@ const (
 
 // Charts returns the charts of the pool.
 func (s poolStatus) Charts() []chart {
-	rates := func(of func(spanStatus) float64) (rates []float64) {
+	rates := func(of func(status.Span) float64) (rates []float64) {
 		for _, span := range s.Spans {
 			rates = append(rates, of(span)/span.Seconds)
 		}
 		return rates
 	}
 	return []chart{
-		newChart("Requests", rates(func(s spanStatus) float64 { return s.Requests })),
-		newChart("Failovers", rates(func(s spanStatus) float64 { return s.Failovers })),
-		newChart("Tokens", rates(func(s spanStatus) float64 { return s.Tokens })),
+		newChart("Requests", rates(func(s status.Span) float64 { return s.Requests })),
+		newChart("Failovers", rates(func(s status.Span) float64 { return s.Failovers })),
+		newChart("Tokens", rates(func(s status.Span) float64 { return s.Tokens })),
 	}
 }
 

@@ -56,11 +56,12 @@ func init() {
 // served, problems and what to do about them, the state of each backend and
 // model, how long a cooldown still lasts, what callers have used of their
 // limits, the traffic, and recent cooldowns. With the query `?callers`, it
-// shows the callers of all replicas that share state: who uses how much of
-// which limit, and who was refused in the last hour, and why. The page is
-// read-only, and updates itself. With the query `?json` the answer is the same
-// as JSON. It shows no key and no URL, but the names of pools, backends, models
-// and callers: let only those reach it who may know them.
+// shows the callers: who uses how much of which limit, and who was refused in
+// the last hour, and why. All figures are sums over the replicas that share
+// state. The page is read-only, and updates itself. With the query `?json` the
+// answer is the same as JSON. It shows no key and no URL, but the names of
+// pools, backends, models and callers: let only those reach it who may know
+// them.
 type Handler struct {
 	// MaxWatchers is how many browsers may watch the page at a time. Others see
 	// it too, but it does not update itself for them. Default: 32.
@@ -75,10 +76,9 @@ type Handler struct {
 	fragment []byte
 	// pause is how long they count.
 	pause time.Duration
-	// others are the callers of other replicas, which are asked again at a
-	// time. While they are asked, asking is not nil; it is closed after the
+	// others are what other replicas see, which are asked again at a time. While they are asked, asking is not nil; it is closed after the
 	// answers.
-	others   status.OtherCallers
+	others   status.Others
 	askAgain time.Time
 	asking   chan struct{}
 }
@@ -165,10 +165,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.
 	return err
 }
 
-// askInterval is how often other replicas are asked, and askPerCaller how much
-// longer it takes for each caller that they have named: that costs a fiftieth
-// of the time.
-const askInterval, askPerCaller = 5 * time.Second, 200 * time.Microsecond
+// askInterval is how often other replicas are asked, and askPerRow how much
+// longer it takes for each row of their answers: that costs a fiftieth of the
+// time.
+const askInterval, askPerRow = 2 * time.Second, 200 * time.Microsecond
 
 // maxAsking is how long the answers are read, and maxWait how long a page waits
 // for them.
@@ -217,10 +217,10 @@ func (h *Handler) askOthers(now time.Time) {
 		go func() {
 			ctx, cancel := context.WithTimeout(context.Background(), maxAsking)
 			defer cancel()
-			others := status.AskAllCallers(ctx)
+			others := status.AskOthers(ctx)
 			h.mu.Lock()
 			defer h.mu.Unlock()
-			h.others, h.askAgain, h.asking = others, time.Now().Add(askInterval+time.Duration(others.Number)*askPerCaller), nil
+			h.others, h.askAgain, h.asking = others, time.Now().Add(askInterval+time.Duration(others.Number)*askPerRow), nil
 			close(asking)
 		}()
 	}

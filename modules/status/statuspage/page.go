@@ -33,7 +33,7 @@ var templates = template.Must(template.New("").Funcs(template.FuncMap{
 	"percent": percent,
 	"seconds": seconds,
 	"detail":  detail,
-	"why":     why,
+	"where":   where,
 	"runbook": status.RunbookURL,
 	"shares":  sharesOf,
 	"limits":  limitsOf,

@@ -19,6 +19,8 @@ type replicaView struct {
 	replicas.Peer
 	// Silent reports whether it has not been heard from for a while.
 	Silent bool
+	// Self reports whether it is the one that the page is from.
+	Self bool
 }
 
 const (
@@ -34,7 +36,7 @@ func sharesOf(s Status) (shares []shareView) {
 	for _, state := range s.States {
 		view := shareView{Summary: shareSummaryOf(state), InTouch: state.InTouch}
 		for _, p := range state.Peers[:min(maxReplicas, len(state.Peers))] {
-			view.Replicas = append(view.Replicas, replicaView{p, s.Time.Sub(p.Heard) >= silence})
+			view.Replicas = append(view.Replicas, replicaView{p, s.Time.Sub(p.Heard) >= silence, p.ID == state.Self})
 		}
 		shares = append(shares, view)
 	}

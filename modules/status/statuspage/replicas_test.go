@@ -43,18 +43,17 @@ func TestThePageWaitsForNoReplica(t *testing.T) {
 		}
 		time.Sleep(3 * time.Second)
 		shows("Sums over ")
-		shows("As of 00:00:03 UTC.")
 		page, err := ask(t, h, http.MethodGet, "/status")
-		if text := regexp.MustCompile(`are those of this replica: \S+ [0-9a-f]{8}\. Callers and .* add up all`); err != nil || !text.MatchString(page.Body.String()) {
+		if text := regexp.MustCompile(`Sums over \d replicas: \S+ [0-9a-f]{8} \(this one\), `); err != nil || !text.MatchString(page.Body.String()) {
 			t.Errorf("the page does not say whose backends it shows (%v): %s", err, page.Body)
 		}
 		time.Sleep(2 * time.Second)
 		stop[1]()
 		for range 20 {
 			time.Sleep(time.Second)
-			shows("As of ")
+			shows("(this one)")
 		}
-		shows("As of 00:00:2")
+		shows("No other replica: ")
 		hub.Fail(errors.New("down"))
 		time.Sleep(3 * time.Second)
 		shows("Not connected to other replicas")
@@ -95,7 +94,7 @@ func TestReplicasWithDifferentConfigurationsAreAProblemAfterFiveMinutes(t *testi
 		reload := configure("aaaaaaaaaaaa")
 		wants := func(problems int, texts ...string) {
 			t.Helper()
-			s := statusAt(time.Now(), status.OtherCallers{})
+			s := statusAt(time.Now(), status.Others{})
 			for _, p := range s.Pools {
 				if want := map[string]int{"llm": problems}[p.Pool]; len(p.Problems) != want {
 					t.Errorf("the pool %s has the problems %+v, want %d", p.Pool, p.Problems, want)

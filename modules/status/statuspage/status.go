@@ -25,14 +25,14 @@ type Status struct {
 	WindowSeconds float64           `json:"window_seconds"`
 	Pools         []poolStatus      `json:"pools"`
 	States        []replicas.Status `json:"states"`
-	// CallerReplicas are the replicas that the use of callers is from, if they
-	// share state.
-	CallerReplicas   []admin.Seen `json:"caller_replicas"`
-	callersConnected bool
-	// callersAsked is when they were asked, and callersCutOff reports whether
-	// this one has lost its connection to some since.
-	callersAsked  time.Time
-	callersCutOff bool
+	// SumsOver are the replicas that share state: those that are Included are
+	// in all sums, of requests, backends, models and callers.
+	SumsOver  []admin.Seen `json:"sums_over"`
+	connected bool
+	// asked is when they were asked, and cutOff reports whether this one has
+	// lost its connection to some since.
+	asked  time.Time
+	cutOff bool
 }
 
 // poolStatus is what the page shows of a pool.
@@ -56,7 +56,9 @@ type poolStatus struct {
 	Backends  []backendStatus  `json:"backends"`
 	Models    []modelStatus    `json:"models"`
 	Cooldowns []status.Episode `json:"recent_cooldowns"`
-	Spans     []spanStatus     `json:"spans"`
+	Spans     []status.Span    `json:"spans"`
+	// replicas is how many have the pool.
+	replicas int
 	// Callers are the busiest of the callers that a view shows, if the pool
 	// limits any, of so many that were Found, and MoreCallers is how many of
 	// those there are. callers are all.
@@ -125,6 +127,11 @@ type modelStatus struct {
 	Requests   int64            `json:"requests"`
 	Served     int64            `json:"served"`
 	Priorities []priorityStatus `json:"priorities"`
+	// NoneAt is at how many replicas no backend is available, and AwayAt at how
+	// many each backend is not, if it is not at some.
+	NoneAt   int            `json:"none_available_at"`
+	AwayAt   map[string]int `json:"not_available_at"`
+	replicas int
 }
 
 // priorityStatus has the requests that the backends of a priority served.
@@ -136,35 +143,31 @@ type priorityStatus struct {
 	ServedRatio *float64 `json:"served_ratio"`
 }
 
-// spanStatus has the counts of a span of time.
-type spanStatus struct {
-	Seconds   float64 `json:"seconds"`
-	Requests  float64 `json:"requests"`
-	Failovers float64 `json:"failovers"`
-	Tokens    float64 `json:"tokens"`
-}
-
 // maxEpisodes is how many episodes of cooldowns are shown of a pool.
 const maxEpisodes = 10
 
-// statusAt returns what the page shows now. others are the callers of other
-// replicas.
-func statusAt(now time.Time, others status.OtherCallers) Status {
+// statusAt returns what the page shows now: of this replica and the others.
+func statusAt(now time.Time, others status.Others) Status {
 	spans := metrics.Recent.Spans()
 	counts, length := metrics.Sum(spans)
+	callers := others.With(now, func(string) bool { return true })
 	s := Status{
 		Version: metrics.Version(), CaddyVersion: metrics.CaddyVersion(), Time: now.UTC().Truncate(time.Millisecond),
 		WindowSeconds: length.Seconds(), Pools: []poolStatus{}, States: replicas.Statuses(),
+		SumsOver: append([]admin.Seen{}, callers.Replicas...), connected: callers.Connected, asked: others.Asked,
+	}
+	s.cutOff = slices.ContainsFunc(s.States, func(s replicas.Status) bool { return !s.InTouch })
+	this := replica{}
+	if i := slices.IndexFunc(s.SumsOver, func(r admin.Seen) bool { return r.Self }); i >= 0 {
+		this = replica{s.SumsOver[i].ID, s.SumsOver[i].Name()}
 	}
 	for _, p := range status.Pools(now, counts) {
-		its := poolStatusOf(now, p, counts, spans, s.States)
-		its.Waiting = metrics.Of(p.Name).FirstBytes.At(now)
-		s.Pools = append(s.Pools, its)
+		own := status.View{
+			Counts: counts, Episodes: status.Episodes(p.Name, maxEpisodes),
+			Traffic: status.Traffic{Waiting: metrics.Of(p.Name).FirstBytes.At(now), Spans: status.SpansOf(p.Name, spans)},
+		}
+		s.Pools = append(s.Pools, poolStatusOf(now, p, this, own, others.Views[p.Name], s.States))
 	}
-	callers := others.With(now, func(string) bool { return true })
-	s.CallerReplicas, s.callersConnected = append([]admin.Seen{}, callers.Replicas...), callers.Connected
-	s.callersAsked = others.Asked
-	s.callersCutOff = slices.ContainsFunc(s.States, func(s replicas.Status) bool { return !s.InTouch })
 	for i := range s.Pools {
 		for _, c := range callers.Rows {
 			if c.Pool == s.Pools[i].Pool {
@@ -175,24 +178,62 @@ func statusAt(now time.Time, others status.OtherCallers) Status {
 	return s
 }
 
-func poolStatusOf(now time.Time, p status.Pool, counts map[metrics.Key]metrics.Counts, spans []metrics.Span, states []replicas.Status) poolStatus {
-	its := maps.Clone(counts)
-	maps.DeleteFunc(its, func(key metrics.Key, _ metrics.Counts) bool { return key.Pool != p.Name })
-	total := metrics.By(its, func(metrics.Key) string { return "" })[""]
+// replica is the id and the name of this replica. Both are empty without the
+// option state.
+type replica struct{ id, name string }
+
+func poolStatusOf(now time.Time, p status.Pool, this replica, own status.View, others []*status.View, states []replicas.Status) poolStatus {
+	counts := maps.Clone(own.Counts)
+	maps.DeleteFunc(counts, func(key metrics.Key, _ metrics.Counts) bool { return key.Pool != p.Name })
+	traffic := own.Traffic
+	for _, v := range others {
+		for key, c := range v.Counts {
+			counts[key] = counts[key].Plus(c)
+		}
+		traffic.Add(v.Traffic)
+	}
+	total := metrics.By(counts, func(metrics.Key) string { return "" })[""]
+	together := p.Together(now, this.id, others, counts)
 	s := poolStatus{
 		Pool: p.Name, Failovers: int64(total.Failovers), Tokens: int64(total.Tokens), FirstByte: quantilesOf(total.FirstByte),
-		Backends: backendStatuses(p, its), Models: modelStatuses(p, its),
-		Cooldowns: append([]status.Episode{}, status.Episodes(p.Name, maxEpisodes)...),
-		Spans:     spanStatuses(p.Name, spans), Unlimited: append([]string{}, p.Unlimited...),
+		Waiting: traffic.Waiting, Backends: backendStatuses(together, counts, others), Models: modelStatuses(together, counts),
+		Cooldowns: append([]status.Episode{}, status.EpisodesOf(own.Episodes, others, maxEpisodes)...),
+		Spans:     traffic.Spans, Unlimited: append([]string{}, p.Unlimited...), replicas: 1 + len(others),
 	}
-	s.countClasses(its)
+	s.countClasses(counts)
 	s.countSpillover()
-	models := make([]status.Model, len(s.Models))
-	for i, m := range s.Models {
-		models[i] = m.Model
+	var names []string
+	for _, m := range s.Models {
+		names = append(names, m.Model.Model)
 	}
-	s.Problems = p.Problems(now, models, states)
+	models := p.Models(names...)
+	s.Problems = status.ProblemsOf(this.name, p.Problems(now, models, states), others)
+	s.countAway(models)
+	for _, v := range others {
+		s.countAway(p.SeenBy(now, v).Models(names...))
+	}
 	return s
+}
+
+// countAway counts the models and backends that a replica sees as not
+// available.
+func (s *poolStatus) countAway(seen []status.Model) {
+	for i := range s.Models {
+		m := &s.Models[i]
+		m.replicas = s.replicas
+		its := slices.IndexFunc(seen, func(other status.Model) bool { return other.Model == m.Model.Model })
+		if its < 0 {
+			continue
+		}
+		if status.WhyNone(seen[its]) != "" {
+			m.NoneAt++
+		}
+		for _, b := range seen[its].Backends {
+			if !b.Usable() {
+				m.AwayAt[b.Backend]++
+			}
+		}
+	}
 }
 
 // countClasses adds up the classes of the answers.
@@ -249,7 +290,7 @@ func ratio(part, whole int64) *float64 {
 	return new(float64(part) / float64(whole))
 }
 
-func backendStatuses(p status.Pool, counts map[metrics.Key]metrics.Counts) []backendStatus {
+func backendStatuses(p status.Pool, counts map[metrics.Key]metrics.Counts, others []*status.View) []backendStatus {
 	var answered int64
 	for _, b := range p.Backends {
 		answered += b.Requests
@@ -259,7 +300,12 @@ func backendStatuses(p status.Pool, counts map[metrics.Key]metrics.Counts) []bac
 	for _, b := range p.Backends {
 		s := backendStatus{Backend: b, RequestsRatio: ratio(b.Requests, answered), FirstByte: quantilesOf(byBackend[b.Name].FirstByte), Utilization: map[string]float64{}}
 		if b.Attempts > 0 {
-			s.Utilization = b.Utilization()
+			maps.Copy(s.Utilization, b.Utilization())
+		}
+		for _, v := range others {
+			for deployment, ratio := range v.Utilization[b.Name] {
+				s.Utilization[deployment] = max(s.Utilization[deployment], ratio)
+			}
 		}
 		backends = append(backends, s)
 	}
@@ -286,7 +332,7 @@ func modelStatuses(p status.Pool, counts map[metrics.Key]metrics.Counts) []model
 		others = append(others, metrics.Other)
 	}
 	for _, m := range p.Models(others...) {
-		s := modelStatus{Model: m, Requests: requests[m.Model], Priorities: []priorityStatus{}}
+		s := modelStatus{Model: m, Requests: requests[m.Model], Priorities: []priorityStatus{}, AwayAt: map[string]int{}}
 		for _, b := range p.Backends { // by priority
 			n := served[key{m.Model, b.Name}]
 			serves := slices.ContainsFunc(m.Backends, func(its status.ModelBackend) bool { return its.Backend == b.Name })
@@ -305,13 +351,4 @@ func modelStatuses(p status.Pool, counts map[metrics.Key]metrics.Counts) []model
 		models = append(models, s)
 	}
 	return models
-}
-
-func spanStatuses(pool string, spans []metrics.Span) []spanStatus {
-	statuses := []spanStatus{}
-	for _, span := range spans {
-		total := metrics.By(span.Counts, func(k metrics.Key) string { return k.Pool })[pool]
-		statuses = append(statuses, spanStatus{span.Length.Seconds(), total.Requests, total.Failovers, total.Tokens})
-	}
-	return statuses
 }

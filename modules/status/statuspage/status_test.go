@@ -17,10 +17,11 @@ import (
 
 // statusOf returns what the page shows of a pool in use, of which so much was
 // counted.
-func statusOf(name string, counts map[metrics.Key]metrics.Counts) poolStatus {
+func statusOf(name string, counts map[metrics.Key]metrics.Counts, others ...*status.View) poolStatus {
 	for _, p := range status.Pools(time.Now(), counts) {
 		if p.Name == name {
-			return poolStatusOf(time.Now(), p, counts, []metrics.Span{{Length: 10 * time.Second, Counts: counts}}, nil)
+			spans := status.SpansOf(name, []metrics.Span{{Length: 10 * time.Second, Counts: counts}})
+			return poolStatusOf(time.Now(), p, replica{"0000", "one 0000"}, status.View{Counts: counts, Traffic: status.Traffic{Spans: spans}}, others, nil)
 		}
 	}
 	return poolStatus{}
@@ -96,6 +97,88 @@ func TestThePageShowsSpillover(t *testing.T) {
 	want := []string{"gpt 100 of 200: 1 60 % 2 15 % 3 25 %", "mini 100 of 100: 2 100 % 3 0 %", "other 0 of 0: 3 –"}
 	if !slices.Equal(models, want) {
 		t.Errorf("got  %q\nwant %q", models, want)
+	}
+}
+
+// viewOfOther returns what another replica sees of the pool, if its backends
+// are in the state in which this one has them now.
+func viewOfOther(t *testing.T, pool, name string, counts map[metrics.Key]metrics.Counts) *status.View {
+	t.Helper()
+	s := statusOf(pool, counts)
+	v := &status.View{Replica: name, Problems: s.Problems, Counts: counts, Traffic: status.Traffic{Spans: s.Spans, Waiting: metrics.Waiting{Requests: 3, OldestSeconds: 70, Overdue: 1}}}
+	for _, b := range s.Backends {
+		b.States, b.DrainedAt = map[string]int{b.State: 1}, map[string]bool{name: b.Drain != nil}
+		v.Backends = append(v.Backends, b.Backend)
+	}
+	for i := range v.Problems {
+		v.Problems[i].Replicas = []string{name}
+	}
+	return v
+}
+
+func TestThePageShowsSumsOverReplicas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		members := usePool(t, t.Name(), "a", "b")
+		for _, m := range members {
+			m.Names = map[string]string{"gpt": "gpt"}
+		}
+		cooldown := func(name, class string) {
+			members[name].CoolDown(pool.Refusal{Reason: pool.Reason{Class: class}, Whole: true, Wait: time.Minute}, time.Now())
+		}
+		cooldown("b", "credential")
+		here := requests(t.Name(), "a gpt served 10", "- gpt all_throttled 1")
+		there := requests(t.Name(), "a gpt served 100", "b gpt served 300", "- gpt all_throttled 2")
+		idle := viewOfOther(t, t.Name(), "three", requests(t.Name()))
+		members["b"].Reset(pool.Order{})
+		cooldown("a", "unreachable")
+		cooldown("b", "unreachable")
+		both := viewOfOther(t, t.Name(), "two", there)
+		members["a"].Reset(pool.Order{})
+		members["b"].Reset(pool.Order{})
+		cooldown("b", "credential")
+		got := statusOf(t.Name(), here, both, idle)
+		if got.Served != 410 || got.NotServed != 3 || got.Waiting.Requests != 6 || !got.Waiting.Stuck() || got.Spans[0].Requests != 413 {
+			t.Errorf("got %+v", got)
+		}
+		for i, want := range []string{"a CoolingDown at 1 of 3 replicas 110", "b CoolingDown 300"} {
+			b := got.Backends[i]
+			if line := fmt.Sprint(b.Name, " ", strings.ToUpper(b.State[:1]), b.State[1:], got.At(b), " ", b.Requests); line != want {
+				t.Errorf("got %s, want %s", line, want)
+			}
+		}
+		m := got.Models[0]
+		if m.Condition() != "None available at 1 of 3 replicas" || m.State() != status.Unhealthy || m.Why(m.Backends[0]) != "unreachable at 1 of 3 replicas" {
+			t.Errorf("the model is %s, %s: %s", m.Condition(), m.State(), m.Why(m.Backends[0]))
+		}
+		var problems []string
+		for _, p := range got.Problems {
+			problems = append(problems, strings.TrimSpace(fmt.Sprint(p.Backend, " ", p.Class, " ", where(p))))
+		}
+		want := []string{"unavailable at two", "b credential at one 0000, three", "a unreachable at two", "b unreachable at two"}
+		if !slices.Equal(problems, want) {
+			t.Errorf("got  %q\nwant %q", problems, want)
+		}
+		if alone := statusOf(t.Name(), here); alone.Backends[1].States["cooling_down"] != 1 || alone.At(alone.Backends[1]) != "" || where(alone.Problems[0]) != "" {
+			t.Errorf("alone it is %+v", alone)
+		}
+		time.Sleep(2 * time.Minute) // what was answered long ago is over
+		got = statusOf(t.Name(), here, both)
+		if got.Backends[0].State != status.Probing || len(got.Backends[0].Cooldowns) != 0 || got.Models[0].NoneAt != 0 {
+			t.Errorf("after the cooldown, it is %+v", got.Backends[0])
+		}
+	})
+}
+
+// A backend that only another replica has, as in the middle of an upgrade, is
+// shown, too.
+func TestABackendOfAnotherReplicaIsShown(t *testing.T) {
+	usePool(t, t.Name(), "a")
+	v := &status.View{Replica: "two", Counts: requests(t.Name(), "new gpt served 5"), Backends: []status.Backend{
+		{Pool: t.Name(), Name: "new", Priority: 1, State: status.Available, Healthy: true, States: map[string]int{status.Available: 1}, DrainedAt: map[string]bool{}},
+	}}
+	got := statusOf(t.Name(), requests(t.Name()), v)
+	if len(got.Backends) != 2 || got.Backends[1].Requests != 5 || got.At(got.Backends[1]) != " at 1 of 2 replicas" {
+		t.Errorf("got %+v", got.Backends)
 	}
 }
 

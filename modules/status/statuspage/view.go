@@ -103,6 +103,17 @@ func (s poolStatus) Condition(b backendStatus) string {
 	return words(b.State)
 }
 
+// At returns at how many replicas the backend has its state, if not at all.
+func (s poolStatus) At(b backendStatus) string { return at(b.States[b.State], s.replicas) }
+
+// at returns at how many of several replicas something is so, if not at all.
+func at(n, of int) string {
+	if n == 0 || n >= of {
+		return ""
+	}
+	return fmt.Sprintf(" at %d of %d replicas", n, of)
+}
+
 // NeedsOperator reports whether a cooldown of the backend needs an operator.
 func (b backendStatus) NeedsOperator() bool {
 	return slices.ContainsFunc(b.Cooldowns, func(cooldown status.Cooldown) bool { return cooldown.NeedsOperator })
@@ -186,8 +197,8 @@ func (m modelStatus) Condition() string {
 		return "No backend has it"
 	case usable == len(m.Backends):
 		return "Available"
-	case usable == 0:
-		return "None available"
+	case usable == 0, m.NoneAt > 0:
+		return "None available" + at(m.NoneAt, m.replicas)
 	}
 	return fmt.Sprintf("%d of %d available", usable, len(m.Backends))
 }
@@ -198,7 +209,7 @@ func (m modelStatus) Condition() string {
 func (m modelStatus) State() string {
 	notDrained := func(b status.ModelBackend) bool { return b.State != status.Drained }
 	switch {
-	case status.WhyNone(m.Model) == status.Unavailable:
+	case m.NoneAt > 0 && status.WhyNone(m.Model) == status.Unavailable:
 		return status.Unhealthy
 	case slices.ContainsFunc(m.Away(), notDrained):
 		return status.CoolingDown
@@ -211,15 +222,24 @@ func (m modelStatus) Away() []status.ModelBackend {
 	return slices.DeleteFunc(slices.Clone(m.Backends), status.ModelBackend.Usable)
 }
 
-// why returns why a backend is not usable for a model.
-func why(b status.ModelBackend) string {
+// Why returns why a backend is not usable for the model.
+func (m modelStatus) Why(b status.ModelBackend) string {
+	why := b.State
 	switch {
 	case !b.Healthy:
-		return failing
+		why = failing
 	case b.Class != "":
-		return words(b.Class)
+		why = words(b.Class)
 	}
-	return words(b.State)
+	return words(why) + at(m.AwayAt[b.Backend], m.replicas)
+}
+
+// where names the replicas that have the problem, if not all do.
+func where(p status.Problem) string {
+	if len(p.Replicas) == 0 {
+		return ""
+	}
+	return "at " + firstOf(maxShown, p.Replicas, cut)
 }
 
 // part is the part of a priority in a bar of served requests.

@@ -11,7 +11,7 @@ import (
 )
 
 func TestACurveShowsRates(t *testing.T) {
-	pool := poolStatus{Spans: []spanStatus{{5, 15, 5, 1000}, {10, 15, 0, 30}}}
+	pool := poolStatus{Spans: []status.Span{{Seconds: 5, Requests: 15, Failovers: 5, Tokens: 1000}, {Seconds: 10, Requests: 15, Failovers: 0, Tokens: 30}}}
 	want := []chart{
 		{"Requests", "1.5", "3", "294.9,3.0 300.0,33.0", "294.9,64 294.9,3.0 300.0,33.0 300,64"},
 		{"Failovers", "0", "1", "294.9,3.0 300.0,63.0", "294.9,64 294.9,3.0 300.0,63.0 300,64"},

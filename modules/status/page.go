@@ -1,0 +1,352 @@
+package status
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
+	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+)
+
+// The status page shows sums over all replicas. Each answers one question with
+// all that its own page would show, as rows: a backend, a problem, the counts
+// of the last five minutes by their keys, and so on. The one that is asked adds
+// up what can be added. A state cannot: of the states of a backend, the worst
+// is shown, and at how many replicas the backend has it.
+
+// viewQuestion is the first word of the question. Nothing follows it.
+const viewQuestion = "view"
+
+func init() {
+	admin.Answer(viewQuestion, answers(pageRows))
+}
+
+// View is what one replica sees of a pool. Its counts, those by span too, are
+// of the last five minutes.
+type View struct {
+	// Replica is the replica's name for operators.
+	Replica  string
+	Backends []Backend
+	// Utilization is that of the backends' deployments, by both names.
+	Utilization map[string]map[string]float64
+	Problems    []Problem
+	Episodes    []Episode
+	Counts      map[metrics.Key]metrics.Counts
+	Traffic
+}
+
+// Traffic is what a View has of the pool as a whole.
+type Traffic struct {
+	Waiting metrics.Waiting `json:"waiting"`
+	// Spans are the latest last.
+	Spans []Span `json:"spans"`
+}
+
+// Span has counts of a span of time.
+type Span struct {
+	Seconds   float64 `json:"seconds"`
+	Requests  float64 `json:"requests"`
+	Failovers float64 `json:"failovers"`
+	Tokens    float64 `json:"tokens"`
+}
+
+// pageRow is a part of a View of a pool, or a caller.
+type pageRow struct {
+	Pool        string             `json:"pool"`
+	Caller      *Caller            `json:"caller,omitempty"`
+	Backend     *Backend           `json:"backend,omitempty"`
+	Utilization map[string]float64 `json:"utilization,omitempty"`
+	Problem     *Problem           `json:"problem,omitempty"`
+	Episode     *Episode           `json:"episode,omitempty"`
+	Key         *metrics.Key       `json:"key,omitempty"`
+	Counts      *metrics.Counts    `json:"counts,omitempty"`
+	Traffic     *Traffic           `json:"traffic,omitempty"`
+}
+
+// pageRows returns the answer of this replica about these pools.
+func pageRows(now time.Time, inPool func(string) bool) []pageRow {
+	rows := []pageRow{}
+	for _, c := range callersIn(now, inPool) {
+		rows = append(rows, pageRow{Pool: c.Pool, Caller: &c})
+	}
+	spans, states := metrics.Recent.Spans(), replicas.Statuses()
+	counts, _ := metrics.Sum(spans)
+	for key, c := range counts {
+		if inPool(key.Pool) {
+			rows = append(rows, pageRow{Pool: key.Pool, Key: &key, Counts: &c})
+		}
+	}
+	for _, p := range Pools(now, nil) {
+		if !inPool(p.Name) {
+			continue
+		}
+		for _, b := range p.Backends {
+			row := pageRow{Pool: p.Name, Backend: &b}
+			if counts[metrics.Key{Pool: p.Name, Backend: b.Name}].Attempts > 0 {
+				row.Utilization = b.Utilization()
+			}
+			rows = append(rows, row)
+		}
+		for _, problem := range p.Problems(now, p.Models(p.others()...), states) {
+			rows = append(rows, pageRow{Pool: p.Name, Problem: &problem})
+		}
+		for _, e := range Episodes(p.Name, maxEpisodes) {
+			rows = append(rows, pageRow{Pool: p.Name, Episode: &e})
+		}
+		rows = append(rows, pageRow{Pool: p.Name, Traffic: &Traffic{metrics.Of(p.Name).FirstBytes.At(now), SpansOf(p.Name, spans)}})
+	}
+	return rows
+}
+
+// SpansOf returns the counts of a pool in each span.
+func SpansOf(pool string, spans []metrics.Span) []Span {
+	all := []Span{}
+	for _, span := range spans {
+		total := metrics.By(span.Counts, func(k metrics.Key) string { return k.Pool })[pool]
+		all = append(all, Span{span.Length.Seconds(), total.Requests, total.Failovers, total.Tokens})
+	}
+	return all
+}
+
+// Others are the callers of other replicas, added up, and how each of these
+// sees the pools.
+type Others struct {
+	OtherCallers
+	// Views are those of each pool.
+	Views map[string][]*View
+}
+
+// AskOthers asks all other replicas for what their pages would show.
+func AskOthers(ctx context.Context) (o Others) {
+	o = newOthers(time.Now())
+	o.read, _ = admin.AskAll(ctx, admin.EveryReplica, viewQuestion, askPatience, admin.MaxRow, o.take) // there is no name that could be wrong
+	for pool, views := range o.Views {                                                                 // without those that were cut off
+		o.Views[pool] = slices.DeleteFunc(views, func(v *View) bool {
+			return !slices.ContainsFunc(o.read.Replicas, func(s admin.Seen) bool { return s.Included && s.Name() == v.Replica })
+		})
+	}
+	o.askHours(ctx)
+	return o
+}
+
+func newOthers(now time.Time) Others {
+	return Others{OtherCallers{Asked: now, sum: newCallers()}, make(map[string][]*View)}
+}
+
+// take adds a row of another replica's answer, which may be anything.
+func (o *Others) take(a replicas.Answer, row pageRow) (pool string, full bool) {
+	if !slices.Contains(a.Pools, row.Pool) {
+		return "", false
+	}
+	if row.Caller != nil {
+		if row.Caller.Pool != row.Pool {
+			return "", false
+		}
+		return o.OtherCallers.take(func(string) bool { return true })(a, *row.Caller)
+	}
+	if o.Number++; o.Number > admin.MaxSum {
+		return "", true
+	}
+	name, views := admin.Seen{ID: a.ID, Host: a.Host}.Name(), o.Views[row.Pool]
+	i := slices.IndexFunc(views, func(v *View) bool { return v.Replica == name })
+	if i < 0 {
+		i = len(views)
+		o.Views[row.Pool] = append(views, &View{Replica: name, Counts: make(map[metrics.Key]metrics.Counts), Utilization: make(map[string]map[string]float64)})
+	}
+	if !o.Views[row.Pool][i].add(a.ID, row) {
+		return "", false
+	}
+	return row.Pool, false
+}
+
+// Any client of the store can make up answers: these bound a View.
+const maxUtilizations, maxProblems, maxSpans = 256, 1000, 60
+
+func (v *View) add(id string, row pageRow) (ok bool) {
+	switch {
+	case row.Backend != nil:
+		b := *row.Backend
+		if b.Pool != row.Pool || !b.isSound() || len(row.Utilization) > maxUtilizations || !areWords(slices.Collect(maps.Keys(row.Utilization))...) {
+			return false
+		}
+		b.seenBy(id)
+		v.Backends = append(v.Backends, b)
+		v.Utilization[b.Name] = row.Utilization
+	case row.Problem != nil:
+		p := *row.Problem
+		if !areWords(append(p.Models, p.Backend, p.Class, p.Cause)...) || len(v.Problems) >= maxProblems {
+			return false
+		}
+		p.Replicas = []string{v.Replica}
+		v.Problems = append(v.Problems, p)
+	case row.Episode != nil:
+		e := *row.Episode
+		if !areWords(e.Backend, e.Class, e.Model, e.Deployment, e.Cause) || len(v.Episodes) >= maxEpisodes {
+			return false
+		}
+		v.Episodes = append(v.Episodes, e)
+	case row.Key != nil && row.Counts != nil:
+		key := *row.Key
+		key.Pool = row.Pool
+		if !areWords(key.Backend, key.Model, key.Class) || row.Counts.IsNegative() {
+			return false
+		}
+		v.Counts[key] = *row.Counts
+	case row.Traffic != nil:
+		spans := row.Traffic.Spans
+		if len(spans) > maxSpans || slices.ContainsFunc(spans, func(s Span) bool { return s.Seconds <= 0 || min(s.Requests, s.Failovers, s.Tokens) < 0 }) {
+			return false
+		}
+		v.Traffic = *row.Traffic
+	}
+	return true
+}
+
+// isSound reports whether another replica's backend may be shown.
+func (b *Backend) isSound() bool {
+	return areWords(b.Name, b.State) && len(b.Cooldowns)+len(b.Silences)+len(b.Untried) <= maxCooldowns
+}
+
+// Together returns the pool with its backends as all replicas see them: this
+// one, with this id, and those of the views. Counts are those of the backends.
+func (p Pool) Together(now time.Time, id string, views []*View, counts map[metrics.Key]metrics.Counts) Pool {
+	all := newBackends()
+	for _, b := range p.Backends {
+		b.seenBy(id)
+		all.add(b.clone())
+	}
+	for _, v := range views {
+		for _, b := range v.Backends {
+			b.age(now)
+			all.add(b.clone())
+		}
+	}
+	byBackend := metrics.By(counts, metrics.Key.OfBackend)
+	for i := range all.rows {
+		b := &all.rows[i]
+		b.MaxRequests *= int64(1 + len(views))
+		b.Counts = countsOf(byBackend[metrics.Key{Pool: p.Name, Backend: b.Name}])
+	}
+	slices.SortStableFunc(all.rows, func(a, b Backend) int { return cmp.Compare(a.Priority, b.Priority) })
+	p.Backends = all.rows
+	return p
+}
+
+// clone returns a copy to which others can be added.
+func (b Backend) clone() Backend {
+	b.States, b.DrainedAt = maps.Clone(b.States), maps.Clone(b.DrainedAt)
+	b.Cooldowns, b.Silences, b.Untried = slices.Clone(b.Cooldowns), slices.Clone(b.Silences), slices.Clone(b.Untried)
+	return b
+}
+
+// SeenBy returns the pool as the replica of a view sees it.
+func (p Pool) SeenBy(now time.Time, v *View) Pool {
+	its := make([]Backend, 0, len(v.Backends))
+	for _, b := range v.Backends {
+		i := slices.IndexFunc(p.Backends, func(own Backend) bool { return own.Name == b.Name })
+		if i < 0 {
+			continue // its models are not known here
+		}
+		b.member = p.Backends[i].member
+		b.age(now)
+		its = append(its, b)
+	}
+	p.Backends = its
+	return p
+}
+
+// age removes cooldowns whose time has passed since the answer.
+func (b *Backend) age(now time.Time) {
+	over := func(cooldown Cooldown) bool { return !cooldown.UntilReached && !now.Before(cooldown.Until) }
+	if !slices.ContainsFunc(b.Cooldowns, over) {
+		return
+	}
+	b.Cooldowns = slices.DeleteFunc(slices.Clone(b.Cooldowns), over)
+	if b.State == CoolingDown && !slices.ContainsFunc(b.Cooldowns, func(cooldown Cooldown) bool { return !cooldown.spares() }) {
+		b.State, b.WorstCooldown = Probing, WorstCooldown{}
+		b.States = map[string]int{Probing: 1}
+	}
+}
+
+// ProblemsOf adds to problems of this replica, with this name, those of the
+// others, and names those that have a problem, unless all do.
+func ProblemsOf(name string, own []Problem, views []*View) []Problem {
+	list := problemList{}
+	for _, p := range own {
+		p.Replicas = []string{name}
+		list.add(p)
+	}
+	for _, v := range views {
+		for _, p := range v.Problems {
+			list.add(p)
+		}
+	}
+	for i := range list {
+		its := &list[i]
+		slices.Sort(its.Replicas)
+		if its.Replicas = slices.Compact(its.Replicas); len(its.Replicas) > len(views) {
+			its.Replicas = nil
+		}
+		its.Models = unique(its.Models)
+	}
+	list.sort()
+	return list
+}
+
+func unique(names []string) (once []string) {
+	once = []string{} // in JSON, none is an empty list
+	for _, name := range names {
+		if !slices.Contains(once, name) {
+			once = append(once, name)
+		}
+	}
+	return once
+}
+
+// EpisodesOf joins the episodes of this replica with those of the others: one
+// cooldown is known at several.
+func EpisodesOf(own []Episode, views []*View, limit int) []Episode {
+	all := slices.Clone(own)
+	for _, v := range views {
+		for _, e := range v.Episodes {
+			i := slices.IndexFunc(all, func(other Episode) bool {
+				return other.Backend == e.Backend && other.Class == e.Class && other.Since.Sub(e.Until) < pause && e.Since.Sub(other.Until) < pause
+			})
+			if i < 0 {
+				all = append(all, e)
+				continue
+			}
+			its := &all[i]
+			times, since := max(its.Times, e.Times), its.Since
+			if e.Since.Before(since) {
+				since = e.Since
+			}
+			if e.Latest.After(its.Latest) {
+				*its = e
+			}
+			its.Times, its.Since = times, since
+		}
+	}
+	slices.SortStableFunc(all, func(a, b Episode) int { return b.Latest.Compare(a.Latest) })
+	return all[:min(limit, len(all))]
+}
+
+// Add adds the traffic of another replica. Spans end at about the same time.
+func (t *Traffic) Add(other Traffic) {
+	t.Waiting.Requests += max(0, other.Waiting.Requests)
+	t.Waiting.Overdue += max(0, other.Waiting.Overdue)
+	t.Waiting.OldestSeconds = max(t.Waiting.OldestSeconds, other.Waiting.OldestSeconds)
+	longer, shorter := slices.Clone(t.Spans), other.Spans
+	if len(shorter) > len(longer) {
+		longer, shorter = slices.Clone(shorter), longer
+	}
+	for i, span := range shorter {
+		its := &longer[len(longer)-len(shorter)+i]
+		its.Requests, its.Failovers, its.Tokens = its.Requests+span.Requests, its.Failovers+span.Failovers, its.Tokens+span.Tokens
+	}
+	t.Spans = longer
+}
