@@ -248,7 +248,7 @@ func pagesOf(file, adapter string, want func(Where) bool) ([]Page, error) {
 		}
 	}
 	if !IsIn(ctx, storage) {
-		return nil, fmt.Errorf("the storage of %s has no ledger that can be read: run the command as the user who runs Caddy", file)
+		return nil, fmt.Errorf("the storage of %s has no ledger that can be read: it is saved 10 s after a request, in the storage of the user who runs Caddy", file)
 	}
 	return Read(ctx, storage, want)
 }

@@ -170,10 +170,11 @@ func (b *Backend) add(other *Backend) {
 	if b.LastError == nil || other.LastError != nil && other.LastError.Time.After(b.LastError.Time) {
 		b.LastError = other.LastError
 	}
-	b.Cooldowns = union(b.Cooldowns, other.Cooldowns, func(x Cooldown) any {
+	of := func(x Cooldown) any {
 		return [...]string{x.Scope, x.Model, x.Deployment, x.ServiceTier, x.Operation, x.Class}
-	},
-		func(x, y Cooldown) bool { return x.Until.Before(y.Until) })
+	}
+	earlier := func(x, y Cooldown) bool { return x.Until.Before(y.Until) }
+	b.Cooldowns, b.Due = union(b.Cooldowns, other.Cooldowns, of, earlier), union(b.Due, other.Due, of, earlier)
 	b.Silences = union(b.Silences, other.Silences, func(x Silence) any { return [...]string{x.Model, x.Deployment} },
 		func(x, y Silence) bool { return x.Since.After(y.Since) })
 	b.Untried = union(b.Untried, other.Untried, func(x Untried) any { return [...]string{x.Model, x.Deployment} },

@@ -207,9 +207,9 @@ func TestMadeUpViewsAreBounded(t *testing.T) {
 			t.Errorf("%s counts", name)
 		}
 	}
-	o, n := newOthers(time.Now()), 0
+	o, n, from := newOthers(time.Now()), 0, replica(t, "aaaa", nil)
 	for full := false; !full; n++ {
-		_, full = o.take(replica(t, "aaaa", nil), pageRow{Pool: "llm", Key: &metrics.Key{Model: fmt.Sprint(n)}, Counts: &metrics.Counts{}})
+		_, full = o.take(from, pageRow{Pool: "llm", Key: &metrics.Key{Model: fmt.Sprint(n)}, Counts: &metrics.Counts{}})
 	}
 	if n != admin.MaxSum+1 {
 		t.Errorf("it has taken %d rows", n)

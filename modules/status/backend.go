@@ -90,7 +90,7 @@ type Backend struct {
 	Untried []Untried `json:"untried"`
 	// Due are the cooldowns whose time has passed, while no request has shown
 	// yet that the backend is back.
-	Due []Cooldown `json:"-"`
+	Due []Cooldown `json:"due"`
 
 	member *pool.Member
 }
@@ -255,7 +255,7 @@ func backendOf(s pool.State, now time.Time) Backend {
 	m := s.Member
 	b := Backend{
 		Name: m.Name, Priority: m.Priority, Weight: m.Weight, LearnedWeights: m.LearnedWeights(), MaxRequests: m.MaxRequests,
-		State: stateOf(s), InFlight: s.InFlight, Healthy: s.Healthy, Cooldowns: []Cooldown{}, Silences: silencesOf(s), Untried: untriedOf(s), member: m,
+		State: stateOf(s), InFlight: s.InFlight, Healthy: s.Healthy, Cooldowns: []Cooldown{}, Due: []Cooldown{}, Silences: silencesOf(s), Untried: untriedOf(s), member: m,
 	}
 	for _, cooldown := range s.Cooldowns {
 		b.Cooldowns = append(b.Cooldowns, cooldownsOf(m, cooldown, now)...)

@@ -1,6 +1,7 @@
 package status
 
 import (
+	"encoding/json"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -119,5 +120,24 @@ func TestAnErrorOfTheAdminAPIHasNoEffectOnATerminal(t *testing.T) {
 		if err == nil || strings.ContainsRune(err.Error(), '\x1b') || !strings.HasSuffix(err.Error(), "�[2Jno") {
 			t.Errorf("the answer %q gives %q", body, err)
 		}
+	}
+}
+
+// A key that was refused stays a problem until a request shows that it is
+// accepted, on the page and for the command, at whichever replica that was.
+func TestStatusShowsAProblemThatOutlivesItsCooldown(t *testing.T) {
+	due := Backend{Pool: "llm", Name: "ptu", State: Probing, Healthy: true, Due: []Cooldown{
+		{Scope: BackendScope, Class: "credential", Status: 401, Cause: "invalid_api_key", NeedsOperator: true},
+		{Scope: BackendScope, Class: "timeout"},
+	}}
+	fine := Backend{Pool: "llm", Name: "ptu", State: Available, Healthy: true}
+	a, others := backendsOf(self, replica(t, "aaaa", []Backend{due}))
+	rows, err := json.Marshal(others.with([]Backend{fine}, a))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	if err := showBackends(&out, rows); err != nil || strings.Count(out.String(), "refuses its key") != 1 || strings.Contains(out.String(), "in time") {
+		t.Errorf("got %v:\n%s", err, &out)
 	}
 }

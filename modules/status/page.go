@@ -208,7 +208,7 @@ func (v *View) add(id string, row pageRow) (ok bool) {
 
 // isSound reports whether another replica's backend may be shown.
 func (b *Backend) isSound() bool {
-	return areWords(b.Name, b.State) && len(b.Cooldowns)+len(b.Silences)+len(b.Untried) <= maxCooldowns
+	return areWords(b.Name, b.State) && len(b.Cooldowns)+len(b.Due)+len(b.Silences)+len(b.Untried) <= maxCooldowns
 }
 
 // Together returns the pool with its backends as all replicas see them: this
@@ -239,7 +239,7 @@ func (p Pool) Together(now time.Time, id string, views []*View, counts map[metri
 // clone returns a copy to which others can be added.
 func (b Backend) clone() Backend {
 	b.States, b.DrainedAt = maps.Clone(b.States), maps.Clone(b.DrainedAt)
-	b.Cooldowns, b.Silences, b.Untried = slices.Clone(b.Cooldowns), slices.Clone(b.Silences), slices.Clone(b.Untried)
+	b.Cooldowns, b.Due, b.Silences, b.Untried = slices.Clone(b.Cooldowns), slices.Clone(b.Due), slices.Clone(b.Silences), slices.Clone(b.Untried)
 	return b
 }
 

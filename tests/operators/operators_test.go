@@ -94,7 +94,7 @@ func TestOperatorsSeeTheStateOfEachBackend(t *testing.T) {
 			`"in_flight":0,"max_requests":7,"healthy":true,"requests":0,"attempts":0,"throttles":0,"failures":0,"failovers":0,"tokens":0,"drain":null,` +
 			`"last_error":{"class":"throttled","status":429,"cause":"","model":"gpt-4o","deployment":"gpt-4o","time":"` + from + `"},` +
 			`"cooldowns":[{"scope":"model","model":"gpt-4o","deployment":"gpt-4o","class":"throttled","status":429,"hint":"retry-after","cause":"",` +
-			`"since":"` + from + `","until":"` + to + `","remaining_ms":6999,"until_reached":false,"needs_operator":false}],"silences":[],"untried":[]}`
+			`"since":"` + from + `","until":"` + to + `","remaining_ms":6999,"until_reached":false,"needs_operator":false}],"silences":[],"untried":[],"due":[]}`
 		if string(text) != want {
 			t.Errorf("got  %s\nwant %s", text, want)
 		}

@@ -211,7 +211,7 @@ func TestUsageRefusesWhatItCannotDo(t *testing.T) {
 	b := newBilled(t)
 	elsewhere := b.write(fmt.Sprintf("{\nstorage file_system %s\n}\n", t.TempDir()))
 	for want, args := range map[string][]string{
-		"has no ledger that can be read: run the command as the user who runs Caddy":                                  {"--config", elsewhere, "--adapter", "caddyfile"},
+		"has no ledger that can be read: it is saved 10 s after a request, in the storage of the user who runs Caddy": {"--config", elsewhere, "--adapter", "caddyfile"},
 		"'inputs' is not one of day, input, input_audio, model, output, output_audio":                                 {"--config", b.file, "--check", b.write("model,input_tokens\n"), "--columns", "inputs=Tokens"},
 		"by 'colour' is not a column: expected some of day, pool, caller, model, backend, service_tier":               {"--by", "caller,colour"},
 		"format 'xml' is not one of table, csv":                                                                       {"--format", "xml"},
