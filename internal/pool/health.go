@@ -32,6 +32,9 @@ type Health struct {
 	latencies latency.Table
 	// quotas has how much of its limits is used.
 	quotas quota.Table
+	// paces reports whether a model's quota may ask requests to pass the backend
+	// over, as after a throttle.
+	paces atomic.Bool
 	// unreachable is its cooldown if it cannot be reached at all.
 	unreachable unreachable
 	// names is what is known of members, by their names.
@@ -344,6 +347,7 @@ func (m *Member) put(next Cooldown, now time.Time, remote bool) Happening {
 	happened, over := into.put(c, remote)
 	pools := slices.Clone(m.health.pools)
 	m.health.mu.Unlock()
+	m.learnCooldown(&c.Cooldown, remote, now)
 	m.tellEnd(over, remote)
 	if happened != nothing {
 		m.tell(Event{Happening: happened, Cooldown: c.Cooldown, Remote: remote})

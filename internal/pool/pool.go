@@ -178,7 +178,8 @@ type rank int
 
 const (
 	open        rank = iota
-	drained          // open, but drained
+	paused           // open, but predicted to be full
+	drained          // open or paused, but drained
 	unproved         // open, but a probe is due that the request should not be
 	unprovedToo      // both drained and unproved
 	suspect          // has a cooldown for a failure, or waits for a probe
@@ -225,11 +226,13 @@ func (p *Pool) choose(r *Ask, now time.Time) (to place, best grade, steered bool
 	at := quota.At(now)
 	var chosen *Member
 	var total, random float64
+	var steers bool // a member is paused
 	for _, m := range p.Members {
 		if best.rank == open && m.Priority > best.priority {
 			break
 		}
 		rank := m.rank(r, now)
+		steers = steers || rank == paused
 		if rank == nobody || rank > best.rank || rank == best.rank && m.Priority > best.priority {
 			continue
 		}
@@ -256,6 +259,7 @@ func (p *Pool) choose(r *Ask, now time.Time) (to place, best grade, steered bool
 	if chosen == nil {
 		return place{}, best, false
 	}
+	steered = steered || steers && best.rank == open
 	a := &r.Affinity
 	if p.Relocations != nil && a.Key != 0 {
 		return p.chooseByKey(r, a, now, chosen, best), best, steered
@@ -314,7 +318,12 @@ func (m *Member) rank(r *Ask, now time.Time) (rank rank) {
 	if silence := m.silence(r); silence != nil {
 		rank = max(rank, r.At[m.Index].rankIf(silence, r.Once, now))
 	}
-	if m.Drained() {
+	switch {
+	case rank == open && m.Drained():
+		return drained
+	case rank == open && m.isPaused(r, now):
+		return paused
+	case m.Drained():
 		rank++
 	}
 	return rank

@@ -39,6 +39,27 @@ func (m *Member) Give(model string, cost int64, tier int, now time.Time) quota.M
 // where any has got something.
 func (m *Member) Given(now time.Time) map[string]quota.Given { return m.health.quotas.Given(now) }
 
+// learnCooldown records a cooldown of a model in its limiter.
+func (m *Member) learnCooldown(b *Cooldown, remote bool, now time.Time) {
+	if b.Whole || b.Unreachable || b.Operation != "" || b.Tiers != UsualTiers {
+		return
+	}
+	if q := m.quotaOf(b.Model); q != nil {
+		q.CoolDown(quota.Cooldown{Since: b.Since, Until: b.Until, Throttle: b.Throttle, Named: b.Guess == 0, Remote: remote}, now)
+		m.health.paces.Store(true)
+	}
+}
+
+// isPaused reports whether the request should pass the member over while
+// another one can serve it: see [quota.Meter.IsFull].
+func (m *Member) isPaused(r *Ask, now time.Time) bool {
+	if !m.health.paces.Load() || !m.pool.Steers {
+		return false
+	}
+	q := m.limitOf(r, r.At[m.Index].Model)
+	return q != nil && q.IsFull(quota.At(now))
+}
+
 // isSpent reports whether the limits of the model at the member have no room
 // for the request, if that matters.
 func (p *Pool) isSpent(m *Member, r *Ask, now quota.Instant) bool {
@@ -50,10 +71,14 @@ func (p *Pool) isSpent(m *Member, r *Ask, now quota.Instant) bool {
 }
 
 // findSteered finds the members that the request would have found as good as
-// its own, had they room.
+// its own or better, had they room.
 func (p *Pool) findSteered(r *Ask, its grade, now time.Time) {
-	its.spent = true
-	r.Steered = slices.AppendSeq(r.Steered, p.tier(its, r, now))
+	for _, m := range p.Members {
+		spent := grade{its.rank, its.priority, true}
+		if !its.spent && p.isOf(spent, m, r, now) || its.rank == open && m.Priority <= its.priority && m.rank(r, now) == paused {
+			r.Steered = append(r.Steered, m)
+		}
+	}
 }
 
 // quotaOf returns the meter of a model at the member, or nil. A valid name of
@@ -109,7 +134,7 @@ func (m *Member) isReserved(r *Ask, now time.Time) bool {
 	if at.reserved == unasked {
 		at.reserved = no
 		if q := m.limitOf(r, at.Model); q != nil {
-			of, reserved := q.Reserved(r.Tier, instant)
+			of, reserved := q.Reserved(r.Tier, r.Cost, instant)
 			if reserved && (!r.Tier.KeepsShare() || !m.pool.isWithinShare(r, of, instant)) {
 				at.reserved = yes
 			}
@@ -165,7 +190,7 @@ func (m *Member) quotaWait(r *Ask, now time.Time) time.Duration {
 	if !m.isReserved(r, now) {
 		return 0
 	}
-	return m.health.quotas.Of(r.At[m.Index].Model).Wait(r.Tier, now)
+	return m.health.quotas.Of(r.At[m.Index].Model).Wait(r.Tier, r.Cost, now)
 }
 
 // Limits returns the sums of the limits of all members that the request can be

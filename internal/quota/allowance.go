@@ -33,6 +33,7 @@ func (m *Meter) Give(tier int, cost int64, now time.Time) Mark {
 	k := m.Deduct(cost)
 	k.tier, k.cost, k.sent = tier, min(cost, highestCost), instant(now)
 	m.given.add(tier, k.cost, k.sent)
+	m.spend(k.cost, now)
 	return k
 }
 
@@ -45,6 +46,7 @@ func (k Mark) Return() {
 	}
 	if k.cost > 0 {
 		k.meter.given.takeBack(k.tier, k.cost, k.sent)
+		k.meter.unspend(k.cost, k.sent)
 	}
 	for i, d := range k.deducted {
 		if a := &k.meter.allowances[i]; a.order.Load() < k.order {
@@ -142,9 +144,9 @@ type allowance struct {
 	// refill is how much the limit grows in a nanosecond: the bits of a
 	// float64.
 	refill atomic.Uint64
-	// limit is the limit, and most how much of it there is in a window. 0: that
-	// is not known.
-	limit, most atomic.Int64
+	// limit is the limit, and most how much of it there is in a window, which
+	// lasts so many nanoseconds. 0: that is not known.
+	limit, most, window atomic.Int64
 	// learning is set while a reading is recorded. It guards doubt.
 	learning atomic.Bool
 	doubt    doubt
@@ -174,6 +176,7 @@ func (a *allowance) learn(s said, r *Reply, i int, now Instant) {
 	a.base.Store(min(of.sum, a.estimated.Load()) + int64(s.remaining)) // of earlier requests, some may have come back since
 	a.refill.Store(math.Float64bits(s.refill))
 	a.most.Store(int64(s.most))
+	a.window.Store(int64(s.whole))
 	a.until.Store(int64(sent) + int64(s.window))
 }
 
@@ -213,23 +216,35 @@ func (a *allowance) left(now Instant) int64 {
 
 // leaves reports whether that part of the limit is left for the rest of its
 // window.
-func (a *allowance) leaves(part float64, window time.Duration, now Instant) bool {
-	return a.wait(part, window, now) < time.Millisecond
+func (a *allowance) leaves(part float64, cost int64, now Instant) bool {
+	return a.wait(part, cost, now) < time.Millisecond
 }
 
 // wait returns how long it takes until that part of the limit is left for the
 // rest of its window, if no request is sent. It takes no time if it is not
 // known how much there is in a window.
-func (a *allowance) wait(part float64, window time.Duration, now Instant) time.Duration {
-	rest, most := float64(a.until.Load()-int64(now)), float64(a.most.Load())
+func (a *allowance) wait(part float64, cost int64, now Instant) time.Duration {
+	rest, most, window := float64(a.until.Load()-int64(now)), float64(a.most.Load()), float64(a.window.Load())
 	if rest <= 0 || most == 0 || part == 0 {
 		return 0
 	}
-	each := part * most / float64(window) // in a nanosecond, which is no longer kept when that is over
-	missing := each*min(rest, float64(window)) - float64(a.left(now))
+	each := part * most / window // in a nanosecond, which is no longer kept when that is over
+	missing := each*min(rest, window) - keepable(float64(a.left(now)), cost)
 	return time.Duration(min(rest, math.Ceil(missing/(each+math.Float64frombits(a.refill.Load())))))
 }
 
 func (a *allowance) hasRoom(cost int64, now Instant) bool {
 	return int64(now) >= a.until.Load() || a.left(now) >= cost
+}
+
+// keepable returns how much can be kept for others of what is left, if a
+// request of that cost is sent. Others come at random times: of n requests that
+// are expected, there may be more by the square root of n.
+func keepable(left float64, cost int64) float64 {
+	if left <= 0 {
+		return left
+	}
+	each := float64(cost)
+	root := (math.Sqrt(each+4*left) - math.Sqrt(each)) / 2 // which solves root² + root·√each = left
+	return root * root
 }

@@ -34,7 +34,7 @@ func (m *Meter) See(r Reply, model string, now time.Time) {
 		}
 	}
 	if r.Throttles {
-		m.see(throttle, 1, now)
+		m.seeThrottle(now)
 	}
 }
 
@@ -64,8 +64,9 @@ type said struct {
 	limit, remaining float64
 	// most is how much of the limit there is in a window. 0: that is not known.
 	most float64
-	// window is in which time the limit is whole again.
-	window time.Duration
+	// window is in which time the limit is whole again, and whole how long a
+	// window lasts.
+	window, whole time.Duration
 	// refill is how much the limit grows in a nanosecond. 0: not before the
 	// window ends.
 	refill float64
@@ -109,12 +110,13 @@ func read(rate *verdict.Rate, longest time.Duration) (s said, ok bool) {
 	if s.window > longestReset {
 		return s, false
 	}
-	s.window = min(s.window, longest)
+	s.window, s.whole = min(s.window, longest), longest
 	renewal, isNamed := rate.Renewal.Number()
 	switch {
 	case isNamed && renewal > 0:
 		s.most *= min(1, renewal/60)
-		s.window = min(s.window, time.Duration(min(renewal, 60)*float64(time.Second)))
+		s.whole = time.Duration(min(renewal, 60) * float64(time.Second))
+		s.window = min(s.window, s.whole)
 	case isNumber && longest == windows[requests]:
 		s.most = 0
 	}

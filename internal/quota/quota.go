@@ -19,8 +19,12 @@
 // What is left is read in replies: of a limit, for the rest of its window, or
 // of a provisioned deployment what its utilization leaves. That reading fades
 // in a straight line, because the backend works off what is used. A throttle
-// counts as a utilization of 1. Without any reading, all is left: a wrong try
-// costs one 429, and a wrong skip wastes capacity that is paid for.
+// counts as a utilization of 1 until its cooldown ends. Without any reading, all
+// is left: a wrong try costs one 429, and a wrong skip wastes capacity that is
+// paid for.
+//
+// Throttles also show what a backend does not say: the limit of a window, or the
+// rate at which a bucket drains: see learnedLimit and drain.
 package quota
 
 import (
@@ -65,6 +69,11 @@ type Meter struct {
 	sent atomic.Int64
 	// allowances are what is left of the limits of requests and of tokens.
 	allowances [2]allowance
+	// learned is the limit that throttles show. It is nil until there was one.
+	learned atomic.Pointer[learnedLimit]
+	// drain predicts when the backend is full. It is nil if nothing shows that
+	// it is a bucket.
+	drain drains
 	// given is what each tier has got at this replica, and others at others.
 	given  given
 	others others
@@ -81,31 +90,48 @@ func (m *Meter) Ask(tier int, now time.Time) {
 
 // Reserved reports whether only the shares of other tiers are left of the
 // backend, which is of a group then.
-func (m *Meter) Reserved(t Tier, now Instant) (of Group, reserved bool) {
+func (m *Meter) Reserved(t Tier, cost int64, now Instant) (of Group, reserved bool) {
 	if t.Shares == nil {
 		return 0, false
 	}
 	of = m.Group(t, now)
 	kept := of.kept(t)
-	return of, kept > 0 && !m.leaves(kept, now.millis(), now)
+	return of, kept > 0 && !m.leaves(kept, cost, now.millis(), now)
 }
 
 // Wait returns how long it takes until more is left of the backend, if no reply
 // says otherwise.
-func (m *Meter) Wait(t Tier, now time.Time) time.Duration {
-	of, reserved := m.Reserved(t, At(now))
+func (m *Meter) Wait(t Tier, cost int64, now time.Time) time.Duration {
+	of, reserved := m.Reserved(t, cost, At(now))
 	if !reserved {
 		return 0
 	}
 	at, kept, wait := instant(now), of.kept(t), time.Millisecond
+	pause, predicts := m.predict(kept, cost, At(now))
+	wait = max(wait, pause)
 	for k := range m.readings {
+		if kind(k) == throttle && predicts {
+			continue
+		}
 		until := reading(m.readings[k].Load()).fallsTo(1-kept, fades[k])
 		wait = max(wait, time.Duration(until-at)*time.Millisecond)
 	}
 	for i := range m.allowances {
-		wait = max(wait, m.allowances[i].wait(kept, windows[i], At(now)))
+		wait = max(wait, m.allowances[i].wait(kept, [limits]int64{requests: 1, tokens: cost}[i], At(now)))
 	}
-	return wait
+	return max(wait, m.current(At(now)).wait(kept, cost, At(now)))
+}
+
+// seeThrottle records that nothing is left until then, and all of it soon
+// after.
+func (m *Meter) seeThrottle(until time.Time) {
+	next := pack(1, instant(until))
+	for {
+		known := m.readings[throttle].Load()
+		if uint64(next) <= known || m.readings[throttle].CompareAndSwap(known, uint64(next)) {
+			return
+		}
+	}
 }
 
 // see records a reading.
@@ -130,6 +156,12 @@ func pack(used float64, at int64) reading {
 
 func (r reading) unpack() (used, at int64) {
 	return int64(r & (1<<usedBits - 1)), int64(r >> usedBits) //nolint:gosec // they have 13 and 51 bits
+}
+
+// isFresh reports whether the reading has not faded.
+func (r reading) isFresh(fade time.Duration, now int64) bool {
+	_, at := r.unpack()
+	return now-at < fade.Milliseconds()
 }
 
 // above reports whether more than that is used.

@@ -36,7 +36,7 @@ func asked() *Meter {
 func wantWait(t *testing.T, m *Meter, tier Tier, seconds, want float64) {
 	t.Helper()
 	m.gives(tier.Number, 1, at(seconds))
-	if got := m.Wait(tier, at(seconds)).Seconds(); got < want-.01 || got > want+.01 {
+	if got := m.Wait(tier, 1, at(seconds)).Seconds(); got < want-.01 || got > want+.01 {
 		t.Errorf("after %v s the tier waits %v s, want %v", seconds, got, want)
 	}
 }
@@ -44,7 +44,7 @@ func wantWait(t *testing.T, m *Meter, tier Tier, seconds, want float64) {
 // keepsAway reports whether requests of the tier may not go to the backend,
 // which is the only one.
 func (m *Meter) keepsAway(t Tier, now time.Time) bool {
-	of, reserved := m.Reserved(t, At(now))
+	of, reserved := m.Reserved(t, 1, At(now))
 	got := Got{Group: of}
 	got.Add(m, t, At(now))
 	return reserved && (!t.KeepsShare() || !got.IsWithinShare(t))
@@ -90,7 +90,7 @@ func TestAWaitIsExact(t *testing.T) {
 			reset := "X-Ratelimit-Reset-Tokens"
 			see(m, header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", strconv.Itoa(random.IntN(1000)), reset, strconv.Itoa(1+random.IntN(60))), false, start)
 		}
-		wait := m.Wait(tier, start)
+		wait := m.Wait(tier, 1, start)
 		if m.gives(2, 1, start.Add(wait)); m.keepsAway(tier, start.Add(wait)) || wait > 2*time.Millisecond && !m.keepsAway(tier, start.Add(wait-2*time.Millisecond)) {
 			t.Fatalf("it waits %s for %v, which is not when that is left", wait, tier.Shares[1])
 		}
@@ -131,7 +131,7 @@ func TestATierBeyondItsShareLeavesThoseOfOthersThatAskedInTheLastMinute(t *testi
 		}
 		m.gives(tc.tier.Number, 1, at(tc.after))
 		see(m, header("Azure-Openai-Deployment-Utilization", "100%"), false, at(tc.after))
-		if got := m.Wait(tc.tier, at(tc.after)) > 0; got != tc.want {
+		if got := m.Wait(tc.tier, 1, at(tc.after)) > 0; got != tc.want {
 			t.Errorf("%s: kept away is %v, want %v", name, got, tc.want)
 		}
 	}
@@ -262,7 +262,7 @@ func TestRateLimitsAreReadings(t *testing.T) {
 		"tokens, a window of Azure's":  {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "20"), 20},
 		"a reset that says nothing":    {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "0", "X-Ratelimit-Renewalperiod-Tokens", "60"), 60},
 		"a reset in six minutes":       {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "6m0s"), 45},
-		"half of the tokens":           {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "500"), 0},
+		"more than half of the tokens": {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "530"), 0},
 		"more left than the limit":     {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "2000"), 0},
 		"requests":                     {header("X-Ratelimit-Limit-Requests", "60", "X-Ratelimit-Remaining-Requests", "0", "X-Ratelimit-Reset-Requests", "8s"), 16. / 7},
 		"requests without a reset":     {header("X-Ratelimit-Limit-Requests", "60", "X-Ratelimit-Remaining-Requests", "0"), 10},

@@ -1,6 +1,9 @@
 package quota
 
-import "math/bits"
+import (
+	"math/bits"
+	"time"
+)
 
 // Shares are the parts of their backends that tiers keep for their requests,
 // from 0 to 1, by the tiers' numbers.
@@ -49,18 +52,36 @@ func (g Group) kept(t Tier) (part float64) {
 }
 
 // leaves reports whether that part of the backend is left.
-func (m *Meter) leaves(part float64, at int64, now Instant) bool {
+func (m *Meter) leaves(part float64, cost, at int64, now Instant) bool {
+	pause, predicts := m.predict(part, cost, now)
+	if pause >= time.Millisecond {
+		return false
+	}
 	for k := range m.readings {
+		if kind(k) == throttle && predicts {
+			continue
+		}
 		if reading(m.readings[k].Load()).above(1-part, fades[k], at) {
 			return false
 		}
 	}
+	costs := [limits]int64{requests: 1, tokens: cost}
 	for i := range m.allowances {
-		if !m.allowances[i].leaves(part, windows[i], now) {
+		if !m.allowances[i].leaves(part, costs[i], now) {
 			return false
 		}
 	}
-	return true
+	return m.current(now).wait(part, cost, now) < time.Millisecond
+}
+
+// predict returns how long it takes until a request of that cost leaves that
+// part of what the backend works off. It returns false if that is not known, or
+// if the backend itself says how full it is.
+func (m *Meter) predict(part float64, cost int64, now Instant) (wait time.Duration, predicts bool) {
+	if reading(m.readings[utilization].Load()).isFresh(fades[utilization], now.millis()) {
+		return 0, false
+	}
+	return m.drain.wait(part, cost, now, m.allowances[tokens].estimated.Load())
 }
 
 // Got is what each tier has got lately of the model at the backends of a group,

@@ -35,7 +35,7 @@ func (b *bucket) take(cost float64, now time.Time) (taken bool, used float64) {
 // keepsAway reports whether requests of the tier may not go to a backend, which
 // is the only one.
 func keepsAway(q *quota.Meter, t quota.Tier, now time.Time) bool {
-	of, reserved := q.Reserved(t, quota.At(now))
+	of, reserved := q.Reserved(t, 1, quota.At(now))
 	got := quota.Got{Group: of}
 	got.Add(q, t, quota.At(now))
 	return reserved && (!t.KeepsShare() || !got.IsWithinShare(t))

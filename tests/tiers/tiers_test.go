@@ -84,9 +84,11 @@ func TestAThrottleKeepsATierAwayWithoutHeaders(t *testing.T) {
 		w.wantAt(t, "web", "payg")
 		time.Sleep(100 * time.Millisecond)
 		w.Backends["ptu"].Recovers()
+		w.wantAt(t, "web", "payg") // it would be refused again
+		time.Sleep(100 * time.Millisecond)
 		w.wantAt(t, "batch", "payg")
 		w.wantAt(t, "web", "ptu")
-		time.Sleep(400 * time.Millisecond)
+		time.Sleep(300 * time.Millisecond)
 		w.wantAt(t, "batch", "ptu")
 	})
 }

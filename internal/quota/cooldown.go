@@ -1,0 +1,33 @@
+package quota
+
+import "time"
+
+// Cooldown is a time in which a backend gets no requests for a model.
+type Cooldown struct {
+	// Since and Until are when it began and when it ends.
+	Since, Until time.Time
+	// Throttle reports whether the backend asked for it, and Named whether it
+	// named the time.
+	Throttle, Named bool
+	// Remote reports whether it began with a request of another replica.
+	Remote bool
+}
+
+// CoolDown records that a cooldown has begun, or has grown.
+func (m *Meter) CoolDown(c Cooldown, now time.Time) {
+	end, at := At(c.Until), At(now)
+	if !c.Throttle {
+		return
+	}
+	m.seeThrottle(c.Until)
+	if c.Named {
+		m.learnLimit(end, at)
+		m.drain.throttle(c, end, at, m.allowances[tokens].estimated.Load())
+	}
+}
+
+// IsFull reports whether requests should pass the backend over while another
+// one can serve them, because it is predicted to refuse them.
+func (m *Meter) IsFull(now Instant) bool {
+	return m.drain.isFull(now, m.allowances[tokens].estimated.Load())
+}

@@ -1,0 +1,170 @@
+package quota
+
+import (
+	"math"
+	"sync/atomic"
+	"time"
+)
+
+// drain predicts when a backend is full that works off its requests all the
+// time, as a provisioned deployment does. When such a backend is full, it asks
+// to be called again in some milliseconds, and is full again after the next
+// request. Requests that follow these times exactly find it full again and
+// again. So requests pass the backend over while it is predicted to be full and
+// another one can serve them.
+//
+// The prediction is that of a leaky bucket whose rate is learned. When a
+// cooldown ends, the bucket is exactly full. From then on, it drains at the
+// rate, and each request that is sent adds its estimated cost. The rate begins
+// as the cost that was sent between two throttles. Each throttle lowers it by
+// 1/50. While requests pass the backend over, each second raises it by 1/50,
+// and by more if there was no throttle for seconds. So a full backend throttles
+// about once a second. If the rate is too low for a while, the backend works
+// off what is in its bucket. Until the rate is known, requests pass the backend
+// over for a fifth of a second after each throttle.
+//
+// For tiers that keep shares, a part of what the backend works off in two
+// seconds is kept free. Then the rate grows more slowly, because a throttle may
+// refuse a tier within its share.
+//
+// A drain never changes. The rate of a replica is the replica's own part of the
+// backend's rate: each hears of all throttles, and counts its own requests.
+type drain struct {
+	// full is when the bucket was full, and sent the sum of the estimates then.
+	full Instant
+	sent int64
+	// rate is the cost that is worked off in a nanosecond. It is 0 until it is
+	// known.
+	rate float64
+	// measured is the rate between two throttles. It is too low if the bucket
+	// was empty in between. begun is when the next measuring began, and first
+	// the sum of the estimates then.
+	measured float64
+	begun    Instant
+	first    int64
+	// throttled is when the latest throttle came, and raised when the rate was
+	// last raised.
+	throttled, raised Instant
+}
+
+const (
+	// longestDrain is the longest cooldown of a backend that works off requests
+	// all the time.
+	longestDrain = Instant(time.Second)
+	// pause is for how long requests pass a backend over while its rate is not
+	// known.
+	pause = Instant(200 * time.Millisecond)
+	// measures is for how long a rate is measured at least.
+	measures = Instant(6 * time.Second)
+	// patient is how long after a throttle the rate does not grow because of
+	// requests that leave the cushion.
+	patient = Instant(9 * time.Second)
+	// cushion is the time of which a part is kept for other tiers.
+	cushion = 2200 * time.Millisecond
+	// raise is the part by which the rate grows and falls, and raisesEvery how
+	// often it grows.
+	raise       = 1. / 50
+	raisesEvery = Instant(time.Second)
+	// hurriesAfter is the time without a throttle after which the rate grows by
+	// twice as much. It grows and falls by fastestRaise at most.
+	hurriesAfter = Instant(3 * time.Second)
+	fastestRaise = 1. / 4
+	// surely is the time between two throttles after which the cost that was
+	// sent shows the rate.
+	surely = Instant(2 * time.Second)
+	// drainMemory is for how long a rate is remembered after a throttle.
+	drainMemory = Instant(time.Minute)
+)
+
+// throttle returns the drain after a throttle that ends at an instant. sent is
+// the sum of the estimates, and remote reports whether another replica met the
+// throttle.
+func (d *drain) throttle(end, now Instant, sent int64, remote bool) *drain {
+	next := &drain{full: end, sent: sent, throttled: now, raised: now, begun: now, first: sent}
+	if d == nil || now-d.throttled > drainMemory {
+		return next
+	}
+	next.rate, next.measured, next.raised = d.rate, d.measured, max(d.raised, now-raisesEvery)
+	if now < d.full { // it is the throttle of a request that was sent before the cooldown
+		next.full, next.begun, next.first = max(end, d.full), d.begun, d.first
+		return next
+	}
+	if passed := now - d.full; d.rate > 0 && !remote {
+		next.rate *= 1 - raise
+		if passed > surely {
+			next.rate = min(next.rate, max(float64(sent-d.sent)/float64(passed), next.rate*(1-fastestRaise)))
+		}
+	}
+	if passed := now - d.begun; passed >= measures {
+		next.measured = float64(sent-d.first) / float64(passed)
+	} else {
+		next.begun, next.first = d.begun, d.first
+	}
+	next.rate = max(next.rate, next.measured)
+	return next
+}
+
+// isFull reports whether the bucket is predicted to be full.
+func (d *drain) isFull(now Instant, sent int64) bool {
+	switch {
+	case now < d.full:
+		return true
+	case d.rate == 0:
+		return now < d.throttled+pause
+	}
+	return d.rate*float64(now-d.full) < float64(sent-d.sent)
+}
+
+// drains is the drain of a meter. It is nil until a throttle shows that there
+// is one.
+type drains struct{ atomic.Pointer[drain] }
+
+// throttle records a throttle. A long cooldown shows that the backend is no
+// bucket.
+func (p *drains) throttle(c Cooldown, end, now Instant, sent int64) {
+	if end-At(c.Since) > longestDrain {
+		p.Store(nil)
+		return
+	}
+	d := p.Load()
+	p.CompareAndSwap(d, d.throttle(end, now, sent, c.Remote))
+}
+
+// isFull reports whether requests should pass the backend over. It raises the
+// rate if that is due.
+func (p *drains) isFull(now Instant, sent int64) bool {
+	d := p.Load()
+	if d == nil || !d.isFull(now, sent) {
+		return false
+	}
+	p.raise(d, d.throttled, now)
+	return true
+}
+
+// raise raises the rate if that is due, because requests pass the backend over:
+// by more, the more time has passed since an instant.
+func (p *drains) raise(d *drain, since, now Instant) {
+	if d.rate == 0 || now < since || now < d.raised+raisesEvery {
+		return
+	}
+	next := *d
+	part := raise * math.Exp2(float64((now-since)/hurriesAfter))
+	next.rate, next.raised = d.rate*(1+min(part, fastestRaise)), now
+	p.CompareAndSwap(d, &next)
+}
+
+// wait returns how long it takes until a request of that cost leaves that part
+// of what the backend works off in a second, if no request is sent. It returns
+// false if the rate is not known.
+func (p *drains) wait(part float64, cost int64, now Instant, sent int64) (wait time.Duration, known bool) {
+	d := p.Load()
+	if d == nil || d.rate == 0 || now-d.throttled > drainMemory {
+		return 0, false
+	}
+	missing := part*d.rate*float64(cushion) - keepable(d.rate*float64(now-d.full)-float64(sent-d.sent), cost)
+	if missing <= 0 {
+		return 0, true
+	}
+	p.raise(d, d.throttled+patient, now) // each throttle may refuse a tier its share
+	return time.Duration(math.Ceil(missing / d.rate)), true
+}

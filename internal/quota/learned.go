@@ -1,0 +1,166 @@
+package quota
+
+import (
+	"math"
+	"sync/atomic"
+	"time"
+)
+
+// learnedLimit is the limit of a backend that names none, as its throttles show
+// it. A backend that serves a number of tokens in each window refuses the next
+// request, and asks not to be called until the window ends. So a window begins
+// when a cooldown ends. It lasts until the end of the next cooldown, and its
+// limit is the cost of the requests that were sent from one to the other.
+//
+// If a window passes without a throttle although its limit was used up, the
+// limit may be higher: it grows, by more with each such window. A window that
+// began without a throttle may not be the backend's, so that its throttle
+// lowers the limit by little. After some windows of which nothing is known, the
+// limit is forgotten.
+//
+// Each replica learns its own part of the limit, because all of them hear of
+// each cooldown, and count only their own requests.
+//
+// A provisioned deployment has no windows. Its cooldowns are short, and nothing
+// is learned from them.
+type learnedLimit struct {
+	// began is when the current window began. If it is in the future, that is
+	// the end of a cooldown, and nothing is left.
+	began Instant
+	// spent is the cost of the requests that were sent in it.
+	spent atomic.Int64
+	// most is the cost that the backend serves in a window, and length how long
+	// a window lasts. They are 0 until they are known.
+	most   float64
+	length time.Duration
+	// measured reports whether the window began with the end of a cooldown, and
+	// quiet how many windows have passed since the latest one that did.
+	measured bool
+	quiet    int
+	// early is how many windows in a row have ended early.
+	early int
+	// full is how many windows in a row were used up without a throttle.
+	full int
+}
+
+const (
+	// shortestWindow and longestWindow are how long windows last.
+	shortestWindow = time.Second
+	longestWindow  = 90 * time.Second
+	// slowestGrowth is by which part a limit grows after a window that was used
+	// up. It grows by twice as much after each further one, and by
+	// fastestGrowth at most.
+	slowestGrowth = 1. / 256
+	fastestGrowth = 1. / 2
+	// patience is after how many windows that were used up a limit grows.
+	patience = 3
+	// maxEarly is how many windows in a row may end early.
+	maxEarly = 3
+	// usedUp is the part of a limit of which more is used in a window that is
+	// used up.
+	usedUp = 7. / 8
+	// largestLoss is by which part a limit falls in a window that did not begin
+	// with the end of a cooldown.
+	largestLoss = 1. / 16
+	// quietWindows is for how many windows a limit is remembered.
+	quietWindows = 12
+)
+
+// learnLimit records a throttle that ends at an instant.
+func (m *Meter) learnLimit(end, at Instant) {
+	for {
+		l := m.current(at)
+		next := l.throttled(end, at)
+		if m.learned.CompareAndSwap(l, next) {
+			return
+		}
+	}
+}
+
+// throttled returns the limit after a throttle.
+func (l *learnedLimit) throttled(end, now Instant) *learnedLimit {
+	next := &learnedLimit{began: end, measured: true}
+	if l == nil {
+		return next
+	}
+	next.most, next.length = l.most, l.length
+	if now < l.began { // it is the throttle of a request that was sent before the cooldown
+		next.began = max(end, l.began)
+		return next
+	}
+	length, cost := time.Duration(end-l.began), float64(max(0, l.spent.Load()))
+	switch {
+	case l.most > 0 && length < l.length/2 && l.early < maxEarly: // the backend's window ends late
+		next.early = l.early + 1
+	case length < shortestWindow || length > longestWindow:
+		next.most, next.length = 0, 0
+	case l.most == 0:
+		next.most, next.length = cost, length
+	case l.measured:
+		next.most, next.length = (l.most+cost)/2, length
+	default:
+		next.most = max(min(cost, l.most), l.most*(1-largestLoss))
+	}
+	return next
+}
+
+// current returns the limit in its current window.
+func (m *Meter) current(now Instant) *learnedLimit {
+	for {
+		l := m.learned.Load()
+		if l == nil || l.length == 0 || now < l.began+Instant(l.length) {
+			return l
+		}
+		if next := l.next(now); m.learned.CompareAndSwap(l, next) {
+			return next
+		}
+	}
+}
+
+// next returns the limit in the window of now, which is a later one. It is nil
+// if the limit is forgotten.
+func (l *learnedLimit) next(now Instant) *learnedLimit {
+	passed := int(int64(now-l.began) / int64(l.length))
+	next := &learnedLimit{began: l.began + Instant(passed)*Instant(l.length), most: l.most, length: l.length, quiet: l.quiet + passed}
+	if next.quiet > quietWindows {
+		return nil
+	}
+	if passed == 1 && float64(l.spent.Load()) > usedUp*l.most {
+		next.full, next.quiet = l.full+1, l.quiet
+		if grows := next.full - patience; grows > 0 {
+			next.most += next.most * min(fastestGrowth, slowestGrowth*math.Exp2(float64(grows-1)))
+		}
+	}
+	return next
+}
+
+// spend adds the cost of a request that is sent.
+func (m *Meter) spend(cost int64, now time.Time) {
+	if l := m.current(At(now)); l != nil {
+		l.spent.Add(cost)
+	}
+}
+
+// unspend takes back the cost of a request that was sent at an instant in
+// milliseconds, and not executed.
+func (m *Meter) unspend(cost, sent int64) {
+	if l := m.learned.Load(); l != nil && sent >= l.began.millis() {
+		l.spent.Add(-cost)
+	}
+}
+
+// wait returns how long it takes until a request of that cost leaves that part
+// of the limit for the rest of its window, if no request is sent. It takes no
+// time if the limit is not known.
+func (l *learnedLimit) wait(part float64, cost int64, now Instant) time.Duration {
+	if l == nil || l.most == 0 || part == 0 {
+		return 0
+	}
+	each := part * l.most / float64(l.length) // in a nanosecond, which is no longer kept when that is over
+	if now < l.began {
+		return time.Duration(l.began - now)
+	}
+	rest := float64(l.length) - float64(now-l.began)
+	missing := each*rest - keepable(l.most-float64(l.spent.Load()), cost)
+	return time.Duration(max(0, min(rest, math.Ceil(missing/each))))
+}
