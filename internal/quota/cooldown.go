@@ -16,6 +16,9 @@ type Cooldown struct {
 // CoolDown records that a cooldown has begun, or has grown.
 func (m *Meter) CoolDown(c Cooldown, now time.Time) {
 	end, at := At(c.Until), At(now)
+	if end-At(c.Since) > longCooldown {
+		m.ramp.Store(&ramp{begins: end, sent: m.sent.Load()})
+	}
 	if !c.Throttle {
 		return
 	}
@@ -27,7 +30,19 @@ func (m *Meter) CoolDown(c Cooldown, now time.Time) {
 }
 
 // IsFull reports whether requests should pass the backend over while another
-// one can serve them, because it is predicted to refuse them.
+// one can serve them: it is predicted to refuse them, or it gets its requests
+// back step by step.
 func (m *Meter) IsFull(now Instant) bool {
-	return m.drain.isFull(now, m.allowances[tokens].estimated.Load())
+	if m.drain.isFull(now, m.allowances[tokens].estimated.Load()) {
+		return true
+	}
+	r := m.ramp.Load()
+	if r == nil {
+		return false
+	}
+	full, over := r.isFull(now, m.sent.Load())
+	if over {
+		m.ramp.CompareAndSwap(r, nil)
+	}
+	return full
 }

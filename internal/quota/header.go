@@ -25,6 +25,9 @@ func (m *Meter) See(r Reply, model string, now time.Time) {
 	if r.Mark.meter != nil && r.Mark.meter != m {
 		return // it was sent before the backend's key changed
 	}
+	if ramp := m.ramp.Load(); ramp != nil && At(r.Sent) >= ramp.begins {
+		ramp.replied.Add(1)
+	}
 	if used, ok := r.Rates.Utilization.Number(); ok {
 		m.see(utilization, used/100, now)
 	}

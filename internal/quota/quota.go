@@ -72,8 +72,10 @@ type Meter struct {
 	// learned is the limit that throttles show. It is nil until there was one.
 	learned atomic.Pointer[learnedLimit]
 	// drain predicts when the backend is full. It is nil if nothing shows that
-	// it is a bucket.
+	// it is a bucket. ramp lets requests return to it after a long cooldown, or
+	// is nil.
 	drain drains
+	ramp  atomic.Pointer[ramp]
 	// given is what each tier has got at this replica, and others at others.
 	given  given
 	others others
