@@ -1,6 +1,7 @@
 package steering
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -43,5 +44,71 @@ func TestSteeringAvoidsRefusalsOfAzuresDeployments(t *testing.T) {
 	t.Logf("%.2f refusals for 1000 served without steering, %.2f with it; served: %.4f and %.4f", off, on, servedOff, servedOn)
 	if off <= 1 || on > 1 || servedOn < servedOff-.003 {
 		t.Errorf("%.2f refusals for 1000 served without steering, %.2f with it; served: %.4f and %.4f", off, on, servedOff, servedOn)
+	}
+}
+
+// fullPTU sends 40 requests a second to a PTU that serves 20, and whose bucket
+// holds so many seconds of work, with another backend behind it. It returns the
+// calls for each request that was served, and which part of the PTU was used.
+func fullPTU(t *testing.T, options, body string, bucket float64) (calls, used float64) {
+	t.Helper()
+	const warmUp, long = 20 * time.Second, 40 * time.Second
+	inBubble(t, "ptu:1 payg:2", options, func(t *testing.T, w *world) {
+		w.Serve("ptu:80", lbtest.Simulate(t, simulator.Handler{Name: "ptu", PTU: 127, BucketSeconds: bucket, OutputTokens: 16, FirstTokenLatency: caddy.Duration(20 * time.Millisecond)}))
+		w.Serve("payg:80", lbtest.Simulate(t, simulator.Handler{Name: "payg", OutputTokens: 16, FirstTokenLatency: caddy.Duration(20 * time.Millisecond)}))
+		random := rand.New(rand.NewPCG(1, 2))
+		attempts := func(class, backend string) float64 {
+			labels := map[string]string{"pool": w.pool, "class": class}
+			if backend != "" {
+				labels["backend"] = backend
+			}
+			return lbtest.SumOf(t, "attempts_total", labels)
+		}
+		var all sync.WaitGroup
+		send := func(long time.Duration) (served, throttled, byPTU float64) {
+			served, throttled, byPTU = attempts("served", ""), attempts("throttled", ""), attempts("served", "ptu")
+			for began := time.Now(); time.Since(began) < long; time.Sleep(time.Duration(random.ExpFloat64() / 40 * float64(time.Second))) {
+				session := random.IntN(100)
+				all.Go(func() {
+					if got := w.Post(fmt.Sprintf(body, session)); got.Status != 200 {
+						t.Errorf("got %d", got.Status)
+					}
+				})
+			}
+			return attempts("served", "") - served, attempts("throttled", "") - throttled, attempts("served", "ptu") - byPTU
+		}
+		send(warmUp)
+		served, throttled, byPTU := send(long)
+		calls, used = 1+throttled/served, byPTU/(20*long.Seconds())
+		all.Wait()
+	})
+	return calls, used
+}
+
+func TestAFullPTUIsUsedAndSeldomCalledInVain(t *testing.T) {
+	if lbtest.Race {
+		t.Skip("it sends thousands of requests, one after the other")
+	}
+	const chat = `{"model":"gpt-4o","max_tokens":16,%s:"%%d","messages":[{"role":"user","content":"%s"}]}`
+	text := strings.Repeat("abcd", 200)
+	simple := fmt.Sprintf(chat, `"user"`, text)
+	for name, tc := range map[string]struct {
+		bucket        float64
+		options, body string
+	}{
+		"a bucket of 0.5 s": {.5, "", simple},
+		"a bucket of 2 s":   {2, "", simple},
+		"a bucket of 10 s":  {10, "", simple},
+		"streams that wait": {2, "wait 1s", fmt.Sprintf(chat, `"stream":true,"user"`, text)},
+		"sessions":          {2, "", fmt.Sprintf(chat, `"prompt_cache_key"`, text)},
+	} {
+		calls, used := fullPTU(t, tc.options, tc.body, tc.bucket)
+		t.Logf("%s: %.3f calls for each request, %.3f used", name, calls, used)
+		if calls > 1.06 || used < .99 {
+			t.Errorf("%s: %.3f calls for each request, want 1.06 at most; %.3f of the PTU is used, want .99", name, calls, used)
+		}
+	}
+	if calls, _ := fullPTU(t, "quota_steering off", simple, 2); calls < 1.06 {
+		t.Errorf("%.3f calls for each request without steering", calls)
 	}
 }

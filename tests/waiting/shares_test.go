@@ -24,9 +24,9 @@ func TestANewRequestOfAWorseTierDoesNotOvertake(t *testing.T) {
 			time.Sleep(200 * time.Millisecond)
 			lbtest.Says(200, `{"id":"chatcmpl-1","usage":{"prompt_tokens":10,"completion_tokens":10,"total_tokens":20}}`, minute...)(rw, r)
 		}
-		w.throttle("a", time.Second)
+		w.throttle("a", 4*time.Second)
 		w.Backends["b"].Replies(ok)
-		for range 3 {
+		for range 12 {
 			w.Send(w.request(-1, bronze)).WantServed(t, "b") // b gave to bronze
 		}
 		time.Sleep(6 * time.Second)
