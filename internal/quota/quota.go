@@ -19,12 +19,12 @@
 // What is left is read in replies: of a limit, for the rest of its window, or
 // of a provisioned deployment what its utilization leaves. That reading fades
 // in a straight line, because the backend works off what is used. A throttle
-// counts as a utilization of 1 until its cooldown ends. Without any reading, all
-// is left: a wrong try costs one 429, and a wrong skip wastes capacity that is
-// paid for.
+// counts as a utilization of 1 until its cooldown ends. Without any reading,
+// all is left: a wrong try costs one 429, and a wrong skip wastes capacity that
+// is paid for.
 //
-// Throttles also show what a backend does not say: the limit of a window, or the
-// rate at which a bucket drains: see learnedLimit and drain.
+// Throttles also show what a backend does not say: the limit of a window, or
+// the rate at which a bucket drains: see learnedLimit and drain.
 package quota
 
 import (
