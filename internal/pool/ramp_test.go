@@ -12,6 +12,7 @@ import (
 func ramped(t *testing.T, r Refusal) (testPool, map[string]*Member) {
 	t.Helper()
 	p, m, _ := poolOf(t, "a:1:1", "b:2:1")
+	p.Close() // its timer is real
 	p.Steers = true
 	m["a"].health.rememberServed("m")
 	m["a"].Quota("m")

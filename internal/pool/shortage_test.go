@@ -109,6 +109,7 @@ func (s *shortage) run(t *testing.T, long, from time.Duration) {
 	for i := range pools {
 		var members map[string]*Member
 		pools[i], members, _ = poolOf(t, names...)
+		pools[i].Close() // its timer is real
 		if pools[i].Steers = s.steers; s.sticky {
 			pools[i].Relocations = new(Relocations)
 		}
