@@ -115,6 +115,9 @@ func TestTheStatusPageShowsACooldownAndItsEnd(t *testing.T) {
 	folder := cmp.Or(os.Getenv("E2E_SCREENSHOTS"), t.TempDir())
 	url := startQuickstart(t)
 	keepAsking(t, url, true)
+	if os.Getenv("E2E_SCREENSHOTS") != "" {
+		time.Sleep(30 * time.Second) // a picture of the page is of some traffic
+	}
 	var got struct {
 		Watched []watched
 		Plain   []string

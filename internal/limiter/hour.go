@@ -7,9 +7,9 @@ import (
 
 // hour counts what a caller has done in the last hour, in twelve parts of five
 // minutes. [Caller.Hour] returns the parts, which a replica that ends leaves to
-// the others. The caller's mutex guards it. If the clock is set back into the part
-// before, the current part goes on; if it is set back further, all parts are
-// cleared.
+// the others. The caller's mutex guards it. If the clock is set back into the
+// part before, the current part goes on; if it is set back further, all parts
+// are cleared.
 type hour struct {
 	// current is the number of the current part. The part of a number is at the
 	// number modulo hourParts.

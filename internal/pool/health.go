@@ -32,8 +32,8 @@ type Health struct {
 	latencies latency.Table
 	// quotas has how much of its limits is used.
 	quotas quota.Table
-	// paces reports whether a model's quota may ask requests to pass the backend
-	// over, as after a throttle.
+	// paces reports whether a model's quota may ask requests to pass the
+	// backend over, as after a throttle.
 	paces atomic.Bool
 	// unreachable is its cooldown if it cannot be reached at all.
 	unreachable unreachable

@@ -76,8 +76,8 @@ type Handler struct {
 	fragment []byte
 	// pause is how long they count.
 	pause time.Duration
-	// others are what other replicas see, which are asked again at a time. While they are asked, asking is not nil; it is closed after the
-	// answers.
+	// others are what other replicas see, which are asked again at a time.
+	// While they are asked, asking is not nil; it is closed after the answers.
 	others   status.Others
 	askAgain time.Time
 	asking   chan struct{}

@@ -140,9 +140,9 @@ func TestThePageShowsSumsOverReplicas(t *testing.T) {
 		if got.Served != 410 || got.NotServed != 3 || got.Waiting.Requests != 6 || !got.Waiting.Stuck() || got.Spans[0].Requests != 413 {
 			t.Errorf("got %+v", got)
 		}
-		for i, want := range []string{"a CoolingDown at 1 of 3 replicas 110", "b CoolingDown 300"} {
+		for i, want := range []string{"a cooling_down at 1 of 3 replicas 110", "b cooling_down 300"} {
 			b := got.Backends[i]
-			if line := fmt.Sprint(b.Name, " ", strings.ToUpper(b.State[:1]), b.State[1:], got.At(b), " ", b.Requests); line != want {
+			if line := fmt.Sprint(b.Name, " ", b.State, got.At(b), " ", b.Requests); line != want {
 				t.Errorf("got %s, want %s", line, want)
 			}
 		}
