@@ -261,7 +261,7 @@ func (m *Member) Answered(its Scope, started time.Time) {
 	}
 	for _, s := range m.health.slots(sets) {
 		if s.Load() != nil {
-			m.tellDisproved(s.clear(started), false)
+			m.tellDisproved(s.clear(started), false, started)
 		}
 	}
 	m.health.of(all).rests.served(started)

@@ -1,6 +1,10 @@
 package pool
 
-import "github.com/openai-lb/caddy-openai-lb/internal/latency"
+import (
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/latency"
+)
 
 // Listener receives the events of the members of a pool. It is called without a
 // lock, by the goroutine of a request or of a timer, and must not wait.
@@ -80,9 +84,11 @@ func (m *Member) tellEnd(c *cooldownEntry, remote bool) {
 	}
 }
 
-// tellDisproved reports that a cooldown was disproved, unless it is nil.
-func (m *Member) tellDisproved(c *cooldownEntry, remote bool) {
+// tellDisproved reports that a cooldown was disproved at a time, unless it is
+// nil.
+func (m *Member) tellDisproved(c *cooldownEntry, remote bool, at time.Time) {
 	if c != nil {
+		m.unlearnCooldown(&c.Cooldown, at)
 		m.tell(Event{Happening: Disproved, Cooldown: c.Cooldown, Remote: remote})
 		m.tellEnd(c, remote)
 	}

@@ -80,7 +80,7 @@ func (m *Member) Reset(o Order) {
 	m.health.ended.Store(nil)
 	m.health.mu.Unlock()
 	for _, c := range over {
-		m.tellDisproved(c, false)
+		m.tellDisproved(c, false, time.Now())
 	}
 }
 

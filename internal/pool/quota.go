@@ -39,15 +39,33 @@ func (m *Member) Give(model string, cost int64, tier int, now time.Time) quota.M
 // where any has got something.
 func (m *Member) Given(now time.Time) map[string]quota.Given { return m.health.quotas.Given(now) }
 
-// learnCooldown records a cooldown of a model in its limiter.
-func (m *Member) learnCooldown(b *Cooldown, remote bool, now time.Time) {
-	if b.Whole || b.Unreachable || b.Operation != "" || b.Tiers != UsualTiers {
-		return
-	}
-	if q := m.quotaOf(b.Model); q != nil {
-		q.CoolDown(quota.Cooldown{Since: b.Since, Until: b.Until, Throttle: b.Throttle, Named: b.Guess == 0, Remote: remote}, now)
+// learnCooldown records a cooldown of a model in its meter.
+func (m *Member) learnCooldown(c *Cooldown, remote bool, now time.Time) {
+	if q := m.meterOf(c); q != nil {
+		q.CoolDown(c.learned(remote), now)
 		m.health.paces.Store(true)
 	}
+}
+
+// unlearnCooldown records that a cooldown was disproved.
+func (m *Member) unlearnCooldown(c *Cooldown, now time.Time) {
+	if q := m.meterOf(c); q != nil {
+		q.Disprove(c.learned(false), now)
+	}
+}
+
+// meterOf returns the meter of the model that a cooldown is about. It is nil if
+// the cooldown is not about all requests for one model.
+func (m *Member) meterOf(c *Cooldown) *quota.Meter {
+	if c.Whole || c.Unreachable || c.Operation != "" || c.Tiers != UsualTiers {
+		return nil
+	}
+	return m.quotaOf(c.Model)
+}
+
+// learned returns the parts of the cooldown from which a meter learns.
+func (c *Cooldown) learned(remote bool) quota.Cooldown {
+	return quota.Cooldown{Since: c.Since, Until: c.Until, Throttle: c.Throttle, Named: c.Guess == 0, Remote: remote}
 }
 
 // isPaused reports whether the request should pass the member over while

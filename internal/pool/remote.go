@@ -42,7 +42,7 @@ func (m *Member) HearDisproved(c Cooldown) {
 		known = nil
 	}
 	m.health.mu.Unlock()
-	m.tellDisproved(known, true)
+	m.tellDisproved(known, true, time.Now())
 }
 
 // HearProbe records that another replica sends the probe of a cooldown.

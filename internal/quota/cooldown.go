@@ -29,6 +29,30 @@ func (m *Meter) CoolDown(c Cooldown, now time.Time) {
 	}
 }
 
+// Disprove records that a cooldown was over before its end, because a request
+// was served during it, or an operator ended it. Nothing that it has taught
+// about the time until its end holds any longer: neither that nothing is left
+// until then, nor that a window begins then, nor that requests return step by
+// step after that. A cooldown that has ended in time stays as it was recorded.
+func (m *Meter) Disprove(c Cooldown, now time.Time) {
+	at := At(now)
+	if at >= At(c.Until) {
+		return
+	}
+	for known := m.readings[throttle].Load(); ; known = m.readings[throttle].Load() {
+		_, until := reading(known).unpack()
+		if until <= at.millis() || m.readings[throttle].CompareAndSwap(known, uint64(pack(1, instant(c.Since)))) {
+			break
+		}
+	}
+	if l := m.learned.Load(); l != nil && l.began > at {
+		m.learned.CompareAndSwap(l, nil)
+	}
+	if r := m.ramp.Load(); r != nil && r.begins > at {
+		m.ramp.CompareAndSwap(r, nil)
+	}
+}
+
 // IsFull reports whether requests should pass the backend over while another
 // one can serve them: it is predicted to refuse them, or it gets its requests
 // back step by step.

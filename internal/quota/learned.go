@@ -85,7 +85,7 @@ func (l *learnedLimit) throttled(end, now Instant) *learnedLimit {
 	}
 	next.most, next.length = l.most, l.length
 	if now < l.began { // it is the throttle of a request that was sent before the cooldown
-		next.began = max(end, l.began)
+		next.began, next.early = max(end, l.began), l.early
 		return next
 	}
 	length, cost := time.Duration(end-l.began), float64(max(0, l.spent.Load()))
