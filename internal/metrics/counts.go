@@ -55,9 +55,18 @@ func (c Counts) combine(d Counts, sign float64) Counts {
 	}
 }
 
-// IsNegative reports whether a count is negative, which no sum is.
-func (c Counts) IsNegative() bool {
-	return min(c.Requests, c.Attempts, c.Throttles, c.Failures, c.Failovers, c.Tokens, slices.Min(append([]float64{0}, c.FirstByte.counts...))) < 0
+// largestCount is more than any process counts. The sum of very many such
+// counts is still a number that JSON can hold.
+const largestCount = 1e18
+
+// IsPossible reports whether a process can have counted this.
+func (c Counts) IsPossible() bool {
+	return IsPossible(c.Requests, c.Attempts, c.Throttles, c.Failures, c.Failovers, c.Tokens) && IsPossible(c.FirstByte.counts...)
+}
+
+// IsPossible reports whether a process can have counted these.
+func IsPossible(counts ...float64) bool {
+	return !slices.ContainsFunc(counts, func(n float64) bool { return n < 0 || n > largestCount })
 }
 
 func (c Counts) isZero() bool {

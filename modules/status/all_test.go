@@ -193,6 +193,8 @@ func TestMadeUpViewsAreBounded(t *testing.T) {
 		"a long problem":     {Problem: &Problem{Class: long}},
 		"a long episode":     {Episode: &Episode{Cause: long}},
 		"a negative count":   {Key: &metrics.Key{Backend: "a"}, Counts: &metrics.Counts{Requests: -1}},
+		"a huge count":       {Key: &metrics.Key{Backend: "a"}, Counts: &metrics.Counts{Requests: 1.7e308}},
+		"a huge span":        {Traffic: &Traffic{Spans: []Span{{Seconds: 5, Requests: 1.7e308}}}},
 		"a long model":       {Key: &metrics.Key{Model: long}, Counts: &metrics.Counts{}},
 		"no span":            {Traffic: &Traffic{Spans: make([]Span, 1)}},
 		"many spans":         {Traffic: &Traffic{Spans: make([]Span, maxSpans+1)}},
@@ -213,6 +215,10 @@ func TestMadeUpViewsAreBounded(t *testing.T) {
 	}
 	if n != admin.MaxSum+1 {
 		t.Errorf("it has taken %d rows", n)
+	}
+	o, row := newOthers(time.Now()), pageRow{Pool: "llm", Problem: &Problem{Class: "x", Models: make([]string, 30_000)}}
+	if pool, _ := o.take(from, row); pool != "llm" || len(o.Views["llm"][0].Problems[0].Models) != maxModels {
+		t.Errorf("a problem of %d models is not one of %d", len(row.Problem.Models), maxModels)
 	}
 }
 

@@ -164,7 +164,7 @@ func (o *Others) take(a replicas.Answer, row pageRow) (pool string, full bool) {
 }
 
 // Any client of the store can make up answers: these bound a View.
-const maxUtilizations, maxProblems, maxSpans = 256, 1000, 60
+const maxUtilizations, maxProblems, maxModels, maxSpans = 256, 1000, 256, 60
 
 func (v *View) add(id string, row pageRow) (ok bool) {
 	switch {
@@ -178,6 +178,7 @@ func (v *View) add(id string, row pageRow) (ok bool) {
 		v.Utilization[b.Name] = row.Utilization
 	case row.Problem != nil:
 		p := *row.Problem
+		p.Models = p.Models[:min(len(p.Models), maxModels)]
 		if !areWords(append(p.Models, p.Backend, p.Class, p.Cause)...) || len(v.Problems) >= maxProblems {
 			return false
 		}
@@ -192,13 +193,15 @@ func (v *View) add(id string, row pageRow) (ok bool) {
 	case row.Key != nil && row.Counts != nil:
 		key := *row.Key
 		key.Pool = row.Pool
-		if !areWords(key.Backend, key.Model, key.Class) || row.Counts.IsNegative() {
+		if !areWords(key.Backend, key.Model, key.Class) || !row.Counts.IsPossible() {
 			return false
 		}
 		v.Counts[key] = *row.Counts
 	case row.Traffic != nil:
 		spans := row.Traffic.Spans
-		if len(spans) > maxSpans || slices.ContainsFunc(spans, func(s Span) bool { return s.Seconds <= 0 || min(s.Requests, s.Failovers, s.Tokens) < 0 }) {
+		if len(spans) > maxSpans || slices.ContainsFunc(spans, func(s Span) bool {
+			return s.Seconds <= 0 || !metrics.IsPossible(s.Seconds, s.Requests, s.Failovers, s.Tokens)
+		}) {
 			return false
 		}
 		v.Traffic = *row.Traffic
@@ -297,10 +300,11 @@ func ProblemsOf(name string, own []Problem, views []*View) []Problem {
 	return list
 }
 
-func unique(names []string) (once []string) {
-	once = []string{} // in JSON, none is an empty list
+func unique(names []string) []string {
+	once, seen := []string{}, make(map[string]bool, len(names)) // an empty list in JSON
 	for _, name := range names {
-		if !slices.Contains(once, name) {
+		if !seen[name] {
+			seen[name] = true
 			once = append(once, name)
 		}
 	}
