@@ -10,8 +10,8 @@ import (
 
 func init() { caddy.RegisterModule(adminMetrics{}) }
 
-// adminMetrics keeps the metrics in Caddy's admin API while a config is loaded.
-// It has no routes.
+// adminMetrics is an admin API module that keeps the metrics registered while a
+// config is loaded. It has no routes.
 type adminMetrics struct{}
 
 // CaddyModule returns the Caddy module information.
@@ -22,9 +22,9 @@ func (adminMetrics) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
-// Provision registers the metrics of the pools in use with the registry of a
-// config that is being loaded: the admin API has that registry before the
-// config's own pools are set up, and keeps it if that fails.
+// Provision registers the metrics of the pools in use with the registry of the
+// config that is being loaded. The admin API serves that registry before the
+// config's own pools are set up, and goes on serving it if that setup fails.
 func (adminMetrics) Provision(ctx caddy.Context) error {
 	if len(pools.Default.Entries()) == 0 {
 		return nil

@@ -13,22 +13,22 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// answer is what a client gets that no backend serves.
+// answer is the response to a request that no backend serves.
 type answer struct {
-	// Answer has the response. Without one, the client has left. It has no
-	// class if the class is that of an attempt.
+	// Answer has the response. The response is nil if the client has left. The
+	// class is empty if it is that of the attempt in from.
 	apierror.Answer
-	// from is the attempt whose reply was kept and is the answer. It is nil if
-	// the answer is the balancer's own.
+	// from is the attempt whose reply is the answer. It is nil if the answer is
+	// the balancer's own.
 	from *attemptRecord
-	// owner is the backend of the only account that may get the request, if it
-	// throttles.
+	// owner is the throttling backend that is ready first in the one account
+	// that may get the request. It is nil if the answer has another cause.
 	owner *target
 }
 
-// answer is the response when no backend serves the request: an answer that
-// needed no backend, the last backend's reply that says more to the client than
-// we could, or an error of our own.
+// answer returns the response to a request that no backend serves. This is, in
+// this order, an answer that needed no backend, a backend's reply that says
+// more than the balancer could, or the balancer's own error.
 func (b *balancer) answer(t *transaction, own apierror.Answer) answer {
 	s, now := &t.search, time.Now()
 	a := answer{Answer: own}
@@ -46,7 +46,7 @@ func (b *balancer) answer(t *transaction, own apierror.Answer) answer {
 	return a
 }
 
-// answerAfter is the answer when no backend is left.
+// answerAfter returns the answer when no backend is left.
 func (b *balancer) answerAfter(t *transaction, now time.Time) answer {
 	s := &t.search
 	if s.best.missing {
@@ -77,7 +77,8 @@ func (b *balancer) answerAfter(t *transaction, now time.Time) answer {
 	return b.unserved(t, now)
 }
 
-// forward prepares a reply that was kept for the client.
+// forward prepares a kept reply for the client. wait is the time until a
+// backend accepts the request.
 func (b *balancer) forward(r *http.Request, res *http.Response, class verdict.Class, wait time.Duration) {
 	removeHopByHop(res.Header)
 	if class != verdict.NotHere {
@@ -89,7 +90,8 @@ func (b *balancer) forward(r *http.Request, res *http.Response, class verdict.Cl
 	attempt.Finish(r, res, b.fields)
 }
 
-// unserved is the balancer's own error that says why no backend could serve.
+// unserved returns the balancer's own error, which says why no backend could
+// serve the request.
 func (b *balancer) unserved(t *transaction, now time.Time) (a answer) {
 	q, s := &t.request, &t.search
 	r := s.explain(now)
@@ -111,17 +113,19 @@ func (b *balancer) unserved(t *transaction, now time.Time) (a answer) {
 	return a
 }
 
-// refusals are why backends that take the request refuse it.
+// refusals are the reasons why the backends that take the request refuse it
+// now.
 type refusals struct {
 	pool.Why
-	// all reports whether all refuse it for the same reason. With an object,
-	// these are all of the one account that stores it. Others could take the
-	// request.
+	// all reports whether all backends refuse it for the same reason. If the
+	// request names a stored object, object is its id, and only the backends of
+	// the account that stores it count: backends of other accounts could take
+	// the request.
 	all    bool
 	object string
 }
 
-// why is the error that says why no backend could serve.
+// why returns the error that says why no backend could serve the request.
 func (r refusals) why(q *request, s *search, wait time.Duration) apierror.Error {
 	if !r.Takes && !s.attempts.anyIs(verdict.NotHere) { // otherwise one took it, and its reply was cut
 		return r.whyNoneTakes(q, s)
@@ -135,7 +139,7 @@ func (r refusals) why(q *request, s *search, wait time.Duration) apierror.Error 
 	return apierror.Unserved(r.Why, r.all, r.object, last, wait)
 }
 
-// whyNoneTakes is the error that says why the request can be sent to no
+// whyNoneTakes returns the error that says why the request can be sent to no
 // backend.
 func (r refusals) whyNoneTakes(q *request, s *search) apierror.Error {
 	models, lacksKey := []string(nil), false
@@ -166,7 +170,7 @@ func (r refusals) whyNoneTakes(q *request, s *search) apierror.Error {
 	return apierror.UnknownModel(q.Model, models)
 }
 
-// The values of ratelimit_headers: whose limits a reply names.
+// The values of ratelimit_headers, which say whose limits a reply names.
 const (
 	rateLimitsOfCaller = "caller"
 	rateLimitsOfPool   = "pool"
@@ -175,7 +179,8 @@ const (
 
 var rateLimitsOf = []string{rateLimitsOfCaller, rateLimitsOfPool, rateLimitsOff}
 
-// setRateLimits makes the header of a reply say what ratelimit_headers wants.
+// setRateLimits sets or removes the rate limit fields of a reply's header, as
+// the option ratelimit_headers says.
 func (b *balancer) setRateLimits(t *transaction, header http.Header, now time.Time) {
 	switch b.rateLimits {
 	case rateLimitsOff:

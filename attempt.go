@@ -19,46 +19,50 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// attemptRecord is what the search remembers of an attempt.
+// attemptRecord is an attempt in the memory of the search.
 type attemptRecord struct {
 	target  *target
 	started time.Time
-	// class and status are those of the reply. They are empty while the attempt
-	// is in progress.
+	// class and status are the reply's. They are empty while the attempt is in
+	// progress.
 	class  verdict.Class
 	status int
-	// end is how the reply ended, if it went to the client and broke off.
+	// end is how the reply ended, if it was cut after its beginning went to the
+	// client.
 	end attempt.End
-	// credential is the backend's, with which the request was sent.
+	// credential is the credential of the backend with which the request was
+	// sent.
 	credential keys.Credential
-	// reservation is what the backend's limits knew of requests when this one
-	// was sent.
+	// reservation is the deduction from the backend's limits when the request
+	// was sent. Return undoes it.
 	reservation quota.Mark
-	// cooldown is the throttle that began with this attempt, if one did.
+	// cooldown is the throttle that this attempt began, if any.
 	cooldown cooldown
-	// deployment is the label in metrics of the model's name at the backend.
+	// deployment is the metrics label of the backend's name for the model.
 	deployment string
-	// tiers are the service tiers that its own is one of.
+	// tiers is the set of service tiers with the same limits to which the
+	// attempt's tier belongs.
 	tiers pool.ServiceTiers
-	// lacksSocket reports whether the backend has opened no WebSocket, but may
+	// lacksSocket reports whether the backend opened no WebSocket, but may
 	// serve the request over HTTP.
 	lacksSocket bool
-	// counted reports whether its outcome was counted, and its span has ended.
+	// counted reports whether the attempt is in the metrics and its span has
+	// ended.
 	counted bool
 	span    *observe.Span
 }
 
-// cooldown is a throttle that an attempt has begun: when, and for which service
-// tiers.
+// cooldown is a throttle that an attempt began: its start, and the service
+// tiers that it covers.
 type cooldown struct {
 	began time.Time
 	tiers pool.ServiceTiers
 }
 
-// attemptList has the attempts that were made for a request, in their order.
+// attemptList lists the attempts that were made for a request, in order.
 type attemptList []attemptRecord
 
-// last is the latest attempt. It is nil if there is none.
+// last returns the latest attempt. It returns nil if there is none.
 func (l attemptList) last() *attemptRecord {
 	if len(l) == 0 {
 		return nil
@@ -71,14 +75,13 @@ func (l attemptList) anyIs(class verdict.Class) bool {
 	return slices.ContainsFunc(l, func(a attemptRecord) bool { return a.class == class })
 }
 
-// throttled reports whether a backend refused one of the attempts because it
-// throttles.
+// throttled reports whether a backend refused an attempt because it throttles.
 func (l attemptList) throttled() bool {
 	return l.throttles(len(l)) > 0
 }
 
-// throttles is how many of the first n attempts a backend refused because it
-// throttles.
+// throttles counts those of the first n attempts that a backend refused because
+// it throttles.
 func (l attemptList) throttles(n int) (throttles int) {
 	for i := range min(n, len(l)) {
 		if l[i].class == verdict.Throttled {
@@ -88,16 +91,17 @@ func (l attemptList) throttles(n int) (throttles int) {
 	return throttles
 }
 
-// spent reports whether a backend got one of the attempts, and will get no
-// other.
+// spent reports whether a backend got an attempt, and must not get another. A
+// backend that was silent or throttled may get another.
 func (l attemptList) spent(at *target) bool {
 	return slices.ContainsFunc(l, func(a attemptRecord) bool {
 		return a.target == at && a.class != verdict.Silent && a.class != verdict.Throttled
 	})
 }
 
-// failedByItself reports whether a request that no backend served failed
-// because of itself: it is too large, or two backends failed.
+// failedByItself reports whether a request that no backend served seems to be
+// the cause of its failure: a backend said that it is too large, or two
+// different backends failed.
 func (l attemptList) failedByItself() bool {
 	var at *target
 	for i := range l {
@@ -114,8 +118,8 @@ func (l attemptList) failedByItself() bool {
 	return false
 }
 
-// doubtCooldowns puts the cooldowns in doubt that the request began, if it met
-// nothing but refusals for a limit: perhaps it was only too large.
+// doubtCooldowns puts the cooldowns that the request began in doubt if every
+// attempt was refused for a limit: perhaps only this request was too large.
 func (l attemptList) doubtCooldowns(q *request) {
 	for i := range l {
 		if a := &l[i]; !a.class.Promise() && a.class != verdict.TooLarge {
@@ -130,8 +134,8 @@ func (l attemptList) doubtCooldowns(q *request) {
 	}
 }
 
-// outcome is the class of an attempt that is over: that of its reply, unless
-// the reply broke off at the client.
+// outcome returns the class of a finished attempt. It is the class of the
+// reply, unless the reply was cut on its way to the client.
 func (a *attemptRecord) outcome() verdict.Class {
 	switch {
 	case a.end.Broken == nil:
@@ -142,7 +146,7 @@ func (a *attemptRecord) outcome() verdict.Class {
 	return verdict.BrokenStream
 }
 
-// count counts an attempt that is over, and ends its span.
+// count counts a finished attempt in the metrics, once, and ends its span.
 func (a *attemptRecord) count() {
 	if a.counted || a.class == "" {
 		return
@@ -153,8 +157,9 @@ func (a *attemptRecord) count() {
 	a.target.metrics.Attempted(a.deployment, string(class))
 }
 
-// attempt asks the backend that the search has chosen, and asks it once more if
-// it refuses a credential of which the source has a newer one.
+// attempt sends the request to the backend that the search has chosen. If the
+// backend refuses the credential and its source has a newer one, attempt sends
+// the request once more with that.
 func (b *balancer) attempt(q *request, s *search, bill *bill) *attempt.Reply {
 	ctx, a, credentials := q.incoming.Context(), s.attempts.last(), &s.current.backend.Credentials
 	a.span = observe.StartSpan(ctx, func() observe.Attempt { return b.spanned(q, a) })
@@ -178,7 +183,8 @@ func (b *balancer) attempt(q *request, s *search, bill *bill) *attempt.Reply {
 	return r
 }
 
-// send sends the request of an attempt, and watches the backend's silence.
+// send sends the request of an attempt, and watches how long the backend is
+// silent.
 func (b *balancer) send(q *request, s *search, bill *bill) *attempt.Reply {
 	out := b.outgoing(q, s, bill)
 	if a := s.attempts.last(); q.Kind.Infers() && a.tiers == pool.UsualTiers && !s.firstByte.Waits() {
@@ -188,8 +194,10 @@ func (b *balancer) send(q *request, s *search, bill *bill) *attempt.Reply {
 	return b.sender.Send(out)
 }
 
-// compare changes the class of a reply that means something else after what
-// other attempts have met.
+// compare changes the class of a reply whose meaning depends on other attempts
+// or requests. A firewall that blocks several different requests in a row
+// counts as a failure of the backend. An unclear error that two backends send
+// counts as the client's.
 func (s *search) compare(r *attempt.Reply) {
 	to, q := s.current, s.request
 	switch {
@@ -205,8 +213,8 @@ func (s *search) compare(r *attempt.Reply) {
 	}
 }
 
-// outgoing is the request of an attempt: the client's, with the backend's
-// address, its credential, its headers, its path and the model in its body.
+// outgoing returns the request of an attempt: the client's request with the
+// backend's address, credential, headers, path and model.
 func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request {
 	a := s.attempts.last()
 	to := a.target.backend
@@ -237,7 +245,7 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 		a.span.Inject(out.Header)
 	}
 	to.Credentials.Authorize(out.Header, &out.URL, a.credential, q.credentials)
-	// the body was read, so the client was told to continue already
+	// The body was read, so the client was already told to continue.
 	delete(out.Header, "Expect")
 	openaiapi.AcceptReadable(out.Header, q.Body.Stream)
 	out.Host, out.Change.Changes = to.Direct(&out.URL, out.Header, &q.Request, q.Route)
@@ -258,9 +266,10 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 	return out
 }
 
-// watchSilence lets the request move to another backend while this one is
-// silent. A body that is not kept goes out as fast as the client sends it, so
-// that the wait for its reply says nothing.
+// watchSilence sets up the move of the request to another backend while this
+// one is silent. It does nothing for a body that is not kept: the backend gets
+// such a body at the client's pace, so the wait for its reply says nothing
+// about the backend.
 func (b *balancer) watchSilence(q *request, s *search, out *attempt.Request) {
 	a := s.attempts.last()
 	if !b.Pool.Watches || s.board.Once || a.tiers != pool.UsualTiers || s.board.Kind == latency.Unfollowed {
@@ -273,7 +282,7 @@ func (b *balancer) watchSilence(q *request, s *search, out *attempt.Request) {
 	out.Watch = &s.silence
 }
 
-// spanned is what the span of an attempt says.
+// spanned returns the attributes of an attempt's span.
 func (b *balancer) spanned(q *request, a *attemptRecord) observe.Attempt {
 	t := a.target
 	return observe.Attempt{

@@ -20,8 +20,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
-// balancer is what all requests of a handler have in common: a pool, and the
-// backends that its members stand for.
+// balancer is what all requests of a handler share: a pool, and the backends
+// that are its members.
 type balancer struct {
 	pools.Entry
 	targets []*target // by the index of their members
@@ -29,31 +29,32 @@ type balancer struct {
 	settings
 	logger *observe.Log
 	events *observe.Events
-	// metrics are those of the pool. ownMetrics counts the balancer's own
-	// answers. models are the labels of the models that clients ask for.
+	// metrics are the pool's metrics. ownMetrics counts the balancer's own
+	// answers. models maps the models that clients ask for to labels.
 	metrics    *metrics.Pool
 	ownMetrics *metrics.Backend
 	models     metrics.Models
-	// usage has the modules that record what requests have used.
+	// usage lists the modules that record the usage of requests.
 	usage seam.UsageRecorders
 }
 
-// settings are what the options say of requests.
+// settings are the options that apply to every request.
 type settings struct {
 	// policy is the option lb_policy.
 	policy reverseproxy.Selector
-	// tiers are the tiers by their numbers. nil: there are none.
+	// tiers are the tiers, indexed by number. It is nil without tiers.
 	tiers []quota.Tier
-	// rateLimits is the option ratelimit_headers. Empty: of the caller.
+	// rateLimits is the option ratelimit_headers. Empty means the caller's
+	// limits.
 	rateLimits string
 	// waiting are the queues of requests that wait for the end of a throttle.
 	// It is nil without the option wait.
 	waiting *waiting.Lists
 	// fields decides which fields of a reply the client gets.
 	fields attempt.Fields
-	// webSockets apply to all WebSockets.
+	// webSockets are the options of all WebSockets.
 	webSockets websocket.Options
-	// loops recognizes the requests that come back.
+	// loops recognizes requests that this handler has sent and that came back.
 	loops loopMark
 }
 
@@ -64,13 +65,13 @@ type target struct {
 	upstream *reverseproxy.Upstream
 	// address is where an attempt is sent.
 	address *attempt.Address
-	// answeredAt is when it last answered a request without a failure: Unix
-	// time in nanoseconds.
+	// answeredAt is the time of the backend's latest reply that was not a
+	// failure, in Unix nanoseconds.
 	answeredAt atomic.Int64
 	metrics    *metrics.Backend
-	// models and paths are what it lacks, as it has said within the last
-	// minute. blocked are the requests in a row that were refused by a server
-	// in front of it.
+	// models and paths are the models and paths that the backend said it lacks,
+	// within the last minute. blocked counts requests in a row that a firewall
+	// in front of the backend refused.
 	models, paths lacks.Set
 	blocked       lacks.Streaks
 }
@@ -94,7 +95,8 @@ func newBalancer(name string, targets []*target, sender *attempt.Sender, events 
 	return b
 }
 
-// resetter makes targets forget what they lack when an operator resets them.
+// resetter is a pool listener that clears the lacking models and paths of a
+// backend when an operator resets it.
 type resetter []*target
 
 // Happened implements pool.Listener.
@@ -109,15 +111,16 @@ func (targets resetter) Happened(e pool.Event) {
 	}
 }
 
-// forgetLacks forgets what the backend has said it lacks.
+// forgetLacks forgets which models and paths the backend lacks, and which
+// requests its firewall refused.
 func (t *target) forgetLacks() {
 	t.models.Clear()
 	t.paths.Clear()
 	t.blocked.Clear()
 }
 
-// targetOf makes a backend a member of a pool. The caller gives its health
-// back to pools.UnloadHealth.
+// targetOf returns a backend as a member of a pool. The caller must release its
+// health with pools.UnloadHealth.
 func targetOf(b *backend.Backend) *target {
 	m := pool.NewMember(b.Name, pools.LoadHealth(b.HealthKey))
 	m.Priority, m.Weight, m.MaxRequests = b.Priority, *b.Weight, int64(b.MaxRequests)
@@ -128,8 +131,9 @@ func targetOf(b *backend.Backend) *target {
 	return &target{Member: m, backend: b, upstream: upstream, address: attempt.AddressOf(upstream)}
 }
 
-// startFresh forgets what was learned with another key, now and whenever the
-// key changes. To other replicas it is then another backend.
+// startFresh clears the backend's state if it was learned with another key, now
+// and whenever the key changes. For other replicas, a backend with another key
+// is another backend.
 func (t *target) startFresh(link *replicas.Link, trail *observe.Trail) {
 	key := t.backend.Key()
 	if key == nil {

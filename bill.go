@@ -11,11 +11,12 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// bill is what a request is charged to its caller, and its tier.
+// bill is the charge for a request to its caller and to the caller's tier.
 type bill struct{ callers.Admission }
 
-// settle replaces the estimate by what the request has cost, and records that.
-// The request is over.
+// settle replaces the estimate by the cost of the finished request, and records
+// its usage. A background response that has reported no tokens yet is left
+// open: the reply that reports them settles it.
 func (b *bill) settle(lb *balancer, q *request, s *search, o *outcome) {
 	if o.status == http.StatusSwitchingProtocols && q.socket != nil {
 		return // its responses have bills of their own
@@ -40,9 +41,10 @@ func (b *bill) settle(lb *balancer, q *request, s *search, o *outcome) {
 	}
 }
 
-// recordUsage records what a request has used. Only a model that has answered
-// may have any name. A response in a WebSocket has no reply of its own, but
-// reports its tokens.
+// recordUsage records the usage of a request. The model's name is recorded as
+// sent only if a model has answered, because clients can make up any name;
+// otherwise a label is recorded. A response in a WebSocket has no reply of its
+// own, but reports its tokens.
 func (b *balancer) recordUsage(q *request, s *search, o *outcome, u seam.Usage) {
 	if b.usage == nil {
 		return
@@ -55,9 +57,9 @@ func (b *balancer) recordUsage(q *request, s *search, o *outcome, u seam.Usage) 
 	b.usage.Record(u)
 }
 
-// cost returns what the request has cost its caller. What the balancer refuses
-// costs nothing, and neither does a failure of the backends. An error of the
-// client's own costs a request, and so does a failure because of the request.
+// cost returns the cost of the request to its caller. The balancer's own
+// refusals and failures of backends cost nothing. A client error costs one
+// request, and so does a failure that the request itself caused.
 func (b *bill) cost(q *request, s *search, o *outcome) limiter.Cost {
 	a := o.answeredBy(s)
 	if a == nil {
@@ -84,14 +86,14 @@ func (b *bill) cost(q *request, s *search, o *outcome) limiter.Cost {
 	return limiter.Cost{Requests: 1}
 }
 
-// prompt returns the estimate of the prompt's tokens, by its length if no limit
-// needed a better one.
+// prompt returns the estimated tokens of the prompt: the estimate of the limits
+// if they needed one, else one from its length.
 func (b *bill) prompt(q *request) int64 { return cmp.Or(b.Prompt(), q.PromptTokens(nil)) }
 
-// tokensCost returns what the reply has cost: the tokens that it reports.
-// Without a report, these are the estimate of the prompt and what the content
-// has at least. A reply that was cut would have more: it costs the request's
-// estimate at least.
+// tokensCost returns the cost of the reply, which is the tokens that it
+// reports. Without a report, it is the estimate of the prompt, plus the fewest
+// tokens that the reply's content can have. A reply that was cut costs at least
+// the request's output estimate, because the backend may have produced more.
 func (b *bill) tokensCost(q *request, o *outcome, class verdict.Class) limiter.Cost {
 	if q.Kind.IsHandshake() {
 		return limiter.Cost{Requests: 1}

@@ -27,8 +27,8 @@ func init() {
 	httpcaddyfile.RegisterDirectiveOrder("openai_lb", httpcaddyfile.Before, "reverse_proxy")
 }
 
-// parseRoute reads the directive with its matcher. One that leaves out all
-// requests is refused.
+// parseRoute parses the directive with its matcher. It rejects a matcher that
+// leaves out all requests.
 func parseRoute(helper httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error) {
 	if !helper.Next() {
 		return nil, helper.ArgErr()
@@ -52,7 +52,7 @@ func parseRoute(helper httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error
 }
 
 // checkMatcher returns an error if a path matcher matches only the beginning of
-// an API's paths, and no operation.
+// the API's paths, and so no operation.
 func checkMatcher(path string) error {
 	if !strings.HasPrefix(path, "/") || strings.Contains(path, "*") {
 		return nil
@@ -79,8 +79,7 @@ func parseCaddyfile(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 	return h, nil
 }
 
-// insteadOfProxy is what to write instead of a block of reverse_proxy's
-// options.
+// insteadOfProxy names the replacements for a block of reverse_proxy options.
 const insteadOfProxy = "'transport http' has the options of connections, 'header' in a backend replaces header_up, " +
 	"Caddy's directives 'header' and 'intercept' replace header_down and handle_response, " +
 	"and 'health_uri' in a backend replaces active health checks"
@@ -148,7 +147,8 @@ func (h *Handler) callerOptions() directive.Options {
 	})
 }
 
-// hasPlaceholder reports whether a value is known only at load.
+// hasPlaceholder reports whether a value contains a placeholder, so that it is
+// known only at load.
 func hasPlaceholder(value string) bool { return strings.Contains(value, "{") }
 
 // maxInt is the highest number that an option allows.

@@ -14,8 +14,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 )
 
-// newTrail begins the audit log, which says which config is in use, and how its
-// keys change.
+// newTrail starts the audit log, which records the config in use and changes of
+// its keys.
 func (h *Handler) newTrail(ctx caddy.Context, digest string) (*observe.Trail, error) {
 	trail := observe.NewTrail(h.logger, h.Pool, ctx.GetMetricsRegistry()) // each config has its own
 	begin := func() { trail.Begin(digest, h.clientKeys.Audited(), backend.KeyDigests(h.Backends)) }
@@ -63,15 +63,15 @@ func (h *Handler) newClientKeys(ctx caddy.Context) (*keys.Clients, error) {
 	return clients, err
 }
 
-// warnOfSites warns of sites where anyone can use the keys of the backends, or
-// where no request reaches the handler.
+// warnOfSites warns of sites where anyone can spend the backends' credentials,
+// and of sites where no request reaches the handler.
 func (h *Handler) warnOfSites(ctx caddy.Context) (err error) {
 	spends := h.clientKeys == nil && slices.ContainsFunc(h.Backends, (*backend.Backend).HasCredential)
 	h.warnAtEnd, err = observe.WarnOfSites(ctx, h, spends, h.logger, h.Pool)
 	return err
 }
 
-// newCallers sets up the limits of callers. It returns nil if there are none.
+// newCallers sets up the limits of callers. It returns nil without limits.
 func (h *Handler) newCallers(ctx caddy.Context) (*callers.Callers, error) {
 	backends, tokens := backendsForCallers(h.Backends), h.clientKeys.TokenTiers()
 	config, err := h.Config.WithFile()
@@ -105,15 +105,16 @@ func (h *Handler) newCallers(ctx caddy.Context) (*callers.Callers, error) {
 	return c, observe.On(ctx, observe.Started, c.Start)
 }
 
-// warnOfUnlimited warns of the callers with these names that have no limits.
+// warnOfUnlimited warns of those of the named callers that have no limits.
 func (h *Handler) warnOfUnlimited(c *callers.Callers, names []string) {
 	if unlimited := c.Unlimited(names); unlimited != nil {
 		h.logger.Warn("client keys without a caller block have no limits: 'caller *' limits or refuses them", zap.String("pool", h.Pool), zap.Strings("callers", unlimited))
 	}
 }
 
-// backendsForCallers returns what the options of callers have to know of
-// backends, as far as that is known before load.
+// backendsForCallers returns the backends' names and models, which the options
+// of callers refer to. A backend whose models have placeholders has no models
+// here, because these are not known before load.
 func backendsForCallers(backends []*backend.Backend) []callers.Backend {
 	names, known := backend.NamesOf(backends), make([]callers.Backend, len(backends))
 	for i, b := range backends {

@@ -6,19 +6,20 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// clientSecret is a client secret that was made through the balancer: a browser
-// begins a realtime session with it. The backend gets it in place of its own
-// key, because the session's settings are bound to it. To the balancer, the
-// request is one of the caller that has made it, as long as that caller's key
-// is good.
+// clientSecret is a client secret that was made through the balancer. A browser
+// opens a realtime session with it. The backend gets the secret instead of its
+// own key, because the session's settings are bound to it. The balancer treats
+// the request as one of the caller that made the secret, as long as that
+// caller's key is valid.
 type clientSecret struct {
 	affinity.Secret
-	// text is the secret itself. It is empty when no attempt can need it any
-	// more.
+	// text is the secret itself. It is empty once no further attempt can need
+	// it.
 	text string
 }
 
-// account is the only one that accepts the secret. It is empty without one.
+// account returns the only account that accepts the secret. It returns an empty
+// string without a secret.
 func (s *clientSecret) account() string {
 	if s == nil {
 		return ""
@@ -26,9 +27,9 @@ func (s *clientSecret) account() string {
 	return s.Account
 }
 
-// findSecret finds the client secret of a request that has no key, if it is one
-// of a realtime session and its account is still known. It reports false if
-// there is none.
+// findSecret sets the request's client secret, if the request may use one, has
+// one, and the secret's account is still known. It reports whether it found
+// one.
 func (d *reader) findSecret(q *request) bool {
 	r := q.incoming
 	if !openaiapi.TakesClientSecret(r, openaiapi.ParsePath(r.URL.EscapedPath()).Operation) {
@@ -46,8 +47,8 @@ func (d *reader) findSecret(q *request) bool {
 	return ok
 }
 
-// holder returns the caller whose client secret it is, or an error if the key
-// is not good any more with which it was made.
+// holder returns the caller that made the client secret. It returns an error if
+// the caller's key or token is no longer valid.
 func (d *reader) holder(s *clientSecret) (keys.Caller, error) {
 	if s.TokenOf != "" {
 		return d.clientKeys.TokenHolder(s.TokenOf)
@@ -55,9 +56,9 @@ func (d *reader) holder(s *clientSecret) (keys.Caller, error) {
 	return d.clientKeys.Holder(func(c keys.Caller) bool { return affinity.MinterOf(c.Name, c.KeyID) == s.By })
 }
 
-// trustSession makes a request with a client secret need no model: the session
-// has one, which was checked when the secret was made. One that the request
-// names is checked again.
+// trustSession lifts the requirement of a model for a request with a client
+// secret that names none: the session's model was checked when the secret was
+// made. A model that the request names is checked as usual.
 func (q *request) trustSession() {
 	if q.secret != nil && !q.NamesModel() && !q.HidesModel(q.received.Buffered()) {
 		q.NeedsModel, q.MayInfer = false, false

@@ -18,21 +18,21 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
-// conversation has the rules of the messages in a WebSocket, which the request
-// of handshake has opened. Each response in it is a request of its own, to the
-// backend that has opened the WebSocket.
+// conversation applies the limits and the affinity of a caller to the messages
+// of a WebSocket, which the request of handshake has opened. Each response in
+// it is treated as a separate request to the backend that opened the WebSocket.
 type conversation struct {
 	*reader
 	balancer  *balancer
 	handshake *transaction
 	// checked is when the caller's key was last checked.
 	checked time.Time
-	// steered is what the latest response.steer names: the response that the
-	// session then begins goes on from that.
+	// steered is the placement of the objects that the latest response.steer
+	// names. The response that the session then begins on its own uses it.
 	steered atomic.Pointer[affinity.Placement]
 }
 
-// response is one in a conversation.
+// response is one response in a conversation.
 type response struct {
 	transaction
 	balancer *balancer
@@ -42,9 +42,9 @@ type response struct {
 	counts  usage.Reader
 }
 
-// converse begins the session of a WebSocket that is open. The request itself
-// asked for its first response, unless it is a realtime session. Nobody reads
-// the messages of a WebSocket that is not for inference.
+// converse begins the session of an open WebSocket. The request itself is the
+// first response.create, except in a realtime session. The messages of a
+// WebSocket that is not for inference are not read.
 func (d *reader) converse(b *balancer, t *transaction) websocket.Session {
 	q, c := &t.request, &conversation{reader: d, balancer: b, handshake: t, checked: time.Now()}
 	switch {
@@ -60,7 +60,7 @@ func (d *reader) converse(b *balancer, t *transaction) websocket.Session {
 	return websocket.Session{Rules: c, First: first.begin(), Holds: true}
 }
 
-// next returns a response that has not begun.
+// next returns a new response that has not begun.
 func (c *conversation) next() *response {
 	q := &c.handshake.request
 	r := &response{balancer: c.balancer, last: c.handshake.search.attempts.last()}
@@ -73,11 +73,12 @@ func (c *conversation) next() *response {
 	return r
 }
 
-// streamed stands for the reply whose events are the messages of a WebSocket.
+// streamed is the header and status of a stream: the events of a WebSocket are
+// read as if they came in that reply.
 var streamed = http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {openaiapi.TypeEventStream}}}
 
-// begin prepares the readers of the response's events. Its search has found its
-// backend: that of the WebSocket.
+// begin prepares the readers of the response's events. Its search is complete
+// from the start, with the WebSocket's backend.
 func (r *response) begin() *response {
 	r.search.begin(r.balancer, &r.request, r.placement, &r.wait, 0)
 	r.search.attempts = append(r.search.attempts, attemptRecord{
@@ -107,8 +108,8 @@ func (r *response) Settle(failed, cut bool) {
 	r.bill.settle(r.balancer, q, &r.search, o)
 }
 
-// classify returns what the events of the response mean, as those of a stream
-// over HTTP would. failed reports whether an event said that the response has
+// classify returns the class and status that the response would have as a
+// stream over HTTP. failed reports whether an event said that the response has
 // failed.
 func (r *response) classify(failed bool) (class verdict.Class, status int) {
 	f := r.watcher.Failure
@@ -123,8 +124,9 @@ func (r *response) classify(failed bool) (class verdict.Class, status int) {
 	return verdict.Failed, http.StatusInternalServerError
 }
 
-// checkCaller returns why the caller may go on no longer: the key was revoked
-// or has expired, or the caller is denied. That also closes the WebSocket.
+// checkCaller returns a refusal if the caller may not continue, because its key
+// was revoked or expired, or because it is denied. Such a refusal also closes
+// the WebSocket, but not one for an issuer that cannot be reached.
 func (c *conversation) checkCaller() *websocket.Refusal {
 	c.checked = time.Now()
 	d, q := c.reader.latest(c.balancer.Name), &c.handshake.request
@@ -153,12 +155,13 @@ func (c *conversation) checkCaller() *websocket.Refusal {
 	return &websocket.Refusal{Reply: refusal.Response(q.asked), Close: websocket.Policy(refusal.Message)}
 }
 
-// checkInterval is how often the caller's key is checked while audio comes,
-// after which a session may begin responses by itself.
+// checkInterval is how often the caller's key is checked while audio arrives.
+// Audio needs the check because a session may begin responses on its own after
+// it.
 const checkInterval = time.Second
 
-// Create implements websocket.Rules. The model of a response in a session is
-// the session's.
+// Create implements websocket.Rules. A response in a realtime session uses the
+// model of the session.
 func (c *conversation) Create(text []byte) (begun websocket.Response, instead [][]byte, refusal *websocket.Refusal) {
 	if refusal = c.checkCaller(); refusal != nil {
 		return nil, nil, refusal
@@ -191,8 +194,8 @@ func (c *conversation) Create(text []byte) (begun websocket.Response, instead []
 	return r.begin(), instead, nil
 }
 
-// place finds out which accounts may get the message, or returns the answer if
-// the one of this WebSocket may not.
+// place finds the accounts that may get the message. It returns the answer if
+// the account of this WebSocket is not one of them.
 func (c *conversation) place(r *response) (own apierror.Answer) {
 	q, to := &r.request, r.last.target.backend
 	r.placement, own = c.findAccounts(q, c.balancer.targets)
@@ -202,9 +205,9 @@ func (c *conversation) place(r *response) (own apierror.Answer) {
 	return own
 }
 
-// steer returns why more input for a response must not pass, or nil. It names
-// objects as a response.create does. The response that it leads to is charged
-// when the session begins it: see Unasked.
+// steer checks a response.steer, which adds input to a response, and returns
+// the refusal if it must not pass. It names objects as a response.create does.
+// The response that results is charged when the session begins it, by Unasked.
 func (c *conversation) steer(text []byte) *websocket.Refusal {
 	if refusal := c.checkCaller(); refusal != nil {
 		return refusal
@@ -247,8 +250,8 @@ func (c *conversation) Refuse(kind string, text []byte) *websocket.Refusal {
 	return nil
 }
 
-// refuseMessage returns why a message must not pass that asks for no response,
-// or nil.
+// refuseMessage checks a message that asks for no response, and returns the
+// answer if it must not pass, else nil.
 func (c *conversation) refuseMessage(kind string, audio bool, text []byte) *http.Response {
 	switch {
 	case kind == "", c.affinity.IsStrict(): // which knows only what a response.create or response.steer names

@@ -19,24 +19,25 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
-// transaction has the values of one request. Each stage makes one of them, and
-// the later stages read it: read makes the request, the bill and the placement;
-// fetch runs the search; respond and finish make the outcome. A function that
-// needs only some of them gets only these.
+// transaction has the values of one request. Each stage makes some of them, and
+// the later stages read these: read makes the request, the bill and the
+// placement; fetch runs the search; respond and finish make the outcome. A
+// function that needs only some values gets only these.
 type transaction struct {
 	reader  *reader
 	request request
 	bill    bill
-	// placement is which accounts may get the request. It begins with what was
-	// found out when the request was read, and changes with what they reply.
+	// placement says which accounts may get the request. It is found when the
+	// request is read, and changes with their replies.
 	placement *affinity.Placement
 	wait      wait
 	search    search
 	outcome   outcome
 }
 
-// ServeHTTP serves a request. In a WebSocket that was opened before a backend
-// is chosen, each message that no backend has got is one more request.
+// ServeHTTP serves a request. If the request opened a WebSocket before a
+// backend was chosen, it also serves each further message until a backend takes
+// over the WebSocket, each as a separate request.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
 	socket := h.serve(w, r, nil)
 	for socket.Again() {
@@ -46,9 +47,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.
 	return nil
 }
 
-// serve takes a request from its first byte to its report: it is read, sent to
-// one backend after the other until one serves it, and answered. It returns the
-// WebSocket that the request has opened, or nil.
+// serve handles a request from its first byte to its report. It reads the
+// request, sends it to one backend after another until one serves it, and
+// answers. It returns the WebSocket that the request has opened, or nil.
 func (h *Handler) serve(w http.ResponseWriter, r *http.Request, socket *websocket.Client) *websocket.Client {
 	h.keyFiles.Refresh()
 	t := &transaction{reader: h.reader, wait: wait{queues: h.balancer.waiting}}
@@ -65,8 +66,8 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, socket *websocke
 		reply, own = b.fetch(t)
 	}
 	if t.request.socket == nil && (len(t.search.attempts) > 0 || t.request.received.Begun()) {
-		// a handler that follows, by Caddy's intercept, must not send it once
-		// more, nor without its body
+		// A handler that follows, by Caddy's intercept, must send the request
+		// neither again nor without its body.
 		r.Body = replay.Gone{}
 		if r.ContentLength == 0 { // for which proxies send no body. Any other length stays, for Caddy's metrics
 			r.ContentLength = -1
@@ -84,8 +85,8 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, socket *websocke
 }
 
 // fetch makes attempts at one backend after another, until one has a reply for
-// the client or none is left. The answer is the balancer's own if it follows
-// from an attempt.
+// the client or none is left. Without a reply, it returns the balancer's own
+// answer if an attempt decided it, or else an empty one.
 func (b *balancer) fetch(t *transaction) (*attempt.Reply, apierror.Answer) {
 	q, s := &t.request, &t.search
 	for s.Next() != nil {
@@ -102,7 +103,7 @@ func (b *balancer) fetch(t *transaction) (*attempt.Reply, apierror.Answer) {
 	return nil, s.own
 }
 
-// begin makes the transaction that of a request.
+// begin sets up the transaction for a request.
 func (t *transaction) begin(w http.ResponseWriter, r *http.Request, socket *websocket.Client) {
 	q := &t.request
 	q.incoming, q.asked, q.writer, q.socket = r, r, w, socket
@@ -111,8 +112,8 @@ func (t *transaction) begin(w http.ResponseWriter, r *http.Request, socket *webs
 	t.placement = affinity.Anywhere
 }
 
-// limitAttempts sets how many backends may be tried for a request, and until
-// when: no later than lb_try_duration allows, nor than its caller waits.
+// limitAttempts sets how many backends a request may try, and until when: as
+// long as lb_try_duration allows and the caller says it waits.
 func (h *Handler) limitAttempts(q *request) {
 	if h.LBRetries != nil {
 		q.maxAttempts = *h.LBRetries + 1
@@ -129,8 +130,8 @@ func (h *Handler) limitAttempts(q *request) {
 }
 
 // finish releases the memory and the places of the transaction, and reports its
-// outcome to the log, the metrics and the bill. The request's context is not
-// cancelled here: net/http's server does that.
+// outcome to the log, the metrics and the bill. It does not cancel the
+// request's context: net/http's server does that.
 func (b *balancer) finish(t *transaction, aborted bool) {
 	q, s, o := &t.request, &t.search, &t.outcome
 	if aborted {
@@ -147,19 +148,19 @@ func (b *balancer) finish(t *transaction, aborted bool) {
 	t.bill.settle(b, q, s, o)
 }
 
-// transactionVar is the variable of a request with the transaction of the last
-// handler that it has passed.
+// transactionVar is the request variable that holds the transaction of the
+// latest handler of the request.
 const transactionVar = "openai_lb.transaction"
 
-// shown is the variable's value. It keeps the fields, such as keys, out of the
-// placeholder of the variable.
+// shown is the value of transactionVar. It has no exported fields, so the
+// placeholder of the variable cannot show keys.
 type shown struct {
 	b *balancer
 	t *transaction
 }
 
-// show makes the placeholders of a request those of the transaction. A request
-// may pass several handlers, by Caddy's intercept: the last one counts.
+// show sets the placeholders of a request to the transaction's values. A
+// request may pass several handlers, by Caddy's intercept; the last one counts.
 func show(b *balancer, t *transaction) {
 	ctx := t.request.incoming.Context()
 	_, again := caddyhttp.GetVar(ctx, transactionVar).(shown)

@@ -21,30 +21,31 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// judgement is what the reply to an attempt means for its request, besides the
-// class, which the reply has. It is made once, and the search, the pool and the
-// log all get the same one.
+// judgement is the meaning of the reply to an attempt for its request, besides
+// the reply's class. It is made once; the search, the pool and the log all use
+// it.
 type judgement struct {
-	// left reports whether the client has left. No backend is to blame then.
+	// left reports whether the client has left, for which no backend is to
+	// blame.
 	left bool
 	// refusal is the error for a request that could not be sent because of the
-	// client. It is nil for all others.
+	// client. It is nil if there was no such problem.
 	refusal *apierror.Error
 	// executed reports whether the backend may have executed a request that
 	// must not be executed twice.
 	executed bool
-	// unexecuted reports whether the backend has surely not executed the
+	// unexecuted reports whether the backend has certainly not executed the
 	// request.
 	unexecuted bool
-	// ofCaller reports whether the backend refused a credential of the caller's
-	// own. That says nothing about the backend.
+	// ofCaller reports whether the backend refused the caller's own credential,
+	// which says nothing about the backend.
 	ofCaller bool
 }
 
-// judge says what the reply to the attempt in progress means for its request.
-// The reply comes with the class that follows from itself; judge replaces that
-// where the client, the credential or other attempts give it another meaning,
-// and it stays the same afterwards.
+// judge returns the meaning of the reply to the attempt in progress. The reply
+// comes with the class that follows from the reply alone. judge replaces that
+// class where the client, the credential or other attempts give the reply
+// another meaning. The class does not change afterwards.
 func judge(q *request, s *search, r *attempt.Reply) judgement {
 	var j judgement
 	a := s.attempts.last()
@@ -61,8 +62,8 @@ func judge(q *request, s *search, r *attempt.Reply) judgement {
 	}
 	s.compare(r)
 	j.executed, j.unexecuted = !q.Kind.Repeatable() && r.PerhapsExecuted(), r.Unexecuted()
-	// A client that was too slow with its body is there, although net/http's
-	// server cancels its request as if it had left.
+	// A client that was too slow with its body is still connected, although
+	// net/http's server cancels its request as if it had left.
 	if r.Ended(q.incoming) != nil && !q.isLate() {
 		j.left, r.Class = true, verdict.ClientLeftWaiting
 		if q.received.Failure() != nil {
@@ -125,8 +126,8 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 	}
 }
 
-// learnLacks learns that the backend has the model or the path of a request for
-// inference, or does not have it.
+// learnLacks records whether the backend has the model and the path of a
+// request for inference.
 func (q *request) learnLacks(to *target, r *attempt.Reply, now time.Time) {
 	if !q.Kind.Infers() {
 		return
@@ -172,17 +173,17 @@ func (b *balancer) coolDown(q *request, s *search, r *attempt.Reply, now time.Ti
 	}
 }
 
-// giveBack gives back what was deducted for the attempt from the backend's
-// limits, if the backend has not executed it.
+// giveBack returns the attempt's deduction to the backend's limits if the
+// backend has not executed the request.
 func (a *attemptRecord) giveBack(j judgement) {
 	if j.unexecuted {
 		a.reservation.Return()
 	}
 }
 
-// learnEnd learns that a reply was cut, or contained an error, after its
+// learnEnd records that a reply was cut, or contained an error, after its
 // beginning went to the client. A backend that had sent data in a WebSocket
-// does not cool down.
+// gets no cooldown.
 func (b *balancer) learnEnd(q *request, s *search, end attempt.End) {
 	if end.Broken == nil {
 		return
@@ -212,10 +213,10 @@ func (b *balancer) learnEnd(q *request, s *search, end attempt.End) {
 	}
 }
 
-// servesOthers reports whether the backend serves other requests, or has done
-// so since then, whatever their model or operation: it decides only what it
-// means that two connections accepted no further stream, and those are shared
-// by all.
+// servesOthers reports whether the backend serves other requests now, or has
+// answered one since then. Their model and operation do not matter: the result
+// only decides the meaning of two connections that accepted no further stream,
+// and all requests share connections.
 func (t *target) servesOthers(since time.Time) bool {
 	return t.InFlight() > 1 || t.answeredAt.Load() >= since.UnixNano()
 }
@@ -224,8 +225,8 @@ func (t *target) servesOthers(since time.Time) bool {
 // limits.
 func (b *balancer) knowsQuota() bool { return b.Pool.Steers || b.rateLimits == rateLimitsOfPool }
 
-// deduct deducts the request from what is left of the backend's limits. tier is
-// that of its caller.
+// deduct deducts the request from the backend's remaining limits, for the
+// caller's tier.
 func (b *balancer) deduct(q *request, to *target, tiers pool.ServiceTiers, tier int, now time.Time) quota.Mark {
 	switch {
 	case !q.hasQuota(to), tiers.HaveOwnLimits():
@@ -238,8 +239,9 @@ func (b *balancer) deduct(q *request, to *target, tiers pool.ServiceTiers, tier 
 	return to.Deduct(q.cooldownModel(to.backend), q.Cost)
 }
 
-// learnQuota learns what a reply says about the backend's quota. The model may
-// have become known by this reply, so the tier's demand is recorded again.
+// learnQuota records the limits that a reply reports. It also records the
+// tier's demand again, because the backend's limits for the model may be known
+// only since this reply.
 func (b *balancer) learnQuota(q *request, a *attemptRecord, tier int, r *attempt.Reply, rates verdict.Rates, now time.Time) {
 	lacksTier := r.Class == verdict.Throttled && r.AboutTiers() != pool.UsualTiers
 	if r.Response == nil || !q.hasQuota(a.target) || b.tiers == nil && !b.knowsQuota() || !a.tiers.ShareLimits() || lacksTier {
@@ -306,7 +308,7 @@ func (t *Transport) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	}.Check(t.check))
 }
 
-// check refuses the options that have no effect here.
+// check rejects the options that have no effect here.
 func (t *Transport) check() error {
 	const elsewhere = " has no effect in a plain reverse_proxy: use the directive openai_lb"
 	switch {
@@ -344,11 +346,12 @@ func (t *Transport) Cleanup() error {
 	return t.sender.Cleanup()
 }
 
-// errNext makes reverse_proxy ask the policy again.
+// errNext is the error for which reverse_proxy asks the policy again.
 var errNext = reverseproxy.NewDialError(errors.New("trying the next backend"))
 
 // RoundTrip implements http.RoundTripper. It makes one attempt at the upstream
-// that the policy chose for the request, or answers if there is none.
+// that the policy chose for the request. If the policy found no upstream, it
+// returns an answer.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	// a request may pass several reverse_proxies
 	p, ok := caddyhttp.GetVar(req.Context(), proxiedRequestVar).(*proxiedRequest)
@@ -379,15 +382,15 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// RequestHeaderOps sets the Host of the requests.
+// RequestHeaderOps returns the operations that set the Host of requests.
 func (t *Transport) RequestHeaderOps() *headers.HeaderOps {
 	return t.HTTP.RequestHeaderOps()
 }
 
-// TLSEnabled reports whether the upstreams are reached by TLS.
+// TLSEnabled reports whether the upstreams are reached over TLS.
 func (t *Transport) TLSEnabled() bool { return t.HTTP != nil && t.HTTP.TLSEnabled() }
 
-// EnableTLS has the upstreams reached by TLS.
+// EnableTLS makes the transport reach the upstreams over TLS.
 func (t *Transport) EnableTLS(base *reverseproxy.TLSConfig) error {
 	if t.HTTP == nil {
 		t.HTTP = new(reverseproxy.HTTPTransport)

@@ -7,22 +7,22 @@ import (
 	"strings"
 )
 
-// loopHeader lists the handlers that a request has passed, by their marks. CDNs
-// do the same with CDN-Loop (RFC 8586).
+// loopHeader lists the marks of the handlers that a request has passed. CDNs do
+// the same with CDN-Loop (RFC 8586).
 const loopHeader = "Openai-Lb-Loop"
 
-// loopMark finds the requests that a handler has sent, and that came back to
-// it: the address of a backend is that of the balancer, or of a proxy that
-// leads there, perhaps through the pools of other balancers. Without an end,
-// each of them would hold two more connections until no file descriptor is
-// left.
+// loopMark is a handler's mark, which finds the requests that the handler has
+// sent and that came back. They do if the address of a backend leads to the
+// balancer, directly or through a proxy or the pools of other balancers. A loop
+// without an end would use two more connections each round, until no file
+// descriptor is left.
 //
-// A handler adds its mark to each request for a backend, but not to those for
-// known providers, which need not know what stands in front of them. The mark
-// is random, so that nobody else can name it, and each handler has its own: a
-// pool may be a backend of another one in the same Caddy. A reload makes
-// another mark, which ends a loop one round later. The mark of a plain
-// reverse_proxy is empty, and finds nothing.
+// A handler adds its mark to each request for a backend, but not to requests
+// for known providers, which need not know what stands in front of them. The
+// mark is random, so that no client can guess it. Each handler has its own
+// mark, because a pool may be a backend of another pool in the same Caddy. A
+// reload makes a new mark, so a loop ends one round later. The mark of a plain
+// reverse_proxy is empty and finds nothing.
 type loopMark string
 
 func newLoopMark() loopMark { return loopMark(rand.Text()) }
@@ -39,8 +39,8 @@ func (m loopMark) has(header http.Header) bool {
 	return false
 }
 
-// add marks a request that goes on to a backend. Clients share the values of
-// the header, so these are not changed.
+// add adds the mark to the header of a request to a backend. It copies the list
+// of values, because the client's request shares it.
 func (m loopMark) add(header http.Header) {
 	header[loopHeader] = append(slices.Clip(header[loopHeader]), string(m))
 }

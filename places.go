@@ -9,19 +9,19 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 )
 
-// placesInFiles are the lines of handlers whose Caddyfile this process has read
-// and not yet loaded, by their JSON, which is all that Caddy hands from the one
-// step to the other. A reload by the command has only the JSON, and names no
-// line.
+// placesInFiles maps the JSON of a handler to its lines in the Caddyfile, for
+// handlers that this process has read and not loaded yet. The key is the JSON
+// because Caddy passes nothing else from reading to loading. A reload by the
+// command sends only JSON, so its errors name no line.
 var placesInFiles = struct {
 	sync.Mutex
 	of map[string]directive.Places
 }{of: make(map[string]directive.Places)}
 
-// maxPlaces limits the files that are read and never loaded.
+// maxPlaces limits the entries for files that are read and never loaded.
 const maxPlaces = 100
 
-// rememberPlaces keeps the lines of a handler until it is provisioned.
+// rememberPlaces stores the lines of a handler until it is provisioned.
 func (h *Handler) rememberPlaces(helper httpcaddyfile.Helper) {
 	text, err := json.Marshal(h)
 	if err != nil {
@@ -36,8 +36,9 @@ func (h *Handler) rememberPlaces(helper httpcaddyfile.Helper) {
 	placesInFiles.of[string(text)] = places
 }
 
-// takePlaces returns the lines of a handler that was not provisioned yet. They
-// are nil if it was not in a Caddyfile.
+// takePlaces removes and returns the lines of a handler that is about to be
+// provisioned. It returns nil if the handler is not from a Caddyfile that this
+// process read.
 func (h *Handler) takePlaces() directive.Places {
 	text, err := json.Marshal(h)
 	if err != nil {

@@ -42,15 +42,17 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err == nil || places == nil {
 		return err
 	}
-	// Caddy writes its path to the module before the error, and that hides it.
+	// Caddy prefixes the error with its path to the module, which hides the
+	// line.
 	err = places.WrapErr(err)
 	h.logger.Error("the configuration is not valid", zap.Error(err))
 	return err
 }
 
-// provision sets up the parts. Each is made of those before it: the caller's
-// keys, the backends, the connections, the pool, the limits of callers, and the
-// reader of requests. Cleanup releases those that were made.
+// provision sets up the parts of the handler, each from those before it: the
+// callers' keys, the backends, the connections, the pool, the limits of
+// callers, and the reader of requests. After an error, Cleanup releases the
+// parts that were made.
 func (h *Handler) provision(ctx caddy.Context) error {
 	h.keyFiles.Logger = h.logger
 	config, err := h.claimName(ctx)
@@ -98,7 +100,7 @@ func (h *Handler) provision(ctx caddy.Context) error {
 	return nil
 }
 
-// claimName gives the pool its name, and returns the digest of its options.
+// claimName registers the pool's name, and returns the digest of its options.
 func (h *Handler) claimName(ctx caddy.Context) (config string, err error) {
 	unnamed := h.Pool == "" || pools.IsNumbered(h.Pool, defaultPool)
 	h.Pool = cmp.Or(h.Pool, defaultPool)
@@ -131,7 +133,7 @@ func (h *Handler) checkOptions() error {
 	return errors.Join(h.Wait.Check(), h.WebSocketOptions.Check(), h.checkAffinity(h.namesCallers()))
 }
 
-// provisionBackends sets up the backends, with those that the environment
+// provisionBackends sets up the backends, including those that the environment
 // describes.
 func (h *Handler) provisionBackends(ctx caddy.Context) error {
 	if err := h.provisionFromEnv(); err != nil {
@@ -158,7 +160,7 @@ func (h *Handler) loadPolicy(ctx caddy.Context) (reverseproxy.Selector, error) {
 	return policy, err
 }
 
-// newSender sets up the connections to the backends, and passive health.
+// newSender sets up the connections to the backends, and passive health checks.
 func (h *Handler) newSender(ctx caddy.Context) (*attempt.Sender, error) {
 	transport, err := attempt.DecodeTransport(h.TransportRaw)
 	if err != nil {
@@ -168,8 +170,8 @@ func (h *Handler) newSender(ctx caddy.Context) (*attempt.Sender, error) {
 	return s, s.Provision(ctx)
 }
 
-// joinReplicas joins the other replicas of the option state. It returns nil
-// without that.
+// joinReplicas connects to the other replicas by the option state. It returns
+// nil without that option.
 func (h *Handler) joinReplicas(ctx caddy.Context) (*replicas.Link, error) {
 	link, err := h.Join(ctx)
 	if link == nil || err != nil {
@@ -178,8 +180,7 @@ func (h *Handler) joinReplicas(ctx caddy.Context) (*replicas.Link, error) {
 	return link, observe.On(ctx, observe.Started, link.Start)
 }
 
-// newBalancer makes the pool of the backends, and what all of its requests have
-// in common.
+// newBalancer makes the balancer, with the pool of the backends.
 func (h *Handler) newBalancer(ctx caddy.Context, policy reverseproxy.Selector) (*balancer, error) {
 	events, err := observe.NewEvents(ctx, h.Pool)
 	if err != nil {
@@ -259,7 +260,7 @@ func (h *Handler) newReader(ctx caddy.Context, policy reverseproxy.Selector) (*r
 	})
 }
 
-// publish shows the pool, which is complete now, to operators and to other
+// publish makes the pool, which is complete now, visible to operators and other
 // replicas.
 func (h *Handler) publish(config string) {
 	h.balancer.Records = nil
@@ -275,8 +276,8 @@ func (h *Handler) publish(config string) {
 	h.link.Open(h.balancer.Pool)
 }
 
-// checkAffinity checks what depends on other options: whether callers are
-// named.
+// checkAffinity returns an error if affinity needs names of callers and there
+// are none.
 func (h *Handler) checkAffinity(named bool) error {
 	if h.Affinity != nil && h.Affinity.Callers == affinity.Strict && !named {
 		return errors.New("affinity: callers strict requires client_key, client_keys_file or caller_identity, because callers need names")
@@ -284,9 +285,9 @@ func (h *Handler) checkAffinity(named bool) error {
 	return nil
 }
 
-// provisionFromEnv adds the backends that the environment describes. That
-// happens here and not when the Caddyfile is read, so that they never appear in
-// the config.
+// provisionFromEnv adds the backends that the environment describes. It runs at
+// load and not when the Caddyfile is read, so that these backends never appear
+// in the config.
 func (h *Handler) provisionFromEnv() error {
 	if h.BackendsFromEnv == "" {
 		return nil
@@ -336,7 +337,7 @@ func (h *Handler) Cleanup() error {
 	return errors.Join(errs...)
 }
 
-// checkReadyPath says what is wrong with ready_path, if anything is.
+// checkReadyPath returns an error if ready_path is not valid.
 func checkReadyPath(path string) error {
 	if !strings.HasPrefix(path, "/") || strings.ContainsAny(path, "?#*{}") {
 		return fmt.Errorf("ready_path '%s' is not a path that begins with / and has no wildcard or query, such as /readyz", path)

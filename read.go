@@ -22,19 +22,18 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
-// reader reads requests: it finds out who asks, for what, and which backends
-// may get that.
+// reader reads requests: it finds the caller, the operation with its model, and
+// the backends that may get the request.
 type reader struct {
-	// clientKeys knows the callers. If it is nil, everybody may use the
-	// balancer.
+	// clientKeys identifies callers. It is nil if anyone may use the balancer.
 	clientKeys *keys.Clients
 	// replaced is done once another config is loaded.
 	replaced context.Context
-	// keyFiles are read again when they have changed.
+	// keyFiles reloads files with keys when they change.
 	keyFiles *keys.Reloader
-	// callers limits what callers may use. It is nil if none is limited.
-	// entitlements are the backends that they may use, by the numbers of such
-	// sets. The first one is that of all backends.
+	// callers are the callers' limits. It is nil without limits. entitlements
+	// are the sets of backends that callers may use, by the number of the set.
+	// The first set has all backends.
 	callers      *callers.Callers
 	entitlements []*affinity.Entitlement
 	affinity     *affinity.Affinity
@@ -44,27 +43,26 @@ type reader struct {
 	// readyPath is the option ready_path, and buffers request_buffers.
 	readyPath string
 	buffers   int64
-	// passesThrough reports whether a backend wants the callers' own
+	// passesThrough reports whether a backend requires the callers' own
 	// credentials.
 	passesThrough bool
-	// models are all models that the backends have. It is nil unless every
-	// backend lists its models.
+	// models are the models of all backends. It is nil unless every backend
+	// lists its models.
 	models []string
-	// replicated reports whether replicas share state. Each has a ledger in its
-	// own storage, which may be the same.
+	// replicated reports whether replicas share state. Each replica has a
+	// ledger in its own storage, which may be the same storage.
 	replicated bool
-	// tellsModels reports whether the model matters to a backend: it lists its
+	// tellsModels reports whether a backend depends on the model: it lists its
 	// models, or has its own name for one.
 	tellsModels bool
 }
 
-// readers are those of the pools, by their names, in the config that is loaded:
-// string to *reader.
+// readers maps the name of a pool to its *reader in the loaded config.
 var readers sync.Map
 
-// latest returns the reader of the pool in the config that is loaded. A
-// WebSocket may stay open when the one that has opened it is replaced, but who
-// may go on is decided by that one.
+// latest returns the reader of the pool in the loaded config. A WebSocket can
+// outlive the config that opened it; the loaded config decides whether its
+// caller may continue.
 func (d *reader) latest(pool string) *reader {
 	if current, ok := readers.Load(pool); ok && d.replaced.Err() != nil {
 		return current.(*reader)
@@ -72,14 +70,15 @@ func (d *reader) latest(pool string) *reader {
 	return d
 }
 
-// read finds out what the request asks for. It returns the answer if that needs
-// no backend.
+// read reads and checks the request: who sent it, which operation and model it
+// asks for, its limits, and the accounts that may get it. It returns the answer
+// if the request needs no backend.
 func (d *reader) read(b *balancer, t *transaction) (own apierror.Answer) {
 	q, r := &t.request, t.request.incoming
 	q.entitled = d.entitlements[0]
 	if r.TLS != nil && !r.TLS.HandshakeComplete {
-		// whoever has seen it may have sent it again (RFC 8470), and it would
-		// be paid for twice
+		// Anyone who has seen the request may have replayed it (RFC 8470), and
+		// it would be paid for twice.
 		return apierror.TooEarly.Answer(r)
 	}
 	if d.asksReady(r) {
@@ -144,8 +143,8 @@ func (d *reader) read(b *balancer, t *transaction) (own apierror.Answer) {
 }
 
 // enter opens the WebSocket of a client, and reads its first message, which is
-// the request: it names the model and what the response goes on from. It
-// returns the answer if none comes.
+// the request: it names the model and the response to continue from. It returns
+// the answer if no such message arrives.
 func (d *reader) enter(b *balancer, t *transaction) (own apierror.Answer) {
 	q := &t.request
 	if q.socket == nil && !b.opensSocket(q) {
@@ -185,15 +184,15 @@ func (d *reader) enter(b *balancer, t *transaction) (own apierror.Answer) {
 }
 
 // opensSocket reports whether a backend that the request may use opens a
-// WebSocket for responses, or may do so. Clients that are told at the handshake
-// that none does use HTTP (Codex).
+// WebSocket for responses, or might. If none does, the answer to the handshake
+// says so, and clients such as Codex use HTTP.
 func (b *balancer) opensSocket(q *request) bool {
 	now := time.Now()
 	return slices.ContainsFunc(b.targets, func(t *target) bool { return q.entitled.May[t.Index] && !b.sender.RefusesSocket(t, now) })
 }
 
-// identify records who sent the request. It refuses a caller without a valid
-// key or token.
+// identify records the caller of the request. It returns a refusal if the
+// caller has no valid key or token, or is denied.
 func (d *reader) identify(q *request) (refusal apierror.Error, refused bool) {
 	if d.clientKeys == nil {
 		d.findSecret(q)
@@ -212,8 +211,8 @@ func (d *reader) identify(q *request) (refusal apierror.Error, refused bool) {
 	return apierror.Denied, d.callers.Deny(who.Name)
 }
 
-// refusalOf is the answer to a request whose key or token is not valid for this
-// reason.
+// refusalOf returns the answer to a request whose key or token is not valid for
+// the reason err.
 func refusalOf(err error) apierror.Error {
 	switch {
 	case errors.Is(err, keys.ErrNoKey):
@@ -228,8 +227,8 @@ func refusalOf(err error) apierror.Error {
 	return apierror.WrongKey
 }
 
-// modelsOf returns the models that a caller may use. It is nil if the caller
-// may use any model.
+// modelsOf returns the models that a caller may use. It returns nil if the
+// caller may use any model.
 func (d *reader) modelsOf(caller string) []string {
 	if d.callers == nil {
 		return d.models
@@ -238,7 +237,7 @@ func (d *reader) modelsOf(caller string) []string {
 }
 
 // exceeded returns the answer to a request if its caller is over a limit before
-// anything of it is read.
+// the body is read. It returns none if the request may wait for that limit.
 func (d *reader) exceeded(b *balancer, t *transaction, likely limiter.Estimate) (own apierror.Answer) {
 	now, q := time.Now(), &t.request
 	a, refusal := d.callers.Exceeded(now, q.caller.Name, likely)
@@ -249,10 +248,10 @@ func (d *reader) exceeded(b *balancer, t *transaction, likely limiter.Estimate) 
 	return d.exceededAnswer(b, t, refusal)
 }
 
-// receive reads the body of the request, or returns the answer if that cannot
-// be read, or if its caller is over a limit: otherwise a caller could fill the
-// memory with uploads. For the same reason, a longer body is one of the
-// requests that its caller has at a time while it comes.
+// receive reads the body of the request. It returns the answer if the body
+// cannot be read, or if the caller is over a limit: otherwise a caller could
+// fill the memory with uploads. For the same reason, a longer body counts as
+// one of its caller's open requests while it arrives.
 func (d *reader) receive(b *balancer, t *transaction, route openaiapi.Route) (own apierror.Answer) {
 	q := &t.request
 	if length := q.incoming.ContentLength; d.callers != nil && length != 0 {
@@ -272,15 +271,13 @@ func (d *reader) receive(b *balancer, t *transaction, route openaiapi.Route) (ow
 	return own
 }
 
-// exceededAnswer counts and returns the answer to a request that a limit
-// refuses.
+// exceededAnswer counts a request that a limit refuses, and returns its answer.
 func (d *reader) exceededAnswer(b *balancer, t *transaction, refusal *limiter.Refusal) apierror.Answer {
 	b.metrics.Limited(t.request.caller.Label, refusal)
 	return d.callers.Refuse(t.request.asked, time.Now(), t.request.caller.Name, refusal)
 }
 
-// answerUsage says what the caller has used, and may use. The answer is charged
-// to no limit.
+// answerUsage returns the caller's use and limits. It is charged to no limit.
 func (d *reader) answerUsage(b *balancer, t *transaction) apierror.Answer {
 	r := t.request.asked
 	if d.callers == nil {
@@ -296,7 +293,7 @@ func (d *reader) answerUsage(b *balancer, t *transaction) apierror.Answer {
 	return answer
 }
 
-// limit charges the request to its caller, or returns the answer if the caller
+// limit charges the request to its caller. It returns the answer if the caller
 // may not send it.
 func (d *reader) limit(b *balancer, t *transaction) (own apierror.Answer) {
 	if d.callers == nil {
@@ -329,8 +326,8 @@ func (d *reader) limit(b *balancer, t *transaction) (own apierror.Answer) {
 	return own
 }
 
-// findAccounts returns which accounts may get the request, or the answer if
-// none may. A list is the first account's.
+// findAccounts returns the accounts that may get the request, or the answer if
+// no account may. A list goes to the first account.
 func (d *reader) findAccounts(q *request, targets []*target) (accounts *affinity.Placement, own apierror.Answer) {
 	if q.Body.TooManyIDs() {
 		return affinity.Anywhere, apierror.TooManyIDs(openaiapi.MaxIDs).Answer(q.asked)
@@ -353,8 +350,9 @@ func (d *reader) findAccounts(q *request, targets []*target) (accounts *affinity
 	return accounts, own
 }
 
-// settleList routes a list to the first account by priority, or to the account
-// where objects without a model are made.
+// settleList routes a list request to the first account by priority. An account
+// that serves all of the caller's models comes first, because objects without a
+// model are made there.
 func settleList(accounts *affinity.Placement, q *request, targets []*target) {
 	var first *target
 	for _, t := range targets {
@@ -370,14 +368,15 @@ func settleList(accounts *affinity.Placement, q *request, targets []*target) {
 	}
 }
 
-// asksReady reports whether the request asks whether there is a backend to use.
+// asksReady reports whether the request is a readiness probe.
 func (d *reader) asksReady(r *http.Request) bool {
 	return d.readyPath != "" && r.URL.Path == d.readyPath &&
 		(r.Method == http.MethodGet || r.Method == http.MethodHead)
 }
 
-// answerReady says whether there is a backend to use, and if not, when the
-// first one may be. It calls none, but rechecks the unreachable ones.
+// answerReady answers a readiness probe: whether a backend is usable, and if
+// not, when the first one may be. It calls no backend, but starts rechecks of
+// those that are unreachable.
 func (d *reader) answerReady(b *balancer, r *http.Request) (answer apierror.Answer) {
 	now := time.Now()
 	usable, wait := b.Pool.Usable(now)

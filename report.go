@@ -20,30 +20,31 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// outcome is what the client got. commit, which makes a reply the client's,
-// sets usage. respond sets the reply or the answer and the status, and end the
-// rest.
+// outcome is the result of a request. commit sets usage, respond sets the reply
+// or the answer and the status, and end sets the rest.
 type outcome struct {
-	// reply is that of a backend, if the client gets one as it comes. Otherwise
-	// it gets the answer.
+	// reply is the backend's reply if the client gets one while it arrives. It
+	// is nil if the client gets answer.
 	reply  *attempt.Reply
 	answer answer
-	// status is that of either. It is 0 until there is one.
+	// status is the status of the reply or the answer. It is 0 until there is
+	// one.
 	status int
-	// usage reads the client's reply. tokens are what it found, once that is
-	// over.
+	// usage reads the client's reply. tokens are the tokens that it found, once
+	// the reply is over.
 	usage  *usage.Reader
 	tokens usage.Tokens
-	// serviceTier is the one that served the request, once its reply has named
-	// it.
+	// serviceTier is the service tier that served the request, once its reply
+	// has named it.
 	serviceTier string
-	// duration is how long the request took, once it is over, and aborted
-	// reports whether its reply was aborted then.
+	// duration is how long the request took. aborted reports whether its reply
+	// was aborted. Both are set when the request is over.
 	duration time.Duration
 	aborted  bool
 }
 
-// end records that the request is over.
+// end records the duration, the tokens and the service tier of a request that
+// is over.
 func (o *outcome) end(q *request, aborted bool) {
 	o.duration, o.aborted = time.Since(q.started), aborted
 	o.usage.Close()
@@ -51,20 +52,20 @@ func (o *outcome) end(q *request, aborted bool) {
 	if o.status != 0 {
 		return
 	}
-	// a handler around this one, or a policy, has panicked
+	// A handler around this one, or a policy, has panicked.
 	o.status, o.answer.Class = http.StatusInternalServerError, apierror.Unsent
 	if q.incoming.Context().Err() != nil {
 		o.status, o.answer.Class = clientClosedRequest, string(verdict.ClientLeftWaiting)
 	}
 }
 
-// isOwn reports whether the client got an answer of the balancer's own.
+// isOwn reports whether the client got the balancer's own answer.
 func (o *outcome) isOwn() bool {
 	return o.reply == nil && o.answer.from == nil && o.answer.Response != nil
 }
 
-// timeToFirstByte is how long after the request the first byte of a backend's
-// reply went to the client. It is 0 if the client gets none.
+// timeToFirstByte returns the time from the request to the first byte of a
+// backend's reply. It returns 0 if the client gets no such reply.
 func (o *outcome) timeToFirstByte(q *request) time.Duration {
 	if o.reply == nil {
 		return 0
@@ -72,8 +73,8 @@ func (o *outcome) timeToFirstByte(q *request) time.Duration {
 	return o.reply.FirstByte().Sub(q.started)
 }
 
-// answeredBy is the attempt whose reply the client got, or the last one. It is
-// nil if there is none.
+// answeredBy returns the attempt whose reply the client got, or else the last
+// one. It returns nil without attempts.
 func (o *outcome) answeredBy(s *search) *attemptRecord {
 	if o.answer.from != nil {
 		return o.answer.from
@@ -81,8 +82,9 @@ func (o *outcome) answeredBy(s *search) *attemptRecord {
 	return s.attempts.last()
 }
 
-// source is the backend whose reply the client got, and the class of that. The
-// backend is nil if it was an answer of our own that is not about one backend.
+// source returns the backend whose reply the client got, and the reply's class.
+// The backend is nil for an answer of the balancer's own that is not about one
+// backend.
 func (o *outcome) source(s *search) (from *target, class string) {
 	if o.answer.Class != "" {
 		return o.answer.owner, o.answer.Class
@@ -93,16 +95,14 @@ func (o *outcome) source(s *search) (from *target, class string) {
 	return nil, ""
 }
 
-// clientClosedRequest is what Caddy logs as the status of a request whose
-// client left.
+// clientClosedRequest is the status that Caddy logs if the client left.
 const clientClosedRequest = 499
 
 // refused lists the classes of answers to requests that needed a backend and
-// found none, perhaps without an attempt.
+// found none. Such a request may have made no attempt.
 var refused = []string{apierror.AllThrottled, apierror.OwnerThrottled, apierror.AllBusy, apierror.RetryLater}
 
-// report counts a request that is over, and the attempt whose reply the client
-// got.
+// report counts a finished request and its attempts in the metrics.
 func (b *balancer) report(q *request, s *search, o *outcome) {
 	from, class := o.source(s)
 	if from != nil {
@@ -127,8 +127,8 @@ func (b *balancer) report(q *request, s *search, o *outcome) {
 	counts.Answered(q.caller.Label, b.models.Label(q.Model), class, o.status, o.duration, o.timeToFirstByte(q))
 }
 
-// countTokens counts the tokens of the reply. If it reports any, it is that of
-// the last attempt.
+// countTokens counts the tokens of the reply. If the reply reports tokens, it
+// is the reply to the last attempt.
 func (b *balancer) countTokens(q *request, s *search, o *outcome, from *target, class string) {
 	switch a := s.attempts.last(); {
 	case o.tokens.Known():
@@ -139,12 +139,11 @@ func (b *balancer) countTokens(q *request, s *search, o *outcome, from *target, 
 	}
 }
 
-// pricedTiers are the service tiers that cost something else than the usual
-// one.
+// pricedTiers are the service tiers whose price differs from the usual one.
 var pricedTiers = []string{openaiapi.Flex, openaiapi.Fast, openaiapi.Priority, openaiapi.Ultrafast}
 
-// countServiceTier counts the request if it was served, and a backend was asked
-// for one of these service tiers.
+// countServiceTier counts a served request for which a backend was asked for
+// one of pricedTiers.
 func countServiceTier(q *request, o *outcome, from *target, class string) {
 	asked := askedTier(q, from)
 	if slices.Contains(pricedTiers, asked) && class == string(verdict.Served) && o.status < 300 {
@@ -152,8 +151,9 @@ func countServiceTier(q *request, o *outcome, from *target, class string) {
 	}
 }
 
-// askedTier is the service tier that the backend was asked for, by its name in
-// logs and metrics. Without a backend it is that of the client.
+// askedTier returns the service tier that the backend was asked for, as named
+// in logs and metrics. Without a backend, it is the tier that the client asked
+// for.
 func askedTier(q *request, from *target) string {
 	if from == nil {
 		return openaiapi.TierName(q.ServiceTier())
@@ -161,9 +161,9 @@ func askedTier(q *request, from *target) string {
 	return openaiapi.TierName(from.backend.TierOf(&q.Request))
 }
 
-// countThrottled counts that the client gets a 429 because every backend that
-// may get the request throttles. If these are all of one account that stores an
-// object, it returns the backend that returns first.
+// countThrottled counts a 429 that the client gets because every backend that
+// may get the request throttles. If these backends belong to one account that
+// stores an object, it returns the backend that is ready first, else nil.
 func (b *balancer) countThrottled(r refusals) (owner *target) {
 	switch {
 	case !r.all || r.Throttled == nil:
@@ -177,9 +177,9 @@ func (b *balancer) countThrottled(r refusals) (owner *target) {
 	return owner
 }
 
-// countReserved counts the backends that were passed over for a backend of
-// their priority or a worse one, or for none, because only shares of other
-// tiers are left of them.
+// countReserved counts the backends that the request skipped because only the
+// shares of other tiers are left there. These are the skipped backends up to
+// the priority of the chosen backend, or of any priority if none was chosen.
 func (b *balancer) countReserved(ask *pool.Ask, chosen *pool.Member, now time.Time) {
 	if ask.Tier.Shares == nil {
 		return
@@ -194,13 +194,13 @@ func (b *balancer) countReserved(ask *pool.Ask, chosen *pool.Member, now time.Ti
 	}
 }
 
-// deploymentLabel is the label in metrics of the backend's name for the model
-// that is asked for.
+// deploymentLabel returns the metrics label of the backend's name for the
+// requested model.
 func (t *target) deploymentLabel(q *request) string {
 	return metrics.Deployment(t.Member, t.backend.NameOf(q.Model))
 }
 
-// summary is what placeholders and the access log say of the request.
+// summary returns the request's fields for placeholders and the access log.
 func (b *balancer) summary(t *transaction) *observe.Summary {
 	q, found, o := &t.request, &t.search, &t.outcome
 	s := &observe.Summary{
@@ -230,8 +230,8 @@ func (b *balancer) summary(t *transaction) *observe.Summary {
 	return s
 }
 
-// addToLog adds a field to what the access log says of the request, if there is
-// one.
+// addToLog adds a field to the request's access log entry, if the server writes
+// access logs.
 func addToLog(r *http.Request, field func() zap.Field) {
 	if server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && server.Logs != nil {
 		if extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {

@@ -26,59 +26,59 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
-// request is what a client asks for, and who asks. It is read once, before a
-// backend is chosen, and does not change afterwards. When no attempt can need
-// them any more, its body and the caller's credentials are released.
+// request is a client's request and its caller. It is read once, before a
+// backend is chosen, and does not change afterwards. Its body and the caller's
+// credentials are released when no further attempt can need them.
 type request struct {
 	openaiapi.Request
-	// incoming is the request as it came. Each attempt sends a copy of it.
+	// incoming is the request as it arrived. Each attempt sends a copy of it.
 	incoming *http.Request
-	// asked is the request that is answered. That is incoming, except for the
-	// message of an open WebSocket, which is read like a POST.
+	// asked is the request as the balancer reads and answers it. It is the same
+	// as incoming, except for a message of an open WebSocket, which is read
+	// like a POST.
 	asked *http.Request
-	// query is that of incoming, without the caller's keys.
+	// query is incoming's query without the caller's keys.
 	query string
-	// writer is the client's.
+	// writer writes the response to the client.
 	writer http.ResponseWriter
-	// started is when the request came.
+	// started is when the request arrived.
 	started time.Time
 	// maxAttempts is how many backends the request may try. With 0, it may try
 	// all of them.
 	maxAttempts int
-	// deadline is when the last attempt may begin. It is zero if any time will
-	// do.
+	// deadline is the latest start of an attempt. It is zero without a limit.
 	deadline time.Time
-	// gone is when the client will have given up. It is zero if that is not
+	// gone is when the client is expected to give up. It is zero if that is not
 	// known.
 	gone time.Time
-	// received is the body, as far as it is kept to be sent again.
+	// received is the body, as far as it is kept for retries.
 	received replay.Body
 	// socket is the client's end of a WebSocket that was opened before a
-	// backend is chosen, and of which the request is a message. It is nil for
-	// other requests.
+	// backend is chosen; the request is a message of it. It is nil for other
+	// requests.
 	socket *websocket.Client
 	// session is the key of the request's affinity in the pool.
 	session uint64
 	// prompt is the beginning of the prompt, which a backend may have cached.
 	prompt openaiapi.Prompt
 
-	// caller is who sent the request, if callers need a key.
+	// caller is the sender of the request. It is empty if callers need no key.
 	caller keys.Caller
-	// entitled is which backends the request may use.
+	// entitled is the set of backends that the request may use.
 	entitled *affinity.Entitlement
-	// credentials are the caller's own, for a backend with auth passthrough,
-	// and anonymous reports whether such a backend could not get any.
+	// credentials are the caller's own, for a backend with auth passthrough.
+	// anonymous reports whether the caller sent none for such a backend.
 	credentials keys.Presented
 	anonymous   bool
 	// inSession reports whether the request is a response in a realtime
 	// session.
 	inSession bool
-	// secret is the client secret that the caller has sent in place of a key.
-	// It is nil if there is none.
+	// secret is the client secret that the caller sent instead of a key. It is
+	// nil if there is none.
 	secret *clientSecret
 }
 
-// parse finds out what the request asks for.
+// parse parses the request, and computes the key of its session.
 func (q *request) parse(route openaiapi.Route, cache *affinity.PromptCache) {
 	var prompt *openaiapi.Prompt // nil: nothing is cached
 	if cache != nil {
@@ -92,21 +92,22 @@ func (q *request) parse(route openaiapi.Route, cache *affinity.PromptCache) {
 	}
 }
 
-// asks returns the parts of the request that decide what the reply of a backend
-// means. The attempt has one of the service tiers.
+// asks returns the parts of the request that decide the meaning of a backend's
+// reply. tiers is the set of service tiers of the attempt.
 func (q *request) asks(to *backend.Backend, tiers pool.ServiceTiers) attempt.Asks {
 	return attempt.Asks{Kind: q.Kind, Stream: q.Body.Stream, Operation: q.Route.Operation, Model: to.NameOf(q.Model), Cost: q.Cost, Tiers: tiers}
 }
 
-// digests makes the digests of requests.
+// digests is the seed of all digests of requests.
 var digests = maphash.MakeSeed()
 
 // digestedEnd is how much of each end of a long body is in its digest.
 const digestedEnd = 32 << 10
 
-// digest tells the request from others: it is the same for one that a client
-// sends again. Of a long body, it has the length and both ends, so that a
-// prompt of many megabytes costs no more than a short one.
+// digest returns a hash of the method, the path and the body. A request that a
+// client repeats has the same digest. The hash of a long body covers its length
+// and both ends, so that a prompt of many megabytes costs no more than a short
+// one.
 func (q *request) digest() uint64 {
 	var h maphash.Hash
 	h.SetSeed(digests)
@@ -123,8 +124,9 @@ func (q *request) digest() uint64 {
 	return h.Sum64()
 }
 
-// weighedModel is the model of which backends' limits decide about weights. It
-// is empty for operations other than inference, which have separate limits.
+// weighedModel returns the model whose limits at the backends adjust their
+// weights. It is empty for operations other than inference, which have separate
+// limits.
 func (q *request) weighedModel() string {
 	if !q.Kind.Infers() {
 		return ""
@@ -132,17 +134,18 @@ func (q *request) weighedModel() string {
 	return q.Model
 }
 
-// lackedModel is the name of the model that the backend has or not.
+// lackedModel returns the backend's name for the model, as the key of the
+// models that the backend lacks.
 func (q *request) lackedModel(to *target) string { return pool.ModelKey(to.backend.NameOf(q.Model)) }
 
-// use is the operation with the model that the backend is asked for. Its names
-// are short, whatever the client has sent.
+// use returns the operation and the model that the backend is asked for. Both
+// names are shortened if a client sent long ones.
 func (q *request) use(to *target) lacks.Use {
 	return lacks.Use{Model: q.lackedModel(to), Operation: pool.ModelKey(q.Route.Operation)}
 }
 
-// pathName is the path of the request as backends have it or not: its
-// operation, for each version of the API.
+// pathName returns the key of the request's path in the paths that a backend
+// lacks: the operation and the version of the API.
 func (q *request) pathName() string {
 	version := ""
 	if q.incoming.URL.RawQuery != "" {
@@ -151,14 +154,14 @@ func (q *request) pathName() string {
 	return pool.ModelKey(q.Route.Operation + "?" + version)
 }
 
-// isOnce reports whether the request can be sent only once. One that may have
-// been executed after a failure is not retried either.
+// isOnce reports whether the request can be sent only once: its body is not
+// kept, or it must not be executed twice.
 func (q *request) isOnce() bool { return !q.received.Whole() || !q.Kind.Repeatable() }
 
-// cooldownModel returns the backend's name for the model whose cooldowns count
-// for the request. A cooldown that the request starts is for this model, too.
-// An operation other than inference has separate limits, such as a number of
-// jobs. So it counts as a request without a model.
+// cooldownModel returns the backend's name for the model whose cooldowns apply
+// to the request. Cooldowns that the request starts are for this model, too. It
+// is empty for operations other than inference, which have separate limits,
+// such as a number of jobs.
 func (q *request) cooldownModel(b *backend.Backend) string {
 	if !q.Kind.Infers() {
 		return ""
@@ -166,13 +169,15 @@ func (q *request) cooldownModel(b *backend.Backend) string {
 	return b.NameOf(q.Model)
 }
 
-// wholeBackend reports whether a class is about all of the backend. A quota
-// that an operation other than inference has met may be one of these.
+// wholeBackend reports whether a class concerns the whole backend. An exhausted
+// quota does so only for inference: another operation may have met a separate
+// quota.
 func (q *request) wholeBackend(c verdict.Class) bool {
 	return c.WholeBackend() && (c != verdict.Quota || q.Kind.Infers())
 }
 
-// latencyKind returns the kind of request whose waits count for this one.
+// latencyKind returns the kind of request whose latencies are comparable with
+// this one's.
 func (q *request) latencyKind() latency.Kind {
 	if !q.Kind.Infers() || q.Kind.IsHandshake() || q.socket != nil {
 		return latency.Unfollowed
@@ -184,9 +189,9 @@ func (q *request) latencyKind() latency.Kind {
 	return latency.KindOf(q.Body.Stream, q.PromptLength, output)
 }
 
-// hasQuota reports whether the request counts for the backend's limits, as far
-// as they are known: those of inference. With the caller's own credential, the
-// limits would be the caller's.
+// hasQuota reports whether the request counts toward the backend's known
+// limits, which are those of inference. It does not with the caller's own
+// credential, because the limits would be the caller's.
 func (q *request) hasQuota(t *target) bool {
 	return q.Kind.Infers() && !t.backend.Credentials.Passthrough
 }
@@ -204,7 +209,8 @@ func (q *request) isAzure() bool {
 	return q.Route.Dialect == openaiapi.AzureV1 || q.Route.Dialect == openaiapi.AzureClassic
 }
 
-// callerField names the caller in a log. It is empty if callers need no key.
+// callerField returns the log field with the caller's name. It is empty if
+// callers need no key.
 func (q *request) callerField() zap.Field {
 	if q.caller.Name == "" {
 		return zap.Skip()
@@ -212,13 +218,13 @@ func (q *request) callerField() zap.Field {
 	return zap.String("caller", q.caller.Name)
 }
 
-// isLate reports whether the client was too slow with its body. net/http's
-// server then cancels the request, as if the client had left.
+// isLate reports whether the client was too slow with its body. In that case,
+// net/http's server cancels the request as if the client had left.
 func (q *request) isLate() bool {
 	return errors.Is(q.received.Failure(), os.ErrDeadlineExceeded)
 }
 
-// estimate is what the request is likely to cost its caller.
+// estimate returns the likely cost of the request to its caller.
 func (q *request) estimate() limiter.Estimate {
 	if q.Kind.IsHandshake() {
 		return limiter.Estimate{} // each response in it has its own
@@ -232,15 +238,16 @@ func (q *request) estimate() limiter.Estimate {
 	return e
 }
 
-// hasUnknownLength reports whether the prompt may have any length: its body is
-// not kept as a whole, and does not say how long it is. The estimate for a form
-// does not depend on that.
+// hasUnknownLength reports whether the prompt may have any length, because the
+// body is not kept as a whole and its length is not declared. The estimate for
+// a form does not depend on that.
 func (q *request) hasUnknownLength() bool {
 	return q.PromptLength > 0 && !q.received.Whole() && q.received.Length() < 0
 }
 
-// readsUsage reports whether the reply to a request that is not known as
-// inference may say what that, or a response in the background, has cost.
+// readsUsage reports whether to read usage from the reply to a request that is
+// not known as inference. Its reply may report its own cost, or that of a
+// background response.
 func (q *request) readsUsage(bill *bill, recorders seam.UsageRecorders) bool {
 	if q.Kind.Infers() {
 		return false
@@ -249,13 +256,13 @@ func (q *request) readsUsage(bill *bill, recorders seam.UsageRecorders) bool {
 	return bill.CountsTokens() && !q.showsStored() || bill.Awaits(id) || recorders.Awaits(id)
 }
 
-// showsStored reports whether the reply shows what was answered before.
+// showsStored reports whether the reply shows a stored answer.
 func (q *request) showsStored() bool {
 	return openaiapi.ShowsStored(q.asked.Method, q.Route.Operation)
 }
 
-// release frees what only another attempt would need. A reply may stream for
-// minutes, and must not hold the prompt for so long.
+// release frees the data that only another attempt would need. A reply may
+// stream for minutes, and must not hold the prompt that long.
 func (q *request) release() {
 	q.received.Release()
 	q.credentials = keys.Presented{}
