@@ -73,38 +73,24 @@ func init() {
 //
 // It sets these placeholders, for access logs and deferred headers:
 //
-// Placeholder | Description ------------|-------------
-// `{http.openai_lb.backend}` | The name of the backend that replied, or of the
-// last one that was tried. It is empty if the answer is not about one backend
-// `{http.openai_lb.class}` | What the reply means, like served, client_error,
-// throttled or failed: a class of docs/replies.md. The balancer's own answers
-// are all_throttled, owner_throttled, all_busy, retry_later, caller_limited,
-// no_such_model, unauthenticated, invalid_request, models, usage, ready,
-// not_ready or error `{http.openai_lb.attempts}` | How many backends were tried
-// `{http.openai_lb.classes}` | The class of the reply to each attempt, like
-// `ptu=throttled,east=served` `{http.openai_lb.affinity}` | Why that backend
-// was chosen: owner (it stores the objects that the request names), asked (it
-// was asked for them), cache (where the session's prompt is cached), learned (a
-// free choice, and the reply named objects) or none
-// `{http.openai_lb.affinity_result}` | The outcome: hit, move or miss, as in
-// metrics. It is empty if the choice was free `{http.openai_lb.model}` | The
-// model that the request asks for, as the client named it
-// `{http.openai_lb.caller}` | The name of the caller, by its client key or
-// token `{http.openai_lb.tier}` | The number of the request's tier, counted
-// from 1 in order of importance. It is empty if there is none
-// `{http.openai_lb.limit}` | The limit of the caller that refused the request,
-// like tokens/minute. It is empty if none did `{http.openai_lb.limit_allowed}`,
-// `{http.openai_lb.limit_used}`, `{http.openai_lb.limit_requested}` | How much
-// of that limit may be used, how much was used, and how much the request needs,
-// as in its error `{http.openai_lb.pool}` | The name of the pool
-// `{http.openai_lb.waited}` | The seconds that the request has waited because
-// of the option wait. It is empty if it did not wait
-// `{http.openai_lb.time_to_first_byte}` | The seconds from the request's
-// arrival to the first byte of the reply's body
-// `{http.openai_lb.tokens_input}`, `{http.openai_lb.tokens_cached}` | The
-// tokens of the prompt, and those of them that came from a cache
-// `{http.openai_lb.tokens_output}`, `{http.openai_lb.tokens_reasoning}` | The
-// tokens of the answer, and those of them that were not shown
+// Placeholder | Description
+// ------------|-------------
+// `{http.openai_lb.backend}` | The name of the backend that replied, or of the last one that was tried. It is empty if the answer is not about one backend
+// `{http.openai_lb.class}` | What the reply means, like served, client_error, throttled or failed: a class of docs/replies.md. The balancer's own answers are all_throttled, owner_throttled, all_busy, retry_later, caller_limited, no_such_model, unauthenticated, invalid_request, models, usage, ready, not_ready or error
+// `{http.openai_lb.attempts}` | How many backends were tried
+// `{http.openai_lb.classes}` | The class of the reply to each attempt, like `ptu=throttled,east=served`
+// `{http.openai_lb.affinity}` | Why that backend was chosen: owner (it stores the objects that the request names), asked (it was asked for them), cache (where the session's prompt is cached), learned (a free choice, and the reply named objects) or none
+// `{http.openai_lb.affinity_result}` | The outcome: hit, move or miss, as in metrics. It is empty if the choice was free
+// `{http.openai_lb.model}` | The model that the request asks for, as the client named it
+// `{http.openai_lb.caller}` | The name of the caller, by its client key or token
+// `{http.openai_lb.tier}` | The number of the request's tier, counted from 1 in order of importance. It is empty if there is none
+// `{http.openai_lb.limit}` | The limit of the caller that refused the request, like tokens/minute. It is empty if none did
+// `{http.openai_lb.limit_allowed}`, `{http.openai_lb.limit_used}`, `{http.openai_lb.limit_requested}` | How much of that limit may be used, how much was used, and how much the request needs, as in its error
+// `{http.openai_lb.pool}` | The name of the pool
+// `{http.openai_lb.waited}` | The seconds that the request has waited because of the option wait. It is empty if it did not wait
+// `{http.openai_lb.time_to_first_byte}` | The seconds from the request's arrival to the first byte of the reply's body
+// `{http.openai_lb.tokens_input}`, `{http.openai_lb.tokens_cached}` | The tokens of the prompt, and those of them that came from a cache
+// `{http.openai_lb.tokens_output}`, `{http.openai_lb.tokens_reasoning}` | The tokens of the answer, and those of them that were not shown
 type Handler struct {
 	// Pool is the name of the pool in logs, metrics and the admin API. Default:
 	// `openai_lb`; further ones of a file are `openai_lb_2` and so on.

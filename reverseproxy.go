@@ -23,10 +23,10 @@ import (
 )
 
 // proxiedRequest is a request to a plain reverse_proxy, from its first attempt
-// to its reply. reverse_proxy makes the loop: it asks the policy for an
-// upstream and the transport for a reply, in turns. Between the two, the policy
-// leaves the request in a variable of it, and so both are steps of one search.
-// Nothing here knows models, accounts or callers.
+// to its reply. reverse_proxy runs the loop: in turns, it asks the policy for
+// an upstream and the transport for a reply. The policy passes the request to
+// the transport in a request variable, so that both work on the same search.
+// Models, accounts and callers play no part here.
 type proxiedRequest struct {
 	transaction
 	group     *upstreamGroup
@@ -35,17 +35,18 @@ type proxiedRequest struct {
 	own apierror.Answer
 }
 
-// proxiedRequestVar is the variable in which the policy leaves the request for
-// the transport: a policy cannot change the request's context.
+// proxiedRequestVar is the request variable in which the policy passes the
+// proxiedRequest to the transport. A policy cannot change the request's
+// context.
 const proxiedRequestVar = "openai_lb.request"
 
-// answering is the upstream of a request that the transport answers, because no
-// upstream is left.
+// answering is the upstream of a request that has no upstream left, so that the
+// transport answers it.
 var answering = &reverseproxy.Upstream{Dial: "openai_lb:0", Host: new(reverseproxy.Host)}
 
-// requestOf returns the request. On the first attempt, it makes one and reads
-// the body. That happens before an upstream is chosen, because the body may
-// take long to arrive.
+// requestOf returns the proxiedRequest of r. On the first attempt, it makes one
+// and reads the body. The body is read before an upstream is chosen because it
+// may take long to arrive.
 func (s *Selection) requestOf(upstreams reverseproxy.UpstreamPool, r *http.Request, w http.ResponseWriter) *proxiedRequest {
 	if p, ok := caddyhttp.GetVar(r.Context(), proxiedRequestVar).(*proxiedRequest); ok && p.request.incoming == r {
 		return p
@@ -67,8 +68,8 @@ func (s *Selection) requestOf(upstreams reverseproxy.UpstreamPool, r *http.Reque
 	return p
 }
 
-// read finds out what the request asks for, as far as the meaning of a reply
-// depends on it. If that needs no upstream, there is an answer then.
+// read reads and parses the request, as far as a reply's meaning depends on it.
+// It sets own if the request needs no upstream.
 func (p *proxiedRequest) read() {
 	q := &p.request
 	if openaiapi.IsExtendedConnect(q.incoming) {
@@ -82,8 +83,8 @@ func (p *proxiedRequest) read() {
 	q.Kind, q.Route, q.Cost, q.Whole, q.Body.Stream = asked.Kind, asked.Route, asked.Cost, true, asked.Body.Stream
 }
 
-// next moves on to the upstream that is attempted next. It returns nil if there
-// is none.
+// next starts the next attempt and returns it. It returns nil if no upstream is
+// left.
 func (p *proxiedRequest) next() *attemptRecord {
 	if p.own != (apierror.Answer{}) {
 		return nil
@@ -122,8 +123,8 @@ func proxyAround(modules []caddy.Module) *reverseproxy.Handler {
 	return nil
 }
 
-// checkUpstream refuses the dial address of an upstream that the proxy does not
-// have. A proxy with dynamic upstreams may have any.
+// checkUpstream returns an error if the proxy has no upstream with this dial
+// address. A proxy with dynamic upstreams may have any.
 func checkUpstream(proxy *reverseproxy.Handler, dial string) error {
 	if proxy == nil || proxy.DynamicUpstreamsRaw != nil || proxy.DynamicUpstreams != nil {
 		return nil
@@ -138,8 +139,8 @@ func checkUpstream(proxy *reverseproxy.Handler, dial string) error {
 	return fmt.Errorf("upstream '%s' is not one of reverse_proxy's upstreams: %s", dial, strings.Join(dials, ", "))
 }
 
-// hasSelection reports whether the proxy, which is being set up, has a
-// Selection.
+// hasSelection reports whether the proxy, which is being set up, uses the
+// policy openai_lb.
 func hasSelection(proxy *reverseproxy.Handler) bool {
 	if proxy == nil || proxy.LoadBalancing == nil {
 		return false
@@ -147,8 +148,8 @@ func hasSelection(proxy *reverseproxy.Handler) bool {
 	return pools.PolicyName(proxy.LoadBalancing.SelectionPolicyRaw) == "openai_lb"
 }
 
-// checkRetries refuses the options with which the proxy would classify replies
-// as well.
+// checkRetries rejects options with which the proxy would classify replies,
+// too.
 func checkRetries(proxy *reverseproxy.Handler) error {
 	if proxy.LoadBalancing.RetryMatchRaw != nil {
 		return errors.New("lb_retry_match is not allowed with the openai_lb transport, which classifies replies itself")
@@ -160,8 +161,8 @@ func checkRetries(proxy *reverseproxy.Handler) error {
 }
 
 // passiveOption returns the name of an option with which the proxy counts
-// failures of its upstreams, or an empty string. unhealthy_request_count counts
-// none.
+// failures of its upstreams, or an empty string. unhealthy_request_count does
+// not count failures.
 func passiveOption(proxy *reverseproxy.Handler) string {
 	if proxy.HealthChecks == nil || proxy.HealthChecks.Passive == nil {
 		return ""

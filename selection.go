@@ -44,51 +44,51 @@ import (
 type search struct {
 	balancer *balancer
 	request  *request
-	// tier is the number of the request's tier, or 0.
+	// tier is the number of the caller's tier. It is 0 without a tier.
 	tier int
 	// wait is the request's wait for a limit of its caller and for a backend.
 	wait *wait
-	// placement is that of the transaction.
+	// placement is the transaction's.
 	placement *affinity.Placement
 
-	// attempts are those made, including the one in progress. firstAttempt has
-	// room for the first of them.
+	// attempts are the attempts so far, including the one in progress.
+	// firstAttempt is the storage of the first one.
 	attempts     attemptList
 	firstAttempt [1]attemptRecord
-	// current is the backend of the attempt in progress. It is nil if there is
-	// none.
+	// current is the backend of the attempt in progress. It is nil between
+	// attempts.
 	current *target
-	// board is the request as the pool sees it. fewBackends has room for what
-	// it says of a few backends.
+	// board describes the request and each backend to the pool. fewBackends is
+	// the storage for up to four backends.
 	board       pool.Ask
 	fewBackends [4]pool.At
-	// silence follows the wait for the first byte of the attempt in progress,
-	// and finds where the request moves from a silent backend.
+	// silence follows the wait for the first byte of the attempt in progress.
+	// If the backend is silent for too long, it finds the backend to which the
+	// request moves.
 	silence pool.Wait
-	// firstByte is the wait of the request for the first byte of a reply,
-	// whichever backend sends it.
+	// firstByte is the request's wait for the first byte of a reply from any
+	// backend.
 	firstByte metrics.FirstByte
 
-	// awaited are the indexes of backends that other requests wait for, which
-	// came before this one.
+	// awaited are the indexes of backends for which earlier requests wait.
 	awaited []int
-	// beforeWait and beforeSilence are how many attempts were made before the
-	// request waited, and before it left a silent backend. A backend that
-	// refused one of them because it throttles may be tried again.
+	// beforeWait is how many attempts were made before the request waited, and
+	// beforeSilence how many before it left a silent backend. A backend that
+	// throttled in one of these attempts may be tried again.
 	beforeWait, beforeSilence int
-	// hasMoved reports whether the request has left a silent backend, and
-	// mayReturn whether it may go to silent backends again, because no other
-	// one is left.
+	// hasMoved reports whether the request has left a silent backend. mayReturn
+	// reports whether it may go back to silent backends, because no other is
+	// left.
 	hasMoved, mayReturn bool
-	// gaveUp reports whether the request has left a silent backend for no other
-	// one, because the rest throttles. It does not wait at a second silent
-	// backend then.
+	// gaveUp reports whether the request has left a silent backend while all
+	// others throttle, so that it moved to none. It does not wait at a second
+	// silent backend then.
 	gaveUp bool
-	// barred reports whether there was ever a reason to keep the request from a
-	// backend: an attempt, a request that waits, an object that is made.
+	// barred reports whether there was ever a reason to bar the request from a
+	// backend: an attempt, a waiting request, or an object that is made.
 	barred bool
-	// blamed reports whether a backend had a fault that may be the request's
-	// own.
+	// blamed reports whether a backend failed in a way that may be the
+	// request's own fault.
 	blamed bool
 	// executed reports whether the latest attempt may have executed a request
 	// that must not be executed twice.
@@ -97,12 +97,12 @@ type search struct {
 	left bool
 	// tooShort are the names of models that refused the request as too long.
 	tooShort []string
-	// lackPath are the indexes of backends that have said that they lack the
-	// path of the request.
+	// lackPath are the indexes of backends that said that they lack the
+	// request's path.
 	lackPath []int
 	// final reports whether nothing can follow the attempt in progress, so that
-	// the body is released while it waits. digest is that of the request then,
-	// and 0 before.
+	// the body is released while the attempt waits. digest is the request's
+	// digest, kept because the body is gone; it is 0 if final is false.
 	final  bool
 	digest uint64
 	// interims is how many interim responses the backends have sent.
@@ -110,28 +110,29 @@ type search struct {
 
 	// best is the reply that the client gets if no backend serves the request.
 	best keptReply
-	// own is the balancer's own answer, if it follows from an attempt. It has a
+	// own is the balancer's own answer, if an attempt decided it. It has a
 	// class and no response if the client left while the request waited.
 	own apierror.Answer
 }
 
 // keptReply is the latest reply that says more to the client than the
-// balancer's own error.
+// balancer's own error would.
 type keptReply struct {
 	*http.Response // nil if there is none
-	// attempt is the number of the attempt that brought it.
+	// attempt is the index of the attempt that got it.
 	attempt int32
-	// missing reports whether it only says that an object is not there.
+	// missing reports whether the reply says only that an object does not
+	// exist.
 	missing bool
 }
 
-// set keeps a reply in place of the one before.
+// set keeps a reply instead of the previous one.
 func (k *keptReply) set(res *http.Response, attempt int, missing bool) {
 	k.drop()
 	*k = keptReply{Response: res, attempt: int32(attempt), missing: missing} //nolint:gosec // there are few attempts
 }
 
-// drop closes the reply.
+// drop closes the reply and forgets it.
 func (k *keptReply) drop() {
 	if k.Response != nil {
 		k.Body.Close()
@@ -139,22 +140,23 @@ func (k *keptReply) drop() {
 	}
 }
 
-// take returns the reply, which the client gets now, or nil.
+// take returns the reply for the client and forgets it. It returns nil if there
+// is none.
 func (k *keptReply) take() *http.Response {
 	res := k.Response
 	*k = keptReply{}
 	return res
 }
 
-// begin makes the search ready for its first attempt. The request has been
-// read, and does not change any more.
+// begin prepares the search for its first attempt. The request has been read,
+// and does not change afterwards.
 func (s *search) begin(b *balancer, q *request, placement *affinity.Placement, w *wait, tier int) {
 	s.balancer, s.request, s.placement, s.wait, s.tier = b, q, placement, w, tier
 	s.attempts = s.firstAttempt[:0]
 }
 
-// Next moves on to the backend that is attempted next. It returns nil if there
-// is none, and the client gets an answer.
+// Next starts the next attempt and returns it. It returns nil if no backend is
+// left, so that the client gets an answer.
 func (s *search) Next() *attemptRecord {
 	s.release()
 	now := time.Now()
@@ -182,21 +184,21 @@ func (s *search) Next() *attemptRecord {
 	return s.attempts.last()
 }
 
-// step is what follows an attempt.
+// step is the step that follows an attempt.
 type step int
 
 const (
-	// again tries another backend.
+	// again means that another backend is tried.
 	again step = iota
-	// serve gives the client the reply.
+	// serve means that the client gets the reply.
 	serve
-	// stop gives the client an answer.
+	// stop means that the client gets an answer.
 	stop
 )
 
-// Tell records what came of the attempt in progress, and decides what follows.
-// It keeps a reply that the client may still get, and discards any other one
-// that it does not get now.
+// Tell records the result of the attempt in progress, and returns the next
+// step. Unless the client gets the reply now, Tell keeps it if the client may
+// get it later, and otherwise discards it.
 func (s *search) Tell(r *attempt.Reply, j judgement) step {
 	a := s.attempts.last()
 	a.class, a.status, a.lacksSocket, s.executed = r.Class, r.Status, r.LacksSocket, j.executed
@@ -236,8 +238,8 @@ func (s *search) answerRefusal(r *attempt.Reply, refusal *apierror.Error) {
 	s.own = refusal.Answer(s.request.asked)
 }
 
-// keepOrDiscard keeps the reply, for a client that gets no better one, or
-// discards it. It returns whether the request may be sent to another backend.
+// keepOrDiscard keeps the reply in case that the client gets no better one, or
+// discards it. It reports whether the request may be sent to another backend.
 func (s *search) keepOrDiscard(r *attempt.Reply) bool {
 	q := s.request
 	sendable := r.Upload().Abandon()
@@ -248,7 +250,7 @@ func (s *search) keepOrDiscard(r *attempt.Reply) bool {
 	case !sendable && errors.Is(r.Err, attempt.ErrUnprocessed):
 		r.Discard()
 		s.own.Response = apierror.NotProcessed.Response(q.asked)
-	// an upload that is ended takes the rest of a long error with it
+	// The rest of a long error may be lost when its upload is ended.
 	case r.SaysMore() && (r.Whole || !sendable || q.received.Whole()):
 		s.best.set(r.Response, len(s.attempts)-1, false)
 	default: // also a 429: our own answer says when the first backend returns
@@ -260,10 +262,10 @@ func (s *search) keepOrDiscard(r *attempt.Reply) bool {
 	return sendable && !s.executed
 }
 
-// triesOtherAccount reports whether the request goes on to another account,
-// because the current one does not have what it names, and it is not known
-// which one does. Then it keeps the reply, or discards it, and excludes the
-// account.
+// triesOtherAccount reports whether the request must try another account: the
+// current one lacks an object that the request names, and its owner is not
+// known. If so, it excludes the current account, and keeps or discards the
+// reply.
 func (s *search) triesOtherAccount(r *attempt.Reply) bool {
 	if r.Class.Failover() || !r.Missing || !s.placement.Asks() || !r.Whole && !s.request.received.Whole() || !r.Upload().Abandon() {
 		return false
@@ -277,16 +279,16 @@ func (s *search) triesOtherAccount(r *attempt.Reply) bool {
 	return true
 }
 
-// decided ends the search. It puts cooldowns in doubt if nothing but limits
-// refused the request, and releases what only another attempt would need.
+// decided ends the search. It puts cooldowns in doubt if only limits refused
+// the request, and releases the data that only another attempt would need.
 func (s *search) decided() {
 	s.attempts.doubtCooldowns(s.request)
 	s.best.drop()
 	s.request.release()
 }
 
-// close releases the backend of the last attempt, and the one to which the
-// request would have moved.
+// close releases the backend of the last attempt, and the backend to which the
+// request was about to move.
 func (s *search) close() {
 	s.firstByte.End()
 	s.best.drop()
@@ -296,8 +298,8 @@ func (s *search) close() {
 	}
 }
 
-// explain brings the board up to date, and says why the backends refuse the
-// request.
+// explain updates the board, and returns the reasons why the backends refuse
+// the request.
 func (s *search) explain(now time.Time) refusals {
 	s.update(now)
 	r := refusals{Why: s.balancer.Pool.Why(&s.board, now)}
@@ -309,8 +311,7 @@ func (s *search) explain(now time.Time) refusals {
 	return r
 }
 
-// release ends the count of the request as one in flight at the current
-// backend.
+// release stops counting the request as one in flight at the current backend.
 func (s *search) release() {
 	if s.current != nil {
 		s.current.Release()
@@ -318,8 +319,9 @@ func (s *search) release() {
 	}
 }
 
-// move returns where the request moves from a silent backend, or nil. A request
-// whose reply came just then does not need the backend.
+// move returns the backend to which the request moves from a silent one, or
+// nil. If the reply arrived at that moment, the request does not move and the
+// backend is released.
 func (s *search) move() *pool.Member {
 	to, last := s.silence.Moved(), s.attempts.last()
 	silent := last != nil && last.class == verdict.Silent
@@ -359,7 +361,7 @@ func (s *search) choose(now time.Time) *pool.Member {
 	return m
 }
 
-// ask asks the pool once.
+// ask asks the pool once, and counts the backends from which it steered away.
 func (s *search) ask(now time.Time) *pool.Member {
 	m := s.balancer.Pool.Pick(&s.board, now)
 	if m != nil {
@@ -371,19 +373,19 @@ func (s *search) ask(now time.Time) *pool.Member {
 	return m
 }
 
-// mayFollow reports whether another attempt may follow the one in progress, if
-// that fails: one more is allowed, and another backend would accept the request
-// now.
+// mayFollow reports whether another attempt may follow if the one in progress
+// fails: the limit allows one more, and another backend would accept the
+// request now.
 func (s *search) mayFollow(a *attemptRecord) bool {
 	return !s.board.Once && s.hasAttempts() && slices.ContainsFunc(s.balancer.targets, func(to *target) bool {
 		return to != a.target && s.accepts(to, a.started)
 	})
 }
 
-// settle reports whether the attempt in progress is final: no backend is left
-// that could get the request later, not even one that throttles now, and no
-// other credential for this one. It keeps what is needed of the body, which
-// goes now.
+// settle reports whether the attempt in progress is final. An attempt is final
+// if no backend could get the request later, not even one that throttles now,
+// and this backend has no other credential. The body of a final attempt may be
+// released, so settle computes the digest, which needs it.
 func (s *search) settle(a *attemptRecord) bool {
 	q := s.request
 	s.final = q.socket == nil && q.received.Whole() && s.wait.queues == nil && !s.canRenew(a) && !s.mayFollowLater(a)
@@ -393,14 +395,13 @@ func (s *search) settle(a *attemptRecord) bool {
 	return s.final
 }
 
-// canRenew reports whether the attempt may be made once more with another
-// credential.
+// canRenew reports whether the attempt may be repeated with another credential.
 func (s *search) canRenew(a *attemptRecord) bool {
 	return s.request.secret == nil && a.target.backend.Credentials.CanRenew()
 }
 
-// mayFollowLater reports whether another attempt may ever follow. A backend
-// that was silent or throttled may be tried again.
+// mayFollowLater reports whether another attempt may follow at any time. A
+// backend that was silent or throttled may be tried again.
 func (s *search) mayFollowLater(a *attemptRecord) bool {
 	if !s.hasAttempts() && !s.placement.Asks() {
 		return false
@@ -411,22 +412,22 @@ func (s *search) mayFollowLater(a *attemptRecord) bool {
 	})
 }
 
-// accepts reports whether a backend that the request may go to would accept it
+// accepts reports whether the backend may get the request and would accept it
 // now.
 func (s *search) accepts(to *target, now time.Time) bool {
 	at := &s.board.At[to.Index]
 	return at.Takes && !at.Elsewhere && at.Bar == pool.Free && !to.Drained() && !to.Unreachable() && !to.Full() && !to.Throttles(&s.board, now)
 }
 
-// mayGoOn reports whether a further backend may be tried.
+// mayGoOn reports whether another backend may be tried.
 func (s *search) mayGoOn(now time.Time) bool {
 	q := s.request
 	return len(s.attempts) == 0 || s.hasAttempts() && (q.deadline.IsZero() || !now.After(q.deadline)) && !s.isKnownLacking(now)
 }
 
-// hasAttempts reports whether the request has not made all the attempts that it
-// may make. If it has waited, throttles before that do not count: it may go to
-// their backends again.
+// hasAttempts reports whether the request may make another attempt. If it has
+// waited, throttles before the wait do not count, and their backends may be
+// tried again.
 func (s *search) hasAttempts() bool {
 	if s.final {
 		return false
@@ -435,18 +436,19 @@ func (s *search) hasAttempts() bool {
 	return most == 0 || len(s.attempts)-s.placement.Misses()-s.attempts.throttles(s.beforeWait) < most
 }
 
-// allowReturn lets the request go to silent backends again, if it moved, no
-// other backend is left, and none has told when it returns. Without the move,
-// it would still wait there. It returns whether that is new.
+// allowReturn allows the request to go back to silent backends, if it has
+// moved, no other backend is left, and no backend has said when it is ready
+// again. If the request had not moved, it would still wait there. allowReturn
+// reports whether this is new.
 func (s *search) allowReturn(now time.Time) bool {
 	first := s.hasMoved && !s.mayReturn && !s.attempts.throttled() && !s.balancer.Pool.CanWait(&s.board, now)
 	s.mayReturn = s.mayReturn || first
 	return first
 }
 
-// takeBlame reports whether a fault that may be the request's own may make a
-// backend a suspect, once: what fails everywhere is the request's doing, so one
-// request does that to one backend at most.
+// takeBlame reports true once: the first fault that may be the request's own
+// may make its backend a suspect. A request that fails everywhere is the cause
+// itself, so each request makes at most one backend a suspect in this way.
 func (s *search) takeBlame() bool {
 	first := !s.blamed
 	s.blamed = true
@@ -503,7 +505,8 @@ func (s *search) findLackingPath(now time.Time) {
 	}
 }
 
-// askPolicy asks the option lb_policy to choose among members of one priority.
+// askPolicy asks the policy of lb_policy to choose among members of one
+// priority.
 func (s *search) askPolicy(members []*pool.Member) *pool.Member {
 	upstreams := make(reverseproxy.UpstreamPool, len(members))
 	for i, m := range members {
@@ -516,11 +519,10 @@ func (s *search) askPolicy(members []*pool.Member) *pool.Member {
 	return nil
 }
 
-// callerTier is the request's tier. Shares do not apply to a request for an
-// object that one account stores, because no other backend can serve it, nor to
-// operations other than inference, which have separate limits. While a reload
-// goes on, callers may still have, or have already, the tiers of the other
-// config.
+// callerTier returns the request's tier. The tier has no shares for a request
+// for an object that one account stores, because no other backend can serve it,
+// nor for operations other than inference, which have separate limits. During a
+// reload, a tier's number may be from the other config and so out of range.
 func (s *search) callerTier() quota.Tier {
 	if s.tier == 0 || s.tier >= len(s.balancer.tiers) || !s.request.Kind.Infers() || !s.placement.Anywhere() {
 		return quota.Tier{Number: s.tier}
@@ -528,19 +530,20 @@ func (s *search) callerTier() quota.Tier {
 	return s.balancer.tiers[s.tier]
 }
 
-// isUnusual reports whether all backends that take the request get it with a
-// service tier that they may refuse while they serve other requests.
+// isUnusual reports whether every backend that takes the request gets it with a
+// service tier that the backend may refuse while it serves other tiers.
 func (s *search) isUnusual() bool {
 	return !slices.ContainsFunc(s.board.At, func(at pool.At) bool { return at.Takes && at.Tiers == pool.UsualTiers })
 }
 
 // makesObject reports whether the request makes an object without a model,
-// which may be used with any.
+// which can then be used with any model.
 func (s *search) makesObject() bool { return s.request.Model == "" && s.placement.Makes() }
 
-// bar finds out where the request must not go now. It may go to each backend
-// once. After one that took the caller's own credential it goes only to another
-// such one: otherwise we would pay for what the caller's account was refused.
+// bar marks the backends that must not get the request now. Each backend may
+// get it once. After a backend that took the caller's own credential, only
+// backends of this kind may get it: otherwise the operator would pay for a
+// request that the caller's account refused.
 func (s *search) bar(now time.Time) {
 	if s.placement != affinity.Anywhere {
 		for i, to := range s.balancer.targets {
@@ -571,8 +574,8 @@ func (s *search) bar(now time.Time) {
 	for i, to := range s.balancer.targets {
 		switch at := &s.board.At[i]; {
 		case slices.Contains(s.tooShort, to.backend.NameOf(s.request.Model)), allModels && !s.request.entitled.AllModels[i]:
-			// where the context is as short, or where an object without a model
-			// could not be used with all models
+			// Either the context is as short there, or an object without a
+			// model could not be used with all models.
 			at.Bar = pool.Unfit
 		case at.Bar == pool.Free && slices.Contains(s.awaited, to.Index):
 			at.Bar = pool.Behind
@@ -580,8 +583,8 @@ func (s *search) bar(now time.Time) {
 	}
 }
 
-// barAttempted keeps the request from the backends that it has tried. It
-// reports whether one took the caller's own credential.
+// barAttempted bars the backends that the request has tried. It reports whether
+// one of them took the caller's own credential.
 func (s *search) barAttempted() (ownCredential bool) {
 	for i := range s.board.At {
 		at := &s.board.At[i]
@@ -605,8 +608,9 @@ func (s *search) barAttempted() (ownCredential bool) {
 	return ownCredential
 }
 
-// barLackingPath keeps the request from backends that lack its path, while
-// another one may have it, and when one of them has said so again.
+// barLackingPath bars the backends that lack the request's path, if another
+// backend accepts the request, or if one of them has said again that it lacks
+// the path.
 func (s *search) barLackingPath(now time.Time) {
 	if s.lackPath == nil {
 		return
@@ -622,9 +626,10 @@ func (s *search) barLackingPath(now time.Time) {
 	}
 }
 
-// isKnownLacking reports whether all backends that the request may go to have
-// said within a minute that they lack its model, one of them to this request.
-// Another one is not asked then: clients can make up any name.
+// isKnownLacking reports whether every backend that the request may go to has
+// said within the last minute that it lacks the model, and one of them said so
+// to this request. No further backend is tried then, because clients can make
+// up any name.
 func (s *search) isKnownLacking(now time.Time) bool {
 	last := s.attempts.last()
 	if last == nil || last.class != verdict.NoModel {
@@ -637,9 +642,9 @@ func (s *search) isKnownLacking(now time.Time) bool {
 }
 
 // mayHaveAllModels reports whether the request may go to a backend whose
-// account serves all models that the request may use. One that failed is tried,
-// because a request that names the object goes there even then. New objects do
-// not go to a drained one.
+// account serves every model that the caller may use. A suspect counts, because
+// a later request that names the object goes there even then. A drained backend
+// does not, because it gets no new objects.
 func (s *search) mayHaveAllModels(now time.Time) bool {
 	return slices.ContainsFunc(s.balancer.targets, func(to *target) bool {
 		at := &s.board.At[to.Index]
@@ -648,9 +653,10 @@ func (s *search) mayHaveAllModels(now time.Time) bool {
 	})
 }
 
-// stayHome keeps a request to the account where its caller's objects are, if
-// that throttles for less than a minute: an object elsewhere could not be used
-// with them. The client gets its 429, and retries.
+// stayHome keeps a request at the account that has its caller's objects if that
+// account throttles for less than a minute, because an object made elsewhere
+// could not be used with the others. The client gets the account's 429, and
+// retries.
 func (s *search) stayHome(now time.Time) {
 	q, maker := s.request, s.board.Affinity.Maker
 	if maker == nil || maker.Order == 0 || maker.Home == "" || !s.balancer.Pool.IsSoonBack(&s.board, maker.Home, now) {
@@ -662,8 +668,8 @@ func (s *search) stayHome(now time.Time) {
 	}
 }
 
-// mayWait reports whether the request may wait for a backend. One for an object
-// that one account stores may not.
+// mayWait reports whether the request may wait for a backend. A request for an
+// object that one account stores may not.
 func (s *search) mayWait() bool { return s.placement.Anywhere() }
 
 // lineUp keeps a request that does not wait yet from the backends that others
@@ -743,9 +749,8 @@ func (s *search) pickOrWait(now time.Time) (m *pool.Member, r pool.Return, ok bo
 	return nil, r, false
 }
 
-// forbidRetry keeps the client's SDK from sending a request again that may have
-// been executed. Official SDKs retry a 408 and a 5xx unless this header forbids
-// it.
+// forbidRetry tells the client's SDK not to retry a request that may have been
+// executed. Official SDKs retry a 408 and a 5xx unless this header forbids it.
 func (s *search) forbidRetry(header http.Header) {
 	if s.executed {
 		header["X-Should-Retry"] = []string{"false"}
@@ -778,10 +783,10 @@ type Selection struct {
 	maxAttempts int
 	tryDuration time.Duration
 	// transport is the openai_lb transport of the same reverse_proxy. It is nil
-	// if that has another transport.
+	// if the proxy has another transport.
 	transport *Transport
 
-	// current are the upstreams that were seen last.
+	// current is the group of the upstreams that were seen last.
 	current atomic.Pointer[upstreamGroup]
 
 	mu        sync.Mutex
@@ -900,13 +905,13 @@ func (s *Selection) provisionUpstreams(proxy *reverseproxy.Handler) error {
 }
 
 // maxDynamicAttempts limits the attempts if upstreams are dynamic, so that
-// their number is unknown.
+// their number is not known.
 const maxDynamicAttempts = 64
 
-// takeOver makes this policy count the retries, if the reverse_proxy that it is
-// part of has an openai_lb transport. Otherwise reverse_proxy would end them
-// with an error of its own, although we have an upstream's reply, and would
-// make no retry without lb_retries.
+// takeOver makes the policy count the retries instead of its reverse_proxy, if
+// that has an openai_lb transport. reverse_proxy would end the retries with its
+// own error although the policy has kept an upstream's reply, and would not
+// retry without lb_retries.
 func (s *Selection) takeOver(proxy *reverseproxy.Handler) error {
 	if !hasSelection(proxy) {
 		return nil // this one is part of another policy
@@ -959,22 +964,22 @@ func (s *Selection) Select(upstreams reverseproxy.UpstreamPool, r *http.Request,
 	return nil
 }
 
-// upstreamGroup are upstreams that reverse_proxy passes together, and their
-// pool.
+// upstreamGroup is a list of upstreams that reverse_proxy passes to the policy,
+// and their pool.
 type upstreamGroup struct {
 	*balancer
 	upstreams reverseproxy.UpstreamPool
 	entitled  *affinity.Entitlement // to all of them
 }
 
-// countedUpstream is an upstream of which reverse_proxy counts the requests.
+// countedUpstream is an upstream whose open requests reverse_proxy counts.
 type countedUpstream struct{ *reverseproxy.Upstream }
 
-// InFlight is how many requests the upstream serves.
+// InFlight returns the number of requests that the upstream serves.
 func (u countedUpstream) InFlight() int64 { return int64(u.Host.NumRequests()) }
 
-// groupOf returns the group of the upstreams. reverse_proxy passes the
-// same slice every time, unless the upstreams are dynamic.
+// groupOf returns the group of the upstreams. reverse_proxy passes the same
+// slice every time, unless the upstreams are dynamic.
 func (s *Selection) groupOf(upstreams reverseproxy.UpstreamPool) *upstreamGroup {
 	current := s.current.Load()
 	if current != nil && len(current.upstreams) == len(upstreams) && &current.upstreams[0] == &upstreams[0] {
@@ -1010,7 +1015,7 @@ func (g *upstreamGroup) close() {
 	g.Pool.Close()
 }
 
-// replace makes the group the current one. If it comes after Cleanup, it
+// replace makes the group the current one. A group that is made after Cleanup
 // serves only the request that it was made for.
 func (s *Selection) replace(by *upstreamGroup) {
 	s.mu.Lock()

@@ -18,11 +18,10 @@ type wait struct {
 	queues *waiting.Lists
 	// place is where the request waits, or has waited, for a backend.
 	place *waiting.Place
-	// until is when the request waits no longer. It is zero if it has not
-	// waited.
+	// until is when the wait ends. It is zero if the request has not waited.
 	until time.Time
-	// duration is how long it has waited, and result how that ended. The result
-	// is empty if it did not have to wait.
+	// duration is how long the request has waited. result is how the wait
+	// ended; it is empty if the request did not have to wait.
 	duration time.Duration
 	result   waiting.Result
 }
@@ -33,7 +32,7 @@ type wakes struct{ *waiting.Lists }
 // Happened implements pool.Listener.
 func (w wakes) Happened(pool.Event) { w.Wake(time.Now(), "") }
 
-// ends returns when the request waits no longer.
+// ends returns when the wait of the request ends.
 func (w *wait) ends(q *request, now time.Time) time.Time {
 	until := w.until
 	if until.IsZero() {
@@ -45,19 +44,20 @@ func (w *wait) ends(q *request, now time.Time) time.Time {
 	return until
 }
 
-// mayLast reports whether the request may wait until then.
+// mayLast reports whether the request may wait until at.
 func (w *wait) mayLast(q *request, at, now time.Time) bool {
 	until := w.ends(q, now)
 	return !at.After(until) && now.Before(until)
 }
 
 // mayLastUntil reports whether the request may wait until the limit that
-// refuses it lets it through.
+// refuses it admits it.
 func (w *wait) mayLastUntil(r *limiter.Refusal, q *request, now time.Time) bool {
 	return w.queues != nil && mayPass(r) && w.mayLast(q, returnOf(r, now).At, now)
 }
 
-// firstByte lets the next of the requests that wait go.
+// firstByte reports the first byte of the reply to the queues, which then wake
+// the next waiting request.
 func (w *wait) firstByte(now time.Time) {
 	if w.place != nil && w.result == waiting.Turn {
 		w.place.FirstByte(now)
@@ -105,8 +105,8 @@ func (w *wait) await(b *balancer, q *request, tier int, place *waiting.Place, tr
 	}
 }
 
-// admit charges the request to its caller's limits, or returns why it does not.
-// It may wait for a limit by the second or the minute.
+// admit charges the request to its caller's limits, or returns the refusal of a
+// limit. It may first wait for a limit per second or per minute.
 func (w *wait) admit(b *balancer, q *request, c *callers.Callers, e limiter.Estimate) (a callers.Admission, refusal *limiter.Refusal) {
 	name, now := q.caller.Name, time.Now()
 	key := waiting.Key{Caller: name}
@@ -165,8 +165,8 @@ func returnOf(r *limiter.Refusal, now time.Time) waiting.Return {
 	return waiting.Return{At: now.Add(max(r.Wait, time.Millisecond)), Reason: r}
 }
 
-// mayPass reports whether the request is refused by a limit that requests wait
-// for.
+// mayPass reports whether the limit that refuses a request is one for which
+// requests wait.
 func mayPass(r *limiter.Refusal) bool {
 	return r.Reason == limiter.OverPart || (r.Reason == limiter.OverRate || r.Reason == limiter.InFlight) && r.Limit.Unit <= limiter.Minute
 }

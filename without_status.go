@@ -7,8 +7,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// A build without the module refuses its directive by name. Caddy would only
-// say that it does not know it.
+// In a build without the module, the directive is rejected with the reason.
+// Caddy would only say that the directive is unknown.
 func init() {
 	httpcaddyfile.RegisterHandlerDirective("openai_lb_status", func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 		h.Next()

@@ -7,7 +7,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// Address is where the attempts at a backend go.
+// Address is the address of a backend, to which attempts are sent.
 type Address struct {
 	// info is the reverseproxy.DialInfo for Caddy's transport.
 	info any
@@ -22,9 +22,9 @@ func AddressOf(u *reverseproxy.Upstream) *Address {
 	return &Address{info: info, dial: u.Dial, host: host, port: port}
 }
 
-// placeholders returns those of a request, with the ones of reverse_proxy that
-// name where an attempt goes: the option tls_server_name of Caddy's transport
-// may have one.
+// placeholders returns a replacer with the placeholders of a request and with
+// those of reverse_proxy that name the upstream's address. The option
+// tls_server_name of Caddy's transport may contain one.
 func (a *Address) placeholders(whole *caddy.Replacer) *caddy.Replacer {
 	own := caddy.NewEmptyReplacer()
 	own.Map(func(name string) (any, bool) {

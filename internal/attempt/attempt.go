@@ -58,8 +58,8 @@ import (
 type Sender struct {
 	PassiveHealth
 	Options
-	// HTTP has the options of the connections to the backends. Provision makes
-	// it the RoundTripper.
+	// HTTP has the options of the connections to the backends. Provision sets
+	// RoundTripper from it.
 	HTTP         *reverseproxy.HTTPTransport
 	RoundTripper http.RoundTripper
 
@@ -68,128 +68,132 @@ type Sender struct {
 	// CloseDelay is how long WebSockets stay open once the config that opened
 	// them is replaced.
 	CloseDelay time.Duration
-	// closing is done when the WebSockets have to be closed.
+	// closing is done when open WebSockets must be closed.
 	closing context.Context
 	// refused maps a backend, as its EndMarks, to the time until which it
-	// counts as one that opens no WebSocket, after it has refused one. A
-	// backend that has opened one since then has no entry.
+	// counts as opening no WebSocket. An entry is made when the backend refuses
+	// a WebSocket and deleted when it opens one.
 	refused sync.Map
 }
 
-// Request is a request for one backend.
+// Request is a request to one backend.
 type Request struct {
-	// Incoming is the request of which a copy is sent, with what follows in
-	// place of its own.
+	// Incoming is the request to copy. The fields below replace its URL, host,
+	// header and body.
 	Incoming *http.Request
 	// Address is where the request goes. It is nil if the context of Incoming
-	// says so, as reverse_proxy's does.
+	// has the address, as reverse_proxy's does.
 	Address *Address
 	URL     url.URL
 	Host    string
 	Header  http.Header
 	Body    *replay.Body
-	// Change is what is changed in the body.
+	// Change describes the changes of the body.
 	Change replay.Options
 
 	Asks Asks
 	// Last reports whether no other attempt can follow.
 	Last bool
-	// Final reports whether nothing will send the body once more, whatever
-	// comes of the attempt. It is released then as soon as net/http cannot need
-	// it any more: a reply may take ten minutes, and its prompt many megabytes.
+	// Final reports whether the body will not be sent again after this attempt,
+	// whatever its result. The body is then released as soon as net/http cannot
+	// need it any more, because a reply may take ten minutes and its prompt
+	// many megabytes.
 	Final bool
-	// Patience is how long the attempt may wait for the first byte, so that its
-	// client is still there for the next one. A backend that takes longer is
-	// not to blame. 0: as long as the options say.
+	// Patience limits the wait for the first byte, so that the client is still
+	// there for the next attempt. A backend that takes longer is not to blame.
+	// 0 means that only the options limit the wait.
 	Patience time.Duration
-	// CountsTokens has the tokens of a stream read as it passes.
+	// CountsTokens reports whether the tokens that a reply to inference reports
+	// are read as it passes, also from a stream.
 	CountsTokens bool
-	// CountsContent has the content of a reply counted, too, in case that it
-	// reports no tokens.
+	// CountsContent reports whether the content of a reply is counted, too, in
+	// case it reports no tokens.
 	CountsContent bool
-	// CountsAll has the tokens of any reply read, also if the request is not
-	// known as inference.
+	// CountsAll reports whether tokens are read from any reply, even if the
+	// request is not known as inference.
 	CountsAll bool
-	// FindsID has the id of the object found that the reply is.
+	// FindsID reports whether the id of the reply's own object is read.
 	FindsID bool
 	// Secrets are the keys that are sent with the request. No reply may show
-	// one.
+	// one of them.
 	Secrets keys.Secrets
-	// Fields decides on the fields of the reply.
+	// Fields removes fields of the reply.
 	Fields Fields
-	// Interims counts the interim responses that the client has got, by all
-	// attempts. They go to Client at once. It is nil if a trace in the context
-	// of Incoming passes them on, as reverse_proxy's does.
+	// Interims counts the interim responses of all attempts. They are written
+	// to Client at once. Interims is nil if a trace in the context of Incoming
+	// passes them on, as reverse_proxy's does.
 	Interims *atomic.Int32
 	Client   http.ResponseWriter
 	// Watch follows the wait for the reply. It may be nil.
 	Watch Watch
-	// Marks knows whether the reply needs an end mark, if it is a stream.
+	// Marks decides whether a stream must end with an end mark.
 	Marks EndMarks
-	// IDs returns what learns from a reply that served the request. It may be
-	// nil, and return nil.
+	// IDs returns the reader that learns ids from a reply that served the
+	// request. Both IDs and its result may be nil.
 	IDs func(*http.Response) IDReader
 
 	// Socket is the client's end of a WebSocket that was opened before a
 	// backend is chosen. The backend gets its first message, and the reply
-	// begins with the answer to that. It is nil for other requests.
+	// begins with the answer to that message. It is nil for other requests.
 	Socket *websocket.Client
 
-	// sent is the state of the request while it is under way. It is allocated
-	// with the request, in one piece, to spare the garbage collector.
+	// sent is the state of the request while it is in progress. It is allocated
+	// together with the request, to spare the garbage collector.
 	sent
 }
 
-// Asks are the parts of a request that decide what a reply means.
+// Asks are the parts of a request that decide the meaning of a reply.
 type Asks struct {
 	Kind   openaiapi.Kind
 	Stream bool
-	// Operation is that of the request, as in [openaiapi.Route], and Model the
-	// backend's name for its model.
+	// Operation is the request's operation, as in [openaiapi.Route]. Model is
+	// the backend's name for its model.
 	Operation, Model string
-	// Cost is how many tokens it counts for in a rate limit.
+	// Cost is how many tokens the request counts as in a rate limit.
 	Cost int64
-	// Tiers are the service tiers that its own is one of. A reply of flex may
+	// Tiers is the group of the request's service tier. A reply of flex may
 	// take many minutes to begin.
 	Tiers pool.ServiceTiers
 }
 
-// Watch follows the wait for the first byte of a reply, which may come long
-// before the time is over, or not at all. No two of its methods are called at
-// the same time. Late is called by a timer, but not after Heard, Left or
-// Served, and the attempt ends neither before nor while it is called. None is
+// Watch follows the wait for the first byte of a reply. The byte may arrive
+// long before the time limit, or not at all. No two of the methods are called
+// at the same time. A timer calls Late, but not after Heard, Left or Served,
+// and the attempt does not end before or while it is called. No method is
 // called for an upload that fails without a reply.
 type Watch interface {
-	// Sent records that the request is sent. If its body is a long one, that is
-	// when all of it was written, or when its upload has stalled. Sent returns
-	// after how long Late is called.
+	// Sent records that the request was sent. For a long body, that is when all
+	// of it was written, or when its upload has stalled. Sent returns the time
+	// until Late is called.
 	Sent(now time.Time) time.Duration
-	// Unsent takes that back: the upload goes on. Sent is called again.
+	// Unsent undoes Sent, because the upload continues. Sent is called again
+	// later.
 	Unsent()
-	// Late returns after how long it is called again if no byte has come by
-	// then. With 0, the attempt is given up, and has the class silent, unless
-	// its reply comes at this moment.
+	// Late returns the time until it is called again if no byte has arrived by
+	// then. If it returns 0, the attempt is given up with the class silent,
+	// unless its reply arrives at this moment.
 	Late(now time.Time) time.Duration
-	// Heard records that the first byte has come.
+	// Heard records that the first byte has arrived.
 	Heard(now time.Time)
-	// Left records that the attempt is over without a byte.
+	// Left records that the attempt ended without a byte.
 	Left(now time.Time)
 	// Served records that the reply whose first byte was heard has served the
 	// request.
 	Served()
 }
 
-// EndMarks knows the operations of which the backend has sent a stream with an
-// end mark, for each model.
+// EndMarks remembers, per model, the operations whose streams from a backend
+// have had an end mark. Once a stream has had one, a stream without it counts
+// as cut.
 type EndMarks interface {
-	// Ended records that a stream of the operation with the model had its end
+	// Ended records that a stream of the operation with the model had an end
 	// mark.
 	Ended(model, operation string)
-	// Ends reports whether one had it before.
+	// Ends reports whether such a stream has had an end mark before.
 	Ends(model, operation string) bool
 }
 
-// Fields decides which fields of a reply go on.
+// Fields removes the fields of a reply that must not reach the client.
 type Fields interface {
 	// Final removes fields from a header.
 	Final(http.Header)
@@ -199,32 +203,34 @@ type Fields interface {
 
 // IDReader reads the body of a reply as it passes.
 type IDReader interface {
-	// Join makes it read the events of a stream, in place of Watch.
+	// Join makes the reader read the events of a stream. Watch is not called
+	// then.
 	Join(*sse.Watcher)
 	// Watch reads the next bytes. end reports whether they are the last.
 	Watch(p []byte, end bool)
 }
 
-// sent is the state of a request that is under way.
+// sent is the state of a request that is in progress.
 type sent struct {
 	trip trip
-	// closing is the sender's.
+	// closing is the sender's closing context.
 	closing context.Context
-	// kind is the type of the reply's body.
+	// kind is the media type of the reply's body.
 	kind  string
 	out   *http.Request
 	reply Reply
 	body  body
 	exact exact
-	// delivering reports whether the first message of a WebSocket was being
-	// sent, or was sent.
+	// delivering reports whether the sending of a WebSocket's first message has
+	// begun.
 	delivering bool
-	// impatient reports whether the limit of the first byte is the client's
-	// patience.
+	// impatient reports whether the client's patience limits the wait for the
+	// first byte.
 	impatient bool
 }
 
-// Send sends the request, which is not sent again, and returns its reply.
+// Send sends the request once and returns its reply. It may send the request a
+// second time only if a reused connection lost it.
 func (s *Sender) Send(t *Request) *Reply {
 	reply := s.send(t)
 	if t.Watch == nil {
@@ -281,10 +287,10 @@ func (s *Sender) send(t *Request) *Reply {
 }
 
 // slowTimeout is how long a request of the service tier flex may wait for its
-// first byte, and for what follows: what OpenAI advises.
+// first byte, and for each later one. OpenAI advises this timeout.
 const slowTimeout = 15 * time.Minute
 
-// begin makes the request that goes out, and limits its time.
+// begin makes the outgoing request, and starts its time limit.
 func (t *Request) begin(s *Sender) {
 	t.trip.address, t.trip.shares = t.Address, s.sharesConnections
 	t.trip.needsHTTP1 = t.handshakes()
@@ -333,9 +339,9 @@ func (t *Request) begin(s *Sender) {
 	t.trip.timeout.start(limit, ErrNoReply)
 }
 
-// sendsAgain reports whether the request is sent once more, on a new
-// connection: one that was used before has lost it. It must be one that may be
-// executed twice.
+// sendsAgain reports whether the request is sent a second time, on a new
+// connection, because a reused connection lost it. Only a request that may be
+// executed twice is.
 func (t *Request) sendsAgain(err error) bool {
 	if !t.Change.Repeatable || !t.Body.Whole() || !t.trip.lost(err) || !t.trip.upload.Abandon() {
 		return false
@@ -347,8 +353,7 @@ func (t *Request) sendsAgain(err error) bool {
 	return true
 }
 
-// check returns what is wrong with a response that no client may see, if
-// anything is.
+// check returns an error if no client may see the response.
 func (t *Request) check(res *http.Response) error {
 	t.kind = openaiapi.ContentType(res.Header)
 	switch {
@@ -365,15 +370,14 @@ func (t *Request) check(res *http.Response) error {
 	return nil
 }
 
-// opens reports whether the time of the request goes on until the first byte of
-// the body.
+// opens reports whether the time limit of the request continues until the first
+// byte of the body.
 func (t *Request) opens(res *http.Response) bool {
 	return t.Asks.Kind.Infers() && res.StatusCode == http.StatusOK && t.kind == openaiapi.TypeEventStream && !openaiapi.IsCompressed(res.Header)
 }
 
-// watchOver puts a limit on the time of each read of a response's body. It
-// returns nil for a response without a body, and for one whose body is a
-// connection.
+// watchOver limits the time of each read of a response's body. It returns nil
+// for a response without a body, or whose body is a connection.
 func (t *Request) watchOver(s *Sender, res *http.Response) *body {
 	if res.Body == http.NoBody || res.StatusCode == http.StatusSwitchingProtocols {
 		return nil
@@ -390,9 +394,9 @@ func (t *Request) watchOver(s *Sender, res *http.Response) *body {
 	return &t.body
 }
 
-// judgeHandshake judges a 2xx that answers the handshake of a WebSocket. A
-// backend for inference has failed. Other operations may be no WebSockets:
-// their reply is passed on.
+// judgeHandshake classifies a 2xx that answers the handshake of a WebSocket.
+// For inference, it is a failure of the backend. Other operations may not use
+// WebSockets, so their reply is passed on.
 func (r *Reply) judgeHandshake(s *Sender) {
 	if r.sent.handshakes() && r.Status >= 200 && r.Status < 300 && r.sent.Asks.Kind.Infers() {
 		r.breakOff(ErrNoUpgrade)
@@ -401,7 +405,7 @@ func (r *Reply) judgeHandshake(s *Sender) {
 }
 
 // switches reports whether the response, a 101, switches to the protocol that
-// the header of its request asks for.
+// the header of the request asks for.
 func switches(header http.Header, res *http.Response) bool {
 	asked := header.Get("Upgrade")
 	_, connection := res.Body.(io.ReadWriteCloser)

@@ -17,25 +17,25 @@ import (
 )
 
 const (
-	// openingLimit is how much of a reply is held back to see whether it
-	// brings an error, and openingTimeout for how long after its first byte.
+	// openingLimit is how much of a reply is held back to see whether it is an
+	// error. openingTimeout is for how long, counted from the first byte.
 	openingLimit   = 64 << 10
 	openingTimeout = 2 * time.Second
 	// echoLimit is how much of a stream is held back while it has only
-	// preambles, which repeat the request as a long error may, and echoesLimit
-	// how much of all streams together beyond openingLimit.
+	// preambles, which may repeat the request, as a long error may. echoesLimit
+	// is how much of all streams together is held back beyond openingLimit.
 	echoLimit   = 8 << 20
 	echoesLimit = 256 << 20
-	// openingRead is how much of it is read after the first read. Each read is
-	// for as much as was read before.
+	// openingRead is the smallest size of a read ahead. Each further read is as
+	// long as the data held so far.
 	openingRead = 4 << 10
-	// firstRead is how much of a stream is read at first, as much as Caddy's
-	// proxy reads at a time: events that came together are passed on with one
+	// firstRead is the size of the first read of a stream. Caddy's proxy reads
+	// as much at a time: events that arrive together are passed on with one
 	// write.
 	firstRead = 32 << 10
 )
 
-// What can be wrong with a reply besides the errors of its connection.
+// Errors of a reply other than those of its connection.
 var (
 	ErrIdle       = &verdict.CauseError{Word: "stalled", Text: "the backend sent nothing in time"}
 	ErrEmpty      = &verdict.CauseError{Word: "empty", Text: "the stream ended before any content"}
@@ -46,57 +46,58 @@ var (
 	ErrInStream   = &verdict.CauseError{Word: "stream_error", Text: "the stream contained an error"}
 )
 
-// body is the body of a response that may become the client's. Its beginning
-// may have been read ahead, to see whether it brings an error: then it gives
-// the client that first, and the rest after it. It also ends a reply that
-// stalls, and reports how the reply ended.
+// body is the body of a response that may go to the client. Its beginning may
+// have been read ahead, to see whether it contains an error. Read returns that
+// beginning first, and the rest after it. body also ends a reply that stalls,
+// and reports how the reply ended.
 type body struct {
 	source io.ReadCloser
-	// response is the one that the body belongs to. secrets must not be in the
+	// response is the response with this body. secrets must not be in the
 	// trailers that come with the end of the body.
 	response *http.Response
 	secrets  keys.Secrets
-	// random are those of the secrets that are replaced also in content.
+	// random are the secrets that are replaced in content, too.
 	random keys.Secrets
 	fields Fields
 	// deadline ends a read that takes longer than idle.
 	deadline *deadline
 	idle     time.Duration
 
-	// tokens reads how many tokens the reply cost. It is nil if that is not
-	// asked for, and else tokenReader.
+	// tokens reads the tokens that the reply cost. It is nil if they are not
+	// wanted, else it points to tokenReader.
 	tokens      *usage.Reader
 	tokenReader usage.Reader
-	// ids learns which objects the backend has. It is nil if the reply names
-	// none.
+	// ids learns which objects the backend has. It is nil if no ids are wanted
+	// from the reply.
 	ids IDReader
-	// watch looks at a stream of events. It is nil for other replies.
+	// watch reads a stream of events. It is nil for other replies.
 	watch *sse.Watcher
 	ahead
 
-	// reply is the client's. It is nil until then, and after its end.
+	// reply is the reply while the client reads it. It is nil before and after.
 	reply *Reply
 	// waits reports whether the client waits for the first byte.
 	waits bool
 }
 
-// ahead is what was read ahead of the client.
+// ahead is the part of a body that was read ahead of the client.
 type ahead struct {
-	// held is the beginning of the body, and heldErr how the reading of it
-	// ended.
+	// held is the beginning of the body. heldErr is the error or the end that
+	// followed it.
 	held    []byte
 	heldErr error
-	// buffer has what is held, unless it is empty or more than was expected.
+	// buffer is the storage of held. It is nil if that is allocated separately.
 	buffer *replay.Buffer
-	// echoed is how much of what is held counts for echoesLimit.
+	// echoed is how much of held counts toward echoesLimit.
 	echoed int64
-	// pending brings what is being read ahead.
+	// pending delivers the result of a read ahead that is in progress.
 	pending chan readAhead
-	// rest was read after that: it may be the beginning of a secret.
+	// rest is the data after held that is kept back because a secret may begin
+	// there.
 	rest []byte
-	// copied is the response as it was before the first pending read, which may
-	// add trailers to the backend's. late is the same one, if the client gets
-	// it while a read is pending.
+	// copied is a copy of the response from before the first pending read,
+	// which may add trailers to the original. late is the same copy, if the
+	// client gets it while a read is pending.
 	copied, late *http.Response
 }
 
@@ -105,12 +106,12 @@ type readAhead struct {
 	err  error
 }
 
-// patience is for how much longer than its backend a client must keep a reply
-// waiting to be the slower of the two. Backends wait for a second or more
+// patience is how much longer than its backend a client must keep a reply
+// waiting to count as the slower of the two. Backends wait for a second or more
 // before they give up.
 const patience = 500 * time.Millisecond
 
-// goOut makes the reply the client's from now on. It returns the reader of its
+// goOut begins to pass the body to the client. It returns the reader of its
 // tokens.
 func (b *body) goOut(reply *Reply) *usage.Reader {
 	b.reply = reply
@@ -122,12 +123,11 @@ func (b *body) goOut(reply *Reply) *usage.Reader {
 	return b.tokens
 }
 
-// givenUp reports whether a reply that broke for this reason may have been
-// given up by its backend, because the client did not read it. The client's
-// pauses count, and not only the last one: what the buffers on the way hold is
-// read before the cut is found. While they hold something, a read takes no
-// time. A read that waits for the backend shows that the client has all there
-// is.
+// givenUp reports whether the backend may have cut the reply because the client
+// did not read it. All pauses of the client count, and not only the last one,
+// because data in the buffers on the way is read before the cut is found. Reads
+// of buffered data take no time. A read that waits for the backend shows that
+// the client has read everything so far.
 func (b *body) givenUp(reason error) bool {
 	return !errors.Is(reason, ErrInStream) && b.deadline.lagging() >= patience
 }
@@ -135,8 +135,8 @@ func (b *body) givenUp(reason error) bool {
 // echoes is how much of all streams is held back beyond openingLimit.
 var echoes atomic.Int64
 
-// mayHoldMore reports whether more of a stream may be held back than
-// openingLimit, and counts the next read.
+// mayHoldMore reports whether more of a stream than openingLimit may be held
+// back. If so, it counts the next read in echoes.
 func (b *body) mayHoldMore() bool {
 	if len(b.held) >= echoLimit || !b.watch.Undecided(openingLimit) {
 		return false
@@ -150,7 +150,7 @@ func (b *body) mayHoldMore() bool {
 	return true
 }
 
-// dropHeld forgets what is held.
+// dropHeld drops the held data.
 func (b *body) dropHeld() {
 	b.held = nil
 	if b.echoed > 0 {
@@ -159,7 +159,7 @@ func (b *body) dropHeld() {
 	}
 }
 
-// nextReadLength is how long the next read ahead is.
+// nextReadLength returns the length of the next read ahead.
 func (b *body) nextReadLength() int {
 	if len(b.held) >= openingLimit {
 		return min(openingLimit, echoLimit-len(b.held))
@@ -167,11 +167,11 @@ func (b *body) nextReadLength() int {
 	return min(max(openingRead, len(b.held)), openingLimit-len(b.held))
 }
 
-// nextRead is a buffer for the next read ahead.
+// nextRead returns a buffer for the next read ahead.
 func (b *body) nextRead() []byte { return make([]byte, b.nextReadLength()) }
 
-// readMore reads ahead until some of the body is there. It reports false if
-// the time was up before.
+// readMore reads ahead once. It reports false if nothing arrived before the
+// timeout; the read is then pending.
 func (b *body) readMore(timeout <-chan time.Time) bool {
 	if b.copied == nil {
 		b.copied = new(*b.response)
@@ -202,14 +202,15 @@ func (b *body) take(more readAhead) {
 	b.star(b.held, true)
 }
 
-// failing reports whether a stream has begun an event that may be an error, and
-// could bring a secret.
+// failing reports whether a stream has begun an event that may be an error and
+// so may contain a secret.
 func (b *body) failing() bool { return len(b.secrets) > 0 && b.watch != nil && b.watch.Failing() }
 
-// star replaces the secrets in what was read, content or not: a random key is
-// never content, and an error need not look like one. Short ones are replaced
-// only in what looks like an error. It returns how much may go on: unless the
-// data is complete, a secret may begin after that.
+// star replaces secrets in data by stars. It replaces random keys anywhere,
+// because they are never content and an error need not look like one. It
+// replaces short secrets only where the data looks like an error. It returns
+// how much of the data may be passed on: unless the data is complete, a secret
+// may begin in the rest.
 func (b *body) star(data []byte, complete bool) (ready int) {
 	if b.watch != nil && b.watch.Failure != nil || b.failing() {
 		return b.secrets.Star(data, complete)
@@ -217,8 +218,7 @@ func (b *body) star(data []byte, complete bool) (ready int) {
 	return b.random.Star(data, complete)
 }
 
-// keepBack keeps the end of what is held from the client if a secret may begin
-// there.
+// keepBack moves the end of the held data to rest if a secret may begin there.
 func (b *body) keepBack() {
 	ready := b.star(b.held, b.heldErr != nil)
 	if ready == len(b.held) {
@@ -230,7 +230,8 @@ func (b *body) keepBack() {
 	}
 }
 
-// see looks at the next bytes of the body. err is how the reading ended.
+// see passes the next bytes of the body to its readers. err is the error or the
+// end that followed them.
 func (b *body) see(data []byte, err error) {
 	end := errors.Is(err, io.EOF)
 	switch {
@@ -248,8 +249,8 @@ func (b *body) see(data []byte, err error) {
 	}
 }
 
-// read reads what the backend sends. What net/http quotes of it in an error
-// goes no further.
+// read reads from the backend. It removes quotes of the data from net/http's
+// errors.
 func (b *body) read(p []byte) (int, error) {
 	n, err := b.source.Read(p)
 	return n, verdict.Own(err)
@@ -301,7 +302,7 @@ func (b *body) Read(p []byte) (n int, err error) {
 	return n, err
 }
 
-// readOn reads what was not read ahead.
+// readOn reads the part of the body that was not read ahead.
 func (b *body) readOn(p []byte) (n int, err error) {
 	n = copy(p, b.rest)
 	if b.rest = b.rest[n:]; n == len(p) {
@@ -326,8 +327,8 @@ func (b *body) readOn(p []byte) (n int, err error) {
 	return n, err
 }
 
-// finish finds out how the reply ended. For the client, a broken reply must not
-// end as if it were whole.
+// finish reports how the reply ended, and returns the error for the client: a
+// broken reply must not look complete.
 func (b *body) finish(err error) error {
 	if b.reply == nil {
 		return err
@@ -352,16 +353,16 @@ func (b *body) finish(err error) error {
 	return err
 }
 
-// endsByProtocol reports whether each stream of the operation ends with an
-// event that says so: those of OpenAI's Responses and of Anthropic's Messages.
-// Whether a server's other streams have an end mark, is learned.
+// endsByProtocol reports whether each stream of the operation ends with an end
+// event, as in OpenAI's Responses and Anthropic's Messages. For other streams,
+// EndMarks learns whether a backend sends one.
 func endsByProtocol(operation string) bool {
 	return strings.HasSuffix(operation, "/responses") || strings.HasSuffix(operation, "/messages")
 }
 
-// judgeEnd returns what is wrong with a stream that has ended, if anything is.
-// An error ends a stream as well as an end mark, but a backend that sends no
-// end marks may send errors.
+// judgeEnd returns an error if a stream that has ended is not complete or
+// contained an error of the backend. An error event completes a stream as an
+// end mark does, but it does not show that the backend sends end marks.
 func (t *Request) judgeEnd(stream *sse.Watcher) error {
 	switch e := stream.Failure; {
 	case e != nil && verdict.Judge(verdict.Reply{Status: e.Status, Body: e.Body, OfResponse: e.OfResponse}).Blames():
@@ -376,7 +377,7 @@ func (t *Request) judgeEnd(stream *sse.Watcher) error {
 }
 
 // Close implements io.Closer. A reply that is closed before its end is not
-// broken: its client left.
+// broken, because its client left.
 func (b *body) Close() error {
 	b.dropHeld()
 	b.reply = nil

@@ -15,10 +15,10 @@ import (
 // Dialer is the function that opens the connections of an http.Transport.
 type Dialer func(ctx context.Context, network, address string) (net.Conn, error)
 
-// Dialing returns a dialer that uses this one. Its connections write in one
-// piece what is in memory in one piece: net/http would copy it through a buffer
-// that it makes for each request. If the other side stops reading in the midst
-// of that, its last words can still be read.
+// Dialing returns a dialer that wraps the connections of dial. They write a
+// body that is in memory in one piece with one write, while net/http would copy
+// it through a buffer that it allocates for each request. If the other side
+// stops reading during a long upload, its last reply can still be read.
 func Dialing(dial Dialer) Dialer {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		c, err := dial(ctx, network, address)
@@ -29,40 +29,45 @@ func Dialing(dial Dialer) Dialer {
 	}
 }
 
-// WriteBuffer is how much of a request net/http gathers before it writes. Most
-// prompts fit in. With its own 4 KiB, it writes the others in two pieces.
+// WriteBuffer is the size of net/http's buffer for writing a request. Most
+// prompts fit. With the default of 4 KiB, longer ones would take two writes.
 const WriteBuffer = 10 << 10
 
 const (
-	// copySize is how much is copied at a time of what is not in one piece.
+	// copySize is the size of the buffer for a body that is not in one piece.
 	copySize = 32 << 10
-	// lastWords is how long a connection may be read after a write failed.
+	// lastWords is how long a connection may still be read after a failed
+	// write.
 	lastWords = time.Second
-	// piece is less than what an upload writes at a time. The end of a TLS
-	// connection and frames that control HTTP/2 are less. The goroutine that
-	// writes them may be the one that reads the connection and closes it.
+	// piece is the length from which a write counts as part of an upload. The
+	// end of a TLS connection and control frames of HTTP/2 are shorter. The
+	// goroutine that writes those may be the one that reads and closes the
+	// connection, so it must not wait.
 	piece = 64
 )
 
-// conn returns the error of an upload's failed write only after its reader has
-// closed it, which net/http's does when it has met the end. A backend that
-// refuses an upload early answers, and closes the connection while the body
-// still comes. Its reply is there when the write fails, but on such an error
-// net/http closes the connection at once, and often returns the error in place
-// of the reply, or cuts the reply.
+// conn delays the error of an upload's failed write until the connection is
+// closed, at most for lastWords. net/http's reader closes it when it meets the
+// end.
+//
+// A backend that refuses an upload early answers, and closes the connection
+// while the body is still being sent. Its reply has arrived when the write
+// fails. But net/http closes the connection on such an error at once, and often
+// returns the error instead of the reply, or cuts the reply. The delay gives
+// the reader time to read the reply.
 type conn struct {
 	net.Conn
 	// closed is closed with the connection.
 	closed  chan struct{}
 	closing sync.Once
-	// uploads is how many long bodies are being sent, and held reports whether
-	// a write has waited.
+	// uploads is how many long bodies are being sent. held reports whether a
+	// write has been delayed.
 	uploads atomic.Int32
 	held    atomic.Bool
 }
 
-// uploadBegins records that a long body is sent on a connection of net/http's
-// from now on. Without it, no write waits.
+// uploadBegins records that a long body is sent on one of net/http's
+// connections from now on. Writes are delayed only during such uploads.
 func uploadBegins(c net.Conn) { count(c, 1) }
 
 // uploadEnds records that the body was sent, or will not be.
@@ -87,7 +92,7 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// CloseWrite ends what is written. The tunnel of a WebSocket calls it.
+// CloseWrite closes the writing side. The tunnel of a WebSocket calls it.
 func (c *conn) CloseWrite() error { return closeWrite(c.Conn) }
 
 func closeWrite(to any) error {
@@ -106,8 +111,9 @@ func (c *conn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// awaitClose waits until what came before this error of a write is read. After
-// a timeout, the other side may go on for as long as it likes.
+// awaitClose waits until the data that arrived before the write error is read.
+// It does not wait after a timeout, because the other side may then go on
+// sending.
 func (c *conn) awaitClose(err error) {
 	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
 		return
@@ -120,7 +126,7 @@ func (c *conn) awaitClose(err error) {
 	}
 }
 
-// ReadFrom implements io.ReaderFrom. net/http calls it with what is left of a
+// ReadFrom implements io.ReaderFrom. net/http calls it with the rest of a
 // request's body after its first write.
 func (c *conn) ReadFrom(r io.Reader) (int64, error) {
 	if limited, ok := r.(*io.LimitedReader); ok {
@@ -135,7 +141,7 @@ func (c *conn) ReadFrom(r io.Reader) (int64, error) {
 	return io.CopyBuffer(struct{ io.Writer }{c}, r, buffer.Bytes[:copySize])
 }
 
-// limit is a writer that takes no more than so many bytes.
+// limit is a writer that accepts at most left bytes.
 type limit struct {
 	w    io.Writer
 	left int64

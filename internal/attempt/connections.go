@@ -16,24 +16,23 @@ import (
 )
 
 const (
-	// idleConnTimeout is below the four minutes after which Azure's load
-	// balancers drop an idle connection without a word.
+	// idleConnTimeout is less than the four minutes after which Azure's load
+	// balancers silently drop an idle connection.
 	idleConnTimeout = 90 * time.Second
-	// idleConnsPerHost keeps connections for hundreds of parallel streams.
+	// idleConnsPerHost is enough for hundreds of parallel streams.
 	idleConnsPerHost = 512
-	// handshakeTimeout is how long a backend may stay silent in a TLS
-	// handshake, and how long one of a WebSocket may take, which needs no
-	// model.
+	// handshakeTimeout limits a TLS handshake with a backend, and the handshake
+	// of a WebSocket, for which no model runs.
 	handshakeTimeout = 5 * time.Second
 	pingInterval     = 15 * time.Second
 	pingTimeout      = 5 * time.Second
-	// maxReceiveBuffer is how much of a reply over HTTP/2 waits for a client
-	// that does not read. Go's default is 4 MiB.
+	// maxReceiveBuffer is how much of a reply over HTTP/2 is buffered for a
+	// client that does not read. Go's default is 4 MiB.
 	maxReceiveBuffer = 256 << 10
 )
 
-// CheckConnections returns what is wrong with the options of connections,
-// before they are set up.
+// CheckConnections returns an error if the options of connections are not
+// valid. It can be called before they are set up.
 func CheckConnections(transport *reverseproxy.HTTPTransport) error {
 	if transport.ProxyProtocol != "" {
 		return errors.New("http: proxy_protocol is not supported: addresses of clients are not sent to backends")

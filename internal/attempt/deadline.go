@@ -6,48 +6,51 @@ import (
 	"time"
 )
 
-// A deadline limits each step of an attempt: the wait for the reply, then each
+// deadline limits each step of an attempt: the wait for the reply, then each
 // read of the body. start begins a step, and stop ends it. A step that takes
-// too long is cancelled. Most steps are short, and there are many, so the timer
-// is not stopped and set again for each. It goes off too early instead, and
-// then looks how long it has to wait. After the last step, end stops it.
+// too long is cancelled.
 //
-// While a step takes long, a watch may be asked whether to give it up before
-// its time is over. Between the steps, the deadline can measure whether the
-// client keeps the reply waiting.
+// Most steps are short, and there are many, so the timer is not set again for
+// each. Instead it keeps its old time, fires too early, and is then set to the
+// time that remains. end stops it after the last step.
+//
+// While a step takes long, a Watch may be asked whether to give it up early.
+// Between the steps, the deadline can measure how long the client keeps the
+// reply waiting.
 //
 // All times are durations since the first step.
 type deadline struct {
-	// cancel ends what is not in time.
+	// cancel cancels the attempt when a step takes too long.
 	cancel context.CancelCauseFunc
 
 	mu    sync.Mutex
 	born  time.Time // of the first step
 	timer *time.Timer
-	// goesOff is when the timer goes off. It is 0 if that is not set.
+	// goesOff is when the timer fires. It is 0 if the timer is not set.
 	goesOff time.Duration
 	until   time.Duration
 	limit   time.Duration
 	reason  error // nil if no step is limited
-	// expired is why the time is over. It is nil if all steps were in time.
+	// expired is the reason of the step that took too long. It is nil if all
+	// steps were in time.
 	expired error
 
-	// watch is asked at look whether to give up before until. It may be nil.
-	// look is 0 until the request is sent, or while its upload stalls, which
-	// stalled reports.
+	// watch is asked at the time look whether to give up before until. It may
+	// be nil. look is 0 until the request is sent. stalled reports whether look
+	// was set because the upload stalled.
 	watch   Watch
 	look    time.Duration
 	stalled bool
 
 	// measures reports whether the time between steps is measured. began and
-	// ended are of the last step, and lag is how much longer the client took
-	// than the backend.
+	// ended are the times of the last step, and lag is how much longer the
+	// client took than the backend.
 	measures     bool
 	began, ended time.Duration
 	lag          time.Duration
 }
 
-// now is the time since the first step. The caller holds the lock.
+// now returns the time since the first step. The caller holds the lock.
 func (d *deadline) now() time.Duration {
 	if d.born.IsZero() {
 		d.born = time.Now()
@@ -55,7 +58,8 @@ func (d *deadline) now() time.Duration {
 	return time.Since(d.born)
 }
 
-// start begins a step, which may take so long from now.
+// start begins a step that may take as long as limit. If it takes longer, the
+// attempt is cancelled for reason.
 func (d *deadline) start(limit time.Duration, reason error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -69,12 +73,12 @@ func (d *deadline) start(limit time.Duration, reason error) {
 	d.set(now)
 }
 
-// uploadStall is how long the upload of a long body may pause. If it pauses for
-// longer, it counts as over: the request waits for the backend.
+// uploadStall is how long the upload of a long body may pause. After a longer
+// pause, the request counts as sent and waiting for the backend.
 const uploadStall = 2 * time.Second
 
-// watched makes w be asked after that time, from now on, while a step takes
-// long. If it is 0, the request is not sent yet.
+// watched sets the Watch, which is first asked after this time. after is 0 if
+// the request is not sent yet.
 func (d *deadline) watched(w Watch, after time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -83,8 +87,8 @@ func (d *deadline) watched(w Watch, after time.Duration) {
 	}
 }
 
-// sent records that a request is sent now that was not when it was watched,
-// unless its reply has come.
+// sent records that a request that was not sent when it was watched is sent
+// now. It does nothing if the reply has arrived.
 func (d *deadline) sent() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -95,7 +99,7 @@ func (d *deadline) sent() {
 	}
 }
 
-// set makes the timer go off in time, or earlier.
+// set makes the timer fire no later than next.
 func (d *deadline) set(now time.Duration) {
 	at := max(now, d.next())
 	if d.goesOff > 0 && d.goesOff <= at {
@@ -109,7 +113,7 @@ func (d *deadline) set(now time.Duration) {
 	}
 }
 
-// unwatched stops the watch and returns it, or nil. It reports whether the
+// unwatched removes the watch and returns it, or nil. It reports whether the
 // request was sent.
 func (d *deadline) unwatched() (w Watch, sent bool) {
 	d.mu.Lock()
@@ -118,8 +122,8 @@ func (d *deadline) unwatched() (w Watch, sent bool) {
 	return w, d.look > 0
 }
 
-// refused records that the backend has refused to accept the request. So it is
-// not silent, and the watch ends.
+// refused records that the backend has refused to accept the request. The
+// backend is not silent then, so the watch ends.
 func (d *deadline) refused() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -129,7 +133,7 @@ func (d *deadline) refused() {
 	d.watch = nil
 }
 
-// heard records that the first byte of the reply has come.
+// heard records that the first byte of the reply has arrived.
 func (d *deadline) heard() {
 	w, sent := d.unwatched()
 	if w == nil {
@@ -142,7 +146,7 @@ func (d *deadline) heard() {
 	w.Heard(now)
 }
 
-// next returns when the timer has to go off.
+// next returns when the timer must fire.
 func (d *deadline) next() time.Duration {
 	switch {
 	case d.watch == nil:
@@ -153,8 +157,8 @@ func (d *deadline) next() time.Duration {
 	return min(d.until, d.look)
 }
 
-// Extend gives the step as long again. An upload that had stalled goes on: its
-// request does not wait any more.
+// Extend restarts the time of the step. The upload made progress, so if it had
+// stalled, the request no longer counts as sent.
 func (d *deadline) Extend() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -183,30 +187,31 @@ func (d *deadline) stop() bool {
 	return d.expired == nil
 }
 
-// why returns why the time is over. It is nil if all steps were in time.
+// why returns the reason of the step that took too long. It returns nil if all
+// steps were in time.
 func (d *deadline) why() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.expired
 }
 
-// measure begins to measure the time between the steps. It ends with end.
+// measure starts to measure the time between the steps. end stops it.
 func (d *deadline) measure() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.measures, d.ended = true, d.now()
 }
 
-// lagging returns the lag: it grows while the client does not read, and shrinks
-// by the time that reads wait for the backend. Reads that need not wait,
-// because the backend sent in the pause, do not shrink it.
+// lagging returns the lag. It grows while the client does not read, and shrinks
+// while reads wait for the backend. A read that does not wait, because the
+// backend sent during the client's pause, does not shrink it.
 func (d *deadline) lagging() time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.lag
 }
 
-// end ends the step, and stops the timer until another one begins.
+// end ends the step, and stops the timer until another step begins.
 func (d *deadline) end() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -216,13 +221,13 @@ func (d *deadline) end() {
 	}
 }
 
-// asleep is how late a timer goes off if this process did not run: it was
-// suspended, or has no CPU. Replies that came meanwhile are read first, before
-// a watch is asked.
+// asleep is the delay of the timer that shows that this process did not run,
+// because it was suspended or had no CPU. Replies that arrived meanwhile are
+// read first, before the watch is asked.
 const asleep = 100 * time.Millisecond
 
-// wake finds out whether the step takes too long. The timer calls it, perhaps
-// just when the step has ended.
+// wake runs when the timer fires, and checks whether the step takes too long.
+// The step may have ended just before.
 func (d *deadline) wake() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -252,7 +257,7 @@ func (d *deadline) wake() {
 	d.expire(d.reason)
 }
 
-// expire ends what is not in time. The caller holds the lock.
+// expire cancels the attempt for this reason. The caller holds the lock.
 func (d *deadline) expire(reason error) {
 	d.expired, d.reason = reason, nil
 	d.cancel(reason)

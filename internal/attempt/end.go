@@ -2,20 +2,20 @@ package attempt
 
 import "time"
 
-// End is how a reply has ended that a client gets.
+// End describes how a reply to a client ended.
 type End struct {
-	// Broken is why it was cut, or the error that it contained. It is nil if it
-	// is whole, or if its client has left.
+	// Broken is why the reply was cut, or the error that it contained. It is
+	// nil if the reply is complete, or if its client has left.
 	Broken error
-	// Paused reports whether the backend may have given it up because the
+	// Paused reports whether the backend may have cut the reply because the
 	// client did not read it.
 	Paused bool
-	// Begun reports whether the backend had sent data in a WebSocket that it
+	// Begun reports whether the backend had sent data in the WebSocket that it
 	// ended.
 	Begun bool
 }
 
-// End is how the reply has ended. It is known when the body was read to its
+// End returns how the reply ended. It is known once the body was read to its
 // end.
 func (r *Reply) End() (e End) {
 	if end := r.end.Load(); end != nil {
@@ -24,8 +24,8 @@ func (r *Reply) End() (e End) {
 	return e
 }
 
-// breaks records that the reply is broken, unless that is the client's fault:
-// it left, or did not send all of its body.
+// breaks records that the reply is broken, unless it is the client's fault,
+// because the client left or did not send all of its body.
 func (r *Reply) breaks(e End) {
 	if t := r.sent; t.Incoming.Context().Err() == nil && t.Body.Failure() == nil && !t.trip.upload.Stalled() {
 		if r.end.Store(&e); r.broken != nil {
@@ -34,10 +34,10 @@ func (r *Reply) breaks(e End) {
 	}
 }
 
-// FirstByte is when the first byte of the body came that the client gets.
-// Before, it is when the header went out.
+// FirstByte returns when the first byte of the body arrived for the client.
+// Before that, it is when the header went out.
 func (r *Reply) FirstByte() time.Time { return r.firstByte }
 
 // HasBegun reports whether the client of a committed reply need not wait for
-// its first byte, or for the end of a reply without any.
+// its first byte, or for its end if it has no byte.
 func (r *Reply) HasBegun() bool { return r.body == nil || !r.body.waits }

@@ -6,17 +6,18 @@ import (
 	"net/http"
 )
 
-// exact is the body of a reply over HTTP/2 or HTTP/3 with a Content-Length. If
-// what comes is longer, the reply is malformed (RFC 9113 section 8.1.1).
-// net/http reports that only after all that was announced, when the client
-// already has a reply that looks whole. So the last byte waits for the end.
+// exact is the body of a reply over HTTP/2 or HTTP/3 with a Content-Length. A
+// reply with more data than that is malformed (RFC 9113 section 8.1.1), but
+// net/http reports this only after the last announced byte, when the client
+// already has a reply that looks complete. So exact holds the last byte back
+// until the end.
 type exact struct {
 	io.ReadCloser
 	left int64
 	next [1]byte
 }
 
-// of returns the body of the response, and makes it exact if it has to be.
+// of returns the body of the response, as an exact body if that is needed.
 func (e *exact) of(res *http.Response) io.ReadCloser {
 	if res.ProtoMajor < 2 || res.ContentLength < 0 {
 		return res.Body

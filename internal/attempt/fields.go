@@ -7,20 +7,21 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// Public is the Fields of replies from providers to clients of the balancer.
+// Public implements Fields for replies from providers to clients of the
+// balancer.
 type Public struct{}
 
-// providers are fields that must not reach clients, in the header or as
-// trailers (RFC 9110 section 6.5), which clients merge into it. Alt-Svc would
-// lead them past the balancer, cookies and HSTS would be those of the
+// providers lists fields that must not reach clients, in the header or as
+// trailers (RFC 9110 section 6.5), which clients merge into the header. Alt-Svc
+// would lead clients past the balancer, cookies and HSTS would apply to the
 // balancer's host, and reports about the balancer would go to the provider.
 var providers = []string{
 	"Set-Cookie", "Alt-Svc", "Strict-Transport-Security", "Public-Key-Pins",
 	"Clear-Site-Data", "Nel", "Report-To", "Reporting-Endpoints", "Proxy-Authenticate",
 }
 
-// Final implements Fields. It removes the fields that are between a provider
-// and its own clients.
+// Final implements Fields. It removes the fields that a provider means for its
+// own clients.
 func (Public) Final(fields http.Header) {
 	if len(fields) == 0 {
 		return
@@ -30,8 +31,8 @@ func (Public) Final(fields http.Header) {
 	}
 }
 
-// Trailer implements Fields. A trailer must not say where a message ends, what
-// is between two machines or how a body is read (RFC 9110 section 6.5.1).
+// Trailer implements Fields. A trailer must not affect framing, routing or how
+// a body is read (RFC 9110 section 6.5.1).
 func (p Public) Trailer(fields http.Header) {
 	p.Final(fields)
 	for name := range fields {
@@ -41,18 +42,18 @@ func (p Public) Trailer(fields http.Header) {
 	}
 }
 
-// trailing is the body of a reply whose trailers were read ahead. They are
-// added to the response at the end: before it, they would be announced, and
-// net/http would join those with the fields of the same names.
+// trailing is the body of a reply whose trailers were read ahead. Close adds
+// the trailers to the response. Earlier, net/http would announce them, and join
+// them with header fields of the same names.
 type trailing struct {
 	io.ReadCloser
 	response *http.Response
 	trailer  http.Header
 }
 
-// Finish prepares a response to r for the client, as the last step: it removes
-// the fields that no client gets, has the trailers that were read ahead added
-// when its body is closed, and has a cut reply seen as one.
+// Finish prepares a response to r for the client, as the last step. It removes
+// the fields that no client gets. Trailers that were read ahead are added when
+// the body is closed, and a cut reply looks cut to the client.
 func Finish(r *http.Request, res *http.Response, fields Fields) {
 	fields.Final(res.Header)
 	fields.Trailer(res.Trailer)
@@ -70,7 +71,8 @@ func (b trailing) Close() error {
 	return err
 }
 
-// All is the Fields of a plain reverse_proxy, which decides on them itself.
+// All implements Fields for a plain reverse_proxy, which decides about fields
+// itself.
 type All struct{}
 
 // Final implements Fields.

@@ -43,8 +43,8 @@ type PassiveHealth struct {
 // shortestThrottle is the shortest cooldown of a backend that throttles.
 const shortestThrottle = 50 * time.Millisecond
 
-// misconfigured is the cooldown of a backend whose configuration is wrong: it
-// refuses its credential, or does not have the model.
+// misconfigured is the cooldown of a backend whose configuration seems wrong:
+// it refuses its credential, or lacks the model.
 const misconfigured = time.Minute
 
 // Provision checks the options and sets their defaults.
@@ -64,7 +64,7 @@ func (p *PassiveHealth) Provision() error {
 	return nil
 }
 
-// Directives are the options in a Caddyfile.
+// Directives returns the options in a Caddyfile.
 func (p *PassiveHealth) Directives() directive.Options {
 	return directive.Options{
 		"fail_duration":   directive.Duration(&p.FailDuration),
@@ -79,8 +79,8 @@ func (p *PassiveHealth) Directives() directive.Options {
 
 // Cooldown describes the cooldown that a reply starts.
 type Cooldown struct {
-	// Wait is how long the cooldown lasts, and Longest how long it may become
-	// if the backend repeats its reply: see [pool.Refusal].
+	// Wait is the length of the cooldown. Longest is the length up to which
+	// repeated replies may extend it: see [pool.Refusal].
 	Wait, Longest time.Duration
 	// Guess reports whether the backend named no time.
 	Guess bool
@@ -90,9 +90,10 @@ type Cooldown struct {
 	MayBeOfRequest bool
 }
 
-// CooldownFor returns the cooldown that a reply starts. It returns false if the
-// reply starts no cooldown. busy reports whether the backend serves other
-// requests. If it does, and accepts no more, it only has too many streams.
+// CooldownFor returns the cooldown that a reply starts, or false if it starts
+// none. busy reports whether the backend serves other requests. A busy backend
+// that accepts no request on two connections only has too many streams, so it
+// gets no cooldown.
 func (p *PassiveHealth) CooldownFor(r *Reply, busy bool) (c Cooldown, coolsDown bool) {
 	asks := r.asks()
 	switch r.Class {
@@ -130,7 +131,8 @@ func (p *PassiveHealth) CooldownFor(r *Reply, busy bool) (c Cooldown, coolsDown 
 	case verdict.Unreachable:
 		c = Cooldown{Wait: time.Duration(p.FailDuration)}
 	default:
-		// a backend that breaks off an upload has perhaps refused it
+		// A backend that cuts the connection during an upload may have refused
+		// the upload.
 		if !r.Class.Failover() || !r.Class.Blames() || r.isImpatient() || r.Uploading || busy && errors.Is(r.Err, ErrLostAgain) {
 			return c, false
 		}
@@ -139,13 +141,13 @@ func (p *PassiveHealth) CooldownFor(r *Reply, busy bool) (c Cooldown, coolsDown 
 	return c, true
 }
 
-// Failure returns the cooldown for a failure that may be the request's own.
+// Failure returns the cooldown for a failure that may be the request's fault.
 func (p *PassiveHealth) Failure() Cooldown {
 	return Cooldown{Wait: time.Duration(p.FailDuration), MayBeOfRequest: true}
 }
 
-// hinted returns for how long the backend asked not to be called, within the
-// limits.
+// hinted returns the time for which the backend asked not to be called, within
+// the limits. It returns without if the backend named no time.
 func (p *PassiveHealth) hinted(r *Reply, without time.Duration) time.Duration {
 	if r.Source == verdict.NoHint {
 		return without

@@ -11,17 +11,18 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// A success that is no answer comes from something that is not the API: the
-// page of a portal, the redirect to a login, nothing at all. SDKs take it for
-// an answer: openai-python returns a stream without an event, and no exception.
-// So the reply to inference is judged by its first bytes. They are JSON or the
-// beginning of a stream, whatever its Content-Type says. Only audio may be
-// anything.
+// A reply with a status of success may come from something that is not the API,
+// such as the page of a portal, the redirect to a login, or an empty body. SDKs
+// accept it as an answer: openai-python returns a stream without events, and no
+// exception. So the reply to inference is also checked by its first bytes. They
+// must be JSON or the beginning of a stream, whatever its Content-Type says.
+// Only audio may have any content.
 
-// ErrNoAnswer is what is wrong with a success that is no answer.
+// ErrNoAnswer means that a successful reply to inference is not an answer.
 var ErrNoAnswer = &verdict.CauseError{Word: "no_answer", Text: "the reply is a success, but neither JSON nor a stream"}
 
-// ErrNoStream is what is wrong with JSON in place of a stream.
+// ErrNoStream means that the reply is JSON although the request is for a
+// stream.
 var ErrNoStream = &verdict.CauseError{Word: "no_stream", Text: "the reply is JSON, but the request is for a stream"}
 
 // answers reports whether the reply must be JSON or a stream.
@@ -29,8 +30,8 @@ func (a *Asks) answers() bool {
 	return a.Kind.Infers() && !a.Kind.IsHandshake() && !strings.HasPrefix(a.Operation, "/audio/")
 }
 
-// mustStream reports whether the reply must be a stream. Operations that have
-// none ignore that a stream was asked for.
+// mustStream reports whether the reply must be a stream. Operations without
+// streams ignore that one was asked for.
 func (a *Asks) mustStream() bool {
 	if !a.Stream || !a.answers() {
 		return false
@@ -42,15 +43,15 @@ func (a *Asks) mustStream() bool {
 	return false
 }
 
-// mayBeWhole reports whether JSON in place of a stream may be the answer.
-// OpenAI's specification has no stream of the old completions, and servers that
-// are made from it answer with all of it at once.
+// mayBeWhole reports whether JSON instead of a stream may be the answer.
+// OpenAI's specification has no stream for the old completions, and servers
+// that are generated from it answer with one JSON.
 func (a *Asks) mayBeWhole(text []byte) bool {
 	return strings.TrimSuffix(a.Operation, "/") == "/completions" && bytes.Contains(text, []byte(`"choices"`))
 }
 
-// isNoAnswer reports whether a success cannot be an answer, whatever its body
-// is: it is a redirect, or has no body.
+// isNoAnswer reports whether a successful reply cannot be an answer, because it
+// is a redirect or has no body.
 func (r *Reply) isNoAnswer() bool {
 	if !r.sent.Asks.answers() || r.sent.Socket.IsAccepted() || r.Status < 200 {
 		return false
@@ -58,7 +59,7 @@ func (r *Reply) isNoAnswer() bool {
 	return r.Status >= 300 || r.Status == http.StatusNoContent || r.Status == http.StatusResetContent || r.Status == http.StatusOK && r.body == nil
 }
 
-// looks is what the first bytes of a body look like.
+// looks is the format that the first bytes of a body seem to have.
 type looks int
 
 const (
@@ -68,8 +69,8 @@ const (
 	likeOther
 )
 
-// looksLike judges the first bytes of a body. White space alone looks like
-// nothing.
+// looksLike returns the format of the first bytes of a body. For white space
+// alone, it returns likeNothing.
 func looksLike(text []byte) looks {
 	text = bytes.TrimLeft(bytes.TrimPrefix(text, []byte("\xef\xbb\xbf")), " \t\r\n")
 	if len(text) == 0 {
@@ -90,7 +91,7 @@ func looksLike(text []byte) looks {
 	return likeOther
 }
 
-// openUntyped judges a reply that says that it is neither JSON nor a stream.
+// openUntyped checks a reply whose Content-Type is neither JSON nor a stream.
 func (r *Reply) openUntyped() (*sse.Error, error) {
 	b := r.body
 	b.readFirst()
@@ -116,8 +117,9 @@ func (r *Reply) openUntyped() (*sse.Error, error) {
 	return r.judgeJSON()
 }
 
-// judgeJSON judges a reply that is JSON, by its bytes or by what it says, as
-// far as it was read ahead.
+// judgeJSON checks a reply that should be JSON, as far as it was read ahead. It
+// returns the error that the JSON contains, or an error if the reply does not
+// have the right format.
 func (r *Reply) judgeJSON() (*sse.Error, error) {
 	asks := &r.sent.Asks
 	failure := r.body.errorIn(strings.HasSuffix(asks.Operation, "/responses"))
@@ -137,8 +139,8 @@ func (r *Reply) judgeJSON() (*sse.Error, error) {
 	return failure, nil
 }
 
-// isUntyped reports whether a reply of this type has to be judged by its first
-// bytes.
+// isUntyped reports whether a reply whose Content-Type is neither JSON nor a
+// stream must be checked by its first bytes.
 func (r *Reply) isUntyped() bool {
 	return r.sent.Asks.answers() && r.Status == http.StatusOK && r.body != nil && !openaiapi.IsCompressed(r.Response.Header)
 }

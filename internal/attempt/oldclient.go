@@ -12,12 +12,11 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// clientConn is the key of a client's connection in the contexts of its
-// requests.
+// clientConn is the context key of a request's client connection.
 type clientConn struct{}
 
-// KnowClients makes the server put the connections of its clients into the
-// contexts of their requests.
+// KnowClients makes the server put the client's connection into the context of
+// each request.
 func KnowClients(server *caddyhttp.Server) {
 	server.RegisterConnContext(func(ctx context.Context, c net.Conn) context.Context {
 		if ctx.Value(clientConn{}) != nil {
@@ -27,9 +26,9 @@ func KnowClients(server *caddyhttp.Server) {
 	})
 }
 
-// resetIfCut has the client's connection reset if the reply to r ends before
-// its end. A client of HTTP/1.0, as nginx is one by default, takes any other
-// end of its connection for the end of the reply.
+// resetIfCut makes a cut reply to r reset the client's connection. A client of
+// HTTP/1.0, which nginx is by default, takes any other end of the connection
+// for the end of the reply.
 func resetIfCut(r *http.Request, res *http.Response) {
 	if r.ProtoAtLeast(1, 1) || res.Body == http.NoBody {
 		return
@@ -47,9 +46,9 @@ type lingerer interface {
 	SetWriteDeadline(t time.Time) error
 }
 
-// plainAlert is an alert of TLS, "internal error". No client accepts one that
-// is not encrypted, so that its TLS fails. nginx 1.22 takes any other end of a
-// connection with TLS for a clean one, also a reset (tried).
+// plainAlert is the unencrypted TLS alert "internal error". TLS fails at any
+// client that receives it, because alerts must be encrypted. nginx 1.22 takes
+// any other end of a TLS connection for a clean one, even a reset (tried).
 var plainAlert = []byte{21, 3, 3, 0, 2, 2, 80}
 
 // tcpOf returns the TCP connection that carries c, or nil if none does. secured
@@ -84,9 +83,10 @@ func embedded(c net.Conn) net.Conn {
 	return inner
 }
 
-// resetting is the body of a reply. While it is read, the end of the client's
-// connection is a reset, also if the server ends it, because the client does
-// not read, or the system, because Caddy was stopped.
+// resetting is the body of a reply that resets the client's connection if the
+// reply is cut. The reset is set up while the body is read. So it also happens
+// if the server closes the connection, because the client does not read, or if
+// the system does, because Caddy was stopped.
 type resetting struct {
 	io.ReadCloser
 	client  lingerer
@@ -95,7 +95,7 @@ type resetting struct {
 	end     error
 }
 
-// Read implements io.Reader. It returns the end only after all else was
+// Read implements io.Reader. It returns the end only after everything else was
 // written.
 func (b *resetting) Read(p []byte) (int, error) {
 	if b.end != nil {

@@ -15,12 +15,15 @@ import (
 )
 
 // open holds a reply to inference back until it is certain that the request was
-// served. A stream that brings an error instead of content, or nothing at all,
-// becomes the error that it stands for, and a reply that is not JSON a failure.
+// served. A stream that contains an error instead of content, or nothing at
+// all, is classified as that error. A reply that is not JSON is a failure.
+//
 // The reply to a request that must not be executed twice is held back until it
-// is whole: if it is cut, a client that has its status can no longer be told
-// not to send the request again. The reply to a GET is passed on at once: a
-// stored response that failed long ago is not a failure.
+// is complete. If it is cut after the client has the status, the client can no
+// longer be told not to retry.
+//
+// The reply to a GET is passed on at once, because a stored response that
+// failed long ago is not a failure.
 func (s *Sender) open(r *Reply) {
 	asks, res := &r.sent.Asks, r.Response
 	inferred := asks.Kind.Infers() && r.Status == http.StatusOK
@@ -99,11 +102,12 @@ func (r *Reply) breakOff(reason error) {
 	r.Class, r.Err, r.cut = verdict.Failed, reason, true
 }
 
-// openStream reads ahead until it is known what the stream opens with: for the
-// first byte as long as for the headers, and after it for a short time for
-// content. It cannot wait for content longer: a model that thinks may send none
-// for minutes. It returns the error that came in place of content, or why there
-// is none.
+// openStream reads ahead until the stream's first content or error. It waits
+// for the first byte as long as for the headers, and after that for
+// openingTimeout. It cannot wait longer for content, because a model that
+// reasons may send none for minutes. It returns the error event that came
+// instead of content, or why there is no content. Both are nil if the stream
+// may be passed on.
 func (b *body) openStream() (*sse.Error, error) {
 	b.watch = new(sse.Watcher)
 	b.tokens.Watch(b.watch)
@@ -145,8 +149,8 @@ func (b *body) openStream() (*sse.Error, error) {
 	}
 }
 
-// longFailure returns the error that the stream opens with, if that is too long
-// for its watcher to keep.
+// longFailure returns the error that the stream begins with, if the error is
+// too long for the stream's watcher to keep.
 func (b *body) longFailure() *sse.Error {
 	b.watch.OpensLong = false // it is read once
 	if failure := sse.LongFailure(b.held); failure != nil {
@@ -155,9 +159,9 @@ func (b *body) longFailure() *sse.Error {
 	return b.watch.Failure
 }
 
-// readJSON reads ahead a reply that is not streamed. It returns why the reply
-// broke off, if it did. A reply without a Content-Length is read for a short
-// time after its first byte only, and up to openingLimit.
+// readJSON reads ahead a reply that is not a stream. It returns an error if the
+// reply is cut. A reply without a Content-Length is read only up to
+// openingLimit, and only for openingTimeout after its first byte.
 func (b *body) readJSON() error {
 	if b.response.ContentLength >= 0 {
 		b.readWhole(int(b.response.ContentLength))
@@ -173,8 +177,9 @@ func (b *body) readJSON() error {
 // whole reports whether all of the body was read ahead.
 func (b *body) whole() bool { return errors.Is(b.heldErr, io.EOF) }
 
-// errorIn returns the error that a reply is, if it was read ahead. creates
-// reports whether a response object in it was created by this request.
+// errorIn returns the error that the reply contains, if all of it was read
+// ahead. creates reports whether a response object in it was created by this
+// request.
 func (b *body) errorIn(creates bool) *sse.Error {
 	if !b.whole() {
 		return nil
@@ -186,16 +191,15 @@ func (b *body) errorIn(creates bool) *sse.Error {
 	return sse.Whole(text, creates)
 }
 
-// text returns what was read ahead, without its compression. all reports
-// whether it is all of that.
+// text returns the held data, decompressed. all reports whether the text is
+// complete.
 func (b *body) text() (text []byte, all bool) {
 	return openaiapi.Decompress(b.held, openaiapi.ContentCoding(b.response.Header), openingLimit)
 }
 
-// notJSON reports whether all of a reply was read ahead, and is not JSON
-// although it says so. It parses no reply whose tokens were read from beginning
-// to end, which are nearly all. A reply that cannot be decompressed is not
-// judged.
+// notJSON reports whether all of a reply was read ahead and is not valid JSON.
+// It need not parse a reply whose tokens were read from beginning to end, which
+// is the usual case. It reports false for a reply that cannot be decompressed.
 func (b *body) notJSON() bool {
 	if !b.whole() {
 		return false
@@ -207,19 +211,19 @@ func (b *body) notJSON() bool {
 	return all && !json.Valid(bytes.TrimPrefix(text, []byte("\xef\xbb\xbf")))
 }
 
-// heard records that the first byte has come, if there is one, or the end.
+// heard records that the first byte has arrived, or the end of an empty body.
 func (b *body) heard(n int, err error) {
 	if n > 0 || errors.Is(err, io.EOF) {
 		b.deadline.heard()
 	}
 }
 
-// forgive records that an error of the stream is not the backend's fault, now
-// or later.
+// forgive stops the watch for errors in the stream, because they are not the
+// backend's fault.
 func (b *body) forgive() { b.watch = nil }
 
-// forClient is the response that the client gets. It is another one than the
-// backend's while a read is pending, which may still change that one.
+// forClient returns the response for the client. While a read is pending, it is
+// a copy, because the read may still change the original.
 func (b *body) forClient(res *http.Response) *http.Response {
 	if b.pending == nil {
 		return res
@@ -228,7 +232,7 @@ func (b *body) forClient(res *http.Response) *http.Response {
 	return b.late
 }
 
-// readWhole reads ahead all of a body that is of this length.
+// readWhole reads ahead all of a body with this length.
 func (b *body) readWhole(length int) {
 	b.buffer = replay.GetBuffer(length + 1) // one more, to meet the end
 	buf := b.buffer.Bytes[:length+1]
@@ -247,7 +251,7 @@ func (b *body) readWhole(length int) {
 	b.take(readAhead{buf[:n:n], err})
 }
 
-// readFirst reads ahead what comes first.
+// readFirst reads ahead once, and waits for the first byte.
 func (b *body) readFirst() {
 	b.deadline.start(b.idle, ErrIdle)
 	buf := b.nextRead()

@@ -39,8 +39,8 @@ type Options struct {
 	//	stream_idle_timeout <duration>
 	StreamIdleTimeout caddy.Duration `json:"stream_idle_timeout,omitempty"`
 
-	// lastReply and lastStream are the first two, for an attempt that no other
-	// one can follow.
+	// lastReply and lastStream replace ResponseHeaderTimeout and
+	// StreamFirstEventTimeout for an attempt that no other attempt can follow.
 	lastReply, lastStream time.Duration
 }
 
@@ -120,7 +120,7 @@ type WebSocketOptions struct {
 	StreamTimeout caddy.Duration `json:"stream_timeout,omitempty"`
 }
 
-// Check returns what is wrong with the options, if anything is.
+// Check returns an error if an option is not valid.
 func (o *WebSocketOptions) Check() error {
 	if o.StreamCloseDelay < 0 {
 		return fmt.Errorf("stream_close_delay '%s' is not a duration above 0", time.Duration(o.StreamCloseDelay))

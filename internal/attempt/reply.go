@@ -31,43 +31,44 @@ type Reply struct {
 	Failure
 	Class  verdict.Class
 	Status int
-	// Wait is for how long the backend asked not to be called, and Source where
-	// it said so.
+	// Wait is how long the backend asked not to be called. Source is where it
+	// said so.
 	Wait   time.Duration
 	Source verdict.HintSource
-	// Missing reports whether the backend does not have an object that the
-	// request names.
+	// Missing reports whether the backend lacks an object that the request
+	// names.
 	Missing bool
-	// LacksPath reports whether the backend does not have the path of the
-	// request, or its api-version.
+	// LacksPath reports whether the backend lacks the path of the request, or
+	// its api-version.
 	LacksPath bool
 	// LacksSocket reports whether the backend opens no WebSocket for responses,
-	// as its answer to the handshake says. It may serve the same request over
-	// HTTP.
+	// according to its answer to the handshake. It may serve the same request
+	// over HTTP.
 	LacksSocket bool
-	// AboutAudience is what a refusal says about the audience of a token. It is
-	// empty if that is nothing.
+	// AboutAudience is the part of a refusal that is about the audience of a
+	// token. It is empty if there is none.
 	AboutAudience string
-	// Whole reports whether all of an error's body was read, and cut whether
-	// the connection broke before its end.
+	// Whole reports whether all of an error's body was read. cut reports
+	// whether the connection was cut before its end.
 	Whole, cut bool
-	// code is the code of the error, if an operator may have to act.
+	// code is the error's code, for errors on which an operator may have to
+	// act.
 	code string
 	// sent is nil if nothing was sent.
 	sent *Request
-	// body is that of a response that may become the client's.
+	// body is the body of a response that may go to the client.
 	body *body
-	// backend is its end of a WebSocket that the reply has opened. It is nil
-	// until that is relayed, or a message is sent.
+	// backend is the backend's end of a WebSocket that the reply has opened. It
+	// is nil until the WebSocket is relayed or a message is sent.
 	backend *websocket.Backend
-	// firstByte is when the client got something, and end how the reply ended,
-	// if it broke.
+	// firstByte is when the client got the first byte. end is how a broken
+	// reply ended.
 	firstByte time.Time
 	end       atomic.Pointer[End]
 	broken    func(End)
 }
 
-// Unsent is the reply of an attempt for which there was no credential.
+// Unsent returns the reply to an attempt for which there was no credential.
 func Unsent(err error) *Reply {
 	r := &Reply{Failure: Failure{Err: err}, Class: verdict.NoCredential}
 	var later interface{ RetryAfter() time.Duration }
@@ -77,8 +78,9 @@ func Unsent(err error) *Reply {
 	return r
 }
 
-// Ended returns why the client's request is over, if it is. The context of the
-// attempt, which ends with it, is asked first: it is nearer.
+// Ended returns the reason if the client's request is over, else nil. It first
+// checks the context of the attempt, which ends with the request's and is
+// cheaper to ask.
 func (r *Reply) Ended(proxied *http.Request) error {
 	if r.sent != nil && r.sent.trip.Err() == nil {
 		return nil
@@ -86,7 +88,8 @@ func (r *Reply) Ended(proxied *http.Request) error {
 	return proxied.Context().Err()
 }
 
-// Upload is the request's body on its way.
+// Upload returns the upload of the request's body. It is nil if nothing was
+// sent.
 func (r *Reply) Upload() *replay.Upload {
 	if r.sent == nil {
 		return nil
@@ -95,8 +98,8 @@ func (r *Reply) Upload() *replay.Upload {
 }
 
 // ClientsFault returns the error for a request that could not be sent because
-// of the client. A backend that gives up an upload which the client stalls
-// answers 408, breaks the connection, or waits until we give up.
+// of the client. If the client stalls its upload, the backend may answer 408 or
+// cut the connection, or the attempt may time out.
 func (r *Reply) ClientsFault() (apierror.Error, bool) {
 	if r.sent == nil {
 		return apierror.Error{}, false
@@ -113,7 +116,7 @@ func (r *Reply) ClientsFault() (apierror.Error, bool) {
 	return apierror.Error{}, false
 }
 
-// Discard ends the attempt.
+// Discard closes the reply and ends the attempt.
 func (r *Reply) Discard() {
 	if r.Response != nil {
 		r.Response.Body.Close()
@@ -132,15 +135,14 @@ func (r *Reply) Presentable() bool {
 	return r.Response != nil && !r.cut
 }
 
-// SaysMore reports whether the reply says more to the client than an error of
-// our own would.
+// SaysMore reports whether the reply says more to the client than the
+// balancer's own error would.
 func (r *Reply) SaysMore() bool {
 	return r.Presentable() && r.Class.Failover() && r.Class != verdict.Throttled
 }
 
-// PerhapsExecuted reports whether the backend may have executed the request.
-// With a 503 or 403 it says that it did not, and with a 508 that it had nowhere
-// to send it.
+// PerhapsExecuted reports whether the backend may have executed the request. A
+// 503 or 403 means that it did not, and a 508 that the request got no further.
 func (r *Reply) PerhapsExecuted() bool {
 	if r.sent != nil && r.sent.Socket.IsAccepted() && !r.sent.delivering {
 		return false
@@ -171,13 +173,14 @@ func (r *Reply) Reason() pool.Reason {
 	return reason
 }
 
-// maxErrorText is how much of an error is logged.
+// maxErrorText is the length to which logged errors are cut.
 const maxErrorText = 256
 
-// ErrorText is an error for a log.
+// ErrorText returns the text of an error for a log.
 func ErrorText(err error) string { return pool.CutText(err.Error(), maxErrorText) }
 
-// ErrorField is an error of an attempt for a log.
+// ErrorField returns the log field of an attempt's error. It is empty if err is
+// nil.
 func ErrorField(err error) zap.Field {
 	if err == nil {
 		return zap.Skip()
@@ -185,11 +188,11 @@ func ErrorField(err error) zap.Field {
 	return zap.String("error", ErrorText(err))
 }
 
-// AboutTiers returns the service tiers that the reply says something about.
-// That a request of another tier than the usual ones was refused, or failed,
-// says nothing about those: there was no capacity for its tier, or none in
-// time, which has many forms. The limits that both share are used up only if
-// the reply says so.
+// AboutTiers returns the service tiers that the reply is about. If a request of
+// an unusual tier is refused or fails, that says nothing about the usual tiers:
+// there was no capacity for its tier, or not in time, which backends report in
+// many forms. Only if the reply says that the limits that both share are used
+// up, is it about the usual tiers, too.
 func (r *Reply) AboutTiers() pool.ServiceTiers {
 	tiers := r.asks().Tiers
 	if tiers.ShareLimits() && r.Class == verdict.Throttled && verdict.NoneLeft(r.Response.Header) {
@@ -198,13 +201,14 @@ func (r *Reply) AboutTiers() pool.ServiceTiers {
 	return tiers
 }
 
-// isImpatient reports whether the backend had less time than the options allow,
-// because of the client's patience.
+// isImpatient reports whether the attempt timed out earlier than the options
+// allow, because of the client's patience.
 func (r *Reply) isImpatient() bool {
 	return r.Class == verdict.Timeout && r.sent != nil && r.sent.impatient
 }
 
-// asks is what the request asks for. Of one that was not sent, it is not known.
+// asks returns what the request asks for. It is empty if the request was not
+// sent.
 func (r *Reply) asks() Asks {
 	if r.sent == nil {
 		return Asks{}
@@ -219,9 +223,9 @@ func (r *Reply) secrets() keys.Secrets {
 	return r.sent.Secrets
 }
 
-// Commit makes the reply the client's now. It returns the response, and the
-// reader of the tokens that it costs. broken, if it is not nil, gets the end of
-// a broken reply at once.
+// Commit begins to pass the reply to the client. It returns the response, and
+// the reader of the tokens that the reply costs. If the reply breaks later,
+// broken is called with its end, unless broken is nil.
 func (r *Reply) Commit(client http.ResponseWriter, now time.Time, broken func(End)) (*http.Response, *usage.Reader) {
 	r.firstByte, r.broken = now, broken
 	var tokens *usage.Reader
@@ -242,16 +246,16 @@ func (r *Reply) Commit(client http.ResponseWriter, now time.Time, broken func(En
 }
 
 const (
-	// errorBodyLimit is how much of an error's body is read to judge it.
+	// errorBodyLimit is how much of an error's body is read to classify it.
 	errorBodyLimit = 64 << 10
-	// errorBodyTimeout is how long that may take.
+	// errorBodyTimeout is how long reading that much may take.
 	errorBodyTimeout = 2 * time.Second
 )
 
 var errSlowBody = errors.New("the body of an error did not arrive in time")
 
-// judge finds out what a response means: by its status, its headers and, if it
-// is an error, its body.
+// judge classifies a response by its status, its headers and, if it is an
+// error, its body.
 func (r *Reply) judge() {
 	var text []byte
 	complete := false
@@ -270,17 +274,18 @@ func (r *Reply) judge() {
 	r.guard(text, complete)
 }
 
-// readCode reads the code of an error, but not of a throttle: there are many.
+// readCode reads the code of an error. It skips throttles, because they are
+// frequent.
 func (r *Reply) readCode(text []byte) {
 	if r.Class.Failover() && r.Class != verdict.Throttled {
 		r.code = verdict.Code(text)
 	}
 }
 
-// guard keeps the secrets out of the response. It removes headers that hold
-// one, and puts stars in its place in the body of an error or a redirect. A
-// compressed body cannot be changed: it is replaced by an error of our own,
-// unless the text is complete and holds no secret.
+// guard keeps the secrets out of the response. It removes headers that contain
+// one, and replaces secrets by stars in the body of an error or a redirect. A
+// compressed body cannot be changed, so it is replaced by the balancer's own
+// error, unless its text is complete and contains no secret.
 func (r *Reply) guard(text []byte, complete bool) {
 	if len(r.secrets()) == 0 {
 		return
@@ -302,9 +307,9 @@ func (r *Reply) guard(text []byte, complete bool) {
 	}
 }
 
-// peek returns the beginning of an error's body, decoded. The client can still
-// read the body from its beginning. complete reports whether the text is all of
-// it.
+// peek returns the beginning of an error's body, decompressed. The client can
+// still read the whole body. complete reports whether the text is the whole
+// body.
 func (r *Reply) peek() (text []byte, complete bool) {
 	body, timeout := r.Response.Body, &r.sent.trip.timeout
 	timeout.start(errorBodyTimeout, errSlowBody)
@@ -319,7 +324,7 @@ func (r *Reply) peek() (text []byte, complete bool) {
 	return text, r.Whole && complete
 }
 
-// raw is the response's body without the time limit for each read.
+// raw returns the response's body without the time limit for each read.
 func (r *Reply) raw() io.Reader {
 	if r.body != nil {
 		return r.body.source
@@ -327,8 +332,8 @@ func (r *Reply) raw() io.Reader {
 	return r.Response.Body
 }
 
-// becomeError makes the reply the error that it brought. If the error is the
-// client's own, the reply stays as it is.
+// becomeError replaces the reply by the error that its body contains. If the
+// error is the client's own, the reply is passed on as it is.
 func (r *Reply) becomeError(failure *sse.Error) {
 	class := verdict.Judge(verdict.Reply{Status: failure.Status, Body: failure.Body, OfResponse: failure.OfResponse})
 	if !class.Failover() {
@@ -366,8 +371,8 @@ func (r *Reply) becomeError(failure *sse.Error) {
 	r.Wait, r.Source = verdict.HintOf(r.Class, r.Status, header, failure.Body, time.Now())
 }
 
-// decompress makes a compressed reply that holds a secret its text, in which it
-// is replaced.
+// decompress replaces a compressed body that contains a secret by its
+// decompressed text, with stars instead of the secret.
 func (r *Reply) decompress(secrets keys.Secrets) {
 	if len(secrets) == 0 || !openaiapi.IsCompressed(r.Response.Header) {
 		return
@@ -386,7 +391,7 @@ func (r *Reply) decompress(secrets keys.Secrets) {
 	r.Response.Header.Del("Content-Encoding")
 }
 
-// drained reads a body to its end and returns nothing of it.
+// drained reads a body to its end and returns no data.
 type drained struct{ io.Reader }
 
 func (d drained) Read(p []byte) (int, error) {

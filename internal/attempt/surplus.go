@@ -6,12 +6,12 @@ import (
 	"log"
 )
 
-// surplus begins what net/http writes to Go's log of a server that sends more
-// than its reply (transport.go, readLoopPeekFailLocked). It goes on with what
-// was sent, which may be an echo of a key.
+// surplus is the beginning of the line that net/http writes to Go's log when a
+// server sends more than its reply (transport.go, readLoopPeekFailLocked). The
+// rest of the line is the surplus data, which may be an echo of a key.
 const surplus = "Unsolicited response received on idle HTTP channel"
 
-// withoutSurplus is an output of Go's log.
+// withoutSurplus is an output for Go's log that cuts such lines after surplus.
 type withoutSurplus struct{ io.Writer }
 
 // Write implements io.Writer.
@@ -24,9 +24,9 @@ func (w withoutSurplus) Write(line []byte) (int, error) {
 	return len(line), err
 }
 
-// hideSurplus keeps what servers send in excess of their replies out of Go's
-// log. Caddy directs that log elsewhere when it loads a config or drops one, so
-// it is called after that, and with each new connection.
+// hideSurplus keeps the surplus data of servers out of Go's log. Caddy changes
+// the log's output when it loads or drops a config, so hideSurplus is called
+// after that, and with each new connection.
 func hideSurplus() {
 	if _, hides := log.Writer().(withoutSurplus); !hides {
 		log.SetOutput(withoutSurplus{log.Writer()})

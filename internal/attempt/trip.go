@@ -34,47 +34,48 @@ var (
 )
 
 // maxInterims is how many interim responses a client gets for a request.
-// net/http has no limit for those that are passed on, and a backend may send
-// thousands in a second.
+// net/http does not limit interim responses that are passed on, and a backend
+// may send thousands in a second.
 const maxInterims = 20
 
-// trip is a request on its way: the context that ends it, and what net/http
-// reports of it.
+// trip is the context of a request that is sent, which can cancel it. It also
+// records net/http's events.
 type trip struct {
 	context.Context
 	cancel  context.CancelCauseFunc
 	timeout deadline
 	upload  *replay.Upload
-	// final is the body if nothing but net/http may send it once more, and nil
-	// otherwise. certain reports whether net/http will not, once it has sent it
-	// on the latest connection.
+	// final is the body if it can be released once net/http has sent it. It is
+	// nil if another attempt may need it. certain reports whether the latest
+	// connection is one on which net/http never sends a request a second time.
 	final   *replay.Body
 	certain atomic.Bool
 	address *Address
-	// needsHTTP1 reports whether the connection must not be one of HTTP/2, and
-	// proxied whether the latest connection is made through an outgoing proxy.
+	// needsHTTP1 reports whether the connection must not use HTTP/2. proxied
+	// reports whether the latest connection is made through an outgoing proxy.
 	needsHTTP1 bool
 	proxied    atomic.Bool
-	// interims is how many interim responses have come, of all backends. It is
-	// nil if the client can get none.
+	// interims counts the interim responses of all backends. It is nil if the
+	// client can get none.
 	interims *atomic.Int32
 	client   http.ResponseWriter
 
 	trace       httptrace.ClientTrace
 	outer       *httptrace.ClientTrace
 	connections atomic.Int32
-	// latest is the connection that net/http took last, and reused reports
-	// whether it was used before.
+	// latest is the connection that net/http took last. reused reports whether
+	// it was used before.
 	latest net.Conn
 	reused bool
 	// again reports whether the request is sent for the second time, because
 	// the first connection lost it.
 	again bool
-	// shares reports whether requests share connections that do not look like
-	// it.
+	// shares reports whether a connection may be shared by requests although it
+	// does not look like HTTP/2, because HTTP/2 is used without TLS.
 	shares bool
-	// interim guards replied, which reports whether there is a reply, or none:
-	// what net/http still reads belongs to no client then.
+	// interim guards replied, which reports whether the attempt has its reply
+	// or has failed. Interim responses that net/http reads after that must not
+	// reach the client.
 	interim sync.Mutex
 	replied bool
 	// sent reports whether all of the request was written.
@@ -83,7 +84,7 @@ type trip struct {
 	uploads atomic.Pointer[net.Conn]
 }
 
-// begin makes ctx, with a way to end it, the context of the trip.
+// begin sets up the trip as a cancelable child of ctx.
 func (t *trip) begin(ctx context.Context) {
 	t.outer = httptrace.ContextClientTrace(ctx)
 	t.Context, t.cancel = context.WithCancelCause(ctx)
@@ -98,26 +99,25 @@ func (t *trip) begin(ctx context.Context) {
 	t.trace.Got1xxResponse = t.got1xxResponse
 }
 
-// The keys with which Caddy's transport looks for what reverse_proxy leaves for
-// it (hosts.go): the reverseproxy.DialInfo in the context, and in Caddy's
-// variables whether a connection has to be one of HTTP/1.1 or goes through a
-// proxy.
+// The keys under which Caddy's transport looks for values of reverse_proxy
+// (hosts.go). The context has the reverseproxy.DialInfo. Caddy's variables say
+// whether a connection must use HTTP/1.1, and whether it goes through a proxy.
 const (
 	dialInfo      = caddy.CtxKey("reverse_proxy.dial_info")
 	onlyHTTP1     = "reverse_proxy.tls_h1_only"
 	outgoingProxy = "reverse_proxy.proxy"
 )
 
-// tripKey is the key under which a context that was made of a trip has the
-// trip.
+// tripKey is the context key of the trip, for contexts derived from it.
 type tripKey struct{}
 
-// Value implements context.Context. It puts our trace in place of the outer
-// one: net/http/httptrace would join the two by reflection, for each request.
+// Value implements context.Context. It returns the trip's trace instead of the
+// outer one, because net/http/httptrace would combine the two by reflection for
+// each request.
 //
 // An attempt of the directive has its own address, variables and placeholders.
-// net/http may still dial for one attempt while the next one begins, so
-// whatever Caddy's transport reads to dial is made anew for each look.
+// net/http may still dial for one attempt while the next one begins, so the
+// values that Caddy's transport reads to dial are created anew for each call.
 func (t *trip) Value(key any) any {
 	switch key {
 	case tripKey{}:
@@ -134,8 +134,8 @@ func (t *trip) Value(key any) any {
 	return value
 }
 
-// caddyValue returns what the transport gets in place of Caddy's value for the
-// whole request.
+// caddyValue returns the attempt's value for a key under which Caddy has a
+// value for the whole request.
 func (t *trip) caddyValue(key any) any {
 	switch key {
 	case dialInfo:
@@ -154,9 +154,9 @@ func (t *trip) caddyValue(key any) any {
 	return vars
 }
 
-// knowProxies makes an attempt know whether it goes through an outgoing proxy.
-// Caddy's transport records that in the variables that it finds in the
-// request's context, for its own dialer.
+// knowProxies wraps a Proxy function so that an attempt records whether it goes
+// through an outgoing proxy. Caddy's transport records this for its dialer in
+// the variables that it finds in the request's context.
 func knowProxies(proxyOf func(*http.Request) (*url.URL, error)) func(*http.Request) (*url.URL, error) {
 	if proxyOf == nil {
 		return nil
@@ -170,11 +170,14 @@ func knowProxies(proxyOf func(*http.Request) (*url.URL, error)) func(*http.Reque
 	}
 }
 
-// gotConn ends an attempt for which net/http takes one connection after the
-// other. It does so without end, or with growing pauses, while a backend sends
-// GOAWAY or REFUSED_STREAM, where another backend could serve. Idle HTTP/1.1
-// connections that turn out dead are not counted: there are only so many. Only
-// HTTP/2 takes the same one again, with TLS or without.
+// gotConn ends an attempt for which net/http takes one connection after
+// another. While a backend sends GOAWAY or REFUSED_STREAM, net/http does so
+// without end, or with growing pauses, although another backend could serve the
+// request.
+//
+// The third connection ends the attempt. Idle HTTP/1.1 connections that turn
+// out to be dead are not counted, because their number is limited. Only HTTP/2
+// takes the same connection again, with or without TLS.
 func (t *trip) gotConn(got httptrace.GotConnInfo) {
 	if t.outer != nil && t.outer.GotConn != nil {
 		t.outer.GotConn(got)
@@ -206,23 +209,22 @@ func (t *trip) gotConn(got httptrace.GotConnInfo) {
 	}
 }
 
-// endUpload removes this upload from the connection's count. net/http does not
-// report the end of a request that it never began to write, and other requests
-// share the connection.
+// endUpload removes this upload from the connection's count. It is needed
+// because net/http does not report the end of a request that it never began to
+// write, and other requests share the connection.
 func (t *trip) endUpload() {
 	if conn := t.uploads.Swap(nil); conn != nil {
 		uploadEnds(*conn)
 	}
 }
 
-// brokenHTTP1 begins net/http's error for a connection that broke after the
-// first byte of a reply, or in a write.
+// brokenHTTP1 is the beginning of net/http's error for a connection that broke
+// after the first byte of a reply, or in a write.
 const brokenHTTP1 = "net/http: HTTP/1.x transport connection broken: "
 
-// lost reports whether a connection that was used before lost the request, and
-// no byte of a reply has come. Servers close connections that are idle, perhaps
-// just when the next request is on its way. That says nothing about the
-// backend.
+// lost reports whether a reused connection lost the request before any byte of
+// a reply. Servers close idle connections, perhaps just when the next request
+// is on its way, so this says nothing about the backend.
 func (t *trip) lost(err error) bool {
 	if !t.reused || t.again || t.Err() != nil {
 		return false
@@ -255,20 +257,23 @@ func (t *trip) wroteRequest(info httptrace.WroteRequestInfo) {
 			t.timeout.sent()
 		}
 		t.upload.Sent()
-		// A connection that was used before may have been closed just then, and
-		// one of HTTP/2 may not accept the request: net/http sends it again
-		// then, until a reply comes.
+		// A reused connection may have been closed just then, and an HTTP/2
+		// connection may not accept the request. In these cases, net/http sends
+		// the request again until a reply arrives.
 		if t.final != nil && t.certain.Load() {
 			t.final.Release()
 		}
 	}
 }
 
-// got1xxResponse passes an interim response on (RFC 9110 section 15.2), at
-// once, before the result of the attempt is known. The directive passes its
-// status alone: no field of one is needed. HTTP/2 has no 101 (RFC 9113 section
-// 8.6): net/http takes it for one of them, but it would be the client's last.
-// Those over the limit go no further.
+// got1xxResponse passes an interim response on at once (RFC 9110 section 15.2),
+// before the result of the attempt is known. The directive passes only its
+// status, because no field of an interim response is needed. Those over the
+// limit are dropped.
+//
+// HTTP/2 has no 101 (RFC 9113 section 8.6). net/http treats it as an interim
+// response, but for the client it would be the last response, so it is an
+// error.
 func (t *trip) got1xxResponse(code int, header textproto.MIMEHeader) error {
 	if code == http.StatusSwitchingProtocols {
 		return ErrWrongProtocol
@@ -285,35 +290,35 @@ func (t *trip) got1xxResponse(code int, header textproto.MIMEHeader) error {
 	return nil
 }
 
-// endInterim lets no more interim responses through.
+// endInterim stops passing interim responses on.
 func (t *trip) endInterim() {
 	t.interim.Lock()
 	t.replied = true
 	t.interim.Unlock()
 }
 
-// Failure is why there is no response.
+// Failure is the reason why there is no response.
 type Failure struct {
 	Err   error
 	class verdict.Class
-	// Connected reports whether the backend may have got the request.
+	// Connected reports whether the backend may have received the request.
 	Connected bool
-	// Uploading reports whether the connection broke in the midst of the
-	// upload. The backend may refuse such an upload, and nothing says why.
+	// Uploading reports whether the connection broke during the upload. The
+	// backend may have refused the upload in this way, without a reason.
 	Uploading bool
-	// Refusal is the answer to a request that net/http refuses to send. nil: it
-	// does not.
+	// Refusal is the answer to a request that net/http refuses to send. It is
+	// nil if net/http does not refuse it.
 	Refusal *apierror.Error
 }
 
-// What net/http says of a request that it refuses to send. It has no exported
-// errors for that.
+// Parts of net/http's errors for a request that it refuses to send. net/http
+// exports no errors for that.
 const (
 	headerListTooLarge = "request header list larger than peer's advertised limit"
 	invalidHeader      = "net/http: invalid header field"
 )
 
-// why returns why there is no response, if this is the error.
+// why returns the Failure for an error of the round trip.
 func (t *trip) why(err error) Failure {
 	t.endUpload()
 	f := Failure{Err: verdict.Own(err), class: verdict.Unreachable, Connected: t.connections.Load() > 0}
@@ -338,19 +343,19 @@ func (t *trip) why(err error) Failure {
 	return f
 }
 
-// isUnprocessed reports whether this is net/http's error for a request of which
-// HTTP/2 guarantees that it was not processed: by REFUSED_STREAM (RFC 9113
-// section 8.7), or by GOAWAY because its stream is above the last one (section
-// 6.8). net/http sends it again itself if it has all of the body.
+// isUnprocessed reports whether this is net/http's error for a request that was
+// not processed, as HTTP/2 guarantees: by REFUSED_STREAM (RFC 9113 section
+// 8.7), or by GOAWAY if its stream is above the last one (section 6.8).
+// net/http resends such a request itself if it has the whole body.
 func isUnprocessed(text string) bool {
 	text = strings.TrimPrefix(text, "http2: Transport: cannot retry err [")
 	return strings.HasPrefix(text, "http2: Transport received ") && strings.Contains(text, "GOAWAY") ||
 		strings.HasPrefix(text, "stream error: ") && strings.Contains(text, "; REFUSED_STREAM")
 }
 
-// isHeaderTimeout recognizes the http transport's own response_header_timeout,
-// for which net/http has no exported error, as opposed to one of dialing or
-// TLS.
+// isHeaderTimeout reports whether err is due to the http transport's own
+// response_header_timeout, and not a timeout of dialing or TLS. net/http
+// exports no error for it.
 func isHeaderTimeout(err error) bool {
 	return strings.Contains(err.Error(), "timeout awaiting response headers")
 }

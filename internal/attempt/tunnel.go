@@ -15,11 +15,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
-// errNoClose is the reason if the backend ended a WebSocket without a close
-// frame.
+// errNoClose means that the backend ended a WebSocket without a close frame.
 var errNoClose = &verdict.CauseError{Word: "no_close_frame", Text: "the WebSocket ended without a close frame"}
 
-// tunnel is the connection of a committed 101 that a plain reverse_proxy
+// tunnel returns the connection of a committed 101 that a plain reverse_proxy
 // relays.
 func (r *Reply) tunnel(client http.ResponseWriter, backend io.ReadWriteCloser) *tunnel {
 	var broken func(reason error, begun bool)
@@ -29,21 +28,20 @@ func (r *Reply) tunnel(client http.ResponseWriter, backend io.ReadWriteCloser) *
 	return newTunnel(r.sent.closing, client, backend, broken)
 }
 
-// newTunnel returns the backend's side of a tunnel with this client.
-// reverse_proxy passes the end of one side on to the other, and then waits for
-// the end of that one. Some servers, Node's among them, wait as long: they do
-// not close a connection because its client did. It closes both sides after
-// websocket.Grace, counted from the end of one of them.
+// newTunnel returns the backend's side of a tunnel with this client. The tunnel
+// closes both sides websocket.Grace after one of them has ended. reverse_proxy
+// alone would only pass the end on and wait for the other side, and some
+// servers, such as Node's, do not close a connection because their client did.
 //
 // If the tunnel is a WebSocket, the last Read calls broken if the backend ended
 // or reset it while the client was connected, and neither side had sent a close
 // frame. begun reports whether the backend had sent data. In any other tunnel,
 // broken is nil.
 //
-// closing is done when reverse_proxy closes all tunnels. It writes a close
-// frame to both sides of each, one after the other, and waits while a side
-// reads nothing, so that counts as the end of a side. It may be
-// context.Background().
+// closing is done when reverse_proxy closes all tunnels, and then counts as the
+// end of a side. reverse_proxy writes a close frame to both sides of each
+// tunnel, one after the other, and waits while a side reads nothing. closing
+// may be context.Background().
 func newTunnel(closing context.Context, client http.ResponseWriter, backend io.ReadWriteCloser, broken func(reason error, begun bool)) *tunnel {
 	t := &tunnel{ReadWriteCloser: backend, client: http.NewResponseController(client), innermost: unwrap(client), broken: broken}
 	if closing.Done() != nil {
@@ -67,8 +65,8 @@ type tunnel struct {
 	closed                  bool
 }
 
-// Read implements io.Reader. At its end, the backend has ended. Its caller also
-// writes to the client.
+// Read implements io.Reader. It ends when the backend does. The goroutine that
+// calls it is also the one that writes to the client.
 func (t *tunnel) Read(p []byte) (int, error) {
 	n, err := t.ReadWriteCloser.Read(p)
 	t.watch(&t.fromBackend, p[:n])
@@ -82,9 +80,9 @@ func (t *tunnel) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Write implements io.Writer. It looks for a close frame before the backend may
-// answer it. If it fails, reverse_proxy closes the tunnel, and Read ends
-// without the reason.
+// Write implements io.Writer. It looks for a close frame in p before it writes,
+// because the backend may answer the frame at once. If Write fails,
+// reverse_proxy closes the tunnel, and Read ends without the reason.
 func (t *tunnel) Write(p []byte) (int, error) {
 	t.watch(&t.fromClient, p)
 	n, err := t.ReadWriteCloser.Write(p)
@@ -98,7 +96,7 @@ func (t *tunnel) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// watch looks at what one of the sides sent.
+// watch follows the frames that one side sent.
 func (t *tunnel) watch(f *ending, p []byte) {
 	if t.broken == nil {
 		return
@@ -108,7 +106,7 @@ func (t *tunnel) watch(f *ending, p []byte) {
 	f.watch(p)
 }
 
-// checkEnd finds out why nothing more can be read.
+// checkEnd calls broken if the end of the backend's side is a failure.
 func (t *tunnel) checkEnd(reason error) {
 	t.mu.Lock()
 	begun := t.fromBackend.data
@@ -128,7 +126,7 @@ func (t *tunnel) checkEnd(reason error) {
 	}
 }
 
-// CloseWrite passes on that the client has ended.
+// CloseWrite tells the backend that the client has ended.
 func (t *tunnel) CloseWrite() error {
 	half, ok := t.ReadWriteCloser.(interface{ CloseWrite() error })
 	if !ok {
@@ -138,9 +136,9 @@ func (t *tunnel) CloseWrite() error {
 	return half.CloseWrite()
 }
 
-// end limits how long the tunnel stays. It is called while reverse_proxy
-// copies, before the client's request is over: the client's deadlines can be
-// set only until then.
+// end starts the time after which the tunnel is closed. It is called while
+// reverse_proxy copies, before the client's request is over, because only then
+// can the client's deadlines be set.
 func (t *tunnel) end() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -153,8 +151,8 @@ func (t *tunnel) end() {
 	_ = http.NewResponseController(t.innermost).SetWriteDeadline(t.until)
 }
 
-// limitWrites sets that deadline anew, for Caddy sets another one for each
-// write. No write may be in progress.
+// limitWrites sets the write deadline of end again, because Caddy sets another
+// one for each write. No write may be in progress.
 func (t *tunnel) limitWrites() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -189,11 +187,11 @@ func (t *tunnel) Close() error {
 	return t.ReadWriteCloser.Close()
 }
 
-// ending follows the frames of one side of a WebSocket up to its close frame.
+// ending parses the frames of one side of a WebSocket up to its close frame.
 // reverse_proxy passes them on in pieces of any size.
 type ending struct {
-	// data reports whether a frame with data began, and closing whether a close
-	// frame did.
+	// data reports whether a data frame has begun. closing reports whether a
+	// close frame has begun.
 	data, closing bool
 
 	head string // the beginning of a frame's head

@@ -23,18 +23,19 @@ func (r *Reply) refusesHandshake() bool {
 }
 
 const (
-	// lacksSocketFor is how long a backend counts as one that opens no
-	// WebSocket, after it has said so.
+	// lacksSocketFor is how long a backend counts as opening no WebSocket,
+	// after it has said so.
 	lacksSocketFor = 10 * time.Minute
-	// mayLackSocketFor is how long it does after it has failed when it was
-	// asked for one.
+	// mayLackSocketFor is how long it counts as opening none after a handshake
+	// has failed.
 	mayLackSocketFor = time.Minute
 )
 
-// judgeSocket judges a handshake for a client's message that was not sent yet.
-// Whatever the answer says, but for a throttle or a rejected credential, it is
-// only about WebSockets: the same message may be served over HTTP, so nothing
-// cools down. A query may be what the backend does not have.
+// judgeSocket classifies the answer to a handshake for a client's message that
+// was not sent yet. Except for a throttle or a rejected credential, the answer
+// is only about WebSockets. The same message may be served over HTTP, so the
+// backend gets no cooldown. If the URL has a query, the backend may lack only
+// that, so nothing is remembered.
 func (r *Reply) judgeSocket(s *Sender) {
 	t := r.sent
 	if !t.Socket.IsAccepted() || t.delivering {
@@ -64,18 +65,18 @@ func (r *Reply) judgeSocket(s *Sender) {
 	}
 }
 
-// RefusesSocket reports whether a backend, as its EndMarks, counts as one that
-// opens no WebSocket for responses. That is so for all models: a handshake for
-// another operation is not remembered, and one for responses names no model,
-// which is in the first message.
+// RefusesSocket reports whether a backend, as its EndMarks, counts as opening
+// no WebSocket for responses. This applies to all models: a handshake for
+// responses names no model, because the first message does, and a handshake for
+// another operation is not remembered.
 func (s *Sender) RefusesSocket(backend EndMarks, now time.Time) bool {
 	until, ok := s.refused.Load(backend)
 	return ok && now.Before(until.(time.Time))
 }
 
 // openSocket sends the client's first message to the backend, and waits for the
-// answer. An error is a reply of its own, as it would be over HTTP. Anything
-// else stays what the WebSocket begins with.
+// first event. An error event becomes the reply, as it would be over HTTP. Any
+// other event remains the beginning of the WebSocket.
 func (s *Sender) openSocket(r *Reply) {
 	t, original := r.sent, r.Response
 	conn := original.Body.(io.ReadWriteCloser)
@@ -116,12 +117,12 @@ func (s *Sender) openSocket(r *Reply) {
 	r.judge()
 }
 
-// errNotWritable is the error for a 101 whose connection can only be read.
+// errNotWritable is the error for a 101 whose connection cannot be written.
 var errNotWritable = errors.New("the connection of the backend cannot be written")
 
-// Relay relays the messages of a committed 101 between its client and the
-// backend, until the WebSocket is over. An error means that they could not be
-// joined.
+// Relay relays messages between the client and the backend of a committed 101,
+// until the WebSocket is over. It returns an error if they could not be
+// connected.
 func (r *Reply) Relay(client *websocket.Client, session websocket.Session) error {
 	if r.backend == nil {
 		conn, ok := r.Response.Body.(io.ReadWriteCloser)
@@ -140,5 +141,5 @@ func (r *Reply) Relay(client *websocket.Client, session websocket.Session) error
 	return nil
 }
 
-// WebSockets are the options of the WebSockets that the sender opens.
+// WebSockets returns the options of the WebSockets that the sender opens.
 func (s *Sender) WebSockets() websocket.Options { return websocket.Options{Closing: s.closing} }
