@@ -2,14 +2,13 @@ package sse
 
 import "bytes"
 
-// beginning is what the events of a stream begin with. Each chunk of a chat
-// repeats the id, the time, the model and the fingerprint, which together are
-// longer than the word that it brings. What was searched once is not searched
-// again.
+// beginning is the text with which the events of a stream begin. It saves
+// searching the same text again: each chunk of a chat repeats the id, the time,
+// the model and the fingerprint, which together are longer than the new word.
 //
-// At first it is the beginning of the first event. An event that begins in
-// another way shortens it, and one that shares hardly anything with it replaces
-// it.
+// At first it is the beginning of the first event. An event that begins
+// differently shortens it to the common part. If that part would be too short,
+// the event's own beginning replaces it.
 type beginning struct {
 	text   [maxBeginning]byte
 	length int
@@ -20,9 +19,9 @@ const (
 	minBeginning = 32
 )
 
-// skip returns the data without its beginning, if that is the usual one. It
-// leaves so much of it that each name that matters is whole in the rest, and so
-// is its value.
+// skip returns the data without the usual beginning, if it has that. It leaves
+// the last overlap bytes of the beginning, so that each name that matters is
+// complete in the rest, together with its value.
 func (b *beginning) skip(data []byte) []byte {
 	known := b.text[:b.length]
 	if len(known) > 0 && bytes.HasPrefix(data, known) {
@@ -36,11 +35,11 @@ func (b *beginning) skip(data []byte) []byte {
 	return data
 }
 
-// overlap is how many bytes of a name that matters can be in the beginning, if
-// it is not all there.
+// overlap is how many bytes of a name that matters can be in the beginning
+// without the whole name.
 const overlap = len(`"error"`) - 1
 
-// nameless returns how many bytes at the beginning of the data have no whole
+// nameless returns the length of the beginning of the data before the first
 // name that matters.
 func nameless(data []byte) int {
 	n := min(len(data), maxBeginning)

@@ -1,9 +1,10 @@
 package sse
 
-// Undecided reports whether nothing so far is content. An event that has not
-// ended counts as none while it has at most limit bytes, or if it says what it
-// is: the first events of a response repeat its instructions, which may be
-// long, and so does the event of one that has failed.
+// Undecided reports whether the stream has no content so far. An event that has
+// not ended does not count as content while it has at most limit bytes. A
+// longer one does not if its kind is a preamble's or an error's: the first
+// events of a response repeat its instructions, which may be long, and so does
+// the event of a failed response.
 func (w *Watcher) Undecided(limit int) bool {
 	s := &w.splitter
 	if w.Opening != Preamble {
@@ -22,16 +23,16 @@ func (w *Watcher) Undecided(limit int) bool {
 	return false
 }
 
-// mayBeLongError reports whether the event, of which only the beginning is
-// kept, may be an error.
+// mayBeLongError reports whether the event, whose beginning is kept, may be an
+// error.
 func (e Event) mayBeLongError() bool {
 	kind := e.Kind()
 	return isError(kind) || len(kind) == 0 && mayHoldError(e.Data)
 }
 
-// LongFailure returns the first error in the beginning of a stream, in events
-// of any length, or nil if there is none. A [Watcher] does not keep as much:
-// see [Watcher.OpensLong].
+// LongFailure returns the first error in the beginning of a stream, or nil if
+// there is none. It reads events of any length, while a [Watcher] keeps only
+// part of a long one: see [Watcher.OpensLong].
 func LongFailure(stream []byte) (failure *Error) {
 	var all []byte
 	s := Splitter{Long: func(data []byte) { all = append(all, data...) }}

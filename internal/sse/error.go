@@ -8,17 +8,18 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// Error is an error in a reply of status 200, as a separate reply.
+// Error is an error inside a reply of status 200, in the form of a separate
+// reply.
 type Error struct {
-	// Status is the HTTP status that the error stands for.
+	// Status is the HTTP status that the error would have had.
 	Status int
 	// Body is the error in OpenAI's shape: {"error":…}.
 	Body []byte
-	// OfResponse reports whether it is the error of a response that has failed.
+	// OfResponse reports whether it is the error of a failed response.
 	OfResponse bool
 }
 
-// ofResponse returns the error of a response that has failed.
+// ofResponse returns the error of a failed response.
 func ofResponse(raw json.RawMessage) *Error {
 	e := newError(raw)
 	e.OfResponse = true
@@ -26,9 +27,9 @@ func ofResponse(raw json.RawMessage) *Error {
 }
 
 // Whole returns the error in a JSON reply of status 200, or nil if there is
-// none. An error counts if it is a member of the reply itself, and the reply is
-// not a stored object that failed earlier. creates reports whether a response
-// object in the reply was created by this request.
+// none. Only an error that is a member of the reply itself counts, and only if
+// the reply is not a stored object that failed earlier. creates reports whether
+// a response object in the reply was created by this request.
 func Whole(body []byte, creates bool) *Error {
 	if !mayHoldError(body) {
 		return nil
@@ -53,11 +54,10 @@ const whiteSpace = " \t\r\n"
 
 var errorName = []byte(`"error"`)
 
-// mayHoldError reports whether some object in the data has an "error" that is
-// not empty. It is a quick look, because hardly any event has one. The caller
-// then parses the data, and finds out whether the error is that of an inner
-// object. A text that contains "error" does not match, because JSON puts a
-// backslash before each of its quotes.
+// mayHoldError reports whether any object in the data has an "error" that is
+// not empty. It is a quick check, because hardly any event has one. The caller
+// then parses the data, and finds out which object has the error. Text that
+// contains "error" does not match, because JSON escapes its quotes.
 func mayHoldError(data []byte) bool {
 	for hasRR(skipText(data)) {
 		value, found := NextMember(data, errorName)
@@ -69,8 +69,8 @@ func mayHoldError(data []byte) bool {
 	return false
 }
 
-// NextMember finds the next member in some JSON whose name has this end, which
-// has its quote. It returns the JSON from the member's value on.
+// NextMember finds the next member in the data whose name has this end,
+// including its closing quote. It returns the data from the member's value on.
 func NextMember(data, nameEnd []byte) (value []byte, found bool) {
 	for {
 		i := bytes.Index(data, nameEnd)
@@ -84,16 +84,17 @@ func NextMember(data, nameEnd []byte) (value []byte, found bool) {
 	}
 }
 
-// shortData is the length of data below which its quotes are too close together
-// to be looked at one by one.
+// shortData is the length of data below which quotes are too frequent to be
+// worth checking one by one.
 const shortData = 2 << 10
 
 var usageName = []byte("usage")
 
-// skipText returns the end of the data in which a name can be that matters:
-// "error", or one that ends in "usage". Long data is mostly a text, in which
-// quotes are rare, and looking for these is several times faster than looking
-// for a name. If they are not, the rest is left to others.
+// skipText returns the part of the data that may have a name that matters:
+// "error", or one that ends in "usage". Long data is mostly a text with few
+// quotes, and a search for quotes is several times faster than one for a name.
+// If quotes are frequent after all, skipText stops early and returns the rest
+// unchecked.
 func skipText(data []byte) []byte {
 	if len(data) < shortData {
 		return data
@@ -115,7 +116,7 @@ func skipText(data []byte) []byte {
 	return data[at-1:] // the last quote may begin a name
 }
 
-// hasRR reports whether there may be two of the letter r in a row, which is
+// hasRR reports whether the data may have two letters r in a row, which are
 // rare except in "error". It takes a fraction of the time of bytes.Index, which
 // stops at each of the many quotes.
 func hasRR(data []byte) bool {
@@ -132,8 +133,8 @@ func hasRR(data []byte) bool {
 	return bytes.Contains(data, []byte("rr"))
 }
 
-// rr returns a number other than 0 if there are two of the letter r in a row
-// among the first eight bytes, and sometimes if an r and an s are.
+// rr returns a number other than 0 if there are two letters r in a row among
+// the first eight bytes, and sometimes if there is an r and an s.
 func rr(b []byte) uint64 {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	x := binary.LittleEndian.Uint64(b) ^ ones*'r' // a zero byte for each r
@@ -150,8 +151,8 @@ func beginsEmpty(data []byte) bool {
 	return false
 }
 
-// present reports whether there is a value. Some backends write an empty one
-// where others write null.
+// present reports whether the value is not empty. Some backends write an empty
+// value instead of null.
 func present(raw json.RawMessage) bool {
 	switch string(raw) {
 	case "", "null", "false", "0", `""`:
@@ -167,7 +168,7 @@ func present(raw json.RawMessage) bool {
 	return true
 }
 
-// newError returns the reply for the value of an "error".
+// newError returns the Error for the value of an "error".
 func newError(raw json.RawMessage) *Error {
 	if !present(raw) || !json.Valid(raw) {
 		raw = json.RawMessage(`{"message":"The backend's stream failed.","type":"server_error","param":null,"code":null}`)

@@ -3,50 +3,50 @@ package sse
 import "bytes"
 
 const (
-	// MaxEvent is how much is kept of an event's data. A failed response
+	// MaxEvent is how much of an event's data is kept. A failed response
 	// repeats the request's instructions and tools, and can be read up to this
 	// size.
 	MaxEvent = 64 << 10
-	// maxName is how much is kept of an event's name. All names that matter are
+	// maxName is how much of an event's name is kept. All names that matter are
 	// shorter.
 	maxName = 64
-	// maxLine is how much is kept of a line that came in several pieces.
+	// maxLine is how much of a line is kept if it arrives in several pieces.
 	maxLine = MaxEvent + len("data: ") + len(bom)
 )
 
 const bom = "\xef\xbb\xbf"
 
-// Event is one event of a stream. It is valid during the call with it.
+// Event is one event of a stream. It is valid only during the call that passes
+// it.
 type Event struct {
 	// Name is the value of the last "event" line, or empty.
 	Name []byte
-	// Data are the values of the "data" lines, with a line feed between two.
+	// Data is the values of the "data" lines, joined by line feeds.
 	Data []byte
-	// Tail is the end of Data. Before it, no member is named "error" or has a
+	// Tail is the end of Data. No member before it is named "error" or has a
 	// name that ends in "usage". A [Watcher] sets it, so that only the part of
-	// an event is searched that differs from the events before it.
+	// an event is searched that differs from earlier events.
 	Tail []byte
 	// TooLong reports whether Data is only the first MaxEvent bytes of the
-	// data. [Splitter.Long] was called with all of it.
+	// data. [Splitter.Long] was called with all of the data.
 	TooLong bool
 }
 
 // Splitter cuts a stream into its events. The zero Splitter is at the beginning
-// of a stream. It gets the stream in pieces of any size, as they come.
+// of a stream. It gets the stream in pieces of any size.
 //
 // Lines end with LF, CRLF or CR, comments and unknown fields are skipped,
 // "data:" needs no space after it, and an event without data does not count
 // (WHATWG HTML, "Server-sent events").
 //
-// Every token that is streamed passes through here. Therefore each byte is
-// searched for the end of a line only once for LF and once for CR, and an event
-// that lies within one piece is not copied: its Data is a part of that piece.
-// Lines and events that begin in one piece and go on in the next are kept in
-// buffers of limited size.
+// Every streamed token passes through a Splitter, so it is made to cost little.
+// It searches each byte only once for LF and once for CR. It does not copy an
+// event that lies within one piece: its Data is a part of that piece. Lines and
+// events that continue in the next piece are kept in buffers of limited size.
 type Splitter struct {
 	// Long, if it is set, is called with the data of an event that is longer
-	// than MaxEvent: first with the beginning that is kept, then with all the
-	// rest, in pieces, as they come.
+	// than MaxEvent: first with the beginning that is kept, then with the rest,
+	// in pieces as they arrive.
 	Long func(data []byte)
 
 	begun bool // the first line was read, and with it the byte order mark
@@ -76,9 +76,9 @@ func (s *Splitter) Split(piece []byte, each func(Event)) {
 			at = 1
 		}
 	}
-	// Where the next LF and the next CR are, or len(piece) if there is none.
-	// Both are remembered, so that a piece full of one of them is not searched
-	// for the other again and again.
+	// The next LF and the next CR, or len(piece) without one. Both are
+	// remembered, so that a piece full of one is not searched for the other
+	// again and again.
 	lf, cr := -1, -1
 	for {
 		if lf < at {
@@ -128,8 +128,8 @@ func (s *Splitter) Split(piece []byte, each func(Event)) {
 	s.begin -= len(piece)
 }
 
-// End calls each with the last event, if the stream ended without the empty
-// line after it. SDKs read such an event as well.
+// End calls each with the last event if the stream ended without an empty line
+// after it. SDKs read such an event as well.
 func (s *Splitter) End(each func(Event)) {
 	s.takePartial()
 	s.within = false
@@ -137,14 +137,15 @@ func (s *Splitter) End(each func(Event)) {
 	s.endEvent(each)
 }
 
-// Bounds returns, while an event is shown, which bytes of the piece are the
-// event and the empty line after it. begin is negative if the event began in an
-// earlier piece. Comments before the first line of an event are not part of it.
-// If the piece ends with the CR of a CRLF, the LF is not counted.
+// Bounds returns the bytes of the piece that are the current event and the
+// empty line after it. It may be called only while an event is passed. begin is
+// negative if the event began in an earlier piece. Comments before the first
+// line of an event are not part of it. If the piece ends with the CR of a CRLF,
+// the LF is not counted.
 func (s *Splitter) Bounds() (begin, end int) { return s.begin, s.end }
 
-// Unfinished returns how many bytes at the end of the last piece and of those
-// before it belong to an event that has not ended.
+// Unfinished returns how many bytes of the stream so far belong to an event
+// that has not ended.
 func (s *Splitter) Unfinished() int {
 	if !s.inEvent {
 		return 0
@@ -152,11 +153,11 @@ func (s *Splitter) Unfinished() int {
 	return -s.begin
 }
 
-// inLine reports whether the beginning of a line came in an earlier piece.
+// inLine reports whether a line has begun in an earlier piece and not ended.
 func (s *Splitter) inLine() bool { return len(s.partial.text) > 0 || s.within }
 
-// beginEvent records that an event begins with this line of the piece, unless
-// one has begun already or the line is a comment.
+// beginEvent records that an event begins with this line of the piece. It does
+// nothing within an event, or if the line is a comment.
 func (s *Splitter) beginEvent(line []byte, at int) {
 	if !s.inEvent && line[0] != ':' {
 		s.inEvent, s.begin = true, at
@@ -170,8 +171,8 @@ func indexFrom(b []byte, at int, c byte) int {
 	return len(b)
 }
 
-// keep adds to the line that has not ended. Of a line that is too long to be
-// kept, it reads the beginning, and then each further piece.
+// keep adds to the line that has not ended. If the line is too long to be kept,
+// it reads the line's beginning, and then each further piece.
 func (s *Splitter) keep(b []byte) {
 	if !s.within {
 		n := min(len(b), maxLine-len(s.partial.text))
@@ -188,7 +189,7 @@ func (s *Splitter) keep(b []byte) {
 	}
 }
 
-// takePartial reads the line that came in several pieces, or its beginning.
+// takePartial reads the kept line, or its beginning.
 func (s *Splitter) takePartial() {
 	if len(s.partial.text) > 0 {
 		s.takeLine(s.partial.text)
@@ -209,7 +210,7 @@ func (s *Splitter) takeLine(line []byte) {
 	}
 }
 
-// cutField returns the value of a line if it has that field. A line without a
+// cutField returns the value of a line that has this field. A line without a
 // colon is a field without a value.
 func cutField(line []byte, field string) (value []byte, ok bool) {
 	n := len(field)
@@ -244,7 +245,7 @@ func (s *Splitter) takeData(value []byte) {
 
 var lineFeed = []byte("\n")
 
-// join adds to the data that lies in joined.
+// join appends to the data in joined.
 func (s *Splitter) join(b []byte) {
 	n := min(len(b), MaxEvent-len(s.joined.text))
 	s.joined.add(b[:n])
@@ -254,7 +255,7 @@ func (s *Splitter) join(b []byte) {
 	}
 }
 
-// exceed shows data that is not kept.
+// exceed passes data that is not kept to Long.
 func (s *Splitter) exceed(b []byte) {
 	if s.Long != nil {
 		if !s.long {
@@ -265,7 +266,7 @@ func (s *Splitter) exceed(b []byte) {
 	s.long = true
 }
 
-// own makes sure that the data lies in joined.
+// own copies the data to joined, unless it is there.
 func (s *Splitter) own() {
 	if len(s.joined.text) == 0 {
 		s.joined.add(s.data)
@@ -273,7 +274,8 @@ func (s *Splitter) own() {
 	}
 }
 
-// endEvent shows the event, unless it has no data, and begins the next.
+// endEvent passes the event on, unless it has no data, and prepares for the
+// next one.
 func (s *Splitter) endEvent(each func(Event)) {
 	s.begun = true
 	if len(s.data) > 0 {

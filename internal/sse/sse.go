@@ -1,8 +1,8 @@
 // Package sse reads streamed replies, which are server-sent events, as they
 // pass.
 //
-// A [Splitter] cuts a stream into its events, however the network has cut it
-// into pieces. A [Watcher] looks into the events and answers three questions.
+// A [Splitter] cuts a stream into its events, no matter how the network has cut
+// it into pieces. A [Watcher] reads the events and answers three questions.
 // Does the stream begin with content or with an error, although its status was
 // 200? Does an error follow later? Has the stream said that it is complete?
 //
@@ -20,26 +20,27 @@ import (
 	"slices"
 )
 
-// Opening is what the first events of a stream amount to.
+// Opening classifies the first events of a stream.
 type Opening int
 
 const (
-	// Preamble: no event so far is for the user.
+	// Preamble means that no event so far is for the user.
 	Preamble Opening = iota
-	// Content: the reply has begun.
+	// Content means that the reply has begun.
 	Content
-	// Failure: an error came before any content.
+	// Failure means that an error came before any content.
 	Failure
-	// End: the stream says that it is over, and had no content.
+	// End means that the stream said that it is over, without content.
 	End
 )
 
-// Watcher reads a stream as it passes: first what it opens with, then whether
-// it has an error and an end. The zero Watcher is at the beginning of a stream.
+// Watcher reads a stream as it passes. It first classifies the beginning, and
+// then looks for an error and the end. The zero Watcher is at the beginning of
+// a stream.
 type Watcher struct {
 	// Each, if it is set, is called with every event, for example to count
-	// tokens or to learn the ids of stored objects. The event is valid during
-	// the call only.
+	// tokens or to learn the ids of stored objects. The event is valid only
+	// during the call.
 	Each func(Event)
 
 	// Long, if it is set, is called with all data of events that are longer
@@ -50,22 +51,22 @@ type Watcher struct {
 	// part of the content.
 	Piece func(data []byte)
 
-	// Opening is what the stream amounts to so far. Once it is more than a
-	// Preamble, it stays.
+	// Opening is the class of the stream's beginning so far. Once it is not
+	// Preamble, it does not change.
 	Opening Opening
 
 	// OpensLong reports whether the stream opens with an event that may be an
-	// error, and is longer than MaxEvent. Opening is Content then.
-	// [LongFailure] finds the error in all that has come.
+	// error and is longer than MaxEvent. Opening is Content then. [LongFailure]
+	// finds the error in the data so far.
 	OpensLong bool
 
 	// Failure is the first error in the stream, before or after content. An
 	// error in an event that is longer than MaxEvent does not count: it cannot
-	// be read, so it is not known whose fault it is.
+	// be read, so its cause is unknown.
 	Failure *Error
 
-	// Pieces is how many events so far had a part of the content, each of which
-	// is about a token.
+	// Pieces is how many events so far had a part of the content. Each of them
+	// is about one token.
 	Pieces int64
 
 	// Ended reports whether the stream said that it is over.
@@ -81,9 +82,9 @@ func (w *Watcher) Watch(p []byte) {
 	w.splitter.Split(p, w.take)
 }
 
-// Finish records the end of the stream. It reads a last event without an empty
-// line after it, but takes none that breaks off in its JSON for content: over
-// HTTP/1.0, the end of a connection that was cut looks like the end of a reply.
+// Finish records the end of the stream. It reads a last event that has no empty
+// line after it. But an event whose JSON is cut does not count as content: over
+// HTTP/1.0, a cut connection looks like the end of a reply.
 func (w *Watcher) Finish() {
 	w.splitter.End(func(e Event) {
 		if w.Opening != Preamble || !bytes.HasPrefix(e.Data, []byte("{")) || json.Valid(e.Data) {
@@ -92,8 +93,8 @@ func (w *Watcher) Finish() {
 	})
 }
 
-// Failing reports whether the stream has begun an event that may be an error,
-// and has not ended it.
+// Failing reports whether an event that may be an error has begun and not
+// ended.
 func (w *Watcher) Failing() bool {
 	s := &w.splitter
 	if !s.inEvent || s.within || s.long {
@@ -139,13 +140,13 @@ func (w *Watcher) take(e Event) {
 }
 
 // isPiece reports whether an event of that kind has a part of the content.
-// Events of chat completions have no kind: all of them have a part, except the
-// first and the last ones.
+// Events of chat completions have no kind. All of them count, although the
+// first and last ones have no content.
 func isPiece(kind []byte) bool { return len(kind) == 0 || bytes.HasSuffix(kind, []byte("delta")) }
 
-// Kind returns what the event is, in the API's words, such as
-// "response.completed": its name or, if it has none, the "type" that its data
-// begins with. Events of chat completions have neither.
+// Kind returns the event's type in the API's terms, such as
+// "response.completed". It is the event's name, or without one the "type" with
+// which its data begins. Events of chat completions have neither.
 func (e Event) Kind() []byte {
 	if len(e.Name) > 0 && string(e.Name) != "message" { // the default name
 		return e.Name
@@ -162,8 +163,8 @@ func (e Event) Kind() []byte {
 	return kind
 }
 
-// ends reports whether a stream is over after an event of that kind. Streams of
-// chat completions end with [DONE].
+// ends reports whether an event of that kind ends a stream. Streams of chat
+// completions end with [DONE] instead.
 func ends(kind []byte) bool {
 	switch string(kind) {
 	case "response.completed", "response.incomplete", "response.failed", "error",
@@ -186,9 +187,9 @@ func isPreamble(kind []byte) bool {
 	return false
 }
 
-// opening returns what the stream opens with if only preambles came before the
-// event. An event of an unknown kind is content, and so is one that is too long
-// to be read.
+// opening classifies the beginning of a stream in which only preambles came
+// before the event. An event of an unknown kind is content, and so is an event
+// that is too long to be read.
 func (e Event) opening() (Opening, *Error) {
 	kind := e.Kind()
 	if isPreamble(kind) {
@@ -219,9 +220,9 @@ func (e Event) opening() (Opening, *Error) {
 	return Preamble, nil
 }
 
-// hasText reports whether the event plainly has a text of a chat, as nearly all
-// do: it need not be parsed then. A match is the name of a member, because the
-// quotes in a text are escaped.
+// hasText reports whether the event clearly has a text of a chat, as nearly all
+// events do, so that it need not be parsed. A match is the name of a member,
+// because quotes in a text are escaped.
 func (e Event) hasText() bool {
 	_, text, ok := bytes.Cut(e.Data, []byte(`"delta":{"content":"`))
 	text = bytes.TrimLeft(text, whiteSpace) // which alone does not count
@@ -245,19 +246,19 @@ func (c choice) empty() bool {
 	return c.Text == "" && !present(c.FinishReason)
 }
 
-// report has the members of an event in which an error may be.
+// report has the members of an event that may have an error.
 type report struct {
 	Type     string          `json:"type"`
 	Error    json.RawMessage `json:"error"`
 	Response json.RawMessage `json:"response"`
 }
 
-// FailureIn returns the error that a message of a WebSocket is, or nil if it is
-// none.
+// FailureIn returns the error in a message of a WebSocket, or nil if the
+// message is not an error.
 func FailureIn(message []byte) *Error { return Event{Data: message}.failure() }
 
-// failure returns the error in the event, or nil if there is none or it cannot
-// be read.
+// failure returns the error in the event. It returns nil if there is none or
+// the event is too long.
 func (e Event) failure() *Error {
 	if e.TooLong {
 		return nil

@@ -6,15 +6,15 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
-// bytesPerToken is how many bytes of content are about a token.
+// bytesPerToken is how many bytes of content make about one token.
 const bytesPerToken = 4
 
-// content counts the bytes of a JSON text that are what a model has written:
-// the strings of members with such a name. The text comes in pieces of any
-// size.
+// content counts the bytes of a JSON text that a model has written. These are
+// the string values of members for which isContent is true. The text comes in
+// pieces of any size.
 type content struct {
 	length int64
-	// name is the end of the latest string that may be a name, and named its
+	// name is the latest string that may be a member's name, and named its
 	// length.
 	name  [maxContentName]byte
 	named int
@@ -36,8 +36,8 @@ const (
 
 const maxContentName = len("reasoning_content")
 
-// isContent reports whether strings with this name are written by a model, in
-// one of the APIs.
+// isContent reports whether a model writes the strings with this name, in any
+// of the APIs.
 func isContent(name []byte) bool {
 	switch string(name) {
 	case "content", "text", "delta", "arguments", "refusal", "reasoning_content", "reasoning", "thinking", "partial_json", "transcript":
@@ -63,7 +63,7 @@ func (c *content) count(p []byte) {
 	}
 }
 
-// between reads a byte after a string, or after a colon.
+// between reads one byte after a string or a colon.
 func (c *content) between(p []byte) []byte {
 	switch b := p[0]; {
 	case b == ' ' || b == '\n' || b == '\r' || b == '\t':
@@ -103,31 +103,31 @@ func (c *content) read(p []byte) []byte {
 	return rest
 }
 
-// Spender is told how much output a stream has had so far.
+// Spender records the output of a stream so far.
 type Spender interface {
 	Spend(output int64)
 }
 
-// step is after how many further tokens a Spender is told again.
+// step is the number of further tokens after which Spend is called again.
 const step = 64
 
-// CountContent has the reader count the content of the reply, of which the
-// bytes say how long it is at least.
+// CountContent makes the reader count the bytes of the reply's content, which
+// give a lower bound of its tokens.
 func (r *Reader) CountContent() {
 	if r != nil {
 		r.counts = true
 	}
 }
 
-// FindID has the reader find the id of the object that the reply is, which
-// comes before all other ids.
+// FindID makes the reader find the id of the reply's own object, which comes
+// before all other ids.
 func (r *Reader) FindID() {
 	if r != nil {
 		r.finds = true
 	}
 }
 
-// ID returns what FindID found, or nothing.
+// ID returns the id that FindID found, or an empty string.
 func (r *Reader) ID() string {
 	if r == nil {
 		return ""
@@ -147,16 +147,16 @@ func (r *Reader) findID(data []byte) {
 // longestID is how long an id may be.
 const longestID = 512
 
-// Follow tells the spender of the output of a stream as it passes, once there
-// is more than so much.
+// Follow reports the output of a stream to the spender as it passes, once it is
+// more than from tokens.
 func (r *Reader) Follow(s Spender, from int64) {
 	if r != nil && r.scanner.inEvent {
 		r.spender, r.next = s, from+1
 	}
 }
 
-// piece reads an event with a part of the content. Before the first "delta",
-// there are only names and ids.
+// piece reads an event with a part of the content. It skips the data before the
+// first "delta", which has only names and ids.
 func (r *Reader) piece(data []byte) {
 	if i := bytes.Index(data, []byte(`"delta":`)); i > 0 {
 		data = data[i:]
@@ -166,8 +166,7 @@ func (r *Reader) piece(data []byte) {
 	r.spend(r.written())
 }
 
-// written returns how many tokens the content has at least, as far as it was
-// counted.
+// written returns the fewest tokens that the content counted so far can have.
 func (r *Reader) written() int64 {
 	written := (r.content.length + bytesPerToken - 1) / bytesPerToken
 	if r.watcher != nil {

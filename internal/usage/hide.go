@@ -9,37 +9,36 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
-// Hide removes from a stream of chat or completions the chunk that has nothing
-// but the usage, which the client did not ask for. All other bytes stay as they
-// are. An event is held back until it has ended, unless it is much longer than
-// such a chunk.
+// Hide removes the usage chunk, which the client did not ask for, from a stream
+// of chat or completions. That chunk has nothing but the usage. All other bytes
+// stay as they are. An event is held back until it has ended, unless it is much
+// longer than a usage chunk.
 func Hide(stream io.ReadCloser) io.ReadCloser { return &hider{stream: stream} }
 
 const (
-	// maxHeld is how much of an event is held back. A usage has a few hundred
-	// bytes.
+	// maxHeld is how much of an event is held back. A usage chunk has a few
+	// hundred bytes.
 	maxHeld = 8 << 10
-	// leastRead is the least room for the stream in a read.
+	// leastRead is the smallest buffer for a read of the stream.
 	leastRead = 4 << 10
 )
 
-// hider reads the stream into its reader's buffer, so that events that came
-// together stay together, and takes the events out of it that have nothing but
-// the usage.
+// hider removes usage chunks from a stream. It filters in the buffer of its own
+// reader, so that events that arrive together stay together.
 type hider struct {
 	stream   io.ReadCloser
 	splitter sse.Splitter
 	err      error // why there is no more to read
 	cutCR    bool  // the last byte was removed, and a line feed that comes next is the rest of it
 
-	// front comes before what is read next. The first bytes of it are ready for
-	// a reader with more room: the rest is the beginning of an event.
+	// front is data that was read and not returned. Its first ready bytes may
+	// be returned; the rest is the beginning of an event.
 	front []byte
 	ready int
 
-	// text is what is filtered: front, and the piece of the stream that was
-	// read last, which begins at piece. text[:kept] is what stays of
-	// text[:passed].
+	// text is the data being filtered: front, and after it, from the index
+	// piece, the data that was read last. text[:passed] is done, and
+	// text[:kept] is what remains of it.
 	text                []byte
 	piece, kept, passed int
 }
@@ -76,8 +75,8 @@ func (h *hider) Read(p []byte) (int, error) {
 // Close implements io.Closer.
 func (h *hider) Close() error { return h.stream.Close() }
 
-// filter takes out of a text, which ends with a new piece of the stream, the
-// events that end there and have nothing but the usage.
+// filter removes the usage chunks that end in the text. The text ends with a
+// new piece of the stream.
 func (h *hider) filter(text []byte, piece int) []byte {
 	h.text, h.piece, h.kept, h.passed = text, piece, 0, 0
 	if h.cutCR && len(text) > 0 {
@@ -96,8 +95,8 @@ func (h *hider) filter(text []byte, piece int) []byte {
 	return text[:h.kept]
 }
 
-// remove takes the event out if it has nothing but the usage, and is short
-// enough to be held back.
+// remove removes the event if it is a usage chunk and short enough to be held
+// back.
 func (h *hider) remove(e sse.Event) {
 	begin, end := h.splitter.Bounds()
 	if begin, end = begin+h.piece, end+h.piece; begin < 0 || end-begin > maxHeld || !hasOnlyUsage(e.Data) {
@@ -107,7 +106,8 @@ func (h *hider) remove(e sse.Event) {
 	h.passed, h.cutCR = end, end == len(h.text) && h.text[end-1] == '\r'
 }
 
-// keep keeps what comes next in the text, up to an index.
+// keep copies the next part of the text, up to the index to, behind the kept
+// part.
 func (h *hider) keep(to int) { h.kept += copy(h.text[h.kept:], h.text[h.passed:to]) }
 
 func hasOnlyUsage(data []byte) bool {

@@ -8,7 +8,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
-// Reader reads the tokens of one reply, once Begin was called. Its methods can
+// Reader reads the tokens of one reply, after a call of Begin. All methods may
 // be called on nil, which is the reader of a reply without a usage.
 type Reader struct {
 	scanner  scanner
@@ -57,7 +57,7 @@ func (r *Reader) Write(p []byte) {
 	}
 }
 
-// Whole reads all of the reply.
+// Whole reads a reply that is passed as a whole.
 func (r *Reader) Whole(p []byte) {
 	if r == nil || r.decoder != nil || r.scanner.inEvent || !r.scanner.scanFrom(p) {
 		r.Write(p)
@@ -79,7 +79,7 @@ func (r *Reader) read(p []byte) {
 	r.watcher.Watch(p)
 }
 
-// seen looks at the next bytes of a JSON reply for all but its tokens.
+// seen reads the next bytes of a JSON reply for its id and its content.
 func (r *Reader) seen(p []byte) {
 	if r.finds {
 		r.findID(p)
@@ -118,8 +118,8 @@ func (r *Reader) more(data []byte) {
 	r.scanner.scan(data)
 }
 
-// Watch has the watcher of a stream pass its events to the reader, in place of
-// Write.
+// Watch makes the watcher of a stream pass its events to the reader. Write is
+// not called then.
 func (r *Reader) Watch(w *sse.Watcher) {
 	if r == nil {
 		return
@@ -131,9 +131,9 @@ func (r *Reader) Watch(w *sse.Watcher) {
 	}
 }
 
-// nameEnd is searched for in place of the whole name: many more quotes than
-// letters u would have to be looked at. tierEnd is searched for in place of
-// tierName: hardly any text has an underscore.
+// nameEnd is searched for instead of the whole name, because a search for the
+// letter u stops less often than one for a quote. tierEnd is searched for
+// instead of tierName, because hardly any text has an underscore.
 var (
 	nameEnd = []byte(`usage"`)
 	tierEnd = []byte(`_tier"`)
@@ -143,8 +143,8 @@ var (
 const tierName = `service_tier"`
 
 // mayHoldUsage reports whether the data may have a member "usage" that is an
-// object. It is a quick look: hardly any event has one, though many have a
-// null.
+// object. It is a quick check, because hardly any event has one, though many
+// have a null.
 func mayHoldUsage(data []byte) bool {
 	value, found := sse.NextMember(data, nameEnd)
 	for found && !bytes.HasPrefix(value, []byte("{")) {
@@ -155,8 +155,8 @@ func mayHoldUsage(data []byte) bool {
 
 const whiteSpace = " \t\r\n"
 
-// Close records the end of the reply, whether it is complete or not. It must be
-// called, and may be called again.
+// Close records the end of the reply, which may be cut. It must be called, and
+// may be called again.
 func (r *Reader) Close() {
 	if r == nil {
 		return
@@ -169,13 +169,13 @@ func (r *Reader) Close() {
 	}
 }
 
-// IsObject reports whether the reply so far is one JSON object, from its
-// beginning to its end. The reader does not look at each byte, so it may also
-// be true of an object with a mistake in it.
+// IsObject reports whether the reply so far is exactly one JSON object. The
+// reader skips most bytes, so it may report true for an object with a syntax
+// error.
 func (r *Reader) IsObject() bool { return r != nil && !r.trailing && r.scanner.leftRoot() }
 
-// IsCut reports whether a JSON reply has ended before the object that it began
-// with. It is known after Close. A reply that cannot be read counts as whole.
+// IsCut reports whether a JSON reply has ended before its object did. It is
+// known after Close. A reply that cannot be read counts as complete.
 func (r *Reader) IsCut() bool {
 	return r != nil && !r.scanner.inEvent && r.scanner.isOpen() && (r.decoder == nil || r.decoder.IsCut)
 }
@@ -189,7 +189,8 @@ func (r *Reader) Tokens() Tokens {
 }
 
 // ServiceTier returns the service tier that the reply has named with its
-// tokens, by a name of [openaiapi.TierName]. It is empty if it named none.
+// tokens, as a name of [openaiapi.TierName]. It is empty if the reply named
+// none.
 func (r *Reader) ServiceTier() string {
 	if r == nil {
 		return ""
@@ -197,12 +198,14 @@ func (r *Reader) ServiceTier() string {
 	return r.scanner.tier
 }
 
-// Estimate returns the tokens of a reply that was aborted, or did not report
-// them, and reports whether one of the counts is an estimate. Most streams
-// would have reported their tokens at the end. Without a report, the input is
-// prompt, and the output is one token for each event with content, or what the
-// bytes of the content are at least, if these are counted. That is also the
-// output if content came after the latest report.
+// Estimate returns the tokens of a reply that was aborted or did not report
+// them. estimated reports whether one of the counts is an estimate. Most
+// streams report their tokens only at the end.
+//
+// Without a report, the input is prompt, and the output is the larger of two
+// lower bounds: one token for each event with content, and the bytes of the
+// content divided by bytesPerToken, if they are counted. The same output is
+// returned if content came after the latest report.
 func (r *Reader) Estimate(prompt int64) (t Tokens, estimated bool) {
 	t = r.Tokens()
 	if r == nil || r.watcher == nil && !r.counts {

@@ -7,25 +7,25 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// maxName is the length of the longest name of a member that matters.
+// maxName is the length of the longest member name that matters.
 const maxName = len("cache_creation_input_tokens")
 
-// maxDigits is how many digits a count may have, so that no sum of two
-// overflows.
+// maxDigits is how many digits a count may have, so that sums of counts do not
+// overflow.
 const maxDigits = 15
 
-// scanner reads the usage of one JSON text, which comes in pieces of any size.
-// It remembers where it is and what it has found. In a text that is not JSON,
-// it stops at the first byte that it cannot read.
+// scanner finds the usage in one JSON text, which comes in pieces of any size.
+// It is a state machine that follows only the objects that lead to the counts,
+// and skips all other values. In a text that is not JSON, it stops at the first
+// byte that it cannot read.
 type scanner struct {
 	inEvent bool
-	// found has the counts of this text and of those before it.
+	// found has the counts of this text and of the texts before it.
 	found counts
-	// tier is the latest service tier that they name, or empty.
+	// tier is the latest service tier in these texts, or empty.
 	tier string
 
-	// path leads from the root to the object of which the members are read. All
-	// other values are skipped.
+	// path is the way from the root to the object whose members are being read.
 	path   [4]node
 	level  int // how much of path is used
 	member node
@@ -55,15 +55,15 @@ const (
 	ended
 )
 
-// begin makes the scanner ready for the next text.
+// begin prepares the scanner for the next text.
 func (s *scanner) begin() {
 	s.level, s.depth, s.slash, s.state = 0, 0, false, begins
 }
 
-// scanFrom reads a whole text, but only from its usage on, which is one of the
-// last members of a reply, and for the service tier, if that is not after it.
-// It reports whether it found the usage. If not, the whole text must be
-// scanned.
+// scanFrom scans a whole text from its usage on, because the usage is one of
+// the last members of a reply. If the service tier is not after the usage, it
+// scans for it separately. It reports whether it found the usage. If not, the
+// whole text must be scanned.
 func (s *scanner) scanFrom(text []byte) bool {
 	if !bytes.HasPrefix(bytes.TrimLeft(text, whiteSpace), []byte("{")) {
 		return false
@@ -82,9 +82,9 @@ func (s *scanner) scanFrom(text []byte) bool {
 	return false
 }
 
-// scanTier reads what comes before the usage, from the service tier on. It
-// reports whether the tier is in the same object as the usage, or not there. If
-// neither, the whole text must be scanned.
+// scanTier scans the text before the usage, from the service tier on. It
+// reports true if the tier is in the same object as the usage, or does not
+// exist. Otherwise, the whole text must be scanned.
 func (s *scanner) scanTier(text []byte) bool {
 	at := indexString(text, tierEnd, len(tierName))
 	if at < 0 {
@@ -97,8 +97,8 @@ func (s *scanner) scanTier(text []byte) bool {
 	return before.level == 1 && before.state == wantsMember
 }
 
-// indexString returns where the first string of that length begins that has the
-// end. It is -1 if there is none.
+// indexString returns the index of the first string with this length and this
+// end, or -1.
 func indexString(text, end []byte, length int) int {
 	before := length - len(end) + 1 // how many bytes the quote comes before the end
 	for at := 0; ; at += len(end) {
@@ -106,8 +106,8 @@ func indexString(text, end []byte, length int) int {
 		if n < 0 {
 			return -1
 		}
-		// A quote within a string has a backslash before it. So this one begins
-		// a string, and the one at the end ends it.
+		// A quote within a string has a backslash before it. So this quote
+		// begins a string, and the one in end ends it.
 		if at += n; at > before && text[at-before] == '"' && text[at-before-1] != '\\' {
 			return at - before
 		}
@@ -137,7 +137,7 @@ func (s *scanner) scan(p []byte) (rest []byte) {
 	return p
 }
 
-// structure reads a byte between names and values. After a scalar, it gets the
+// structure reads a byte between names and values. After a scalar, this is the
 // byte that ends it.
 func (s *scanner) structure(c byte) {
 	switch {
@@ -199,8 +199,8 @@ func (s *scanner) leftRoot() bool { return s.level == 0 && s.path[0] == root && 
 // isOpen reports whether the text is an object that has begun and not ended.
 func (s *scanner) isOpen() bool { return s.state != begins && s.state != ended }
 
-// readKept reads a string that matters, up to the quote after it: a member's
-// name, or a service tier.
+// readKept reads a string whose text matters, up to its closing quote: a
+// member's name, or a service tier.
 func (s *scanner) readKept(p []byte) []byte {
 	reads := s.state
 	text, rest, ends := s.readString(p)
@@ -255,7 +255,7 @@ func (s *scanner) takeDigit(c byte) {
 	}
 }
 
-// readString reads the rest of a string, and then changes the state.
+// readString reads the rest of a string. At its end, it changes the state.
 func (s *scanner) readString(p []byte) (text, rest []byte, ends bool) {
 	if text, rest, ends = cutString(p, &s.slash); ends {
 		s.state = wantsMember
@@ -266,9 +266,9 @@ func (s *scanner) readString(p []byte) (text, rest []byte, ends bool) {
 	return text, rest, ends
 }
 
-// cutString cuts a piece of a text where the string ends in which it begins.
-// slash reports whether an escape is not complete at the end of the piece
-// before, and then at the end of this one.
+// cutString cuts p at the end of the string in which p begins. slash reports
+// whether the previous piece ended with an incomplete escape, and is then set
+// for this piece.
 func cutString(p []byte, slash *bool) (text, rest []byte, ends bool) {
 	start := 0
 	if *slash {
@@ -297,7 +297,7 @@ func cutString(p []byte, slash *bool) (text, rest []byte, ends bool) {
 	}
 }
 
-// skip skips the value up to its next string or its end. It counts braces and
+// skip skips a value up to its next string or its end. It counts braces and
 // brackets alike, and does not check that they match.
 func (s *scanner) skip(p []byte) []byte {
 	for i := 0; i < len(p); i++ {
@@ -319,8 +319,8 @@ func (s *scanner) skip(p []byte) []byte {
 	return nil
 }
 
-// plain returns how many of the bytes can be skipped at once, because there is
-// no string, no brace and no bracket among them. An embedding is a list of
+// plain returns how many bytes of p can be skipped at once, because they have
+// no quote, brace or bracket. It is for embeddings, which are lists of
 // thousands of numbers.
 func plain(p []byte) (n int) {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080

@@ -1,9 +1,10 @@
-// Package usage reads from a reply how many tokens its request has used.
+// Package usage reads the number of tokens that a request has used from its
+// reply.
 //
-// A [Reader] looks at the bytes as they pass. It keeps none and changes none.
+// A [Reader] reads the bytes as they pass. It neither keeps nor changes them.
 // It splits a stream into its events and scans them for the members of a usage,
 // in the spelling of each API, and for the service tier that was paid for. The
-// result is the same however the reply was cut into pieces (FuzzReader).
+// result does not depend on how the reply was cut into pieces (FuzzReader).
 //
 // The balancer asks for the usage of streams whose client did not. [Hide] then
 // removes the extra chunk again, so that the client gets the stream that it
@@ -12,17 +13,17 @@ package usage
 
 // Tokens are the tokens of one reply, as OpenAI counts them.
 type Tokens struct {
-	// Input is the tokens of the prompt. Cached of them came from the backend's
-	// cache.
+	// Input is the tokens of the prompt, of which Cached came from the
+	// backend's cache.
 	Input, Cached int64
-	// Output is the tokens of the answer. Reasoning of them are not part of its
+	// Output is the tokens of the answer, of which Reasoning are not in its
 	// text.
 	Output, Reasoning int64
 
 	known bool
 }
 
-// Known reports whether the reply said how many tokens the request used.
+// Known reports whether the reply reported its tokens.
 func (t Tokens) Known() bool { return t.known }
 
 // node is a place in a reply: an object on the way to the counts, or a count.
@@ -54,7 +55,7 @@ const firstCount, lastCount = prompt, reasoning
 func (n node) isObject() bool { return n > nowhere && n < tier }
 
 // child returns the member of that name. Names are compared as they are
-// written: no backend writes their letters as escapes.
+// written, because no backend escapes their letters.
 func (n node) child(name []byte, inEvent bool) node {
 	switch n {
 	case root, wrapper:
@@ -109,7 +110,7 @@ func (c *counts) of(n node) int64 { return c.values[n-firstCount] }
 
 func (c *counts) has(n node) bool { return c.known>>(n-firstCount)&1 != 0 }
 
-// hasOutput reports whether something was written, as by the APIs with a
+// hasOutput reports whether the usage counts output, as in all APIs with a
 // service tier.
 func (c *counts) hasOutput() bool { return c.has(completion) || c.has(output) }
 
@@ -118,7 +119,7 @@ func (c *counts) set(n node, count int64) {
 	c.known |= 1 << (n - firstCount)
 }
 
-// add replaces counts by those of a later usage of the same reply.
+// add replaces counts by the counts of a later usage of the same reply.
 func (c *counts) add(later *counts) {
 	for n := firstCount; n <= lastCount; n++ {
 		if later.has(n) {

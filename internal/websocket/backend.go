@@ -14,8 +14,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// readBuffer is how much is read from a backend at a time. Most messages are
-// shorter, and several that came together are one read.
+// readBuffer is the size of a read from a backend. Most messages are shorter,
+// and several that arrive together are read at once.
 const readBuffer = 4 << 10
 
 // Backend is a backend's end of a WebSocket.
@@ -24,8 +24,8 @@ type Backend struct {
 	in   reader
 	out  writer
 	beat heartbeat
-	// first is the first message, or its beginning, if it was read before there
-	// was a relay. It is relayed first.
+	// first has the pieces of the first message that were read before the relay
+	// began. The relay passes them on first.
 	first []piece
 }
 
@@ -41,7 +41,7 @@ func NewBackend(conn io.ReadWriteCloser) *Backend {
 // Close closes the connection.
 func (b *Backend) Close() error { return b.conn.Close() }
 
-// What can be wrong with a backend's end of a WebSocket.
+// Errors of a backend's end of a WebSocket.
 var (
 	errNoClose     = &verdict.CauseError{Word: "no_close_frame", Text: "the WebSocket ended without a close frame"}
 	errClosedFirst = &verdict.CauseError{Word: "closed", Text: "the backend closed the WebSocket before it answered"}
@@ -50,13 +50,13 @@ var (
 	errNoPong      = &verdict.CauseError{Word: "no_pong", Text: "the backend answered no ping"}
 )
 
-// Ask sends the client's first message, which consists of these pieces, and
-// waits until the backend answers it. It returns the answer, or nothing if that
-// is so long that it is no error. Nothing of it has gone to the client.
-// Anything that closes the connection ends it.
+// Ask sends the client's first message, in these pieces, and waits for the
+// first message of the backend. It returns that message, or nil if the message
+// is too long to be an error. Nothing of it has gone to the client. Closing the
+// connection interrupts Ask.
 //
-// What the backend answers before its first message, pings, is answered and not
-// kept. Of a message, only as much is read as an event may have.
+// Pings that arrive first are answered. Ask stops reading the message once it
+// is longer than an event may be.
 func (b *Backend) Ask(pieces ...[]byte) (answer []byte, err error) {
 	if err = b.out.pass(pieces...); err != nil {
 		return nil, err
@@ -92,7 +92,7 @@ func (b *Backend) Ask(pieces ...[]byte) (answer []byte, err error) {
 	}
 }
 
-// firstText is the first message, of which all was read.
+// firstText returns the first message, which is complete.
 func (b *Backend) firstText() (text []byte) {
 	for _, p := range b.first {
 		text = append(text, p.text...)
@@ -100,7 +100,7 @@ func (b *Backend) firstText() (text []byte) {
 	return text
 }
 
-// control answers a control frame in place of the client.
+// control handles a control frame instead of the client.
 func (b *Backend) control() error {
 	var room [ws.MaxControlFramePayloadSize]byte
 	p, err := b.in.read(room[:])
@@ -116,7 +116,7 @@ func (b *Backend) control() error {
 	return nil
 }
 
-// closedFirst returns what it means that a backend closes the WebSocket with
+// closedFirst returns the error for a backend that closes the WebSocket with
 // this code before it answers.
 func closedFirst(code ws.StatusCode) error {
 	switch code {
@@ -136,7 +136,7 @@ func unreadable(err error) error {
 	return closedIfEnd(err)
 }
 
-// closedIfEnd returns the error of a read that was not to meet the end.
+// closedIfEnd returns errNoClose if err is the end of the connection, else err.
 func closedIfEnd(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return errNoClose

@@ -7,24 +7,24 @@ import (
 	"sync/atomic"
 )
 
-// Budget bounds the memory of the messages that all WebSockets hold: those that
-// are not complete, that wait for a backend, or that may have to be sent to
-// another one.
+// Budget limits the memory of the messages that all WebSockets hold: messages
+// that are not complete, that wait for a backend, or that may be sent to
+// another backend.
 //
-// No message may become longer than what is left after it. So one message gets
-// at most half of the budget, the next one half of the rest, and so on: however
-// many long messages clients send, and however slowly, short ones still find
-// room.
+// A message may grow only while it is no longer than the budget that remains.
+// So one message gets at most half of the budget, the next one half of the
+// rest, and so on. However many long messages clients send, and however slowly,
+// short messages still find room.
 type Budget struct {
 	limit int64
 	used  atomic.Int64
 }
 
-// NewBudget returns a budget of so many bytes.
+// NewBudget returns a budget of limit bytes.
 func NewBudget(limit int64) *Budget { return &Budget{limit: limit} }
 
-// most is how large the budget of a process is, unless its memory is limited to
-// less than four times that.
+// most is the largest budget of a process. It is smaller if a quarter of the
+// process's memory limit is less.
 const most = 512 << 20
 
 // Memory returns the budget of the process.
@@ -39,8 +39,8 @@ var Memory = sync.OnceValue(func() *Budget {
 // Used returns how many bytes are held.
 func (b *Budget) Used() int64 { return b.used.Load() }
 
-// take reports whether a message that holds so many bytes may hold n more,
-// which it then does.
+// take reserves n more bytes for a message that holds held bytes. It reports
+// false, and reserves nothing, if the message would be too long.
 func (b *Budget) take(held, n int64) bool {
 	for {
 		used := b.used.Load()
@@ -55,19 +55,20 @@ func (b *Budget) take(held, n int64) bool {
 
 func (b *Budget) give(n int64) { b.used.Add(-n) }
 
-// message is a message that is held, or the beginning of one. The budget has
-// its capacity.
+// message is a complete message that is held, or the beginning of one. The
+// budget is charged for its capacity.
 type message struct {
 	text   []byte
 	budget *Budget
 }
 
-// firstCapacity is how much is allocated for a message at first.
+// firstCapacity is the first allocation for a message.
 const firstCapacity = 1 << 10
 
-// grow makes room for n more bytes, of which the message will have no more than
-// so many in all. Memory is allocated as bytes come, and not as a frame
-// promises. It reports false if the budget is used up.
+// grow makes room for n more bytes. all is the length of the message as far as
+// it is known, which limits spare room. Memory is allocated as bytes arrive,
+// not for the length that a frame announces. It reports false if the budget is
+// used up.
 func (m *message) grow(n, all int) bool {
 	has := cap(m.text)
 	if len(m.text)+n <= has {
@@ -81,7 +82,7 @@ func (m *message) grow(n, all int) bool {
 	return true
 }
 
-// release forgets the message.
+// release drops the message and returns its memory to the budget.
 func (m *message) release() {
 	if m.budget != nil {
 		m.budget.give(int64(cap(m.text)))

@@ -20,12 +20,12 @@ import (
 const (
 	// FirstMessage is how long a client may take to send its first message.
 	FirstMessage = 10 * time.Second
-	// NextMessage is how long it may take to send another one after an answer
-	// of ours.
+	// NextMessage is how long a client may take to send another message after
+	// the balancer has answered one itself.
 	NextMessage = 5 * time.Minute
 )
 
-// A message must be complete after messageTime, and a second more for each
+// A message must be complete within messageTime, plus a second for each
 // messagePace of its bytes.
 const (
 	messageTime = 10 * time.Second
@@ -34,12 +34,12 @@ const (
 
 // Client is a client's end of a WebSocket.
 //
-// If it was accepted, a goroutine reads its messages from the beginning. Until
-// there is a backend, they wait in a queue, of which Next returns the first.
-// The goroutine reads on while messages wait, so that it notices when the
-// client leaves; therefore, what may wait is bounded. As soon as there is a
-// backend, each message is passed to it. Otherwise, the goroutine begins with
-// the backend.
+// An accepted Client has a goroutine that reads messages from the beginning.
+// Until there is a backend, the messages wait in a queue, from which Next
+// returns the first. The goroutine reads on while messages wait, so that it
+// notices when the client leaves; therefore the queue is limited. Once there is
+// a backend, each message is passed to it. Otherwise, the goroutine starts with
+// the relay.
 type Client struct {
 	Options
 	conn net.Conn
@@ -52,15 +52,15 @@ type Client struct {
 	controls int         // control frames since the last message
 	forget   func() bool // ends the watch of Closing
 	done     chan struct{}
-	// gone is done once the client has left, and leave makes it so.
+	// gone is done once the client has left. leave cancels it.
 	gone  context.Context
 	leave context.CancelFunc
 
 	came      chan struct{} // has an element after the queue or the fault has changed
 	receiving atomic.Bool   // a message has begun to arrive
 
-	// turn is held while a message is queued or passed, so that their order
-	// stays.
+	// turn is held while a message is queued or passed, to keep the order of
+	// messages.
 	turn lock
 
 	mu     sync.Mutex // guards the fields below
@@ -71,8 +71,8 @@ type Client struct {
 	fault  *Close  // is what was wrong with what the client sent
 }
 
-// Accept opens the WebSocket of a client before there is a backend. Its first
-// message may have so many bytes.
+// Accept opens the WebSocket of a client before there is a backend. most limits
+// the length of its first message.
 func Accept(w http.ResponseWriter, r *http.Request, most int64, o Options) (*Client, error) {
 	if err := CheckHandshake(r); err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func Accept(w http.ResponseWriter, r *http.Request, most int64, o Options) (*Cli
 }
 
 // Open opens the WebSocket of a client whose handshake a backend has answered.
-// That answer's header is the one of w.
+// The header of w is that answer's.
 func Open(w http.ResponseWriter, o Options) (*Client, error) {
 	conn, buffers, err := takeOver(w)
 	if err != nil {
@@ -117,17 +117,17 @@ func (c *Client) WithContext(ctx context.Context) context.Context {
 	return ctx
 }
 
-// serve reads the client's side to its end, in a goroutine of its own.
+// serve reads the client's side to its end. It runs in a separate goroutine.
 func (c *Client) serve(read func() error) {
 	defer close(c.done)
 	defer c.recovered(c.Abort)
 	c.ended(read())
 }
 
-// errClosed is the end of a side that has sent a close frame.
+// errClosed means that a side has sent a close frame.
 var errClosed = errors.New("the WebSocket is closed")
 
-// ended records why nothing more comes from the client.
+// ended handles the end of the client's side for this reason.
 func (c *Client) ended(why error) {
 	c.mu.Lock()
 	r := c.relay
@@ -170,8 +170,7 @@ func (c *Client) readMessages() error {
 	}
 }
 
-// message reads the next message, and handles the control frames before its
-// end.
+// message reads the next message, and handles control frames before its end.
 func (c *Client) message() (m message, err error) {
 	m.budget = c.Memory
 	defer func() {
@@ -245,8 +244,8 @@ func (c *Client) hold(m *message) (last bool, err error) {
 	return p.last, nil
 }
 
-// longest is how long the next message may be: only one with which a request
-// begins may be longer than others.
+// longest returns how long the next message may be. Only a message that begins
+// a request may be longer than maxMessage.
 func (c *Client) longest() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -256,20 +255,21 @@ func (c *Client) longest() int {
 	return c.most
 }
 
-// timed limits the time for a message that is not there at once.
+// timed limits the time in which a message must arrive.
 type timed struct {
 	conn    net.Conn
 	begun   time.Time
 	limited bool
 }
 
-// limit limits the time until the next bytes of a message that has so many.
+// limit sets the deadline for the next bytes of a message that has length bytes
+// so far.
 func (t *timed) limit(length int) {
 	t.limited = true
 	_ = t.conn.SetReadDeadline(t.begun.Add(messageTime + time.Duration(length/messagePace)*time.Second))
 }
 
-// why returns why a message could not be read.
+// why returns errTooSlow if the deadline has passed, else err.
 func (t *timed) why(err error) error {
 	if t.limited && errors.Is(err, os.ErrDeadlineExceeded) {
 		return errTooSlow
@@ -333,12 +333,11 @@ func (c *Client) control() error {
 	return nil
 }
 
-// soon limits how long the client may take to read what is written before there
-// is a backend.
+// soon limits the time of a write to the client before there is a backend.
 func (c *Client) soon(write func() error) error { return c.timely(lingering, write) }
 
-// timely limits how long the client may take to read what is written. Nothing
-// is read from it meanwhile, so no heartbeat would find that it is gone.
+// timely limits the time of a write to the client. Nothing is read from the
+// client meanwhile, so the heartbeat would not notice that it is gone.
 func (c *Client) timely(limit time.Duration, write func() error) error {
 	_ = c.conn.SetWriteDeadline(time.Now().Add(limit))
 	err := write()
@@ -350,8 +349,9 @@ func (c *Client) closeSoon(why *Close) {
 	_ = c.soon(func() error { return c.out.close(why) }) // a client that cannot be told is gone
 }
 
-// Next returns the text of the client's next message. It must begin to come
-// within the limit. The error is meant for the client, which gets it by Answer.
+// Next returns the text of the client's next message, which must begin to
+// arrive within the limit. An error of Next is meant for the client; Answer
+// sends it.
 func (c *Client) Next(limit time.Duration) (text []byte, err error) {
 	if !c.await(limit) {
 		c.mu.Lock()
@@ -361,9 +361,9 @@ func (c *Client) Next(limit time.Duration) (text []byte, err error) {
 	return c.dequeue()
 }
 
-// await waits until there is a message, or there will be none. It reports false
-// if none has begun to come within the limit. One that has begun has a time of
-// its own.
+// await waits until there is a message, or there cannot be one. It reports
+// false if no message has begun to arrive within the limit. Once one has begun,
+// its own time limit applies.
 func (c *Client) await(limit time.Duration) bool {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -381,14 +381,15 @@ func (c *Client) await(limit time.Duration) bool {
 	return true
 }
 
-// isDecided reports whether there is a message, or there will be none.
+// isDecided reports whether there is a message, or there cannot be one.
 func (c *Client) isDecided() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.queue) > 0 || c.fault != nil || c.gone.Err() != nil
 }
 
-// dequeue returns the first message of the queue, or why there will be none.
+// dequeue returns the first message of the queue, or the reason why there
+// cannot be one.
 func (c *Client) dequeue() (text []byte, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -409,17 +410,17 @@ func (c *Client) dequeue() (text []byte, err error) {
 	return nil, nil
 }
 
-// Asked is the text of the message that Next has returned, until it is
-// answered.
+// Asked returns the text of the message that Next has returned, until the
+// message is answered.
 func (c *Client) Asked() []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.asked.text
 }
 
-// Again waits for the client's next message after an answer, and reports
-// whether there is one. It is a new request. There is none after a relay. Again
-// may be called on nil.
+// Again waits for the client's next message after an answer, which is a new
+// request, and reports whether there is one. After a relay, there is none.
+// Again may be called on nil.
 func (c *Client) Again() bool {
 	if !c.IsAccepted() || c.relayed() != nil {
 		return false
@@ -432,8 +433,8 @@ func (c *Client) Again() bool {
 	return len(c.queue) > 0
 }
 
-// Answer sends the client an error in place of an answer to the message that
-// Next has returned.
+// Answer sends the client an error as the answer to the message that Next has
+// returned.
 func (c *Client) Answer(res *http.Response) {
 	event := replyEvent(res, c.lane())
 	c.mu.Lock()
@@ -442,7 +443,7 @@ func (c *Client) Answer(res *http.Response) {
 	_ = c.soon(func() error { return c.out.say(event) }) // a client that does not read it is closed with the next one
 }
 
-// lane is the stream_id of the message that Next has returned.
+// lane returns the stream_id of the message that Next has returned.
 func (c *Client) lane() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -450,7 +451,7 @@ func (c *Client) lane() string {
 	return lane[:min(len(lane), maxID)]
 }
 
-// goAway closes the WebSocket because its configuration is replaced.
+// goAway closes the WebSocket because its config is replaced or its time is up.
 func (c *Client) goAway() {
 	defer c.recovered(c.Abort)
 	if r := c.relayed(); r != nil {
@@ -477,8 +478,8 @@ func (c *Client) Abort() {
 	c.leave()
 }
 
-// Close closes a WebSocket that was accepted, once no other message is awaited.
-// It may be called again, and on nil.
+// Close closes an accepted WebSocket when no further message is expected. It
+// may be called again, and on nil.
 func (c *Client) Close() {
 	if !c.IsAccepted() {
 		return
@@ -501,8 +502,9 @@ func (c *Client) Close() {
 	<-c.done
 }
 
-// drain reads what the client still sends, for a short time. Otherwise it would
-// reset the connection, and with it what the client has not read.
+// drain reads from the client for a short time. If data is unread when the
+// connection is closed, the connection is reset, and the client may lose the
+// last messages to it.
 func (c *Client) drain() {
 	if !c.out.hasPending() {
 		_ = closeWrite(c.conn)
@@ -511,7 +513,7 @@ func (c *Client) drain() {
 	_, _ = io.CopyN(io.Discard, c.conn, 2*maxMessage)
 }
 
-// release gives back the memory of messages that nobody will read.
+// release returns the memory of messages that will not be read.
 func (c *Client) release() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -522,7 +524,7 @@ func (c *Client) release() {
 	c.queue, c.queued = nil, 0
 }
 
-// closeWrite tells a side that nothing more comes.
+// closeWrite closes the writing half of the connection to a side.
 func closeWrite(side any) error {
 	if half, ok := side.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()

@@ -13,8 +13,14 @@ import (
 )
 
 // Conversation follows the messages of a session and finds the responses in
-// them. A response is open from the client's message that asks for it, or from
-// the backend's event that begins it, until the event that ends it.
+// them. A response opens with the client's message that asks for it, or with
+// the backend's event that begins it. It ends with the event that ends it.
+//
+// The event that begins a response does not name the client's message. So it is
+// assigned to the oldest response that has not begun, and later events by the
+// response's id. An error may be about any message of the client. It ends only
+// a response that has not begun; another response is marked as failing, and is
+// settled when the client asks for a new one.
 type Conversation struct {
 	rules    Rules
 	realtime bool
@@ -34,19 +40,21 @@ type openResponse struct {
 	failing       bool   // an error came that may be about this response
 }
 
-// begun reports whether a part of the response has come, so that it is charged.
+// begun reports whether a part of the response has arrived, so that it is
+// charged.
 func (r *openResponse) begun() bool { return r.id != "" || r.Watcher().Opening != sse.Preamble }
 
 const (
 	// maxOpen is how many responses may be open at a time.
 	maxOpen = 64
-	// maxID is how long an id of the client's or of the backend's may be that
-	// is kept while a response is open.
+	// maxID limits the ids of the client and of the backend that are kept while
+	// a response is open.
 	maxID = 512
 )
 
-// newConversation begins a conversation. first is the response that the
-// client's first message asked for in this lane, or nil in a realtime session.
+// newConversation starts a conversation. first is the response that the
+// client's first message asked for in this lane. It is nil in a realtime
+// session.
 func newConversation(rules Rules, first Response, lane string) *Conversation {
 	c := &Conversation{rules: rules, realtime: first == nil}
 	if first != nil {
@@ -55,8 +63,9 @@ func newConversation(rules Rules, first Response, lane string) *Conversation {
 	return c
 }
 
-// settleFailing settles the failing responses of a stream: the client asks for
-// another one, so they are over. It returns how many responses are still open.
+// settleFailing settles the failing responses of a stream, which are over
+// because the client asks for another response. It returns how many responses
+// are still open.
 func (c *Conversation) settleFailing(stream string) (open int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -77,8 +86,8 @@ func tooManyOpen() *Refusal {
 	}}
 }
 
-// doubt records that an error may be about a message of the client's that asks
-// for no response.
+// doubt records that the next error may be about a message of the client that
+// asks for no response.
 func (c *Conversation) doubt(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -89,9 +98,9 @@ func (c *Conversation) doubt(id string) {
 	}
 }
 
-// failed reads an error from the backend. The error may be about any message of
-// the client, so it ends only a response that has not begun: the one that it
-// names, or the newest.
+// failed handles an error from the backend. The error may be about any message
+// of the client, so it ends only a response that has not begun. This is the
+// response that the error names, or the newest.
 func (c *Conversation) failed(e sse.Event) {
 	about := openaiapi.ParseErrorEvent(e.Data)
 	i := c.newest(func(r *openResponse) bool { return !r.begun() && (!c.realtime || !r.doubtful) && c.isAbout(about, r) })
@@ -134,16 +143,16 @@ func (c *Conversation) newest(is func(*openResponse) bool) int {
 // creates is the type of the message that asks for a response.
 const creates = "response.create"
 
-// Steers is the type of the message with more input for a response that goes
-// on. The session then ends that response early and begins another one, without
-// a further message of the client's.
+// Steers is the type of a message with more input for a response in progress.
+// The session then ends that response early and begins another one, without a
+// further message from the client.
 const Steers = "response.steer"
 
-// Audio begins the types of messages with audio, after which a session may
-// begin a response by itself.
+// Audio is the prefix of the types of messages with audio. After audio, a
+// session may begin a response on its own.
 const Audio = "input_audio_buffer."
 
-// decision is what becomes of a message of the client's.
+// decision says what happens to a message of the client.
 type decision struct {
 	passes  bool
 	instead [][]byte // is what the backend gets in its place, if it is not empty
@@ -151,7 +160,7 @@ type decision struct {
 	close   *Close   // closes the WebSocket, if it is not nil
 }
 
-// sent decides on a message of the client's.
+// sent decides about a message of the client.
 func (c *Conversation) sent(text []byte) decision {
 	e := openaiapi.ParseClientEvent(text)
 	var r Response
@@ -180,8 +189,8 @@ func (c *Conversation) sent(text []byte) decision {
 	return c.refuse(refusal, &e)
 }
 
-// refuse tells the client why its message does not pass. Of refused audio, it
-// is told once a second.
+// refuse returns the decision for a refused message, with an event that says
+// why. For refused audio, the client gets at most one event per second.
 func (c *Conversation) refuse(refusal *Refusal, e *openaiapi.ClientEvent) decision {
 	if refusal.Close == nil && strings.HasPrefix(e.Type, Audio) && time.Since(c.refused) < time.Second {
 		return decision{}
@@ -197,7 +206,7 @@ func (c *Conversation) refuse(refusal *Refusal, e *openaiapi.ClientEvent) decisi
 // transcribed the client's audio.
 const transcribed = "conversation.item.input_audio_transcription.completed"
 
-// ends reports whether a response is over with an event of this type.
+// ends reports whether an event of this type ends a response.
 func (c *Conversation) ends(kind string) bool {
 	switch kind {
 	case "response.done", transcribed:
@@ -208,14 +217,14 @@ func (c *Conversation) ends(kind string) bool {
 	return false
 }
 
-// gathered is a message that comes in pieces, up to the length that an event
-// may have.
+// gathered is a message that arrives in pieces. It keeps up to the length of an
+// event.
 type gathered struct {
 	text []byte
 	long bool // it is longer
 }
 
-// heard reads the next piece of a message of the backend's.
+// heard reads the next piece of a message of the backend.
 func (c *Conversation) heard(text []byte, last bool) {
 	m := &c.message
 	switch {
@@ -239,7 +248,7 @@ func (c *Conversation) heard(text []byte, last bool) {
 	}
 }
 
-// received reads a message of the backend's.
+// received reads a message of the backend.
 func (c *Conversation) received(e sse.Event) {
 	e.Name = openaiapi.TypeOf(e.Data)
 	c.mu.Lock()
@@ -275,9 +284,9 @@ func (c *Conversation) received(e sse.Event) {
 	}
 }
 
-// unasked opens a response that the backend has begun by itself, and returns
-// its index. If too many are open, the oldest one ends: no backend goes on with
-// so many.
+// unasked opens a response that the backend has begun on its own, and returns
+// its index. If too many are open, it ends the oldest one, because no backend
+// runs so many at a time.
 func (c *Conversation) unasked() int {
 	if len(c.open) >= maxOpen {
 		c.open[0].Settle(false, true)
@@ -287,9 +296,9 @@ func (c *Conversation) unasked() int {
 	return len(c.open) - 1
 }
 
-// find returns the index of the response that an event is about, or -1. With
-// begins, it is the oldest that has not begun. Otherwise it is the one with the
-// id, or the oldest.
+// find returns the index of the response that an event is about, or -1. If
+// begins is true, it is the oldest response that has not begun. Otherwise it is
+// the response with the id, or else the oldest.
 func (c *Conversation) find(id string, begins bool) int {
 	i := slices.IndexFunc(c.open, func(r openResponse) bool { return begins && r.id == "" || !begins && id != "" && r.id == id })
 	if i < 0 && !begins && len(c.open) > 0 {
@@ -298,7 +307,7 @@ func (c *Conversation) find(id string, begins bool) int {
 	return i
 }
 
-// part reads a part of a message of the backend's that is too long to be kept.
+// part reads a part of a backend's message that is too long to be kept.
 func (c *Conversation) part(text []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -310,7 +319,7 @@ func (c *Conversation) part(text []byte) {
 	}
 }
 
-// end ends the responses that are still open.
+// end settles the responses that are still open.
 func (c *Conversation) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

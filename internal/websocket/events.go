@@ -13,11 +13,11 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
-// maxReply is how much is read of a reply that becomes an event.
+// maxReply is how much of a reply is read to make an event of it.
 const maxReply = 64 << 10
 
-// errorEvent is an error in a WebSocket, as the Responses API sends it. Codex
-// looks for the headers beside the error, and OpenAI's SDKs in it.
+// errorEvent is an error event of a WebSocket, as the Responses API sends it.
+// Codex looks for the headers next to the error, and OpenAI's SDKs inside it.
 type errorEvent struct {
 	Type    string            `json:"type"`
 	Status  int               `json:"status"`
@@ -26,8 +26,8 @@ type errorEvent struct {
 	Stream  string            `json:"stream_id,omitempty"`
 }
 
-// replyEvent returns the event for a reply that is an error. stream is the id
-// of the lane that it is about, or empty.
+// replyEvent returns the event for an error reply. stream is the id of the lane
+// that it is about, or empty.
 func replyEvent(res *http.Response, stream string) []byte {
 	e := errorEvent{Type: "error", Status: res.StatusCode, Error: errorIn(res), Stream: stream}
 	for name, values := range res.Header {
@@ -45,7 +45,7 @@ func replyEvent(res *http.Response, stream string) []byte {
 	return text
 }
 
-// errorIn returns the error in a reply, or one that says what its status does.
+// errorIn returns the error in a reply, or one made from the reply's status.
 func errorIn(res *http.Response) map[string]any {
 	var reply struct {
 		Error map[string]any `json:"error"`
@@ -58,9 +58,9 @@ func errorIn(res *http.Response) map[string]any {
 	return reply.Error
 }
 
-// realtimeEvent returns the event of a realtime session for a reply that is an
-// error: a response that has failed, if a limit refused to begin one, or else
-// an error about the client's event of this id.
+// realtimeEvent returns the event of a realtime session for an error reply. If
+// a limit refused to begin a response, this is a failed response; otherwise, it
+// is an error about the client's event with this id.
 func realtimeEvent(res *http.Response, begins bool, id string) []byte {
 	e := errorIn(res)
 	event := map[string]any{"event_id": "event_" + rand.Text()}
@@ -78,7 +78,7 @@ func realtimeEvent(res *http.Response, begins bool, id string) []byte {
 	return text
 }
 
-// tellsClient reports whether a client has a use for a header of an error.
+// tellsClient reports whether a client needs this header of an error.
 func tellsClient(name string) bool {
 	switch name {
 	case "retry-after", "retry-after-ms", "x-should-retry", "x-request-id":
@@ -87,8 +87,8 @@ func tellsClient(name string) bool {
 	return strings.HasPrefix(name, "x-ratelimit-")
 }
 
-// ErrorReply returns the reply that an event of a backend's stands for, or nil
-// if it is no error. The event may name a status and headers.
+// ErrorReply returns the reply for a backend's error event, or nil if the event
+// is not an error. The event may contain a status and headers.
 func ErrorReply(event []byte) *http.Response {
 	failure := sse.FailureIn(event)
 	if failure == nil {

@@ -7,21 +7,21 @@ import (
 )
 
 // maxHeld is how much of a message is held back because it may be the beginning
-// of a key. No key is that long, but one may be encoded in layers, so that one
-// character takes many.
+// of a key. No key is that long, but a key may be encoded in several layers, so
+// that one character takes many bytes.
 const maxHeld = 4 << 10
 
-// filter puts stars in place of the keys in the messages of a backend. A key
-// may be cut into several pieces: the end of a piece is held back if a key may
-// begin there, and comes before the next piece.
+// filter replaces keys in the messages of a backend by stars. A key may be
+// split across pieces. So the end of a piece is held back if a key may begin
+// there, and is passed on before the next piece.
 type filter struct {
 	secrets keys.Secrets
 	held    []byte
 }
 
-// pass returns what may go on of the message, whose next piece is text. It may
-// change the text. last reports whether it is the last piece. What pass returns
-// is valid until its next call.
+// pass returns the part of the message that may be passed on, after its next
+// piece, text. It may change the text. last reports whether it is the last
+// piece. The result is valid until the next call.
 func (f *filter) pass(text []byte, last bool) []byte {
 	if len(f.secrets) == 0 {
 		return text

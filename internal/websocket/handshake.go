@@ -14,8 +14,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 )
 
-// CheckHandshake returns what is wrong with the handshake of a client, if
-// anything is (RFC 6455 section 4.2.1). Backends get it as it is.
+// CheckHandshake returns an error if the handshake of a client is not valid
+// (RFC 6455 section 4.2.1). It is not used for handshakes that are passed to
+// backends.
 func CheckHandshake(r *http.Request) error {
 	key, err := base64.StdEncoding.DecodeString(r.Header.Get("Sec-WebSocket-Key"))
 	switch {
@@ -29,8 +30,8 @@ func CheckHandshake(r *http.Request) error {
 	return nil
 }
 
-// answerHandshake writes into the header how the balancer itself answers a
-// handshake.
+// answerHandshake writes the balancer's own answer to a handshake into the
+// header.
 func answerHandshake(header http.Header, r *http.Request) {
 	const guid = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11" // RFC 6455 section 1.3
 	sum := sha1.Sum([]byte(r.Header.Get("Sec-WebSocket-Key") + guid))
@@ -44,8 +45,9 @@ func answerHandshake(header http.Header, r *http.Request) {
 	}
 }
 
-// takeOver answers the handshake with the header of w, and takes the connection
-// from net/http's server. What the client has sent already comes first.
+// takeOver answers the handshake with the header of w, and hijacks the
+// connection. The buffer it returns has the data that the client has already
+// sent.
 func takeOver(w http.ResponseWriter) (net.Conn, *bufio.ReadWriter, error) {
 	w.WriteHeader(http.StatusSwitchingProtocols)
 	conn, buffers, err := http.NewResponseController(w).Hijack()
@@ -59,8 +61,8 @@ func takeOver(w http.ResponseWriter) (net.Conn, *bufio.ReadWriter, error) {
 	return conn, buffers, nil
 }
 
-// unread returns a reader of what a buffer has and of what follows on the
-// connection. The buffer can then be used for another one.
+// unread returns a reader of the buffered data, followed by the connection. The
+// buffer can then be used for another reader.
 func unread(from *bufio.Reader, conn io.Reader) io.Reader {
 	n := from.Buffered()
 	if n == 0 {

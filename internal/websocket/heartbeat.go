@@ -8,24 +8,24 @@ import (
 	"github.com/gobwas/ws"
 )
 
-// silence is after how long a side that has sent nothing gets a ping. After two
-// that it did not answer in as long each, it is gone.
+// silence is how long a side may send nothing before it gets a ping. It is gone
+// after two more such times without an answer.
 const silence = 20 * time.Second
 
-// heartbeat watches whether a side still answers. A timer goes off when the
-// side may have been silent for long enough. It is not set again for each
-// frame: it looks when the side was last heard. A side from which nothing is
-// read, because the other one does not take what it sent, is not silent.
+// heartbeat detects a side that no longer answers. Its timer is not reset for
+// each frame: when the timer fires, heartbeat checks when the side was last
+// heard, and sets the timer for the rest. A side from which nothing is read,
+// because the other side does not take its data, does not count as silent.
 type heartbeat struct {
 	options Options
 	side    *reader
 	to      *writer
-	// gone is called if the side is silent for too long, and abort after a
-	// panic.
+	// gone is called if the side is silent for too long. abort is called after
+	// a panic.
 	gone, abort func()
 
-	// mark is in our pings, and so in the side's pongs, which the other side
-	// did not ask for.
+	// mark is the payload of the balancer's pings. It distinguishes the
+	// answering pongs, which the other side must not get.
 	mark [8]byte
 
 	mu    sync.Mutex
@@ -33,7 +33,7 @@ type heartbeat struct {
 	over  bool
 }
 
-// begin begins the watch.
+// begin starts the heartbeat.
 func (h *heartbeat) begin(o Options, side *reader, to *writer, gone, abort func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -45,9 +45,8 @@ func (h *heartbeat) begin(o Options, side *reader, to *writer, gone, abort func(
 	h.timer = time.AfterFunc(silence, h.beat)
 }
 
-// beat is called when the side may be silent. A ping may have to wait until the
-// side takes what was written before. If it takes nothing, the next beats find
-// it silent.
+// beat runs when the timer fires. Its ping may have to wait until the side
+// takes earlier data. If the side takes nothing, later beats find it silent.
 func (h *heartbeat) beat() {
 	defer h.options.recovered(h.abort)
 	quiet := h.side.silent()
@@ -64,7 +63,7 @@ func (h *heartbeat) beat() {
 	}
 }
 
-// again sets the timer, unless the watch is over.
+// again sets the timer, and reports whether the heartbeat goes on.
 func (h *heartbeat) again(after time.Duration) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -74,14 +73,14 @@ func (h *heartbeat) again(after time.Duration) bool {
 	return !h.over
 }
 
-// isOwn reports whether a pong answers one of our pings.
+// isOwn reports whether a pong answers one of the balancer's pings.
 func (h *heartbeat) isOwn(pong []byte) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.timer != nil && string(pong) == string(h.mark[:])
 }
 
-// end ends the watch.
+// end stops the heartbeat.
 func (h *heartbeat) end() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -12,16 +12,16 @@ import (
 	"github.com/gobwas/ws"
 )
 
-// maxPiece is how long a piece of a message may be. A frame of up to that
-// length is one piece.
+// maxPiece is the longest piece of a message. A frame up to this length is one
+// piece.
 const maxPiece = 64 << 10
 
-// reader reads what one side sends, piece by piece: await waits until one has
-// begun, and read reads it. A piece is a control frame, or a part of a message
-// that lies in one frame.
+// reader reads the frames of one side as pieces. A piece is a control frame, or
+// a part of a message within one frame. await waits for the beginning of the
+// next piece, and read reads it.
 //
-// Between await and read, nothing is kept but the head of a frame, so a
-// WebSocket that is idle needs no buffer besides that of from.
+// Between await and read, only the head of a frame is kept, so an idle
+// WebSocket needs no buffer besides that of from.
 type reader struct {
 	from  *bufio.Reader
 	state ws.State // whose frames they are, and whether a message has begun
@@ -34,19 +34,19 @@ type reader struct {
 
 	frames  int // of the current message
 	scratch [ws.MaxHeaderSize]byte
-	// framed reports whether a frame was read. Until then, early has what was
-	// read instead.
+	// framed reports whether a frame was read. Until then, early has the bytes
+	// that were read.
 	framed bool
 	early  bytes.Buffer
 	source
 }
 
-// source is a connection that is read.
+// source is a connection that measures how long a read waits.
 type source struct {
 	io.Reader
 	begun time.Time
-	// since is when the latest read began to wait, after begun, and 0 if none
-	// waits.
+	// since is when the current read began to wait, after begun. It is 0
+	// between reads.
 	since atomic.Int64
 }
 
@@ -57,7 +57,7 @@ func (s *source) Read(p []byte) (int, error) {
 	return s.Reader.Read(p)
 }
 
-// silent is how long a read has waited.
+// silent returns how long the current read has waited.
 func (s *source) silent() time.Duration {
 	if since := s.since.Load(); since > 0 {
 		return time.Since(s.begun) - time.Duration(since-1)
@@ -72,13 +72,13 @@ type piece struct {
 	last bool // the message ends with it
 }
 
-// ready reports whether at least the head of a frame is there already. It may
-// say no although a short frame is.
+// ready reports whether the head of a frame is surely buffered. It may report
+// false although a short frame is.
 func (r *reader) ready() bool { return r.begun || r.from.Buffered() >= ws.MaxHeaderSize }
 
-// await waits for the next piece. An error that is a *Close is the side's own
-// fault. Empty frames without an end are skipped, because they say nothing, but
-// there may not be many.
+// await waits for the next piece. An error of type *Close means that the side
+// broke the protocol. Empty frames that do not end a message are skipped, but
+// their number is limited.
 func (r *reader) await() error {
 	for !r.begun {
 		if err := r.next(); err != nil {
@@ -127,22 +127,22 @@ func (r *reader) next() (err error) {
 	return nil
 }
 
-// unframed returns all that the side sends if its first bytes were no frame.
+// unframed returns all data of a side whose first bytes were not a frame.
 func (r *reader) unframed() io.Reader { return io.MultiReader(&r.early, r.from) }
 
 // isControl reports whether the piece is a control frame.
 func (r *reader) isControl() bool { return r.head.OpCode.IsControl() }
 
-// size is how long the piece is, if there is room for all of it.
+// size returns the length of the piece if all of it fits.
 func (r *reader) size() int { return int(min(r.left, maxPiece)) }
 
-// isWhole reports whether all of the piece is there, and it is a whole message.
+// isWhole reports whether the piece is a whole message and all of it is
+// buffered.
 func (r *reader) isWhole() bool {
 	return r.head.Fin && r.head.OpCode != ws.OpContinuation && r.left <= int64(r.from.Buffered())
 }
 
-// read reads the piece, or as much of it as fits. What is left of it is the
-// next piece.
+// read reads the piece, or as much of it as fits. The rest is the next piece.
 func (r *reader) read(room []byte) (p piece, err error) {
 	p.op, p.text = r.op, room[:min(len(room), r.size())]
 	if r.isControl() {
@@ -161,13 +161,13 @@ func (r *reader) read(room []byte) (p piece, err error) {
 	return p, nil
 }
 
-// within reports whether a message has begun of which the end was not read.
+// within reports whether a message has begun and not ended.
 func (r *reader) within() bool {
 	return r.state.Fragmented() || r.begun && !r.isControl()
 }
 
-// rooms are memory for pieces that are read and not kept. All WebSockets share
-// them, so one that is idle has none.
+// rooms are buffers for pieces that are read and not kept. All WebSockets share
+// them, so an idle WebSocket has none.
 var rooms = sync.Pool{New: func() any { return new([maxPiece]byte) }}
 
 func takeRoom() *[maxPiece]byte { return rooms.Get().(*[maxPiece]byte) }

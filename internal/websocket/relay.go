@@ -12,12 +12,12 @@ import (
 
 // relay connects the two ends of a WebSocket.
 //
-// Each end is read by one goroutine, which writes to the other: the backend's
-// by the caller of Relay, the client's by its own. An end is over when it has
-// sent a close frame, when its connection has ended, or when what it sends
-// cannot be read. Then the other one has some time to end as well, after which
-// both connections are closed. If the balancer closes the WebSocket itself,
-// both get a close frame, and what they still send is dropped.
+// One goroutine reads each end and writes to the other end. The caller of Relay
+// reads the backend's end, and a separate goroutine the client's. An end is
+// over when it has sent a close frame, when its connection has ended, or when
+// it breaks the protocol. The other end then has some time to end as well,
+// after which both connections are closed. If the balancer closes the WebSocket
+// itself, both ends get a close frame, and what they still send is dropped.
 type relay struct {
 	client  *Client
 	backend *Backend
@@ -37,8 +37,7 @@ type relay struct {
 	end           End
 }
 
-// Relay relays what each of the two ends sends to the other, until the
-// WebSocket is over.
+// Relay passes messages between the two ends, until the WebSocket is over.
 func (c *Client) Relay(b *Backend, s Session) End {
 	r := &relay{client: c, backend: b, session: s, filter: filter{secrets: s.Secrets}}
 	if s.Rules != nil {
@@ -62,7 +61,7 @@ func (r *relay) run() {
 	<-c.done
 }
 
-// finish closes both ends. Responses that are open were cut.
+// finish closes both ends. Responses that are still open were cut.
 func (r *relay) finish() {
 	c := r.client
 	c.forget()
@@ -83,7 +82,7 @@ func (r *relay) finish() {
 	c.release()
 }
 
-// attach has the client's messages passed from now on: first those that wait.
+// attach starts to pass the client's messages, first those in the queue.
 func (r *relay) attach() {
 	c := r.client
 	c.turn.take()
@@ -116,7 +115,7 @@ func (r *relay) attach() {
 	c.turn.give()
 }
 
-// passQueue passes the messages that waited for the backend.
+// passQueue passes the queued messages to the backend.
 func (r *relay) passQueue(queue []message) {
 	defer func() {
 		for i := range queue {
@@ -131,7 +130,7 @@ func (r *relay) passQueue(queue []message) {
 	}
 }
 
-// fromClient lets a message of the client's pass, or answers it.
+// fromClient passes a message of the client to the backend, or answers it.
 func (r *relay) fromClient(text []byte) error {
 	if r.isShutting() {
 		return errClosed
@@ -154,11 +153,11 @@ func (r *relay) fromClient(text []byte) error {
 	return r.toBackend(r.backend.out.pass(text))
 }
 
-// errRefused is the end of the client's side after the backend has taken no
-// more.
+// errRefused ends the client's side after a write to the backend has failed.
 var errRefused = errors.New("the backend takes no more")
 
-// toBackend records that a write to the backend has failed.
+// toBackend records a failed write to the backend. It returns errRefused if err
+// is not nil.
 func (r *relay) toBackend(err error) error {
 	if err == nil {
 		return nil
@@ -171,8 +170,8 @@ func (r *relay) toBackend(err error) error {
 	return errRefused
 }
 
-// controlFromClient passes a control frame of the client's, unless it is the
-// answer to our own ping.
+// controlFromClient passes a control frame of the client, unless it is the
+// answer to the balancer's own ping.
 func (r *relay) controlFromClient(p piece) error {
 	if p.op == ws.OpPong && r.client.beat.isOwn(p.text) {
 		return nil
@@ -191,8 +190,7 @@ func (r *relay) controlFromClient(p piece) error {
 	return nil
 }
 
-// copyFromClient passes the messages of a client whose messages nobody has to
-// read.
+// copyFromClient passes the messages of a client without reading them.
 func (r *relay) copyFromClient() error {
 	d := direction{from: &r.client.in, to: &r.backend.out, control: r.controlFromClient, data: func(p piece) []byte { return p.text }, tunnel: r.tunnelFromClient}
 	err := d.copy()
@@ -202,7 +200,7 @@ func (r *relay) copyFromClient() error {
 	return err
 }
 
-// clientEnded ends the client's side.
+// clientEnded handles the end of the client's side.
 func (r *relay) clientEnded(why error) {
 	fault := new(Close)
 	switch {
@@ -216,7 +214,7 @@ func (r *relay) clientEnded(why error) {
 	}
 }
 
-// fromBackend reads what the backend sends, and passes it to the client.
+// fromBackend reads the backend's messages and passes them to the client.
 func (r *relay) fromBackend() error {
 	d := direction{from: &r.backend.in, to: &r.client.out, control: r.controlFromBackend, data: r.dataFromBackend}
 	if !r.session.Holds {
@@ -251,7 +249,8 @@ func (r *relay) controlFromBackend(p piece) error {
 	return nil
 }
 
-// dataFromBackend reads a piece of a message, and returns what the client gets.
+// dataFromBackend reads a piece of a message, and returns the data for the
+// client.
 func (r *relay) dataFromBackend(p piece) []byte {
 	r.end.Begun = true
 	passes := r.filter.pass(p.text, p.last)
@@ -261,8 +260,8 @@ func (r *relay) dataFromBackend(p piece) []byte {
 	return passes
 }
 
-// backendEnded ends the backend's side, and finds out whether the WebSocket is
-// broken.
+// backendEnded handles the end of the backend's side, and decides whether the
+// WebSocket is broken.
 func (r *relay) backendEnded(why error) {
 	if errors.Is(why, errClosed) {
 		r.limit(Grace)
@@ -292,13 +291,13 @@ func (r *relay) backendEnded(why error) {
 	}
 }
 
-// backendSilent ends a backend that answers no pings.
+// backendSilent closes the connection of a backend that answers no pings.
 func (r *relay) backendSilent() {
 	_ = r.toBackend(errNoPong)
 	r.backend.conn.Close()
 }
 
-// shut closes the WebSocket for a reason of the balancer's own.
+// shut closes the WebSocket on the balancer's own initiative.
 func (r *relay) shut(why *Close) {
 	if r.stop() {
 		return
@@ -308,8 +307,8 @@ func (r *relay) shut(why *Close) {
 	_ = r.backend.out.close(goingAway)
 }
 
-// stop records that the balancer closes the WebSocket. It reports whether it
-// did before.
+// stop records that the balancer closes the WebSocket. It reports whether that
+// was recorded before.
 func (r *relay) stop() (before bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -323,7 +322,8 @@ func (r *relay) isShutting() bool {
 	return r.shutting
 }
 
-// limit limits how long the connections stay open. It reports true.
+// limit closes the connections after this time, or sooner if an earlier call
+// says so. It always reports true.
 func (r *relay) limit(d time.Duration) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -338,16 +338,16 @@ func (r *relay) limit(d time.Duration) bool {
 	return true
 }
 
-// tunnelFromClient passes what a client sends that speaks another protocol than
-// WebSocket.
+// tunnelFromClient copies the data of a client that does not use the WebSocket
+// protocol.
 func (r *relay) tunnelFromClient(from io.Reader) error {
 	r.endBeats()
 	_, err := io.Copy(r.backend.conn, from)
 	return cmp.Or(err, io.EOF)
 }
 
-// tunnelFromBackend passes what a backend sends that speaks another protocol. A
-// key in it is replaced, too.
+// tunnelFromBackend copies the data of a backend that does not use the
+// WebSocket protocol. It replaces keys in the data, too.
 func (r *relay) tunnelFromBackend(from io.Reader) error {
 	r.endBeats()
 	r.end.Begun = true
@@ -355,36 +355,34 @@ func (r *relay) tunnelFromBackend(from io.Reader) error {
 	return cmp.Or(err, io.EOF)
 }
 
-// endBeats ends the pings, which only a WebSocket has.
+// endBeats stops the pings of both sides.
 func (r *relay) endBeats() {
 	r.client.beat.end()
 	r.backend.beat.end()
 }
 
-// direction is one of the two directions in which messages that nobody holds
-// pass.
+// direction passes messages in one direction, without holding them.
 type direction struct {
 	from    *reader
 	to      *writer
 	control func(piece) error
-	// data returns what is passed of a piece. It is nothing if all of it is
-	// held back.
+	// data returns the part of a piece that is passed on. It is empty if all of
+	// it is held back.
 	data func(piece) []byte
-	// tunnel passes what comes if the first bytes are no frame: then it is not
-	// WebSocket that is spoken. It is nil if that is an error, because the
-	// messages have to be read.
+	// tunnel copies the data if the first bytes are not a frame, because the
+	// side uses another protocol than WebSocket. It is nil if that is an error,
+	// because messages have to be read.
 	tunnel func(io.Reader) error
 
 	out    *batch // is nil if nothing waits to be written
 	within bool   // a message was begun that has not ended
 }
 
-// errWrite is the end of a direction because its other side cannot be written
-// to.
+// errWrite ends a direction because a write to the other side has failed.
 var errWrite = errors.New("the other side of the WebSocket has ended")
 
-// copy passes what comes, until the side ends. Frames that came together are
-// written together. While none comes, it has no buffers.
+// copy passes frames until the side ends. Frames that arrive together are
+// written together. While no frame arrives, it has no buffers.
 func (d *direction) copy() (err error) {
 	defer func() {
 		if flushed := d.flush(); err == nil || flushed != nil && !errors.Is(err, errClosed) {
@@ -429,7 +427,7 @@ func (d *direction) next() error {
 	return d.add(p)
 }
 
-// add adds a piece to what is written next.
+// add adds a piece to the next write.
 func (d *direction) add(p piece) error {
 	text := d.data(p)
 	if len(text) == 0 && !p.last {

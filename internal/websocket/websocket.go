@@ -61,36 +61,35 @@ import (
 // ended. Tests shorten it.
 var Grace = 10 * time.Second
 
-// lingering is how long a client may take to read why the balancer closes its
-// WebSocket.
+// lingering is how long a client may take to read the reason why the balancer
+// closes its WebSocket.
 const lingering = 2 * time.Second
 
 const (
-	// maxFrames is how many frames a message may have that is held. Empty ones
-	// need no memory, but cost time.
+	// maxFrames is how many frames a held message may have. Empty frames need
+	// no memory, but time.
 	maxFrames = 1 << 16
 	// maxControls is how many control frames a side may send while its next
 	// message is awaited.
 	maxControls = 1 << 12
-	// maxMessage is how long a message of a client's may be that is held,
-	// except the first one, and how much of several messages may wait for a
-	// backend. OpenAI accepts 15 MiB of audio in one.
+	// maxMessage is the maximum length of a held message from a client, except
+	// the first one. It also limits the messages that wait for a backend
+	// together. OpenAI accepts 15 MiB of audio in one message.
 	maxMessage = 16 << 20
-	// maxPending is how many events of our own, and maxPendingBytes how many
-	// bytes of them, may wait for the end of a message of the backend's.
+	// maxPending is how many of the balancer's own events may wait for the end
+	// of a backend's message, and maxPendingBytes limits their bytes.
 	maxPending      = 64
 	maxPendingBytes = 256 << 10
 )
 
 // Options apply to all WebSockets of a pool.
 type Options struct {
-	// Closing is done when all WebSockets have to close: their configuration is
-	// replaced, or the process stops.
+	// Closing is done when all WebSockets must close, because their config is
+	// replaced or the process stops.
 	Closing context.Context
-	// Timeout is how long a WebSocket may be open, or 0 for as long as its
-	// sides like.
+	// Timeout is how long a WebSocket may be open. 0 means no limit.
 	Timeout time.Duration
-	// Memory is the bound of what all WebSockets hold together. Default:
+	// Memory limits the memory that all WebSockets hold together. Default:
 	// [Memory].
 	Memory *Budget
 	Log    *zap.Logger
@@ -118,48 +117,48 @@ func (o Options) recovered(abort func()) {
 	}
 }
 
-// Session is what a WebSocket with both ends is for.
+// Session describes the use of a WebSocket with both ends.
 type Session struct {
-	// Secrets must not be in what the backend sends.
+	// Secrets are removed from the backend's messages.
 	Secrets keys.Secrets
-	// Rules decide on responses. They are nil if no messages have to be read
-	// but for secrets.
+	// Rules decide about responses. It is nil if messages are read only for
+	// secrets.
 	Rules Rules
 	// First is the response that the client's first message asked for. It is
-	// nil in a session that the first message does not begin.
+	// nil if the session did not begin with such a message.
 	First Response
-	// Holds reports whether each message of the client's is held until the
-	// rules let it pass.
+	// Holds reports whether each client message is held until the rules let it
+	// pass.
 	Holds bool
 }
 
-// End is how a WebSocket has ended.
+// End describes how a WebSocket ended.
 type End struct {
-	// Broken is why the backend ended it while the client was connected. It is
-	// nil if that did not happen, or after a close frame.
+	// Broken is the reason why the backend ended the WebSocket while the client
+	// was connected. It is nil otherwise, and after a close frame.
 	Broken error
 	// Begun reports whether the backend had sent data.
 	Begun bool
 }
 
-// Close is why a WebSocket is closed: what a close frame says. As an error, it
-// is what is wrong with the frames of a side.
+// Close is the code and the reason of a close frame. As an error, it describes
+// how a side broke the protocol.
 type Close struct {
 	Code   ws.StatusCode
 	Reason string
 }
 
-// Policy closes a WebSocket whose client may not go on.
+// Policy returns the Close for a client that may not continue.
 func Policy(reason string) *Close { return &Close{ws.StatusPolicyViolation, reason} }
 
 // Error implements error.
 func (c *Close) Error() string { return c.Reason }
 
-// tryLater is the code with which a WebSocket is closed for which there is no
-// memory (in the registry of RFC 6455 section 11.7).
+// tryLater is the close code for a lack of memory, from the registry of RFC
+// 6455 section 11.7.
 const tryLater ws.StatusCode = 1013
 
-// What can be wrong with what a side sends.
+// Errors of the frames and messages of a side.
 var (
 	errFrames      = &Close{ws.StatusProtocolError, "a frame is malformed"}
 	errCompressed  = &Close{ws.StatusUnsupportedData, "a message is compressed, which was not agreed upon"}
@@ -174,8 +173,7 @@ var (
 	goingAway      = &Close{Code: ws.StatusGoingAway}
 )
 
-// forClient returns the error that the client gets if its message had this
-// fault.
+// forClient returns the error for a client whose message had this fault.
 func (c *Close) forClient(most int) error {
 	switch c {
 	case errTooLong:

@@ -9,9 +9,9 @@ import (
 	"github.com/gobwas/ws"
 )
 
-// writer writes to one side. Each write has whole frames, so any goroutine may
-// write at any time. Data of our own waits while a message that is relayed is
-// incomplete.
+// writer writes frames to one side. Each write has whole frames, so any
+// goroutine may write at any time. The balancer's own events wait while a
+// relayed message is incomplete.
 type writer struct {
 	lock
 	to     io.Writer
@@ -24,8 +24,8 @@ type writer struct {
 	waiting int      // how many bytes those have
 }
 
-// flush writes frames. within reports whether they end within a message. It
-// writes nothing after a close frame.
+// flush writes the frames of b. within reports whether they end in the middle
+// of a message. After a close frame, it writes nothing.
 func (w *writer) flush(b *batch, within bool) error {
 	w.take()
 	defer w.give()
@@ -39,7 +39,7 @@ func (w *writer) flush(b *batch, within bool) error {
 	return w.catchUp()
 }
 
-// catchUp writes the frames that wait, if they may be written now.
+// catchUp writes the waiting frames if they may be written now.
 func (w *writer) catchUp() error {
 	if w.within || len(w.pending) == 0 {
 		return nil
@@ -54,15 +54,15 @@ func (w *writer) write(frames []byte) error {
 	return err
 }
 
-// hasPending reports whether frames of our own wait.
+// hasPending reports whether the balancer's own frames wait.
 func (w *writer) hasPending() bool {
 	w.take()
 	defer w.give()
 	return len(w.pending) > 0
 }
 
-// control writes a control frame. The close frame waits for the events before
-// it, which say why.
+// control writes a control frame. A close frame waits for the events before it,
+// which say why the WebSocket is closed.
 func (w *writer) control(op ws.OpCode, text []byte) error {
 	b := takeBatch()
 	defer b.put()
@@ -87,7 +87,8 @@ func (w *writer) close(c *Close) error {
 	return w.control(ws.OpClose, ws.NewCloseFrameBody(c.Code, c.Reason))
 }
 
-// say writes a message of our own, or keeps it until it may be written.
+// say writes a message of the balancer's own, or keeps it until it may be
+// written.
 func (w *writer) say(text []byte) error {
 	b := takeBatch()
 	defer b.put()
@@ -106,8 +107,8 @@ func (w *writer) say(text []byte) error {
 	return nil
 }
 
-// pass writes a message that is held, as one frame. It does not change the text
-// of the pieces.
+// pass writes a held message as one frame. It does not change the text of the
+// pieces.
 func (w *writer) pass(pieces ...[]byte) error {
 	h := w.head(ws.OpText, true)
 	for _, p := range pieces {
@@ -146,18 +147,18 @@ func (w *writer) head(op ws.OpCode, fin bool) ws.Header {
 	return h
 }
 
-// lock is a mutex that may be held while a side takes its time to read.
+// lock is a mutex that may be held for long, while a side is slow to read.
 type lock chan struct{}
 
 func (l lock) take() { l <- struct{}{} }
 func (l lock) give() { <-l }
 
-// maxBatch is how long the frames are at most that are written together: a
-// piece, and what was held back before it.
+// maxBatch is the maximum length of the frames that are written together: a
+// piece, and the data that was held back before it.
 const maxBatch = ws.MaxHeaderSize + maxHeld + maxPiece
 
-// batch are frames that are written together. All WebSockets share them, so one
-// that is idle has none.
+// batch is a buffer of frames that are written together. All WebSockets share
+// the batches, so an idle WebSocket has none.
 type batch struct {
 	frames  []byte
 	scratch [ws.MaxHeaderSize]byte
@@ -167,7 +168,7 @@ var batches = sync.Pool{New: func() any { return &batch{frames: make([]byte, 0, 
 
 func takeBatch() *batch { return batches.Get().(*batch) }
 
-// put gives the batch back.
+// put returns the batch to the pool.
 func (b *batch) put() {
 	if cap(b.frames) > maxBatch {
 		return // it has an event that is longer than any piece
@@ -187,7 +188,8 @@ func (b *batch) addHead(h ws.Header) {
 	_ = ws.WriteHeaderBuffer(b, h, b.scratch[:]) // which fails only for a negative length
 }
 
-// addText adds a part of what is in a frame. Its first byte has this number.
+// addText adds a part of a frame's payload. number is the offset of the part in
+// the payload.
 func (b *batch) addText(h ws.Header, text []byte, number int) {
 	begin := len(b.frames)
 	if b.frames = append(b.frames, text...); h.Masked {
