@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// AccountOf returns the account of a backend: the digest of its name, or else
-// of the URL and the fingerprint of the credential. All keys of an Azure
-// resource share its objects, so only its URL counts. The digest keeps names
-// out of saved and shared data.
+// AccountOf returns the account of a backend. It is the digest of the account's
+// name or, without a name, of the URL and the fingerprint of the credential.
+// All keys of an Azure resource share its objects, so for Azure only the URL
+// counts. The digest keeps names out of saved and shared data.
 func AccountOf(name string, u *url.URL, fingerprint string) string {
 	account := strings.ToLower(u.Host) + " " + fingerprint
 	switch {

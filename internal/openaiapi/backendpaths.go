@@ -6,24 +6,24 @@ import (
 	"strings"
 )
 
-// Paths are where a backend has its API.
+// Paths are the path prefixes under which a backend has the API.
 type Paths struct {
-	// v1 comes before an operation if its model is in the body.
+	// v1 is the prefix of an operation whose model is in the body.
 	v1 string
-	// classic comes before what follows /openai on Azure's classic paths. It is
-	// empty if the backend does not have them.
+	// classic is the prefix that replaces /openai in Azure's classic paths. It
+	// is empty if the backend has no classic paths.
 	classic string
-	// anthropic comes before the operations of Anthropic's API, if that is not
-	// v1.
+	// anthropic is the prefix of operations of Anthropic's API. If it is empty,
+	// they have the prefix v1.
 	anthropic string
 }
 
-// PathsAt returns the paths of a backend with this base path. On Azure, the API
-// is below /openai, and that of Anthropic below /anthropic. The base path may
-// already end with the prefix of one of Azure's APIs, which then stands for all
-// of them, or name a Foundry project, which has no classic paths. All paths
-// stay below the base path. Only those of Anthropic's API are below what comes
-// before these prefixes.
+// PathsAt returns the paths of a backend with this base path. On Azure,
+// OpenAI's API is below /openai, and Anthropic's below /anthropic. The base
+// path may already end with the prefix of one of Azure's APIs, which then
+// stands for all of them. It may also name a Foundry project, which has no
+// classic paths. All paths are below the base path, except those of Anthropic's
+// API, which are below the part before such a prefix or project.
 func PathsAt(base string, azure bool) Paths {
 	resource, project, isProject := cutBaseOfProject(base)
 	switch {
@@ -51,9 +51,9 @@ func PathsAt(base string, azure bool) Paths {
 	return p
 }
 
-// cutBaseOfProject takes apart the base path of a Foundry project, with or
-// without a prefix of Azure's APIs: into what comes before the project, which
-// has the resource's other paths, and the path of the project.
+// cutBaseOfProject splits the base path of a Foundry project, with or without a
+// prefix of Azure's APIs. resource is the part before the project, under which
+// the resource has its other paths. project is the path of the project.
 func cutBaseOfProject(base string) (resource, project string, ok bool) {
 	for _, prefix := range []string{azureV1Prefix, classicPrefix} {
 		base = strings.TrimSuffix(base, prefix)
@@ -63,27 +63,28 @@ func cutBaseOfProject(base string) (resource, project string, ok bool) {
 }
 
 // HasClassic reports whether the backend has Azure's classic paths, which name
-// a deployment. All others have the model in the body.
+// a deployment. Requests to all other paths have the model in the body.
 func (p Paths) HasClassic() bool { return p.classic != "" }
 
-// ModelPlace is where the backend expects the model of a request, once its path
-// was rewritten.
+// ModelPlace is the place in which the backend expects the model of a request
+// with a rewritten path.
 type ModelPlace int
 
 const (
-	// ModelAsNamed: the body may name a model, which is replaced if the backend
-	// has another name for it.
+	// ModelAsNamed means that the body may name a model, which is replaced if
+	// the backend has another name for it.
 	ModelAsNamed ModelPlace = iota
-	// ModelInPath: the path names the model, and the body stays as it is.
+	// ModelInPath means that the path names the model, and the body stays as it
+	// is.
 	ModelInPath
-	// ModelInBody: the client named the model in the path, and the backend
-	// expects it in the body.
+	// ModelInBody means that the client named the model in the path, and the
+	// backend expects it in the body.
 	ModelInBody
 )
 
-// Rewrite changes the path and the query of a client's request, of which route
-// is the path, to those that the backend has for it. asked is the model as the
-// client names it, and model is the backend's name for it.
+// Rewrite replaces the path and the query of a client's request by the
+// backend's. route is the parsed path. asked is the model as the client names
+// it, and model is the backend's name for it.
 func (p Paths) Rewrite(u *url.URL, route Route, asked, model string) ModelPlace {
 	var path string
 	place, v1 := ModelAsNamed, p.v1
@@ -119,10 +120,10 @@ func (p Paths) Rewrite(u *url.URL, route Route, asked, model string) ModelPlace 
 	return place
 }
 
-// query puts the backend's name of the model where the query has the client's.
-// A realtime connection has it in the parameter deployment on Azure's classic
-// path, and in the parameter model on all others. If the query names several
-// models, all become this one.
+// query replaces the model in the query by the backend's name for it. A
+// realtime connection names its model in the parameter deployment on Azure's
+// classic path, and in the parameter model on all other paths. If the query
+// names several models, all are replaced.
 func (p Paths) query(rawQuery string, route Route, model string) string {
 	if rawQuery == "" {
 		return ""
@@ -147,7 +148,7 @@ func (p Paths) query(rawQuery string, route Route, model string) string {
 	return SetParam(rawQuery, want, model)
 }
 
-// hasNoEscape reports whether no part of a path is escaped, or has to be.
+// hasNoEscape reports whether no character of a path is escaped or needs to be.
 func hasNoEscape(path string) bool {
 	for i := range len(path) {
 		if c := path[i]; c-'a' >= 26 && c-'A' >= 26 && c-'-' >= 13 && c != '_' { // '-', '.', '/' and the digits follow each other
@@ -157,8 +158,8 @@ func hasNoEscape(path string) bool {
 	return true
 }
 
-// below returns the base with the operation, which is often the path that u
-// has.
+// below returns base + operation. It avoids the allocation if that is the path
+// of u, as it often is.
 func below(u *url.URL, base, operation string) string {
 	if path := u.Path; len(path) == len(base)+len(operation) && strings.HasPrefix(path, base) && strings.HasSuffix(path, operation) {
 		return path

@@ -32,8 +32,8 @@ func IsOpenAI(host string) bool { return strings.EqualFold(host, "api.openai.com
 // providerDomains are the domains of providers other than Azure.
 var providerDomains = []string{"api.openai.com", "api.anthropic.com"}
 
-// IsProvider reports whether a host is that of a known provider, from which no
-// request comes back.
+// IsProvider reports whether a host is a known provider's. A provider never
+// sends a request back to the balancer.
 func IsProvider(host string) bool {
 	host = strings.ToLower(host)
 	return IsAzure(host) || slices.ContainsFunc(providerDomains, func(domain string) bool {
@@ -41,8 +41,8 @@ func IsProvider(host string) bool {
 	})
 }
 
-// ParseBaseURL reads the URL of a backend. Its errors do not repeat a part that
-// may be a secret.
+// ParseBaseURL parses and checks the URL of a backend. Its errors do not repeat
+// a part that may be a secret.
 func ParseBaseURL(rawURL string) (*url.URL, error) {
 	shown := "'" + strings.Trim(strconv.Quote(withoutSecret(rawURL)), `"`) + "'"
 	u, err := url.Parse(rawURL)
@@ -74,8 +74,8 @@ func ParseBaseURL(rawURL string) (*url.URL, error) {
 	return u, nil
 }
 
-// withoutSecret returns the text in the place of a URL without what may be a
-// secret: a password, a query, or a key that is there by mistake.
+// withoutSecret returns a text that should be a URL, without the parts that may
+// be a secret: a password, a query, or a key that is there by mistake.
 func withoutSecret(text string) string {
 	shown := text
 	if at := strings.IndexAny(text, "?#"); at >= 0 {
@@ -93,15 +93,15 @@ func withoutSecret(text string) string {
 	return shown
 }
 
-// looksLikeHost matches the name of a host, perhaps with a port and a path.
-// Keys have upper case, or no dot.
+// looksLikeHost matches a host name, perhaps with a port and a path. Keys have
+// upper case, or no dot.
 var looksLikeHost = regexp.MustCompile(`^(localhost|[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)*\.[a-z]{2,12})(:\d+)?(/.*)?$`)
 
-// shortestKey is the length from which a text may be a key.
+// shortestKey is the length from which a text counts as a possible key.
 const shortestKey = 16
 
-// isProject reports whether a path is that of a Foundry project itself, which
-// serves no operation there.
+// isProject reports whether a path is the path of a Foundry project itself,
+// below which the API's prefix is missing.
 func isProject(path string) bool {
 	rest, ok := cutProject(strings.TrimSuffix(path, "/") + "/openai/v1")
 	return ok && rest == ""

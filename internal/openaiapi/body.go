@@ -8,29 +8,30 @@ import (
 	"strings"
 )
 
-// Body is what the body of a request asks for, and where it says so. The zero
-// Body stands for a body that was not read: it names no model, and With cannot
-// add one.
+// Body is the parsed body of a request: the values that matter, and their
+// places. The zero Body stands for a body that was not read: it names no model,
+// and With cannot add one.
 type Body struct {
-	// Model is the value of "model". If there are several, it is the last one,
-	// as in the parsers that the providers use.
+	// Model is the value of "model". If there are several, the last one counts,
+	// as in the providers' parsers.
 	Model string
 
-	// ServiceTier is the "service_tier". It is empty if that is absent or null,
-	// and [OtherTier] if it is not known, or if the body may name two.
+	// ServiceTier is the "service_tier". It is empty if that is absent or null.
+	// It is [OtherTier] if the tier is not known, or if the body may name two.
 	ServiceTier string
 
-	// N is how many replies are asked for: the last "n", or 1 if that is absent
-	// or not a positive whole number.
+	// N is the number of requested replies: the last "n", or 1 if that is
+	// absent or not a positive whole number.
 	N int64
 
-	// MaxOutput is how many tokens the reply may have at most.
+	// MaxOutput limits the tokens of the reply.
 	MaxOutput MaxOutput
 
 	// HasModel reports whether there is a model, even an empty one.
 	HasModel bool
 
-	// OddTier reports whether some servers may read another service tier.
+	// OddTier reports whether some servers may read another service tier than
+	// ServiceTier.
 	OddTier bool
 
 	// Stream reports whether the last "stream" is true.
@@ -40,14 +41,14 @@ type Body struct {
 	// is false.
 	Stores, StoresNot bool
 
-	// Background reports whether any "background" is neither false nor null, as
-	// vLLM takes 1 and "yes" for true (Pydantic, "Conversion Table"): a
-	// response may go on after the reply.
+	// Background reports whether any "background" is neither false nor null,
+	// because vLLM reads 1 and "yes" as true (Pydantic, "Conversion Table"). In
+	// that case, a response may go on after the reply.
 	Background bool
 
-	// Acts reports whether the request may have an effect besides its answer:
-	// it names something stored that may act, or a tool or an item that is not
-	// known to have none.
+	// Acts reports whether the request may have an effect besides its answer.
+	// It does if it names a stored object that may act, or a tool or an item
+	// that is not known to have no effect.
 	Acts bool
 
 	// Speaks reports whether the last "audio" asks for an audio reply, which
@@ -56,87 +57,88 @@ type Body struct {
 
 	// Whole reports whether nothing after the bytes that were read can change
 	// the fields above: the object or the form ends there, or the bytes begin
-	// with something that is neither, such as an array or a picture. It is
-	// false for a body that was cut off, and for one whose grammar errors hide
-	// the end. It is also false for an empty body and for only white space,
-	// after which an object may begin.
+	// with something else, such as an array or a picture. It is false for a
+	// body that was cut off, and for one whose syntax errors hide the end. It
+	// is also false for an empty body and for only white space, because an
+	// object may follow.
 	Whole bool
 
-	// Clear reports whether the body is an object or a form, in which all
-	// servers find the models that With replaces, and no others. Of a body that
-	// was cut off, only the part that came counts.
+	// Clear reports whether the body is an object or a form in which all
+	// servers find exactly the models that With replaces. If the body was cut
+	// off, this is about the received part only.
 	Clear bool
 
-	// StreamUsage reports whether the stream is to contain its usage: the last
-	// "include_usage" of the last "stream_options" is true.
+	// StreamUsage reports whether the stream will contain its usage, because
+	// the last "include_usage" of the last "stream_options" is true.
 	StreamUsage bool
 
-	// askUsage is what asks for the usage of the stream. Without text, it
-	// cannot be asked for.
+	// askUsage is the edit that asks for the usage of the stream. Its text is
+	// empty if that is not possible.
 	askUsage edit
 
-	// models is where the body names its model, tiers are where it names its
-	// service tier, and objects is where it names stored objects.
+	// models, tiers and objects are the places where the body names its model,
+	// its service tier, and stored objects.
 	models  models
 	tiers   places
 	objects objects
 
-	// others are the places of further models: those to fall back to, and the
-	// settings of a session.
+	// others are the places of further models: fallbacks, and the settings of a
+	// session.
 	others []other
 
-	// inSession reports whether models are those of a session: members of an
-	// object that is below the top, or in a field.
+	// inSession reports whether models has the models of a session, which are
+	// members of an inner object or of a form field.
 	inSession bool
 
-	// front is where a member can be added before the first one, or 0.
+	// front is where a member can be added before the first one. It is 0 if
+	// none can be added.
 	front int
 
-	// form is nil unless the body is one.
+	// form is the body's form. It is nil if the body is not a form.
 	form *formBody
 }
 
-// MaxOutput is how many tokens a reply may have at most, by the members that
-// say so: the largest value of each, or 0 if there is none. Which of them
-// counts depends on the API. Values that are not numbers, or less than 0, do
-// not count, and a fraction is cut off.
+// MaxOutput is the largest number of tokens of a reply. It has the largest
+// value of each member that limits it, or 0 without one. Which member counts
+// depends on the API. Values that are not numbers or are negative do not count,
+// and fractions are cut off.
 type MaxOutput struct {
-	// Tokens is that of "max_tokens", Completion that of
-	// "max_completion_tokens", and Output that of "max_output_tokens".
+	// Tokens is the value of "max_tokens", Completion of
+	// "max_completion_tokens", and Output of "max_output_tokens".
 	Tokens, Completion, Output int64
 }
 
 // Largest returns the largest value of all members.
 func (m MaxOutput) Largest() int64 { return max(m.Tokens, m.Completion, m.Output) }
 
-// places are where a body has values that With replaces.
+// places are the places of the values that With replaces.
 type places struct {
-	// first is the place of the first value, if there is one, and others are
-	// those of all others, which hardly any body has.
+	// first is the first place. Its end is 0 if there is none. others are all
+	// further places, which hardly any body has.
 	first  span
 	others []span
 }
 
-// models is where a body names its model by a string or null, or where one can
-// be added.
+// models are the places where a body names its model by a string or null, and
+// the place where a model can be added.
 type models struct {
 	places
 
-	// before and after go around the value of a model that is added at addAt.
-	// Without before, none can be added.
+	// before and after are the texts around a model that is added at addAt. If
+	// before is empty, none can be added.
 	before, after string
 	addAt         int
 }
 
-// objects is where a body names stored objects.
+// objects are the places where a body names stored objects.
 type objects struct {
-	// ids are the places of the ids, and odd is the place of a text that is in
-	// the place of an id, but not like one.
+	// ids are the places of ids. odd is the place of a text that stands where
+	// an id is expected, but does not look like one.
 	ids []id
 	odd span
 }
 
-// edit is a splice of a text that is known before.
+// edit is a splice with a fixed text.
 type edit struct {
 	span
 	text string
@@ -149,11 +151,11 @@ type span struct{ start, end int }
 // charsPerToken is how many bytes of a prompt count as one token.
 const charsPerToken = 4
 
-// Cost estimates how many tokens the request counts for in a rate limit: its
-// prompt and the output that it asks for. Azure counts in the same way, before
-// it knows how long the reply will be (Microsoft Learn, "Manage Azure OpenAI
-// quota"). bodyLength is the length of the whole body, or less than 0 if it is
-// not known. A cost that does not fit an int64 becomes the largest int64.
+// Cost estimates how many tokens the request counts as in a rate limit: its
+// prompt and the largest output that it asks for. Azure estimates in the same
+// way, before it knows the length of the reply (Microsoft Learn, "Manage Azure
+// OpenAI quota"). bodyLength is the length of the whole body, or negative if it
+// is not known. A cost that does not fit an int64 becomes the largest int64.
 func (b Body) Cost(bodyLength int64) int64 {
 	prompt := PromptCost(bodyLength)
 	output, n := b.MaxOutput.Largest(), max(b.N, 1)
@@ -163,11 +165,10 @@ func (b Body) Cost(bodyLength int64) int64 {
 	return prompt + output*n
 }
 
-// PromptCost returns an estimate of how many tokens the prompt in a body of
-// that length has.
+// PromptCost estimates the tokens of the prompt in a body of that length.
 func PromptCost(bodyLength int64) int64 { return max(bodyLength, 0) / charsPerToken }
 
-// set records the value of any member but the model.
+// set records the value of any member other than the model.
 func (b *Body) set(at place, value []byte) {
 	switch at {
 	case memberStream:
@@ -192,7 +193,7 @@ func (b *Body) set(at place, value []byte) {
 	}
 }
 
-// largest returns the number, or the one from before if that is larger.
+// largest returns the larger of before and the number.
 func largest(before int64, number []byte) int64 {
 	f, ok := parseNumber(number)
 	if !ok {
@@ -201,12 +202,11 @@ func largest(before int64, number []byte) int64 {
 	return max(before, saturate(f))
 }
 
-// longestNumber limits how long a number may be. Longer ones are not worth
-// reading.
+// longestNumber limits the length of a number. Longer ones are ignored.
 const longestNumber = 400
 
-// parseNumber reads a decimal number that is not negative. One that is too
-// large for a float64 is infinite.
+// parseNumber parses a non-negative decimal number. A number that is too large
+// for a float64 is infinite.
 func parseNumber(text []byte) (float64, bool) {
 	if len(text) == 0 || len(text) > longestNumber {
 		return 0, false
@@ -230,8 +230,8 @@ func parseNumber(text []byte) (float64, bool) {
 	return f, (err == nil || math.IsInf(f, 1)) && f >= 0
 }
 
-// saturate makes a number that is not negative an int64, of which the largest
-// stands for all that are too large.
+// saturate converts a non-negative number to an int64. If it is too large, it
+// returns the largest int64.
 func saturate(f float64) int64 {
 	if f >= math.MaxInt64 {
 		return math.MaxInt64
@@ -242,8 +242,8 @@ func saturate(f float64) int64 {
 // maxModels is how many further models of a body are recorded.
 const maxModels = 100
 
-// add records a place, unless there are too many. It is no use to replace only
-// some of them.
+// add records a place. It reports false if there are too many, because
+// replacing only some of them would not help.
 func (p *places) add(s span) bool {
 	switch {
 	case p.first.end == 0:
@@ -270,17 +270,17 @@ func (b *Body) addModel(s span) {
 }
 
 // NamesSeveral reports whether the body names a model more than once. Servers
-// differ in which one they read.
+// differ in which one they use.
 func (b Body) NamesSeveral() bool { return len(b.models.others) > 0 }
 
 // IsForm reports whether the body is a form.
 func (b Body) IsForm() bool { return b.form != nil }
 
 // CanAskUsage reports whether With can ask for the usage of a stream. It cannot
-// if the body was cut off, or names the stream's options twice.
+// if the body was cut off or has "stream_options" twice.
 func (b Body) CanAskUsage() bool { return b.Whole && !b.StreamUsage && b.askUsage.text != "" }
 
-// Changes are what With changes in a body.
+// Changes are the changes that With makes to a body.
 type Changes struct {
 	// Model replaces each model that the body names. A JSON object or a form
 	// that names no model gets this one as its first member or part. If it is
@@ -289,7 +289,7 @@ type Changes struct {
 	// ServiceTier replaces each service tier in a JSON object, which gets this
 	// one as a member if it has none. If it is empty, nothing changes.
 	ServiceTier string
-	// AskUsage asks for the usage of a stream, if it can be: see
+	// AskUsage asks for the usage of a stream, if that is possible: see
 	// [Body.CanAskUsage].
 	AskUsage bool
 }
@@ -329,14 +329,14 @@ func (b Body) With(body []byte, c Changes) [][]byte {
 	return append(pieces, piece(body, at, len(body)))
 }
 
-// splice puts a text in the place of some bytes, which may be none.
+// splice is a replacement of a span, which may be empty, by a text.
 type splice struct {
 	span
 	text []byte
 }
 
-// replace appends what puts the value in each of the places or, if there is
-// none, at addAt.
+// replace appends the splices that write the value to each of the places or, if
+// there are none, at addAt.
 func (p *places) replace(all []splice, addAt int, value []byte) []splice {
 	if p.first.end == 0 {
 		return append(all, splice{span{addAt, addAt}, value})
@@ -358,8 +358,8 @@ func (b *Body) withTier(all []splice, tier string) []splice {
 	return b.tiers.replace(all, 0, quote(tier))
 }
 
-// newModel returns what is written in the place of each model, or as a first
-// member or part. It is nil if the model stays as it is.
+// newModel returns the text to write in each place of a model, or as the first
+// member or part. It returns nil if the model stays as it is.
 func (b Body) newModel(body []byte, model string) []byte {
 	if model == "" || b.models.first.end == 0 && b.models.before == "" || b.says(body, model) {
 		return nil
@@ -374,8 +374,7 @@ func (b Body) newModel(body []byte, model string) []byte {
 	return value
 }
 
-// says reports whether the body names this model already, letter by letter, and
-// no other.
+// says reports whether the body names exactly this model everywhere.
 func (b Body) says(body []byte, model string) bool {
 	if !b.HasModel || b.Model != model || !b.saysAt(b.models.first, body, model) {
 		return false
@@ -400,9 +399,9 @@ func (b Body) saysAt(s span, body []byte, model string) bool {
 	return bytes.Equal(body[s.start:s.end], quote(model))
 }
 
-// encode returns the model as it is written in the body, unless it cannot be
-// written there. In a form, a delimiter begins with a line break or, for some
-// readers, right after a part's headers.
+// encode returns the model as it is written in the body. ok is false if it
+// cannot be written there: in a form, a line break or the boundary in it could
+// be read as a delimiter.
 func (b Body) encode(model string) (value []byte, ok bool) {
 	switch {
 	case b.form == nil:
@@ -415,8 +414,8 @@ func (b Body) encode(model string) (value []byte, ok bool) {
 	return value, !strings.ContainsAny(model, "\r\n") && !bytes.Contains(value, b.form.dashBoundary)
 }
 
-// piece returns a part of the body whose capacity ends where it does. Otherwise
-// an append would write into the body.
+// piece returns a part of the body whose capacity is its length, so that an
+// append cannot write into the body.
 func piece(body []byte, start, end int) []byte {
 	return body[start:end:end]
 }

@@ -8,31 +8,33 @@ import (
 )
 
 const (
-	// maxBoundary is as long as a boundary may be (RFC 2046 section 5.1.1).
+	// maxBoundary is the maximum length of a boundary (RFC 2046 section 5.1.1).
 	maxBoundary = 70
 	// maxPartHeaders is how much of a part is searched for the end of its
-	// headers. A form field has one or two lines of them.
+	// headers. A form field has one or two header lines.
 	maxPartHeaders = 16 << 10
 )
 
-// formBody is what only a form has.
+// formBody has the properties of a body that is a form.
 type formBody struct {
-	// dashBoundary begins the delimiters: two dashes and the boundary.
+	// dashBoundary is the beginning of a delimiter: two dashes and the
+	// boundary.
 	dashBoundary []byte
-	// nested reports whether there is a field that is more than a text.
+	// nested reports whether a field's value is more than a plain text.
 	nested bool
 }
 
-// parseForm reads the fields of a multipart/form-data body that a [Body] has
-// fields for. Its boundary is the parameter of the Content-Type.
+// parseForm reads the fields of a multipart/form-data body into a [Body]. The
+// boundary is the parameter of the Content-Type.
 //
-// Like ParseJSON it is a scanner that goes over the bytes once, here from
-// delimiter to delimiter. The fields may be in any order, before a file or
-// after it. A part with a filename is a file, whatever its name is. Values are
-// taken as they are: nothing is trimmed, and a Content-Transfer-Encoding, which
-// RFC 7578 section 4.7 deprecates, is not undone, but makes the form unclear.
-// Of a body that was cut off, it finds the parts that came whole. Lines may end
-// in a bare LF if the first delimiter's does.
+// Like ParseJSON, it scans the bytes once, here from delimiter to delimiter.
+// The fields may be in any order, before a file or after it. A part with a
+// filename is a file, whatever its name is.
+//
+// Values are used as they are. Nothing is trimmed. A Content-Transfer-Encoding,
+// which RFC 7578 section 4.7 deprecates, is not decoded, but makes the form
+// unclear. In a body that was cut off, only complete parts count. Lines may end
+// in a bare LF if the first delimiter's line does.
 func parseForm(body []byte, boundary string) Body {
 	none := Body{N: 1}
 	if !isBoundary(boundary) {
@@ -107,8 +109,8 @@ func parseForm(body []byte, boundary string) Body {
 	return b
 }
 
-// isBoundary reports whether RFC 2046 section 5.1.1 has such boundaries.
-// Servers read others in different ways: some take off white space at the end.
+// isBoundary reports whether a boundary is valid by RFC 2046 section 5.1.1.
+// Servers differ in how they read others: some trim white space at the end.
 func isBoundary(boundary string) bool {
 	if boundary == "" || len(boundary) > maxBoundary || boundary[len(boundary)-1] == ' ' {
 		return false
@@ -123,9 +125,9 @@ func isBoundary(boundary string) bool {
 	return true
 }
 
-// isNested reports whether some servers may read a field as a part of an
-// object, or its value as one that names objects. A prompt is a text, whatever
-// it begins with.
+// isNested reports whether some servers may read a field as a member of an
+// object, or its value as an object that names stored objects. A prompt is
+// always a text, even if it begins like an object.
 func isNested(field string, value []byte) bool {
 	at := inRequest.place(top, []byte(field))
 	begin := skipSpace(value, 0)
@@ -133,7 +135,7 @@ func isNested(field string, value []byte) bool {
 		begin < len(value) && (value[begin] == '{' || value[begin] == '[')
 }
 
-// wholeLines returns a body without its last line if that was cut off.
+// wholeLines returns a body without its last line if that line was cut off.
 func wholeLines(body []byte, whole bool) []byte {
 	if whole {
 		return body
@@ -141,9 +143,9 @@ func wholeLines(body []byte, whole bool) []byte {
 	return body[:bytes.LastIndexByte(body, '\n')+1]
 }
 
-// nextDelimiter finds the next delimiter: a line break, two dashes and the
-// boundary. It returns where it starts and where it ends, or -1 if there is
-// none. more reports whether another part follows it.
+// nextDelimiter finds the next delimiter, which is a line break, two dashes and
+// the boundary. It returns the delimiter's start and end, or -1. more reports
+// whether another part follows.
 func nextDelimiter(body []byte, from int, delimiter []byte) (start, end int, more bool) {
 	for {
 		n := bytes.Index(body[from:], delimiter)
@@ -158,10 +160,10 @@ func nextDelimiter(body []byte, from int, delimiter []byte) (start, end int, mor
 	}
 }
 
-// delimiterEnd returns the end of the delimiter whose boundary ends at i. It is
-// -1 if this is not a delimiter: after the boundary come either two dashes, or
-// white space (RFC 2046 section 5.1.1, transport-padding) and a line break.
-// more reports whether it is the latter.
+// delimiterEnd returns the end of the delimiter whose boundary ends at i. After
+// the boundary, a delimiter has either two dashes, or white space (RFC 2046
+// section 5.1.1, transport-padding) and a line break. If there is neither, it
+// returns -1. more reports whether it is the line break.
 func delimiterEnd(body []byte, i int) (end int, more bool) {
 	if bytes.HasPrefix(body[i:], []byte("--")) {
 		return i + 2, false
@@ -178,10 +180,11 @@ func delimiterEnd(body []byte, i int) (end int, more bool) {
 	return -1, false
 }
 
-// fieldName returns the name of the form field that a part is, and the length
-// of its headers with the empty line after them, or 0 if that is not there. The
-// name is empty if the part is a file or cannot be read. plain reports whether
-// all servers read it so: for some, only the newline of the form ends a line.
+// fieldName returns the name of the form field in a part, and the length of the
+// part's headers with the empty line after them. The name is empty if the part
+// is a file or cannot be read. headers is 0 if the empty line is missing. plain
+// reports whether all servers read the same name: to some, only the newline of
+// the form ends a line.
 func fieldName(part []byte, newline string) (name string, headers int, plain bool) {
 	var disposition []byte
 	plain = true
@@ -231,7 +234,7 @@ var (
 	contentTransferEncoding = []byte("Content-Transfer-Encoding")
 )
 
-// isEncoded reports whether a header of a part says that its value is encoded.
+// isEncoded reports whether a header of a part says that the value is encoded.
 // Some servers decode it.
 func isEncoded(key, value []byte) bool {
 	if !bytes.EqualFold(bytes.TrimSpace(key), contentTransferEncoding) {
@@ -244,9 +247,9 @@ func isEncoded(key, value []byte) bool {
 	return true
 }
 
-// plainlyNamed reports whether all servers read this name in a disposition.
-// Some know no encoded names (RFC 8187) and no backslashes, which only the name
-// of a file may have.
+// plainlyNamed reports whether all servers read this name in a
+// Content-Disposition. Some do not support encoded names (RFC 8187) or
+// backslashes, which only a file's name may have.
 func plainlyNamed(disposition []byte, name string) bool {
 	disposition = bytes.ToLower(disposition)
 	if bytes.Count(disposition, []byte("name*")) > bytes.Count(disposition, []byte("filename*")) {

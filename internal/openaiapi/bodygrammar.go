@@ -6,13 +6,14 @@ import (
 	"slices"
 )
 
-// place is what a value in a body is.
+// place is the meaning of a value in a body, which determines how its members
+// are read.
 type place uint8
 
 const (
 	elsewhere place = iota // nothing in it matters
 
-	// Objects, or lists of them, in which only some members are looked at.
+	// Objects, or lists of objects, of which only some members are read.
 	top        // the body, or what is like one
 	inside     // an object whose members may name objects
 	turn       // a message of a chat
@@ -25,12 +26,12 @@ const (
 	open       // an object of an API that is not known
 	oneBelow   // an object below the top of a reply of such an API, but no list
 
-	// Ids, lists of them, or objects that have one.
+	// Ids, lists of ids, or objects that have an id.
 	named
 	ofPart  // of a part of what a reply shows
 	mention // of an object that a reply only mentions
 
-	// Texts, or lists of them.
+	// Texts, or lists of texts.
 	previous
 	ofItem
 	encrypted
@@ -61,8 +62,8 @@ const (
 // isText reports whether a text at the place is an id, or encrypted content.
 func (at place) isText() bool { return named <= at && at <= madeName }
 
-// grammar defines what a member of an object is, by its name and by the place
-// of the object.
+// grammar defines the place of a member, by the member's name and the place of
+// its object.
 type grammar uint8
 
 const (
@@ -73,7 +74,8 @@ const (
 	inNewReply
 )
 
-// under returns the place of a member, whose name is given as it is written.
+// under returns the place of a member whose name is given as it is written,
+// with escapes.
 func (g grammar) under(at place, quoted []byte) place {
 	if g == inRequestOfAnyCase {
 		return g.place(at, decodeName(quoted))
@@ -89,9 +91,9 @@ func decodeName(quoted []byte) []byte {
 	return unquoteBytes(slices.Concat([]byte{'"'}, quoted, []byte{'"'}))
 }
 
-// isOdd reports whether a name that is not the wanted one may be that to
-// servers that ignore the case of letters, or blanks, or for which brackets
-// make a list of several fields.
+// isOdd reports whether some servers may read another name as the wanted one.
+// Some ignore case or blanks, and for some, brackets make a list of several
+// fields.
 func isOdd(name []byte, wanted string) bool {
 	if len(name) < len(wanted) || name[0]|0x20 != wanted[0] && ' ' < name[0] && name[0] < 0x7f {
 		return false // nearly all
@@ -100,9 +102,9 @@ func isOdd(name []byte, wanted string) bool {
 	return bytes.EqualFold(name, []byte(wanted))
 }
 
-// place returns the place of a member. It knows where the API's requests name
-// objects. All other members are passed over: ids in prompts, metadata and
-// schemas are the user's text.
+// place returns the place of a member. It lists the members in which the API's
+// requests name objects. All other members are ignored: ids in prompts,
+// metadata and schemas are the user's text.
 func (g grammar) place(at place, key []byte) place {
 	switch g {
 	case inReply:
@@ -134,11 +136,11 @@ func (g grammar) place(at place, key []byte) place {
 	return elsewhere
 }
 
-// members are the places of an object's members, by their names. A member that
-// is not among them is elsewhere.
+// members maps the names of an object's members to their places. All other
+// members are elsewhere.
 type members map[string]place
 
-// requestMembers are those of each place in a request.
+// requestMembers are the members of each place in a request.
 var requestMembers = tableOf(members{
 	"file_id": named, "file_ids": named, "input_file_id": named, "training_file": named, "validation_file": named,
 	"vector_store_id": named, "vector_store_ids": named, "container": named, "container_id": named,
@@ -171,8 +173,8 @@ var requestMembers = tableOf(members{
 	memberStreamOptions: {"include_usage": memberIncludeUsage},
 })
 
-// replyMembers are those of each place in a reply. Replies name objects that
-// exist where the reply comes from.
+// replyMembers are the members of each place in a reply. The objects that a
+// reply names exist in the account that sent it.
 var replyMembers = tableOf(members{
 	"thread_id": ofPart, "output_file_id": ofPart, "error_file_id": ofPart, "result_files": ofPart,
 	"conversation": mention, "container_id": mention,
@@ -191,8 +193,8 @@ var replyMembers = tableOf(members{
 	annotation: {"file_id": mention},
 })
 
-// tableOf returns the members of each place: those that may be anywhere, and
-// those of the place, which replace them.
+// tableOf returns the members of each place: those that may be anywhere,
+// overridden by those of the place.
 func tableOf(anywhere members, at map[place]members) (table [placeCount]members) {
 	for i := range table {
 		table[i] = maps.Clone(anywhere)
@@ -201,6 +203,5 @@ func tableOf(anywhere members, at map[place]members) (table [placeCount]members)
 	return table
 }
 
-// lower returns the name in lower case, as servers compare it that ignore the
-// case.
+// lower returns the name in lower case, as servers that ignore case compare it.
 func lower(key []byte) []byte { return bytes.ToLower(bytes.ToUpper(key)) }

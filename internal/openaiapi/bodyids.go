@@ -11,52 +11,52 @@ import (
 type IDKind uint8
 
 const (
-	// ObjectID is the place of the id of a stored object: a path, a file_id, a
-	// vector_store_ids.
+	// ObjectID is the id of a stored object, for example in a path, a file_id
+	// or a vector_store_ids.
 	ObjectID IDKind = iota
 	// PreviousResponseID is the value of previous_response_id.
 	PreviousResponseID
-	// ItemID is the id of an input item. A backend need not know it: messages
-	// are sent in full, and only items without content are looked up.
+	// ItemID is the id of an input item. A backend need not know the id:
+	// messages are sent in full, and only items without content are looked up.
 	ItemID
 	// EncryptedContent is an encrypted_content, which only the account that
 	// wrote it can read.
 	EncryptedContent
-	// PartID is an object that was created as a part of the shown one: an
-	// output item of a response, the output file of a batch, the thread of a
-	// run. In a reply, ObjectID is the id of that object itself, or of one in a
-	// list.
+	// PartID is the id of an object that was created as a part of the shown
+	// object, such as an output item of a response, the output file of a batch,
+	// or the thread of a run. In a reply, ObjectID is the id of the shown
+	// object itself, or of an object in a list.
 	PartID
-	// MentionedID is an object that a reply only mentions, such as a file that
-	// an answer cites.
+	// MentionedID is the id of an object that a reply only mentions, such as a
+	// file that an answer cites.
 	MentionedID
-	// GuessedID is the value of a member that may name an object in a new API,
-	// or say something else. It counts only if a reply has taught it.
+	// GuessedID is the value of a member that may name an object in a new API.
+	// It counts only if a reply has taught it.
 	GuessedID
 )
 
-// id is where an id, or an encrypted content, is in a body.
+// id is the place of an id, or of encrypted content, in a body.
 type id struct {
 	kind IDKind
 	span span
 }
 
 const (
-	// shortestID and longestID limit the length of an id that can be
-	// distinguished from other texts. The API's ids have a prefix, a separator
-	// and 20 characters or more.
+	// shortestID and longestID limit the length of an id. The lower limit
+	// distinguishes ids from other texts: the API's ids have a prefix, a
+	// separator and 20 characters or more.
 	shortestID = 8
 	longestID  = 512
 	// MaxIDs is how many ids a body may name, and how many ids of a reply are
 	// read.
 	MaxIDs = 1000
-	// maxDepth is how deep in a body ids are looked for. The API has none below
-	// depth 7.
+	// maxDepth is the depth to which a body is searched for ids. The API has
+	// none below depth 7.
 	maxDepth = 16
 )
 
-// isID reports whether a text may be the id of an object, and is not a word
-// such as "auto".
+// isID reports whether a text may be the id of an object, and not a word such
+// as "auto".
 func isID[T string | []byte](text T) bool {
 	if len(text) < shortestID || len(text) > longestID {
 		return false
@@ -71,20 +71,19 @@ func isID[T string | []byte](text T) bool {
 	return separated
 }
 
-// isName reports whether a text may be the name of an object where a new API
-// has one.
+// isName reports whether a text may be the name of an object in a new API.
 func isName(text []byte) bool {
 	return len(text) > 0 && len(text) <= longestID && !hasBlank(string(text))
 }
 
-// isBlank reports whether servers may drop a character at the ends of a text:
-// white space, or what has no appearance.
+// isBlank reports whether servers may drop the character at the ends of a text,
+// because it is white space or invisible.
 func isBlank(r rune) bool { return unicode.IsSpace(r) || unicode.In(r, unicode.Cc, unicode.Cf) }
 
 func hasBlank(text string) bool { return strings.ContainsFunc(text, isBlank) }
 
-// bareText returns a text as it is read by servers that drop blanks, or end a
-// text at a NUL.
+// bareText returns a text as servers read it that drop blanks, or end a text at
+// a NUL.
 func bareText[T string | []byte](text T) T {
 	for i := range len(text) {
 		if c := text[i]; c <= ' ' || c >= 0x7f {
@@ -95,8 +94,8 @@ func bareText[T string | []byte](text T) T {
 	return text
 }
 
-// walker goes over JSON and records the ids in it. Like ParseJSON it is a
-// scanner. It steps over the values in which there can be no id.
+// walker scans JSON and records the ids in it. It skips values in which there
+// cannot be an id.
 type walker struct {
 	body    []byte
 	grammar grammar
@@ -105,7 +104,8 @@ type walker struct {
 	notStored bool
 	// acts reports whether the request may have an effect: see hasEffect.
 	acts bool
-	// prompt records the messages among which the walker is, if it is not nil.
+	// prompt records the messages in the current list. It is nil outside a list
+	// of messages.
 	prompt *Prompt
 }
 
@@ -136,7 +136,7 @@ func (w *walker) value(i int, at place, depth int) (end int) {
 	return end
 }
 
-// messageDepth is where the messages of a body are, in their list.
+// messageDepth is the depth of the messages in their list.
 const messageDepth = 3
 
 func (w *walker) object(i int, at place, depth int) (end int) {
@@ -177,8 +177,8 @@ func (w *walker) object(i int, at place, depth int) (end int) {
 	return endOf(b, i)
 }
 
-// array looks at objects and strings. It steps over null, lists, and numbers,
-// of which a prompt of tokens has thousands.
+// array reads a list. It looks at objects and strings, and skips null, inner
+// lists, and numbers, of which a prompt of tokens has thousands.
 func (w *walker) array(i int, at place, depth int) (end int) {
 	b := w.body
 	for i++; i >= 0 && i < len(b); {
@@ -210,11 +210,11 @@ func (w *walker) add(at place, s span) {
 	}
 }
 
-// kinds are the kinds of ids, by their places.
+// kinds maps places to the kinds of their ids.
 var kinds = [...]IDKind{named: ObjectID, ofPart: PartID, mention: MentionedID, previous: PreviousResponseID, ofItem: ItemID, encrypted: EncryptedContent, mentionEncrypted: MentionedID, guess: GuessedID, madeName: ObjectID}
 
-// readID returns an id as servers may read it, or an encrypted content without
-// the white space around it.
+// readID returns an id as servers may read it, or encrypted content without the
+// white space around it.
 func readID(kind IDKind, text []byte) []byte {
 	if kind == EncryptedContent {
 		return bytes.TrimSpace(text)
@@ -222,7 +222,8 @@ func readID(kind IDKind, text []byte) []byte {
 	return bareText(text)
 }
 
-// unquoteBytes decodes a string, without a copy if it has no escape.
+// unquoteBytes decodes a JSON string. It does not copy a string without
+// escapes.
 func unquoteBytes(quoted []byte) []byte {
 	if bytes.IndexByte(quoted, '\\') < 0 {
 		return quoted[1 : len(quoted)-1]
@@ -234,8 +235,8 @@ func unquoteBytes(quoted []byte) []byte {
 	return []byte(s)
 }
 
-// EachID calls f with every id that the body names, in their order. The body is
-// the one that was parsed, and the text is a part of it.
+// EachID calls f with every id that the body names, in order. The body must be
+// the one that was parsed. text is a part of it.
 func (b Body) EachID(body []byte, f func(kind IDKind, text []byte)) {
 	for _, id := range b.objects.ids {
 		text := body[id.span.start:id.span.end]
@@ -254,8 +255,8 @@ func (b Body) TooManyIDs() bool { return len(b.objects.ids) > MaxIDs }
 func (b Body) HasIDs() bool { return len(b.objects.ids) > 0 }
 
 // Readable reports whether EachID and OddID return all objects that the body
-// names: no server reads any part of it differently. Servers in Go ignore the
-// case of names.
+// names, because no server reads it differently. For example, servers in Go
+// ignore the case of member names.
 func (b Body) Readable(body []byte) bool {
 	if b.form != nil {
 		return b.Clear && b.Whole && !b.form.nested
@@ -272,8 +273,8 @@ func (b Body) Readable(body []byte) bool {
 	return len(w.ids) == len(b.objects.ids) && (w.odd.end > 0) == (b.objects.odd.end > 0)
 }
 
-// OddID returns a text of the body in a place of ids that does not look like an
-// id.
+// OddID returns a text that stands where an id is expected, but does not look
+// like one.
 func (b Body) OddID(body []byte) (text []byte, ok bool) {
 	if b.objects.odd.end == 0 {
 		return nil, false
@@ -281,11 +282,11 @@ func (b Body) OddID(body []byte) (text []byte, ok bool) {
 	return body[b.objects.odd.start:b.objects.odd.end], true
 }
 
-// EachIDInReply calls f with every id in a JSON reply, or an event of a stream:
-// the ids of objects that the replying account stores. text is a part of reply.
-// In a reply that was cut off, it finds the ids that are complete. In a
-// response that is not stored, only encrypted contents count as stored: they
-// contain all that they need.
+// EachIDInReply calls f with every id in a JSON reply, or an event of a stream.
+// stored reports whether the replying account stores the object. text is a part
+// of reply. In a reply that was cut off, it finds the complete ids. In a
+// response that is not stored, only encrypted contents count as stored, because
+// they contain everything that is needed to use them.
 func EachIDInReply(reply []byte, f func(kind IDKind, stored bool, text []byte)) (notStored bool) {
 	w := walker{body: reply, grammar: inReply}
 	w.value(skipSpace(reply, 0), top, 0)

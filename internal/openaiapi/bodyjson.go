@@ -2,17 +2,17 @@ package openaiapi
 
 import "bytes"
 
-// ParseJSON reads the top-level members of a JSON object that a [Body] has
-// fields for. A "model" that is not a string does not count, but With replaces
-// null by a model. The prompt is recorded in p, unless p is nil.
+// ParseJSON reads the top-level members of a JSON object into a [Body]. A
+// "model" that is not a string does not count, but With replaces null by a
+// model. The prompt is recorded in p, unless p is nil.
 //
-// It is a scanner, not a parser: it goes over the bytes once, remembers a depth
-// and no more, and jumps from quote to quote where strings are, which is what
-// most of a prompt is. It does not check what it can skip: if a body is not
-// quite JSON, or not even UTF-8, the backend will reject it. Where the scanner
-// cannot go on, it returns what it has found so far. For a body that was cut
-// off, these are the complete members. For a body that is valid JSON the result
-// is the same as from encoding/json, if keys are compared exactly.
+// It is a scanner, not a parser. It goes over the bytes once, remembers only a
+// depth, and jumps from quote to quote within strings, which are most of a
+// prompt. It does not validate the parts that it skips: if a body is not quite
+// JSON, or not UTF-8, the backend will reject it. Where the scanner cannot go
+// on, it returns its findings so far. For a body that was cut off, these are
+// the complete members. For valid JSON, the result is the same as from
+// encoding/json with exact comparison of keys.
 func ParseJSON(body []byte, p *Prompt) (b Body) {
 	b.N = 1
 	i := 0
@@ -21,7 +21,8 @@ func ParseJSON(body []byte, p *Prompt) (b Body) {
 	}
 	i = skipSpace(body, i)
 	if i >= len(body) || body[i] != '{' {
-		// Only an object can hold something, and this may still become one.
+		// Only an object has members. A body that is cut within the BOM may
+		// still become one.
 		b.Whole = i < len(body) && !bytes.HasPrefix(bom, body)
 		return b
 	}
@@ -115,8 +116,8 @@ func ParseJSON(body []byte, p *Prompt) (b Body) {
 // bom is a byte order mark.
 var bom = []byte("\xef\xbb\xbf")
 
-// addFirst records where a model can be added to the object whose first member
-// would be at i, if that came.
+// addFirst records where a model can be added as the first member of the object
+// whose members begin at i.
 func (b *Body) addFirst(body []byte, i int) {
 	next := skipSpace(body, i)
 	if next >= len(body) {
@@ -130,9 +131,9 @@ func (b *Body) addFirst(body []byte, i int) {
 	}
 }
 
-// readStreamOptions reads the value of "stream_options": whether the stream is
-// to contain its usage, and if not, how it can be asked for. Without text, it
-// cannot be.
+// readStreamOptions reads the value of "stream_options". usage reports whether
+// the stream will contain its usage. ask is the edit that asks for it; its text
+// is empty if that is not possible.
 func readStreamOptions(value []byte) (usage bool, ask edit) {
 	switch {
 	case string(value) == "null":

@@ -6,8 +6,8 @@ import (
 	"net/http"
 )
 
-// other is a member of a body with further models: a list of those to fall back
-// to, or the settings of a session.
+// other is a member of a body with further models: a list of fallbacks, or the
+// settings of a session.
 type other struct {
 	span
 	session bool
@@ -21,8 +21,9 @@ func (b *Body) addOther(o other) {
 	b.others = append(b.others, o)
 }
 
-// useSession makes the model of the body's session that of the body, unless it
-// names one itself. The body must be the one that was parsed.
+// useSession uses the model of the body's session as the model of the body,
+// unless the body names a model itself. The body must be the one that was
+// parsed.
 func (b *Body) useSession(body []byte) {
 	if b.HasModel || b.models.first.end > 0 {
 		return
@@ -43,19 +44,19 @@ func (b *Body) useSession(body []byte) {
 	}
 }
 
-// in returns the span of a part of another one.
+// in returns the span of a part of whole as a span of the text that has whole.
 func (s span) in(whole span) span { return span{whole.start + s.start, whole.start + s.end} }
 
-// makesSession reports whether a request begins a realtime session, or makes a
-// secret for one, as its body says.
+// makesSession reports whether the body of a request describes a realtime
+// session, because the request begins one or creates a secret for one.
 func makesSession(method, operation string) bool {
 	return method == http.MethodPost && isOneOf(operation, "/realtime/calls", "/realtime/client_secrets", "/realtime/translations/calls", "/realtime/translations/client_secrets")
 }
 
 // OtherModels yields the models that the body names elsewhere than in "model":
-// in the lists "models" and "fallbacks", and in "session", also to transcribe.
-// The body must be the one that was parsed. ok is false for one that cannot be
-// read, or of which servers may read several.
+// in the lists "models" and "fallbacks", and in "session", including its model
+// for transcription. The body must be the one that was parsed. ok is false for
+// a model that cannot be read, or that servers may read differently.
 func (b Body) OtherModels(body []byte) iter.Seq2[string, bool] {
 	return func(yield func(model string, ok bool) bool) {
 		for _, o := range b.others {
@@ -84,8 +85,8 @@ func (b Body) OtherModels(body []byte) iter.Seq2[string, bool] {
 	}
 }
 
-// modelIn returns the model of an item of a list: a name, or an object that has
-// one.
+// modelIn returns the model of a list item, which is a name or an object with a
+// model.
 func modelIn(item json.RawMessage) (model string, ok bool) {
 	if json.Unmarshal(item, &model) == nil {
 		return model, true
@@ -94,5 +95,5 @@ func modelIn(item json.RawMessage) (model string, ok bool) {
 	return b.Model, b.Clear && b.HasModel && !b.NamesSeveral()
 }
 
-// NamesOthers reports whether OtherModels yields any.
+// NamesOthers reports whether OtherModels yields a model.
 func (b Body) NamesOthers() bool { return len(b.others) > 0 }

@@ -18,9 +18,9 @@ func skipSpace(b []byte, i int) int {
 	return i
 }
 
-// memberAt finds the member behind the brace or the comma at b[i]: its name, as
-// it is written between the quotes, and where its value begins. That is -1 if
-// there is none.
+// memberAt finds the member after the brace or comma at b[i]. It returns the
+// member's name, as written between the quotes, and the index of its value, or
+// -1 if there is no member.
 func memberAt(b []byte, i int) (name []byte, value int) {
 	key := skipSpace(b, i+1)
 	if key >= len(b) || b[key] != '"' {
@@ -37,7 +37,7 @@ func memberAt(b []byte, i int) (name []byte, value int) {
 	return name, skipSpace(b, end+1)
 }
 
-// endOf returns the end of an object, if that is what comes next, and else -1.
+// endOf returns the end of an object if its closing brace comes next, else -1.
 func endOf(b []byte, i int) int {
 	if i = skipSpace(b, i); i < len(b) && b[i] == '}' {
 		return i + 1
@@ -45,8 +45,8 @@ func endOf(b []byte, i int) int {
 	return -1
 }
 
-// skipString returns the end of the string that begins at b[i], or -1 if it has
-// none.
+// skipString returns the end of the string that begins at b[i], or -1 if the
+// string has no end.
 func skipString(b []byte, i int) int {
 	start := i + 1
 	if near := b[start:]; len(near) >= 16 { // most names and many values are short
@@ -78,18 +78,18 @@ func skipString(b []byte, i int) int {
 	}
 }
 
-// quotesIn looks at eight bytes at once. It sets the highest bit of the first
-// one that is a quote, none before it, and perhaps some behind it.
+// quotesIn finds the first quote in eight bytes. It sets the highest bit of
+// that byte, no bit before it, and perhaps some bits after it.
 func quotesIn(b []byte) uint64 {
 	const ones, tops = 0x0101010101010101, 0x8080808080808080
 	word := binary.LittleEndian.Uint64(b) ^ ones*'"' // in which a quote is 0
 	return (word - ones) &^ word & tops
 }
 
-// inScalar marks the bytes of which a number, true, false or null consists.
-// inert marks those that may stand between strings, but begin and end nothing.
-// All others are an error: in a comment, or a string in other quotes, a quote
-// or a brace would not mean what it does in JSON.
+// inScalar marks the bytes of numbers, true, false and null. inert marks the
+// bytes that may stand between strings without beginning or ending anything.
+// All other bytes are an error: within a comment, or a string in other quotes,
+// a quote or a brace would not mean the same as in JSON.
 var (
 	inScalar = marks("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 	inert    = marks("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ,: \n\r\t")
@@ -124,9 +124,9 @@ func skipValue(b []byte, i int) int {
 	return end
 }
 
-// skipOut returns the end of the list or the object in which b[i] is, or -1 if
-// it has none, or a byte that cannot be there. It counts braces and brackets
-// alike, and does not check that they match.
+// skipOut returns the end of the list or object that contains b[i]. It returns
+// -1 if there is no end, or a byte that is not allowed there. It counts braces
+// and brackets alike, and does not check that they match.
 func skipOut(b []byte, i int) int {
 	for depth := 1; i < len(b); {
 		c := b[i]
@@ -155,9 +155,9 @@ func skipOut(b []byte, i int) int {
 	return -1
 }
 
-// unquote decodes a string. Hardly any model's name has an escape; for those
-// that do, encoding/json does the work. In a string without an escape every
-// byte is allowed, even a control character.
+// unquote decodes a JSON string. Hardly any model's name has an escape;
+// encoding/json decodes those. A string without an escape may have any byte,
+// even a control character.
 func unquote(quoted []byte) (string, bool) {
 	if text := quoted[1 : len(quoted)-1]; bytes.IndexByte(text, '\\') < 0 && utf8.Valid(text) {
 		return shared(text), true
@@ -167,8 +167,8 @@ func unquote(quoted []byte) (string, bool) {
 	return s, err == nil
 }
 
-// lately are models that were named before. Nearly all requests name one of a
-// few, and share its string.
+// lately caches the strings of models that were named lately. Nearly all
+// requests name one of a few models, and share its string.
 var lately [64]atomic.Pointer[string]
 
 func shared(text []byte) string {
@@ -183,7 +183,8 @@ func shared(text []byte) string {
 	return s
 }
 
-// quote encodes a string as JSON, but not for HTML: "a&b" stays readable.
+// quote encodes a string as JSON, without the escapes for HTML: "a&b" stays
+// readable.
 func quote(s string) []byte {
 	if needsNoEscape(s) {
 		quoted := make([]byte, 0, len(s)+2)
@@ -196,7 +197,7 @@ func quote(s string) []byte {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
-// needsNoEscape reports whether a string stands in JSON as it is.
+// needsNoEscape reports whether a string needs no escape in JSON.
 func needsNoEscape(s string) bool {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {

@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// MakesClientSecret reports whether the reply to a request has a client secret:
-// what a browser sends in place of a key to begin one realtime session.
+// MakesClientSecret reports whether the reply to a request has a client secret,
+// which a browser sends instead of a key to begin one realtime session.
 func MakesClientSecret(method, operation string) bool {
 	return method == http.MethodPost &&
 		isOneOf(operation, "/realtime/client_secrets", "/realtime/translations/client_secrets", "/realtime/sessions", "/realtime/transcription_sessions")
 }
 
-// TakesClientSecret reports whether a request may have a client secret in place
+// TakesClientSecret reports whether a request may have a client secret instead
 // of a key.
 func TakesClientSecret(r *http.Request, operation string) bool {
 	if IsHandshake(r) {
@@ -22,8 +22,8 @@ func TakesClientSecret(r *http.Request, operation string) bool {
 	return r.Method == http.MethodPost && (operation == "/realtime/calls" || operation == "/realtime/translations/calls")
 }
 
-// ClientSecretIn returns the client secret in a reply, and until when it is
-// good. The older API has it one object below.
+// ClientSecretIn returns the client secret in a reply, and when it expires. In
+// the older API, both are in an inner object.
 func ClientSecretIn(reply []byte) (secret string, until time.Time, ok bool) {
 	begin := skipSpace(reply, 0)
 	if begin >= len(reply) || reply[begin] != '{' {

@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// ContentCoding returns the codings of the body after this header, in lower
-// case and separated by commas, without those that change nothing. All lines of
-// the header are one list (RFC 9110 section 5.3).
+// ContentCoding returns the codings of a body with this header, in lower case
+// and separated by commas, without identity. All lines of the header form one
+// list (RFC 9110 section 5.3).
 func ContentCoding(header http.Header) string {
 	lines := header["Content-Encoding"]
 	if len(lines) == 0 {
@@ -27,17 +27,18 @@ func ContentCoding(header http.Header) string {
 	return strings.Join(codings, ",")
 }
 
-// IsCompressed reports whether the body after this header may be compressed: it
-// has a coding.
+// IsCompressed reports whether a body with this header may be compressed,
+// because it has a coding.
 func IsCompressed(header http.Header) bool { return ContentCoding(header) != "" }
 
-// compressions are the codings that servers undo: those that IANA lists, and
+// compressions are the codings that servers decode: those that IANA lists, and
 // others in use.
 var compressions = []string{"gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress", "dcb", "dcz",
 	"aes128gcm", "exi", "pack200-gzip", "snappy", "lz4", "lzma", "xz", "bzip2", "aws-chunked"}
 
-// readAsIs reports whether the body after this header is read as it is. Some
-// clients name a charset as its coding, or "none", which servers ignore.
+// readAsIs reports whether servers read a body with this header without
+// decoding it. Some clients name a charset as the coding, or "none", which
+// servers ignore.
 func readAsIs(header http.Header) bool {
 	for coding := range strings.SplitSeq(ContentCoding(header), ",") {
 		if slices.Contains(compressions, coding) {
@@ -47,13 +48,14 @@ func readAsIs(header http.Header) bool {
 	return true
 }
 
-// acceptedCodings are the codings that a backend may use. Decompress reads zstd
-// as well, but only with a small window, so no backend is invited to use it.
+// acceptedCodings are the codings that a backend may use. Decompress also
+// decodes zstd, but only with a small window, so no backend is invited to use
+// it.
 var acceptedCodings = []string{"gzip", "deflate", "identity"}
 
-// AcceptReadable removes from Accept-Encoding the codings that Decompress may
-// not be able to undo: all of them for a stream, whose beginning is read before
-// it is passed on.
+// AcceptReadable removes codings from Accept-Encoding that Decompress may not
+// be able to decode. For a stream, it removes all codings, because the
+// beginning of a stream is read before it is passed on.
 func AcceptReadable(header http.Header, stream bool) {
 	if stream {
 		delete(header, "Accept-Encoding")
@@ -77,10 +79,10 @@ func AcceptReadable(header http.Header, stream bool) {
 	}
 }
 
-// AcceptStream puts the type of a stream first among those that a reply may
-// have. SDKs accept application/json alone, whatever the body asks for. OpenAI
-// goes by the body; other servers go by Accept (NVIDIA's NIM wants
-// text/event-stream there), and would answer with JSON.
+// AcceptStream puts the type of a stream first in Accept. SDKs accept only
+// application/json, even if the body asks for a stream. OpenAI looks at the
+// body; but other servers look at Accept and would answer with JSON. NVIDIA's
+// NIM wants text/event-stream there.
 func AcceptStream(header http.Header) {
 	switch accepted := strings.Join(header["Accept"], ", "); {
 	case accepted == TypeJSON: // as of SDKs
@@ -92,12 +94,12 @@ func AcceptStream(header http.Header) {
 	}
 }
 
-// streamOrJSON is the same for all requests, and never changes.
+// streamOrJSON is shared by all requests, and never changes.
 var streamOrJSON = []string{TypeEventStream + ", " + TypeJSON}
 
-// Decompress undoes the compression of a body, as far as it can: raw may be
-// only the beginning, which may be enough. It returns at most limit bytes. all
-// reports whether the text is complete.
+// Decompress decodes a body as far as possible. raw may be only the beginning
+// of the body. It returns at most limit bytes. all reports whether the text is
+// complete.
 func Decompress(raw []byte, encoding string, limit int64) (text []byte, all bool) {
 	if len(raw) == 0 {
 		return nil, true

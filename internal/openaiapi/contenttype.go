@@ -5,15 +5,15 @@ import (
 	"strings"
 )
 
-// The types that these APIs have.
+// The media types of these APIs.
 const (
 	TypeJSON        = "application/json"
 	TypeEventStream = "text/event-stream"
 	typeForm        = "multipart/form-data"
 )
 
-// ContentType returns the type of the body after this header, in lower case and
-// without parameters.
+// ContentType returns the media type of a body with this header, in lower case
+// and without parameters.
 func ContentType(header http.Header) string {
 	values := header["Content-Type"]
 	if len(values) == 0 {
@@ -26,9 +26,9 @@ func ContentType(header http.Header) string {
 	return strings.ToLower(strings.TrimSpace(value))
 }
 
-// DisputedType reports whether servers may take the body after this header for
-// different types or texts: it has several types, or one that is a form to some
-// of them, or names a boundary or a charset that only some know.
+// DisputedType reports whether servers may read a body with this header as
+// different types or texts. The header may have several types, a type that only
+// some servers read as a form, or a boundary or charset that only some support.
 func DisputedType(header http.Header) bool {
 	values := header["Content-Type"]
 	if len(values) != 1 || values[0] == TypeJSON {

@@ -12,20 +12,20 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Decoder undoes the compression of a body while it passes by. It is given the
-// body in pieces, and calls its sink with what they decode to. Where it cannot
-// go on, it stops, and reports no error.
+// Decoder decodes a compressed body as it passes. Write takes the body in
+// pieces, and the sink gets the decoded data. If the data cannot be decoded, it
+// stops without an error.
 //
-// The decoders that exist want to read, and wait for more. So they run as a
-// coroutine, which goes on in each Write until it has used up what it got.
-// Nothing runs at the same time, and Close ends it.
+// The existing decoders read from a reader and block until it has data. So they
+// run as a coroutine, which continues in each Write until it has used up the
+// piece. Nothing runs concurrently, and Close ends the coroutine.
 type Decoder struct {
 	encoding string
 	sink     func([]byte)
 	next     func() (struct{}, bool)
 	stop     func()
 
-	// IsCut reports whether the body ended before what is in it.
+	// IsCut reports whether the body ended before its compressed data did.
 	IsCut bool
 
 	wait    func(struct{}) bool
@@ -35,14 +35,15 @@ type Decoder struct {
 	in, out int64
 }
 
-// A body that grows more than this is a bomb: JSON that is full of repetitions
-// grows to thirty times its size.
+// A decoded body may be freeGrowth bytes longer than maxGrowth times its
+// compressed length. A longer one is a decompression bomb: even JSON that is
+// full of repetitions grows only to thirty times its size.
 const (
 	maxGrowth  = 64
 	freeGrowth = 256 << 10
 )
 
-// stepSize is how much is decoded at a time.
+// stepSize is the size of a decoding step.
 const stepSize = 8 << 10
 
 // NewDecoder returns a decoder for this Content-Encoding. It is nil if the
@@ -70,7 +71,7 @@ func (d *Decoder) Write(p []byte) {
 	d.piece = nil
 }
 
-// Close ends the decoding, wherever the body is. The sink gets what is left.
+// Close ends the decoding. The sink gets the data that is left.
 func (d *Decoder) Close() {
 	d.closed = true
 	if d.stop != nil {
@@ -78,7 +79,7 @@ func (d *Decoder) Close() {
 	}
 }
 
-// Read implements io.Reader, for the decoder of the coding.
+// Read implements io.Reader, for the decoders.
 func (d *Decoder) Read(p []byte) (int, error) {
 	if !d.more() {
 		return 0, io.EOF
@@ -88,8 +89,8 @@ func (d *Decoder) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// ReadByte implements io.ByteReader. Without it, the decoder would get a
-// buffer.
+// ReadByte implements io.ByteReader. Without it, the gzip and zlib decoders
+// would add a buffer.
 func (d *Decoder) ReadByte() (byte, error) {
 	if !d.more() {
 		return 0, io.EOF
@@ -99,7 +100,8 @@ func (d *Decoder) ReadByte() (byte, error) {
 	return b, nil
 }
 
-// more waits for the next piece, unless there is some left of the last one.
+// more waits for the next piece if the current one is used up. It reports false
+// at the end of the body.
 func (d *Decoder) more() bool {
 	for len(d.piece) == 0 && !d.atEnd {
 		d.atEnd = !d.wait(struct{}{})
@@ -129,7 +131,7 @@ func (d *Decoder) run(wait func(struct{}) bool) {
 	}
 }
 
-// These are large enough to be worth reusing.
+// Pools of buffers and decoders, which are large enough to be worth reusing.
 var (
 	stepBuffers = sync.Pool{New: func() any { return new([stepSize]byte) }}
 	gzips       = sync.Pool{New: func() any { return new(gzip.Reader) }}
@@ -139,8 +141,9 @@ var (
 // maxWindow limits the memory that decoding zstd needs.
 const maxWindow = 1 << 20
 
-// openCoding returns what decodes a body, and how to give it back. It returns
-// nil if the coding is not known, or this is not the beginning of such a body.
+// openCoding returns a decoder of the body, and a function that returns it to
+// its pool. It returns nil if the coding is not supported, or the data is not
+// the beginning of such a body.
 func openCoding(encoding string, body io.Reader) (decoder io.Reader, release func()) {
 	switch encoding {
 	case "zstd":

@@ -5,26 +5,27 @@ import (
 	"strings"
 )
 
-// A model answers the same request twice at the price of two answers. But a
-// request may also have effects that stay: its answer becomes a part of a
+// If a model executes an inference request twice, it only costs two answers.
+// But a request may also have lasting effects: its answer becomes a part of a
 // conversation, or a tool acts while the model works. Such a request must not
 // be executed twice.
 //
-// So a request is taken for one with effects unless everything in it is known
-// to have none: each tool and each item of its input has a known type, and it
-// names nothing stored that may act. New parameters appear every month. Those
-// that are unknown and have a plain value change nothing: a switch or a number
-// cannot act. An unknown object may contain anything, and counts as an effect.
+// So a request counts as one with effects unless everything in it is known to
+// have none: each tool and each input item has a known type, and the request
+// names no stored object that may act. New parameters appear every month. An
+// unknown parameter with a plain value has no effect, because a switch or a
+// number cannot act. An unknown object may contain anything, and counts as an
+// effect.
 
-// mayAct reports whether an operation that is known as inference has effects if
-// its body asks for them.
+// mayAct reports whether an inference operation has effects if its body asks
+// for them.
 func mayAct(operation string) bool {
 	return isOneOf(operation, "/responses", "/responses/compact", "/chat/completions", "/messages")
 }
 
-// hasEffect reports whether a member of an object at this place means that the
-// request may have an effect. The member's name is given as it is written, and
-// its own place is what it is in a body.
+// hasEffect reports whether a member means that the request may have an effect.
+// at is the place of its object and member its own place. quoted is its name as
+// it is written.
 func hasEffect(at, member place, quoted, value []byte) bool {
 	name := quoted
 	if bytes.IndexByte(quoted, '\\') >= 0 {
@@ -51,9 +52,9 @@ func hasEffect(at, member place, quoted, value []byte) bool {
 	return at == item && isOddlyNamed(name, actingInItem)
 }
 
-// namesActor reports whether a member of a body in which objects may be named
-// names one that may act, or that grows: a conversation, a stored prompt with
-// its tools, a container. The prompt of a completion is a text.
+// namesActor reports whether a member that may name objects names one that may
+// act or grow: a conversation, a stored prompt with its tools, or a container.
+// The prompt of a completion is a text.
 func namesActor(name string, value []byte) bool {
 	switch name {
 	case "conversation", "workflow", "assistant_id", "thread_id", "container_id":
@@ -70,8 +71,8 @@ var (
 	actingInItem  = []string{"type", "tools"}
 )
 
-// isOddlyNamed reports whether servers that ignore the case of letters, or
-// blanks, may read the name as one of these.
+// isOddlyNamed reports whether servers that ignore case or blanks may read the
+// name as one of these.
 func isOddlyNamed(name []byte, these []string) bool {
 	if isPlainName(name) { // nearly all
 		return false
@@ -84,7 +85,7 @@ func isOddlyNamed(name []byte, these []string) bool {
 	return false
 }
 
-// isPlainName reports whether all servers read the same name.
+// isPlainName reports whether all servers read the name alike.
 func isPlainName(name []byte) bool {
 	for _, c := range name {
 		if c != '_' && (c < 'a' || c > 'z') && (c < '0' || c > '9') {
@@ -102,8 +103,8 @@ func hasObject(value []byte) bool {
 	return value[0] == '{' && value[skipSpace(value, 1)] != '}' || value[0] == '[' && bytes.IndexByte(value, '{') >= 0
 }
 
-// isPlainObject reports whether a parameter with objects in it has no effect.
-// These are those of OpenAI, Azure, Anthropic and of servers that are in use.
+// isPlainObject reports whether a parameter that has objects has no effect. It
+// lists parameters of OpenAI, Azure, Anthropic and servers in use.
 func isPlainObject(name string) bool {
 	switch name {
 	case "metadata", "response_format", "text", "reasoning", "tool_choice", "logit_bias", "prediction", "web_search_options",
@@ -118,8 +119,7 @@ func isPlainObject(name string) bool {
 	return false
 }
 
-// isHarmless reports whether a type is one of these, in any of its dated
-// versions.
+// isHarmless reports whether a type is one of these, in any dated version.
 func isHarmless(quoted []byte, these map[string]bool) bool {
 	if quoted[0] != '"' {
 		return false
@@ -132,8 +132,8 @@ func isHarmless(quoted []byte, these map[string]bool) bool {
 	return ok && strings.Trim(date, "0123456789_") == "" && these[undated]
 }
 
-// harmlessTools are the types of tools that leave nothing behind: the client
-// runs them, they only read, or they run in a container that is made for the
+// harmlessTools are the types of tools without lasting effects: the client runs
+// them, they only read, or they run in a container that is created for the
 // response.
 var harmlessTools = setOf("function", "custom", "namespace", "tool_search", "file_search", "web_search", "web_search_preview",
 	"code_interpreter", "image_generation", "computer", "computer_use", "computer_use_preview", "local_shell", "shell", "apply_patch",
@@ -141,9 +141,9 @@ var harmlessTools = setOf("function", "custom", "namespace", "tool_search", "fil
 	"bash", "text_editor", "web_fetch", "code_execution", "memory",
 	"tool_search_tool_regex", "tool_search_tool_bm25")
 
-// harmlessItems are the types of items that only tell a model what was before,
-// or which tools it has. Those are looked at by themselves. An approval needs
-// the tool that it approves.
+// harmlessItems are the types of items that only tell the model what happened
+// before, or which tools it has. Such tools are checked separately. An approval
+// has an effect only with the tool that it approves.
 var harmlessItems = setOf("message", "reasoning", "item_reference",
 	"function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
 	"file_search_call", "web_search_call", "image_generation_call", "code_interpreter_call",
@@ -160,8 +160,8 @@ func setOf(names ...string) map[string]bool {
 	return set
 }
 
-// isNewContainer reports whether a value asks for a container that is made for
-// the response and reaches no network, or for the client's own machine.
+// isNewContainer reports whether a value asks for a container that is created
+// for the response and has no network, or for the client's own machine.
 func isNewContainer(value []byte) bool {
 	if value[0] != '{' {
 		return false
