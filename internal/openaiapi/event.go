@@ -5,8 +5,7 @@ import (
 	"iter"
 )
 
-// TypeOf returns what an event of a server is, by the first "type" of its text.
-// It is empty without one.
+// TypeOf returns the first "type" of a server's event. It is empty without one.
 func TypeOf(text []byte) []byte {
 	value := memberOf(text, "type")
 	if !isString(value) { // or it is cut off
@@ -15,8 +14,7 @@ func TypeOf(text []byte) []byte {
 	return value[1 : len(value)-1]
 }
 
-// ReadEvent reads an event of a client's in a session, which has a model of its
-// own.
+// ReadEvent reads a client's event in a session, which has its own model.
 func (q *Request) ReadEvent(text []byte) {
 	q.Body, q.Whole, q.PromptLength, q.Clarity = ParseJSON(text, nil), true, int64(len(text)), Clear
 	if !q.Body.Clear {
@@ -27,8 +25,8 @@ func (q *Request) ReadEvent(text []byte) {
 	}
 }
 
-// ResponseIn returns the id and the status of the response that an event of a
-// server is about, as far as they are there.
+// ResponseIn returns the id and the status of the response that a server's
+// event is about. They are empty if the event does not have them.
 func ResponseIn(text []byte) (id, status string) {
 	response := memberOf(text, "response")
 	return Text(memberOf(response, "id")), Text(memberOf(response, "status"))
@@ -38,16 +36,17 @@ func ResponseIn(text []byte) (id, status string) {
 // tokens.
 func CountsTokens(text []byte) bool { return memberOf(memberOf(text, "usage"), "output_tokens") != nil }
 
-// ErrorEvent is what an error of a server is about.
+// ErrorEvent says what a server's error event is about.
 type ErrorEvent struct {
-	// About is the id of the client's event, and Stream that of the lane, if it
-	// names any.
+	// About is the id of the client's event, and Stream the id of the lane.
+	// They are empty if the error names none.
 	About, Stream string
-	// Active reports whether the error is that a response goes on already.
+	// Active reports whether the error says that a response is already in
+	// progress.
 	Active bool
 }
 
-// ParseErrorEvent reads what an error event of a server is about.
+// ParseErrorEvent parses a server's error event.
 func ParseErrorEvent(text []byte) ErrorEvent {
 	e := memberOf(text, "error")
 	return ErrorEvent{Text(memberOf(e, "event_id")), Text(memberOf(text, "stream_id")), Text(memberOf(e, "code")) == "conversation_already_has_active_response"}
@@ -63,9 +62,9 @@ func memberOf(object []byte, member string) []byte {
 	return nil
 }
 
-// Members are the names of an object's members, as they are written between the
-// quotes, and their values. If the object is cut off, what there is of the last
-// value is all of it that is known.
+// Members yields the members of an object: their names, as written between the
+// quotes, and their values. If the object is cut off, the last value is only
+// its beginning.
 func Members(object []byte) iter.Seq2[[]byte, []byte] {
 	return func(yield func(name, value []byte) bool) {
 		i := skipSpace(object, 0)
@@ -90,7 +89,8 @@ func Members(object []byte) iter.Seq2[[]byte, []byte] {
 	}
 }
 
-// Text returns the text of a value, or nothing if it is none or cut off.
+// Text returns the text of a string value. It returns an empty string if the
+// value is not a string or is cut off.
 func Text(value []byte) string {
 	if !isString(value) {
 		return ""
@@ -99,22 +99,22 @@ func Text(value []byte) string {
 	return s
 }
 
-// isString reports whether a value is a whole string.
+// isString reports whether a value is a complete string.
 func isString(value []byte) bool {
 	return len(value) > 0 && value[0] == '"' && skipString(value, 0) == len(value)
 }
 
 // ClientEvent is an event that a client sends in a WebSocket.
 type ClientEvent struct {
-	// Type is what it is, ID its own id, and Stream that of the lane in which
-	// its response is to be, if it names any.
+	// Type is the event's type, ID its own id, and Stream the id of the lane of
+	// its response, if it names these.
 	Type, ID, Stream string
-	// Clear reports whether all servers read the same type in it: it is one
-	// JSON object that names it once.
+	// Clear reports whether all servers read the same type: the event is one
+	// JSON object that has one type.
 	Clear bool
 }
 
-// ParseClientEvent reads the type of an event.
+// ParseClientEvent parses the type and the ids of a client's event.
 func ParseClientEvent(text []byte) (e ClientEvent) {
 	i := skipSpace(text, 0)
 	if i >= len(text) || text[i] != '{' {

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// MaxModelList is how much of a list of models is read. OpenAI's has some ten
-// kilobytes.
+// MaxModelList is how much of a list of models is read. OpenAI's list has some
+// ten kilobytes.
 const MaxModelList = 4 << 20
 
 // noticePeriod is how long before its shutdown a model is reported.
@@ -15,18 +15,20 @@ const noticePeriod = 60 * 24 * time.Hour
 // ListedModel is a model in a provider's list of models.
 type ListedModel struct {
 	ID string
-	// Shutdown is when the provider shuts the model down: the beginning of a
-	// day in UTC. It is zero if the list has no date.
+	// Shutdown is the beginning of the day, in UTC, on which the provider shuts
+	// the model down. It is zero if the list has no date.
 	Shutdown time.Time
 }
 
-// EndsSoon reports whether the model is shut down within 60 days, or has been.
+// EndsSoon reports whether the model has been shut down, or will be within 60
+// days.
 func (m ListedModel) EndsSoon(now time.Time) bool {
 	return !m.Shutdown.IsZero() && m.Shutdown.Before(now.Add(noticePeriod))
 }
 
-// ReadModels reads a list of models, or one model. It reports whether the list
-// goes on on another page, and whether the text is either of them.
+// ReadModels parses a list of models, or one model. more reports whether the
+// list continues on another page. ok reports whether the text is a list or a
+// model.
 func ReadModels(text []byte) (models []ListedModel, more, ok bool) {
 	type model struct {
 		ID       string

@@ -21,7 +21,7 @@ import (
 // Content and metadata are the user's text.
 
 // knownSegments are the first segments of operations without stored objects
-// that have more than inference below them.
+// that have other operations than inference below them.
 var knownSegments = []string{"", "models", "realtime", "engines", "usage", "deployments"}
 
 // IsNewAPI reports whether nothing is known about an operation, written as in
@@ -31,28 +31,26 @@ func IsNewAPI(operation string) bool {
 	return !known && !slices.Contains(knownSegments, first) && !IsInference(http.MethodPost, operation)
 }
 
-// PathName is a segment in the path of a new API that may be the name of an
-// object.
+// PathName is a segment in the path of a new API that may be an object's name.
 type PathName struct {
 	// Text is the segment.
 	Text string
-	// Within is the path before it.
+	// Within is the path before the segment.
 	Within string
-	// Word reports whether it may be a word of the API instead.
+	// Word reports whether the segment may be a word of the API instead.
 	Word bool
 }
 
-// Scoped returns what stands for a name that is one only in its collection:
-// another collection may have the same.
+// Scoped returns a unique text for a name that is unique only within its
+// collection.
 func (n PathName) Scoped() string { return scoped(n.Within, n.Text) }
 
 func scoped(within, name string) string { return "\x00" + within + "/" + name } // no id has a NUL
 
-// IsGlobal reports whether the name can be told from names in other
-// collections, so that it is the same in each place.
+// IsGlobal reports whether the name is unique across collections.
 func (n PathName) IsGlobal() bool { return !n.Word && isID(n.Text) }
 
-// readNewAPI reads the path and the query of a new API.
+// readNewAPI reads the path of a new API.
 func (s *Stored) readNewAPI(method, operation string) {
 	path := unescapeOr(operation, url.PathUnescape)
 	read := asOthersRead(path)
@@ -84,19 +82,19 @@ func isWord(segment string) bool {
 	return true
 }
 
-// isObjectMember reports whether a member or a parameter with this name may
-// name an object in an API that is not known.
+// isObjectMember reports whether a member or parameter with this name may name
+// an object in an unknown API.
 func isObjectMember(name []byte) bool {
 	return string(name) == "id" || bytes.HasSuffix(name, []byte("_id")) || bytes.HasSuffix(name, []byte("_ids"))
 }
 
-// notObjects are names of members that end like that of an object, and never
-// name a stored one. Many requests have them.
+// notObjects are names of members that end like an object's, but never name a
+// stored object. Many requests have them.
 var notObjects = setOf("call_id", "tool_call_id", "tool_use_id", "connector_id", "user_id", "end_user_id", "session_id", "trace_id",
 	"span_id", "request_id", "client_request_id", "correlation_id", "event_id")
 
-// isUsersText reports whether a member of an API that is not known has the
-// user's own text.
+// isUsersText reports whether a member of an unknown API has the user's own
+// text.
 func isUsersText(name []byte) bool {
 	switch string(name) {
 	case "content", "metadata", "input", "messages", "instructions", "parameters", "arguments", "output", "text":
@@ -105,8 +103,8 @@ func isUsersText(name []byte) bool {
 	return false
 }
 
-// EachGuess calls f with every text in the body of a new API that may be the id
-// of an object.
+// EachGuess calls f with every text in the body of a new API that may be an
+// object's id.
 func EachGuess(body []byte, f func(text []byte)) {
 	w := walker{body: body, grammar: inNewAPI}
 	w.value(skipSpace(body, 0), open, 0)
@@ -115,8 +113,8 @@ func EachGuess(body []byte, f func(text []byte)) {
 	}
 }
 
-// EachString calls f with every string in a JSON text, wherever it is, even if
-// it is the name of a member, until f returns false.
+// EachString calls f with every string in a JSON text, including the names of
+// members, until f returns false.
 func EachString(body []byte, f func(text []byte) bool) {
 	for i := 0; ; {
 		n := bytes.IndexByte(body[i:], '"')
@@ -147,18 +145,19 @@ func EachLine(form []byte, f func(text []byte) bool) {
 // MadeName is the name of an object that a new API has made.
 type MadeName struct {
 	Text string
-	// Scoped stands for it in the path, within the collection where it was
-	// made. It is empty if the name is global.
+	// Scoped is the name's unique text with the collection in which it was
+	// made: see [PathName.Scoped]. It is empty if the name is global.
 	Scoped string
-	// Global reports whether it can be told from other texts.
+	// Global reports whether the name looks like an id, so that it is not
+	// confused with other texts.
 	Global bool
 }
 
-// maxMade is how many names a reply of a new API teaches.
+// maxMade is how many names are learned from a reply of a new API.
 const maxMade = 16
 
 // EachMade calls f with the names of the objects that a request below this path
-// has made, as its reply says.
+// has made, according to its reply.
 func EachMade(reply []byte, within string, f func(MadeName)) {
 	w := walker{body: reply, grammar: inNewReply}
 	begin := skipSpace(reply, 0)
@@ -179,8 +178,8 @@ func EachMade(reply []byte, within string, f func(MadeName)) {
 	}
 }
 
-// placeInNewAPI is place for requests to a new API: objects are named anywhere
-// but in the user's text.
+// placeInNewAPI returns the place of a member in a request to a new API.
+// Objects may be named anywhere except in the user's text.
 func placeInNewAPI(key []byte) place {
 	switch {
 	case isUsersText(key):
@@ -191,7 +190,8 @@ func placeInNewAPI(key []byte) place {
 	return open
 }
 
-// placeInNewReply is place for replies of a new API to what makes objects.
+// placeInNewReply returns the place of a member in the reply to a request that
+// makes objects of a new API.
 func placeInNewReply(at place, key []byte) place {
 	switch {
 	case string(key) == "id" && (at == top || at == oneBelow):

@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// IsInference reports whether a request asks a model to do what models are for,
-// and for nothing else: to answer, embed, transcribe, draw, rank or decide.
-// Such a request may be retried after a failure. A model that did the work
-// twice costs twice, but leaves no second file or batch behind.
+// IsInference reports whether a request only makes a model do its work: answer,
+// embed, transcribe, draw, rank or decide. Such a request may be retried after
+// a failure. If a model works twice, that costs twice, but leaves no second
+// file or batch behind.
 //
 // The operation is written as in [Route]. Only the operations of this list
-// count, exactly as they are written. Paths below them, like
+// count, exactly as they are written. Paths below them, such as
 // /responses/{id}/cancel, are about stored objects.
 func IsInference(method, operation string) bool {
 	if method != http.MethodPost {
@@ -30,37 +30,37 @@ func IsInference(method, operation string) bool {
 	return false
 }
 
-// IsUsage reports whether a request asks what its caller has used, which the
+// IsUsage reports whether a request asks for its caller's usage, which the
 // balancer answers.
 func IsUsage(method string, route Route) bool {
 	return strings.TrimSuffix(route.Operation, "/") == "/usage" && route.Deployment == "" && (method == http.MethodGet || method == http.MethodHead)
 }
 
 // infersByWebSocket reports whether the messages of a WebSocket of this
-// operation, written as in Route, are requests for inference.
+// operation are requests for inference. The operation is written as in Route.
 func infersByWebSocket(operation string) bool {
 	return isOneOf(operation, "/realtime", "/responses")
 }
 
 // isOneOf reports whether an operation, written as in Route, is one of these,
-// perhaps with a slash at its end.
+// with or without a trailing slash.
 func isOneOf(operation string, these ...string) bool {
 	return slices.Contains(these, strings.TrimSuffix(operation, "/"))
 }
 
 // mayInfer reports whether a server may treat the request as [IsInference],
-// however its path is spelled.
+// even if its path is spelled differently.
 func mayInfer(method, operation string) bool {
 	return IsInference(method, operation) || method == http.MethodPost && IsInference(method, mostCommon(operation))
 }
 
 // MayBeResponses reports whether a server may treat the operation as
-// /responses, however it is spelled.
+// /responses, even if it is spelled differently.
 func MayBeResponses(operation string) bool { return mostCommon(operation) == "/responses" }
 
-// IsMessages reports whether a path, as url.URL.EscapedPath returns it, is that
-// of Anthropic's messages, or below it, however it is spelled, and whatever is
-// before its /v1.
+// IsMessages reports whether a path is that of Anthropic's messages, or below
+// it. The path is as url.URL.EscapedPath returns it. It may be spelled
+// differently, and may have any prefix before its /v1.
 func IsMessages(escapedPath string) bool {
 	path := mostCommon(escapedPath)
 	operation := ParsePath(path).Operation
@@ -70,7 +70,7 @@ func IsMessages(escapedPath string) bool {
 	return isOfMessages(operation)
 }
 
-// isOfMessages reports whether an operation, written as in Route, is that of
+// isOfMessages reports whether an operation, written as in Route, is
 // Anthropic's messages, or below it.
 func isOfMessages(operation string) bool {
 	return operation == "/messages" || strings.HasPrefix(operation, "/messages/")
@@ -93,9 +93,9 @@ func CachesPrompts(operation string) bool {
 	return isOneOf(operation, "/chat/completions", "/completions", "/responses", "/responses/compact", "/messages", "/decisions")
 }
 
-// repeatable reports whether a request may be retried when it is unknown
-// whether it was executed already: it is inference, or its method is safe (RFC
-// 9110 section 9.2.1). No backend gets a TRACE.
+// repeatable reports whether a request may be retried if it is unknown whether
+// it was executed: it is inference, or its method is safe (RFC 9110 section
+// 9.2.1). TRACE is missing because no backend gets it.
 func repeatable(method, operation string) bool {
 	return method == http.MethodGet || method == http.MethodHead || method == http.MethodOptions || IsInference(method, operation)
 }

@@ -1,24 +1,25 @@
-// Package openaiapi reads what a request to the OpenAI API asks for: [Parse]
-// returns it as a [Request].
+// Package openaiapi reads requests to the OpenAI API: [Parse] returns a
+// [Request].
 //
 // [ParsePath] splits the path into its dialect, its deployment and its
-// operation. From the operation follows whether the request is for inference,
-// whether it may be repeated, and how it uses stored objects. [Paths] are where
-// a backend has its API: they rewrite a request's path and query to those of
-// the backend, in whatever dialect the request came.
+// operation. The operation determines whether the request is for inference,
+// whether it may be repeated, and how it uses stored objects. [Paths] are the
+// paths of a backend: they rewrite the path and query of a request in any
+// dialect to the backend's.
 //
-// A [Body] is what the body says: the model, whether to stream, how much output
-// the request may cost, and the ids of the stored objects that it names.
+// A [Body] has the values in a body: the model, whether to stream, how much
+// output the request may cost, and the ids of the stored objects that it names.
 // [ParseJSON] and parseForm scan a body once, remember places in it and copy
-// nothing. The grammar says what a member means where it is. [Body.With]
-// replaces the model and leaves every other byte unchanged: encoding a body
-// again would reorder its keys and round its numbers. A [Prompt] identifies the
-// session that a request belongs to. [EachIDInReply] finds the ids in a reply.
+// nothing. A grammar defines the meaning of each member by its place.
+// [Body.With] replaces the model and leaves every other byte unchanged:
+// encoding a body again would reorder its keys and round its numbers. A
+// [Prompt] identifies the session that a request belongs to. [EachIDInReply]
+// finds the ids in a reply.
 //
-// What headers say of a body, be it of a request or a reply, is its type (RFC
-// 9110 section 8.3) and its coding (section 8.4). [Decompress] decodes a body
-// that is in memory, and a [Decoder] one that passes by, because what an error
-// means, and how many tokens a reply took, is in its body.
+// The headers of a request or reply give the type of its body (RFC 9110 section
+// 8.3) and its coding (section 8.4). [Decompress] decodes a body that is in
+// memory, and a [Decoder] one that passes by, because the meaning of an error
+// and the number of tokens are in the body.
 package openaiapi
 
 import (
@@ -34,7 +35,7 @@ import (
 type Dialect int
 
 const (
-	// Other is any path in none of the dialects below.
+	// Other is any path that is not in one of the dialects below.
 	Other Dialect = iota
 	// OpenAI is /v1/<operation>; the model is in the body.
 	OpenAI
@@ -68,28 +69,28 @@ const (
 	deployments     = "/deployments"
 )
 
-// Route is a path taken apart.
+// Route is a parsed path.
 type Route struct {
 	Dialect Dialect
 
-	// Deployment is the path segment that names it, percent-encoded as it came.
-	// Only AzureClassic may have one.
+	// Deployment is the path segment that names the deployment, percent-encoded
+	// as received. Only AzureClassic has one.
 	Deployment string
 
-	// Operation is the rest of the path, percent-encoded as it came, with its
-	// leading slash: "/chat/completions". It is empty if nothing follows, and
-	// the whole path if the dialect is Other or, without Foundry's prefix,
-	// Bare.
+	// Operation is the rest of the path, percent-encoded as received, with its
+	// leading slash: "/chat/completions". It is empty if there is no rest. It
+	// is the whole path if the dialect is Other, or Bare without Foundry's
+	// prefix.
 	Operation string
 }
 
-// ParsePath takes apart a path as url.URL.EscapedPath returns it.
+// ParsePath parses a path as url.URL.EscapedPath returns it.
 //
-// The segments that identify the dialect may be written in any case, and
+// The segments that identify the dialect may be in any case, and
 // percent-encoded: Azure treats "/OpenAI/Deployments/x" like
-// "/openai/deployments/x", so we must find the deployment as well. No other
-// part of the path is unescaped, cleaned or folded. A deployment named "a%2Fb"
-// stays one segment, and a trailing slash stays where it is.
+// "/openai/deployments/x", so ParsePath must find the deployment in both. No
+// other part of the path is unescaped, cleaned or folded. A deployment named
+// "a%2Fb" stays one segment, and a trailing slash stays where it is.
 //
 // A deployment or an operation is not empty, and not a literal "." or "..",
 // which servers resolve (RFC 3986 section 5.2.4). A path with one of these
@@ -123,8 +124,8 @@ func ParsePath(escapedPath string) Route {
 	return Route{Operation: escapedPath}
 }
 
-// cutProject cuts the prefix of Azure's v1 paths in a Foundry project. Each
-// backend has its own project, or none.
+// cutProject cuts the prefix of Azure's v1 paths in a Foundry project. The
+// project's name is dropped, because each backend has its own project, or none.
 func cutProject(path string) (operation string, ok bool) {
 	for _, word := range []string{"api", "projects"} {
 		if path, ok = cutSegment(path, word); !ok {
@@ -140,7 +141,7 @@ func cutProject(path string) (operation string, ok bool) {
 	return cutSegment(path, "v1")
 }
 
-// parseBare takes apart a path that has no prefix. It knows operations only as
+// parseBare parses a path without a prefix. It recognizes operations only as
 // the API's documentation writes them.
 func parseBare(path string) Route {
 	if operation, ok := strings.CutPrefix(path, "/models"); ok && IsInference(http.MethodPost, operation) {
@@ -157,14 +158,14 @@ func parseBare(path string) Route {
 	return Route{Dialect: Bare, Operation: path}
 }
 
-// Name returns the unescaped deployment: a model's name, or nothing if the path
-// has none.
+// Name returns the unescaped deployment, which is the name of a model. It is
+// empty if the path has none.
 func (r Route) Name() string {
 	return unescapeOr(r.Deployment, url.PathUnescape)
 }
 
-// cutSegment cuts the first segment, and the slash before it, if it is the
-// word.
+// cutSegment cuts the first segment, and the slash before it, if the segment is
+// the word.
 func cutSegment(path, word string) (rest string, ok bool) {
 	if path == "" || path[0] != '/' {
 		return "", false
@@ -176,7 +177,8 @@ func cutSegment(path, word string) (rest string, ok bool) {
 	return path[1+len(segment):], true
 }
 
-// cutName cuts the first segment, and the slash before it, if it is a name.
+// cutName cuts the first segment, and the slash before it, if the segment is a
+// name.
 func cutName(path string) (name, rest string, ok bool) {
 	if path == "" {
 		return "", "", false
@@ -186,12 +188,12 @@ func cutName(path string) (name, rest string, ok bool) {
 	return name, rest, name != "" && name != "." && name != ".."
 }
 
-// CheckPath returns what is wrong with a path that must not be passed on, in
-// words for the client, or nothing if it may be passed on. The path is one that
-// url.URL.EscapedPath returns.
+// CheckPath returns the reason, in words for the client, why a path must not be
+// passed on. It returns an empty string if the path may be passed on. The path
+// is as url.URL.EscapedPath returns it.
 //
-// It refuses paths that some servers read in another way than other servers and
-// ParsePath. Such a path would lead out of a backend's base path, or to a
+// CheckPath rejects paths that some servers read differently from other servers
+// and ParsePath. Such a path could lead out of a backend's base path, or to a
 // deployment or an object that was not checked. No SDK sends them.
 func CheckPath(escapedPath string) (problem string) {
 	if !strings.ContainsAny(escapedPath, `.;%\`) && !strings.Contains(escapedPath, "//") {
@@ -240,8 +242,8 @@ func asOthersRead(path string) string {
 func EscapeSegment(s string) string {
 	switch s {
 	case ".", "..":
-		// url.PathEscape leaves dots as they are, and servers would resolve
-		// these.
+		// url.PathEscape does not escape dots, and servers would resolve these
+		// segments.
 		return strings.ReplaceAll(s, ".", "%2E")
 	}
 	return url.PathEscape(s)
@@ -271,8 +273,8 @@ func OddlySpelled(operation string) bool {
 	return stored && (differs || !strings.HasPrefix(operation, prefix))
 }
 
-// isPlain reports whether an operation begins with a slash, and every server
-// reads it alike.
+// isPlain reports whether an operation begins with a slash, and all servers
+// read it alike.
 func isPlain(operation string) bool {
 	for i := range len(operation) {
 		if c := operation[i]; c >= utf8.RuneSelf || 'A' <= c && c <= 'Z' || c == '%' || c == ';' || c == '\\' {

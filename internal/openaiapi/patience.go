@@ -7,8 +7,8 @@ import (
 )
 
 // Patience returns how long the caller waits for a reply. OpenAI's SDKs send
-// that, in seconds: the one for Python as X-Stainless-Read-Timeout, the one for
-// Node as X-Stainless-Timeout.
+// this in seconds: the Python SDK as X-Stainless-Read-Timeout, the Node SDK as
+// X-Stainless-Timeout.
 func Patience(header http.Header) (patience time.Duration, ok bool) {
 	values := header["X-Stainless-Read-Timeout"]
 	if len(values) == 0 {

@@ -3,35 +3,34 @@ package openaiapi
 import "github.com/cespare/xxhash/v2"
 
 // Prompt identifies the beginning that the prompts of one session share.
-// Providers cache it: a backend need not read the beginning of a prompt again
-// if an earlier request there began in the same way. A Prompt contains hashes
-// and no part of the body.
+// Providers cache it: a backend need not process the beginning of a prompt
+// again if an earlier request to it began in the same way. A Prompt contains
+// hashes and no part of the body.
 //
 // The beginning is the part that stays the same from turn to turn: the
-// instructions, the tools, and the messages up to the user's first one. Later
-// messages change with each turn, and without that first one all sessions of an
-// application would begin alike. A prompt of completions, which may grow from
-// turn to turn, is identified by as much of it as a cache needs. Bytes are
-// compared as they are sent, except that the order of the body's members does
-// not matter.
+// instructions, the tools, and the messages up to the user's first message.
+// Later messages change with each turn, and without the user's first message
+// all sessions of an application would begin alike. A prompt of completions may
+// grow from turn to turn, so only as much of it counts as a cache needs. Bytes
+// are compared as they are sent, except that the order of the body's members
+// does not matter.
 type Prompt struct {
 	cacheKey, conversation        uint64
 	instructions, tools, messages uint64
-	// begins reports whether messages has one of the user's.
+	// begins reports whether messages includes a message of the user.
 	begins bool
-	// continues reports whether the prompt goes on where a stored response
-	// ended.
+	// continues reports whether the prompt continues after a stored response.
 	continues bool
 }
 
-// shortestPrompt is the least number of bytes of a body whose prompt may be
-// cached: providers cache no prompts of less than 1024 tokens.
+// shortestPrompt is the length of the shortest body whose prompt may be cached:
+// providers cache no prompts of fewer than 1024 tokens.
 const shortestPrompt = 1024 * charsPerToken
 
-// Key returns a number that is the same for requests of one session. It is the
-// prompt_cache_key if there is one, else the conversation, else the beginning
-// of the prompt. It is 0 for no key, if the body is too short for a cache, or
-// does not contain the beginning.
+// Key returns a number that is the same for all requests of a session. It comes
+// from the prompt_cache_key if there is one, else from the conversation, else
+// from the beginning of the prompt. It is 0 if there is none of these, because
+// the body is too short for a cache or does not contain the beginning.
 func (p *Prompt) Key(bodyLength int64) uint64 {
 	switch {
 	case p.cacheKey != 0:
@@ -70,8 +69,8 @@ func (p *Prompt) set(name, value []byte) {
 	}
 }
 
-// begin begins a member of the body. It returns p if the member is a list of
-// messages, and else nil.
+// begin starts a member of the body. It returns p if the member is a list of
+// messages, else nil.
 func (p *Prompt) begin(name []byte) *Prompt {
 	if string(name) != "messages" && string(name) != "input" {
 		return nil
@@ -80,8 +79,8 @@ func (p *Prompt) begin(name []byte) *Prompt {
 	return p
 }
 
-// addMessage records one of the messages, up to the first one of the user's,
-// and no further. A text instead of the list is that message.
+// addMessage records one of the messages up to the user's first message. Later
+// messages are ignored. A text instead of a list counts as that message.
 func (p *Prompt) addMessage(role, content []byte) {
 	if p.begins {
 		return
@@ -95,7 +94,8 @@ func (p *Prompt) addMessage(role, content []byte) {
 	}
 }
 
-// hashText returns 0 if the value is not a string, or an empty one.
+// hashText returns the hash of a string. It returns 0 if the value is not a
+// string, or is empty.
 func hashText(value []byte) uint64 {
 	if len(value) <= len(`""`) || value[0] != '"' {
 		return 0
@@ -103,13 +103,13 @@ func hashText(value []byte) uint64 {
 	return hash(value)
 }
 
-// longestHashed is how much of a value is hashed. It is far more than the
-// beginning by which a provider finds its caches, and a picture of ten
-// megabytes need not be read once more for it.
+// longestHashed is how much of a value is hashed. It is far more than providers
+// use to find their caches, and saves reading a picture of ten megabytes once
+// more.
 const longestHashed = 64 << 10
 
-// hash returns a number for the value that is never 0. Longer values are told
-// apart by their beginnings and lengths.
+// hash returns a hash of the value that is never 0. Long values are
+// distinguished by their beginnings and lengths.
 func hash(value []byte) uint64 {
 	if len(value) <= longestHashed {
 		return max(1, xxhash.Sum64(value))
@@ -117,7 +117,7 @@ func hash(value []byte) uint64 {
 	return join(xxhash.Sum64(value[:longestHashed]), uint64(len(value)))
 }
 
-// join returns one hash of two. Their order matters.
+// join combines two hashes. Their order matters.
 func join(a, b uint64) uint64 {
 	const odd = 0x9e3779b97f4a7c15 // the golden ratio, as in many hashes
 	a = (a ^ a>>29) * odd

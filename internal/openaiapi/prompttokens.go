@@ -2,23 +2,22 @@ package openaiapi
 
 import "bytes"
 
-// mediaTokens is how many tokens a picture, a recording or a file counts for
-// that a body contains: the number of its bytes says nothing about its tokens.
+// mediaTokens is how many tokens a picture, a recording or a file in a body
+// counts as, because its length says nothing about its tokens.
 const mediaTokens = 1000
 
 const (
-	// longestMediaType is how long the beginning of a data: URL may be, before
-	// its data.
+	// longestMediaType is the maximum length of a data: URL up to its data.
 	longestMediaType = 256
-	// shortestMedia is the least length of a text that is taken for a recording
-	// by its name and its letters.
+	// shortestMedia is the length from which a text counts as a recording
+	// because of its member's name and its characters.
 	shortestMedia = 256
 )
 
-// promptTokens estimates how many tokens the prompt in a body of that length
-// has. Unlike PromptCost, it counts mediaTokens for each data: URL in base64,
-// and for each recording, in place of its bytes. It looks for these only, and
-// reads nothing else of the body again.
+// promptTokens estimates the tokens of the prompt in a body of that length.
+// Each data: URL in base64, and each recording, counts as mediaTokens; the rest
+// counts by its length, as in PromptCost. It searches only for these, and does
+// not parse the body again.
 func promptTokens(body []byte, bodyLength int64) int64 {
 	count, size := int64(0), int64(0)
 	add := func(start, end int) {
@@ -60,15 +59,15 @@ func promptTokens(body []byte, bodyLength int64) int64 {
 var (
 	base64Mark = []byte(";base64,")
 	dataScheme = []byte("data:")
-	// dataMember is the name of the member that has a recording (OpenAI's
+	// dataMember is the name of the member that contains a recording (OpenAI's
 	// chat), or a picture or a file (Anthropic's messages).
 	dataMember = []byte(`"data"`)
 )
 
 // mayBeMedia reports whether a text after these bytes may be a picture, a
-// recording or a file: it is an item of a list, or the name of its member ends
-// like image_url, file_data or image. All other texts are a part of the prompt,
-// also if they look like a URL.
+// recording or a file: it is a list item, or the name of its member ends like
+// image_url, file_data or image. All other texts are part of the prompt, even
+// if they look like a URL.
 func mayBeMedia(before []byte) bool {
 	before = bytes.TrimRight(before, whiteSpace)
 	if bytes.HasSuffix(before, []byte("[")) || bytes.HasSuffix(before, []byte(",")) {
@@ -79,11 +78,11 @@ func mayBeMedia(before []byte) bool {
 	return isMember && isName && (bytes.HasSuffix(name, []byte("url")) || bytes.HasSuffix(name, []byte("data")) || bytes.HasSuffix(name, []byte("image")))
 }
 
-// whiteSpace is that of JSON.
+// whiteSpace is the white space of JSON.
 const whiteSpace = " \t\r\n"
 
-// endOfData returns the end of the text in which b[i] is. Base64 has no
-// escapes.
+// endOfData returns the end of the base64 text that contains b[i]. Base64 has
+// no escapes.
 func endOfData(b []byte, i int) int {
 	n := bytes.IndexByte(b[i:], '"')
 	if n < 0 {
@@ -92,7 +91,7 @@ func endOfData(b []byte, i int) int {
 	return i + n
 }
 
-// isBase64 reports whether a text begins as long data in base64 does.
+// isBase64 reports whether the beginning of a text looks like long base64 data.
 func isBase64(text []byte) bool {
 	if len(text) < shortestMedia {
 		return false

@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// Queries are edited as text: all else stays byte for byte. Only "&" separates
-// parameters (WHATWG URL, section 5.1); a semicolon is part of a value. Names
-// are compared unescaped and without regard to case, since Azure reads them so.
+// Queries are edited as text, so that everything else stays byte for byte. Only
+// "&" separates parameters (WHATWG URL, section 5.1); a semicolon is part of a
+// value. Names are compared unescaped and ignoring case, as Azure does.
 
-// Param returns the value of a query's parameter. If there are several, it is
-// the first one, as for URLSearchParams.get and url.Values.Get. A badly escaped
-// value is returned as it is.
+// Param returns the value of a query's parameter. If there are several, it
+// returns the first, like URLSearchParams.get and url.Values.Get. A badly
+// escaped value is returned as it is.
 func Param(rawQuery, name string) (value string, ok bool) {
 	for pair := range strings.SplitSeq(rawQuery, "&") {
 		if hasName(pair, name) {
@@ -25,11 +25,12 @@ func Param(rawQuery, name string) (value string, ok bool) {
 }
 
 // SetParam sets all parameters of that name to the value, so that it does not
-// matter which of them a server reads. One that has the value stays as it is
-// written. If there is none, it adds one at the end.
+// matter which of them a server reads. A parameter that has the value already
+// stays as it is written. If there is no such parameter, SetParam adds one at
+// the end.
 func SetParam(rawQuery, name, value string) string {
-	// A space is %20, which is the same to servers that do not know the plus
-	// sign.
+	// A space is written as %20, which servers without support for the plus
+	// sign read, too.
 	escaped := "=" + strings.ReplaceAll(url.QueryEscape(value), "+", "%20")
 	pairs := strings.Split(rawQuery, "&")
 	found := false
@@ -49,7 +50,7 @@ func SetParam(rawQuery, name, value string) string {
 	return rawQuery + "&" + url.QueryEscape(name) + escaped
 }
 
-// DropParams removes all parameters of those names.
+// DropParams removes all parameters with one of those names.
 func DropParams(rawQuery string, names ...string) string {
 	pairs := strings.Split(rawQuery, "&")
 	return strings.Join(slices.DeleteFunc(pairs, func(pair string) bool {
@@ -70,16 +71,16 @@ func unescapeOr(s string, unescape func(string) (string, error)) string {
 	return s
 }
 
-// streamOptionsSince is the first api-version of Azure that knows
-// stream_options. Those before it answer 400. Microsoft Learn: "Azure OpenAI
-// API preview lifecycle"; of the stable ones, 2024-10-21 is the first that has
+// streamOptionsSince is the first api-version of Azure that supports
+// stream_options. Earlier versions answer 400. Microsoft Learn: "Azure OpenAI
+// API preview lifecycle"; of the stable versions, 2024-10-21 is the first with
 // it.
 const streamOptionsSince = "2024-09-01"
 
-// KnowsStreamOptions reports whether a server knows the member stream_options
-// in requests to this URL, which is the server's. All do but Azure's with an
-// older api-version, and Foundry's Model Inference API, which refuses each
-// member that its specification lacks.
+// KnowsStreamOptions reports whether a server supports stream_options in
+// requests to this URL of the server. All servers do, except Azure with an
+// older api-version, and Foundry's Model Inference API, which rejects members
+// that its specification lacks.
 func KnowsStreamOptions(u *url.URL) bool {
 	version, ok := Param(u.RawQuery, "api-version")
 	switch {

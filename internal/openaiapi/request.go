@@ -7,94 +7,95 @@ import (
 	"strings"
 )
 
-// Request is what a request to the API asks for. It is parsed once, before a
-// backend is chosen, and does not change.
+// Request is a parsed request to the API. It is parsed once, before a backend
+// is chosen, and does not change.
 type Request struct {
-	// Route is the path taken apart.
+	// Route is the parsed path.
 	Route Route
 
-	// Body is what the body says, as far as it was received and can be read.
+	// Body is the parsed body, as far as it was received and can be read.
 	Body Body
 
-	// Model is the model that the client named, in the path, the body or the
-	// query. It is empty if the request needs none, or if it cannot be found.
+	// Model is the model that the client named in the path, the body or the
+	// query. It is empty if the request needs none, or if none can be found.
 	Model string
 	// HeaderTier is the service tier of the client's header [TierHeader], if
-	// its caller may use that: it overrides the one in the body. See
+	// its caller may use that header. It overrides the tier in the body. See
 	// [Request.ReadHeaderTier].
 	HeaderTier string
-	// Kind says what a backend does for the request, and so whether it may do
-	// that twice.
+	// Kind says what a backend does for the request, and so whether the request
+	// may be executed twice.
 	Kind Kind
-	// Whole reports whether all of the body was received. Otherwise it is too
-	// long to be buffered.
+	// Whole reports whether all of the body was received. If not, the body is
+	// too long to be buffered.
 	Whole bool
-	// Clarity is whether the body has the models that Body found there.
+	// Clarity says whether the body has exactly the models that Body found in
+	// it.
 	Clarity Clarity
 	// NeedsModel reports whether a backend that lists its models gets the
-	// request only for one of these.
+	// request only if it lists the request's model.
 	NeedsModel bool
 	// MayInfer reports whether a model may answer the request, although it is
 	// not known as inference.
 	MayInfer bool
 
-	// PromptLength is how many bytes of the body count as a prompt.
+	// PromptLength is how many bytes of the body count as the prompt.
 	PromptLength int64
-	// Cost is how many tokens the request counts for in a rate limit.
+	// Cost is how many tokens the request counts as in a rate limit.
 	Cost int64
 }
 
-// Kind is what a backend does for a request.
+// Kind classifies a request by what a backend does for it.
 type Kind uint8
 
 const (
-	// Once: the request changes something, or may do so, and must not be
-	// executed twice.
+	// Once means that the request changes something, or may do so, and must not
+	// be executed twice.
 	Once Kind = iota
-	// Safe: its method is safe (RFC 9110 section 9.2.1).
+	// Safe means that the method is safe (RFC 9110 section 9.2.1).
 	Safe
-	// WebSocket: it opens a WebSocket that is not for inference.
+	// WebSocket means that the request opens a WebSocket that is not for
+	// inference.
 	WebSocket
-	// Inference: a model answers the body. See [IsInference].
+	// Inference means that a model answers the body. See [IsInference].
 	Inference
-	// InferenceWebSocket: it opens a WebSocket in which a model answers
-	// messages.
+	// InferenceWebSocket means that the request opens a WebSocket in which a
+	// model answers messages.
 	InferenceWebSocket
-	// Acting: a model answers, and the work goes on without the connection, or
-	// may have an effect besides the answer, or the body cannot be read. So it
-	// must not be executed twice.
+	// Acting means that a model answers, but the request must not be executed
+	// twice: the work goes on without the connection, or may have an effect
+	// besides the answer, or the body cannot be read.
 	Acting
 )
 
-// Repeatable reports whether the request may be retried when it is unknown
+// Repeatable reports whether the request may be retried if it is unknown
 // whether it was executed.
 func (k Kind) Repeatable() bool { return k != Once && k != Acting }
 
-// Infers reports whether the request is for inference, and not about files,
-// fine-tuning and the like.
+// Infers reports whether the request is for inference, and not, for example,
+// about files or fine-tuning.
 func (k Kind) Infers() bool { return k >= Inference }
 
 // IsHandshake reports whether the request opens a WebSocket.
 func (k Kind) IsHandshake() bool { return k == WebSocket || k == InferenceWebSocket }
 
-// Clarity is whether a body has the models that were found in it, and no
-// others.
+// Clarity says whether a body has exactly the models that were found in it.
 type Clarity uint8
 
 const (
-	// Clear: all servers find the same models in what was received of the body,
-	// or the request needs no model.
+	// Clear means that all servers find the same models in the received part of
+	// the body, or that the request needs no model.
 	Clear Clarity = iota
-	// Unclear: the request is for inference, and backends may read a model in
-	// its body that was not found there: it is not JSON, or is declared as
-	// something else.
+	// Unclear means that the request is for inference, and backends may read a
+	// model in its body that was not found there, because the body is not JSON,
+	// or is declared as something else.
 	Unclear
-	// Opaque: the body is compressed, so that no model in it can be found or
-	// replaced.
+	// Opaque means that the body is compressed, so that no model in it can be
+	// found or replaced.
 	Opaque
 )
 
-// Received is what was received of a body.
+// Received is the received part of a body.
 type Received struct {
 	// Bytes is the body, or its beginning.
 	Bytes []byte
@@ -103,12 +104,13 @@ type Received struct {
 	// Length is the length of the whole body, or less than 0 if it is not
 	// known.
 	Length int64
-	// Decoded reports whether the body came compressed, and Bytes are its text.
+	// Decoded reports whether the body was compressed, and Bytes are the
+	// decoded text.
 	Decoded bool
 }
 
-// Parse returns what a request asks for. Its path was parsed already. The
-// prompt is recorded in p, unless p is nil.
+// Parse parses a request with a parsed path. It records the prompt in p, unless
+// p is nil.
 func Parse(r *http.Request, route Route, body Received, p *Prompt) Request {
 	q := Request{Route: route, Kind: kindOf(r, route.Operation), Whole: body.Whole, PromptLength: max(body.Length, int64(len(body.Bytes)))}
 	switch {
@@ -178,25 +180,25 @@ func (q *Request) findModel(rawQuery string) {
 // paths do.
 func (q *Request) ModelInPath() bool { return q.Route.Deployment != "" }
 
-// CutOff reports whether the body is too long to be buffered and no model was
-// found in its beginning, so that none can be replaced. What was received may
-// be unclear or opaque as well.
+// CutOff reports whether the body is too long to be buffered and has no model
+// in its beginning, so that none can be replaced. The received part may also be
+// unclear or opaque.
 func (q *Request) CutOff() bool { return !q.Whole && !q.Body.Whole && !q.Body.HasModel }
 
-// IsUpload reports whether the body is a file, or a part of one, for which
-// there is no model.
+// IsUpload reports whether the body is a file, or a part of one, and needs no
+// model.
 func (q *Request) IsUpload(method string) bool {
 	return !q.NeedsModel && BodyNamesNothing(method, q.Route.Operation)
 }
 
 // CanAskUsage reports whether the request is for a stream without its usage,
-// which can be asked for in the client's place.
+// and the balancer can ask for the usage.
 func (q *Request) CanAskUsage() bool {
 	return q.Kind.Infers() && q.Body.Stream && q.Whole && q.Body.CanAskUsage() && showsUsageIfAsked(q.Route.Operation)
 }
 
-// PromptTokens estimates how many tokens the prompt in the body has. It is at
-// least 1, even if nothing of the prompt can be seen. It is 0 if the request
+// PromptTokens estimates the tokens of the prompt in the body. It returns at
+// least 1, even if none of the prompt can be read. It returns 0 if the request
 // costs no tokens.
 func (q *Request) PromptTokens(body []byte) int64 {
 	switch {
@@ -208,7 +210,7 @@ func (q *Request) PromptTokens(body []byte) int64 {
 	return max(1, promptTokens(body, q.PromptLength))
 }
 
-// CostsTokens reports whether a request to this route costs tokens, if it has a
+// CostsTokens reports whether a request to this route costs tokens if it has a
 // body.
 func CostsTokens(r *http.Request, route Route) bool {
 	return mayInfer(r.Method, route.Operation) && !countsOnly(route.Operation)
@@ -219,9 +221,9 @@ func countsOnly(operation string) bool {
 	return isOneOf(operation, "/responses/input_tokens", "/messages/count_tokens")
 }
 
-// OutputLimit returns how many tokens the answer may have at most: only by the
-// members that the API obeys, for all answers that are asked for. ok is false
-// if the request does not limit it.
+// OutputLimit returns the maximum number of tokens in all requested answers
+// together. Only the members that the operation obeys count. ok is false if the
+// request does not limit its output.
 func (q *Request) OutputLimit() (limit int64, ok bool) {
 	most := &q.Body.MaxOutput
 	switch strings.TrimSuffix(q.Route.Operation, "/") {

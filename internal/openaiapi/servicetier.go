@@ -8,7 +8,7 @@ import (
 )
 
 // TierHeader is Azure's header for the service tier of a request. It overrides
-// the one in the body.
+// the tier in the body.
 const TierHeader = "X-Ms-Service-Tier"
 
 const (
@@ -18,21 +18,21 @@ const (
 	// Fast is the service tier that costs more. A request for it may be served
 	// as [DefaultTier].
 	Fast = "fast"
-	// Priority is the older name of Fast, which many servers still have.
+	// Priority is the older name of Fast, which many servers still use.
 	Priority = "priority"
-	// Ultrafast is the service tier that costs most, and has limits of its own.
+	// Ultrafast is the service tier that costs most, and has separate limits.
 	Ultrafast = "ultrafast"
 	// DefaultTier is the service tier of most requests.
 	DefaultTier = "default"
-	// OtherTier stands for all service tiers that are not known.
+	// OtherTier is the name for all unknown service tiers.
 	OtherTier = "other"
 )
 
 // serviceTiers are the service tiers that requests may name.
 var serviceTiers = []string{"auto", DefaultTier, Flex, Fast, Priority, Ultrafast}
 
-// SynonymOf returns the other name of a service tier that has two. It is empty
-// for others.
+// SynonymOf returns the other name of a service tier that has two names, else
+// an empty string.
 func SynonymOf(tier string) string {
 	switch tier {
 	case Fast:
@@ -49,8 +49,8 @@ func IsServiceTier(tier string) bool { return slices.Contains(serviceTiers, tier
 // ServiceTierNames lists the service tiers for an error.
 func ServiceTierNames() string { return strings.Join(serviceTiers, ", ") }
 
-// TierName returns the service tier as logs and metrics name it: those that no
-// request may name share a name. Without a tier it is empty.
+// TierName returns the name of a service tier in logs and metrics. All tiers
+// that a request may not name are OtherTier. Without a tier, the name is empty.
 func TierName(tier string) string {
 	if tier == "" {
 		return ""
@@ -73,8 +73,8 @@ func readTier(value []byte) string {
 }
 
 // addTier records a service tier of the body. again reports whether it is not
-// the first one. Of two that differ, servers may take either, so that nothing
-// is known of the tier that the request has.
+// the first one. If two tiers differ, servers may use either, so the request's
+// tier is OtherTier.
 func (b *Body) addTier(tier string, again bool) {
 	if b.OddTier = b.OddTier || again; b.OddTier && b.ServiceTier != tier {
 		tier = OtherTier
@@ -82,20 +82,20 @@ func (b *Body) addTier(tier string, again bool) {
 	b.ServiceTier = tier
 }
 
-// TakesServiceTier reports whether the API has a service tier for the request:
-// for chats and responses.
+// TakesServiceTier reports whether the API has service tiers for the request.
+// It has them for chats and responses.
 func (q *Request) TakesServiceTier() bool {
 	return q.Kind.Infers() && isOneOf(q.Route.Operation, "/chat/completions", "/responses")
 }
 
 // ServiceTier returns the service tier that the client asks for. It is empty if
-// it names none, or the API has none for the request.
+// the client names none, or the API has none for the request.
 func (q *Request) ServiceTier() string {
 	return q.TierIfTaken(cmp.Or(q.HeaderTier, q.Body.ServiceTier))
 }
 
-// TierIfTaken returns a service tier, or nothing if the API has none for the
-// request.
+// TierIfTaken returns tier if the API has service tiers for the request, else
+// an empty string.
 func (q *Request) TierIfTaken(tier string) string {
 	if tier == "" || !q.TakesServiceTier() {
 		return ""
@@ -104,7 +104,7 @@ func (q *Request) TierIfTaken(tier string) string {
 }
 
 // MayTakeServiceTier reports whether a server may read a service tier in the
-// request: in a chat or a response, or in an operation that is not known.
+// request. It may in a chat, a response, or an unknown operation.
 func (q *Request) MayTakeServiceTier() bool {
 	switch strings.TrimSuffix(mostCommon(q.Route.Operation), "/") {
 	case "/chat/completions", "/responses", "/responses/compact":
@@ -113,8 +113,8 @@ func (q *Request) MayTakeServiceTier() bool {
 	return q.MayInfer
 }
 
-// ReadHeaderTier reads the service tier of the client's header, which may be a
-// list or anything else.
+// ReadHeaderTier reads the service tier of the client's header. Its value may
+// be a list or any other text.
 func (q *Request) ReadHeaderTier(header http.Header) {
 	if tiers := header[TierHeader]; len(tiers) > 0 && q.TakesServiceTier() {
 		q.HeaderTier = TierName(cmp.Or(strings.Join(tiers, ","), OtherTier))

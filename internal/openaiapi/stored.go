@@ -12,51 +12,55 @@ import (
 type Stored struct {
 	// IDs are the ids in the path, followed by the ids in the query.
 	IDs []string
-	// Subject is the last id in the path: the object that the request is about.
+	// Subject is the last id in the path, which is the object that the request
+	// is about.
 	Subject string
 	// Creates reports whether the request creates the object in its reply.
 	Creates bool
-	// Makes is what the request makes in a collection. It is below no other
-	// object.
+	// Makes is the kind of object that the request makes in a collection, if
+	// that is not below another object.
 	Makes Made
 	// List reports whether the request asks for a list of objects. Each account
 	// lists only its own.
 	List bool
-	// Teaches reports whether the reply names objects. The reply to a chat
-	// completion does so only if the request asks to store it, or for audio.
+	// Teaches reports whether the reply names objects. TeachesIfStored reports
+	// whether it does so only if the request asks to store the reply, or for
+	// audio, as a chat completion may.
 	Teaches, TeachesIfStored bool
 	// Guesses are the values of further parameters that may be ids. They count
 	// only if a reply has taught them.
 	Guesses []string
 
-	// NewAPI reports whether nothing is known about the operation: see
-	// [IsNewAPI]. Names are then what may be names of objects in its path,
-	// Within is the path in which its reply names objects, and OddPath reports
-	// whether some servers read other names there.
+	// NewAPI reports whether the operation is unknown: see [IsNewAPI]. Then
+	// Names are the possible names of objects in its path, Within is the path
+	// in which its reply names objects, and OddPath reports whether some
+	// servers read other names in the path.
 	NewAPI  bool
 	Names   []PathName
 	Within  string
 	OddPath bool
 }
 
-// Made is what a request makes, by how it is used.
+// Made is the kind of object that a request makes, by how other requests use
+// it.
 type Made uint8
 
 const (
-	// MakesNothing: no object, or one that other requests do not name together
-	// with others.
+	// MakesNothing means no object, or one that other requests do not name
+	// together with other objects.
 	MakesNothing Made = iota
-	// MakesResponse: a response, which the next one may name together with
-	// objects.
+	// MakesResponse means a response, which the next request may name together
+	// with other objects.
 	MakesResponse
-	// MakesHistory: what responses or runs continue, and name together with
-	// objects.
+	// MakesHistory means a conversation or thread, which responses or runs
+	// continue, and name together with other objects.
 	MakesHistory
-	// MakesObject: what other requests name, often with others of its kind.
+	// MakesObject means an object that other requests name, often with others
+	// of its kind.
 	MakesObject
 )
 
-// made returns what a POST to a collection makes.
+// made returns the kind of object that a POST to a collection makes.
 func made(collection string) Made {
 	switch collection {
 	case "responses":
@@ -69,7 +73,8 @@ func made(collection string) Made {
 	return MakesNothing
 }
 
-// collections are the paths below which objects have their ids.
+// collections are the paths of stored objects: the first segment and, if it has
+// any, the second. The ids of the objects follow.
 var collections = map[string][]string{
 	"responses": nil, "conversations": nil, "files": nil, "uploads": nil, "batches": nil, "vector_stores": nil,
 	"containers": nil, "assistants": nil, "threads": nil, "evals": nil, "videos": nil, "skills": nil,
@@ -79,8 +84,8 @@ var collections = map[string][]string{
 	"chatkit":     {"sessions", "threads"},
 }
 
-// cutCollection cuts the collection that an operation is about: its first
-// segment, and the second one if that belongs to it.
+// cutCollection cuts the collection from an operation: its first segment, and
+// the second one if it belongs to the collection.
 func cutCollection(operation string) (first, rest string, ok bool) {
 	first, rest, _ = strings.Cut(strings.Trim(operation, "/"), "/")
 	seconds, ok := collections[first]
@@ -92,12 +97,12 @@ func cutCollection(operation string) (first, rest string, ok bool) {
 	return first, rest, ok
 }
 
-// notIDs are segments in places of ids that are not ids.
+// notIDs are segments that stand in the place of an id, but are not ids.
 var notIDs = []string{"input_tokens", "compact", "runs", "edits", "extensions", "characters", "client_secrets", "calls"}
 
-// creating are the last segments of paths below an object to which a POST makes
-// something new. Whatever else is sent there, such as cancel or search, only
-// changes or shows what there is.
+// creating are the last segments of paths below an object to which a POST
+// creates something. A POST to other segments, such as cancel or search, only
+// changes or shows existing objects.
 var creating = []string{"files", "file_batches", "messages", "runs", "items", "parts", "versions", "permissions", "remix"}
 
 // ReadStored returns how a request uses stored objects. The operation is
@@ -145,7 +150,7 @@ func ReadStored(method, operation, rawQuery string) (s Stored) {
 
 // addParams adds the ids in a query. Servers differ in which of several
 // parameters they read, and some also split at semicolons, or read call_id[] as
-// call_id. So each counts.
+// call_id. So all of these count.
 func (s *Stored) addParams(rawQuery string) {
 	if rawQuery == "" {
 		return
@@ -164,28 +169,29 @@ func (s *Stored) addParams(rawQuery string) {
 	}
 }
 
-// objectParams are the parameters that name objects: in lists, and a realtime
-// connection's call.
+// objectParams are the parameters that name objects: those of lists, and the
+// call of a realtime connection.
 var objectParams = []string{"after", "before", "call_id"}
 
-// Reach is which stored objects a request can use.
+// Reach says which stored objects a request can use.
 type Reach uint8
 
 const (
-	// ReachesUnknown: the operation is not a known one.
+	// ReachesUnknown means that the operation is unknown.
 	ReachesUnknown Reach = iota
-	// ReachesNamed: the objects that it names, and the objects below them.
+	// ReachesNamed means the objects that the request names, and the objects
+	// below them.
 	ReachesNamed
-	// ReachesAll: all objects of an account, as a list shows them.
+	// ReachesAll means all objects of an account, as in a list.
 	ReachesAll
-	// ReachesUnseen: objects that are named elsewhere: in the frames of a
-	// session, in the file of a batch, or in the filters of an eval.
+	// ReachesUnseen means objects that are named outside the request: in the
+	// frames of a session, in the file of a batch, or in the filters of an
+	// eval.
 	ReachesUnseen
 )
 
-// ReachOf returns which stored objects a request with this method and
-// operation, written as in Route, can use. An id in the operation's path names
-// the object.
+// ReachOf returns which stored objects a request can use. The operation is
+// written as in Route. An id in the path names an object.
 func ReachOf(method, operation string) Reach {
 	reads := method == http.MethodGet || method == http.MethodHead
 	first, rest, ok := cutCollection(operation)
@@ -216,8 +222,8 @@ func ReachOf(method, operation string) Reach {
 	return ReachesNamed
 }
 
-// BodyNamesNothing reports whether the body of an operation names no object, so
-// that it need not be searched for ids.
+// BodyNamesNothing reports whether the body of an operation names no objects,
+// so that it need not be searched for ids.
 func BodyNamesNothing(method, operation string) bool {
 	operation = strings.TrimSuffix(operation, "/")
 	if method != http.MethodPost {
@@ -230,8 +236,8 @@ func BodyNamesNothing(method, operation string) bool {
 	return strings.HasPrefix(operation, "/audio/") && operation != "/audio/speech" || strings.HasPrefix(operation, "/uploads/") && strings.HasSuffix(operation, "/parts")
 }
 
-// IDInLocation returns the id at the end of a Location header, or nothing. The
-// id of a realtime call is only there.
+// IDInLocation returns the id at the end of a Location header, or an empty
+// string. The id of a realtime call is only in this header.
 func IDInLocation(location string) string {
 	u, err := url.Parse(location)
 	if err != nil {

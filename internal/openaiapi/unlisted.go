@@ -9,8 +9,8 @@ import (
 )
 
 // maybeInfers reports whether a model may answer a request that is not
-// [IsInference]: to an operation that is not known, or to one that begins work
-// of a model that the request names.
+// [IsInference]: the operation is unknown, or starts work of a model that the
+// request names.
 func maybeInfers(r *http.Request, operation string) bool {
 	switch method := r.Method; method {
 	case http.MethodHead, http.MethodOptions, http.MethodDelete:
@@ -30,7 +30,7 @@ func maybeInfers(r *http.Request, operation string) bool {
 	return !stored
 }
 
-// Engine returns the model in the path of an operation of OpenAI's first API:
+// Engine returns the model in the path of OpenAI's first API:
 // /engines/<model>/completions.
 func (q *Request) Engine() string {
 	rest, ok := strings.CutPrefix(q.Route.Operation, "/engines/")
@@ -44,16 +44,16 @@ func (q *Request) Engine() string {
 // NamesModel reports whether the request names a model where one is expected.
 func (q *Request) NamesModel() bool { return q.Model != "" || q.Engine() != "" || q.Body.NamesOthers() }
 
-// HidesModel reports whether the body of a request that MayInfer may name a
-// model that was not found there. An offer of WebRTC names none.
+// HidesModel reports whether the body of a request with MayInfer may name a
+// model that was not found. A WebRTC offer names none.
 func (q *Request) HidesModel(body []byte) bool {
 	offer := bytes.HasPrefix(body, []byte("v=0\r\n")) || bytes.HasPrefix(body, []byte("v=0\n"))
 	return q.MayInfer && len(body) > 0 && !offer && (!q.Body.Clear || q.Whole && !q.Body.Whole)
 }
 
-// Unlisted returns the first model that the request names and that is not one
-// of these: as its engine, as a further one to fall back to, or as that of a
-// session. An unreadable one is named as "". It returns false if there is none.
+// Unlisted returns the first model of the request that is not one of these
+// models. It looks at the engine, at fallbacks, and at the model of a session.
+// An unreadable model is returned as "". found is false if there is none.
 func (q *Request) Unlisted(body []byte, models []string) (model string, found bool) {
 	if engine := q.Engine(); engine != "" && !slices.Contains(models, engine) {
 		return engine, true
@@ -67,7 +67,7 @@ func (q *Request) Unlisted(body []byte, models []string) (model string, found bo
 }
 
 // ShowsStored reports whether a request only shows or changes a stored object,
-// so that a usage in its reply is that of an earlier request.
+// so that a usage in its reply belongs to an earlier request.
 func ShowsStored(method, operation string) bool {
 	if method != http.MethodPost {
 		return true
@@ -79,7 +79,7 @@ func ShowsStored(method, operation string) bool {
 }
 
 // ResponseID returns the id of the stored response that the request is about,
-// or nothing.
+// or an empty string.
 func (q *Request) ResponseID() string {
 	rest, ok := strings.CutPrefix(q.Route.Operation, "/responses/")
 	if !ok || q.Kind.Infers() {

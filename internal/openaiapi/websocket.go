@@ -7,24 +7,24 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// IsExtendedConnect reports whether the request opens a WebSocket that has its
-// body as its stream (RFC 8441, RFC 9220).
+// IsExtendedConnect reports whether the request opens a WebSocket over its own
+// stream of HTTP/2 or HTTP/3 (RFC 8441, RFC 9220).
 func IsExtendedConnect(r *http.Request) bool {
 	return r.Method == http.MethodConnect &&
 		(r.ProtoMajor == 2 && r.Header.Get(":protocol") == "websocket" || r.ProtoMajor == 3 && r.Proto == "websocket")
 }
 
-// IsHandshake reports whether the request opens a WebSocket: it is a GET over
-// HTTP/1.1 (RFC 6455 section 4.1). That has no body: some servers would read it
-// as frames.
+// IsHandshake reports whether the request opens a WebSocket by a GET over
+// HTTP/1.1 (RFC 6455 section 4.1). A request with a body does not count,
+// because some servers would read the body as frames.
 func IsHandshake(r *http.Request) bool {
 	return r.Method == http.MethodGet && r.ContentLength == 0 && strings.EqualFold(r.Header.Get("Upgrade"), "websocket") &&
 		httpguts.HeaderValuesContainsToken(r.Header["Connection"], "Upgrade")
 }
 
-// SetUpgrade makes a header that of a handshake, or of the answer to one, that
-// names the protocol. Some servers know the fields of WebSockets, and the
-// protocol's name, only in the spelling of RFC 6455.
+// SetUpgrade makes a header that of a handshake, or of the answer to one, for
+// the protocol. It uses the spelling of RFC 6455, because some servers accept
+// the fields of WebSockets, and the protocol's name, only in that spelling.
 func SetUpgrade(out http.Header, protocol string) {
 	out["Connection"], out["Upgrade"] = []string{"Upgrade"}, []string{protocol}
 	for name, usual := range map[string]string{
@@ -40,8 +40,8 @@ func SetUpgrade(out http.Header, protocol string) {
 	}
 }
 
-// AsPost returns a handshake as the request over HTTP that the first message of
-// its WebSocket is.
+// AsPost returns the HTTP request that corresponds to the first message of a
+// WebSocket.
 func AsPost(r *http.Request) *http.Request {
 	post := r.Clone(r.Context())
 	post.Method, post.Body, post.ContentLength = http.MethodPost, nil, 0
@@ -53,8 +53,8 @@ func AsPost(r *http.Request) *http.Request {
 }
 
 // IsEchoOrTunnel reports whether a server may answer the request with a copy of
-// it, which has the backend's key in it (RFC 9110 section 9.3.8; TRACK is an
-// old name of TRACE), or with a connection to any address. No API has such
+// it, which contains the backend's key (RFC 9110 section 9.3.8; TRACK is an old
+// name of TRACE), or with a connection to any address. No API has such
 // requests.
 func IsEchoOrTunnel(r *http.Request) bool {
 	return strings.EqualFold(r.Method, http.MethodTrace) || strings.EqualFold(r.Method, "TRACK") ||
