@@ -2,20 +2,20 @@ package keys
 
 import "time"
 
-// AuditedKey is a key of a caller, which has no part in it.
+// AuditedKey describes a caller's key without containing any part of it.
 type AuditedKey struct {
 	Caller string
-	// ID tells the keys of a caller apart. It is not logged.
+	// ID distinguishes the keys of a caller. It is not logged.
 	ID [32]byte
-	// By is where the key is from: config or file.
+	// By is the source of the key: config or file.
 	By string
-	// Expires is when it expires, and Expired reports whether it has. Zero: it
-	// does not.
+	// Expires is when the key expires, or zero if it does not expire. Expired
+	// reports whether it has expired.
 	Expires time.Time
 	Expired bool
 }
 
-// Audited returns the keys as the audit log has them.
+// Audited returns the keys for the audit log.
 func (c *Clients) Audited() []AuditedKey {
 	if c == nil {
 		return nil

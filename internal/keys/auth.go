@@ -12,31 +12,32 @@ import (
 	"sync/atomic"
 )
 
-// Auth authenticates the attempts at one backend: with a credential of its own,
-// the caller's, or none. It also lists the keys that no reply of the backend
-// may show.
+// Auth authenticates the attempts at one backend: with the backend's own
+// credential, the caller's, or none. It also lists the keys that no reply of
+// the backend may show.
 type Auth struct {
 	// Scheme is one of [Schemes].
 	Scheme string
 	// Source supplies the backend's own credential. It is nil if there is none.
 	Source Source
-	// Passthrough reports whether the backend gets the caller's credential.
+	// Passthrough reports whether the caller's credential is passed to the
+	// backend.
 	Passthrough bool
-	// InHeaders are the values of the config's headers that may hold a key.
+	// InHeaders are the values of configured headers that may contain a key.
 	InHeaders []string
 
-	// known are the secrets of attempts with the credential that was used last.
+	// known caches the secrets of attempts with the latest credential.
 	known atomic.Pointer[secretsOf]
 }
 
-// secretsOf are the secrets of attempts with a credential.
+// secretsOf has the secrets of attempts with a credential.
 type secretsOf struct {
 	credential Credential
 	secrets    Secrets
 }
 
 // Credential returns the credential for an attempt. It is empty if the backend
-// has none of its own.
+// has no credential.
 func (a *Auth) Credential(ctx context.Context) (Credential, error) {
 	if a.Source == nil {
 		return Credential{}, nil
@@ -45,7 +46,7 @@ func (a *Auth) Credential(ctx context.Context) (Credential, error) {
 }
 
 // CanRenew reports whether the source may have another credential after a
-// refusal. A key in the config itself stays what it is until the next config.
+// refusal. A key in the config itself does not change until the next config.
 func (a *Auth) CanRenew() bool {
 	key, isKey := a.Source.(*Key)
 	return a.Source != nil && (!isKey || key.InFile())
@@ -55,14 +56,15 @@ func (a *Auth) CanRenew() bool {
 type AudienceSource interface {
 	Source
 
-	// RenewFor is Renew after a refusal that may be about the audience. The
-	// text of the backend may name those that it accepts.
+	// RenewFor returns another credential after a refusal that may be about the
+	// audience. text is the backend's error, which may name the audiences that
+	// it accepts.
 	RenewFor(ctx context.Context, refused Credential, text string) (Credential, error)
 }
 
 // Renew returns another credential after one was refused. It reports false if
-// there is no other. aboutAudience is what the refusal says about the audience
-// of a token. It is empty if that is nothing.
+// there is no other. aboutAudience is the part of the refusal that is about the
+// audience of a token, or empty.
 func (a *Auth) Renew(ctx context.Context, refused Credential, aboutAudience string) (Credential, bool) {
 	if a.Source == nil {
 		return refused, false
@@ -77,14 +79,15 @@ func (a *Auth) Renew(ctx context.Context, refused Credential, aboutAudience stri
 	return renewed, err == nil && renewed != refused
 }
 
-// atOnce is a context that is done, for calls that must not wait.
+// atOnce is a canceled context, for calls that must not wait.
 var atOnce = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }()
 
-// HasReplaced reports whether there is another credential by now.
+// HasReplaced reports whether the source now has another credential than the
+// refused one.
 func (a *Auth) HasReplaced(refused Credential) bool {
 	if a.Source == nil {
 		return false
@@ -93,15 +96,15 @@ func (a *Auth) HasReplaced(refused Credential) bool {
 	return err == nil && current != refused
 }
 
-// Outdated reports whether the credential of an attempt is a key of the config
+// Outdated reports whether the credential of an attempt is a configured key
 // that has changed since.
 func (a *Auth) Outdated(credential Credential) bool {
 	key, ok := a.Source.(*Key)
 	return ok && *key.current.Load() != credential
 }
 
-// Authorize sets the credential on the header and the URL of a request that has
-// none, and the caller's with passthrough.
+// Authorize adds the credential to the header of a request. With passthrough,
+// it adds the caller's keys to the header and the URL.
 func (a *Auth) Authorize(header http.Header, u *url.URL, credential Credential, caller Presented) {
 	if credential.Header != "" {
 		header[http.CanonicalHeaderKey(credential.Header)] = []string{credential.Value}
@@ -131,9 +134,9 @@ func (a *Auth) Secrets(credential Credential, caller Presented) Secrets {
 	return s
 }
 
-// Fingerprint identifies the credentials of a backend, and does not contain
-// them. They are the scheme, the identity of the source, if there is one, and
-// the headers of the config that may be a part of the credential, for example a
+// Fingerprint returns a digest that identifies the credentials of a backend
+// without containing them. These are the scheme, the identity of the source, if
+// any, and configured headers that may be part of the credential, such as a
 // gateway's key.
 func (a *Auth) Fingerprint(identity string, header http.Header) string {
 	sum := sha256.New()

@@ -11,8 +11,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 )
 
-// The schemes of auth that are built in, and the one that the module azure
-// adds. Every other scheme is the name of a module, too.
+// The built-in schemes of auth, and the scheme that the module azure adds.
+// Every other scheme is the name of a module, too.
 const (
 	SchemeAPIKey        = "api_key"
 	SchemeBearer        = "bearer"
@@ -23,7 +23,7 @@ const (
 
 var builtIn = []string{SchemeAPIKey, SchemeBearer, schemePassthrough, schemeNone}
 
-// SourceNamespace is the namespace of modules that are a [Source].
+// SourceNamespace is the namespace of modules that implement [Source].
 const SourceNamespace = "http.openai_lb.credentials"
 
 // Schemes returns the allowed values of auth.
@@ -38,7 +38,7 @@ func Schemes() []string {
 // IsModule reports whether a scheme is the name of a module, which has options.
 func IsModule(scheme string) bool { return !slices.Contains(builtIn, scheme) }
 
-// CheckScheme checks that there is such a scheme.
+// CheckScheme returns an error if there is no such scheme.
 func CheckScheme(scheme string) error {
 	schemes := Schemes()
 	switch {
@@ -57,16 +57,16 @@ func CheckScheme(scheme string) error {
 	return fmt.Errorf("auth '%s' is not one of %s", scheme, strings.Join(schemes, ", "))
 }
 
-// AuthConfig is the part of a backend's config that is about authentication.
+// AuthConfig is the part of a backend's config for authentication.
 type AuthConfig struct {
 	// Scheme is one of [Schemes]. Default: the usual one of the host.
 	Scheme string
 	APIKey string
-	// Options are those of the module, if the scheme is one.
+	// Options are the module's options, if the scheme is a module.
 	Options json.RawMessage
-	// Header is what the config sets on every request.
+	// Header has the headers that the config sets on every request.
 	Header http.Header
-	// Azure and OpenAI report whether the host is one of these providers'.
+	// Azure and OpenAI report whether the host belongs to that provider.
 	Azure, OpenAI bool
 }
 
@@ -125,7 +125,7 @@ func (c AuthConfig) scheme() string {
 	return schemeNone
 }
 
-// Check checks the scheme, and the options that depend on it.
+// Check checks the scheme and the options that depend on it.
 func (c AuthConfig) Check() error {
 	scheme := c.scheme()
 	if err := CheckScheme(scheme); err != nil {

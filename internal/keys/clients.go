@@ -20,16 +20,16 @@ import (
 )
 
 const (
-	// digestPrefix marks a key of which only the digest is known.
+	// digestPrefix marks a digest that is configured instead of a key.
 	digestPrefix = "sha256:"
-	// maxName is how long a caller's name may be, in bytes.
+	// maxName is the maximum length of a caller's name, in bytes.
 	maxName = 64
-	// minKey is how many characters a key must have. What is shorter can be
-	// guessed, or is the beginning of a key.
+	// minKey is the minimum length of a key, in characters. A shorter one can
+	// be guessed, or is the beginning of a key.
 	minKey = 16
 )
 
-// Why a caller is refused.
+// Reasons why a caller is refused.
 var (
 	ErrNoKey      = errors.New("the request has no key")
 	errUnknownKey = errors.New("the request has no known key")
@@ -37,101 +37,105 @@ var (
 	ErrTwoCallers = errors.New("the request has keys of different callers")
 )
 
-// ClientKey is a key and the name of its caller. It may have placeholders, or
-// be the digest of a key.
+// ClientKey is a key and the name of its caller. The key may have placeholders,
+// or be the digest of a key.
 type ClientKey struct{ Name, Key string }
 
 // Caller is the owner of a key.
 type Caller struct {
 	Name string
-	// Label stands for the caller in metrics.
+	// Label is the caller's label in metrics.
 	Label string
-	// KeyID tells the caller's keys apart. It is the same in each process, and
-	// not logged. It is empty if the caller sent a token.
+	// KeyID distinguishes the caller's keys. It is the same in every process,
+	// and not logged. It is empty if the caller sent a token.
 	KeyID string
-	// Token is what its token says. nil: it sent a key.
+	// Token has the claims of the caller's token. It is nil if the caller sent
+	// a key.
 	Token *Identity
 }
 
-// ClientsConfig lists the keys of callers, and the file with more.
+// ClientsConfig has the keys of callers, and the options for a file with more.
 type ClientsConfig struct {
 	Keys []ClientKey
 	// File is the path of a file with more keys, which may have placeholders.
-	// If nil, there is none.
+	// It is nil if there is no file.
 	File *string
-	// Tokens identifies callers that send a token. If nil, only keys do.
+	// Tokens identifies callers that send a token. It is nil if only keys
+	// identify callers.
 	Tokens CallerIdentity
 	// Tiers are the tiers that lines of the File may name.
 	Tiers []string
-	// Location is where the day begins after which a key expires. Required with
-	// a File.
+	// Location is the time zone of the day after which a key expires. Required
+	// with a File.
 	Location *time.Location
-	// Label returns the label of a caller in metrics. Required.
+	// Label returns the metrics label of a caller. Required.
 	Label func(name string) string
-	// Logger warns of keys that expire soon. Required.
+	// Logger logs warnings of keys that expire soon. Required.
 	Logger *zap.Logger
-	// Audit gets the keys when they have changed, or one has expired. It may be
-	// nil.
+	// Audit is called with all keys when they have changed, or one has expired.
+	// It may be nil.
 	Audit func([]AuditedKey)
 }
 
-// Clients knows the keys with which callers may use the balancer, and whose
-// they are. The keys come from the config and from a file. Both are read again
-// when files change, see [Clients.Read]. Many requests use it at once.
+// Clients maps the keys of callers to their names. The keys come from the
+// config and from a file. Both are reloaded when files change, see
+// [Clients.Read]. Many requests use it concurrently.
 //
-// Nobody must learn a key from the time that a lookup takes. So what is looked
-// up is mixed with the random number blind.
+// The time of a lookup must not reveal a key. So lookups use digests that are
+// mixed with the random number blind.
 type Clients struct {
 	config ClientsConfig
 	file   string // of the config, without placeholders
 
 	mu sync.Mutex // guards the reading
-	// changed gets the names of the callers, and their tiers, before changes
-	// apply. nil: nothing does.
+	// changed is called with the names of the callers, and their tiers, before
+	// changes apply. It may be nil.
 	changed func(names []string, tiers map[string]string)
-	// tiers are those that lines of the file name for callers.
+	// tiers are the tiers that lines of the file give to callers.
 	tiers map[string]string
 	// given are the keys of the config, and listed the lines of the file, as
-	// they were last read.
+	// last read.
 	given, listed []foundKey
-	// expiring are the keys that expire.
+	// expiring are the keys that have an expiry date.
 	expiring []client
-	// unread is why the file could not be read. clashes are the keys of the
-	// config, and wrong the lines of the file, that count as not there, each
-	// with the reason.
+	// unread is the error if the file could not be read. clashes are the errors
+	// of ignored keys of the config, and wrong the errors of ignored lines of
+	// the file.
 	unread         error
 	clashes, wrong []string
-	// latest is the file as it was last read, and read are its lines.
+	// latest is the state of the file when it was last read, and read are its
+	// lines.
 	latest fileState
 	read   []string
-	// unfinished is the digest of a file that ended within a line, and seen is
-	// when it was first read.
+	// unfinished is the digest of a file that ended within a line. seen is when
+	// this file was first read.
 	unfinished [sha256.Size]byte
 	seen       time.Time
 
 	known atomic.Pointer[map[blinded]client]
 }
 
-// client is a caller by one of its keys. by is where that is from: config or
-// file.
+// client is a caller with one of its keys. by is the source of the key: config
+// or file.
 type client struct {
 	Caller
 	expiry *expiry
 	by     string
-	// digest is that of its key, if that expires.
+	// digest is the digest of the key, if the key expires.
 	digest blinded
 }
 
-// blind is the same for all configs, so that their keys can be compared.
+// blind is a random number. All configs share it, so that their keys can be
+// compared.
 var blind = func() (random [32]byte) {
 	rand.Read(random[:])
 	return random
 }()
 
-// blinded is the digest of a random number and a key's digest.
+// blinded is the digest of blind and a key's digest.
 type blinded [sha256.Size]byte
 
-// NewClients reads the keys. Its errors hold no key.
+// NewClients reads the keys. Its errors do not contain a key.
 func NewClients(config ClientsConfig) (*Clients, error) {
 	c := &Clients{config: config}
 	if config.File != nil {
@@ -151,9 +155,9 @@ func (c *Clients) InFiles() bool {
 	return c.file != "" || slices.ContainsFunc(c.config.Keys, func(k ClientKey) bool { return InFile(k.Key) })
 }
 
-// Read reads the keys again. What cannot be read stays as it was: a key of the
-// config, and the lines of the file. Lines that are wrong count as not there.
-// The error says what is wrong, and holds no key.
+// Read reloads the keys. A configured key that cannot be read keeps its value,
+// and a file that cannot be read keeps its lines. Wrong lines are ignored. The
+// error says what is wrong, and does not contain a key.
 func (c *Clients) Read() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -182,10 +186,10 @@ func (c *Clients) Read() error {
 	return errors.New(firstOf(problems))
 }
 
-// isSame reports whether two lists are one.
+// isSame reports whether two lists share the same memory.
 func isSame(a, b []foundKey) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
 
-// maxProblems is how many problems an error names.
+// maxProblems is how many problems an error lists.
 const maxProblems = 3
 
 func firstOf(problems []string) string {
@@ -196,8 +200,8 @@ func firstOf(problems []string) string {
 	return text
 }
 
-// resolve reads the keys of the config, and again those in files. It returns
-// what is wrong with those that stay as they were.
+// resolve reads the keys of the config; when called again, only those in files.
+// It returns the errors of keys that keep their previous value.
 func (c *Clients) resolve() (problems []string) {
 	given := make([]foundKey, len(c.config.Keys))
 	for i, k := range c.config.Keys {
@@ -221,7 +225,7 @@ func (c *Clients) resolve() (problems []string) {
 	return problems
 }
 
-// use makes the keys known that were read.
+// use applies the keys that were read.
 func (c *Clients) use() {
 	known := make(map[blinded]client, len(c.given)+len(c.listed))
 	c.tiers = make(map[string]string)
@@ -259,24 +263,25 @@ func (c *Clients) use() {
 	c.known.Store(&known)
 }
 
-// foundKey is a key and, for errors, where it was found: in the config or in a
-// line of the file, counted from 1.
+// foundKey is a key and its place for errors: in the config or in a line of the
+// file, counted from 1.
 type foundKey struct {
 	where     string
 	line      int
 	name, key string
 	tier      string    // empty: the line names none
 	expires   time.Time // zero: never
-	// unfinished reports whether the key may go on: the file is being written.
+	// unfinished reports whether the key may be incomplete, because the file is
+	// being written.
 	unfinished bool
-	// wrong is what is wrong with the key or the line. Otherwise, digest is
-	// that of the key.
+	// wrong is the error of the key or the line. If it is empty, digest is the
+	// digest of the key.
 	wrong  string
 	digest blinded
 	id     string // as in Caller
 }
 
-// err returns what is wrong with the key, or nil.
+// err returns the error of the key, or nil.
 func (k *foundKey) err() error {
 	if k.wrong == "" {
 		return nil
@@ -302,7 +307,7 @@ func (k ClientKey) resolve() (foundKey, error) {
 	return found, nil
 }
 
-// where names the key in an error.
+// where returns the name of the key for an error.
 func (k ClientKey) where() string {
 	if utf8.RuneCountInString(k.Name) < minKey { // a longer one may be the key, written in its place
 		return fmt.Sprintf("client_key %q", k.Name)
@@ -310,16 +315,17 @@ func (k ClientKey) where() string {
 	return "client_key"
 }
 
-// WrittenKeys are keys as they are written in a config. The zero WrittenKeys
-// has none.
+// WrittenKeys collects keys as they are written in a config, to find
+// duplicates. The zero WrittenKeys is empty.
 type WrittenKeys struct {
 	names map[blinded]string
-	// placeholders are the names of keys with placeholders, by their text.
+	// placeholders maps texts of keys with placeholders to the names of the
+	// callers.
 	placeholders map[string]string
 }
 
-// Add returns what is wrong with a key and its name as they are written, next
-// to the keys that were added before.
+// Add adds a key as it is written. It returns an error if the key or its name
+// is not valid, or if another caller has the same key.
 func (w *WrittenKeys) Add(k ClientKey) error {
 	if err := CheckWritten(k.Key); err != nil {
 		return fmt.Errorf("%s: %w", k.where(), err)
@@ -345,8 +351,8 @@ func (w *WrittenKeys) Add(k ClientKey) error {
 	return nil
 }
 
-// addPlaceholder returns an error if another name has the same placeholder, and
-// so the same key.
+// addPlaceholder adds a key with placeholders. It returns an error if another
+// name has the same text, and so the same key.
 func (w *WrittenKeys) addPlaceholder(k ClientKey) error {
 	if other, again := w.placeholders[k.Key]; again && other != k.Name {
 		return fmt.Errorf("%s: it is also the key of %q", k.where(), other)
@@ -358,7 +364,7 @@ func (w *WrittenKeys) addPlaceholder(k ClientKey) error {
 	return nil
 }
 
-// CheckName returns what is wrong with the name of a caller, if anything is.
+// CheckName returns an error if the name of a caller is not valid.
 func CheckName(name string) error {
 	switch {
 	case name == "" || len(name) > maxName:
@@ -371,7 +377,7 @@ func CheckName(name string) error {
 	return nil
 }
 
-// check finds out what is wrong with the key and its name, or else its digest.
+// check sets wrong if the key or its name is not valid, else the digest.
 func (k *foundKey) check() {
 	text, isDigest := strings.CutPrefix(k.key, digestPrefix)
 	if k.wrong != "" {
@@ -396,15 +402,15 @@ func (k *foundKey) check() {
 	}
 }
 
-// setDigest sets what follows from the digest of the key.
+// setDigest sets the fields that depend on the digest of the key.
 func (k *foundKey) setDigest(digest [sha256.Size]byte) {
 	k.digest = blindedOf(digest)
 	id := sha256.Sum256(append([]byte("client key\x00"), digest[:]...))
 	k.id = string(id[:16])
 }
 
-// add adds a key, or the digest of one, to those that are known. One that is
-// unfinished is only checked.
+// add adds a key, or the digest of one, to the known keys. An unfinished key is
+// only checked.
 func (c *Clients) add(known map[blinded]client, k *foundKey, by string) error {
 	if k.wrong != "" {
 		return k.err()
@@ -427,8 +433,8 @@ func (c *Clients) add(known map[blinded]client, k *foundKey, by string) error {
 	return nil
 }
 
-// newClient returns the caller of a key. Most were known before, and have no
-// date.
+// newClient returns the client for a key. It reuses the label of a key that was
+// known before.
 func (c *Clients) newClient(k *foundKey, by string) client {
 	made := client{Caller{Name: k.name, KeyID: k.id}, never, by, blinded{}}
 	if !k.expires.IsZero() {
@@ -450,10 +456,11 @@ func blindedOf(digest [sha256.Size]byte) blinded {
 	return sha256.Sum256(text[:])
 }
 
-// Identify returns the caller that presented the keys or a token, and removes
-// those that it knows, which must not reach a backend. Unknown ones next to a
-// known one are ignored, because they may be for a backend, and so are expired
-// ones. Keys of different callers do not identify either of them.
+// Identify returns the caller that presented the keys or a token. It removes
+// the balancer's own keys from presented, because they must not reach a
+// backend. Unknown keys next to a known one are ignored, because they may be
+// for a backend, and so are expired keys. If the keys belong to different
+// callers, it returns ErrTwoCallers.
 func (c *Clients) Identify(ctx context.Context, presented *Presented) (who Caller, err error) {
 	known, tokens := *c.known.Load(), tokens{ctx: ctx}
 	defer tokens.end()
@@ -477,8 +484,8 @@ func (c *Clients) Identify(ctx context.Context, presented *Presented) (who Calle
 	return who, nil
 }
 
-// find returns the caller that has a key or a token. ours reports whether it
-// must not reach a backend.
+// find returns the caller that has a key or a token. ours reports whether the
+// key or token must not reach a backend.
 func (c *Clients) find(tokens *tokens, known map[blinded]client, key string) (who Caller, ours bool, err error) {
 	var text [128]byte // longer than nearly all keys, so they are not copied to the heap
 	client, found := known[blindedOf(sha256.Sum256(append(text[:0], key...)))]

@@ -2,12 +2,12 @@ package keys
 
 import "strings"
 
-// clientSecretPrefix begins the secrets that a server gives to a browser, for
-// one realtime session, in place of its key.
+// clientSecretPrefix is the prefix of the secrets that a server gives to a
+// browser, for one realtime session, instead of its key.
 const clientSecretPrefix = "ek_"
 
-// ClientSecret returns the client secret that the request has in the place of a
-// key, or nothing.
+// ClientSecret returns the client secret that the request has instead of a key,
+// or an empty string.
 func (p *Presented) ClientSecret() (secret string) {
 	p.remove(func(key string, identifies bool) bool {
 		if secret == "" && identifies && strings.HasPrefix(key, clientSecretPrefix) {
@@ -18,14 +18,14 @@ func (p *Presented) ClientSecret() (secret string) {
 	return secret
 }
 
-// WithoutClientSecret removes a client secret that a request has in the place
-// of a key: an attempt sends it by itself.
+// WithoutClientSecret removes a client secret from the presented keys, because
+// an attempt sends it separately.
 func (p *Presented) WithoutClientSecret(secret string) {
 	p.remove(func(key string, _ bool) bool { return key == secret })
 }
 
-// Holder returns the caller that has a key for which is returns true, or
-// ErrExpired if that has expired.
+// Holder returns the caller that has a key for which is returns true. It
+// returns ErrExpired if that key has expired.
 func (c *Clients) Holder(is func(Caller) bool) (Caller, error) {
 	for _, client := range *c.known.Load() {
 		switch {
@@ -39,8 +39,8 @@ func (c *Clients) Holder(is func(Caller) bool) (Caller, error) {
 	return Caller{}, errUnknownKey
 }
 
-// TokenHolder returns the caller of this name as one that has sent a token,
-// unless tokens identify no callers.
+// TokenHolder returns the caller of this name, whose token was checked earlier.
+// It returns an error if tokens no longer identify callers.
 func (c *Clients) TokenHolder(name string) (Caller, error) {
 	if c.config.Tokens == nil {
 		return Caller{}, errUnknownKey

@@ -70,13 +70,14 @@ type Key struct {
 	mu sync.Mutex // guards the reading
 }
 
-// newKey reads a key, which becomes a credential by [apiKey] or [Bearer].
+// newKey reads a key. as, which is [apiKey] or [Bearer], makes a credential of
+// it.
 func newKey(raw string, as func(key string) Credential) (*Key, error) {
 	k := &Key{raw: raw, as: as}
 	return k, k.Read()
 }
 
-// Read resolves the key again. If that fails, the credential stays as it was.
+// Read reloads the key. If that fails, the credential does not change.
 func (k *Key) Read() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -120,7 +121,7 @@ func (k *Key) Identity() string {
 	return k.Digest()
 }
 
-// Digest identifies the key of the moment, and does not contain it.
+// Digest returns a digest of the current key.
 func (k *Key) Digest() string {
 	sum := sha256.Sum256([]byte(k.current.Load().Value))
 	return hex.EncodeToString(sum[:16])

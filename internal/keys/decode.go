@@ -8,18 +8,18 @@ import (
 	"unicode/utf8"
 )
 
-// maxDepth is in how many layers a text may be encoded so that a secret in it
-// is still found: a percent-encoded address in a page of HTML in a string of
-// JSON has three.
+// maxDepth is the number of layers of encoding in which a secret is still
+// found. A percent-encoded address in a page of HTML in a string of JSON has
+// three.
 const maxDepth = 3
 
-// maxEntity is longer than the name of any character of a key in HTML.
+// maxEntity is longer than the HTML name of any character of a key.
 const maxEntity = 16
 
-// decode decodes what a text begins with, as its reader will, in up to depth
-// layers: percent-encoding, an escape of JSON or of a programming language, or
-// an entity of HTML. n is how many bytes that takes. It is 0 if the text ends
-// before that is certain.
+// decode decodes the first character of a text as its reader will, in up to
+// depth layers. A layer is percent-encoding, an escape of JSON or of a
+// programming language, or an HTML entity. n is the length of the encoded
+// character. It is 0 if the text ends before that is certain.
 func decode(text []byte, depth int) (piece string, n int) {
 	switch {
 	case len(text) == 0:
@@ -47,8 +47,8 @@ func decode(text []byte, depth int) (piece string, n int) {
 	return piece, n
 }
 
-// take returns up to limit of the next characters that ok allows. whole reports
-// that no more of the text can change that.
+// take returns up to limit of the next characters that ok accepts. whole
+// reports whether more text could not change the result.
 func take(text []byte, depth, limit int, ok func(byte) bool) (taken string, n int, whole bool) {
 	for len(taken) < limit {
 		piece, length := decode(text[n:], depth)
@@ -63,7 +63,8 @@ func take(text []byte, depth, limit int, ok func(byte) bool) (taken string, n in
 	return taken, n, true
 }
 
-// hexadecimal returns the byte, or the UTF-16 character, of so many digits.
+// hexadecimal decodes that many hexadecimal digits: 2 for a byte, 4 for a
+// UTF-16 character.
 func hexadecimal(text []byte, depth, digits int) (decoded string, n int, whole bool) {
 	taken, n, whole := take(text, depth, digits, func(c byte) bool { return strings.IndexByte("0123456789abcdefABCDEF", c) >= 0 })
 	code, err := strconv.ParseUint(taken, 16, 16)
@@ -85,7 +86,7 @@ func hexadecimal(text []byte, depth, digits int) (decoded string, n int, whole b
 	return string(rune(code)), n, true
 }
 
-// escaped returns the character that follows a backslash.
+// escaped decodes the escape after a backslash.
 func escaped(text []byte, depth int) (decoded string, n int, whole bool) {
 	kind, n := decode(text, depth)
 	switch kind {
@@ -103,7 +104,7 @@ func escaped(text []byte, depth int) (decoded string, n int, whole bool) {
 	return "", 0, true
 }
 
-// entity returns the character that follows an ampersand.
+// entity decodes the HTML entity after an ampersand.
 func entity(text []byte, depth int) (decoded string, n int, whole bool) {
 	name, n, whole := take(text, depth, maxEntity, func(c byte) bool { return c == '#' || c >= '0' && c <= '9' || c|0x20 >= 'a' && c|0x20 <= 'z' })
 	if name == "" || !whole {

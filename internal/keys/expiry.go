@@ -11,17 +11,18 @@ import (
 )
 
 const (
-	// expiresField begins a field of a line with a key that expires.
+	// expiresField is the prefix of the field that gives a key's expiry date.
 	expiresField = "expires="
-	// expiryNotice is how long before a key expires that is logged, once each
+	// expiryNotice is how long before a key expires this is logged, once each
 	// noticeInterval.
 	expiryNotice   = 7 * 24 * time.Hour
 	noticeInterval = 24 * time.Hour
-	// maxNotices is of how many keys it is known when that was logged.
+	// maxNotices is the number of keys for which the time of the last notice is
+	// kept.
 	maxNotices = 10_000
 )
 
-// errLine says what a line of a file of keys may have.
+// errLine describes the fields of a line in a file of keys.
 var errLine = errors.New("expected a name, a key and at most " + tierField + "<name> and a date like " + expiresField + "2027-01-31")
 
 // parseExpiry returns the end of the day that a field like expires=2027-01-31
@@ -38,20 +39,20 @@ func parseExpiry(field string, location *time.Location) (time.Time, error) {
 // expiry is when a key expires.
 type expiry struct {
 	at time.Time // zero: never
-	// over reports whether it was seen that it is over. The mutex of Clients
-	// guards it.
+	// over reports whether the expiry was noticed. The mutex of Clients guards
+	// it.
 	over bool
 }
 
-// notices are when it was last logged that keys expire soon, through reloads of
-// the config.
+// notices has the time at which the expiry of each key was last logged. It
+// survives reloads of the config.
 var notices struct {
 	mu   sync.Mutex
 	last map[blinded]time.Time
 }
 
-// dueNotice reports whether it is to be logged now that a key expires soon, and
-// records that it is.
+// dueNotice reports whether to log now that a key expires soon, and records
+// that.
 func dueNotice(key blinded, now time.Time) bool {
 	notices.mu.Lock()
 	defer notices.mu.Unlock()
@@ -75,8 +76,8 @@ var never = new(expiry)
 
 func (e *expiry) isOver() bool { return !e.at.IsZero() && !time.Now().Before(e.at) }
 
-// noticeExpiry logs which keys expire soon. It reports whether another one has
-// expired.
+// noticeExpiry logs the keys that expire soon. It reports whether any key has
+// newly expired.
 func (c *Clients) noticeExpiry(now time.Time) (expired bool) {
 	for _, client := range c.expiring {
 		e := client.expiry

@@ -7,23 +7,24 @@ import (
 	"strings"
 )
 
-// CallerHeaders are the headers with a key that identifies the caller.
+// CallerHeaders are the headers whose key identifies the caller.
 var CallerHeaders = []string{"Authorization", "Api-Key", "X-Api-Key", "Ocp-Apim-Subscription-Key"}
 
-// kind is what a header is for, and so where it may go.
+// kind is the purpose of a header, which determines where it may go.
 type kind int
 
 const (
 	public kind = iota
-	// credential identifies the caller, or chooses whose budget it spends.
+	// credential identifies the caller, or chooses whose budget the caller
+	// spends.
 	credential
-	// otherKey has a key, but does not identify the caller.
+	// otherKey contains a key, but does not identify the caller.
 	otherKey
 	// private is for the balancer only. Forwarding headers would show the
 	// provider who the caller is, and Azure answers 431 to more than ten custom
-	// headers. With x-ms-spillover-deployment a caller could move its request
+	// headers. With x-ms-spillover-deployment, a caller could move its request
 	// to another deployment of the backend, and with X-HTTP-Method-Override or
-	// X-Original-URL to another method or path. A referrer may hold a key.
+	// X-Original-URL to another method or path. A referrer may contain a key.
 	private
 	protocol
 	// hop describes the connection to the caller, not the request (RFC 9110
@@ -64,15 +65,15 @@ func kindOf(name string) kind {
 	return public
 }
 
-// HoldsKey reports whether a header or a query parameter of a caller holds a
-// key, by the words of its name.
+// HoldsKey reports whether a header or query parameter of a caller contains a
+// key, judging by the words of its name.
 func HoldsKey(name string) bool {
 	return slices.Contains(CallerHeaders, name) || hasWord(name, ofKey) && !strings.EqualFold(name, "Idempotency-Key") && !strings.EqualFold(name, "Sec-WebSocket-Key")
 }
 
-// MayHoldKey reports whether a header of the config may hold a key, by any part
-// of its name. It finds more than [HoldsKey] does, because its headers are only
-// hidden, and not removed.
+// MayHoldKey reports whether a configured header may contain a key, judging by
+// any part of its name. It matches more names than [HoldsKey], because these
+// headers are only hidden, and not removed.
 func MayHoldKey(name string) bool {
 	name = strings.ToLower(name)
 	return slices.ContainsFunc([]string{"auth", "key", "token", "secret", "cookie", "credential", "password"}, func(word string) bool {
@@ -81,10 +82,10 @@ func MayHoldKey(name string) bool {
 }
 
 var (
-	// ofKey are the words in names of headers with a key.
+	// ofKey are words in the names of headers with a key.
 	ofKey = []string{"key", "auth", "token", "apikey", "secret", "cookie", "password", "credential", "authorization"}
-	// ofAddress are those that proxies use for headers with the address of a
-	// client, such as X-Real-Ip or X-Azure-ClientIP.
+	// ofAddress are words in the names of headers in which proxies send a
+	// client's address, such as X-Real-Ip or X-Azure-ClientIP.
 	ofAddress = []string{"ip", "ipv4", "ipv6", "addr", "clientip", "socketip", "forwarded"}
 )
 
@@ -104,9 +105,10 @@ func hasWord(name string, words []string) bool {
 	return false
 }
 
-// HidesContent reports whether a field that says how the body is read reaches
-// no backend: Connection names it (RFC 9110 section 7.6.1), or its value is one
-// of the keys. Backends would read another body than the balancer.
+// HidesContent reports whether a header that says how to read the body would
+// not reach the backend. Either Connection names it (RFC 9110 section 7.6.1),
+// or its value is one of the keys. The backend would then read another body
+// than the balancer.
 func (p *Presented) HidesContent(header http.Header) bool {
 	for name := range namedBy(header["Connection"]) {
 		if hasPrefixFold(name, "Content-") {
@@ -133,8 +135,8 @@ func namedBy(connection []string) iter.Seq[string] {
 	}
 }
 
-// isCredential reports whether the header of this name identifies a caller, or
-// chooses whose budget it spends.
+// isCredential reports whether the header identifies a caller, or chooses whose
+// budget the caller spends.
 func isCredential(name string) bool { return kindOf(http.CanonicalHeaderKey(name)) == credential }
 
 // persists reports whether the value of a Connection header says only whether

@@ -14,19 +14,18 @@ const Redacted = "REDACTED"
 // Secrets are the keys that were sent with an attempt.
 type Secrets []string
 
-// Add makes a key one of the secrets.
+// Add adds a key to the secrets.
 func (s *Secrets) Add(key string) {
 	if len(key) >= minLength && strings.Trim(key, "*") != "" { // stars are redacted already
 		*s = append(*s, key)
 	}
 }
 
-// randomLength is the length from which a key that occurs in a text is no
-// coincidence.
+// randomLength is the length from which a key in a text is not a coincidence.
 const randomLength = 16
 
-// Random returns the secrets that no content has by chance. Shorter ones are
-// replaced only in errors: "password" is a word.
+// Random returns the secrets that cannot occur in content by chance. Shorter
+// ones, which may be words such as "password", are replaced only in errors.
 func (s Secrets) Random() Secrets {
 	short := func(secret string) bool { return len(secret) < randomLength }
 	if !slices.ContainsFunc(s, short) {
@@ -35,8 +34,8 @@ func (s Secrets) Random() Secrets {
 	return slices.DeleteFunc(slices.Clone(s), short)
 }
 
-// In reports whether a text contains a secret, also in an encoding that its
-// reader will undo.
+// In reports whether a text contains a secret, plain or in an encoding that its
+// reader decodes.
 func (s Secrets) In(text string) bool {
 	long := false
 	for _, secret := range s {
@@ -68,9 +67,10 @@ func (s Secrets) Text(text string) string {
 	return text
 }
 
-// DropFrom empties the headers, or trailers, that contain a secret. Their names
-// stay, because respond counts trailers to know which were announced, unless
-// the secret is in the name. net/http may have changed its case.
+// DropFrom removes the values of headers or trailers that contain a secret.
+// Their names stay, because the number of trailers must match the announced
+// ones. A header with a secret in its name is removed. There, case is ignored,
+// because net/http may have changed it.
 func (s Secrets) DropFrom(header http.Header) {
 	for name, values := range header {
 		switch {
@@ -91,7 +91,7 @@ func (s Secrets) inName(name string) bool {
 	return false
 }
 
-// containsFold reports whether a text contains another one, in any case.
+// containsFold reports whether a text contains part, ignoring case.
 func containsFold(text, part string) bool {
 	for ; len(text) >= len(part); text = text[1:] {
 		if text[0]|0x20 == part[0]|0x20 && strings.EqualFold(text[:len(part)], part) { // of ASCII, the case is one bit
@@ -101,14 +101,15 @@ func containsFold(text, part string) bool {
 	return false
 }
 
-// Body returns the body with a star in place of every byte of a secret, encoded
-// or not, so that its length stays the same.
+// Body returns a body in which every byte of a secret, encoded or not, is
+// replaced by a star. The length of the body stays the same.
 func (s Secrets) Body(body io.ReadCloser) io.ReadCloser {
 	return &starredBody{ReadCloser: body, secrets: s}
 }
 
-// Star does the same with a text, in place. If more of it may come, it returns
-// where a secret may begin of which the end is not there.
+// Star replaces every byte of a secret in a text by a star, in place. If the
+// text is not complete, it returns the index from which a secret may begin
+// whose end is still missing.
 func (s Secrets) Star(text []byte, complete bool) (ready int) {
 	b := starredBody{secrets: s, held: text}
 	if complete {
@@ -121,10 +122,11 @@ func (s Secrets) Star(text []byte, complete bool) (ready int) {
 type starredBody struct {
 	io.ReadCloser
 	secrets Secrets
-	// held is read but not returned yet. No secret begins before ready.
+	// held is data that was read and not returned yet. No secret begins before
+	// ready.
 	held  []byte
 	ready int
-	// err is how the reading ended.
+	// err is the error or the end that followed the data.
 	err error
 }
 
@@ -145,9 +147,10 @@ func (b *starredBody) Read(p []byte) (int, error) {
 	return 0, b.err
 }
 
-// star stars the secrets in held, and stops where one may begin of which the
-// end was not read yet. Each byte of each reply passes here, so it skips what
-// can begin no secret, and looks at two bytes before it tries to match.
+// star replaces the secrets in held, and stops where a secret may begin whose
+// end was not read yet. Each byte of each reply passes here. To be fast, it
+// skips text in which no secret can begin, and checks two bytes before it tries
+// to match.
 func (b *starredBody) star() {
 	if len(b.secrets) == 0 {
 		b.ready = len(b.held)
@@ -185,21 +188,21 @@ func (b *starredBody) star() {
 	}
 }
 
-// beginning is how much of a secret is looked for at first.
+// beginning is the length of the prefix of a secret that is searched for first.
 const beginning = 4
 
-// candidates finds where a secret may be in a text: each one contains the
-// beginning of the secret as it is, or an encoder within that, or is cut off
-// within it at the end of the text. It remembers where each of these comes
-// next, so that the text is searched once for each. The zero candidates has
-// looked nowhere.
+// candidates finds the places in a text where a secret may be. Such a place
+// contains the first beginning bytes of a secret, or an encoder within these
+// bytes, or is cut off within them at the end of the text. candidates caches
+// the next place of each of these, so that it searches the text once for each.
+// The zero candidates has searched nothing.
 type candidates struct {
-	// at are the next offsets plus one: of encoders, and of the first few
+	// at are the next offsets plus one: of each encoder, and of the first few
 	// secrets.
 	at [8]int
 }
 
-// after returns the first candidate from an offset on, or the length of the
+// after returns the first candidate at or after an offset, or the length of the
 // text.
 func (c *candidates) after(text []byte, from int, secrets Secrets) int {
 	if len(encoders)+len(secrets) > len(c.at) {
@@ -224,7 +227,7 @@ func (c *candidates) after(text []byte, from int, secrets Secrets) int {
 	return first
 }
 
-// indexOf is bytes.Index for a text that is no slice of bytes.
+// indexOf returns the index of a word in a text, or -1, like bytes.Index.
 func indexOf(text []byte, word string) int {
 	for from := 0; ; {
 		n := bytes.IndexByte(text[from:], word[len(word)-1])
@@ -238,20 +241,20 @@ func indexOf(text []byte, word string) int {
 	}
 }
 
-// encoders begin a character that is encoded.
+// encoders are the bytes with which an encoded character begins.
 const encoders = `%\&`
 
 func encodes(c byte) bool { return c == encoders[0] || c == encoders[1] || c == encoders[2] }
 
-// mayEncode reports whether there is one of them. strings.ContainsAny would
-// first make a set of them.
+// mayEncode reports whether the text has an encoder. It is faster than
+// strings.ContainsAny, which first builds a set.
 func mayEncode(text string) bool {
 	return strings.IndexByte(text, encoders[0]) >= 0 || strings.IndexByte(text, encoders[1]) >= 0 || strings.IndexByte(text, encoders[2]) >= 0
 }
 
-// match reports whether a text, decoded, begins with the whole secret, and how
-// many bytes of the text that are. If it is not whole, n is over 0 if the text
-// ends within the secret.
+// match reports whether a text, decoded, begins with the whole secret, and
+// returns the length of that part of the text. If whole is false, n is above 0
+// if the text ends within the secret.
 func match(text []byte, secret string, depth int) (n int, whole bool) {
 	unfinished := 0
 	for secret != "" {

@@ -16,31 +16,31 @@ import (
 // `caller_identity <name>` uses the module of that name. Many requests use it
 // concurrently.
 type CallerIdentity interface {
-	// Identify returns whose token it is. The context ends with the request, or
-	// 5 s after its first token. token has the form of a JWT, three parts of
-	// base64url, and nothing of it is checked. The error is ErrForeignToken if
-	// the token is for somebody else, ErrExpired, ErrIssuerUnavailable, or any
-	// other for a token that must not be accepted. Only a foreign token goes on
-	// to a backend.
+	// Identify returns the caller of a token. The context ends with the
+	// request, or 5 s after the request's first token. token has the form of a
+	// JWT, three parts of base64url, but is not checked. The error is
+	// ErrForeignToken if the token is not for the balancer, ErrExpired,
+	// ErrIssuerUnavailable, or any other error for a token that must not be
+	// accepted. Only a foreign token is passed to a backend.
 	Identify(ctx context.Context, token string) (*Identity, error)
 
 	// Tiers returns the tiers that Identify may return. It is never nil.
 	Tiers() []string
 }
 
-// Identity is what a token says of its caller.
+// Identity has the claims of a token about its caller.
 type Identity struct {
-	// Name is the name of the caller, for which CheckName must return nil.
+	// Name is the caller's name, which must be valid by CheckName.
 	Name string
 	// Tier is the caller's tier. It is empty if the token names none.
 	Tier string
-	// Issued is when the token was issued. Of several tokens of a caller, the
-	// newest one decides about the tier.
+	// Issued is when the token was issued. If a caller has several tokens, the
+	// newest one decides the tier.
 	Issued time.Time
 }
 
-// Why a token does not identify its caller. Any other error means that it must
-// not be accepted.
+// Reasons why a token does not identify its caller. Any other error means that
+// the token must not be accepted.
 var (
 	// ErrForeignToken means that the token has another issuer or audience. It
 	// may be for a backend.
@@ -50,7 +50,8 @@ var (
 	ErrIssuerUnavailable = errors.New("the issuer's keys are not available")
 )
 
-// namespaceOfIdentities is where the modules are that implement CallerIdentity.
+// namespaceOfIdentities is the namespace of modules that implement
+// CallerIdentity.
 const namespaceOfIdentities = "http.openai_lb.caller_identity"
 
 // TokenOption is the option that names the module for tokens.
@@ -67,28 +68,28 @@ func (o *TokenOption) Directive() directive.Option {
 	return directive.Module[CallerIdentity](&o.CallerIdentityRaw, namespaceOfIdentities, "module")
 }
 
-// LoadIdentity loads the module, and returns nil without one.
+// LoadIdentity loads the module. It returns nil without the option.
 func (o *TokenOption) LoadIdentity(ctx caddy.Context) (CallerIdentity, error) {
 	return directive.Load[CallerIdentity](ctx, o, "CallerIdentityRaw", o.CallerIdentityRaw)
 }
 
 const (
-	// maxToken is how long a token may be, in bytes. Longer ones are not
+	// maxToken is the maximum length of a token, in bytes. Longer ones are not
 	// verified.
 	maxToken = 16 << 10
-	// minToken is less than any token has: its signature alone is as long.
-	// Other words have dots, too, such as eu.west.1.
+	// minToken is the minimum length of a token: its signature alone is as
+	// long. It excludes other words with dots, such as eu.west.1.
 	minToken = 86
-	// maxTokens is how many tokens of a request are verified, which costs more
-	// than a request.
+	// maxTokens is how many tokens of a request are verified. Verifying one
+	// costs more than the rest of a request.
 	maxTokens = 4
-	// tokenPatience is how long a request waits for the keys of an issuer,
-	// whatever number of tokens it has.
+	// tokenPatience is how long a request waits for the keys of issuers, for
+	// all of its tokens together.
 	tokenPatience = 5 * time.Second
 )
 
-// tokens are those of a request. Nearly all have one at most, for which an
-// issuer has a patience of its own.
+// tokens counts the tokens of a request and limits the time for them. Nearly
+// all requests have at most one, for which the issuer's own time limit applies.
 type tokens struct {
 	ctx    context.Context
 	cancel context.CancelFunc // nil before the second one
@@ -113,9 +114,9 @@ func (t *tokens) end() {
 	}
 }
 
-// isToken reports whether a key has the form of a JWT that is signed (RFC 7515
-// section 7.1). It begins with an object of JSON, so that the first letter is
-// certain.
+// isToken reports whether a key has the form of a signed JWT (RFC 7515 section
+// 7.1). A JWT begins with a JSON object in base64url, so its first letter is
+// always e.
 func isToken(key string) bool {
 	if key == "" || key[0] != 'e' {
 		return false
@@ -133,7 +134,8 @@ func isToken(key string) bool {
 	return dots == 2
 }
 
-// TokenTiers returns the tiers that tokens may name. nil: there are no tokens.
+// TokenTiers returns the tiers that tokens may name. It returns nil if tokens
+// identify no callers.
 func (c *Clients) TokenTiers() []string {
 	if c == nil || c.config.Tokens == nil {
 		return nil
@@ -141,8 +143,8 @@ func (c *Clients) TokenTiers() []string {
 	return c.config.Tokens.Tiers()
 }
 
-// ofToken returns the caller that has a token. ours reports whether the token
-// must not reach a backend.
+// ofToken returns the caller of a token. ours reports whether the token must
+// not reach a backend.
 func (c *Clients) ofToken(ctx context.Context, token string) (who Caller, ours bool, err error) {
 	identity, err := c.config.Tokens.Identify(ctx, token)
 	switch {

@@ -31,7 +31,7 @@ func (k *keySet) addProtocols(values []string) {
 	})
 }
 
-// in reports whether a value is one of the keys, alone or after a scheme such
+// in reports whether a value is one of the keys, with or without a scheme such
 // as Bearer.
 func (k *keySet) in(value string) bool {
 	return k.one != "" &&
@@ -48,8 +48,8 @@ func isKey(value, key string) bool {
 	return strings.HasSuffix(value, key) && (len(value) == len(key) || KeyIn(value) == key)
 }
 
-// KeyIn returns the key in the value of a header that others wrote. The value
-// may begin with a scheme, such as Bearer (RFC 6750).
+// KeyIn returns the key in the value of a header of any origin. The value may
+// begin with a scheme, such as Bearer (RFC 6750).
 func KeyIn(value string) string {
 	value = strings.TrimSpace(value)
 	if i := strings.IndexAny(value, " \t"); i >= 0 {

@@ -11,19 +11,18 @@ import (
 	"time"
 )
 
-// settleTime is how long a file that does not end with a line feed must stay as
-// it is. It may be the beginning of a longer one, and its last line may have
-// the beginning of a key.
+// settleTime is how long a file that does not end with a line feed must stay
+// unchanged before it is used. It may still be written, and its last line may
+// have only the beginning of a key.
 const settleTime = backgroundInterval
 
-// tierField begins a field of a line that names the tier of a caller.
+// tierField is the prefix of the field that gives a caller's tier.
 const tierField = "tier="
 
-// errUnfinished reports that the file is being written, and should be read
-// later.
+// errUnfinished means that the file is being written, and should be read later.
 var errUnfinished = errors.New("the file is being written")
 
-// list reads the lines of the file, if that has changed. They stay as they were
+// list reloads the lines of the file if it has changed. The lines do not change
 // if that fails, or if the file is being written.
 func (c *Clients) list() error {
 	if c.file == "" || c.latest.isCurrent(c.file) {
@@ -46,9 +45,9 @@ func (c *Clients) list() error {
 	return nil
 }
 
-// parse returns the key of each line, which has none if it is empty or a
-// comment. Only lines are parsed that have changed, between those at the
-// beginning and at the end that have not.
+// parse returns the key of each line. The key is empty for an empty line or a
+// comment. To be fast, it parses only the changed lines, between the unchanged
+// ones at the beginning and at the end.
 func (c *Clients) parse(lines []string, unfinished bool) []foundKey {
 	before, parsed := c.read, make([]foundKey, len(lines))
 	if len(before) != len(c.listed) {
@@ -106,8 +105,8 @@ func (c *Clients) keyOf(fields []string) (key foundKey) {
 	return key
 }
 
-// noTier returns the error for a tier that is not declared. It may be a key, in
-// the wrong place.
+// noTier returns the error for a tier that is not declared. The error does not
+// repeat the tier, which may be a key in the wrong place.
 func (c *Clients) noTier() error {
 	if len(c.config.Tiers) == 0 {
 		return errors.New("its tier is not declared: expected 'tier <name>' in openai_lb")
@@ -115,19 +114,19 @@ func (c *Clients) noTier() error {
 	return fmt.Errorf("its tier is not declared: expected one of %s", strings.Join(c.config.Tiers, ", "))
 }
 
-// fileState is a file as it was read at a time.
+// fileState is the state of a file when it was read.
 type fileState struct {
 	info os.FileInfo // nil: it was not read
 	read time.Time
 }
 
 const (
-	// coarsestClock is how exact file systems are with the time of a change, at
-	// least. A file that was changed shortly before it was read may have been
-	// changed once more at the same time.
+	// coarsestClock is the coarsest resolution of change times in a file
+	// system. A file that was changed within this time before it was read may
+	// have been changed again with the same time.
 	coarsestClock = 2 * time.Second
-	// longestUnread is after how long a file is read again, although nothing
-	// says that it has changed.
+	// longestUnread is how long a file is not read again if its state shows no
+	// change.
 	longestUnread = time.Minute
 )
 
@@ -140,12 +139,12 @@ func (s *fileState) isCurrent(path string) bool {
 	return err == nil && os.SameFile(info, s.info) && info.ModTime().Equal(s.info.ModTime()) && info.Size() == s.info.Size()
 }
 
-// maxKeysFile is how long a file of keys may be, in bytes. A device such as
-// /dev/zero has no end.
+// maxKeysFile is the maximum length of a file of keys, in bytes. It matters for
+// a device such as /dev/zero, which has no end.
 const maxKeysFile = 1 << 30
 
-// readFile returns the text of a file, and its state. The text is read first,
-// so that a later change shows in the time.
+// readFile returns the text of a file, and its state. The time is taken before
+// reading, so that a later change is noticed.
 func readFile(path string) (text string, state fileState, err error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -165,9 +164,9 @@ func readFile(path string) (text string, state fileState, err error) {
 	return all.String(), state, err
 }
 
-// settled reports whether a file without a line feed at its end has been as it
-// is for settleTime: by the time of its last change or, because the clock of
-// its file system may be ahead of ours, by when it was first read.
+// settled reports whether a file without a line feed at its end has been
+// unchanged for settleTime. That is counted from its last change, or from when
+// it was first read, because the file system's clock may be ahead.
 func (c *Clients) settled(text string, changed time.Time) bool {
 	now := time.Now()
 	if digest := sha256.Sum256([]byte(text)); digest != c.unfinished {

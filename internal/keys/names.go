@@ -21,7 +21,7 @@ func namesOf(known map[blinded]client) []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// Tiers returns the tiers that the file names for callers.
+// Tiers returns the tiers that the file gives to callers.
 func (c *Clients) Tiers() map[string]string {
 	if c == nil {
 		return nil
@@ -32,8 +32,8 @@ func (c *Clients) Tiers() map[string]string {
 }
 
 // Watch calls a function with the names of the callers that have a key, and
-// with the tiers that the file names for callers: now, and each time before
-// changed keys are good.
+// with the tiers that the file gives to callers: now, and each time before
+// changed keys apply.
 func (c *Clients) Watch(changed func(names []string, tiers map[string]string)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -9,15 +9,16 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// Presented holds what identifies a caller, and all other keys of its request.
-// A caller is identified by the keys in a few places, but a request may hold
-// keys in many more, for gateways that the balancer does not know. So it holds
-// every header and query parameter of which the name says that it has a key. A
-// header that has one of these keys as its value goes to no backend. Methods
-// that change it leave the request as it is.
+// Presented has all keys of a request, including those that identify the
+// caller. Keys in a few places identify a caller, but a request may have keys
+// in many more, for gateways that the balancer does not know. So Presented has
+// every header and query parameter whose name suggests a key. A header that has
+// one of these keys as its value is not sent to a backend. Methods that change
+// a Presented do not change the request.
 type Presented struct {
 	Header []Line
-	// Protocols are the values of Sec-WebSocket-Protocol, which may hold keys.
+	// Protocols are the values of Sec-WebSocket-Protocol, which may contain
+	// keys.
 	Protocols []string
 	RawQuery  string
 
@@ -30,9 +31,8 @@ type Line struct {
 	Values []string
 }
 
-// Read finds the keys in a request. It also returns the query that may go to a
-// backend: without the parameters that hold a key, and with every other byte as
-// it was.
+// Read finds the keys in a request. It also returns the query for a backend,
+// which has no parameters with a key, and every other byte unchanged.
 func Read(header http.Header, rawQuery string) (presented Presented, query string) {
 	for name, values := range header {
 		presented.take(name, values)
@@ -40,10 +40,11 @@ func Read(header http.Header, rawQuery string) (presented Presented, query strin
 	return presented, presented.takeQuery(rawQuery)
 }
 
-// Outgoing returns the header for a backend: the fields of the request that are
-// neither keys nor for the balancer only, and that no intermediary has to
-// remove (RFC 9110 section 7.6.1). It shares the values with the request's
-// header. leaveOut reports further fields that go to no backend. It may be nil.
+// Outgoing returns the header for a backend. It has the fields of the request
+// that contain no keys, are not for the balancer only, and need not be removed
+// by an intermediary (RFC 9110 section 7.6.1). It shares the values with the
+// request's header. leaveOut reports whether to leave out a further field. It
+// may be nil.
 func (p *Presented) Outgoing(header http.Header, leaveOut func(name string) bool) http.Header {
 	out := make(http.Header, len(header)+2) // and a User-Agent, and a credential
 	for name, values := range header {
@@ -67,7 +68,7 @@ func (p *Presented) Outgoing(header http.Header, leaveOut func(name string) bool
 	return out
 }
 
-// take records a header if it holds a key.
+// take records a header if it contains a key.
 func (p *Presented) take(name string, values []string) {
 	switch kindOf(name) {
 	case credential, otherKey:
@@ -82,7 +83,7 @@ func (p *Presented) take(name string, values []string) {
 	}
 }
 
-// add records a header that identifies the caller, or has another key.
+// add records a header that identifies the caller, or contains another key.
 func (p *Presented) add(name string, values []string) {
 	if slices.ContainsFunc(values, isBasic) {
 		values = slices.DeleteFunc(slices.Clone(values), isBasic)
@@ -98,16 +99,16 @@ func (p *Presented) add(name string, values []string) {
 	}
 }
 
-// addToken records a value as a key if it is a token, which gateways write into
-// fields of any name, such as Cf-Access-Jwt-Assertion.
+// addToken records a value as a key if it is a token. Gateways write tokens
+// into headers of any name, such as Cf-Access-Jwt-Assertion.
 func (p *Presented) addToken(value string) {
 	if len(value) >= minToken && strings.Contains(value, ".") && isToken(KeyIn(value)) {
 		p.keys.add(KeyIn(value))
 	}
 }
 
-// takeQuery records the query, and returns it without the parameters that hold
-// a key, by their names or their values, and with every other byte as it was.
+// takeQuery records the query, and returns it without the parameters whose name
+// or value shows a key. Every other byte stays unchanged.
 func (p *Presented) takeQuery(rawQuery string) string {
 	p.RawQuery = rawQuery
 	replaceParams(rawQuery, func(q param) (string, bool) {
@@ -121,9 +122,8 @@ func (p *Presented) takeQuery(rawQuery string) string {
 	return replaceParams(rawQuery, func(q param) (string, bool) { return "", !HoldsKey(q.name) && !p.keys.in(q.value) })
 }
 
-// remove removes every key for which match returns true, wherever it is. It
-// calls match for each key, with whether a key in this place identifies the
-// caller.
+// remove removes every key for which match returns true, in all places.
+// identifies reports whether a key in this place identifies the caller.
 func (p *Presented) remove(match func(key string, identifies bool) bool) {
 	var removed keySet
 	matches := func(key string, identifies bool) bool {

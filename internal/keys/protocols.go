@@ -19,7 +19,7 @@ func IsCredentialProtocol(protocol string) bool {
 }
 
 // protocolsWithout returns the subprotocols for which leaveOut returns false,
-// as one value, or nothing if none is left.
+// joined to one value. It returns nil if none is left.
 func protocolsWithout(values []string, leaveOut func(protocol string) bool) []string {
 	var kept []string
 	for _, value := range values {

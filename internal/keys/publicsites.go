@@ -14,8 +14,8 @@ import (
 )
 
 // PublicSites returns the public host names by which requests reach a handler
-// although nothing before it can have checked who sent them. A handler or a
-// matcher that this package does not know counts as a check.
+// without any check of who sent them. An unknown handler or matcher counts as a
+// check.
 func PublicSites(app *caddyhttp.App, handler caddyhttp.MiddlewareHandler) []string {
 	s := search{handler: handler}
 	for _, server := range app.Servers {
@@ -38,15 +38,16 @@ func isPublic(listener string) bool {
 	return err != nil || !ip.IsLoopback() && !ip.IsPrivate()
 }
 
-// search looks for a handler in routes.
+// search finds a handler in routes.
 type search struct {
 	handler caddyhttp.MiddlewareHandler
 	sites   []string
 }
 
-// walk follows requests for these hosts through routes. It reports whether a
-// handler in them answers, and whether what follows is guarded: something in
-// them may have refused a request because of who sent it.
+// walk follows requests for these hosts through routes. guarded reports whether
+// an earlier handler may have refused a request because of its sender. answers
+// reports whether a handler in the routes answers, and guards whether one may
+// refuse a request because of its sender.
 func (s *search) walk(routes caddyhttp.RouteList, hosts []string, guarded bool) (answers, guards bool) {
 	for _, route := range routes {
 		its, choosy := hosts, !ignoreCaller(route.MatcherSets)
@@ -75,8 +76,8 @@ func (s *search) walk(routes caddyhttp.RouteList, hosts []string, guarded bool) 
 	return answers, guards
 }
 
-// isPublicName reports whether the internet may know a host by this name. It
-// does not know names such as llm and llm.corp, which an own network may have.
+// isPublicName reports whether a host name may be known on the internet. Names
+// such as llm and llm.corp are not; they may belong to a private network.
 func isPublicName(host string) bool {
 	suffix, icann := publicsuffix.PublicSuffix(strings.ToLower(host))
 	return (icann || strings.Contains(suffix, ".")) && certmagic.SubjectQualifiesForPublicCert(host) && !certmagic.SubjectIsIP(host)
@@ -93,8 +94,8 @@ func hostsOf(route caddyhttp.Route) (hosts []string) {
 	return hosts
 }
 
-// ignoreCaller reports whether matchers look only at what is asked for, and not
-// at who asks.
+// ignoreCaller reports whether matchers look only at what a request asks for,
+// and not at who sent it.
 func ignoreCaller(sets []caddyhttp.MatcherSet) bool {
 	for _, set := range sets {
 		for _, matcher := range set {
@@ -112,7 +113,8 @@ func ignoreCaller(sets []caddyhttp.MatcherSet) bool {
 // passive are handlers that neither answer nor refuse requests.
 var passive = []string{"encode", "headers", "intercept", "log_append", "map", "push", "request_body", "rewrite", "templates", "timeouts", "tracing", "vars"}
 
-// answersAnybody reports whether a handler answers without looking at who asks.
+// answersAnybody reports whether a handler answers all requests, regardless of
+// who sent them.
 func answersAnybody(h any) bool {
 	if proxy, ok := h.(*reverseproxy.Handler); ok {
 		return len(proxy.HandleResponse) == 0 // forward_auth has some

@@ -5,10 +5,10 @@ import (
 	"strings"
 )
 
-// params are the query parameters with a key that identifies the caller.
+// params are the query parameters whose key identifies the caller.
 var params = []string{"api-key", "subscription-key"}
 
-// MaskQuery returns the query with [Redacted] in place of every key.
+// MaskQuery returns the query with every key replaced by [Redacted].
 func MaskQuery(rawQuery string) string {
 	return replaceParams(rawQuery, func(p param) (string, bool) {
 		if p.value == "" || !HoldsKey(p.name) || strings.ContainsAny(p.name, notInNames) {
@@ -18,18 +18,17 @@ func MaskQuery(rawQuery string) string {
 	})
 }
 
-// notInNames are characters that no name of a query parameter has. A text with
-// one of them before an equals sign is not a parameter.
+// notInNames are characters that do not occur in names of query parameters. A
+// text with one of them before an equals sign is not a parameter.
 const notInNames = " \t\n\"'`,:/<>(){}\\|"
 
-// param is a parameter of a query: its name and value without their encoding,
-// and the name as it is written.
+// param is a parameter of a query: its decoded name and value, and the name as
+// it is written.
 type param struct{ name, value, written string }
 
-// replaceParams calls replace for each parameter, and returns the query with
-// the parameters that replace does not keep replaced, or removed if with is
-// empty. A semicolon separates parameters like an ampersand, because some
-// servers read it so.
+// replaceParams calls replace for each parameter. If keep is false, the
+// parameter is replaced by with, or removed if with is empty. A semicolon
+// separates parameters like an ampersand, because some servers read it so.
 func replaceParams(rawQuery string, replace func(param) (with string, keep bool)) string {
 	if rawQuery == "" {
 		return ""
@@ -64,7 +63,7 @@ func replaceParams(rawQuery string, replace func(param) (with string, keep bool)
 }
 
 // cutPair cuts a query after its first parameter. An encoded ampersand or
-// semicolon separates two as well, for servers that decode the query first.
+// semicolon is a separator, too, because some servers decode the query first.
 func cutPair(query string) (pair, separator, rest string) {
 	for i := range len(query) {
 		length := 0
@@ -83,8 +82,8 @@ func cutPair(query string) (pair, separator, rest string) {
 	return query, "", ""
 }
 
-// unescaped returns a text of a query without its encoding, or as it is if it
-// is badly encoded.
+// unescaped decodes a text of a query. A badly encoded text is returned as it
+// is.
 func unescaped(text string) string {
 	if plain, err := url.QueryUnescape(text); err == nil {
 		return plain

@@ -9,56 +9,56 @@ import (
 )
 
 const (
-	// ReloadInterval is how often files are read.
+	// ReloadInterval is how often files are read while requests arrive.
 	ReloadInterval = time.Second
-	// problemInterval is how often an error that stays is logged.
+	// problemInterval is how often a persistent error is logged.
 	problemInterval = time.Minute
 )
 
-// Reloader reads secrets in files again while requests come, and when an
-// operator looks: without either, no new secret is needed.
+// Reloader reloads secrets from files while requests arrive, and when an
+// operator looks at them. Otherwise, no new secret is needed.
 //
-// While requests come, a timer reads in the background, a little more often
-// than once a second, so that no request waits. Only the first request after a
-// pause reads the secrets itself: one that was revoked meanwhile must not be
-// good for it.
+// While requests arrive, a timer reloads the secrets in the background,
+// slightly more often than once a second, so that no request waits. Only the
+// first request after a pause reloads them itself, because a secret that was
+// revoked during the pause must not be valid for it.
 type Reloader struct {
-	// Logger records the errors. Required.
+	// Logger logs the errors. Required.
 	Logger *zap.Logger
 
 	sources []*source
-	// looked is when the files were last read, and asked reports whether a
-	// request has come since.
+	// looked is when the files were last read. asked reports whether a request
+	// has arrived since.
 	looked atomic.Pointer[time.Time]
 	asked  atomic.Bool
-	// reading is held while the files are read. It guards timer, which reads
-	// them again.
+	// reading is held while the files are read. It guards timer.
 	reading sync.Mutex
 	timer   *time.Timer
-	// closed reports whether nothing is read in the background any more.
+	// closed reports whether background reloads have ended.
 	closed atomic.Bool
 }
 
-// backgroundInterval is how long after a look the timer looks again: before a
-// request has to.
+// backgroundInterval is the time between background reloads. It is shorter than
+// ReloadInterval, so that no request has to reload.
 const backgroundInterval = ReloadInterval * 19 / 20
 
 // source is a secret in a file.
 type source struct {
 	name string
 	read func() error
-	// failed is nil after a success.
+	// failed is the current failure. It is nil after a success.
 	failed atomic.Pointer[failure]
 }
 
-// failure is why a secret is not what its file says: since when, and when that
-// was last logged.
+// failure records since when a secret could not be reloaded, and when that was
+// last logged.
 type failure struct{ since, logged time.Time }
 
-// Secret is a secret in a file, as operators see it.
+// Secret is the state of a secret in a file, for operators.
 type Secret struct {
 	Name string
-	// StaleSince is since when it could not be reloaded. It is zero if it was.
+	// StaleSince is since when the secret could not be reloaded. It is zero
+	// after a success.
 	StaleSince time.Time
 }
 
@@ -68,9 +68,10 @@ func (r *Reloader) Add(name string, read func() error) {
 	r.sources = append(r.sources, &source{name: name, read: read})
 }
 
-// Refresh reads the secrets again, unless that was done within the last
-// ReloadInterval, or is being done: a file system that hangs must not take one
-// request after the other. It has them read in the background after that.
+// Refresh reloads the secrets, unless that was done within the last
+// ReloadInterval, or is in progress: a file system that hangs must not block
+// one request after another. After Refresh, the timer reloads them in the
+// background.
 func (r *Reloader) Refresh() {
 	if len(r.sources) == 0 {
 		return
@@ -79,8 +80,8 @@ func (r *Reloader) Refresh() {
 		r.asked.Store(true)
 	}
 	now := time.Now()
-	// both times are monotonic: setting the clock does not change the
-	// difference
+	// Both times are monotonic: setting the clock does not change the
+	// difference.
 	looked := r.looked.Load()
 	if looked != nil && now.Sub(*looked) < ReloadInterval || !r.looked.CompareAndSwap(looked, &now) {
 		return
@@ -88,7 +89,7 @@ func (r *Reloader) Refresh() {
 	r.look(now)
 }
 
-// look reads the secrets, unless that is being done.
+// look reloads the secrets, unless that is in progress.
 func (r *Reloader) look(now time.Time) {
 	if !r.reading.TryLock() {
 		return
@@ -106,11 +107,12 @@ func (r *Reloader) look(now time.Time) {
 	}
 }
 
-// Close ends the reading in the background. Requests of a config that was
-// replaced still read the secrets.
+// Close ends background reloads. Requests of a replaced config still reload the
+// secrets.
 func (r *Reloader) Close() { r.closed.Store(true) }
 
-// lookAgain reads the secrets in the background, if requests have come since.
+// lookAgain reloads the secrets in the background, if requests have arrived
+// since.
 func (r *Reloader) lookAgain() {
 	if r.asked.Swap(false) && !r.closed.Load() {
 		now := time.Now()
@@ -136,7 +138,7 @@ func (s *source) refresh(logger *zap.Logger, now time.Time) {
 	}
 }
 
-// Secrets reads the secrets again, as Refresh does, and returns them. A nil
+// Secrets reloads the secrets, as Refresh does, and returns their states. A nil
 // Reloader has none.
 func (r *Reloader) Secrets() (secrets []Secret) {
 	if r == nil {

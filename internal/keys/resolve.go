@@ -16,7 +16,7 @@ import (
 // for one.
 func InFile(raw string) bool { return strings.Contains(raw, "{file.") }
 
-// longest is the length limit of a key. Tokens have a few kilobytes.
+// longest is the maximum length of a key. Tokens have a few kilobytes.
 const longest = 8 << 10
 
 // Resolve replaces the placeholders of a key, and trims it.
@@ -49,8 +49,8 @@ var (
 	errNeither  = errors.New("it has a placeholder that is neither {env.X} nor {file./path}")
 )
 
-// CheckWritten returns what is wrong with the key of an API as it is written.
-// What its placeholders stand for is known at load.
+// CheckWritten returns an error if an API key is not valid as it is written.
+// The values of placeholders are known only at load.
 func CheckWritten(raw string) error {
 	switch {
 	case !strings.ContainsAny(raw, "{}"):
@@ -67,12 +67,13 @@ func CheckWritten(raw string) error {
 // withoutBraces matches a placeholder whose braces were forgotten.
 var withoutBraces = regexp.MustCompile(`^\$?(env\.\w+|file\./?\w[\w./-]*)$`)
 
-// shellVariable matches what a shell would replace, and Caddy does not.
+// shellVariable matches a variable that a shell would replace, but Caddy does
+// not.
 var shellVariable = regexp.MustCompile(`^\$\w+$`)
 
-// ResolveKey is Resolve for the key of an API, which has only visible ASCII
-// characters. It refuses a variable of a shell, and a key in quotes, which
-// `docker --env-file` does not remove.
+// ResolveKey replaces the placeholders of an API key, and trims it. The key
+// must have only visible ASCII characters. ResolveKey rejects a shell variable,
+// and a key in quotes, which `docker --env-file` does not remove.
 func ResolveKey(raw string) (string, error) {
 	if shellVariable.MatchString(raw) {
 		return "", errors.New("it looks like a shell variable, which is not replaced here: expected {env.X}")
@@ -91,9 +92,10 @@ func ResolveKey(raw string) (string, error) {
 
 var quoted = regexp.MustCompile(`^(".*"|'.*')$`)
 
-// whyUnresolved returns why a placeholder in a key has no value. Caddy's error
-// is the same for a file that cannot be read and an empty one. The error does
-// not repeat an unknown placeholder, because it may be a part of the key.
+// whyUnresolved returns the reason why a placeholder in a key has no value. It
+// is needed because Caddy's error is the same for an unreadable and an empty
+// file. The error does not repeat an unknown placeholder, because it may be a
+// part of the key.
 func whyUnresolved(raw string, err error) error {
 	for _, match := range placeholder.FindAllStringSubmatch(raw, -1) {
 		switch name, path, _ := strings.Cut(match[1], "."); name {

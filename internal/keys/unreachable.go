@@ -10,9 +10,9 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/fileserver"
 )
 
-// Unreachable returns the names of the handlers that answer every request in
-// front of a handler that is looked for. Nothing is returned for one that
-// requests reach.
+// Unreachable returns the names of the handlers that answer every request
+// before it can reach a handler for which looksFor returns true. It returns nil
+// if requests reach such a handler.
 func Unreachable(app *caddyhttp.App, looksFor func(caddyhttp.MiddlewareHandler) bool) []string {
 	u := unreachable{looksFor: looksFor, in: make(map[string]bool)}
 	for _, server := range app.Servers {
@@ -24,7 +24,7 @@ func Unreachable(app *caddyhttp.App, looksFor func(caddyhttp.MiddlewareHandler) 
 	return slices.Sorted(maps.Keys(u.in))
 }
 
-// unreachable looks for handlers that no request reaches.
+// unreachable finds handlers that no request reaches.
 type unreachable struct {
 	looksFor func(caddyhttp.MiddlewareHandler) bool
 	in       map[string]bool
@@ -32,8 +32,8 @@ type unreachable struct {
 }
 
 // walk follows requests through routes. answered is the name of the handler
-// that has answered all of them before, if one has. It returns the one that has
-// after the routes.
+// that answers all of them before the routes, or empty. walk returns the name
+// of the handler that answers all of them after the routes, or empty.
 func (u *unreachable) walk(routes caddyhttp.RouteList, answered string) string {
 	for _, route := range routes {
 		here := answered
@@ -59,7 +59,7 @@ func (u *unreachable) walk(routes caddyhttp.RouteList, answered string) string {
 	return answered
 }
 
-// answersEverything reports whether a handler passes no request on.
+// answersEverything reports whether a handler never passes a request on.
 func answersEverything(h caddyhttp.MiddlewareHandler) bool {
 	switch h := h.(type) {
 	case *caddyhttp.StaticResponse:
