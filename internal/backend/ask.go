@@ -11,8 +11,8 @@ import (
 )
 
 // NewRequest returns a request of the balancer's own to the backend, with this
-// credential of its and its headers. The request is for the path that the
-// backend has for the route. The secrets are the keys in it.
+// credential and the backend's headers. Its path is the backend's path for the
+// route. The returned secrets are the keys in the request.
 func (b *Backend) NewRequest(ctx context.Context, credential keys.Credential, method string, route openaiapi.Route, query string, body []byte) (*http.Request, keys.Secrets, error) {
 	u := *b.Origin
 	u.RawQuery = query

@@ -154,21 +154,21 @@ type Backend struct {
 	Resolved `json:"-"`
 }
 
-// Resolved is what the options say when their placeholders are resolved.
+// Resolved has the options with their placeholders resolved.
 type Resolved struct {
 	// Origin is the URL without a path.
 	Origin *url.URL
-	// Models are its names of models by the clients' names. If nil, it serves
-	// any model.
+	// Models maps the clients' names of models to the backend's. It is nil if
+	// the backend serves any model.
 	Models map[string]string
-	// Credentials authenticate requests to it.
+	// Credentials authenticates requests to the backend.
 	Credentials keys.Auth
 	Azure       bool
-	// Provider reports whether its host is that of a known provider, from which
-	// no request comes back.
+	// Provider reports whether the host is a known provider's, which never
+	// sends a request back.
 	Provider bool
-	// HealthKey identifies what is known of its health, and AccountKey its
-	// stored objects.
+	// HealthKey identifies the stored health of the backend, and AccountKey the
+	// account with its stored objects.
 	HealthKey, AccountKey string
 
 	tierInHeader  bool // the service tier is in a header, not in the body
@@ -192,14 +192,14 @@ type Model struct {
 }
 
 // Takes reports whether the request can be sent to the backend: the backend
-// understands it, and there is a credential of the caller's if the backend gets
-// that one.
+// understands it, and the caller has sent a credential if the backend needs the
+// caller's. anonymous reports whether the caller has sent none.
 func (b *Backend) Takes(r *openaiapi.Request, anonymous bool) bool {
 	return (!anonymous || !b.Credentials.Passthrough) && b.Understands(r)
 }
 
-// Understands reports whether the backend has the model, and the body need not
-// be read or changed if it cannot be.
+// Understands reports whether the backend has the model, and whether the body
+// can be read and changed as far as this backend needs it.
 func (b *Backend) Understands(r *openaiapi.Request) bool {
 	switch {
 	case r.ModelInPath():
@@ -223,8 +223,8 @@ func (b *Backend) Understands(r *openaiapi.Request) bool {
 // because the operator gave none.
 func (b *Backend) FollowsLimits() bool { return b.followsLimits }
 
-// TierOf returns the service tier that the request has at the backend. It is
-// empty if it has none.
+// TierOf returns the service tier of the request at the backend. It is empty if
+// the request has none.
 func (b *Backend) TierOf(r *openaiapi.Request) string {
 	if b.ServiceTier == "" {
 		return r.ServiceTier()
@@ -232,15 +232,15 @@ func (b *Backend) TierOf(r *openaiapi.Request) string {
 	return r.TierIfTaken(b.ServiceTier)
 }
 
-// tellsTier returns the service tier that the backend is told in the place of
-// that in the body.
+// tellsTier returns the service tier that replaces the one in the body. It is
+// empty if that stays.
 func (b *Backend) tellsTier(r *openaiapi.Request) string {
 	return r.TierIfTaken(cmp.Or(b.ServiceTier, r.HeaderTier))
 }
 
-// Direct sets the address and the path of an outgoing request, and the
-// backend's own headers. It returns its Host, and what changes in its body.
-// route is the path that the request has.
+// Direct sets the address, the path and the backend's own headers of an
+// outgoing request. It returns the Host, and the changes of the body. route is
+// the client's path.
 func (b *Backend) Direct(to *url.URL, header http.Header, r *openaiapi.Request, route openaiapi.Route) (host string, c openaiapi.Changes) {
 	maps.Copy(header, b.header)
 	if tier := b.tellsTier(r); tier != "" && b.tierInHeader {
@@ -303,7 +303,7 @@ func ModelsOf(backends []*Backend) []string {
 // Dial returns the backend's network address.
 func (b *Backend) Dial() string { return openaiapi.DialAddress(b.Origin) }
 
-// HasCredential reports whether the backend gets a credential of its own.
+// HasCredential reports whether the backend has its own credential.
 func (b *Backend) HasCredential() bool {
 	return b.Credentials.Source != nil || b.Credentials.InHeaders != nil
 }
@@ -315,8 +315,7 @@ func (b *Backend) Key() *keys.Key {
 	return key
 }
 
-// KeyDigests returns digests of the keys that backends have now, by the names
-// of the backends.
+// KeyDigests returns digests of the current keys, by the names of the backends.
 func KeyDigests(backends []*Backend) map[string]string {
 	digests := make(map[string]string)
 	for _, b := range backends {
@@ -327,8 +326,9 @@ func KeyDigests(backends []*Backend) map[string]string {
 	return digests
 }
 
-// NameForReplicas names the backend to other replicas. A key in a file counts
-// as it is now: elsewhere, a file of this name may hold another one.
+// NameForReplicas returns the backend's name for other replicas. It depends on
+// the current content of a key file, because a file of the same name may have
+// another key elsewhere.
 func (b *Backend) NameForReplicas() string {
 	if key := b.Key(); key != nil {
 		return b.base + " " + b.Credentials.Fingerprint(key.Digest(), b.header)

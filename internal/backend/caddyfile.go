@@ -15,8 +15,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// Directive is the option backend of a Caddyfile. It may be given once for each
-// backend.
+// Directive returns the option backend of a Caddyfile. It may be given once for
+// each backend.
 func Directive(into *[]*Backend) directive.Option {
 	return directive.Func(func(d *caddyfile.Dispenser) error {
 		b, begin := new(Backend), *d
@@ -39,8 +39,7 @@ func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if err := directive.Argument(d, &b.URL); err != nil {
 		return err
 	}
-	// What its placeholders stand for is checked when they are resolved, at
-	// load.
+	// The values of placeholders are checked when they are resolved, at load.
 	if err := directive.CheckPlaceholders(b.URL); err != nil {
 		return d.Errf("url: %w", err)
 	}

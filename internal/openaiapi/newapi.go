@@ -8,15 +8,19 @@ import (
 	"strings"
 )
 
-// Providers publish new APIs before anybody here has read about them: agents,
-// their sessions, vaults, tunnels. Almost all of them are collections of stored
-// objects. So an operation that is in no table of this package counts as one:
+// Providers publish new APIs that this package does not know yet, such as
+// agents and their sessions, vaults, or tunnels. Almost all of them are
+// collections of stored objects. So an operation that is in no table of this
+// package counts as one:
 //
-//   - Each segment of its path after the first is a word of the API, or the name of an object. One in lower-case letters
-//     may be either, and is a name if a reply has taught it in this place. Any other is a name.
-//   - A successful POST or PUT makes what its reply calls "id", at the top or one object below.
-//   - Members and parameters whose names are "id", or end with "_id" or "_ids", may name an object, or say something else.
-//     So they count only if a reply has taught their value.
+//   - Each segment of its path after the first is a word of the API, or the name
+//     of an object. A segment in lower-case letters may be either, and counts as
+//     a name if a reply has taught it in this place. Any other is a name.
+//   - A successful POST or PUT makes the object whose name is the "id" in its
+//     reply, at the top or one object below.
+//   - Members and parameters whose names are "id", or end with "_id" or "_ids",
+//     may name an object, or have another meaning. So they count only if a reply
+//     has taught their value.
 //
 // Content and metadata are the user's text.
 

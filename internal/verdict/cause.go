@@ -14,16 +14,16 @@ import (
 	"syscall"
 )
 
-// CauseError is an error with its own word for the cause.
+// CauseError is an error that has its own word for the cause.
 type CauseError struct{ Word, Text string }
 
 // Error implements error.
 func (e *CauseError) Error() string { return e.Text }
 
-// CauseOf returns a word for why there was no reply: that of a CauseError, or,
-// for the errors of the network and net/http, one of dns, refused, unroutable,
-// reset, closed, certificate, tls, timeout and malformed. The word for all
-// other errors is other. It is empty if there is no error.
+// CauseOf returns a word for the reason why there was no reply. It is the word
+// of a CauseError or, for errors of the network and net/http, one of dns,
+// refused, unroutable, reset, closed, certificate, tls, timeout and malformed.
+// For all other errors it is other. It is empty without an error.
 func CauseOf(err error) string {
 	var own *CauseError
 	var timeout net.Error
@@ -57,8 +57,9 @@ func isCertificate(err error) bool {
 		errors.As(err, new(x509.HostnameError)) || errors.As(err, new(x509.CertificateInvalidError))
 }
 
-// causeTexts are parts of errors whose type is not exported, or which Caddy
-// wraps in its DialError, which has no Unwrap. The first match counts.
+// causeTexts are parts of the texts of errors whose type is not exported, or
+// which Caddy wraps in its DialError, which has no Unwrap. The first match
+// counts.
 var causeTexts = []struct{ part, word string }{
 	{"x509: ", "certificate"},
 	{": lookup ", "dns"}, // before those that may be in the name of the host
@@ -83,8 +84,8 @@ var causeTexts = []struct{ part, word string }{
 	{"EOF", "closed"},
 }
 
-// wordings are what net/http and crypto/tls say of a connection and a reply, up
-// to where they quote it.
+// wordings matches the errors of net/http and crypto/tls about a connection or
+// a reply, up to the point where they quote the reply.
 var wordings = regexp.MustCompile(`^(?:net/http: HTTP/1\.x transport connection broken: |http2: Transport: cannot retry err \[|readLoopPeekFailLocked: )*(?:` +
 	`dial .*|` +
 	`tls: failed to verify certificate: x509: certificate (?:signed by unknown authority|has expired or is not yet valid: current time \S+ is (?:after|before) \S+)|` +
@@ -95,8 +96,8 @@ var wordings = regexp.MustCompile(`^(?:net/http: HTTP/1\.x transport connection 
 	`(?:malformed|invalid|bad|unsupported|empty|http chunk|chunked|header line) [\w -]+|` +
 	`(?:Proxy Authentication Required|Forbidden|Bad Gateway|Service Unavailable|Gateway Timeout)$)`)
 
-// Own returns the error in our own words, or those of the packages that report
-// it. It leaves out what they quote of a reply, which may be an echo of a key.
+// Own returns the error in words of this project or of the packages that report
+// it. It leaves out quotes of a reply, which may contain a key.
 func Own(err error) error {
 	if err == nil || err == io.EOF { //nolint:errorlint // only io.EOF itself ends a body
 		return err
@@ -104,8 +105,8 @@ func Own(err error) error {
 	return own(err)
 }
 
-// own is apart from Own because its variables are allocated, and nearly all
-// reads of a reply return no error.
+// own is separate from Own because its variables escape to the heap, and nearly
+// all reads of a reply return no error.
 func own(err error) error {
 	var known *CauseError
 	var network *net.OpError

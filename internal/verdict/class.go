@@ -11,92 +11,101 @@ const (
 	// ClientError is an error in the request. Every other backend would reject
 	// the request too.
 	ClientError Class = "client_error"
-	// Throttled: the rate limit is used up. The backend says when it accepts
-	// requests again.
+	// Throttled means that the rate limit is used up. The backend says when it
+	// accepts requests again.
 	Throttled Class = "throttled"
-	// Quota: the account has no budget left. It has to be paid for before the
-	// backend can be used again.
+	// Quota means that the account has no budget left. It has to be paid for
+	// before the backend can be used again.
 	Quota Class = "quota"
-	// TooLarge: this one request exceeds a limit of the backend, and would do
-	// so at any time. Smaller requests are served, so it does not count against
-	// the backend. There are two kinds, which ContextLength distinguishes.
+	// TooLarge means that this one request exceeds a limit of the backend, and
+	// would do so at any time. Smaller requests are served, so it does not
+	// count against the backend. There are two kinds, which ContextLength
+	// distinguishes.
 	TooLarge Class = "too_large"
-	// Overloaded: the backend has no capacity at the moment.
+	// Overloaded means that the backend has no capacity at the moment.
 	Overloaded Class = "overloaded"
-	// Failed: the backend tried and did not succeed.
+	// Failed means that the backend tried and did not succeed.
 	Failed Class = "failed"
-	// Credential: the backend does not accept the credential that it was given.
+	// Credential means that the backend does not accept the credential that it
+	// got.
 	Credential Class = "credential"
-	// NotPermitted: the credential is valid, but does not permit what was asked
-	// for.
+	// NotPermitted means that the credential is valid, but does not permit the
+	// request.
 	NotPermitted Class = "not_permitted"
-	// NoCredential: there was no credential to send, or the one that the
-	// backend refused has been replaced since it was sent.
+	// NoCredential means that there was no credential to send, or that the
+	// refused credential has been replaced since it was sent.
 	NoCredential Class = "no_credential"
-	// NoModel: the backend does not have the model or deployment.
+	// NoModel means that the backend does not have the model or deployment.
 	NoModel Class = "no_model"
-	// NotHere: the backend does not offer what was asked for, such as a path,
-	// an operation with the model, a service tier, or a feature for which its
-	// account had to be verified. Another one may.
+	// NotHere means that the backend does not offer what was asked for, such as
+	// a path, an operation with the model, a service tier, or a feature for
+	// which its account had to be verified. Another backend may offer it.
 	NotHere Class = "not_here"
-	// Loop: the request came back to a balancer that it had passed. The
-	// backend's URL leads there.
+	// Loop means that the request came back to a balancer that it had passed,
+	// because the backend's URL leads there.
 	Loop Class = "loop"
-	// Blocked: a firewall or another server in front of the API did not let
-	// this request pass.
+	// Blocked means that a firewall or another server in front of the API did
+	// not let this request pass.
 	Blocked Class = "blocked"
-	// Unclear: the backend says that the response failed, in a word that is not
-	// known. Perhaps the request is the reason.
+	// Unclear means that the backend says that the response failed, with an
+	// unknown code. Perhaps the request is the reason.
 	Unclear Class = "unclear"
-	// Unreachable: there was no connection, so nothing of the request was sent.
+	// Unreachable means that there was no connection, so nothing of the request
+	// was sent.
 	Unreachable Class = "unreachable"
-	// Timeout: no headers came in time, or no first byte of a stream.
+	// Timeout means that no headers arrived in time, or no first byte of a
+	// stream.
 	Timeout Class = "timeout"
-	// Silent: the backend accepts requests and sends nothing, so the request
-	// went on to another one.
+	// Silent means that the backend accepts requests and sends nothing, so the
+	// request moved to another backend.
 	Silent Class = "silent"
-	// BrokenStream: the reply was cut, or contained an error, after its
-	// beginning had gone to the client.
+	// BrokenStream means that the reply was cut, or contained an error, after
+	// its beginning had gone to the client.
 	BrokenStream Class = "broken_stream"
-	// ClientLeft: the client went away before all of its request was there.
+	// ClientLeft means that the client left before it had sent all of its
+	// request.
 	ClientLeft Class = "client_left"
-	// ClientLeftWaiting: the client went away while it waited, and had got
-	// nothing.
+	// ClientLeftWaiting means that the client left while it waited, before it
+	// got anything.
 	ClientLeftWaiting Class = "client_left_waiting"
 )
 
-// traits are what follows from a class, besides what an operator must do.
+// traits are the consequences of a class, except what an operator must do.
 type traits struct {
-	// failover: the same request may succeed on another backend. If the model's
-	// context is too short, that is only a backend with another name for the
-	// model: see ContextLength.
+	// failover reports whether the same request may succeed on another backend.
+	// If the model's context is too short, that must be a backend with another
+	// name for the model: see ContextLength.
 	failover bool
-	// promise: the backend itself said when it accepts requests again, so that
-	// it is not called before. All other classes only make it a suspect.
+	// promise reports whether the backend itself said when it accepts requests
+	// again, so that it is not called before. All other classes only make it a
+	// suspect.
 	promise bool
-	// blames: the reply counts against the backend, and may start a cooldown.
-	// Silent does not: a slow request is no failure, and package latency
-	// decides what a silence means. Nor does Loop: the backend is where the
-	// config says, and requests that do not come back are served there.
+	// blames reports whether the reply counts against the backend, and may
+	// start a cooldown. It is false for Silent, because a slow request is not a
+	// failure, and package latency decides what a silence means. It is false
+	// for Loop, because the backend's URL is from the config, and requests that
+	// do not come back are served there.
 	blames bool
-	// whole: the class holds for all of the backend, not only for the model
-	// that was asked for.
+	// whole reports whether the class concerns the whole backend, and not only
+	// the requested model.
 	whole bool
-	// credential: it concerns the credential that was used, its permissions,
-	// limits and budget, rather than the backend.
+	// credential reports whether the class concerns the credential, with its
+	// permissions, limits and budget, rather than the backend.
 	credential bool
-	// request: the request itself may have caused the failure. It counts as the
-	// cause if it fails so at a second backend, too.
+	// request reports whether the request itself may have caused the failure.
+	// It counts as the cause if it fails in this way at a second backend, too.
 	request bool
-	// shared: replicas tell each other of a cooldown for the class. A refused
-	// credential is not shared: another replica may have a newer one. Nor is a
-	// backend that one of them cannot reach: its own network may be down.
+	// shared reports whether replicas share a cooldown for the class. A refused
+	// credential is not shared, because another replica may have a newer one.
+	// Nor is an unreachable backend, because only this replica's network may be
+	// down.
 	shared bool
-	// client: it is the client's doing if a request ends so.
+	// client reports whether the client is the cause if a request ends with the
+	// class.
 	client bool
 }
 
-// classes has a row for each class.
+// classes maps each class to its traits.
 var classes = map[Class]traits{
 	Served:            {},
 	ClientError:       {client: true},
@@ -121,8 +130,8 @@ var classes = map[Class]traits{
 	ClientLeftWaiting: {},
 }
 
-// traits returns the row of a class. A word that is none is a failure of which
-// nothing else is known.
+// traits returns the traits of a class. An unknown class counts as a failure
+// without further traits.
 func (c Class) traits() traits {
 	if row, ok := classes[c]; ok {
 		return row
@@ -150,10 +159,11 @@ func (c Class) OfCredential() bool { return c.traits().credential }
 // failure.
 func (c Class) MayBeOfRequest() bool { return c.traits().request }
 
-// Shared reports whether replicas tell each other of a cooldown for this class.
+// Shared reports whether replicas share a cooldown for this class.
 func (c Class) Shared() bool { return c.traits().shared }
 
-// OfClient reports whether it is the client's doing if a request ends so.
+// OfClient reports whether the client is the cause if a request ends with this
+// class.
 func (c Class) OfClient() bool { return c.traits().client }
 
 // ContextLength reports whether a reply of this class and status means that the

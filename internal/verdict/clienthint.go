@@ -8,8 +8,8 @@ import (
 )
 
 // The bounds of a client's Retry-After. Some SDKs sleep for as long as it says
-// (openai-node 6.26 to 7.4), others ignore or refuse more than a minute or two
-// (openai-python, openai-go), and most treat 0 as no answer.
+// (openai-node 6.26 to 7.4), others ignore or reject more than a minute or two
+// (openai-python, openai-go), and most treat 0 like no value.
 const (
 	minClientWait = time.Second
 	maxClientWait = 59 * time.Second
@@ -21,7 +21,7 @@ func RetrySeconds(wait time.Duration) int {
 	return int(math.Ceil(min(max(wait, minClientWait), maxClientWait).Seconds()))
 }
 
-// SetHint writes how long a client is to wait.
+// SetHint sets the headers that say how long a client must wait.
 func SetHint(header http.Header, wait time.Duration) {
 	wait = min(max(wait, minClientWait), maxClientWait)
 	header["Retry-After"] = []string{strconv.Itoa(RetrySeconds(wait))}

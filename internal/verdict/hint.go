@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// HintSource names what a hint was read from: what in a reply says when its
-// sender may be called again. It is one of a few fixed words, so that it can be
-// a log field and a metric's label. RateLimitReset stands for a whole family of
-// headers, in every spelling and with whatever dimensions a backend invents.
+// HintSource is the part of a reply that says when its sender may be called
+// again. It is one of a few fixed words, so that it can be a log field and a
+// metric's label. RateLimitReset stands for a whole family of headers, in every
+// spelling and with any dimension.
 type HintSource string
 
 const (
-	// NoHint: the reply has no hint.
+	// NoHint means that the reply has no hint.
 	NoHint HintSource = ""
 	// RetryAfterMS is the header Azure OpenAI sends and the OpenAI SDKs prefer.
 	// Milliseconds, with or without a fraction.
@@ -87,9 +87,9 @@ func ReadHint(status int, header http.Header, body []byte, now time.Time) (wait 
 	return 0, NoHint
 }
 
-// HintOf returns the hint in a reply of this class, as [ReadHint] does. In one
-// that says that a limit or a budget is used up, the text and the resets are
-// about that, whatever its status is.
+// HintOf returns the hint in a reply of this class, as [ReadHint] does. If the
+// class says that a limit or a budget is used up, the text and the resets are
+// about that, so they are read with any status.
 func HintOf(class Class, status int, header http.Header, body []byte, now time.Time) (wait time.Duration, source HintSource) {
 	if class.Promise() {
 		status = http.StatusTooManyRequests
@@ -97,9 +97,9 @@ func HintOf(class Class, status int, header http.Header, body []byte, now time.T
 	return ReadHint(status, header, body, now)
 }
 
-// parseRetryAfter reads the two forms of RFC 9110 section 10.2.3, delay-seconds
-// and HTTP-date, and two more that servers send: seconds with a fraction, and
-// Go's "6m0s". A date that has passed means now.
+// parseRetryAfter parses the two forms of RFC 9110 section 10.2.3,
+// delay-seconds and HTTP-date, and two more that servers send: seconds with a
+// fraction, and Go's "6m0s". A date that has passed means now.
 func parseRetryAfter(v string, header http.Header, now time.Time) (time.Duration, bool) {
 	if wait, ok := parseNumber(v, time.Second); ok {
 		return wait, true
@@ -114,7 +114,7 @@ func parseRetryAfter(v string, header http.Header, now time.Time) (time.Duration
 	return 0, false
 }
 
-// clock is the sender's time of day when it replied.
+// clock returns the sender's time when it replied.
 func clock(header http.Header, now time.Time) time.Time {
 	for _, v := range header["Date"] {
 		if t, err := http.ParseTime(v); err == nil {
@@ -124,16 +124,16 @@ func clock(header http.Header, now time.Time) time.Time {
 	return now
 }
 
-// readResets returns the longest reset among the exhausted dimensions
-// (requests, tokens, input-tokens, requests-day and so on; OpenRouter names
-// none). Any dimension that a header's name has is read.
+// readResets returns the longest reset among the exhausted dimensions. A
+// dimension is any suffix of a reset header's name, such as requests, tokens,
+// input-tokens or requests-day. OpenRouter's has none.
 //
-// A dimension of which something remains does not count: OpenAI's reset says
-// when the bucket will be full again, and Groq's for requests is at the end of
-// the day. Neither does -1, which means "not tracked" (openai-dotnet issue
-// #838). A dimension whose remainder is not stated counts only if no other is
-// known to be exhausted: Azure has sent a 429 with x-rate-limit-reset-tokens
-// alone (openai-python issue #937).
+// A dimension that is not exhausted does not count: OpenAI's reset says when
+// the bucket will be full again, and Groq's for requests is at the end of the
+// day. Neither does -1, which means "not tracked" (openai-dotnet issue #838). A
+// dimension whose remainder is not stated counts only if no other is known to
+// be exhausted: Azure has sent a 429 with x-rate-limit-reset-tokens alone
+// (openai-python issue #937).
 func readResets(header http.Header, now time.Time) (time.Duration, bool) {
 	var stated, unstated time.Duration
 	exhausted := false
@@ -162,9 +162,9 @@ func readResets(header http.Header, now time.Time) (time.Duration, bool) {
 	return unstated, unstated > 0
 }
 
-// remainder reports whether name is a reset header, and what is left of its
-// dimension. known reports whether the reply says so. What cannot be read is
-// NaN, which is not 0.
+// remainder reports whether name is a reset header, and returns what remains of
+// its dimension. known reports whether the reply states that. An unreadable
+// value is NaN, which is not 0.
 func remainder(header http.Header, name string) (remaining float64, known, isReset bool) {
 	var values []string
 	if dimension, ok := strings.CutPrefix(name, "Anthropic-Ratelimit-"); ok {
@@ -206,11 +206,11 @@ func cutReset(name string) (dimension string, ok bool) {
 	return strings.CutPrefix(name, "X-Rate-Limit-Reset")
 }
 
-// parseReset reads seconds, Go durations, RFC 3339 (Anthropic) and unix time in
-// seconds or milliseconds (OpenRouter). The size of a bare number tells which
-// it is: 1e9 seconds are 31 years, 1e12 seconds 31,000. Only a time in the
-// future is usable: a budget that is empty although it was reset in the past
-// does not say when to return.
+// parseReset parses seconds, Go durations, RFC 3339 (Anthropic) and Unix time
+// in seconds or milliseconds (OpenRouter). The size of a bare number shows
+// which it is: 1e9 seconds are 31 years, 1e12 seconds 31,000. Only a time in
+// the future is usable: an empty budget with a reset in the past does not say
+// when to return.
 func parseReset(v string, header http.Header, now time.Time) (time.Duration, bool) {
 	v = strings.TrimSpace(v)
 	if f, ok := parseFloat(v); ok {
@@ -237,8 +237,8 @@ func parseReset(v string, header http.Header, now time.Time) (time.Duration, boo
 	return 0, false
 }
 
-// parseNumber reads a header value that counts units, with or without white
-// space around it.
+// parseNumber parses a header value that is a number of units, with or without
+// white space around it.
 func parseNumber(v string, unit time.Duration) (time.Duration, bool) {
 	f, ok := parseFloat(strings.TrimSpace(v))
 	if !ok {
@@ -247,9 +247,9 @@ func parseNumber(v string, unit time.Duration) (time.Duration, bool) {
 	return scale(f, unit), true
 }
 
-// parseFloat reads a decimal number that is neither negative nor spelled "inf"
-// or "nan". A number that is too large for a float64 becomes +Inf, of which
-// scale makes the longest duration.
+// parseFloat parses a decimal number that is neither negative nor spelled "inf"
+// or "nan". A number that is too large for a float64 becomes +Inf, which scale
+// turns into the longest duration.
 func parseFloat(v string) (float64, bool) {
 	if n, ok := parseDigits(v); ok {
 		return n, true
@@ -266,8 +266,8 @@ func parseFloat(v string) (float64, bool) {
 	return f, true
 }
 
-// parseDigits reads a number of a few digits, as most are, in less time than
-// strconv.
+// parseDigits parses a number of a few digits, which is the usual case, faster
+// than strconv.
 func parseDigits(v string) (float64, bool) {
 	if v == "" || len(v) > 15 { // a float64 has 15 digits
 		return 0, false
@@ -282,8 +282,7 @@ func parseDigits(v string) (float64, bool) {
 	return float64(n), true
 }
 
-// scale multiplies without overflow: what does not fit becomes the longest
-// Duration.
+// scale returns f units. If that does not fit, it returns the longest Duration.
 func scale(f float64, unit time.Duration) time.Duration {
 	ns := math.Round(f * float64(unit))
 	if ns >= math.MaxInt64 {
@@ -292,8 +291,8 @@ func scale(f float64, unit time.Duration) time.Duration {
 	return time.Duration(ns)
 }
 
-// add adds two durations that are not negative. If the sum does not fit, it is
-// the longest Duration.
+// add adds two non-negative durations. If the sum does not fit, it returns the
+// longest Duration.
 func add(a, b time.Duration) time.Duration {
 	if a > math.MaxInt64-b {
 		return math.MaxInt64

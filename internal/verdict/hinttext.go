@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// maxErrorText is how much of an error body is looked at.
+// maxErrorText is how much of an error body is read.
 const maxErrorText = 64 << 10
 
 // readErrorText finds the first wait that the text of an error states. Each way
@@ -57,7 +57,7 @@ func readErrorText(body []byte, now time.Time) (time.Duration, bool) {
 	return 0, false
 }
 
-// readPhrase reads the words around the "try" at body[i].
+// readPhrase reads the phrase around the "try" at body[i].
 func readPhrase(body []byte, i int, now time.Time) (time.Duration, bool) {
 	start := i
 	if i >= 2 && hasPrefixFold(body[i-2:], "re") {
@@ -110,13 +110,13 @@ func readPhrase(body []byte, i int, now time.Time) (time.Duration, bool) {
 	return parseNumber(string(r[:n]), time.Second)
 }
 
-// linking are the words that may stand between "reset", "regain" and so on and
-// the time.
+// linking are the words that may stand between a word such as "reset" or
+// "regain" and the time.
 var linking = []string{
 	"access", "will", "be", "is", "again", "date", "time", "for", "about", "approximately", "around", "on", "at", "in", "after", "until",
 }
 
-// readReturn reads what follows a word for the end of a limit.
+// readReturn reads the text after a word for the end of a limit.
 func readReturn(rest []byte, now time.Time) (time.Duration, bool) {
 	for _, end := range []string{"s", "ed", "ting", "ing"} {
 		if hasPrefixFold(rest, end) && (len(rest) == len(end) || !isLetter(rest[len(end)])) {
@@ -150,7 +150,7 @@ func readReturn(rest []byte, now time.Time) (time.Duration, bool) {
 	return 0, false
 }
 
-// readMember reads the value of a member of JSON whose name begins before rest,
+// readMember reads the value of a JSON member whose name begins before rest,
 // such as resets_in_seconds or retry_after_ms.
 func readMember(rest []byte, now time.Time) (time.Duration, bool) {
 	end := bytes.IndexAny(rest[:min(len(rest), len("_after_seconds")+1)], "\\\"")
@@ -177,8 +177,8 @@ func readMember(rest []byte, now time.Time) (time.Duration, bool) {
 	return 0, false
 }
 
-// readWait reads a duration, also one of words ("about an hour") or of a clock
-// ("22.14:18:12": days, hours, minutes, seconds).
+// readWait reads a duration, including one in words ("about an hour") or in
+// clock form ("22.14:18:12": days, hours, minutes, seconds).
 func readWait(text []byte) (time.Duration, bool) {
 	text = bytes.TrimLeft(text, spaces)
 	for _, word := range []string{"about ", "approximately ", "around "} {
@@ -212,13 +212,13 @@ func readWait(text []byte) (time.Duration, bool) {
 
 var timeSpan = regexp.MustCompile(`^(?:(\d{1,4})\.)?(\d{1,2}):(\d{2}):(\d{2})(?:\D|$)`)
 
-// timeOfDay are the forms of a date, which a time of day and a zone may follow.
+// timeOfDay matches the forms of a date, with or without a time and a zone.
 var timeOfDay = regexp.MustCompile(`^(\d{4}-\d{2}-\d{2}|\d{4}/\d{2}/\d{2}|` +
 	`(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.? \d{1,2}(?:st|nd|rd|th)?,? \d{4})` +
 	`(?:(?:T|,? (?:at )?)(\d{1,2}:\d{2}(?::\d{2})?(?:\.\d+)?)( ?[AaPp][Mm])?(?: ?(Z|UTC|GMT|[+-]\d{2}:?\d{2}))?)?`)
 
-// readTime reads a time of day, and returns how far away it is. One that has
-// passed says nothing.
+// readTime reads a date with or without a time, and returns how far away it is.
+// It reports false for a time that has passed.
 func readTime(text []byte, now time.Time) (time.Duration, bool) {
 	text = bytes.TrimLeft(text, spaces)
 	if len(text) == 0 || !isDigit(text[0]) && strings.IndexByte("JFMASOND", text[0]) < 0 {
@@ -256,7 +256,7 @@ func readTime(text []byte, now time.Time) (time.Duration, bool) {
 	return wait, wait > 0
 }
 
-// parseDate reads a date in one of the forms of timeOfDay.
+// parseDate parses a date in one of the forms of timeOfDay.
 func parseDate(text string) (time.Time, bool) {
 	text = strings.ReplaceAll(text, "/", "-")
 	if t, err := time.Parse("2006-01-02", text); err == nil {
@@ -271,7 +271,8 @@ func parseDate(text string) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// dateNoise is what a date in words has between its parts: "Jan. 2nd, 2026".
+// dateNoise matches what stands between the parts of a date in words: "Jan.
+// 2nd, 2026".
 var dateNoise = regexp.MustCompile(`(\d)(?:st|nd|rd|th)|[.,]`)
 
 // endsPhrase reports whether a phrase ends with the number before rest: neither
@@ -284,7 +285,7 @@ func endsPhrase(rest []byte) bool {
 	return strings.IndexByte(".,;:!?()[]{}<>\"'\\\r\n", rest[0]) >= 0 && (len(rest) == 1 || !isDigit(rest[1]))
 }
 
-// parseDuration reads a text that is nothing but a duration.
+// parseDuration parses a text that is only a duration.
 func parseDuration(v string) (time.Duration, bool) {
 	wait, n := scanDuration(v)
 	if n == 0 || n != len(v) {
@@ -293,11 +294,11 @@ func parseDuration(v string) (time.Duration, bool) {
 	return wait, true
 }
 
-// scanDuration reads a duration at the start of text and returns how many bytes
-// it takes, 0 if there is no duration. It reads "1m2.5s", "1 minute and 2.5
-// seconds" and everything that time.Duration.String writes. Units must get
-// smaller, so that in "wait 20 s, 5 minutes at most" the second duration is not
-// taken for a part of the first.
+// scanDuration parses a duration at the start of text and returns its length,
+// or 0 if there is no duration. It accepts "1m2.5s", "1 minute and 2.5 seconds"
+// and everything that time.Duration.String returns. Units must get smaller, so
+// that in "wait 20 s, 5 minutes at most" the second duration is not read as a
+// part of the first.
 func scanDuration[T []byte | string](text T) (total time.Duration, length int) {
 	last := time.Duration(1<<63 - 1)
 	for at := 0; ; {
@@ -327,7 +328,7 @@ func scanDuration[T []byte | string](text T) (total time.Duration, length int) {
 	}
 }
 
-// unitOf returns the length of a unit, 0 if the word is not a unit.
+// unitOf returns the length of a unit, or 0 if the word is not a unit.
 func unitOf(word string) time.Duration {
 	if len(word) > len("milliseconds") {
 		return 0
@@ -351,9 +352,8 @@ func unitOf(word string) time.Duration {
 	return 0
 }
 
-// scanNumber returns the length of the decimal number at the start of text:
-// digits, and a fraction if there is one. A full stop at the end of a sentence
-// is not a part of it.
+// scanNumber returns the length of the decimal number at the start of text,
+// with its fraction. The full stop at the end of a sentence does not count.
 func scanNumber[T []byte | string](text T) int {
 	n := 0
 	for n < len(text) && isDigit(text[n]) {
@@ -369,8 +369,8 @@ func scanNumber[T []byte | string](text T) int {
 
 const spaces = " \t\r\n"
 
-// cutWord returns what follows if text goes on with white space, the word and
-// white space. The word may also be followed by a colon: "Retry after: 5 s".
+// cutWord returns the text after the word, if text begins with white space, the
+// word, and white space or a colon: "Retry after: 5 s".
 func cutWord(text []byte, word string) (rest []byte, ok bool) {
 	r := bytes.TrimLeft(text, spaces)
 	if len(r) == len(text) || !hasPrefixFold(r, word) {
@@ -405,6 +405,6 @@ func hasPrefixFold(text []byte, lower string) bool {
 func isDigit(c byte) bool  { return '0' <= c && c <= '9' }
 func isLetter(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }
 
-// isWord takes any byte beyond ASCII for a letter: the µ of "µs" is two of
-// them.
+// isWord reports whether a byte may be part of a word. Every byte beyond ASCII
+// counts as a letter, because the µ of "µs" consists of two of them.
 func isWord(c byte) bool { return isLetter(c) || isDigit(c) || c == '_' || c >= 0x80 }

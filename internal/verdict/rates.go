@@ -7,24 +7,25 @@ import (
 	"strings"
 )
 
-// Rates are what the header of a reply tells of rate limits.
+// Rates has the rate limits in the header of a reply.
 type Rates struct {
 	Requests, Tokens Rate
-	// Utilization is Azure's for provisioned throughput: `89.3%`, which may be
-	// over 100.
+	// Utilization is Azure's utilization of provisioned throughput: `89.3%`,
+	// which may be over 100.
 	Utilization Values
-	// Deployment is that of Azure's which has served the request.
+	// Deployment is the Azure deployment that served the request.
 	Deployment Values
 }
 
-// Rate is what it tells of one limit. Reset is a number of seconds or a
-// duration, and Renewal the seconds after which the limit is counted anew.
+// Rate has the fields of one limit. Reset is a number of seconds or a duration,
+// and Renewal the seconds after which the limit is counted anew.
 type Rate struct{ Limit, Remaining, Reset, Renewal Values }
 
-// Values are those of a header, in Azure's two spellings.
+// Values are the values of a header, in Azure's two spellings.
 type Values []string
 
-// ReadRates reads the headers of OpenAI, Azure and, of what remains, Anthropic.
+// ReadRates reads the headers of OpenAI and Azure and, for what remains, of
+// Anthropic.
 func ReadRates(header http.Header) (r Rates) {
 	var requests, tokens Values // of Anthropic
 	for name, values := range header {
@@ -50,15 +51,16 @@ func ReadRates(header http.Header) (r Rates) {
 	return r
 }
 
-// orElse sets what remains, if nothing else tells of the limit: a gateway may
-// send two providers' headers.
+// orElse sets what remains if no other header describes the limit, because a
+// gateway may send the headers of two providers.
 func (r *Rate) orElse(remaining Values) {
 	if r.Limit == nil && r.Remaining == nil {
 		r.Remaining = remaining
 	}
 }
 
-// add adds a field like Limit-Tokens, of which one of the spellings has values.
+// add adds a field such as Limit-Tokens. first or second has its values,
+// depending on the spelling.
 func (r *Rates) add(field string, first, second []string) {
 	what, of, _ := strings.Cut(field, "-")
 	rate := &r.Requests
@@ -92,8 +94,8 @@ func (r *Rates) add(field string, first, second []string) {
 	}
 }
 
-// Number returns the first number that is neither negative nor infinite. It may
-// be one of percent. Azure writes -1 where it does not track a limit
+// Number returns the first value that is neither negative nor infinite. A
+// percent sign is ignored. Azure writes -1 where it does not track a limit
 // (openai-dotnet issue #838).
 func (v Values) Number() (float64, bool) {
 	for _, text := range v {

@@ -7,28 +7,29 @@ import (
 	"strings"
 )
 
-// Most providers answer with a 400, 403 or 404 whether the request is wrong, or
-// the account that it was sent to lacks something: the model, the operation, a
-// permission, money. Few have a code for it, so the text decides.
+// Most providers answer with a 400, 403 or 404 both if the request is wrong and
+// if its account lacks something: the model, the operation, a permission,
+// money. Few have a code for it, so the text decides.
 //
-// A text may repeat what the client has sent. So that no client can make a
-// backend look as if it had no budget, a phrase counts only at the beginning of
-// the message, before the first quote or colon: echoes are behind these. And a
+// A text may repeat parts of the request. So that no client can make a backend
+// look as if it had no budget, a phrase counts only at the beginning of the
+// message, before the first quote or colon, because echoes follow these. And a
 // report that names a part of the request other than its model (its param, a
-// tool, a file, an image, a URL) is about that part, whatever it says of "this
+// tool, a file, an image, a URL) is about that part, even if it mentions "this
 // model".
 
-// phrase is how a message begins that means one thing.
+// phrase matches the beginnings of messages that have one meaning.
 type phrase struct{ *regexp.Regexp }
 
-// begins makes a phrase of the ways in which a message may begin, in lower case
-// and with one blank between words. LiteLLM puts the name of an exception, or
-// the path, before it.
+// begins returns the phrase for messages that begin in one of these ways, in
+// lower case and with single spaces. LiteLLM puts the name of an exception, or
+// the path, before them.
 func begins(ways ...string) phrase {
 	return phrase{regexp.MustCompile(`^(?:(?:litellm[.])?\w+ ?error: |/[\w/]+: )?(?:` + strings.Join(ways, "|") + `)`)}
 }
 
-// mentions makes a phrase of words that stand before the first quote or colon.
+// mentions returns the phrase for messages with one of these words before the
+// first quote or colon.
 func mentions(words ...string) phrase {
 	return phrase{regexp.MustCompile("^[^:\"'`“‘]{0,160}?\\b(?:" + strings.Join(words, "|") + `)`)}
 }
@@ -36,8 +37,9 @@ func mentions(words ...string) phrase {
 // isIn reports whether a message begins with the phrase.
 func (p phrase) isIn(message string) bool { return p.MatchString(message) }
 
-// name is the name of a model in a message, quoted or not, and theModel the
-// model as the subject of a sentence, with its name before or after the word.
+// name matches the name of a model in a message, quoted or not. theModel
+// matches the model as the subject of a sentence, with its name before or after
+// the word.
 const (
 	name     = "(?:`[^`]*`|'[^']*'|\"[^\"]*\"|“[^”]*”|[^ ]+)"
 	theModel = `(?:the |this |your |requested |specified |selected |provided |given |api |base )*(?:` + name +
@@ -89,8 +91,8 @@ var (
 		`(?:unsupported|invalid|unavailable) service.tier\b`,
 	)
 
-	// unverified: OpenAI has models, streams and summaries only for
-	// organizations that have shown a passport.
+	// unverified: OpenAI offers some models, streams and summaries only to
+	// organizations that have verified their identity.
 	unverified = mentions(
 		`(?:organization|organisation|account|project|team|workspace)(?: must| has to| needs to) be (?:\w+ )?verified`,
 		`(?:organization|organisation|account|identity) verification (?:is )?required`,
@@ -124,8 +126,8 @@ var (
 		`api key has (?:been (?:disabled|revoked)|expired)\b`,
 	)
 
-	// providerFailed: a gateway has no better status for what is behind it.
-	// "Failed to get response from provider" is Cloudflare's.
+	// providerFailed: some gateways have no better status for a failure behind
+	// them. "Failed to get response from provider" is Cloudflare's.
 	providerFailed = mentions(
 		`failed to get (?:a )?response from (?:the )?(?:provider|upstream|backend|model)`,
 		`(?:the )?(?:server|provider|upstream|backend)(?: server)?`+
@@ -138,14 +140,14 @@ var (
 	)
 
 	// refusesContent: a prompt that is refused with a 403, as by OpenRouter
-	// ("Your input was flagged"), is no matter of the key.
+	// ("Your input was flagged"), is not about the key.
 	refusesContent = mentions(
 		`(?:input|prompt|content|messages?)(?: \w+)? (?:was|were|is|are|has been|have been) (?:flagged|blocked|filtered|rejected)\b`,
 		`requires moderation\b`, `(?:content|usage|safety) (?:policy|policies|filters?)\b`, `safety system\b`, `guardrails?\b`,
 	)
 
-	// lacksPath is what servers say of a path or an api-version that they do
-	// not have.
+	// lacksPath: messages about a path or an api-version that a server does not
+	// have.
 	lacksPath = begins(
 		`resource not found\b`,
 		`(?:the )?requested (?:url|resource|path|route|endpoint)\b.*\bnot found\b`,
@@ -161,16 +163,16 @@ var (
 	)
 )
 
-// parts are the words for parts of a request. A report that has one of them is
-// about that part.
+// parts are the words for parts of a request. A report that contains one of
+// them is about that part.
 var parts = map[string]bool{
 	"parameter": true, "parameters": true, "argument": true, "arguments": true, "field": true, "property": true,
 	"tool": true, "tools": true, "function": true, "functions": true, "file": true, "files": true,
 	"image": true, "images": true, "url": true, "urls": true, "image_url": true, "audio": true, "input": true,
 }
 
-// parseRefusal reads a refusal as parseReport does, and the text of one that is
-// only a text.
+// parseRefusal parses a refusal as parseReport does. If the body is plain text,
+// the text is the message.
 func parseRefusal(body []byte) report {
 	r := parseReport(body)
 	if isPage(body) && bytes.TrimSpace(body)[0] != '<' {
@@ -193,11 +195,11 @@ func (r report) namesPart() bool {
 	return false
 }
 
-// maxBegin is how much of a message is looked at.
+// maxBegin is how much of a message is read.
 const maxBegin = 400
 
-// begin is the beginning of the message, in lower case and with one blank
-// between words.
+// begin returns the beginning of the message, in lower case and with single
+// spaces.
 func (r report) begin() string {
 	text := r.message
 	if len(text) > maxBegin {
@@ -207,10 +209,10 @@ func (r report) begin() string {
 	return strings.Join(strings.Fields(text), " ")
 }
 
-// refusal returns who is at fault in a 4xx that no account is named in. It is
-// empty if the report does not say more than the status. A code says more than
-// a text, and a word for the client's own mistake more than any other. infers
-// reports whether the request was for inference.
+// refusal returns the class of a 4xx whose status does not show who is at
+// fault. It is empty if the report says no more than the status. A code takes
+// precedence over the text, and a code for the client's own mistake over
+// everything. infers reports whether the request was for inference.
 func (r report) refusal(infers bool) Class {
 	byCode := meaningOf(r.code)
 	text := r.begin()
@@ -243,30 +245,29 @@ func (r report) refusal(infers bool) Class {
 	return ""
 }
 
-// notFoundError is Anthropic's type of an error about anything that is not
-// there.
+// notFoundError is Anthropic's error type for anything that does not exist.
 const notFoundError = "not_found_error"
 
-// cloudflareFailed is the code of Cloudflare's AI Gateway for a provider that
-// has failed, in a 400.
+// cloudflareFailed is the code with which Cloudflare's AI Gateway reports, in a
+// 400, that a provider failed.
 const cloudflareFailed = 2005
 
-// failed reports whether a word says that a server has failed, whatever the
-// status is.
+// failed reports whether a code or a number says that a server has failed,
+// whatever the status.
 func (r report) failed() bool {
 	return meaningOf(r.code).status >= http.StatusInternalServerError || r.code == "" && meaningOf(r.kind).status >= http.StatusInternalServerError ||
 		r.unsuccessful && r.number == cloudflareFailed || r.number >= 500 && r.number < 600
 }
 
-// lacksPath reports whether the backend does not have the path or its
-// api-version.
+// lacksPath reports whether the report says that the backend lacks the path or
+// its api-version.
 func (r report) lacksPath(text string) bool {
 	return r.code == "unknown_url" || strings.EqualFold(r.code, "UnsupportedApiVersion") || r.unshaped && strings.TrimRight(text, ".") == "not found" ||
 		!r.aboutPart() && lacksPath.isIn(text)
 }
 
 // LacksPath reports whether a reply to a request for inference says that the
-// backend does not have the path, or its api-version. It is [NotHere] then, for
+// backend lacks the path, or its api-version. Then the class is [NotHere] for
 // every request with that path.
 func LacksPath(status int, body []byte) bool {
 	switch {
@@ -279,15 +280,15 @@ func LacksPath(status int, body []byte) bool {
 	return r.refusal(true) == NotHere && r.refusal(false) != NotHere
 }
 
-// mayLackPath reports whether servers have this status for a path, a method or
-// an api-version that they do not have.
+// mayLackPath reports whether servers use this status for a path, a method or
+// an api-version that they lack.
 func mayLackPath(status int) bool {
 	return status == http.StatusNotFound || status == http.StatusMethodNotAllowed || status == http.StatusBadRequest
 }
 
-// isPage reports whether a body is not that of an API, but for instance the
-// page of a firewall or of a web server. An empty one may be anybody's, and so
-// may one that cannot be decompressed.
+// isPage reports whether a body is not an API's, but for example the page of a
+// firewall or of a web server. An empty body may come from anything, and so may
+// one that cannot be decompressed.
 func isPage(body []byte) bool {
 	text := strings.TrimLeft(string(body[:min(len(body), 64)]), "\xef\xbb\xbf \t\r\n")
 	return text != "" && text[0] > ' ' && text[0] != '{' && text[0] != '['

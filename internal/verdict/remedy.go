@@ -1,13 +1,13 @@
 package verdict
 
-// Remedy is how a problem with a backend ends: by itself, because the backend
-// is tried again and again, or after a person has changed something. [RemedyOf]
-// finds it in a table, which is the only place that says so: the level of log
-// lines, the page, the admin API, metrics and the docs read it.
+// Remedy describes how a problem with a backend ends: on its own, because the
+// backend is retried, or after a person has changed something. [RemedyOf] finds
+// it in a table, which is the only source for this. The level of log lines, the
+// page, the admin API, metrics and the docs use it.
 type Remedy struct {
 	Class Class
-	// Cause is the word of CauseOf for which the remedy is. It is empty for all
-	// causes of the class that have no row of their own.
+	// Cause is the word of CauseOf to which the remedy applies. It is empty for
+	// all causes of the class that have no own row.
 	Cause string
 	// Meaning describes the problem in words that follow the name of the
 	// backend.
@@ -20,15 +20,15 @@ type Remedy struct {
 	Next string
 }
 
-// retried is what is done about a backend that has failed.
+// retried is the remedy's text for a backend that has failed.
 const retried = "A request tries it again when its cooldown is over."
 
-// rechecked is what is done about a backend that cannot be reached: package
-// pool has the pauses.
+// rechecked is the remedy's text for a backend that cannot be reached. Package
+// pool has the intervals.
 const rechecked = "It is tried again after 1, 2, 4 s and so on, and then every 60 s."
 
-// Remedies are all remedies. Those of a class for one cause come before the one
-// for all others.
+// Remedies lists all remedies. For each class, rows for one cause come before
+// the row for all other causes.
 var Remedies = []Remedy{
 	{Credential, "", "refuses its key", true, "Put a valid key in place of it."},
 	{NotPermitted, "", "does not permit what its key is used for", true, "Give its key the role or the scope that the request needs."},
@@ -51,7 +51,7 @@ var Remedies = []Remedy{
 	{Failed, "", "answers with errors", false, retried},
 }
 
-// unknownRemedy is for the classes that have none.
+// unknownRemedy is the remedy for classes without a row.
 var unknownRemedy = Remedy{Meaning: "answers with errors", Next: retried}
 
 // RemedyOf returns the remedy for a problem with a backend.

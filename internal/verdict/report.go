@@ -9,26 +9,27 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// report is what an error body says, in whichever shape it says it.
+// report is the content of an error body in any of its shapes.
 type report struct {
 	code, kind, message string
-	// param is the part of the request that it is about.
+	// param is the part of the request that the error is about.
 	param string
-	// number is the code if that is a number, or 0.
+	// number is the code if it is a number, or 0.
 	number int
-	// unsuccessful reports whether the body says "success": false, as
+	// unsuccessful reports whether the body has "success": false, as
 	// Cloudflare's do.
 	unsuccessful bool
-	// unshaped reports whether the message is not in the shape of an API's
-	// error: a web framework has written it.
+	// unshaped reports whether the message does not have the shape of an API's
+	// error, because a web framework has written it.
 	unshaped bool
 }
 
-// parseReport reads OpenAI's and Azure's {"error":{…}}, whose code may be a
-// number (OpenRouter, vLLM), the flat object of Mistral and older vLLMs,
-// {"error":"text"}, Cloudflare's list of errors, of which the first counts, and
-// FastAPI's {"detail":"text"}. A gateway may quote the whole reply of a
-// provider as the message. Anything else is an empty report.
+// parseReport parses an error body. It accepts OpenAI's and Azure's
+// {"error":{…}}, whose code may be a number (OpenRouter, vLLM), the flat object
+// of Mistral and older vLLMs, {"error":"text"}, Cloudflare's list of errors, of
+// which the first counts, and FastAPI's {"detail":"text"}. A gateway may quote
+// the whole reply of a provider as the message; then the quoted error counts.
+// For anything else, the report is empty.
 func parseReport(body []byte) report {
 	r, inner := readReport(body)
 	if text := openaiapi.Text(inner); text != "" {
@@ -48,8 +49,8 @@ func parseReport(body []byte) report {
 	return r
 }
 
-// readReport reads an object, and returns the error in it as it is written.
-// Names are read in any case, as encoding/json does.
+// readReport reads an object, and returns the error in it, unparsed. Names are
+// compared ignoring case, as encoding/json does.
 func readReport(object []byte) (r report, inner []byte) {
 	details := ""
 	for name, value := range openaiapi.Members(object) {
@@ -96,12 +97,12 @@ func readReport(object []byte) (r report, inner []byte) {
 	return r, inner
 }
 
-// aboutPart reports whether it is about a part of the request other than its
-// model.
+// aboutPart reports whether the error is about a part of the request other than
+// its model.
 func (r report) aboutPart() bool { return r.param != "" && r.param != "model" }
 
-// Code returns the code of an error, or else its type. Codes are words:
-// anything else is left out.
+// Code returns the code of an error, or else its type. A text that is not a
+// word is ignored.
 func Code(body []byte) string {
 	r := parseReport(body)
 	for _, code := range []string{r.code, r.kind} {
@@ -112,7 +113,7 @@ func Code(body []byte) string {
 	return ""
 }
 
-// maxCode is how long a code is at most.
+// maxCode is the maximum length of a code.
 const maxCode = 64
 
 const codeLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-."
@@ -127,24 +128,25 @@ func (r report) means(class Class) bool {
 	return meaningOf(r.code).class == class || meaningOf(r.kind).class == class
 }
 
-// exceedsContext knows the text of errors that have no code for it: Azure's
-// embeddings and vLLM begin the message with "This model's maximum context
-// length is", OpenRouter with "This endpoint's".
+// exceedsContext reports whether the prompt is too long for the model. Some
+// such errors have only a text: Azure's embeddings and vLLM begin the message
+// with "This model's maximum context length is", OpenRouter with "This
+// endpoint's".
 func (r report) exceedsContext() bool {
 	return r.means(TooLarge) || strings.Contains(r.message, "maximum context length is")
 }
 
-// aboutItsTokens reports whether a limit or a budget is refused to this one
-// request, because it asks for too many tokens. It knows OpenAI's text, and
+// aboutItsTokens reports whether a limit or a budget refuses this one request
+// because it asks for too many tokens. It recognizes OpenAI's text, and
 // OpenRouter's: "This request requires more credits, or fewer max_tokens. You
 // requested up to 65536 tokens, but can only afford 2500."
 func (r report) aboutItsTokens() bool {
 	return r.says("Request too large for", "fewer max_tokens", "can only afford")
 }
 
-// overloaded knows the texts of errors that have no code for it: OpenAI's
-// "Selected model is at capacity" within a stream, and "That model is currently
-// overloaded with other requests".
+// overloaded reports whether the backend is overloaded. Some such errors have
+// only a text: OpenAI's "Selected model is at capacity" within a stream, and
+// "That model is currently overloaded with other requests".
 func (r report) overloaded() bool {
 	return r.means(Overloaded) || r.says("is at capacity", "currently overloaded")
 }
@@ -154,8 +156,9 @@ func (r report) says(texts ...string) bool {
 	return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(r.message, text) })
 }
 
-// notPermitted knows OpenAI's text for a key that is restricted to some of the
-// API, and Azure's for an identity whose role lacks an operation.
+// notPermitted reports whether the credential does not permit the request. Some
+// such errors have only a text: OpenAI's for a key that is restricted to parts
+// of the API, and Azure's for an identity whose role lacks an operation.
 func (r report) notPermitted() bool {
 	return r.means(NotPermitted) || r.says("insufficient permissions for this operation", "lacks the required data action")
 }

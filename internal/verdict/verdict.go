@@ -25,20 +25,20 @@ import (
 	"time"
 )
 
-// Reply is what is known of a reply.
+// Reply has the parts of a reply that decide its class.
 type Reply struct {
 	// Status is its status.
 	Status int
-	// Header is its header. It is read for a 429 only, and may be nil.
+	// Header is its header. It is read only for a 429 or 403, and may be nil.
 	Header http.Header
-	// Body is the first part of its decoded body. It may be nil if the status
+	// Body is the beginning of its decoded body. It may be nil if the status
 	// does not need it: see NeedsBody.
 	Body []byte
-	// Cost is the estimate of the tokens that the request counts for, as
-	// openaiapi computes it. It is 0 if it is not known.
+	// Cost is the estimate of the tokens that the request counts as, by
+	// openaiapi. It is 0 if it is not known.
 	Cost int64
-	// Infers reports whether the request was for inference, and no handshake.
-	// Then a path that is not there is the backend's.
+	// Infers reports whether the request was for inference, and not a
+	// handshake. If so, a missing path is the backend's fault.
 	Infers bool
 	// OfResponse reports whether the reply is the error of a response whose
 	// status is failed.
@@ -132,8 +132,8 @@ func judgeForbidden(reply Reply) Class {
 }
 
 // Missing reports whether a reply says that the account does not store an
-// object which the request names, so that another account may store it. Nothing
-// was executed then. OpenAI's words for it are many: a code such as
+// object that the request names, so that another account may store it. In that
+// case nothing was executed. OpenAI has many texts for this: a code such as
 // previous_response_not_found or invalid_encrypted_content, "Item with id '…'
 // not found.", "No such File object: …", "Files [file-…] were not found", "The
 // encrypted content … could not be verified."
@@ -150,8 +150,9 @@ func Missing(status int, body []byte) bool {
 }
 
 // AboutAudience returns the message of a refusal that may be about the audience
-// of a token, else nothing. Azure's is: "Unauthorized. Access token is missing,
-// invalid, audience is incorrect (https://ai.azure.com), or have expired."
+// of a token, else an empty string. Azure's is: "Unauthorized. Access token is
+// missing, invalid, audience is incorrect (https://ai.azure.com), or have
+// expired."
 func AboutAudience(status int, body []byte) string {
 	if status != http.StatusUnauthorized {
 		return ""
@@ -163,8 +164,7 @@ func AboutAudience(status int, body []byte) string {
 	return r.message
 }
 
-// unreadableContent is OpenAI's word for an encrypted content of another
-// account.
+// unreadableContent is OpenAI's code for encrypted content of another account.
 const unreadableContent = "invalid_encrypted_content"
 
 func judgeTooManyRequests(r report, reply Reply) Class {
@@ -180,8 +180,8 @@ func judgeTooManyRequests(r report, reply Reply) Class {
 }
 
 // exceedsLimit reports whether a request costs more tokens than the backend
-// grants in a whole window: it would be refused even if no other request were
-// sent.
+// grants in a whole window, so that it would be refused even if it were the
+// only request.
 func exceedsLimit(header http.Header, cost int64) bool {
 	limit, _ := ReadRates(header).Tokens.Limit.Number()
 	return limit > 0 && limit < float64(cost)

@@ -5,28 +5,27 @@ import (
 	"strings"
 )
 
-// meaning is what a provider's word means, be it the code or the type of an
-// error.
+// meaning is the meaning of a provider's code or type of an error.
 type meaning struct {
-	// status is the HTTP status that an error with this word stands for inside
-	// a reply of status 200.
+	// status is the HTTP status of an error with this word inside a reply of
+	// status 200.
 	status int
-	// class is the meaning of a reply with this word, for a word that says more
-	// than the status. Otherwise it is empty.
+	// class is the class of a reply with this word. It is empty if the word
+	// says no more than the status.
 	class Class
 }
 
 // words is the one table of the words that providers use for errors. An error
-// means the same whether it is a reply with its own status or comes inside a
-// reply of status 200.
+// has the same meaning as a reply with its own status and inside a reply of
+// status 200.
 //
 // The types of Azure's Responses API are user_error, forbidden and
 // too_many_requests (Microsoft Learn, "Azure OpenAI Responses API"). The codes
-// of a failed response are a list of openai-python's
-// (types/responses/response_error.py). All of those on images are the client's:
-// the image is in the request, or is an address or a file that the request
-// names. If the address cannot be reached, another backend would not reach it
-// either.
+// of a failed response are listed in openai-python
+// (types/responses/response_error.py). All codes about images are client
+// errors: the image is in the request, or is an address or a file that the
+// request names. If the address cannot be reached, another backend would not
+// reach it either.
 var words = map[string]meaning{
 	// of nearly every 4xx, also of those about keys and models
 	"invalid_request_error": {status: http.StatusBadRequest},
@@ -150,16 +149,16 @@ var words = map[string]meaning{
 	"vector_store_timeout":      {status: http.StatusGatewayTimeout}, // the backend's own search of files took too long
 }
 
-// Ends of words that stand for all words with that end:
+// Suffixes that stand for all words with that suffix:
 // organization_spend_limit_exceeded and similar, and the policies that refuse a
-// prompt, of which there are more from year to year.
+// prompt, whose number grows from year to year.
 const (
 	anySpendLimit      = "_spend_limit_exceeded"
 	anyPolicy          = "_policy"
 	anyPolicyViolation = "_policy_violation"
 )
 
-// meaningOf returns the meaning of a word. That of an unknown word is empty.
+// meaningOf returns the meaning of a word. It is empty for an unknown word.
 func meaningOf(word string) meaning {
 	for _, end := range []string{anySpendLimit, anyPolicy, anyPolicyViolation} {
 		if strings.HasSuffix(word, end) {
