@@ -121,7 +121,8 @@ func (b *Backend) addHeader(args []string) error {
 	return checkHeader(args[0], args[1])
 }
 
-// addModel returns what adds a model to those that are given.
+// addModel returns the function that adds a model. given has the names of
+// earlier ones.
 func (b *Backend) addModel(given map[string]bool) func(args []string) error {
 	return func(args []string) error {
 		for _, arg := range args {
@@ -141,7 +142,7 @@ func (b *Backend) addModel(given map[string]bool) func(args []string) error {
 	}
 }
 
-// unmarshalAuth reads a scheme. A scheme that is a module has options.
+// unmarshalAuth parses a scheme, and its options if it is a module.
 func (b *Backend) unmarshalAuth(d *caddyfile.Dispenser) error {
 	if !d.NextArg() {
 		return d.Errf("auth requires an argument: expected one of %s", strings.Join(keys.Schemes(), ", "))

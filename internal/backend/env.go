@@ -9,9 +9,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// FromEnv returns the backends that environment variables describe. Their names
-// begin with the prefix. It also returns what the names of each backend's
-// variables begin with, and how long a request may be idle.
+// FromEnv returns the backends that environment variables with this prefix
+// describe. It also returns the prefix of each backend's variables, and how
+// long a request may be idle.
 func FromEnv(prefix string) (backends []*Backend, variables []string, idle time.Duration, err error) {
 	env := parseEnvironment(os.Environ())
 	all, err := env.backends(prefix)
@@ -29,7 +29,7 @@ func FromEnv(prefix string) (backends []*Backend, variables []string, idle time.
 	return backends, variables, idle, err
 }
 
-// fromVariables makes a backend of what variables say. Its errors hold no key.
+// fromVariables makes a backend from its variables. Its errors contain no key.
 func fromVariables(d described) (*Backend, error) {
 	u, err := openaiapi.ParseBaseURL(d.URL.Value)
 	if err != nil {

@@ -25,8 +25,8 @@ const (
 	defaultHealthInterval = caddy.Duration(30 * time.Second)
 	defaultHealthStatus   = 2 // of any code 2xx
 
-	// causeOfStatus is the cause of a failed check whose reply has another
-	// status than expected.
+	// causeOfStatus is the cause of a failed check whose reply has an
+	// unexpected status.
 	causeOfStatus = "health_status"
 )
 
@@ -49,8 +49,9 @@ func (b *Backend) checkHealthOptions() error {
 	return nil
 }
 
-// Start begins the health checks of the pool's members that have any: each is
-// checked at once, and then at its interval, until the config is unloaded.
+// Start starts the health checks of those members of the pool that have any.
+// Each is checked at once, and then at its interval, until the config is
+// unloaded.
 func (c *Rechecker) Start(p *pool.Pool) {
 	for _, m := range p.Members {
 		if b := c.backendOf(m); b.HealthURI != "" {
@@ -72,7 +73,7 @@ func (c *Rechecker) checkRegularly(m *pool.Member, b *Backend) {
 }
 
 // checkHealth makes a health check, and records its result. The request has no
-// credential: it is not for the API, and must cost nothing.
+// credential, because it is not for the API and must cost nothing.
 func (c *Rechecker) checkHealth(m *pool.Member, b *Backend) {
 	status, connected, err := c.askHealth(b)
 	switch {
@@ -89,8 +90,8 @@ func (c *Rechecker) checkHealth(m *pool.Member, b *Backend) {
 	}
 }
 
-// askHealth sends a health check. It returns the reply's status, 0 without a
-// reply, and why the check failed, if it did.
+// askHealth sends a health check. It returns the reply's status, or 0 without a
+// reply, and an error if the check failed.
 func (c *Rechecker) askHealth(b *Backend) (status int, connected bool, err error) {
 	ctx, cancel := context.WithTimeout(withUpstream(c.Context, b.Origin), recheckTimeout)
 	defer cancel()

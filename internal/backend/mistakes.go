@@ -7,7 +7,7 @@ import (
 )
 
 // Mistakes returns warnings about options of provisioned backends that have no
-// effect, or probably not the one that was meant.
+// effect, or probably an unintended one.
 func Mistakes(backends []*Backend) (warnings []string) {
 	if !slices.ContainsFunc(backends, func(b *Backend) bool { return *b.Weight > 0 }) {
 		warnings = append(warnings, "every backend has weight 0, so that each one counts as drained: give one a weight of 1 or more")
@@ -24,9 +24,9 @@ func Mistakes(backends []*Backend) (warnings []string) {
 	return warnings
 }
 
-// options returns what a backend is asked for, as text. Its name and its place
-// among the others are left out, and so are its URL and its credential, of
-// which there may be several spellings.
+// options returns the options that decide how requests are sent to the backend,
+// as text. The name and the rank are left out. So are the URL and the
+// credential, which may have several spellings.
 func (b *Backend) options() string {
 	text, _ := json.Marshal(&Backend{ // its options were read from JSON
 		Deployment: b.Deployment, Account: b.Account, Model: b.Model, MaxRequests: b.MaxRequests, StreamUsage: b.StreamUsage, TraceContext: b.TraceContext,

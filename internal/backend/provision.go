@@ -43,8 +43,8 @@ func Provision(ctx caddy.Context, backends []*Backend) error {
 	return nil
 }
 
-// NamesOf returns the names of the backends, as far as they are known before
-// load. The others are empty.
+// NamesOf returns the names of the backends as far as they are known before
+// load. Unknown names are empty.
 func NamesOf(backends []*Backend) []string {
 	names, known := make([]string, len(backends)), true
 	for i, b := range backends {
@@ -68,11 +68,12 @@ func NamesOf(backends []*Backend) []string {
 	return names
 }
 
-// errTakenName reports that two backends have the same name.
+// errTakenName means that two backends have the same name.
 var errTakenName = errors.New("another backend has this name")
 
-// label names the backend, the ith of the config, in an error. It has no part
-// of a URL that is not valid, because that may hold a password.
+// label returns the name for errors of the backend, which is the ith of the
+// config. It contains no part of an invalid URL, because that may contain a
+// password.
 func (b *Backend) label(i int) string {
 	switch {
 	case b.Name != "":
@@ -84,7 +85,7 @@ func (b *Backend) label(i int) string {
 }
 
 // provision checks the config of the backend and resolves its placeholders. Its
-// errors hold no secret.
+// errors contain no secret.
 func (b *Backend) provision(ctx caddy.Context) error {
 	repl := caddy.NewReplacer()
 	rawURL, err := repl.ReplaceOrErr(b.URL, true, true)
@@ -175,8 +176,8 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	return nil
 }
 
-// provisionTier finds out how the backend is told its service tier, which may
-// also be given as Azure's header.
+// provisionTier sets how the service tier is sent to the backend. The tier may
+// also be configured as Azure's header.
 func (b *Backend) provisionTier() error {
 	inHeader := b.header.Get(openaiapi.TierHeader)
 	b.tierInHeader = b.Azure || inHeader != ""
@@ -215,8 +216,8 @@ func checkHeader(name, value string) error {
 	return nil
 }
 
-// CheckRemoved checks the name of a header that requests to the backend do not
-// have.
+// CheckRemoved returns an error if the header of this name must not be removed
+// from requests to a backend.
 func CheckRemoved(name string) error {
 	switch {
 	case !httpguts.ValidHeaderFieldName(name), strings.Contains(name, "*"):
@@ -273,10 +274,11 @@ func (m Model) check() error {
 	return nil
 }
 
-// MaxWeight keeps the sum of all weights far from overflowing.
+// MaxWeight is the maximum weight. It keeps the sum of all weights far from an
+// overflow.
 const MaxWeight = 1_000_000
 
-// CheckRank checks a priority and a weight.
+// CheckRank returns an error if a priority or a weight is out of range.
 func CheckRank(priority, weight int) error {
 	if priority < 1 {
 		return fmt.Errorf("priority '%d' is not a whole number of 1 or more", priority)

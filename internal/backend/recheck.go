@@ -18,18 +18,18 @@ import (
 )
 
 const (
-	// recheckTimeout is how long it may take to reach a backend.
+	// recheckTimeout is the time limit for reaching a backend.
 	recheckTimeout = 10 * time.Second
-	// maxRecheckError is how much of an error is shown. It may have the names
-	// of a certificate, or what a backend sent.
+	// maxRecheckError is how much of an error is shown. An error may contain
+	// the names of a certificate, or data from a backend.
 	maxRecheckError = 256
 )
 
-// Rechecker rechecks in the background which unreachable backends can be
-// reached, so that no request has to. It is a listener of their pool. It also
-// makes the health checks of backends that have any, once it is started.
+// Rechecker connects in the background to unreachable backends, so that no
+// request has to find out that they are reachable again. It is a listener of
+// their pool. After Start, it also makes health checks.
 type Rechecker struct {
-	// Context ends every recheck when it is done.
+	// Context ends all rechecks and checks when it is done.
 	Context   context.Context
 	Transport http.RoundTripper
 	Backends  []*Backend
@@ -42,8 +42,8 @@ func (c *Rechecker) Happened(e pool.Event) {
 	}
 }
 
-// RecheckAll rechecks the members of a pool that are unreachable, and have not
-// been rechecked just before.
+// RecheckAll rechecks the unreachable members of a pool, except those that were
+// rechecked just before.
 func (c *Rechecker) RecheckAll(p *pool.Pool, now time.Time) {
 	for _, m := range p.Rechecks(now) {
 		go c.recheck(m)
@@ -66,8 +66,9 @@ func (c *Rechecker) backendOf(m *pool.Member) *Backend {
 	return c.Backends[slices.IndexFunc(c.Backends, func(b *Backend) bool { return b.Name == m.Name })]
 }
 
-// connect connects to the member, and records as soon as it has, or returns why
-// it could not. The request has no credential, so the answer costs nothing.
+// connect connects to the member. It records at once that the member was
+// reached, or returns an error. The request has no credential, so the answer
+// costs nothing.
 func (c *Rechecker) connect(m *pool.Member) error {
 	at := c.backendOf(m).Origin
 	ctx, cancel := context.WithTimeout(withUpstream(c.Context, at), recheckTimeout)
@@ -96,7 +97,7 @@ func (c *Rechecker) connect(m *pool.Member) error {
 }
 
 // withUpstream adds the placeholders of reverse_proxy that tls_server_name may
-// have, without which Caddy's transport panics.
+// contain. Without them, Caddy's transport panics.
 func withUpstream(ctx context.Context, at *url.URL) context.Context {
 	repl, dial := caddy.NewReplacer(), openaiapi.DialAddress(at)
 	host, port, _ := net.SplitHostPort(dial)

@@ -13,9 +13,10 @@ import (
 )
 
 const (
-	// DefaultPrefix is what the names of the sample's variables begin with.
+	// DefaultPrefix is the prefix of the sample's variables.
 	DefaultPrefix = "BACKEND"
-	// TimeoutVariable is the name of the one that limits the time of a request.
+	// TimeoutVariable is the name of the variable that limits the time of a
+	// request.
 	TimeoutVariable = "HTTP_TIMEOUT_SECONDS"
 
 	urlVariable        = "URL"
@@ -31,8 +32,8 @@ const (
 
 var validPrefix = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$`)
 
-// CheckPrefix checks the prefix of variables' names, which is the value of
-// backends_from_env.
+// CheckPrefix returns an error if the prefix of variables, the value of
+// backends_from_env, is not valid.
 func CheckPrefix(prefix string) error {
 	if !validPrefix.MatchString(prefix) {
 		return fmt.Errorf("backends_from_env '%s' is not a prefix of environment variables, such as %s: expected letters, digits and _, and no _ at the end",
@@ -41,14 +42,14 @@ func CheckPrefix(prefix string) error {
 	return nil
 }
 
-// ExampleVariables names the variables of a backend, for an error.
+// ExampleVariables returns the names of a backend's variables, for an error.
 func ExampleVariables(prefix string) string {
 	return fmt.Sprintf("%[1]s_1_%[2]s, %[1]s_1_%[3]s and %[1]s_1_%[4]s", prefix, urlVariable, priorityVariable, apiKeyVariable)
 }
 
 // described is a backend that variables describe.
 type described struct {
-	// Prefix is what the names of its variables begin with, such as BACKEND_1.
+	// Prefix is the prefix of its variables, such as BACKEND_1.
 	Prefix     string
 	URL        variable
 	APIKey     variable
@@ -60,19 +61,19 @@ type described struct {
 type variable struct {
 	// Name is the name under which it is set.
 	Name string
-	// Value has no white space around it. It is empty if the variable is not
-	// set.
+	// Value is the value without white space around it. It is empty if the
+	// variable is not set.
 	Value string
 }
 
-// environment has variables by their names in capitals: the sample takes them
-// in any case.
+// environment maps names in upper case to variables, because the sample ignores
+// case.
 type environment map[string]variable
 
-// parseEnvironment reads variables as [os.Environ] returns them.
+// parseEnvironment parses variables as [os.Environ] returns them.
 func parseEnvironment(environ []string) environment {
 	env := make(environment)
-	// of two names that differ only in case, the one in capitals sorts first
+	// Of two names that differ only in case, the one in upper case sorts first.
 	for _, pair := range slices.Sorted(slices.Values(environ)) {
 		name, value, _ := strings.Cut(pair, "=")
 		if key := strings.ToUpper(name); env[key].Name == "" {
@@ -89,8 +90,8 @@ func (e environment) lookup(name string) variable {
 	return v
 }
 
-// backends returns the backends of which the variables' names begin with the
-// prefix. Its errors contain no key.
+// backends returns the backends whose variables have the prefix. Its errors
+// contain no key.
 func (e environment) backends(prefix string) ([]described, error) {
 	if err := CheckPrefix(prefix); err != nil {
 		return nil, err
@@ -116,11 +117,11 @@ func (e environment) backends(prefix string) ([]described, error) {
 	return backends, nil
 }
 
-// ofService matches the rest of a variable's name that Kubernetes sets for each
-// service of the prefix's name.
+// ofService matches the rest of the names of variables that Kubernetes sets for
+// a service with the prefix's name.
 var ofService = regexp.MustCompile(`^(SERVICE_(HOST|PORT(_.*)?)|PORT(_.*)?)$`)
 
-// checkNames refuses variables of a backend that are not known, such as
+// checkNames rejects unknown variables of a backend, such as
 // BACKEND_1_DEPLOYMENT.
 func (e environment) checkNames(prefix string) error {
 	properties := []string{urlVariable, priorityVariable, apiKeyVariable, deploymentVariable}
@@ -133,12 +134,12 @@ func (e environment) checkNames(prefix string) error {
 	return nil
 }
 
-// words returns the words that tell the backends apart: numbers in their order,
-// then the others.
+// words returns the words that distinguish the backends: numbers in order, then
+// other words.
 //
-// Kubernetes sets variables for a service called backend, too, such as
-// BACKEND_SERVICE_HOST. So a name counts only if it has one word without an
-// underscore, and then the name of a property that we know.
+// Kubernetes also sets variables such as BACKEND_SERVICE_HOST for a service
+// called backend. So a name counts only if it has one word without an
+// underscore, and then the name of a known property.
 func (e environment) words(prefix string) []string {
 	var words []string
 	for name := range e {
@@ -162,8 +163,8 @@ func (e environment) words(prefix string) []string {
 	return words
 }
 
-// digits returns the digits of a number without leading zeros, and nothing if
-// the word is not a number.
+// digits returns the digits of a number without leading zeros, or an empty
+// string if the word is not a number.
 func digits(word string) string {
 	if strings.Trim(word, "0123456789") != "" {
 		return ""
@@ -171,8 +172,8 @@ func digits(word string) string {
 	return cmp.Or(strings.TrimLeft(word, "0"), "0")
 }
 
-// timeout is how long a request may take. In the sample, that is how long it
-// may be idle.
+// timeout returns how long a request may take. In the sample, this is how long
+// a request may be idle.
 func (e environment) timeout() (time.Duration, error) {
 	v := e.lookup(TimeoutVariable)
 	if v.Value == "" {
@@ -182,7 +183,7 @@ func (e environment) timeout() (time.Duration, error) {
 	return time.Duration(seconds) * time.Second, err
 }
 
-// number reads a whole number of 1 or more.
+// number parses a whole number of 1 or more.
 func (v variable) number() (int, error) {
 	n, err := strconv.Atoi(v.Value)
 	switch {

@@ -17,7 +17,7 @@ type Pool struct {
 	name         string
 	allThrottled prometheus.Counter
 	attempts     prometheus.Observer
-	// FirstBytes are the requests that wait for the first byte of a reply.
+	// FirstBytes has the requests that wait for the first byte of a reply.
 	FirstBytes FirstBytes
 
 	callerTokens series[bill, tokenCounters]
@@ -30,12 +30,12 @@ type Pool struct {
 var (
 	byNameMu sync.Mutex
 	byName   = make(map[string]*Pool)
-	// poolLabels bounds how many pools are named at a time.
+	// poolLabels limits how many pools have their own label at a time.
 	poolLabels labels
 )
 
-// Of returns the metrics of the pool of this name. Every config that has the
-// pool gets the same.
+// Of returns the metrics of the pool of this name. All configs with that pool
+// share them.
 func Of(pool string) *Pool {
 	byNameMu.Lock()
 	defer byNameMu.Unlock()
@@ -65,11 +65,11 @@ func Of(pool string) *Pool {
 // throttles.
 func (p *Pool) AllThrottled() { p.allThrottled.Inc() }
 
-// Waits counts requests that begin to wait. A negative number ends their waits.
+// Waits counts n requests that begin to wait. A negative n ends waits.
 func (p *Pool) Waits(n float64) { waitingGauge.WithLabelValues(p.name).Add(n) }
 
-// Waited counts a request that had to wait, and for how long it did. 0: it
-// found no place.
+// Waited counts a request that had to wait, and the time. The time is 0 if the
+// request found no place.
 func (p *Pool) Waited(result string, waited time.Duration) {
 	waitedTotal.WithLabelValues(p.name, result).Inc()
 	if waited > 0 {
@@ -77,25 +77,25 @@ func (p *Pool) Waited(result string, waited time.Duration) {
 	}
 }
 
-// OwnerThrottled counts a request that was refused because the owner of the
-// objects that it names throttles.
+// OwnerThrottled counts a request that was refused because the account that
+// stores its objects throttles.
 func (b *Backend) OwnerThrottled() { ownerThrottledTotal.WithLabelValues(b.pool.name, b.name).Inc() }
 
-// Moved counts a request that went on to a backend that answers.
+// Moved counts a request that left this silent backend for another.
 func (b *Backend) Moved() { movedTotal.WithLabelValues(b.pool.name, b.name).Inc() }
 
-// Steered counts a request that passed the backend over because its limits have
-// no room.
+// Steered counts a request that skipped this backend because the backend's
+// limits have no room.
 func (b *Backend) Steered(deployment string) { b.steered.of(deployment).Inc() }
 
-// PassedOver counts a request that did not come here because only shares of
-// other tiers are left.
+// PassedOver counts a request that skipped this backend because only shares of
+// other tiers are left there.
 func (b *Backend) PassedOver(tier string) {
 	b.passedOver.of(clean(tier)).Inc()
 }
 
-// Affinity counts a request that belongs together with others by a kind of
-// affinity, and the result of the affinity. Without a result it counts nothing.
+// Affinity counts a request with this kind of affinity, by its result. Without
+// a result, it counts nothing.
 func (p *Pool) Affinity(kind, result string) {
 	if result != "" {
 		affinityTotal.WithLabelValues(p.name, kind, result).Inc()
@@ -131,25 +131,25 @@ type answer struct {
 	code  int
 }
 
-// demand is a caller, and the model that it asked for, by the client's name.
+// demand is a caller and a model, as the client named it.
 type demand struct{ caller, model string }
 
-// bill is what a caller pays for: a model, by the client's name, in a service
-// tier.
+// bill has the labels of a caller's tokens: the model, as the client named it,
+// and the service tier.
 type bill struct {
 	demand
 	tier string
 }
 
-// served is a model that was served, by the client's name, and the deployment
-// and the service tier that served it.
+// served is a model, as the client named it, and the deployment and the service
+// tier that served it.
 type served struct{ model, deployment, tier string }
 
 // attempt has the labels of an attempt at a backend.
 type attempt struct{ deployment, class string }
 
 // Backend returns the metrics of the backend of this name. The backend without
-// a name has the answers of the balancer itself.
+// a name counts the balancer's own answers.
 func (p *Pool) Backend(backend string) *Backend {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -177,8 +177,8 @@ func Forget(pool, backend string) {
 	cooldowns.forget(func(its cooldownLabels) bool { return its.pool == p.name && its.backend == name })
 }
 
-// forgetPools removes the counts of the pools that no config has any more, and
-// makes their labels free. The label that pools share stays.
+// forgetPools removes the counts of pools that no config has any more, and
+// releases their labels. The label that pools share stays.
 func forgetPools() {
 	byNameMu.Lock()
 	defer byNameMu.Unlock()
@@ -199,7 +199,7 @@ func forgetPools() {
 	}
 }
 
-// free makes room for the series of others.
+// free releases the pool's part of the limits of series.
 func (p *Pool) free() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -209,7 +209,7 @@ func (p *Pool) free() {
 	p.callerTokens.free()
 }
 
-// free is Pool.free for a backend, which may be nil.
+// free releases the backend's part of the limits of series. b may be nil.
 func (b *Backend) free() {
 	if b != nil {
 		b.requests.free()
@@ -258,7 +258,7 @@ func newBackend(p *Pool, name string) *Backend {
 	return b
 }
 
-// counters returns what finds the counters of one backend, by their other
+// counters returns the function that finds a backend's counter by its other
 // labels.
 func counters[K any](all *prometheus.CounterVec, its prometheus.Labels, labels func(K) []string) func(K) prometheus.Counter {
 	of := all.MustCurryWith(its)
@@ -270,7 +270,7 @@ func (b *Backend) Attempted(deployment, class string) {
 	b.attempts.of(attempt{deployment, class}).Inc()
 }
 
-// FailedOver counts a request that went on to another backend.
+// FailedOver counts a request that failed over to another backend.
 func (b *Backend) FailedOver(class string) { b.failovers.of(class).Inc() }
 
 // Throttled counts a throttle by the source of its hint.
@@ -279,7 +279,7 @@ func (b *Backend) Throttled(source string) {
 }
 
 // Answered counts a request that got this backend's reply. Caller and model are
-// labels, see Caller and Models. firstByte is 0 if there was none.
+// labels, see Caller and Models. firstByte is 0 if there was no first byte.
 func (b *Backend) Answered(caller, model, class string, code int, duration, firstByte time.Duration) {
 	b.requests.of(answer{demand{caller, model}, class, code}).Inc()
 	b.duration.Observe(duration.Seconds())
@@ -304,8 +304,8 @@ func (c *tokenCounters) add(t usage.Tokens) {
 	}
 }
 
-// Used counts the tokens that a reply to the caller reported, by the service
-// tier that served it.
+// Used counts the tokens that a reply reported, by the service tier that served
+// it.
 func (b *Backend) Used(caller, model, deployment, tier string, t usage.Tokens) {
 	of := b.tokens.of(served{model, deployment, tier})
 	of.add(t)
@@ -315,8 +315,8 @@ func (b *Backend) Used(caller, model, deployment, tier string, t usage.Tokens) {
 	}
 }
 
-// ServiceTier counts a request that asked for a service tier, by the one that
-// the reply names, if it names one.
+// ServiceTier counts a request for a service tier, by the tier that the reply
+// names, if any.
 func (b *Backend) ServiceTier(asked, served string) {
 	b.serviceTiers.of([2]string{asked, cmp.Or(served, "unknown")}).Inc()
 }

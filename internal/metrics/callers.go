@@ -36,14 +36,14 @@ func (p *Pool) Demoted(caller string, limit limiter.ID) {
 	callerDemotedTotal.WithLabelValues(p.name, caller, limit.Kind().String(), limit.Unit().String()).Inc()
 }
 
-// callerGauges are the gauges of callers, by their labels. Several callers, and
-// several pools, may share a label.
+// callerGauges has the values of the gauges of callers by their labels. Several
+// callers, and several pools, may share a label.
 type callerGauges struct {
-	// used are the largest parts of a limit that are used.
+	// used has the largest used part of each limit.
 	used map[limitLabels]float64
-	// estimates are the sums of estimated and of reported tokens.
+	// estimates has the sums of estimated and of reported tokens.
 	estimates map[callerLabels]struct{ estimated, reported float64 }
-	// forgotten are numbers of callers, by their pools.
+	// forgotten has the number of forgotten callers of each pool.
 	forgotten map[string]float64
 }
 
@@ -58,7 +58,7 @@ func newCallerGauges() *callerGauges {
 	return &callerGauges{make(map[limitLabels]float64), make(map[callerLabels]struct{ estimated, reported float64 }), make(map[string]float64)}
 }
 
-// add adds the callers of a pool. callers may be nil.
+// add adds the values of a pool's callers. callers may be nil.
 func (g *callerGauges) add(pool string, callers *limiter.Callers, now time.Time) {
 	if callers == nil {
 		return

@@ -38,11 +38,11 @@ func (p *Pool) Happened(e pool.Event) {
 // cooldowns counts the seconds that backends spent in cooldowns.
 var cooldowns cooldownSeconds
 
-// cooldownSeconds counts a cooldown while it lasts, and not only when it ends:
-// a rate of it is the share of the time that a backend spends in cooldowns. It
-// listens to the pools' events instead of reading the pools at a scrape,
-// because a counter must never go back: neither when a cooldown ends early, nor
-// when its pool is gone.
+// cooldownSeconds counts the seconds of a cooldown while it lasts, and not only
+// when it ends. So the counter's rate is the share of time that a backend
+// spends in cooldowns. It listens to the pools' events instead of reading the
+// pools at a scrape, because a counter must never go back: neither when a
+// cooldown ends early, nor when its pool is removed.
 type cooldownSeconds struct {
 	mu      sync.Mutex
 	settled map[cooldownLabels]float64
@@ -51,15 +51,16 @@ type cooldownSeconds struct {
 
 type cooldownLabels struct{ pool, backend, deployment, class string }
 
-// cooldownKey identifies an active cooldown. Models that the config does not
-// name are one: clients can make up any number of them. Their cooldowns have a
-// class, and count as one for as long as any of them is active.
+// cooldownKey identifies an active cooldown. All models that the config does
+// not name share one key, because clients can make up any number of them. Such
+// a key has a class, and counts as active for as long as any of its cooldowns
+// is active.
 type cooldownKey struct {
 	pool, backend, model, class string
 	throttle, whole, lost       bool
 }
 
-// isOfMany reports whether there may be several cooldowns with this key.
+// isOfMany reports whether several cooldowns may share this key.
 func (k cooldownKey) isOfMany() bool { return k.class != "" }
 
 type openCooldown struct {
@@ -92,8 +93,8 @@ func (s *cooldownSeconds) open(which cooldownKey, its cooldownLabels, c pool.Coo
 	s.inForce[which] = openCooldown{its, now, until}
 }
 
-// end ends a cooldown, unless others with the same key may be active. Those end
-// when their time has passed.
+// end ends a cooldown, unless other cooldowns with the same key may be active.
+// Such cooldowns end when their time has passed.
 func (s *cooldownSeconds) end(which cooldownKey, now time.Time) {
 	if which.isOfMany() {
 		return
@@ -103,8 +104,8 @@ func (s *cooldownSeconds) end(which cooldownKey, now time.Time) {
 	s.settle(which, now)
 }
 
-// membersInUse returns the labels of the pools in use, with the names of their
-// backends.
+// membersInUse returns the set of backends in use, each as the label of its
+// pool and its name.
 func membersInUse() map[[2]string]bool {
 	names := make(map[[2]string]bool)
 	for _, entry := range pools.Default.Entries() {
@@ -115,9 +116,9 @@ func membersInUse() map[[2]string]bool {
 	return names
 }
 
-// Left ends the cooldowns of backends that are no longer in a pool in use, and
-// removes the counts of pools that no config has any more. It is called when a
-// pool is no longer in use.
+// Left ends the cooldowns of backends that are in no used pool any more, and
+// removes the counts of pools that are in no config any more. It is called when
+// a pool is no longer used.
 func Left() {
 	forgetPools()
 	used, now := membersInUse(), time.Now()
@@ -130,8 +131,8 @@ func Left() {
 	}
 }
 
-// forget removes the counts with these labels, none of which has an active
-// cooldown that counts.
+// forget removes the counts with these labels. None of them may have an active
+// cooldown that should count.
 func (s *cooldownSeconds) forget(these func(cooldownLabels) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -159,7 +160,8 @@ func (s *cooldownSeconds) Collect(metrics chan<- prometheus.Metric) {
 	}
 }
 
-// sums settles the cooldowns that have ended, and adds the active ones.
+// sums settles the cooldowns that have ended, and returns the seconds of all,
+// including the active ones.
 func (s *cooldownSeconds) sums(now time.Time) map[cooldownLabels]float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

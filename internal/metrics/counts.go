@@ -10,8 +10,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// Key identifies what is counted. Backend is empty if no backend answered. Only
-// requests are counted by Model, as clients name it, and by Class.
+// Key identifies a group of counts. Backend is empty if no backend answered.
+// Only requests have a Model, as clients name it, and a Class.
 type Key struct {
 	Pool    string `json:"-"`
 	Backend string `json:"backend,omitempty"`
@@ -19,24 +19,24 @@ type Key struct {
 	Class   string `json:"class,omitempty"`
 }
 
-// OfBackend returns the key of everything that is counted of the backend.
+// OfBackend returns the key of all counts of the backend.
 func (k Key) OfBackend() Key { return Key{Pool: k.Pool, Backend: k.Backend} }
 
 // Counts are sums since the process started. Between two points in time, they
 // are sums of that time.
 type Counts struct {
-	// Requests were answered with this backend's reply.
+	// Requests counts requests that got this backend's reply.
 	Requests float64 `json:"requests,omitzero"`
-	// Attempts were made at it.
+	// Attempts counts attempts at the backend.
 	Attempts float64 `json:"attempts,omitzero"`
-	// Throttles and Failures are the attempts that can start a cooldown.
+	// Throttles and Failures count attempts that can start a cooldown.
 	Throttles float64 `json:"throttles,omitzero"`
 	Failures  float64 `json:"failures,omitzero"`
-	// Failovers are requests that went on to another backend.
+	// Failovers counts requests that failed over to another backend.
 	Failovers float64 `json:"failovers,omitzero"`
-	// Tokens are the tokens of prompts and answers.
+	// Tokens counts the tokens of prompts and answers.
 	Tokens float64 `json:"tokens,omitzero"`
-	// FirstByte are the times to the first byte.
+	// FirstByte has the times to the first byte.
 	FirstByte Histogram `json:"first_byte,omitzero"`
 }
 
@@ -73,7 +73,7 @@ func (c Counts) isZero() bool {
 	return c.Requests == 0 && c.Attempts == 0 && c.Failovers == 0 && c.Tokens == 0 && c.FirstByte.total() == 0
 }
 
-// By adds up the counts of which the keys are in the same group.
+// By adds up the counts whose keys have the same group.
 func By[G comparable](counts map[Key]Counts, group func(Key) G) map[G]Counts {
 	sums := make(map[G]Counts)
 	for key, c := range counts {
@@ -83,7 +83,7 @@ func By[G comparable](counts map[Key]Counts, group func(Key) G) map[G]Counts {
 	return sums
 }
 
-// sources are the metrics that Counts are read from.
+// sources are the metrics from which Counts are read.
 type sources struct {
 	requests, attempts, failovers, tokens *prometheus.CounterVec
 	firstByte                             *prometheus.HistogramVec
@@ -91,8 +91,8 @@ type sources struct {
 
 var counted = sources{requestsTotal, attemptsTotal, failoversTotal, tokensTotal, timeToFirstByte}
 
-// Totals returns what was counted since the process started, for the admin API
-// and the status page.
+// Totals returns the counts since the process started, for the admin API and
+// the status page.
 func Totals() map[Key]Counts { return counted.totals() }
 
 func (s sources) totals() map[Key]Counts {
@@ -116,8 +116,7 @@ func (s sources) totals() map[Key]Counts {
 		add(of, Counts{Failovers: m.GetCounter().GetValue()})
 	})
 	each(s.tokens, func(of Key, labels map[string]string, m *dto.Metric) {
-		// cached tokens are among those of the input, and reasoning ones among
-		// those of the output
+		// Input includes cached tokens, and output includes reasoning tokens.
 		if kind := labels["type"]; kind == "input" || kind == "output" {
 			add(of, Counts{Tokens: m.GetCounter().GetValue()})
 		}
@@ -151,11 +150,11 @@ func each(metric prometheus.Collector, do func(of Key, labels map[string]string,
 
 // Histogram counts durations. The zero Histogram is empty.
 type Histogram struct {
-	// bounds are the longest durations of the buckets in seconds, except for
-	// the last bucket, which has no bound. They are the same for all
-	// histograms.
+	// bounds are the upper bounds of the buckets in seconds. The last bucket
+	// has none. All histograms have the same bounds.
 	bounds []float64
-	// counts are how many durations are in each bucket or in an earlier one.
+	// counts are cumulative: the number of durations in each bucket and the
+	// earlier ones.
 	counts []float64
 }
 
@@ -171,8 +170,8 @@ func histogramOf(metric *dto.Histogram) (h Histogram) {
 // MarshalJSON implements json.Marshaler.
 func (h Histogram) MarshalJSON() ([]byte, error) { return json.Marshal(h.counts) }
 
-// UnmarshalJSON implements json.Unmarshaler. The histogram is empty if its
-// buckets are not those of this build.
+// UnmarshalJSON implements json.Unmarshaler. The histogram is empty if it does
+// not have this build's buckets.
 func (h *Histogram) UnmarshalJSON(text []byte) error {
 	var counts []float64
 	*h = Histogram{}
@@ -206,9 +205,8 @@ func (h Histogram) total() float64 {
 	return h.counts[len(h.counts)-1]
 }
 
-// Quantile returns an estimate in seconds of the duration that a share q of all
-// durations does not exceed, as Prometheus' histogram_quantile does. It reports
-// false if the histogram is empty.
+// Quantile estimates the q-quantile of the durations in seconds, as Prometheus'
+// histogram_quantile does. It reports false if the histogram is empty.
 func (h Histogram) Quantile(q float64) (seconds float64, ok bool) {
 	total := h.total()
 	if total == 0 || len(h.bounds) == 0 {

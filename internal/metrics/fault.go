@@ -7,27 +7,28 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// Fault says whose fault it is that a request was not served.
+// Fault says who is at fault if a request was not served.
 type Fault string
 
 const (
-	// NoFault: the request was served, or was not for a backend.
+	// NoFault means that the request was served, or was not for a backend.
 	NoFault Fault = ""
-	// CallersFault: the caller made a mistake, or left.
+	// CallersFault means that the caller made a mistake, or left.
 	CallersFault Fault = "caller"
-	// PerhapsOurs: the client left while it waited. It may have changed its
-	// mind, or lost its patience.
+	// PerhapsOurs means that the client left while it waited. It may have
+	// changed its mind, or lost patience.
 	PerhapsOurs Fault = "unknown"
-	// ServiceFault: the balancer and its backends could not serve the request.
+	// ServiceFault means that the balancer and its backends could not serve the
+	// request.
 	ServiceFault Fault = "service"
 )
 
-// callersMistakes are the classes of the balancer's own answers to mistakes of
-// callers.
+// callersMistakes are the classes of the balancer's own answers to callers'
+// mistakes.
 var callersMistakes = []string{apierror.Unauthenticated, apierror.InvalidRequest, apierror.NoSuchModel, apierror.CallerLimited}
 
-// FaultOf returns whose fault an answer of the class is. The alerts use the
-// same classes. An unknown class is a fault of the service.
+// FaultOf returns who is at fault for an answer of the class. The alerts use
+// the same classes. An unknown class is a fault of the service.
 func FaultOf(class string) Fault {
 	switch c := verdict.Class(class); {
 	case c == verdict.Served:

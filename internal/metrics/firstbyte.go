@@ -7,14 +7,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// FirstBytes are the requests of a pool that wait for the first byte of a
-// backend's reply. Counts of requests that are over say nothing while all
-// backends hang: nothing ends then.
+// FirstBytes counts the requests of a pool that wait for the first byte of a
+// backend's reply. Counts of finished requests do not change while all backends
+// hang, because no request finishes.
 //
-// Requests are counted by the moment at which their wait began, and by the
-// moment from which it is too long, in slots of two seconds. So a wait costs a
-// few additions, and no lock, and the age of the oldest is found by a look at
-// the slots.
+// A request is counted in two rings of slots of two seconds: in one by the
+// start of its wait, in the other by the time from which the wait is too long.
+// So a wait costs a few atomic additions and no lock, and At finds the age of
+// the oldest wait by a look at the slots.
 type FirstBytes struct {
 	number     atomic.Int64
 	began, due slots
@@ -25,31 +25,32 @@ const (
 	// A wait of more than slotLength*numberOfSlots, which is over an hour,
 	// counts as a shorter one.
 	numberOfSlots = 1 << 11
-	// patience is how long no wait is too long.
+	// patience is the time before which no wait is too long.
 	patience = time.Minute
-	// longestPatience bounds for how long a wait may be usual.
+	// longestPatience limits the time for which a wait may be usual.
 	longestPatience = 30 * time.Minute
 )
 
 type slots [numberOfSlots]atomic.Int32
 
-// slotOf numbers the slots of time.
+// slotOf returns the number of the slot of a time.
 func slotOf(t time.Time) int64 { return int64(t.Sub(epoch) / slotLength) }
 
-// epoch is before any time, and counts by the monotonic clock.
+// epoch is earlier than any time that is counted, and has a monotonic clock
+// reading.
 var epoch = time.Now().Add(-2 * time.Hour)
 
 // at returns the count of a slot, whose number may be negative.
 func (s *slots) at(slot int64) *atomic.Int32 { return &s[slot&(numberOfSlots-1)] }
 
-// FirstByte is the wait of one request. The zero FirstByte is none.
+// FirstByte is the wait of one request. The zero FirstByte does not wait.
 type FirstByte struct {
 	of         *FirstBytes
 	began, due int64
 }
 
-// Begin records that a request waits from now on. usual is after how long its
-// wait is unusual, or 0 if that is not known.
+// Begin records that a request waits from now on. usual is the time after which
+// the wait is unusually long, or 0 if that is not known.
 func (f *FirstBytes) Begin(now time.Time, usual time.Duration) FirstByte {
 	wait := FirstByte{f, slotOf(now), slotOf(now.Add(min(max(patience, usual), longestPatience)))}
 	f.number.Add(1)
@@ -61,8 +62,7 @@ func (f *FirstBytes) Begin(now time.Time, usual time.Duration) FirstByte {
 // Waits reports whether the request waits.
 func (w *FirstByte) Waits() bool { return w.of != nil }
 
-// End records that the request does not wait any more. Without a wait, it does
-// nothing.
+// End ends the wait, if there is one.
 func (w *FirstByte) End() {
 	if w.of == nil {
 		return
@@ -73,20 +73,20 @@ func (w *FirstByte) End() {
 	w.of = nil
 }
 
-// Waiting says how many requests wait for their first byte, how long the oldest
-// of them does, and how many have waited for a minute and for longer than is
-// usual.
+// Waiting has the number of requests that wait for their first byte, the age of
+// the oldest wait, and the number of waits that are longer than a minute and
+// longer than usual.
 type Waiting struct {
 	Requests      int64   `json:"requests"`
 	OldestSeconds float64 `json:"oldest_seconds"`
 	Overdue       int64   `json:"overdue"`
 }
 
-// Stuck reports whether so many requests wait for too long that it is not a
+// Stuck reports whether so many waits are too long that this is not just one
 // slow request. The alert has the same limit.
 func (w Waiting) Stuck() bool { return w.Overdue >= 2 }
 
-// At returns what waits now.
+// At returns the waits at this time.
 func (f *FirstBytes) At(now time.Time) (w Waiting) {
 	if w.Requests = max(0, f.number.Load()); w.Requests == 0 {
 		return w
@@ -98,8 +98,8 @@ func (f *FirstBytes) At(now time.Time) (w Waiting) {
 			break
 		}
 	}
-	// slots that are not over yet, up to the longest patience, are in the
-	// future
+	// Slots up to longestPatience ahead are in the future, so their part of the
+	// ring is left out.
 	for age := int64(1); age < numberOfSlots-int64(longestPatience/slotLength); age++ {
 		w.Overdue += int64(f.due.at(current - age).Load())
 	}
@@ -112,7 +112,7 @@ var (
 	overdueFirstDesc = desc("first_byte_overdue", "How many of them have waited for over a minute, and for longer than is usual for such a request.", "pool")
 )
 
-// collect collects what waits now.
+// collect collects the gauges of the waits.
 func (f *FirstBytes) collect(pool string, now time.Time, metrics chan<- prometheus.Metric) {
 	w := f.At(now)
 	metrics <- prometheus.MustNewConstMetric(waitingFirstDesc, prometheus.GaugeValue, float64(w.Requests), pool)

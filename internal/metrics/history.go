@@ -8,27 +8,27 @@ import (
 )
 
 const (
-	// SpanLength is how long a Span of a History lasts.
+	// SpanLength is the length of a Span of a History.
 	SpanLength = 5 * time.Second
 	// maxSpans is how many spans are kept: five minutes.
 	maxSpans = 60
 )
 
-// History has the counts of the last five minutes. It reads the metrics while
-// it has users, by a timer and without its own goroutine.
+// History has the counts of the last five minutes. While it has users, a timer
+// reads the metrics; it has no goroutine.
 type History struct {
 	totals func() map[Key]Counts
 
 	mu    sync.Mutex
 	users int
 	timer *time.Timer
-	// total are the counts until at.
+	// total has the counts until at.
 	total map[Key]Counts
 	at    time.Time
 	spans []Span // the newest last
 }
 
-// Span has the counts of a span of time. A key without a count is missing.
+// Span has the counts of a period of time. A key without counts is missing.
 type Span struct {
 	Length time.Duration
 	Counts map[Key]Counts
@@ -37,8 +37,9 @@ type Span struct {
 // Recent is the history of this process.
 var Recent = &History{totals: Totals}
 
-// Use starts reading. It ends when each user has called Leave. A config that
-// replaces another begins before that one leaves, so nothing is lost.
+// Use starts the timer for a user. The timer stops when each user has called
+// Leave. A new config calls Use before the old one calls Leave, so the history
+// survives.
 func (h *History) Use() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -48,7 +49,7 @@ func (h *History) Use() {
 	}
 }
 
-// Leave ends what Use began. After the last user, everything is forgotten.
+// Leave ends a Use. After the last user, the history is cleared.
 func (h *History) Leave() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -77,7 +78,7 @@ func (h *History) tick() {
 	h.timer.Reset(SpanLength)
 }
 
-// forget makes what is counted of a pool begin anew.
+// forget removes a pool from the totals, so that its counts start again at 0.
 func (h *History) forget(pool string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -23,7 +23,7 @@ func (n *number) set(value float64) {
 
 func (n *number) value() float64 { return math.Float64frombits(n.bits.Load()) }
 
-// Saw records what a reply tells of the limits of the backend.
+// Saw records the backend's limits from a reply.
 func (b *Backend) Saw(deployment string, rates verdict.Rates) {
 	requests, hasRequests := rates.Requests.Remaining.Number()
 	tokens, hasTokens := rates.Tokens.Remaining.Number()

@@ -1,17 +1,17 @@
-// Package metrics counts what the balancer does, for Prometheus.
+// Package metrics has the balancer's metrics for Prometheus.
 //
-// Counters and histograms belong to the process: they go on through config
+// Counters and histograms belong to the process: they continue across config
 // reloads. Each config has its own registry, in which they are registered
 // again. A [Backend] keeps the series of one backend of a pool, so that a
-// request neither hashes labels nor allocates. Gauges of state are the states
-// of the pools in use at the time of a scrape, and are not kept in between. The
-// admin API and the status page read [Totals] and the [History] of the last
-// five minutes from the same metrics.
+// request neither hashes labels nor allocates. Gauges of state are read from
+// the pools in use at a scrape, and not kept in between. The admin API and the
+// status page read [Totals] and the [History] of the last five minutes from the
+// same metrics.
 //
-// Labels are bounded: names of pools, backends and models come from configs,
-// and callers after the first thousand share a label. So are their
-// combinations: beyond some thousands, a metric gives up the model first and
-// then the caller, and [mergedTotal] says so.
+// The number of labels is limited: names of pools, backends and models come
+// from configs, and callers after the first thousand share a label. The number
+// of their combinations is limited, too: beyond some thousands, a metric first
+// drops the model and then the caller. [mergedTotal] counts this.
 package metrics
 
 import (
@@ -103,12 +103,12 @@ var (
 		"Backends that were tried for a request.", []float64{0, 1, 2, 3, 4, 6, 8}, "pool")
 )
 
-// firstByteBuckets are the bounds of the buckets of timeToFirstByte, and so
-// those of each [Histogram].
+// firstByteBuckets are the bounds of the buckets of timeToFirstByte, and so of
+// each [Histogram].
 var firstByteBuckets = []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 120}
 
-// The bounds of metrics of which each request has its own combination of
-// labels. A series of tokens is one of each type.
+// The limits of metrics whose labels depend on the request. A series of tokens
+// has one counter of each type.
 var (
 	requestsBound     = newBound("requests_total", 10_000)
 	attemptsBound     = newBound("attempts_total", 10_000)
@@ -116,10 +116,10 @@ var (
 	callerTokensBound = newBound("caller_tokens_total", 2500)
 )
 
-// collectors are all metrics. counter and histogram add to it.
+// collectors are all metrics. counter, histogram and gauge add to it.
 var collectors = []prometheus.Collector{build, &cooldowns, state{}}
 
-// Register registers the metrics with the registry of a configuration.
+// Register registers the metrics with the registry of a config.
 func Register(registry prometheus.Registerer) error {
 	if its, ok := registry.(*prometheus.Registry); ok {
 		findLastReload(its)
@@ -140,11 +140,12 @@ func RegisterAll(registry prometheus.Registerer, collectors ...prometheus.Collec
 const (
 	// maxLabels is how many callers, or backends, have their own label.
 	maxLabels = 1000
-	// Other is the label of all others, and of models that no config names.
+	// Other is the shared label beyond maxLabels, and of models that no config
+	// names.
 	Other = "other"
 )
 
-// labels gives out a limited number of labels.
+// labels assigns a limited number of labels.
 type labels struct {
 	mu    sync.Mutex
 	given map[string]bool
@@ -174,8 +175,8 @@ var callers labels
 // Caller returns the label of a caller.
 func Caller(name string) string { return callers.of(clean(name)) }
 
-// Models are the labels of the names that clients use for models: one for each
-// name in the config, and one for all others.
+// Models maps the names that clients use for models to labels: each name in the
+// config has its own, and all other names share one.
 type Models map[string]string
 
 // ModelsOf returns the labels of these names.
@@ -195,5 +196,5 @@ func (m Models) Label(name string) string {
 	return Other
 }
 
-// clean makes a name a valid value of a label.
+// clean makes a name valid as the value of a label.
 func clean(name string) string { return pool.ValidText(name) }

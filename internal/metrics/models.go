@@ -12,19 +12,18 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// doubtful is for how long after its end a cooldown for a failure makes its
-// backend doubtful. An idle backend is not tried, so that nothing would end the
-// doubt.
+// doubtful is how long a backend stays doubtful after a cooldown for a failure
+// has ended. It is limited because an idle backend is not tried, so that
+// nothing else would end the doubt.
 const doubtful = time.Minute
 
 var soundDesc = desc("model_backends_sound",
 	"Backends of a model that are neither silent, unreachable nor failing, nor were so just before. Throttled ones are sound: they have said when they return.",
 	"pool", "model")
 
-// SoundBackends returns, by the names that clients use, how many backends of
-// each model are sound. All models that the config does not name are one, and
-// so are the backends' names for them: a backend counts as silent for them if
-// it is silent for any.
+// SoundBackends returns the number of sound backends of each model, by the
+// clients' names. All models that the config does not name count as one. A
+// backend counts as silent for them if it is silent for any.
 func SoundBackends(states []pool.State, now time.Time) map[string]int {
 	sound := make(map[string]int)
 	for _, s := range states {
@@ -55,8 +54,8 @@ func SoundBackends(states []pool.State, now time.Time) map[string]int {
 	return sound
 }
 
-// isSound reports whether a backend is sound for the models that concerns is
-// true for.
+// isSound reports whether a backend is sound for the models for which concerns
+// returns true.
 func isSound(s pool.State, now time.Time, concerns func(name string) bool) bool {
 	if !s.Healthy {
 		return false

@@ -8,15 +8,15 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// lastReload has Caddy's gauges of its latest load of a configuration, of which
-// a process has one each: whether it was successful, and when the latest
-// successful one was.
+// lastReload has Caddy's two gauges about loading a config: whether the last
+// load was successful, and when the last successful load was. A process has one
+// of each.
 var lastReload struct {
 	successful, at atomic.Pointer[prometheus.Metric]
 }
 
 // findLastReload finds these gauges. Caddy registers them with the registry of
-// each configuration, and shows them nowhere else.
+// each config, and exposes them nowhere else.
 func findLastReload(registry *prometheus.Registry) {
 	find := func(name, help string, into *atomic.Pointer[prometheus.Metric]) {
 		ours := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
@@ -33,8 +33,8 @@ func findLastReload(registry *prometheus.Registry) {
 	find("caddy_config_last_reload_success_timestamp_seconds", "Timestamp of the last successful configuration reload.", &lastReload.at)
 }
 
-// ReloadFailed reports whether Caddy runs a configuration, and could not load
-// the latest one. It is false if nothing was loaded yet.
+// ReloadFailed reports whether Caddy runs a config, but could not load the
+// latest one. It is false if nothing was loaded yet.
 func ReloadFailed() bool {
 	return gaugeValue(&lastReload.at) > 0 && gaugeValue(&lastReload.successful) == 0
 }

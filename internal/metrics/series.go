@@ -8,34 +8,36 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// series keeps the series of a metric by their labels. Reading takes no lock
-// and allocates nothing, once a series is known for a while.
+// series keeps the series of a metric by their labels. Once a series has been
+// known for a while, reading it takes no lock and allocates nothing.
 //
-// New series are collected in a map of their own, and move into the one that is
-// read without a lock when that one was in vain as often as half of its length.
-// So each of n series is copied a few times, and not n times.
+// New series go to the map fresh, which needs a lock. They move to the map
+// known, which is read without one, when lookups have missed known half as
+// often as it has entries. So each of n series is copied a few times, and not n
+// times.
 type series[K comparable, M any] struct {
 	find func(K) M
 	// bound limits how many series there are. nil: configs do.
 	bound *bound
-	// coarser are keys with which a series can be counted together with others,
-	// the coarsest one last.
+	// coarser are functions that make a key coarser, so that several series are
+	// counted together. The coarsest is the last.
 	coarser []func(K) K
 
 	known atomic.Pointer[map[K]M] // the map itself never changes
 	mu    sync.Mutex
 	fresh map[K]M // not in known yet
-	// misses counts how often a key was not in known since that was replaced.
+	// misses counts how often a key was missing in known since known was
+	// replaced.
 	misses int
 	number int
 }
 
-// bound limits the series of a metric in all pools: those with all labels, and
-// half as many for each coarser key. There is always room for the coarsest
-// keys, which configs bound.
+// bound limits the series of a metric in all pools. There may be most series
+// with all labels, and half as many more for each step to coarser keys. There
+// is always room for the coarsest keys, whose number the configs limit.
 type bound struct {
 	most, used atomic.Int64
-	// merged counts what was counted with a coarser key.
+	// merged counts how often a coarser key was used.
 	merged prometheus.Counter
 }
 
@@ -45,14 +47,14 @@ func newBound(metric string, most int64) *bound {
 	return b
 }
 
-// hasRoom reports whether there may be another series, after the labels were
-// made coarser so many times.
+// hasRoom reports whether another series may be added, after the key was made
+// coarser that many times.
 func (b *bound) hasRoom(coarser int) bool {
 	most := b.most.Load()
 	return b.used.Load() < most+most*int64(coarser)/2
 }
 
-// seen returns the series if it is known, and the zero value otherwise.
+// seen returns the series if it exists, else the zero value.
 func (s *series[K, M]) seen(key K) (m M) {
 	if known := s.known.Load(); known != nil {
 		if m, ok := (*known)[key]; ok {
@@ -88,7 +90,7 @@ func (s *series[K, M]) of(key K) M {
 	}
 }
 
-// get returns a series that there is. The caller holds the lock.
+// get returns an existing series. The caller holds the lock.
 func (s *series[K, M]) get(key K) (m M, ok bool) {
 	if known := s.known.Load(); known != nil {
 		if m, ok = (*known)[key]; ok {
@@ -112,7 +114,7 @@ func (s *series[K, M]) add(key K) M {
 	return m
 }
 
-// missed makes the fresh series known, once that has been missed often enough.
+// missed moves the fresh series to known if lookups have missed often enough.
 // The caller holds the lock.
 func (s *series[K, M]) missed() {
 	known := 0
@@ -131,7 +133,7 @@ func (s *series[K, M]) missed() {
 	s.fresh, s.misses = nil, 0
 }
 
-// free makes room for other series: these are removed from the metric.
+// free removes all series, and releases their part of the limit.
 func (s *series[K, M]) free() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -5,23 +5,24 @@ import (
 	"slices"
 )
 
-// Azure's headers of a reply that another deployment gave, because the
-// provisioned one that was asked could not: its name, and the status with which
-// it refused.
+// Azure's headers in a reply by spillover: another deployment has replied,
+// because the requested provisioned one could not. They contain the name of the
+// requested deployment, and the status with which it refused.
 const (
 	spilledFrom  = "X-Ms-Spillover-From-Deployment"
 	spilledError = "X-Ms-Spillover-Error"
 )
 
-// spillErrors are the statuses after which Azure has another deployment reply.
+// spillErrors are the statuses after which Azure sends a request to another
+// deployment.
 var spillErrors = []string{"", "400", "429", "500", "503"}
 
-// spill has the labels of a reply by spillover. The status is that in the
+// spill has the labels of a reply by spillover. status is the one in the
 // header.
 type spill struct{ deployment, status, result string }
 
-// Spilled counts a reply that another deployment of the same account gave, by
-// Azure's spillover.
+// Spilled counts a reply that came from another deployment of the same account
+// by Azure's spillover. It ignores other replies.
 func (b *Backend) Spilled(deployment string, res *http.Response) {
 	if res.Header[spilledFrom] == nil {
 		return

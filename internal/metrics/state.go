@@ -82,7 +82,7 @@ func (state) Collect(metrics chan<- prometheus.Metric) {
 	callers.collect(metrics)
 }
 
-// collectRecords collects when what a pool keeps on disk was written.
+// collectRecords collects when a pool's records on disk were last written.
 func collectRecords(name string, records []pools.State, now time.Time, metrics chan<- prometheus.Metric) {
 	for _, r := range records {
 		waits := 0.0
@@ -130,8 +130,8 @@ func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus
 	}
 }
 
-// collectLatencies collects the usual waits and the silences. Models that share
-// a label are one: the longest of their waits counts, and any silence.
+// collectLatencies collects the usual waits and the silences. For models that
+// share a label, the longest wait counts, and any silence.
 func (b *Backend) collectLatencies(s pool.State, gauge func(d *prometheus.Desc, value float64, labels ...string)) {
 	usual, silent, slow := make(map[[2]string]time.Duration), make(map[string]bool), make(map[string]bool)
 	for _, p := range s.Latencies {
@@ -153,8 +153,8 @@ func (b *Backend) collectLatencies(s pool.State, gauge func(d *prometheus.Desc, 
 	}
 }
 
-// collectLimits collects what is left of limits. Of models that share a label,
-// the smallest part counts.
+// collectLimits collects how much is left of limits. For models that share a
+// label, the smallest part counts.
 func collectLimits(s pool.State, gauge func(d *prometheus.Desc, value float64, labels ...string)) {
 	left := make(map[[2]string]float64)
 	for _, l := range s.Limits {
@@ -188,7 +188,8 @@ func bit(b bool) float64 {
 }
 
 // modelsOf returns the labels of a member's deployments: an empty one for all
-// of them, one for each that the config names, and one for the others.
+// deployments together, one for each that the config names, and one for all
+// other deployments.
 func modelsOf(m *pool.Member) []string {
 	names := []string{""}
 	for _, name := range m.Models {
@@ -201,7 +202,7 @@ func modelsOf(m *pool.Member) []string {
 	return slices.Compact(names)
 }
 
-// Deployment returns the label of the member's name for a model.
+// Deployment returns the label for the member's name of a model.
 func Deployment(m *pool.Member, name string) string {
 	switch {
 	case name == "":
@@ -212,8 +213,8 @@ func Deployment(m *pool.Member, name string) string {
 	return Other
 }
 
-// remaining returns how long the member still cools down for a deployment, or,
-// without one, for every model.
+// remaining returns how long the member still cools down for a deployment. With
+// an empty deployment, only cooldowns for all models count.
 func remaining(s pool.State, deployment string, now time.Time) (left time.Duration) {
 	for _, c := range s.Cooldowns {
 		if c.Whole || !s.Member.Spares(c) && deployment != "" && Deployment(s.Member, c.Model) == deployment {
@@ -223,17 +224,18 @@ func remaining(s pool.State, deployment string, now time.Time) (left time.Durati
 	return left
 }
 
-// reason is why a backend cools down. The cause is empty unless it has a
-// separate remedy: providers have any number of codes.
+// reason is the reason why a backend cools down. The cause is empty unless it
+// has a separate remedy, because providers have any number of codes.
 type reason struct {
 	attempt
 	cause string
 }
 
-// reasonsOf returns why the member cools down, each reason once. A throttle is
-// over when its time has passed. Of anything else, such as a refused key, only
-// a request shows that it is over. For a model that a client made up, there may
-// be no request.
+// reasonsOf returns the reasons why the member cools down, without duplicates.
+// A throttle ends when its time has passed. Any other reason, such as a refused
+// key, stays after that until a request shows that it has ended. It does not
+// stay for a model that a client made up, because there may be no further
+// request.
 func reasonsOf(s pool.State) (reasons []reason) {
 	due := slices.DeleteFunc(slices.Clone(s.Due), func(c pool.Cooldown) bool {
 		return c.Class == string(verdict.Throttled) || !c.Whole && !s.Member.Knows(c.Model)

@@ -10,7 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// module is the path of the module that the balancer is in.
+// module is the path of the balancer's Go module.
 const module = "github.com/openai-lb/caddy-openai-lb"
 
 // Version returns the version of the balancer in this build.
@@ -27,8 +27,7 @@ func CaddyVersion() string {
 	return version
 }
 
-// unknownVersion is Go's word for the version of code that is built where it is
-// edited.
+// unknownVersion is Go's version of code that is built from a working tree.
 const unknownVersion = "(devel)"
 
 func versionIn(info *debug.BuildInfo) string {
@@ -53,8 +52,7 @@ func versionIn(info *debug.BuildInfo) string {
 //go:embed released.txt
 var released string
 
-// Commit returns the commit that this build was made from. It is empty if that
-// is unknown.
+// Commit returns the commit of this build. It is empty if that is unknown.
 func Commit() string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		return commitIn(info, released)
@@ -82,7 +80,7 @@ func commitIn(info *debug.BuildInfo, released string) string {
 	return ""
 }
 
-// build is always 1. Its labels say what runs.
+// build is always 1. Its labels are the versions that run.
 var build = prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 	Namespace: namespace, Subsystem: subsystem, Name: "build_info",
 	Help:        "Always 1: the version of openai_lb, and that of Caddy.",
