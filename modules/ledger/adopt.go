@@ -19,8 +19,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
-// amending and adopting are the tasks of adding one journal, which logs
-// nothing, and all.
+// amending and adopting are the saver's tasks of adding one journal, which logs
+// nothing, and of adding all journals.
 const amending, adopting = "amend", "adopt"
 
 var (
@@ -34,10 +34,10 @@ func journalError(name string, err error) error {
 	return &pools.StorageError{What: "could not read a journal of the ledger", Key: name, Err: err}
 }
 
-// adopt adds the journals of ended processes to their pages in the storage,
-// whatever their pool, and removes the journals. It is tried again after an
-// error. It uses the saver only while it changes the storage, because the disk
-// with the journals may hang.
+// adopt adds the journals of ended processes to their pages in the storage, for
+// all pools, and removes the journals. After an error, it is retried. It uses
+// the saver only while it changes the storage, because the disk with the
+// journals may hang.
 func (l *Ledger) adopt() {
 	to := l.journal.to.Load()
 	if to == nil {
@@ -84,8 +84,8 @@ func (l *Ledger) adoptAll(to *journalPlace) error {
 	return errors.Join(errs...)
 }
 
-// adoptFile adds one journal, and removes it. It sets one aside that can never
-// be added.
+// adoptFile adds one journal to the storage and removes it. It sets aside a
+// journal that can never be added.
 func (l *Ledger) adoptFile(to *journalPlace, name string) error {
 	file, err := os.OpenFile(name, os.O_RDWR|openSafely, 0)
 	if err != nil {
@@ -129,18 +129,18 @@ func (l *Ledger) adoptFile(to *journalPlace, name string) error {
 	return nil
 }
 
-// setAside keeps a journal under a name that no process reads.
+// setAside renames a journal so that no process reads it.
 func setAside(name string, cause error) error {
 	return journalError(name+".bad", errors.Join(cause, os.Rename(name, name+".bad")))
 }
 
-// IsID reports whether it may be the id of a page, as newID makes them.
+// IsID reports whether the text may be the id of a page, as newID makes them.
 func IsID(id string) bool {
 	_, err := hex.DecodeString(id)
 	return err == nil && id != "" && len(id) <= 32
 }
 
-// readJournal returns the pages in the text of journals, by their keys in the
+// readJournal returns the pages in the text of a journal, by their keys in the
 // storage. It ignores lines that were not written completely.
 func readJournal(text []byte) map[string][]Page {
 	pages := make(map[string][]Page)
@@ -161,7 +161,8 @@ func readJournal(text []byte) map[string][]Page {
 	return pages
 }
 
-// amend changes a page in the storage, unless it has the changes.
+// amend applies the changes of a journal to a page in the storage, unless the
+// page has them already.
 func amend(ctx context.Context, storage certmagic.Storage, key string, changes []Page) error {
 	p := Page{ID: changes[0].ID, Pool: changes[0].Pool, Day: changes[0].Day}
 	text, err := storage.Load(ctx, key)

@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// exported are the names that columns of a provider's export may have, in lower
-// case and without other characters than letters and digits: those of OpenAI's
-// usage API, and those of Azure Monitor's metrics and dimensions.
+// exported are the known names of columns in a provider's export: those of
+// OpenAI's usage API, and those of Azure Monitor's metrics and dimensions. They
+// are in lower case, and have only letters and digits.
 var exported = map[string][]string{
 	"day":          {"starttimeiso", "starttime", "date", "day", "usagedate", "timestamp"},
 	"model":        {"model", "modelname", "modeldeploymentname", "deployment"},
@@ -26,11 +26,11 @@ var exported = map[string][]string{
 
 var notInNames = regexp.MustCompile(`[^a-z0-9]+`)
 
-// Export is what a provider says was used, by model.
+// Export is the use by model that a provider reports.
 type Export map[string]*Use
 
-// ReadExport reads a CSV file of a provider, of the days that want selects.
-// names are those of columns with other names than usual, by day, model, input
+// ReadExport reads a provider's CSV file, for the days for which want returns
+// true. names has columns with other than the known names, by day, model, input
 // and output.
 func ReadExport(text []byte, names map[string]string, want func(day string) bool) (Export, error) {
 	t, err := readTable(text)
@@ -96,8 +96,8 @@ func (e Export) of(model string) *Use {
 	return e[model]
 }
 
-// dayIn returns the day in UTC of a time: Unix time in seconds, or one that
-// begins with a date.
+// dayIn returns the UTC day of a time, which is Unix time in seconds, or begins
+// with a date.
 func dayIn(text string) (string, error) {
 	if seconds, err := strconv.ParseInt(text, 10, 64); err == nil {
 		return time.Unix(seconds, 0).UTC().Format(time.DateOnly), nil
@@ -112,12 +112,13 @@ func dayIn(text string) (string, error) {
 	return day, nil
 }
 
-// version is that of a model at the end of its name. Clients may leave it out.
+// version matches a model's version at the end of its name. Clients may omit
+// it.
 var version = regexp.MustCompile(`-(\d{4}-\d\d-\d\d|\d{4})$`)
 
 func withoutVersion(model string) string { return version.ReplaceAllString(model, "") }
 
-// Difference compares what the ledger has of a model with an export.
+// Difference compares the use of a model in the ledger with an export.
 type Difference struct {
 	Model          string `json:"model"`
 	Input          int64  `json:"input"`
@@ -126,8 +127,8 @@ type Difference struct {
 	ExportedOutput int64  `json:"exported_output"`
 }
 
-// Percent returns by how many percent ours differs from the exported number,
-// which may be infinitely many.
+// Percent returns by how many percent our number differs from the exported one.
+// It may be infinite.
 func Percent(ours, exported int64) float64 {
 	if ours == exported {
 		return 0
@@ -135,7 +136,7 @@ func Percent(ours, exported int64) float64 {
 	return 100 * float64(ours-exported) / float64(exported)
 }
 
-// MaxPercent is by how much a model may differ from an export.
+// MaxPercent is by how many percent a model may differ from an export.
 const MaxPercent = 1
 
 // Differs reports whether the model differs by more than MaxPercent.
@@ -143,7 +144,7 @@ func (d *Difference) Differs() bool {
 	return math.Abs(Percent(d.Input, d.ExportedInput)) > MaxPercent || math.Abs(Percent(d.Output, d.ExportedOutput)) > MaxPercent
 }
 
-// Compare compares entries with an export, by model without its version.
+// Compare compares entries with an export by model, ignoring versions.
 func Compare(entries []Entry, export Export) (all []Difference) {
 	ours := make(Export)
 	for _, e := range entries {

@@ -23,15 +23,15 @@ import (
 )
 
 const (
-	// journalDelay is how long after a change the journal is written.
+	// journalDelay is the time from a change to the next write of the journal.
 	journalDelay = 10 * time.Millisecond
-	// maxJournal is the size of all files at which they are full. The storage
-	// has failed for long then.
+	// maxJournal limits the size of all files together. It is reached only
+	// after the storage has failed for long.
 	maxJournal = 64 << 20
-	// maxFile is the size at which a file is replaced by one with what is not
-	// saved.
+	// maxFile is the size at which a file is replaced by a new one with only
+	// unsaved changes.
 	maxFile = 8 << 20
-	// diskPatience is how long a save waits for files to be removed.
+	// diskPatience is how long a save waits until files are removed.
 	diskPatience  = time.Second
 	journalSuffix = ".journal"
 )
@@ -41,47 +41,49 @@ var (
 	errJournalGone = errors.New("another process has removed it")
 )
 
-// journal keeps the changes that are not in the storage yet in local files.
-// They survive a kill of the process, but not a power cut, because they are not
+// journal keeps changes that are not in the storage yet in local files. They
+// survive a kill of the process, but not a power cut, because they are not
 // synced. The next process to start adds them to the pages in the storage.
 //
 // A line of a file is a page with only the changed rows, their complete counts,
-// and the page's number of changes. Reading a line twice, or after a later
+// and the page's number of changes. So reading a line twice, or after a later
 // version of the page was saved, changes nothing. A process keeps its files
 // locked until it ends.
 type journal struct {
 	to atomic.Pointer[journalPlace] // nil: there is no journal
-	// record is when it was written. After a failure, changes wait in it until
-	// a write succeeds, and not only until the ledger is saved: a journal that
-	// cannot be written protects nothing that comes.
+	// record has the time of the last write. After a failure, changes stay
+	// waiting in it until a write succeeds, and not only until the ledger is
+	// saved: a journal that cannot be written protects no later changes.
 	record pools.Record
 
 	mu sync.Mutex // guards what follows. A disk may hang, so neither a request nor the storage waits for it
-	// id and count are in the names of files, which are in their order.
+	// id and count are parts of the names of files, which sort by their age.
 	id    string
 	count int
-	// files are those with changes that may not be saved. open reports whether
-	// the last one is written, and size is that of all.
+	// files are the files with changes that may not be saved. open reports
+	// whether the last one is being written. size is the size of all files.
 	files []*os.File
 	open  bool
 	size  int
-	// written is the size of the last one, and limit that at which it is
+	// written is the size of the last file, and limit the size at which it is
 	// replaced.
 	written, limit int
-	// failed reports whether nothing is written until the ledger is saved
-	// again, and warned whether the log says so. Then hole reports that the
-	// files miss changes, until one has all that is not saved.
+	// failed reports whether writing has failed, so that nothing is written
+	// until the ledger is saved again. warned reports whether this was logged.
+	// hole reports whether the files lack changes; it stays true until a file
+	// has all unsaved changes.
 	failed, warned, hole bool
 }
 
-// journalPlace is where a config has the journal.
+// journalPlace is the place of a config's journal.
 type journalPlace struct {
 	folder string
 	logger *zap.Logger
 }
 
-// journalFolder returns where the journals of a storage are: in its folder, or
-// else in Caddy's, apart from those of other storages, which have other pages.
+// journalFolder returns the folder for the journals of a storage. It is in the
+// storage's folder, or else in Caddy's. There, each storage has a separate
+// folder, because storages have different pages.
 func journalFolder(storage certmagic.Storage) string {
 	if files, ok := storage.(*certmagic.FileStorage); ok {
 		return filepath.Join(files.Path, "openai_lb", "journal")
@@ -97,7 +99,7 @@ func journalFolder(storage certmagic.Storage) string {
 
 func checksum(text []byte) string { return fmt.Sprintf("%08x", crc32.ChecksumIEEE(text)) }
 
-// noted has the journal written soon.
+// noted schedules a write of the journal.
 func (l *Ledger) noted() {
 	if l.journal.to.Load() == nil || l.due.Load() || l.due.Swap(true) {
 		return
@@ -111,8 +113,8 @@ func (l *Ledger) noted() {
 	}
 }
 
-// note writes what has changed into the journal. While it does, further changes
-// are only marked.
+// note writes the changes to the journal. While it writes, further changes are
+// only marked.
 func (l *Ledger) note() {
 	j := &l.journal
 	j.mu.Lock()
@@ -150,9 +152,9 @@ func (l *Ledger) note() {
 	j.record.End()
 }
 
-// proves reports whether the journal can be written, as far as that is known.
-// After a failure, it tries again, with an empty line. It is called when the
-// ledger is saved.
+// proves reports whether the journal can be written, as far as known. After a
+// failure, it tries to write an empty line. It is called when the ledger is
+// saved.
 func (j *journal) proves() bool {
 	to := j.to.Load()
 	if to == nil || !j.mu.TryLock() {
@@ -169,8 +171,8 @@ func (j *journal) proves() bool {
 	return true
 }
 
-// changed returns the changed rows of each page, or all of those that are not
-// saved. They are not marked any more.
+// changed returns the pages with their changed rows, or if whole is true, with
+// all rows of the pages that are not saved. It clears the marks of these rows.
 func (l *Ledger) changed(whole bool) (pages []Page) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -193,13 +195,13 @@ func (l *Ledger) changed(whole bool) (pages []Page) {
 	return pages
 }
 
-// unmark records that the journal needs no row.
+// unmark records that no row needs to be written to the journal.
 func (d *day) unmark() {
 	clear(d.changed)
 	d.whole = false
 }
 
-// write appends pages. The caller holds the lock.
+// write appends pages to the last file. The caller holds the lock.
 func (j *journal) write(folder string, pages []Page) error {
 	text := []byte("\n") // the last write may have failed after a part of its text
 	for _, p := range pages {
@@ -222,7 +224,7 @@ func (j *journal) write(folder string, pages []Page) error {
 	return err
 }
 
-// rewrite replaces the files by one with all that is not saved.
+// rewrite replaces the files by one with all unsaved changes.
 func (j *journal) rewrite(folder string, pages []Page) error {
 	older := slices.Clone(j.files)
 	j.open = false
@@ -236,7 +238,8 @@ func (j *journal) rewrite(folder string, pages []Page) error {
 	return nil
 }
 
-// create begins a file. Another process may adopt it before it is locked.
+// create starts a new file. It tries twice, because another process may adopt
+// and remove the file before it is locked.
 func (j *journal) create(folder string) error {
 	if j.tryCreate(folder) == nil {
 		return nil
@@ -265,16 +268,17 @@ func (j *journal) tryCreate(folder string) error {
 	return nil
 }
 
-// isThere reports whether a file has its name still.
+// isThere reports whether a file still has its name.
 func isThere(file *os.File) bool {
 	named, err := os.Stat(file.Name())
 	its, statErr := file.Stat()
 	return err == nil && statErr == nil && os.SameFile(named, its)
 }
 
-// turn returns the files that are not needed when all that has changed until
-// now is saved. The next change begins another one, unless that has happened
-// before, and the storage has failed. While a file is written, it returns none.
+// turn returns the files that are not needed once all changes until now are
+// saved. The next change starts a new file. If an earlier turn has started one
+// already, because the storage has failed, that file stays in use. While a file
+// is being written, turn returns none.
 func (j *journal) turn() []*os.File {
 	if !j.mu.TryLock() {
 		return nil
@@ -288,8 +292,8 @@ func (j *journal) turn() []*os.File {
 	return slices.Clone(j.files)
 }
 
-// removeSoon removes the files that turn has returned. The storage does not
-// wait for a disk that hangs.
+// removeSoon removes files that turn has returned. It waits at most
+// diskPatience, so that a disk that hangs does not block the storage.
 func (j *journal) removeSoon(files []*os.File) {
 	if len(files) == 0 {
 		return
@@ -305,7 +309,8 @@ func (j *journal) removeSoon(files []*os.File) {
 	pools.WaitFor(done, diskPatience)
 }
 
-// drop removes files, unless that has happened. The caller holds the lock.
+// drop removes those of the files that are still there. The caller holds the
+// lock.
 func (j *journal) drop(files []*os.File) {
 	for _, file := range files {
 		i := slices.Index(j.files, file)

@@ -1,13 +1,12 @@
-// Package ledger adds up what requests have used, for bills: by day, caller,
-// model, backend and service tier. It is a recorder of the seam UsageModule,
-// and decides nothing about a request. `caddy openai-lb usage` and GET
+// Package ledger sums up the use of requests for bills: by day, caller, model,
+// backend and service tier. It is a recorder of the seam UsageModule, and
+// decides nothing about a request. `caddy openai-lb usage` and GET
 // /openai_lb/usage of Caddy's admin API show the sums.
 //
 // Each pool of each process has a Ledger, with a Page for each day. It saves a
 // page in Caddy's storage under a name that no other process uses. So replicas
-// may share a storage, and nothing is counted twice after a restart: the new
-// process begins new pages. Whoever wants to know what was used adds up the
-// pages.
+// may share a storage, and nothing is counted twice after a restart, because
+// the new process starts new pages. The total use is the sum of all pages.
 package ledger
 
 import (
@@ -32,34 +31,34 @@ import (
 )
 
 const (
-	// maxEstimate is what a request has used at most without a report, in
-	// tokens: it may declare any number.
+	// maxEstimate limits the estimated tokens of a request, because a client
+	// may declare any number.
 	maxEstimate = 10_000_000
-	// keptDays is for how long pages are kept.
+	// keptDays is how many days pages are kept.
 	keptDays = 400
 	// maxDays is how many days are in memory at most, while the storage fails.
 	maxDays = 31
-	// maxGone is how many rows without use wait for the journal at most.
+	// maxGone limits the rows without use that wait for the journal.
 	maxGone = 1000
-	// dayLength is that of days in UTC.
+	// dayLength is the length of a UTC day in seconds.
 	dayLength = 24 * 60 * 60
 )
 
-// Key says what a row is about.
+// Key identifies a row.
 type Key struct {
 	// Caller is empty if callers need no key.
 	Caller string `json:"caller"`
 	// Model is the client's name for it.
 	Model   string `json:"model"`
 	Backend string `json:"backend"`
-	// ServiceTier is the one that has served. Replies without one are of the
-	// default tier.
+	// ServiceTier is the tier that served the requests. Replies that name none
+	// count as the default tier.
 	ServiceTier string `json:"service_tier"`
 }
 
-// Use is what requests have used. Input, Cached, which is part of it, Output,
-// and Reasoning, which is part of that, were reported by backends.
-// EstimatedInput and EstimatedOutput were charged without a report.
+// Use is the use of requests. Backends have reported Input, Cached, which is
+// part of it, Output, and Reasoning, which is part of Output. EstimatedInput
+// and EstimatedOutput were charged without a report.
 type Use struct {
 	Requests        int64 `json:"requests"`
 	Input           int64 `json:"input"`
@@ -70,7 +69,7 @@ type Use struct {
 	EstimatedOutput int64 `json:"estimated_output"`
 }
 
-// Add adds what other requests have used.
+// Add adds other use.
 func (u *Use) Add(other Use) {
 	u.Requests += other.Requests
 	u.Input += other.Input
@@ -81,7 +80,7 @@ func (u *Use) Add(other Use) {
 	u.EstimatedOutput += other.EstimatedOutput
 }
 
-// less returns it without what another has.
+// less returns the difference of two uses.
 func (u Use) less(other Use) Use {
 	return Use{
 		u.Requests - other.Requests, u.Input - other.Input, u.Cached - other.Cached, u.Output - other.Output, u.Reasoning - other.Reasoning,
@@ -89,8 +88,8 @@ func (u Use) less(other Use) Use {
 	}
 }
 
-// UseOf returns what a request has used that was charged with a cost, of which
-// the backend has reported some tokens.
+// UseOf returns the use of a request that was charged with a cost. The backend
+// may have reported only some of its tokens; the rest counts as estimated.
 func UseOf(cost limiter.Cost, reported usage.Tokens) Use {
 	u := Use{Requests: cost.Requests, Input: min(reported.Input, cost.Prompt), Output: min(reported.Output, cost.Output)}
 	u.Cached, u.Reasoning = min(reported.Cached, u.Input), min(reported.Reasoning, u.Output)
@@ -98,13 +97,13 @@ func UseOf(cost limiter.Cost, reported usage.Tokens) Use {
 	return u
 }
 
-// Row is what the requests of a key have used.
+// Row is the use of a key.
 type Row struct {
 	Key
 	Use
 }
 
-// Ledger has what the requests of a pool have used.
+// Ledger has the use of a pool's requests.
 type Ledger struct {
 	pool   string
 	saver  *pools.Saver
@@ -116,42 +115,43 @@ type Ledger struct {
 	mu    sync.Mutex // guards the days and the timer
 	days  map[int64]*day
 	today *day // the one that was used last
-	// timer writes the journal, and due reports whether it will.
+	// timer writes the journal. due reports whether it is set.
 	timer *time.Timer
 	due   atomic.Bool
 
 	journal journal
 	// purged is the day of the latest purge. The saver guards it.
 	purged int64
-	// adopted is the place whose journals were adopted, and adopting reports
-	// whether they are being.
+	// adopted is the place whose journals were adopted. adopting reports
+	// whether an adoption is in progress.
 	adopted  atomic.Pointer[journalPlace]
 	adopting atomic.Bool
 }
 
-// day is a page in memory. A day that is forgotten and comes again is another
+// day is a page in memory. A day that is dropped and used again gets another
 // page.
 type day struct {
 	id     string
 	number int64
 	rows   rows
-	// changes counts them, and saved are those that are in the storage.
+	// changes is the number of changes of the page, and saved the number of
+	// those in the storage.
 	changes, saved int64
-	// changed are rows that are to be in the journal, unless whole reports that
-	// all are: rows without use leave rows, not changed.
+	// changed are the rows that must be written to the journal. If whole is
+	// true, all rows must. Rows without use are removed from rows, but not from
+	// changed.
 	changed map[*Row]bool
 	whole   bool
 }
 
-// leftUse is what a response in the background was charged with, and in which
-// row.
+// leftUse is the charge for a background response, with its row.
 type leftUse struct {
 	number   int64
 	key, row Key
 	use      Use
 }
 
-// inUse keeps the ledgers through config reloads.
+// inUse keeps the ledgers across config reloads.
 var inUse = caddy.NewUsagePool()
 
 // Config is the use of a ledger by one config.
@@ -161,7 +161,7 @@ type Config struct {
 	logger  *zap.Logger
 }
 
-// Open returns the ledger of a pool. The caller closes it.
+// Open returns the ledger of a pool. The caller must close it.
 func Open(pool string, storage certmagic.Storage, logger *zap.Logger) *Config {
 	value, again, _ := inUse.LoadOrNew(pool, func() (caddy.Destructor, error) { return newLedger(pool), nil })
 	c := &Config{value.(*Ledger), storage, logger}
@@ -178,9 +178,9 @@ func newLedger(pool string) *Ledger {
 	return l
 }
 
-// Start uses the storage of this config. That of the previous one is used until
-// this one has started, because it may fail. It also saves what processes that
-// were killed have left.
+// Start switches to the storage of this config. The previous config's storage
+// is used until then, because this config may fail to start. Start also adopts
+// the journals of killed processes.
 func (c *Config) Start() {
 	c.configure(journalFolder(c.storage))
 	go c.adopt()
@@ -194,14 +194,14 @@ func (c *Config) configure(journals string) {
 	}
 }
 
-// Close saves what is not saved, and releases what Open acquired.
+// Close saves unsaved changes, and releases the ledger.
 func (c *Config) Close() error {
 	pools.SaveLast(c.saver.Save)
 	_, err := inUse.Delete(c.pool)
 	return err
 }
 
-// Records returns when the ledger and its journal were written.
+// Records returns the times at which the ledger and its journal were written.
 func (l *Ledger) Records() []*pools.Record {
 	if !canLock {
 		return []*pools.Record{&l.saver.Record}
@@ -209,12 +209,12 @@ func (l *Ledger) Records() []*pools.Record {
 	return []*pools.Record{&l.saver.Record, &l.journal.record}
 }
 
-// Destruct implements caddy.Destructor. What could not be saved is tried again:
-// it is part of a bill.
+// Destruct implements caddy.Destructor. It drops nothing: unsaved changes are
+// part of a bill, so saving them is retried.
 func (*Ledger) Destruct() error { return nil }
 
-// Add records what a request has used, or was charged with for a response that
-// goes on in the background and has the id later. It is empty otherwise.
+// Add records the use of a request. later is the id of a response that goes on
+// in the background, or else empty; u is then the charge for it.
 func (l *Ledger) Add(now time.Time, k Key, u Use, later string) {
 	number := now.Unix() / dayLength
 	k.ServiceTier = cmp.Or(k.ServiceTier, openaiapi.DefaultTier)
@@ -234,14 +234,12 @@ func (l *Ledger) Add(now time.Time, k Key, u Use, later string) {
 	l.saver.Changed()
 }
 
-// Awaits reports whether a response was left in the background, and not
-// settled.
+// Awaits reports whether a background response was charged and not settled.
 func (l *Ledger) Awaits(id string) bool { return id != "" && l.left.Has(id) }
 
-// Settle replaces what a response was charged with that was left in the
-// background, on the day of its request, by what it has used and the service
-// tier that has served, unless that is empty. If that page is complete, it
-// stays as it is.
+// Settle replaces the charge for a background response by its reported tokens,
+// on the day of its request. It also sets the service tier, unless that is
+// empty. If the page of that day is no longer in memory, the charge stays.
 func (l *Ledger) Settle(id string, reported usage.Tokens, tier string) {
 	was, ok := l.left.Take(id)
 	if !ok {
@@ -285,7 +283,8 @@ func newID() string {
 	return hex.EncodeToString(id[:])
 }
 
-// add adds to the row of a key, and returns which one that is.
+// add adds use to the row of a key, and returns the key of that row, which may
+// be coarser.
 func (d *day) add(k Key, u Use) Key {
 	row := d.rows.find(k)
 	if row.Add(u); row.Use == (Use{}) {
@@ -321,5 +320,5 @@ func (l *Ledger) pages(want func(*day) bool) (pages []Page) {
 	return pages
 }
 
-// nameOf returns a day as a date.
+// nameOf returns the date of a day.
 func nameOf(number int64) string { return time.Unix(number*dayLength, 0).UTC().Format(time.DateOnly) }

@@ -16,44 +16,46 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
-// Page is what the requests of a pool have used on a day, as far as one process
-// has counted them.
+// Page is the use of a pool's requests on one day, as counted by one process.
 type Page struct {
-	// ID is that of no other page.
+	// ID is unique to the page.
 	ID   string `json:"id"`
 	Pool string `json:"pool"`
 	// Day is a date, in UTC.
 	Day string `json:"day"`
-	// Changes is greater in a later version of the page.
+	// Changes is the number of changes. It is greater in a later version of the
+	// page.
 	Changes int64 `json:"changes"`
 	Rows    []Row `json:"rows"`
-	// Whole reports whether a page in a journal has all rows.
+	// Whole reports whether a page in a journal has all rows, and not only
+	// changed ones.
 	Whole bool `json:"whole,omitempty"`
-	// Unreadable is why the page in the storage is not understood. It then has
-	// no rows.
+	// Unreadable is the error of a page in the storage that cannot be parsed.
+	// The page then has no rows.
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
-// folder is where the pages are in the storage: as <day>/<pool>_<id>.json.
+// folder is the folder of the pages in the storage. A page is
+// <day>/<pool>_<id>.json in it.
 const folder = "openai_lb/ledger"
 
 const suffix = ".json"
 
-// reading is the task of reading pages.
+// reading is the saver's task of reading pages.
 const reading = "read"
 
 func (p *Page) key() string {
 	return folder + "/" + p.Day + "/" + url.PathEscape(p.Pool) + "_" + p.ID + suffix
 }
 
-// Where is what the key of a page says.
+// Where is a page's key in the storage, parsed.
 type Where struct{ Day, Pool, ID string }
 
-// Where returns where the page is.
+// Where returns the place of the page.
 func (p *Page) Where() Where { return Where{p.Day, p.Pool, p.ID} }
 
-// whereOf reads a key. Storages may have others there, such as those of files
-// that are being written.
+// whereOf parses a key. It reports false for other keys that a storage may have
+// there, such as those of files that are being written.
 func whereOf(key string) (w Where, ok bool) {
 	rest, ok := strings.CutPrefix(key, folder+"/")
 	day, name, isFile := strings.Cut(rest, "/")
@@ -66,7 +68,7 @@ func whereOf(key string) (w Where, ok bool) {
 	return Where{day, pool, name[i+1:]}, err == nil
 }
 
-// save saves the pages that have changed. It is the save of the Saver. Once a
+// save saves the changed pages. It is the save function of the Saver. Once a
 // day, it deletes old pages.
 func (l *Ledger) save(ctx context.Context, storage certmagic.Storage) error {
 	journals := l.journal.turn()
@@ -92,8 +94,8 @@ func (l *Ledger) save(ctx context.Context, storage certmagic.Storage) error {
 	return l.purge(ctx, storage, time.Now().Unix()/dayLength)
 }
 
-// saved records that a page is saved. It forgets those that are complete: of
-// the days before yesterday.
+// saved records that a page is saved. It drops saved pages from memory that are
+// complete, which are those of the days before yesterday.
 func (l *Ledger) saved(p Page) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -110,8 +112,9 @@ func (l *Ledger) saved(p Page) {
 	}
 }
 
-// purge deletes old pages, of any pool. Today is no later than the day after
-// the newest page of others: this clock may be wrong.
+// purge deletes old pages of all pools. Because this process's clock may be
+// wrong, today counts as at most one day after the newest page of other
+// processes.
 func (l *Ledger) purge(ctx context.Context, storage certmagic.Storage, today int64) error {
 	if l.purged == today {
 		return nil
@@ -141,8 +144,8 @@ func (l *Ledger) purge(ctx context.Context, storage certmagic.Storage, today int
 	return nil
 }
 
-// list returns the keys of pages. A storage of files fails if another process
-// replaces one of them at that time.
+// list returns the keys of pages. It retries, because a storage of files fails
+// if another process replaces a file at that time.
 func list(ctx context.Context, storage certmagic.Storage) (keys []string, err error) {
 	for range 10 {
 		if keys, err = storage.List(ctx, folder, true); err == nil || !errors.Is(err, fs.ErrNotExist) {
@@ -158,9 +161,10 @@ func list(ctx context.Context, storage certmagic.Storage) (keys []string, err er
 // IsIn reports whether a storage has pages.
 func IsIn(ctx context.Context, storage certmagic.Storage) bool { return storage.Exists(ctx, folder) }
 
-// Read returns the pages in a storage that want selects. One that is not
-// understood, such as an empty file after a power cut, says so, and loses no
-// other. The error is about those that the storage could not read.
+// Read returns the pages in a storage for which want returns true. A page that
+// cannot be parsed, such as an empty file after a power cut, is returned with
+// Unreadable set, and does not affect other pages. The error is about pages
+// that the storage could not read.
 func Read(ctx context.Context, storage certmagic.Storage, want func(Where) bool) (pages []Page, err error) {
 	keys, err := list(ctx, storage)
 	if err != nil {
@@ -188,8 +192,8 @@ func Read(ctx context.Context, storage certmagic.Storage, want func(Where) bool)
 	return pages, errors.Join(errs...)
 }
 
-// readPage reads a page. It returns neither a page nor an error if that was
-// deleted.
+// readPage reads a page. If the page was deleted, it returns neither a page nor
+// an error.
 func readPage(ctx context.Context, storage certmagic.Storage, key string) (*Page, error) {
 	p := new(Page)
 	text, err := storage.Load(ctx, key)
@@ -207,8 +211,8 @@ func readPage(ctx context.Context, storage certmagic.Storage, key string) (*Page
 	return p, nil
 }
 
-// Newest returns the latest version of each page: a page may have come from a
-// storage and from its process.
+// Newest returns the latest version of each page, because pages may have both a
+// version from a storage and one from its process.
 func Newest(pages []Page) (newest []Page) {
 	at := make(map[Where]int)
 	for _, p := range pages {
@@ -223,9 +227,9 @@ func Newest(pages []Page) (newest []Page) {
 	return newest
 }
 
-// Pages returns all pages that want selects: those in the storage of the pools
-// in use, and those in memory, which may be newer. It does not go on after the
-// context is done.
+// Pages returns all pages for which want returns true: those in the storage,
+// and those in the memory of this process, which may be newer. It stops when
+// the context is done.
 func Pages(ctx context.Context, want func(Where) bool) (pages []Page, err error) {
 	var all []*Ledger
 	inUse.Range(func(_, value any) bool {

@@ -13,15 +13,15 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// Prices are what tokens cost, by model and service tier. A price without a
-// service tier is that of all which have none. That of fast is also that of
-// priority, its older name, unless both have one, and the other way round.
+// Prices are the prices of tokens by model and service tier. A price without a
+// service tier applies to all tiers without a price. The price of fast also
+// applies to priority, its older name, and vice versa, unless both have one.
 type Prices map[[2]string]price
 
-// price is that of a million tokens.
+// price is the price of a million tokens.
 type price struct{ input, cached, output float64 }
 
-// cost returns what a row has cost. It returns false if it has used tokens
+// cost returns the cost of a row. It returns false if the row has tokens
 // without a price.
 func (p Prices) cost(r *Row) (cost float64, ok bool) {
 	input, output := r.Input+r.EstimatedInput-r.Cached, r.Output+r.EstimatedOutput
@@ -38,8 +38,8 @@ func (p Prices) cost(r *Row) (cost float64, ok bool) {
 }
 
 // ReadPrices reads a CSV file with the columns model, input and output, and
-// perhaps service_tier and cached. Without a price for cached tokens, they cost
-// what others of the input cost.
+// optionally service_tier and cached. Without a price for cached tokens, they
+// cost as much as other input.
 func ReadPrices(text []byte) (Prices, error) {
 	t, err := readTable(text)
 	if err != nil {
@@ -104,7 +104,7 @@ func readTable(text []byte) (*table, error) {
 	return t, err
 }
 
-// next reads the next line. It returns false at the end, or if that fails.
+// next reads the next line. It returns false at the end, or after an error.
 func (t *table) next() bool {
 	if t.record, t.err = t.reader.Read(); t.err != nil {
 		if errors.Is(t.err, io.EOF) {
@@ -116,7 +116,8 @@ func (t *table) next() bool {
 	return true
 }
 
-// value returns what the line has in a column. It is empty without that column.
+// value returns the line's value in a column. It is empty if there is no such
+// column.
 func (t *table) value(name string) string {
 	if i := slices.Index(t.header, name); i >= 0 && i < len(t.record) {
 		return strings.TrimSpace(t.record[i])

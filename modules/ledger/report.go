@@ -15,24 +15,24 @@ import (
 )
 
 const (
-	// readPause is the shortest time between two readings of the storage, which
-	// take a hundredth of the time at most.
+	// readPause is the shortest pause between two readings of the storage. The
+	// pause is also at least readShare times as long as a reading, so that
+	// readings take at most a hundredth of the time.
 	readPause = 10 * time.Second
 	readShare = 100
 	// readPatience is how long a request waits for the storage.
 	readPatience = 3 * time.Second
 )
 
-// ModelUse is what a caller has used of a model, today and in this month, in
-// UTC.
+// ModelUse is a caller's use of a model, today and in this month, in UTC.
 type ModelUse struct {
 	Model string `json:"model"`
 	Today Use    `json:"today"`
 	Month Use    `json:"month"`
 }
 
-// otherPage is a page in the storage that is not in memory: of another replica,
-// or of an earlier process or day. It does not change.
+// otherPage is a page in the storage that is not in memory, because it belongs
+// to another replica, or to an earlier process or day. It does not change.
 type otherPage struct {
 	day      string
 	modified time.Time
@@ -55,25 +55,24 @@ func newOtherPage(p *Page, info certmagic.KeyInfo) *otherPage {
 	return o
 }
 
-// report is what the storage has for the answers to callers. An answer adds up
-// what there is of its caller, and nothing else. Only pages that have changed
-// are read again.
+// report caches the pages in the storage for the answers to callers. Only pages
+// that have changed are read again.
 type report struct {
 	mu sync.Mutex
 	// others are the pages of this month by their keys. The map does not
-	// change, and is nil before the first reading.
+	// change. It is nil before the first reading.
 	others map[string]*otherPage
-	// day is that of the latest reading.
+	// day is the day of the latest reading.
 	day     string
 	readDue time.Time
-	// reading is closed when the storage has been read, for which requests wait
-	// at most until a time. nil: it is not being read.
+	// reading is closed when the reading in progress is complete. It is nil if
+	// there is none. Requests wait for it no later than until.
 	reading chan struct{}
 	until   time.Time
 }
 
-// Models returns what a caller has used, by model: at this replica, and at
-// those with the same storage, as far as these have saved it.
+// Models returns the caller's use by model at this replica, and at replicas
+// with the same storage, as far as these have saved it.
 func (l *Ledger) Models(now time.Time, caller string) []ModelUse {
 	others, today := l.refresh(now), now.UTC().Format(time.DateOnly)
 	all := make(map[string]*ModelUse)
@@ -112,11 +111,11 @@ func (l *Ledger) Models(now time.Time, caller string) []ModelUse {
 	return models
 }
 
-// sameMonth compares dates.
+// sameMonth reports whether two dates are in the same month.
 func sameMonth(a, b string) bool { return strings.HasPrefix(a, b[:len("2006-01")]) }
 
-// refresh returns the pages in the storage. If a reading is due, it waits for
-// that, but not for long.
+// refresh returns the other pages in the storage. If a reading is due, it
+// starts one and waits for it, but not for long.
 func (l *Ledger) refresh(now time.Time) map[string]*otherPage {
 	r, today := &l.report, now.UTC().Format(time.DateOnly)
 	r.mu.Lock()
@@ -134,8 +133,9 @@ func (l *Ledger) refresh(now time.Time) map[string]*otherPage {
 	return r.others
 }
 
-// readOthers reads the pages in the storage that are not in memory, unless they
-// are known and have not changed. What cannot be read stays as it was.
+// readOthers reads the pages in the storage that are not in memory. Known pages
+// that have not changed are not read again, and pages that cannot be read keep
+// their known version.
 func (l *Ledger) readOthers(now time.Time, known map[string]*otherPage, done chan struct{}) {
 	defer close(done)
 	others, listed := make(map[string]*otherPage), false
@@ -172,7 +172,7 @@ func (l *Ledger) readOthers(now time.Time, known map[string]*otherPage, done cha
 	}
 }
 
-// readOther reads a page, unless that is known and has not changed.
+// readOther reads a page, unless it is known and has not changed.
 func readOther(ctx context.Context, storage certmagic.Storage, key string, known *otherPage) (*otherPage, error) {
 	info, err := storage.Stat(ctx, key)
 	if err == nil && known != nil && !info.Modified.IsZero() && info.Modified.Equal(known.modified) && info.Size == known.size {

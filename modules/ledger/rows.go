@@ -5,33 +5,32 @@ import (
 	"strings"
 )
 
-// A page has a bounded number of rows, and so has each caller in it: a caller
-// may make up models. Where a bound is reached, requests are added up in
-// coarser rows. Their backend is given up first, because the bill is about
-// callers and models, then their service tier, and the model last. So no caller
-// takes away what a page says about the others.
+// The number of rows of a page is limited, and so is each caller's number of
+// rows in it, because a caller may make up models. At a limit, requests are
+// added to coarser rows. First the backend is dropped, because the bill is
+// about callers and models, then the service tier, and the model last. So no
+// caller can spoil the rows of other callers.
 const (
-	// maxRows is how many rows a page has at most.
+	// maxRows is the maximum number of rows of a page.
 	maxRows = 20_000
-	// maxOwn is how many rows a caller has at most.
+	// maxOwn is the maximum number of rows of a caller.
 	maxOwn = 2000
-	// few is how many rows a caller has as long as the page has room for any,
-	// so that several callers who make up models do not take those of the
-	// others.
+	// few is how many rows a caller may have until the page is full. It keeps
+	// some rows for each caller, even if several others make up models.
 	few = 50
 )
 
-// other stands for what a row does not distinguish.
+// other replaces a value that a row does not distinguish.
 const other = "other"
 
-// restOf is the row of what a caller has used without room for more rows, and
-// rest that of callers without one.
+// restOf returns the key of the coarsest row of a caller. rest is the key of
+// the row of callers that have no row.
 func restOf(caller string) Key { return Key{caller, other, other, other} }
 
 var rest = restOf("*") // which is no caller's name
 
-// coarser are the keys that are tried one after the other, with the part of
-// both bounds up to which a new row may have them.
+// coarser lists the keys to try for a new row, one after another. A key may be
+// used up to its part of both limits.
 var coarser = [...]struct {
 	of   func(Key) Key
 	part float64
@@ -42,7 +41,7 @@ var coarser = [...]struct {
 	{func(k Key) Key { return restOf(k.Caller) }, 1},
 }
 
-// rows are those of a page, by their callers.
+// rows has the rows of a page by their callers.
 type rows struct {
 	of     map[string]map[Key]*Row
 	number int
@@ -51,8 +50,8 @@ type rows struct {
 // get returns the row of a key, or nil.
 func (r *rows) get(k Key) *Row { return r.of[k.Caller][k] }
 
-// find returns the row to which the use of a key is added. If there is no room
-// for one of its own, it is a coarser one.
+// find returns the row for a key. If there is no room for a separate row, it
+// returns a coarser one.
 func (r *rows) find(k Key) *Row {
 	own := r.of[k.Caller]
 	if row := own[k]; row != nil {

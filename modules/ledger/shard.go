@@ -2,20 +2,19 @@ package ledger
 
 import "sync"
 
-// Requests end at the same moment on many cores. So that they do not wait for
-// each other, what one has used goes into one of the shards, chosen at random,
-// which has a lock of its own. Whoever reads the rows collects the shards
-// first.
+// Requests end at the same time on many cores. So that they do not wait for
+// each other, the use of a request is added to one of several shards, chosen at
+// random, each with its own lock. Before rows are read, the shards are
+// collected.
 //
-// A shard only takes what belongs to a row that is there already. A new row
-// needs the lock of the days, because it depends on the other rows whether
-// there is room for it.
+// A shard only takes use for rows that exist. A new row needs the lock of the
+// days, because whether there is room for it depends on the other rows.
 const shards = 16
 
-// maxHeld is how many rows a shard has at most.
+// maxHeld is the maximum number of rows in a shard.
 const maxHeld = 1000
 
-// shard has what requests have used since it was collected.
+// shard has the use of requests since it was last collected.
 type shard struct {
 	mu   sync.Mutex
 	held map[dayKey]*Use
@@ -29,7 +28,7 @@ type dayKey struct {
 	Key
 }
 
-// add adds to a row. It returns false if the shard does not hold the row.
+// add adds use to a row. It returns false if the shard does not hold the row.
 func (s *shard) add(k dayKey, u Use) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -41,7 +40,7 @@ func (s *shard) add(k dayKey, u Use) bool {
 	return true
 }
 
-// hold makes the shard hold a row, unless it holds too many.
+// hold adds a row to the shard, unless the shard has too many.
 func (s *shard) hold(k dayKey) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -53,8 +52,8 @@ func (s *shard) hold(k dayKey) {
 	}
 }
 
-// collect adds what the shards hold to the rows. A shard no longer holds a row
-// that was not used since the last time. The caller holds the lock of the days.
+// collect adds the use in the shards to the rows. It removes shards' rows that
+// were not used since the last time. The caller holds the lock of the days.
 func (l *Ledger) collect() {
 	for i := range l.shards {
 		l.shards[i].collect(l)

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Columns are what use can be added up by.
+// Columns are the columns by which use can be summed.
 var Columns = []string{"day", "pool", "caller", "model", "backend", "service_tier"}
 
 // Entry is a row of a page, with its day and pool.
@@ -26,7 +26,7 @@ func Entries(pages []Page) (entries []Entry) {
 	return entries
 }
 
-// column returns what the entry has in a column.
+// column returns the entry's value in a column.
 func (e *Entry) column(name string) string {
 	switch name {
 	case "day":
@@ -43,19 +43,20 @@ func (e *Entry) column(name string) string {
 	return e.ServiceTier
 }
 
-// Sum is what all entries with the same values in some columns have used, and
-// what that has cost.
+// Sum is the use and the cost of all entries with the same values in some
+// columns.
 type Sum struct {
 	Values []string
 	Use
-	// Cost is only known if Priced: each of these entries has a price.
+	// Cost is valid only if Priced is true, which means that each of these
+	// entries has a price.
 	Cost   float64
 	Priced bool
 }
 
-// SumBy adds up entries by columns, and sorts the sums by these. prices may be
-// nil. unpriced are the models, with their service tiers, that have used tokens
-// and have no price.
+// SumBy sums entries by columns, and sorts the sums by these. prices may be
+// nil. unpriced are the models, with their service tiers, that have tokens and
+// no price.
 func SumBy(columns []string, entries []Entry, prices Prices) (all []*Sum, unpriced []string) {
 	sums := make(map[string]*Sum)
 	for _, e := range entries {

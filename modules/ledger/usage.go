@@ -24,8 +24,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 )
 
-// showPages returns the pages of the ledger: those in memory, and those in the
-// storage.
+// showPages returns the pages of the ledger in memory and in the storage.
 func showPages(r *http.Request) (any, error) {
 	query, inPool, err := admin.QueryOf(r, "pool", "days", "replica")
 	if err != nil {
@@ -55,7 +54,7 @@ func (p period) has(day string) bool {
 	return day == string(p) || strings.HasPrefix(day, string(p)+"-")
 }
 
-// periodOf reads a period. Without a text, it is this month.
+// periodOf parses a period. An empty text means this month.
 func periodOf(text string) (period, error) {
 	text = cmp.Or(text, time.Now().UTC().Format("2006-01"))
 	for _, layout := range []string{"2006-01", time.DateOnly} {
@@ -184,7 +183,7 @@ func (o *usageOptions) run(out, warnings io.Writer, pool string) error {
 	return o.showSums(out, sums, prices != nil)
 }
 
-// readAs reads a file, unless the name is empty.
+// readAs reads and parses a file, unless the name is empty.
 func readAs[T any](name string, read func([]byte) (T, error)) (value T, err error) {
 	if name == "" {
 		return value, nil
@@ -199,8 +198,8 @@ func readAs[T any](name string, read func([]byte) (T, error)) (value T, err erro
 	return value, err
 }
 
-// pages returns the pages of a period and of a pool, or of all if pool is
-// empty.
+// pages returns the pages of a period and of a pool. An empty pool means all
+// pools.
 func (o *usageOptions) pages(of period, pool string, warnings io.Writer) (pages []Page, err error) {
 	if o.config != "" {
 		return pagesOf(o.config, o.adapter, func(w Where) bool { return of.has(w.Day) && (pool == "" || w.Pool == pool) })
@@ -253,7 +252,7 @@ func pagesOf(file, adapter string, want func(Where) bool) ([]Page, error) {
 	return Read(ctx, storage, want)
 }
 
-// showSums prints what was used.
+// showSums prints the sums.
 func (o *usageOptions) showSums(out io.Writer, sums []*Sum, priced bool) error {
 	header := append(slices.Clone(o.by), "requests", "input", "cached", "output", "reasoning", "estimated_input", "estimated_output")
 	if priced {
@@ -279,7 +278,7 @@ func (o *usageOptions) showSums(out io.Writer, sums []*Sum, priced bool) error {
 }
 
 // showDifferences prints how models differ from an export. It returns an error
-// if one does by too much.
+// if a model differs by too much.
 func (o *usageOptions) showDifferences(out io.Writer, all []Difference) error {
 	var rows [][]any
 	differ := 0
@@ -307,12 +306,11 @@ func percent(ours, exported int64) any {
 	return Percent(ours, exported)
 }
 
-// formula is what a spreadsheet would execute in a cell. Some begin one after a
-// semicolon, wherever that is.
+// formula matches text that a spreadsheet would execute in a cell. Some
+// spreadsheets begin a new cell after any semicolon.
 var formula = regexp.MustCompile(`(^|;)([\s"]*[=+\-@])`)
 
-// show prints rows in a format. The cells are texts, whole numbers, other
-// numbers, or nil.
+// show prints rows in a format. Cells are strings, int64s, float64s, or nil.
 func show(out io.Writer, format string, header []string, rows [][]any) error {
 	if format == "json" {
 		objects := []map[string]any{}

@@ -14,9 +14,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
-// Replicas may share a storage, or have one each. So each lists its pages
-// first, and this one then asks for those that it lacks, or has an earlier
-// version of: some rows at a time, because an answer has a bound.
+// Replicas may share a storage, or have separate ones. So each replica first
+// lists its pages. This replica then asks for the pages that it lacks, or of
+// which it has an earlier version. It asks for some rows at a time, because the
+// size of an answer is limited.
 
 // listing is a page without its rows, and their number.
 type listing struct {
@@ -43,16 +44,16 @@ const (
 	// pagesPatience is how long replicas have for an answer about pages, which
 	// may be in a slow storage.
 	pagesPatience = 5 * time.Second
-	// maxPagesAtOnce and maxRowsAtOnce bound one question, and its answer,
-	// unless a page alone is larger.
+	// maxPagesAtOnce and maxRowsAtOnce limit one question, and its answer,
+	// unless a single page is larger.
 	maxPagesAtOnce, maxRowsAtOnce = 80, 20_000
-	// maxSumRows bounds the rows of all pages of others.
+	// maxSumRows limits the rows of all pages from other replicas.
 	maxSumRows = 2_000_000
 )
 
-// ofEngine reports whether replicas that share an engine tell each other pages
-// of the pool. One that was removed or renamed has no engine any more, but it
-// has pages.
+// ofEngine reports whether replicas that share a state engine exchange pages of
+// the pool. A pool that was removed or renamed has no engine, but its pages are
+// exchanged, too.
 func ofEngine(shared replicas.Shared, pool string) bool {
 	return slices.Contains(shared.Pools, pool) || !slices.Contains(shared.Elsewhere, pool)
 }
@@ -76,7 +77,7 @@ func pagesWith(ctx context.Context, ids []string, shared replicas.Shared) ([]Pag
 	return append([]Page{}, pages...), err
 }
 
-// lists is what another replica has listed.
+// lists is the list of another replica.
 type lists struct {
 	id   string
 	rows []listing
@@ -88,14 +89,14 @@ type unread struct {
 	Rows json.RawMessage `json:"rows"`
 }
 
-// pageSum collects the pages of a period and of some pools, from several
+// pageSum collects the pages of a period and of some pools from several
 // replicas.
 type pageSum struct {
 	of     period
 	inPool func(string) bool
 	pages  []Page
-	// have are the changes of the latest version of each page, and rows is how
-	// many rows came from others.
+	// have has the number of changes in the latest version of each page. rows
+	// is how many rows came from other replicas.
 	have map[Where]int64
 	rows int
 }
@@ -105,18 +106,19 @@ func (s *pageSum) add(p Page) {
 	s.pages = append(s.pages, p)
 }
 
-// lacks reports whether there is a later version of a page.
+// lacks reports whether p is later than the version of the page that the sum
+// has.
 func (s *pageSum) lacks(p Page) bool {
 	changes, known := s.have[p.Where()]
 	return !known || changes < p.Changes
 }
 
-// wants reports whether a page that a replica answers with belongs to the sum.
+// wants reports whether a page in a replica's answer belongs to the sum.
 func (s *pageSum) wants(a replicas.Answer, p Page) bool {
 	return s.of.has(p.Day) && s.inPool(p.Pool) && ofEngine(a.Shared, p.Pool) && IsID(p.ID)
 }
 
-// list asks the replicas with this name for the pages that they have.
+// list asks the replicas with this name for lists of their pages.
 func (s *pageSum) list(ctx context.Context, replica string) (listed []lists, r admin.Read, err error) {
 	number := 0
 	r, err = admin.AskAll(ctx, replica, pagesQuestion+" "+string(s.of), pagesPatience, admin.MaxRow, func(a replicas.Answer, l listing) (pool string, full bool) {
@@ -134,8 +136,8 @@ func (s *pageSum) list(ctx context.Context, replica string) (listed []lists, r a
 	return listed, r, err
 }
 
-// fetch asks for the pages with these ids. A replica that does not answer is
-// found by what is still lacking.
+// fetch asks for the pages with these ids. It ignores errors: pages of a
+// replica that does not answer are still lacking afterwards.
 func (s *pageSum) fetch(ctx context.Context, ids []string) {
 	if len(ids) == 0 {
 		return
@@ -175,8 +177,8 @@ func (s *pageSum) fetchAll(ctx context.Context, listed []lists) {
 	s.fetch(ctx, ids)
 }
 
-// allPages returns the pages of all replicas, or of one. own are those of this
-// one.
+// allPages returns the pages of all replicas, or of one. own are this replica's
+// pages.
 func allPages(ctx context.Context, replica string, of period, inPool func(string) bool, own []Page) (all admin.All[Page], err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute) // however many pages somebody lists
 	defer cancel()
