@@ -17,7 +17,7 @@ import (
 // times.
 type series[K comparable, M any] struct {
 	find func(K) M
-	// bound limits how many series there are. nil: configs do.
+	// bound limits the number of series. It is nil if the configs limit it.
 	bound *bound
 	// coarser are functions that make a key coarser, so that several series are
 	// counted together. The coarsest is the last.

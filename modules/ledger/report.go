@@ -32,7 +32,8 @@ type ModelUse struct {
 }
 
 // otherPage is a page in the storage that is not in memory, because it belongs
-// to another replica, or to an earlier process or day. It does not change.
+// to another replica, or to an earlier process or day. An otherPage is never
+// modified.
 type otherPage struct {
 	day      string
 	modified time.Time

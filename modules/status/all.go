@@ -15,24 +15,25 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
-// The first words of the questions that replicas ask each other. Nothing
-// follows them.
+// The first words of the questions that replicas ask each other. These
+// questions have no further words.
 const (
 	backendsQuestion = "backends"
 	callersQuestion  = "callers"
 )
 
-// Any client of the store can make up answers: admin.AskAll bounds the rows,
-// and these what is in one.
+// Any client of the store can make up answers. admin.AskAll limits the number
+// of rows, and these constants limit the content of a row.
 const (
-	// maxWord is how long a name in a row is at most, and maxReasons how many
-	// things refuse requests.
+	// maxWord is the maximum length of a name in a row, and maxReasons the
+	// maximum number of reasons for refusals.
 	maxWord, maxReasons = 256, 16
-	// maxCooldowns is how many cooldowns and silences a backend has at most.
+	// maxCooldowns is the maximum number of cooldowns and silences of a
+	// backend.
 	maxCooldowns = 4096
 )
 
-// askPatience is how long the other replicas have for an answer.
+// askPatience is how long other replicas have for an answer.
 const askPatience = time.Second
 
 func init() {
@@ -40,8 +41,7 @@ func init() {
 	admin.Answer(callersQuestion, answers(callersIn))
 }
 
-// answers returns an admin.Answerer with the rows of the pools that replicas
-// share.
+// answers returns an admin.Answerer that returns the rows of shared pools.
 func answers[T any](rows func(now time.Time, inPool func(string) bool) []T) admin.Answerer {
 	return func(_ context.Context, rest string, shared replicas.Shared) (any, error) {
 		if rest != "" {
@@ -51,7 +51,7 @@ func answers[T any](rows func(now time.Time, inPool func(string) bool) []T) admi
 	}
 }
 
-// callersIn returns the callers of these pools.
+// callersIn returns the callers of the pools for which inPool returns true.
 func callersIn(now time.Time, inPool func(string) bool) []Caller {
 	all := []Caller{} // in JSON, none is an empty list
 	for _, entry := range pools.Default.Entries() {
@@ -62,10 +62,10 @@ func callersIn(now time.Time, inPool func(string) bool) []Caller {
 	return all
 }
 
-// named is the name of a row: that of a pool, and of a backend or a caller.
+// named is the name of a row: its pool, and its backend or caller.
 type named struct{ pool, name string }
 
-// sum is a sum of rows, by their names.
+// sum is a sum of rows by their names.
 type sum[T any] struct {
 	rows []T
 	at   map[named]int
@@ -93,12 +93,13 @@ func (s *sum[T]) add(rows ...T) bool {
 	return true
 }
 
-// areWords reports whether names are as long as names are.
+// areWords reports whether no name is too long.
 func areWords(names ...string) bool {
 	return !slices.ContainsFunc(names, func(name string) bool { return len(name) > maxWord })
 }
 
-// allBackends returns the backends of these pools, of all replicas or of one.
+// allBackends returns the backends of these pools as seen by all replicas, or
+// by one.
 func allBackends(ctx context.Context, replica string, inPool func(string) bool) (a admin.All[Backend], err error) {
 	others := newBackends()
 	r, err := admin.AskAll(ctx, replica, backendsQuestion, askPatience, admin.MaxRow, others.take(inPool))
@@ -119,8 +120,8 @@ func newBackends() *backendSum {
 	return &backendSum{sum[Backend]{name: func(b *Backend) named { return named{b.Pool, b.Name} }, plus: (*Backend).add}}
 }
 
-// take returns what adds those in these pools that another replica answers
-// with.
+// take returns a function that adds a backend from another replica's answer, if
+// it is in these pools.
 func (s *backendSum) take(inPool func(string) bool) func(a replicas.Answer, b Backend) (pool string, full bool) {
 	return func(a replicas.Answer, b Backend) (pool string, full bool) {
 		if !inPool(b.Pool) || !slices.Contains(a.Pools, b.Pool) || !b.isSound() {
@@ -131,7 +132,7 @@ func (s *backendSum) take(inPool func(string) bool) func(a replicas.Answer, b Ba
 	}
 }
 
-// with returns them together with those of this replica.
+// with returns the sum of these backends and of this replica's own.
 func (s *backendSum) with(own []Backend, r admin.Read) []Backend {
 	all := newBackends()
 	for _, b := range own {
@@ -145,16 +146,17 @@ func (s *backendSum) with(own []Backend, r admin.Read) []Backend {
 	return all.rows
 }
 
-// seenBy records which replica sees the backend in its state. Without the
-// option state, the replica has no id.
+// seenBy records the replica that sees the backend in its state. Without the
+// option state, the replica's id is empty.
 func (b *Backend) seenBy(id string) {
 	b.States, b.DrainedAt = map[string]int{b.State: 1}, map[string]bool{id: b.Drain != nil}
 }
 
-// states are the states of a backend in their order.
+// states are the states of a backend in order. If replicas differ, the first
+// counts.
 var states = []string{Drained, CoolingDown, Silent, Slow, Probing, Available}
 
-// add adds what another replica says of the backend.
+// add adds the state of the backend at another replica.
 func (b *Backend) add(other *Backend) {
 	for state, n := range other.States {
 		b.States[state] += n
@@ -182,7 +184,8 @@ func (b *Backend) add(other *Backend) {
 	b.sortCooldowns()
 }
 
-// union returns all rows, and of two with the same key the better one.
+// union returns all rows of both lists. Of two rows with the same key, it
+// returns the better one.
 func union[T any](all, more []T, key func(T) any, worse func(x, y T) bool) []T {
 	at := make(map[any]int)
 	for i, row := range all {

@@ -33,19 +33,22 @@ import (
 
 // The states of a backend. If several apply, the first of them counts.
 const (
-	// Drained: an operator took it out of use, or its weight is 0.
+	// Drained means that an operator took the backend out of use, or that its
+	// weight is 0.
 	Drained = "drained"
-	// CoolingDown: a cooldown is in force, for the whole backend or for a
-	// model.
+	// CoolingDown means that a cooldown is active, for the whole backend or for
+	// a model.
 	CoolingDown = "cooling_down"
-	// Silent: requests for a model wait, and it sends nothing.
+	// Silent means that requests for a model wait, and the backend sends
+	// nothing.
 	Silent = "silent"
-	// Slow: it was silent, and has since sent bytes, but none in time.
+	// Slow means that the backend was silent, and has since sent bytes, but
+	// none in time.
 	Slow = "slow"
-	// Probing: the time of a cooldown has passed, and no request has shown yet
-	// that the backend is back.
+	// Probing means that the time of a cooldown has passed, and no request has
+	// shown yet that the backend has recovered.
 	Probing = "probing"
-	// Available: it gets requests.
+	// Available means that the backend gets requests.
 	Available = "available"
 )
 
@@ -95,9 +98,9 @@ type Backend struct {
 	member *pool.Member
 }
 
-// WorstCooldown is the cooldown of a backend that matters most: a cooldown of
-// the whole backend before a cooldown of a model, and among equals the one that
-// ends last. Its fields are empty if no cooldown is in force.
+// WorstCooldown is the most important cooldown of a backend. A cooldown of the
+// whole backend comes before a cooldown of a model, and among equals the one
+// that ends last counts. The fields are empty if no cooldown is active.
 type WorstCooldown struct {
 	Class       string     `json:"class"`
 	Model       string     `json:"model"`
@@ -163,7 +166,8 @@ type Cooldown struct {
 	NeedsOperator bool `json:"needs_operator"`
 }
 
-// spares reports whether other requests for the model are served.
+// spares reports whether other requests for the model are served during the
+// cooldown.
 func (c *Cooldown) spares() bool { return c.ServiceTier != "" || c.Operation != "" }
 
 // Silence is a model for which a backend accepts requests and sends nothing.
@@ -240,7 +244,7 @@ func Pools(now time.Time, counts map[metrics.Key]metrics.Counts) (all []Pool) {
 	return all
 }
 
-// Backends returns the backends of these pools.
+// Backends returns the backends of the pools for which inPool returns true.
 func Backends(now time.Time, inPool func(string) bool) []Backend {
 	backends := []Backend{} // in JSON, none is an empty list
 	for _, p := range Pools(now, metrics.Totals()) {
@@ -276,7 +280,7 @@ func backendOf(s pool.State, now time.Time) Backend {
 	return b
 }
 
-// WeightText returns the weight in use. If models have different ones, it
+// WeightText returns the weight in use. If models have different weights, it
 // returns the lowest and the highest.
 func (b *Backend) WeightText() string {
 	if len(b.LearnedWeights) == 0 {
@@ -290,7 +294,7 @@ func (b *Backend) WeightText() string {
 	return lowest + "–" + highest
 }
 
-// sortCooldowns puts the cooldown first that matters most.
+// sortCooldowns sorts the cooldowns by importance, and sets WorstCooldown.
 func (b *Backend) sortCooldowns() {
 	slices.SortFunc(b.Cooldowns, func(x, y Cooldown) int {
 		// backend comes before model
@@ -312,8 +316,8 @@ func silencesOf(s pool.State) []Silence {
 	slices.SortFunc(silences, func(x, y Silence) int {
 		return cmp.Or(cmp.Compare(x.Deployment, y.Deployment), x.Since.Compare(y.Since))
 	})
-	// a row is for a model, of which several operations may be silent: the one
-	// that began first is shown
+	// A row is for a model. If several operations of the model are silent, the
+	// silence that began first is shown.
 	return slices.CompactFunc(silences, func(x, y Silence) bool { return x.Deployment == y.Deployment })
 }
 
@@ -347,8 +351,8 @@ func stateOf(s pool.State) string {
 	return Available
 }
 
-// cooldownsOf returns a cooldown as it is shown: once for each model of clients
-// that it covers.
+// cooldownsOf returns the cooldown in the form that is shown, once for each of
+// the clients' models that it covers.
 func cooldownsOf(m *pool.Member, c pool.Cooldown, now time.Time) (shown []Cooldown) {
 	scope, models := BackendScope, []string{""}
 	if !c.Whole {
@@ -356,7 +360,7 @@ func cooldownsOf(m *pool.Member, c pool.Cooldown, now time.Time) (shown []Cooldo
 	}
 	class := verdict.Class(c.Class)
 	needs := verdict.RemedyOf(class, c.Cause).NeedsOperator && (class != verdict.NoModel || m.Knows(c.Model))
-	// a cooldown that is in force has some time left
+	// An active cooldown has some time left.
 	left := max(0, (c.Until.Sub(now) + time.Millisecond - 1).Milliseconds())
 	for _, model := range models {
 		shown = append(shown, Cooldown{scope, model, c.Model, c.Tiers.String(), c.Operation, c.Class, c.Status, c.Hint, c.Cause, moment(c.Since), moment(c.Until), left, c.Unreachable, needs})
@@ -364,7 +368,7 @@ func cooldownsOf(m *pool.Member, c pool.Cooldown, now time.Time) (shown []Cooldo
 	return shown
 }
 
-// moment returns a time as it is shown.
+// moment returns a time in the form that is shown.
 func moment(t time.Time) time.Time { return t.UTC().Truncate(time.Millisecond) }
 
 func countsOf(c metrics.Counts) Counts {
@@ -372,7 +376,7 @@ func countsOf(c metrics.Counts) Counts {
 }
 
 // Utilization returns the latest utilization of the backend's provisioned
-// deployments, by the backend's names for them.
+// deployments, by their names at the backend.
 func (b *Backend) Utilization() map[string]float64 {
 	if b.member == nil {
 		return nil // only other replicas have the backend
@@ -380,7 +384,8 @@ func (b *Backend) Utilization() map[string]float64 {
 	return metrics.Of(b.Pool).Backend(b.Name).Utilization(b.member)
 }
 
-// orders are the orders of operators for a backend, by their names.
+// orders maps the names of operators' orders for a backend to functions that
+// execute them.
 var orders = map[string]func(Backend, pool.Order){
 	"drain":  func(b Backend, o pool.Order) { b.member.Drain(o) },
 	"resume": func(b Backend, o pool.Order) { b.member.Resume(o) },

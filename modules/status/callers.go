@@ -18,15 +18,15 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
-// Caller is what a caller of a pool has used, and may use.
+// Caller is the use and the limits of a caller of a pool.
 type Caller = callers.Report
 
 // CallerLimit is one limit of a caller.
 type CallerLimit = callers.LimitReport
 
-// Callers returns the callers of a pool, the busiest first: those of which a
-// limit is used most and, among equals, those with the most tokens today. It is
-// empty if the pool does not limit callers.
+// Callers returns the callers of a pool, the busiest first: by the used part of
+// their fullest limit and, among equals, by their tokens today. It returns nil
+// if the pool does not limit callers.
 func Callers(now time.Time, pool string) (all []Caller) {
 	limiters := callers.LimitersOf(pool)
 	if limiters == nil {
@@ -53,14 +53,14 @@ func busier(a, b Caller) int {
 	return cmp.Or(cmp.Compare(busy(b), busy(a)), cmp.Compare(b.TokensToday, a.TokensToday))
 }
 
-// OtherCallers are the callers of other replicas, added up.
+// OtherCallers is the sum of the callers of other replicas.
 type OtherCallers struct {
-	// Number is how many rows they had, and Asked when they were asked.
+	// Number is how many rows they sent. Asked is when they were asked.
 	Number int
 	Asked  time.Time
 	read   admin.Read
 	sum    sum[Caller]
-	// hours are the last hour of replicas that have not answered, by pool.
+	// hours has the last hour at replicas that have not answered, by pool.
 	hours map[string]map[limiter.CallerID]limiter.LastHour
 }
 
@@ -73,7 +73,8 @@ func askCallers(ctx context.Context, replica string, inPool func(string) bool) (
 	return o, err
 }
 
-// askHours reads the last hour of the replicas that have not answered.
+// askHours reads from the store the last hour at the replicas that have not
+// answered.
 func (o *OtherCallers) askHours(ctx context.Context) {
 	var answers []string
 	for _, seen := range o.read.Replicas {
@@ -88,8 +89,8 @@ func newCallers() sum[Caller] {
 	return sum[Caller]{name: func(c *Caller) named { return named{c.Pool, c.Name} }, plus: addCaller}
 }
 
-// take returns what adds those in these pools that another replica answers
-// with.
+// take returns a function that adds a caller from another replica's answer, if
+// it is in these pools.
 func (o *OtherCallers) take(inPool func(string) bool) func(a replicas.Answer, c Caller) (pool string, full bool) {
 	return func(a replicas.Answer, c Caller) (pool string, full bool) {
 		if !inPool(c.Pool) || !slices.Contains(a.Pools, c.Pool) || len(c.Limits) > limiter.MaxLimits || len(c.LastHour.Refused) > maxReasons {
@@ -107,8 +108,8 @@ func (o *OtherCallers) take(inPool func(string) bool) func(a replicas.Answer, c 
 	}
 }
 
-// With returns them together with those of this process in these pools, the
-// busiest first.
+// With returns the sum of these callers and of this process's own in these
+// pools, the busiest first.
 func (o OtherCallers) With(now time.Time, inPool func(string) bool) admin.All[Caller] {
 	all := newCallers()
 	if o.read.Self || o.read.Replicas == nil {
@@ -129,8 +130,9 @@ func (o OtherCallers) With(now time.Time, inPool func(string) bool) admin.All[Ca
 	return admin.All[Caller]{Connected: o.read.Connected, Replicas: o.read.Replicas, Rows: all.rows}
 }
 
-// nameEnded makes callersIn return the callers of replicas that have ended, as
-// far as the config names them: these replicas wrote no names.
+// nameEnded makes callersIn also return callers of replicas that have ended. It
+// can do so only for callers that the config names, because these replicas have
+// stored no names.
 func (o OtherCallers) nameEnded(now time.Time) {
 	for _, entry := range pools.Default.Entries() {
 		if hours := o.hours[entry.Name]; len(hours) > 0 && entry.Callers != nil {
@@ -143,8 +145,8 @@ func (o OtherCallers) nameEnded(now time.Time) {
 	}
 }
 
-// addCaller adds what another replica says of a caller. It knows what was used
-// at all of them, perhaps a little later.
+// addCaller adds the report of another replica about a caller. Each replica
+// knows the use at all of them, perhaps with a delay, so the larger use counts.
 func addCaller(c, other *Caller) {
 	c.InFlight, c.Refused = c.InFlight+other.InFlight, c.Refused+other.Refused
 	c.LastHour.Add(other.LastHour)
@@ -163,7 +165,7 @@ func addCaller(c, other *Caller) {
 	}
 }
 
-// busy returns which part is used of the limit of which the most is used.
+// busy returns the used part of the caller's fullest limit.
 func busy(c Caller) (most float64) {
 	for _, l := range c.Limits {
 		most = max(most, l.UsedRatio())

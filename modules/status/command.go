@@ -64,8 +64,8 @@ func commands() []*cobra.Command {
 	return []*cobra.Command{status, callers, replicas, drain, resume, reset, version}
 }
 
-// operator returns the user of this process and its host, as the admin API
-// accepts it.
+// operator returns the user and the host of this process, in the form that the
+// admin API accepts.
 func operator() string {
 	name := os.Getenv("SUDO_USER")
 	if u, err := user.Current(); name == "" && err == nil {
@@ -78,20 +78,21 @@ func operator() string {
 	return pool.CutText(cli.Printable(name), pool.MaxBy)
 }
 
-// call is what a command asks the admin API, and how it shows the answer. The
-// path has %s where the command's argument goes.
+// call is a command's request to the admin API, and the function that shows the
+// answer. The path has %s for the command's argument.
 type call struct {
 	method, path string
 	show         func(io.Writer, []byte) error
-	// problems reports whether the command shows the problems of pools, too.
+	// problems reports whether the command also shows the problems of pools.
 	problems bool
-	// everywhere is the state of a backend that the command wants at all
+	// everywhere is the state that the command wants for a backend at all
 	// replicas. It is nil for commands that want none.
 	everywhere *wanted
 }
 
-// newCommand makes a command that calls the admin API. Cobra prints its errors
-// as plain text; Caddy's wrapper of commands would log them as JSON.
+// newCommand returns a command that calls the admin API. Cobra prints its
+// errors as plain text, while Caddy's wrapper of commands would log them as
+// JSON.
 func newCommand(use, short string, c call) *cobra.Command {
 	args := cobra.PositionalArgs(cobra.NoArgs)
 	if strings.Contains(c.path, "%s") {
@@ -106,8 +107,7 @@ func newCommand(use, short string, c call) *cobra.Command {
 	}}
 }
 
-// run calls the admin API for the status or with an order, and prints the
-// answer.
+// run sends the request to the admin API, and prints the answer.
 func (c call) run(command *cobra.Command, flags caddycmd.Flags, args []string) error {
 	if command.Name() == "version" && !flags.Changed("address") && !flags.Changed("config") {
 		answer, err := json.Marshal(thisBuild())
@@ -161,7 +161,7 @@ func showing(show func(io.Writer, []byte) error, flags caddycmd.Flags) func(io.W
 	return show
 }
 
-// showBuild prints versions as a line.
+// showBuild prints versions on one line.
 func showBuild(to io.Writer, answer []byte) error {
 	var b Build
 	if err := admin.Decode(answer, &b); err != nil {
@@ -175,7 +175,7 @@ func showBuild(to io.Writer, answer []byte) error {
 	return err
 }
 
-// showReplicas prints replicas as a table, and below it which of several
+// showReplicas prints replicas as a table. Below it, it prints which of several
 // servers is near, and how many messages wait while the store cannot be
 // reached.
 func showReplicas(to io.Writer, answer []byte) error {
@@ -203,7 +203,7 @@ func showReplicas(to io.Writer, answer []byte) error {
 	return nil
 }
 
-// configsOf returns the digests of what a replica has configured.
+// configsOf returns the digests of a replica's configs.
 func configsOf(p replicas.Peer) string {
 	var configs []string
 	for _, c := range p.Configs {
@@ -216,8 +216,8 @@ func configsOf(p replicas.Peer) string {
 	return cmp.Or(strings.Join(configs, "; "), "-")
 }
 
-// showBackends prints backends as a table, and below it by whom they were
-// drained and since when they are silent or slow.
+// showBackends prints backends as a table. Below it, it prints who drained
+// them, their problems, and since when they are silent or slow.
 func showBackends(to io.Writer, answer []byte) error {
 	var backends []Backend
 	if err := admin.Decode(answer, &backends); err != nil {
@@ -263,8 +263,8 @@ func showBackends(to io.Writer, answer []byte) error {
 	return nil
 }
 
-// problemsOf returns the problems of a backend, each with what is next. They
-// are also those of other replicas.
+// problemsOf returns the problems of a backend as lines, each with what happens
+// or must be done next. The problems may be from several replicas.
 func problemsOf(b Backend) (lines []string) {
 	var list problemList
 	list.addBackend(b)
@@ -276,7 +276,8 @@ func problemsOf(b Backend) (lines []string) {
 	return lines
 }
 
-// lineOf returns a problem as a line about who has it.
+// lineOf returns a problem as a line. who is the backend or the models that it
+// is about.
 func lineOf(pool, who string, p Problem) string {
 	prefix := "meanwhile: "
 	if p.NeedsOperator {
@@ -288,7 +289,7 @@ func lineOf(pool, who string, p Problem) string {
 	return fmt.Sprintf("%s %s%s. %s%s", cli.Printable(pool), who, cli.Printable(p.Meaning), prefix, cli.Printable(p.Next))
 }
 
-// showProblems prints the problems of pools that are not those of a backend.
+// showProblems prints the problems of pools that are not about one backend.
 func showProblems(to io.Writer, answer []byte) error {
 	var problems []PoolProblem
 	if err := admin.Decode(answer, &problems); err != nil {
@@ -302,8 +303,7 @@ func showProblems(to io.Writer, answer []byte) error {
 	return nil
 }
 
-// drainOf returns when a backend was drained, by whom and why, as far as that
-// is known.
+// drainOf returns when a backend was drained, by whom and why, as far as known.
 func drainOf(d Drain) (text string) {
 	if d.Since != nil {
 		text += " at " + cli.UTC(*d.Since)

@@ -42,12 +42,12 @@ func (e Episode) Over(now time.Time) bool { return !e.UntilReached && !now.Befor
 const (
 	// pause is the longest time between two cooldowns of the same episode.
 	pause = time.Minute
-	// maxEpisodes is how many are remembered. Clients cannot make more of them
-	// than there are backends and classes.
+	// maxEpisodes is how many episodes are kept. Clients cannot cause more than
+	// there are backends and classes.
 	maxEpisodes = 100
 )
 
-// episodes are the latest ones of the process, the newest last.
+// episodes has the latest episodes of the process, the newest last.
 var episodes struct {
 	sync.Mutex
 	all []Episode
@@ -106,7 +106,7 @@ func (r Recorder) Happened(e pool.Event) {
 	}
 }
 
-// episodeOf returns the index of the episode that goes on with an event, or -1.
+// episodeOf returns the index of the episode that an event continues, or -1.
 // The caller holds the lock.
 func (r Recorder) episodeOf(e pool.Event) int {
 	for i := range episodes.all {
@@ -118,8 +118,8 @@ func (r Recorder) episodeOf(e pool.Event) int {
 	return -1
 }
 
-// Episodes returns the latest episodes of a pool, the one with the latest
-// cooldown first.
+// Episodes returns the latest episodes of a pool, ordered by their latest
+// cooldown, the newest first.
 func Episodes(pool string, limit int) (latest []Episode) {
 	episodes.Lock()
 	defer episodes.Unlock()

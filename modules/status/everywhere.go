@@ -18,12 +18,12 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 )
 
-// An order to drain a backend, or to resume it, is given at one replica, and
-// meant for all. After it, the command asks all of them, and fails if one does
-// not answer, or has not heard of the order: a script that changes the
-// deployment next must not do so while another replica still uses it.
+// An order to drain or resume a backend is given at one replica, and meant for
+// all. After it, the command asks all replicas. It fails if one does not
+// answer, or has not received the order: a script that changes the deployment
+// next must not do so while another replica still uses it.
 
-// wanted is the state of a backend that an order is to bring about everywhere.
+// wanted is the state of a backend that an order should cause at all replicas.
 type wanted struct {
 	word    string
 	drained bool
@@ -34,14 +34,14 @@ var drained, resumed = &wanted{"drained", true}, &wanted{"resumed", false}
 const (
 	// pollInterval is the time between two requests while a command waits.
 	pollInterval = 300 * time.Millisecond
-	// hearing is how long the replicas have to hear of an order. A message that
-	// is lost is made up for within a second.
+	// hearing is how long replicas have to receive an order. A lost message is
+	// repeated within a second.
 	hearing = 3 * time.Second
 )
 
-// followOrder waits until all replicas have heard of the order, and with --wait
-// until the backend is idle, and prints it as all replicas see it. The error
-// names the replicas that have not heard of the order.
+// followOrder waits until all replicas have received the order and, with
+// --wait, until the backend is idle. Then it prints the backend as all replicas
+// see it. The error names the replicas that have not received the order.
 func (c call) followOrder(command *cobra.Command, flags caddycmd.Flags, address, name string, query url.Values) error {
 	idle := func(int64) bool { return true }
 	if flags.Lookup("wait") != nil && flags.Bool("wait") {
@@ -61,8 +61,8 @@ func (c call) followOrder(command *cobra.Command, flags caddycmd.Flags, address,
 	return err
 }
 
-// waitingFor returns a function that reports whether no request is in flight,
-// and prints how many are when that changes.
+// waitingFor returns a function that reports whether no request is in flight.
+// The function prints the number in flight when it changes.
 func waitingFor(progress io.Writer) (idle func(inFlight int64) bool) {
 	shown := int64(0)
 	return func(inFlight int64) bool {
@@ -75,8 +75,9 @@ func waitingFor(progress io.Writer) (idle func(inFlight int64) bool) {
 }
 
 // follow asks all replicas about the backends of a name until these are idle,
-// and in the wanted state at all replicas. After a while it does not wait for
-// replicas that are not heard of, or have not heard: they are missed.
+// and in the wanted state everywhere. After a while, it no longer waits for
+// replicas that do not answer or have not received the order, and returns their
+// names as missed.
 func (w *wanted) follow(address, name string, query url.Values, idle func(inFlight int64) bool) (all admin.All[Backend], missed []string, err error) {
 	everyone := url.Values{"replica": {admin.EveryReplica}}
 	if query.Has("pool") {
@@ -109,8 +110,8 @@ func (w *wanted) follow(address, name string, query url.Values, idle func(inFlig
 	}
 }
 
-// missed returns the replicas that have not answered, or have not heard of the
-// order.
+// missed returns the names of replicas that have not answered, or have not
+// received the order.
 func (w *wanted) missed(all admin.All[Backend]) (missed []string) {
 	for _, s := range all.Replicas {
 		name := s.Name()

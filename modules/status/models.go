@@ -43,8 +43,8 @@ func (p Pool) TakesAnyModel() bool {
 	return slices.ContainsFunc(p.Backends, func(b Backend) bool { return b.member != nil && b.member.Names == nil })
 }
 
-// others returns metrics.Other if the pool takes models that the config does
-// not name.
+// others returns a list with metrics.Other if the pool takes models that the
+// config does not name, else nil.
 func (p Pool) others() []string {
 	if p.TakesAnyModel() {
 		return []string{metrics.Other}
@@ -52,10 +52,10 @@ func (p Pool) others() []string {
 	return nil
 }
 
-// Models returns each model that the config names, and these others.
+// Models returns the models that the config names, and these others.
 func (p Pool) Models(others ...string) []Model {
 	var names []string
-	// what models a backend has that only other replicas have is not known
+	// The models of a backend that only other replicas have are not known.
 	known := slices.DeleteFunc(slices.Clone(p.Backends), func(b Backend) bool { return b.member == nil })
 	for _, b := range known {
 		names = append(names, slices.Sorted(maps.Keys(b.member.Names))...)
@@ -80,7 +80,8 @@ func (p Pool) Models(others ...string) []Model {
 	return models
 }
 
-// forModel returns the state of the backend for one of the named models.
+// forModel returns the state of the backend for a model. named are all models
+// that are shown.
 func (b Backend) forModel(model, deployment string, named map[string]bool) ModelBackend {
 	its := ModelBackend{Backend: b.Name, Deployment: deployment, Priority: b.Priority, State: b.State, Healthy: b.Healthy}
 	if its.State == CoolingDown || its.State == Silent || its.State == Slow {
@@ -109,8 +110,8 @@ func (b Backend) forModel(model, deployment string, named map[string]bool) Model
 	return its
 }
 
-// deploymentAt returns the member's name for a model of clients, and reports
-// whether the member serves the model.
+// deploymentAt returns the member's name for a model as clients name it. It
+// reports whether the member serves the model.
 func deploymentAt(m *pool.Member, model string) (deployment string, ok bool) {
 	if model == "" {
 		return "", true
@@ -119,8 +120,9 @@ func deploymentAt(m *pool.Member, model string) (deployment string, ok bool) {
 	return cmp.Or(name, m.Deployment, model), listed || m.Names == nil
 }
 
-// modelsAt returns the names of clients for a deployment of a member. If
-// clients may use any name, or none, it returns an empty name.
+// modelsAt returns the clients' names for a deployment of a member. If the
+// member uses the clients' names, this is the deployment itself. If all names,
+// or none, lead to the deployment, it is an empty name.
 func modelsAt(m *pool.Member, deployment string) (models []string) {
 	for model, name := range m.Names {
 		if pool.ModelKey(name) == deployment {

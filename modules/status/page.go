@@ -12,26 +12,27 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
-// The status page shows sums over all replicas. Each answers one question with
-// all that its own page would show, as rows: a backend, a problem, the counts
-// of the last five minutes by their keys, and so on. The one that is asked adds
-// up what can be added. A state cannot: of the states of a backend, the worst
-// is shown, and at how many replicas the backend has it.
+// The status page shows sums over all replicas. Each replica answers one
+// question with all data of its own page, as rows: a backend, a problem, the
+// counts of the last five minutes by their keys, and so on. The asking replica
+// adds up the numbers. States cannot be added, so it shows the worst state of a
+// backend, and at how many replicas the backend has it.
 
-// viewQuestion is the first word of the question. Nothing follows it.
+// viewQuestion is the first word of the question, which has no further words.
 const viewQuestion = "view"
 
 func init() {
 	admin.Answer(viewQuestion, answers(pageRows))
 }
 
-// View is what one replica sees of a pool. Its counts, those by span too, are
-// of the last five minutes.
+// View is a pool as one replica sees it. All counts are of the last five
+// minutes.
 type View struct {
 	// Replica is the replica's name for operators.
 	Replica  string
 	Backends []Backend
-	// Utilization is that of the backends' deployments, by both names.
+	// Utilization has the utilization of deployments, by backend and
+	// deployment.
 	Utilization map[string]map[string]float64
 	Problems    []Problem
 	Episodes    []Episode
@@ -39,14 +40,14 @@ type View struct {
 	Traffic
 }
 
-// Traffic is what a View has of the pool as a whole.
+// Traffic is the part of a View that is about the whole pool.
 type Traffic struct {
 	Waiting metrics.Waiting `json:"waiting"`
-	// Spans are the latest last.
+	// Spans are the latest spans, the newest last.
 	Spans []Span `json:"spans"`
 }
 
-// Span has counts of a span of time.
+// Span has the counts of a period of time.
 type Span struct {
 	Seconds   float64 `json:"seconds"`
 	Requests  float64 `json:"requests"`
@@ -54,7 +55,7 @@ type Span struct {
 	Tokens    float64 `json:"tokens"`
 }
 
-// pageRow is a part of a View of a pool, or a caller.
+// pageRow is a caller, or a part of a View of a pool.
 type pageRow struct {
 	Pool        string             `json:"pool"`
 	Caller      *Caller            `json:"caller,omitempty"`
@@ -67,7 +68,7 @@ type pageRow struct {
 	Traffic     *Traffic           `json:"traffic,omitempty"`
 }
 
-// pageRows returns the answer of this replica about these pools.
+// pageRows returns this replica's rows for these pools.
 func pageRows(now time.Time, inPool func(string) bool) []pageRow {
 	rows := []pageRow{}
 	for _, c := range callersIn(now, inPool) {
@@ -112,15 +113,15 @@ func SpansOf(pool string, spans []metrics.Span) []Span {
 	return all
 }
 
-// Others are the callers of other replicas, added up, and how each of these
-// sees the pools.
+// Others has the sum of the callers of other replicas, and their views of the
+// pools.
 type Others struct {
 	OtherCallers
-	// Views are those of each pool.
+	// Views has the views of each pool by its name.
 	Views map[string][]*View
 }
 
-// AskOthers asks all other replicas for what their pages would show.
+// AskOthers asks all other replicas for the data of their pages.
 func AskOthers(ctx context.Context) (o Others) {
 	o = newOthers(time.Now())
 	o.read, _ = admin.AskAll(ctx, admin.EveryReplica, viewQuestion, askPatience, admin.MaxRow, o.take) // there is no name that could be wrong
@@ -137,7 +138,7 @@ func newOthers(now time.Time) Others {
 	return Others{OtherCallers{Asked: now, sum: newCallers()}, make(map[string][]*View)}
 }
 
-// take adds a row of another replica's answer, which may be anything.
+// take adds a row of another replica's answer, after checking it.
 func (o *Others) take(a replicas.Answer, row pageRow) (pool string, full bool) {
 	if !slices.Contains(a.Pools, row.Pool) {
 		return "", false
@@ -209,13 +210,15 @@ func (v *View) add(id string, row pageRow) (ok bool) {
 	return true
 }
 
-// isSound reports whether another replica's backend may be shown.
+// isSound reports whether a backend from another replica is small enough to be
+// shown.
 func (b *Backend) isSound() bool {
 	return areWords(b.Name, b.State) && len(b.Cooldowns)+len(b.Due)+len(b.Silences)+len(b.Untried) <= maxCooldowns
 }
 
 // Together returns the pool with its backends as all replicas see them: this
-// one, with this id, and those of the views. Counts are those of the backends.
+// replica, with this id, and the replicas of the views. counts are the counts
+// of the backends at all of them.
 func (p Pool) Together(now time.Time, id string, views []*View, counts map[metrics.Key]metrics.Counts) Pool {
 	all := newBackends()
 	for _, b := range p.Backends {
@@ -239,7 +242,7 @@ func (p Pool) Together(now time.Time, id string, views []*View, counts map[metri
 	return p
 }
 
-// clone returns a copy to which others can be added.
+// clone returns a copy that add can modify.
 func (b Backend) clone() Backend {
 	b.States, b.DrainedAt = maps.Clone(b.States), maps.Clone(b.DrainedAt)
 	b.Cooldowns, b.Due, b.Silences, b.Untried = slices.Clone(b.Cooldowns), slices.Clone(b.Due), slices.Clone(b.Silences), slices.Clone(b.Untried)
@@ -275,8 +278,9 @@ func (b *Backend) age(now time.Time) {
 	}
 }
 
-// ProblemsOf adds to problems of this replica, with this name, those of the
-// others, and names those that have a problem, unless all do.
+// ProblemsOf merges the problems of this replica, whose name is given, with
+// those of other replicas. Each problem lists the replicas that have it, unless
+// all do.
 func ProblemsOf(name string, own []Problem, views []*View) []Problem {
 	list := problemList{}
 	for _, p := range own {
@@ -311,8 +315,8 @@ func unique(names []string) []string {
 	return once
 }
 
-// EpisodesOf joins the episodes of this replica with those of the others: one
-// cooldown is known at several.
+// EpisodesOf merges the episodes of this replica with those of other replicas,
+// because several replicas know of the same cooldown.
 func EpisodesOf(own []Episode, views []*View, limit int) []Episode {
 	all := slices.Clone(own)
 	for _, v := range views {
@@ -339,7 +343,8 @@ func EpisodesOf(own []Episode, views []*View, limit int) []Episode {
 	return all[:min(limit, len(all))]
 }
 
-// Add adds the traffic of another replica. Spans end at about the same time.
+// Add adds the traffic of another replica. The replicas' last spans end at
+// about the same time.
 func (t *Traffic) Add(other Traffic) {
 	t.Waiting.Requests += max(0, other.Waiting.Requests)
 	t.Waiting.Overdue += max(0, other.Waiting.Overdue)

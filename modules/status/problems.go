@@ -14,7 +14,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// Problem is why clients may not be served, or only by another backend.
+// Problem is a reason why clients may not be served, or only by another
+// backend.
 type Problem struct {
 	// NeedsOperator reports whether the problem lasts until an operator solves
 	// it.
@@ -45,32 +46,33 @@ type Problem struct {
 
 // The classes of problems that are not classes of a reply.
 const (
-	// Unhealthy: the backend fails active health checks.
+	// Unhealthy means that the backend fails active health checks.
 	Unhealthy = "unhealthy"
-	// Unavailable: no backend can serve a model.
+	// Unavailable means that no backend can serve a model.
 	Unavailable = "unavailable"
-	// NotInTouch: this replica cannot reach the engine of state.
+	// NotInTouch means that this replica cannot reach the state engine.
 	NotInTouch = "not_in_touch"
-	// NoFirstByte: requests wait for much longer than is usual, and have got no
-	// byte.
+	// NoFirstByte means that requests wait for much longer than usual, and have
+	// got no byte.
 	NoFirstByte = "no_first_byte"
-	// StaleSecret: a secret could not be reloaded from its file. The cause is
-	// its name.
+	// StaleSecret means that a secret could not be reloaded from its file. The
+	// cause is its name.
 	StaleSecret = "stale_secret"
-	// NotWritten: changes wait to be written to a disk. The cause is what they
-	// are of.
+	// NotWritten means that changes wait to be written to a disk. The cause is
+	// the name of the record that they belong to.
 	NotWritten = "not_written"
-	// ReloadFailed: Caddy could not load its latest configuration.
+	// ReloadFailed means that Caddy could not load its latest config.
 	ReloadFailed = "reload_failed"
-	// ConfigDiffers: other replicas have other configurations. The cause is
+	// ConfigDiffers means that other replicas have other configs. The cause is
 	// their hosts.
 	ConfigDiffers = "config_differs"
 )
 
-// Problems returns the problems of the pool and of its models. That a backend
-// throttles is not a problem while another one serves: a provisioned deployment
-// throttles by design. A problem that needs an operator outlives its cooldown,
-// until a request shows that it is solved. states are the engines of state.
+// Problems returns the problems of the pool and of its models. A backend that
+// throttles is not a problem while another one serves, because a provisioned
+// deployment throttles by design. A problem that needs an operator stays after
+// its cooldown, until a request shows that it is solved. states are the state
+// engines.
 func (p Pool) Problems(now time.Time, models []Model, states []replicas.Status) []Problem {
 	list := problemList{}
 	if metrics.ReloadFailed() {
@@ -81,7 +83,7 @@ func (p Pool) Problems(now time.Time, models []Model, states []replicas.Status) 
 			list.add(Problem{NeedsOperator: true, Class: NotWritten, Cause: r.Name, Since: &r.Waits})
 		}
 	}
-	// One request alone may be slow by itself.
+	// A single request may just be slow.
 	if metrics.Of(p.Name).FirstBytes.At(now).Stuck() {
 		list.add(Problem{NeedsOperator: true, Class: NoFirstByte})
 	}
@@ -112,7 +114,8 @@ type PoolProblem struct {
 	Problem
 }
 
-// about names the first of the models that the problem is about.
+// about returns the first models that the problem is about, as the beginning of
+// a line.
 func (p Problem) about() string {
 	if len(p.Models) == 0 {
 		return ""
@@ -120,7 +123,7 @@ func (p Problem) about() string {
 	return firstOf(p.Models) + ":"
 }
 
-// allProblems returns the problems of these pools, as this replica knows them.
+// allProblems returns the problems of these pools that this replica knows.
 func allProblems(now time.Time, inPool func(string) bool) []PoolProblem {
 	all, states := []PoolProblem{}, replicas.Statuses()
 	for _, p := range Pools(now, nil) {
@@ -134,7 +137,7 @@ func allProblems(now time.Time, inPool func(string) bool) []PoolProblem {
 	return all
 }
 
-// problemList has each problem once.
+// problemList is a list of problems without duplicates.
 type problemList []Problem
 
 func (l problemList) sort() {
@@ -201,11 +204,11 @@ func (l *problemList) addBackend(b Backend) {
 	}
 }
 
-// tolerance is how long configurations may differ before that is a problem:
-// replicas are updated one after the other. The alert on it waits for as long.
+// tolerance is how long configs may differ before that is a problem, because
+// replicas are updated one after another. The alert has the same limit.
 const tolerance = 5 * time.Minute
 
-// hostsOf names replicas.
+// hostsOf returns the hosts of the first replicas, and how many more there are.
 func hostsOf(peers []replicas.Peer) string {
 	hosts := make([]string, len(peers))
 	for i, p := range peers {
@@ -214,10 +217,10 @@ func hostsOf(peers []replicas.Peer) string {
 	return firstOf(hosts)
 }
 
-// maxNamed is how many of several things are named.
+// maxNamed is how many names a list shows.
 const maxNamed = 3
 
-// firstOf lists the first of some names, and how many more there are.
+// firstOf lists the first names, and how many more there are.
 func firstOf(names []string) string {
 	text := strings.Join(names[:min(maxNamed, len(names))], ", ")
 	if more := len(names) - maxNamed; more > 0 {
@@ -226,7 +229,7 @@ func firstOf(names []string) string {
 	return text
 }
 
-// remedies are those of the classes that are not classes of a reply.
+// remedies are the remedies of the classes that are not classes of a reply.
 var remedies = map[string]verdict.Remedy{
 	Unavailable:           {Meaning: "no backend is available", Next: "Solve the problems of its backends."},
 	Unhealthy:             {Meaning: "fails health checks", Next: "It is checked again at each health_interval. The log has the cause."},
@@ -237,7 +240,7 @@ var remedies = map[string]verdict.Remedy{
 	apierror.AllThrottled: {Meaning: "all backends throttle", Next: "Each has said when it accepts requests again. If that is usual, add capacity."},
 }
 
-// remedyOf returns how a problem ends.
+// remedyOf returns the remedy of a problem.
 func remedyOf(p Problem) verdict.Remedy {
 	switch p.Class {
 	case StaleSecret:
@@ -253,11 +256,11 @@ func remedyOf(p Problem) verdict.Remedy {
 	return verdict.RemedyOf(verdict.Class(p.Class), p.Cause)
 }
 
-// recordNames are what pools keep on disk, in words, by the names of the
-// records.
+// recordNames describes the records of a pool on disk, by their names.
 var recordNames = map[string]string{"bill": "the bill", "journal": "the journal of the bill", "limits": "the use of limits", "stored_objects": "who owns stored objects"}
 
-// WhyNone returns why no backend can serve the model. It is empty if one can.
+// WhyNone returns the reason why no backend can serve the model. It is empty if
+// one can.
 func WhyNone(m Model) (class string) {
 	class = apierror.AllThrottled
 	for _, b := range m.Backends {
@@ -274,10 +277,11 @@ func WhyNone(m Model) (class string) {
 	return class
 }
 
-// Troubleshooting is the page that says what to do about problems.
+// Troubleshooting is the docs page about problems.
 const Troubleshooting = "https://github.com/openai-lb/caddy-openai-lb/blob/main/docs/troubleshooting.md"
 
-// runbooks are its sections, by the class of a problem or of an answer.
+// runbooks maps the class of a problem or of an answer to a section of that
+// page.
 var runbooks = map[string]string{
 	Unavailable:                  "the-readiness-probe-fails",
 	NotInTouch:                   "a-replica-is-not-connected",
@@ -310,8 +314,8 @@ var runbooks = map[string]string{
 	string(verdict.ClientLeftWaiting): "a-backend-is-silent",
 }
 
-// RunbookURL returns the section that says what to do about a class. For
-// mistakes of callers it may be empty.
+// RunbookURL returns the URL of the section about a class. It may be empty for
+// mistakes of callers.
 func RunbookURL(class string) string {
 	section, ok := runbooks[class]
 	switch {

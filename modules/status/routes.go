@@ -103,8 +103,8 @@ func (API) callers(r *http.Request) (any, error) {
 	return others.With(time.Now(), inPool), err
 }
 
-// resetCaller gives the callers of a name their use back, and answers with
-// these callers.
+// resetCaller resets the use of the callers of a name, and answers with these
+// callers.
 func (API) resetCaller(w http.ResponseWriter, r *http.Request) error {
 	name := r.PathValue("name")
 	if what := r.PathValue("order"); what != "reset" {
@@ -126,8 +126,8 @@ func (API) resetCaller(w http.ResponseWriter, r *http.Request) error {
 	return admin.WriteJSON(w, all)
 }
 
-// orderOf returns what an operator says with an order, and which pools it is
-// for.
+// orderOf returns the operator's order from a request, and a function that
+// reports whether the order is for a pool.
 func orderOf(w http.ResponseWriter, r *http.Request) (order pool.Order, inPool func(pool string) bool, err error) {
 	if err := admin.AllowMethods(w, r, http.MethodPost); err != nil {
 		return order, nil, err
@@ -143,7 +143,7 @@ func orderOf(w http.ResponseWriter, r *http.Request) (order pool.Order, inPool f
 	return order, inPool, nil
 }
 
-// Build has the versions of what this binary was built from.
+// Build has the versions in this binary.
 type Build struct {
 	Version string `json:"version"`
 	// Commit is omitted if it is unknown.
