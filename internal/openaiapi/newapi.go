@@ -13,14 +13,15 @@ import (
 // collections of stored objects. So an operation that is in no table of this
 // package counts as one:
 //
-//   - Each segment of its path after the first is a word of the API, or the name
-//     of an object. A segment in lower-case letters may be either, and counts as
-//     a name if a reply has taught it in this place. Any other is a name.
+//   - Each segment of its path after the first is a word of the API, or the
+//     name of an object. A segment in lower-case letters may be either, and
+//     counts as a name if a reply has taught it in this place. Any other is a
+//     name.
 //   - A successful POST or PUT makes the object whose name is the "id" in its
 //     reply, at the top or one object below.
 //   - Members and parameters whose names are "id", or end with "_id" or "_ids",
-//     may name an object, or have another meaning. So they count only if a reply
-//     has taught their value.
+//     may name an object, or have another meaning. So they count only if a
+//     reply has taught their value.
 //
 // Content and metadata are the user's text.
 
