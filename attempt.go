@@ -40,8 +40,7 @@ type attemptRecord struct {
 	cooldown cooldown
 	// deployment is the metrics label of the backend's name for the model.
 	deployment string
-	// tiers is the set of service tiers with the same limits to which the
-	// attempt's tier belongs.
+	// tiers is the group of service tiers to which the attempt's tier belongs.
 	tiers pool.ServiceTiers
 	// lacksSocket reports whether the backend opened no WebSocket, but may
 	// serve the request over HTTP.

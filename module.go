@@ -244,5 +244,5 @@ type Credential = keys.Credential
 // <name>` uses the module of that name.
 type CallerIdentity = keys.CallerIdentity
 
-// Identity is what a token says of its caller.
+// Identity has the claims of a token about its caller.
 type Identity = keys.Identity

@@ -93,7 +93,7 @@ func (q *request) parse(route openaiapi.Route, cache *affinity.PromptCache) {
 }
 
 // asks returns the parts of the request that decide the meaning of a backend's
-// reply. tiers is the set of service tiers of the attempt.
+// reply. tiers is the group of the attempt's service tier.
 func (q *request) asks(to *backend.Backend, tiers pool.ServiceTiers) attempt.Asks {
 	return attempt.Asks{Kind: q.Kind, Stream: q.Body.Stream, Operation: q.Route.Operation, Model: to.NameOf(q.Model), Cost: q.Cost, Tiers: tiers}
 }

@@ -15,8 +15,8 @@ import (
 )
 
 // open holds a reply to inference back until it is certain that the request was
-// served. A stream that contains an error instead of content, or nothing at
-// all, is classified as that error. A reply that is not JSON is a failure.
+// served. A stream that has an error instead of content is classified as that
+// error. An empty stream, or a reply that is not JSON, is a failure.
 //
 // The reply to a request that must not be executed twice is held back until it
 // is complete. If it is cut after the client has the status, the client can no

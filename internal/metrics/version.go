@@ -46,8 +46,8 @@ func versionIn(info *debug.BuildInfo) string {
 }
 
 // released has the version and the commit of the latest release.
-// release/prepare writes it: what users build from a tag does not know the
-// commit of the tag.
+// release/prepare writes it, because a build from a tag does not know the tag's
+// commit.
 //
 //go:embed released.txt
 var released string

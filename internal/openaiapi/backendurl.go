@@ -20,13 +20,13 @@ var azureDomains = []string{
 	"openai.azure.cn", "cognitiveservices.azure.cn",
 }
 
-// IsAzure reports whether a host is that of an Azure OpenAI resource.
+// IsAzure reports whether a host belongs to an Azure OpenAI resource.
 func IsAzure(host string) bool {
 	host = strings.ToLower(host)
 	return slices.ContainsFunc(azureDomains, func(domain string) bool { return strings.HasSuffix(host, "."+domain) })
 }
 
-// IsOpenAI reports whether a host is that of OpenAI.
+// IsOpenAI reports whether a host is OpenAI's.
 func IsOpenAI(host string) bool { return strings.EqualFold(host, "api.openai.com") }
 
 // providerDomains are the domains of providers other than Azure.

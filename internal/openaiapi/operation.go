@@ -58,9 +58,9 @@ func mayInfer(method, operation string) bool {
 // /responses, even if it is spelled differently.
 func MayBeResponses(operation string) bool { return mostCommon(operation) == "/responses" }
 
-// IsMessages reports whether a path is that of Anthropic's messages, or below
-// it. The path is as url.URL.EscapedPath returns it. It may be spelled
-// differently, and may have any prefix before its /v1.
+// IsMessages reports whether a path is Anthropic's messages, or below it. The
+// path is as url.URL.EscapedPath returns it. It may be spelled differently, and
+// may have any prefix before its /v1.
 func IsMessages(escapedPath string) bool {
 	path := mostCommon(escapedPath)
 	operation := ParsePath(path).Operation

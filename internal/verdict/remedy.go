@@ -15,8 +15,8 @@ type Remedy struct {
 	// NeedsOperator reports whether the problem lasts until a person changes
 	// something.
 	NeedsOperator bool
-	// Next is what a person must do, or, if the problem needs nobody, what the
-	// balancer does meanwhile.
+	// Next is the action that a person must take. If the problem needs no
+	// person, it says what the balancer does meanwhile.
 	Next string
 }
 

@@ -4,39 +4,40 @@
 // # The idea
 //
 // A WebSocket has two ends, a [Client] and a [Backend], which do not know of
-// each other. Both are connections that net/http has given up: the client's by
-// hijacking it, the backend's as the body of its 101. A library,
-// github.com/gobwas/ws, reads and writes the frames; this package decides what
-// passes. [Client.Relay] connects the two ends until one of them is over.
+// each other. Both are connections that net/http has handed over: the client's
+// by hijacking, the backend's as the body of its 101. A library,
+// github.com/gobwas/ws, reads and writes the frames; this package decides which
+// messages pass. [Client.Relay] connects the two ends until one of them is
+// over.
 //
 // A client's end may be open before there is a backend ([Accept]). It then
-// collects the client's messages, answers its pings, and notices when it
-// leaves. The first message is a request like any other: it is sent to one
-// backend after another ([Backend.Ask]) until one answers it, and an error goes
+// collects the client's messages, answers its pings, and notices when the
+// client leaves. The first message is a request like any other: it is sent to
+// one backend after another ([Backend.Ask]) until one answers it. An error goes
 // to the client as an event ([Client.Answer]).
 //
 // # The parts
 //
-//   - A reader turns the frames of one side into pieces: a control frame, or a
-//     part of a message. A writer writes whole frames only, so a ping or an
-//     event of our own always fits between two of them.
-//   - A filter replaces the keys in what a backend sends. It holds back only
-//     what may be the beginning of one.
+//   - A reader turns the frames of one side into pieces. A piece is a control
+//     frame, or a part of a message. A writer writes only whole frames, so that
+//     a ping or one of the balancer's own events always fits between two frames.
+//   - A filter replaces the keys in a backend's messages. It holds back only
+//     text that may be the beginning of a key.
 //   - A Conversation finds the responses in the messages, so that each is
 //     counted and billed. [Rules], which the caller of the package implements,
 //     decide whether a response may begin, and can close the WebSocket.
 //   - A heartbeat pings each side that is silent, and closes it if it stays so.
-//   - A [Budget] bounds the memory of all WebSockets together.
+//   - A [Budget] limits the memory of all WebSockets together.
 //
 // # The promises
 //
 //   - Messages arrive complete and in order. A frame of up to 64 KiB stays one
 //     frame; a longer one arrives as several.
-//   - No message of the backend's shows a key, however it is cut into frames.
-//   - Memory: a message that is held has a largest size, a largest number of
-//     frames and a time in which it must be complete, and so have the messages
-//     and events that wait. An idle WebSocket has two goroutines, the handler's
-//     among them, and no buffers but those of its two readers.
+//   - No message of a backend shows a key, however it is cut into frames.
+//   - Memory is limited. A message that is held has a maximum size, a maximum
+//     number of frames and a time in which it must be complete. The messages and
+//     events that wait are limited, too. An idle WebSocket has two goroutines,
+//     including the handler's, and only the buffers of its two readers.
 //   - Codes and reasons of close frames reach the other side, and a close frame
 //     without a code stays one. A side may take [Grace] to end after the other
 //     has ended.
