@@ -5,13 +5,15 @@ import (
 	"time"
 )
 
-// Throttles reports whether a throttle keeps the request away from the member.
+// Throttles reports whether a throttle, or the reserved shares of other tiers,
+// keep the request away from the member.
 func (m *Member) Throttles(r *Ask, now time.Time) bool {
 	return r.At[m.Index].takes() && (m.standing(r, now) >= guessCooldown || m.isReserved(r, now))
 }
 
-// hasThrottle reports whether there is a throttle of the member that the
-// request would meet, or one whose probe may still be refused.
+// hasThrottle reports whether a slot of the request at the member holds a
+// throttle: an active one, or one that has ended and still waits for the result
+// of its probe.
 func (m *Member) hasThrottle(r *Ask) bool {
 	throttles := r.throttles(m)
 	return slices.ContainsFunc(throttles[:], func(s *slot) bool { return s.Load() != nil })

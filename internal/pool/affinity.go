@@ -7,69 +7,73 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
-// Affinity keeps requests of one key at one member, whose cache contains the
-// beginning of their prompts. It only changes the order: priorities, cooldowns
-// and limits come first. The zero Affinity stands for a request without a key.
+// Affinity keeps requests with the same key at one member, whose cache contains
+// the beginning of their prompts. It only changes the order among equal
+// members: priorities, cooldowns and limits come first. The zero Affinity is
+// that of a request without a key.
 //
-// Each key has a home: the member that has the highest random weight for it
-// (rendezvous hashing) among all members of the best priority that could serve
-// it, whatever their state. If the home is unavailable, or has too many
-// requests, the key moves to the next member in this order, and stays there
-// until it was idle for ten minutes, or a better priority is back: by then,
-// that member has read the prompt. Only keys that moved because of a throttle,
-// or because the limits of their home had no room, return before, while the
-// member to which they moved got more than its share of the requests of the
-// last minute. Otherwise one short throttle would upset the weights. Only
-// relocations are remembered: see [Relocations].
+// Each key has a home: of all members of the best priority that could serve the
+// request, in whatever state they are, the one with the highest random weight
+// for the key (rendezvous hashing). If the home is unavailable or has too many
+// requests, the key moves to the next member in this order. That member reads
+// the prompt into its cache, so the key stays there until it is idle for ten
+// minutes, or until a better priority is available again.
+//
+// A key returns earlier only if it moved because its home throttled or had no
+// room in its limits, and only while its current member gets more than its
+// share of the last minute's requests. Without this exception, one short
+// throttle would upset the weights for a long time. Only keys that are away
+// from home need memory: see [Relocations].
 type Affinity struct {
-	// Key is the same for related requests. 0: the request has no key.
+	// Key is the same for related requests. It is 0 if the request has no key.
 	Key uint64
-	// Maker, if it is set, chooses the account for what a caller makes.
+	// Maker chooses the account for a request that makes an object. It is nil
+	// for other requests.
 	Maker *Maker
 	// Result is the result of the latest pick.
 	Result Result
 }
 
-// Result is whether a request with a key went to the member that caches its
+// Result says whether a request with a key went to the member that caches its
 // prompt.
 type Result string
 
 const (
-	// Hit: it went where the key lives.
+	// Hit means that the request went to the member where the key lives.
 	Hit Result = "hit"
-	// Move: that member was unavailable, or a better priority is back, or the
-	// key returned home. The key now lives where the request went.
+	// Move means that the key moved because its member was unavailable, because
+	// a better priority is available again, or because it returned home. The
+	// key now lives where the request went.
 	Move Result = "move"
-	// Miss: that member had too many requests. The key now lives at the next
-	// one.
+	// Miss means that the key moved because its member had too many requests.
+	// The key now lives where the request went.
 	Miss Result = "miss"
 )
 
-// These limit how uneven keys make the load: a member takes 1.25 times its fair
-// share of its tier's requests in flight, rounded up, and one more. While there
-// are few, it takes three more than its share. Otherwise sessions would lose
-// their caches only because some requests of a member come at the same moment.
+// These constants limit how unevenly keys may load the members. A member takes
+// up to 1.25 times its fair share of its tier's requests in flight, rounded up,
+// plus one. Under light load the limit is its share plus three, so that a few
+// simultaneous requests do not cost sessions their caches.
 const (
 	maxOverload = 1.25
 	fewMore     = 2
 )
 
-// tier is what members that are as good as each other have in common.
+// tier sums up the members of one grade, which are equally good choices.
 type tier struct {
 	weights  float64
 	inFlight int64
-	// lately is how many requests it got in the last minute.
+	// lately is how many requests these members got in the last minute.
 	lately uint64
 }
 
-// exceeded reports whether the member got more than its share of the requests
-// of the last minute.
+// exceeded reports whether the member got more than its share of the tier's
+// requests in the last minute.
 func (t *tier) exceeded(r *Ask, m *Member, now time.Time) bool {
 	return float64(m.lately.count(now))*t.weights > float64(t.lately)*r.share(m)
 }
 
-// place returns the place that a member of the tier has for requests with a
-// key.
+// place returns the member with its limit for requests with a key.
 func (t *tier) place(r *Ask, m *Member) place {
 	share := r.share(m) / t.weights * float64(t.inFlight+1)
 	limit := int64(math.Ceil(max(maxOverload*share, share+fewMore))) + 1
@@ -79,9 +83,9 @@ func (t *tier) place(r *Ask, m *Member) place {
 	return place{m, limit}
 }
 
-// chooseByKey chooses among the members that are as good as the one chosen: the
-// one where the key lives, or else the next in the order of the key that has
-// room.
+// chooseByKey chooses a member for a request with a key, among the members that
+// are as good as chosen: the member where the key lives or, if that has no
+// room, the next one with room in the key's order.
 func (p *Pool) chooseByKey(r *Ask, a *Affinity, now time.Time, chosen *Member, best grade) place {
 	moved := p.Relocations.get(a.Key, now)
 	var t tier
@@ -149,8 +153,9 @@ func (p *Pool) chooseByKey(r *Ask, a *Affinity, now time.Time, chosen *Member, b
 	return to
 }
 
-// nextWithRoom returns the place of the next member in the order of the key. If
-// requests that were faster took all the room, it is the place that there was.
+// nextWithRoom returns the next member with room in the key's order. If
+// concurrent requests took all the room, it returns full, with the member's own
+// limit.
 func (p *Pool) nextWithRoom(r *Ask, now time.Time, full place, t *tier, best grade) place {
 	var next place
 	var nextScore float64

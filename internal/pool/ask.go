@@ -8,47 +8,52 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
-// Ask is what a pool has to know of a request. It is filled once. Between its
-// attempts, only what its attempts change is brought up to date: see [At].
+// Ask is a request in the pool's terms. It is filled once. Between attempts,
+// only the fields that an attempt changes are updated: see [At].
 type Ask struct {
-	// At is what the request means at each member, by the members' indexes.
+	// At holds the meaning of the request at each member, by the members'
+	// indexes.
 	At []At
-	// Weights are those of the members, by [Pool.Weights].
+	// Weights are the members' weights for the request's model: see
+	// [Pool.Weights].
 	Weights *Weights
-	// Cost is how much of a rate limit the request takes, in tokens.
+	// Cost is how many tokens of a rate limit the request uses up.
 	Cost int64
-	// Tier is the request's tier.
+	// Tier is the caller's tier.
 	Tier quota.Tier
-	// Policy, if it is set, chooses among members of one priority. It must not
-	// keep the slice, and may return nil for no choice. It does not apply to
-	// requests with a key of [Affinity].
+	// Policy chooses among members of one priority. It is nil for the choice by
+	// weight. It must not keep the slice, and may return nil to leave the
+	// choice to the weights. It does not apply to requests with a key: see
+	// [Affinity].
 	Policy func([]*Member) *Member
-	// Affinity is the request's. Pick sets its result.
+	// Affinity is the request's affinity. Pick sets its Result.
 	Affinity Affinity
-	// Steered are the members that the latest pick passed over, because they
-	// have no room for the request in their limits and another one has.
+	// Steered lists the members that the latest pick passed over because their
+	// limits have no room for the request, while another member's limits have.
 	Steered []*Member
 
-	// Once reports whether the request can be sent only once, so that it must
-	// not be a probe after a failure. After a throttle it may be: what is
-	// refused was not executed.
+	// Once reports whether the request can be sent only once. While another
+	// member is ready, such a request is not used as a probe after a failure,
+	// because a failed probe may have been executed. It may be a probe after a
+	// throttle: a refused request was not executed.
 	Once bool
-	// Streamed reports whether its body can be sent only once, so that its
-	// client would get a refusal. While another member is ready, it is no probe
-	// for a while.
+	// Streamed reports whether the request's body can be sent only once, so
+	// that its client would get the refusal of a probe. While another member is
+	// ready, the request is not used as a probe in the first 10 s after a
+	// cooldown.
 	Streamed bool
-	// Kind is the kind of request whose waits count for it, of those for the
-	// same operation, which has no slash at its end.
+	// The wait for the first byte is compared with that of requests of the same
+	// Kind and Operation. Operation has no trailing slash.
 	Kind      latency.Kind
 	Operation string
-	// forgives reports whether the request may go to members that have refused
-	// it, or that others waited for.
+	// forgives reports whether the request may also go to members that have
+	// refused it, and to members for which other requests waited first.
 	forgives bool
 	shares   shares
 	anywhere *anywhere // nil: not found out, as for nearly all requests
 }
 
-// answer is the answer to a question, if it is known.
+// answer is the cached answer to a yes-no question.
 type answer uint8
 
 const (
@@ -57,70 +62,70 @@ const (
 	no
 )
 
-// shares are what is known at an instant of the shares of tiers: the groups of
-// members of which it was found whether the request's tier is within its share,
-// besides what each At has.
+// shares caches, for one instant, whether the request's tier is within its
+// share of a group of members. The answer for a single member is in [At].
 type shares struct {
 	at     quota.Instant
 	groups [3]quota.Group // 0: none
 	within [3]bool
 }
 
-// At is what a request means at one member.
+// At is the meaning and the history of a request at one member.
 type At struct {
-	// Model is the member's name for the model that is asked for, as a
-	// [ModelKey].
+	// Model is the member's name for the requested model, as a [ModelKey].
 	Model string
-	// Tiers are the service tiers that its own is one of there. Their cooldowns
-	// count for it.
+	// Tiers is the group of the request's service tier at the member. The
+	// cooldowns of this group apply to the request.
 	Tiers ServiceTiers
-	// Takes reports whether the request can be sent to the member, and
-	// Elsewhere whether it must not, because the objects that it names are at
-	// another account.
+	// Takes reports whether the request can be sent to the member. Elsewhere
+	// reports whether it must not be sent there, because the objects that it
+	// names are in another account.
 	Takes, Elsewhere bool
-	// Tried reports whether the request was there, and Refused whether it was
-	// refused there the last time, because the member throttles.
+	// Tried reports whether the request was sent to the member. Refused reports
+	// whether the latest attempt there was refused because the member
+	// throttles.
 	Tried, Refused bool
-	// Bar is why the request may not go there now.
+	// Bar says why the request may not go there now.
 	Bar Bar
-	// reserved reports whether only shares of other tiers were left of the
-	// member, at the instant of the request's shares.
+	// reserved caches whether the rest of the member's limits is reserved for
+	// other tiers, at the instant of the request's shares.
 	reserved answer
-	// general are the cooldowns of the model's usual service tiers. They are
-	// nil until there are any, and stay the same then, so that the request
-	// looks them up once.
+	// general caches the cooldowns of the model's usual service tiers, so that
+	// the request looks them up once. It is nil until there are any.
 	general *cooldownSet
 }
 
-// isFollowed reports whether the wait for its first byte is compared with the
-// usual one. That is the one of the usual service tiers: flex may take many
-// minutes, and ultrafast is faster.
+// isFollowed reports whether the request's wait for the first byte is compared
+// with the usual wait. Only requests of the usual service tiers are compared:
+// flex may take many minutes, and ultrafast is faster.
 func (at *At) isFollowed() bool { return at.Tiers == UsualTiers }
 
-// Bar is why a request may not go to a member to which it could be sent.
+// Bar says why a request may not go to a member that could serve it.
 type Bar uint8
 
 // The bars.
 const (
-	// Free: it may.
+	// Free means that the request may go there.
 	Free Bar = iota
-	// Spent: it was there.
+	// Spent means that the request was already sent there.
 	Spent
-	// Throttled: it was there, and the member throttles.
+	// Throttled means that the request was sent there, and the member
+	// throttles.
 	Throttled
-	// Behind: other requests wait for the member, which came before.
+	// Behind means that earlier requests wait for the member.
 	Behind
-	// Unfit: another member is better for it.
+	// Unfit means that another member suits the request better.
 	Unfit
 )
 
-// useAt returns the member's use whose tracker counts for the request.
+// useAt returns the model and operation whose latency tracker at the member
+// applies to the request.
 func (r *Ask) useAt(m *Member) latency.Use {
 	return latency.Use{Model: r.At[m.Index].Model, Operation: r.Operation}
 }
 
-// modelAt returns the member's name for the requested model. It returns false
-// if the request cannot be sent to the member.
+// modelAt returns the member's name for the requested model. ok is false if the
+// request cannot be sent to the member.
 func (r *Ask) modelAt(m *Member) (model string, ok bool) {
 	at := &r.At[m.Index]
 	return at.Model, at.takes()
@@ -132,8 +137,8 @@ func (r *Ask) mayTry(at *At) bool {
 	return at.Bar == Free || r.forgives && (at.Bar == Throttled || at.Bar == Behind)
 }
 
-// slots returns all slots of cooldowns that count for the request at the
-// member, those of throttles first.
+// slots returns all slots whose cooldowns apply to the request at the member,
+// throttles first.
 func (r *Ask) slots(m *Member) [9]*slot {
 	at, models := &r.At[m.Index], &m.health.models
 	sets := scopes{noCooldowns, noCooldowns, noCooldowns, noCooldowns}
@@ -156,21 +161,23 @@ func (r *Ask) throttles(m *Member) [3]*slot {
 	return [3]*slot(all[:3])
 }
 
-// Why is why a request gets no member.
+// Why describes why no member can get a request now.
 type Why struct {
-	// Throttled is the first member that throttles, and Busy reports whether
-	// one has no room. Others refuse the request for other reasons.
+	// Throttled is the first member that throttles. Busy reports whether a
+	// member is full, and Others whether a member is barred for any other
+	// reason.
 	Throttled    *Member
 	Busy, Others bool
-	// Takes reports whether a member could get the request. Elsewhere reports
-	// whether one of another account would take it.
+	// Takes reports whether the request can be sent to any member. Elsewhere
+	// reports whether a member of another account could serve it.
 	Takes, Elsewhere bool
 }
 
-// All reports whether all refuse it for the same reason.
+// All reports whether all members have the same reason: all throttle, or all
+// are full.
 func (w Why) All() bool { return !w.Others && (w.Throttled != nil) != w.Busy }
 
-// Why returns why no member gets the request.
+// Why returns the reasons why no member can get the request now.
 func (p *Pool) Why(r *Ask, now time.Time) (w Why) {
 	for _, m := range p.Members {
 		switch at := &r.At[m.Index]; {

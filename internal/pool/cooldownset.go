@@ -2,7 +2,7 @@ package pool
 
 import "time"
 
-// cooldownSet has the cooldowns of one model, or of a whole backend.
+// cooldownSet holds the cooldowns of one scope, or of a whole backend.
 type cooldownSet struct {
 	throttle slot
 	failure  slot
@@ -20,7 +20,8 @@ func (c *cooldownSet) returns(now time.Time) time.Time {
 	return later(c.throttle.until(now), c.failure.until(now))
 }
 
-// end ends the cooldowns, which may be nil. The caller holds the lock.
+// end removes the cooldowns and returns them. Each may be nil. The caller holds
+// the lock.
 func (c *cooldownSet) end() (throttle, failure *cooldownEntry) {
 	return c.throttle.Swap(nil), c.failure.Swap(nil)
 }

@@ -8,28 +8,27 @@ import (
 	"time"
 )
 
-// cooldownTable has the cooldowns of a backend by their scopes. Clients can
-// make up names of models, so a new one must cost little, and the table is
-// bounded.
+// cooldownTable holds the cooldowns of a backend by scope. Clients can make up
+// names of models, so adding a scope must be cheap, and the table is bounded.
 //
-// It works as a set-associative cache: a scope has a place in one of many sets,
-// by its hash. A lookup compares the few scopes of that set, and takes no lock.
-// In a full set, a new scope takes the place of the one that is worth least. So
-// nothing is copied or sorted, and names that clients make up hardly ever take
-// the place of another model.
+// It works like a set-associative cache: the hash of the model selects one of
+// many small sets, and a lookup compares the few scopes in that set without a
+// lock. If the set is full, a new scope replaces the least valuable one: see
+// [worth]. Nothing is copied or sorted, and made-up names hardly ever replace a
+// real model.
 type cooldownTable struct {
 	sets atomic.Pointer[[tableSets][setSize]atomic.Pointer[scopedCooldowns]] // nil: there are none
 }
 
 // There is room for many more models than backends have, so that hardly any set
-// gets more than setSize of those in a config.
+// gets more than setSize of the models in a config.
 const (
 	tableSets = 64
 	setSize   = 16
 )
 
 // scopedCooldowns are the cooldowns of a scope. named reports whether the
-// config named its model when they began.
+// member knew the model when the scope was added.
 type scopedCooldowns struct {
 	scope Scope
 	named bool
@@ -38,8 +37,8 @@ type scopedCooldowns struct {
 
 var modelSeed = maphash.MakeSeed()
 
-// set returns the set of a scope, whose model is a ModelKey. It is nil if there
-// are no cooldowns.
+// set returns the set of a scope, whose Model must be a ModelKey. It returns
+// nil if the table is empty.
 func (t *cooldownTable) set(its Scope) *[setSize]atomic.Pointer[scopedCooldowns] {
 	sets := t.sets.Load()
 	if sets == nil {
@@ -66,8 +65,8 @@ func (t *cooldownTable) find(its Scope) *cooldownSet {
 	return nil
 }
 
-// place returns where a scope is or would be, and which one leaves that place
-// for it, if any. The caller holds the lock.
+// place returns the place for a scope, and the scope that would be replaced
+// there, or nil. The caller holds the lock.
 func (t *cooldownTable) place(m *Member, its Scope, now time.Time) (place *atomic.Pointer[scopedCooldowns], leaves *scopedCooldowns) {
 	if t.sets.Load() == nil {
 		t.sets.Store(new([tableSets][setSize]atomic.Pointer[scopedCooldowns]))
@@ -86,9 +85,9 @@ func (t *cooldownTable) place(m *Member, its Scope, now time.Time) (place *atomi
 	return place, leaves
 }
 
-// worth ranks the cooldowns of a model for a place in the table: a name that
-// the member knows is worth more than one that it does not know, a throttle
-// more than a failure, and what ends late more than what ends soon.
+// worth ranks the scopes of a full set. A model that the member knows is worth
+// more than an unknown one, then a throttle more than a failure, and a cooldown
+// that ends late more than one that ends soon.
 type worth struct {
 	known             bool
 	throttle, failure time.Time
@@ -108,8 +107,8 @@ func (w worth) compare(other worth) int {
 	return cmp.Or(w.throttle.Compare(other.throttle), w.failure.Compare(other.failure))
 }
 
-// add returns the cooldowns of a scope, which may be new. The caller holds the
-// lock.
+// add returns the cooldowns of a scope, and adds the scope if it is new. The
+// caller holds the lock.
 func (t *cooldownTable) add(m *Member, its Scope, now time.Time) *cooldownSet {
 	if known := t.find(its); known != nil {
 		return known
@@ -120,10 +119,10 @@ func (t *cooldownTable) add(m *Member, its Scope, now time.Time) *cooldownSet {
 	return &c.cooldownSet
 }
 
-// clear forgets all.
+// clear removes all cooldowns.
 func (t *cooldownTable) clear() { t.sets.Store(nil) }
 
-// all are the cooldowns of all scopes.
+// all iterates over the cooldowns of all scopes.
 func (t *cooldownTable) all() iter.Seq[*cooldownSet] {
 	return func(yield func(*cooldownSet) bool) {
 		sets := t.sets.Load()

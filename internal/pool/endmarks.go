@@ -8,14 +8,14 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/latency"
 )
 
-// useOf returns an operation with a model as they are usually written.
+// useOf returns a model and an operation in their canonical form.
 func useOf(model, operation string) latency.Use {
 	return latency.Use{Model: ModelKey(model), Operation: strings.TrimSuffix(operation, "/")}
 }
 
-// Ended records that the member has sent a stream of an operation with a model,
-// with its end mark. A gateway may send the streams of one engine with end
-// marks, and those of another one without.
+// Ended records that the member has sent an end mark in a stream of the
+// operation with the model. This is recorded for each model, because a gateway
+// may serve models with different engines, only some of which send end marks.
 func (m *Member) Ended(model, operation string) {
 	if m.Ends(model, operation) {
 		return
@@ -26,14 +26,14 @@ func (m *Member) Ended(model, operation string) {
 	m.health.ended.add(latency.Use{Model: strings.Clone(u.Model), Operation: strings.Clone(u.Operation)})
 }
 
-// Ends reports whether the member sends an end mark in streams of the operation
-// with the model: it has done so before.
+// Ends reports whether the member has ever sent an end mark in a stream of the
+// operation with the model. A stream without one is then incomplete.
 func (m *Member) Ends(model, operation string) bool {
 	return m.health.ended.has(useOf(model, operation))
 }
 
-// nameSet is a set of up to maxModels names. Its map never changes, so that
-// reading it takes no lock.
+// nameSet is a set of up to maxModels names. Its map is replaced and never
+// changed, so that reading takes no lock.
 type nameSet[K comparable] struct {
 	atomic.Pointer[map[K]bool]
 }
