@@ -16,57 +16,58 @@ import (
 
 // Health is the state of one backend. Reading it takes no lock.
 type Health struct {
-	// whole are the cooldowns that count for every model.
+	// whole holds the cooldowns that cover every model.
 	whole cooldownSet
-	// models are the cooldowns that count for one model each. It has only
-	// models that had a cooldown.
+	// models holds the cooldowns of single models, for the models that have had
+	// one.
 	models cooldownTable
-	// served are models that the backend has served.
+	// served is the set of models that the backend has served.
 	served nameSet[string]
-	// ended are the operations, each with a model, of which it has sent a
-	// stream with an end mark.
+	// ended is the set of operations and models with whose streams the backend
+	// has sent an end mark.
 	ended nameSet[latency.Use]
 	// last is the cooldown of the latest refusal.
 	last atomic.Pointer[Cooldown]
-	// latencies tracks whether the backend answers.
+	// latencies tracks how fast the backend answers.
 	latencies latency.Table
-	// quotas has how much of its limits is used.
+	// quotas meters how much of the backend's limits is used.
 	quotas quota.Table
-	// paces reports whether a model's quota may ask requests to pass the
-	// backend over, as after a throttle.
+	// paces reports whether a cooldown was recorded in a model's meter, so that
+	// the meter may predict when the model's limits are full: see
+	// [quota.Meter.IsFull].
 	paces atomic.Bool
-	// unreachable is its cooldown if it cannot be reached at all.
+	// unreachable is the cooldown of a backend that cannot be reached.
 	unreachable unreachable
-	// names is what is known of members, by their names.
+	// names holds the namesakes of each member name.
 	names sync.Map
 
 	mu sync.Mutex // guards the writing of all of it
-	// pools are those in use that have a member with this health.
+	// pools are the open pools that have a member with this health.
 	pools []*Pool
-	// identity distinguishes the credentials with which the backend is called.
+	// identity identifies the credentials with which the backend is called.
 	identity string
 }
 
-// Scope is the scope of a cooldown that is not for the whole backend: the
-// requests for a model, by its name at the backend, that have one of these
-// service tiers.
+// Scope is the scope of a cooldown that does not cover the whole backend: the
+// requests for one model, by its name at the backend, in one group of service
+// tiers.
 type Scope struct {
 	Model string
 	Tiers ServiceTiers
-	// Operation limits it to one operation, as [Ask] has it. It is empty for
-	// all of them. A key may lack the permission for one of them, and serves
-	// the others. No throttle is about one operation.
+	// Operation limits the scope to one operation, without a trailing slash. It
+	// is empty for all operations. Only failures have it: a key may lack the
+	// permission for one operation. No throttle applies to a single operation.
 	Operation string
 }
 
-// noCooldowns stands for the cooldowns of an unknown model.
+// noCooldowns are the cooldowns of a scope that has had none.
 var noCooldowns = new(cooldownSet)
 
-// Limits on the memory that clients can make us use, whatever models they name.
+// These limits bound the memory that clients can use up by naming many models.
 const (
-	// maxModels is how many models are remembered that a backend has served.
+	// maxModels is the number of served models that are remembered.
 	maxModels = 256
-	// maxModelName is how many bytes of a name distinguish models.
+	// maxModelName is the number of bytes of a name that distinguish models.
 	maxModelName = 256
 )
 
@@ -84,8 +85,8 @@ func ModelKey(model string) string {
 // Destruct implements caddy.Destructor, so that a usage pool can hold Health.
 func (*Health) Destruct() error { return nil }
 
-// StartFresh clears the member's state if it was learned with another identity.
-// Its cooldowns then end.
+// StartFresh clears the state of the member's backend, and ends its cooldowns,
+// if it was learned with another identity.
 func (m *Member) StartFresh(identity string) {
 	h := m.health
 	h.mu.Lock()
@@ -106,8 +107,8 @@ func (m *Member) StartFresh(identity string) {
 	}
 }
 
-// endAll ends all cooldowns, which may be nil, and forgets the failures that
-// count towards one. The caller holds the lock.
+// endAll ends all cooldowns and returns them. Each may be nil. The caller holds
+// the lock.
 func (h *Health) endAll() (over []*cooldownEntry) {
 	over = append(over, h.unreachable.Swap(nil))
 	for c := range h.all() {
@@ -117,11 +118,12 @@ func (h *Health) endAll() (over []*cooldownEntry) {
 	return over
 }
 
-// namesakes is what members of one name and one backend have in common.
+// namesakes is the state that members with the same name and backend share.
 type namesakes struct {
-	// inFlight is how many requests they serve.
+	// inFlight is how many requests these members serve.
 	inFlight atomic.Int64
-	// drained is the order by which an operator took them out of use, or nil.
+	// drained is the order that drained these members. It is nil if they are in
+	// use.
 	drained atomic.Pointer[Order]
 }
 
@@ -135,8 +137,8 @@ func (h *Health) of(its Scope) *cooldownSet {
 	return cmp.Or(h.models.find(its), noCooldowns)
 }
 
-// ofOperation returns the cooldowns of a scope's operation alone. There are
-// none for requests without an operation.
+// ofOperation returns the cooldowns of a scope that names an operation. For a
+// request without an operation, it returns noCooldowns.
 func (h *Health) ofOperation(its Scope) *cooldownSet {
 	if its.Operation == "" {
 		return noCooldowns
@@ -144,8 +146,8 @@ func (h *Health) ofOperation(its Scope) *cooldownSet {
 	return h.of(its)
 }
 
-// remember returns the cooldowns of a scope, to be written to. The caller holds
-// the lock.
+// remember returns the cooldowns of a scope for writing, and adds the scope if
+// it is new. The caller holds the lock.
 func (m *Member) remember(its Scope, now time.Time) *cooldownSet {
 	its.Model = ModelKey(its.Model)
 	return m.health.models.add(m, its, now)
@@ -159,7 +161,8 @@ func (h *Health) rememberServed(model string) {
 	h.served.add(ModelKey(model))
 }
 
-// standing returns the worst standing of a request by the member's cooldowns.
+// standing returns the worst standing that the member's cooldowns give the
+// request.
 func (m *Member) standing(r *Ask, now time.Time) (worst standing) {
 	if m.health.hasNoCooldown() {
 		return ready
@@ -172,7 +175,7 @@ func (m *Member) standing(r *Ask, now time.Time) (worst standing) {
 	return worst
 }
 
-// returns returns when the member's cooldowns end for a request.
+// returns returns when the last of the member's cooldowns for the request ends.
 func (m *Member) returns(r *Ask, now time.Time) (end time.Time) {
 	if m.health.hasNoCooldown() {
 		return end
@@ -183,18 +186,20 @@ func (m *Member) returns(r *Ask, now time.Time) (end time.Time) {
 	return end
 }
 
-// hasNoCooldown reports whether the backend has no cooldown, and none of its
-// models ever had one. That is the usual case.
+// hasNoCooldown reports whether the backend has no cooldown and none of its
+// models has ever had one. That is the usual case.
 func (h *Health) hasNoCooldown() bool {
 	return h.models.sets.Load() == nil && h.whole.throttle.Load() == nil && h.whole.failure.Load() == nil && h.unreachable.Load() == nil
 }
 
-// scopes are the cooldowns that count for a request: of the usual service
-// tiers, and of the request's own ones if these are others. Each is that of all
-// operations and that of the request's operation. None is nil.
+// scopes are the cooldowns that apply to a request: those of the usual service
+// tiers, and those of its own group if that is another one, each for all
+// operations and for the request's operation. Fields without cooldowns are
+// noCooldowns.
 type scopes struct{ usual, own, usualOfOperation, ownOfOperation *cooldownSet }
 
-// slots returns all that count for a request, those of throttles first.
+// slots returns the slots of all cooldowns that apply to a request, throttles
+// first.
 func (h *Health) slots(c scopes) [9]*slot {
 	whole := &h.whole
 	return [...]*slot{
@@ -203,7 +208,9 @@ func (h *Health) slots(c scopes) [9]*slot {
 	}
 }
 
-// claim takes the right to send a request to a member that is ready for it.
+// claim reserves the right to send the request to the member. It fails if the
+// member's cooldown or silence allows only one request and another request took
+// that right.
 func (m *Member) claim(r *Ask, now time.Time) bool {
 	if p := m.silence(r); p != nil && r.At[m.Index].isFollowed() && !p.Try(now) {
 		return false
@@ -224,7 +231,7 @@ func (m *Member) claim(r *Ask, now time.Time) bool {
 	return true
 }
 
-// claimTry takes the right to try a member although it throttles.
+// claimTry reserves the right to try the member although it throttles.
 func (m *Member) claimTry(r *Ask, now time.Time) bool {
 	for _, s := range r.throttles(m) {
 		if !s.claimTry(r.Cost, now) {
@@ -234,8 +241,8 @@ func (m *Member) claimTry(r *Ask, now time.Time) bool {
 	return true
 }
 
-// Served records that the member has the model, and ends the cooldowns that an
-// attempt of this scope, which started at started, has disproved.
+// Served records that an attempt of this scope was served. It remembers the
+// model, and ends the cooldowns that started before the attempt.
 func (m *Member) Served(its Scope, started time.Time) {
 	if !m.health.hasServed(its.Model) {
 		m.health.rememberServed(its.Model)
@@ -243,9 +250,10 @@ func (m *Member) Served(its Scope, started time.Time) {
 	m.Answered(its, started)
 }
 
-// Answered ends the cooldowns that an attempt, which started at started, has
-// disproved. Unlike Served, it does not record the model: a reply about a
-// mistake of the client does not show that the model exists.
+// Answered records that an attempt of this scope got a reply which shows that
+// the member works. It ends the cooldowns that started before the attempt. It
+// does not remember the model: a reply about a client's mistake does not show
+// that the model exists.
 func (m *Member) Answered(its Scope, started time.Time) {
 	if m.health.hasNoCooldown() {
 		return
@@ -267,8 +275,8 @@ func (m *Member) Answered(its Scope, started time.Time) {
 	m.health.of(all).rests.served(started)
 }
 
-// Knows reports whether the config names the model, or the member has served
-// it. Clients can make up any other model.
+// Knows reports whether the config names the model or the member has served it.
+// Clients can make up any other name.
 func (m *Member) Knows(model string) bool {
 	key := ModelKey(model)
 	return m.health.hasServed(key) || slices.ContainsFunc(m.Models, func(known string) bool { return ModelKey(known) == key })
@@ -280,23 +288,25 @@ type Refusal struct {
 	// Throttle reports whether the backend asked for the cooldown. Otherwise
 	// the cooldown is for a failure.
 	Throttle bool
-	// Whole reports whether it concerns every model.
+	// Whole reports whether the refusal covers every model.
 	Whole bool
 	// Unreachable reports whether the backend could not be reached, so that the
 	// cooldown lasts until it is reached.
 	Unreachable bool
-	// Model is what the member calls the model that was asked for.
+	// Model is the member's name for the requested model.
 	Model string
-	// Tiers are the service tiers that it concerns.
+	// Tiers is the group of service tiers that it covers.
 	Tiers ServiceTiers
-	// Operation is the only operation that it concerns. It is empty for all.
+	// Operation is the only operation that it covers. It is empty if it covers
+	// all operations.
 	Operation string
 	// Cost is the cost of the request.
 	Cost int64
 	// Wait is how long the cooldown lasts.
 	Wait time.Duration
-	// Longest is set if the backend asked to be called again immediately: it is
-	// how long the cooldown may become if the backend repeats that.
+	// Longest is the maximum length of the cooldown if the backend asked to be
+	// called again immediately: each further refusal doubles the cooldown up to
+	// Longest. It is 0 if the backend did not ask for that.
 	Longest time.Duration
 	// Guess reports whether the backend named no time, so that Wait is a guess.
 	Guess bool
@@ -304,7 +314,7 @@ type Refusal struct {
 	Started time.Time
 }
 
-// CoolDown starts or extends a cooldown of the member. It reports whether this
+// CoolDown starts or extends a cooldown of the member. It reports whether the
 // refusal started the cooldown.
 func (m *Member) CoolDown(r Refusal, now time.Time) (began bool) {
 	if r.Longest > 0 {
@@ -326,14 +336,15 @@ func (m *Member) CoolDown(r Refusal, now time.Time) (began bool) {
 	return m.put(c, now, false) == Began
 }
 
-// rest returns how long the member rests that asked to be called again at once.
+// rest returns the length of the cooldown of a member that asked to be called
+// again immediately.
 func (m *Member) rest(r *Refusal, now time.Time) time.Duration {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
 	return m.cooldowns(r.Whole, Scope{r.Model, r.Tiers, r.Operation}, now).rests.next(r.Wait, r.Longest, r.Started, now)
 }
 
-// put starts or extends a cooldown, and reports it.
+// put starts or extends a cooldown, and reports that to the listeners.
 func (m *Member) put(next Cooldown, now time.Time, remote bool) Happening {
 	c := newCooldownEntry(next, m.pool, now)
 	m.health.mu.Lock()
@@ -367,8 +378,8 @@ func (m *Member) cooldowns(whole bool, its Scope, now time.Time) *cooldownSet {
 	return m.remember(its, now)
 }
 
-// Doubt puts the throttle of a scope, or of the whole backend, that started at
-// since in doubt.
+// Doubt puts a throttle in doubt: the throttle of the scope, or of the whole
+// backend, that started at since.
 func (m *Member) Doubt(whole bool, its Scope, since time.Time) {
 	m.health.mu.Lock()
 	c := m.health.known(Cooldown{Whole: whole, Model: its.Model, Tiers: its.Tiers, Operation: its.Operation}).throttle.cast(since)

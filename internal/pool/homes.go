@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// digest is a name as numbers: seed is random, and tag is part of it. They are
+// digest is a hash of a name: tag consists of the highest bits of seed. It is
 // the same in each process, so that replicas agree where a key lives.
 type digest struct{ seed, tag uint64 }
 
@@ -18,46 +18,46 @@ func digestOf(name string) digest {
 	return digest{seed, max(1, seed>>(64-tagBits))}
 }
 
-// score returns a member's place in the order of a key: the lowest comes first.
-// It is a random number of an exponential distribution whose rate is the
-// weight, so each member is first for its share of the keys, and a member that
-// comes or goes changes nothing for the keys of others.
+// score returns a member's position in the key's order: the lowest score comes
+// first. The score is a random number from an exponential distribution whose
+// rate is the weight. So each member is first for its share of the keys, and
+// adding or removing a member moves no key between other members.
 func (d digest) score(key uint64, weight float64) float64 {
 	random := (float64(mix(key^d.seed)>>11) + 0.5) / (1 << 53)
 	return -math.Log(random) / weight
 }
 
-// mix makes a number of which each bit depends on all bits of x (the finalizer
-// of SplitMix64).
+// mix returns a number in which each bit depends on all bits of x (the
+// finalizer of SplitMix64).
 func mix(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31
 }
 
-// Relocations remembers which keys do not live at home: relocated, they live at
-// another member. Its size is fixed, at half a
-// megabyte for 65,536 keys, and it has no lock: a key has one set of eight
-// entries, of which the least recently used one is replaced first. If two
-// requests write at the same moment, one write may be lost. Then a key moves
-// once more.
+// Relocations remembers the keys that do not live at home, with the member at
+// which each lives. Its size is fixed: half a megabyte for 65,536 keys. A key
+// can be in any of the eight entries of its set. A new key replaces the least
+// recently used entry. There is no lock, so one of two simultaneous writes may
+// be lost. Then a key moves once more.
 type Relocations struct {
-	// sets are made for the first key that moves.
+	// sets is allocated when the first key moves.
 	sets atomic.Pointer[[1 << 13]relocationSet]
 }
 
 type relocationSet [8]atomic.Uint64
 
-// An entry has, from the top: bits of its key, whether it fled, the tag of its
-// member, and when it was last used, in ticks of four seconds. 0 is no entry.
+// An entry consists of, from the highest bit: bits of its key, whether the key
+// fled, the tag of its member, and the tick of four seconds in which it was
+// last used. An entry of 0 is empty.
 const (
 	tagBits  = 16
 	tickBits = 22 // they begin anew after half a year
 	keyShift = tagBits + tickBits + 1
 	fledBit  = 1 << (tagBits + tickBits)
 	tick     = 4 * time.Second
-	// relocationTicks is for how many ticks a key stays at a member without a
-	// request.
+	// relocationTicks is how many ticks a key without requests stays away from
+	// home.
 	relocationTicks = uint64(10 * time.Minute / tick)
 
 	tagMask  = 1<<tagBits - 1
@@ -70,11 +70,12 @@ func (*Relocations) Destruct() error { return nil }
 
 func ticks(now time.Time) uint64 { return uint64(now.Sub(began)/tick) & tickMask } //nolint:gosec // only the lowest bits count
 
-// relocation is where a key lives that is not at home.
+// relocation says where a key lives that is away from home.
 type relocation struct {
-	// tag is that of the member. 0: the key is at home.
+	// tag is the tag of the member. It is 0 if the key lives at home.
 	tag uint64
-	// fled reports whether the key left its home because of a throttle.
+	// fled reports whether the key left its home because of a throttle or of
+	// used-up limits.
 	fled bool
 }
 
@@ -88,7 +89,7 @@ func entryOf(key uint64, to relocation, now time.Time) uint64 {
 
 func isOf(entry, key uint64) bool { return entry != 0 && (entry^key)>>keyShift == 0 }
 
-// idle returns for how many ticks the entry was not used.
+// idle returns how many ticks ago the entry was last used.
 func idle(entry uint64, now time.Time) uint64 { return (ticks(now) - entry) & tickMask }
 
 // set returns the set of a key, or nil if no key has moved.
@@ -148,8 +149,8 @@ func (v *Relocations) forget(key uint64) {
 	}
 }
 
-// lately counts the requests of about the last minute. Each part has the tick
-// that it is of, and how many requests came then.
+// lately counts the requests of about the last minute in a ring of 16 ticks.
+// Each part holds the number of its tick and the requests in that tick.
 type lately struct{ parts [16]atomic.Uint64 }
 
 const countBits = 32

@@ -12,19 +12,19 @@ type Listener interface {
 	Happened(Event)
 }
 
-// Event is what happened to a member.
+// Event describes a change of a member.
 type Event struct {
 	Happening Happening
 	Member    *Member
-	// Cooldown is the cooldown that the event is about, if it is about one.
+	// Cooldown is the cooldown that changed, for an event about a cooldown.
 	Cooldown Cooldown
-	// Reason is why a health check failed, if the event is that.
+	// Reason is why a health check failed, for CheckFailed.
 	Reason Reason
-	// Order is the operator's order, if the event is one.
+	// Order is the operator's order, for Drained, Resumed and WasReset.
 	Order Order
-	// Silence is the silence, if the event is about one.
+	// Silence describes the silence, for FellSilent, BecameSlow and Answered.
 	Silence latency.State
-	// Remote reports whether another replica reported it.
+	// Remote reports whether another replica reported the event.
 	Remote bool
 }
 
@@ -33,39 +33,40 @@ type Happening int
 
 const (
 	nothing Happening = iota
-	// Began: a cooldown of the member has started.
+	// Began means that a cooldown of the member has started.
 	Began
-	// Grew: the cooldown lasts longer than it first did.
+	// Grew means that the cooldown was extended, or got another ID.
 	Grew
-	// RecheckDue: the member is unreachable, and the next recheck is due.
+	// RecheckDue means that the next recheck of an unreachable member is due.
 	RecheckDue
-	// Turned: the cooldown has a new reason, and may have grown.
+	// Turned means that the cooldown has a new reason. It may be longer, too.
 	Turned
-	// Ended: the cooldown has ended, because its time has passed, a request was
-	// served before that, or an operator ended it.
+	// Ended means that the cooldown has ended: its time has passed, a request
+	// was served, or an operator ended it.
 	Ended
-	// Doubted: the cooldown is in doubt.
+	// Doubted means that the cooldown is in doubt.
 	Doubted
-	// Disproved: a request was served during the cooldown, or after its time,
-	// or an operator ended it. If the cooldown had not ended before, Ended
-	// follows.
+	// Disproved means that a request was served during the cooldown or after
+	// its time, or that an operator ended it. Ended follows, unless it was
+	// already reported.
 	Disproved
-	// Drained: an operator took the member out of use.
+	// Drained means that an operator took the member out of use.
 	Drained
-	// Resumed: an operator put it back into use.
+	// Resumed means that an operator put the member back into use.
 	Resumed
-	// WasReset: an operator ended the member's cooldowns.
+	// WasReset means that an operator ended the member's cooldowns.
 	WasReset
-	// FellSilent: requests wait at the member, and it sends nothing.
+	// FellSilent means that requests wait at the member, and it sends nothing.
 	FellSilent
-	// BecameSlow: it sends something, but late.
+	// BecameSlow means that the silent member answers, but late.
 	BecameSlow
-	// Answered: it answers in time again.
+	// Answered means that the silent or slow member answers in time again.
 	Answered
-	// CheckFailed: the member failed a health check, and had not failed the one
-	// before.
+	// CheckFailed means that the member failed a health check after it had
+	// passed the previous one.
 	CheckFailed
-	// CheckPassed: it passed one, and had failed the one before.
+	// CheckPassed means that the member passed a health check after it had
+	// failed the previous one.
 	CheckPassed
 )
 
@@ -76,8 +77,8 @@ func (m *Member) tell(e Event) {
 	}
 }
 
-// tellEnd reports that a cooldown has ended, unless it is nil or its end was
-// reported before.
+// tellEnd reports that the cooldown has ended, unless c is nil or the end was
+// already reported.
 func (m *Member) tellEnd(c *cooldownEntry, remote bool) {
 	if c != nil && c.told.CompareAndSwap(false, true) {
 		m.tell(Event{Happening: Ended, Cooldown: c.Cooldown, Remote: remote})

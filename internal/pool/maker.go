@@ -2,27 +2,29 @@ package pool
 
 import "time"
 
-// Maker is for a request that makes an object: it chooses the account, among
-// members that are as good as each other, so that the objects of one caller are
-// in one account.
+// Maker chooses the account for a request that makes an object, so that a
+// caller's objects are in one account. It chooses only among members that are
+// equally good for the request. Accounts are tried in this order: Home, then
+// Last, then the others in the order of the key Order.
 type Maker struct {
-	// Home is the account where the caller's objects are, and Last the one of
-	// what it began last. They are empty if that is not known.
+	// Home is the account of the caller's objects. Last is the account where
+	// the caller started its latest object. Each is empty if it is not known.
 	Home, Last string
-	// Order is the key of the order of the other accounts, in which each is
-	// first for its share of the keys. 0: the request goes home only as long as
-	// that has room, as a prompt with a key does, and else to any member.
+	// Order is the key by which the remaining accounts are ordered. Each
+	// account is first for its share of the keys. If Order is 0, the request
+	// goes to Home while Home has room by the rules of [Affinity], and
+	// otherwise to any member.
 	Order uint64
-	// Chosen reports whether the latest pick was by account.
+	// Chosen reports whether the account decided the latest pick.
 	Chosen bool
 }
 
-// soon is how long a request for an account that throttles may be told to wait
-// at most.
+// soon is the longest time that a request may be told to wait for an account.
 const soon = time.Minute
 
-// IsSoonBack reports whether an account throttles or is full, is back soon, and
-// would else be as good as any for the request.
+// IsSoonBack reports whether the account throttles or is full, and will be back
+// within soon. It reports false if a member of the account is ready, or if
+// another account has a ready member of a better priority.
 func (p *Pool) IsSoonBack(r *Ask, account string, now time.Time) (back bool) {
 	var best *Member // of other accounts, among those that may be called
 	for _, m := range p.Members {
@@ -45,12 +47,12 @@ func (p *Pool) IsSoonBack(r *Ask, account string, now time.Time) (back bool) {
 	return back
 }
 
-// account is what the members of one account have in common.
+// account is the account of a member, with the data that its members share.
 type account struct {
 	name   string
 	digest digest
-	// weight is the sum of the configured weights of its members of one
-	// priority.
+	// weight is the sum of the configured weights of the account's members of
+	// the same priority.
 	weight float64
 }
 
@@ -65,8 +67,8 @@ func (p *Pool) findAccounts() {
 	}
 }
 
-// score returns the place of an account in the maker's order: the lowest comes
-// first. ok is false if it has none.
+// score returns the account's position in the maker's order: the lowest score
+// comes first. ok is false if the account has no position.
 func (k *Maker) score(a *account, weight float64) (score float64, ok bool) {
 	switch {
 	case a.name == k.Home:
@@ -79,9 +81,9 @@ func (k *Maker) score(a *account, weight float64) (score float64, ok bool) {
 	return a.digest.score(k.Order, weight), true
 }
 
-// chooseForMaker chooses the first account in the maker's order that has a
-// member which is as good as the one chosen, and one of its members by weight.
-// It returns nil if the choice is free.
+// chooseForMaker finds the first account in the maker's order that has a member
+// of the best grade, and chooses one of that account's members by weight. It
+// returns nil if the maker's order does not decide.
 func (p *Pool) chooseForMaker(r *Ask, k *Maker, now time.Time, best grade) (chosen *Member) {
 	var t tier
 	var account string

@@ -12,22 +12,22 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
-// Order describes an operator's order to take a member out of use, or to put it
-// back.
+// Order is an operator's order to take a member out of use, to put it back, or
+// to reset it.
 type Order struct {
-	// Time is when the order was given. It is zero if that is not known.
+	// Time is when the order was given. It is zero if the time is not known.
 	Time time.Time
-	// By is who gave the order, and Reason why. Both may be empty.
+	// By says who gave the order, and Reason says why. Both may be empty.
 	By, Reason string
 }
 
-// MaxBy and MaxReason are the most bytes that By and Reason may have.
+// MaxBy and MaxReason are the maximum lengths of By and Reason in bytes.
 const (
 	MaxBy     = 128
 	MaxReason = 256
 )
 
-// Check reports what is wrong with the text of an order, if anything is.
+// Check returns an error if a text of the order is too long or not printable.
 func (o Order) Check() error {
 	for _, text := range []struct {
 		name, value string
@@ -47,18 +47,20 @@ func (o Order) Check() error {
 // its weight is 0, or an operator took it out of use.
 func (m *Member) Drained() bool { return m.Weight == 0 || m.TakenOut() != nil }
 
-// Drain takes the member out of use, and others of its name, until Resume. The
-// drain outlives the pool.
+// Drain takes the member, and all members with its name and backend, out of use
+// until Resume. The drain outlives the pool.
 func (m *Member) Drain(o Order) { m.execute(Drained, o, false) }
 
-// Resume puts a member back into use after Drain. A weight of 0 stays.
+// Resume ends a Drain. A member with weight 0 remains drained.
 func (m *Member) Resume(o Order) { m.execute(Resumed, o, false) }
 
-// TakenOut returns the order by which the member is out of use, or nil.
+// TakenOut returns the order that drained the member. It is nil if the member
+// was not drained by an operator.
 func (m *Member) TakenOut() *Order { return m.namesakes.drained.Load() }
 
-// execute reports an order that was given here even if it changes nothing here:
-// for another replica, it may.
+// execute applies and reports an order. An order that was given at this replica
+// is reported even if it changes nothing here, because it may change something
+// at another replica.
 func (m *Member) execute(happening Happening, o Order, remote bool) {
 	var out *Order
 	if happening == Drained {
@@ -71,8 +73,9 @@ func (m *Member) execute(happening Happening, o Order, remote bool) {
 	m.tell(Event{Happening: happening, Order: o, Remote: remote})
 }
 
-// Reset ends all cooldowns of the member, and forgets the failures that count
-// towards one. Streams need no end mark again until one has had one.
+// Reset ends all cooldowns of the member. It also forgets which streams had end
+// marks, so that a stream without one is not an error until an end mark is seen
+// again.
 func (m *Member) Reset(o Order) {
 	m.tell(Event{Happening: WasReset, Order: o})
 	m.health.mu.Lock()
@@ -91,25 +94,26 @@ type State struct {
 	InFlight int64
 	// Healthy reports whether the member passes active health checks.
 	Healthy bool
-	// Cooldowns are the active cooldowns, and Due the cooldowns whose time has
-	// passed, while it is not known whether the member can serve again.
+	// Cooldowns are the active cooldowns. Due are those whose time has passed,
+	// while it is not known whether the member can serve again.
 	Cooldowns, Due []Cooldown
-	// Probing reports whether the time of a cooldown has passed while it is not
-	// known whether the member can serve again: after a failure until a request
-	// is served, after a throttle while its probe may still be refused. An
-	// unreachable member is probed until it is reached.
+	// Probing reports whether a cooldown's time has passed without proof that
+	// the member can serve again. After a failure, that lasts until a request
+	// is served; after a throttle, while its probe may still be refused. It is
+	// also true while the member is unreachable.
 	Probing bool
-	// Last is the cooldown of the latest refusal. It is nil if there was none.
+	// Last is the cooldown of the latest refusal. It is nil before the first
+	// one.
 	Last *Cooldown
-	// Latencies are the waits for the first byte, and the silences, if the pool
-	// looks for any.
+	// Latencies are the usual waits for the first byte, and the silences. They
+	// are nil if the pool does not watch for silences.
 	Latencies []latency.State
-	// Limits are what is left of the member's limits, of which there is a
-	// recent reading.
+	// Limits are the remaining limits of models for which there is a recent
+	// reading.
 	Limits []quota.State
 }
 
-// Snapshot returns the state of every member, in the order of their priorities.
+// Snapshot returns the state of every member, in the order of the priorities.
 func (p *Pool) Snapshot(now time.Time) []State {
 	states := make([]State, len(p.Members))
 	for i, m := range p.Members {
@@ -150,8 +154,7 @@ func (h *Health) CoolingDown(now time.Time) bool {
 	return false
 }
 
-// all iterates over the cooldowns of the whole backend, and those of each
-// model.
+// all iterates over the cooldowns of the whole backend and of each scope.
 func (h *Health) all() iter.Seq[*cooldownSet] {
 	return func(yield func(*cooldownSet) bool) {
 		if yield(&h.whole) {

@@ -1,33 +1,42 @@
 // Package pool decides which backend gets a request: which backends may be
-// called now, which one is next, and the shortest wait. It knows how a cooldown
-// begins, grows and ends, and at which member the requests of a key live. It
+// called now, which one is next, and, if none may be called, the shortest wait.
+// It keeps cooldowns, and the member at which the requests of a key live. It
 // gets the time only from its arguments, and does not depend on HTTP or Caddy.
 //
-// Its words, which the rest of the project uses in the same sense:
+// [Pool.Pick] ranks the members for the request: ready members come first, then
+// drained ones, then suspects, then members that throttle for a guessed time.
+// Within the best rank, the best priority wins, and within that, members whose
+// limits have room. The members that are left are equally good. Among them, the
+// request's key, its [Maker], its policy or the weights decide, in this order.
+//
+// These terms have the same meaning in the rest of the project:
 //
 //   - A member is a backend as one pool sees it, with a priority and a weight.
 //   - Health is the state of a backend. Pools share it, and it outlives them.
-//   - A cooldown is a time in which a backend gets no requests: for one model, or
-//     for every model if it concerns the whole backend. Envoy calls it an
+//   - A cooldown is a period in which a backend gets no requests for one model,
+//     or none at all if it covers the whole backend. Envoy calls it an
 //     ejection.
-//   - A throttle is a cooldown that the backend asked for: the backend is not called
-//     before the throttle ends.
-//   - A member is unreachable if it could not be reached, until it is reached
-//     again. A recheck tries that in the background.
+//   - A throttle is a cooldown that the backend asked for. The backend is not
+//     called before the throttle ends.
+//   - A member is unreachable after a connection to it failed, until a
+//     connection succeeds. Rechecks try that in the background.
 //   - A guess is a throttle for which the backend named no time. While no other
 //     member is left, one request at a time tries it now and then.
-//   - A silent member accepts requests and sends nothing: see package latency. It
-//     is a suspect without a cooldown, and so is a member that fails its health
-//     checks.
-//   - A failure is every other reason for a cooldown. It is only a suspicion: its
-//     backend is a suspect, which is called only when no other backend is left.
-//   - A probe is the one request that goes first when a cooldown has ended, in the
-//     half-open state of a circuit breaker. The others follow when it was not
-//     refused, or when enough time for a refusal has passed.
-//   - Doubt, a word of ours: a throttle may apply only to requests of the cost that was refused.
-//     If one request met a throttle everywhere, be it of a rate or of a budget,
-//     perhaps it was only too large. The throttles that it started are then in
-//     doubt, and one much smaller request may check each of them.
+//   - A silent member accepts requests and sends nothing: see package latency.
+//   - A failure is any other reason for a cooldown. It is not proof that the
+//     next request would fail.
+//   - A suspect is a member with a cooldown for a failure, a silent member, or
+//     one that fails its health checks. It is called only when no other member
+//     is left.
+//   - A probe is the single request that is sent first when a cooldown has
+//     ended, as in the half-open state of a circuit breaker. Other requests
+//     follow when it was not refused, or when enough time for a refusal has
+//     passed.
+//   - Doubt: a throttle may apply only to requests as large as the refused one.
+//     If one request met a throttle at every member, be it of a rate or of a
+//     budget, the request may simply have been too large. The throttles that it
+//     started are then in doubt, and one much smaller request may check each of
+//     them.
 package pool
 
 import (
@@ -41,28 +50,30 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
-// Random returns a random number from 0 up to but not including 1. Tests
-// replace it by one with a seed.
+// Random returns a random number in [0, 1). Tests replace it with a seeded
+// generator.
 var Random = rand.Float64
 
 // Pool is a set of members to choose from.
 type Pool struct {
-	// Members are in the order of their priorities.
+	// Members are ordered by priority.
 	Members []*Member
-	// Relocations, if it is set, keeps requests of one key at one member: see
-	// [Affinity].
+	// Relocations keeps requests with the same key at one member: see
+	// [Affinity]. It is nil if keys do not matter.
 	Relocations *Relocations
-	// Watches reports whether silences matter: see package latency.
+	// Watches reports whether the pool watches for silent members: see package
+	// latency.
 	Watches bool
-	// Steers makes members' limits decide where requests go: see package quota.
-	// A member that has no room left comes after the others of its priority,
-	// and weights follow limits. Limits change nothing else: a wrong try costs
-	// a refusal, and a wrong skip wastes capacity that is paid for.
+	// Steers reports whether limits decide where requests go: see package
+	// quota. A member whose limits have no room comes after the other members
+	// of its priority, and weights follow limits. A limit never excludes a
+	// member: a wrong try costs only a refusal, but a wrong skip wastes paid
+	// capacity.
 	Steers bool
 
 	listeners []Listener
 	returns   returns
-	// follows reports whether the weights of any members follow their limits.
+	// follows reports whether any weights follow limits.
 	follows bool
 	learned learnedWeights
 }
@@ -74,35 +85,37 @@ type Member struct {
 	Index int
 	// Account is the account that the member belongs to.
 	Account string
-	// Priority ranks the members: the lowest number comes first.
+	// Priority ranks the members: the lowest number is called first.
 	Priority int
-	// Weight is the member's share within its priority. 0 drains it.
+	// Weight is the member's share within its priority. A member with weight 0
+	// is drained.
 	Weight int
 	// FollowsLimits reports whether the weight follows the member's limits,
-	// because the operator gave none.
+	// because the operator gave no weight.
 	FollowsLimits bool
-	// MaxRequests is how many requests it gets at a time. 0: no limit.
+	// MaxRequests is the maximum number of concurrent requests. It is 0 if
+	// there is no maximum.
 	MaxRequests int64
-	// Models are the models that the config names, by their names at the
-	// member. With AnyModel, it takes any other model as well.
+	// Models are the models that the config lists, by their names at the
+	// member. With AnyModel, the member also takes any other model.
 	Models   []string
 	AnyModel bool
-	// Names are the names of models at the member, by the names that clients
-	// use. Without them, clients may name any model. Deployment is the name at
-	// the member of each model that Names does not rename. Without it, that is
-	// the name that the client used.
+	// Names maps the model names that clients use to the member's names. If it
+	// is nil, clients may name any model. Deployment is the member's name for
+	// all models that Names does not rename. If it is empty, the member gets
+	// the client's name.
 	Names      map[string]string
 	Deployment string
-	// ServiceTier is that of all requests that the member gets. It is empty if
-	// each has its own.
+	// ServiceTier is the service tier of all requests that the member gets. It
+	// is empty if each request keeps its own.
 	ServiceTier string
-	// Checks is the state that the pool does not know. It may be nil.
+	// Checks is the member's state outside the pool. It may be nil.
 	Checks Checks
 
 	pool   *Pool
 	health *Health
-	// before is the latest member before this one that stands for the same
-	// backend, or nil.
+	// before is the nearest earlier member with the same backend. It may be
+	// nil.
 	before    *Member
 	namesakes *namesakes
 	// failing reports whether the latest health check of the member failed.
@@ -112,8 +125,9 @@ type Member struct {
 	account account
 }
 
-// Checks is state of a member outside the pool. With a method InFlight() int64,
-// it also counts its requests, which then need no Release.
+// Checks is the state of a member outside the pool. If it has a method
+// InFlight() int64, that method counts the member's requests instead of Pick
+// and Release.
 type Checks interface {
 	// Healthy reports whether the member passes active health checks.
 	Healthy() bool
@@ -121,8 +135,8 @@ type Checks interface {
 	Full() bool
 }
 
-// New returns a pool of the members, which it sorts by priority. The listeners
-// receive their events until the pool is closed.
+// New returns a pool of the members, and sorts them by priority. The listeners
+// receive the members' events until Close.
 func New(members []*Member, listeners ...Listener) *Pool {
 	slices.SortStableFunc(members, func(a, b *Member) int { return a.Priority - b.Priority })
 	p := &Pool{Members: members, listeners: listeners}
@@ -137,14 +151,14 @@ func New(members []*Member, listeners ...Listener) *Pool {
 	return p
 }
 
-// NewMember returns a member with this name and health, of priority and weight
-// 1.
+// NewMember returns a member with this name and health, and with priority and
+// weight 1.
 func NewMember(name string, health *Health) *Member {
 	return &Member{Name: name, Priority: 1, Weight: 1, health: health, namesakes: health.namesakesOf(name)}
 }
 
 // Pick chooses the member that gets the request next, and reserves a place at
-// it until Release. It returns nil if no member is left.
+// it until Release. It returns nil if the request can go to no member.
 func (p *Pool) Pick(r *Ask, now time.Time) *Member {
 	for {
 		m, its, steered := p.choose(r, now)
@@ -172,8 +186,8 @@ func (p *Pool) count(m *Member, now time.Time) {
 	}
 }
 
-// rank orders the members to which a request may go. Within a rank, priority
-// and weight decide.
+// rank orders members by how well they can serve a request now. Within a rank,
+// priority and weight decide.
 type rank int
 
 const (
@@ -189,8 +203,8 @@ const (
 	nobody           // must not be called
 )
 
-// grade is how good a choice a member is for a request. Members of one grade
-// are as good as each other.
+// grade is how good a choice a member is for a request. Members of the same
+// grade are equally good.
 type grade struct {
 	rank     rank
 	priority int
@@ -205,7 +219,7 @@ func (p *Pool) isOf(best grade, m *Member, r *Ask, now time.Time) bool {
 	return m.rank(r, now) == best.rank && p.isSpent(m, r, quota.At(now)) == best.spent
 }
 
-// tier yields the members that are of this grade.
+// tier yields the members of a grade.
 func (p *Pool) tier(best grade, r *Ask, now time.Time) iter.Seq[*Member] {
 	return func(yield func(*Member) bool) {
 		for _, m := range p.Members {
@@ -216,11 +230,13 @@ func (p *Pool) tier(best grade, r *Ask, now time.Time) iter.Seq[*Member] {
 	}
 }
 
-// choose finds the best member left for the request, in one pass: among those
-// of the best grade, each replaces the one chosen so far with the probability
-// of its share of the weights seen. One random number is enough: what is left
-// of it after each decision is as random as before. steered reports whether
-// members were left out only because their limits have no room.
+// choose returns the member for the request, and its grade. It makes one pass
+// over the members. Among members of the best grade, each replaces the one
+// chosen so far with a probability of its weight divided by the sum of the
+// weights so far, so each is finally chosen in proportion to its weight. One
+// random number suffices: after each decision, its unused part is again
+// uniformly distributed. steered reports whether members were left out only
+// because their limits have no room.
 func (p *Pool) choose(r *Ask, now time.Time) (to place, best grade, steered bool) {
 	best.rank = nobody
 	at := quota.At(now)
@@ -277,13 +293,13 @@ func (p *Pool) choose(r *Ask, now time.Time) (to place, best grade, steered bool
 	return chosen.place(), best, steered
 }
 
-// shortestWait is the shortest wait for what is reserved that a client is told:
-// what is left changes with each reply.
+// shortestWait is the shortest wait that a client is told if reserved shares
+// make it wait, because the remaining limits change with each reply.
 const shortestWait = time.Second
 
-// Wait returns the shortest wait of the members that can serve the request. A
-// silent one does not count while others throttle: it is not known when it
-// returns.
+// Wait returns the shortest wait until a member can serve the request. While
+// other members throttle, silent members do not count, because the time of
+// their return is not known.
 func (p *Pool) Wait(r *Ask, now time.Time) time.Duration {
 	soonest := time.Duration(math.MaxInt64)
 	throttles := slices.ContainsFunc(p.Members, func(m *Member) bool { return m.Throttles(r, now) })
@@ -337,8 +353,8 @@ func (m *Member) PassedCheck() {
 	}
 }
 
-// FailedCheck records that the member has failed a health check. It is a
-// suspect until it passes one.
+// FailedCheck records that the member has failed a health check. The member is
+// a suspect until it passes one.
 func (m *Member) FailedCheck(why Reason) {
 	if !m.failing.Swap(true) {
 		m.tell(Event{Happening: CheckFailed, Reason: why})
@@ -349,12 +365,13 @@ func (m *Member) healthy() bool {
 	return !m.failing.Load() && (m.Checks == nil || m.Checks.Healthy())
 }
 
-// Full reports whether the member has as many requests as it may get.
+// Full reports whether the member has its maximum of concurrent requests.
 func (m *Member) Full() bool {
 	return m.MaxRequests > 0 && m.InFlight() >= m.MaxRequests || m.Checks != nil && m.Checks.Full()
 }
 
-// InFlight returns how many requests the member and others of its name serve.
+// InFlight returns how many requests the members with this name and backend
+// serve.
 func (m *Member) InFlight() int64 {
 	if others, ok := m.Checks.(interface{ InFlight() int64 }); ok {
 		return others.InFlight()
@@ -362,10 +379,11 @@ func (m *Member) InFlight() int64 {
 	return m.namesakes.inFlight.Load()
 }
 
-// place is a member with the room that it has for a request.
+// place is a member with the limit that applies to a request there.
 type place struct {
 	*Member
-	// limit is how many requests it may have at a time. 0: no limit.
+	// limit is the maximum number of concurrent requests. It is 0 if there is
+	// no maximum.
 	limit int64
 }
 

@@ -8,8 +8,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
-// Quota returns the meter of a model at the member. It is nil for a model that
-// the member does not know: clients can make up models.
+// Quota returns the meter of a model at the member. It returns nil for a model
+// that the member does not know, because clients can make up names.
 func (m *Member) Quota(model string) *quota.Meter {
 	q := m.quotaOf(model)
 	if q == nil && m.Knows(model) {
@@ -18,8 +18,8 @@ func (m *Member) Quota(model string) *quota.Meter {
 	return q
 }
 
-// Deduct deducts a request that is sent to the member from what is left of its
-// limits.
+// Deduct subtracts a request that is sent to the member from the remaining
+// limits of the model.
 func (m *Member) Deduct(model string, cost int64) quota.Mark {
 	if q := m.Quota(model); q != nil {
 		return q.Deduct(cost)
@@ -27,7 +27,8 @@ func (m *Member) Deduct(model string, cost int64) quota.Mark {
 	return quota.Mark{}
 }
 
-// Give is Deduct, and counts the request among those of its tier.
+// Give subtracts a request that is sent to the member from the remaining limits
+// of the model, and counts it in the use of its tier.
 func (m *Member) Give(model string, cost int64, tier int, now time.Time) quota.Mark {
 	if q := m.Quota(model); q != nil {
 		return q.Give(tier, cost, now)
@@ -35,8 +36,8 @@ func (m *Member) Give(model string, cost int64, tier int, now time.Time) quota.M
 	return quota.Mark{}
 }
 
-// Given returns what each tier has got lately, by the models at the member,
-// where any has got something.
+// Given returns how much each tier has got lately, by the member's models.
+// Models of which no tier has got anything are left out.
 func (m *Member) Given(now time.Time) map[string]quota.Given { return m.health.quotas.Given(now) }
 
 // learnCooldown records a cooldown of a model in its meter.
@@ -78,8 +79,8 @@ func (m *Member) isPaused(r *Ask, now time.Time) bool {
 	return q != nil && q.IsFull(quota.At(now))
 }
 
-// isSpent reports whether the limits of the model at the member have no room
-// for the request, if that matters.
+// isSpent reports whether the pool steers by limits, and the limits of the
+// model at the member have no room for the request.
 func (p *Pool) isSpent(m *Member, r *Ask, now quota.Instant) bool {
 	if !p.Steers {
 		return false
@@ -88,8 +89,8 @@ func (p *Pool) isSpent(m *Member, r *Ask, now quota.Instant) bool {
 	return q != nil && !q.HasRoom(r.Cost, now)
 }
 
-// findSteered finds the members that the request would have found as good as
-// its own or better, had they room.
+// findSteered fills r.Steered with the members that would have been as good as
+// the chosen one, or better, if their limits had room.
 func (p *Pool) findSteered(r *Ask, its grade, now time.Time) {
 	for _, m := range p.Members {
 		spent := grade{its.rank, its.priority, true}
@@ -100,7 +101,7 @@ func (p *Pool) findSteered(r *Ask, its grade, now time.Time) {
 }
 
 // quotaOf returns the meter of a model at the member, or nil. A valid name of
-// ordinary length is its own key.
+// ordinary length is the same as its key.
 func (m *Member) quotaOf(model string) *quota.Meter {
 	if len(model) > maxModelName {
 		model = ModelKey(model)
@@ -108,9 +109,9 @@ func (m *Member) quotaOf(model string) *quota.Meter {
 	return m.health.quotas.Of(model)
 }
 
-// limitOf returns the meter of the limits that the request uses up. It is nil
-// if there is none, or if the request has a service tier with limits of its
-// own, of which nothing is learned.
+// limitOf returns the meter of the limits that the request uses up at the
+// member. It returns nil if there is no meter, or if the request's service tier
+// has separate limits, which are not metered.
 func (m *Member) limitOf(r *Ask, model string) *quota.Meter {
 	if r.At[m.Index].Tiers.HaveOwnLimits() {
 		return nil
@@ -118,8 +119,8 @@ func (m *Member) limitOf(r *Ask, model string) *quota.Meter {
 	return m.quotaOf(model)
 }
 
-// Demand records that a request asks for its model, so that other tiers leave
-// its share for such requests.
+// Demand records that the request's tier is active for its model, so that other
+// tiers leave the tier's share free.
 func (p *Pool) Demand(r *Ask, now time.Time) {
 	for _, m := range p.Members {
 		if model, ok := r.modelAt(m); ok && !r.At[m.Index].Tiers.HaveOwnLimits() {
@@ -130,13 +131,15 @@ func (p *Pool) Demand(r *Ask, now time.Time) {
 	}
 }
 
-// PassedOver reports whether only shares of other tiers are left of the member.
+// PassedOver reports whether the rest of the member's limits is reserved for
+// other tiers.
 func (m *Member) PassedOver(r *Ask, now time.Time) bool {
 	return r.At[m.Index].takes() && m.isReserved(r, now)
 }
 
-// isReserved reports whether the model at the member has only the shares of
-// other tiers left, and the request's tier has got its own.
+// isReserved reports whether the rest of the model's limits at the member is
+// reserved for other tiers, and the request's tier has used up its own share.
+// The answer is cached for one instant.
 func (m *Member) isReserved(r *Ask, now time.Time) bool {
 	if r.Tier.Shares == nil {
 		return false
@@ -161,8 +164,8 @@ func (m *Member) isReserved(r *Ask, now time.Time) bool {
 	return at.reserved == yes
 }
 
-// isWithinShare reports whether the request's tier is within its share of the
-// members of a group.
+// isWithinShare reports whether the request's tier has got no more than its
+// share of all members of a group. The answer is cached for one instant.
 func (p *Pool) isWithinShare(r *Ask, of quota.Group, now quota.Instant) bool {
 	s := &r.shares
 	i := slices.IndexFunc(s.groups[:], func(known quota.Group) bool { return known == of || known == 0 })
@@ -182,8 +185,8 @@ func (p *Pool) isWithinShare(r *Ask, of quota.Group, now quota.Instant) bool {
 	return within
 }
 
-// repeats reports whether a member of the same backend that comes before this
-// one has the same meter.
+// repeats reports whether an earlier member with the same backend has the same
+// meter, so that the meter is counted once.
 func (m *Member) repeats(q *quota.Meter, r *Ask) bool {
 	for other := m.before; other != nil; other = other.before {
 		if other.quotaFor(r) == q {
@@ -193,8 +196,8 @@ func (m *Member) repeats(q *quota.Meter, r *Ask) bool {
 	return false
 }
 
-// quotaFor returns the meter of the request's model at the member. It is nil if
-// there is none, or the request cannot go there.
+// quotaFor returns the meter of the request's model at the member. It returns
+// nil if there is no meter, or if the request cannot be sent to the member.
 func (m *Member) quotaFor(r *Ask) *quota.Meter {
 	if model, ok := r.modelAt(m); ok {
 		return m.limitOf(r, model)
@@ -202,8 +205,8 @@ func (m *Member) quotaFor(r *Ask) *quota.Meter {
 	return nil
 }
 
-// quotaWait returns how long the request waits because of the shares of other
-// tiers.
+// quotaWait returns how long reserved shares of other tiers keep the request
+// away.
 func (m *Member) quotaWait(r *Ask, now time.Time) time.Duration {
 	if !m.isReserved(r, now) {
 		return 0
@@ -211,10 +214,10 @@ func (m *Member) quotaWait(r *Ask, now time.Time) time.Duration {
 	return m.health.quotas.Of(r.At[m.Index].Model).Wait(r.Tier, r.Cost, now)
 }
 
-// Limits returns the sums of the limits of all members that the request can be
-// sent to, and what is left of them: nothing at a member that is cooling down.
-// A reset is the longest one or, if nothing is left, the shortest wait. A sum
-// is not known if the limit of one member is not.
+// Limits returns the sums of the limits of all members to which the request can
+// be sent, and of their remaining amounts. A member that is cooling down has
+// nothing remaining. Reset is the longest reset or, if nothing remains, the
+// shortest wait. A sum is known only if the limits of all these members are.
 func (p *Pool) Limits(r *Ask, now time.Time) (sums quota.Limits) {
 	for i := range sums {
 		sum, shortest, known := &sums[i], time.Duration(math.MaxInt64), true

@@ -4,10 +4,12 @@ import (
 	"time"
 )
 
-// What other replicas report is applied as if it had happened here, but
-// listeners get it as a remote event, so that no replica reports it back.
+// Reports of other replicas are applied as if the events had happened here.
+// Listeners get them as remote events, so that no replica reports an event
+// back.
 
-// Hear records a cooldown of another replica, which lasts for wait from now on.
+// Hear records a cooldown that another replica reports and that lasts for wait
+// from now on.
 func (m *Member) Hear(c Cooldown, wait time.Duration, now time.Time) {
 	if m.find(c) != nil || wait <= 0 {
 		return // it was heard before
@@ -24,7 +26,7 @@ func (m *Member) Hear(c Cooldown, wait time.Duration, now time.Time) {
 	m.put(c, now, true)
 }
 
-// HearDoubt records that a cooldown is in doubt.
+// HearDoubt records that another replica put a cooldown in doubt.
 func (m *Member) HearDoubt(c Cooldown) {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
@@ -33,8 +35,8 @@ func (m *Member) HearDoubt(c Cooldown) {
 	}
 }
 
-// HearDisproved records that a cooldown was disproved. A cooldown that has
-// grown here in the meantime stays.
+// HearDisproved records that another replica disproved a cooldown. If the
+// cooldown was extended here in the meantime, it stays.
 func (m *Member) HearDisproved(c Cooldown) {
 	m.health.mu.Lock()
 	known := m.find(c)
@@ -52,8 +54,8 @@ func (m *Member) HearProbe(c Cooldown, now time.Time) {
 	}
 }
 
-// HearDrained records that an operator took the member out of use, or put it
-// back.
+// HearDrained records that an operator drained or resumed the member at another
+// replica.
 func (m *Member) HearDrained(drained bool, o Order) {
 	happening := Resumed
 	if drained {
@@ -62,7 +64,7 @@ func (m *Member) HearDrained(drained bool, o Order) {
 	m.execute(happening, o, true)
 }
 
-// find returns the cooldown here that has the same ID, or nil.
+// find returns the local cooldown with the same ID, or nil.
 func (m *Member) find(c Cooldown) *cooldownEntry {
 	if known := m.health.known(c).slot(c.Throttle).Load(); known != nil && known.ID == c.ID {
 		return known
@@ -70,7 +72,7 @@ func (m *Member) find(c Cooldown) *cooldownEntry {
 	return nil
 }
 
-// known returns the set to which c belongs, not to be written to.
+// known returns the set of cooldowns to which c belongs, for reading.
 func (h *Health) known(c Cooldown) *cooldownSet {
 	if c.Whole {
 		return &h.whole
@@ -78,9 +80,10 @@ func (h *Health) known(c Cooldown) *cooldownSet {
 	return h.of(c.Scope())
 }
 
-// hasRoom reports whether a model is remembered, or can be: an active cooldown
-// is forgotten only for one of a model that is worth more. Otherwise two
-// cooldowns that are heard again and again would take the place of each other.
+// hasRoom reports whether a cooldown of the scope can be stored. It may replace
+// an active cooldown only if its model is known and the model of that cooldown
+// is not. Otherwise two cooldowns that are reported again and again would keep
+// replacing each other.
 func (m *Member) hasRoom(its Scope, now time.Time) bool {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()

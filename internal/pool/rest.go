@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// rests are those of a backend that throttles and asks to be called again at
-// once. Hardly any means that. So if it refuses the next request as well, it
-// rests twice as long as before, until a request is served.
+// rests doubles the cooldowns of a backend that throttles and asks to be called
+// again immediately. Backends hardly ever mean that. Each refusal of the next
+// request doubles the length of the cooldown, until a request is served.
 type rests struct{ last atomic.Pointer[rest] }
 
 type rest struct {
@@ -15,13 +15,13 @@ type rest struct {
 	length       time.Duration
 }
 
-// restMemory is how long after the end of a rest, plus the length of the rest,
-// a refusal counts as the next one.
+// restMemory plus the length of the last rest is how long after that rest's end
+// a refusal still doubles it.
 const restMemory = time.Second
 
-// next returns how long the backend rests after the refusal of a request that
-// was sent at started: shortest, or up to longest if it repeats that. The
-// caller holds the lock.
+// next returns the length of the rest after the refusal of a request that was
+// sent at started. The first rest is shortest, and repeated ones double up to
+// longest. The caller holds the lock.
 func (r *rests) next(shortest, longest time.Duration, started, now time.Time) time.Duration {
 	length := shortest
 	if last := r.last.Load(); last != nil {
@@ -38,7 +38,8 @@ func (r *rests) next(shortest, longest time.Duration, started, now time.Time) ti
 	return length
 }
 
-// served ends the counting, if the request was sent after the last refusal.
+// served ends the doubling if the served request was sent after the last
+// refusal.
 func (r *rests) served(started time.Time) {
 	if last := r.last.Load(); last != nil && started.After(last.since) {
 		r.last.CompareAndSwap(last, nil)

@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// returns reports cooldowns of which the time has passed, although no request
-// comes. It has one timer, for the cooldown that ends next.
+// returns reports the ends of cooldowns even if no request comes. It has one
+// timer, which is set to the next end.
 type returns struct {
 	mu    sync.Mutex
 	timer *time.Timer // nil if no cooldown is active
 	at    time.Time
-	// closed reports whether the pool reports nothing any more.
+	// closed reports whether the pool was closed.
 	closed atomic.Bool
 }
 
-// Close ends the reports of cooldowns whose time has passed. Another pool with
-// the same backends reports them.
+// Close stops the pool's reports about ends of cooldowns. Another open pool
+// with the same backends then reports them.
 func (p *Pool) Close() {
 	for _, m := range p.Members {
 		m.health.mu.Lock()
@@ -33,7 +33,7 @@ func (p *Pool) Close() {
 	}
 }
 
-// watchReturns sets the timer for cooldowns that are older than the pool.
+// watchReturns sets the timer for cooldowns that started before the pool.
 func (p *Pool) watchReturns() {
 	for _, m := range p.Members {
 		m.health.mu.Lock()
@@ -48,8 +48,8 @@ func (p *Pool) watchReturns() {
 	}
 }
 
-// wakeTime returns when there is something to report about a cooldown: its end,
-// or that a recheck of the member is due.
+// wakeTime returns when to report about a cooldown: at its end, or when a
+// recheck of the unreachable member is due.
 func (m *Member) wakeTime(c *cooldownEntry) time.Time {
 	if c.Unreachable {
 		return m.health.unreachable.dueAt()
@@ -57,7 +57,7 @@ func (m *Member) wakeTime(c *cooldownEntry) time.Time {
 	return c.Until
 }
 
-// wakeAt sets the timer for a cooldown that ends then.
+// wakeAt makes the timer fire at end, unless it fires earlier.
 func (p *Pool) wakeAt(end, now time.Time) {
 	r := &p.returns
 	r.mu.Lock()

@@ -2,30 +2,31 @@ package pool
 
 import "slices"
 
-// ServiceTiers are service tiers whose requests a backend refuses together:
-// they have the same limits, or it is not known that they have others. A
-// cooldown of a model covers one such group. So a backend without capacity for
-// flex, or one whose low limit of ultrafast is used up, still gets the other
-// requests for the model.
+// ServiceTiers is a group of service tiers whose requests a backend refuses
+// together, because they share limits or are not known to have separate ones. A
+// cooldown of a model covers one group. So a backend without capacity for flex,
+// or with a used-up limit of ultrafast, still gets other requests for the
+// model.
 //
-// Flex costs less and waits for what other requests leave. It counts towards
-// their limits, and meets their cooldowns. So do tiers of which nothing is
-// known: otherwise a client could escape from each Retry-After by another name,
-// which it makes up. Ultrafast has limits and computers of its own, and meets
-// only the cooldowns of the whole backend.
+// Flex is cheaper and runs on capacity that other requests leave free. It
+// counts towards the limits of the usual tiers, so cooldowns of the usual tiers
+// also apply to it. They apply to unknown tiers as well: otherwise a client
+// could evade each Retry-After by making up another name. Ultrafast has
+// separate limits and computers, so only cooldowns of the whole backend apply
+// to it besides its own.
 type ServiceTiers uint8
 
 // The groups of service tiers.
 const (
-	// UsualTiers are default, auto, fast and its older name priority. Requests
-	// without a service tier have one of them.
+	// UsualTiers are default, auto, fast and priority, the older name of fast.
+	// A request without a service tier has one of these.
 	UsualTiers ServiceTiers = iota
 	// Flex is the service tier flex.
 	Flex
 	// Ultrafast is the service tier ultrafast.
 	Ultrafast
-	// UnknownTiers are all that are not known. They share a group, because
-	// clients can make up any number of names.
+	// UnknownTiers are all other names. They share one group, because clients
+	// can make up any number of names.
 	UnknownTiers
 )
 
@@ -33,8 +34,8 @@ const (
 // messages of replicas.
 var tierNames = [...]string{Flex: "flex", Ultrafast: "ultrafast", UnknownTiers: "other"}
 
-// TiersOf returns the group of a service tier, by a name of openaiapi.TierName,
-// or of String.
+// TiersOf returns the group of a service tier. tier is a result of
+// openaiapi.TierName or of String.
 func TiersOf(tier string) ServiceTiers {
 	return ServiceTiers(max(0, slices.Index(tierNames[:], tier)))
 }
@@ -42,19 +43,20 @@ func TiersOf(tier string) ServiceTiers {
 // String returns the name of the group. It is empty for the usual tiers.
 func (t ServiceTiers) String() string { return tierNames[t] }
 
-// meetUsual reports whether the cooldowns of the usual tiers hold for t, too.
+// meetUsual reports whether cooldowns of the usual tiers also apply to t.
 func (t ServiceTiers) meetUsual() bool { return t != Ultrafast }
 
-// ShareLimits reports whether these tiers are certain to count towards the
-// limits that the usual ones have, so that what a reply says about a limit
-// holds for all of them.
+// ShareLimits reports whether t is certain to count towards the limits of the
+// usual tiers, so that a reply's statement about a limit is true for all of
+// them.
 func (t ServiceTiers) ShareLimits() bool { return t == UsualTiers || t == Flex }
 
-// HaveOwnLimits reports whether these tiers are certain to have limits of their
-// own, and to use up no other ones.
+// HaveOwnLimits reports whether t is certain to have separate limits, and to
+// use up no others.
 func (t ServiceTiers) HaveOwnLimits() bool { return t == Ultrafast }
 
-// Meets reports whether the cooldown may keep requests away from the member.
+// Meets reports whether the cooldown can apply to requests that the member
+// gets.
 func (m *Member) Meets(c Cooldown) bool {
 	if m.ServiceTier == "" || c.Whole || c.Unreachable {
 		return true
@@ -63,10 +65,9 @@ func (m *Member) Meets(c Cooldown) bool {
 	return its == c.Tiers || c.Tiers == UsualTiers && its.meetUsual()
 }
 
-// Spares reports whether the cooldown leaves the member the requests that it
-// usually gets: it is about one operation, about other service tiers than those
-// of the member, or about unusual ones, of a member that gets requests as
-// clients send them.
+// Spares reports whether the cooldown leaves the member its usual requests,
+// because it covers only one operation, or only service tiers that the member
+// does not have or that are unusual for it.
 func (m *Member) Spares(c Cooldown) bool {
 	if c.Operation != "" {
 		return true

@@ -8,43 +8,45 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
-// Wait follows how long one request waits at a member for the first byte of a
-// reply. It implements attempt.Watch. The zero Wait follows nothing.
+// Wait tracks how long one request waits at a member for the first byte of a
+// reply, and decides when the request moves to another member. It implements
+// attempt.Watch. The zero Wait tracks nothing.
 type Wait struct {
 	request *Ask
 	moves   Moves
 	member  *Member
-	// to has a place for the request, which moves there.
+	// to is the member to which the request moves. A place is reserved there.
 	to *Member
-	// tracker is nil until it is known that there is such a model.
+	// tracker is nil until a member is known to serve the model.
 	tracker *latency.Tracker
 	waits   latency.Request
-	// lone is after how long the request moves by itself. It is 0 if that is
-	// not known.
+	// lone is the wait after which the request moves even if no other request
+	// waits too long. It is 0 if that is not known.
 	lone time.Duration
-	// left is the tracker of the silent member that the request has moved from,
-	// if it leads other requests, and leads is how long it may wait here until
-	// they do not follow.
+	// left is the tracker of the silent member from which the request has
+	// moved, if the request leads other requests. They follow if the request
+	// gets its first byte here within the time leads.
 	left  *latency.Tracker
 	leads time.Duration
 }
 
-// Moves says whether a request may move from a silent member to one that
-// answers.
+// Moves says whether a request may move from a silent member to another one.
 type Moves struct {
-	// Until is how long it may. Zero: it may at any time.
+	// Until is the last time at which the request may move. It is zero if there
+	// is no such limit.
 	Until time.Time
-	// May reports whether it may, and GivesUp whether it waits no longer if no
-	// other member is left: one has refused it because it throttles, so that
-	// its client can be told when that returns.
+	// May reports whether the request may move at all. GivesUp reports whether
+	// the request stops waiting if it can move to no member: a member has
+	// refused it because of a throttle, so its client can be told when that
+	// member returns.
 	May, GivesUp bool
 }
 
-// unknown is after how long a request looks while it is not known what is
-// usual.
+// unknown is how often a request checks its wait while the usual wait is not
+// known.
 const unknown = time.Second
 
-// Begin makes the Wait follow a request that will be sent to the member.
+// Begin starts to track a request that will be sent to the member.
 func (w *Wait) Begin(r *Ask, m *Member, moves Moves) {
 	*w = Wait{request: r, moves: moves, member: m, left: w.left, leads: w.leads, to: w.to}
 	w.waits.Kind = r.Kind
@@ -56,15 +58,15 @@ func (w *Wait) Sent(now time.Time) time.Duration {
 	return w.follow(now)
 }
 
-// Moved returns the member to which the request moves. It has a place there,
-// until Release. It is nil if the request does not move.
+// Moved returns the member to which the request moves, or nil if it does not
+// move. A place is reserved there until Release.
 func (w *Wait) Moved() (to *Member) {
 	to, w.to = w.to, nil
 	return to
 }
 
-// follow finds the tracker, and what is usual. It returns after how long the
-// request looks.
+// follow updates the tracker and the thresholds. It returns the time until the
+// request should check its wait.
 func (w *Wait) follow(now time.Time) time.Duration {
 	p, followed := w.member.pool, w.tracker != nil
 	if !followed {
@@ -117,8 +119,8 @@ func (w *Wait) Late(now time.Time) time.Duration {
 	return found.Again
 }
 
-// move finds a member that answers, if the request may move, and reports
-// whether there is one.
+// move reserves a place at a member that answers, if the request may move. It
+// reports whether it found one.
 func (w *Wait) move(now time.Time) bool {
 	if w.moves.May && (w.moves.Until.IsZero() || !now.After(w.moves.Until)) {
 		w.to = w.member.pool.PickAnswering(w.request, w.waits.Threshold, now)
@@ -157,11 +159,11 @@ func (w *Wait) tell(c latency.Change) {
 	}
 }
 
-// silences are the events of changes that a tracker has found out.
+// silences maps the changes that a tracker reports to events.
 var silences = [...]Happening{latency.Nothing: nothing, latency.FellSilent: FellSilent, latency.BecameSlow: BecameSlow, latency.Answered: Answered}
 
-// follow returns the tracker of a use of a member. It is nil while no member
-// has served a request for the model: clients can make up models.
+// follow returns the tracker for the request at the member. It returns nil
+// while no member has served the model, because clients can make up names.
 func (p *Pool) follow(r *Ask, m *Member, now time.Time) *latency.Tracker {
 	if its := m.health.latencies.Of(r.useAt(m)); its != nil {
 		return its
@@ -172,8 +174,8 @@ func (p *Pool) follow(r *Ask, m *Member, now time.Time) *latency.Tracker {
 	return m.health.latencies.Make(r.useAt(m))
 }
 
-// TooLong returns after how long a request waits longer than is usual at the
-// member. It is 0 if that is not known.
+// TooLong returns the wait for the first byte that is unusually long for the
+// request at the member. It returns 0 if that is not known.
 func (p *Pool) TooLong(r *Ask, m *Member, now time.Time) time.Duration {
 	if !r.At[m.Index].takes() || !p.Watches || r.Kind == latency.Unfollowed {
 		return 0
@@ -185,8 +187,8 @@ func (p *Pool) TooLong(r *Ask, m *Member, now time.Time) time.Duration {
 	return p.usual(r, its, now).Threshold()
 }
 
-// usual returns what is usual for a request at a member, by the tracker there.
-// Until that is known, it is what is usual at all members.
+// usual returns the usual wait for the request at the tracker's member. Until
+// that is known, it is the usual wait at all members.
 func (p *Pool) usual(r *Ask, its *latency.Tracker, now time.Time) latency.Usual {
 	usual := its.Usual(r.Kind)
 	if usual.Known() {
@@ -195,18 +197,18 @@ func (p *Pool) usual(r *Ask, its *latency.Tracker, now time.Time) latency.Usual 
 	return p.anywhere(r, now).usual
 }
 
-// anywhere is what all members together showed at a time: whether one of them
-// has served a request for the model, and what is usual for the request. If
-// none of them shows what is usual for it, that is what is usual for any
-// request of the operation with the model, which proves little.
+// anywhere summarizes all members at one time: whether any of them has served
+// the requested model, and the usual wait for the request. If no member knows
+// the latter, it is the longest usual wait of any kind of request for the same
+// operation and model, with the weight of one reply.
 type anywhere struct {
 	at     time.Time
 	served bool
 	usual  latency.Usual
 }
 
-// moment is how long that counts. A request that many members refuse one after
-// the other does not find it out anew at each of them.
+// moment is how long a summary is reused, so that a request that many members
+// refuse in turn does not compute it at each of them.
 const moment = 100 * time.Millisecond
 
 func (p *Pool) anywhere(r *Ask, now time.Time) *anywhere {
@@ -239,8 +241,8 @@ func (p *Pool) anywhere(r *Ask, now time.Time) *anywhere {
 	return a
 }
 
-// silence returns the tracker that counts for the request if it is silent, and
-// nil otherwise.
+// silence returns the tracker that applies to the request at the member if it
+// is silent or slow, and nil otherwise.
 func (m *Member) silence(r *Ask) *latency.Tracker {
 	if !m.health.latencies.AnySilent() || !m.pool.Watches || r.Kind == latency.Unfollowed {
 		return nil
@@ -256,9 +258,9 @@ func (m *Member) IsSilent(r *Ask) bool {
 	return r.At[m.Index].takes() && m.silence(r) != nil
 }
 
-// CanWait reports whether a client can be told to wait until a member accepts
-// the request, because one throttles. A member without budget does not return
-// by itself.
+// CanWait reports whether a member throttles, so that the client can be told
+// how long to wait. A member with a used-up budget does not count, because it
+// does not return on its own.
 func (p *Pool) CanWait(r *Ask, now time.Time) bool {
 	return slices.ContainsFunc(p.Members, func(m *Member) bool {
 		if bar := r.At[m.Index].Bar; bar == Spent || bar == Unfit {
@@ -269,10 +271,10 @@ func (p *Pool) CanWait(r *Ask, now time.Time) bool {
 	})
 }
 
-// onlyThrottles reports whether a request that waits at a silent member need
-// not wait any longer: no other member is ready for it, and one throttles,
-// which says when it returns. So no patience and no lead keeps its client from
-// that answer.
+// onlyThrottles reports whether a request at a silent member need not wait any
+// longer: no other member is ready for it, but one throttles, so that the
+// client can be told when to retry. This takes precedence over patience and
+// over the request that leads.
 func (p *Pool) onlyThrottles(r *Ask, silent *Member, now time.Time) bool {
 	forgiving := *r
 	forgiving.forgives = true
@@ -287,8 +289,8 @@ func (p *Pool) onlyThrottles(r *Ask, silent *Member, now time.Time) bool {
 	return p.CanWait(&forgiving, now)
 }
 
-// rankIf returns what a silence of the member means for the request, which may
-// be one that is sent once.
+// rankIf returns the rank that the member's silence causes for the request.
+// once reports whether the request can be sent only once.
 func (at *At) rankIf(silence *latency.Tracker, once bool, now time.Time) rank {
 	switch {
 	case !silence.Due(now):
@@ -300,12 +302,12 @@ func (at *At) rankIf(silence *latency.Tracker, once bool, now time.Time) rank {
 }
 
 // PickAnswering chooses a member for a request that waits at a silent one, and
-// reserves a place at it as Pick does. It must be one that answers, and no
-// suspect. threshold is that of the silent member. If there is none, because
-// all members are slow, it returns nil. One that has refused the request, or
-// that others waited for when it was sent, may be it. Priority, room in the
-// limits and weight decide, and no policy: policies may use what belongs to the
-// goroutine of the request.
+// reserves a place at it as Pick does. threshold is the request's threshold at
+// the silent member. The new member must answer in time and must not be a
+// suspect. It may be a member that has refused the request before, or for which
+// other requests waited first. Priority, room in the limits and weight decide.
+// Policies do not, because they may use data that belongs to the request's
+// goroutine. PickAnswering returns nil if there is no such member.
 func (p *Pool) PickAnswering(r *Ask, threshold time.Duration, now time.Time) *Member {
 	forgiving := *r
 	r, forgiving.forgives = &forgiving, true

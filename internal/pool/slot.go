@@ -8,34 +8,35 @@ import (
 	"time"
 )
 
-// standing is how far cooldowns keep a request away. The worse, the greater.
+// standing says how strictly cooldowns keep a request away. Greater values are
+// stricter.
 type standing int
 
 const (
-	// ready: there is no cooldown, or its trial was not refused.
+	// ready means that there is no cooldown, or that its trial was not refused.
 	ready standing = iota
-	// refusalOverdue is refusalDue for a while already: any request may be the
-	// trial.
+	// refusalOverdue means that refusalDue has lasted for the time overdue. Any
+	// request may now be the trial.
 	refusalOverdue
-	// refusalDue: the next request is the trial. If it is refused again, it was
-	// not executed, so that any request may be the trial that can then go on
-	// elsewhere.
+	// refusalDue means that the next request is the trial, and that a refused
+	// trial is not executed. So any request that can then fail over may be the
+	// trial.
 	refusalDue
-	// trialDue: the next request is the trial. If it fails again, it may have
-	// been executed.
+	// trialDue means that the next request is the trial, and that a failed
+	// trial may have been executed.
 	trialDue
-	// trialPending: another request is the trial.
+	// trialPending means that another request is the trial.
 	trialPending
-	// failureCooldown: there is a cooldown for a failure.
+	// failureCooldown means that a cooldown for a failure is active.
 	failureCooldown
-	// guessCooldown: there is a cooldown because the backend throttles, but its
-	// time is a guess. One request may try the backend.
+	// guessCooldown means that a throttle of guessed length is active, and that
+	// one request may try the backend.
 	guessCooldown
-	// throttleCooldown: there is a cooldown that the backend asked for.
+	// throttleCooldown means that a throttle is active.
 	throttleCooldown
 )
 
-// slot holds a cooldown, or nil.
+// slot holds one cooldown. It is nil if there is none.
 type slot struct{ atomic.Pointer[cooldownEntry] }
 
 func (s *slot) standing(cost int64, now time.Time) standing {
@@ -71,8 +72,8 @@ func (s *slot) standing(cost int64, now time.Time) standing {
 	return ready
 }
 
-// refusesOnly reports whether none of the requests that started or extended the
-// cooldown was executed: the backend answered each with a 429 or 503.
+// refusesOnly reports whether the backend executed none of the requests that
+// started or extended the cooldown: it answered each with a 429 or 503.
 func (c *cooldownEntry) refusesOnly() bool {
 	return c.Throttle || c.Status == http.StatusServiceUnavailable && len(c.classes) == 1
 }
@@ -117,15 +118,16 @@ func (c *cooldownEntry) checkableBy(cost int64) bool {
 	return c.doubt.Load() == inDoubt && c.muchLarger(cost)
 }
 
-// muchLarger reports whether the cooldown is for requests much larger than one
-// of this cost, so that the cooldown may not hold for that one.
+// muchLarger reports whether all requests that the cooldown refused were much
+// larger than cost, so that the cooldown may not apply to a request of that
+// cost.
 func (c *cooldownEntry) muchLarger(cost int64) bool {
 	return cost < c.Cost && cost <= c.Cost/checkShare
 }
 
-// claim takes the right to send a request: the trial, or one of many. It fails
-// if another request is the trial. over is the cooldown that ended because its
-// probe was not refused, if one did.
+// claim reserves the right to send a request, as the trial or after it. It
+// fails while another request is the trial. over is the cooldown that this call
+// ended because its probe was not refused, or nil.
 func (s *slot) claim(cost int64, now time.Time) (ok bool, over *cooldownEntry) {
 	c := s.Load()
 	if c == nil {
@@ -146,8 +148,9 @@ func (s *slot) claim(cost int64, now time.Time) (ok bool, over *cooldownEntry) {
 	return true, over
 }
 
-// clear ends a cooldown if an attempt that has succeeded started after the
-// backend last asked for the cooldown, or was a check of it.
+// clear ends a cooldown after an attempt has succeeded, if the attempt started
+// after the backend last asked for the cooldown, or if it was a check of the
+// cooldown. It returns the cooldown that it ended, or nil.
 func (s *slot) clear(started time.Time) (over *cooldownEntry) {
 	c := s.Load()
 	if c == nil || !started.After(c.extended) && (c.check.Load() == 0 || started.Before(c.check.at(c))) {
@@ -159,11 +162,10 @@ func (s *slot) clear(started time.Time) (over *cooldownEntry) {
 	return c
 }
 
-// put starts or extends a cooldown. A cooldown only grows: a shorter one
-// changes only the cost, and the reason if the cooldown has not had that class
-// so far or, for an unreachable backend, that cause. over is the previous
-// cooldown, if there was one and its time has passed. The caller holds the
-// lock.
+// put starts or extends a cooldown. It never shortens one: a refusal that asks
+// for less changes only the cost, and the reason if the class is new for this
+// cooldown or, for an unreachable backend, the cause. over is the previous
+// cooldown if its time has passed, or nil. The caller holds the lock.
 func (s *slot) put(c *cooldownEntry, remote bool) (happened Happening, over *cooldownEntry) {
 	current := s.Load()
 	if current == nil || !current.inForce(c.Since) {
@@ -200,11 +202,11 @@ func (s *slot) put(c *cooldownEntry, remote bool) (happened Happening, over *coo
 	return happened, nil
 }
 
-// follow gives c the end and the ID that it has after a cooldown that is still
-// active. If replicas are refused at the same time, each reports its own
-// cooldown to the others. All replicas treat them as one cooldown with the
-// smallest of the IDs, in whichever order a replica hears of them. So one
-// replica sends the probe, and what becomes of it counts for all.
+// follow sets the end and the ID of c, which extends the active cooldown
+// current. If several replicas are refused at the same time, each reports a
+// cooldown to the others. In whichever order a replica receives the reports, it
+// merges them into one cooldown with the smallest of the IDs. So a single
+// replica sends the probe, and its result counts for all.
 func (c *cooldownEntry) follow(current *cooldownEntry, remote bool) Happening {
 	longer := c.Until.After(current.Until)
 	switch same := remote && c.Until.Sub(current.Until).Abs() < c.Grace(); {
@@ -224,13 +226,14 @@ func (c *cooldownEntry) follow(current *cooldownEntry, remote bool) Happening {
 	return Grew
 }
 
-// idStep is by how much the ID of a cooldown that grows gets smaller at most.
-// So two replicas hardly choose the same, and a cooldown can grow millions of
-// times.
+// idStep is the most by which the ID of a cooldown decreases when the cooldown
+// grows. It is large enough that two replicas hardly ever choose the same ID,
+// and small enough that a cooldown can grow millions of times.
 const idStep = 1 << 40
 
-// cast puts a cooldown in doubt that began at since, unless it was checked. It
-// returns the cooldown if it is in doubt now. The caller holds the lock.
+// cast puts the cooldown that began at since in doubt, unless it was already in
+// doubt or checked. It returns the cooldown if it is in doubt now. The caller
+// holds the lock.
 func (s *slot) cast(since time.Time) *cooldownEntry {
 	if c := s.Load(); c != nil && c.Since.Equal(since) && c.doubt.CompareAndSwap(noDoubt, inDoubt) {
 		return c

@@ -5,13 +5,13 @@ import (
 	"unicode/utf8"
 )
 
-// replacement replaces bytes that are not UTF-8. If they were left out, a text
+// replacement replaces bytes that are not UTF-8. If they were removed, a text
 // could be made to look like another one.
 const replacement = string(utf8.RuneError)
 
 // ValidText returns a text from outside as valid UTF-8, for labels, span
-// attributes, logs and errors. An exporter of spans drops its whole batch for
-// one text that is not.
+// attributes, logs and errors. A single invalid text makes an exporter of spans
+// drop its whole batch.
 func ValidText(text string) string { return strings.ToValidUTF8(text, replacement) }
 
 // CutText returns a text from outside as valid UTF-8 of at most limit bytes. It

@@ -6,27 +6,27 @@ import (
 )
 
 // unreachable is the cooldown of a backend that cannot be reached at all. It
-// has no end in time: it lasts until the backend is reached. Other cooldowns of
-// the backend go on beside it.
+// lasts until the backend is reached. Other cooldowns of the backend continue
+// in the meantime.
 type unreachable struct {
 	slot
 	// checking reports whether a recheck is in progress.
 	checking atomic.Bool
-	// pause is the time between the last recheck and the next one, which is due
-	// then.
+	// pause is the time between the last recheck and the next one. due is the
+	// time of the next one.
 	pause time.Duration
 	due   atomic.Int64 // in nanoseconds since the process began
 }
 
 const (
-	// firstPause is how long after a backend became unreachable the first
-	// recheck begins. Each pause is twice as long as the one before.
+	// firstPause is the time from when a backend becomes unreachable to the
+	// first recheck. Each further pause is twice as long.
 	firstPause   = time.Second
 	longestPause = time.Minute
 )
 
-// began is when the process started. Long times are measured from there: if a
-// wall clock is set, all times measured with it seem older, or newer.
+// began is when the process started. Times are stored as distances from it,
+// which do not change if the wall clock is set.
 var began = time.Now()
 
 // failed records that the member could not be reached, and returns when the
@@ -45,7 +45,7 @@ func (u *unreachable) dueAt() time.Time { return began.Add(time.Duration(u.due.L
 // Unreachable reports whether the member cannot be reached.
 func (m *Member) Unreachable() bool { return m.health.unreachable.Load() != nil }
 
-// StillUnreachable records that a recheck has failed.
+// StillUnreachable records that a recheck has failed, and doubles the pause.
 func (m *Member) StillUnreachable(r Refusal, now time.Time) {
 	h := m.health
 	h.mu.Lock()
@@ -56,7 +56,7 @@ func (m *Member) StillUnreachable(r Refusal, now time.Time) {
 	}
 }
 
-// Reached records that the member was reached, whatever it answered.
+// Reached records that the member sent a reply, of any status.
 func (m *Member) Reached() {
 	if !m.Unreachable() {
 		return
@@ -67,8 +67,8 @@ func (m *Member) Reached() {
 	m.tellEnd(b, false)
 }
 
-// Rechecks returns the unreachable members without a recent recheck. The caller
-// makes the rechecks, and calls EndRecheck after each.
+// Rechecks returns the unreachable members that had no recheck within
+// firstPause. The caller rechecks each of them, and then calls EndRecheck.
 func (p *Pool) Rechecks(now time.Time) (due []*Member) {
 	for _, m := range p.Members {
 		if !m.Unreachable() {
@@ -86,8 +86,7 @@ func (p *Pool) Rechecks(now time.Time) (due []*Member) {
 }
 
 // StartRecheck records that a recheck of the member is in progress. It returns
-// false if that was so before, or no recheck is due: one that ends just now
-// sets another time.
+// false if one was in progress already, or if no recheck is due.
 func (m *Member) StartRecheck(now time.Time) bool {
 	if !m.health.unreachable.checking.CompareAndSwap(false, true) {
 		return false
@@ -102,9 +101,9 @@ func (m *Member) StartRecheck(now time.Time) bool {
 // EndRecheck records that the recheck of the member is over.
 func (m *Member) EndRecheck() { m.health.unreachable.checking.Store(false) }
 
-// Usable reports whether any member may be used, whatever the model. If not,
-// wait is the time until the first one may be used again, or 0 if that is
-// unknown.
+// Usable reports whether any member may be used for at least some model. If
+// not, wait is the time until the first one may be used again, or 0 if that is
+// not known.
 func (p *Pool) Usable(now time.Time) (usable bool, wait time.Duration) {
 	for _, m := range p.Members {
 		back := m.health.whole.returns(now).Sub(now)
