@@ -2,71 +2,75 @@ package limiter
 
 import "time"
 
-// Estimate is what a request is expected to cost.
+// Estimate describes a request before it is sent, so that its cost can be
+// estimated.
 type Estimate struct {
-	// Prompt is the prompt's length, in units of about a token. The caller's
-	// own ratio is applied to it. 0: the request costs no tokens, so no limit
-	// of tokens refuses it.
+	// Prompt is the length of the prompt, in units of about a token. It is
+	// multiplied by the caller's own ratio of tokens to length. It is 0 if the
+	// request costs no tokens, so that no limit of tokens applies.
 	Prompt int64
-	// Output is the largest output that the request allows, in tokens.
-	// Undeclared: it does not say. 0: its API has no output.
+	// Output is the largest output that the request allows, in tokens. It is
+	// Undeclared if the request sets no maximum, and 0 if its API has no
+	// output.
 	Output int64
-	// Model is the one that is asked for, and Replies how many replies are.
-	// They tell how large the output may be.
+	// Model is the requested model, and Replies the number of requested
+	// replies. They determine how large the output may be.
 	Model   string
 	Replies int64
-	// Within reports whether it is a part of a request that is in flight, and
-	// not one more at a time.
+	// Within reports whether the request is part of another one that is in
+	// flight, so that it does not count towards MaxRequests.
 	Within bool
 }
 
 // Undeclared is the Output of a request that does not limit it.
 const Undeclared = -1
 
-// Cost is what a request has cost in the end. The zero Cost is that of a
-// request that was not sent.
+// Cost is the final cost of a request. The zero Cost is that of a request that
+// was not sent.
 type Cost struct {
 	Requests       int64
 	Prompt, Output int64
 	// Counted reports whether a backend counted the tokens. Estimates learn
-	// only from such figures.
+	// only from such counts.
 	Counted bool
-	// Model is that of the estimate.
+	// Model is the model of the estimate.
 	Model string
 }
 
-// Reservation is the charge of a request that was admitted, until it is over.
-// The zero Reservation, of a request that has no caller, does nothing.
+// Reservation is the charge of an admitted request, until Settle replaces it
+// with the real cost. The zero Reservation, for a request without a caller,
+// does nothing.
 type Reservation struct {
 	caller *Caller
-	// moment is when the request was admitted. charged are the ids of the
-	// counters that were charged then, and demoted those whose limits gave the
-	// request another tier.
+	// moment is when the request was admitted. charged is the set of counters
+	// that were charged then, one bit for each ID. demoted is the set of
+	// counters whose limits moved the request to another tier.
 	moment
-	// reset is the latest reset of the caller at that time.
+	// reset is the caller's latest reset at that time.
 	reset            int64
 	charged, demoted uint16
 	tier             uint8
-	// outputs reports whether the request may have an output.
+	// outputs reports whether the request can have output.
 	outputs bool
-	// length is Estimate.Prompt; prompt and output are the estimate that was
-	// charged.
+	// length is Estimate.Prompt. prompt and output are the estimated tokens
+	// that were charged.
 	length, prompt, output int64
 	flight
-	// grew are the ids of the counters that were charged with output beyond the
-	// estimate, and last is when that was last.
+	// grew is the set of counters that were charged with output beyond the
+	// estimate, and last is the time of the latest such charge.
 	last moment
 	grew uint16
-	// over reports whether the request is over, while its output is not. within
-	// is Estimate.Within.
+	// over reports whether the request has ended, even if its output goes on.
+	// within is Estimate.Within.
 	over, within bool
 }
 
 // Tier returns the number of the request's tier, counted from 1 in order of
-// importance. 0: it has none, and is above all.
+// importance. It returns 0 for a request without a tier, which is more
+// important than all tiers.
 func (r *Reservation) Tier() int { return int(r.tier) }
 
-// Demoted yields the ids of the limits that gave the request another tier.
+// Demoted yields the IDs of the limits that moved the request to another tier.
 func (r *Reservation) Demoted(yield func(ID) bool) {
 	for id := range ID(MaxLimits) {
 		if r.demoted&(1<<id) != 0 && !yield(id) {
@@ -75,55 +79,55 @@ func (r *Reservation) Demoted(yield func(ID) bool) {
 	}
 }
 
-// Estimated returns the tokens that the request was charged with.
+// Estimated returns the estimated tokens that the request was charged with.
 func (r *Reservation) Estimated() (prompt, output int64) { return r.prompt, r.output }
 
-// Open reports whether there is something to settle.
+// Open reports whether the reservation is not yet settled.
 func (r *Reservation) Open() bool { return r.caller != nil }
 
-// Reason is why a request was refused.
+// Reason says why a request was refused.
 type Reason uint8
 
 // The reasons.
 const (
-	// OverRate: too much was used in a window that slides. The request is
+	// OverRate means that a sliding window is used up. The request will be
 	// admitted after Refusal.Wait.
 	OverRate Reason = iota
-	// OverQuota: too much was used in a day or a month.
+	// OverQuota means that the limit of a day or a month is used up.
 	OverQuota
-	// TooLarge: the prompt alone exceeds a limit.
+	// TooLarge means that the prompt alone exceeds a limit.
 	TooLarge
-	// TooMany: the caller has as many requests at a time as it may have.
+	// TooMany means that the caller has its maximum of concurrent requests.
 	TooMany
-	// OverPart: this replica's part of what is left is used. It gets another
-	// one when the others know that.
+	// OverPart means that this replica's part of the remaining limit is used
+	// up. It gets another part when the other replicas know of its use.
 	OverPart
-	// Unheard: the request is larger than this replica's part of what is left.
-	// A Claim may admit it.
+	// Unheard means that the request is larger than this replica's part of the
+	// remaining limit. A Claim may admit it.
 	Unheard
-	// InFlight: the requests in flight may still use so much that this one
-	// would exceed the limit.
+	// InFlight means that this request and the requests in flight together
+	// might exceed the limit.
 	InFlight
 )
 
 // Refusal says why a request was refused.
 type Refusal struct {
 	Reason Reason
-	// Limit is the one that refused it. If there are several, it is the one
-	// with the longest wait.
+	// Limit is the limit that refused the request. If there are several, it is
+	// the one with the longest wait.
 	Limit Limit
 	// Allowed is how much of the limit this replica may use: all of it, or its
-	// share. Used is how much is used, and Requested how much the request
-	// needs. With TooMany these are requests. With InFlight, what the requests
-	// in flight may still use counts as used, too.
+	// share. Used is how much is used, and Requested is how much the request
+	// needs. With TooMany, they are numbers of requests. With InFlight, Used
+	// includes what the requests in flight may still use.
 	Allowed, Used, Requested int64
-	// Wait is how long it takes until the request is admitted, if nothing else
-	// is used. With OverQuota it ends when the day or the month begins.
+	// Wait is the time until the request can be admitted, if nothing else is
+	// used. With OverQuota, it ends when the next day or month begins.
 	Wait time.Duration
 }
 
-// Names returns the names of what the limit counts and of its window. Requests
-// at a time have none.
+// Names returns the names of the limit's kind and of its window. The limit of
+// concurrent requests has no window.
 func (r *Refusal) Names() (kind, window string) {
 	if r.Reason == TooMany {
 		return "max_requests", ""
@@ -131,9 +135,10 @@ func (r *Refusal) Names() (kind, window string) {
 	return r.Limit.Kind.String(), r.Limit.Unit.String()
 }
 
-// Try charges all limits with the estimate, or returns why it charged none: the
-// request may be tried again later, so a refusal is not counted before Refused.
-// An admitted request must be settled.
+// Try charges all limits with the estimate and returns a reservation, which
+// must be settled. If a limit refuses the request, Try charges none of them and
+// returns the reason. It does not count the refusal, because the request may be
+// tried again: see Refused.
 func (c *Caller) Try(now time.Time, e Estimate) (Reservation, *Refusal) {
 	c.mu.Lock()
 	at := c.roll(now)
@@ -148,7 +153,8 @@ func (c *Caller) Try(now time.Time, e Estimate) (Reservation, *Refusal) {
 	return r, refusal
 }
 
-// Check returns why Try would not charge the limits, or nil.
+// Check returns the refusal that Try would return, or nil, without charging any
+// limit.
 func (c *Caller) Check(now time.Time, e Estimate) *Refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -158,7 +164,7 @@ func (c *Caller) Check(now time.Time, e Estimate) *Refusal {
 	return refusal
 }
 
-// Refused counts a request that is refused.
+// Refused counts a request that was finally refused.
 func (c *Caller) Refused(now time.Time, refusal *Refusal) {
 	var crossed []Crossing
 	c.mu.Lock()
@@ -178,8 +184,8 @@ func (c *Caller) Refused(now time.Time, refusal *Refusal) {
 	c.report(crossed)
 }
 
-// check returns the charge of a request, or why it is refused, if so much of
-// each limit is allowed.
+// check returns the reservation of a request, or why it is refused. allows
+// returns how much of a limit may be used.
 func (c *Caller) check(at int64, e Estimate, allows func(m *counter, at, used int64) int64) (r Reservation, refusal *Refusal) {
 	its := c.usual.known(e.Model, at)
 	prompt, output := c.usual.estimate(e, its)
@@ -256,11 +262,12 @@ func (c *Caller) delay(m *counter, at int64, r *Refusal) {
 	}
 }
 
-// shareWait is the shortest wait for a share, which is rounded.
+// shareWait is the shortest wait for a share of a limit, because shares are
+// rounded.
 const shareWait = 250 * time.Millisecond
 
-// tooMany returns the refusal of a further request, if the caller has as many
-// as it may have.
+// tooMany returns the refusal of a further request if the caller has its
+// maximum of concurrent requests, or nil.
 func (c *Caller) tooMany() *Refusal {
 	if c.maxRequests == 0 || c.inFlight < c.maxRequests {
 		return nil
@@ -268,9 +275,9 @@ func (c *Caller) tooMany() *Refusal {
 	return &Refusal{Reason: TooMany, Allowed: int64(c.maxRequests), Used: int64(c.inFlight), Requested: 1, Wait: time.Second}
 }
 
-// Upload counts a request among those in flight while its body comes, before it
-// can be admitted, or returns why it may not come. An upload that may must be
-// followed by Uploaded.
+// Upload counts a request as in flight while its body is received, before it
+// can be admitted. If the caller has too many requests, it returns the refusal.
+// Otherwise Uploaded must be called later.
 func (c *Caller) Upload() *Refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -281,7 +288,7 @@ func (c *Caller) Upload() *Refusal {
 	return refusal
 }
 
-// Uploaded records that all of the body has come, or that no more of it comes.
+// Uploaded records that the body was received or that its upload was aborted.
 func (c *Caller) Uploaded() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -312,17 +319,17 @@ func (c *Caller) charge(at int64, r *Reservation) (crossed []Crossing) {
 	return crossed
 }
 
-// Unasked returns the reservation of what began without a request: nothing is
-// charged until it is settled.
+// Unasked returns the reservation of a response that started without a request.
+// Nothing is charged until it is settled.
 func (c *Caller) Unasked(now time.Time) Reservation {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return Reservation{caller: c, moment: moment{at: c.roll(now) - c.clock.ahead, number: c.admitted}, reset: c.reset, tier: uint8(c.tier.number), over: true}
 }
 
-// Settle replaces the estimate with the real cost. What was too much goes back
-// to the windows, and their parts, that it was taken from, and what was too
-// little is charged now. Further calls do nothing.
+// Settle replaces the estimate with the real cost. An excess is given back to
+// the windows, and the parts of windows, from which it was taken. A shortfall
+// is charged now. Further calls do nothing.
 func (r *Reservation) Settle(now time.Time, cost Cost) {
 	c := r.caller
 	if c == nil {

@@ -10,85 +10,85 @@ import (
 	"time"
 )
 
-// Settings are what a config says of a caller.
+// Settings are the limits of a caller in a config.
 type Settings struct {
 	// Limits has at most one limit of each kind and unit.
 	Limits []Limit
-	// MaxRequests is how many requests the caller may have at a time. 0: any
-	// number.
+	// MaxRequests is the maximum number of concurrent requests. It is 0 if
+	// there is no maximum.
 	MaxRequests int
-	// Tier is the caller's own tier, and Tiers are all of them in order of
-	// importance.
+	// Tier is the caller's tier. Tiers are all tiers in order of importance.
 	Tier  string
 	Tiers []string
-	// Location is where days and months begin. nil: UTC.
+	// Location is the time zone in which days and months begin. If it is nil,
+	// that is UTC.
 	Location *time.Location
 }
 
-// Caller is what one caller uses, and may use.
+// Caller limits the requests of one caller.
 type Caller struct {
 	name string
 	id   CallerID
-	// number is its place in the order of first requests, and seen when it was
-	// last asked for. forgotten never becomes false.
+	// number is the caller's place in the order of first requests. seen is when
+	// Get last returned it. Once forgotten is set, it stays set.
 	number    int
 	seen      atomic.Int64
 	forgotten atomic.Bool
-	// hook gets the marks that the use has reached. It is called without the
-	// lock.
+	// hook receives the marks that the use of a limit reaches. It is called
+	// without the lock.
 	hook func(Crossing)
 
 	mu sync.Mutex
-	// active are the ids of the active counters, one bit each: those of all
+	// active is the set of active counters, one bit for each ID: those of all
 	// limits, and the tokens of a day and a month, which are always counted.
 	active      uint16
 	counters    [MaxLimits]counter
 	location    *time.Location
 	tier        tier
 	maxRequests int
-	// inFlight are the uploads, and the requests that were admitted and are not
-	// over; reserved are the tokens that these were charged with. busy is how
-	// many were refused because there were maxRequests of them.
+	// inFlight is the number of uploads and of admitted requests that have not
+	// ended. reserved is the tokens that these requests were charged with. busy
+	// is how many requests were refused because of maxRequests.
 	inFlight int
 	reserved int64
 	busy     uint64
 	// unspent is how much output the requests in flight may still have beyond
-	// what they were charged with, as each limit of tokens counts it, by the
-	// limit's unit.
+	// their charges. Limits of tokens count that differently, so it is kept by
+	// the limit's unit.
 	unspent [units]int64
-	// admitted is how many requests were: it numbers their reservations. held
-	// is the number of the latest one when requests in flight last kept out
-	// another one.
+	// admitted is how many requests were admitted. It numbers their
+	// reservations. held is the value of admitted when the requests in flight
+	// last kept another request out.
 	admitted, held uint64
-	// known is the number of the latest request that the others know, and
-	// claims reports whether there is a claim.
+	// known is the number of the latest request that the other replicas know.
+	// claims reports whether a claim is pending.
 	known   uint64
 	claims  bool
 	sharing Sharing
 	reports *reports
-	// changes counts changes of the use, and hurry is set if a limit is more
+	// changes counts changes of the use. hurry is set while a limit is more
 	// than half used.
 	changes atomic.Uint64
 	hurry   atomic.Bool
-	// latest is the report of which the others will know.
+	// latest is the latest report that is not yet confirmed.
 	latest latest
-	// reset is the latest reset, and resetReported when one that was heard was
-	// reported. 0: there was none.
+	// reset is the time of the latest reset. resetReported is when a reset of
+	// another replica was last reported to the hook. Each is 0 before the first
+	// one.
 	reset, resetReported int64
 	clock                clock
 	usual                usual
 	hour                 hour
 }
 
-// tier is the caller's own: its name, and its number, counted from 1. 0: it has
-// none.
+// tier is the caller's tier: its name, and its number, counted from 1. The
+// number is 0 if the caller has no tier.
 type tier struct {
 	name   string
 	number int
 }
 
-// newCaller returns the limiter of a caller that has used nothing. hook may be
-// nil.
+// newCaller returns a caller that has used nothing. hook may be nil.
 func newCaller(name string, id CallerID, hook func(Crossing), r *reports) *Caller {
 	c := &Caller{name: name, id: id, hook: hook, reports: r, usual: newUsual}
 	for id := range ID(MaxLimits) {
@@ -101,15 +101,15 @@ func newCaller(name string, id CallerID, hook func(Crossing), r *reports) *Calle
 // Name returns the caller's name.
 func (c *Caller) Name() string { return c.name }
 
-// ID returns IDOf the caller's name.
+// ID returns the caller's id, which is IDOf its name.
 func (c *Caller) ID() CallerID { return c.id }
 
-// counted are the counters that are active without a limit, too, for reports:
-// the tokens of a day and a month.
+// counted are the counters that are always active, even without a limit,
+// because reports need them: the tokens of a day and a month.
 var counted = []ID{Limit{Kind: Tokens, Unit: Day}.ID(), Limit{Kind: Tokens, Unit: Month}.ID()}
 
-// Change applies the settings of a new config. What was used of a limit stays
-// used, even if its amount has changed.
+// Change applies the settings of a new config. A limit keeps its use even if
+// its amount changes.
 func (c *Caller) Change(now time.Time, s Settings) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -138,8 +138,8 @@ func (c *Caller) Change(now time.Time, s Settings) {
 	}
 }
 
-// divide moves the windows of all counters to now, also of those that are not
-// active, and divides them.
+// divide moves the windows of all counters to now, including inactive ones, and
+// gives them parts if their limits need any.
 func (c *Caller) divide(at int64) {
 	for id := range c.counters {
 		m := &c.counters[id]
@@ -151,7 +151,7 @@ func (c *Caller) divide(at int64) {
 // all iterates over the active counters.
 func (c *Caller) all() iter.Seq2[ID, *counter] { return c.countersIn(c.active) }
 
-// countersIn iterates over the counters whose bits a mask has.
+// countersIn iterates over the counters whose bits are set in mask.
 func (c *Caller) countersIn(mask uint16) iter.Seq2[ID, *counter] {
 	return func(yield func(ID, *counter) bool) {
 		for mask := mask; mask != 0; mask &= mask - 1 {

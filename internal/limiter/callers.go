@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Callers are the limiters of all callers of a pool. They outlive a config.
+// Callers is the set of all callers of a pool. It outlives a config.
 type Callers struct {
 	hook   func(Crossing)
 	writer string
@@ -21,29 +21,28 @@ type Callers struct {
 	mu       sync.RWMutex
 	settings func(name string) Settings
 	byName   map[string]*Caller
-	// inOrder are those of byName in the order of their first requests, which
-	// number them, and swept is when callers were forgotten.
+	// inOrder are the callers of byName in the order of their numbers. swept is
+	// when idle callers were last forgotten.
 	inOrder []*Caller
 	number  int
 	swept   time.Time
 	evicted atomic.Int64
 	most    int // maxCallers
-	// byID also has the callers of which only other replicas have said
-	// something.
+	// byID also contains callers that only other replicas have reported.
 	byID    map[CallerID]*Caller
 	reports *reports
-	// sharing is the argument of the latest Share, and ahead that of the latest
-	// Follow.
+	// sharing is the argument of the latest Share. ahead is the argument of the
+	// latest Follow.
 	sharing Sharing
 	ahead   time.Duration
-	// restored reports whether the others may not know what was added by
-	// Restore.
+	// restored reports whether the other replicas may not know all that Restore
+	// added.
 	restored atomic.Bool
 }
 
 // CallerID identifies a caller in messages between replicas, which do not
-// contain its name. It has 128 bits, so that nobody finds two names with the
-// same one. Inside a process, callers are known by their names.
+// contain the caller's name. It has 128 bits, so that it is infeasible to find
+// two names with the same ID. Within a process, callers are identified by name.
 type CallerID [16]byte
 
 // IDOf returns the id of the caller with this name.
@@ -64,12 +63,12 @@ func (id *CallerID) UnmarshalText(text []byte) error {
 	return err
 }
 
-// maxCallers is how many callers there are at most, those included that other
-// replicas name before they send a request here.
+// maxCallers is the maximum number of callers, including those that only other
+// replicas have reported.
 const maxCallers = 100_000
 
-// NewCallers returns an empty set of callers. hook gets the marks that the use
-// of a limit has reached; it is called without any lock, and may be nil.
+// NewCallers returns an empty set of callers. hook receives the marks that the
+// use of a limit reaches. It is called without any lock, and may be nil.
 func NewCallers(hook func(Crossing)) *Callers {
 	writer := make([]byte, 16)
 	rand.Read(writer)
@@ -77,11 +76,11 @@ func NewCallers(hook func(Crossing)) *Callers {
 	return &Callers{most: maxCallers, hook: hook, writer: id, reports: &reports{writer: id}, byName: make(map[string]*Caller), byID: make(map[CallerID]*Caller)}
 }
 
-// Writer returns a random id of 32 hexadecimal digits. In messages between
-// replicas, it is the one whose use it is.
+// Writer returns a random id of 32 hexadecimal digits, which identifies this
+// replica's use in messages between replicas.
 func (cs *Callers) Writer() string { return cs.writer }
 
-// Configure applies a config: settings returns those of a caller.
+// Configure applies a config. settings returns the settings of a caller.
 func (cs *Callers) Configure(now time.Time, settings func(name string) Settings) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -91,7 +90,7 @@ func (cs *Callers) Configure(now time.Time, settings func(name string) Settings)
 	}
 }
 
-// Get returns the caller with this name.
+// Get returns the caller with this name, and creates it if it is new.
 func (cs *Callers) Get(now time.Time, name string) *Caller {
 	cs.mu.RLock()
 	c := cs.byName[name]
@@ -133,8 +132,8 @@ func (cs *Callers) ofID(now time.Time, id CallerID) *Caller {
 	return c
 }
 
-// From returns the callers that Get was called for, in the order of the first
-// calls, without those up to a number.
+// From returns the named callers whose numbers are greater than number, in the
+// order of their first requests.
 func (cs *Callers) From(number int) []*Caller {
 	cs.mu.RLock()
 	defer cs.mu.RUnlock()
@@ -142,15 +141,15 @@ func (cs *Callers) From(number int) []*Caller {
 	return slices.Clone(cs.inOrder[i:])
 }
 
-// All returns the callers that Get was called for, by name.
+// All returns the named callers, sorted by name.
 func (cs *Callers) All() []*Caller {
 	cs.mu.RLock()
 	defer cs.mu.RUnlock()
 	return slices.SortedFunc(maps.Values(cs.byName), func(a, b *Caller) int { return cmp.Compare(a.name, b.name) })
 }
 
-// Name makes All return the callers with these names, too, of which so far only
-// other replicas have said something.
+// Name gives names to callers that so far only other replicas have reported, so
+// that All and From return them.
 func (cs *Callers) Name(now time.Time, names []string) {
 	var heard []string
 	cs.mu.RLock()
@@ -165,15 +164,16 @@ func (cs *Callers) Name(now time.Time, names []string) {
 	}
 }
 
-// Heard records what another replica has used for a caller, as Caller.Heard
-// does. The caller may be one that has sent no request here yet.
+// Heard records another replica's use for a caller: see [Caller.Heard]. The
+// caller may have sent no request here yet.
 func (cs *Callers) Heard(now time.Time, id CallerID, replica string, version uint64, entries []Entry) {
 	if c := cs.heardOf(now, id); c != nil {
 		c.Heard(now, replica, version, entries)
 	}
 }
 
-// heardOf returns a caller that others name, or nil if there are too many.
+// heardOf returns a caller that another replica reports. It returns nil if
+// there are too many callers.
 func (cs *Callers) heardOf(now time.Time, id CallerID) *Caller {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -186,7 +186,7 @@ func (cs *Callers) heardOf(now time.Time, id CallerID) *Caller {
 	return c
 }
 
-// Share applies Caller.Share to all callers.
+// Share sets for all callers how replicas share the limits: see [Caller.Share].
 func (cs *Callers) Share(now time.Time, s Sharing) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -199,9 +199,9 @@ func (cs *Callers) Share(now time.Time, s Sharing) {
 	}
 }
 
-// Follow makes the windows of all callers follow a clock that is ahead of ours
-// by so much, until the next call. Replicas mean the same windows if they
-// follow the same clock.
+// Follow makes the windows of all callers follow a clock that is ahead of the
+// local one by ahead, until the next call. Replicas that follow the same clock
+// have the same windows.
 func (cs *Callers) Follow(now time.Time, ahead time.Duration) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -214,7 +214,8 @@ func (cs *Callers) Follow(now time.Time, ahead time.Duration) {
 	}
 }
 
-// Spread applies Caller.Spread to all callers.
+// Spread distributes the use of other replicas over time for all callers: see
+// [Caller.Spread].
 func (cs *Callers) Spread(now time.Time, courses map[CallerID]map[string][]Course) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()

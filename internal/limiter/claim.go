@@ -5,25 +5,26 @@ import (
 	"time"
 )
 
-// A replica may spend its part of what is left without asking the others. A
-// request that is larger than that, or comes when the part is spent, is refused
-// as Unheard or OverPart, and may make a claim: its charge is reported like any
-// other, and the request waits. Once the others know of the charge, and what
-// they used until then is known here, it is admitted if it fits into the
-// limits. So of several replicas with such a request at the same moment, none
-// is admitted that would exceed a limit together with others.
+// A replica may spend its part of the remaining limit without asking the other
+// replicas. A request that is larger than this part, or that comes when the
+// part is spent, is refused as Unheard or OverPart. Such a request may make a
+// claim: its estimate is charged and reported as usual, and the request waits.
+// Once the other replicas know of the charge, and this replica knows what they
+// had used by then, the request is admitted if it fits into the limits. So if
+// several replicas have such a request at the same moment, they never admit
+// requests that exceed a limit together.
 //
-// If two claims do not fit together, the replica with the lower id goes on
+// If two claims do not fit together, the replica with the lower id keeps
 // waiting, and the other one gives its charge back.
 
-// Claim is a request that waits until the others know of it. It ends with
-// Decide or Withdraw.
+// Claim is a request that waits until the other replicas know of its charge. It
+// ends with Decide or Withdraw.
 type Claim struct {
 	Reservation
-	// why is the refusal without a claim. nil: there is room for the request in
-	// this replica's part by now.
+	// why is the refusal that the claim avoids. It is nil if this replica's
+	// part had room for the request when the claim was made.
 	why *Refusal
-	// figures are what the others had used of each limit when the claim was
+	// figures are the other replicas' uses of each limit when the claim was
 	// made.
 	figures [MaxLimits][]figure
 }
@@ -31,8 +32,8 @@ type Claim struct {
 // MayClaim reports whether a claim may admit the request.
 func (r *Refusal) MayClaim() bool { return r.Reason == Unheard || r.Reason == OverPart }
 
-// Claim makes a claim for a request, or returns why it is refused. A caller has
-// one claim at a time.
+// Claim makes a claim for a request, or returns why the request is refused. A
+// caller has at most one claim at a time.
 func (c *Caller) Claim(now time.Time, e Estimate) (claim *Claim, refusal *Refusal) {
 	c.mu.Lock()
 	at := c.roll(now)
@@ -59,8 +60,8 @@ func (c *Caller) Claim(now time.Time, e Estimate) (claim *Claim, refusal *Refusa
 	return claim, refusal
 }
 
-// Decide reports whether it is decided if the request is admitted: if there is
-// no refusal, it is, and must be settled.
+// Decide reports whether the claim is decided. If it is, and there is no
+// refusal, the request is admitted, and its reservation must be settled.
 func (l *Claim) Decide(now time.Time) (decided bool, refusal *Refusal) {
 	c := l.caller
 	c.mu.Lock()
@@ -81,7 +82,7 @@ func (l *Claim) Decide(now time.Time) (decided bool, refusal *Refusal) {
 	return true, nil
 }
 
-// Withdraw gives the charge back, and returns why the request is refused.
+// Withdraw gives the charge back, and returns the refusal of the request.
 func (l *Claim) Withdraw(now time.Time) *Refusal {
 	c := l.caller
 	c.mu.Lock()
@@ -92,7 +93,8 @@ func (l *Claim) Withdraw(now time.Time) *Refusal {
 	return l.why
 }
 
-// exceeds reports whether the request exceeds a limit with what is used.
+// exceeds reports whether the request and the use of all replicas exceed a
+// limit.
 func (l *Claim) exceeds(at int64) bool {
 	for id, m := range l.caller.countersIn(l.charged) {
 		if m.limit.Amount == 0 || m.then > 0 || l.reset != l.caller.reset {
@@ -109,8 +111,8 @@ func (l *Claim) exceeds(at int64) bool {
 	return false
 }
 
-// isFirst reports whether this replica's id is lower than those of all others
-// that have used something since the claim was made.
+// isFirst reports whether this replica's id is lower than the ids of all
+// replicas whose use has grown since the claim was made.
 func (l *Claim) isFirst() bool {
 	for id, m := range l.caller.countersIn(l.charged) {
 		for _, f := range m.figures {

@@ -5,20 +5,20 @@ import (
 	"time"
 )
 
-// clock is the one that windows follow.
+// clock is the clock that windows follow.
 type clock struct {
-	// ahead is by how much it is ahead of ours.
+	// ahead is by how many nanoseconds it is ahead of the local clock.
 	ahead int64
 	// latest is the latest time that it has shown.
 	latest int64
 }
 
-// standstill is how far a clock may be set back before that makes a difference:
-// callers read the clock before they get the lock, so time may seem to go back
-// a little.
+// standstill is how far the clock may go back without an effect. Callers read
+// the clock before they get the lock, so time may seem to go back a little.
 const standstill = int64(2 * time.Second)
 
-// roll makes all windows those of now.
+// roll moves all windows to now. It returns the time by the clock that windows
+// follow.
 func (c *Caller) roll(now time.Time) (at int64) {
 	at = now.UnixNano() + c.clock.ahead
 	switch {
@@ -35,7 +35,7 @@ func (c *Caller) roll(now time.Time) (at int64) {
 	return at
 }
 
-// follow makes the windows follow a clock that is ahead of ours by so much.
+// follow makes the windows follow a clock that is ahead of the local one.
 func (c *Caller) follow(now time.Time, ahead time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -47,8 +47,8 @@ func (c *Caller) follow(now time.Time, ahead time.Duration) {
 	c.roll(now)
 }
 
-// set sets the clock. No time has passed by that, so what is used stays as old
-// as it was.
+// set sets the clock. No time passes by that, so the age of all use stays the
+// same.
 func (c *Caller) set(from, to int64) {
 	for id := range c.counters {
 		c.counters[id].set(ID(id), from, to, c.location)
@@ -70,9 +70,9 @@ func (m *counter) set(id ID, from, to int64, location *time.Location) {
 	}
 }
 
-// carry has a later day or month begin with what is used in the current one. A
-// clock that is set forward over midnight, again and again, must not begin a
-// new day each time.
+// carry moves the use of the current day or month to a later one. A clock that
+// is set forward over midnight again and again must not start an empty day each
+// time.
 func (m *counter) carry(next window) {
 	for i := range m.figures {
 		m.figures[i].window += next.index - m.index
@@ -81,8 +81,8 @@ func (m *counter) carry(next window) {
 	m.window = next
 }
 
-// shift moves what is used as far as the clock was set, in whole parts: rather
-// too far than not far enough.
+// shift moves all use by the time by which the clock was set. It moves whole
+// parts, and rounds up rather than down.
 func (m *counter) shift(from, to int64, next window) {
 	length, last := m.end-m.start, m.part(from)
 	m.debt.from += to - from
@@ -107,7 +107,7 @@ func (m *counter) shift(from, to int64, next window) {
 	m.wrote = [2]bool{m.wrote[0] || m.wrote[1], m.wrote[0] || m.wrote[1]}
 }
 
-// shift moves all by some parts, and not beyond the last one.
+// shift moves the use by some parts, but not beyond the part last.
 func (s *sums) shift(by, last int) {
 	if s.parts == nil {
 		return
@@ -121,8 +121,8 @@ func (s *sums) shift(by, last int) {
 	}
 }
 
-// unite has an earlier day or month, which begins once more, also have what was
-// used since it ended.
+// unite adds the use since the end of an earlier day or month to that day or
+// month, because it begins once more.
 func (m *counter) unite(next window) {
 	isBefore := next.index == m.index-1
 	for _, s := range m.sums() {

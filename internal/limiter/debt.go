@@ -5,37 +5,38 @@ import (
 	"time"
 )
 
-// debt is what was used beyond a limit. Without it, a caller that exceeds a
-// limit again and again would get more than the limit on average: it would only
-// have to wait until the window is empty.
+// debt is the use beyond a limit. Without it, a caller that exceeds a limit
+// again and again would get more than the limit on average, because it would
+// only have to wait until the window is empty.
 //
-// A window that slides pays a debt back at the limit's rate, from a window's
-// length after the last excess on. The next day or month begins with it. A debt
-// is bounded, because a backend may report any use.
+// In a sliding window, a debt is paid back at the limit's rate, starting one
+// window's length after the last excess. The debt of a day or a month is
+// charged to the next one. A debt is bounded, because a backend may report any
+// use.
 type debt struct {
-	// excess is what was used beyond the limit, and from is when it begins to
-	// be paid back. A day or a month pays nothing back.
+	// excess is the use beyond the limit. from is when paying back starts, for
+	// a sliding window.
 	excess, from int64
-	// due is how much the day or the month before has left.
+	// due is the debt that the previous day or month left.
 	due int64
 }
 
 const (
-	// mostSliding and mostCalendar are how many times a limit a debt is at
-	// most. No request owes more than mostLearned.
+	// mostSliding and mostCalendar are the largest debts, as multiples of the
+	// limit. A single request adds at most mostLearned.
 	mostSliding  = 60
 	mostCalendar = 1
-	// settled is how long replicas share a limit before one owes what others
-	// use beyond it. When they have just found each other, they do not agree on
-	// what was used and when: then one of them would owe all that another one
-	// uses within the limit.
+	// settled is how long replicas must share a limit before one of them owes
+	// the others' use beyond it. Replicas that have just connected do not agree
+	// on how much was used when, so one of them could otherwise owe what
+	// another one used within the limit.
 	settled = int64(time.Minute)
-	// never is after all times.
+	// never is later than all times.
 	never = 1 << 62
 )
 
-// owe records that so much more is used, or less, of a limit without a tier for
-// what is over it. Callers change the use afterwards.
+// owe updates the debt before the use changes by the amount by, which may be
+// negative. A limit that moves requests to another tier has no debt.
 func (m *counter) owe(now, by int64) {
 	if m.limit.Amount == 0 || m.then > 0 {
 		return
@@ -56,14 +57,14 @@ func (m *counter) owe(now, by int64) {
 	d.excess, d.from = min(most, add(m.owed(now), excess)), now+m.end-m.start
 }
 
-// next begins the next day or month.
+// next starts the next day or month.
 func (d *debt) next(calendar bool) {
 	if calendar {
 		d.excess, d.due = 0, d.excess
 	}
 }
 
-// owed returns how much of the debt is left.
+// owed returns how much of the debt is not paid back yet.
 func (m *counter) owed(now int64) int64 {
 	d := &m.debt
 	if m.calendar() || now <= d.from || d.excess == 0 {
@@ -78,9 +79,9 @@ func (m *counter) owed(now int64) int64 {
 	return max(0, d.excess-int64(min(paid, 1<<61)))
 }
 
-// use returns how much counts as used now: what was used in the window, what is
-// held back, and the debt. While the window has what was used beyond the limit,
-// it does not count twice.
+// use returns how much counts as used now: the use in the window, what is held
+// back for vanished replicas, and the debt. An excess that is still in the
+// window does not count twice.
 func (m *counter) use(now int64) int64 {
 	spent := add(m.spent(now), m.heldBack(now))
 	if m.calendar() {
@@ -92,7 +93,8 @@ func (m *counter) use(now int64) int64 {
 	return spent
 }
 
-// repaid returns how long it takes until so much room is left besides the debt.
+// repaid returns the time until enough of the debt is paid back to leave room
+// for need.
 func (m *counter) repaid(now, need int64) int64 {
 	over := m.debt.excess - (m.limit.Amount - need)
 	if m.calendar() || over <= 0 || m.owed(now) == 0 {

@@ -7,59 +7,59 @@ import (
 )
 
 // A request is charged with an estimate, and may cost more. If only estimates
-// counted, a caller that has had short answers could ask for any number of long
-// ones at once. So each limit of tokens counts, besides what is used, the
-// output that the requests in flight may still have: with that, a further
-// request has to fit into the limit.
+// counted, a caller whose answers so far were short could start any number of
+// long ones at the same time. So a limit of tokens also counts the output that
+// the requests in flight may still have. A further request must fit into the
+// limit together with that.
 //
-// How much a request may have is what it declares, or 16k tokens for each
-// reply, until more is known: then it is the largest output that the caller got
-// for the model within a day. That is learned step by step, like the window of
-// a TCP connection: each answer that came while this rule held back others
-// vouches for one more request in flight, so that their number doubles with
-// each round of answers. An answer of less than 128 tokens vouches for a part
-// of one. So short answers one after the other, which cost a caller next to
-// nothing, do not vouch for many long ones at once. What other callers got does
-// not count.
+// At first, the maximum output of a request is what it declares, or 16k tokens
+// for each reply. With experience, it approaches the largest output that the
+// caller got for the model within a day. It is learned step by step, like the
+// window of a TCP connection: each answer that came while this rule kept out
+// other requests vouches for one more request in flight, so that their number
+// doubles with each round of answers. An answer of less than 128 tokens vouches
+// for a fraction of a request, so that a series of short answers, which cost a
+// caller next to nothing, does not vouch for many long ones. Each caller's
+// experience is separate.
 //
-// A caller without requests in flight is bound in another way. Its request may
-// exceed the limit by a tenth if it has all the output that it may have; but a
-// fifth of a limit is the most that is kept free for that.
+// A caller without requests in flight has a simpler rule: its request may
+// exceed the limit by at most a tenth if it has its maximum output. To make
+// sure of that, at most a fifth of the limit must be free besides the prompt.
 
 const (
-	// mostOutput is how much output a reply has at most, as long as nothing is
-	// known.
+	// mostOutput is the maximum output of a reply while nothing is known.
 	mostOutput = 16 << 10
 	// vouching is the shortest output that vouches for one more request in
 	// flight.
 	vouching = 128
-	// mostDeclared is the largest output that counts, so that those of all
-	// requests in flight can be added up.
+	// mostDeclared is the largest declared output that counts, so that the sum
+	// for all requests in flight does not overflow.
 	mostDeclared = 1 << 40
-	// remembered is how long an output is remembered, at least.
+	// remembered is the shortest time for which an output is remembered.
 	remembered = int64(24 * time.Hour)
-	// maxModels is for how many models of a caller outputs are remembered. All
-	// others have one together.
+	// maxModels is the number of models of a caller whose outputs are
+	// remembered separately. All further models share one entry.
 	maxModels = 64
 )
 
-// flight is what a request in flight counts as.
+// flight is the state of a request while it is in flight.
 type flight struct {
 	model string
-	// replies is how many the request asks for.
+	// replies is the number of requested replies.
 	replies int64
-	// most is how much output the request may have, as each limit of tokens
-	// counts it, by the limit's unit.
+	// most is the request's maximum output. Limits of tokens count that
+	// differently, so it is kept by the limit's unit.
 	most [units]int64
-	// spent is what the request has been charged with for its output so far.
+	// spent is the output that the request was charged with so far.
 	spent int64
 }
 
-// left returns how much more output the request may have, as a limit counts it.
+// left returns how much more output the request may have, by the limit of a
+// unit.
 func (f *flight) left(u Unit) int64 { return max(0, f.most[u]-f.spent) }
 
-// flightOf returns what a request counts as. its is the use of its model, or
-// nil if there was none.
+// flightOf returns the state of a request that starts with a charge for output.
+// its is the use of the request's model, or nil if there was none.
 func (c *Caller) flightOf(e Estimate, its *modelUse, output int64) flight {
 	f := flight{model: e.Model, replies: max(1, e.Replies), spent: output}
 	if e.Prompt <= 0 || e.Output == 0 {
@@ -77,22 +77,23 @@ func (c *Caller) flightOf(e Estimate, its *modelUse, output int64) flight {
 	return f
 }
 
-// add adds what the request may still have to what may follow.
+// add adds the output that the request may still have to the caller's sums, or
+// subtracts it if sign is -1.
 func (c *Caller) add(f *flight, sign int64) {
 	for u := range c.unspent {
 		c.unspent[u] += sign * f.left(Unit(u))
 	}
 }
 
-// room returns how much has to be left of a limit of tokens for a request with
-// nothing else in flight. Each replica may have one.
+// room returns how much of a limit of tokens must be left for a request if
+// nothing else is in flight. Each replica may admit one such request.
 func (c *Caller) room(r *Reservation, l Limit) int64 {
 	return r.prompt + min(multiply(r.flight.most[l.Unit], c.sharing.Replicas), l.Amount/10*3) - l.Amount/10
 }
 
-// overFlight returns why a request does not fit into a limit, because of what
-// requests in flight may still use, or nil. The other replicas may have as many
-// in flight as this one.
+// overFlight returns the refusal of a request that does not fit into a limit
+// together with the output that requests in flight may still have, or nil. It
+// assumes that each replica has as many requests in flight as this one.
 func (c *Caller) overFlight(r *Reservation, l Limit, used int64) *Refusal {
 	unspent := c.unspent[l.Unit]
 	with := add(used, multiply(unspent, c.sharing.Replicas))
@@ -104,8 +105,7 @@ func (c *Caller) overFlight(r *Reservation, l Limit, used int64) *Refusal {
 	return &Refusal{Reason: InFlight, Limit: l, Allowed: l.Amount, Used: with, Requested: need, Wait: time.Second}
 }
 
-// Spend charges the output that the request has had so far, if that is more
-// than it was charged with.
+// Spend charges the request's output so far, as far as it exceeds the charge.
 func (r *Reservation) Spend(now time.Time, output int64) {
 	c, more := r.caller, limited(output)-r.spent
 	if c == nil || more <= 0 {
@@ -144,8 +144,8 @@ func (c *Caller) ended(r *Reservation) {
 	c.add(&r.flight, -1)
 }
 
-// Leave ends a request whose output goes on: it is charged with all output that
-// it may have. The reservation that it returns may be settled later, or never.
+// Leave ends a request whose output goes on, and charges it with its maximum
+// output. The returned reservation may be settled later, or never.
 func (r *Reservation) Leave(now time.Time) (later Reservation) {
 	c := r.caller
 	if c == nil {
@@ -164,15 +164,16 @@ func (r *Reservation) Leave(now time.Time) (later Reservation) {
 	return later
 }
 
-// outputs are those of the requests for a model: of the day before, and of the
-// current one, which is not that of a calendar. largest is the largest output
-// of a reply, and vouched is how much output in flight all of them vouch for.
+// outputs are the outputs of requests for a model, in two periods of 24 hours:
+// the previous one and the current one, which started at since. largest is the
+// largest output of a reply. vouched is the output in flight for which all
+// answers vouch.
 type outputs struct {
 	since            int64
 	largest, vouched [2]int64
 }
 
-// forget forgets what is too old.
+// forget starts a new period if the current one is over.
 func (o *outputs) forget(now int64) {
 	switch since := now - o.since; {
 	case since >= 2*remembered, since < 0: // or the clock was set back
@@ -182,7 +183,7 @@ func (o *outputs) forget(now int64) {
 	}
 }
 
-// atLeast records that a request has had so much output, and is not over.
+// atLeast records the output so far of a request that may not have ended.
 func (o *outputs) atLeast(output, replies int64) {
 	o.largest[1] = max(o.largest[1], min(output, mostLearned)/max(1, replies))
 }
@@ -193,7 +194,7 @@ func (o *outputs) vouch(output int64) {
 
 var seed = maphash.MakeSeed()
 
-// of returns the use of a model, which the caller may change.
+// of returns the use of a model for writing, and adds it if it is new.
 func (u *usual) of(model string, now int64) *modelUse {
 	key := maphash.String(seed, model)
 	its := u.byModel[key]
@@ -226,8 +227,10 @@ func (u *usual) known(model string, now int64) *modelUse {
 	return its
 }
 
-// most returns how much output a request may have, as a limit of this amount
-// counts it, which replicas share. 0: it is no limit.
+// most returns the maximum output that a limit of this amount, which some
+// replicas share, assumes for a request. The more answers have vouched, the
+// closer it is to the largest output so far. limit is 0 if the counter has no
+// limit.
 func (o *outputs) most(e Estimate, limit int64, shared int) int64 {
 	replies := min(max(1, e.Replies), mostDeclared/mostOutput)
 	most := replies * mostOutput

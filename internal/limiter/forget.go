@@ -7,27 +7,27 @@ import (
 	"time"
 )
 
-// Callers by tokens of an identity provider come and go. A caller is forgotten
-// when it was not seen for a day, has nothing in flight, and nothing counts in
-// any of its windows, here or elsewhere. As the tokens of a month always count,
-// these are as many callers as have used something in a month, or came in a
-// day.
+// Callers that are identified by tokens of an identity provider come and go. A
+// caller is forgotten if it was not seen for a day, has nothing in flight, and
+// has no use in any current window, here or at other replicas. Its tokens are
+// counted by the month, so the memory holds all callers of the last day and
+// those that used tokens in this month.
 //
-// There are at most maxCallers. Of more, those are forgotten that were not seen
-// for the longest time and have nothing in flight, although what they have used
-// counts. Evicted says how many.
+// There are at most maxCallers. Beyond that, the callers without requests in
+// flight that were not seen for the longest time are forgotten, although their
+// use still counts. Evicted counts them.
 //
-// Only a new caller makes others be forgotten, at most once an hour: without
-// new ones, memory does not grow.
+// Callers are forgotten only when a new caller arrives, and idle ones at most
+// once an hour: without new callers, memory does not grow.
 const (
 	unseen = 24 * time.Hour
 	sweeps = time.Hour
-	// evictedShare is which part of maxCallers is evicted at a time, so that
-	// few new callers have others sorted.
+	// evictedShare is the fraction of maxCallers that is evicted at once, as
+	// 1/evictedShare, so that callers are rarely sorted.
 	evictedShare = 16
 )
 
-// see records that the caller was asked for. The time is exact to a minute, so
+// see records that the caller was requested. The time is exact to a minute, so
 // that few requests write it.
 func (c *Caller) see(now time.Time) {
 	if at := now.UnixNano(); at-c.seen.Load() > int64(time.Minute) {
@@ -38,12 +38,12 @@ func (c *Caller) see(now time.Time) {
 // Number returns the caller's place in the order of first requests, from 1.
 func (c *Caller) Number() int { return c.number }
 
-// Forgotten reports whether the caller was forgotten. It does not come back:
-// another one has its name then.
+// Forgotten reports whether the caller was forgotten. A forgotten caller is not
+// used again: its next request gets another Caller with the same name.
 func (c *Caller) Forgotten() bool { return c.forgotten.Load() }
 
-// forget forgets callers. The lock of cs is held, so that no request gets one
-// of them meanwhile.
+// forget removes idle callers. cs.mu must be held, so that no request gets one
+// of them in the meantime.
 func (cs *Callers) forget(now time.Time) {
 	if since := now.Sub(cs.swept); since >= 0 && since < sweeps {
 		return
@@ -57,9 +57,9 @@ func (cs *Callers) forget(now time.Time) {
 	cs.inOrder = slices.DeleteFunc(cs.inOrder, (*Caller).Forgotten)
 }
 
-// evict makes room for a caller, if there are too many: those go first that
-// only other replicas have named, and then those that were not seen for the
-// longest time. The lock of cs is held.
+// evict makes room for a caller if there are too many: first it removes callers
+// that only other replicas have reported, then those that were not seen for the
+// longest time. cs.mu must be held.
 func (cs *Callers) evict() {
 	if len(cs.byID) < cs.most {
 		return
@@ -95,7 +95,7 @@ func (cs *Callers) remove(c *Caller) {
 	}
 }
 
-// idle reports whether nothing of the caller counts. A reset counts as a
+// idle reports whether the caller has no use that counts. A reset counts as a
 // charge.
 func (c *Caller) idle(now time.Time) bool {
 	c.mu.Lock()

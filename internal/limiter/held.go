@@ -6,35 +6,36 @@ import (
 	"time"
 )
 
-// A replica that has vanished, without saying that it stops, may still serve
-// requests: perhaps only its connection is lost. If the others let its use
-// slide out of the windows meanwhile, they would use what it goes on using,
-// too.
+// A replica that has vanished without announcing its end may still serve
+// requests: perhaps only its connection is lost. If the other replicas let its
+// use slide out of the windows, they would admit requests for capacity that it
+// goes on using.
 //
-// So they hold its part back. Until a minute after it was last heard, its use
-// counts as at least that of the moment at which it was missed, but as no more
-// than an equal part of the limit, which is the most that it may use by itself.
-// A report of its own ends that. Days and months need no such rule, because
-// nothing slides out of them.
+// So they hold its part back. Until a minute after the replica was last heard,
+// its use counts as at least the use at the moment when it was missed, but as
+// no more than an equal part of the limit, which is the most that it may use on
+// its own. A report from the replica ends that. Days and months do not need
+// this rule, because no use slides out of them.
 
-// Vanished is a replica that is not heard any more.
+// Vanished is a replica that is no longer heard.
 type Vanished struct {
-	// Writer is how its id begins.
+	// Writer is a prefix of the replica's id.
 	Writer string
-	// Until is for how long its part of the limits is held back.
+	// Until is the time until which its part of the limits is held back.
 	Until time.Time
 }
 
-// held is what is held back of a limit for a replica.
+// held is the part of a limit that is held back for a replica.
 type held struct {
-	// key stands for the replica, as in figure.
+	// key identifies the replica, as in figure.
 	key uint64
-	// least is the least that counts as its use before a time.
+	// least is the minimum that counts as the replica's use before the time
+	// until.
 	least, until int64
 }
 
-// Hold holds back the parts of replicas that have vanished just now. replicas
-// is how many share the limits, with these.
+// Hold holds back the parts of replicas that have just vanished. replicas is
+// the number of replicas that share the limits, including the vanished ones.
 func (cs *Callers) Hold(now time.Time, vanished []Vanished, replicas int) {
 	cs.mu.RLock()
 	defer cs.mu.RUnlock()
@@ -64,7 +65,7 @@ func (c *Caller) hold(now time.Time, vanished []Vanished, replicas int) {
 	}
 }
 
-// release ends what is held back for a replica, because that said what it used.
+// release ends holding back for a replica, because it has reported its use.
 func (c *Caller) release(key uint64) {
 	for _, m := range c.all() {
 		m.release(key)
@@ -75,8 +76,8 @@ func (m *counter) release(key uint64) {
 	m.held = slices.DeleteFunc(m.held, func(h held) bool { return h.key == key })
 }
 
-// heldBack returns how much counts as used by replicas that have vanished, in
-// addition to what they are known to have used.
+// heldBack returns how much counts as used by vanished replicas in addition to
+// their known use.
 func (m *counter) heldBack(now int64) (back int64) {
 	for _, h := range m.held {
 		if now < h.until {
@@ -86,7 +87,7 @@ func (m *counter) heldBack(now int64) (back int64) {
 	return back
 }
 
-// heldFor returns for how long something is held back.
+// heldFor returns the time until nothing is held back.
 func (m *counter) heldFor(now int64) (left int64) {
 	for _, h := range m.held {
 		left = max(left, h.until-now)
@@ -95,8 +96,8 @@ func (m *counter) heldFor(now int64) (left int64) {
 }
 
 // usedBy returns how much another replica has used in the window that ends now.
-// It is known when all others together have used what is left of the window
-// before, so that counts as used at the same times.
+// The times of its use in the previous window are not known: they are assumed
+// to be distributed like those of all other replicas together.
 func (m *counter) usedBy(key uint64, now int64) (used int64) {
 	if i, known := m.figureOf(key, m.index); known {
 		used = m.figures[i].used

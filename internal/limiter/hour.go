@@ -5,17 +5,18 @@ import (
 	"time"
 )
 
-// hour counts what a caller has done in the last hour, in twelve parts of five
-// minutes. [Caller.Hour] returns the parts, which a replica that ends leaves to
-// the others. The caller's mutex guards it. If the clock is set back into the
-// part before, the current part goes on; if it is set back further, all parts
-// are cleared.
+// hour counts a caller's requests and tokens of the last hour, in twelve parts
+// of five minutes. [Caller.Hour] returns the parts, so that a replica that ends
+// can leave them to the other replicas. The caller's mutex guards it. If the
+// clock is set back into the previous part, the current part goes on. If it is
+// set back further, all parts are cleared.
 type hour struct {
-	// current is the number of the current part. The part of a number is at the
-	// number modulo hourParts.
+	// current is the number of the current part. A part is stored at its number
+	// modulo hourParts.
 	current int64
 	parts   [hourParts]struct{ requests, tokens int64 }
-	// refused is nil until a request was refused, which most callers never see.
+	// refused is nil until a request is refused, which is never for most
+	// callers.
 	refused *[hourParts][refusals]uint32
 }
 
@@ -24,26 +25,27 @@ const (
 	partLength = int64(5 * time.Minute)
 )
 
-// refusals is how many things refuse requests: the limits, by their ids, and
-// those that follow.
+// refusals is the number of things that can refuse a request: the limits, by
+// their IDs, and the ones listed below.
 const refusals = MaxLimits + 5
 
-// The numbers of what refuses requests besides the limits.
+// The numbers of the things besides limits that can refuse a request.
 const (
 	byMaxRequests = MaxLimits + iota
-	// ByModel and ByServiceTier: the request is not certain to be for one that
-	// the caller may use.
+	// ByModel and ByServiceTier mean that the request's model or service tier
+	// is not certain to be allowed for the caller.
 	ByModel
 	ByServiceTier
-	// ByDeny: all requests of the caller are refused.
+	// ByDeny means that all requests of the caller are refused.
 	ByDeny
-	// ByReserve: only shares of other tiers are left of the backends.
+	// ByReserve means that the rest of the backends' limits is reserved for
+	// other tiers.
 	ByReserve
 )
 
 var refusalNames = [...]string{"max_requests", "model", "service_tier", "deny", "reserve"}
 
-// refusalName returns what refuses requests as operators write it, such as
+// refusalName returns the name of a number, as operators write it, such as
 // tokens/minute.
 func refusalName(by int) string {
 	if by < MaxLimits {
@@ -52,7 +54,8 @@ func refusalName(by int) string {
 	return refusalNames[by-MaxLimits]
 }
 
-// at returns the index of the part of a time, after forgetting what is over.
+// at returns the index of the part for a time, and clears the parts that are
+// over.
 func (h *hour) at(now int64) int64 {
 	part := max(0, now/partLength)
 	if part == h.current-1 {
@@ -73,17 +76,18 @@ func (h *hour) at(now int64) int64 {
 	return part % hourParts
 }
 
-// LastHour is what a caller has done in the last hour.
+// LastHour is the use of a caller in the last hour.
 type LastHour struct {
 	Requests int64 `json:"requests"`
 	Tokens   int64 `json:"tokens"`
-	// Refused are the requests that were refused, by what refused them: a limit
-	// such as tokens/minute, max_requests, model, service_tier, deny or
+	// Refused counts the refused requests by the thing that refused them: a
+	// limit such as tokens/minute, max_requests, model, service_tier, deny or
 	// reserve.
 	Refused map[string]uint64 `json:"refused"`
 }
 
-// Add adds another replica's last hour. What that says may be anything.
+// Add adds another replica's last hour, which may contain any names and
+// numbers.
 func (l *LastHour) Add(other LastHour) {
 	l.Requests += other.Requests
 	l.Tokens += other.Tokens
@@ -119,18 +123,18 @@ func (h *hour) snapshot(now int64) (sum LastHour) {
 	return sum
 }
 
-// HourPart is a part of the last hour of a caller. Refused has the requests
-// that were refused, by the number of what refused them.
+// HourPart is a part of a caller's last hour. Refused counts the refused
+// requests by the number of the thing that refused them.
 type HourPart struct {
 	Number, Requests, Tokens int64
 	Refused                  map[int]uint32
 }
 
-// HourTTL is how long a part may count.
+// HourTTL is the longest time for which a part may count.
 const HourTTL = time.Duration((hourParts + 1) * partLength)
 
-// Hour returns the parts of the last hour in which the caller has done
-// anything.
+// Hour returns the parts of the last hour in which the caller had any use or
+// refusal.
 func (c *Caller) Hour(now time.Time) (parts []HourPart) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -156,7 +160,8 @@ func (c *Caller) Hour(now time.Time) (parts []HourPart) {
 	return parts
 }
 
-// SumHour adds up the parts that are of the last hour. They may be anything.
+// SumHour adds up the parts that belong to the last hour. It ignores invalid
+// ones.
 func SumHour(now time.Time, parts []HourPart) (sum LastHour) {
 	current := now.UnixNano() / partLength
 	for _, part := range parts {
@@ -178,14 +183,14 @@ func SumHour(now time.Time, parts []HourPart) (sum LastHour) {
 	return sum
 }
 
-// add counts requests, and what they have cost.
+// add counts requests and the tokens that they cost.
 func (h *hour) add(now, requests, tokens int64) {
 	part := &h.parts[h.at(now)]
 	part.requests += requests
 	part.tokens = add(part.tokens, tokens)
 }
 
-// refuse counts a request that was refused.
+// refuse counts a refused request.
 func (h *hour) refuse(now int64, by int) {
 	part := h.at(now)
 	if h.refused == nil {
@@ -194,8 +199,8 @@ func (h *hour) refuse(now int64, by int) {
 	h.refused[part][by]++
 }
 
-// RefusedBy counts a request that something else than a limit has refused: one
-// of the numbers above.
+// RefusedBy counts a request that was refused by ByModel, ByServiceTier, ByDeny
+// or ByReserve.
 func (c *Caller) RefusedBy(now time.Time, by int) {
 	c.mu.Lock()
 	c.hour.refuse(c.roll(now), by)

@@ -5,22 +5,22 @@ import (
 	"sync"
 )
 
-// maxLeft is how many responses in the background are remembered.
+// maxLeft is the maximum number of background responses that are remembered.
 const maxLeft = 10_000
 
-// Left has what is to be known of responses that go on after the reply to their
-// request, by their ids, until a reply says what they have used. Of too many,
-// the oldest are forgotten. The zero Left is empty.
+// Left remembers a value for each response that goes on after the reply to its
+// request, by the response's id, until a later reply reports its use. If there
+// are too many, the oldest ones are forgotten. The zero Left is empty.
 type Left[T any] struct {
 	mu   sync.Mutex
 	byID map[uint64]T
-	// ids are those of byID in the order in which they came, in a ring that
-	// goes on at next. 0: that one is settled.
+	// ids is a ring of the keys of byID in the order of Add. next is the index
+	// of the oldest one. A key stays in the ring after Take.
 	ids  []uint64
 	next int
 }
 
-// Add remembers a response.
+// Add remembers a value for a response.
 func (l *Left[T]) Add(id string, value T) {
 	key := maphash.String(seed, id)
 	l.mu.Lock()
@@ -49,7 +49,7 @@ func (l *Left[T]) Has(id string) bool {
 	return ok
 }
 
-// Take returns what is remembered of a response, and forgets it.
+// Take returns the value of a response, and forgets it.
 func (l *Left[T]) Take(id string) (value T, ok bool) {
 	key := maphash.String(seed, id)
 	l.mu.Lock()

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Kind is what a limit counts.
+// Kind says whether a limit counts requests or tokens.
 type Kind uint8
 
 // The kinds of limits.
@@ -42,8 +42,8 @@ func (u Unit) String() string { return unitNames[u] }
 // Calendar reports whether windows of this unit follow the calendar.
 func (u Unit) Calendar() bool { return u >= Day }
 
-// MaxAmount is the largest limit, 10^15. A larger figure of a backend counts as
-// this one.
+// MaxAmount is the largest limit, 10^15. Larger counts from a backend are
+// reduced to it.
 const MaxAmount = 1_000_000_000_000_000
 
 // Limit is how many requests or tokens a caller may use in a window.
@@ -51,11 +51,12 @@ type Limit struct {
 	Kind   Kind
 	Amount int64
 	Unit   Unit
-	// Then is the tier of requests over the limit. Empty: they are refused.
+	// Then is the tier of requests over the limit. If it is empty, they are
+	// refused.
 	Then string
 }
 
-// ParseLimit reads a limit such as 200k/minute.
+// ParseLimit parses a limit such as 200k/minute.
 func ParseLimit(kind Kind, text string) (Limit, error) {
 	l := Limit{Kind: kind}
 	number, unit, _ := strings.Cut(text, "/")
@@ -69,7 +70,7 @@ func ParseLimit(kind Kind, text string) (Limit, error) {
 	return l, nil
 }
 
-// parseAmount reads a whole number from 1 to MaxAmount, such as 600, 200k, 5M
+// parseAmount parses a whole number from 1 to MaxAmount, such as 600, 200k, 5M
 // or 1G.
 func parseAmount(text string) (amount int64, ok bool) {
 	digits := strings.TrimRight(text, "kMG")
@@ -81,7 +82,7 @@ func parseAmount(text string) (amount int64, ok bool) {
 	return int64(n) * factor, true
 }
 
-// String returns the limit as a config may have it.
+// String returns the limit as it is written in a config.
 func (l Limit) String() string {
 	text := l.amount() + "/" + l.Unit.String()
 	if l.Then != "" {
@@ -101,23 +102,23 @@ func (l Limit) amount() string {
 	return strconv.FormatInt(n, 10) + suffix
 }
 
-// ID identifies a limit among those of a caller: a caller has at most one of
-// each kind and unit.
+// ID identifies a limit of a caller. A caller has at most one limit of each
+// kind and unit.
 type ID uint8
 
-// MaxLimits is how many limits a caller may have.
+// MaxLimits is the maximum number of limits of a caller.
 const MaxLimits = kinds * units
 
 // ID returns the limit's id.
 func (l Limit) ID() ID { return ID(l.Kind)*units + ID(l.Unit) }
 
-// Kind returns what the limit counts.
+// Kind returns the kind of the limit.
 func (id ID) Kind() Kind { return Kind(id / units) }
 
-// Unit returns the length of its window.
+// Unit returns the unit of the limit's window.
 func (id ID) Unit() Unit { return Unit(id % units) }
 
-// Valid reports whether there are limits with this id.
+// Valid reports whether id is the ID of a limit.
 func (id ID) Valid() bool { return id < MaxLimits }
 
 func (id ID) String() string { return id.Kind().String() + "/" + id.Unit().String() }

@@ -1,35 +1,34 @@
-// Package limiter counts what callers use, and admits their requests while they
-// are within their limits.
+// Package limiter counts the requests and tokens of callers, and admits
+// requests that are within their callers' limits.
 //
 // A caller may have several limits, each a number of requests or tokens in a
 // second, a minute, an hour, a day or a month. Before a request is sent,
-// Caller.Try estimates its tokens. If no limit refuses it, all limits are
-// charged with the estimate; otherwise none is. When the request is over,
-// Settle replaces the estimate with its real cost, once. So requests that run
-// at the same time cannot exceed a limit together, which they can if they are
-// only charged afterwards.
+// Caller.Try estimates its tokens. Unless a limit refuses the request, all
+// limits are charged with the estimate. When the request is over, Settle
+// replaces the estimate with the real cost, once. Because the charge comes
+// first, concurrent requests cannot exceed a limit together.
 //
-// All windows follow the clock. A day and a month are those of the calendar.
-// The shorter ones slide, in 24 parts: the use of the last minute is that of
-// the parts of 2.5 s that the last 60 s cover. Of the oldest of these, which
-// they cover only in part, the use counts as if it had been spread evenly over
-// the part up to the last charge in it, except that at most a 24th of the limit
-// is left out. So evenly spread requests can use the whole limit, and a minute
-// after a charge, nothing of it counts. In no 60 s is more than 25/24 of a
-// limit admitted, also if all requests of a part come at its end. A result is
-// rounded up, so a limit below 24 is never exceeded.
+// Days and months are those of the calendar. The windows of a second, a minute
+// and an hour slide, in 24 parts each. For a minute, these parts are 2.5 s
+// long, and the use of the last 60 s is the sum of the parts within them. The
+// oldest part is only partly within the 60 s. Its use counts as if it was
+// spread evenly from the part's beginning to the last charge in it, but at most
+// a 24th of the limit is left out. So evenly spread requests can use the whole
+// limit, and nothing counts for longer than a minute. Any 60 s admit at most
+// 25/24 of a limit, even if all requests of a part come at its end. The result
+// is rounded up, so that a limit below 24 is never exceeded.
 //
-// With several replicas, each is the only writer of its own use (Report), and
-// adds up what it hears of the use of the others (Heard). What it has used
-// since its last report that the others know is at most its part of what was
-// left then (Share). A larger request waits until they know of it (Claim). So
-// all of them together keep a limit, also when they stop hearing each other,
-// and when they restart meanwhile: what a process saves names the use that the
-// others may not know (Save). The next process goes on with that (Restore)
-// until they do (Told).
+// With several replicas, each one writes only its own use (Report), and adds up
+// the use that the others report (Heard). The use that a replica has not yet
+// reported, or that the others do not know yet, is limited to its part of the
+// remaining limit (Share). A larger request waits until the others know of it
+// (Claim). So all replicas together keep a limit, even while they do not hear
+// each other. That includes restarts: a process saves the use that the others
+// may not know (Save), and the next one counts it (Restore) until they do
+// (Told).
 //
-// Nothing here reads the clock, and no method calls another package while it
-// holds a lock.
+// Nothing in this package reads the clock, and no method calls another package
+// while it holds a lock.
 package limiter
 
 import (
@@ -37,69 +36,71 @@ import (
 	"time"
 )
 
-// counter counts the use of one limit. Its caller's mutex guards it.
+// counter counts the use of one limit. The caller's mutex guards it.
 type counter struct {
-	// limit is the caller's. Amount 0: the use is only counted.
+	// limit is the configured limit. If its Amount is 0, the use is only
+	// counted.
 	limit Limit
-	// window is the current one. first are the numbers of the first
-	// reservations that the window before and the current one were charged
-	// with.
+	// window is the current window. first are the numbers of the first
+	// reservations that could be charged to the previous and to the current
+	// window.
 	window
 	first [2]uint64
-	// own is what this replica was charged with. told is what of it the others
-	// know, and sent what they know once they have heard the latest report.
+	// own is the use at this replica. told is the part of it that the other
+	// replicas know, and sent is the part that they will know after the latest
+	// report.
 	own, told, sent sums
-	// untold is what processes before this one used, as far as the others may
-	// not know that.
+	// untold is the use by previous processes of this replica that the other
+	// replicas may not know.
 	untold sums
-	// last has when something was last charged in each part: one more than the
-	// 24ths of a nanosecond since its beginning. 0: it may have been at its
-	// end. nil: the limit does not slide.
+	// last is, for each part, the time of the last charge: 24ths of a
+	// nanosecond since the part's beginning, plus 1. It is 0 if the charge may
+	// have been at the part's end. last is nil if the limit does not slide.
 	last *[2][parts]int64
-	// figures is what is known of other replicas, in the order of their keys
-	// and the windows, and others are its sums.
+	// figures are the uses of the other replicas, ordered by key and window.
+	// others is their sum.
 	figures []figure
 	others  sums
-	// held is what is held back for replicas that have vanished, and joined is
-	// when one came, or this one was last apart.
+	// held are the parts that are held back for vanished replicas. joined is
+	// when a replica was last added, or when this replica last heard the others
+	// again.
 	held   []held
 	joined int64
-	// lost is what was known of the others when this replica did not hear them
-	// any more.
+	// lost is the value of others when this replica last stopped hearing the
+	// other replicas.
 	lost  sums
 	debt  debt
 	later later
-	// wrote reports in which windows this replica was charged at all: the one
-	// before, and the current one.
+	// wrote reports whether this replica had any charge in the previous and in
+	// the current window.
 	wrote [2]bool
-	// usualPart is the part of the use of all replicas that was this one's
-	// when it last heard the others: from 0 to 1.
+	// usualPart is this replica's fraction of the use of all replicas, from 0
+	// to 1, when it last heard the others.
 	usualPart float64
-	// then is the number of the tier of requests over the limit. 0: they are
-	// refused.
+	// then is the number of the tier of requests over the limit. It is 0 if
+	// they are refused.
 	then uint8
-	// marked is the largest of the marks that were reported in this window, in
-	// percent.
+	// marked is the largest mark that was reported in this window, in percent.
 	marked uint8
-	// refused and demoted are how many requests this limit refused or gave
-	// another tier.
+	// refused is how many requests this limit refused. demoted is how many it
+	// moved to another tier.
 	refused, demoted uint64
 }
 
-// parts is how many parts a window that slides has.
+// parts is the number of parts of a sliding window.
 const parts = 24
 
-// sums are the use of two windows: the one before, and the current one.
+// sums are the uses of the previous and of the current window.
 type sums struct {
 	used [2]int64
-	// parts are the use of each part of these windows. nil: the counter has no
-	// limit that slides, or these sums are empty.
+	// parts are the uses of each part of these windows. It is nil if the
+	// counter's limit does not slide, or if these sums are empty.
 	parts *[2][parts]int64
 }
 
-// change adds to the use of a part; those of the current window are numbered
-// from 24. If by is negative, it is taken from the part, as far as that has it,
-// and then from the latest parts of the window.
+// change adds to the use of a part. The parts of the current window have the
+// numbers from 24 on. A negative amount is taken from the part as far as
+// possible, and the rest from the latest parts of the window.
 func (s *sums) change(part int, by int64) {
 	w, i := part/parts, part%parts
 	used := max(0, add(s.used[w], by))
@@ -115,7 +116,7 @@ func (s *sums) change(part int, by int64) {
 	in[i] += by
 }
 
-// spread adds to the use of some parts of a window, evenly.
+// spread adds to the use of the parts first to last, evenly.
 func (s *sums) spread(used int64, first, last int) {
 	for i := first; i <= last; i++ {
 		share := used / int64(last-i+1)
@@ -124,8 +125,9 @@ func (s *sums) spread(used int64, first, last int) {
 	}
 }
 
-// bound makes older what was used beyond an amount since the sums were others:
-// the first part of both windows has it.
+// bound limits the use that counts as recent: of the use since the sums had the
+// values of since, it leaves at most amount in place, and moves the rest to the
+// first part of the previous window.
 func (s *sums) bound(since *sums, amount int64) {
 	over := add(s.used[0], s.used[1]) - add(since.used[0], since.used[1]) - amount
 	for i := parts - 1; i > 0 && over > 0; i-- {
@@ -136,7 +138,7 @@ func (s *sums) bound(since *sums, amount int64) {
 	}
 }
 
-// move makes one of the windows the other one, and empties it.
+// move moves the use of one window to the other one, and clears it.
 func (s *sums) move(from, to int) {
 	s.used[to], s.used[from] = s.used[from], 0
 	if s.parts != nil {
@@ -151,8 +153,8 @@ func (s *sums) in(part int) int64 {
 	return s.parts[part/parts][part%parts]
 }
 
-// from returns the use of a part of the window before, and of its parts after
-// that.
+// from returns the use of a part of the previous window, and of the parts of
+// that window after it.
 func (s *sums) from(part int) (first, later int64) {
 	if s.parts == nil {
 		return 0, 0
@@ -163,9 +165,9 @@ func (s *sums) from(part int) (first, later int64) {
 	return s.parts[0][part], later
 }
 
-// divide gives the counter parts if its limit slides, and removes them
-// otherwise. What others have used keeps them. Sums that only several replicas
-// need have none until they are used.
+// divide gives the counter's sums parts if its limit slides, and removes them
+// otherwise. others keeps its parts, even without a limit. Sums that only
+// several replicas need get parts when they are first used.
 func (m *counter) divide(now int64) {
 	if m.calendar() || m.limit.Amount == 0 {
 		m.last = nil
@@ -184,9 +186,9 @@ func (m *counter) divide(now int64) {
 	}
 }
 
-// divide makes what was used without parts count as if it had been spread
-// evenly over the current window up to this part, and over the second half of
-// the window before: rather too long than too short.
+// divide gives parts to sums without any. The use of the current window is
+// spread evenly up to this part, and that of the previous window over its
+// second half, so that it rather counts for too long than too short.
 func (s *sums) divide(part int) {
 	used := s.used
 	*s = sums{parts: new([2][parts]int64)}
@@ -194,14 +196,14 @@ func (s *sums) divide(part int) {
 	s.spread(used[1], parts, part)
 }
 
-// part returns the number of the part of a time in one of the two windows.
+// part returns the number of the part that contains a time in one of the two
+// windows.
 func (m *counter) part(at int64) int {
 	length := m.end - m.start
 	return int(max(0, (at-m.start+length)*parts/length)) // a month may be longer than the next one
 }
 
-// roll makes the window the one of now. next is the number of the next
-// reservation.
+// roll moves the window to now. next is the number of the next reservation.
 func (m *counter) roll(id ID, now int64, location *time.Location, next uint64) {
 	if m.holds(now) {
 		return
@@ -243,16 +245,17 @@ func (m *counter) roll(id ID, now int64, location *time.Location, next uint64) {
 	m.sumOthers(now)
 }
 
-// later is a day or a month that became a part of the one before, when midnight
-// was moved: what this replica had used in it, and what was used in both
-// together. first is the number of its first reservation.
+// later remembers a day or a month that was merged into the previous one,
+// because midnight was moved by a change of the time zone: its own use at this
+// replica, and the use of both together. first is the number of its first
+// reservation.
 type later struct {
 	index, used, both int64
 	first             uint64
 }
 
-// moveBack has a day or a month be two again, when midnight was moved back.
-// What was used since it was moved is that of the later one.
+// moveBack splits a merged day or month again when midnight was moved back. Use
+// since the merge belongs to the later one.
 func (m *counter) moveBack() {
 	since := max(0, m.own.used[1]-m.later.both)
 	used := [2]int64{max(0, m.own.used[1]-since-m.later.used), min(m.own.used[1], m.later.used+since)}
@@ -283,8 +286,8 @@ func (m *counter) touch(now int64) {
 	}
 }
 
-// lasts returns until when something was charged in a part, counted from its
-// beginning in 24ths of a nanosecond.
+// lasts returns the time of the last charge in a part, in 24ths of a nanosecond
+// since the part's beginning. If that is not known, it returns the part's end.
 func (m *counter) lasts(part int) int64 {
 	if m.last != nil && m.last[part/parts][part%parts] > 0 {
 		return m.last[part/parts][part%parts] - 1
@@ -292,24 +295,24 @@ func (m *counter) lasts(part int) int64 {
 	return m.end - m.start
 }
 
-// forgetLast makes all parts count to their ends, because what was used was
-// moved to others.
+// forgetLast makes the use of all parts count up to their ends, because use was
+// moved between parts.
 func (m *counter) forgetLast() {
 	if m.last != nil {
 		*m.last = [2][parts]int64{}
 	}
 }
 
-// moment is when a charge was made: its time by this machine's clock, and the
-// number of the latest reservation then.
+// moment is the time of a charge, by the local clock, and the number of the
+// latest reservation at that time.
 type moment struct {
 	at     int64
 	number uint64
 }
 
-// refund takes from what the reservation of this number was charged with at a
-// time, if its window is kept. A day and a month are found by the number:
-// midnight may be at another time since.
+// refund gives back an amount that a reservation was charged with at a time, if
+// its window is still counted. Days and months are found by the reservation's
+// number, because midnight may have moved since.
 func (m *counter) refund(amount int64, number uint64, at int64) {
 	if amount <= 0 || number < m.first[0] {
 		return
@@ -341,10 +344,10 @@ func (m *counter) move(from, to int) {
 
 func (m *counter) calendar() bool { return m.limit.Unit.Calendar() }
 
-// oldest returns which part of the window before is the oldest one that counts.
+// oldest returns the oldest part of the previous window that still counts.
 func (m *counter) oldest(now int64) int { return int((now - m.start) * parts / (m.end - m.start)) }
 
-// spent returns how much was used in the window that ends now.
+// spent returns the use in the window that ends now.
 func (m *counter) spent(now int64) int64 {
 	used := add(m.own.used[1], m.others.used[1])
 	if m.own.parts == nil {
@@ -358,8 +361,7 @@ func (m *counter) spent(now int64) int64 {
 	return add(used, add(m.covered(now, oldest, m.limit.Amount), later))
 }
 
-// covered returns how much counts of the use of the oldest part, with a limit
-// of so much.
+// covered returns how much of the use of the oldest part counts now.
 func (m *counter) covered(now, oldest, limit int64) int64 {
 	length := m.end - m.start
 	lasts, passed := m.lasts(m.oldest(now)), (now-m.start)*parts%length
@@ -374,9 +376,9 @@ func (m *counter) covered(now, oldest, limit int64) int64 {
 	return max(int64(covered), oldest-limit/parts)
 }
 
-// wait returns how long it takes until need fits into the limit, if nothing
-// else is used. Of what the others do not know, this replica's portion must be
-// large enough.
+// wait returns the time until need fits into the limit, if nothing else is
+// used. If several replicas share the limit, need must fit into this replica's
+// portion of what the others do not know to be used.
 func (m *counter) wait(now, need int64, sharing Sharing) time.Duration {
 	wait := m.waitUnheld(now, need, sharing)
 	back := m.heldBack(now)
@@ -390,7 +392,8 @@ func (m *counter) wait(now, need int64, sharing Sharing) time.Duration {
 	return max(wait, held)
 }
 
-// waitUnheld is wait as if nothing was held back.
+// waitUnheld returns the same wait without the use that is held back for
+// vanished replicas.
 func (m *counter) waitUnheld(now, need int64, sharing Sharing) time.Duration {
 	if m.calendar() {
 		return time.Duration(m.end - now)
@@ -423,11 +426,12 @@ func (m *counter) waitUnheld(now, need int64, sharing Sharing) time.Duration {
 	return time.Duration(repaid)
 }
 
-// add adds numbers that are not negative, up to a number that no sum of two
-// exceeds.
+// add adds two numbers that are not negative. The result is at most 1<<61, so
+// that the sum of two results does not overflow.
 func add(a, b int64) int64 { return min(a+b, 1<<61) }
 
-// multiply multiplies such a number by a small one.
+// multiply multiplies a number that is not negative by a small one. The result
+// is at most 1<<61.
 func multiply(a int64, by int) int64 {
 	if a > 1<<61/int64(max(1, by)) {
 		return 1 << 61

@@ -1,20 +1,20 @@
 package limiter
 
-// Crossing says that the use of a limit has reached a mark for the first time
-// in its window.
+// Crossing reports that the use of a limit has reached a mark for the first
+// time in a window.
 type Crossing struct {
 	Caller string
 	Limit  Limit
-	// Percent is 80 or 100. A request that was refused or got another tier
-	// makes it 100.
+	// Percent is the mark, 80 or 100. A request that was refused or moved to
+	// another tier crosses 100.
 	Percent       int
 	Used, Allowed int64
 }
 
-// marks are the parts of a limit that are reported, in percent.
+// marks are the percentages of a limit that are reported.
 var marks = [...]uint8{100, 80}
 
-// crosses returns the mark that the use has reached for the first time in this
+// crosses returns the highest mark that the use has newly reached in this
 // window, or 0.
 func (m *counter) crosses(used, allowed int64) uint8 {
 	for _, mark := range marks {
@@ -29,7 +29,7 @@ func (m *counter) crosses(used, allowed int64) uint8 {
 	return 0
 }
 
-// crossed returns the marks that the use of the limits has reached.
+// crossed returns the marks that the use of any limit has newly reached.
 func (c *Caller) crossed(at int64) (crossed []Crossing) {
 	for _, m := range c.all() {
 		if m.limit.Amount > 0 && m.marked < 100 {
@@ -43,7 +43,7 @@ func (c *Caller) crossed(at int64) (crossed []Crossing) {
 	return crossed
 }
 
-// reached adds a mark, unless it was reported in this window.
+// reached appends a mark unless it was already reported in this window.
 func (c *Caller) reached(crossed []Crossing, id ID, mark uint8, used, allowed int64) []Crossing {
 	m := &c.counters[id]
 	if m.marked >= mark {

@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// Entry is what one replica has used in one window of a limit.
+// Entry is the use of one replica in one window of a limit.
 type Entry struct {
 	ID     ID    `json:"limit"`
 	Window int64 `json:"window"`
 	Used   int64 `json:"used"`
-	// Reset is the latest reset of the caller that the replica knew. 0: there
-	// was none.
+	// Reset is the caller's latest reset that the replica knew. It is 0 if
+	// there was none.
 	Reset int64 `json:"reset,omitempty"`
 }
 
-// Over reports whether the entry's window does not count any more, wherever
-// days begin.
+// Over reports whether the entry's window has ended and no longer counts, in
+// any time zone.
 func (e Entry) Over(now time.Time) bool {
 	if e.ID.Unit().Calendar() {
 		return e.Window < windowAt(e.ID.Unit(), now.Add(-12*time.Hour).UnixNano(), time.UTC).index // the last zone is UTC-12
@@ -26,24 +26,24 @@ func (e Entry) Over(now time.Time) bool {
 	return e.Window < windowAt(e.ID.Unit(), now.UnixNano(), time.UTC).index-1
 }
 
-// figure is what another replica has used in a window.
+// figure is the use of another replica in a window.
 type figure struct {
 	replica string
-	// key stands for the replica.
+	// key is a hash of the replica's id.
 	key uint64
-	// version orders what the replica says of this window.
+	// version orders the reports of the replica for this window.
 	version      uint64
 	window, used int64
-	// parts are the use of each part of the window, if they are known from
-	// before a restart, for the version saved.
+	// parts are the uses of each part of the window, if a previous process has
+	// saved them. saved is the version that they belong to.
 	parts []int64
 	saved uint64
-	// untold is how much of it the other replicas may not know.
+	// untold is how much of used the other replicas may not know.
 	untold int64
 }
 
-// maxFigures is how many figures are kept for a limit. A replica has three at
-// most.
+// maxFigures is the maximum number of figures for a limit. A replica has at
+// most three.
 const maxFigures = 4096
 
 // usage appends this replica's own use to entries.
@@ -58,11 +58,11 @@ func (c *Caller) usage(entries []Entry) []Entry {
 	return entries
 }
 
-// Heard records what another replica has used. version orders what that replica
-// says: of each window, the entry with the greatest version counts. So entries
-// that are late, repeated or out of order change nothing. A window that is not
-// about to begin is another clock's mistake, or of before that was set, and
-// does not count.
+// Heard records the use that another replica reports. version orders the
+// reports of a replica: for each window, the entry with the greatest version
+// counts. So late, repeated or reordered entries change nothing. An entry for a
+// future window is ignored, unless the window is about to begin: it comes from
+// a clock that is wrong, or that was wrong at that time.
 func (c *Caller) Heard(now time.Time, replica string, version uint64, entries []Entry) {
 	c.mu.Lock()
 	at, key := c.roll(now), maphash.String(seed, replica)
@@ -90,7 +90,7 @@ func (c *Caller) Heard(now time.Time, replica string, version uint64, entries []
 	}
 }
 
-// heard reports whether the entry is a later one than those known.
+// heard records an entry, and reports whether it is later than those known.
 func (m *counter) heard(now int64, replica string, key, version uint64, e Entry) (isNew bool) {
 	if e.Window < m.index-1 || e.Window > m.index+1 || e.Window > m.index && !m.calendar() && m.end-now > standstill {
 		return false
@@ -118,9 +118,10 @@ func (m *counter) heard(now int64, replica string, key, version uint64, e Entry)
 	return true
 }
 
-// figureOf returns the index of what a replica has used in a window, or the one
-// at which that belongs. With a hundred replicas, a million of them are looked
-// up in a second: to look at all, or to compare names, took half of the time.
+// figureOf returns the index of the figure of a replica and a window, or the
+// index at which it would be inserted. It uses a binary search by a hash,
+// because a hundred replicas cause a million lookups per second. A linear
+// search, or comparing names, took half of that time.
 func (m *counter) figureOf(key uint64, window int64) (i int, known bool) {
 	return slices.BinarySearchFunc(m.figures, key, func(f figure, key uint64) int {
 		if f.key == key {
@@ -130,8 +131,7 @@ func (m *counter) figureOf(key uint64, window int64) (i int, known bool) {
 	})
 }
 
-// sumOthers drops what other replicas have used in windows that are over, and
-// adds up the rest.
+// sumOthers drops the figures of windows that are over, and adds up the rest.
 func (m *counter) sumOthers(now int64) {
 	m.held = slices.DeleteFunc(m.held, func(h held) bool { return now >= h.until })
 	if m.figures != nil {
@@ -140,9 +140,8 @@ func (m *counter) sumOthers(now int64) {
 	}
 }
 
-// addUp adds up what other replicas have used. What they have used since they
-// were last heard counts as if it had been used now, and in the window before
-// at its end.
+// addUp adds up the figures. An increase since the last report counts as if it
+// was used now or, in the previous window, at the window's end.
 func (m *counter) addUp(now int64) {
 	var used [2]int64
 	for i := range m.figures {
@@ -163,20 +162,19 @@ func (m *counter) addUp(now int64) {
 	m.others.change(m.part(now), used[1]-m.others.used[1])
 }
 
-// OtherUse is what another replica has used for a caller.
+// OtherUse is the use of another replica for a caller.
 type OtherUse struct {
 	Caller CallerID
-	// Version is the greatest of those of the entries. What a replica has used
-	// in a window that is over hardly changes, so that is the version of all of
-	// them.
+	// Version is the greatest version of the entries. One version suffices,
+	// because the use in a window that is over hardly changes.
 	Version uint64
 	Entries []Entry
-	// Courses are when that was used, if this is known from before a restart.
+	// Courses say when it was used, if a previous process has saved that.
 	Courses []Course
 }
 
-// Others returns what is known of other replicas, in windows of a minute or
-// longer.
+// Others returns the known use of the other replicas in windows of a minute or
+// longer, by replica.
 func (cs *Callers) Others(now time.Time) map[string][]OtherUse {
 	cs.mu.RLock()
 	defer cs.mu.RUnlock()
@@ -216,8 +214,8 @@ func (c *Caller) others(now time.Time) map[string]OtherUse {
 	return others
 }
 
-// savedCourse returns the course of what a replica has used, if this process
-// knows it from before a restart.
+// savedCourse returns the course of a replica's use, if a previous process has
+// saved it.
 func (m *counter) savedCourse(id ID, replica string) (course Course, ok bool) {
 	var both [2 * parts]int64
 	last := -1
@@ -239,10 +237,10 @@ func (m *counter) savedCourse(id ID, replica string) (course Course, ok bool) {
 	return Course{ID: id, Last: (m.index-1)*parts + int64(last), Used: slices.Clone(both[max(0, last-parts) : last+1])}, true
 }
 
-// Share sets how many replicas share the limits. When they hear each other
-// again, what the others have used counts as if it had been used then, except
-// that all together cannot have used more than their parts within the time of a
-// window.
+// Share sets how replicas share the limits. When this replica hears the others
+// again, their use in the meantime counts as if it was used now. But at most
+// the amount that they could have used within one window counts as recent: see
+// bound.
 func (c *Caller) Share(now time.Time, s Sharing) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -267,19 +265,19 @@ func (c *Caller) Share(now time.Time, s Sharing) {
 	c.sharing = s
 }
 
-// Course is what a replica has used in the latest parts of the windows of a
-// limit that slides, at most those of one window, oldest first. Last is the
-// number of the last one, where the first part of 1970 has the number 0.
+// Course is a replica's use in the latest parts of a sliding limit's windows,
+// oldest first, for at most the length of one window. Last is the number of the
+// last part. The part that begins with 1970 has the number 0.
 type Course struct {
 	ID   ID      `json:"limit"`
 	Last int64   `json:"last"`
 	Used []int64 `json:"used"`
-	// Version is that of the replica's report before.
+	// Version is the version of the replica's previous report.
 	Version uint64 `json:"-"`
 }
 
-// Courses returns what this replica has used of the limits by the minute and
-// the hour.
+// Courses returns the courses of this replica's use of the limits by the minute
+// and by the hour.
 func (c *Caller) Courses(now time.Time) (courses []Course) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -305,10 +303,10 @@ func (c *Caller) Courses(now time.Time) (courses []Course) {
 	return courses
 }
 
-// Spread places what the others have used in the parts of the windows, after
-// this replica has heard it for the first time: where their courses have it, by
-// the replicas, or else what was saved before a restart, and otherwise as
-// divide does.
+// Spread distributes the use of the other replicas over the parts of the
+// windows, after this replica has heard it for the first time. It uses courses,
+// by replica, or the parts that a previous process has saved. If both are
+// missing, the use is spread as by divide.
 func (c *Caller) Spread(now time.Time, courses map[string][]Course) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -342,8 +340,8 @@ func (c *Caller) Spread(now time.Time, courses map[string][]Course) {
 	}
 }
 
-// placeCourse places what a replica has used in one of the two windows: as its
-// course says, and the rest before or after the course. Nothing is placed after
+// placeCourse distributes a replica's use in one of the two windows by its
+// course, and puts the rest before or after the course. It places nothing after
 // the part now.
 func (m *counter) placeCourse(placed *sums, f figure, w int, course Course, now int) {
 	last := course.Last - (m.index-1)*parts // as parts are numbered here
@@ -365,9 +363,9 @@ func (m *counter) placeCourse(placed *sums, f figure, w int, course Course, now 
 	placed.change(min(rest, now), left)
 }
 
-// placeSaved places what a replica has used in one of the two windows as it was
-// saved before a restart. What it has used since then counts as if that had
-// been now, or at the end of the window before.
+// placeSaved distributes a replica's use in one of the two windows by the parts
+// that a previous process has saved. Later use counts as used now or, in the
+// previous window, at the window's end.
 func placeSaved(placed *sums, f figure, w, now int) {
 	end, left := min((w+1)*parts-1, now), f.used
 	for i, used := range f.parts {

@@ -2,33 +2,32 @@ package limiter
 
 import "time"
 
-// A reset gives a caller its use back, at all replicas. It is known by its
-// time, in microseconds since 1970, and the latest one counts. Each entry names
-// the latest reset that its writer knew. So an entry from before a reset
-// changes nothing after it, however late it is heard or read, and each entry
-// from after it tells other replicas of the reset. As long as a window that was
-// charged before counts, there is an entry: a reset counts as a charge of
-// nothing.
+// A reset clears a caller's use at all replicas. It is identified by its time,
+// in microseconds since 1970, and the latest reset counts. Each entry names the
+// latest reset that its writer knew. So an entry from before a reset changes
+// nothing after it, however late it is heard or read, and each entry from after
+// the reset announces it to other replicas. While a window that was charged
+// before the reset counts, there is such an entry, because a reset counts as a
+// charge of nothing.
 
-//
-// Whoever can write to the store can make up a reset. That cannot be told from
-// one that was ordered at another replica, so each replica reports a reset that
-// takes away what it knows itself to be used.
+// Anyone who can write to the store can make up a reset. It cannot be
+// distinguished from one that was ordered at another replica, so each replica
+// reports a reset from outside that clears use of its own.
 
-// furthest is how far ahead of ours a clock may be for its resets to be
-// believed.
+// furthest is how far ahead of the local clock the time of a reset may be.
+// Later resets are ignored.
 const furthest = 24 * time.Hour
 
-// resetReports is the shortest time between two reports of resets of a caller,
+// resetReports is the shortest time between two reports of a caller's resets,
 // in nanoseconds.
 const resetReports = int64(time.Minute)
 
-// OnReset calls a function with the name of a caller when another replica has
-// given it its use back.
+// OnReset sets a function that is called with the name of a caller when another
+// replica has reset this caller.
 func (cs *Callers) OnReset(heard func(name string)) { cs.reports.resets.Store(&heard) }
 
-// Reset gives a caller its use back. It returns false if neither this replica
-// nor another one that it hears has had a request of the caller's.
+// Reset clears a caller's use. It returns false if neither this replica nor any
+// that it hears has had a request from the caller.
 func (cs *Callers) Reset(now time.Time, name string) (known bool) {
 	cs.mu.RLock()
 	known = cs.byID[IDOf(name)] != nil
@@ -39,8 +38,7 @@ func (cs *Callers) Reset(now time.Time, name string) (known bool) {
 	return known
 }
 
-// Reset gives the caller its use back: its windows are empty, and its estimates
-// begin anew. Requests that are in flight cost nothing.
+// Reset clears the caller's use and estimates. Requests in flight cost nothing.
 func (c *Caller) Reset(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -49,8 +47,8 @@ func (c *Caller) Reset(now time.Time) {
 	c.reports.hurry()
 }
 
-// counts applies the reset that an entry names, if it is a later one, and
-// reports whether the entry counts.
+// counts reports whether an entry counts. If the entry names a later reset than
+// the latest one, counts applies that reset first.
 func (c *Caller) counts(at int64, e Entry) bool {
 	if !e.ID.Valid() || e.Used < 0 || e.Reset > (at+int64(furthest))/int64(time.Microsecond) {
 		return false
@@ -59,7 +57,7 @@ func (c *Caller) counts(at int64, e Entry) bool {
 	return e.Reset == c.reset
 }
 
-// hasOwn reports whether this replica has used anything that counts.
+// hasOwn reports whether this replica has any use that counts.
 func (c *Caller) hasOwn() bool {
 	for _, m := range c.all() {
 		if m.own.used != [2]int64{} {
@@ -69,9 +67,8 @@ func (c *Caller) hasOwn() bool {
 	return false
 }
 
-// resetReport returns the function that has to be called, without the lock,
-// because a reset was heard. It is nil if the latest one was reported just
-// before.
+// resetReport returns the function that reports a reset, which must be called
+// without the lock. It returns nil if a reset was reported shortly before.
 func (c *Caller) resetReport(at int64) func(name string) {
 	heard := c.reports.resets.Load()
 	if heard == nil || c.resetReported != 0 && at-c.resetReported < resetReports {
@@ -81,7 +78,7 @@ func (c *Caller) resetReport(at int64) func(name string) {
 	return *heard
 }
 
-// renew applies a reset, unless a later one was applied.
+// renew applies a reset, unless it is older than the latest one.
 func (c *Caller) renew(at, reset int64) {
 	if reset <= c.reset {
 		return

@@ -10,24 +10,23 @@ import (
 	"time"
 )
 
-// What is saved before a restart is what a process knows: its own use, and that
-// of other replicas and of processes before it. After the restart, all of that
-// is the use of others, by the ids of their writers and with their versions. So
-// it does not matter what else is known of it, here or in a store of replicas:
-// of each figure, the latest version counts, once.
+// Before a restart, a process saves all use that it knows: its own, and that of
+// other replicas and of previous processes. After the restart, all of this is
+// the use of others, by the ids and versions of its writers. So it does not
+// matter what else is known of the same use, from other replicas or from a
+// store: for each figure, the latest version counts, once.
 
-// SavedUse is what a process knows of the use of callers, by writer.
+// SavedUse is the use of callers that a process knows, by writer.
 type SavedUse map[string]*SavedCallers
 
-// SavedCallers are the callers that a writer knows, by name, or by id if this
+// SavedCallers is the use of callers at one writer, by name, or by id if this
 // process does not know the name.
 type SavedCallers struct {
 	Named   map[string]SavedFigures `json:"callers,omitempty"`
 	Unnamed map[string]SavedFigures `json:"unnamed,omitempty"`
 }
 
-// UnmarshalJSON implements json.Unmarshaler. It leaves out writers that are not
-// valid.
+// UnmarshalJSON implements json.Unmarshaler. It skips invalid writers.
 func (u *SavedUse) UnmarshalJSON(text []byte) error {
 	var all map[string]json.RawMessage
 	if err := json.Unmarshal(text, &all); err != nil {
@@ -43,21 +42,20 @@ func (u *SavedUse) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// SavedFigures are those of a caller.
+// SavedFigures are the saved uses of one caller at one writer.
 type SavedFigures []Saved
 
-// Saved is what was used in a window, of a version of its writer, and in each
-// part of the window.
+// Saved is the use in a window, as of a version of its writer, in total and in
+// each part of the window.
 type Saved struct {
 	Entry
 	Version uint64  `json:"version,omitempty"`
 	Parts   []int64 `json:"parts,omitempty"`
-	// Untold is how much of it the other replicas may not know.
+	// Untold is how much of Used the other replicas may not know.
 	Untold int64 `json:"untold,omitempty"`
 }
 
-// UnmarshalJSON implements json.Unmarshaler. It leaves out figures that are not
-// valid.
+// UnmarshalJSON implements json.Unmarshaler. It skips invalid figures.
 func (s *SavedFigures) UnmarshalJSON(text []byte) error {
 	var all []json.RawMessage
 	*s = nil
@@ -73,7 +71,7 @@ func (s *SavedFigures) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// Save returns what is known of all callers, in windows of a minute or longer.
+// Save returns the known use of all callers in windows of a minute or longer.
 func (cs *Callers) Save(now time.Time) SavedUse {
 	cs.mu.RLock()
 	all, names := slices.Collect(maps.Values(cs.byID)), make(map[*Caller]string, len(cs.byName))
@@ -100,9 +98,9 @@ func (cs *Callers) Save(now time.Time) SavedUse {
 	return saved
 }
 
-// Restore adds what Save returned in another process. Nothing of it counts that
-// is known already. What the other replicas did not know when it was saved
-// counts against this replica's part of a limit until Told, as it did before.
+// Restore adds use that another process has saved, except what is already
+// known. The part that other replicas did not know when it was saved counts
+// against this replica's part of a limit until Told.
 func (cs *Callers) Restore(now time.Time, saved SavedUse) {
 	defer func() { cs.restored.Store(cs.restored.Load() || len(saved) > 0) }()
 	for writer, callers := range saved {
@@ -124,7 +122,7 @@ func (cs *Callers) Restore(now time.Time, saved SavedUse) {
 	}
 }
 
-// save returns what is known of the caller, by writer. own is the id of this
+// save returns the known use of the caller, by writer. own is the id of this
 // replica.
 func (c *Caller) save(now time.Time, own string) map[string]SavedFigures {
 	c.mu.Lock()
@@ -157,8 +155,8 @@ func (c *Caller) save(now time.Time, own string) map[string]SavedFigures {
 	return saved
 }
 
-// shareOf returns the parts of one of several whose parts are these together:
-// it has used so much of all.
+// shareOf returns the parts of one user's use, if several users together have
+// used all, distributed like parts, and this one has used the amount used.
 func shareOf(parts []int64, used, all int64) []int64 {
 	shares := make([]int64, len(parts))
 	for i, part := range parts {
@@ -169,9 +167,9 @@ func shareOf(parts []int64, used, all int64) []int64 {
 	return shares
 }
 
-// restore adds what a writer has used, perhaps saved by a release with fewer
-// parts: each counts as the last part of ours in it. Without parts, it counts
-// as if it had been used now, or at the end of the window before.
+// restore adds the saved use of a writer. If an older release has saved it with
+// fewer parts, the use of each counts in the last part that it covers. Without
+// parts, it counts as used now or, in the previous window, at the window's end.
 func (c *Caller) restore(now time.Time, writer string, figures SavedFigures) {
 	c.mu.Lock()
 	at, key := c.roll(now), maphash.String(seed, writer)
@@ -210,11 +208,11 @@ func (m *counter) restore(now int64, writer string, key uint64, f Saved) {
 	}
 }
 
-// untold returns Untold within its bounds.
+// untold returns Untold, limited to the range from 0 to Used.
 func (f *Saved) untold() int64 { return min(max(0, f.Untold), max(0, f.Used)) }
 
-// parts returns the use of each of our parts of the window, or nil if it is not
-// known.
+// parts returns the use of each part of the window, in the current number of
+// parts. It returns nil if that is not known.
 func (f *Saved) parts() []int64 {
 	if len(f.Parts) == 0 || f.ID.Unit().Calendar() {
 		return nil
@@ -228,8 +226,8 @@ func (f *Saved) parts() []int64 {
 	return ours
 }
 
-// age moves what was heard just now to the parts that a figure has from before
-// a restart.
+// age moves use that was just heard to the parts that a previous process has
+// saved for it.
 func (m *counter) age(now int64, f *figure) {
 	w, heard := int(f.window-m.index+1), m.part(now)
 	if m.others.parts == nil || w > 1 || f.parts == nil {
@@ -245,8 +243,8 @@ func (m *counter) age(now int64, f *figure) {
 	}
 }
 
-// addUpUntold adds up what the figures have that the other replicas may not
-// know: of each, the latest use.
+// addUpUntold adds up the use that the other replicas may not know. In each
+// figure, that is the latest use.
 func (m *counter) addUpUntold() {
 	m.untold = sums{}
 	for _, f := range m.figures {

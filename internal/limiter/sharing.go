@@ -6,34 +6,36 @@ import (
 	"time"
 )
 
-// Sharing is how replicas share the limits.
+// Sharing describes how replicas share the limits.
 type Sharing struct {
-	// Replicas is how many there are, this one included. 0 or 1: there is only
-	// this one.
+	// Replicas is the number of replicas, including this one. 0 counts as 1.
 	Replicas int
-	// Apart reports whether this one does not hear the others.
+	// Apart reports whether this replica does not hear the other ones.
 	Apart bool
-	// ByUse reports whether a replica that is apart may use the part that it
-	// used before, if that is more than an equal one. Otherwise it may use an
-	// equal one only, so that all together never exceed a limit.
+	// ByUse reports whether a replica that is apart may use the fraction of the
+	// limit that it used before, if that is more than an equal part. If ByUse
+	// is false, it may use only an equal part, so that all replicas together
+	// never exceed a limit.
 	ByUse bool
-	// Delay is how long a report of this one has been heard when all that the
-	// others used before it is known, too.
+	// Delay is the time after a report of this replica until all use of the
+	// other replicas before that report is known here.
 	Delay time.Duration
 }
 
-// reports are those of the callers of a pool.
+// reports is the state of reporting to other replicas, for all callers of a
+// pool.
 type reports struct {
-	// writer is this replica's id.
+	// writer is the id of this replica.
 	writer string
-	// heard is the version of the latest one that came back from the store: so
-	// the others have got it, and what they sent before it has come here.
+	// heard is the version of this replica's latest report that came back from
+	// the store. The other replicas have received that report, and what they
+	// sent before it has arrived here.
 	heard atomic.Uint64
-	// urgent is given when a caller has used an eighth of its part since its
-	// last report.
+	// urgent receives a value when a caller has used an eighth of this
+	// replica's part since the last report.
 	urgent atomic.Pointer[chan<- struct{}]
-	// resets gets the names of callers to which another replica has given their
-	// use back.
+	// resets is called with the name of a caller that another replica has
+	// reset.
 	resets atomic.Pointer[func(name string)]
 }
 
@@ -48,26 +50,27 @@ func (r *reports) hurry() {
 	}
 }
 
-// OnUrgent has a channel get something when others should know at once what is
-// used. It should have a buffer.
+// OnUrgent sets a channel that receives a value when the use should be reported
+// immediately. The channel should have a buffer.
 func (cs *Callers) OnUrgent(urgent chan<- struct{}) { cs.reports.urgent.Store(&urgent) }
 
-// Confirm records that the report of a version came back, with all before it.
-// It must not be called while reports of others may be missing.
+// Confirm records that the report of a version, and all before it, came back
+// from the store. It must not be called while reports of other replicas may be
+// missing.
 func (cs *Callers) Confirm(version uint64) {
 	if version > cs.reports.heard.Load() {
 		cs.reports.heard.Store(version)
 	}
 }
 
-// latest is a report that is not known to have arrived. Version 0: there is
-// none. It has the requests up to a number.
+// latest is the latest report that is not yet confirmed. It contains the
+// requests up to number. Its version is 0 if there is no such report.
 type latest struct {
 	version, number uint64
 	at              int64
 }
 
-// Told records that the others know all that Restore has added.
+// Told records that the other replicas know all that Restore has added.
 func (cs *Callers) Told() {
 	if !cs.restored.Swap(false) {
 		return
@@ -87,21 +90,21 @@ func (cs *Callers) Told() {
 	}
 }
 
-// Restored reports whether Restore has added something that the others may not
-// know.
+// Restored reports whether Restore has added use that the other replicas may
+// not know.
 func (cs *Callers) Restored() bool { return cs.restored.Load() }
 
-// Changes returns a number that is another one when what is used has changed,
-// and whether a limit is more than half used, so that other replicas should
-// know soon.
+// Changes returns a counter of changes of the use. hurry reports whether a
+// limit is more than half used, so that other replicas should know changes
+// soon.
 func (c *Caller) Changes() (changes uint64, hurry bool) {
 	changes = c.changes.Load()
 	return changes, changes != 0 && c.hurry.Load()
 }
 
-// Report appends this replica's own use to entries, for a report of this
-// version that is sent now: of each limit the current window, and the one
-// before, which a request that ends late can still change.
+// Report appends this replica's own use to entries, for a report with this
+// version that is sent now. For each limit, it appends the current window and
+// the previous one, which a request that ends late can still change.
 func (c *Caller) Report(now time.Time, version uint64, entries []Entry) []Entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -116,16 +119,16 @@ func (c *Caller) Report(now time.Time, version uint64, entries []Entry) []Entry 
 	return c.usage(entries)
 }
 
-// Unreported records that reports may not have been sent.
+// Unreported records that the latest report may not have been sent.
 func (c *Caller) Unreported() {
 	c.mu.Lock()
 	c.latest = latest{}
 	c.mu.Unlock()
 }
 
-// confirm records that the others know the latest report, if they do. What was
-// used since is said once more: a later report may have said it, but was not
-// waited for.
+// confirm records that the other replicas know the latest report, if it has
+// arrived. If there was further use since, confirm requests another report,
+// because one that was sent in the meantime was not waited for.
 func (c *Caller) confirm(at int64) {
 	if c.arrived(at) {
 		c.changes.Add(1)
@@ -135,8 +138,8 @@ func (c *Caller) confirm(at int64) {
 	}
 }
 
-// arrived is confirm without saying anything again. more reports whether more
-// was used since that report.
+// arrived records that the other replicas know the latest report, if it has
+// arrived. more reports whether there was further use since that report.
 func (c *Caller) arrived(at int64) (more bool) {
 	l := c.latest
 	if l.version == 0 || c.reports.heard.Load() < l.version || at-l.at < int64(c.sharing.Delay) {
@@ -163,8 +166,8 @@ func (s *sums) copy(from *sums) {
 	}
 }
 
-// unheard returns how much this replica, or a process before it, has used that
-// the others do not know.
+// unheard returns how much this replica and its previous processes have used
+// that the other replicas do not know.
 func (m *counter) unheard(now int64, sharing Sharing) int64 {
 	used := m.own.used[1] - m.told.used[1] + m.untold.used[1]
 	if m.own.parts != nil {
@@ -177,9 +180,9 @@ func (m *counter) unheard(now int64, sharing Sharing) int64 {
 	return max(0, used)
 }
 
-// portion returns how much of an amount that nobody has used belongs to this
-// replica: one of as many equal parts as there are replicas. While it does not
-// hear the others, it may be the part that it used before (see measure).
+// portion returns this replica's portion of an unused amount: an equal part for
+// each replica or, while this replica does not hear the others, the fraction
+// that it used before (see measure).
 func (m *counter) portion(amount int64, sharing Sharing) int64 {
 	equal := amount / int64(max(1, sharing.Replicas))
 	if !sharing.Apart || !sharing.ByUse {
@@ -188,8 +191,7 @@ func (m *counter) portion(amount int64, sharing Sharing) int64 {
 	return max(equal, int64(float64(amount)*m.usualPart))
 }
 
-// whole returns the smallest amount of which this replica's portion is so
-// much.
+// whole returns the smallest amount of which this replica gets the portion.
 func (m *counter) whole(portion int64, sharing Sharing) int64 {
 	equal := multiply(portion, sharing.Replicas)
 	if !sharing.Apart || !sharing.ByUse || m.usualPart == 0 {
@@ -198,12 +200,12 @@ func (m *counter) whole(portion int64, sharing Sharing) int64 {
 	return int64(min(float64(equal), math.Ceil(float64(portion)/m.usualPart)))
 }
 
-// measure records which part of the use of all replicas was this one's, now
-// that it does not hear the others any more. So a region that had almost all
-// users can still serve them, also if it has only one of many replicas. Each of
-// the others measures the same figures, so these parts are a whole limit
-// together. With those that get an equal part instead because they used less,
-// N replicas get at most 2 - 1/N of it.
+// measure records this replica's fraction of the use of all replicas when it
+// stops hearing the others. So a region with almost all users can still serve
+// them, even if it has only one of many replicas. All replicas measure the same
+// figures, so their fractions add up to one limit. Replicas that used less get
+// an equal part instead, so N replicas together get at most 2 - 1/N of the
+// limit.
 func (m *counter) measure(now int64) {
 	m.usualPart = 0
 	own := m.spentOf(&m.told, now)
@@ -212,7 +214,7 @@ func (m *counter) measure(now int64) {
 	}
 }
 
-// spentOf returns how much of some use is in the window that ends now.
+// spentOf returns how much of the use in s is in the window that ends now.
 func (m *counter) spentOf(s *sums, now int64) int64 {
 	if s.parts == nil {
 		return s.used[1]
@@ -221,9 +223,9 @@ func (m *counter) spentOf(s *sums, now int64) int64 {
 	return add(s.used[1], add(m.covered(now, oldest, m.limit.Amount), later))
 }
 
-// mostOfOthers returns how much of a limit the others can have used in a
-// window while they were not heard: equal parts, but one of them its usual
-// part if that is larger.
+// mostOfOthers returns how much of a limit the other replicas can have used in
+// a window while they were not heard: equal parts, but for one of them its
+// usual part, if that is larger.
 func (m *counter) mostOfOthers(sharing Sharing) int64 {
 	equal := m.limit.Amount / int64(max(1, sharing.Replicas))
 	if !sharing.ByUse {
@@ -232,21 +234,22 @@ func (m *counter) mostOfOthers(sharing Sharing) int64 {
 	return max(equal, m.limit.Amount-m.portion(m.limit.Amount, sharing)) + equal*int64(max(0, sharing.Replicas-2))
 }
 
-// share returns how much may be used, as far as this replica knows: what the
-// others know to be used, and this one's part of the rest.
+// share returns how much of the limit may be used in total: the use that the
+// other replicas know, and this replica's portion of the rest.
 func (m *counter) share(used, unheard int64, sharing Sharing) int64 {
 	known := max(0, used-unheard)
 	return known + m.portion(max(0, m.limit.Amount-known), sharing)
 }
 
-// partOf returns this replica's part of what is left, as far as the others
-// know.
+// partOf returns this replica's portion of what is left of the limit, by the
+// use that the other replicas know.
 func (m *counter) partOf(used, at int64, sharing Sharing) int64 {
 	unheard := m.unheard(at, sharing)
 	return m.share(used, unheard, sharing) - max(0, used-unheard)
 }
 
-// allowed returns how much this replica may use now of what is used.
+// allowed returns how much may be used in total before this replica must
+// refuse.
 func (c *Caller) allowed(m *counter, at, used int64) int64 {
 	if c.sharing.Replicas <= 1 {
 		return m.limit.Amount
@@ -263,12 +266,13 @@ func (c *Caller) shown(m *counter, at, used int64) int64 {
 	return c.allowed(m, at, used)
 }
 
-// urgentPart is which part of what a replica may use should be known soon: the
-// rest is lost if it is killed.
+// urgentPart is the divisor for the fraction of a replica's part that should be
+// reported soon, because use that was not reported is lost if the replica is
+// killed.
 const urgentPart = 8
 
-// tell records that the use of limits has changed, and hurries the next report
-// if others should know.
+// tell records that the use has changed, and requests an immediate report if
+// other replicas should know.
 func (c *Caller) tell(at int64) {
 	c.changes.Add(1)
 	if c.sharing.Replicas <= 1 {

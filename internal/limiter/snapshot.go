@@ -2,50 +2,50 @@ package limiter
 
 import "time"
 
-// Use is how much of a limit is used.
+// Use is the use of a limit.
 type Use struct {
-	// Limit is the limit. Amount 0: there is none, and the use is only counted.
+	// Limit is the limit. If its Amount is 0, the use is only counted.
 	Limit Limit
 	// Allowed is how much this replica may use: all of it, or its share.
 	Allowed, Used int64
-	// Ends is when the current window ends, and Reset how long it takes until
-	// nothing is used.
+	// Ends is when the current window ends. Reset is the time until nothing
+	// counts as used.
 	Ends  time.Time
 	Reset time.Duration
-	// Refused and Demoted are how many requests this limit has refused or given
-	// another tier.
+	// Refused is how many requests this limit has refused. Demoted is how many
+	// it has moved to another tier.
 	Refused, Demoted uint64
 }
 
-// Ratio returns which part is used, 0 to 1 and above.
+// Ratio returns the used fraction of Allowed. It may be above 1.
 func (u *Use) Ratio() float64 { return float64(u.Used) / float64(max(1, u.Allowed)) }
 
-// Left returns how much is left.
+// Left returns how much of Allowed is not used.
 func (u *Use) Left() int64 { return max(0, u.Allowed-u.Used) }
 
 // Snapshot is the state of a caller.
 type Snapshot struct {
-	// Tier is the caller's own tier. Empty: it has none.
+	// Tier is the caller's tier. It is empty if the caller has none.
 	Name, Tier string
-	// Limits are the limits, by kind and then by unit.
+	// Limits are the caller's limits, by kind and then by unit.
 	Limits []Use
-	// Today and Month are the tokens of this day and this month.
+	// Today and Month are the tokens used in the current day and month.
 	Today, Month int64
-	// InFlight are the requests that are not over, MaxRequests how many there
-	// may be, and Busy how many were refused for that.
+	// InFlight is the number of requests in flight. MaxRequests is their
+	// maximum. Busy is how many requests were refused because of it.
 	InFlight, MaxRequests int
 	Busy                  uint64
-	// Reserved are the tokens that requests in flight were charged with.
+	// Reserved is the tokens that the requests in flight were charged with.
 	Reserved int64
-	// Ratio is that of a prompt's tokens to its length, and Output the usual
-	// output.
+	// Ratio is the usual ratio of a prompt's tokens to its length. Output is
+	// the usual output in tokens.
 	Ratio, Output float64
-	// Estimated and Reported are the average tokens that the last requests were
-	// charged with, and that backends reported in the end. They are 0 without
-	// such requests.
+	// Estimated is the average number of tokens that the last requests were
+	// charged with. Reported is the average that backends counted for them.
+	// Both are 0 without such requests.
 	Estimated, Reported float64
-	// Replicas is how many replicas share the limits without hearing each
-	// other, or 0.
+	// Replicas is the number of replicas if they share the limits without
+	// hearing each other. Otherwise it is 0.
 	Replicas int
 	Hour     LastHour
 }
@@ -71,8 +71,8 @@ func (c *Caller) Snapshot(now time.Time) Snapshot {
 	return s
 }
 
-// Tightest returns, of the limits of each kind, the one of which the smallest
-// part is left. Amount 0: there is none.
+// Tightest returns, for each kind, the limit with the smallest fraction left.
+// The Amount of its Limit is 0 if there is no limit of that kind.
 func (c *Caller) Tightest(now time.Time) (tightest [kinds]Use) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -2,28 +2,29 @@ package limiter
 
 import "math"
 
-// usual is what a caller's requests usually cost. What they cost with one model
-// says nothing about another, so each model has its own averages. Those of all
-// models together count until there is one for the model.
+// usual holds the usual cost of a caller's requests, as moving averages. The
+// cost with one model says nothing about another one, so each model has
+// separate averages. For a model without any, the averages of all models count.
 type usual struct {
 	averages
-	// estimated and reported are the tokens that requests were charged with,
-	// and that backends counted: they show how good the estimates are.
+	// estimated and reported are the average tokens that requests were charged
+	// with and that backends counted. They show how good the estimates are.
 	estimated, reported float64
 	requests            int
-	// byModel are the averages and outputs by model. 0 is all other models.
+	// byModel are the averages and outputs by a hash of the model. The key 0 is
+	// for all models beyond maxModels.
 	byModel map[uint64]*modelUse
 }
 
-// averages are moving averages of what requests cost.
+// averages are moving averages of the cost of requests.
 type averages struct {
-	// length and prompt are Estimate.Prompt and the tokens that backends
-	// counted: the ratio of these corrects estimates.
+	// length is the average of Estimate.Prompt, and prompt of the tokens that
+	// backends counted. The ratio of the two corrects estimates.
 	length, prompt float64
-	// output is that of requests that may have one.
+	// output is the average output of requests that can have one.
 	output float64
-	// promptCount and outputCount are how many requests they are of, up to
-	// memory.
+	// promptCount and outputCount are the numbers of requests in the averages,
+	// up to memory.
 	promptCount, outputCount int
 }
 
@@ -37,10 +38,10 @@ var noAverages = averages{length: 256, prompt: 256, output: 128}
 
 var newUsual = usual{averages: noAverages}
 
-// memory is how many requests a moving average remembers.
+// memory is the number of requests that a moving average remembers.
 const memory = 16
 
-// The ratio's bounds: an estimate is never further from the prompt's length.
+// leastRatio and mostRatio bound the ratio of tokens to a prompt's length.
 const (
 	leastRatio = 1.0 / 8
 	mostRatio  = 4.0
@@ -48,8 +49,9 @@ const (
 
 func (a *averages) ratio() float64 { return min(max(a.prompt/a.length, leastRatio), mostRatio) }
 
-// estimate returns what a request is likely to cost. its is the use of its
-// model, or nil if there was none.
+// estimate returns the likely cost of a request: the prompt's length times the
+// ratio, and twice the average output, or less if the request allows less. its
+// is the use of the request's model, or nil if there was none.
 func (u *usual) estimate(e Estimate, its *modelUse) (prompt, output int64) {
 	if e.Prompt <= 0 {
 		return 0, 0
@@ -69,13 +71,12 @@ func (u *usual) estimate(e Estimate, its *modelUse) (prompt, output int64) {
 	return prompt, min(e.Output, twice)
 }
 
-// mostLearned is the largest number of tokens that averages learn from: no
-// model reads or writes more at once. After one wrong report, the caller's
-// estimates would otherwise be too high for hundreds of requests.
+// mostLearned is the largest number of tokens that averages learn from, because
+// no model reads or writes more at once. Without this bound, one wrong report
+// would make the caller's estimates too high for hundreds of requests.
 const mostLearned = 1 << 20
 
-// learn learns from the cost of a request. held is the number of the latest
-// request when requests in flight last kept out another one.
+// learn updates the averages with the cost of a request. held is Caller.held.
 func (u *usual) learn(now int64, r *Reservation, cost Cost, held uint64) {
 	cost.Prompt, cost.Output = min(cost.Prompt, mostLearned), min(limited(cost.Output), mostLearned)
 	its := u.of(cost.Model, now)
@@ -109,11 +110,12 @@ func (a *averages) learnOutput(tokens int64) {
 	a.output += weight(&a.outputCount) * (float64(tokens) - a.output)
 }
 
-// weight is how much the next sample counts: the first ones count more.
+// weight returns the weight of the next sample. The first samples have more.
 func weight(samples *int) float64 {
 	*samples = min(*samples+1, memory)
 	return 1 / float64(*samples+1)
 }
 
-// limited returns a number of tokens that a counter can add.
+// limited returns the number of tokens, limited to the range that counters can
+// add.
 func limited(tokens int64) int64 { return min(max(0, tokens), MaxAmount) }

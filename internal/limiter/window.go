@@ -5,12 +5,13 @@ import (
 	"time"
 )
 
-// window is a stretch of time that a limit counts in. Times are nanoseconds
+// window is the period of time in which a limit counts. Times are nanoseconds
 // since 1970.
 type window struct {
-	// index numbers the windows of a unit, so that replicas mean the same one.
+	// index numbers the windows of a unit in the same way at all replicas.
 	index int64
-	// start is its first moment, and end the first one after it.
+	// start is the first nanosecond of the window, and end the first one after
+	// it.
 	start, end int64
 }
 
@@ -41,7 +42,8 @@ func windowAt(u Unit, at int64, location *time.Location) window {
 		beginning(u, i+1, second, second+longest, location) * int64(time.Second)}
 }
 
-// dateOf numbers days and months. Times are seconds since 1970.
+// dateOf returns the number of the day or month that contains a second since
+// 1970.
 func dateOf(u Unit, second int64, location *time.Location) int64 {
 	year, month, day := time.Unix(second, 0).In(location).Date()
 	if u == Month {
@@ -50,8 +52,8 @@ func dateOf(u Unit, second int64, location *time.Location) int64 {
 	return time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Unix() / (24 * 60 * 60)
 }
 
-// beginning returns the first second of a date or a later one, which comes
-// after the second before and at the second by at the latest. It searches,
+// beginning returns the first second of a date, or of the next existing date,
+// between the seconds before (exclusive) and by (inclusive). It searches,
 // because in some zones there is no midnight on the day that summer time
 // begins, and a second one on the day that it ends.
 func beginning(u Unit, date, before, by int64, location *time.Location) int64 {
