@@ -54,9 +54,9 @@ func (a Allowance) isEmpty() bool {
 	return len(a.Requests)+len(a.Tokens)+len(a.Models)+len(a.Backends)+len(a.ServiceTiers) == 0 && a.MaxRequests == nil
 }
 
-// orOf returns the allowance of a caller in a tier: what the caller's own
-// allowance does not say, the tier's does. Limits of different units say
-// different things.
+// orOf returns the allowance of a caller in a tier. An option that the caller's
+// own allowance does not set has the tier's value. Limits with different units
+// are different options.
 func (a Allowance) orOf(tier Allowance) Allowance {
 	a.Requests, a.Tokens = orLimits(limiter.Requests, a.Requests, tier.Requests), orLimits(limiter.Tokens, a.Tokens, tier.Tokens)
 	if a.MaxRequests == nil {
@@ -70,8 +70,8 @@ func (a Allowance) orOf(tier Allowance) Allowance {
 	return a
 }
 
-// orLimits returns the caller's limits, and those of the tier for other units.
-// They were checked.
+// orLimits returns the caller's limits, and the tier's limits for other units.
+// All of them must be valid.
 func orLimits(kind limiter.Kind, own, tier []Limit) []Limit {
 	unit := func(l Limit) limiter.Unit {
 		limit, _ := limiter.ParseLimit(kind, l.Limit)
@@ -82,8 +82,8 @@ func orLimits(kind limiter.Kind, own, tier []Limit) []Limit {
 	}))
 }
 
-// checkAllowance returns what is wrong with an allowance, if anything is.
-// backends are as for Check.
+// checkAllowance returns an error if an option of an allowance is not valid.
+// backends are the pool's backends: see [Config.Check].
 func (c *Config) checkAllowance(a Allowance, backends []Backend) error {
 	limits, err := a.limits()
 	if err != nil {
@@ -133,8 +133,9 @@ func (c *Config) checkAllowance(a Allowance, backends []Backend) error {
 	return nil
 }
 
-// checkNames returns what is wrong with a list of names, if anything is: what
-// says what each one is of, and check checks it.
+// checkNames returns an error if a list of names is empty, has an empty name or
+// a name twice, or if check returns one. what is a word for one name, such as
+// model.
 func checkNames(what string, names []string, check func(name string) error) error {
 	if names != nil && len(names) == 0 {
 		return fmt.Errorf(": %ss is an empty list: expected at least one name", what)
@@ -155,7 +156,7 @@ func checkNames(what string, names []string, check func(name string) error) erro
 	return nil
 }
 
-// limits reads the limits.
+// limits parses the limits.
 func (a Allowance) limits() (limits []limiter.Limit, err error) {
 	for _, of := range []struct {
 		kind   limiter.Kind

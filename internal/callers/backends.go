@@ -7,17 +7,17 @@ import (
 	"strings"
 )
 
-// Backend is what the options of callers have to know of a backend.
+// Backend is a backend in terms of the options of callers.
 type Backend struct {
-	// Name is its name. Empty: that is not known yet.
+	// Name is the backend's name. It is empty if it is not known yet.
 	Name string
-	// Models are those that it lists. nil: it serves any model, or they are not
-	// known yet.
+	// Models are the models that the backend lists. It is nil if the backend
+	// serves any model, or if the models are not known yet.
 	Models []string
 }
 
-// Matches reports whether a backend has one of these names, in which * stands
-// for any characters. nil: any has.
+// Matches reports whether the name of a backend matches one of names, in which
+// * stands for any characters. If names is nil, every backend matches.
 func Matches(names []string, backend string) bool {
 	return names == nil || slices.ContainsFunc(names, func(name string) bool {
 		pattern := strings.ReplaceAll(regexp.QuoteMeta(name), `\*`, ".*")
@@ -25,7 +25,8 @@ func Matches(names []string, backend string) bool {
 	})
 }
 
-// checkBackends returns what is wrong with the option backends, if anything is.
+// checkBackends returns an error if a name of the option backends matches no
+// backend.
 func checkBackends(names []string, backends []Backend) error {
 	var there []string
 	for _, b := range backends {
@@ -39,8 +40,8 @@ func checkBackends(names []string, backends []Backend) error {
 	})
 }
 
-// modelsOf returns the models of those backends that have one of the names.
-// nil: they serve any model, or are not known yet.
+// modelsOf returns the models of the backends that match names. It returns nil
+// if one of these serves any model, or if the models are not known yet.
 func modelsOf(backends []Backend, names []string) (models []string) {
 	known := make(map[string]bool)
 	for _, b := range backends {
@@ -69,8 +70,9 @@ func setOf(names []string) map[string]bool {
 	return set
 }
 
-// modelsAmong returns those of the models that backends have, and what a list
-// of models shows. nil: any.
+// modelsAmong returns the models that a caller may use, and the models that its
+// list of models shows. models are those of the caller's option, and have those
+// of the backends. nil stands for any model.
 func modelsAmong(models, have []string) (may, listed []string) {
 	if models == nil || have == nil {
 		return models, slices.Concat(models, have)

@@ -8,17 +8,17 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
 
-// blocks are the blocks of all callers.
+// blocks are the options of all callers in the current config.
 type blocks struct {
-	// byName are the callers with their own block, and others is that of all
-	// others. named reports whether there is a block for these, and limits
-	// whether any caller has limits.
+	// byName are the blocks of callers with their own block, and others is the
+	// block of all other callers. named reports whether the config has a block
+	// for these, and limits whether it limits any caller.
 	byName        map[string]*block
 	others        *block
 	named, limits bool
 }
 
-// use puts the blocks of the options in force.
+// use applies the blocks of the options.
 func (c *Callers) use(o *Options) {
 	made := &blocks{byName: make(map[string]*block), others: c.blockOf(o, Caller{Name: everyOther})}
 	for _, caller := range o.Callers {
@@ -32,35 +32,36 @@ func (c *Callers) use(o *Options) {
 	c.blocks.Store(made)
 }
 
-// block has the options of a config for one caller with its own block, or for
-// all others.
+// block holds the options of one caller with its own block, or of all other
+// callers, in each tier.
 type block struct {
-	// fixed reports whether the caller's own block names the tier. Otherwise
-	// usual is good while nothing else does.
+	// fixed reports whether the caller's own block names its tier. If it does
+	// not, usual is the entry of a caller that nothing else places in a tier.
 	fixed bool
 	usual *entry
-	// inTier are the callers by their tier.
+	// inTier are the entries by tier.
 	inTier map[string]*entry
 }
 
-// entry has the options of a config for a caller in a tier.
+// entry holds the options of a caller in one tier.
 type entry struct {
 	settings limiter.Settings
 	models   []string
-	// listed are the models that the caller's backends have. nil: any.
+	// listed are the models that the caller's list of models shows. It is nil
+	// if they are not known.
 	listed []string
-	// set is the number of the list of backends.
+	// set is the number of the caller's list of backends: see Callers.sets.
 	set    int
 	tiers  []string // service tiers
 	denied bool
-	// empty reports whether nothing limits the caller.
+	// empty reports whether no option limits the caller.
 	empty bool
-	// limited reports whether there are limits, and tokens whether there are
-	// limits of tokens.
+	// limited reports whether there are limits. tokens reports whether there
+	// are limits of tokens.
 	limited, tokens bool
 }
 
-// blockOf returns the callers that have this block, in each tier.
+// blockOf returns the options of a caller in each tier.
 func (c *Callers) blockOf(o *Options, caller Caller) *block {
 	b := &block{fixed: caller.Tier != "" && caller.Name != everyOther, inTier: make(map[string]*entry)}
 	for _, t := range o.Tiers {
@@ -72,7 +73,7 @@ func (c *Callers) blockOf(o *Options, caller Caller) *block {
 	return b
 }
 
-// entryOf returns the callers that have this block and this tier.
+// entryOf returns the options of a caller in tier t.
 func (c *Callers) entryOf(o *Options, caller Caller, t Tier) *entry {
 	a := caller.orOf(t.Allowance)
 	limits, _ := a.limits() // they were checked
@@ -87,8 +88,8 @@ func (c *Callers) entryOf(o *Options, caller Caller, t Tier) *entry {
 	return e
 }
 
-// Place places callers in tiers, by their names, until the next call. It
-// changes nothing for one whose own block names a tier.
+// Place places callers in tiers, by name, until the next call. It has no effect
+// for a caller whose own block names a tier.
 func (c *Callers) Place(tiers map[string]string) {
 	if c == nil || len(tiers) == 0 && c.placed.Load() == nil {
 		return
@@ -125,7 +126,7 @@ func (c *Callers) block(name string) *block {
 	return all.others
 }
 
-// setOf returns the number of a list.
+// setOf returns the number of a list of backends.
 func (c *Callers) setOf(names []string) int {
 	i := slices.IndexFunc(c.sets, func(other []string) bool { return slices.Equal(other, names) })
 	if i < 0 {

@@ -8,31 +8,32 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 )
 
-// byToken are the callers whose tokens say what tier they have. There may be
-// many, and a new one comes at any time.
+// byToken holds the tiers that the tokens of callers name. There may be many
+// callers, and new ones come at any time.
 type byToken struct {
 	mu   sync.RWMutex
 	said map[string]saidByToken
-	// swept is when old ones were forgotten.
+	// swept is when old entries were last removed.
 	swept time.Time
-	// placing is held by who places a caller.
+	// placing is held while a caller is placed in a tier.
 	placing sync.Mutex
 }
 
-// saidByToken is what the newest token of a caller says.
+// saidByToken is the content of a caller's newest token.
 type saidByToken struct {
-	// tier is the one that the token names, or empty. It does not count if the
-	// caller's own block names one.
+	// tier is the tier that the token names. It may be empty. It has no effect
+	// if the caller's own block names a tier.
 	tier   string
 	issued time.Time
 }
 
-// maxSaid is of how many callers it is known. Of others, each token says it
-// again.
+// maxSaid is the maximum number of remembered callers. If a caller is
+// forgotten, its next token sets its tier again.
 const maxSaid = 100_000
 
-// maxAge is for how long it is known what a token says: tokens seldom last a
-// day. The next request with an older one that is still valid says it again.
+// maxAge is the age at which a token is forgotten. Tokens are seldom valid for
+// a day. If an older one is still used, the next request with it is remembered
+// again.
 const maxAge = 48 * time.Hour
 
 func (b *byToken) of(name string) saidByToken {
@@ -60,10 +61,10 @@ func (b *byToken) set(name string, said saidByToken) {
 	b.said[name] = said
 }
 
-// PlaceByToken places a caller in the tier that its token names, unless its own
-// block or its line in client_keys_file names one, or a newer token has come.
-// Without a tier, its tier is that of callers for which nothing names one. nil
-// is no token.
+// PlaceByToken places a caller in the tier that its token names, unless the
+// caller's own block or its line in client_keys_file names one, or a newer
+// token is known. If the token names no tier, the caller is in the tier of
+// callers that nothing else places. token is nil for a request without a token.
 func (c *Callers) PlaceByToken(token *keys.Identity) {
 	if token == nil || c == nil || len(c.blocks.Load().others.inTier) == 0 {
 		return

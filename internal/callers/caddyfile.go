@@ -9,8 +9,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
 
-// Directives are the options in a Caddyfile. Check has to follow when the whole
-// block was read.
+// Directives returns the options of callers in a Caddyfile. Check must be
+// called after the whole block was read.
 //
 //	caller <name>|* deny
 //	caller <name>|* {
@@ -55,7 +55,8 @@ func (c *Config) unmarshalCaller(d *caddyfile.Dispenser) error {
 	return err
 }
 
-// options are the options of a block of a caller or a tier, which who names.
+// options returns the options in the block of a caller or a tier. who is its
+// name in errors.
 func (a *Allowance) options(who string) directive.Options {
 	most := new(int)
 	return directive.Options{

@@ -20,54 +20,57 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 )
 
-// Callers limits what the callers of a pool may use, by the options of one
-// config. What they have used outlives the config.
+// Callers limits the callers of a pool by the options of one config. Their use
+// outlives the config.
 type Callers struct {
-	// blocks are those of the config and of its file, which may change.
+	// blocks are the options of callers. They change with callers_file.
 	blocks  atomic.Pointer[blocks]
 	watched watched
-	// placed are the tiers in which client_keys_file has placed callers. nil:
-	// it has placed none.
+	// placed are the tiers in which client_keys_file places callers, by caller.
+	// It is nil if the file places none.
 	placed atomic.Pointer[map[string]string]
-	// byToken are the callers that a token has put into a tier. It is nil until
-	// the first of them.
+	// byToken holds the tiers that tokens name. It is nil until the first
+	// token.
 	byToken atomic.Pointer[byToken]
-	// started reports whether the options apply: since Start, until Close.
+	// started reports whether the options apply. They do between Start and
+	// Close.
 	started atomic.Bool
-	// sets are the lists of backends that callers may use. The first is nil:
-	// all.
+	// sets are the lists of backends that callers may use. The first one is
+	// nil, which stands for all backends.
 	sets [][]string
 	kept *kept
 	name string
 	log  *zap.Logger
-	// crossed gets the marks that the use of limits has reached.
+	// crossed receives the marks that the use of limits reaches.
 	crossed func(limiter.Crossing)
 	storage certmagic.Storage
-	// location is where days and months begin.
+	// location is the time zone in which days and months begin.
 	location *time.Location
 }
 
-// Options are what New needs.
+// Options are the arguments of New.
 type Options struct {
-	// Config has the callers of its file, too, and Written is what the
-	// Caddyfile says. It may be nil without a file.
+	// Config includes the callers of callers_file. Written is the config
+	// without them. It may be nil if there is no file.
 	Config
 	Written *Config
-	// Pool is the name of the pool, and Backends are its backends.
+	// Pool is the name of the pool. Backends are its backends.
 	Pool     string
 	Backends []Backend
-	// Storage is where the use of long windows is saved. nil: nowhere.
+	// Storage is where the use of long windows is saved. If it is nil, nothing
+	// is saved.
 	Storage certmagic.Storage
 	Logger  *zap.Logger
-	// Crossed gets the marks that the use of limits has reached. It may be nil.
+	// Crossed receives the marks that the use of limits reaches. It may be nil.
 	Crossed func(limiter.Crossing)
 }
 
 // inUse keeps the limiters through config reloads.
 var inUse = caddy.NewUsagePool()
 
-// New returns the callers of a pool, or nil if the config has none, nor tiers.
-// It was checked. The caller closes it.
+// New returns the callers of a pool. It returns nil if the config has neither
+// callers nor tiers. The config must have been checked. The result must be
+// closed.
 func New(o Options) *Callers {
 	if len(o.Callers)+len(o.Tiers) == 0 && o.CallersFile == nil {
 		return nil
@@ -86,8 +89,8 @@ func New(o Options) *Callers {
 	return c
 }
 
-// Start applies the options. Those of the config before apply until the new one
-// is in use, because it may fail.
+// Start applies the options. Until then, the options of the previous config
+// apply, because the new config may still fail to load.
 func (c *Callers) Start() {
 	c.kept.configure(c.storage, c.log, c.crossed)
 	c.started.Store(true)
@@ -98,7 +101,7 @@ func (c *Callers) configure() {
 	c.kept.limiters.Configure(time.Now(), func(name string) limiter.Settings { return c.of(name).settings })
 }
 
-// Close releases what New acquired, and saves what was used.
+// Close releases the resources that New acquired, and saves the use.
 func (c *Callers) Close() error {
 	if c == nil {
 		return nil
@@ -112,7 +115,8 @@ func (c *Callers) Close() error {
 	return err
 }
 
-// Record returns when the use of limits was saved. It is nil if there are none.
+// Record returns the record of when the use was saved. It returns nil if c is
+// nil.
 func (c *Callers) Record() *pools.Record {
 	if c == nil {
 		return nil
@@ -120,8 +124,8 @@ func (c *Callers) Record() *pools.Record {
 	return &c.kept.saver.Record
 }
 
-// LimitersOf returns the limiters of a pool in use, or nil if it does not limit
-// callers.
+// LimitersOf returns the limiters of a pool in use. It returns nil if the pool
+// does not limit callers.
 func LimitersOf(pool string) *limiter.Callers {
 	if k := keptOf(pool); k != nil {
 		return k.limiters
@@ -139,8 +143,8 @@ func keptOf(pool string) (k *kept) {
 	return k
 }
 
-// Reset gives a caller of a pool its use back, at all replicas, and saves that.
-// It reports whether there is such a caller, of which a request is known.
+// Reset clears the use of a pool's caller at all replicas, and saves that. It
+// returns false if no request of such a caller is known.
 func Reset(of, name string, order pool.Order) (known bool) {
 	k := keptOf(of)
 	if k == nil {
@@ -156,7 +160,8 @@ func Reset(of, name string, order pool.Order) (known bool) {
 	return true
 }
 
-// Models returns the models that a caller may use. nil: all of them.
+// Models returns the models that a caller may use. It returns nil if the caller
+// may use all models.
 func (c *Callers) Models(name string) []string {
 	if c == nil {
 		return nil
@@ -164,12 +169,12 @@ func (c *Callers) Models(name string) []string {
 	return c.of(name).models
 }
 
-// Listed returns the models that a caller may use and its backends have. nil:
-// any.
+// Listed returns the models that a caller may use and that its backends have.
+// It returns nil if these may be any models.
 func (c *Callers) Listed(name string) []string { return c.of(name).listed }
 
-// Sets returns the lists of backends that callers may use, by their numbers.
-// nil: all.
+// Sets returns the lists of backends that callers may use, by their numbers. A
+// list that is nil stands for all backends.
 func (c *Callers) Sets() [][]string {
 	if c == nil {
 		return [][]string{nil}
@@ -185,12 +190,12 @@ func (c *Callers) Set(name string) int {
 	return c.of(name).set
 }
 
-// ServiceTiers returns the service tiers that a caller may use. nil: those of
-// the body, and none of the header.
+// ServiceTiers returns the service tiers that a caller may use. If it returns
+// nil, the caller may use all in bodies, and none in the header.
 func (c *Callers) ServiceTiers(name string) []string { return c.of(name).tiers }
 
-// Deny reports whether all requests of a caller are refused, and counts the
-// request if so.
+// Deny reports whether all requests of a caller are refused. If so, it counts
+// the request.
 func (c *Callers) Deny(name string) bool {
 	denied := c != nil && c.of(name).denied
 	if denied {
@@ -199,7 +204,7 @@ func (c *Callers) Deny(name string) bool {
 	return denied
 }
 
-// refusedBy counts a request that something else than a limit has refused.
+// refusedBy counts a request that was refused for a reason other than a limit.
 func (c *Callers) refusedBy(name string, by int) {
 	now := time.Now()
 	c.kept.limiters.Get(now, name).RefusedBy(now, by)
@@ -208,8 +213,8 @@ func (c *Callers) refusedBy(name string, by int) {
 // Names returns the callers that have a block.
 func (c *Callers) Names() []string { return slices.Collect(maps.Keys(c.blocks.Load().byName)) }
 
-// Unlimited returns those of the names for which the config has neither a block
-// nor a tier with limits, although it has some.
+// Unlimited returns the names for which the config has neither a block nor a
+// tier with limits, if it limits any caller at all.
 func (c *Callers) Unlimited(names []string) (unlimited []string) {
 	if c == nil {
 		return nil
@@ -229,14 +234,14 @@ func (c *Callers) Unlimited(names []string) (unlimited []string) {
 // LimitsTokens reports whether a caller has a limit of tokens.
 func (c *Callers) LimitsTokens(name string) bool { return c != nil && c.of(name).tokens }
 
-// SeesEach reports whether each request of a caller has to be seen, because of
+// SeesEach reports whether each request of a caller must be read, because of
 // its model, its service tier or its tokens.
 func (c *Callers) SeesEach(name string) bool {
 	return c != nil && (c.Models(name) != nil || c.ServiceTiers(name) != nil || c.LimitsTokens(name))
 }
 
-// Admission is what a request of a caller was admitted with, until it is
-// settled. The zero Admission is that of a request without one.
+// Admission is a request's admission by its caller's limits, until it is
+// settled. The zero Admission is that of a request without a caller.
 type Admission struct {
 	reservation limiter.Reservation
 	caller      *limiter.Caller
@@ -244,8 +249,10 @@ type Admission struct {
 	kept        *kept
 }
 
-// Admit charges the caller's limits with the estimate, or returns why it does
-// not. In that case the Admission is good for Limits only.
+// Admit charges the caller's limits with the estimate, or returns why the
+// request is refused, and counts the refusal. If this replica's part of a limit
+// is too small, Admit may wait to hear from the other replicas. After a
+// refusal, the Admission may be used only for Limits.
 func (c *Callers) Admit(now time.Time, name string, e limiter.Estimate) (a Admission, refusal *limiter.Refusal) {
 	if a, refusal = c.Try(now, name, e); refusal != nil && refusal.MayClaim() {
 		a.reservation, refusal = Hear(a.caller, e)
@@ -256,13 +263,13 @@ func (c *Callers) Admit(now time.Time, name string, e limiter.Estimate) (a Admis
 	return a, refusal
 }
 
-// hearing is how long a request may wait until its replica has heard of the
-// others, and look how often it is looked whether it has.
+// hearing is the longest time that a request waits until this replica has heard
+// from the others. look is how often it checks that.
 const hearing, look = 500 * time.Millisecond, 5 * time.Millisecond
 
-// Hear admits a request that this replica's part of what is left of a limit has
-// no room for, by a claim. Of a burst, one request at a time makes one. One
-// that is larger than the part tries until its time is over.
+// Hear tries to admit a request by a claim, if this replica's part of a limit
+// has no room for it. In a burst, one request at a time can make a claim. A
+// request that is larger than the part keeps trying until its time is over.
 func Hear(caller *limiter.Caller, e limiter.Estimate) (r limiter.Reservation, refusal *limiter.Refusal) {
 	for until := time.Now().Add(hearing); ; time.Sleep(rand.N(hearing / 4)) {
 		var claim *limiter.Claim
@@ -277,8 +284,8 @@ func Hear(caller *limiter.Caller, e limiter.Estimate) (r limiter.Reservation, re
 	}
 }
 
-// decide waits until it is decided whether a claim's request is admitted, and
-// returns why it is not.
+// decide waits until the claim is decided or the time is over. It returns the
+// refusal, or nil if the request is admitted.
 func decide(claim *limiter.Claim, until time.Time) *limiter.Refusal {
 	for {
 		switch decided, refusal := claim.Decide(time.Now()); {
@@ -291,20 +298,22 @@ func decide(claim *limiter.Claim, until time.Time) *limiter.Refusal {
 	}
 }
 
-// Try is Admit, but the request may be tried again later, so a refusal is not
-// counted.
+// Try charges the caller's limits with the estimate, or returns why the request
+// is refused. It does not wait for other replicas, and does not count the
+// refusal, because the request may be tried again.
 func (c *Callers) Try(now time.Time, name string, e limiter.Estimate) (a Admission, refusal *limiter.Refusal) {
 	a = c.admission(now, name)
 	a.reservation, refusal = a.caller.Try(now, e)
 	return a, refusal
 }
 
-// ShortBody is the size of bodies that are usually there as soon as the request
-// is.
+// ShortBody is the size up to which bodies usually arrive together with the
+// headers.
 const ShortBody = 64 << 10
 
 // LikelyCost estimates the cost of a request before its body is read, without
-// the output. Of a long body, most may be pictures.
+// the output. Of a long body, only the first part counts, because most of it
+// may be pictures.
 func LikelyCost(r *http.Request, route openaiapi.Route) (e limiter.Estimate) {
 	if openaiapi.CostsTokens(r, route) {
 		e.Prompt = max(1, openaiapi.PromptCost(min(r.ContentLength, ShortBody)))
@@ -312,9 +321,9 @@ func LikelyCost(r *http.Request, route openaiapi.Route) (e limiter.Estimate) {
 	return e
 }
 
-// Exceeded returns why none of the caller's requests is admitted now, or nil.
-// The refusal says when one with the likely cost is. The Admission is good for
-// Limits and Upload only.
+// Exceeded returns the refusal of any request of the caller, if none can be
+// admitted now, or nil. The refusal's wait is that of a request with the likely
+// cost. The Admission may be used only for Limits, Refused and Upload.
 func (c *Callers) Exceeded(now time.Time, name string, likely limiter.Estimate) (a Admission, refusal *limiter.Refusal) {
 	if c == nil {
 		return a, nil
@@ -331,20 +340,20 @@ func (c *Callers) Exceeded(now time.Time, name string, likely limiter.Estimate) 
 	return a, refusal
 }
 
-// Refused counts that the request is refused.
+// Refused counts the refusal of the request.
 func (a *Admission) Refused(refusal *limiter.Refusal) { a.caller.Refused(time.Now(), refusal) }
 
-// Reserved counts that the request is refused because only shares of other
-// tiers are left of the backends.
+// Reserved counts a request that was refused because the rest of the backends'
+// limits is reserved for other tiers.
 func (a *Admission) Reserved() {
 	if a.caller != nil {
 		a.caller.RefusedBy(time.Now(), limiter.ByReserve)
 	}
 }
 
-// Upload counts a request among those that the caller has at a time while its
-// body comes, or returns why it may not come. Uploaded must be called if there
-// is no refusal.
+// Upload counts a request as in flight while its body is received. If the
+// caller has too many requests, it returns the refusal. Otherwise Uploaded must
+// be called later.
 func (a *Admission) Upload() *limiter.Refusal {
 	refusal := a.caller.Upload()
 	if refusal != nil {
@@ -353,10 +362,11 @@ func (a *Admission) Upload() *limiter.Refusal {
 	return refusal
 }
 
-// Uploaded ends what Upload has begun.
+// Uploaded records that the upload has ended.
 func (a *Admission) Uploaded() { a.caller.Uploaded() }
 
-// Unasked admits what a backend has begun without a request of the caller's.
+// Unasked admits a response that a backend has started without a request of the
+// caller.
 func (c *Callers) Unasked(now time.Time, name string) (a Admission) {
 	if c != nil {
 		a = c.admission(now, name)
@@ -365,7 +375,8 @@ func (c *Callers) Unasked(now time.Time, name string) (a Admission) {
 	return a
 }
 
-// Check returns why Admit would not charge the caller's limits, or nil.
+// Check returns the refusal that Admit would return, or nil, without charging
+// any limit.
 func (c *Callers) Check(now time.Time, name string, e limiter.Estimate) *limiter.Refusal {
 	a := c.admission(now, name)
 	return a.check(now, e)
@@ -384,38 +395,39 @@ func (c *Callers) admission(now time.Time, name string) Admission {
 	return Admission{caller: c.kept.limiters.Get(now, name), entry: c.of(name), kept: c.kept}
 }
 
-// Use returns what a caller has used, and may use.
+// Use returns the state of a caller.
 func (c *Callers) Use(now time.Time, name string) limiter.Snapshot {
 	return c.admission(now, name).caller.Snapshot(now)
 }
 
 // Tier returns the number of the request's tier, counted from 1 in order of
-// importance. 0: it has none, and is above all.
+// importance. It returns 0 for a request without a tier, which is more
+// important than all tiers.
 func (a *Admission) Tier() int { return a.reservation.Tier() }
 
-// Demoted yields the ids of the limits that gave the request another tier.
+// Demoted yields the IDs of the limits that moved the request to another tier.
 func (a *Admission) Demoted(yield func(limiter.ID) bool) { a.reservation.Demoted(yield) }
 
 // CountsTokens reports whether a limit needs the tokens of the reply.
 func (a *Admission) CountsTokens() bool { return a.entry != nil && a.entry.tokens }
 
-// Open reports whether there is something to settle.
+// Open reports whether the request was admitted and is not settled yet.
 func (a *Admission) Open() bool { return a.reservation.Open() }
 
-// Prompt returns the tokens that the prompt was expected to have.
+// Prompt returns the estimated tokens of the prompt.
 func (a *Admission) Prompt() int64 {
 	prompt, _ := a.reservation.Estimated()
 	return prompt
 }
 
-// Output returns the tokens that the output was expected to have.
+// Output returns the estimated tokens of the output.
 func (a *Admission) Output() int64 {
 	_, output := a.reservation.Estimated()
 	return output
 }
 
-// Follow charges the output of a stream as it passes, as far as it is more than
-// was expected.
+// Follow charges the output of a stream while it passes, as far as it exceeds
+// the estimate.
 func (a *Admission) Follow(r *usage.Reader) {
 	if a.CountsTokens() && a.Open() {
 		r.Follow(a, a.Output())
@@ -433,12 +445,12 @@ func (a *Admission) Settle(now time.Time, cost limiter.Cost) {
 	}
 }
 
-// Limited reports whether the caller has limits. It is cheap enough to be asked
-// of each reply.
+// Limited reports whether the caller has limits. It is cheap enough to call for
+// each reply.
 func (a *Admission) Limited() bool { return a.entry != nil && a.entry.limited }
 
-// Limits returns the caller's limits: of each kind the one of which the
-// smallest part is left.
+// Limits returns, for each kind, the caller's limit with the smallest fraction
+// left.
 func (a *Admission) Limits(now time.Time) (l quota.Limits) {
 	for kind, use := range a.caller.Tightest(now) {
 		l[kind] = quota.Fields{Limit: use.Allowed, Remaining: use.Left(), Reset: use.Reset, Known: use.Limit.Amount > 0}
@@ -446,7 +458,8 @@ func (a *Admission) Limits(now time.Time) (l quota.Limits) {
 	return l
 }
 
-// rounded rounds a wait up to what is shown of it.
+// rounded rounds a wait up to milliseconds, which is the precision that clients
+// see.
 func rounded(d time.Duration) time.Duration {
 	return (d + time.Millisecond - 1).Truncate(time.Millisecond)
 }

@@ -10,86 +10,84 @@ import (
 )
 
 const (
-	// fast is how often a report is sent while a caller is above half of a
-	// limit, and slow how often others are, if something has changed.
+	// fast is how often a replica reports while a caller has used more than
+	// half of a limit, and slow is how often otherwise, if any use has changed.
 	fast = 250 * time.Millisecond
 	slow = 2 * time.Second
-	// refresh is how often a chunk is sent that has not changed. So it does not
-	// end in the store, and is there again after the store has lost a part of
-	// its data.
+	// refresh is how often an unchanged chunk is sent, so that it does not
+	// expire in the store, and comes back after the store has lost data.
 	refresh = time.Minute
-	// maxCallers is how many callers a chunk has at most, and maxRecent how
-	// many a report has of those that have changed since their chunks were
-	// sent.
+	// maxCallers is the maximum number of callers in a chunk. maxRecent is the
+	// maximum number of callers in a report of changes.
 	maxCallers = 120
 	maxRecent  = 48
 )
 
-// sharedPool is what a tally knows of the callers of a pool.
+// sharedPool is the state of a pool in a tally.
 type sharedPool struct {
-	// digest stands for the pool's name.
+	// digest is a hash of the pool's name.
 	digest  string
 	callers *limiter.Callers
-	// users is how many links share it.
+	// users is the number of links that share the pool.
 	users  int
 	chunks []*chunk
-	// known is the number of the last of the callers that are in the chunks.
+	// known is the greatest number of a caller that is in a chunk.
 	known int
 	// filling is the index of the chunk that gets new callers.
 	filling int
-	// seen is when a report of what has changed was sent.
+	// seen is when changes were last reported.
 	seen time.Time
-	// stale reports whether the store has a report of what has changed that is
-	// of another clock.
+	// stale reports whether the store's record of recent changes was written by
+	// another clock.
 	stale bool
-	// marked reports whether the store has the mark.
+	// marked reports whether the store has this replica's mark.
 	marked bool
-	// heard reports whether what other replicas have used has been loaded.
+	// heard reports whether the use of other replicas was loaded.
 	heard bool
-	// looked is when this replica last looked whether the store has all that is
-	// known here of other writers.
+	// looked is when this replica last checked that the store has all use of
+	// other writers that is known here.
 	looked time.Time
-	// coursesAt is when courses were written, and coursesOf how many changes of
-	// use there were until then.
+	// coursesAt is when courses were last written, and coursesOf the sum of the
+	// callers' changes at that time.
 	coursesAt time.Time
 	coursesOf uint64
-	// version is that of the latest report, and back that of the latest one
-	// that came back.
+	// version is the version of the latest report. back is the version of the
+	// latest report that came back from the store.
 	version, back uint64
 }
 
-// chunk is some callers of a pool. It is sent as one report, and each replica
-// has one record of it in the store. Between two of these, only the callers
-// that have changed are sent, those of all chunks in one report.
+// chunk is a group of a pool's callers. Each chunk is sent as one report, and
+// the store keeps one record of it for each replica. Between two reports of a
+// chunk, the changed callers of all chunks are sent in one report.
 type chunk struct {
 	members []*member
-	// due reports whether it has to be sent, although it is the same.
+	// due reports whether the chunk must be sent even if it has not changed.
 	due  bool
 	sent time.Time
 }
 
-// member is a caller in a chunk. full is what Changes returned when its chunk
-// was sent, and said when it was sent.
+// member is a caller in a chunk. full is its number of changes when its chunk
+// was last sent. said is its number of changes when it was last sent at all.
 type member struct {
 	*limiter.Caller
 	full, said uint64
 }
 
-// recentKey ends the key of a replica's report of what has changed.
+// recentKey is the end of the key of a replica's report of changes.
 const recentKey = " recent"
 
-// markOf returns the group that has a writer's mark. While the mark is there,
-// the store has not lost the writer's records: it is loaded once a second,
-// which for all records, or the marks of all writers, would be too much.
+// markOf returns the group of a writer's mark. While the store has the mark, it
+// has not lost the writer's records. The mark is loaded once a second. To load
+// all records that often, or the marks of all writers, would cost too much.
 func markOf(writer string) string { return "use-mark-" + writer }
 
-// markTTL is how long a mark is kept, unless it is renewed: a replica that
-// starts again and again leaves few of them.
+// markTTL is how long the store keeps a mark that is not renewed, so that a
+// replica that restarts again and again leaves few marks.
 const markTTL = time.Hour
 
 func groupOf(digest string) string { return "use-" + digest }
 
-// resend makes all chunks be sent with the next flush.
+// resend makes the next flush send all chunks.
 func (p *sharedPool) resend() {
 	p.marked = false
 	for _, c := range p.chunks {
@@ -97,13 +95,13 @@ func (p *sharedPool) resend() {
 	}
 }
 
-// batch is what a flush sends.
+// batch is the content of one flush.
 type batch struct {
 	records []state.Record
 	pools   []*sharedPool
 }
 
-// failed makes all of it be sent again.
+// failed makes the next flush send all of the batch again.
 func (b *batch) failed() {
 	for _, p := range b.pools {
 		p.resend()
@@ -116,8 +114,9 @@ func (b *batch) failed() {
 	}
 }
 
-// collect adds what is due. pace is how long a report of what has changed waits
-// after the one before, if others should know soon. 0: none waits.
+// collect adds the records that are due to the batch. pace is the shortest time
+// between two reports of changes that other replicas should know soon. If it is
+// 0, changes are reported immediately.
 func (p *sharedPool) collect(b *batch, now time.Time, pace time.Duration) {
 	p.grow()
 	records := len(b.records)
@@ -150,8 +149,8 @@ func (p *sharedPool) collect(b *batch, now time.Time, pace time.Duration) {
 }
 
 // grow puts new callers into chunks, and removes forgotten ones. A caller stays
-// in its chunk, so that chunks in which little happens stay so. An empty one is
-// filled again.
+// in its chunk, so that a chunk with few changes stays that way. An empty chunk
+// is used for new callers again.
 func (p *sharedPool) grow() {
 	for _, c := range p.chunks {
 		members := slices.DeleteFunc(c.members, func(m *member) bool { return m.Forgotten() })
@@ -170,8 +169,9 @@ func (p *sharedPool) grow() {
 	}
 }
 
-// changed returns how many callers have changed since their chunk was sent, or
-// 0 if that was sent of all, and whether others should know soon.
+// changed returns how many callers have changed since their chunk was sent. It
+// returns 0 if all changes were already sent. hurry reports whether other
+// replicas should know the changes soon.
 func (p *sharedPool) changed() (n int, hurry bool) {
 	news := false
 	for _, c := range p.chunks {
@@ -191,10 +191,10 @@ func (p *sharedPool) changed() (n int, hurry bool) {
 	return n, hurry
 }
 
-// sendChanged has the store keep the callers that have changed since their
-// chunk was sent: so many. The others get those of them that have changed since
-// the last time. If there are too many for a short report, their chunks are
-// sent.
+// sendChanged sends the callers that have changed since their chunk was sent,
+// in one report. The store keeps all of them, and other replicas get only those
+// that have changed since the last such report. If there are too many, their
+// chunks are sent instead. changed is their number.
 func (p *sharedPool) sendChanged(b *batch, now time.Time, changed int) {
 	short := changed <= maxRecent && (len(p.chunks) > 1 || len(p.chunks[0].members) > maxRecent)
 	var uses, news []callerUse
@@ -243,15 +243,15 @@ func (p *sharedPool) sendChunk(b *batch, i int, now time.Time) {
 	b.records = append(b.records, p.record(groupOf(p.digest), fmt.Sprintf(" %d", i), body))
 }
 
-// next begins a report. Its version is a time, so that it is greater also than
-// those from before a reload.
+// next increases the version for a new report. The version is a time, so that
+// it is greater than the versions from before a reload.
 func (p *sharedPool) next(now time.Time) {
 	p.version = max(p.version+1, uint64(max(0, now.UnixMicro())))
 }
 
-// record returns a record of this replica. One that is late never replaces a
-// newer one. A record is kept as long as the store keeps any: entries of
-// windows that are over do not count.
+// record returns a record of this replica. A late record never replaces a newer
+// one. The store keeps it as long as it keeps any record. That does no harm,
+// because entries of windows that are over do not count.
 func (p *sharedPool) record(group, chunk string, body []byte) state.Record {
 	return state.Record{
 		Group: group, Key: p.callers.Writer() + chunk, Mode: state.Latest, Version: versionText(p.version), TTL: state.MaxTTL, Message: p.message(body),
@@ -262,5 +262,6 @@ func (p *sharedPool) message(body []byte) []byte {
 	return append(appendHeader(make([]byte, 0, maxHeader+len(body)), reportPrefix, p.digest, p.callers.Writer(), p.version), body...)
 }
 
-// versionText returns the version so that texts compare as versions do.
+// versionText returns the version as a text of fixed length, so that texts are
+// ordered as versions are.
 func versionText(version uint64) string { return fmt.Sprintf("%016x", version) }

@@ -1,18 +1,18 @@
 // Package callers limits the use of each caller.
 //
-// A caller is known by a name. Its limits come from its own block in the
-// configuration, from the block of all callers, and from its tier, in this
-// order. [Callers] admits each request before it is sent: it charges all limits
-// of the caller with an estimate, or returns the answer to a request that a
-// limit refuses. When the request has ended, the estimate is replaced by its
-// cost. Package limiter does the counting.
+// A caller is identified by a name. Each of its limits comes from its block in
+// the configuration, which is its own one or that of all other callers, or else
+// from its tier. [Callers] admits each request before it is sent: it charges
+// all limits of the caller with an estimate, or returns the answer to a request
+// that a limit refuses. When the request has ended, the estimate is replaced
+// with the real cost. Package limiter does the counting.
 //
-// A [Tally] adds up the use at all replicas. Each replica decides alone, at
-// once, by the reports that it has. It admits only its part of what is left
-// until the others know of it, so the sum stays within the limits
-// (TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile in package limiter). Use
-// outlives a reload and a restart, also if several processes share a storage
-// (TestProcessesWithOneStorageDoNotForgetWhatTheOthersUsed).
+// A [Tally] adds up the use at all replicas. Each replica decides immediately
+// and alone, by the reports that it has. Until the other replicas know its use,
+// it admits only its part of the remaining limit, so that the sum stays within
+// the limit (TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile in package
+// limiter). The use outlives reloads and restarts, even if several processes
+// share a storage (TestProcessesWithOneStorageDoNotForgetWhatTheOthersUsed).
 package callers
 
 import (
@@ -112,15 +112,15 @@ type Tier struct {
 	Allowance
 }
 
-// everyOther is the name of the entry for callers without their own.
+// everyOther is the name of the block for callers without their own block.
 const everyOther = "*"
 
-// maxTiers is how many tiers there may be.
+// maxTiers is the maximum number of tiers.
 const maxTiers = 8
 
-// Check returns what is wrong with the options, if anything is. named reports
-// whether callers have client keys, and backends are those of the pool. nil:
-// they are not known yet.
+// Check returns an error if an option is not valid. named reports whether
+// callers have names. backends are those of the pool, or nil if they are not
+// known yet.
 func (c *Config) Check(named bool, backends []Backend) error {
 	if len(c.Tiers) > maxTiers {
 		return fmt.Errorf("tier '%s': expected at most %d tiers", c.Tiers[maxTiers].Name, maxTiers)
@@ -199,7 +199,7 @@ func (c *Config) checkCaller(caller Caller, backends []Backend) error {
 	return c.checkAllowance(caller.Allowance, backends)
 }
 
-// withoutOptions reports whether nothing but deny is set.
+// withoutOptions reports whether the block has no options besides deny.
 func (c Caller) withoutOptions() bool { return c.isEmpty() && c.Tier == "" }
 
 func (c *Config) hasTier(name string) bool { return slices.Contains(c.TierNames(), name) }
@@ -212,8 +212,9 @@ func (c *Config) TierNames() (names []string) {
 	return names
 }
 
-// QuotaTiers returns the tiers by their numbers. The first is that of requests
-// without a caller. It returns nil if no tier keeps a share.
+// QuotaTiers returns the tiers by their numbers. The first one, with number 0,
+// is that of requests without a tier. QuotaTiers returns nil if no tier keeps a
+// share.
 func (c *Config) QuotaTiers() []quota.Tier {
 	tiers, shares, kept := make([]quota.Tier, 1+len(c.Tiers)), new(quota.Shares), false
 	for i, t := range c.Tiers {
@@ -228,8 +229,8 @@ func (c *Config) QuotaTiers() []quota.Tier {
 	return tiers
 }
 
-// defaultTier is the name of the tier of callers for which nothing names one.
-// It is empty if there are no tiers.
+// defaultTier returns the name of the tier of callers that nothing else places.
+// It returns "" if there are no tiers.
 func (c *Config) defaultTier() (name string) {
 	for _, t := range c.Tiers {
 		if name = t.Name; t.Default {
@@ -239,8 +240,7 @@ func (c *Config) defaultTier() (name string) {
 	return name
 }
 
-// CheckTiers returns an error if one of the tiers that tokens may name is not
-// declared.
+// CheckTiers returns an error if a tier that tokens may name is not declared.
 func (c *Config) CheckTiers(ofTokens []string) error {
 	for _, name := range ofTokens {
 		if !c.hasTier(name) {
@@ -257,7 +257,7 @@ func (c *Config) noTier(name string) string {
 	return "tier '" + name + "' is not declared: expected one of " + strings.Join(c.TierNames(), ", ")
 }
 
-// Location returns where days and months begin.
+// Location returns the time zone in which days and months begin.
 func (c *Config) Location() (*time.Location, error) {
 	if c.Timezone == "" {
 		return time.UTC, nil
@@ -269,7 +269,7 @@ func (c *Config) Location() (*time.Location, error) {
 	return location, nil
 }
 
-// parsePercent reads a percentage such as 80%.
+// parsePercent parses a percentage such as 80%.
 func parsePercent(text string) (percent int, err error) {
 	digits, isPercent := strings.CutSuffix(text, "%")
 	percent, err = strconv.Atoi(digits)
@@ -279,10 +279,10 @@ func parsePercent(text string) (percent int, err error) {
 	return percent, nil
 }
 
-// Unused returns warnings about options that have no effect. names are those of
-// the callers that have a client key, tiers are the tiers that client_keys_file
-// names for callers, and ofTokens those that tokens may name. If these are nil,
-// there are no tokens, and otherwise callers may have any name.
+// Unused returns warnings about options that have no effect. names are the
+// callers that have a client key. tiers are the tiers in which client_keys_file
+// places callers. ofTokens are the tiers that tokens may name. It is nil if
+// there are no tokens. With tokens, callers may have any name.
 func (c *Config) Unused(names []string, tiers map[string]string, ofTokens []string) (warnings []string) {
 	known := setOf(names)
 	others := slices.ContainsFunc(c.Callers, func(caller Caller) bool { return caller.Name == everyOther })

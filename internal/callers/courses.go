@@ -12,25 +12,26 @@ import (
 )
 
 // courseInterval is how often a replica writes the courses of its callers' use,
-// if that has changed: once in a part of a minute.
+// if that has changed: once in each part of a minute's window.
 const courseInterval = 2500 * time.Millisecond
 
-// courses is a record of when a replica has used limits that slide. Reports do
-// not say that: who hears them knows it. Only a replica that starts loads the
-// courses, so they are kept, and not sent.
+// courses is a record of when a replica has used sliding limits. A report does
+// not contain these times, because the replicas that hear it know when it came.
+// Only a replica that starts loads the courses, so they are stored without
+// being sent to others.
 type courses struct {
 	Writer string `json:"writer"`
-	// Version orders the records of a writer, in which a caller may be more
-	// than once.
+	// Version orders the records of a writer. A caller may be in several of
+	// them.
 	Version uint64                                `json:"version"`
 	Callers map[limiter.CallerID][]limiter.Course `json:"callers"`
 }
 
-// coursesGroup returns the group that has the courses of a pool.
+// coursesGroup returns the group of the courses of a pool.
 func coursesGroup(digest string) string { return "use-courses-" + digest }
 
-// sendCourses adds the courses, if the use has changed. They go with reports,
-// and never alone.
+// sendCourses adds the courses to the batch if the use has changed. They are
+// only sent together with reports.
 func (p *sharedPool) sendCourses(b *batch, now time.Time) {
 	changes := uint64(1) // 0: no courses were written
 	for _, c := range p.chunks {
@@ -52,23 +53,23 @@ func (p *sharedPool) sendCourses(b *batch, now time.Time) {
 	b.records = append(b.records, writing.end()...)
 }
 
-// courseWriter puts the courses of a writer's callers into as few records as
-// their size allows.
+// courseWriter writes the courses of a writer's callers into as few records as
+// possible.
 type courseWriter struct {
 	digest, writer string
-	// ended is in the keys of records of writers that have ended: these do not
-	// displace what the writer itself has written.
+	// ended is part of the keys if the writer has ended, so that the records do
+	// not replace those that the writer itself has written.
 	ended   string
 	version uint64
 	records []state.Record
-	// text is that of the callers in the next record, which is kept for twice
-	// the longest window.
+	// text is the encoded callers of the next record. longest is the longest
+	// window in it. The store keeps the record for twice this time.
 	text    []byte
 	longest time.Duration
 }
 
-// coursesRoom is how long the text of callers in a record may be, without its
-// beginning and end.
+// coursesRoom is the maximum length of the text of callers in a record, without
+// the record's beginning and end.
 const coursesRoom = state.MaxMessage - 128
 
 func (w *courseWriter) add(id limiter.CallerID, all []limiter.Course) {
@@ -89,8 +90,8 @@ func (w *courseWriter) add(id limiter.CallerID, all []limiter.Course) {
 	w.text = append(fmt.Appendf(w.text, `"%x":`, id), its...)
 }
 
-// next ends a record. It is kept until its windows do not count any more: those
-// of replicas that have ended must not fill the group.
+// next ends a record. The store keeps it only while its windows count, so that
+// records of ended replicas do not fill the group.
 func (w *courseWriter) next() {
 	if len(w.text) == 0 {
 		return
@@ -109,8 +110,8 @@ func (w *courseWriter) end() []state.Record {
 	return w.records
 }
 
-// coursesIn returns the courses in these messages, by caller and by replica.
-// One that is not valid is left out.
+// coursesIn returns the courses in the messages, by caller and by replica. It
+// skips invalid messages.
 func coursesIn(messages [][]byte) map[limiter.CallerID]map[string][]limiter.Course {
 	var all []courses
 	for _, message := range messages {

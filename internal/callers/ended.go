@@ -12,24 +12,24 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// When the store has lost its data, the living replicas write their own records
-// again. What the ended ones used is only known to those that heard it. And
-// what a replica used while the store was gone, before it restarted, is only
-// known to the process that has its place: from its own storage. So each
-// replica looks, after a while, whether the store has all that it knows of
-// other writers, and writes what is missing there, or older. Two that know the
-// same write the same records.
+// When the store has lost its data, the running replicas write their own
+// records again. The use of ended replicas is then known only to the replicas
+// that heard it. The use of a replica before its restart, if the store was not
+// available then, is known only to the process that replaced it, from its own
+// storage. So after a while, each replica checks whether the store has all that
+// it knows of other writers, and writes the records that are missing or older
+// there. Two replicas with the same knowledge write the same records.
 
-// grace is within which time living replicas have written their records again.
-// Each replica waits a little longer, so that most find that another one has
-// written those of ended replicas.
+// grace is the time within which running replicas write their records again.
+// Each replica waits a little longer, at random, so that most of them find that
+// another one has already written the records of ended replicas.
 const grace = 2 * time.Second
 
-// found are the versions of the records that the store has: by writer, with the
-// digest of its pool before, and by caller.
+// found are the versions of the records that the store has, by the pool's
+// digest followed by the writer, and by caller.
 type found map[string]map[limiter.CallerID]uint64
 
-// add adds what a report says.
+// add adds the versions of a report.
 func (f found) add(r report) {
 	writer := r.pool + r.writer
 	if f[writer] == nil {
@@ -40,15 +40,15 @@ func (f found) add(r report) {
 	}
 }
 
-// doubt makes this replica look whether the store has all that is known here of
-// others.
+// doubt schedules a check of whether the store has all that is known here of
+// other writers.
 func (t *Tally) doubt(now time.Time) {
 	if t.look.IsZero() {
 		t.look = now.Add(grace + rand.N(grace))
 	}
 }
 
-// restore writes what the store has not got of replicas that have ended.
+// restore schedules records of ended replicas that the store does not have.
 func (t *Tally) restore(now time.Time, stored found) {
 	for _, p := range t.pools {
 		t.ended = append(t.ended, p.lost(now, stored)...)
@@ -56,9 +56,10 @@ func (t *Tally) restore(now time.Time, stored found) {
 	}
 }
 
-// tell has the store get what is known here from before a restart, and has it
-// count as known to the others once these have told theirs, too. While this
-// replica is not connected, that begins anew.
+// tell sends the use that this replica knows from before a restart to the
+// store. It counts this use as known to the other replicas once they have had
+// the time to report theirs, too. While this replica is not connected, the wait
+// starts again.
 func (t *Tally) tell(now time.Time, connected bool) {
 	for _, p := range t.pools {
 		switch {
@@ -74,8 +75,8 @@ func (t *Tally) tell(now time.Time, connected bool) {
 	}
 }
 
-// leave writes all that is known, if the store may have lost it, because this
-// replica ends.
+// leave writes all that is known here of other writers if the store may have
+// lost it, because this replica ends.
 func (t *Tally) leave(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -84,8 +85,8 @@ func (t *Tally) leave(now time.Time) {
 	}
 }
 
-// lost returns records of what is known here of other writers, and not in the
-// store.
+// lost returns records of the use of other writers that is known here and
+// missing in the store.
 func (p *sharedPool) lost(now time.Time, stored found) (records []state.Record) {
 	for writer, uses := range p.callers.Others(now) {
 		if writer == p.callers.Writer() {
@@ -115,8 +116,8 @@ func (p *sharedPool) lost(now time.Time, stored found) (records []state.Record) 
 	return records
 }
 
-// recordsOf returns records of what another replica has used for some callers,
-// of which it said the same version.
+// recordsOf returns records of another replica's use for some callers, all with
+// the same version.
 func (p *sharedPool) recordsOf(writer string, uses []limiter.OtherUse) []state.Record {
 	version := uses[0].Version
 	all := make([]callerUse, len(uses))

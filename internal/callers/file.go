@@ -15,31 +15,31 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 )
 
-// A callers_file has blocks of `caller`, as the Caddyfile has them, with
-// limits, the tier and deny. It is read again while requests come, so that a
-// limit changes at all replicas that have the file, without a reload. The other
-// options of a caller decide which backends a request may use, and are known
-// from the load on.
+// A callers_file contains blocks of `caller` as in a Caddyfile, with limits,
+// the tier and deny. It is read again while requests come, so that a limit
+// changes without a reload, at all replicas that have the file. The other
+// options of a caller decide which backends a request may use. They must be
+// known when the config is loaded, so they are not allowed in the file.
 //
-// A line of the file replaces the line of the Caddyfile's block, and the other
-// lines of that apply, too. What was used stays. A file that is not valid
-// changes nothing, and neither does one that changes between two looks, a
-// second apart: an editor or a copy writes it in parts, and a part may be
-// valid.
+// An option in the file replaces the same option in the Caddyfile's block. The
+// other options of that block still apply. The use so far stays. An invalid
+// file has no effect, and neither has one that changes between two reads, one
+// second apart: an editor or a copy may write the file in parts, and a part may
+// be valid.
 
-// maxFile is how long a file may be, in bytes.
+// maxFile is the maximum size of the file in bytes.
 const maxFile = 16 << 20
 
-// errNoLimit reports an option that the file does not have.
+// errNoLimit reports an option that is not allowed in the file.
 var errNoLimit = errors.New("models, backends and service_tiers belong in the Caddyfile: expected requests, tokens, max_requests and tier")
 
-// errOtherFile reports a file that is not one of callers. It may be another
-// file by mistake, such as the one of client keys, so none of its text is
-// shown.
+// errOtherFile reports a file that is not a file of callers. It may be another
+// file by mistake, such as the file of client keys, so the error shows none of
+// its text.
 var errOtherFile = errors.New("expected blocks that begin with 'caller', found something else")
 
-// path returns the path of the file, without placeholders. It is empty if there
-// is none.
+// path returns the path of the file, with its placeholders replaced. It is
+// empty if there is no file.
 func (c *Config) path() (string, error) {
 	if c.CallersFile == nil {
 		return "", nil
@@ -54,7 +54,8 @@ func (c *Config) path() (string, error) {
 	return path, nil
 }
 
-// WithFile returns the options with the callers of the file, if there is one.
+// WithFile returns the options, merged with the callers of the file if there is
+// one.
 func (c *Config) WithFile() (Config, error) {
 	text, path, err := c.readFile()
 	if path == "" || err != nil {
@@ -82,7 +83,7 @@ func (c *Config) readFile() (text []byte, path string, err error) {
 	return text, path, nil
 }
 
-// with returns the options with the callers of a text.
+// with returns the options, merged with the callers in the text of a file.
 func (c *Config) with(path string, text []byte) (Config, error) {
 	merged := *c
 	tokens, err := caddyfile.Tokenize(text, path)
@@ -139,7 +140,7 @@ func (c *Config) with(path string, text []byte) (Config, error) {
 	return merged, nil
 }
 
-// checkTwice returns an error if a caller has two blocks.
+// checkTwice returns an error if a caller has more than one block.
 func (c *Config) checkTwice() error {
 	given := make(map[string]bool, len(c.Callers))
 	for _, caller := range c.Callers {
@@ -151,21 +152,21 @@ func (c *Config) checkTwice() error {
 	return nil
 }
 
-// watched is the file as it was last read.
+// watched is the state of watching the file.
 type watched struct {
 	mu sync.Mutex // held while it is read
-	// options are those of the Caddyfile, with the pool's backends, and applied
-	// those of which the blocks are in use.
+	// options are the options of the Caddyfile, with the pool's backends.
+	// applied are the callers whose options are in use.
 	options Options
 	applied []Caller
-	// latest is the text at the last look, and failed is what was wrong with it
-	// once it had stayed.
+	// latest is the text when the file was last read. failed is the error of
+	// the latest text that was the same in two reads, or of reading.
 	latest string
 	failed error
 }
 
-// Read reads the file again. The error says what is wrong with it. The limits
-// stay as they are then.
+// Read reads the file again, and applies it if it is valid and the same as at
+// the previous read. If it returns an error, the limits stay as they are.
 func (c *Callers) Read() error {
 	w := &c.watched
 	w.mu.Lock()

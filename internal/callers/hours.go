@@ -15,11 +15,11 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// An operator sees what callers have done in the last hour, and what refused
-// them, as a sum over all replicas. Each counts for itself and is asked. One
-// that has ended cannot be asked, so each writes its counts to the store: once
-// a minute, and when it ends. Who asks the others reads those of the replicas
-// that have not answered.
+// An operator sees the use and the refusals of callers in the last hour as a
+// sum over all replicas. Each replica counts for itself, and is asked for its
+// counts. A replica that has ended cannot be asked, so each replica writes its
+// counts to the store, once a minute and when it ends. The replica that asks
+// the others reads the counts of those that have not answered.
 //
 // A record is
 //
@@ -30,21 +30,22 @@ import (
 //	id       16 bytes
 //	parts    their number, as a varint
 //
-// with, for each part, its number, its requests, its tokens and how many things
-// have refused requests, and for each of these its number and how many, all as
-// varints.
+// followed by the parts. Each part has its number, its requests, its tokens and
+// the number of things that have refused requests, then the number and the
+// count of each of these things, all as varints.
 
 const (
 	// hoursPrefix begins all these records. Its last byte is the version of the
-	// format: other versions are not read.
+	// format. Records of other versions are ignored.
 	hoursPrefix = "hrs\x01"
-	// hoursPace is how often they are written.
+	// hoursPace is how often the records are written.
 	hoursPace = time.Minute
 )
 
 func hoursGroup(digest string) string { return "hours-" + digest }
 
-// keepHours writes what callers have done in the last hour, if it is time.
+// keepHours writes the callers' last hour to the store, if the time pace has
+// passed since it was last written.
 func (t *Tally) keepHours(ctx context.Context, now time.Time, put func(context.Context, []state.Record) error, pace time.Duration) {
 	var records []state.Record
 	t.mu.Lock()
@@ -60,7 +61,7 @@ func (t *Tally) keepHours(ctx context.Context, now time.Time, put func(context.C
 	}
 }
 
-// hours returns the records of the pool.
+// hours returns the records of the pool's callers.
 func (p *sharedPool) hours(now time.Time) (records []state.Record) {
 	version := uint64(max(0, now.UnixMicro()))
 	var body []byte
@@ -103,11 +104,11 @@ func appendHour(text []byte, parts []limiter.HourPart) []byte {
 	return text
 }
 
-// maxHourParts is how many parts of the hour, and how many things that refuse
-// requests, a caller has at most in a record.
+// maxHourParts is the maximum number of parts of a caller in a record, and of
+// things that have refused requests in a part.
 const maxHourParts = 32
 
-// readHour reads what appendHour wrote.
+// readHour reads the format that appendHour writes.
 func readHour(in *bytes.Reader) (parts []limiter.HourPart, ok bool) {
 	failed := false
 	number := func(most int64) int64 {
@@ -132,8 +133,8 @@ func readHour(in *bytes.Reader) (parts []limiter.HourPart, ok bool) {
 	return parts, !failed
 }
 
-// Hours are what callers have done in the last hour at replicas that were not
-// asked, by the digest of their pool.
+// Hours is the last hour of callers at replicas that were not asked, by the
+// digest of their pool.
 type Hours map[string]map[limiter.CallerID]limiter.LastHour
 
 // HoursGroups returns the groups of the records that Hours reads.
@@ -147,8 +148,8 @@ func (t *Tally) HoursGroups() (groups []string) {
 	return slices.Compact(groups)
 }
 
-// Hours adds up the records, without those of the writers that have answered.
-// Any client of the store may have written them.
+// Hours adds up the records of writers that have not answered. It ignores
+// invalid records, because any client of the store may have written them.
 func (t *Tally) Hours(now time.Time, kept []state.Kept, answered func(writer string) bool) Hours {
 	t.mu.Lock()
 	now = now.Add(t.ahead)

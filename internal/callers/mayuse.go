@@ -8,9 +8,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// MayUse returns the error if the request, of whose body that much was
-// received, is not certain to be for a model and a service tier that the caller
-// may use, and counts it then. buffers is the option request_buffers.
+// MayUse checks the model and the service tier of a request. If it is not
+// certain that the caller may use both, MayUse counts the refusal and returns
+// the error. received is the part of the body that was received so far. buffers
+// is the option request_buffers.
 func (c *Callers) MayUse(name string, q *openaiapi.Request, received []byte, buffers int64) (e apierror.Error, refused bool) {
 	if models := c.Models(name); models != nil {
 		if e, refused = mayUseModel(models, q, received, buffers); refused {
@@ -26,8 +27,8 @@ func (c *Callers) MayUse(name string, q *openaiapi.Request, received []byte, buf
 	return e, refused
 }
 
-// mayUseModel returns the error if the request is not certain to be for one of
-// these models.
+// mayUseModel returns the error for a request that is not certain to be for one
+// of the models.
 func mayUseModel(models []string, q *openaiapi.Request, received []byte, buffers int64) (e apierror.Error, refused bool) {
 	needsModel := q.NeedsModel || q.MayInfer
 	if needsModel && !q.Whole && !q.Body.Whole && q.Body.HasModel {
@@ -52,8 +53,8 @@ func mayUseModel(models []string, q *openaiapi.Request, received []byte, buffers
 	return apierror.Error{}, false
 }
 
-// mayUseTier returns the error if the request is not certain to have one of
-// these service tiers, or none.
+// mayUseTier returns the error for a request that is not certain to have either
+// no service tier or one of the tiers.
 func mayUseTier(tiers []string, q *openaiapi.Request, received []byte, buffers int64) (e apierror.Error, refused bool) {
 	if !q.MayTakeServiceTier() {
 		return apierror.Error{}, false

@@ -14,8 +14,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
 
-// report is a message: what one replica has used for some callers of a pool. It
-// holds digests in place of names. In binary, it is
+// report is a message with the use of one replica for some callers of a pool.
+// It contains digests instead of names. Its binary format is
 //
 //	reportPrefix
 //	pool     the pool's digest, 16 bytes
@@ -23,7 +23,8 @@ import (
 //	version  which is greater in a later report, 8 bytes
 //	windows  the current window of each unit, 5 varints
 //
-// and groups of callers with entries in the same windows of the same limits:
+// followed by groups of callers with entries for the same windows of the same
+// limits:
 //
 //	shape    a bit for each entry, as bitOf says, as a varint
 //	number   of callers, as a varint
@@ -37,14 +38,14 @@ type report struct {
 	callers      []callerUse
 }
 
-// callerUse is what is used for a caller.
+// callerUse is the use of one caller.
 type callerUse struct {
 	id      limiter.CallerID
 	entries []limiter.Entry
 }
 
 // reportPrefix begins all reports, but no other message. Its last byte is the
-// version of the format: other versions are not read.
+// version of the format. Reports of other versions are ignored.
 const reportPrefix = "use\x02"
 
 // IsReport reports whether a message is a report, perhaps of another version.
@@ -54,20 +55,20 @@ const (
 	digestSize = 16
 	idSize     = 16
 	units      = int(limiter.Month) + 1
-	// entries is how many entries a caller may have: two windows of each limit.
+	// entries is the maximum number of entries of a caller: two windows of each
+	// limit.
 	entries = 2 * 2 * units
-	// resetBit is in the shape of callers with a reset.
+	// resetBit is set in the shape of callers that have had a reset.
 	resetBit = 1 << entries
-	// maxHeader is how many bytes there are before the groups, at most.
+	// maxHeader is the maximum number of bytes before the groups.
 	maxHeader = len(reportPrefix) + 2*digestSize + 8 + units*binary.MaxVarintLen64
 )
 
-// reportWindows are the current windows of the units, or the latest in which
-// anything is used.
+// reportWindows are the latest windows with any use, by unit.
 type reportWindows [units]int64
 
-// bitOf returns the entry's bit in a shape. It returns false if the entry is of
-// an earlier window than the previous one, or of a calendar's window that is
+// bitOf returns the entry's bit in a shape. ok is false if the entry's window
+// is too old: it is before the previous window, or it is a day or month that is
 // over.
 func (w *reportWindows) bitOf(e limiter.Entry) (bit int, ok bool) {
 	ago := w[e.ID.Unit()] - e.Window
@@ -80,14 +81,14 @@ func (w *reportWindows) entry(bit int, used, reset int64) limiter.Entry {
 	return limiter.Entry{ID: id, Window: w[id.Unit()] - int64(bit%2), Used: used, Reset: reset}
 }
 
-// shaped is a caller's use as a report has it.
+// shaped is the use of a caller with the shape of its entries.
 type shaped struct {
 	callerUse
 	shape uint64
 }
 
-// appendHeader appends all before the windows, with the prefix of a kind of
-// messages.
+// appendHeader appends the part of a message before the windows. prefix is the
+// prefix of the kind of message.
 func appendHeader(message []byte, prefix, pool, writer string, version uint64) []byte {
 	message = append(message, prefix...)
 	message, _ = hex.AppendDecode(message, []byte(pool))
@@ -162,7 +163,7 @@ func decodeHeader(message []byte, prefix string) (r report, body []byte, err err
 	return r, body[8:], nil
 }
 
-// decode adds the callers, which the body has.
+// decode decodes the body of a report and adds its callers.
 func (r *report) decode(body []byte) error {
 	in, failed := bytes.NewReader(body), false
 	uvarint := func() uint64 {

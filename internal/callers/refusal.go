@@ -12,13 +12,14 @@ import (
 )
 
 const (
-	// longestWait is the longest wait after which a client is to send the same
-	// request again. SDKs wait for a minute at most and then come back, and
-	// some clients do so for minutes before they fail (Codex, Claude Code).
+	// longestWait is the longest wait after which a client should retry. SDKs
+	// wait for at most a minute, and some clients retry for minutes before they
+	// fail (Codex, Claude Code).
 	longestWait = time.Minute
-	// longestNamed is the longest wait that a limit by the second or minute
-	// names, although after an excess it may be longer: clients of such a limit
-	// come back. SDKs obey no Retry-After of more than a minute.
+	// longestNamed is the longest wait that a client is told for a limit by the
+	// second or minute, even if the wait after an excess is longer. Such a
+	// client should come back, and SDKs ignore a Retry-After of more than a
+	// minute.
 	longestNamed = 59 * time.Second
 )
 
@@ -32,8 +33,8 @@ func named(refusal *limiter.Refusal) time.Duration {
 }
 
 // Refuse returns the answer to a request that a limit refuses. If the client
-// must not soon send the same request again, it has no Retry-After: some SDKs
-// would sleep for a day (openai-node 6.26 to 7.4).
+// should not retry soon, the answer has no Retry-After, because some SDKs would
+// sleep for a day (openai-node 6.26 to 7.4).
 func (c *Callers) Refuse(r *http.Request, now time.Time, name string, refusal *limiter.Refusal) apierror.Answer {
 	answer, wait := c.reason(now, name, refusal).Answer(r), named(refusal)
 	kind, window := refusal.Names()
@@ -48,7 +49,8 @@ func (c *Callers) Refuse(r *http.Request, now time.Time, name string, refusal *l
 	return answer
 }
 
-// reason returns the error that says why a limit refuses a request.
+// reason returns the error that tells the client why a limit refuses the
+// request.
 func (c *Callers) reason(now time.Time, name string, refusal *limiter.Refusal) apierror.Error {
 	kind := refusal.Limit.Kind.String()
 	switch refusal.Reason {

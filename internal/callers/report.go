@@ -6,7 +6,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
 
-// Report is what a caller of a pool has used, and may use.
+// Report is the use and the limits of a caller of a pool.
 type Report struct {
 	Pool string `json:"pool"`
 	Name string `json:"name"`
@@ -30,14 +30,14 @@ type Report struct {
 	// other, or 0.
 	Replicas int `json:"replicas_apart"`
 
-	// Own reports whether this process knows it: what is used is then that of
-	// all replicas.
+	// Own reports whether this process knows the caller. The use is then that
+	// of all replicas.
 	Own bool `json:"-"`
 }
 
-// OwnUse is the use that a caller sees of itself. It has nothing that each
-// replica counts for itself, so that all of them answer the same: a caller does
-// not know which one it asks.
+// OwnUse is the use that a caller sees of itself. It contains nothing that
+// replicas count separately, so that all replicas give the same answer: a
+// caller does not know which replica it asks.
 type OwnUse struct {
 	Pool        string     `json:"pool"`
 	Name        string     `json:"name"`
@@ -50,15 +50,16 @@ type OwnUse struct {
 	// ModelsOf is [StorageModels] if replicas that keep their records elsewhere
 	// may have served other requests. Otherwise it is omitted.
 	ModelsOf string `json:"models_of,omitempty"`
-	// Models are those that it has used, as the first recorder of usage says.
+	// Models are the models that the caller has used, from the first recorder
+	// of usage.
 	Models any `json:"models"`
 }
 
-// StorageModels are those of the replicas with the storage of the one that
-// answers.
+// StorageModels means that Models covers only the replicas that share a storage
+// with the one that answers.
 const StorageModels = "storage"
 
-// OwnLimit is what a caller sees of a limit. The fields are those of
+// OwnLimit is a limit as its caller sees it. The fields are those of
 // [LimitReport].
 type OwnLimit struct {
 	Kind   string     `json:"kind"`
@@ -71,7 +72,7 @@ type OwnLimit struct {
 	Resets *time.Time `json:"resets"`
 }
 
-// OwnUseOf returns what a caller sees of its report.
+// OwnUseOf returns the part of a report that the caller itself may see.
 func OwnUseOf(c Report, models any) OwnUse {
 	own := OwnUse{
 		Pool: c.Pool, Name: c.Name, Tier: c.Tier, MaxRequests: c.MaxRequests, Limits: []OwnLimit{},
@@ -106,10 +107,10 @@ type LimitReport struct {
 	Resets *time.Time `json:"resets"`
 }
 
-// UsedRatio returns which part of the limit is used.
+// UsedRatio returns the used fraction of the limit.
 func (l LimitReport) UsedRatio() float64 { return float64(l.Used) / float64(max(1, l.Limit)) }
 
-// ReportOf returns what a caller of a pool has used.
+// ReportOf returns the report of a caller of a pool.
 func ReportOf(now time.Time, pool string, s limiter.Snapshot) Report {
 	c := Report{
 		Pool: pool, Name: s.Name, Tier: s.Tier, InFlight: s.InFlight, MaxRequests: s.MaxRequests, Limits: []LimitReport{},
@@ -126,5 +127,5 @@ func ReportOf(now time.Time, pool string, s limiter.Snapshot) Report {
 	return c
 }
 
-// moment returns a time as reports show it.
+// moment returns a time in the precision and zone of reports.
 func moment(t time.Time) time.Time { return t.UTC().Truncate(time.Millisecond) }

@@ -18,34 +18,34 @@ import (
 
 // kept is the state that outlives a config: the limiters, and their use in
 // Caddy's storage, if there is one. It reads the saved use when the first
-// request comes, and saves after changes.
+// request comes, and saves the use after changes.
 //
-// Each process has its own file, by the id of its writer, and reads those of
-// all others when it starts. So processes with one storage do not replace what
-// others have saved, and what each has used counts after a restart. A file is
-// removed when it was not written for an hour and what it says has been saved
-// again. With `state`, that is the use until the store answers.
+// Each process writes its own file, named by the id of its writer, and reads
+// the files of all others when it starts. So processes that share a storage do
+// not overwrite each other's use, and the use of each counts after a restart. A
+// file is removed if it was not written for an hour and its content was saved
+// again. With `state`, the saved use counts until the store answers.
 type kept struct {
 	limiters *limiter.Callers
-	// background has the charges of responses that were left in the background.
-	// Those of forgotten ones stay.
+	// background holds the charges of responses that were left in the
+	// background. If a response is forgotten, its charge stays.
 	background limiter.Left[limiter.Reservation]
 	logger     atomic.Pointer[zap.Logger]
 	saver      *pools.Saver
-	// folder has the files of the pool, and old are those to be removed after
-	// the next save.
+	// folder contains the files of the pool. old are the files to be removed
+	// after the next save.
 	folder string
 	old    []string
-	// reports gets the marks that the use of limits has reached.
+	// reports receives the marks that the use of limits reaches.
 	reports atomic.Pointer[func(limiter.Crossing)]
 }
 
-// savedUse is what is saved.
+// savedUse is the content of a file.
 type savedUse struct {
 	Writers limiter.SavedUse `json:"writers,omitempty"`
 }
 
-// unwritten is after which time a file is removed, if its process has not
+// unwritten is the time after which a file is removed if its process has not
 // written it.
 const unwritten = time.Hour
 
@@ -60,7 +60,7 @@ func newKept(pool string) *kept {
 	return k
 }
 
-// own returns the key of this process' file.
+// own returns the key of this process's file.
 func (k *kept) own() string { return k.folder + "/" + k.limiters.Writer() + ".json" }
 
 // Destruct implements caddy.Destructor.
@@ -75,14 +75,15 @@ func (k *kept) configure(storage certmagic.Storage, logger *zap.Logger, reports 
 	k.reports.Store(&reports)
 }
 
-// crossed passes on that the use of a limit has reached a mark.
+// crossed reports to the current config that the use of a limit has reached a
+// mark.
 func (k *kept) crossed(x limiter.Crossing) {
 	if report := *k.reports.Load(); report != nil {
 		report(x)
 	}
 }
 
-// load adds what was saved.
+// load adds the use from all files.
 func (k *kept) load(ctx context.Context, storage certmagic.Storage) error {
 	keys, err := storage.List(ctx, k.folder, false)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

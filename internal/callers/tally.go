@@ -12,73 +12,79 @@ import (
 )
 
 const (
-	// patience is after which time without a connection a replica says that it
+	// patience is how long a replica must be without a connection before it
 	// uses only its share.
 	patience = time.Second
-	// settling is how long it goes on with that when it is connected again,
-	// because the others are connected again a little later, and only then send
-	// what they have used.
+	// settling is how long a replica uses only its share after it is connected
+	// again. The other replicas may be connected a little later, and only then
+	// send their use.
 	settling = 2 * time.Second
-	// reload is how often all records are loaded, to refresh those of replicas
-	// that have ended.
+	// reload is how often all records are loaded, so that those of ended
+	// replicas can be refreshed.
 	reload = time.Hour
-	// furthest is how far ahead of ours the clock of another replica may be, of
-	// which its versions are. No version is later.
+	// furthest is how far another replica's clock, from which its versions
+	// come, may be ahead of the local one. Later versions are ignored.
 	furthest = 24 * time.Hour
-	// misread is by how much the store's clock may be misread.
+	// misread is the largest error of reading the store's clock.
 	misread = 500 * time.Millisecond
 )
 
-// Tally adds up what callers use at all replicas, so that they have their
-// limits together: it is what a replica sends others, and hears of them, of the
-// callers of its pools.
+// Tally adds up the use of callers at all replicas, so that each caller has its
+// limits for all replicas together. It sends the use at this replica to the
+// others, and applies their reports.
 //
-// Each replica is the only writer of its own use. It sends that to the others
-// as reports, which say how much it has used in each window, and not how much
-// more than before. So a report that is late, repeated or out of order changes
-// nothing, one that is lost is made up for by the next, and the store adds up
-// nothing. A report is the record of a chunk of callers, or of those that have
-// changed since their chunks were sent. It is sent at once when a caller has
-// used an eighth of its part of what is left, after 250 ms while it is above
-// half of a limit, and otherwise after 2 s. With many replicas these times are
-// longer. A replica that starts, or was not connected, loads all of them. The
-// records of one that has ended stay in the store, and count until their
-// windows are over. Months are longer than the store keeps a record, so the
-// other replicas refresh it.
+// Each replica is the only writer of its own use. Its reports contain the total
+// use in each window, and not the increase since the previous report. So a
+// late, repeated or reordered report changes nothing, a lost one is made up for
+// by the next one, and the store need not add up anything.
 //
-// A replica that is not connected gets no further part of what is left than the
-// one that it had: 1/N, where N is the number of replicas last seen. If it
-// hears those of its own region, the others may be alive beyond a cut link,
-// with other users: then it gets the part that it used before, if that is more.
-// Only a request that is larger than its part waits for the others.
+// A report contains a chunk of callers, or the callers that have changed since
+// their chunks were sent. It is sent immediately when a caller has used an
+// eighth of this replica's part of what is left, after 250 ms while a caller is
+// above half of a limit, and otherwise after 2 s. With many replicas these
+// times are longer.
 //
-// A replica that hears the others, but misses one that has not said that it
-// stops, holds its part back for a minute (see limiter.Callers.Hold).
+// A replica that starts, or was not connected, loads all records. The records
+// of a replica that has ended stay in the store, and count until their windows
+// are over. A month is longer than the store keeps a record, so the other
+// replicas refresh these records.
+//
+// A replica that is not connected gets no further part of what is left than
+// 1/N, where N is the number of replicas when it was last connected. If it
+// still hears the replicas of its own region, those of other regions may be
+// running behind a cut link, with other users. Then it gets the fraction that
+// it used before, if that is more. While connected, only a request that is
+// larger than the replica's part waits for the other replicas.
+//
+// If a replica hears the others but misses one that has not announced its end,
+// it holds the missing replica's part back for a minute (see
+// limiter.Callers.Hold).
 type Tally struct {
 	mu    sync.Mutex
 	pools []*sharedPool
 	// missed reports whether reports may have been missed, and loading whether
-	// all of them are being loaded. loaded is when they were loaded.
+	// all records are being loaded. loaded is when they were last loaded.
 	missed, loading bool
 	loaded          time.Time
-	// look is when to look for records that the store may have lost. Zero: it
-	// has them.
+	// look is when to check for records that the store may have lost. It is
+	// zero if no check is due.
 	look time.Time
-	// hoursAt is when keepHours last wrote.
+	// hoursAt is when keepHours last wrote records.
 	hoursAt time.Time
-	// urgent is given when a report should be sent at once. nil: it was not
-	// used.
+	// urgent receives a value when a report should be sent immediately. It is
+	// nil until it is first needed.
 	urgent chan struct{}
-	// ended are records to be refreshed, of replicas that have ended.
+	// ended are records of ended replicas that the next flush sends.
 	ended []state.Record
-	// ahead is by how much the store's clock is ahead of ours. The windows
-	// follow it, but not where it may be misread, as read may.
+	// ahead is by how much the store's clock is ahead of the local one. Windows
+	// follow it. read is the latest reading of that difference, which changes
+	// ahead only if it differs by more than misread.
 	ahead, read time.Duration
 	connection
 }
 
-// Share shares the use of a pool's callers until end is called. The digest, of
-// 32 hexadecimal digits, is that of the pool's name.
+// Share shares the use of a pool's callers until end is called. digest is a
+// hash of the pool's name, in 32 hexadecimal digits.
 func (t *Tally) Share(digest string, callers *limiter.Callers) (end func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -106,7 +112,7 @@ func (t *Tally) Share(digest string, callers *limiter.Callers) (end func()) {
 	}
 }
 
-// news returns the channel that gets something when a report is urgent.
+// news returns the channel that receives a value when a report is urgent.
 func (t *Tally) news() chan struct{} {
 	if t.urgent == nil {
 		t.urgent = make(chan struct{}, 1)
@@ -114,7 +120,7 @@ func (t *Tally) news() chan struct{} {
 	return t.urgent
 }
 
-// Run sends what the pools' callers use with put, until the context is done.
+// Run sends the use of the pools' callers with put, until the context is done.
 // contact returns which replicas are heard.
 func (t *Tally) Run(ctx context.Context, put func(context.Context, []state.Record) error, contact func() Contact) {
 	ticks := time.NewTicker(fast)
@@ -156,8 +162,8 @@ func (t *Tally) Run(ctx context.Context, put func(context.Context, []state.Recor
 	}
 }
 
-// connect applies the state of the connection to the limits, and returns how
-// long an urgent report waits.
+// connect applies the state of the connection to the limits. It returns the
+// interval of urgent reports.
 func (t *Tally) connect(now time.Time, contact Contact) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -197,24 +203,24 @@ func (t *Tally) connect(now time.Time, contact Contact) time.Duration {
 	return t.interval()
 }
 
-// apply applies the connection to all pools.
+// apply applies the state of the connection to the limits of all pools.
 func (t *Tally) apply(now time.Time) {
 	for _, p := range t.pools {
 		p.callers.Share(now, t.sharing())
 	}
 }
 
-// confirm tells the callers of a pool that their reports came back, if all
-// others are known by then.
+// confirm records that the reports of a pool came back, unless reports of other
+// replicas may be missing.
 func (t *Tally) confirm(p *sharedPool) {
 	if t.lost.IsZero() && !t.missed && !t.loading {
 		p.callers.Confirm(p.back)
 	}
 }
 
-// Expect sets how many replicas there are at least, for as long as this one has
-// not been connected. Until then it uses its share, without patience: it is not
-// known what the others use.
+// Expect sets the minimum number of replicas until this one is first connected.
+// Until then, this replica uses only its share, because the use of the others
+// is not known.
 func (t *Tally) Expect(now time.Time, n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -227,9 +233,9 @@ func (t *Tally) Expect(now time.Time, n int) {
 	}
 }
 
-// Count records that there are so many replicas. If there are more than was
-// known, this one shares with them at once: those that start together know of
-// each other before they have heard what the others use.
+// Count records the number of replicas. If it is greater than before, this
+// replica shares the limits with them immediately: replicas that start together
+// know of each other before they have heard each other's use.
 func (t *Tally) Count(now time.Time, n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -239,9 +245,10 @@ func (t *Tally) Count(now time.Time, n int) {
 	}
 }
 
-// Follow makes the windows follow the store's clock, which is ahead of ours by
-// so much. So all replicas mean the same windows, whatever their own clocks
-// show. A difference that may come from reading that clock changes nothing.
+// Follow makes the windows follow the store's clock, which is ahead of the
+// local one by ahead. So all replicas have the same windows, whatever their own
+// clocks show. A small difference is ignored, because it may be an error of
+// reading that clock.
 func (t *Tally) Follow(now time.Time, ahead time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -262,7 +269,8 @@ func (t *Tally) Follow(now time.Time, ahead time.Duration) {
 	}
 }
 
-// Writers returns the ids by which others know the use of the pools' callers.
+// Writers returns the ids under which other replicas know the use of the pools'
+// callers.
 func (t *Tally) Writers() (writers []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -272,8 +280,9 @@ func (t *Tally) Writers() (writers []string) {
 	return writers
 }
 
-// Replicas returns how many replicas share the use of callers, or did when this
-// one was last connected. 0: that is not known, or there are no callers.
+// Replicas returns the number of replicas that share the use of callers, or
+// that did when this one was last connected. It returns 0 if the number is not
+// known, or if there are no callers.
 func (t *Tally) Replicas() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -283,7 +292,7 @@ func (t *Tally) Replicas() int {
 	return t.replicas
 }
 
-// flush sends what is due, with the pace of collect.
+// flush sends the records that are due. pace is the argument of collect.
 func (t *Tally) flush(ctx context.Context, now time.Time, put func(context.Context, []state.Record) error, pace time.Duration) {
 	var b batch
 	t.mu.Lock()
@@ -338,7 +347,8 @@ func (t *Tally) Groups(now time.Time) (groups []string) {
 	return slices.Compact(groups)
 }
 
-// Loaded applies the records of these groups, and returns the others.
+// Loaded applies the records of the pools' groups, and returns all other
+// records.
 func (t *Tally) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 	t.mu.Lock()
 	// marks has how long the marks of the pools are kept, groups those of
@@ -404,8 +414,8 @@ func (t *Tally) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 	return others
 }
 
-// refresh keeps the record of a replica that has ended, if it still counts: it
-// is the same for longer.
+// refresh schedules the same record of an ended replica to be written again, so
+// that the store keeps it longer, if its use still counts.
 func (t *Tally) refresh(k state.Kept, r report, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -420,14 +430,14 @@ func (t *Tally) refresh(k state.Kept, r report, now time.Time) {
 }
 
 // Hear applies a report of another replica. It returns an error if the message
-// is not a report, or one of another version.
+// is not a report of this version.
 func (t *Tally) Hear(message []byte, now time.Time) error {
 	_, err := t.hear(message, now)
 	return err
 }
 
-// hear returns a report without callers if it is not for the pools here, or
-// their own.
+// hear applies a report. The result has no callers if the report is for none of
+// the pools here, or was sent by this replica.
 func (t *Tally) hear(message []byte, now time.Time) (r report, err error) {
 	if len(message) > state.MaxMessage {
 		return r, errInvalid
