@@ -17,31 +17,31 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// An operator asks one replica, and sees what all replicas know. That replica
-// sends a question with a new public key. Each other replica encrypts its
-// answer with this key and puts it into the store for a few seconds, so the
+// An operator asks one replica and sees what all replicas know. The asked
+// replica sends a question with a new public key. Each other replica encrypts
+// its answer with this key and puts it into the store for a few seconds, so the
 // store learns no names. Without a question, nothing is sent.
 
-// Answer is what a replica answers to a question.
+// Answer is the answer of a replica to a question.
 type Answer struct {
 	Peer
-	// Self reports whether it is this replica, which needs not be asked.
-	// Connected reports whether this one reached the store, and Whole whether
-	// it reached all its servers.
+	// Self reports whether the replica is this one, which need not be asked.
+	// Connected reports whether this replica reaches the store, and Whole
+	// whether it reaches all servers of the store.
 	Self, Connected, Whole bool
-	// Engine numbers the engines of this process.
+	// Engine numbers the engines of state in this process.
 	Engine int
 	Shared
-	// Packed is what it answers, compressed. It is nil without an answer.
+	// Packed is the compressed answer. It is nil if there is no answer.
 	Packed []byte
 }
 
-// Shared are the pools of this process that share an engine, and those that
-// share others.
+// Shared lists the pools of this process that share an engine, and the pools
+// that share other engines.
 type Shared struct{ Pools, Elsewhere []string }
 
-// Text returns what it answers, uncompressed. Any client of the store may have
-// made it up, of any length.
+// Text returns the uncompressed answer. It may have any content and length,
+// because any client of the store can make one up.
 func (a Answer) Text() io.Reader { return flate.NewReader(bytes.NewReader(a.Packed)) }
 
 // Pack compresses an answer.
@@ -55,18 +55,17 @@ func Pack(text []byte) []byte {
 
 const (
 	askedGroup = "asked"
-	// maxQuestion is how many bytes a question has at most.
+	// maxQuestion is the maximum length of a question in bytes.
 	maxQuestion = 3000
-	// answerPart is how many bytes of an answer a record has. The others are
-	// for the beginning of the field that keeps it.
+	// answerPart is the number of bytes of an answer in a record.
 	answerPart = state.MaxMessage
-	// maxAge is the age after which a question is not answered: its replica has
-	// stopped waiting.
+	// maxAge is the age after which a question is not answered, because the
+	// replica that asked no longer waits.
 	maxAge = 5 * time.Second
-	// maxQuestions is how many questions wait to be answered, and answerPause
-	// the shortest time between two answers.
+	// maxQuestions is the maximum number of questions that wait to be answered.
+	// answerPause is the shortest time between two answers.
 	maxQuestions, answerPause = 16, 20 * time.Millisecond
-	// sameAnswer is within which time the same question gets the same answer.
+	// sameAnswer is how long an answer is reused for the same question.
 	sameAnswer = time.Second
 )
 
@@ -75,9 +74,9 @@ var (
 	answerer atomic.Pointer[func(ctx context.Context, question string, shared Shared) []byte]
 )
 
-// OnQuestion sets what answers the questions of other replicas about some
-// pools. It returns nil for a question that it does not know: anyone who can
-// write to the store can ask.
+// OnQuestion sets the function that answers questions of other replicas about
+// some pools. It must return nil for an unknown question, because anyone who
+// can write to the store can ask.
 func OnQuestion(answer func(ctx context.Context, question string, shared Shared) []byte) {
 	answerer.Store(&answer)
 }
@@ -94,11 +93,11 @@ func open(key hpke.PrivateKey, sealed []byte) (packed []byte, err error) {
 	return hpke.Open(key, hpke.HKDFSHA256(), hpke.AES256GCM(), []byte("openai_lb answer"), sealed)
 }
 
-// answersGroup returns the group of a replica's answer to the question with
-// this key.
+// answersGroup returns the group of a replica's answer to the question with the
+// public key key.
 func answersGroup(key []byte, id string) string { return "answer-" + digest(string(key)) + "-" + id }
 
-// answer answers questions.
+// answer answers the questions of other replicas until the context is done.
 func (r *Replica) answer(ctx context.Context) {
 	var said []byte
 	var question string
@@ -135,7 +134,7 @@ func (r *Replica) answer(ctx context.Context) {
 	}
 }
 
-// hearQuestion has a question answered, unless too many wait.
+// hearQuestion queues a question to be answered, unless too many wait.
 func (r *Replica) hearQuestion(m message) {
 	if m.From == r.peers.self.ID {
 		return
@@ -146,7 +145,7 @@ func (r *Replica) hearQuestion(m message) {
 	}
 }
 
-// shared returns which pools share the engine.
+// shared returns the pools that share the engine, and those that do not.
 func (r *Replica) shared() (s Shared) {
 	for _, other := range runningReplicas() {
 		for _, l := range other.openLinks() {
@@ -160,9 +159,9 @@ func (r *Replica) shared() (s Shared) {
 	return s
 }
 
-// Ask asks those other replicas of all engines that choose returns, and returns
-// the answers that come before the context is done, with those replicas from
-// which none came.
+// Ask sends a question to other replicas. choose gets one Answer without a text
+// for each replica of all engines, and returns those to ask. Ask returns them,
+// with the texts that come before the context is done.
 func Ask(ctx context.Context, question string, choose func([]Answer) ([]Answer, error)) (answers []Answer, err error) {
 	replicas := runningReplicas()
 	for i, r := range replicas {
@@ -179,8 +178,8 @@ func Ask(ctx context.Context, question string, choose func([]Answer) ([]Answer, 
 	return answers, nil
 }
 
-// others returns the replicas of the engine, without answers: this one first.
-// Those that are silent while the store cannot be reached are among them.
+// others returns the replicas of the engine, this one first, without answers.
+// It includes replicas that are silent, unless they have announced their end.
 func (r *Replica) others(engine int) []Answer {
 	a := Answer{Peer: r.peers.self, Self: true, Engine: engine, Shared: r.shared()}
 	a.Connected, a.Whole = r.connectivity.isConnected(), r.connectivity.isWhole()
@@ -195,7 +194,7 @@ func (r *Replica) others(engine int) []Answer {
 	return answers
 }
 
-// ask asks those that are of this engine, as long as the replica runs.
+// ask asks the replicas of this engine, for as long as this replica runs.
 func (r *Replica) ask(ctx context.Context, question string, engine int, answers []Answer) {
 	missing, now := make(map[string]*Answer), time.Now()
 	for i, a := range answers {
@@ -254,7 +253,7 @@ func (r *Replica) await(ctx context.Context, question string, key hpke.PrivateKe
 	}
 }
 
-// joined joins the parts of an answer. It returns false if one is missing.
+// joined joins the parts of an answer. ok is false if a part is missing.
 func joined(parts []state.Kept) (whole []byte, ok bool) {
 	texts := make(map[string][]byte)
 	for _, k := range parts {

@@ -12,20 +12,20 @@ import (
 
 const (
 	// margin is how long before the end of a cooldown the answer to the claim
-	// of the probe is expected, so that it is settled when a request comes.
+	// of its probe should arrive, so that it is known when a request comes.
 	margin = 50 * time.Millisecond
-	// shortest is the shortest cooldown whose probe is claimed. After a shorter
-	// cooldown there is nothing to wait for.
+	// shortest is the shortest cooldown whose probe is claimed. A shorter
+	// cooldown is over before waiting for another replica's probe would help.
 	shortest = time.Second
 )
 
-// claims are the cooldowns whose probes are to be claimed.
+// claims are the cooldowns whose probes this replica will claim.
 type claims struct {
 	mu  sync.Mutex
 	due map[recordKey]pool.Cooldown
-	// first is when the first planned cooldown ends, as next has seen it.
+	// first is the end of the earliest planned cooldown when next last looked.
 	first time.Time
-	// changed is given when another cooldown ends before first.
+	// changed is given when a planned cooldown ends before first.
 	changed signal
 }
 
@@ -56,15 +56,15 @@ func (c *claims) drop(backend string, planned pool.Cooldown) {
 type claim struct {
 	backend string
 	pool.Cooldown
-	// ttl is how long the claim holds.
+	// ttl is how long the claim is valid.
 	ttl time.Duration
 }
 
 // lead returns how long before the end of a cooldown its probe is claimed.
 func (r *Replica) lead() time.Duration { return min(r.clock.roundTrip()+margin, shortest/2) }
 
-// next removes and returns the claims that are due, which is lead before the
-// end of a cooldown. If no claim is due, it returns how long that is so.
+// next removes and returns the claims that are due. A claim is due lead before
+// the end of its cooldown. wait is the time until the next claim is due.
 func (c *claims) next(now time.Time, lead time.Duration) (due []claim, wait time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -102,9 +102,9 @@ func (r *Replica) claim(ctx context.Context) {
 	}
 }
 
-// claimProbes claims the right to the probe of each cooldown. If another
-// replica has this right, requests here wait for the result of that probe.
-// Without an answer each replica sends a probe.
+// claimProbes claims the right to send the probe of each cooldown. If another
+// replica has the right, requests here wait for the result of its probe. If the
+// store does not answer, each replica sends a probe.
 func (r *Replica) claimProbes(ctx context.Context, due []claim) {
 	claims, longest := make([]state.Claim, len(due)), time.Duration(0)
 	for i, c := range due {

@@ -5,16 +5,16 @@ import (
 	"time"
 )
 
-// clock is the clock of the store, as far as it is known here. Replicas date
-// their messages by it, so that a replica which reads one late notices that,
-// whatever the clocks of the machines show.
+// clock estimates the clock of the store. Replicas date their messages by it.
+// So a replica that reads a message late notices that, even if the clocks of
+// the machines differ.
 type clock struct {
 	mu sync.Mutex
-	// shown is what the store's clock showed at a time here. It is zero until
-	// the store has answered.
+	// shown is the time of the store's clock at the local time here. It is zero
+	// until the store has answered.
 	shown, here time.Time
-	// trip is how long an answer takes. It follows a longer one at once, and a
-	// shorter one slowly.
+	// trip is the time that an answer takes. It follows longer times
+	// immediately, and shorter ones slowly.
 	trip time.Duration
 }
 
@@ -25,7 +25,7 @@ func (c *clock) set(shown, sent, answered time.Time) {
 	c.shown, c.here, c.trip = shown, sent.Add(trip/2), max(trip, c.trip*7/8)
 }
 
-// ahead returns by how much the store's clock is ahead of ours.
+// ahead returns by how much the store's clock is ahead of the local one.
 func (c *clock) ahead() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -38,8 +38,8 @@ func (c *clock) roundTrip() time.Duration {
 	return c.trip
 }
 
-// at returns what the store's clock shows at a time here, in microseconds since
-// 1970, or 0 if that is not known.
+// at converts a local time to the store's clock, in microseconds since 1970. It
+// returns 0 if the store's clock is not known.
 func (c *clock) at(here time.Time) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -49,8 +49,8 @@ func (c *clock) at(here time.Time) int64 {
 	return c.shown.Add(here.Sub(c.here)).UnixMicro()
 }
 
-// age returns how long ago a message was sent, up to maxLength, or 0 if that is
-// not known.
+// age returns how long ago a message was sent, at most maxLength. It returns 0
+// if that is not known.
 func (c *clock) age(m message, now time.Time) time.Duration {
 	shows := c.at(now)
 	if shows == 0 || m.At == 0 || m.At > shows {

@@ -11,8 +11,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// compare sends a sign of life, waits for so long, applies what the store
-// keeps, and sends what the store should keep but does not.
+// compare sends a sign of life, waits for spread, loads the records of the
+// store and applies them, and sends the records that the store lacks.
 func (r *Replica) compare(ctx context.Context, spread time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, spread+patience)
 	defer cancel()
@@ -65,7 +65,8 @@ func (r *Replica) compare(ctx context.Context, spread time.Duration) error {
 	return failed
 }
 
-// missing says which servers of the store cannot be reached, while others can.
+// missing returns an error that names the servers of the store that cannot be
+// reached, while others can. It returns nil if there are none.
 func (r *Replica) missing() error {
 	if spread, ok := r.store.(state.SpreadStore); ok {
 		return spread.Missing()
@@ -83,14 +84,16 @@ func (r *Replica) showLife(ctx context.Context) error {
 	return nil // it is in touch
 }
 
-// recordKey names a record, and record is what is known of it.
+// recordKey identifies a record of the store. record is the content of the
+// record and its state in the store.
 type recordKey struct{ group, key string }
 
 type record struct {
 	message
 	ttl time.Duration
-	// foreign reports whether replicas of another version wrote it, and partial
-	// whether a server of the store lacks it.
+	// foreign reports whether the message cannot be read, as if a replica of
+	// another version wrote it. partial reports whether a server of the store
+	// lacks the record.
 	foreign, partial bool
 }
 
@@ -122,18 +125,18 @@ func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time)
 	}
 }
 
-// slack is how long a message may take without being late, and by how much the
-// store's clock may be misread. A late message was sent before this replica or
-// the store was suspended.
+// slack is how long a message may take without being late, and the largest
+// error of reading the store's clock. A message is late if this replica or the
+// store was suspended after it was sent.
 const slack = 500 * time.Millisecond
 
-// lag is by how much the rest of a cooldown may differ between replicas, and
-// the longest rest that is not worth a message.
+// lag is how much the rest of a cooldown may differ between replicas, and the
+// longest rest that is not worth a message.
 const lag = 200 * time.Millisecond
 
-// sendMissing sends the cooldowns that the store does not keep, because it
-// could not be reached, or lost its data. A cooldown for which a backend has no
-// room waits until another cooldown is over.
+// sendMissing sends the cooldowns that the store lacks, because it could not be
+// reached or has lost its data. If a backend's group has no room for a
+// cooldown, that one waits until another cooldown is over.
 func (r *Replica) sendMissing(l *Link, known map[recordKey]record, sizes map[string]int, now time.Time) {
 	// before the snapshot, in which a backend with a new name has no cooldowns
 	// of the name before

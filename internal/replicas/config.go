@@ -10,26 +10,25 @@ import (
 	"time"
 )
 
-// Config is what one replica has configured for a pool that this one has as
-// well.
+// Config identifies a replica's configuration of a pool that this replica has,
+// too.
 type Config struct {
 	Pool string `json:"pool"`
-	// Digest is that of ConfigDigest.
+	// Digest is the result of ConfigDigest.
 	Digest string `json:"digest"`
 	// DiffersSince is since when the replica's configuration differs from this
-	// one's. nil: it does not.
+	// one's. It is nil if they are the same.
 	DiffersSince *time.Time `json:"differs_since"`
 }
 
-// secretive are the options whose texts may be secrets. Those of other modules
-// are among them, and fields of headers.
+// secretive are the options whose texts may be secrets. They include the
+// options of other modules, and the fields of headers.
 var secretive = []string{"api_key", "auth_options", "caller_identity", "header", "key", "lb_policy", "transport"}
 
 // ConfigDigest returns a short digest of a handler's options as they were
-// written, the same wherever they are. A text that may be a secret has no part
-// in it, nor has the engine of state: replicas that hear each other may reach
-// it in several ways. The priorities of backends have none either: they differ
-// by region.
+// written, which is the same on every machine. It leaves out texts that may be
+// secrets, the engine of state, which replicas may reach in several ways, and
+// the priorities of backends, which differ by region.
 func ConfigDigest(handler any) (string, error) {
 	text, err := json.Marshal(handler)
 	if err != nil {
@@ -53,8 +52,9 @@ func ConfigDigest(handler any) (string, error) {
 	return hex.EncodeToString(sum[:shortSize/2]), nil
 }
 
-// withoutSecrets returns the value with only those texts that cannot be
-// secrets: all of them if public, and otherwise the names of policies.
+// withoutSecrets clears the texts in the value that may be secrets. If public
+// is true, it clears the texts of secretive options, and otherwise all texts.
+// It always keeps the names of policies.
 func withoutSecrets(value any, public bool) any {
 	switch value := value.(type) {
 	case string:
@@ -74,16 +74,16 @@ func withoutSecrets(value any, public bool) any {
 }
 
 const (
-	// shortSize is how many characters a short digest has.
+	// shortSize is the number of characters of a short digest.
 	shortSize = 12
-	// maxConfigs is how many pools a replica has a digest and a writer for in
-	// its message, which has room for no more.
+	// maxConfigs is the maximum number of pools for which a replica's message
+	// contains a digest and a writer, because a message has no room for more.
 	maxConfigs = 64
 )
 
 func isShortDigest(word string) bool { return len(word) == shortSize && isHex(word) }
 
-// areConfigs reports whether a replica may have sent these digests.
+// areConfigs reports whether the digests of a message are valid.
 func areConfigs(configs map[string]string) bool {
 	for pool, config := range configs {
 		if !isShortDigest(pool) || !isShortDigest(config) {
@@ -93,7 +93,7 @@ func areConfigs(configs map[string]string) bool {
 	return len(configs) <= maxConfigs
 }
 
-// Configured sets the digest of what is configured for the pool with this name.
+// Configured sets the digest of the configuration of the pool with this name.
 // Other replicas know it from Open to Close.
 func (l *Link) Configured(pool, digest string) {
 	if l != nil {
@@ -101,8 +101,8 @@ func (l *Link) Configured(pool, digest string) {
 	}
 }
 
-// configure sets what is configured here: what the links say, the newest of
-// each pool last.
+// configure sets the configurations of this replica from its links. If several
+// links have the same pool, the newest one counts.
 func (p *peers) configure(links []*Link) {
 	own := make(map[string]Config)
 	for _, l := range links {
@@ -115,8 +115,7 @@ func (p *peers) configure(links []*Link) {
 	p.own = slices.SortedFunc(maps.Values(own), func(a, b Config) int { return strings.Compare(a.Pool, b.Pool) })
 }
 
-// configs returns the digests of what is configured here, as messages have
-// them.
+// configs returns the digests of this replica's configurations, by poolKey.
 func (p *peers) configs() map[string]string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -127,12 +126,12 @@ func (p *peers) configs() map[string]string {
 	return configs
 }
 
-// poolKey stands for the name of a pool in a message.
+// poolKey returns a short digest of a pool's name for messages.
 func poolKey(pool string) string { return digest(pool)[:shortSize] }
 
-// compare returns what a replica that was heard then has configured for the
-// pools that are here as well. before is what it had configured earlier. p.mu
-// is held.
+// compare returns a replica's configurations of the pools that this replica
+// has, too, from a message that was heard at heard. before are its earlier
+// configurations. p.mu must be held.
 func (p *peers) compare(m message, before []Config, heard time.Time) (configs []Config) {
 	for _, own := range p.own {
 		c := Config{Pool: own.Pool, Digest: m.Configs[poolKey(own.Pool)]}
@@ -150,8 +149,8 @@ func (p *peers) compare(m message, before []Config, heard time.Time) (configs []
 	return configs
 }
 
-// Differing returns the peers whose configuration of the pool differs, and
-// since when one of them does.
+// Differing returns the peers with a different configuration of the pool. since
+// is when the first of them started to differ.
 func Differing(statuses []Status, pool string) (peers []Peer, since time.Time) {
 	for _, s := range statuses {
 		for _, p := range s.Peers {

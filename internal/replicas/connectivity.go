@@ -9,17 +9,18 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
-// connectivity is whether a replica is connected to the others. It is logged
-// once when that changes, and not for each failure.
+// connectivity tracks whether a replica is connected to the others. Each change
+// is logged once, instead of each failure.
 type connectivity struct {
 	mu sync.Mutex
-	// hears and compares report whether these work.
+	// hears reports whether messages arrive. compares reports whether the
+	// latest comparison succeeded.
 	hears, compares bool
 	now             connection
-	// lacking reports whether servers of the store cannot be reached, while
-	// others can.
+	// lacking reports whether some servers of the store cannot be reached,
+	// while others can.
 	lacking bool
-	// since is when the connection ended.
+	// since is when the connection was lost.
 	since time.Time
 }
 
@@ -34,7 +35,7 @@ const (
 // heard records that the replica's own heartbeat came back in time.
 func (c *connectivity) heard(r *Replica) { c.record(r, &c.hears, true, nil) }
 
-// notHeard records that no message comes any more.
+// notHeard records that messages no longer arrive.
 func (c *connectivity) notHeard(r *Replica, err error) { c.record(r, &c.hears, false, err) }
 
 // compared records the result of a comparison.
@@ -60,8 +61,8 @@ func (c *connectivity) record(r *Replica, part *bool, works bool, err error) {
 	}
 }
 
-// misses records that these servers of the store cannot be reached, while
-// others can. Without any, all can be reached.
+// misses records whether some servers of the store cannot be reached, while
+// others can. err is nil if all can be reached.
 func (c *connectivity) misses(r *Replica, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -74,8 +75,8 @@ func (c *connectivity) misses(r *Replica, err error) {
 	c.lacking = err != nil
 }
 
-// reach reports whether all of the others are heard that run, or else whether
-// only those that use other servers are not.
+// reach reports whether all other running replicas are heard. If not, cut
+// reports whether only those that use other servers of the store are missing.
 func (c *connectivity) reach() (whole, cut bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -83,20 +84,21 @@ func (c *connectivity) reach() (whole, cut bool) {
 	return isConnected && !c.lacking, isConnected && c.lacking
 }
 
-// isWhole reports whether each of the others is heard that runs: the replica is
-// connected, and reaches all servers.
+// isWhole reports whether the replica is connected and reaches all servers of
+// the store, so that it hears all other running replicas.
 func (c *connectivity) isWhole() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.now == connected && !c.lacking
 }
 
-// isConnected reports whether others are heard, but maybe not all of them.
+// isConnected reports whether the replica is connected, perhaps not to all
+// others.
 func (c *connectivity) isConnected() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.now == connected
 }
 
-// bounded returns the beginning of a text from elsewhere.
+// bounded returns the beginning of a text from outside.
 func bounded(text string) string { return pool.CutText(text, 300) }

@@ -9,11 +9,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// drains remembers the latest order for each member: to take it out of use, or
-// to put it back. Orders have numbers, so that all replicas agree on which one
-// is the latest, whatever they hear first and whether or not the store keeps
-// it. Each replica repeats the orders that it knows and the store does not
-// keep.
+// drains remembers the latest order to drain or resume each member. Orders have
+// numbers, so that all replicas agree which order is the latest, regardless of
+// what they hear first and whether the store keeps it. Each replica repeats the
+// orders that it knows and the store lacks.
 type drains struct {
 	mu    sync.Mutex
 	known map[drainKey]order
@@ -21,33 +20,34 @@ type drains struct {
 
 type drainKey struct{ backend, member string }
 
-// order is the latest one for a member.
+// order is the latest order for a member.
 type order struct {
-	// number is the time of the order by the store's clock, in microseconds, or
-	// one more than the number of the order before. It is 0 if the time is not
-	// known.
+	// number is the time of the order by the store's clock, in microseconds,
+	// but at least one more than the number of the previous order. It is 0 if
+	// the time is not known.
 	number int64
-	// out reports whether the member is out of use.
+	// out reports whether the order takes the member out of use.
 	out bool
-	// said is what the operator said with it.
+	// said is the operator's order.
 	said pool.Order
 	// sent is when a replica last sent the order.
 	sent time.Time
-	// given is when it was given here, if the store's clock was not known yet.
+	// given is the local time of an order that was given here before the
+	// store's clock was known. It is zero for other orders.
 	given time.Time
 }
 
 const (
-	// remembered is for how long an order to put a member back is repeated. One
-	// to take it out of use is repeated for as long as that lasts.
+	// remembered is how long an order to resume a member is repeated. An order
+	// to drain it is repeated while it is in effect.
 	remembered = state.MaxTTL
-	// repeat is after which time an order is sent again that the store does not
-	// keep.
+	// repeat is the time after which an order that the store lacks is sent
+	// again.
 	repeat = 2 * interval
 )
 
-// before reports whether the other order is the later one. Of two with the same
-// number, that is the one to put the member back.
+// before reports whether other is later than o. Of two orders with the same
+// number, the one that resumes the member is later.
 func (o order) before(other order) bool {
 	return o.number < other.number || o.number == other.number && o.out && !other.out
 }
@@ -59,10 +59,11 @@ func (o order) kind() kind {
 	return resumed
 }
 
-// version orders records as before orders orders.
+// version returns a text for the order. Texts are ordered as before orders the
+// orders.
 func (o order) version() string { return fmt.Sprintf("%019d %s", o.number, o.kind()) }
 
-// left returns for how long the order to put a member back is still repeated.
+// left returns how long an order to resume a member is still repeated.
 func (o order) left(shows int64) time.Duration {
 	return min(remembered, remembered-time.Duration(shows-o.number)*time.Microsecond)
 }
@@ -75,8 +76,8 @@ func (m *message) order(sent time.Time) order {
 	return o
 }
 
-// date returns the time by the store's clock, or by ours while that is not
-// known.
+// date returns the time by the store's clock. If that clock is not known, it
+// returns the local time, and exact is false.
 func (r *Replica) date(here time.Time) (micros int64, exact bool) {
 	if shows := r.clock.at(here); shows > 0 {
 		return shows, true
@@ -84,7 +85,7 @@ func (r *Replica) date(here time.Time) (micros int64, exact bool) {
 	return here.UnixMicro(), false
 }
 
-// ordered gives an order that was given here its number.
+// ordered numbers an order that was given here.
 func (r *Replica) ordered(m *pool.Member, i *item) {
 	r.drains.mu.Lock()
 	defer r.drains.mu.Unlock()
@@ -98,8 +99,8 @@ func (r *Replica) ordered(m *pool.Member, i *item) {
 	m.HearDrained(i.order.out, i.order.said) // perhaps an older order was applied just now
 }
 
-// hearDrain applies an order that another replica sends, or the store keeps, if
-// it is the latest.
+// hearDrain applies an order from another replica or from the store if it is
+// the latest one.
 func (r *Replica) hearDrain(m message, sent, now time.Time) {
 	r.drains.mu.Lock()
 	defer r.drains.mu.Unlock()
@@ -121,14 +122,15 @@ func (r *Replica) hearDrain(m message, sent, now time.Time) {
 	}
 }
 
-// believes reports whether a replica may have given the order. Its number may
-// be ahead of the store's clock, if that was set back.
+// believes reports whether a replica can have given the order: its number is
+// not too far in the future. It may be ahead of the store's clock, because that
+// clock may have been set back.
 func (r *Replica) believes(o order, now time.Time) bool {
 	shows, _ := r.date(now)
 	return o.number <= shows+remembered.Microseconds()
 }
 
-// applyOrder reports whether there is such a member.
+// applyOrder applies an order, and reports whether its member exists here.
 func (r *Replica) applyOrder(key drainKey, o order) (there bool) {
 	for _, l := range r.openLinks() {
 		for member, backend := range l.backends() {
@@ -141,7 +143,7 @@ func (r *Replica) applyOrder(key drainKey, o order) (there bool) {
 	return there
 }
 
-// repeatOrders sends the orders again that are later than what the store keeps.
+// repeatOrders sends the orders again that are later than those in the store.
 func (r *Replica) repeatOrders(links []*Link, known map[recordKey]record, now time.Time) {
 	r.drains.mu.Lock()
 	defer r.drains.mu.Unlock()
@@ -177,8 +179,8 @@ func (r *Replica) repeatOrders(links []*Link, known map[recordKey]record, now ti
 	}
 }
 
-// recordOrder returns what the store keeps of an order. It returns false if the
-// order is too old to be sent.
+// recordOrder returns the store's record of an order, without its message. ok
+// is false if the order is too old to be sent.
 func (r *Replica) recordOrder(i item, now time.Time) (record state.Record, ok bool) {
 	record = state.Record{Group: drainGroup, Key: i.backend + i.member, Mode: state.Latest, Version: i.order.version()}
 	if i.replace {

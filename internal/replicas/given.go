@@ -10,7 +10,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// backendShare is what tiers have got of a model at a backend.
+// backendShare is the use of a model at a backend, by tier.
 type backendShare struct {
 	Backend string      `json:"backend"`
 	Model   string      `json:"model"`
@@ -19,15 +19,15 @@ type backendShare struct {
 
 const (
 	givenGroup = "given"
-	// maxShares is how many shares a replica sends.
+	// maxShares is the maximum number of shares that a replica sends.
 	maxShares = 200
-	// shareSpace is how many bytes of a message are for shares. The others are
-	// for its other fields.
+	// shareSpace is the number of bytes of a message for shares. The rest is
+	// for the other fields.
 	shareSpace = state.MaxMessage - 256
 )
 
-// given returns what tiers have got here, in messages. Nobody loads the
-// records: what counts is said again.
+// given returns messages with the use by tier at this replica. No replica loads
+// these records, because they are sent again as long as they matter.
 func (r *Replica) given(now time.Time) (records []state.Record) {
 	shares := r.shares(now)
 	for len(shares) > 0 {
@@ -68,8 +68,7 @@ func (r *Replica) shares(now time.Time) (shares []backendShare) {
 	return shares[:min(len(shares), maxShares)]
 }
 
-// hearGiven adds the use by tier at another replica to the meters of the
-// quotas.
+// hearGiven adds another replica's use by tier to the meters of the models.
 func (r *Replica) hearGiven(m message, then time.Time) {
 	if m.From == r.peers.self.ID || time.Since(then) >= quota.OthersLast {
 		return

@@ -9,9 +9,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
 
-// LastHours returns what callers have done in the last hour, by pool, at
-// replicas of which no answer is among these: they have ended, or cannot be
-// heard. What such a replica wrote last counts.
+// LastHours returns the last hour of callers, by pool, at the replicas that
+// have not answered, because they have ended or cannot be heard. It uses the
+// counts that each of them wrote last. answers are the ids of the replicas that
+// have answered.
 func LastHours(ctx context.Context, answers []string) map[string]map[limiter.CallerID]limiter.LastHour {
 	hours := make(map[string]map[limiter.CallerID]limiter.LastHour)
 	for _, r := range runningReplicas() {
@@ -49,5 +50,5 @@ func (r *Replica) lastHours(ctx context.Context, answers []string) map[string]ma
 	})
 }
 
-// callersKey stands for the callers of a pool in reports.
+// callersKey returns a digest of a pool's name for reports about its callers.
 func callersKey(pool string) string { return digest("callers of " + pool) }

@@ -12,7 +12,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// inUse are the replicas of all configs that are loaded.
+// inUse are the replicas of all loaded configs.
 var inUse = caddy.NewUsagePool()
 
 // State is the option that names the engine.
@@ -24,10 +24,10 @@ type State struct {
 	StateRaw json.RawMessage `json:"state,omitempty" caddy:"namespace=http.openai_lb.state inline_key=engine"`
 }
 
-// Join returns a link to the replica of the engine, or nil without an engine.
-// Handlers with the same engine share one replica, which outlives reloads of
-// the config. It runs only after Start, because `caddy validate` must connect
-// to nothing.
+// Join returns a link to the replica of the engine. It returns nil if there is
+// no engine. Handlers with the same engine share one replica, which outlives
+// reloads of the config. The replica runs only after Start, because `caddy
+// validate` must not connect to anything.
 func (o *State) Join(ctx caddy.Context) (*Link, error) {
 	engine, err := directive.Load[state.Engine](ctx, o, "StateRaw", o.StateRaw)
 	if engine == nil || err != nil {

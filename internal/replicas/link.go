@@ -13,24 +13,25 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
-// Link connects a pool with the other replicas. It is a listener of the pool.
-// The methods of a nil Link do nothing.
+// Link connects a pool with the other replicas, as a listener of the pool. The
+// methods of a nil Link do nothing.
 type Link struct {
 	replica *Replica
 	key     string // of the replica among those in use
 	logger  *zap.Logger
-	// storage has the number of replicas, by the name of the engine.
+	// storage is where the number of replicas is saved, by the engine's name.
 	storage certmagic.Storage
 	engine  string
-	// secrets read the engine's secrets in files, by the names of its options.
+	// secrets are functions that reload the engine's secrets from files, by
+	// option.
 	secrets map[string]func() error
 	pool    *pool.Pool
 	config  Config // without a digest: not known
-	// unshare ends Share.
+	// unshare ends sharing the use of callers.
 	unshare func()
 
 	mu sync.Mutex
-	// names are the digests of the backends that the members are.
+	// names are the digests of the members' backends.
 	names map[*pool.Member]string
 }
 
@@ -39,9 +40,9 @@ func (r *Replica) NewLink() *Link {
 	return &Link{replica: r, unshare: func() {}, names: make(map[*pool.Member]string)}
 }
 
-// Name sets the name of the backend that a member is from now on, the same for
-// all replicas. Only a digest of the name leaves the process. When a member
-// becomes another backend, the state of the one before must be cleared first.
+// Name sets the name of a member's backend, which must be the same at all
+// replicas. Only a digest of the name leaves the process. If the member had
+// another backend before, that backend's state must be cleared first.
 func (l *Link) Name(m *pool.Member, name string) {
 	if l == nil {
 		return
@@ -58,8 +59,8 @@ func (l *Link) backends() map[*pool.Member]string {
 	return maps.Clone(l.names)
 }
 
-// Secrets calls add with each of the engine's secrets in files, and with what
-// reads it again.
+// Secrets calls add for each secret of the engine that is in a file. read
+// reloads the secret.
 func (l *Link) Secrets(add func(name string, read func() error)) {
 	if l == nil {
 		return
@@ -69,7 +70,7 @@ func (l *Link) Secrets(add func(name string, read func() error)) {
 	}
 }
 
-// Open applies to the members of the pool what other replicas send.
+// Open starts applying events from other replicas to the members of the pool.
 func (l *Link) Open(p *pool.Pool) {
 	if l == nil {
 		return
@@ -83,8 +84,8 @@ func (l *Link) Open(p *pool.Pool) {
 	r.due.give()
 }
 
-// Share makes the callers of the pool with this name use their limits together
-// at all replicas, until Close.
+// Share makes the callers of the pool with this name share their limits with
+// all replicas, until Close.
 func (l *Link) Share(pool string, callers *limiter.Callers) {
 	if l != nil {
 		l.unshare = l.replica.tally.Share(callersKey(pool), callers)
@@ -95,7 +96,7 @@ func (l *Link) Share(pool string, callers *limiter.Callers) {
 // Start makes the replica run, if it does not run yet.
 func (l *Link) Start() { l.replica.start(l.logger, l.storage, "openai_lb/replicas_"+l.engine) }
 
-// Close ends the link, and the replica with its last link.
+// Close ends the link. The last link also ends the replica.
 func (l *Link) Close() error {
 	if l == nil {
 		return nil
@@ -153,8 +154,8 @@ func (r *Replica) enqueue(i item) {
 	}
 }
 
-// end remembers for a while that a cooldown is over, so that it does not begin
-// again because of a replica that has not heard of the end.
+// end remembers for a while that a cooldown is over, so that a replica that
+// does not know this cannot start it again.
 func (r *Replica) end(c pool.Cooldown, disproved bool, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -169,10 +170,11 @@ func (r *Replica) end(c pool.Cooldown, disproved bool, now time.Time) {
 	}
 }
 
-// maxEnded is how many ended cooldowns are remembered.
+// maxEnded is the maximum number of ended cooldowns that are remembered.
 const maxEnded = 4096
 
-// hear applies what another replica sent then, or what the store keeps.
+// hear applies a message that another replica sent at then, or that the store
+// keeps.
 func (r *Replica) hear(m message, then, now time.Time) {
 	switch m.Kind {
 	case alive:

@@ -16,41 +16,41 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// message is what replicas send each other. It holds no key and no name of a
+// message is a message between replicas. It contains no key, and no name of a
 // backend, a caller or an object.
 type message struct {
-	// Version is that of this format. Others are ignored, and each is logged
-	// once.
+	// Version is the version of the format. Messages of other versions are
+	// ignored, and each version is logged once.
 	Version int  `json:"v"`
 	Kind    kind `json:"kind"`
-	// From is the replica that sent it, and Sent its time, in microseconds
-	// since 1970. At is the same by the store's clock, or 0 if that is not
-	// known.
+	// From is the id of the sender. Sent is the sender's time in microseconds
+	// since 1970. At is the same time by the store's clock, or 0 if that clock
+	// is not known.
 	From string `json:"from"`
 	Sent int64  `json:"sent"`
 	At   int64  `json:"at,omitempty"`
-	// Backend is a digest, as is Member, which distinguishes members of a
-	// backend.
+	// Backend is a digest of the backend's name. Member is a digest of a
+	// member's name, which distinguishes members of the same backend.
 	Backend  string    `json:"backend,omitempty"`
 	Member   string    `json:"member,omitempty"`
 	Cooldown *cooldown `json:"cooldown,omitempty"`
-	// Order is the number of an order to take the member out of use, or to put
-	// it back.
+	// Order is the number of an order to drain or resume the member.
 	Order int64 `json:"order,omitempty"`
-	// By is who gave it, and Reason why.
+	// By says who gave the order, and Reason says why.
 	By     string `json:"by,omitempty"`
 	Reason string `json:"reason,omitempty"`
-	// Host is where the replica runs, and Since when it began.
+	// Host is the replica's host, and Since is when the replica started.
 	Host  string `json:"host,omitempty"`
 	Since int64  `json:"since,omitempty"`
-	// Configs are digests of what it has configured, by those of the pools'
-	// names. Older versions have none.
+	// Configs are digests of the replica's configurations, by digests of the
+	// pools' names. Older versions do not send it.
 	Configs map[string]string `json:"configs,omitempty"`
-	// Writers are how the ids of its pools in reports begin.
+	// Writers are prefixes of the ids under which the replica reports the use
+	// of its pools' callers.
 	Writers []string `json:"writers,omitempty"`
-	// Shares are what tiers have got there.
+	// Shares are the uses by tier at the replica.
 	Shares []backendShare `json:"shares,omitempty"`
-	// Ask is a question, and Key seals the answers.
+	// Ask is a question. Key is the public key that encrypts the answers.
 	Ask string `json:"ask,omitempty"`
 	Key []byte `json:"key,omitempty"`
 }
@@ -65,67 +65,67 @@ func (v otherVersion) Error() string { return fmt.Sprintf("it has version %d", i
 type kind string
 
 const (
-	// alive: the replica is there.
+	// alive is a sign of life.
 	alive kind = "alive"
-	// left: the replica has stopped, and nobody need miss it.
+	// left announces that the replica has stopped, so that no replica waits for
+	// it.
 	left kind = "left"
-	// coolingDown: a cooldown began, or grew.
+	// coolingDown reports that a cooldown started or grew.
 	coolingDown kind = "cooldown"
-	// doubted: the cooldown is in doubt.
+	// doubted reports that a cooldown is in doubt.
 	doubted kind = "doubt"
-	// disproved: the cooldown is over before its time.
+	// disproved reports that a cooldown was disproved.
 	disproved kind = "over"
-	// drained and resumed are about a member.
+	// drained and resumed are orders for a member.
 	drained kind = "drain"
 	resumed kind = "resume"
-	// given: tiers have got something there.
+	// given reports the use by tier.
 	given kind = "given"
-	// asked: an operator asks all replicas something.
+	// asked is a question to all replicas.
 	asked kind = "ask"
-	// used is not in a message: it is about callers, as package callers has it.
+	// used stands for reports of package callers, which have another format.
 	used kind = "use"
 )
 
-// cooldown is a pool.Cooldown, with lengths in place of times.
+// cooldown is a pool.Cooldown with lengths instead of times.
 type cooldown struct {
 	ID    string `json:"id"`
 	Model string `json:"model,omitempty"`
 	// Tiers is the group of service tiers that it covers, by its name in
 	// pool.ServiceTiers.
 	Tiers string `json:"service_tiers,omitempty"`
-	// Operation is the only one that it covers, or empty.
+	// Operation is the only operation that it covers. It is empty for all.
 	Operation string `json:"operation,omitempty"`
 	Whole     bool   `json:"whole,omitempty"`
 	Throttle  bool   `json:"throttle,omitempty"`
 	Class     string `json:"class"`
 	Status    int    `json:"status,omitempty"`
 	Hint      string `json:"hint,omitempty"`
-	// Cause is a code, which may come from a backend.
+	// Cause is a code, perhaps from a backend.
 	Cause string `json:"cause,omitempty"`
 	Cost  int64  `json:"cost,omitempty"`
-	// Guess is the guessed length of a throttle, in milliseconds, if it is a
-	// guess.
+	// Guess is the guessed length of a throttle in milliseconds. It is 0 if the
+	// length is not a guess.
 	Guess int64 `json:"guess,omitempty"`
-	// Length is the length of the whole cooldown, and Left the rest of it, both
-	// in milliseconds.
+	// Length is the length of the whole cooldown, and Left is the rest of it,
+	// both in milliseconds.
 	Length int64 `json:"length"`
 	Left   int64 `json:"left"`
 }
 
-// maxLength is the longest cooldown of another replica, whatever the store
-// holds.
+// maxLength is the maximum length of a cooldown from another replica.
 const maxLength = state.MaxTTL
 
 var hints = []verdict.HintSource{verdict.NoHint, verdict.RetryAfterMS, verdict.XMSRetryAfterMS, verdict.RetryAfter, verdict.ErrorText, verdict.RateLimitReset}
 
-// concernsOthers reports whether other replicas may know of a cooldown of the
-// member: one of them reported it, or the model exists. Clients can make up any
-// number of models, and only the replica that met such a cooldown needs it.
+// concernsOthers reports whether the cooldown matters to other replicas: one of
+// them reported it, or the model exists. A client can make up models, and the
+// cooldown of a made-up model matters only to the replica that met it.
 func concernsOthers(m *pool.Member, c pool.Cooldown) bool {
 	return c.Heard || c.Whole || c.Model == "" || m.Knows(c.Model)
 }
 
-// shareable reports whether replicas share cooldowns for this reason.
+// shareable reports whether replicas share cooldowns of this class.
 func shareable(c pool.Cooldown) bool {
 	return verdict.Class(c.Class).Shared()
 }
@@ -141,20 +141,22 @@ func cooldownOf(c pool.Cooldown, now time.Time) *cooldown {
 	}
 }
 
-// message returns a message of this replica's, without what it says.
+// message returns a message of this replica without a content.
 func (r *Replica) message(kind kind, sent, now time.Time) message {
 	return message{Version: version, Kind: kind, From: r.peers.self.ID, Sent: sent.UnixMicro(), At: r.clock.at(now)}
 }
 
-// milliseconds rounds up: no backend is called before its cooldown is over.
+// milliseconds rounds up, so that no backend is called before its cooldown is
+// over.
 func milliseconds(d time.Duration) int64 {
 	return int64((min(max(d, 0), maxLength) + time.Millisecond - 1) / time.Millisecond)
 }
 
-// idOf returns the ID as text. Texts compare as IDs do.
+// idOf returns the ID as a text of fixed length, so that texts are ordered as
+// IDs are.
 func idOf(c pool.Cooldown) string { return fmt.Sprintf("%016x", c.ID) }
 
-// pool returns the cooldown as a pool knows it, and what is left of it.
+// pool returns the cooldown in the pool's terms, and the rest of it.
 func (c *cooldown) pool(now time.Time) (heard pool.Cooldown, left time.Duration) {
 	id, _ := strconv.ParseUint(c.ID, 16, 64)
 	left = time.Duration(c.Left) * time.Millisecond
@@ -166,8 +168,8 @@ func (c *cooldown) pool(now time.Time) (heard pool.Cooldown, left time.Duration)
 	}, left
 }
 
-// key returns the scope of the cooldown: no backend has two cooldowns of one
-// key.
+// key returns the scope of the cooldown. A backend has at most one cooldown for
+// each key.
 func (c *cooldown) key() string {
 	key := "failure"
 	if c.Throttle {
@@ -185,8 +187,8 @@ func (c *cooldown) key() string {
 	return key
 }
 
-// most returns how many cooldowns the backend may have in the store, this one
-// included. Cooldowns for failures of single models leave room for throttles,
+// most returns the maximum number of cooldowns of the backend in the store, if
+// this one is among them. Failures of single models leave room for throttles,
 // and both leave room for cooldowns of the whole backend.
 func (c *cooldown) most() int {
 	switch {
@@ -198,7 +200,8 @@ func (c *cooldown) most() int {
 	return state.MaxRecords / 2
 }
 
-// parse reads a message, whoever wrote it.
+// parse parses and checks a message. Any client of the store may have written
+// it.
 func parse(text []byte) (m message, err error) {
 	if len(text) > state.MaxMessage {
 		return m, fmt.Errorf("it has %d bytes", len(text))
@@ -266,7 +269,7 @@ func (c *cooldown) check() error {
 	return nil
 }
 
-// maxOperation is how many bytes an operation has at most.
+// maxOperation is the maximum length of an operation in bytes.
 const maxOperation = 64
 
 // isOperation reports whether the text may be the operation of a request for
@@ -275,16 +278,16 @@ func isOperation(text string) bool {
 	return text[0] == '/' && len(text) <= maxOperation && strings.Trim(text, "/._-0123456789abcdefghijklmnopqrstuvwxyz") == ""
 }
 
-// maxTime is the last moment, in microseconds since 1970, that has a date in
-// JSON.
+// maxTime is the last time that can be written as a date in JSON, in
+// microseconds since 1970.
 const maxTime = 253_402_300_799_999_999
 
 func isTime(micros int64) bool { return 0 <= micros && micros <= maxTime }
 
-// maxHost is how many bytes the name of a host has at most.
+// maxHost is the maximum length of a host's name in bytes.
 const maxHost = 255
 
-// digest stands for a name that others need not know.
+// digest returns a digest of a name that other replicas need not know.
 func digest(name string) string {
 	sum := sha256.Sum256([]byte("openai_lb " + name))
 	return hex.EncodeToString(sum[:digestSize/2])

@@ -25,7 +25,7 @@ func histogram(name, help string, buckets ...float64) prometheus.Histogram {
 	return prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help, Buckets: buckets})
 }
 
-// The metrics are of the process. Each config has a registry of its own, with
+// The metrics belong to the process. Each config has a separate registry, in
 // which they are registered again.
 var (
 	messagesIn      = counter("messages_received_total", "Messages of replicas, our own included, by what they tell.", "kind")
@@ -49,10 +49,10 @@ func Register(registry prometheus.Registerer) error {
 		ownersOut, ownersDropped, lookupsTotal, lookupDuration, gauges{})
 }
 
-// running are the replicas that run.
+// running is the set of running replicas.
 var running sync.Map
 
-// Status is what operators see of a store.
+// Status is the state of a store, for operators.
 type Status struct {
 	// InTouch reports whether the store can be reached, with all its servers.
 	InTouch bool `json:"in_touch"`
@@ -68,7 +68,7 @@ type Status struct {
 	Pools []string `json:"-"`
 }
 
-// Statuses returns that of every store in use.
+// Statuses returns the status of every store in use.
 func Statuses() []Status {
 	replicas := runningReplicas()
 	statuses := make([]Status, len(replicas))

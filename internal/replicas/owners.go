@@ -14,19 +14,21 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// Owners is what replicas know together of the ids of one pool. Each replica
-// sends the store what it learns, in the background, and asks the store only
-// for ids that it does not know. The methods of a nil Owners do nothing.
+// Owners shares the owners of one pool's ids between replicas. Each replica
+// sends the owners that it learns to the store, in the background, and asks the
+// store only for ids that it does not know. The methods of a nil Owners do
+// nothing.
 //
-// In the store, an id is a digest of its key and of the pool's name. Its value
-// is a digest of the account, and one of the caller's name if it is a caller's.
+// In the store, the key of an entry is a digest of the pool's name and of the
+// id's key. The value is a digest of the account and, if a caller owns the id,
+// one of the caller's name.
 type Owners struct {
 	replica  *Replica
 	pool     string
 	accounts map[accountDigest]string
 }
 
-// accountDigest stands for an account, whose own name may contain a host.
+// accountDigest is a digest of an account's name, which may contain a host.
 type accountDigest [8]byte
 
 func digestOf(account string) accountDigest {
@@ -34,8 +36,8 @@ func digestOf(account string) accountDigest {
 	return accountDigest(sum[:])
 }
 
-// Owners returns what the replicas know of the ids of a pool with these
-// accounts. Pools of one name are the same pool to all replicas.
+// Owners returns the owners of ids of a pool with these accounts. Pools with
+// the same name are the same pool for all replicas.
 func (l *Link) Owners(pool string, accounts []string) *Owners {
 	if l == nil {
 		return nil
@@ -47,15 +49,16 @@ func (l *Link) Owners(pool string, accounts []string) *Owners {
 	return o
 }
 
-// ownerStore is what the store keeps of owners: queue has those that it is to
-// keep, and lookups are those that it is asked for, each with this patience.
+// ownerStore is the access to the owners in the store. queue holds owners to be
+// stored. lookups limits the questions to the store, and patience is how long
+// each may take.
 type ownerStore struct {
 	queue    *queue[owned]
 	lookups  *ownership.Lookups
 	patience lookupPatience
 }
 
-// owned is an id of which the store is to keep the owner.
+// owned is an id whose owner is to be stored.
 type owned struct {
 	pool  string
 	id    ownership.Key
@@ -63,11 +66,10 @@ type owned struct {
 	ttl   time.Duration
 }
 
-// maxOwned is how many ids wait to be sent at most.
+// maxOwned is the maximum number of owners that wait to be sent.
 const maxOwned = 16_384
 
-// Send makes the store keep the owner of an id for the other replicas. It never
-// waits.
+// Send stores the owner of an id for the other replicas, in the background.
 func (o *Owners) Send(id ownership.Key, owner ownership.Owner, ttl time.Duration) {
 	if o == nil {
 		return
@@ -80,8 +82,9 @@ func entryKey(pool string, id ownership.Key) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:16])
 }
 
-// entry returns what the store keeps of it. The caller that made an object
-// never changes, and one that found it by asking proves nothing about that.
+// entry returns the store's entry of the owner. It is firm if a caller is known
+// to own the object: the caller that made an object never changes, and a caller
+// that found it by asking proves nothing about that.
 func (i owned) entry() state.Entry {
 	account := digestOf(i.owner.Account)
 	e := state.Entry{Key: entryKey(i.pool, i.id), Value: account[:], TTL: max(i.ttl, time.Second), Firm: i.owner.Caller.Named()}
@@ -91,9 +94,8 @@ func (i owned) entry() state.Entry {
 	return e
 }
 
-// sendOwners makes the store keep owners, as they are learned. Those that the
-// store does not keep now go to the end of the queue, so that they hold up no
-// others.
+// sendOwners stores owners as they are learned. Owners that the store refuses
+// go to the end of the queue, so that they do not delay others.
 func (r *Replica) sendOwners(ctx context.Context) {
 	var refused refusals
 	for {
@@ -115,7 +117,7 @@ func (r *Replica) sendOwners(ctx context.Context) {
 	}
 }
 
-// keepLast makes the store keep what the last requests taught.
+// keepLast stores the owners that are still in the queue when the replica ends.
 func (r *Replica) keepLast(ctx context.Context) {
 	until := time.Now().Add(patience)
 	for items := r.stored.queue.next(); len(items) > 0 && time.Now().Before(until); items = r.stored.queue.next() {
@@ -125,7 +127,7 @@ func (r *Replica) keepLast(ctx context.Context) {
 	}
 }
 
-// keep returns the items that the store does not keep, and why not.
+// keep stores owners. It returns those that the store did not keep, and why.
 func (r *Replica) keep(ctx context.Context, items []owned) (failed []owned, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -141,15 +143,14 @@ func (r *Replica) keep(ctx context.Context, items []owned) (failed []owned, err 
 	return failed, err
 }
 
-// refusals logs one line if owners are refused for long and nothing else fails:
-// a replica that is not connected has its own line.
+// refusals logs once when the store keeps refusing owners although the replica
+// is connected. A lost connection is logged elsewhere.
 type refusals struct {
 	inARow int
 	logged bool
 }
 
-// loggedFrom is how many times in a row some owners are refused before it is
-// logged.
+// loggedFrom is the number of consecutive refusals after which they are logged.
 const loggedFrom = 8
 
 func (f *refusals) kept(r *Replica, err error) {
@@ -168,23 +169,24 @@ func (f *refusals) kept(r *Replica, err error) {
 	}
 }
 
-// Found is the owner of an id, and for how long that holds. TTL is 0 if no
-// replica knows it.
+// Found is the owner of an id. TTL is how long that is valid. It is 0 if no
+// replica knows the owner.
 type Found struct {
 	ownership.Owner
 	TTL time.Duration
-	// Unsure reports whether no replica is known to know it, but one in another
-	// region may.
+	// Unsure reports whether a replica in another region may know the owner,
+	// although none that could be asked does.
 	Unsure bool
 }
 
-// Gone is in place of an account that the pool does not have.
+// Gone is the account of an owner whose account the pool does not have.
 const Gone = "gone"
 
-// Lookup asks for the owners of the ids that a request of the caller names, and
-// waits for the answer as long as lookupPatience says, after the caller's turn
-// has come. It returns ownership.ErrNoAnswer if there is none in time, and then
-// for a while without asking, or ownership.ErrCrowded.
+// Lookup asks the store for the owners of the ids that a caller's request
+// names. It waits for the caller's turn, and then for the time of
+// lookupPatience. It returns ownership.ErrNoAnswer if no answer comes in time,
+// and for a while after that without asking, or ownership.ErrCrowded if too
+// many lookups wait.
 func (o *Owners) Lookup(c ownership.Caller, ids []ownership.Key) (found []Found, err error) {
 	if o == nil || len(ids) == 0 {
 		return nil, ownership.ErrNoAnswer
@@ -202,7 +204,8 @@ func (o *Owners) Lookup(c ownership.Caller, ids []ownership.Key) (found []Found,
 	return found, err
 }
 
-// find asks the store. It returns nil if there is no answer, and the outcome.
+// find asks the store, and returns the outcome for metrics. found is nil
+// without an answer.
 func (o *Owners) find(ids []ownership.Key) (found []Found, outcome string) {
 	keys := make([]string, len(ids))
 	for i, id := range ids {
@@ -228,7 +231,8 @@ func (o *Owners) find(ids []ownership.Key) (found []Found, outcome string) {
 	return nil, "failed"
 }
 
-// found reads what the store has, whoever wrote it.
+// found decodes the store's entries. Any client of the store may have written
+// them.
 func (o *Owners) found(entries []state.Entry) (found []Found, outcome string) {
 	found, outcome = make([]Found, len(entries)), "unknown"
 	for i, e := range entries {

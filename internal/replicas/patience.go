@@ -6,24 +6,24 @@ import (
 	"time"
 )
 
-// LeastPatience and mostPatience bound how long a request waits for the owners
-// of the ids that it names. Only tests on busy machines change the first.
+// LeastPatience and mostPatience bound the time that a request waits for the
+// owners of the ids that it names. Only tests on busy machines change
+// LeastPatience.
 var LeastPatience = 50 * time.Millisecond
 
 const mostPatience = time.Second
 
-// lookupPatience is how long a request waits for the owners of the ids that it
-// names: three times the median of what the latest comparisons took, because a
-// store may be in the same rack or in another region. Lookups themselves are
-// not measured: one that is late has no result, so that the quick ones would
-// hide that the others need longer.
+// lookupPatience determines how long a request waits for the owners of the ids
+// that it names: three times the median of the latest comparisons' times,
+// because a store may be in the same rack or in another region. Lookups are not
+// measured, because a late one has no time: only the quick ones would count.
 type lookupPatience struct {
 	mu    sync.Mutex
 	trips [15]time.Duration
 	count int
 }
 
-// took records how long the store took to answer a comparison.
+// took records the time of the store's answer to a comparison.
 func (p *lookupPatience) took(trip time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -31,7 +31,7 @@ func (p *lookupPatience) took(trip time.Duration) {
 	p.count++
 }
 
-// now returns how long a lookup that begins now waits.
+// now returns how long a lookup that starts now may take.
 func (p *lookupPatience) now() time.Duration {
 	p.mu.Lock()
 	trips := slices.Clone(p.trips[:min(p.count, len(p.trips))])

@@ -21,52 +21,55 @@ import (
 )
 
 const (
-	// lifetime is how long a replica counts after it was last heard.
+	// lifetime is how long a replica counts as running after it was last heard.
 	lifetime = 10 * time.Second
-	// missedFor is how long a replica is missed that is not heard any more, and
-	// has not said that it stops. It may have lost the store alone, and go on
-	// with what it knew: operators have to hear that it has not got an order.
+	// missedFor is how long a silent replica is remembered that has not
+	// announced its end. It may have lost only the store and still run with an
+	// old state. Operators must see that it has not received an order.
 	missedFor = 10 * time.Minute
-	// heldFor is how long after it was last heard the others hold back its part
-	// of callers' limits: the length of the windows that matter.
+	// heldFor is how long after a replica was last heard the others hold back
+	// its part of callers' limits: the length of the longest window that needs
+	// this.
 	heldFor = time.Minute
-	// maxPeers is how many replicas are counted.
+	// maxPeers is the maximum number of replicas.
 	maxPeers = 1024
 )
 
-// Peer is a replica, this one included.
+// Peer is a replica. It may be this one.
 type Peer struct {
 	ID   string `json:"id"`
 	Host string `json:"host"`
-	// Since is when it began, and Heard when it was last heard of.
+	// Since is when the replica started, and Heard is when it was last heard.
 	Since time.Time `json:"since"`
 	Heard time.Time `json:"heard"`
-	// Configs are what it has configured, in the order of the pools' names.
+	// Configs are the replica's configurations, sorted by pool.
 	Configs []Config `json:"configs"`
-	// writers are how the ids of its pools in reports begin.
+	// writers are prefixes of the ids under which the replica reports the use
+	// of its pools' callers.
 	writers []string
 }
 
 func (p *Peer) isSilent(now time.Time) bool { return now.Sub(p.Heard) >= lifetime }
 
-// peers are the replicas that share the store. One that is silent does not
-// count any more, but it is remembered for a while, unless it has said that it
-// stops: nobody knows whether it goes on without the store.
+// peers are the replicas that share the store. A silent replica does not count
+// as running, but unless it has announced its end, it is remembered for a
+// while: it may run without the store.
 type peers struct {
-	// self is this one. It does not change while the replica runs.
+	// self is this replica. It does not change while the replica runs.
 	self Peer
 
 	mu    sync.Mutex
 	known map[string]Peer
-	// gone are those that have said lately that they stop, and when that was
-	// heard.
+	// gone are the replicas that have announced their end lately, with the time
+	// when that was heard.
 	gone map[string]time.Time
-	// said is when this replica last sent its sign of life, back when that last
-	// came back, and read when those of all were last read.
+	// said is when this replica last sent its sign of life. back is when its
+	// sign of life last came back. read is when all signs of life were last
+	// read from the store.
 	said, back, read time.Time
-	// own are what is configured here, in the same order.
+	// own are the configurations of this replica, sorted by pool.
 	own []Config
-	// formats are the versions of the format in use elsewhere that were logged.
+	// formats are the other versions of the format that were logged.
 	formats map[otherVersion]bool
 }
 
@@ -80,16 +83,17 @@ func newPeers() peers {
 	return peers{self: self, known: make(map[string]Peer), gone: make(map[string]time.Time), formats: make(map[otherVersion]bool)}
 }
 
-// isPlain reports whether the name of a host takes no more of a message than it
-// has characters.
+// isPlain reports whether the name of a host is short enough for a message when
+// it is encoded as JSON.
 func isPlain(host string) bool {
 	text, _ := json.Marshal(host)
 	return len(text) <= maxHost+len(`""`)
 }
 
-// hear records that a replica sent a sign of life then, and returns how many
-// count. A server that hung may keep a sign of life that was sent long ago, or
-// from before the replica said that it stops.
+// hear records a replica's sign of life that was sent at heard, and returns the
+// number of running replicas. A server of the store that hung may deliver a
+// sign of life long after it was sent, or after the replica has announced its
+// end.
 func (p *peers) hear(m message, heard, now time.Time) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -107,9 +111,10 @@ func (p *peers) hear(m message, heard, now time.Time) (n int) {
 	return n
 }
 
-// toRead reports whether the signs of life have to be read in the store,
-// because a new one is sent now: those of the others come as messages, and so
-// does this replica's own, or none does.
+// toRead records that a new sign of life is sent now, and reports whether the
+// signs of life must be read from the store. Usually they arrive as messages.
+// If this replica's own last one has not come back, the others may be missing,
+// too.
 func (p *peers) toRead(now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -130,14 +135,16 @@ func (p *peers) cameBack(at time.Time) {
 	p.mu.Unlock()
 }
 
-// list returns the replicas that count, the oldest first. This one does, also
-// while it does not hear itself, because the store cannot be reached.
+// list returns the running replicas, the oldest first. This replica is always
+// among them, even if it does not hear itself because the store cannot be
+// reached.
 func (p *peers) list(now time.Time) []Peer {
 	return slices.DeleteFunc(p.all(), func(peer Peer) bool { return peer.isSilent(now) && peer.ID != p.self.ID })
 }
 
-// contact returns which replicas count, and which have vanished lately. A pool
-// that another replica has now has not vanished with the one before.
+// contact returns the number of running replicas, and the replicas that have
+// vanished lately. A pool's writer has not vanished if another running replica
+// has it now.
 func (p *peers) contact(now time.Time) (c callers.Contact) {
 	var running []string
 	var vanished []limiter.Vanished
@@ -157,8 +164,8 @@ func (p *peers) contact(now time.Time) (c callers.Contact) {
 	return c
 }
 
-// all returns the replicas that count and those that may still run, the oldest
-// first.
+// all returns the running replicas and the silent ones that are remembered, the
+// oldest first.
 func (p *peers) all() []Peer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -167,15 +174,16 @@ func (p *peers) all() []Peer {
 	return list
 }
 
-// forget forgets the replicas that were missed for long. It is called when the
-// store has been reached, which would have had their signs of life.
+// forget removes the replicas that have been silent for missedFor. It must be
+// called after the store was reached, because the store would have had their
+// signs of life.
 func (p *peers) forget(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	maps.DeleteFunc(p.known, func(_ string, peer Peer) bool { return now.Sub(peer.Heard) >= missedFor })
 }
 
-// remove forgets a replica that has said that it stops.
+// remove removes a replica that has announced its end.
 func (p *peers) remove(id string, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -186,12 +194,12 @@ func (p *peers) remove(id string, now time.Time) {
 	}
 }
 
-// maxFormats is how many versions of the format are logged: the store may hold
-// any.
+// maxFormats is the maximum number of versions that are logged. The store may
+// contain any version.
 const maxFormats = 8
 
-// invalid counts a message that was not understood. If a replica of another
-// version sent it, the first one of that version is also logged.
+// invalid counts an invalid message. If it has another version of the format,
+// the first message of that version is also logged.
 func (r *Replica) invalid(err error) {
 	messagesIn.WithLabelValues("invalid").Inc()
 	format, ok := errors.AsType[otherVersion](err)
@@ -201,7 +209,7 @@ func (r *Replica) invalid(err error) {
 	r.logger.Load().Warn("ignoring replicas that use another format", zap.Int("other_format", int(format)), zap.Int("own_format", version))
 }
 
-// meet reports whether the version of the format is new.
+// meet reports whether a version of the format is seen for the first time.
 func (p *peers) meet(format otherVersion) (isNew bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -212,14 +220,14 @@ func (p *peers) meet(format otherVersion) (isNew bool) {
 	return true
 }
 
-// leave returns the record by which others know that this replica has stopped,
-// in place of the one that says that it runs.
+// leave returns the record that announces the end of this replica. It replaces
+// the record of its sign of life.
 func (r *Replica) leave(now time.Time) state.Record {
 	m := r.message(left, now, now)
 	return state.Record{Group: replicaGroup, Key: r.peers.self.ID, Mode: state.Replace, TTL: lifetime, Message: m.text()}
 }
 
-// alive returns the record by which others know that this replica runs.
+// alive returns the record of this replica's sign of life.
 func (r *Replica) alive(now time.Time) state.Record {
 	self := r.peers.self
 	m := r.message(alive, now, now)

@@ -8,19 +8,18 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
-// queue holds the items to send. It is bounded: the oldest item is dropped
-// first, because newer items say more. The content of a dropped item is found
-// again: cooldowns when replicas compare their states, owners by asking the
-// accounts.
+// queue holds the items to send. If it is full, the oldest item is dropped,
+// because newer items matter more. A dropped item is made up for later:
+// replicas compare their cooldowns, and find owners by asking the accounts.
 type queue[T any] struct {
 	mu    sync.Mutex
 	items []T
 	limit int
-	// more is given while there are items, or were.
+	// more is given when items are added. A receiver may find no items.
 	more signal
 }
 
-// signal wakes one goroutine, now or when it waits next.
+// signal wakes one goroutine, which waits already or will wait later.
 type signal chan struct{}
 
 func newSignal() signal { return make(signal, 1) }
@@ -32,20 +31,21 @@ func (s signal) give() {
 	}
 }
 
-// item is an event of a pool, or what a comparison found.
+// item is an event of a pool, or a difference that a comparison found.
 type item struct {
 	kind     kind
 	backend  string
 	member   string
 	cooldown pool.Cooldown
 	order    order
-	// replace reports whether the store keeps an order that no replica has
-	// given.
+	// replace reports whether the store's record is an order that no replica
+	// can have given, so that it must be replaced.
 	replace bool
 	at      time.Time
 }
 
-// maxQueue is how many items wait at most, and maxBatch how many go at a time.
+// maxQueue is the maximum number of items that wait, and maxBatch the maximum
+// number of items that are sent together.
 const (
 	maxQueue = 1024
 	maxBatch = 128
@@ -55,7 +55,7 @@ func newQueue[T any](limit int) *queue[T] {
 	return &queue[T]{limit: limit, more: newSignal()}
 }
 
-// add never waits. It reports how many items were dropped for it.
+// add adds an item without waiting. It returns how many items were dropped.
 func (q *queue[T]) add(i T) (dropped int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -68,7 +68,8 @@ func (q *queue[T]) add(i T) (dropped int) {
 	return dropped
 }
 
-// take waits for items. It returns nil when the context is done.
+// take waits for items and removes them. It returns nil when the context is
+// done.
 func (q *queue[T]) take(ctx context.Context) []T {
 	for {
 		select {

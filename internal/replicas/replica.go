@@ -1,20 +1,21 @@
-// Package replicas shares the state of a balancer's replicas: cooldowns and
-// drains of backends, the accounts of stored objects, and the use of callers.
+// Package replicas shares state between the replicas of a balancer: cooldowns
+// and drains of backends, the accounts of stored objects, and the use of
+// callers.
 //
-// A handler that names an engine joins the [Replica] of that engine, which all
-// handlers of the process with the same engine share. It gets a [Link], which
-// connects its pool with the other replicas: what happens to a member is sent
-// to them, and what they send is applied to the members. [Owners] asks them for
-// the accounts of stored objects. A [state.Store] moves the messages.
+// A handler that names an engine uses the [Replica] of that engine, together
+// with all handlers of the process that name the same engine. Its [Link]
+// connects its pool with the other replicas: it sends them the events of its
+// members, and applies their events to its members. [Owners] asks them for the
+// accounts of stored objects. Messages pass through a [state.Store].
 //
-// An event is sent at once. Once a second, and whenever the store can be
-// reached again, a replica also compares what the store keeps with what it
-// knows, and makes up for the difference on either side. So a message that is
-// dropped costs a second, and a store that has lost its data gets it back.
+// An event is sent immediately. Once a second, and whenever the store can be
+// reached again, a replica also compares its state with the store's records,
+// and corrects the differences on both sides. So a lost message costs a second,
+// and a store that has lost its data gets it back.
 //
-// No request waits for any of that, except for an answer about an owner, or to
-// use more than this replica's part of a limit. While the store cannot be
-// reached, replicas go on by themselves.
+// A request waits for other replicas in only two cases: for the owner of an
+// object, and to use more than this replica's part of a limit. While the store
+// cannot be reached, each replica goes on alone.
 package replicas
 
 import (
@@ -37,23 +38,23 @@ import (
 )
 
 const (
-	// interval is how often a replica compares what it knows with the store,
-	// unless there are so many that perReplica makes it longer, up to longest:
-	// all hear the sign of life of each.
+	// interval is the time between comparisons with the store. All replicas
+	// hear each other's signs of life, so with many replicas it grows by
+	// perReplica for each of them, up to longest.
 	interval, perReplica, longest = time.Second, 30 * time.Millisecond, 3 * time.Second
-	// retry is how long it waits after it could not be reached.
+	// retry is the pause after the store could not be reached.
 	retry = 400 * time.Millisecond
-	// patience is how long any use of the store may take.
+	// patience is the maximum time of an operation of the store.
 	patience = time.Second
 )
 
-// Groups of records besides those of each backend.
+// Groups of records. There is also one group for each backend.
 const (
 	replicaGroup = "replicas"
 	drainGroup   = "drains"
 )
 
-// Replica is one of those that share a store.
+// Replica is one of the replicas that share a store.
 type Replica struct {
 	store  state.Store
 	logger atomic.Pointer[zap.Logger]
@@ -64,15 +65,15 @@ type Replica struct {
 	peers  peers
 	stored ownerStore
 	tally  callers.Tally
-	// questions wait for answers.
+	// questions are questions of other replicas that wait to be answered.
 	questions chan message
-	// due wakes compareAgain.
+	// due wakes compareAgain for a comparison.
 	due          signal
 	connectivity connectivity
 	// runs reports whether the store may be used.
 	runs atomic.Bool
 
-	// asking counts the questions that wait for answers.
+	// asking counts this replica's questions that wait for answers.
 	asking sync.WaitGroup
 
 	mu    sync.Mutex
@@ -85,11 +86,11 @@ type Replica struct {
 // ending is the end of a cooldown.
 type ending struct {
 	disproved bool
-	// until is the time from which no replica reports the cooldown any more.
+	// until is the time after which no replica reports the cooldown any more.
 	until time.Time
 }
 
-// New returns a replica, which does nothing until Run.
+// New returns a replica. It does nothing until Run.
 func New(store state.Store, logger *zap.Logger) *Replica {
 	r := &Replica{
 		store: store, queue: newQueue[item](maxQueue), due: newSignal(), peers: newPeers(),
@@ -101,8 +102,8 @@ func New(store state.Store, logger *zap.Logger) *Replica {
 	return r
 }
 
-// start runs the replica in the background, and lets it log there from now on.
-// storage has the number of replicas under this key.
+// start runs the replica in the background, unless it is running, and sets its
+// logger. The number of replicas is saved in storage under the key.
 func (r *Replica) start(logger *zap.Logger, storage certmagic.Storage, key string) {
 	r.logger.Store(logger)
 	r.mu.Lock()
@@ -120,7 +121,7 @@ func (r *Replica) start(logger *zap.Logger, storage certmagic.Storage, key strin
 	}
 }
 
-// Destruct implements caddy.Destructor: it ends the replica after its last use.
+// Destruct implements caddy.Destructor. It ends the replica after its last use.
 func (r *Replica) Destruct() error {
 	r.mu.Lock()
 	stop := r.stop
@@ -131,8 +132,8 @@ func (r *Replica) Destruct() error {
 	return r.store.Close()
 }
 
-// Run shares until the context is done. When it returns, the store is not in
-// use any more.
+// Run shares state until the context is done. After it returns, the store is no
+// longer used.
 func (r *Replica) Run(ctx context.Context) {
 	r.peers.self.Since = time.Now()
 	r.mu.Lock()
@@ -194,8 +195,8 @@ func (r *Replica) sendUse(ctx context.Context) {
 	})
 }
 
-// record returns what the store keeps of an item. It returns false if there is
-// nothing to send any more.
+// record returns the store's record of an item. ok is false if the item need no
+// longer be sent.
 func (r *Replica) record(i item, now time.Time) (record state.Record, ok bool) {
 	m := r.message(i.kind, i.at, now)
 	m.Backend = i.backend
@@ -273,9 +274,8 @@ func (r *Replica) listen(ctx context.Context) {
 	}
 }
 
-// pause waits for about so long. It returns false if the context is done first.
-// No two replicas wait for equally long, so that they do not all come back at
-// once.
+// pause waits for about the given time, randomized so that replicas do not all
+// come back at the same time. It returns false if the context is done first.
 func pause(ctx context.Context, about time.Duration) bool {
 	select {
 	case <-ctx.Done():
@@ -287,8 +287,8 @@ func pause(ctx context.Context, about time.Duration) bool {
 
 func jitter(about time.Duration) time.Duration { return about*4/5 + mathrand.N(about*2/5) }
 
-// compareAgain compares what is known here with what the store keeps, again and
-// again.
+// compareAgain compares this replica's state with the store's records
+// repeatedly.
 func (r *Replica) compareAgain(ctx context.Context) {
 	for spread := time.Duration(0); ; {
 		err := r.compare(ctx, spread)
@@ -311,11 +311,11 @@ func (r *Replica) compareAgain(ctx context.Context) {
 	}
 }
 
-// pace returns how long it takes until the next comparison, and for how long it
-// then waits after its sign of life. Many replicas show theirs at the same
-// moments of the store's clock, as they report what callers use: what the store
-// gets at a time, it delivers at a time. They read what it keeps at different
-// times.
+// pace returns the time until the next comparison, and the time from its sign
+// of life until it reads the store. Many replicas send their signs of life at
+// the same moments of the store's clock, as they do with reports of callers'
+// use, because the store delivers messages together that it receives together.
+// They read the store at different times.
 func (r *Replica) pace(now time.Time) (wait, spread time.Duration) {
 	every := time.Duration(len(r.peers.list(now))) * perReplica
 	if every <= interval {
@@ -325,8 +325,8 @@ func (r *Replica) pace(now time.Time) (wait, spread time.Duration) {
 	return callers.UntilMoment(now.Add(r.clock.ahead()), every), mathrand.N(patience)
 }
 
-// memberOf returns a member of the backend, or nil. It prefers a member that
-// the cooldown applies to.
+// memberOf returns a member of the backend, or nil. It prefers a member to
+// which the cooldown applies.
 func (r *Replica) memberOf(backend string, c pool.Cooldown) (other *pool.Member) {
 	for _, l := range slices.Backward(r.openLinks()) {
 		for m, name := range l.backends() {
@@ -347,9 +347,9 @@ func (r *Replica) openLinks() []*Link {
 	return slices.Clone(r.links)
 }
 
-// keepNumber saves how many replicas there are whenever that has changed. So a
-// replica that starts while the store is down knows by how many callers' limits
-// are shared.
+// keepNumber saves the number of replicas whenever it changes. So a replica
+// that starts while the store cannot be reached knows how many replicas share
+// the limits of callers.
 func (r *Replica) keepNumber(ctx context.Context, storage certmagic.Storage, key string) {
 	text, _ := storage.Load(ctx, key) // without a number, it is as at the first start
 	saved, _ := strconv.Atoi(string(text))
