@@ -6,29 +6,31 @@ import (
 	"time"
 )
 
-// Mark is the place of a request in the order of those that were sent, and what
-// was deducted for it. The zero Mark is that of a request for which nothing
-// was.
+// Mark identifies a request in the order in which requests were sent, with the
+// amounts that were subtracted for it. The zero Mark is that of a request for
+// which nothing was subtracted.
 type Mark struct {
 	meter    *Meter
 	order    int64
 	deducted [2]deducted
-	// tier is that of the request, which got cost at the instant sent. cost is
-	// 0 if no tier keeps a share.
+	// tier is the request's tier, which got cost at the instant sent, in
+	// milliseconds. cost is 0 if no tier keeps a share.
 	tier       int
 	cost, sent int64
 }
 
-// deducted is the estimate that was deducted for a request, and the sum of the
-// estimates then, itself included.
+// deducted is the estimate that was subtracted for a request, and the sum of
+// all estimates at that time, including this one.
 type deducted struct{ cost, sum int64 }
 
-// Deduct deducts a request of this cost, in tokens, from what is left.
+// Deduct subtracts a request of this cost, in tokens, from what is left of the
+// limits.
 func (m *Meter) Deduct(cost int64) Mark {
 	return Mark{meter: m, order: m.sent.Add(1), deducted: [...]deducted{m.allowances[0].deduct(1), m.allowances[1].deduct(cost)}}
 }
 
-// Give is Deduct, and counts the request among those of its tier.
+// Give subtracts a request from what is left of the limits, and counts its cost
+// in the use of its tier.
 func (m *Meter) Give(tier int, cost int64, now time.Time) Mark {
 	k := m.Deduct(cost)
 	k.tier, k.cost, k.sent = tier, min(cost, highestCost), instant(now)
@@ -37,9 +39,9 @@ func (m *Meter) Give(tier int, cost int64, now time.Time) Mark {
 	return k
 }
 
-// Return gives back what was deducted for a request that was not executed. The
-// reading of a later reply, or of its own, already says what is left without
-// it.
+// Return gives back the amounts that were subtracted for a request that was not
+// executed. If there is a reading from this request or a later one, that
+// reading already excludes the request.
 func (k Mark) Return() {
 	if k.meter == nil {
 		return
@@ -56,15 +58,14 @@ func (k Mark) Return() {
 }
 
 const (
-	// highestCost keeps sums from an overflow. No limit is counted as a higher
-	// one.
+	// highestCost keeps sums from overflowing. Higher limits are reduced to it.
 	highestCost = 1 << 40
-	// highestUnknown is the highest estimate that is deducted from a limit of
-	// which there was no reading yet.
+	// highestUnknown is the highest estimate that is subtracted from a limit
+	// before its first reading.
 	highestUnknown = 1 << 14
 )
 
-// deduct deducts an estimate, but never more than the limit.
+// deduct subtracts an estimate, but at most the limit.
 func (a *allowance) deduct(cost int64) deducted {
 	limit := a.limit.Load()
 	if limit == 0 {
@@ -75,41 +76,42 @@ func (a *allowance) deduct(cost int64) deducted {
 }
 
 // HasRoom reports whether the limits have room for one more request of this
-// cost. A limit has if it is not known what is left of it.
+// cost. A limit without a current reading has room.
 func (m *Meter) HasRoom(cost int64, now Instant) bool {
 	return m.allowances[0].hasRoom(1, now) && m.allowances[1].hasRoom(min(cost, highestCost), now)
 }
 
-// Instant is a time, counted in nanoseconds from a time long before the process
-// began. It is made once for all that is asked at that time.
+// Instant is a time in nanoseconds since a time long before the process
+// started. It is computed once for all questions about the same time.
 type Instant int64
 
-// At returns the instant of a time. If a wall clock is set, it does not jump.
+// At converts a time to an instant. The result does not jump if the wall clock
+// is set.
 func At(t time.Time) Instant { return 1<<60 + Instant(t.Sub(began)) }
 
-// millis returns the instant in milliseconds, as instant does.
+// millis converts the instant to milliseconds, with the same origin as instant.
 func (i Instant) millis() int64 { return 1<<40 + time.Duration(i-1<<60).Milliseconds() }
 
-// Limit returns the limit of requests a minute for a kind of 0, and of tokens a
-// minute for 1, by the newest reply that named it. It is 0 if it is not known.
+// Limit returns the latest known limit of requests per minute if kind is 0, and
+// of tokens per minute if it is 1. It returns 0 if the limit is not known.
 func (m *Meter) Limit(kind int) int64 { return m.allowances[kind].limit.Load() }
 
-// Left is what is left of a rate limit.
+// Left describes what is left of a rate limit.
 type Left struct {
 	// Kind is requests or tokens.
 	Kind string
-	// Limit is the limit by the minute, and Left what is left of it in this
-	// window, by the newest reading and what was sent since.
+	// Limit is the limit per minute. Left is what is left of it in the current
+	// window, by the latest reading and the requests sent since.
 	Limit, Left int64
-	// Ratio is the part that is left of a window. It is known if HasRatio is
-	// set.
+	// Ratio is the fraction of a window's limit that is left. It is valid if
+	// HasRatio is set.
 	Ratio    float64
 	HasRatio bool
-	// Reset is for how long the reading still counts.
+	// Reset is how long the reading still counts.
 	Reset time.Duration
 }
 
-// Left returns what is left of each limit of which there is a reading.
+// Left returns what is left of each limit that has a current reading.
 func (m *Meter) Left(now time.Time) (left []Left) {
 	at := At(now)
 	for i, kind := range [...]string{"requests", "tokens"} {
@@ -124,39 +126,43 @@ func (m *Meter) Left(now time.Time) (left []Left) {
 	return left
 }
 
-// allowance is what is left of a rate limit: what remained by a reply, less the
-// estimates of all requests that were sent after the request of that reply. For
-// this, it needs no list of requests: the sum of the estimates when that
-// request was sent is added to what remained, and the sum of now is subtracted.
+// allowance tracks what is left of a rate limit: the amount that remained by a
+// reply (a reading), minus the estimates of all requests sent after the request
+// of that reply. It needs no list of requests. It adds the estimates of all
+// requests ever sent to one sum. What is left is the amount that remained, plus
+// the sum when the reply's request was sent, minus the sum now.
 //
-// If a reading is recorded during a pick, the pick may see parts of both
-// readings. It then decides by about what is left, as it does anyway.
+// If a reading is recorded while a member is chosen, the choice may use parts
+// of both readings. That does little harm, because readings are estimates
+// anyway.
 type allowance struct {
-	// estimated is the sum of the estimates of all requests, without those that
-	// came back. It is never reset.
+	// estimated is the sum of the estimates of all requests, except those that
+	// were given back. It is never reset.
 	estimated atomic.Int64
-	// order is the place of the request of the reading, and base is what
-	// estimated was when that was sent, plus what remained.
+	// order is the order of the request that the reading belongs to. base is
+	// the value of estimated when that request was sent, plus the amount that
+	// remained.
 	order, base atomic.Int64
-	// at is the instant when that request was sent, and until is until when the
-	// reading counts.
+	// at is the instant when that request was sent. until is the instant up to
+	// which the reading counts.
 	at, until atomic.Int64
-	// refill is how much the limit grows in a nanosecond: the bits of a
-	// float64.
+	// refill is how much of the limit comes back per nanosecond, as the bits of
+	// a float64.
 	refill atomic.Uint64
-	// limit is the limit, and most how much of it there is in a window, which
-	// lasts so many nanoseconds. 0: that is not known.
+	// limit is the limit per minute. most is how much of it there is in a
+	// window, and window is the window's length in nanoseconds. Each is 0 if it
+	// is not known.
 	limit, most, window atomic.Int64
-	// learning is set while a reading is recorded. It guards doubt.
+	// learning is set while a reading is recorded. It protects doubt.
 	learning atomic.Bool
 	doubt    doubt
 }
 
-// learn records a reading, unless there is that of a later request: a slow
-// reply does not replace a fast one. The time of a reading begins when its
-// request was sent, because backends count a request when it comes. Of two
-// replies at the same moment, one is enough. A reading that the backend's
-// replies contradict does not count.
+// learn records a reading, unless there is one from a later request, so that a
+// slow reply does not replace a fast one. A reading counts from when its
+// request was sent, because backends count a request when it arrives. If two
+// replies arrive at the same moment, only one is recorded. A reading that the
+// backend's own replies contradict does not count: see doubt.
 func (a *allowance) learn(s said, r *Reply, i int, now Instant) {
 	if !a.learning.CompareAndSwap(false, true) {
 		return
@@ -180,19 +186,22 @@ func (a *allowance) learn(s said, r *Reply, i int, now Instant) {
 	a.until.Store(int64(sent) + int64(s.window))
 }
 
-// doubt is about readings that keep saying the same: what remained by them,
-// when the first of them came, and how many requests were sent after that and
-// served, although they cost more.
+// doubt detects a backend whose readings do not change although it serves
+// requests for which, by these readings, it has no room. It holds the amount
+// that remained, when it was first read, and how many such requests were sent
+// after that and served.
 type doubt struct {
 	remaining float64
 	heard     Instant
 	served    int
 }
 
-// maxServed is how many requests must be served for a reading to be wrong.
+// maxServed is how many such requests must be served until the reading is
+// wrong.
 const maxServed = 3
 
-// grows takes a reading into account. It reports whether that is wrong.
+// grows updates the doubt with a reading. It reports whether the reading is
+// wrong.
 func (d *doubt) grows(s said, r *Reply, cost int64, now Instant) bool {
 	switch {
 	case r.Throttles:
@@ -205,7 +214,7 @@ func (d *doubt) grows(s said, r *Reply, cost int64, now Instant) bool {
 	return d.served >= maxServed
 }
 
-// left returns what is left. It may be negative.
+// left returns how much is left. It may be negative.
 func (a *allowance) left(now Instant) int64 {
 	left := a.base.Load() - a.estimated.Load()
 	if refill := math.Float64frombits(a.refill.Load()); refill > 0 {
@@ -214,15 +223,15 @@ func (a *allowance) left(now Instant) int64 {
 	return left
 }
 
-// leaves reports whether that part of the limit is left for the rest of its
-// window.
+// leaves reports whether, after a request of that cost, this part of the limit
+// is left for the rest of its window.
 func (a *allowance) leaves(part float64, cost int64, now Instant) bool {
 	return a.wait(part, cost, now) < time.Millisecond
 }
 
-// wait returns how long it takes until that part of the limit is left for the
-// rest of its window, if no request is sent. It takes no time if it is not
-// known how much there is in a window.
+// wait returns the time until a request of that cost leaves this part of the
+// limit for the rest of its window, if no other request is sent. It returns 0
+// if it is not known how much there is in a window.
 func (a *allowance) wait(part float64, cost int64, now Instant) time.Duration {
 	rest, most, window := float64(a.until.Load()-int64(now)), float64(a.most.Load()), float64(a.window.Load())
 	if rest <= 0 || most == 0 || part == 0 {
@@ -237,9 +246,9 @@ func (a *allowance) hasRoom(cost int64, now Instant) bool {
 	return int64(now) >= a.until.Load() || a.left(now) >= cost
 }
 
-// keepable returns how much can be kept for others of what is left, if a
-// request of that cost is sent. Others come at random times: of n requests that
-// are expected, there may be more by the square root of n.
+// keepable returns how much of what is left can be kept for other tiers if a
+// request of that cost is sent. Requests of other tiers come at random times:
+// if n are expected, the real number may be higher by the square root of n.
 func keepable(left float64, cost int64) float64 {
 	if left <= 0 {
 		return left

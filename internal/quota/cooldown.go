@@ -2,18 +2,18 @@ package quota
 
 import "time"
 
-// Cooldown is a time in which a backend gets no requests for a model.
+// Cooldown is a period in which a backend gets no requests for a model.
 type Cooldown struct {
-	// Since and Until are when it began and when it ends.
+	// Since is when the cooldown started, and Until is when it ends.
 	Since, Until time.Time
-	// Throttle reports whether the backend asked for it, and Named whether it
-	// named the time.
+	// Throttle reports whether the backend asked for the cooldown, and Named
+	// whether it named the time.
 	Throttle, Named bool
-	// Remote reports whether it began with a request of another replica.
+	// Remote reports whether a request of another replica caused the cooldown.
 	Remote bool
 }
 
-// CoolDown records that a cooldown has begun, or has grown.
+// CoolDown records that a cooldown has started or grown.
 func (m *Meter) CoolDown(c Cooldown, now time.Time) {
 	end, at := At(c.Until), At(now)
 	if end-At(c.Since) > longCooldown {

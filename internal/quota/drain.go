@@ -6,79 +6,82 @@ import (
 	"time"
 )
 
-// drain predicts when a backend is full that works off its requests all the
-// time, as a provisioned deployment does. When such a backend is full, it asks
-// to be called again in some milliseconds, and is full again after the next
-// request. Requests that follow these times exactly find it full again and
-// again. So requests pass the backend over while it is predicted to be full and
+// drain predicts when a backend is full that works off its requests
+// continuously, as a provisioned deployment does. When such a backend is full,
+// it asks to be called again after some milliseconds, and is full again after
+// the next request. Requests that follow these times exactly find it full again
+// and again. So they skip the backend while it is predicted to be full and
 // another one can serve them.
 //
 // The prediction is that of a leaky bucket whose rate is learned. When a
-// cooldown ends, the bucket is exactly full. From then on, it drains at the
-// rate, and each request that is sent adds its estimated cost. The rate begins
-// as the cost that was sent between two throttles. Each throttle lowers it by
-// 1/50. While requests pass the backend over, each second raises it by 1/50,
-// and by more if there was no throttle for seconds. So a full backend throttles
-// about once a second. If the rate is too low for a while, the backend works
-// off what is in its bucket. Until the rate is known, requests pass the backend
-// over for a fifth of a second after each throttle.
+// cooldown ends, the bucket is exactly full. After that, it drains at the rate,
+// and each request that is sent adds its estimated cost.
 //
-// For tiers that keep shares, a part of what the backend works off in two
-// seconds is kept free. Then the rate grows more slowly, because a throttle may
-// refuse a tier within its share.
+// The first value of the rate is the cost that was sent between two throttles,
+// divided by the time. Each throttle lowers the rate by 1/50. While requests
+// skip the backend, the rate grows by 1/50 each second, and faster if there was
+// no throttle for several seconds. So a full backend throttles about once a
+// second. If the rate is too low for a while, the backend works off its bucket.
+// Until the rate is known, requests skip the backend for a fifth of a second
+// after each throttle.
 //
-// A drain never changes. The rate of a replica is the replica's own part of the
-// backend's rate: each hears of all throttles, and counts its own requests.
+// If tiers keep shares, a part of what the backend works off in about two
+// seconds (cushion) is kept free. The rate then grows more slowly, because a
+// throttle may refuse a tier within its share.
+//
+// A drain is immutable. The rate of a replica is its own part of the backend's
+// rate: each replica hears of all throttles, but counts only its own requests.
 type drain struct {
-	// full is when the bucket was full, and sent the sum of the estimates then.
+	// full is when the bucket was last full. sent is the sum of the estimates
+	// at that time.
 	full Instant
 	sent int64
-	// rate is the cost that is worked off in a nanosecond. It is 0 until it is
+	// rate is the cost that is worked off per nanosecond. It is 0 until it is
 	// known.
 	rate float64
 	// measured is the rate between two throttles. It is too low if the bucket
-	// was empty in between. begun is when the next measuring began, and first
-	// the sum of the estimates then.
+	// was empty in between. begun is when the current measurement started, and
+	// first is the sum of the estimates at that time.
 	measured float64
 	begun    Instant
 	first    int64
-	// throttled is when the latest throttle came, and raised when the rate was
+	// throttled is when the latest throttle came. raised is when the rate was
 	// last raised.
 	throttled, raised Instant
 }
 
 const (
 	// longestDrain is the longest cooldown of a backend that works off requests
-	// all the time.
+	// continuously.
 	longestDrain = Instant(time.Second)
-	// pause is for how long requests pass a backend over while its rate is not
-	// known.
+	// pause is how long requests skip a backend after a throttle while its rate
+	// is not known.
 	pause = Instant(200 * time.Millisecond)
-	// measures is for how long a rate is measured at least.
+	// measures is the shortest time of a measurement of the rate.
 	measures = Instant(6 * time.Second)
 	// patient is how long after a throttle the rate does not grow because of
-	// requests that leave the cushion.
+	// requests that keep the cushion free.
 	patient = Instant(9 * time.Second)
-	// cushion is the time of which a part is kept for other tiers.
+	// cushion is the time of work of which a part is kept free for other tiers.
 	cushion = 2200 * time.Millisecond
-	// raise is the part by which the rate grows and falls, and raisesEvery how
-	// often it grows.
+	// raise is the fraction by which the rate grows and falls. raisesEvery is
+	// how often it grows.
 	raise       = 1. / 50
 	raisesEvery = Instant(time.Second)
-	// hurriesAfter is the time without a throttle after which the rate grows by
-	// twice as much. It grows and falls by fastestRaise at most.
+	// hurriesAfter is the time without a throttle after which the rate grows
+	// twice as fast. fastestRaise is the largest fraction by which it grows or
+	// falls.
 	hurriesAfter = Instant(3 * time.Second)
 	fastestRaise = 1. / 4
-	// surely is the time between two throttles after which the cost that was
-	// sent shows the rate.
+	// surely is the time between two throttles after which the cost sent in
+	// between is taken as the rate.
 	surely = Instant(2 * time.Second)
-	// drainMemory is for how long a rate is remembered after a throttle.
+	// drainMemory is how long a rate is remembered after a throttle.
 	drainMemory = Instant(time.Minute)
 )
 
-// throttle returns the drain after a throttle that ends at an instant. sent is
-// the sum of the estimates, and remote reports whether another replica met the
-// throttle.
+// throttle returns the drain after a throttle that ends at end. sent is the sum
+// of the estimates. remote reports whether another replica met the throttle.
 func (d *drain) throttle(end, now Instant, sent int64, remote bool) *drain {
 	next := &drain{full: end, sent: sent, throttled: now, raised: now, begun: now, first: sent}
 	if d == nil || now-d.throttled > drainMemory {
@@ -115,12 +118,12 @@ func (d *drain) isFull(now Instant, sent int64) bool {
 	return d.rate*float64(now-d.full) < float64(sent-d.sent)
 }
 
-// drains is the drain of a meter. It is nil until a throttle shows that there
-// is one.
+// drains holds the current drain of a meter. It is nil unless a throttle shows
+// that the backend works off requests continuously.
 type drains struct{ atomic.Pointer[drain] }
 
-// throttle records a throttle. A long cooldown shows that the backend is no
-// bucket.
+// throttle records a throttle. A long cooldown shows that the backend does not
+// work off requests continuously.
 func (p *drains) throttle(c Cooldown, end, now Instant, sent int64) {
 	if end-At(c.Since) > longestDrain {
 		p.Store(nil)
@@ -130,8 +133,8 @@ func (p *drains) throttle(c Cooldown, end, now Instant, sent int64) {
 	p.CompareAndSwap(d, d.throttle(end, now, sent, c.Remote))
 }
 
-// isFull reports whether requests should pass the backend over. It raises the
-// rate if that is due.
+// isFull reports whether requests should skip the backend. If they should, it
+// raises the rate when that is due.
 func (p *drains) isFull(now Instant, sent int64) bool {
 	d := p.Load()
 	if d == nil || !d.isFull(now, sent) {
@@ -141,8 +144,8 @@ func (p *drains) isFull(now Instant, sent int64) bool {
 	return true
 }
 
-// raise raises the rate if that is due, because requests pass the backend over:
-// by more, the more time has passed since an instant.
+// raise raises the rate if that is due. It raises it by more if more time has
+// passed since the instant since.
 func (p *drains) raise(d *drain, since, now Instant) {
 	if d.rate == 0 || now < since || now < d.raised+raisesEvery {
 		return
@@ -153,9 +156,9 @@ func (p *drains) raise(d *drain, since, now Instant) {
 	p.CompareAndSwap(d, &next)
 }
 
-// wait returns how long it takes until a request of that cost leaves that part
-// of what the backend works off in a second, if no request is sent. It returns
-// false if the rate is not known.
+// wait returns the time until a request of that cost leaves this part of what
+// the backend works off in the time cushion, if no other request is sent. known
+// is false if the rate is not known.
 func (p *drains) wait(part float64, cost int64, now Instant, sent int64) (wait time.Duration, known bool) {
 	d := p.Load()
 	if d == nil || d.rate == 0 || now-d.throttled > drainMemory {

@@ -8,27 +8,27 @@ import (
 	"time"
 )
 
-// Fields are what the header of a reply says of a rate limit. The zero Fields
-// say nothing.
+// Fields are the fields of a reply's header about a rate limit. The zero Fields
+// are those of an unknown limit.
 type Fields struct {
-	// Limit is how much there may be, and Remaining how much is left.
+	// Limit is the limit, and Remaining is how much of it is left.
 	Limit, Remaining int64
-	// Reset is how long it takes until all of it is there again.
+	// Reset is the time until the whole limit is available again.
 	Reset time.Duration
-	// Known reports whether there is such a limit.
+	// Known reports whether the values are known.
 	Known bool
 }
 
 // Limits are the limits of requests and of tokens, in this order.
 type Limits [limits]Fields
 
-// RemoveFields removes everything from the header that providers say of their
-// rate limits.
+// RemoveFields removes all fields of rate limits from a header, by the names of
+// all known providers.
 func RemoveFields(header http.Header) { Limits{}.Set(header, false) }
 
-// Set replaces what the header says of rate limits by the limits that are
-// known, under OpenAI's names. The reset is a duration, as from OpenAI, or a
-// number of seconds, as from Azure.
+// Set replaces the header's fields of rate limits with the known limits, under
+// OpenAI's names. The reset is written as a duration, as OpenAI does, or as a
+// number of seconds, as Azure does.
 func (l Limits) Set(header http.Header, seconds bool) {
 	var values texts
 	for i, f := range l {
@@ -59,8 +59,8 @@ func isRateLimit(name string) bool {
 	return strings.HasPrefix(name, "X-Ratelimit-") || strings.HasPrefix(name, "X-Rate-Limit-") || strings.HasPrefix(name, "Anthropic-Ratelimit-")
 }
 
-// texts are texts for the three fields of each limit: how much there may be,
-// how much remains, and the reset.
+// texts are the texts of the three fields of each limit: the limit, the
+// remaining amount and the reset.
 type texts [limits][3]string
 
 // names are the names of the fields that Set sets.
@@ -69,8 +69,8 @@ var names = texts{
 	tokens:   {"X-Ratelimit-Limit-Tokens", "X-Ratelimit-Remaining-Tokens", "X-Ratelimit-Reset-Tokens"},
 }
 
-// of returns the text for the field with this name. nil: there is no such
-// field.
+// of returns a pointer to the text of the field with this name. It returns nil
+// for any other name.
 func (t *texts) of(name string) *string {
 	for i := range names {
 		if j := slices.Index(names[i][:], name); j >= 0 {
@@ -80,8 +80,8 @@ func (t *texts) of(name string) *string {
 	return nil
 }
 
-// texts returns the values of the fields, which are cut from one string: see
-// BenchmarkHeader.
+// texts returns the values of the fields. They are substrings of one string to
+// save allocations: see BenchmarkHeader.
 func (f Fields) texts(seconds bool) [3]string {
 	all := strconv.AppendInt(make([]byte, 0, 64), f.Limit, 10)
 	limit := len(all)
@@ -98,8 +98,8 @@ func (f Fields) texts(seconds bool) [3]string {
 
 func roundUp(d, unit time.Duration) time.Duration { return (d + unit - 1).Truncate(unit) }
 
-// Fields returns what is left of the limit of requests (0) or of tokens (1).
-// While the backend cools down, nothing is left, and only the limit must be
+// Fields returns the limit of requests (0) or of tokens (1) and how much of it
+// is left. If coolingDown is true, nothing is left, and the limit alone must be
 // known.
 func (m *Meter) Fields(i int, coolingDown bool, now time.Time) (f Fields) {
 	if m == nil {

@@ -6,56 +6,58 @@ import (
 	"time"
 )
 
-// Given is what each tier has got of a model at a backend lately: the cost of
-// its requests, by the tiers' numbers, in each of the spans.
+// Given is the cost of the requests that a backend recently got for a model, in
+// each of the spans and by the numbers of the requests' tiers.
 type Given [len(spans)][MaxTiers + 1]int64
 
-// spans are for how many parts it counts what a tier has got: 10 s at backends
-// that work off what is used all the time, and a minute within limits by the
-// minute. A tier that was silent is not ahead of the others for longer than
-// that.
+// spans are the lengths of the periods in which the use of a tier is compared,
+// in parts: 10 s for backends that work off requests continuously, and a minute
+// for limits per minute. A tier that was silent has no advantage over the
+// others for longer than that.
 var spans = [...]int64{2, 12}
 
 const (
-	// part is how long a part lasts, in milliseconds.
+	// part is the length of a part in milliseconds.
 	part = 5000
-	// parts is how many are kept: those of the longest span, of which the first
-	// is over in part only, and the current one.
+	// parts is the number of parts that are kept: those of the longest span,
+	// including the oldest one, which is only partly in the span, and the
+	// current one.
 	parts = 14
 )
 
-// given counts what each tier has got, in the latest parts of time. What it has
-// got in those that are over is summed up once, when the next one begins.
+// given counts the cost that each tier has got, in a ring of parts. The sum of
+// the parts that are over is computed once, when the next part begins.
 type given struct {
 	parts [parts]atomic.Pointer[costs] // nil: nothing was added
 	past  atomic.Pointer[past]         // nil: it is not summed up
-	// changes counts what was added to parts that may be summed up, which a sum
-	// of before does not have.
+	// changes counts changes of parts that may already be in the sum. If it has
+	// changed, the sum is computed again.
 	changes atomic.Int64
 }
 
-// costs are those of a part.
+// costs are the costs of a part, by tier.
 type costs struct {
 	number int64
 	tiers  [MaxTiers + 1]atomic.Int64
 }
 
-// past is what each tier had got in each of the spans when a part began: in
-// those parts that are of it as a whole, and in the oldest one, of which less
-// and less is.
+// past is the sum, for each span, when a part began: whole is the cost in parts
+// that are completely in the span, and oldest the cost in the oldest part, of
+// which less and less is in the span.
 type past struct {
 	number        int64 // of the part that began
 	changes       int64 // how many it has
 	whole, oldest Given
 }
 
-// indexOf returns the index of a part, which may have a negative number where a
-// clock is far off.
+// indexOf returns the index of a part. Its number may be negative if a clock is
+// far off.
 func indexOf(number int64) int { return int(uint64(number) % parts) } //nolint:gosec // any index will do
 
-// add adds the cost of a request. A part begins with new counters: if old ones
-// were cleared, what others add meanwhile would be lost. A part that is far in
-// the future is of a clock that was wrong.
+// add adds the cost of a request. A new part gets new counters instead of
+// cleared ones, because concurrent additions to cleared counters would be lost.
+// A part whose number is far in the future comes from a clock that was wrong,
+// and is replaced.
 func (g *given) add(tier int, cost, at int64) {
 	place, number := &g.parts[indexOf(at/part)], at/part
 	p := place.Load()
@@ -70,16 +72,16 @@ func (g *given) add(tier int, cost, at int64) {
 	g.outdate(number)
 }
 
-// outdate has the past summed up again after a change of a part, if it may be
-// one of the past: a request may end just as the next part begins.
+// outdate makes the sum be computed again after a change of a part that may be
+// in it. A request may end just as the next part begins.
 func (g *given) outdate(number int64) {
 	if known := g.past.Load(); known == nil || known.number != number {
 		g.changes.Add(1)
 	}
 }
 
-// takeBack takes back what was added then, unless its part is over and
-// forgotten.
+// takeBack subtracts a cost that was added at then, unless its part is no
+// longer kept.
 func (g *given) takeBack(tier int, cost, then int64) {
 	p := g.parts[indexOf(then/part)].Load()
 	if p == nil || p.number != then/part {
@@ -89,7 +91,7 @@ func (g *given) takeBack(tier int, cost, then int64) {
 	g.outdate(p.number)
 }
 
-// addTo adds what each tier has got in a span.
+// addTo adds the cost that each tier has got in a span.
 func (g *given) addTo(all *[MaxTiers + 1]int64, span int, at int64) {
 	now := at / part
 	known := g.past.Load()
@@ -110,7 +112,7 @@ func (g *given) addTo(all *[MaxTiers + 1]int64, span int, at int64) {
 	}
 }
 
-// sumUp returns what tiers had got when a part began.
+// sumUp returns the sum of the parts before the part with this number.
 func (g *given) sumUp(number int64) *past {
 	sum := &past{number: number, changes: g.changes.Load()}
 	for age := range int64(parts - 1) {
@@ -133,7 +135,7 @@ func (g *given) sumUp(number int64) *past {
 	return sum
 }
 
-// Given returns what each tier has got at this replica.
+// Given returns the cost that each tier has got from this replica.
 func (m *Meter) Given(now time.Time) (all Given) {
 	for span := range all {
 		m.given.addTo(&all[span], span, instant(now))
@@ -141,33 +143,33 @@ func (m *Meter) Given(now time.Time) (all Given) {
 	return all
 }
 
-// IsZero reports whether no tier has got anything.
+// IsZero reports whether all costs are 0.
 func (g *Given) IsZero() bool { return *g == Given{} }
 
-// others is what tiers have got at other replicas.
+// others holds the costs that tiers have got from other replicas.
 type others struct {
 	mu sync.Mutex // guards replicas
-	// replicas is what each of them has said.
+	// replicas are the latest reports, by replica.
 	replicas map[string]heard
 	sum      atomic.Pointer[heard]
 }
 
-// heard counts until a time.
+// heard is a report, or a sum of reports, that counts until a time.
 type heard struct {
 	given Given
 	until int64
 }
 
 const (
-	// OthersLast is for how long it counts what another replica has said, which
-	// each says again within 3 s.
+	// OthersLast is how long a replica's report counts. Each replica reports
+	// again within 3 s.
 	OthersLast = 5 * time.Second
 	maxOthers  = 1024
-	// highestGiven keeps sums from an overflow.
+	// highestGiven keeps sums from overflowing.
 	highestGiven = 1 << 40
 )
 
-// Hear records what tiers have got at another replica.
+// Hear records a report of the costs that tiers have got from another replica.
 func (m *Meter) Hear(replica string, given Given, now time.Time) {
 	o, at := &m.others, instant(now)
 	o.mu.Lock()
@@ -196,8 +198,8 @@ func (m *Meter) Hear(replica string, given Given, now time.Time) {
 	o.sum.Store(sum)
 }
 
-// elsewhere returns what tiers have got at other replicas. nil: nothing that is
-// known.
+// elsewhere returns the costs that tiers have got from other replicas. It
+// returns nil if none are known.
 func (m *Meter) elsewhere(at int64) *Given {
 	if sum := m.others.sum.Load(); sum != nil && at < sum.until {
 		return &sum.given

@@ -7,20 +7,20 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// Reply is what a meter learns from.
+// Reply is a reply that a meter learns from.
 type Reply struct {
 	Rates verdict.Rates
-	// Throttles reports whether it is a throttle, and Served whether it serves
-	// its request.
+	// Throttles reports whether the reply is a throttle, and Served whether it
+	// serves the request.
 	Throttles, Served bool
-	// Cost is what the request costs, in tokens.
+	// Cost is the cost of the request in tokens.
 	Cost int64
-	// Mark is that of its request, which was sent at Sent.
+	// Mark identifies the request. Sent is when it was sent.
 	Mark Mark
 	Sent time.Time
 }
 
-// See records what a reply says of the use and of the limits of a model.
+// See records a reply's information about the use and the limits of a model.
 func (m *Meter) See(r Reply, model string, now time.Time) {
 	if r.Mark.meter != nil && r.Mark.meter != m {
 		return // it was sent before the backend's key changed
@@ -41,9 +41,9 @@ func (m *Meter) See(r Reply, model string, now time.Time) {
 	}
 }
 
-// isOf reports whether the limits are those of the model. A provisioned
-// deployment of Azure's may have a standard deployment serve a request, whose
-// limits the reply then has (spillover).
+// isOf reports whether the limits in a reply are those of the model. If a
+// provisioned Azure deployment passes a request on to a standard deployment
+// (spillover), the reply has the limits of the latter.
 func isOf(rates *verdict.Rates, model string) bool {
 	return len(rates.Deployment) == 0 || strings.EqualFold(rates.Deployment[0], model)
 }
@@ -55,32 +55,35 @@ const (
 	limits
 )
 
-// windows are how long the windows of the limits last, at most.
+// windows are the longest windows of the limits.
 var windows = [limits]time.Duration{requests: 10 * time.Second, tokens: time.Minute}
 
-// longestReset is the longest reset of a limit by the minute. A longer one is
-// that of a day, which says nothing of how busy the backend is.
+// longestReset is the longest reset of a limit per minute. A longer one belongs
+// to a limit per day, which does not show how busy the backend is.
 const longestReset = time.Hour
 
-// said is what a reply says of a rate limit.
+// said is a reply's information about a rate limit.
 type said struct {
 	limit, remaining float64
-	// most is how much of the limit there is in a window. 0: that is not known.
+	// most is how much of the limit there is in a window. It is 0 if that is
+	// not known.
 	most float64
-	// window is in which time the limit is whole again, and whole how long a
-	// window lasts.
+	// window is the time until the whole limit is available again. whole is the
+	// length of a window.
 	window, whole time.Duration
-	// refill is how much the limit grows in a nanosecond. 0: not before the
-	// window ends.
+	// refill is how much of the limit comes back per nanosecond. It is 0 if
+	// nothing comes back before the window ends.
 	refill float64
 }
 
-// read reads what a reply says of a limit. The limit is one by the minute. But
-// Azure counts requests in windows of 10 s, of which it names only what
-// remains: of 120 requests a minute, 19 remain after one. So where the reset is
-// a number of seconds, as Azure's is, it is known how many there are in a
-// window only if its length is named. Where the reset is a duration, as
-// OpenAI's is, the limit grows all the time.
+// read reads a reply's information about a limit per minute. ok is false if the
+// reply does not show what is left of it.
+//
+// OpenAI sends the reset as a duration. Its limits refill continuously. Azure
+// sends a number of seconds, and counts requests in windows of 10 s, although
+// it names the limit per minute: of 120 requests per minute, 19 remain after
+// the first one. So with a number of seconds, the requests in a window are
+// known only if the reply names the window's length.
 func read(rate *verdict.Rate, longest time.Duration) (s said, ok bool) {
 	var isLimited, isKnown bool
 	s.limit, isLimited = rate.Limit.Number()
@@ -126,7 +129,7 @@ func read(rate *verdict.Rate, longest time.Duration) (s said, ok bool) {
 	return s, true
 }
 
-// resetOf returns the reset that is a duration.
+// resetOf returns the reset if it is a duration.
 func resetOf(values verdict.Values) (time.Duration, bool) {
 	for _, v := range values {
 		if d, err := time.ParseDuration(strings.TrimSpace(v)); err == nil {

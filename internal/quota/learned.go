@@ -6,67 +6,71 @@ import (
 	"time"
 )
 
-// learnedLimit is the limit of a backend that names none, as its throttles show
-// it. A backend that serves a number of tokens in each window refuses the next
-// request, and asks not to be called until the window ends. So a window begins
-// when a cooldown ends. It lasts until the end of the next cooldown, and its
-// limit is the cost of the requests that were sent from one to the other.
+// learnedLimit is the limit of a backend whose replies do not name one, as its
+// throttles show it. A backend that serves a number of tokens in each window
+// refuses the next request, and asks not to be called until the window ends. So
+// a new window begins when a cooldown ends. It lasts until the end of the next
+// cooldown, and its limit is the cost of the requests that were sent in
+// between.
 //
-// If a window passes without a throttle although its limit was used up, the
-// limit may be higher: it grows, by more with each such window. A window that
-// began without a throttle may not be the backend's, so that its throttle
-// lowers the limit by little. After some windows of which nothing is known, the
-// limit is forgotten.
+// If windows pass without a throttle although the limit was used up, the limit
+// may be higher. It then grows, by more with each such window. A window that
+// did not begin with the end of a cooldown may not be the backend's window, so
+// a throttle in it lowers the limit only a little. After some windows without
+// any such evidence, the limit is forgotten.
 //
-// Each replica learns its own part of the limit, because all of them hear of
-// each cooldown, and count only their own requests.
+// Each replica learns its own part of the limit, because it hears of all
+// cooldowns, but counts only its own requests.
 //
-// A provisioned deployment has no windows. Its cooldowns are short, and nothing
-// is learned from them.
+// A provisioned deployment has no windows. Its cooldowns are too short for this
+// type to learn from: see drain.
 type learnedLimit struct {
-	// began is when the current window began. If it is in the future, that is
-	// the end of a cooldown, and nothing is left.
+	// began is when the current window began. If it is in the future, it is the
+	// end of a cooldown, and nothing is left until then.
 	began Instant
-	// spent is the cost of the requests that were sent in it.
+	// spent is the cost of the requests that were sent in the current window.
 	spent atomic.Int64
-	// most is the cost that the backend serves in a window, and length how long
-	// a window lasts. They are 0 until they are known.
+	// most is the cost that the backend serves in a window. length is the
+	// length of a window. Both are 0 until they are known.
 	most   float64
 	length time.Duration
-	// measured reports whether the window began with the end of a cooldown, and
-	// quiet how many windows have passed since the latest one that did.
+	// measured reports whether the current window began with the end of a
+	// cooldown. quiet is the number of windows since the latest evidence.
 	measured bool
 	quiet    int
-	// early is how many windows in a row have ended early.
+	// early is the number of consecutive windows that ended early.
 	early int
-	// full is how many windows in a row were used up without a throttle.
+	// full is the number of consecutive windows that were used up without a
+	// throttle.
 	full int
 }
 
 const (
-	// shortestWindow and longestWindow are how long windows last.
+	// shortestWindow and longestWindow bound the length of windows.
 	shortestWindow = time.Second
 	longestWindow  = 90 * time.Second
-	// slowestGrowth is by which part a limit grows after a window that was used
-	// up. It grows by twice as much after each further one, and by
-	// fastestGrowth at most.
+	// slowestGrowth is the fraction by which a limit first grows after windows
+	// that were used up. The fraction doubles with each further one, up to
+	// fastestGrowth.
 	slowestGrowth = 1. / 256
 	fastestGrowth = 1. / 2
-	// patience is after how many windows that were used up a limit grows.
+	// patience is the number of windows that must be used up before a limit
+	// grows.
 	patience = 3
-	// maxEarly is how many windows in a row may end early.
+	// maxEarly is how many consecutive windows may end early.
 	maxEarly = 3
-	// usedUp is the part of a limit of which more is used in a window that is
-	// used up.
+	// usedUp is the fraction of the limit above which a window counts as used
+	// up.
 	usedUp = 7. / 8
-	// largestLoss is by which part a limit falls in a window that did not begin
-	// with the end of a cooldown.
+	// largestLoss is the largest fraction by which a limit falls after a window
+	// that did not begin with the end of a cooldown.
 	largestLoss = 1. / 16
-	// quietWindows is for how many windows a limit is remembered.
+	// quietWindows is for how many windows without evidence a limit is
+	// remembered.
 	quietWindows = 12
 )
 
-// learnLimit records a throttle that ends at an instant.
+// learnLimit records a throttle that ends at end.
 func (m *Meter) learnLimit(end, at Instant) {
 	for {
 		l := m.current(at)
@@ -104,7 +108,7 @@ func (l *learnedLimit) throttled(end, now Instant) *learnedLimit {
 	return next
 }
 
-// current returns the limit in its current window.
+// current returns the learned limit, after starting a new window if one is due.
 func (m *Meter) current(now Instant) *learnedLimit {
 	for {
 		l := m.learned.Load()
@@ -117,7 +121,7 @@ func (m *Meter) current(now Instant) *learnedLimit {
 	}
 }
 
-// next returns the limit in the window of now, which is a later one. It is nil
+// next returns the limit in the later window that contains now. It returns nil
 // if the limit is forgotten.
 func (l *learnedLimit) next(now Instant) *learnedLimit {
 	passed := int(int64(now-l.began) / int64(l.length))
@@ -141,17 +145,17 @@ func (m *Meter) spend(cost int64, now time.Time) {
 	}
 }
 
-// unspend takes back the cost of a request that was sent at an instant in
-// milliseconds, and not executed.
+// unspend subtracts the cost of a request that was not executed. sent is when
+// it was sent, in milliseconds.
 func (m *Meter) unspend(cost, sent int64) {
 	if l := m.learned.Load(); l != nil && sent >= l.began.millis() {
 		l.spent.Add(-cost)
 	}
 }
 
-// wait returns how long it takes until a request of that cost leaves that part
-// of the limit for the rest of its window, if no request is sent. It takes no
-// time if the limit is not known.
+// wait returns the time until a request of that cost leaves this part of the
+// limit for the rest of the window, if no other request is sent. It returns 0
+// if the limit is not known.
 func (l *learnedLimit) wait(part float64, cost int64, now Instant) time.Duration {
 	if l == nil || l.most == 0 || part == 0 {
 		return 0

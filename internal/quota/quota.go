@@ -1,30 +1,32 @@
-// Package quota knows how much of a backend's quota is used, for each model,
-// whether a request still fits, and which requests leave the rest to others. It
-// gets the time only from its arguments.
+// Package quota estimates, for each model at a backend, how much of the
+// backend's limits is used. With that, it decides whether a request still fits,
+// and which requests must leave the rest to other tiers. It gets the time only
+// from its arguments.
 //
-// A limit has room for a request or not: what remained by the newest reply,
-// less an estimate of what was sent after the request of that reply. An
-// estimate comes back when its request ends without having been executed. A
-// reading does not count while the backend serves requests for which it has no
-// room. The pool prefers backends with room.
+// What is left of a limit is the amount that remained by the newest reply (a
+// reading), minus an estimate of the requests sent after the request of that
+// reply. The estimate is given back if a request ends without having been
+// executed. A reading is ignored if the backend keeps serving requests for
+// which, by the reading, it has no room. The pool prefers backends with room.
 //
-// A tier is a class of requests, which may keep a share of its backends. Its
-// requests go to any backend while the tier has got no more than its share
-// lately, of all backends of the same kind for which the same tiers ask: one
-// small backend serves too few requests at a time to be shared alone. Beyond
-// its share, a tier leaves the shares of others that ask for the model: it gets
-// no backend of which less is left. So in exhaustion each tier gets its share,
-// and what a tier does not need goes to others.
+// A tier is a class of requests that may keep a share of its backends. While a
+// tier is within its share, its requests may go to any backend. It is within
+// its share if it recently got no more than its percentage of all backends of
+// the same [Group]; a small backend serves too few requests at a time to be
+// shared on its own. Above its share, a tier gets a backend only if more is
+// left there than the shares of the other active tiers. So when backends are
+// exhausted, each tier gets its share, and capacity that a tier does not need
+// goes to others.
 //
-// What is left is read in replies: of a limit, for the rest of its window, or
-// of a provisioned deployment what its utilization leaves. That reading fades
-// in a straight line, because the backend works off what is used. A throttle
+// For a limit, the amount that is left counts for the rest of the limit's
+// window. For a provisioned deployment, it is the rest of its utilization. Such
+// a reading fades linearly, because the backend works off its use. A throttle
 // counts as a utilization of 1 until its cooldown ends. Without any reading,
-// all is left: a wrong try costs one 429, and a wrong skip wastes capacity that
-// is paid for.
+// the whole limit is left: a wrong try costs a 429, but a wrong skip wastes
+// paid capacity.
 //
-// Throttles also show what a backend does not say: the limit of a window, or
-// the rate at which a bucket drains: see learnedLimit and drain.
+// Throttles also show limits that a backend does not name: the limit of a
+// window (learnedLimit) and the rate at which it works off requests (drain).
 package quota
 
 import (
@@ -32,24 +34,25 @@ import (
 	"time"
 )
 
-// Tier is the tier of a request. The zero Tier is above all others.
+// Tier is the tier of a request. The zero Tier is more important than all
+// others.
 type Tier struct {
-	// Number is the place of the tier in the order of importance, from 1 to
+	// Number is the tier's place in the order of importance, from 1 to
 	// MaxTiers.
 	Number int
 	Name   string
-	// Shares are the shares that all tiers keep. nil: no tier keeps a share, or
-	// shares do not apply to this request.
+	// Shares are the shares of all tiers. It is nil if no tier keeps a share,
+	// or if shares do not apply to the request.
 	Shares *Shares
 }
 
-// MaxTiers is how many tiers there may be, besides the zero Tier.
+// MaxTiers is the maximum number of tiers, without the zero Tier.
 const MaxTiers = 8
 
-// memory is for how long tiers are remembered that asked for a model.
+// memory is how long a tier counts as active after a request for the model.
 const memory = time.Minute
 
-// kind is a kind of reading. Only the latest of each kind counts.
+// kind is a kind of reading. Only the latest reading of each kind counts.
 type kind int
 
 const (
@@ -58,40 +61,43 @@ const (
 	kinds
 )
 
-// fades are how long readings last.
+// fades are the times in which readings fade.
 var fades = [kinds]time.Duration{utilization: 4 * time.Second, throttle: 2 * time.Second}
 
-// Meter is what is known of a model at a backend. The zero Meter knows nothing.
-// No method takes a lock.
+// Meter tracks the use of a model's limits at a backend. The zero Meter is
+// ready to use. Only Hear takes a lock.
 type Meter struct {
 	readings [kinds]atomic.Uint64
 	// sent is how many requests were sent.
 	sent atomic.Int64
-	// allowances are what is left of the limits of requests and of tokens.
+	// allowances track the limits of requests and of tokens.
 	allowances [2]allowance
-	// learned is the limit that throttles show. It is nil until there was one.
+	// learned is the limit that throttles show. It is nil before the first
+	// throttle.
 	learned atomic.Pointer[learnedLimit]
-	// drain predicts when the backend is full. It is nil if nothing shows that
-	// it is a bucket. ramp lets requests return to it after a long cooldown, or
-	// is nil.
+	// drain predicts when a backend that works off requests continuously is
+	// full. ramp limits the requests after a long cooldown. It is nil at other
+	// times.
 	drain drains
 	ramp  atomic.Pointer[ramp]
-	// given is what each tier has got at this replica, and others at others.
+	// given counts the cost that tiers got from this replica, and others from
+	// the other replicas.
 	given  given
 	others others
 	// asks are when requests of each tier last asked for the model. 0: never.
 	asks [MaxTiers + 1]atomic.Int64
 }
 
-// Ask records that a request of a tier asks for the model.
+// Ask records that a request of a tier asks for the model, so that the tier
+// counts as active.
 func (m *Meter) Ask(tier int, now time.Time) {
 	if at := instant(now); m.asks[tier].Load() < at {
 		m.asks[tier].Store(at)
 	}
 }
 
-// Reserved reports whether only the shares of other tiers are left of the
-// backend, which is of a group then.
+// Reserved reports whether the rest of the backend is reserved for other tiers.
+// of is the backend's group.
 func (m *Meter) Reserved(t Tier, cost int64, now Instant) (of Group, reserved bool) {
 	if t.Shares == nil {
 		return 0, false
@@ -101,8 +107,9 @@ func (m *Meter) Reserved(t Tier, cost int64, now Instant) (of Group, reserved bo
 	return of, kept > 0 && !m.leaves(kept, cost, now.millis(), now)
 }
 
-// Wait returns how long it takes until more is left of the backend, if no reply
-// says otherwise.
+// Wait returns the time until the backend has more left than is reserved for
+// other tiers, if no further reply changes that. It returns 0 if Reserved
+// reports false.
 func (m *Meter) Wait(t Tier, cost int64, now time.Time) time.Duration {
 	of, reserved := m.Reserved(t, cost, At(now))
 	if !reserved {
@@ -124,8 +131,8 @@ func (m *Meter) Wait(t Tier, cost int64, now time.Time) time.Duration {
 	return max(wait, m.current(At(now)).wait(kept, cost, At(now)))
 }
 
-// seeThrottle records that nothing is left until then, and all of it soon
-// after.
+// seeThrottle records that nothing is left until a time. After that, the
+// reading fades.
 func (m *Meter) seeThrottle(until time.Time) {
 	next := pack(1, instant(until))
 	for {
@@ -141,9 +148,9 @@ func (m *Meter) see(k kind, used float64, now time.Time) {
 	m.readings[k].Store(uint64(pack(used, instant(now))))
 }
 
-// reading is how much was used at an instant. Both are in one number, so that
-// they change together: 13 bits for what was used, in steps of 1/512, and the
-// others for the instant. 0: there is none.
+// reading is the use at an instant, in a single number, so that both change
+// together: the lowest 13 bits are the use, in steps of 1/512, and the others
+// are the instant. It is 0 if there is no reading.
 type reading uint64
 
 const (
@@ -166,14 +173,14 @@ func (r reading) isFresh(fade time.Duration, now int64) bool {
 	return now-at < fade.Milliseconds()
 }
 
-// above reports whether more than that is used.
+// above reports whether more than most is used.
 func (r reading) above(most float64, fade time.Duration, now int64) bool {
 	used, at := r.unpack()
 	left := fade.Milliseconds() - max(0, now-at)
 	return left > 0 && used*left > allowed(most, fade)
 }
 
-// fallsTo returns the instant at which the reading falls to that.
+// fallsTo returns the instant at which the reading has faded to most.
 func (r reading) fallsTo(most float64, fade time.Duration) int64 {
 	used, at := r.unpack()
 	if used == 0 {
@@ -182,7 +189,7 @@ func (r reading) fallsTo(most float64, fade time.Duration) int64 {
 	return at + fade.Milliseconds() - allowed(most, fade)/used
 }
 
-// allowed returns the largest product of what is used and the time left of its
+// allowed returns the largest product of the use and the remaining time of its
 // fade that is not above most.
 func allowed(most float64, fade time.Duration) int64 {
 	return int64(most * usedSteps * float64(fade.Milliseconds()))
@@ -190,7 +197,7 @@ func allowed(most float64, fade time.Duration) int64 {
 
 var began = time.Now()
 
-// instant returns a time in milliseconds. It is measured from when the process
-// began: if a wall clock is set, it does not jump. The offset keeps it positive
-// in tests with a clock of their own.
+// instant converts a time to milliseconds. It is measured from when the process
+// started, so that it does not jump if the wall clock is set. The offset keeps
+// it positive in tests with another clock.
 func instant(t time.Time) int64 { return 1<<40 + t.Sub(began).Milliseconds() }

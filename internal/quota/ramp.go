@@ -5,36 +5,37 @@ import (
 	"time"
 )
 
-// ramp lets requests return to a backend step by step after a long cooldown.
-// Providers lower the limits of a deployment whose requests increase steeply,
+// ramp makes requests return to a backend step by step after a long cooldown,
+// because providers lower the limits of a deployment whose load rises steeply,
 // and a server that was away has cold caches.
 //
-// At first, two requests may wait for their first byte. Their number doubles
-// with each first byte, and every two seconds. Further requests pass the
-// backend over while another one can serve them. The ramp ends when the number
-// is so large that it hardly matters.
+// At first, two requests at a time may wait for their first byte. Their number
+// doubles with each first byte that arrives, and every two seconds. Further
+// requests skip the backend while another one can serve them. The ramp ends
+// when the number is so large that it hardly matters.
 type ramp struct {
-	// begins is when the cooldown ends, and sent how many requests were sent
+	// begins is when the cooldown ends. sent is how many requests had been sent
 	// before.
 	begins Instant
 	sent   int64
-	// replied is how many requests that were sent since then have their first
-	// byte.
+	// replied is how many requests that were sent after the cooldown have got
+	// their first byte.
 	replied atomic.Int64
 }
 
 const (
 	// longCooldown is the longest cooldown without a ramp.
 	longCooldown = Instant(10 * time.Second)
-	// doublesEvery is the time in which the number of requests doubles without
-	// a first byte.
+	// doublesEvery is the time in which the number doubles without a first
+	// byte.
 	doublesEvery = Instant(2 * time.Second)
-	// mostDoublings is how often it doubles.
+	// mostDoublings is the number of doublings after which the ramp ends.
 	mostDoublings = 10
 )
 
-// isFull reports whether as many requests wait for their first byte as may,
-// when so many were sent, and whether the ramp has ended.
+// isFull reports whether the allowed number of requests wait for their first
+// byte. sent is how many requests were ever sent. over reports whether the ramp
+// has ended.
 func (r *ramp) isFull(now Instant, sent int64) (full, over bool) {
 	if now < r.begins {
 		return false, false // the cooldown keeps them away

@@ -5,21 +5,21 @@ import (
 	"time"
 )
 
-// Shares are the parts of their backends that tiers keep for their requests,
-// from 0 to 1, by the tiers' numbers.
+// Shares are the fractions of their backends that tiers keep for their
+// requests, from 0 to 1, by the tiers' numbers.
 type Shares [MaxTiers + 1]float64
 
 // KeepsShare reports whether the tier keeps a share.
 func (t Tier) KeepsShare() bool { return t.Shares != nil && t.Shares[t.Number] > 0 }
 
-// Group is what backends have in common that tiers share together: the tiers
-// that ask for the model there, a bit for each number, and whether it has a
-// limit of tokens by the minute.
+// Group identifies the backends that tiers share together. Backends are in the
+// same group if the same tiers are active there, which has one bit for each
+// number, and if all or none of them have a known limit of tokens per minute.
 type Group uint16
 
 const byMinute Group = 1 << (MaxTiers + 1)
 
-// Group returns that of the backend.
+// Group returns the backend's group.
 func (m *Meter) Group(t Tier, now Instant) Group {
 	g := m.askers(t.Shares, now.millis())
 	if int64(now) < m.allowances[tokens].until.Load() {
@@ -28,8 +28,8 @@ func (m *Meter) Group(t Tier, now Instant) Group {
 	return g
 }
 
-// askers returns the tiers with a share of which requests have asked for the
-// model lately, here or at other replicas.
+// askers returns the tiers with a share that are active, because their requests
+// have asked for the model lately, here or at other replicas.
 func (m *Meter) askers(of *Shares, at int64) (g Group) {
 	elsewhere := m.elsewhere(at)
 	for i, share := range of {
@@ -40,7 +40,7 @@ func (m *Meter) askers(of *Shares, at int64) (g Group) {
 	return g
 }
 
-// kept returns the sum of the shares of the other tiers that ask.
+// kept returns the sum of the shares of the other active tiers.
 func (g Group) kept(t Tier) (part float64) {
 	others := g &^ (1 << t.Number)
 	for i, share := range t.Shares {
@@ -51,7 +51,8 @@ func (g Group) kept(t Tier) (part float64) {
 	return min(part, 1)
 }
 
-// leaves reports whether that part of the backend is left.
+// leaves reports whether, after a request of that cost, this part of the
+// backend is left.
 func (m *Meter) leaves(part float64, cost, at int64, now Instant) bool {
 	pause, predicts := m.predict(part, cost, now)
 	if pause >= time.Millisecond {
@@ -74,9 +75,9 @@ func (m *Meter) leaves(part float64, cost, at int64, now Instant) bool {
 	return m.current(now).wait(part, cost, now) < time.Millisecond
 }
 
-// predict returns how long it takes until a request of that cost leaves that
-// part of what the backend works off. It returns false if that is not known, or
-// if the backend itself says how full it is.
+// predict returns the time until a request of that cost leaves this part of
+// what the backend works off. predicts is false if that is not known, or if the
+// backend itself reports its utilization.
 func (m *Meter) predict(part float64, cost int64, now Instant) (wait time.Duration, predicts bool) {
 	if reading(m.readings[utilization].Load()).isFresh(fades[utilization], now.millis()) {
 		return 0, false
@@ -84,14 +85,14 @@ func (m *Meter) predict(part float64, cost int64, now Instant) (wait time.Durati
 	return m.drain.wait(part, cost, now, m.allowances[tokens].estimated.Load())
 }
 
-// Got is what each tier has got lately of the model at the backends of a group,
-// at all replicas, in the span that counts for it.
+// Got is the cost that each tier has got lately of the model, from all replicas
+// and at all backends of a group, in the group's span.
 type Got struct {
 	Group Group
 	given [MaxTiers + 1]int64
 }
 
-// span returns the index of the span that counts for the group.
+// span returns the index of the group's span in spans.
 func (g Group) span() int {
 	if g&byMinute != 0 {
 		return 1
@@ -99,7 +100,8 @@ func (g Group) span() int {
 	return 0
 }
 
-// Add adds what tiers have got at a backend, if it is one of the group.
+// Add adds the cost that tiers have got at a backend, if the backend is in the
+// group.
 func (g *Got) Add(m *Meter, t Tier, now Instant) {
 	if m.Group(t, now) != g.Group {
 		return
@@ -113,10 +115,10 @@ func (g *Got) Add(m *Meter, t Tier, now Instant) {
 	}
 }
 
-// IsWithinShare reports whether the tier has got no more than its share of all.
-// The best tier that asks also has what no other one that asks keeps: if all
-// were beyond their shares, a full backend would stand still until its readings
-// fade.
+// IsWithinShare reports whether the tier has got no more than its share of the
+// total. The share of the most important active tier includes all capacity that
+// no active tier keeps. Otherwise, if all tiers were above their shares, a full
+// backend would get no requests until its readings fade.
 func (g *Got) IsWithinShare(t Tier) bool {
 	all, share := int64(0), t.Shares[t.Number]
 	for _, cost := range g.given {

@@ -8,21 +8,21 @@ import (
 	"time"
 )
 
-// maxModels is how many models have a meter, whatever models clients name.
+// maxModels is the maximum number of models with a meter.
 const maxModels = 256
 
-// Table has the meters of a backend, by its names for models. The zero Table is
-// ready to use. Reading it takes no lock.
+// Table holds the meters of a backend, by the backend's names for models. The
+// zero Table is ready to use. Reading it takes no lock.
 type Table struct {
 	meters atomic.Pointer[meters]
 	mu     sync.Mutex // guards writing
 }
 
-// meters are those of a backend. They never change.
+// meters is an immutable set of meters.
 type meters struct {
 	byModel map[string]*Meter
 	// first are the meters of the first models. Most backends have no more, and
-	// to compare a few short names takes less time than to look one up.
+	// comparing a few short names is faster than looking one up in a map.
 	first []named
 }
 
@@ -34,7 +34,7 @@ type named struct {
 
 const fewModels = 4
 
-// Of returns the meter of a model, or nil if it has none.
+// Of returns the meter of a model. It returns nil if the model has none.
 func (t *Table) Of(model string) *Meter {
 	known := t.meters.Load()
 	if known == nil {
@@ -51,8 +51,8 @@ func (t *Table) Of(model string) *Meter {
 	return known.byModel[model]
 }
 
-// Make returns the meter of a model, which has one from now on. It returns nil
-// if there are too many.
+// Make returns the meter of a model, and adds one if the model has none. It
+// returns nil if there are too many.
 func (t *Table) Make(model string) *Meter {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -73,10 +73,10 @@ func (t *Table) Make(model string) *Meter {
 	return m
 }
 
-// Clear forgets all meters.
+// Clear removes all meters.
 func (t *Table) Clear() { t.meters.Store(nil) }
 
-// State is what is left of a limit of a model.
+// State describes what is left of a model's limit.
 type State struct {
 	Model string
 	Left
@@ -96,8 +96,8 @@ func (t *Table) Snapshot(now time.Time) (states []State) {
 	return states
 }
 
-// Given returns what each tier has got lately, by the models of which any has
-// got something.
+// Given returns the cost that each tier has got lately, by model. Models of
+// which no tier has got anything are left out.
 func (t *Table) Given(now time.Time) map[string]Given {
 	known := t.meters.Load()
 	if known == nil {
