@@ -2,21 +2,23 @@ package latency
 
 import "time"
 
-// Answers is whether a backend answers.
+// Answers says whether a backend answers in time.
 type Answers int
 
 const (
-	// No: it is silent, its last reply was late, a request waits for longer
-	// than its threshold, or one was sent to it that has to be answered first.
+	// No means that the backend is silent, that its last reply was late, that a
+	// request has waited longer than its threshold, or that another request is
+	// already trying the backend.
 	No Answers = iota
-	// Perhaps: it was not tried lately, or it was slow, so one request may find
-	// out.
+	// Perhaps means that the backend was not tried lately, or that it was slow
+	// and may be tried again. One request may find out.
 	Perhaps
-	// Yes: its last reply came within its threshold.
+	// Yes means that the last reply came within its threshold.
 	Yes
 )
 
-// Answers reports whether the backend answers a request with this threshold.
+// Answers says whether the backend would answer a request with this threshold
+// in time.
 func (t *Tracker) Answers(now time.Time, threshold time.Duration) Answers {
 	at := nanos(now)
 	waits, first := t.waiting.Load() > 0, t.answer.Load()
@@ -38,7 +40,8 @@ func (t *Tracker) Answers(now time.Time, threshold time.Duration) Answers {
 	return Perhaps
 }
 
-// Claim takes the right to send a request that moves to the backend.
+// Claim reports whether a request may move to the backend. While it is not
+// known whether the backend answers, it gives that right to one request.
 func (t *Tracker) Claim(now time.Time, threshold time.Duration) bool {
 	last := t.trial.Load()
 	switch t.Answers(now, threshold) {

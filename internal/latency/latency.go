@@ -1,26 +1,30 @@
-// Package latency follows how fast backends answer, and finds those that accept
-// requests and send nothing. It gets the time only from its arguments.
+// Package latency tracks how fast backends answer, and finds backends that
+// accept requests and send nothing. It gets the time only from its arguments.
 //
-// A [Tracker] follows the requests of one operation with one model at one
-// backend. What is [Usual] is known for each [Kind] of request, and the
-// threshold of a request is a multiple of that, so a slow model has a long
-// threshold and no option to set. Several requests that wait are better
-// evidence than one: a silence begins when two requests have waited for longer
-// than their thresholds, and no byte of any reply has come since the second of
-// them was sent. A request whose client leaves before counts for the part of
-// its threshold that it has waited, unless that is no long wait.
+// A [Tracker] tracks the requests of one operation with one model at one
+// backend. It learns the [Usual] wait for the first byte of each [Kind] of
+// request. The threshold of a request is a multiple of its usual wait, so a
+// slow model has a long threshold, and no option is needed.
 //
-// A silence ends with the next byte that comes in time. A late one shows that
-// the backend is only slow. One request after the other tries it, and a few
-// have patience, each twice as long as the one before: so what has become usual
-// at a slow backend is learned.
+// Several waiting requests are better evidence than one. A silence begins when
+// two requests have waited longer than their thresholds, both of which were
+// sent after the last first byte of any reply. If a request's client leaves
+// early, the request counts as the fraction of its threshold that it has
+// waited, unless that is within the longest usual wait.
 //
-// Requests that wait may move from a silent backend to one that answers.
-// Perhaps it is only these requests that take so long, so one of them leads:
-// the others follow when it has got a byte within its threshold.
+// A silence ends with the next first byte that comes in time. A late one shows
+// that the backend is only slow. During a silence, one request at a time tries
+// the backend. A few of these have patience: they wait longer before they move,
+// each twice as long as the one before. So the tracker learns if a longer wait
+// has become usual.
 //
-// The hot path takes no lock: a request that is sent costs an addition, and a
-// byte a store.
+// Waiting requests may move from a silent backend to one that answers. But
+// perhaps it is these requests that take so long, and not the backend. So one
+// of them moves first, as the leader. The others follow if it gets its first
+// byte within its threshold.
+//
+// The common case takes no lock: sending a request costs an atomic addition,
+// and a first byte costs an atomic store.
 package latency
 
 import (
@@ -29,73 +33,76 @@ import (
 )
 
 const (
-	// lately is for how long after a byte a backend counts as answering.
+	// lately is how long after a first byte a backend counts as answering.
 	lately = 30 * time.Second
-	// A silent backend is tried after firstPause, and each further pause is
-	// twice as long.
+	// firstPause is the time from the beginning of a silence to the first
+	// request that tries the backend. Each further pause is twice as long, up
+	// to longestPause.
 	firstPause   = time.Second
 	longestPause = 16 * time.Second
-	// A request with patience is sent after seldom times as long as the one
-	// before waited.
+	// seldom is the time between two requests with patience, as a multiple of
+	// the earlier one's patience.
 	seldom = 16
-	// A request that waits for longer than the threshold looks again after an
-	// eighth of its wait, within these limits.
+	// A request that has waited longer than its threshold looks again after an
+	// eighth of its wait, but within these limits.
 	soonestLook = 100 * time.Millisecond
 	latestLook  = time.Second
 )
 
-// Tracker follows the requests of a use of a backend. The zero Tracker is ready
-// to use.
+// Tracker tracks the waits of one operation with one model at a backend. The
+// zero Tracker is ready to use.
 type Tracker struct {
 	norms [kinds]norm
-	// waiting is how many requests wait.
+	// waiting is the number of waiting requests.
 	waiting atomic.Int64
-	// heard is when the last byte came, and whether it came later than the
-	// threshold.
+	// heard is when the last first byte came. It is flagged if that was later
+	// than the request's threshold.
 	heard moment
-	// answer is when the first of the requests that were sent since then has
-	// waited for too long. 0: none waits.
+	// answer is the earliest time at which a request that was sent after heard
+	// reaches its threshold. It is 0 if there is no such request.
 	answer atomic.Int64
-	// evidence is how many requests have waited for too long since then, in
-	// parts of a request.
+	// evidence is how many requests have waited too long since heard, in
+	// fractions of a request: see one.
 	evidence atomic.Int64
-	// silent is when the silence was found, and whether the backend is slow
-	// instead. While there is one, the next request that tries the backend is
-	// due at due, and the one after it pause later.
+	// silent is when the silence was found. It is flagged if the backend is
+	// only slow. During a silence, due is when the next request may try the
+	// backend, and pause is the time to the one after it.
 	silent     moment
 	due, pause atomic.Int64
-	// tried is when a request was last sent during the silence, or, before one
-	// was, when it began.
+	// tried is when a request was last sent during the silence. Before the
+	// first one, it is when the silence began.
 	tried atomic.Int64
-	// late is how long the last late byte took.
+	// late is how long the last late first byte took.
 	late atomic.Int64
-	// patient is when the next request that is sent during the silence has more
-	// patience than others, and patience is how long it waits.
+	// patient is when the next request that is sent during the silence gets
+	// more patience than others. patience is how long that request waits.
 	patient, patience atomic.Int64
-	// lead is until when the request that leads the others has time for its
-	// byte. 0: none leads. followed: it got the byte. leads is how many
-	// requests led.
+	// lead is the time by which the leader must get its first byte. It is 0 if
+	// there is no leader, and followed if a leader has got the byte in time.
+	// leads is how many requests have led in this silence.
 	lead, leads atomic.Int64
-	// trial is when a request was last sent to find out whether the backend
-	// answers.
+	// trial is when a request was last moved to the backend to find out whether
+	// it answers.
 	trial moment
-	// silences counts those of the backend.
+	// silences counts the silences of the backend. All trackers of a table
+	// share it.
 	silences *atomic.Int64
 }
 
 const (
-	// one is the evidence of a request that has waited for its threshold.
+	// one is the evidence of a request that has waited for its whole threshold.
 	one = 1024
-	// followed is a lead whose request got its byte in time.
+	// followed is the value of lead after the leader got its first byte in
+	// time.
 	followed = -1
 )
 
-// began is the time from which times are counted. No time is 0.
+// began is the origin of all times. It is in the past, so that no time is 0.
 var began = time.Now().Add(-time.Nanosecond)
 
 func nanos(t time.Time) int64 { return int64(t.Sub(began)) }
 
-// moment is a time with a flag. 0: none.
+// moment is a time with a flag. It is 0 if there is no time.
 type moment struct{ atomic.Int64 }
 
 const (
@@ -112,8 +119,8 @@ func momentOf(at int64, flag bool) int64 {
 	return at<<stateBits | known
 }
 
-// since returns how long before at the moment was. It is negative if there is
-// none.
+// since returns the time from the moment to at. It is negative if there is no
+// moment.
 func (m *moment) since(at int64) time.Duration {
 	value := m.Load()
 	if value == 0 {
@@ -122,22 +129,24 @@ func (m *moment) since(at int64) time.Duration {
 	return max(0, time.Duration(at-value>>stateBits))
 }
 
-// Request is a request that waits at a backend.
+// Request is the state of a request while it waits at a backend.
 type Request struct {
 	Sent time.Time
-	// Threshold is how long is too long for it. 0: it is not known.
+	// Threshold is the wait from which on the request has waited too long. It
+	// is 0 if that is not known.
 	Threshold time.Duration
 
-	// patience is how long it waits before it moves, if that is longer.
+	// patience is how long the request waits before it moves, if that is longer
+	// than the threshold.
 	patience time.Duration
 	took     time.Duration
 	Kind     Kind
-	// counted reports whether it is evidence, and unusual whether a silence was
-	// in force when its byte came.
+	// counted reports whether the request was counted as evidence. unusual
+	// reports whether there was a silence when its first byte came.
 	counted, unusual bool
 }
 
-// Change is what a [Tracker] has found out.
+// Change is a change that a [Tracker] has found.
 type Change struct {
 	Happened Happening
 	// Since is when the silence began.
@@ -149,22 +158,22 @@ type Happening int
 
 const (
 	Nothing Happening = iota
-	// FellSilent: the backend sends nothing.
+	// FellSilent means that the backend sends nothing.
 	FellSilent
-	// BecameSlow: it sends something, but not in time.
+	// BecameSlow means that the silent backend answers, but late.
 	BecameSlow
-	// Answered: it answers in time again.
+	// Answered means that the silent or slow backend answers in time again.
 	Answered
 )
 
-// Usual returns what is usual for requests of a kind.
+// Usual returns the usual wait for requests of a kind.
 func (t *Tracker) Usual(kind Kind) Usual { return t.norms[kind-1].get() }
 
-// Slowest returns what is usual for the kind of request that waits longest.
+// Slowest returns the usual wait of the kind of request that waits longest.
 func (t *Tracker) Slowest() Usual { return slowest(t.norms[:], 1) }
 
-// slowest returns the longest of these waits that at least so many replies
-// show.
+// slowest returns the longest usual wait among norms with at least this many
+// replies.
 func slowest(norms []norm, replies int64) (slowest Usual) {
 	for i := range norms {
 		if u := norms[i].get(); u.Replies >= replies && u.Wait >= slowest.Wait {
@@ -174,8 +183,8 @@ func slowest(norms []norm, replies int64) (slowest Usual) {
 	return slowest
 }
 
-// Sent records that a request is sent. It returns after how long it looks for
-// the first time.
+// Sent records that a request is sent. It returns the time after which the
+// request should call Look for the first time.
 func (t *Tracker) Sent(r *Request) time.Duration {
 	t.waiting.Add(1)
 	if r.Threshold == 0 {
@@ -191,8 +200,8 @@ func (t *Tracker) Sent(r *Request) time.Duration {
 	return r.Threshold
 }
 
-// bePatient makes a request wait longer than its threshold before it moves, if
-// it is time for that.
+// bePatient gives the request patience, if the next request with patience is
+// due.
 func (t *Tracker) bePatient(r *Request) {
 	at, due, patience := nanos(r.Sent), t.patient.Load(), t.patience.Load()
 	if at < due || !t.patient.CompareAndSwap(due, at+seldom*patience) {
@@ -202,11 +211,11 @@ func (t *Tracker) bePatient(r *Request) {
 	t.patience.Store(min(2*patience, int64(longestPause)))
 }
 
-// Unsent records that a request does not wait any more, which says nothing of
-// the backend.
+// Unsent records that a request stops waiting for a reason that says nothing
+// about the backend.
 func (t *Tracker) Unsent() { t.waiting.Add(-1) }
 
-// Heard records the first byte of a reply, whatever it says.
+// Heard records the first byte of any reply to a request.
 func (t *Tracker) Heard(r *Request, now time.Time) Change {
 	t.waiting.Add(-1)
 	r.took = now.Sub(r.Sent)
@@ -246,9 +255,9 @@ func (t *Tracker) endSilence() Change {
 	return Change{Answered, sinceOf(silence)}
 }
 
-// Left records that a request got no byte, and does not wait any more. If it
-// left before the longest usual wait was over, as editors cancel theirs while
-// the user types, that proves nothing.
+// Left records that a request stops waiting without a first byte, because its
+// client has left. If it has waited less than longest, the longest usual wait,
+// that is no evidence: editors cancel requests while the user types.
 func (t *Tracker) Left(r *Request, now time.Time, longest time.Duration) Change {
 	t.waiting.Add(-1)
 	waited := now.Sub(r.Sent)
@@ -258,8 +267,8 @@ func (t *Tracker) Left(r *Request, now time.Time, longest time.Duration) Change 
 	return t.testify(r, now, min(one, int64(one*waited/r.Threshold)))
 }
 
-// testify adds to the evidence, unless a byte has come since the request was
-// sent, and begins the silence if that is enough.
+// testify adds to the evidence, unless a first byte has come since the request
+// was sent. If there is enough evidence, it begins the silence.
 func (t *Tracker) testify(r *Request, now time.Time, evidence int64) Change {
 	heard := t.heard.Load()
 	if nanos(r.Sent) < heard>>stateBits && heard != 0 {
@@ -272,7 +281,8 @@ func (t *Tracker) testify(r *Request, now time.Time, evidence int64) Change {
 	return Change{}
 }
 
-// beginSilence begins a silence, unless a byte has come since heard was read.
+// beginSilence begins a silence, unless a first byte has come since heard was
+// read.
 func (t *Tracker) beginSilence(r *Request, heard int64, now time.Time) Change {
 	if t.silent.Load() != 0 {
 		return Change{}
@@ -298,28 +308,28 @@ func (t *Tracker) beginSilence(r *Request, heard int64, now time.Time) Change {
 	return Change{FellSilent, now}
 }
 
-// Served records that the reply whose first byte was heard has served the
-// request.
+// Served records that the backend has served the request, so that its wait
+// counts towards the usual wait. Heard must have been called before.
 func (t *Tracker) Served(r *Request) {
 	t.norms[r.Kind-1].served(r.took, r.unusual)
 }
 
-// Finding is what a request that waits finds out.
+// Finding is the result of [Tracker.Look].
 type Finding struct {
 	Change
-	// Silent reports whether the request has waited for longer than its
-	// threshold at a backend that sends nothing.
+	// Silent reports whether the request has waited longer than its threshold
+	// at a silent backend.
 	Silent bool
-	// Moves reports whether the request may go on to a backend that answers, if
-	// it leads or follows. One that is silent for a request with patience does
-	// not let it go yet.
+	// Moves reports whether the request may move to another backend, if it
+	// leads or follows. A request with patience may not until its patience is
+	// over.
 	Moves bool
-	// Again is after how long the request looks again.
+	// Again is the time after which the request should look again.
 	Again time.Duration
 }
 
-// Look finds out whether there is a silence. A request that still waits calls
-// it at its threshold, and then again and again.
+// Look checks whether the backend is silent. A waiting request calls it at its
+// threshold, and then repeatedly.
 func (t *Tracker) Look(r *Request, now time.Time) (f Finding) {
 	waited := now.Sub(r.Sent)
 	if r.Threshold == 0 || waited < r.Threshold {
@@ -341,8 +351,9 @@ func (t *Tracker) Look(r *Request, now time.Time) (f Finding) {
 	return f
 }
 
-// Lead reports whether a request may move: the others follow the one that
-// leads. With Stay, it does not lead.
+// Lead reports whether the request may move: as the leader, if there is none,
+// or as a follower, if the leader has got its first byte in time. If the
+// request finds no backend to move to, it must call Stay.
 func (t *Tracker) Lead(r *Request, now time.Time) bool {
 	until, at := t.lead.Load(), nanos(now)
 	if until == followed {
@@ -351,17 +362,19 @@ func (t *Tracker) Lead(r *Request, now time.Time) bool {
 	return (until == 0 || at >= until) && t.lead.CompareAndSwap(until, at+int64(r.Threshold)<<min(max(0, t.leads.Add(1)-1), 16)) // a silence that begins makes leads 0
 }
 
-// Stay records that there is no backend to which the request could lead others.
+// Stay records that the leader stays, because it has found no backend to move
+// to.
 func (t *Tracker) Stay() {
 	if until := t.lead.Load(); until != followed && t.lead.CompareAndSwap(until, 0) {
 		t.leads.Add(-1)
 	}
 }
 
-// Follow lets the other requests follow: one that has moved got a byte in time.
+// Follow records that the leader got its first byte in time, so that the other
+// requests may follow.
 func (t *Tracker) Follow() { t.lead.Store(followed) }
 
-// Silent returns since when the backend is silent or slow. It reports false if
+// Silent returns since when the backend is silent or slow. silent is false if
 // the backend is neither.
 func (t *Tracker) Silent() (since time.Time, silent bool) {
 	value := t.silent.Load()
@@ -371,11 +384,11 @@ func (t *Tracker) Silent() (since time.Time, silent bool) {
 // IsSilent reports whether the backend is silent or slow.
 func (t *Tracker) IsSilent() bool { return t.silent.Load() != 0 }
 
-// Due reports whether a request may try the silent backend.
+// Due reports whether a request may try the silent backend now.
 func (t *Tracker) Due(now time.Time) bool { return nanos(now) >= t.due.Load() }
 
-// Try reports whether the request may be sent: it is the one that tries the
-// silent backend, or the silence has ended.
+// Try reports whether a request may be sent to the backend: the silence has
+// ended, or the request becomes the next one that tries the backend.
 func (t *Tracker) Try(now time.Time) bool {
 	due, at := t.due.Load(), nanos(now)
 	if t.silent.Load() == 0 {

@@ -9,25 +9,26 @@ import (
 	"time"
 )
 
-// Table has the trackers of a backend, by uses. The zero Table is ready to use.
+// Table holds the trackers of a backend. The zero Table is ready to use.
 // Reading it takes no lock.
 type Table struct {
 	uses atomic.Pointer[uses]
 	mu   sync.Mutex // guards writing
 }
 
-// Use is an operation with a model, by its name at the backend. To count the
-// tokens of a prompt takes no part of the time that an answer takes, and may
-// still work when nothing else does.
+// Use is an operation with a model, by the model's name at the backend.
+// Operations are tracked separately: counting the tokens of a prompt, for
+// example, is much faster than an answer, and may still work when nothing else
+// does.
 type Use struct{ Model, Operation string }
 
-// uses are the trackers by uses. It never changes.
+// uses is an immutable set of trackers.
 type uses struct {
 	trackers map[Use]*Tracker
 	// first are the trackers of the first uses. Most backends have no more, and
-	// to compare a few short names takes less time than to look one up.
+	// comparing a few short names is faster than looking one up in a map.
 	first []usedTracker
-	// silences is how many uses have a silence.
+	// silences is the number of uses with a silence.
 	silences *atomic.Int64
 }
 
@@ -38,13 +39,14 @@ type usedTracker struct {
 }
 
 const (
-	// maxUses is how many uses are followed, whatever models clients name.
+	// maxUses is the maximum number of uses, because clients can name any
+	// models.
 	maxUses = 256
-	// fewUses is how many of them are compared.
+	// fewUses is the number of uses that are compared one by one.
 	fewUses = 4
 )
 
-// Of returns the tracker of a use, or nil if it is not followed.
+// Of returns the tracker of a use. It returns nil if the use is not tracked.
 func (t *Table) Of(use Use) *Tracker {
 	known := t.uses.Load()
 	if known == nil {
@@ -61,8 +63,8 @@ func (t *Table) Of(use Use) *Tracker {
 	return known.trackers[use]
 }
 
-// Make returns the tracker of a use, which is followed from now on. It returns
-// nil if there are too many.
+// Make returns the tracker of a use, and adds one if the use is not tracked
+// yet. It returns nil if there are too many.
 func (t *Table) Make(use Use) *Tracker {
 	if tracker := t.Of(use); tracker != nil || t.full() {
 		return tracker
@@ -91,14 +93,14 @@ func (t *Table) full() bool {
 	return known != nil && len(known.trackers) >= maxUses
 }
 
-// AnySilent reports whether the backend is silent for any use, which is rare.
+// AnySilent reports whether any use has a silence, which is rare.
 func (t *Table) AnySilent() bool {
 	known := t.uses.Load()
 	return known != nil && known.silences.Load() > 0
 }
 
-// Clear forgets all trackers. Requests that still wait have the old ones, which
-// count for no request that comes later.
+// Clear removes all trackers. Requests that still wait keep the old trackers,
+// which no longer affect other requests.
 func (t *Table) Clear() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -107,27 +109,30 @@ func (t *Table) Clear() {
 
 // State is the state of a [Tracker], for operators.
 type State struct {
-	// Use is what the backend is used for.
+	// Use is the operation and the model.
 	Use
-	// Whole and Streamed are the usual waits for the first byte: of the kind
-	// that waits longest, if several are known. 0: none is.
+	// Whole and Streamed are the usual waits for the first byte of whole and of
+	// streamed replies. If several kinds of request are known, it is that of
+	// the slowest kind. Each is 0 if it is not known.
 	Whole, Streamed time.Duration
-	// Since is when the silence began. It is zero if there is none. Slow
-	// reports whether bytes come, but late.
+	// Since is when the silence began. It is zero if there is no silence. Slow
+	// reports whether first bytes come, but late.
 	Since time.Time
 	Slow  bool
 	// Untried is when a request was last sent, if the backend was silent or
-	// slow then and none has tried it for so long that it is not known how it
-	// is. Since is zero then.
+	// slow then, and no request has tried it for so long that its present state
+	// is not known. Since is zero then.
 	Untried time.Time
 }
 
-// untried is after how long without a request a silence says nothing any more:
-// only a request can end it, and an idle backend gets none. The next request
-// may try it, as one is due after longestPause.
+// untried is the time without requests after which the state of a silent
+// backend counts as unknown. Only a request can end a silence, and an idle
+// backend gets none. The next request may try the backend, because untried is
+// longer than longestPause.
 const untried = 45 * time.Second
 
-// Snapshot returns the states of all trackers that have been used.
+// Snapshot returns the states of the trackers that know a usual wait or have a
+// silence.
 func (t *Table) Snapshot(now time.Time) (states []State) {
 	known := t.uses.Load()
 	if known == nil {

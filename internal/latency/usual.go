@@ -6,17 +6,19 @@ import (
 	"time"
 )
 
-// Kind is a kind of request: those that usually wait for about as long. The
-// first byte of a streamed reply comes when the model begins to answer, and
-// that of a whole one when it is done. Both take longer after a long prompt,
-// and a whole one if much output is asked for.
+// Kind is a kind of request: the requests in it usually wait about equally
+// long. The first byte of a streamed reply comes when the model starts to
+// answer, and that of a whole reply when the model has finished. Both take
+// longer after a long prompt. A whole reply also takes longer if much output is
+// allowed. So a kind consists of the size of the prompt, the size of the
+// output, and whether the reply is streamed.
 type Kind uint8
 
-// Unfollowed is the kind of requests that no tracker follows.
+// Unfollowed is the kind of requests that are not tracked.
 const Unfollowed Kind = 0
 
-// The bytes of a prompt, and the tokens of output, up to which a request is of
-// a size. All others are of one more.
+// promptSizes and outputSizes are the upper limits of the sizes of prompts, in
+// bytes, and of outputs, in tokens. Above the last one is one more size.
 var (
 	promptSizes = [...]int64{8 << 10, 64 << 10}
 	outputSizes = [...]int64{0, 256, 2048}
@@ -27,8 +29,8 @@ const (
 	kinds = 2 * sizes
 )
 
-// KindOf returns the kind of a request with a prompt of that many bytes that
-// asks for that many tokens of output.
+// KindOf returns the kind of a request with a prompt of this many bytes and an
+// output of up to this many tokens.
 func KindOf(streamed bool, prompt, output int64) Kind {
 	kind := 1 + sizeOf(prompt, promptSizes[:])*(len(outputSizes)+1) + sizeOf(output, outputSizes[:])
 	if streamed {
@@ -42,34 +44,34 @@ func sizeOf(n int64, sizes []int64) int {
 	return i
 }
 
-// Usual is what is usual for requests of a kind. The zero Usual knows nothing.
+// Usual is the usual wait of a kind of request. The zero Usual knows nothing.
 type Usual struct {
 	// Wait is the moving average of the waits for the first byte.
 	Wait time.Duration
-	// Longest falls slowly from the second longest wait: one wait alone is an
-	// outlier.
+	// Longest is the second longest wait, decreasing slowly with each reply.
+	// The longest one alone may be an outlier.
 	Longest time.Duration
-	// Replies is how many replies show it, up to enough.
+	// Replies is the number of replies in Wait, up to enough.
 	Replies int64
 }
 
 const (
-	// enough is how many replies show what is usual.
+	// enough is the number of replies after which the usual wait is known.
 	enough = 10
 	// shortest is the shortest threshold.
 	shortest = 500 * time.Millisecond
-	// factor is how many times the usual wait is too long.
+	// factor is the multiple of the usual wait that is too long.
 	factor = 4
-	// shortestLone and loneFactor are the same for a request that moves by
-	// itself.
+	// shortestLone and loneFactor are the shortest threshold and the factor for
+	// a request that moves without other evidence.
 	shortestLone = time.Minute
 	loneFactor   = 10
 )
 
-// Known reports whether enough replies show what is usual.
+// Known reports whether enough replies have been seen.
 func (u Usual) Known() bool { return u.Replies >= enough }
 
-// With returns what the replies of both show.
+// With returns the usual wait by the replies in u and v together.
 func (u Usual) With(v Usual) Usual {
 	n := u.Replies + v.Replies
 	if v.Replies == 0 {
@@ -79,8 +81,8 @@ func (u Usual) With(v Usual) Usual {
 	return Usual{wait, max(u.Longest, v.Longest), min(n, enough)}
 }
 
-// Threshold returns how long a wait must be to be longer than usual: the
-// longer, the fewer replies show what is usual. It is 0 if none does.
+// Threshold returns the wait from which on a request has waited too long. It is
+// longer while only a few replies are known, and 0 if there is none.
 func (u Usual) Threshold() time.Duration {
 	if u.Replies == 0 {
 		return 0
@@ -88,10 +90,9 @@ func (u Usual) Threshold() time.Duration {
 	return max(max(shortest, factor*u.Wait)*enough/time.Duration(u.Replies), u.Longest)
 }
 
-// LoneThreshold returns how long a wait must be so that a request moves to
-// another backend by itself, although nothing else shows that its backend is
-// silent: it may be the only request there. It is 0 if it is not known what is
-// usual.
+// LoneThreshold returns the wait after which a request moves to another backend
+// even if nothing else shows that its backend is silent, because it may be the
+// only request there. It returns 0 if no reply is known.
 func (u Usual) LoneThreshold() time.Duration {
 	if u.Replies == 0 {
 		return 0
@@ -99,10 +100,10 @@ func (u Usual) LoneThreshold() time.Duration {
 	return max(shortestLone, loneFactor*u.Wait, u.Longest)
 }
 
-// norm is what is usual for requests of a kind at one backend.
+// norm tracks the usual wait of a kind of request at one backend.
 type norm struct {
-	// longest falls slowly from the longest wait, and second from the second
-	// longest.
+	// usual is the moving average. longest and second are the longest and the
+	// second longest wait, decreasing slowly with each reply.
 	usual, longest, second, replies atomic.Int64
 }
 
@@ -110,11 +111,11 @@ func (n *norm) get() Usual {
 	return Usual{time.Duration(n.usual.Load()), time.Duration(n.second.Load()), n.replies.Load()}
 }
 
-// served records the wait for the first byte of a reply. Replies that come at
-// the same moment may overwrite each other's wait, which changes little. A wait
-// that is much longer than usual moves the average only as one does that is
-// just too long. One that was unusual, because the backend was silent
-// meanwhile, is no long wait of those to come.
+// served records the wait for the first byte of a reply. If replies come at the
+// same moment, the wait of one may be lost, which changes little. A wait that
+// is much too long moves the average only as far as one that is just too long.
+// unusual reports whether there was a silence when the byte came: then the wait
+// does not count towards the longest waits.
 func (n *norm) served(wait time.Duration, unusual bool) {
 	before := n.get()
 	usual, sample := int64(before.Wait), wait
