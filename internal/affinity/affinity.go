@@ -12,21 +12,22 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
-// Affinity stores which account owns which object, for the requests of one
-// pool.
+// Affinity routes the requests of one pool to the accounts that store the
+// objects which they name. It remembers which account stores which object.
 type Affinity struct {
 	owners *savedOwners
 	name   any // of the owners among those in use
-	// accounts are those that the requests may use, and all are those of the
-	// pool.
+	// accounts are the accounts that the requests may use. all are the accounts
+	// of the pool.
 	accounts, all []string
-	// storage is where owners are saved. nil: nowhere, because the other
-	// replicas know them.
+	// storage is where owners are saved. It is nil if the other replicas
+	// remember them instead.
 	storage certmagic.Storage
 	logger  *zap.Logger
-	// strict reports whether a caller reaches only what it made.
+	// strict reports whether a caller reaches only objects that it made.
 	strict bool
-	// others is what other replicas know. They are told by the newest config's.
+	// others gives access to the owners that other replicas know. It may be
+	// nil. Learned owners are sent through that of the newest config.
 	others *replicas.Owners
 }
 
@@ -36,9 +37,9 @@ type Config struct {
 	// Pool is the name of the pool, under which owners survive a reload.
 	Pool string
 	// Accounts are the accounts of the pool's backends, the best priority
-	// first. They may repeat.
+	// first. An account may be repeated.
 	Accounts []string
-	// Link connects the pool with other replicas. It is nil without any.
+	// Link connects the pool with other replicas. It is nil if there are none.
 	Link   *replicas.Link
 	Logger *zap.Logger
 }
@@ -46,7 +47,7 @@ type Config struct {
 // inUse keeps the owners through config reloads.
 var inUse = caddy.NewUsagePool()
 
-// New returns the Affinity of a pool. The caller closes it.
+// New returns the Affinity of a pool, which must be closed.
 func New(ctx caddy.Context, c Config) (*Affinity, error) {
 	if c.Options == nil {
 		c.Options = new(Options)
@@ -75,26 +76,26 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 	return a, nil
 }
 
-// Start applies the options to the owners. Those of the config before apply
-// until the new one is in use, because it may fail.
+// Start applies the options to the owners. Until then, the options of the
+// previous config apply, because the new config may still fail to load.
 func (a *Affinity) Start() {
 	a.owners.configure(a.storage, a.logger)
 	a.owners.others.Store(a.others)
 }
 
-// Among returns the Affinity of requests that may use only these of the
-// accounts. It is not closed.
+// Among returns an Affinity for requests that may use only these accounts. It
+// need not be closed.
 func (a *Affinity) Among(accounts []string) *Affinity {
 	among := *a
 	among.accounts = accounts
 	return &among
 }
 
-// IsStrict reports whether a caller reaches only the objects that it made.
+// IsStrict reports whether a caller reaches only objects that it made.
 func (a *Affinity) IsStrict() bool { return a.strict }
 
-// Record returns when the ids were saved. It is nil if Caddy's storage does not
-// have them.
+// Record returns the record of when the owners were saved. It returns nil if
+// they are not saved in Caddy's storage.
 func (a *Affinity) Record() *pools.Record {
 	if a == nil || a.storage == nil {
 		return nil
@@ -102,7 +103,7 @@ func (a *Affinity) Record() *pools.Record {
 	return &a.owners.saver.Record
 }
 
-// Close releases what New acquired.
+// Close releases the resources that New acquired.
 func (a *Affinity) Close() error {
 	if a == nil {
 		return nil

@@ -11,26 +11,26 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 )
 
-// A client secret is what a server gives to a browser, to begin one realtime
-// session without a key. Only the account that has made it accepts it. So it is
-// remembered like an object: its digest, with that account, until it expires.
-// In place of the caller, there is a digest of the caller's name and key, so
-// that the secret ends with that key.
+// A client secret is a credential that a server gives to a browser to start one
+// realtime session without a key. Only the account that made it accepts it. So
+// it is remembered like an object: the digest of the secret, with that account,
+// until it expires. In place of the caller, a digest of the caller's name and
+// key is stored, so that the secret becomes invalid with that key.
 
-// Secret is what is known about a client secret.
+// Secret is the origin of a client secret.
 type Secret struct {
-	// Account has made it.
+	// Account is the account that made it.
 	Account string
-	// By stands for the key of the caller that it was made for, as MinterOf
-	// returns it. It is 0 if callers have no keys.
+	// By is a digest of the name and the key of the caller that it was made
+	// for: see MinterOf. It is 0 if callers have no keys.
 	By ownership.Caller
-	// TokenOf is the name of the caller if that has sent a token. Otherwise, it
-	// is empty.
+	// TokenOf is the caller's name if the caller sent a token instead of a key.
+	// Otherwise it is empty.
 	TokenOf string
 }
 
-// MinterOf returns what stands for a caller's key in what is remembered of its
-// client secrets. A caller by a token has no id of a key.
+// MinterOf returns the digest of a caller's name and key for Secret.By. keyID
+// is empty for a caller with a token.
 func MinterOf(name, keyID string) ownership.Caller {
 	if name == "" {
 		return 0
@@ -38,11 +38,11 @@ func MinterOf(name, keyID string) ownership.Caller {
 	return ownership.CallerNamed("key " + keyID + "\x00" + name)
 }
 
-// maxTokenHolders is how many callers with tokens are remembered. An identity
-// provider may have any number of them.
+// maxTokenHolders is the maximum number of callers with tokens that are
+// remembered, because an identity provider may have any number of them.
 const maxTokenHolders = 10_000
 
-// tokenHolders are the names of callers that have made client secrets with a
+// tokenHolders holds the names of callers that have made client secrets with a
 // token. If there are too many, all are forgotten, and their client secrets are
 // refused.
 type tokenHolders struct {
@@ -59,7 +59,7 @@ func (h *tokenHolders) set(c ownership.Caller, name string) {
 	h.names[c] = name
 }
 
-// get returns the name, or nothing.
+// get returns the name, or "" if it is not known.
 func (h *tokenHolders) get(c ownership.Caller) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -71,11 +71,12 @@ func keyOfSecret(secret string) ownership.Key {
 	return ownership.KeyOf(sum[:])
 }
 
-// seekers are all who ask for secrets that this replica does not know. They are
-// not identified, so they are one caller to the other replicas.
+// seekers is the caller of lookups for secrets that this replica does not know.
+// The clients are not identified yet, so all of them count as one caller.
 var seekers = ownership.CallerNamed("\x00client secrets")
 
-// Secret returns what is known about a client secret that is still good.
+// Secret returns the origin of a client secret. ok is false if the secret is
+// unknown or has expired.
 func (a *Affinity) Secret(secret string) (s Secret, ok bool) {
 	key, now := keyOfSecret(secret), time.Now()
 	o, ok := a.owners.loaded().Get(key, now)
@@ -100,11 +101,12 @@ func (a *Affinity) Secret(secret string) (s Secret, ok bool) {
 	return s, true
 }
 
-// longestSecret is how long a client secret is good at most, whatever its reply
-// says. OpenAI's are for 2 hours at most.
+// longestSecret is the longest time for which a client secret is remembered,
+// even if the reply names a longer one. OpenAI's secrets are valid for at most
+// 2 hours.
 const longestSecret = 24 * time.Hour
 
-// learnSecret records the client secret in a reply.
+// learnSecret remembers the client secret in a reply.
 func (p *Placement) learnSecret(account string, reply []byte) {
 	a, now := p.affinity, time.Now()
 	secret, until, ok := openaiapi.ClientSecretIn(reply)

@@ -10,24 +10,24 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 )
 
-// Entitlement is which backends of the pool the requests of some callers may
-// use: all, or those of the option backends. To these requests, it is as if the
-// pool had no others. It is made once for each list of the config.
+// Entitlement defines which backends of the pool some callers may use: all, or
+// those of the option backends. For these callers, the pool's other backends do
+// not exist. There is one Entitlement for each list of backends in the config.
 type Entitlement struct {
-	// May reports whether they may use a backend, and AllModels whether its
-	// account serves all models of those that they may use. Both are by the
-	// index of the backend.
+	// May reports whether the callers may use a backend. AllModels reports
+	// whether the backend's account serves all models of the backends that they
+	// may use. Both are indexed by backend.
 	May, AllModels []bool
 	// Affinity places requests at the accounts of these backends.
 	Affinity *Affinity
-	// Set distinguishes these backends from others. 0: all.
+	// Set identifies the set of backends. It is 0 if the set contains all.
 	Set uint64
-	// accounts are those of all backends.
+	// accounts are the accounts of all backends, by backend.
 	accounts []string
 }
 
-// Entitle returns the entitlement of callers with the option backends, or of
-// all others if names is nil.
+// Entitle returns the entitlement of callers whose option backends is names. If
+// names is nil, they may use all backends.
 func Entitle(names []string, backends []*backend.Backend, a *Affinity) *Entitlement {
 	e := &Entitlement{May: make([]bool, len(backends)), AllModels: make([]bool, len(backends)), Affinity: a}
 	digest, all := fnv.New64a(), true
@@ -50,9 +50,8 @@ func Entitle(names []string, backends []*backend.Backend, a *Affinity) *Entitlem
 	return e
 }
 
-// findAllModels finds the backends of accounts that serve all models of the
-// backends that may be used. A backend that serves any model adds models that
-// no list has.
+// findAllModels sets AllModels. If a backend serves any model, only accounts
+// with such a backend serve all models.
 func (e *Entitlement) findAllModels(backends []*backend.Backend) {
 	lists := make(map[string]map[string]bool) // by account
 	serveAny := make(map[string]bool)
@@ -76,8 +75,8 @@ func (e *Entitlement) findAllModels(backends []*backend.Backend) {
 	}
 }
 
-// HasAllModels reports whether an account serves all models that the requests
-// may use, or none does.
+// HasAllModels reports whether the account serves all models that the callers
+// may use. If no account does, it reports true.
 func (e *Entitlement) HasAllModels(account string) bool {
 	some := false
 	for i, its := range e.accounts {

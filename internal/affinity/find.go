@@ -16,35 +16,36 @@ import (
 type id struct {
 	ownership.Key
 	kind openaiapi.IDKind
-	// own reports whether the id has to be the caller's own.
+	// own reports whether the id must belong to the request's caller.
 	own bool
-	// caller is the one that it belongs to, as far as that is known.
+	// caller is the caller that the id belongs to, as far as that is known.
 	caller ownership.Caller
 }
 
 // Request is the input for finding a Placement.
 type Request struct {
 	Method, Operation, RawQuery string
-	// Body is the parsed body, and Text the body itself.
+	// Body is the parsed body, and Text is the unparsed body.
 	Body *openaiapi.Body
 	Text []byte
 	// Caller is the name of the caller, if callers have names.
 	Caller string
-	// KeyID is that of the caller's key, and Account the account that has made
-	// the client secret that the request has in place of a key. Both may be
+	// KeyID identifies the caller's key. Account is the account that made the
+	// client secret, if the request has one instead of a key. Both may be
 	// empty.
 	KeyID, Account string
-	// Upgrade reports whether it opens a WebSocket, and Compressed whether its
-	// body could not be read.
+	// Upgrade reports whether the request opens a WebSocket. Compressed reports
+	// whether its body could not be read because it is compressed.
 	Upgrade, Compressed bool
-	// Disputed reports whether servers may read the body as different types.
+	// Disputed reports whether servers may disagree about the type of the body.
 	Disputed bool
-	// CutAt is how many bytes were read of a longer body. 0: all of it.
+	// CutAt is how many bytes of a longer body were read. It is 0 if all of it
+	// was read.
 	CutAt int64
 }
 
-// Place returns the placement of a request. If no account may get it, refused
-// is true and refusal says why.
+// Place returns the placement of a request. If no account may get the request,
+// refused is true, and refusal is the error for the client.
 func (a *Affinity) Place(r *Request) (p *Placement, refusal apierror.Error, refused bool) {
 	if a.strict {
 		if refusal, refused = r.refuses(); refused {
@@ -109,27 +110,27 @@ func (a *Affinity) find(r *Request, stored openaiapi.Stored) (*Placement, apierr
 	return p, f.refusal, f.refused
 }
 
-// showsAll reports whether every object that the body names was seen. What is
-// made below another object may otherwise be one that the body names, such as a
-// file that is added to a vector store.
+// showsAll reports whether every object that the body names was seen. If not,
+// the object that is made below another one may be an object that the body
+// names, such as a file that is added to a vector store.
 func (r *Request) showsAll() bool {
 	return openaiapi.BodyNamesNothing(r.Method, r.Operation) || !r.Compressed && r.CutAt == 0 && !r.Disputed && r.Body.Readable(r.Text)
 }
 
-// finder finds the owner of a request's ids.
+// finder finds the owners of the ids in a request.
 type finder struct {
 	*Placement
 	store *ownership.Memory
-	// unread reports whether the store lacks what was saved.
+	// unread reports whether the saved owners were not read yet.
 	unread  bool
 	now     time.Time
 	refusal apierror.Error
 	refused bool
-	// own reports whether the next id has to be the caller's own.
+	// own reports whether the next id must belong to the caller.
 	own bool
-	// owns are the ids that are known to be the caller's.
+	// owns are the ids that are known to belong to the caller.
 	owns []ownership.Key
-	// open are the ids of which other replicas may know more.
+	// open are the ids about which other replicas may know more.
 	open []openID
 }
 
@@ -149,7 +150,7 @@ func (f *finder) take(kind openaiapi.IDKind, text []byte) {
 	f.takeAs(ownership.KeyOf(text), kind, text)
 }
 
-// takeAs takes an id that another key stands for.
+// takeAs adds an id of the request under another key than the digest of text.
 func (f *finder) takeAs(key ownership.Key, kind openaiapi.IDKind, text []byte) {
 	it := id{Key: key, kind: kind, own: f.own}
 	f.named = append(f.named, it)
@@ -161,18 +162,18 @@ func (f *finder) takeAs(key ownership.Key, kind openaiapi.IDKind, text []byte) {
 	}
 }
 
-// othersMayKnow reports whether other replicas may know what this one does not:
-// the caller of an id, if callers have names, and its account, if there are
+// othersMayKnow reports whether other replicas may know more about an id than
+// its owner o: its caller, if callers have names, or its account, if there are
 // several.
 func (f *finder) othersMayKnow(o ownership.Owner) bool {
 	a := f.affinity
 	return a.others != nil && !o.Caller.Named() && (f.caller != 0 && (f.own || o.Caller == 0) || o.Account == "" && len(a.all) > 1)
 }
 
-// apply uses what is known about an id. An account that the config no longer
-// has may have another name or key now, so that it is not known which one has
-// the object. The caller is known anyway. What is at an account that the caller
-// may not use does not exist for it.
+// apply applies the known owner of an id to the placement. If the config no
+// longer has the owner's account, that account may have another name or key
+// now, so the account counts as unknown. The caller is known anyway. An object
+// in an account that the caller may not use does not exist for the caller.
 func (f *finder) apply(it id, text []byte, o ownership.Owner) {
 	if it.Key == f.subject && o.Caller == f.caller {
 		f.creation = max(f.creation, createsParts)
@@ -201,9 +202,9 @@ func (f *finder) apply(it id, text []byte, o ownership.Owner) {
 	}
 }
 
-// lookUp asks other replicas what they know of the open ids. If there is no
-// answer, it goes by what is known here, but does not record that as what they
-// know. For an id that must be the caller's own, that is not enough.
+// lookUp asks other replicas for the owners of the open ids. Without an answer,
+// it uses the owners that are known here, but does not remember that as the
+// replicas' answer. An id that must belong to the caller is then refused.
 func (f *finder) lookUp() {
 	if f.refused || len(f.open) == 0 {
 		return
@@ -231,9 +232,9 @@ func (f *finder) lookUp() {
 	}
 }
 
-// settle remembers what other replicas know of an id, and returns its owner. If
-// the id belongs to no caller, the replicas are asked again after
-// ownership.Unclaimed: a replica may have been unable to answer, or may have
+// settle remembers the other replicas' answer about an id, and returns the id's
+// owner. If the id belongs to no caller, the replicas are asked again after
+// ownership.Unclaimed, because one may have been unable to answer, or may have
 // learned the caller since.
 func (f *finder) settle(it openID, found replicas.Found) ownership.Owner {
 	a, o, ttl := f.affinity, it.owner, min(found.TTL, idTTL)
@@ -251,11 +252,11 @@ func (f *finder) settle(it openID, found replicas.Found) ownership.Owner {
 	return o
 }
 
-// longestShown is how much of an id an error shows.
+// longestShown is the number of bytes of an id that an error shows.
 const longestShown = 80
 
 // notFound returns the error for an object that the caller may not use, in the
-// words that OpenAI's API has for it.
+// words of OpenAI's API.
 func notFound(kind openaiapi.IDKind, text string) apierror.Error {
 	text = pool.CutText(text, longestShown)
 	switch kind {

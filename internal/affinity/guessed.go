@@ -6,36 +6,36 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 )
 
-// bounded bounds the ids of each caller that are of one kind. Without a bound,
-// those of one caller would push out the ids of all others.
+// bounded limits the number of remembered ids of one kind for each caller.
+// Without a limit, the ids of one caller could displace the ids of all others.
 //
-// So are the ids that replies of new APIs have taught: such an API may just
-// answer, as a chat does, and then each reply has another id that nobody names
-// again. And so are client secrets, of which each session may have another.
+// It is used for ids from replies of new APIs, because each reply of such an
+// API may have a new id that is never used again, as in a chat. It is also used
+// for client secrets, because each session may have a new one.
 type bounded struct {
 	most    int // of a caller
 	mu      sync.Mutex
 	callers map[ownership.Caller]*recentKeys
 }
 
-// recentKeys is a ring of the keys that were added last.
+// recentKeys is a ring of the latest keys.
 type recentKeys struct {
 	keys []ownership.Key
 	next int
 }
 
 const (
-	// maxGuessed is how many ids of new APIs are remembered for a caller, and
-	// maxSecrets how many client secrets.
+	// maxGuessed is the maximum number of ids of new APIs for a caller, and
+	// maxSecrets the maximum number of client secrets.
 	maxGuessed = 10_000
 	maxSecrets = 1_000
-	// maxBounded is of how many callers they are counted. If there are more,
-	// some are counted anew.
+	// maxBounded is the maximum number of callers whose ids are counted. If
+	// there are more, the counts of some start again.
 	maxBounded = 1024
 )
 
-// add adds an id of a caller. It removes the caller's oldest one from the
-// memory if there are too many.
+// add adds an id of a caller. If the caller has too many, add removes the
+// oldest one from the memory.
 func (g *bounded) add(m *ownership.Memory, c ownership.Caller, key ownership.Key) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -12,25 +12,27 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
-// What a caller makes is often used together: a file and a vector store, an
-// assistant and a thread, a response and a file. So it is made in one account,
-// the caller's home. Callers without names are one caller, because they may use
-// each other's objects.
+// A caller's objects are often used together: a file and a vector store, an
+// assistant and a thread, a response and a file. So they are made in one
+// account, which is the caller's home. Callers without names count as one
+// caller, because they may use each other's objects.
 //
-// Each replica finds the same home without talking: the first account in the
-// order of the caller's name (see package pool) among those that would get the
-// request anyway. If that is another one than before, because the home is
-// drained or fails, the caller moves. Where it moved is remembered like the
-// owner of an object, with an id that no object has, so it outlives a restart
-// and reaches other replicas just as owners do.
+// All replicas find the same home without communicating: among the accounts
+// that could get the request anyway, it is the first one in the order of the
+// caller's name (see package pool). If that changes because the home is drained
+// or fails, the caller moves. The new home is remembered like the owner of an
+// object, under a key that no object has. So it outlives a restart and reaches
+// other replicas, as owners do.
 //
-// Conversations, threads and stored responses are made at any account while
-// their caller uses no other objects: they are bound to the account where they
-// began, so a caller that has only these would be bound to one account. What
-// else the caller makes first goes where the last of them is.
+// Conversations, threads and stored responses are made in any account as long
+// as their caller has no other objects. Each of them is bound to its account,
+// so with a home, a caller that makes nothing else would always use one
+// account. The caller's first other object is made where its latest
+// conversation, thread or response is.
 
-// homeOf is the id for the account where a caller's objects are made, and
-// lastOf the one for where its last conversation, thread or response is.
+// homeOf returns the key under which a caller's home is remembered. lastOf
+// returns the key for the account of the caller's latest conversation, thread
+// or response.
 func homeOf(c ownership.Caller) ownership.Key { return keyOf("home", c) }
 func lastOf(c ownership.Caller) ownership.Key { return keyOf("last", c) }
 
@@ -38,8 +40,7 @@ func keyOf(what string, c ownership.Caller) ownership.Key {
 	return ownership.KeyOf(binary.LittleEndian.AppendUint64([]byte(what+"\x00"), uint64(c))) // no id has a NUL
 }
 
-// findHome finds out where the caller's objects are, for a request that makes
-// another one.
+// findHome finds the caller's home for a request that makes an object.
 func (f *finder) findHome() {
 	p := f.Placement
 	if p.makes == openaiapi.MakesNothing || len(p.named) > 0 || len(p.affinity.accounts) < 2 {
@@ -69,8 +70,8 @@ func (f *finder) accountOf(key ownership.Key) string {
 	return ""
 }
 
-// lookUpHome asks other replicas where the caller's objects are, and where its
-// last conversation is if that is not known here.
+// lookUpHome asks other replicas for the caller's home, and for the account of
+// its latest conversation if that is not known here.
 func (f *finder) lookUpHome(lastHere string) (home, last string) {
 	a, keys := f.affinity, []ownership.Key{homeOf(f.caller), lastOf(f.caller)}
 	if a.others == nil {
@@ -92,8 +93,8 @@ func (f *finder) keep(key ownership.Key, found replicas.Found) (account string) 
 	return found.Account
 }
 
-// Maker returns how the pool chooses among the accounts for a request that
-// makes an object, or nil if the caller does not matter.
+// Maker returns how the pool chooses the account for a request that makes an
+// object. It returns nil if the caller does not affect the choice.
 func (p *Placement) Maker() *pool.Maker {
 	if p.maker.Home == "" && p.maker.Order == 0 {
 		return nil
@@ -101,8 +102,9 @@ func (p *Placement) Maker() *pool.Maker {
 	return &p.maker
 }
 
-// remember records where the caller's object was made. What names other objects
-// is made where these are, and does not move the caller.
+// remember records the account in which the caller's object was made. If the
+// request names other objects, its object is made where these are, so it does
+// not change a known home.
 func (p *Placement) remember(account string) {
 	a := p.affinity
 	if p.makes == openaiapi.MakesNothing || len(a.accounts) < 2 {

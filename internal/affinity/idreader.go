@@ -8,34 +8,36 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
-// maxReply is how much of a JSON reply is read. A reply names the object that
-// was created at its beginning.
+// maxReply is how many bytes of a JSON reply are read. A reply names the object
+// that was created at its beginning.
 const maxReply = 1 << 20
 
-// IDReader learns the ids that a reply names while the reply passes, before its
-// end reaches the client: the next request may come immediately.
+// IDReader learns the ids in a reply while the reply passes, and before its end
+// reaches the client, because the next request may come immediately.
 type IDReader struct {
 	placement *Placement
 	account   string
-	// events splits a stream that nothing else watches.
+	// events splits a stream into events, if no other watcher does. It is nil
+	// for other replies.
 	events *sse.Watcher
-	// text is what came of a reply of this length and coding.
+	// text is the part of the reply that has come. length and coding are the
+	// reply's Content-Length and Content-Encoding.
 	text   []byte
 	length int64
 	coding string
-	// read is how many ids were read so far.
+	// read is the number of ids read so far.
 	read int
-	// unstored reports whether a streamed response is not stored, and chats
-	// whether the beginning of a streamed chat, or of a stream of a new API,
-	// was there.
+	// unstored reports whether a streamed response is not stored. chats reports
+	// whether the first event of a streamed chat, or of a stream of a new API,
+	// has come.
 	unstored, chats bool
 }
 
-// Teaches reports whether a reply may teach something.
+// Teaches reports whether the reply may contain ids to learn.
 func (p *Placement) Teaches() bool { return p.ids != noIDs }
 
-// IDReader returns the reader of the ids in a reply, or nil if the reply has
-// none to learn.
+// IDReader returns the reader of the ids in a reply. It returns nil if the
+// reply contains none to learn.
 func (p *Placement) IDReader(account string, res *http.Response) *IDReader {
 	if p.ids == noIDs || res.StatusCode < 200 || res.StatusCode >= 300 {
 		return nil
@@ -53,8 +55,8 @@ func (p *Placement) IDReader(account string, res *http.Response) *IDReader {
 	return nil
 }
 
-// Join makes the watcher of a stream pass its events to the reader too, which
-// then needs no bytes.
+// Join makes the watcher of a stream also pass its events to the reader. Watch
+// need not be called then.
 func (r *IDReader) Join(w *sse.Watcher) {
 	each, long := w.Each, w.Long
 	w.Each = func(e sse.Event) {
@@ -72,7 +74,7 @@ func (r *IDReader) Join(w *sse.Watcher) {
 }
 
 // Watch reads the next bytes of the reply. end reports whether they are the
-// last.
+// last ones.
 func (r *IDReader) Watch(p []byte, end bool) {
 	if r.events != nil {
 		if r.events.Watch(p); end {
@@ -98,8 +100,8 @@ func (r *IDReader) keep(p []byte) {
 	r.text = append(r.text, p[:min(len(p), maxReply-len(r.text))]...)
 }
 
-// event reads an event of a stream. Those that bring a part of a text are
-// passed over.
+// event reads an event of a stream. It skips events that contain only a part of
+// a text.
 func (r *IDReader) event(e sse.Event) {
 	data := e.Data
 	if e.TooLong {

@@ -9,9 +9,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 )
 
-// Served records that the account served the request, with this reply. So the
-// account stores the objects that the request names. Only an input item's id
-// proves nothing, unless another account did not know it.
+// Served records that the account served the request with this reply, which
+// shows that the account stores the objects that the request names. For the id
+// of an input item, this is no proof unless another account did not know the
+// id.
 func (p *Placement) Served(account string, res *http.Response) {
 	if p.affinity == nil || res.StatusCode < 200 || res.StatusCode >= 300 {
 		return
@@ -30,10 +31,10 @@ func (p *Placement) Served(account string, res *http.Response) {
 	}
 }
 
-// learn records the account of an id in a reply, and the caller that it belongs
-// to. That is the caller of this request if the request made the object, or if
-// the object is a new part of one of the caller's. Otherwise the reply shows
-// nothing about whose the object is.
+// learn records the account of an id in a reply, and the caller that the id
+// belongs to. That is the caller of this request if the request made the
+// object, or if the object is a new part of one of the caller's objects.
+// Otherwise the reply does not show whose object it is.
 func (p *Placement) learn(account string, kind openaiapi.IDKind, text []byte) {
 	key := ownership.KeyOf(text)
 	made := false
@@ -51,17 +52,17 @@ func (p *Placement) learn(account string, kind openaiapi.IDKind, text []byte) {
 	p.put(key, account, caller)
 }
 
-// learnUnstored records that a new output item of a response that no account
-// stores belongs to the caller. Only a caller who reaches nothing else needs
-// that, because clients send such items back.
+// learnUnstored records that a new output item of a response that is not stored
+// belongs to the caller. This matters only if callers are strict, because
+// clients send such items back.
 func (p *Placement) learnUnstored(text []byte) {
 	if key := ownership.KeyOf(text); p.affinity.strict && p.creation == createsAll && p.isNew(key) && !p.names(key) {
 		p.put(key, "", p.caller)
 	}
 }
 
-// isNew reports whether the id may be the caller's: it is not known as one that
-// belongs to no caller.
+// isNew reports whether the id may belong to the caller, because it is not
+// known to belong to no caller.
 func (p *Placement) isNew(key ownership.Key) bool {
 	o, known := p.affinity.owners.loaded().Get(key, time.Now())
 	return !known || o.Caller.Named()

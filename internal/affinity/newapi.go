@@ -10,23 +10,24 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 )
 
-// For an API that is not known, package openaiapi guesses how requests use
-// objects. An object that a request makes there is learned like any other. With
-// client keys, that is not enough: a list may show, and a name may be, what
-// another caller has made before this pool knew of it. So there, a caller
-// reaches only what replies to its own requests have taught, and what is below
-// that.
+// For an unknown API, package openaiapi guesses how requests use objects. An
+// object that a request makes is learned as in any other API. With client keys,
+// that is not enough: a list may show objects that another caller made before
+// this pool knew of them, and a name may be such an object. So a caller reaches
+// only objects that replies to its own requests have named, and objects below
+// them.
 //
-// A reply teaches only new names. One that the request said, or that has an
-// owner already, stays whose it is: otherwise a caller could take an object by
-// an update that repeats its name, or by a request that is answered with its
-// own text.
+// Only new names in a reply are learned. If the request contains a name, or the
+// name already has an owner, the owner stays. Otherwise a caller could take
+// over an object by an update that repeats the object's name, or by a request
+// whose reply repeats the request's text.
 
-// maxSaid is how many texts of a request are compared with the names in its
-// reply. If there are more, no owner is learned from the reply.
+// maxSaid is the maximum number of texts of a request that are compared with
+// the names in its reply. If there are more, the caller does not become the
+// owner of these names.
 const maxSaid = 10_000
 
-// takeNames takes what may be names in the path and the body of a request to a
+// takeNames adds the possible names in the path and the body of a request to a
 // new API.
 func (f *finder) takeNames(r *Request, stored *openaiapi.Stored) {
 	for _, n := range stored.Names {
@@ -52,7 +53,8 @@ func (f *finder) takeNames(r *Request, stored *openaiapi.Stored) {
 	}
 }
 
-// says records the texts of the body. It reports whether these are all.
+// says records the texts of the body. It reports whether it has recorded all of
+// them.
 func (f *finder) says(r *Request) (all bool) {
 	each := openaiapi.EachString
 	if r.Body.IsForm() {
@@ -74,9 +76,9 @@ func keyOfName(n openaiapi.PathName) ownership.Key {
 	return ownership.KeyOf(n.Scoped())
 }
 
-// checkNames refuses a request of a caller to a new API if it may reach what no
-// reply has taught that caller: the first name in its path has to be the
-// caller's own.
+// checkNames refuses a caller's request to a new API if it may reach objects
+// that no reply has named to that caller. The first name in its path must
+// belong to the caller.
 func (f *finder) checkNames(r *Request, stored *openaiapi.Stored) {
 	for _, n := range stored.Names {
 		switch {

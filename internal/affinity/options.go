@@ -42,9 +42,9 @@ type Options struct {
 }
 
 const (
-	// maxIDs is how many ids of stored objects are remembered, of about 100
-	// bytes each. The least recently seen are forgotten first. idTTL is how
-	// long one is remembered after it was last seen in a reply.
+	// maxIDs is the maximum number of remembered ids, of about 100 bytes each.
+	// The least recently seen ids are forgotten first. idTTL is how long an id
+	// is remembered after it was last seen in a reply.
 	maxIDs = 1_000_000
 	idTTL  = 720 * time.Hour
 )

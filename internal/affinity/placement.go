@@ -9,83 +9,86 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
-// Anywhere is the Placement of nearly all requests: any account may get them,
-// and their replies teach nothing. Nobody changes it.
+// Anywhere is the Placement of a request that any account may get and whose
+// reply has no ids to learn, as most requests. It must not be changed.
 var Anywhere = new(Placement)
 
-// Placement defines which accounts may get a request. It belongs to the
-// goroutine that serves the request.
+// Placement defines which accounts may get a request. Only the goroutine that
+// serves the request may use it.
 type Placement struct {
 	affinity *Affinity
 	caller   ownership.Caller
-	// account is the only one that may get the request, if it is known. basis
-	// is why, and first the first id that has an owner.
+	// account is the only account that may get the request. It is empty if it
+	// is not known. basis is the reason. first is the first id with an owner.
 	account string
 	basis   basis
 	first   struct {
 		text string
 		kind openaiapi.IDKind
 	}
-	// creation is how much of the reply is the caller's, and subject the object
-	// below which the request is.
+	// creation says which objects in the reply belong to the caller. subject is
+	// the object below which the request's path is.
 	creation creation
 	subject  ownership.Key
-	// named are all ids of the request, and unknown those without an owner.
+	// named are all ids of the request. unknown are the ids without an owner.
 	named, unknown []id
-	// minter is who gets the client secret in the reply, or nil if there is
-	// none.
+	// minter is the origin of the client secret in the reply. It is nil for
+	// other replies.
 	minter *Secret
-	// within is the path in which the reply of a new API names objects. It is
-	// empty for all others. said are the texts of such a request, which its
-	// reply may repeat.
+	// within is the path below which the reply of a new API names objects. It
+	// is empty for known APIs. said are the texts of a request to a new API,
+	// which the reply may repeat.
 	within string
 	said   map[ownership.Key]struct{}
-	// makes is what the request makes, and free reports whether it names
-	// nothing. maker is how the pool chooses.
+	// makes is the kind of object that the request makes. free reports whether
+	// the request names no objects. maker is how the pool chooses the account.
 	makes openaiapi.Made
 	free  bool
 	maker pool.Maker
-	// missing are the accounts that do not have what the request names.
+	// missing are the accounts that do not store the objects that the request
+	// names.
 	missing []string
-	// wasAsked reports whether the account that served the request was asked.
+	// wasAsked reports whether the account that served the request was found by
+	// asking.
 	wasAsked bool
-	// ids is what the reply teaches.
+	// ids says whether the reply contains ids to learn.
 	ids teaching
 }
 
-// basis is why only one account may get a request.
+// basis is the reason why only one account may get a request.
 type basis uint8
 
 const (
 	_ basis = iota // any account may
-	// listed: the request asks for a list, and each account lists only its
-	// objects.
+	// listed means that the request asks for a list, and each account lists
+	// only its own objects.
 	listed
-	// owned: the account stores an object that the request names.
+	// owned means that the account stores an object that the request names.
 	owned
 )
 
-// creation is which of the objects in a reply are the caller's.
+// creation says which of the objects in a reply belong to the caller.
 type creation uint8
 
 const (
-	// createsNothing: the reply does not show whose its objects are.
+	// createsNothing means that the reply does not show whose its objects are.
 	createsNothing creation = iota
-	// createsParts: new parts of the subject, which is the caller's.
+	// createsParts means that new parts of the subject do, which is the
+	// caller's.
 	createsParts
-	// createsAll: the request makes what its reply shows.
+	// createsAll means that the request makes all objects that its reply names.
 	createsAll
 )
 
-// teaching is what a reply teaches.
+// teaching says whether a reply contains ids to learn.
 type teaching uint8
 
 const (
-	// noIDs: the reply names no objects.
+	// noIDs means that the reply names no objects.
 	noIDs teaching = iota
-	// someIDs: it names objects.
+	// someIDs means that the reply may name objects.
 	someIDs
-	// learnedIDs: it did, and their account is known now.
+	// learnedIDs means that the account of an object in the reply was learned.
 	learnedIDs
 )
 
@@ -98,8 +101,8 @@ func (p *Placement) Allows(account string) bool {
 // account may get it.
 func (p *Placement) Anywhere() bool { return p.account == "" && len(p.unknown) == 0 }
 
-// Stored returns, in words for the client, the object because of which only one
-// account may get the request. It is empty if any account may get it.
+// Stored describes to the client the object because of which only one account
+// may get the request. It returns "" if any account may get it.
 func (p *Placement) Stored() string {
 	if p.account == "" {
 		return ""
@@ -133,9 +136,8 @@ var kinds = map[string]string{
 	"chatcmpl": "chat completion", "rtc": "call",
 }
 
-// IsList reports whether the request asks for a list. Any account could answer,
-// but each lists only its own objects, so it has to be the same account every
-// time.
+// IsList reports whether the request asks for a list. Each account lists only
+// its own objects, so the list must come from the same account every time.
 func (p *Placement) IsList() bool { return p.basis == listed }
 
 // Makes reports whether the request makes an object without naming one.
@@ -144,8 +146,7 @@ func (p *Placement) Makes() bool { return p.creation == createsAll && len(p.name
 // Settle makes the account the only one that may get the request.
 func (p *Placement) Settle(account string) { p.account = account }
 
-// Asks reports whether the owner is found by asking one account after the
-// other.
+// Asks reports whether the owner is found by asking one account after another.
 func (p *Placement) Asks() bool {
 	return p.affinity != nil && p.account == "" && len(p.unknown) > 0 && len(p.affinity.accounts) > 1
 }
@@ -154,22 +155,24 @@ func (p *Placement) Asks() bool {
 // names.
 func (p *Placement) Exclude(account string) { p.missing = append(p.missing, account) }
 
-// Misses returns how many accounts do not store them.
+// Misses returns how many accounts do not store the objects that the request
+// names.
 func (p *Placement) Misses() int { return len(p.missing) }
 
 // The reasons why a backend was chosen, in placeholders and logs.
 const (
-	// None: by no affinity.
+	// None means that no affinity affected the choice.
 	None = "none"
-	// Owner: its account is known to store the objects that the request names.
+	// Owner means that the backend's account is known to store the objects that
+	// the request names.
 	Owner = "owner"
-	// Asked: the owner was not known, so the accounts were asked.
+	// Asked means that the owner was not known, so the accounts were asked.
 	Asked = "asked"
-	// Cache: by the session's key.
+	// Cache means that the session's key decided.
 	Cache = "cache"
-	// Home: the objects that the caller makes are there.
+	// Home means that the caller's objects are made in the backend's account.
 	Home = "home"
-	// Learned: the choice was free, and the reply named objects.
+	// Learned means that the choice was free, and that the reply named objects.
 	Learned = "learned"
 )
 
@@ -190,14 +193,15 @@ func (p *Placement) Why(a pool.Affinity) string {
 	return None
 }
 
-// asked reports whether accounts are asked for what the request names. An
-// input item, which may come whole, only counts once an account lacks it.
+// asked reports whether accounts are asked for the objects that the request
+// names. An input item may have been sent as a whole, so its id counts only
+// after an account did not know it.
 func (p *Placement) asked() bool {
 	return p.wasAsked || len(p.missing) > 0 || p.Asks() && slices.ContainsFunc(p.unknown, func(it id) bool { return it.kind != openaiapi.ItemID })
 }
 
 // Result returns, for metrics, whether the owner of the objects that the
-// request names was known. Both are empty if it names none.
+// request names was known. kind and result are empty if it names none.
 func (p *Placement) Result() (kind, result string) {
 	switch {
 	case p.basis == owned:
@@ -209,7 +213,7 @@ func (p *Placement) Result() (kind, result string) {
 }
 
 // CameTo returns the result of the affinity that Why returns: hit, move or
-// miss. It is empty if the choice was free.
+// miss. It returns "" if the choice was free.
 func (p *Placement) CameTo(a pool.Affinity) string {
 	if _, result := p.Result(); result != "" {
 		return result

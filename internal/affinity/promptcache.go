@@ -39,7 +39,7 @@ type PromptCache struct {
 	// session's id. The first one that a request has counts. Default: none.
 	Headers []string `json:"headers,omitempty"`
 
-	// relocations are kept under this name.
+	// name is the key of relocations in the usage pool.
 	name        string
 	relocations *pool.Relocations
 }
@@ -70,12 +70,12 @@ func (c *PromptCache) check() error {
 	return nil
 }
 
-// relocations keeps the relocations of keys, by pool, through config reloads.
+// relocations keeps the relocations of each pool through config reloads.
 var relocations = caddy.NewUsagePool()
 
-// OpenPromptCache turns on the prompt cache of the pool of this name. fallback
-// applies if the options have none, and may be nil. The caller closes the
-// result, which is nil if there is no prompt cache.
+// OpenPromptCache turns on the prompt cache of the pool with this name.
+// fallback applies if the options do not set a prompt cache. It may be nil. The
+// result must be closed. It is nil if there is no prompt cache.
 func (o *Options) OpenPromptCache(name string, p *pool.Pool, fallback *PromptCache) (*PromptCache, error) {
 	options := fallback
 	if o != nil && o.PromptCache != nil {
@@ -97,7 +97,7 @@ func (o *Options) OpenPromptCache(name string, p *pool.Pool, fallback *PromptCac
 	return c, nil
 }
 
-// Close releases what OpenPromptCache acquired.
+// Close releases the resources that OpenPromptCache acquired.
 func (c *PromptCache) Close() error {
 	if c == nil {
 		return nil
@@ -106,7 +106,8 @@ func (c *PromptCache) Close() error {
 	return err
 }
 
-// Key returns the key of a request for a model. It is 0 if there is none.
+// Key returns the key of a request for a model. It returns 0 if the request has
+// none.
 func (c *PromptCache) Key(header http.Header, operation, model string, p *openaiapi.Prompt, bodyLength int64) uint64 {
 	if c == nil || !openaiapi.CachesPrompts(operation) {
 		return 0

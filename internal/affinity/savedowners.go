@@ -16,21 +16,23 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
-// saveInterval is how often ids are saved that were learned since.
+// saveInterval is how often newly learned ids are saved.
 const saveInterval = 5 * time.Minute
 
-// savedOwners holds the owners, and keeps them in Caddy's storage if the
-// options say so. It reads what was saved when the first request asks, and
-// saves when requests come, both in the background. Nothing is saved until what
-// was saved before has been read, because it is replaced.
+// savedOwners holds the owners, and saves them in Caddy's storage unless other
+// replicas remember them. It reads the saved owners when the first request
+// needs them, and saves changes while requests come, both in the background. It
+// saves nothing until it has read the saved owners, because saving replaces
+// them.
 type savedOwners struct {
 	memory *ownership.Memory
-	// others are told what is learned. Requests of a config that was replaced
-	// may still learn something after it has left them.
+	// others gets the learned owners. Requests of a replaced config may still
+	// learn owners after that config was closed, so this is the newest
+	// config's.
 	others atomic.Pointer[replicas.Owners]
-	// guessed are the ids that replies of new APIs have taught, and secrets the
-	// client secrets. byToken are the names of the callers that have made some
-	// and sent a token in place of a key.
+	// guessed limits the ids from replies of new APIs, and secrets the client
+	// secrets. byToken holds the names of callers that made client secrets with
+	// a token instead of a key.
 	guessed, secrets bounded
 	byToken          tokenHolders
 	saver            *pools.Saver
@@ -41,8 +43,8 @@ type savedOwners struct {
 	logged           atomic.Bool  // the log says that it could not be read
 }
 
-// savedPlace is the storage of a config. saved are the changes that were saved
-// last there: another one saves all again.
+// savedPlace is the storage of a config. saved is the number of changes when
+// owners were last saved there. With a new storage, all owners are saved again.
 type savedPlace struct {
 	certmagic.Storage
 	saved atomic.Uint64
@@ -60,7 +62,7 @@ func (o *savedOwners) Destruct() error {
 	return nil
 }
 
-// configure applies the options of a new config. Without a storage, nothing is
+// configure applies the options of a new config. If storage is nil, nothing is
 // saved.
 func (o *savedOwners) configure(storage certmagic.Storage, logger *zap.Logger) {
 	o.logger.Store(logger)
@@ -73,15 +75,15 @@ func (o *savedOwners) configure(storage certmagic.Storage, logger *zap.Logger) {
 	o.saver.Configure(to, logger)
 }
 
-// loaded returns the owners, with those that were saved. While the storage
-// hangs or fails, requests do without these.
+// loaded returns the owners, including the saved ones. While the storage hangs
+// or fails, the saved ones are missing.
 func (o *savedOwners) loaded() *ownership.Memory {
 	o.saver.Await()
 	return o.memory
 }
 
-// load reads what was saved. Other data must not replace it if that fails,
-// which is logged once.
+// load reads the saved owners. If that fails, they must not be replaced, and
+// the failure is logged once.
 func (o *savedOwners) load(ctx context.Context, storage certmagic.Storage) error {
 	logger := o.logger.Load().With(zap.String("key", o.key))
 	saved, err := storage.Load(ctx, o.key)
@@ -97,7 +99,7 @@ func (o *savedOwners) load(ctx context.Context, storage certmagic.Storage) error
 	return err
 }
 
-// add adds what was saved. Data that is not understood is kept under another
+// add adds saved owners. If the data is not valid, it is kept under another
 // key.
 func (o *savedOwners) add(ctx context.Context, storage certmagic.Storage, saved []byte, logger *zap.Logger) error {
 	ids, err := o.memory.Load(saved, time.Now())
@@ -113,7 +115,7 @@ func (o *savedOwners) add(ctx context.Context, storage certmagic.Storage, saved 
 	return nil
 }
 
-// saveIfDue has saved what was learned, if it is time to.
+// saveIfDue starts saving in the background if saveInterval has passed.
 func (o *savedOwners) saveIfDue(now time.Time) {
 	last := o.lastDue.Load()
 	if last != 0 && now.Sub(time.Unix(0, last)) < saveInterval {
@@ -124,7 +126,7 @@ func (o *savedOwners) saveIfDue(now time.Time) {
 	}
 }
 
-// save saves what was learned since it was last saved.
+// save saves the owners if any have changed since they were last saved.
 func (o *savedOwners) save() {
 	if to := o.place.Load(); to != nil && o.memory.Changes() != to.saved.Load() {
 		o.saver.Changed()

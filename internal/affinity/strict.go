@@ -9,12 +9,12 @@ import (
 )
 
 // Strict is the value of the option callers with which a caller reaches only
-// the objects that it made through the pool.
+// objects that it made through the pool.
 const Strict = "strict"
 
-// refuses returns the error for a request that could reach other objects than
-// those that can be seen in it. Whose these are is checked where they are
-// found.
+// refuses returns the error for a request that could reach objects which are
+// not visible in the request. Whether the visible objects belong to the caller
+// is checked elsewhere.
 func (r *Request) refuses() (e apierror.Error, refused bool) {
 	if r.Upgrade {
 		return forbidden("A WebSocket is not available: the objects that its messages name cannot be seen, and callers are kept apart here."), true

@@ -7,57 +7,58 @@ import (
 	"time"
 )
 
-// Lookups keeps the lookups of different callers apart. A caller has few of
-// them on their way, and its others wait for their turn, so that no caller
-// makes its own lookups late, or those of others, by their number. After one
-// was late, the next ones of the same caller are skipped for a while, and no
-// one else's.
+// Lookups limits the concurrent lookups of each caller, so that a caller with
+// many lookups delays neither its own nor those of others. Further lookups of
+// the caller wait for their turn. After a lookup was late, the same caller's
+// lookups are skipped for a while.
 type Lookups struct {
 	mu      sync.Mutex
 	callers map[Caller]*turns
 }
 
-// NewLookups returns lookups of which none is on its way.
+// NewLookups returns a Lookups without any lookup.
 func NewLookups() *Lookups { return &Lookups{callers: make(map[Caller]*turns)} }
 
-// Len returns how many callers are remembered.
+// Len returns the number of remembered callers.
 func (l *Lookups) Len() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.callers)
 }
 
-// turns are those of one caller.
+// turns are the lookups of one caller.
 type turns struct {
-	// taken has an element for each lookup that is on its way.
+	// taken contains an element for each lookup in progress.
 	taken chan struct{}
-	// users is how many requests have a turn, or wait for one.
+	// users is the number of requests that have a turn or wait for one.
 	users int
-	// skipUntil is until when lookups are skipped.
+	// skipUntil is the time until which lookups are skipped.
 	skipUntil time.Time
 }
 
 const (
-	// atOnce is how many lookups of a caller are on their way at a time.
+	// atOnce is the maximum number of concurrent lookups of a caller.
 	atOnce = 2
-	// Skipping is how long a caller's lookups are skipped after one was late.
+	// Skipping is how long a caller's lookups are skipped after a late one.
 	Skipping = time.Second
-	// maxTurn is how long a lookup waits for its turn.
+	// maxTurn is the longest time that a lookup waits for its turn.
 	maxTurn = time.Second
-	// MaxIdle is up to how many callers are remembered that have no lookup now.
+	// MaxIdle is the number of remembered callers above which callers without
+	// lookups are forgotten.
 	MaxIdle = 1024
 )
 
 var (
-	// ErrNoAnswer says that the store did not answer, or was not asked because
-	// it had not answered shortly before.
+	// ErrNoAnswer reports that the store did not answer, or was not asked
+	// because it had not answered shortly before.
 	ErrNoAnswer = errors.New("no answer about owners in time")
-	// ErrCrowded says that a caller has more lookups than can be made in time.
+	// ErrCrowded reports that a caller has more lookups than can be made in
+	// time.
 	ErrCrowded = errors.New("too many lookups of one caller")
 )
 
-// Do calls find, which reports whether the store answered, when it is the
-// caller's turn.
+// Do calls find when it is the caller's turn. find reports whether the store
+// answered.
 func (l *Lookups) Do(c Caller, find func() (answered bool)) error {
 	t := l.enter(c)
 	defer l.leave(c, t)
@@ -109,7 +110,7 @@ func (l *Lookups) skips(t *turns) bool {
 	return time.Now().Before(t.skipUntil)
 }
 
-// take waits for a turn. It reports whether there was one in time.
+// take waits for a turn. It reports whether it got one in time.
 func (t *turns) take() bool {
 	select {
 	case t.taken <- struct{}{}:

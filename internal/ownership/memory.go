@@ -8,57 +8,59 @@ import (
 	"time"
 )
 
-// Memory remembers owners. It holds a limited number of ids, and forgets the
-// least recently put ones first. It has many parts with a lock each, so that
-// requests hardly ever wait for each other.
+// Memory remembers the owners of a limited number of ids. If it is full, it
+// forgets the least recently put ids first. It consists of many parts with a
+// lock each, so that requests hardly ever wait for each other.
 type Memory struct {
 	parts [partCount]part
-	// limit is how many ids a part holds.
+	// limit is the maximum number of ids in a part.
 	limit int
-	// changes counts what was put.
+	// changes counts changes of the memory.
 	changes atomic.Uint64
 
 	mu sync.Mutex // guards the writing of accounts
-	// accounts are all that were ever named. An id has the index of its own.
+	// accounts are all accounts that were ever put. An entry has an index into
+	// them.
 	accounts atomic.Pointer[[]string]
 }
 
 const partCount = 64
 
-// part holds the ids whose keys begin with the same bits. It is a hash table
-// with chains, because a map that leads from each key to its entry would need
-// nearly twice the memory for an id.
+// part holds the ids whose keys have the same number modulo partCount. It is a
+// hash table with chains. A Go map from keys to entries would need nearly twice
+// the memory per id.
 type part struct {
 	mu sync.Mutex
-	// chains has the first entry of each chain, and held is how many ids are in
-	// all of them. There are as many chains as ids, or up to twice as many.
+	// chains are the indexes of the first entry of each chain. held is the
+	// number of ids in all chains. There is at least one chain for each id.
 	chains []uint32
 	held   int
-	// entries are linked from the oldest to the newest. The first one only
-	// holds the ends of that list.
+	// entries are linked in a list from the oldest to the newest. The first
+	// entry only holds the ends of that list.
 	entries []entry
-	// free is the first of the entries that are not in use, linked by newer.
+	// free is the index of the first unused entry. Unused entries are linked by
+	// newer.
 	free uint32
 }
 
 type entry struct {
 	key Key
-	// caller is the id's caller if that has a name. Otherwise, it is until when
-	// the id counts as belonging to no caller, in seconds, or 0.
+	// caller is the id's caller if that has a name. Otherwise it is the time
+	// until which the id counts as belonging to no caller, in seconds, or 0.
 	caller Caller
-	// account is an index.
+	// account is an index into Memory.accounts.
 	account uint32
-	// until is when the id is forgotten: Unix time in seconds.
+	// until is when the id is forgotten, as Unix time in seconds.
 	until        uint32
 	older, newer uint32
-	// next is the next entry of its chain, or 0.
+	// next is the index of the next entry in the same chain, or 0.
 	next uint32
 }
 
-// seed keeps clients from choosing ids that lie in the same chain.
+// seed is random, so that clients cannot choose ids that are in the same chain.
 var seed = maphash.MakeSeed()
 
-// chain is the one in which an id is.
+// chain returns the chain of an id.
 func (p *part) chain(id Key) *uint32 {
 	return &p.chains[maphash.Bytes(seed, id[:])%uint64(len(p.chains))]
 }
@@ -75,21 +77,21 @@ func (p *part) find(id Key) uint32 {
 	return at
 }
 
-// link puts an entry into its chain.
+// link adds an entry to its chain.
 func (p *part) link(at uint32) {
 	e := &p.entries[at]
 	first := p.chain(e.key)
 	e.next, *first = *first, at
 }
 
-// NewMemory returns a memory for so many ids.
+// NewMemory returns a memory for up to limit ids.
 func NewMemory(limit int) *Memory {
 	m := &Memory{limit: max(1, limit/partCount)}
 	m.accounts.Store(new([]string))
 	return m
 }
 
-// Len returns how many ids are held.
+// Len returns the number of ids.
 func (m *Memory) Len() (n int) {
 	for i := range m.parts {
 		p := &m.parts[i]
@@ -100,24 +102,27 @@ func (m *Memory) Len() (n int) {
 	return n
 }
 
-// Changes returns how often something was put.
+// Changes returns a number that grows with each change.
 func (m *Memory) Changes() uint64 { return m.changes.Load() }
 
 func (m *Memory) partOf(id Key) *part { return &m.parts[id[0]%partCount] }
 
-// aWhile is the part of an id's time to live after which another Put of it is
-// news.
+// aWhile is the divisor for the fraction of an id's time to live after which
+// another Put of the id is news.
 const aWhile = 100
 
 // Unclaimed is how long an id counts as belonging to no caller after a Put with
 // NoCaller.
 const Unclaimed = 5 * time.Minute
 
-// Put remembers the owner of an id for ttl, or for as long as before, if that
-// is longer. An id that is known to be one caller's keeps that caller. A Put
-// without a caller also does not change how long an id counts as belonging to
-// no caller. Put returns the remembered owner, and whether that is news to
-// others: anything about it is new, or the id was last put a while ago.
+// Put remembers the owner of an id for ttl, or for as long as before if that is
+// longer. If the id is known to belong to a named caller, it keeps that caller.
+// A Put without a caller does not change how long an id counts as belonging to
+// no caller.
+//
+// Put returns the remembered owner. news reports whether other replicas should
+// know it, because something about it is new or the id was last put a while
+// ago.
 func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Owner, news bool) {
 	e := entry{key: id, account: m.indexOf(o.Account), until: seconds(now.Add(ttl))}
 	switch {
@@ -151,7 +156,7 @@ func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Ow
 	return Owner{o.Account, e.callerAt(now)}, news
 }
 
-// Get returns the owner of an id, if it is known.
+// Get returns the owner of an id. It returns false if the owner is not known.
 func (m *Memory) Get(id Key, now time.Time) (Owner, bool) {
 	p := m.partOf(id)
 	p.mu.Lock()
@@ -176,7 +181,7 @@ func (m *Memory) Forget(id Key) {
 	}
 }
 
-// callerAt returns the caller as far as it is known at a time.
+// callerAt returns the caller, as far as it is known at a time.
 func (e *entry) callerAt(now time.Time) Caller {
 	switch {
 	case e.caller.Named():
@@ -198,7 +203,7 @@ func (p *part) each(f func(entry)) {
 	}
 }
 
-// add makes the entry the newest. The caller holds the lock.
+// add adds an entry as the newest one. The caller holds the lock.
 func (p *part) add(e entry) {
 	if p.entries == nil {
 		p.entries = make([]entry, 1)
@@ -255,7 +260,8 @@ func (m *Memory) indexOf(account string) uint32 {
 	return uint32(i) //nolint:gosec // there are as many as configs name
 }
 
-// seconds is a time as an entry has it. It ends in the year 2106.
+// seconds returns the Unix time of t in seconds, for entries. It ends in the
+// year 2106.
 func seconds(t time.Time) uint32 {
 	return uint32(min(max(t.Unix(), 0), 1<<32-1)) //nolint:gosec // within bounds
 }

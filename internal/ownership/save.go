@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// The format of a saved store, whose numbers are little-endian:
+// The format of a saved memory, with little-endian numbers:
 //
 //	magic
 //	number of accounts, 4 bytes; for each: length, 2 bytes; text
@@ -20,13 +20,13 @@ const magic = "openai_lb ids 2\n"
 
 const (
 	savedID = 16 + 8 + 4 + 4
-	// maxAccounts and maxAccount limit the accounts of a saved store.
+	// maxAccounts and maxAccount limit the accounts of a saved memory.
 	maxAccounts = 1 << 16
 	maxAccount  = 1 << 10
 )
 
-// Save returns the contents of the store, to be read by Load. They include no
-// ids, names of callers or keys.
+// Save returns the contents of the memory for Load. They contain no ids, names
+// of callers or keys.
 func (m *Memory) Save(now time.Time) []byte {
 	ids := make([]byte, 0, m.Len()*savedID)
 	count := uint32(0)
@@ -62,9 +62,9 @@ func (m *Memory) Save(now time.Time) []byte {
 
 var errDamaged = errors.New("the saved ids are damaged")
 
-// Load adds saved owners, and returns the number of ids. Owners that were
-// learned since stay, except that an id whose caller is known remains that
-// caller's. It adds nothing if the data does not come from Save.
+// Load adds saved owners, and returns the number of ids. An owner that was
+// learned since stays, but if its caller is not known, it gets the saved
+// caller. Load adds nothing if the data does not come from Save.
 func (m *Memory) Load(saved []byte, now time.Time) (ids int, err error) {
 	if !bytes.HasPrefix(saved, []byte(magic)) {
 		return 0, fmt.Errorf("the saved ids are not in the format %q", magic[:len(magic)-1])
