@@ -22,8 +22,8 @@ import (
 const (
 	unseen = 24 * time.Hour
 	sweeps = time.Hour
-	// evictedShare is the fraction of maxCallers that is evicted at once, as
-	// 1/evictedShare, so that callers are rarely sorted.
+	// evictedShare is the divisor for the fraction of maxCallers that is
+	// evicted together, so that callers are rarely sorted.
 	evictedShare = 16
 )
 

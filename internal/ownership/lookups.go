@@ -8,9 +8,9 @@ import (
 )
 
 // Lookups limits the concurrent lookups of each caller, so that a caller with
-// many lookups delays neither its own nor those of others. Further lookups of
-// the caller wait for their turn. After a lookup was late, the same caller's
-// lookups are skipped for a while.
+// many lookups delays neither these nor the lookups of other callers. Further
+// lookups of the caller wait for their turn. After a lookup was late, the same
+// caller's lookups are skipped for a while.
 type Lookups struct {
 	mu      sync.Mutex
 	callers map[Caller]*turns

@@ -12,68 +12,71 @@ import (
 
 // Weights that follow limits
 //
-// An operator who gives no weights wants each backend to get as many requests
-// as it can serve. Backends name their limits in their replies, so members
-// without a configured weight weigh as their limits for the model do. One that
-// may serve twice as many tokens a minute gets twice as many requests.
+// An operator who configures no weights wants each backend to get as many
+// requests as it can serve. Backends name their limits in their replies, so the
+// weight of a member without a configured weight follows its limit for the
+// model. A member that may serve twice as many tokens per minute gets twice as
+// many requests.
 //
-// Weights decide where the keys of an affinity live. So they change seldom and
-// little: a limit counts in steps of the square root of 2, a new step must hold
-// for ten seconds, and limits are compared once a second at most. As the steps
-// depend on nothing but the limits, replicas that see the same limits have the
-// same weights.
+// Keys live at members by weight (see [Affinity]), so weights must change
+// rarely and little. A limit is rounded to a power of the square root of 2, its
+// step. A new step counts after it has stayed the same for ten seconds, and
+// limits are compared at most once a second. The steps depend only on the
+// limits, so replicas that see the same limits have the same weights.
 //
-// Limits can be compared only if they are of one kind. The members of a
-// priority therefore weigh alike until the limit of tokens is known for all of
-// them, or the one of requests. If the operator gave one of them a weight, the
-// others keep the weight 1.
+// Only limits of the same kind can be compared. So the members of a priority
+// have equal weights until all their limits of tokens are known, or all their
+// limits of requests. If the operator gave one of them a weight, the other ones
+// keep the weight 1.
 
 const (
 	// comparesEvery is the shortest time between two comparisons of limits.
 	comparesEvery = time.Second
-	// stepHolds is the time after which a new step of a limit counts.
+	// stepHolds is the time for which a new step must stay the same until it
+	// counts.
 	stepHolds = 10 * time.Second
 	// stepsByTwo is the number of steps that double a weight. mostSteps is the
-	// greatest number of steps between two weights of a priority, so that no
-	// weight is more than 32 times another one. A member with a tiny limit
-	// still gets requests, whose replies show when its limit grows.
+	// largest difference of steps within a priority, so that no weight is more
+	// than 32 times another one. So a member with a tiny limit still gets
+	// requests, whose replies show when the limit grows.
 	stepsByTwo = 2
 	mostSteps  = 5 * stepsByTwo
-	// maxWeighed is for how many models weights are learned.
+	// maxWeighed is the maximum number of models with learned weights.
 	maxWeighed = 256
 )
 
 // Weights are the weights of members and of their accounts, by the members'
-// indexes. They never change. The weight of an account is the sum of those of
-// its members of one priority.
+// indexes. They are immutable. The weight of an account is the sum of the
+// weights of its members of the same priority.
 type Weights struct{ members, accounts []float64 }
 
-// learnedWeights has the weights of a pool's members for each model. The zero
-// learnedWeights knows none.
+// learnedWeights holds the weights of a pool's members for each model. The zero
+// learnedWeights is ready to use.
 type learnedWeights struct {
 	mu      sync.Mutex // guards writing of byModel
 	byModel atomic.Pointer[map[string]*modelWeights]
 }
 
-// modelWeights are the weights for a model.
+// modelWeights are the learned weights for one model.
 type modelWeights struct {
-	// current are those in use. They are nil if they are the configured ones.
+	// current are the weights in use. It is nil if those are the configured
+	// ones.
 	current atomic.Pointer[Weights]
 	// next is the quota.Instant at which limits are compared again.
 	next atomic.Int64
 	mu   sync.Mutex // guards steps
-	// steps are those of the limits of each member.
+	// steps are the steps of each member's limits.
 	steps [][limitKinds]step
 }
 
-// limitKinds are the kinds of limits: of requests, and of tokens.
+// limitKinds is the number of kinds of limits: of requests and of tokens.
 const limitKinds = 2
 
-// step is the step of a limit. Steps are counted from 1, for a limit of 1. A
-// step of 0 means that the limit is not known.
+// step is a rounded limit. A limit of 1 is step 1. Step 0 means that the limit
+// is not known.
 type step struct {
-	// inUse is the step that counts, and seen the latest one, which the limit
-	// has had since then.
+	// inUse is the step that counts. seen is the latest step, which the limit
+	// has had since the time since.
 	inUse, seen int
 	since       time.Time
 }
@@ -91,8 +94,8 @@ func (s *step) see(limit int64, now time.Time) {
 	}
 }
 
-// compares reports whether the weights of any members follow their limits. The
-// only member of its priority needs none.
+// compares reports whether the weights of any members follow their limits. A
+// member that is alone in its priority needs no weight.
 func (p *Pool) compares() bool {
 	for i, m := range p.Members[:max(0, len(p.Members)-1)] {
 		if m.FollowsLimits && p.Members[i+1].Priority == m.Priority {
@@ -102,9 +105,9 @@ func (p *Pool) compares() bool {
 	return false
 }
 
-// Weights returns the weights for a model of clients. They are nil if they are
-// the configured ones, as they are for operations other than inference, which
-// have no model here.
+// Weights returns the weights for a model, by the clients' name. It returns nil
+// if they are the configured ones, as for all operations other than inference,
+// whose model is "" here.
 func (p *Pool) Weights(model string, now time.Time) *Weights {
 	if !p.Steers || !p.follows || model == "" {
 		return nil
@@ -126,8 +129,8 @@ func (p *Pool) Weights(model string, now time.Time) *Weights {
 	return known.current.Load()
 }
 
-// begin begins to compare limits for a model, if it is one of which a member's
-// limits may be known: clients can make up models.
+// begin starts to compare limits for a model, if a member has a meter for it.
+// Without one, it returns nil, because clients can make up models.
 func (l *learnedWeights) begin(p *Pool, model string) *modelWeights {
 	isKnown := false
 	for _, m := range p.Members {
@@ -154,7 +157,7 @@ func (l *learnedWeights) begin(p *Pool, model string) *modelWeights {
 	return known
 }
 
-// compare brings the weights up to date.
+// compare updates the weights.
 func (w *modelWeights) compare(p *Pool, model string, now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -198,8 +201,8 @@ func (w *modelWeights) compare(p *Pool, model string, now time.Time) {
 }
 
 // weigh sets the weights of the members of one priority. It reports whether
-// they follow the limits. A drained member does not count: it has the weight of
-// its limit if that is known, and else the lowest one.
+// they follow the limits. A drained member does not affect the other weights.
+// It gets the weight of its own limit or, if that is not known, the lowest one.
 func (w *modelWeights) weigh(members []*Member, model string, to []float64, steps [][limitKinds]step) bool {
 	counts := func(m *Member) bool {
 		_, takes := m.nameOf(model)
@@ -233,15 +236,15 @@ func (w *modelWeights) weigh(members []*Member, model string, to []float64, step
 	return false
 }
 
-// nameOf returns the member's name for a model of clients. It returns false if
-// the member does not take the model.
+// nameOf returns the member's name for a client's model. takes is false if the
+// member does not take the model.
 func (m *Member) nameOf(model string) (name string, takes bool) {
 	name, listed := m.Names[model]
 	return cmp.Or(name, m.Deployment, model), listed || m.Names == nil
 }
 
 // LearnedWeights returns the weights of a member that follow its limits, by the
-// models of clients.
+// clients' names of models.
 func (m *Member) LearnedWeights() map[string]float64 {
 	known := m.pool.learned.byModel.Load()
 	if known == nil {
@@ -259,11 +262,11 @@ func (m *Member) LearnedWeights() map[string]float64 {
 	return all
 }
 
-// configuredShare returns the member's configured weight. Drained members share
-// alike.
+// configuredShare returns the member's configured weight. It is 1 for a drained
+// member.
 func (m *Member) configuredShare() float64 { return float64(max(m.Weight, 1)) }
 
-// share returns the weight of a member for the request.
+// share returns the member's weight for the request.
 func (r *Ask) share(m *Member) float64 {
 	if r.Weights != nil {
 		return r.Weights.members[m.Index]
@@ -271,7 +274,7 @@ func (r *Ask) share(m *Member) float64 {
 	return m.configuredShare()
 }
 
-// accountShare returns the weight of a member's account for the request.
+// accountShare returns the weight of the member's account for the request.
 func (r *Ask) accountShare(m *Member) float64 {
 	if r.Weights != nil {
 		return r.Weights.accounts[m.Index]
