@@ -19,14 +19,14 @@ func (m *Member) hasThrottle(r *Ask) bool {
 	return slices.ContainsFunc(throttles[:], func(s *slot) bool { return s.Load() != nil })
 }
 
-// farAway is when a request may go to a member whose budget is used up: no
-// request waits for that.
+// farAway is the assumed wait for a member whose budget is used up. It is so
+// long that no request waits for such a member.
 const farAway = 24 * time.Hour
 
-// accepts returns when the member accepts the request again, the grace of the
-// cooldown that ends then, and whether it is the shares of other tiers that
-// keep the request away until then. It returns false if neither they nor a
-// throttle do.
+// accepts returns when the member accepts the request again, and the grace of
+// the cooldown that ends at that time. shares reports whether it is the shares
+// of other tiers that keep the request away until then. throttles is false if
+// neither such shares nor a throttle keep it away.
 func (m *Member) accepts(r *Ask, now time.Time) (at time.Time, grace time.Duration, shares, throttles bool) {
 	if !m.Throttles(r, now) {
 		return now, 0, false, false
@@ -44,23 +44,23 @@ func (m *Member) accepts(r *Ask, now time.Time) (at time.Time, grace time.Durati
 	return at, grace, shared.After(now) && at.Equal(shared), true
 }
 
-// Return is when a request that all members refuse because they throttle may be
-// sent.
+// Return says when a request may be sent that all members refuse because they
+// throttle.
 type Return struct {
-	// At is when the first of them accepts it, and Grace is the grace of the
-	// cooldown that ends then.
+	// At is when the first member accepts the request, and Grace is the grace
+	// of the cooldown that ends at that time.
 	At    time.Time
 	Grace time.Duration
-	// Awaited are the indexes of all of them.
+	// Awaited are the indexes of all these members.
 	Awaited []int
 	// Yields reports whether the shares of other tiers keep the request away
-	// from any of them.
+	// from any of these members.
 	Yields bool
 }
 
 // Returns returns when the first of the members that are left accepts the
-// request. It returns false unless all of them throttle. One that other
-// requests wait for, which the request is behind, counts as one that does.
+// request. ok is false unless all of them throttle. The members in behind, for
+// which other requests wait, count as members that throttle.
 func (p *Pool) Returns(r *Ask, behind []int, now time.Time) (first Return, ok bool) {
 	for _, m := range p.Members {
 		if at := &r.At[m.Index]; !at.takes() || !r.mayTry(at) {

@@ -31,7 +31,7 @@ type Cooldown struct {
 	// Guess is the guessed length of a throttle whose backend named no time. It
 	// is 0 if the backend named the time Until.
 	Guess time.Duration
-	// Cost is the cost of the smallest request that was refused.
+	// Cost is the cost of the smallest refused request.
 	Cost int64
 	// Unreachable reports whether the cooldown lasts until the backend is
 	// reached. Until is then the time of the next recheck.

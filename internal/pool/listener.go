@@ -85,8 +85,8 @@ func (m *Member) tellEnd(c *cooldownEntry, remote bool) {
 	}
 }
 
-// tellDisproved reports that a cooldown was disproved at a time, unless it is
-// nil.
+// tellDisproved reports that the cooldown was disproved at the time at, unless
+// c is nil.
 func (m *Member) tellDisproved(c *cooldownEntry, remote bool, at time.Time) {
 	if c != nil {
 		m.unlearnCooldown(&c.Cooldown, at)

@@ -55,8 +55,10 @@ func (m *Member) unlearnCooldown(c *Cooldown, now time.Time) {
 	}
 }
 
-// meterOf returns the meter of the model that a cooldown is about. It is nil if
-// the cooldown is not about all requests for one model.
+// meterOf returns the meter of the model that a cooldown covers. It returns nil
+// if there is no meter, or unless the cooldown covers exactly the requests of
+// the usual service tiers for one model: other cooldowns say nothing about the
+// model's limits.
 func (m *Member) meterOf(c *Cooldown) *quota.Meter {
 	if c.Whole || c.Unreachable || c.Operation != "" || c.Tiers != UsualTiers {
 		return nil

@@ -89,8 +89,8 @@ func (c *cooldownEntry) nextTry() time.Time {
 	return later(c.promised, last.Add(max(c.Guess/guessParts, guessPause)))
 }
 
-// accepts returns when a request may be sent to the backend that throttles: at
-// the end of the cooldown, or before, if that is a guess.
+// accepts returns when a request may be sent to a backend that throttles: at
+// the end of the cooldown, or earlier if its length is a guess.
 func (c *cooldownEntry) accepts() time.Time {
 	if try := c.nextTry(); c.Guess > 0 && try.Before(c.Until) {
 		return try

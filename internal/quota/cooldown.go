@@ -30,10 +30,10 @@ func (m *Meter) CoolDown(c Cooldown, now time.Time) {
 }
 
 // Disprove records that a cooldown was over before its end, because a request
-// was served during it, or an operator ended it. Nothing that it has taught
-// about the time until its end holds any longer: neither that nothing is left
-// until then, nor that a window begins then, nor that requests return step by
-// step after that. A cooldown that has ended in time stays as it was recorded.
+// was served during it, or an operator ended it. It removes everything that the
+// cooldown has taught about its end: that nothing is left until then, that a
+// window begins then, and that requests return step by step after that. It has
+// no effect on a cooldown that ended at its end.
 func (m *Meter) Disprove(c Cooldown, now time.Time) {
 	at := At(now)
 	if at >= At(c.Until) {
