@@ -73,8 +73,8 @@ type creation uint8
 const (
 	// createsNothing means that the reply does not show whose its objects are.
 	createsNothing creation = iota
-	// createsParts means that new parts of the subject do, which is the
-	// caller's.
+	// createsParts means that new parts of the subject belong to the caller,
+	// because the subject does.
 	createsParts
 	// createsAll means that the request makes all objects that its reply names.
 	createsAll

@@ -28,8 +28,8 @@ import (
 //
 //	shape    a bit for each entry, as bitOf says, as a varint
 //	number   of callers, as a varint
-//	callers  each an id of 16 bytes, its latest reset if there was one, as resetBit says, and what is used of each
-//	         entry, as varints
+//	callers  each an id of 16 bytes, then as varints its latest reset, if the
+//	         shape has resetBit, and the use of each entry
 //
 // So a caller with four entries takes about 32 bytes.
 type report struct {

@@ -53,8 +53,8 @@ type Caller struct {
 	reserved int64
 	busy     uint64
 	// unspent is how much output the requests in flight may still have beyond
-	// their charges. Limits of tokens count that differently, so it is kept by
-	// the limit's unit.
+	// their charges. Each limit of tokens may assume another maximum, so there
+	// is one sum for each unit.
 	unspent [units]int64
 	// admitted is how many requests were admitted. It numbers their
 	// reservations. held is the value of admitted when the requests in flight

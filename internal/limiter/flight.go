@@ -47,8 +47,8 @@ type flight struct {
 	model string
 	// replies is the number of requested replies.
 	replies int64
-	// most is the request's maximum output. Limits of tokens count that
-	// differently, so it is kept by the limit's unit.
+	// most is the request's maximum output. Each limit of tokens may assume
+	// another maximum, so there is one for each unit.
 	most [units]int64
 	// spent is the output that the request was charged with so far.
 	spent int64

@@ -14,7 +14,8 @@ import (
 //	magic
 //	number of accounts, 4 bytes; for each: length, 2 bytes; text
 //	number of ids, 4 bytes; for each:
-//	    key, 16 bytes; caller, 8; index of the account, 4; forgotten at, 4: Unix time in seconds
+//	    key, 16 bytes; caller, 8; index of the account, 4;
+//	    when the id is forgotten, 4: Unix time in seconds
 //	CRC-32 of all of that, 4 bytes
 const magic = "openai_lb ids 2\n"
 

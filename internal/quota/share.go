@@ -12,9 +12,9 @@ type Shares [MaxTiers + 1]float64
 // KeepsShare reports whether the tier keeps a share.
 func (t Tier) KeepsShare() bool { return t.Shares != nil && t.Shares[t.Number] > 0 }
 
-// Group identifies the backends that tiers share together. Backends are in the
-// same group if the same tiers are active there, which has one bit for each
-// number, and if all or none of them have a known limit of tokens per minute.
+// Group identifies a group of backends that tiers share together. It consists
+// of the tiers that are active there, with one bit for each number, and a bit
+// for backends with a known limit of tokens per minute.
 type Group uint16
 
 const byMinute Group = 1 << (MaxTiers + 1)
