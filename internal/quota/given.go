@@ -50,6 +50,9 @@ type past struct {
 	whole, oldest Given
 }
 
+// outdated is never the number of changes.
+const outdated = -1
+
 // indexOf returns the index of a part. Its number may be negative if a clock is
 // far off.
 func indexOf(number int64) int { return int(uint64(number) % parts) } //nolint:gosec // any index will do
@@ -96,8 +99,13 @@ func (g *given) addTo(all *[MaxTiers + 1]int64, span int, at int64) {
 	now := at / part
 	known := g.past.Load()
 	if known == nil || known.number != now || known.changes != g.changes.Load() {
+		// While the sum is computed, an outdated one says that it will be of
+		// this part: so outdate counts what is added to the parts before. If
+		// another goroutine begins a sum meanwhile, this one is not kept.
+		begun := &past{number: now, changes: outdated}
+		g.past.Store(begun)
 		known = g.sumUp(now)
-		g.past.Store(known)
+		g.past.CompareAndSwap(begun, known)
 	}
 	current, left := g.parts[indexOf(now)].Load(), float64(part-at%part)/part
 	begun := current != nil && current.number == now
