@@ -213,7 +213,11 @@ func (m *Member) quotaWait(r *Ask, now time.Time) time.Duration {
 	if !m.isReserved(r, now) {
 		return 0
 	}
-	return m.health.quotas.Of(r.At[m.Index].Model).Wait(r.Tier, r.Cost, now)
+	q := m.limitOf(r, r.At[m.Index].Model)
+	if q == nil { // a reload has just cleared the meters: see StartFresh
+		return 0
+	}
+	return q.Wait(r.Tier, r.Cost, now)
 }
 
 // Limits returns the sums of the limits of all members to which the request can
