@@ -125,7 +125,7 @@ type drains struct{ atomic.Pointer[drain] }
 // throttle records a throttle. A long cooldown shows that the backend does not
 // work off requests continuously.
 func (p *drains) throttle(c Cooldown, end, now Instant, sent int64) {
-	if end-At(c.Since) > longestDrain {
+	if end-now > longestDrain {
 		p.Store(nil)
 		return
 	}
