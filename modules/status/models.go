@@ -88,7 +88,8 @@ func (b Backend) forModel(model, deployment string, named map[string]bool) Model
 		its.State = Available
 	}
 	for _, s := range b.Silences {
-		if its.State == Available && s.Deployment == pool.ModelKey(deployment) {
+		concerns := s.Deployment == pool.ModelKey(deployment) || model == metrics.Other && !named[s.Model]
+		if its.State == Available && concerns {
 			its.State = s.Class()
 		}
 	}

@@ -86,6 +86,21 @@ func TestStatesAreByTheModelsThatClientsName(t *testing.T) {
 	}
 }
 
+// TestASilenceOfAModelThatNoConfigNames counts for all such models, so that a
+// pool without model options says that no backend is available.
+func TestASilenceOfAModelThatNoConfigNames(t *testing.T) {
+	b := Backend{Name: "a", State: Silent, Healthy: true, Silences: []Silence{{Model: "gpt-5", Deployment: "gpt-5"}}, member: member("a", "")}
+	for other, want := range map[bool]string{false: Silent, true: Available} {
+		named := map[string]bool{metrics.Other: true, "gpt-5": other}
+		if got := b.forModel(metrics.Other, metrics.Other, named); got.State != want {
+			t.Errorf("with a named gpt-5 %t, the state is %s, want %s", other, got.State, want)
+		}
+	}
+	if got := (Pool{Backends: []Backend{b}}).Models(metrics.Other); WhyNone(got[0]) != Unavailable {
+		t.Errorf("got %+v, which is available", got)
+	}
+}
+
 func TestACooldownHasTheNameOfClientsAndThatOfTheBackend(t *testing.T) {
 	a, b, c := member("a", "", "gpt-4o=a-4o", "best=a-4o"), member("b", "b-all"), member("c", "")
 	state := poolOf(t, a, b, c)
