@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -375,13 +376,19 @@ func TestLogLinesInTheDocsAreThoseOfTheCode(t *testing.T) {
 			continue
 		}
 		l.Model = l.Deployment
-		l.Until = l.Since.Add(time.Duration(l.Seconds * float64(time.Second)).Round(time.Microsecond))
+		length := time.Duration(l.Seconds * float64(time.Second)).Round(time.Microsecond)
 		var logged bytes.Buffer
 		logger := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zapcore.EncoderConfig{
 			LevelKey: "level", NameKey: "logger", MessageKey: "msg", EncodeLevel: zapcore.LowercaseLevelEncoder, SkipLineEnding: true,
 		}), zapcore.AddSync(&logged), zap.DebugLevel)).Named("http.handlers.openai_lb")
-		observe.NewLog(logger, l.Pool).Happened(pool.Event{
-			Happening: happening, Member: &pool.Member{Name: l.Backend}, Cooldown: l.Cooldown, Remote: l.Elsewhere,
+		synctest.Test(t, func(t *testing.T) {
+			l.Since, l.Until = time.Now(), time.Now().Add(length)
+			if happening == pool.Ended {
+				time.Sleep(length)
+			}
+			observe.NewLog(logger, l.Pool).Happened(pool.Event{
+				Happening: happening, Member: &pool.Member{Name: l.Backend}, Cooldown: l.Cooldown, Remote: l.Elsewhere,
+			})
 		})
 		if logged.String() != line {
 			t.Errorf("%s: the docs have\n%s\nand the log\n%s", where, line, logged.String())

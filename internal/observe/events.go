@@ -131,7 +131,7 @@ func keyOf(e pool.Event) cooldownKey {
 func (s *Events) data(e pool.Event) map[string]any {
 	return map[string]any{
 		"pool": s.pool, "backend": e.Member.Name, "deployment": e.Cooldown.Model, "operation": e.Cooldown.Operation, "service_tier": e.Cooldown.Tiers.String(), "class": e.Cooldown.Class,
-		"seconds": seconds(e.Cooldown.Until.Sub(e.Cooldown.Since)),
+		"seconds": seconds(lengthOf(e)),
 	}
 }
 

@@ -7,10 +7,10 @@
 //   - About backends: [Log] and [Events] listen to a pool. Log writes a line
 //     when a cooldown starts or ends, and when an operator gives an order.
 //     Events emits the same as events of Caddy, which users can handle with
-//     their own commands (TestEventsTellOfCooldowns).
+//     their own commands (TestEventsReportCooldowns).
 //   - About one request: a [Summary] becomes placeholders and fields of the
 //     access log (TestTheAccessLogSaysWhatBecameOfARequest). A [Span] is the
-//     trace of one attempt, and costs nothing while nobody traces
+//     trace of one attempt, and costs nothing without tracing
 //     (TestWithoutARecordedSpanThereIsNone).
 //   - About the configuration: a [Trail] writes an audit log of changed options
 //     and keys (TestALineForEachKeyThatChanges), and WarnOfSites finds sites
@@ -86,7 +86,16 @@ func (l *Log) Happened(e pool.Event) {
 
 func fields(e pool.Event) []zap.Field {
 	return []zap.Field{zap.String("backend", e.Member.Name), optional("deployment", e.Cooldown.Model), optional("operation", e.Cooldown.Operation), optional("service_tier", e.Cooldown.Tiers.String()),
-		zap.String("class", e.Cooldown.Class), zap.Float64("seconds", seconds(e.Cooldown.Until.Sub(e.Cooldown.Since))), elsewhere(e)}
+		zap.String("class", e.Cooldown.Class), zap.Float64("seconds", seconds(lengthOf(e))), elsewhere(e)}
+}
+
+// lengthOf returns how long the event's cooldown lasts or, if it has ended, has
+// lasted. A served request or an operator may end it early.
+func lengthOf(e pool.Event) time.Duration {
+	if e.Happening == pool.Ended {
+		return time.Since(e.Cooldown.Since)
+	}
+	return e.Cooldown.Until.Sub(e.Cooldown.Since)
 }
 
 func silenceFields(e pool.Event) []zap.Field {

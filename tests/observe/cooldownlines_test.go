@@ -64,6 +64,21 @@ func TestTheLineOfACooldownSaysWhy(t *testing.T) {
 	}
 }
 
+// TestTheEndOfACooldownSaysHowLongItWas if a request was served before its time
+// had passed.
+func TestTheEndOfACooldownSaysHowLongItWas(t *testing.T) {
+	lbtest.InBubble(t, "openai_lb {\npool "+lbtest.Unique("early")+"\nbackend http://a\n}", func(t *testing.T, w *lbtest.World) {
+		w.Backends["a"].Replies(lbtest.Status(500))
+		w.Post(`{"model":"gpt-4o"}`)
+		time.Sleep(4 * time.Second)
+		w.Backends["a"].Replies(lbtest.Says(200, `{"id":"x"}`))
+		w.Post(`{"model":"gpt-4o"}`).WantStatus(t, 200)
+		if back := w.Logged("cooldown ended"); len(back) != 1 || back[0].ContextMap()["seconds"] != 4. {
+			t.Errorf("of the return it says %v, want 4 seconds", back)
+		}
+	})
+}
+
 // TestACooldownThatChangesItsReasonIsAnnouncedAgain has one backend, which is
 // tried during its cooldown.
 func TestACooldownThatChangesItsReasonIsAnnouncedAgain(t *testing.T) {

@@ -93,7 +93,7 @@ func TestEventsReportCooldowns(t *testing.T) {
 	b.Recovers()
 	chat("gpt-4o").WantStatus(t, 200)
 	takeAnother <- struct{}{}
-	if got := <-takenEvents; !strings.HasPrefix(got, "openai_lb.cooldown_ended"+from+"backend=") || !strings.Contains(got, "class=credential pool=eventful seconds=60") {
+	if got := <-takenEvents; !strings.HasPrefix(got, "openai_lb.cooldown_ended"+from+"backend=") || !strings.Contains(got, "class=credential pool=eventful seconds=") || strings.Contains(got, "seconds=60") {
 		t.Errorf("the event is %q", got)
 	}
 	takeAnother <- struct{}{}
