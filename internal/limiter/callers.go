@@ -151,16 +151,17 @@ func (cs *Callers) All() []*Caller {
 // Name gives names to callers that so far only other replicas have reported, so
 // that All and From return them.
 func (cs *Callers) Name(now time.Time, names []string) {
-	var heard []string
 	cs.mu.RLock()
-	for _, name := range names {
-		if cs.byName[name] == nil && cs.byID[IDOf(name)] != nil {
-			heard = append(heard, name)
-		}
-	}
+	unknown := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return cs.byName[name] != nil })
 	cs.mu.RUnlock()
-	for _, name := range heard {
-		cs.Get(now, name)
+	for _, name := range unknown {
+		id := IDOf(name) // without the lock: there may be very many names
+		cs.mu.RLock()
+		heard := cs.byID[id] != nil
+		cs.mu.RUnlock()
+		if heard {
+			cs.Get(now, name)
+		}
 	}
 }
 

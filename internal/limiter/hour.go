@@ -89,8 +89,7 @@ type LastHour struct {
 // Add adds another replica's last hour, which may contain any names and
 // numbers.
 func (l *LastHour) Add(other LastHour) {
-	l.Requests += other.Requests
-	l.Tokens += other.Tokens
+	l.Requests, l.Tokens = add(l.Requests, bound(other.Requests)), add(l.Tokens, bound(other.Tokens))
 	sum := maps.Clone(l.Refused)
 	for name, n := range other.Refused {
 		if sum == nil {
@@ -102,6 +101,9 @@ func (l *LastHour) Add(other LastHour) {
 	}
 	l.Refused = sum
 }
+
+// bound returns a number that add can add, whatever another replica reports.
+func bound(n int64) int64 { return max(0, min(n, 1<<61)) }
 
 func (h *hour) snapshot(now int64) (sum LastHour) {
 	h.at(now)
@@ -169,7 +171,7 @@ func SumHour(now time.Time, parts []HourPart) (sum LastHour) {
 		if ahead := part.Number - current; ahead > 1 || ahead <= -hourParts || part.Requests < 0 || part.Tokens < 0 {
 			continue
 		}
-		sum.Requests, sum.Tokens = add(sum.Requests, part.Requests), add(sum.Tokens, part.Tokens)
+		sum.Requests, sum.Tokens = add(sum.Requests, bound(part.Requests)), add(sum.Tokens, bound(part.Tokens))
 		for by, n := range part.Refused {
 			if by < 0 || by >= refusals {
 				continue

@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"maps"
+	"math"
 	"testing"
 	"time"
 )
@@ -62,5 +63,17 @@ func TestTheHistoryOfAServedRequestAllocatesNothing(t *testing.T) {
 	}
 	if c.hour.refused != nil {
 		t.Error("it has room for refusals")
+	}
+}
+
+// TestTheLastHourOfOthersIsANumber whatever they report: any client of the
+// store can make a report up.
+func TestTheLastHourOfOthersIsANumber(t *testing.T) {
+	part := HourPart{Number: noon.UnixNano() / partLength, Requests: math.MaxInt64, Tokens: math.MaxInt64}
+	sum := SumHour(noon, []HourPart{part, part, part})
+	for _, other := range []LastHour{sum, {Requests: math.MaxInt64, Tokens: math.MaxInt64}, {Requests: -1, Tokens: math.MinInt64}} {
+		if sum.Add(other); sum.Requests < 0 || sum.Tokens < 0 {
+			t.Errorf("with %+v, the sum is %+v", other, sum)
+		}
 	}
 }
