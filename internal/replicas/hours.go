@@ -4,9 +4,11 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
 // LastHours returns the last hour of callers, by pool, at the replicas that
@@ -27,6 +29,38 @@ func LastHours(ctx context.Context, answers []string) map[string]map[limiter.Cal
 	return hours
 }
 
+// keptHours caches the records of the last hour of callers, because a watched
+// status page asks for them every two seconds. They are loaded again when other
+// replicas answer than before: a replica that ends writes its last record then.
+type keptHours struct {
+	mu      sync.Mutex
+	loaded  time.Time
+	groups  []string
+	answers []string
+	records []state.Kept
+}
+
+// reloadHours is the longest time between two loads. A replica writes its hour
+// once a minute.
+const reloadHours = 30 * time.Second
+
+// load returns the records of the groups. answers are the ids of the replicas
+// that have answered.
+func (k *keptHours) load(ctx context.Context, store state.Store, groups, answers []string) ([]state.Kept, error) {
+	answers = slices.Sorted(slices.Values(answers))
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if time.Since(k.loaded) < reloadHours && slices.Equal(k.groups, groups) && slices.Equal(k.answers, answers) {
+		return k.records, nil
+	}
+	records, _, err := store.Load(ctx, groups)
+	if err != nil {
+		return nil, err
+	}
+	k.loaded, k.groups, k.answers, k.records = time.Now(), groups, answers, records
+	return records, nil
+}
+
 func (r *Replica) lastHours(ctx context.Context, answers []string) map[string]map[limiter.CallerID]limiter.LastHour {
 	groups := r.tally.HoursGroups()
 	if len(groups) == 0 || !r.connectivity.isConnected() {
@@ -34,7 +68,7 @@ func (r *Replica) lastHours(ctx context.Context, answers []string) map[string]ma
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	kept, _, err := r.store.Load(ctx, groups)
+	kept, err := r.hours.load(ctx, r.store, groups, answers)
 	if err != nil {
 		return nil
 	}

@@ -1,11 +1,14 @@
 package replicas
 
 import (
+	"context"
 	"maps"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
 // wantHour checks what a replica adds of others that have not answered.
@@ -78,5 +81,39 @@ func TestTheLastHourOfManyCallersIsKept(t *testing.T) {
 		for _, name := range names {
 			all[1].wantHour(w, name, 2, 2, nil)
 		}
+	})
+}
+
+// hourLoads is a store that counts the loads of the last hour of callers.
+type hourLoads struct {
+	state.Store
+	n int
+}
+
+func (s *hourLoads) Load(ctx context.Context, groups []string) ([]state.Kept, time.Time, error) {
+	if strings.HasPrefix(groups[0], "hours-") {
+		s.n++
+	}
+	return s.Store.Load(ctx, groups)
+}
+
+// TestAWatchedPageSeldomLoadsTheLastHour while the same replicas answer. It
+// loads the hour at once when one of them has ended.
+func TestAWatchedPageSeldomLoadsTheLastHour(t *testing.T) {
+	share(t, 0, func(w *world) {
+		loads := &hourLoads{Store: w.hub.Store()}
+		here, other := w.startLimitedWith(loads, "1000/day"), w.startLimited("1000/day")
+		time.Sleep(6 * time.Second)
+		other.spend("alice", 10)
+		for range 60 {
+			here.wantHour(w, "alice", 0, 0, nil, other.peers.self.ID)
+			time.Sleep(2 * time.Second)
+		}
+		if loads.n > 5 {
+			t.Errorf("the hour was loaded %d times in two minutes", loads.n)
+		}
+		other.spend("alice", 5)
+		other.stop()
+		here.wantHour(w, "alice", 2, 15, nil)
 	})
 }

@@ -65,6 +65,7 @@ type Replica struct {
 	peers  peers
 	stored ownerStore
 	tally  callers.Tally
+	hours  keptHours
 	// questions are questions of other replicas that wait to be answered.
 	questions chan message
 	// due wakes compareAgain for a comparison.
