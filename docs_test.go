@@ -257,6 +257,32 @@ func TestEachPromiseOfSecurityNamesItsTests(t *testing.T) {
 	}
 }
 
+// TestCommentsNameTestsThatExist checks the tests that comments of packages and
+// types name for their promises.
+func TestCommentsNameTestsThatExist(t *testing.T) {
+	code, tests := make(map[string]string), ""
+	for name, text := range pages(t, "*.go", "*/*.go", "*/*/*.go", "*/*/*/*.go") {
+		if strings.HasSuffix(name, "_test.go") {
+			tests += text
+		} else {
+			code[name] = text
+		}
+	}
+	comment, name, found := regexp.MustCompile(`(?m)^//.*$`), regexp.MustCompile(`\b(?:Test|Fuzz)[A-Z]\w{7,}`), 0
+	for file, text := range code {
+		for _, line := range comment.FindAllString(text, -1) {
+			for _, test := range name.FindAllString(line, -1) {
+				if found++; !strings.Contains(tests, "\nfunc "+test+"(") {
+					t.Errorf("%s names %s, and there is no such test", file, test)
+				}
+			}
+		}
+	}
+	if found < 50 {
+		t.Errorf("found %d names of tests, expected many more", found)
+	}
+}
+
 // TestContributingHasALineForEachFileAndFolder so that a newcomer knows what is
 // in it without opening it.
 func TestContributingHasALineForEachFileAndFolder(t *testing.T) {

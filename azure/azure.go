@@ -9,7 +9,7 @@
 // (TestNobodyWaitsWhileATokenIsValid). Only the first requests after a start,
 // and requests while Entra fails for longer than a token lives, wait for a few
 // seconds. Then they fail over to backends with other credentials
-// (TestADeadTokenEndpointCoolsItsBackendAloneDown).
+// (TestADeadTokenEndpointCoolsOnlyItsBackendDown).
 //
 // A backend may refuse a token, because a role was removed, or because it
 // expects another audience. Then the token is renewed once for all requests,

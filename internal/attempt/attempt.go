@@ -20,7 +20,7 @@
 //     properly (TestACutReplyIsCutForTheClient).
 //   - A failure that the client caused, by uploading or reading slowly or by
 //     leaving, is not held against the backend
-//     (TestAClientThatPausesCoolsNoBackendDown).
+//     (TestAClientThatPausesStartsNoCooldown).
 //   - net/http sends no request a second time by itself
 //     (TestNetHTTPDoesNothingTwice).
 //
