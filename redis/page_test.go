@@ -91,7 +91,7 @@ func TestThePageOfEachReplicaShowsAll(t *testing.T) {
 			t.Errorf("the page of replica %d does not mark it: %s", i, got)
 		}
 	}
-	for i := range all { // a rolling restart, after which nobody knows the callers
+	for i := range all { // a rolling restart, after which no replica knows the callers
 		all[i].stdin.Close()
 		all[i].process.Wait()
 		all[i] = start()

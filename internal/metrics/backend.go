@@ -17,7 +17,7 @@ type Pool struct {
 	name         string
 	allThrottled prometheus.Counter
 	attempts     prometheus.Observer
-	// FirstBytes has the requests that wait for the first byte of a reply.
+	// FirstBytes tracks the requests that wait for the first byte of a reply.
 	FirstBytes FirstBytes
 
 	callerTokens series[bill, tokenCounters]

@@ -73,9 +73,9 @@ func (w *FirstByte) End() {
 	w.of = nil
 }
 
-// Waiting has the number of requests that wait for their first byte, the age of
-// the oldest wait, and the number of waits that are longer than a minute and
-// longer than usual.
+// Waiting describes the requests that wait for their first byte: how many there
+// are, the age of the oldest wait, and how many have waited for more than a
+// minute, and for longer than usual.
 type Waiting struct {
 	Requests      int64   `json:"requests"`
 	OldestSeconds float64 `json:"oldest_seconds"`

@@ -158,8 +158,8 @@ func TestUntilAMemberIsKnownWhatIsUsualAtTheOthersApplies(t *testing.T) {
 	usual(&asks{model: "n", kind: streamed}, 0)
 }
 
-// TestARequestThatWaitsForAModelThatIsNotKnown waits from before any member has
-// served the model.
+// TestARequestThatWaitsForAModelThatIsNotKnownMoves begins to wait before any
+// member has served the model.
 func TestARequestThatWaitsForAModelThatIsNotKnownMoves(t *testing.T) {
 	p, members, heard := poolOf(t, "a:1:1", "b:1:1")
 	p.Watches = true

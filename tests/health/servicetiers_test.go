@@ -80,8 +80,8 @@ func TestAServiceTierCoolsDownAsLongAsItWasTold(t *testing.T) {
 	}
 }
 
-// TestNoMadeUpServiceTierEscapesFromACooldown has a client go on with one name
-// after the other.
+// TestNoMadeUpServiceTierEscapesFromACooldown sends requests with one name of a
+// service tier after another, while both backends throttle.
 func TestNoMadeUpServiceTierEscapesFromACooldown(t *testing.T) {
 	lbtest.InBubble(t, flexPool, func(t *testing.T, w *lbtest.World) {
 		w.AllReply(lbtest.Throttled("20"))
