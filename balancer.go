@@ -17,7 +17,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
-	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
 // balancer is what all requests of a handler share: a pool, and the backends
@@ -52,8 +51,10 @@ type settings struct {
 	waiting *waiting.Lists
 	// fields decides which fields of a reply the client gets.
 	fields attempt.Fields
-	// webSockets are the options of all WebSockets.
-	webSockets websocket.Options
+	// webSockets relays open WebSockets. It is nil if the module that does is
+	// left out of the build. webSocketOptions are the options of all WebSockets.
+	webSockets       seam.WebSocketModule
+	webSocketOptions seam.WebSocketOptions
 	// loops recognizes requests that this handler has sent and that came back.
 	loops loopMark
 }

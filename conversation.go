@@ -12,10 +12,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
-	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
 // conversation applies the limits and the affinity of a caller to the messages
@@ -45,19 +45,19 @@ type response struct {
 // converse begins the session of an open WebSocket. The request itself is the
 // first response.create, except in a realtime session. The messages of a
 // WebSocket that is not for inference are not read.
-func (d *reader) converse(b *balancer, t *transaction) websocket.Session {
+func (d *reader) converse(b *balancer, t *transaction) seam.WebSocketSession {
 	q, c := &t.request, &conversation{reader: d, balancer: b, handshake: t, checked: time.Now()}
 	switch {
 	case q.Kind == openaiapi.WebSocket:
-		return websocket.Session{}
+		return seam.WebSocketSession{}
 	case q.socket == nil:
-		return websocket.Session{Rules: c, Holds: d.clientKeys != nil || t.bill.Limited() || d.callers.SeesEach(q.caller.Name)}
+		return seam.WebSocketSession{Rules: c, Holds: d.clientKeys != nil || t.bill.Limited() || d.callers.SeesEach(q.caller.Name)}
 	}
 	first := c.next()
 	placement := *t.placement
 	first.request.started, first.placement = q.started, &placement
 	first.bill, t.bill = t.bill, bill{}
-	return websocket.Session{Rules: c, First: first.begin(), Holds: true}
+	return seam.WebSocketSession{Rules: c, First: first.begin(), Holds: true}
 }
 
 // next returns a new response that has not begun.
@@ -96,10 +96,10 @@ func (r *response) begin() *response {
 	return r
 }
 
-// Watcher implements websocket.Response.
+// Watcher implements seam.WebSocketResponse.
 func (r *response) Watcher() *sse.Watcher { return &r.watcher }
 
-// Settle implements websocket.Response.
+// Settle implements seam.WebSocketResponse.
 func (r *response) Settle(failed, cut bool) {
 	q, o, a := &r.request, &r.outcome, r.search.attempts.last()
 	o.end(q, cut)
@@ -127,7 +127,7 @@ func (r *response) classify(failed bool) (class verdict.Class, status int) {
 // checkCaller returns a refusal if the caller may not continue, because its key
 // was revoked or expired, or because it is denied. Such a refusal also closes
 // the WebSocket, but not one for an issuer that cannot be reached.
-func (c *conversation) checkCaller() *websocket.Refusal {
+func (c *conversation) checkCaller() *seam.WebSocketRefusal {
 	c.checked = time.Now()
 	d, q := c.reader.latest(c.balancer.Name), &c.handshake.request
 	if d.clientKeys == nil {
@@ -142,7 +142,7 @@ func (c *conversation) checkCaller() *websocket.Refusal {
 	var refusal apierror.Error
 	switch {
 	case errors.Is(err, keys.ErrIssuerUnavailable): // which may pass
-		return &websocket.Refusal{Reply: refusalOf(err).Response(q.asked)}
+		return &seam.WebSocketRefusal{Reply: refusalOf(err).Response(q.asked)}
 	case err != nil:
 		refusal = refusalOf(err)
 	case who.Name != q.caller.Name:
@@ -152,7 +152,7 @@ func (c *conversation) checkCaller() *websocket.Refusal {
 	default:
 		return nil
 	}
-	return &websocket.Refusal{Reply: refusal.Response(q.asked), Close: websocket.Policy(refusal.Message)}
+	return &seam.WebSocketRefusal{Reply: refusal.Response(q.asked), Close: refusal.Message}
 }
 
 // checkInterval is how often the caller's key is checked while audio arrives.
@@ -160,9 +160,9 @@ func (c *conversation) checkCaller() *websocket.Refusal {
 // it.
 const checkInterval = time.Second
 
-// Create implements websocket.Rules. A response in a realtime session uses the
-// model of the session.
-func (c *conversation) Create(text []byte) (begun websocket.Response, instead [][]byte, refusal *websocket.Refusal) {
+// Create implements seam.WebSocketRules. A response in a realtime session uses
+// the model of the session.
+func (c *conversation) Create(text []byte) (begun seam.WebSocketResponse, instead [][]byte, refusal *seam.WebSocketRefusal) {
 	if refusal = c.checkCaller(); refusal != nil {
 		return nil, nil, refusal
 	}
@@ -189,7 +189,7 @@ func (c *conversation) Create(text []byte) (begun websocket.Response, instead []
 	q.received.Release()
 	if own.Response != nil {
 		r.bill.Settle(q.started, limiter.Cost{})
-		return nil, nil, &websocket.Refusal{Reply: own.Response}
+		return nil, nil, &seam.WebSocketRefusal{Reply: own.Response}
 	}
 	return r.begin(), instead, nil
 }
@@ -208,7 +208,7 @@ func (c *conversation) place(r *response) (own apierror.Answer) {
 // steer checks a response.steer, which adds input to a response, and returns
 // the refusal if it must not pass. It names objects as a response.create does.
 // The response that results is charged when the session begins it, by Unasked.
-func (c *conversation) steer(text []byte) *websocket.Refusal {
+func (c *conversation) steer(text []byte) *seam.WebSocketRefusal {
 	if refusal := c.checkCaller(); refusal != nil {
 		return refusal
 	}
@@ -219,33 +219,33 @@ func (c *conversation) steer(text []byte) *websocket.Refusal {
 	q.ReadEvent(text)
 	if c.callers != nil {
 		if e, refused := c.callers.MayUse(q.caller.Name, &q.Request, text, c.buffers); refused {
-			return &websocket.Refusal{Reply: e.Response(q.asked)}
+			return &seam.WebSocketRefusal{Reply: e.Response(q.asked)}
 		}
 		estimate := limiter.Estimate{Prompt: q.PromptTokens(text), Within: true}
 		if refusal := c.callers.Check(q.started, q.caller.Name, estimate); refusal != nil {
-			return &websocket.Refusal{Reply: c.exceededAnswer(c.balancer, &r.transaction, refusal).Response}
+			return &seam.WebSocketRefusal{Reply: c.exceededAnswer(c.balancer, &r.transaction, refusal).Response}
 		}
 	}
 	if own := c.place(r); own.Response != nil {
-		return &websocket.Refusal{Reply: own.Response}
+		return &seam.WebSocketRefusal{Reply: own.Response}
 	}
 	c.steered.Store(r.placement)
 	return nil
 }
 
-// Refuse implements websocket.Rules.
-func (c *conversation) Refuse(kind string, text []byte) *websocket.Refusal {
-	if kind == websocket.Steers && !c.handshake.request.Kind.IsHandshake() {
+// Refuse implements seam.WebSocketRules.
+func (c *conversation) Refuse(kind string, text []byte) *seam.WebSocketRefusal {
+	if kind == openaiapi.SteerMessage && !c.handshake.request.Kind.IsHandshake() {
 		return c.steer(text)
 	}
-	audio := strings.HasPrefix(kind, websocket.Audio)
+	audio := strings.HasPrefix(kind, openaiapi.AudioMessage)
 	if audio && time.Since(c.checked) >= checkInterval {
 		if refusal := c.checkCaller(); refusal != nil {
 			return refusal
 		}
 	}
 	if res := c.refuseMessage(kind, audio, text); res != nil {
-		return &websocket.Refusal{Reply: res}
+		return &seam.WebSocketRefusal{Reply: res}
 	}
 	return nil
 }
@@ -275,8 +275,8 @@ func (c *conversation) refuseMessage(kind string, audio bool, text []byte) *http
 	return nil
 }
 
-// Unasked implements websocket.Rules.
-func (c *conversation) Unasked() websocket.Response {
+// Unasked implements seam.WebSocketRules.
+func (c *conversation) Unasked() seam.WebSocketResponse {
 	r := c.next()
 	if steered := c.steered.Load(); steered != nil {
 		placement := *steered

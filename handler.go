@@ -16,7 +16,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
-	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // transaction has the values of one request. Each stage makes some of them, and
@@ -40,6 +40,9 @@ type transaction struct {
 // over the WebSocket, each as a separate request.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
 	socket := h.serve(w, r, nil)
+	if socket == nil {
+		return nil
+	}
 	for socket.Again() {
 		h.serve(w, r, socket)
 	}
@@ -50,7 +53,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.
 // serve handles a request from its first byte to its report. It reads the
 // request, sends it to one backend after another until one serves it, and
 // answers. It returns the WebSocket that the request has opened, or nil.
-func (h *Handler) serve(w http.ResponseWriter, r *http.Request, socket *websocket.Client) *websocket.Client {
+func (h *Handler) serve(w http.ResponseWriter, r *http.Request, socket seam.WebSocket) seam.WebSocket {
 	h.keyFiles.Refresh()
 	t := &transaction{reader: h.reader, wait: wait{queues: h.balancer.waiting}}
 	t.begin(w, r, socket)
@@ -104,7 +107,7 @@ func (b *balancer) fetch(t *transaction) (*attempt.Reply, apierror.Answer) {
 }
 
 // begin sets up the transaction for a request.
-func (t *transaction) begin(w http.ResponseWriter, r *http.Request, socket *websocket.Client) {
+func (t *transaction) begin(w http.ResponseWriter, r *http.Request, socket seam.WebSocket) {
 	q := &t.request
 	q.incoming, q.asked, q.writer, q.socket = r, r, w, socket
 	q.started = time.Now()
@@ -134,7 +137,7 @@ func (h *Handler) limitAttempts(q *request) {
 // request's context: net/http's server does that.
 func (b *balancer) finish(t *transaction, aborted bool) {
 	q, s, o := &t.request, &t.search, &t.outcome
-	if aborted {
+	if aborted && q.socket != nil {
 		q.socket.Close()
 	}
 	o.end(q, aborted)

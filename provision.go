@@ -211,9 +211,14 @@ func (h *Handler) newBalancer(ctx caddy.Context, policy reverseproxy.Selector) (
 	b.Pool.Watches = h.Silence == nil || *h.Silence
 	b.Pool.Steers = h.QuotaSteering == nil || *h.QuotaSteering
 	b.settings = settings{
-		policy: policy, rateLimits: h.RatelimitHeaders, waiting: queues, fields: attempt.Public{}, webSockets: h.Sender.WebSockets(), loops: newLoopMark(),
+		policy: policy, rateLimits: h.RatelimitHeaders, waiting: queues, fields: attempt.Public{}, loops: newLoopMark(),
 	}
-	b.webSockets.Timeout, b.webSockets.Log = time.Duration(h.StreamTimeout), h.logger
+	b.webSocketOptions = seam.WebSocketOptions{
+		Closing: h.Sender.Closing(), Timeout: time.Duration(h.StreamTimeout), Log: h.logger,
+	}
+	if b.webSockets, err = seam.LoadWebSockets(ctx); err != nil {
+		return b, err
+	}
 	if b.usage, err = seam.OpenUsage(ctx, h.Pool); err != nil {
 		return b, err
 	}

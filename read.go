@@ -19,7 +19,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
-	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
 // reader reads requests: it finds the caller, the operation with its model, and
@@ -113,6 +112,9 @@ func (d *reader) read(b *balancer, t *transaction) (own apierror.Answer) {
 	if openaiapi.IsUsage(r.Method, route) {
 		return d.answerUsage(b, t)
 	}
+	if openaiapi.IsHandshake(r) && b.webSockets == nil {
+		return apierror.NoWebSockets.Answer(r)
+	}
 	if openaiapi.IsHandshake(r) && openaiapi.MayBeResponses(route.Operation) {
 		own = d.enter(b, t)
 	} else {
@@ -160,7 +162,7 @@ func (d *reader) enter(b *balancer, t *transaction) (own apierror.Answer) {
 			}
 			defer t.bill.Uploaded()
 		}
-		socket, err := websocket.Accept(q.writer, q.incoming, d.buffers, b.webSockets)
+		socket, err := b.webSockets.Accept(q.writer, q.incoming, d.buffers, b.webSocketOptions)
 		if err != nil {
 			return apierror.UnreadableBody(err).Answer(q.asked)
 		}
@@ -168,7 +170,7 @@ func (d *reader) enter(b *balancer, t *transaction) (own apierror.Answer) {
 	}
 	q.incoming = q.incoming.WithContext(q.socket.WithContext(q.incoming.Context()))
 	q.asked = openaiapi.AsPost(q.incoming)
-	text, err := q.socket.Next(websocket.FirstMessage)
+	text, err := q.socket.Next()
 	if err != nil {
 		return apierror.UnreadableBody(err).Answer(q.asked)
 	}

@@ -23,7 +23,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
-	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
 // request is a client's request and its caller. It is read once, before a
@@ -56,7 +55,7 @@ type request struct {
 	// socket is the client's end of a WebSocket that was opened before a
 	// backend is chosen; the request is a message of it. It is nil for other
 	// requests.
-	socket *websocket.Client
+	socket seam.WebSocket
 	// session is the key of the request's affinity in the pool.
 	session uint64
 	// prompt is the beginning of the prompt, which a backend may have cached.

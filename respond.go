@@ -14,7 +14,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
-	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
 // respond gives the client the reply of a backend, or the answer if no backend
@@ -234,7 +233,7 @@ func (b *balancer) respondUpgrade(t *transaction, reply *attempt.Reply, res *htt
 		}
 		addFields(w.Header(), res.Header)
 		var err error
-		if client, err = websocket.Open(w, b.webSockets); err != nil {
+		if client, err = b.webSockets.Open(w, b.webSocketOptions); err != nil {
 			res.Body.Close()
 			b.logger.Error("WebSocket cannot be opened for the client", zap.Error(err))
 			return nil

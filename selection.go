@@ -95,15 +95,16 @@ type search struct {
 	executed bool
 	// left reports whether the client left during an attempt.
 	left bool
+	// final reports whether nothing can follow the attempt in progress, so that
+	// the body is released while the attempt waits.
+	final bool
 	// tooShort are the names of models that refused the request as too long.
 	tooShort []string
 	// lackPath are the indexes of backends that said that they lack the
 	// request's path.
 	lackPath []int
-	// final reports whether nothing can follow the attempt in progress, so that
-	// the body is released while the attempt waits. digest is the request's
-	// digest, kept because the body is gone; it is 0 if final is false.
-	final  bool
+	// digest is the request's digest, kept because the body of a final attempt
+	// is gone. It is 0 if final is false.
 	digest uint64
 	// interims is how many interim responses the backends have sent.
 	interims atomic.Int32

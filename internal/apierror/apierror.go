@@ -100,6 +100,9 @@ var (
 	NoUsage     = Invalid(http.StatusNotFound, "unknown_url", "Unknown path. What callers use is not counted here.")
 	NoWebSocket = Invalid(http.StatusUpgradeRequired, "websocket_not_supported",
 		"Responses are not available over WebSocket here: no backend opens one. Use HTTP.")
+	// NoWebSockets is the error of a build without the module websocket.
+	NoWebSockets = Invalid(http.StatusUpgradeRequired, "websocket_not_supported",
+		"WebSockets are not available here: this server was built without the module websocket. Use HTTP.")
 	// NoExtendedConnect is the error for a WebSocket over HTTP/2 or HTTP/3 (RFC
 	// 8441, RFC 9220). Clients must not repeat it.
 	NoExtendedConnect = Invalid(http.StatusNotImplemented, "websocket_not_supported",

@@ -49,9 +49,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
-	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
 // Sender sends requests to backends.
@@ -135,7 +135,7 @@ type Request struct {
 	// Socket is the client's end of a WebSocket that was opened before a
 	// backend is chosen. The backend gets its first message, and the reply
 	// begins with the answer to that message. It is nil for other requests.
-	Socket *websocket.Client
+	Socket seam.WebSocket
 
 	// sent is the state of the request while it is in progress. It is allocated
 	// together with the request, to spare the garbage collector.

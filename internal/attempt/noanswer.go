@@ -53,7 +53,7 @@ func (a *Asks) mayBeWhole(text []byte) bool {
 // isNoAnswer reports whether a successful reply cannot be an answer, because it
 // is a redirect or has no body.
 func (r *Reply) isNoAnswer() bool {
-	if !r.sent.Asks.answers() || r.sent.Socket.IsAccepted() || r.Status < 200 {
+	if !r.sent.Asks.answers() || r.sent.Socket != nil || r.Status < 200 {
 		return false
 	}
 	return r.Status >= 300 || r.Status == http.StatusNoContent || r.Status == http.StatusResetContent || r.Status == http.StatusOK && r.body == nil

@@ -43,7 +43,7 @@ func (s *Sender) open(r *Reply) {
 		}
 	}
 	switch {
-	case r.Status == http.StatusSwitchingProtocols && r.sent.Socket.IsAccepted():
+	case r.Status == http.StatusSwitchingProtocols && r.sent.Socket != nil:
 		s.openSocket(r)
 	case r.isNoAnswer():
 		r.breakOff(ErrNoAnswer)

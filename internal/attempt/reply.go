@@ -18,10 +18,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
-	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
 // Reply is the result of an attempt: a response, or a failure.
@@ -60,7 +60,7 @@ type Reply struct {
 	body *body
 	// backend is the backend's end of a WebSocket that the reply has opened. It
 	// is nil until the WebSocket is relayed or a message is sent.
-	backend *websocket.Backend
+	backend seam.WebSocketBackend
 	// firstByte is when the client got the first byte. end is how a broken
 	// reply ended.
 	firstByte time.Time
@@ -144,7 +144,7 @@ func (r *Reply) SaysMore() bool {
 // PerhapsExecuted reports whether the backend may have executed the request. A
 // 503 or 403 means that it did not, and a 508 that the request got no further.
 func (r *Reply) PerhapsExecuted() bool {
-	if r.sent != nil && r.sent.Socket.IsAccepted() && !r.sent.delivering {
+	if r.sent != nil && r.sent.Socket != nil && !r.sent.delivering {
 		return false
 	}
 	switch r.Status {

@@ -12,8 +12,11 @@ import (
 	"github.com/gobwas/ws"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
-	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
+
+// Grace is how long one side of a tunnel may stay open after the other has
+// ended. Tests shorten it.
+var Grace = 10 * time.Second
 
 // errNoClose means that the backend ended a WebSocket without a close frame.
 var errNoClose = &verdict.CauseError{Word: "no_close_frame", Text: "the WebSocket ended without a close frame"}
@@ -29,7 +32,7 @@ func (r *Reply) tunnel(client http.ResponseWriter, backend io.ReadWriteCloser) *
 }
 
 // newTunnel returns the backend's side of a tunnel with this client. The tunnel
-// closes both sides websocket.Grace after one of them has ended. reverse_proxy
+// closes both sides Grace after one of them has ended. reverse_proxy
 // alone would only pass the end on and wait for the other side, and some
 // servers, such as Node's, do not close a connection because their client did.
 //
@@ -145,8 +148,8 @@ func (t *tunnel) end() {
 	if t.closed || t.timer != nil {
 		return
 	}
-	t.timer = time.AfterFunc(websocket.Grace, func() { t.ReadWriteCloser.Close() })
-	t.until = time.Now().Add(websocket.Grace)
+	t.timer = time.AfterFunc(Grace, func() { t.ReadWriteCloser.Close() })
+	t.until = time.Now().Add(Grace)
 	_ = t.client.SetReadDeadline(t.until) // a client without deadlines ends with its backend
 	_ = http.NewResponseController(t.innermost).SetWriteDeadline(t.until)
 }

@@ -11,8 +11,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
 // side is the backend's. Its other end is a pipe's.
@@ -50,12 +48,12 @@ func TestATunnelEndsAGracePeriodAfterOneOfItsSides(t *testing.T) {
 		"the client": {func(tunnel io.ReadWriteCloser, _ net.Conn, _ func()) {
 			tunnel.(interface{ CloseWrite() error }).CloseWrite()
 			tunnel.Read(make([]byte, 1)) // until it is closed
-		}, websocket.Grace, 0},
+		}, Grace, 0},
 		"the backend": {func(tunnel io.ReadWriteCloser, backend net.Conn, _ func()) {
 			backend.Close()
 			tunnel.Read(make([]byte, 1))
 			time.Sleep(time.Minute)
-		}, websocket.Grace, 0},
+		}, Grace, 0},
 		"one soon after the other": {func(tunnel io.ReadWriteCloser, backend net.Conn, _ func()) {
 			tunnel.(interface{ CloseWrite() error }).CloseWrite()
 			time.Sleep(time.Second)
@@ -66,7 +64,7 @@ func TestATunnelEndsAGracePeriodAfterOneOfItsSides(t *testing.T) {
 		"none, but reverse_proxy closes all tunnels": {func(tunnel io.ReadWriteCloser, _ net.Conn, unload func()) {
 			unload()
 			_, _ = tunnel.Write(make([]byte, 1)) // which the backend does not read
-		}, websocket.Grace, 0},
+		}, Grace, 0},
 		"neither": {func(io.ReadWriteCloser, net.Conn, func()) { time.Sleep(time.Hour) }, time.Hour, time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -81,7 +79,7 @@ func TestATunnelEndsAGracePeriodAfterOneOfItsSides(t *testing.T) {
 				if got := (<-backend.closed).Sub(begin); got != c.want {
 					t.Errorf("the backend's side is closed after %s, want %s", got, c.want)
 				}
-				if until := begin.Add(c.first + websocket.Grace); !client.read.Equal(until) || !client.write.Equal(until) {
+				if until := begin.Add(c.first + Grace); !client.read.Equal(until) || !client.write.Equal(until) {
 					t.Errorf("the client's side ends at %s and %s", client.read, client.write)
 				}
 				tunnel.CloseWrite()
@@ -120,7 +118,7 @@ func TestTheEndOfAClientLimitsAWriteInProgressAndThoseAfterIt(t *testing.T) {
 		}
 		read() // and now it goes to the client, while
 		tunnel.CloseWrite()
-		until := time.Now().Add(websocket.Grace)
+		until := time.Now().Add(Grace)
 		if !w.write.Equal(until) || !w.until.IsZero() {
 			t.Errorf("the write in progress ends at %s, and later ones at %s", w.write, w.until)
 		}

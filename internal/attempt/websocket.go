@@ -9,12 +9,12 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
-	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
 )
 
 // handshakes reports whether the request opens a WebSocket.
-func (t *Request) handshakes() bool { return t.Asks.Kind.IsHandshake() || t.Socket.IsAccepted() }
+func (t *Request) handshakes() bool { return t.Asks.Kind.IsHandshake() || t.Socket != nil }
 
 // refusesHandshake reports whether the reply answers the handshake of a
 // WebSocket, and not its first message.
@@ -38,7 +38,7 @@ const (
 // that, so nothing is remembered.
 func (r *Reply) judgeSocket(s *Sender) {
 	t := r.sent
-	if !t.Socket.IsAccepted() || t.delivering {
+	if t.Socket == nil || t.delivering {
 		return
 	}
 	if r.Status == http.StatusSwitchingProtocols && r.Err == nil {
@@ -80,7 +80,7 @@ func (s *Sender) RefusesSocket(backend EndMarks, now time.Time) bool {
 func (s *Sender) openSocket(r *Reply) {
 	t, original := r.sent, r.Response
 	conn := original.Body.(io.ReadWriteCloser)
-	r.backend = websocket.NewBackend(conn)
+	r.backend = t.Socket.Backend(conn)
 	limit := s.firstByte(true, t.Last)
 	if t.Asks.Tiers == pool.Flex {
 		limit = max(limit, slowTimeout)
@@ -88,7 +88,7 @@ func (s *Sender) openSocket(r *Reply) {
 	t.trip.timeout.start(limit, ErrNoReply)
 	stop := context.AfterFunc(&t.trip, func() { conn.Close() })
 	t.delivering = true
-	first, err := r.backend.Ask(t.Change.Request.With(t.Socket.Asked(), t.Change.Changes)...)
+	failure, err := r.backend.Ask(t.Change.Request.With(t.Socket.Asked(), t.Change.Changes)...)
 	stop()
 	if !t.trip.timeout.stop() {
 		err = t.trip.timeout.why()
@@ -104,7 +104,6 @@ func (s *Sender) openSocket(r *Reply) {
 		}
 		return
 	}
-	failure := websocket.ErrorReply(first)
 	if err != nil {
 		failure = fault.Response(t.Incoming)
 	}
@@ -123,14 +122,14 @@ var errNotWritable = errors.New("the connection of the backend cannot be written
 // Relay relays messages between the client and the backend of a committed 101,
 // until the WebSocket is over. It returns an error if they could not be
 // connected.
-func (r *Reply) Relay(client *websocket.Client, session websocket.Session) error {
+func (r *Reply) Relay(client seam.WebSocket, session seam.WebSocketSession) error {
 	if r.backend == nil {
 		conn, ok := r.Response.Body.(io.ReadWriteCloser)
 		if !ok {
 			r.Response.Body.Close()
 			return errNotWritable
 		}
-		r.backend = websocket.NewBackend(conn)
+		r.backend = client.Backend(conn)
 	}
 	session.Secrets = r.secrets()
 	stop := context.AfterFunc(r.sent.Incoming.Context(), client.Abort)
@@ -141,5 +140,5 @@ func (r *Reply) Relay(client *websocket.Client, session websocket.Session) error
 	return nil
 }
 
-// WebSockets returns the options of the WebSockets that the sender opens.
-func (s *Sender) WebSockets() websocket.Options { return websocket.Options{Closing: s.closing} }
+// Closing returns a context that is done when all WebSockets must close.
+func (s *Sender) Closing() context.Context { return s.closing }

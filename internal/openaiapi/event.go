@@ -151,3 +151,12 @@ func ParseClientEvent(text []byte) (e ClientEvent) {
 		}
 	}
 }
+
+// SteerMessage is the type of a message with more input for a response in
+// progress. The session then ends that response early and begins another one,
+// without a further message from the client.
+const SteerMessage = "response.steer"
+
+// AudioMessage is the prefix of the types of messages with audio. After audio,
+// a session may begin a response on its own.
+const AudioMessage = "input_audio_buffer."

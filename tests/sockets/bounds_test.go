@@ -16,7 +16,7 @@ import (
 	"golang.org/x/net/websocket"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	sockets "github.com/openai-lb/caddy-openai-lb/internal/websocket"
+	sockets "github.com/openai-lb/caddy-openai-lb/modules/websocket"
 )
 
 // TestAMessageThatDoesNotEndFillsNoMemory neither as the first one nor after a

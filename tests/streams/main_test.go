@@ -6,14 +6,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/websocket"
+	"github.com/openai-lb/caddy-openai-lb/modules/websocket"
 )
 
-// TestMain shortens the time that a side of a WebSocket may stay open after the
-// other: before any test, because a connection of one test may outlive it.
+// TestMain shortens the time that a side of a WebSocket or of another tunnel may
+// stay open after the other: before any test, because a connection of one test
+// may outlive it.
 func TestMain(m *testing.M) {
-	websocket.Grace = 200 * time.Millisecond
+	websocket.Grace, attempt.Grace = 200*time.Millisecond, 200*time.Millisecond
 	lbtest.Main(m)
 }
 

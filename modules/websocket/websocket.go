@@ -55,7 +55,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // Grace is how long a side of a WebSocket may stay open after the other has
@@ -83,17 +83,12 @@ const (
 	maxPendingBytes = 256 << 10
 )
 
-// Options apply to all WebSockets of a pool.
+// Options are the options of a WebSocket.
 type Options struct {
-	// Closing is done when all WebSockets must close, because their config is
-	// replaced or the process stops.
-	Closing context.Context
-	// Timeout is how long a WebSocket may be open. 0 means no limit.
-	Timeout time.Duration
+	seam.WebSocketOptions
 	// Memory limits the memory that all WebSockets hold together. Default:
 	// [Memory].
 	Memory *Budget
-	Log    *zap.Logger
 }
 
 func (o Options) withDefaults() Options {
@@ -118,30 +113,6 @@ func (o Options) recovered(abort func()) {
 	}
 }
 
-// Session describes the use of a WebSocket with both ends.
-type Session struct {
-	// Secrets are removed from the backend's messages.
-	Secrets keys.Secrets
-	// Rules decide about responses. It is nil if messages are read only for
-	// secrets.
-	Rules Rules
-	// First is the response that the client's first message asked for. It is
-	// nil if the session did not begin with such a message.
-	First Response
-	// Holds reports whether each client message is held until the rules let it
-	// pass.
-	Holds bool
-}
-
-// End describes how a WebSocket ended.
-type End struct {
-	// Broken is the reason why the backend ended the WebSocket while the client
-	// was connected. It is nil otherwise, and after a close frame.
-	Broken error
-	// Begun reports whether the backend had sent data.
-	Begun bool
-}
-
 // Close is the code and the reason of a close frame. As an error, it describes
 // how a side broke the protocol.
 type Close struct {
@@ -149,8 +120,8 @@ type Close struct {
 	Reason string
 }
 
-// Policy returns the Close for a client that may not continue.
-func Policy(reason string) *Close { return &Close{ws.StatusPolicyViolation, reason} }
+// policy returns the Close for a client that may not continue.
+func policy(reason string) *Close { return &Close{ws.StatusPolicyViolation, reason} }
 
 // Error implements error.
 func (c *Close) Error() string { return c.Reason }

@@ -18,11 +18,11 @@ import (
 )
 
 const (
-	// FirstMessage is how long a client may take to send its first message.
-	FirstMessage = 10 * time.Second
-	// NextMessage is how long a client may take to send another message after
+	// firstMessage is how long a client may take to send its first message.
+	firstMessage = 10 * time.Second
+	// nextMessage is how long a client may take to send another message after
 	// the balancer has answered one itself.
-	NextMessage = 5 * time.Minute
+	nextMessage = 5 * time.Minute
 )
 
 // A message must be complete within messageTime, plus a second for each
@@ -74,7 +74,7 @@ type Client struct {
 // Accept opens the WebSocket of a client before there is a backend. most limits
 // the length of its first message.
 func Accept(w http.ResponseWriter, r *http.Request, most int64, o Options) (*Client, error) {
-	if err := CheckHandshake(r); err != nil {
+	if err := checkHandshake(r); err != nil {
 		return nil, err
 	}
 	answerHandshake(w.Header(), r)
@@ -106,11 +106,7 @@ func Open(w http.ResponseWriter, o Options) (*Client, error) {
 	return c, nil
 }
 
-// IsAccepted reports whether the client's end was opened before the backend's.
-// It may be called on nil.
-func (c *Client) IsAccepted() bool { return c != nil && c.accepted }
-
-// WithContext returns a context that ends with ctx, or when the client leaves.
+// WithContext implements seam.WebSocket.
 func (c *Client) WithContext(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancel(ctx)
 	context.AfterFunc(c.gone, cancel)
@@ -349,11 +345,10 @@ func (c *Client) closeSoon(why *Close) {
 	_ = c.soon(func() error { return c.out.close(why) }) // a client that cannot be told is gone
 }
 
-// Next returns the text of the client's next message, which must begin to
-// arrive within the limit. An error of Next is meant for the client; Answer
-// sends it.
-func (c *Client) Next(limit time.Duration) (text []byte, err error) {
-	if !c.await(limit) {
+// Next implements seam.WebSocket. The message must begin to arrive within 10
+// seconds.
+func (c *Client) Next() (text []byte, err error) {
+	if !c.await(firstMessage) {
 		c.mu.Lock()
 		c.fault = errTooSlow
 		c.mu.Unlock()
@@ -410,22 +405,20 @@ func (c *Client) dequeue() (text []byte, err error) {
 	return nil, nil
 }
 
-// Asked returns the text of the message that Next has returned, until the
-// message is answered.
+// Asked implements seam.WebSocket.
 func (c *Client) Asked() []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.asked.text
 }
 
-// Again waits for the client's next message after an answer, which is a new
-// request, and reports whether there is one. After a relay, there is none.
-// Again may be called on nil.
+// Again implements seam.WebSocket. The next message must begin to arrive within
+// 5 minutes.
 func (c *Client) Again() bool {
-	if !c.IsAccepted() || c.relayed() != nil {
+	if !c.accepted || c.relayed() != nil {
 		return false
 	}
-	if !c.await(NextMessage) {
+	if !c.await(nextMessage) {
 		return false
 	}
 	c.mu.Lock()
@@ -433,8 +426,7 @@ func (c *Client) Again() bool {
 	return len(c.queue) > 0
 }
 
-// Answer sends the client an error as the answer to the message that Next has
-// returned.
+// Answer implements seam.WebSocket.
 func (c *Client) Answer(res *http.Response) {
 	event := replyEvent(res, c.lane())
 	c.mu.Lock()
@@ -468,7 +460,7 @@ func (c *Client) relayed() *relay {
 	return c.relay
 }
 
-// Abort closes the connections at once.
+// Abort implements seam.WebSocket.
 func (c *Client) Abort() {
 	if r := c.relayed(); r != nil {
 		r.stop()
@@ -478,10 +470,9 @@ func (c *Client) Abort() {
 	c.leave()
 }
 
-// Close closes an accepted WebSocket when no further message is expected. It
-// may be called again, and on nil.
+// Close implements seam.WebSocket. It may be called again.
 func (c *Client) Close() {
-	if !c.IsAccepted() {
+	if !c.accepted {
 		return
 	}
 	defer c.release()

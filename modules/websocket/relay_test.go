@@ -13,6 +13,7 @@ import (
 	"github.com/gobwas/ws"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 func text(s string, fin bool) ws.Frame { return ws.NewFrame(ws.OpText, fin, []byte(s)) }
@@ -23,7 +24,7 @@ func closing(code ws.StatusCode, reason string) ws.Frame {
 
 func TestMessagesPassInBothDirections(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		p := between(t, Session{})
+		p := between(t, seam.WebSocketSession{})
 		for _, side := range []struct{ from, to *end }{{p.client, p.backend}, {p.backend, p.client}} {
 			side.from.say("hello")
 			side.from.send(text("in ", false), ws.NewPingFrame([]byte("?")), more("", false), more("two", true))
@@ -44,7 +45,7 @@ func TestMessagesPassInBothDirections(t *testing.T) {
 // TestALongFramePassesAsSeveral and one of up to 64 KiB as one.
 func TestALongFramePassesAsSeveral(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		p := between(t, Session{})
+		p := between(t, seam.WebSocketSession{})
 		for _, side := range []struct{ from, to *end }{{p.client, p.backend}, {p.backend, p.client}} {
 			whole := strings.Repeat("x", maxPiece)
 			side.from.say(whole)
@@ -93,7 +94,7 @@ func TestNoMessageOfABackendShowsAKey(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				p := between(t, Session{Secrets: keys.Secrets{secret}})
+				p := between(t, seam.WebSocketSession{Secrets: keys.Secrets{secret}})
 				p.backend.send(c.frames...)
 				got := ""
 				for {
@@ -145,7 +146,7 @@ func TestACloseFramePassesAsItIs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				for _, byClient := range []bool{true, false} {
-					p := between(t, Session{})
+					p := between(t, seam.WebSocketSession{})
 					from, to := p.client, p.backend
 					if !byClient {
 						from, to = to, from
@@ -194,7 +195,7 @@ func TestAWebSocketIsBrokenIfTheBackendEndsItAndNothingElseDid(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
-				p := between(t, Session{})
+				p := between(t, seam.WebSocketSession{})
 				c.before(p)
 				time.Sleep(time.Second)
 				if c.fails == nil {
@@ -223,7 +224,7 @@ func TestASideMayGoOnForAWhileAfterTheOtherHasEnded(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		for _, byClient := range []bool{true, false} {
 			for _, says := range []bool{true, false} { // a close frame
-				p := between(t, Session{})
+				p := between(t, seam.WebSocketSession{})
 				from, to := p.client, p.backend
 				if !byClient {
 					from, to = to, from
@@ -250,7 +251,7 @@ func TestASideMayGoOnForAWhileAfterTheOtherHasEnded(t *testing.T) {
 
 func TestAnIdleSideIsPingedAndClosedIfItDoesNotAnswer(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		p := between(t, Session{})
+		p := between(t, seam.WebSocketSession{})
 		time.Sleep(time.Hour) // both answer
 		p.client.say("still here")
 		p.backend.wants("still here")
@@ -266,7 +267,7 @@ func TestAnIdleSideIsPingedAndClosedIfItDoesNotAnswer(t *testing.T) {
 				deaf, hears = hears, deaf
 			}
 			deaf.deaf.Store(true)
-			p.relays(b, Session{})
+			p.relays(b, seam.WebSocketSession{})
 			begin := time.Now()
 			pings := 0
 			for strings.HasPrefix(deaf.next(), "ping") {
@@ -297,7 +298,7 @@ func TestASideThatIsNotReadIsNotSilent(t *testing.T) {
 		p := open(t, Options{})
 		b := p.toBackend(t)
 		b.beat.over = true // it would be closed, and is not what is tested
-		go func() { p.ended <- p.Relay(b, Session{}) }()
+		go func() { p.ended <- p.Relay(b, seam.WebSocketSession{}) }()
 		sent := make(chan bool)
 		go func() {
 			for range 3 * room / 1000 {
@@ -327,8 +328,8 @@ func TestAllWebSocketsCloseWithTheirConfiguration(t *testing.T) {
 			"timeout": func(o Options, _ func()) Options { o.Timeout = time.Minute; return o },
 		} {
 			ctx, stop := context.WithCancel(t.Context())
-			p := open(t, end(Options{Closing: ctx}, stop))
-			p.relays(p.toBackend(t), Session{})
+			p := open(t, end(Options{WebSocketOptions: seam.WebSocketOptions{Closing: ctx}}, stop))
+			p.relays(p.toBackend(t), seam.WebSocketSession{})
 			begin := time.Now()
 			if name == "closing" {
 				time.Sleep(time.Minute)
@@ -354,13 +355,13 @@ func TestAClientThatReadsNothingDoesNotKeepItsWebSocketOpen(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		near, far := newWire(100)
-		o, _ := withOptions(Options{Closing: ctx})
+		o, _ := withOptions(Options{WebSocketOptions: seam.WebSocketOptions{Closing: ctx}})
 		c, err := Open(newTaken(near), o)
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := &pair{Client: c, client: newEnd(t, far, true), ended: make(chan End, 1)}
-		p.relays(p.toBackend(t), Session{})
+		p := &pair{Client: c, client: newEnd(t, far, true), ended: make(chan seam.WebSocketEnd, 1)}
+		p.relays(p.toBackend(t), seam.WebSocketSession{})
 		for range 10 {
 			p.backend.say(strings.Repeat("x", 100))
 		}
@@ -378,7 +379,7 @@ func TestAClientThatReadsNothingDoesNotKeepItsWebSocketOpen(t *testing.T) {
 // lengths.
 func TestManyMessagesArriveInOrder(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		p := between(t, Session{Secrets: keys.Secrets{secret}})
+		p := between(t, seam.WebSocketSession{Secrets: keys.Secrets{secret}})
 		run := func(from, to *end) {
 			var want []string
 			go func() {
@@ -433,9 +434,11 @@ func TestWhatIsNoWebSocketPassesAsItIs(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p := &pair{Client: c, client: &end{t: t, wire: far}, ended: make(chan End, 1)}
+			p := &pair{Client: c, client: &end{t: t, wire: far}, ended: make(chan seam.WebSocketEnd, 1)}
 			b := p.toBackend(t)
-			go func() { p.ended <- p.Relay(b, Session{Secrets: keys.Secrets{secret}, Rules: new(rules), Holds: holds}) }()
+			go func() {
+				p.ended <- p.Relay(b, seam.WebSocketSession{Secrets: keys.Secrets{secret}, Rules: new(rules), Holds: holds})
+			}()
 			go io.WriteString(p.client.wire, "hello")
 			if holds {
 				all, _ := io.ReadAll(p.client.wire)

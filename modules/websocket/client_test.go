@@ -16,6 +16,7 @@ import (
 	"github.com/gobwas/ws"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
@@ -34,7 +35,7 @@ func TestAHandshakeThatIsNone(t *testing.T) {
 		r := httptest.NewRequest(http.MethodGet, "/v1/responses", nil)
 		r.ProtoMinor = c.proto
 		r.Header = http.Header{"Sec-Websocket-Version": {c.version}, "Sec-Websocket-Key": {c.key}}
-		if err := CheckHandshake(r); !errors.Is(err, c.want) {
+		if err := checkHandshake(r); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
 	}
@@ -98,7 +99,7 @@ func TestMessagesThatCannotBeHeld(t *testing.T) {
 					p.client.send(c.frames...)
 					io.WriteString(p.client.wire, c.raw)
 				}()
-				_, err := p.Next(FirstMessage)
+				_, err := p.Next()
 				tooLong := new(http.MaxBytesError)
 				if !errors.Is(err, c.want) && (!errors.As(err, &tooLong) || !errors.As(c.want, &tooLong)) {
 					t.Errorf("it is %v, want %v", err, c.want)
@@ -133,7 +134,7 @@ func TestAMessageMayTakeLongerIfItIsLong(t *testing.T) {
 			}
 			p.client.send(more("", true))
 		}()
-		s, err := p.Next(FirstMessage)
+		s, err := p.Next()
 		if err != nil || len(s) != 1+40*messagePace || time.Since(begin) != 40*time.Second {
 			t.Errorf("%d bytes come after %s: %v", len(s), time.Since(begin), err)
 		}
@@ -166,7 +167,7 @@ func TestTheMessagesOfAllWebSocketsAreBounded(t *testing.T) {
 		}
 		p := accept(t, Options{Memory: b})
 		p.client.say("short")
-		if s, err := p.Next(FirstMessage); string(s) != "short" {
+		if s, err := p.Next(); string(s) != "short" {
 			t.Errorf("a short message is %q, %v", s, err)
 		}
 		for _, p := range append(all, p) {
@@ -184,7 +185,7 @@ func TestAMessageIsHeldOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		p := accept(t, Options{})
 		go p.client.say(strings.Repeat("x", 5<<20))
-		s, err := p.Next(FirstMessage)
+		s, err := p.Next()
 		if n := p.Memory.Used(); err != nil || int(n) != len(s) || cap(s) != len(s) {
 			t.Errorf("of %d bytes, %d are held: %v", len(s), n, err)
 		}
@@ -207,7 +208,7 @@ func TestAClientThatLeavesEndsItsRequest(t *testing.T) {
 				p := accept(t, Options{})
 				p.client.say("first")
 				ctx := p.WithContext(context.Background())
-				if s, err := p.Next(FirstMessage); string(s) != "first" || err != nil {
+				if s, err := p.Next(); string(s) != "first" || err != nil {
 					t.Fatal(string(s), err)
 				}
 				p.client.say("second")
@@ -232,7 +233,7 @@ func TestMessagesThatWaitedForABackendPassInOrder(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		p := accept(t, Options{})
 		p.client.say("1")
-		first, err := p.Next(FirstMessage)
+		first, err := p.Next()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -242,10 +243,12 @@ func TestMessagesThatWaitedForABackendPassInOrder(t *testing.T) {
 		b := p.toBackend(t)
 		go p.backend.listen()
 		go p.backend.say("answer")
-		if answer, err := b.Ask(first[:0], first); string(answer) != "answer" || err != nil {
+		if answer, err := b.ask(first[:0], first); string(answer) != "answer" || err != nil {
 			t.Fatal(string(answer), err)
 		}
-		go func() { p.ended <- p.Relay(b, Session{Rules: &rules{}, First: new(response), Holds: true}) }()
+		go func() {
+			p.ended <- p.Relay(b, seam.WebSocketSession{Rules: &rules{}, First: new(response), Holds: true})
+		}()
 		p.client.say("4")
 		p.backend.wants("1", "2", "33", "4")
 		p.client.wants("answer")
@@ -292,7 +295,7 @@ func TestABackendIsAskedForTheFirstMessage(t *testing.T) {
 					p.backend.send(c.frames...)
 					p.backend.CloseWrite()
 				}()
-				answer, err := b.Ask([]byte("the "), []byte("question"))
+				answer, err := b.ask([]byte("the "), []byte("question"))
 				if string(answer) != c.want || err == nil && c.fails != "" || err != nil && err.Error() != c.fails {
 					t.Errorf("it answers %.20q, %v", answer, err)
 				}
@@ -317,10 +320,12 @@ func TestWhatWasReadOfTheAnswerIsRelayedFirst(t *testing.T) {
 				p.backend.say(want)
 				p.backend.say("next")
 			}()
-			if _, err := b.Ask([]byte("question")); err != nil {
+			if _, err := b.ask([]byte("question")); err != nil {
 				t.Fatal(err)
 			}
-			go func() { p.ended <- p.Relay(b, Session{Rules: &rules{}, First: new(response), Holds: true}) }()
+			go func() {
+				p.ended <- p.Relay(b, seam.WebSocketSession{Rules: &rules{}, First: new(response), Holds: true})
+			}()
 			got := ""
 			for {
 				f := <-p.client.frames
@@ -339,11 +344,11 @@ func TestWhatWasReadOfTheAnswerIsRelayedFirst(t *testing.T) {
 }
 
 func TestAnErrorEventStandsForAReply(t *testing.T) {
-	res := ErrorReply([]byte(`{"type":"error","status":429,"error":{"type":"tokens","code":"rate_limit_exceeded","message":"x"},"headers":{"retry-after":7,"x-ms-region":"e","set-cookie":"c"}}`))
+	res := errorReply([]byte(`{"type":"error","status":429,"error":{"type":"tokens","code":"rate_limit_exceeded","message":"x"},"headers":{"retry-after":7,"x-ms-region":"e","set-cookie":"c"}}`))
 	if res == nil || res.StatusCode != 429 || res.Header.Get("Retry-After") != "7" || res.Header.Get("X-Ms-Region") != "e" || res.Header.Get("Set-Cookie") != "" {
 		t.Errorf("it is %+v", res)
 	}
-	if res = ErrorReply([]byte(`{"type":"response.created"}`)); res != nil {
+	if res = errorReply([]byte(`{"type":"response.created"}`)); res != nil {
 		t.Errorf("it is %+v", res)
 	}
 	var e struct {

@@ -14,10 +14,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 )
 
-// CheckHandshake returns an error if the handshake of a client is not valid
+// checkHandshake returns an error if the handshake of a client is not valid
 // (RFC 6455 section 4.2.1). It is not used for handshakes that are passed to
 // backends.
-func CheckHandshake(r *http.Request) error {
+func checkHandshake(r *http.Request) error {
 	key, err := base64.StdEncoding.DecodeString(r.Header.Get("Sec-WebSocket-Key"))
 	switch {
 	case !r.ProtoAtLeast(1, 1):

@@ -18,6 +18,8 @@ import (
 	"github.com/gobwas/ws"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // flow is what one side of a connection in memory has sent and the other has
@@ -275,7 +277,7 @@ func (e *end) wants(frames ...string) {
 type pair struct {
 	*Client
 	client, backend *end
-	ended           chan End
+	ended           chan seam.WebSocketEnd
 	logs            *observer.ObservedLogs
 }
 
@@ -296,7 +298,7 @@ func withOptions(o Options) (Options, *observer.ObservedLogs) {
 func accept(t *testing.T, o Options) *pair {
 	t.Helper()
 	near, far := newWire(room)
-	p := &pair{client: newEnd(t, far, true), ended: make(chan End, 1)}
+	p := &pair{client: newEnd(t, far, true), ended: make(chan seam.WebSocketEnd, 1)}
 	o, p.logs = withOptions(o)
 	r := httptest.NewRequest(http.MethodGet, "/v1/responses", nil)
 	r.Header = http.Header{"Sec-Websocket-Version": {"13"}, "Sec-Websocket-Key": {"dGhlIHNhbXBsZSBub25jZQ=="}}
@@ -312,7 +314,7 @@ func accept(t *testing.T, o Options) *pair {
 func open(t *testing.T, o Options) *pair {
 	t.Helper()
 	near, far := newWire(room)
-	p := &pair{client: newEnd(t, far, true), ended: make(chan End, 1)}
+	p := &pair{client: newEnd(t, far, true), ended: make(chan seam.WebSocketEnd, 1)}
 	o, p.logs = withOptions(o)
 	var err error
 	if p.Client, err = Open(newTaken(near), o); err != nil {
@@ -330,7 +332,7 @@ func (p *pair) toBackend(t *testing.T) *Backend {
 }
 
 // relays begins the relay.
-func (p *pair) relays(b *Backend, s Session) *pair {
+func (p *pair) relays(b *Backend, s seam.WebSocketSession) *pair {
 	if p.backend.frames != nil {
 		go p.backend.listen()
 	}
@@ -339,14 +341,14 @@ func (p *pair) relays(b *Backend, s Session) *pair {
 }
 
 // between returns a WebSocket that is relayed.
-func between(t *testing.T, s Session) *pair {
+func between(t *testing.T, s seam.WebSocketSession) *pair {
 	t.Helper()
 	p := open(t, Options{})
 	return p.relays(p.toBackend(t), s)
 }
 
 // over waits until the WebSocket is over, and checks that it holds nothing.
-func (p *pair) over(t *testing.T) End {
+func (p *pair) over(t *testing.T) seam.WebSocketEnd {
 	t.Helper()
 	e := <-p.ended
 	p.Close()

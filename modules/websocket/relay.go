@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/gobwas/ws"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // relay connects the two ends of a WebSocket.
@@ -21,7 +23,7 @@ import (
 type relay struct {
 	client  *Client
 	backend *Backend
-	session Session
+	session seam.WebSocketSession
 	talk    *Conversation // is nil if nobody reads the messages
 	filter  filter
 
@@ -34,12 +36,12 @@ type relay struct {
 	failed        error // is why the backend took no more, while the client was connected
 	until         time.Time
 	timer         *time.Timer // closes the connections. It is nil while both ends go on
-	end           End
+	end           seam.WebSocketEnd
 }
 
-// Relay passes messages between the two ends, until the WebSocket is over.
-func (c *Client) Relay(b *Backend, s Session) End {
-	r := &relay{client: c, backend: b, session: s, filter: filter{secrets: s.Secrets}}
+// Relay implements seam.WebSocket.
+func (c *Client) Relay(b seam.WebSocketBackend, s seam.WebSocketSession) seam.WebSocketEnd {
+	r := &relay{client: c, backend: b.(*Backend), session: s, filter: filter{secrets: s.Secrets}}
 	if s.Rules != nil {
 		r.talk = newConversation(s.Rules, s.First, c.lane())
 	}

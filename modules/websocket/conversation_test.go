@@ -9,8 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gobwas/ws"
-
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
@@ -46,7 +45,7 @@ func (r *rules) begin() *response {
 	return one
 }
 
-func (r *rules) Create(text []byte) (Response, [][]byte, *Refusal) {
+func (r *rules) Create(text []byte) (seam.WebSocketResponse, [][]byte, *seam.WebSocketRefusal) {
 	if r.create != nil {
 		r.create()
 	}
@@ -59,18 +58,18 @@ func (r *rules) Create(text []byte) (Response, [][]byte, *Refusal) {
 	return r.begin(), nil, nil
 }
 
-func (r *rules) Refuse(_ string, text []byte) *Refusal {
-	refusal := &Refusal{Reply: &http.Response{StatusCode: 401, Body: io.NopCloser(strings.NewReader(`{"error":{"code":"invalid_api_key"}}`))}}
+func (r *rules) Refuse(_ string, text []byte) *seam.WebSocketRefusal {
+	refusal := &seam.WebSocketRefusal{Reply: &http.Response{StatusCode: 401, Body: io.NopCloser(strings.NewReader(`{"error":{"code":"invalid_api_key"}}`))}}
 	switch {
 	case strings.Contains(string(text), "close"):
-		refusal.Close = &Close{ws.StatusPolicyViolation, "the key has expired"}
+		refusal.Close = "the key has expired"
 	case !strings.Contains(string(text), "refuse"):
 		return nil
 	}
 	return refusal
 }
 
-func (r *rules) Unasked() Response {
+func (r *rules) Unasked() seam.WebSocketResponse {
 	r.unasked++
 	return r.begin()
 }
@@ -80,7 +79,7 @@ const refusedEvent = `{"type":"error","status":401,"error":{"code":"invalid_api_
 func TestRulesDecideOnEachMessageOfTheClient(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		r := new(rules)
-		p := between(t, Session{Rules: r, First: new(response), Holds: true})
+		p := between(t, seam.WebSocketSession{Rules: r, First: new(response), Holds: true})
 		p.client.say(`{"type":"response.create"}`)
 		p.client.say(`{"type":"response.create","input":"refuse"}`)
 		p.client.say(`{"type":"response.create","input":"instead"}`)
@@ -116,7 +115,7 @@ func TestRulesDecideOnEachMessageOfTheClient(t *testing.T) {
 // TestAnEventWaitsForTheEndOfAMessage but not too many of them.
 func TestAnEventWaitsForTheEndOfAMessage(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		p := between(t, Session{Rules: new(rules), First: new(response), Holds: true})
+		p := between(t, seam.WebSocketSession{Rules: new(rules), First: new(response), Holds: true})
 		p.backend.send(text("begin", false))
 		p.client.wants("begin…")
 		for range maxPending + 1 {
@@ -136,11 +135,11 @@ func TestAnEventWaitsForTheEndOfAMessage(t *testing.T) {
 func TestOpenResponsesAreBounded(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		for _, realtime := range []bool{true, false} {
-			r, first := new(rules), Response(nil)
+			r, first := new(rules), seam.WebSocketResponse(nil)
 			if !realtime {
 				first = new(response)
 			}
-			p := between(t, Session{Rules: r, First: first, Holds: true})
+			p := between(t, seam.WebSocketSession{Rules: r, First: first, Holds: true})
 			for i := range 1000 { // the backend begins responses by itself, and ends none
 				event := fmt.Sprintf(`{"type":"response.created","response":{"id":"resp_%d%s"}}`, i, strings.Repeat("x", 1000))
 				p.backend.say(event)
@@ -175,7 +174,7 @@ func TestOpenResponsesAreBounded(t *testing.T) {
 
 func TestIdsThatAreTooLongAreRefused(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		p := between(t, Session{Rules: strict{new(rules)}, First: new(response), Holds: true})
+		p := between(t, seam.WebSocketSession{Rules: strict{new(rules)}, First: new(response), Holds: true})
 		for _, member := range []string{"event_id", "stream_id"} {
 			p.client.say(`{"type":"response.create","` + member + `":"` + strings.Repeat("x", maxID+1) + `"}`)
 			p.client.wants(refusedEvent)
@@ -188,7 +187,7 @@ func TestIdsThatAreTooLongAreRefused(t *testing.T) {
 // strict refuses what is not clear.
 type strict struct{ *rules }
 
-func (s strict) Refuse(kind string, text []byte) *Refusal {
+func (s strict) Refuse(kind string, text []byte) *seam.WebSocketRefusal {
 	if kind == "" {
 		return s.rules.Refuse(kind, []byte("refuse"))
 	}
@@ -209,7 +208,7 @@ func TestAPanicEndsOneWebSocket(t *testing.T) {
 			inBubble(t, func(t *testing.T) {
 				first := new(response)
 				first.watcher.Each = func(sse.Event) { panics() }
-				p := between(t, Session{Rules: c.rules, First: first, Holds: true})
+				p := between(t, seam.WebSocketSession{Rules: c.rules, First: first, Holds: true})
 				c.breaks(p)
 				p.client.wants("end")
 				p.backend.wants("end")

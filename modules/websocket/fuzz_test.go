@@ -13,6 +13,7 @@ import (
 	"github.com/gobwas/ws"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // side is one end of a fuzzed WebSocket. It does what the bytes of a script
@@ -167,10 +168,10 @@ func FuzzWebSocket(f *testing.F) {
 			budget := NewBudget(8 << 20)
 			ctx, stop := context.WithCancel(t.Context())
 			defer stop()
-			options := Options{Memory: budget, Closing: ctx}
+			options := Options{Memory: budget, WebSocketOptions: seam.WebSocketOptions{Closing: ctx}}
 			holds, accepted := seed&1 != 0, seed&2 != 0
 			var p *pair
-			session := Session{Secrets: keys.Secrets{secret}}
+			session := seam.WebSocketSession{Secrets: keys.Secrets{secret}}
 			if accepted || holds {
 				session.Rules, session.Holds = new(rules), true
 			}
@@ -194,7 +195,7 @@ func FuzzWebSocket(f *testing.F) {
 				defer close(relayed)
 				if accepted {
 					defer p.Close()
-					text, err := p.Next(FirstMessage)
+					text, err := p.Next()
 					if err != nil {
 						b.Close()
 						return

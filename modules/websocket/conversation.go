@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
@@ -22,7 +23,7 @@ import (
 // a response that has not begun; another response is marked as failing, and is
 // settled when the client asks for a new one.
 type Conversation struct {
-	rules    Rules
+	rules    seam.WebSocketRules
 	realtime bool
 
 	message gathered // the backend's, which is being heard
@@ -33,7 +34,7 @@ type Conversation struct {
 }
 
 type openResponse struct {
-	Response
+	seam.WebSocketResponse
 	id            string // is empty if it has not begun
 	event, stream string // are the event_id and stream_id of the message that asked for it, if it had them
 	doubtful      bool   // the client has sent another message since, which the next error may be about
@@ -55,10 +56,10 @@ const (
 // newConversation starts a conversation. first is the response that the
 // client's first message asked for in this lane. It is nil in a realtime
 // session.
-func newConversation(rules Rules, first Response, lane string) *Conversation {
+func newConversation(rules seam.WebSocketRules, first seam.WebSocketResponse, lane string) *Conversation {
 	c := &Conversation{rules: rules, realtime: first == nil}
 	if first != nil {
-		c.open = []openResponse{{Response: first, stream: lane}}
+		c.open = []openResponse{{WebSocketResponse: first, stream: lane}}
 	}
 	return c
 }
@@ -79,9 +80,9 @@ func (c *Conversation) settleFailing(stream string) (open int) {
 	return len(c.open)
 }
 
-func tooManyOpen() *Refusal {
+func tooManyOpen() *seam.WebSocketRefusal {
 	const text = `{"error":{"message":"Too many responses are open in this WebSocket. Try again when one is over.","type":"requests","param":null,"code":"rate_limit_exceeded"}}`
-	return &Refusal{Reply: &http.Response{
+	return &seam.WebSocketRefusal{Reply: &http.Response{
 		StatusCode: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {"1"}}, Body: io.NopCloser(strings.NewReader(text)),
 	}}
 }
@@ -112,7 +113,7 @@ func (c *Conversation) failed(e sse.Event) {
 	case c.open[i].doubtful || c.open[i].begun():
 		c.open[i].failing = true
 	default:
-		over := c.open[i].Response
+		over := c.open[i].WebSocketResponse
 		if !c.realtime { // in which it costs not even a request
 			over.Watcher().Take(e)
 		}
@@ -143,15 +144,6 @@ func (c *Conversation) newest(is func(*openResponse) bool) int {
 // creates is the type of the message that asks for a response.
 const creates = "response.create"
 
-// Steers is the type of a message with more input for a response in progress.
-// The session then ends that response early and begins another one, without a
-// further message from the client.
-const Steers = "response.steer"
-
-// Audio is the prefix of the types of messages with audio. After audio, a
-// session may begin a response on its own.
-const Audio = "input_audio_buffer."
-
 // decision says what happens to a message of the client.
 type decision struct {
 	passes  bool
@@ -163,9 +155,9 @@ type decision struct {
 // sent decides about a message of the client.
 func (c *Conversation) sent(text []byte) decision {
 	e := openaiapi.ParseClientEvent(text)
-	var r Response
+	var r seam.WebSocketResponse
 	var instead [][]byte
-	var refusal *Refusal
+	var refusal *seam.WebSocketRefusal
 	switch {
 	case !e.Clear, len(e.ID) > maxID, len(e.Stream) > maxID:
 		e.ID, e.Stream = "", ""
@@ -175,7 +167,7 @@ func (c *Conversation) sent(text []byte) decision {
 			refusal = tooManyOpen()
 		} else if r, instead, refusal = c.rules.Create(text); refusal == nil {
 			c.mu.Lock()
-			c.open = append(c.open, openResponse{Response: r, event: e.ID, stream: e.Stream})
+			c.open = append(c.open, openResponse{WebSocketResponse: r, event: e.ID, stream: e.Stream})
 			c.mu.Unlock()
 		}
 	default:
@@ -191,15 +183,21 @@ func (c *Conversation) sent(text []byte) decision {
 
 // refuse returns the decision for a refused message, with an event that says
 // why. For refused audio, the client gets at most one event per second.
-func (c *Conversation) refuse(refusal *Refusal, e *openaiapi.ClientEvent) decision {
-	if refusal.Close == nil && strings.HasPrefix(e.Type, Audio) && time.Since(c.refused) < time.Second {
+func (c *Conversation) refuse(refusal *seam.WebSocketRefusal, e *openaiapi.ClientEvent) decision {
+	if refusal.Close == "" && strings.HasPrefix(e.Type, openaiapi.AudioMessage) && time.Since(c.refused) < time.Second {
 		return decision{}
 	}
 	c.refused = time.Now()
+	var d decision
 	if c.realtime {
-		return decision{answer: realtimeEvent(refusal.Reply, e.Type == creates, e.ID), close: refusal.Close}
+		d.answer = realtimeEvent(refusal.Reply, e.Type == creates, e.ID)
+	} else {
+		d.answer = replyEvent(refusal.Reply, e.Stream)
 	}
-	return decision{answer: replyEvent(refusal.Reply, e.Stream), close: refusal.Close}
+	if refusal.Close != "" {
+		d.close = policy(refusal.Close)
+	}
+	return d
 }
 
 // transcribed is the type of the event with the tokens of the model that
@@ -278,7 +276,7 @@ func (c *Conversation) received(e sse.Event) {
 		r.id, r.doubtful, r.failing = id, false, false
 	}
 	if r.Watcher().Take(e); ends {
-		over := r.Response
+		over := r.WebSocketResponse
 		c.open = slices.Delete(c.open, i, i+1)
 		over.Settle(status == "failed", false)
 	}
@@ -292,7 +290,7 @@ func (c *Conversation) unasked() int {
 		c.open[0].Settle(false, true)
 		c.open = slices.Delete(c.open, 0, 1)
 	}
-	c.open = append(c.open, openResponse{Response: c.rules.Unasked()})
+	c.open = append(c.open, openResponse{WebSocketResponse: c.rules.Unasked()})
 	return len(c.open) - 1
 }
 

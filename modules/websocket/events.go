@@ -87,9 +87,9 @@ func tellsClient(name string) bool {
 	return strings.HasPrefix(name, "x-ratelimit-")
 }
 
-// ErrorReply returns the reply for a backend's error event, or nil if the event
+// errorReply returns the reply for a backend's error event, or nil if the event
 // is not an error. The event may contain a status and headers.
-func ErrorReply(event []byte) *http.Response {
+func errorReply(event []byte) *http.Response {
 	failure := sse.FailureIn(event)
 	if failure == nil {
 		return nil

@@ -50,14 +50,19 @@ var (
 	errNoPong      = &verdict.CauseError{Word: "no_pong", Text: "the backend answered no ping"}
 )
 
-// Ask sends the client's first message, in these pieces, and waits for the
-// first message of the backend. It returns that message, or nil if the message
-// is too long to be an error. Nothing of it has gone to the client. Closing the
-// connection interrupts Ask.
-//
-// Pings that arrive first are answered. Ask stops reading the message once it
-// is longer than an event may be.
-func (b *Backend) Ask(pieces ...[]byte) (answer []byte, err error) {
+// Ask implements seam.WebSocketBackend.
+func (b *Backend) Ask(pieces ...[]byte) (failure *http.Response, err error) {
+	answer, err := b.ask(pieces...)
+	if err != nil {
+		return nil, err
+	}
+	return errorReply(answer), nil
+}
+
+// ask sends the client's first message, and returns the first message of the
+// backend, or nil if that is longer than an event may be. Pings that arrive
+// first are answered.
+func (b *Backend) ask(pieces ...[]byte) (answer []byte, err error) {
 	if err = b.out.pass(pieces...); err != nil {
 		return nil, err
 	}
