@@ -51,8 +51,8 @@ type settings struct {
 	waiting *waiting.Lists
 	// fields decides which fields of a reply the client gets.
 	fields attempt.Fields
-	// webSockets relays open WebSockets. It is nil if the module that does is
-	// left out of the build. webSocketOptions are the options of all WebSockets.
+	// webSockets relays open WebSockets. It is nil in a build without such a
+	// module. webSocketOptions are the options of all WebSockets.
 	webSockets       seam.WebSocketModule
 	webSocketOptions seam.WebSocketOptions
 	// loops recognizes requests that this handler has sent and that came back.

@@ -11,9 +11,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/modules/websocket"
 )
 
-// TestMain shortens the time that a side of a WebSocket or of another tunnel may
-// stay open after the other: before any test, because a connection of one test
-// may outlive it.
+// TestMain shortens the time that a side of a WebSocket or of another tunnel
+// may stay open after the other: before any test, because a connection of one
+// test may outlive it.
 func TestMain(m *testing.M) {
 	websocket.Grace, attempt.Grace = 200*time.Millisecond, 200*time.Millisecond
 	lbtest.Main(m)
