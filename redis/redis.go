@@ -45,7 +45,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
-	_ "github.com/openai-lb/caddy-openai-lb/internal/regions" // state regions, an engine of several Redis servers
+	_ "github.com/openai-lb/caddy-openai-lb/redis/regions" // state regions, an engine of several Redis servers
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
