@@ -259,7 +259,7 @@ func (p *sharedPool) record(group, chunk string, body []byte) state.Record {
 }
 
 func (p *sharedPool) message(body []byte) []byte {
-	return append(appendHeader(make([]byte, 0, maxHeader+len(body)), reportPrefix, p.digest, p.callers.Writer(), p.version), body...)
+	return append(appendHeader(make([]byte, 0, maxHeader+len(body)), p.digest, p.callers.Writer(), p.version), body...)
 }
 
 // versionText returns the version as a text of fixed length, so that texts are

@@ -124,7 +124,7 @@ func (p *sharedPool) recordsOf(writer string, uses []limiter.OtherUse) []state.R
 	for i, u := range uses {
 		all[i] = callerUse{u.Caller, u.Entries}
 	}
-	message := append(appendHeader(nil, reportPrefix, p.digest, writer, version), appendBody(nil, all)...)
+	message := append(appendHeader(nil, p.digest, writer, version), appendBody(nil, all)...)
 	if len(message) > state.MaxMessage {
 		half := len(uses) / 2
 		return append(p.recordsOf(writer, uses[:half]), p.recordsOf(writer, uses[half:])...)

@@ -1,13 +1,9 @@
 package callers
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
+	"encoding/json"
 	"fmt"
-	"io"
-	"maps"
-	"math"
 	"slices"
 	"time"
 
@@ -20,26 +16,26 @@ import (
 // counts. A replica that has ended cannot be asked, so each replica writes its
 // counts to the store, once a minute and when it ends. The replica that asks
 // the others reads the counts of those that have not answered.
-//
-// A record is
-//
-//	hoursPrefix, and the pool, the writer and the version as in a report
-//
-// and for each caller
-//
-//	id       16 bytes
-//	parts    their number, as a varint
-//
-// followed by the parts. Each part has its number, its requests, its tokens and
-// the number of things that have refused requests, then the number and the
-// count of each of these things, all as varints.
+
+// hoursRecord is a record of one replica's counts for some callers of a pool.
+type hoursRecord struct {
+	// Format is the version of the format. Records of other versions are
+	// ignored.
+	Format int    `json:"format"`
+	Pool   string `json:"pool"`
+	Writer string `json:"writer"`
+	// Version orders the records of a writer.
+	Version uint64                                  `json:"version"`
+	Callers map[limiter.CallerID][]limiter.HourPart `json:"callers"`
+}
 
 const (
-	// hoursPrefix begins all these records. Its last byte is the version of the
-	// format. Records of other versions are ignored.
-	hoursPrefix = "hrs\x01"
+	hoursFormat = 2
 	// hoursPace is how often the records are written.
 	hoursPace = time.Minute
+	// hoursRoom is the maximum length of the callers in a record, without the
+	// record's beginning and end.
+	hoursRoom = state.MaxMessage - 192
 )
 
 func hoursGroup(digest string) string { return "hours-" + digest }
@@ -63,74 +59,37 @@ func (t *Tally) keepHours(ctx context.Context, now time.Time, put func(context.C
 
 // hours returns the records of the pool's callers.
 func (p *sharedPool) hours(now time.Time) (records []state.Record) {
-	version := uint64(max(0, now.UnixMicro()))
-	var body []byte
+	r := hoursRecord{Format: hoursFormat, Pool: p.digest, Writer: p.callers.Writer(), Version: uint64(max(0, now.UnixMicro()))}
+	length := 0
 	write := func() {
-		message := append(appendHeader(nil, hoursPrefix, p.digest, p.callers.Writer(), version), body...)
 		records = append(records, state.Record{
-			Group: hoursGroup(p.digest), Key: fmt.Sprintf("%s %d", p.callers.Writer(), len(records)), Mode: state.Latest, Version: versionText(version),
-			TTL: limiter.HourTTL, Message: message, News: []byte{},
+			Group: hoursGroup(p.digest), Key: fmt.Sprintf("%s %d", r.Writer, len(records)), Mode: state.Latest, Version: versionText(r.Version),
+			TTL: limiter.HourTTL, Message: marshal(r), News: []byte{},
 		})
-		body = nil
+		r.Callers, length = nil, 0
 	}
 	for _, c := range p.callers.From(0) {
 		parts := c.Hour(now)
 		if len(parts) == 0 {
 			continue
 		}
-		id := c.ID()
-		its := appendHour(id[:], parts)
-		if len(body) > 0 && maxHeader+len(body)+len(its) > state.MaxMessage {
+		needs := 2*idSize + len(`"":,`) + len(marshal(parts))
+		for needs > hoursRoom { // with many reasons for refusals, the oldest parts are left out
+			parts = parts[1:]
+			needs = 2*idSize + len(`"":,`) + len(marshal(parts))
+		}
+		if length > 0 && length+needs > hoursRoom {
 			write()
 		}
-		body = append(body, its...)
+		if r.Callers == nil {
+			r.Callers = make(map[limiter.CallerID][]limiter.HourPart)
+		}
+		r.Callers[c.ID()], length = parts, length+needs
 	}
-	if len(body) > 0 {
+	if length > 0 {
 		write()
 	}
 	return records
-}
-
-func appendHour(text []byte, parts []limiter.HourPart) []byte {
-	text = binary.AppendUvarint(slices.Clip(text), uint64(len(parts)))
-	for _, part := range parts {
-		for _, n := range []int64{part.Number, part.Requests, part.Tokens, int64(len(part.Refused))} {
-			text = binary.AppendUvarint(text, uint64(max(0, n)))
-		}
-		for _, by := range slices.Sorted(maps.Keys(part.Refused)) {
-			text = binary.AppendUvarint(binary.AppendUvarint(text, uint64(by)), uint64(part.Refused[by]))
-		}
-	}
-	return text
-}
-
-// maxHourParts is the maximum number of parts of a caller in a record, and of
-// things that have refused requests in a part.
-const maxHourParts = 32
-
-// readHour reads the format that appendHour writes.
-func readHour(in *bytes.Reader) (parts []limiter.HourPart, ok bool) {
-	failed := false
-	number := func(most int64) int64 {
-		v, err := binary.ReadUvarint(in)
-		failed = failed || err != nil || v > uint64(most)
-		return int64(min(v, math.MaxInt64))
-	}
-	for range number(maxHourParts) {
-		if failed {
-			break
-		}
-		part := limiter.HourPart{Number: number(math.MaxInt64), Requests: number(math.MaxInt64), Tokens: number(math.MaxInt64), Refused: make(map[int]uint32)}
-		for range number(maxHourParts) {
-			if failed {
-				break
-			}
-			by := int(number(maxHourParts))
-			part.Refused[by] = uint32(number(math.MaxUint32))
-		}
-		parts = append(parts, part)
-	}
-	return parts, !failed
 }
 
 // Hours is the last hour of callers at replicas that were not asked, by the
@@ -166,19 +125,14 @@ func (t *Tally) Hours(now time.Time, kept []state.Kept, answered func(writer str
 	}
 	latest := make(map[of]hour)
 	for _, k := range kept {
-		r, body, err := decodeHeader(k.Message, hoursPrefix)
-		if err != nil || k.Group != hoursGroup(r.pool) || answered(r.writer) {
+		var r hoursRecord
+		if json.Unmarshal(k.Message, &r) != nil || r.Format != hoursFormat || k.Group != hoursGroup(r.Pool) || answered(r.Writer) {
 			continue
 		}
-		for in := bytes.NewReader(body); in.Len() > 0; {
-			key := of{pool: r.pool, writer: r.writer}
-			_, err := io.ReadFull(in, key.caller[:])
-			parts, ok := readHour(in)
-			if err != nil || !ok {
-				break
-			}
-			if latest[key].parts == nil || latest[key].version < r.version {
-				latest[key] = hour{r.version, parts}
+		for id, parts := range r.Callers {
+			key := of{pool: r.Pool, writer: r.Writer, caller: id}
+			if latest[key].parts == nil || latest[key].version < r.Version {
+				latest[key] = hour{r.Version, parts}
 			}
 		}
 	}
@@ -196,4 +150,13 @@ func (t *Tally) Hours(now time.Time, kept []state.Kept, answered func(writer str
 		hours[key.pool][key.caller] = before
 	}
 	return hours
+}
+
+// marshal returns the JSON of a value that has only texts and numbers.
+func marshal(value any) []byte {
+	text, err := json.Marshal(value)
+	if err != nil {
+		panic(err)
+	}
+	return text
 }

@@ -87,10 +87,9 @@ type shaped struct {
 	shape uint64
 }
 
-// appendHeader appends the part of a message before the windows. prefix is the
-// prefix of the kind of message.
-func appendHeader(message []byte, prefix, pool, writer string, version uint64) []byte {
-	message = append(message, prefix...)
+// appendHeader appends the part of a message before the windows.
+func appendHeader(message []byte, pool, writer string, version uint64) []byte {
+	message = append(message, reportPrefix...)
 	message, _ = hex.AppendDecode(message, []byte(pool))
 	message, _ = hex.AppendDecode(message, []byte(writer))
 	return binary.BigEndian.AppendUint64(message, version)
@@ -150,10 +149,10 @@ func appendBody(message []byte, callers []callerUse) []byte {
 
 var errInvalid = errors.New("it is not a report of what callers use")
 
-// decodeHeader returns the pool, the writer and the version of a message with
-// this prefix. body is the rest of the message.
-func decodeHeader(message []byte, prefix string) (r report, body []byte, err error) {
-	body, ok := bytes.CutPrefix(message, []byte(prefix))
+// decodeHeader returns the pool, the writer and the version of a report. body is
+// the rest of the message.
+func decodeHeader(message []byte) (r report, body []byte, err error) {
+	body, ok := bytes.CutPrefix(message, []byte(reportPrefix))
 	if !ok || len(body) < 2*digestSize+8 {
 		return report{}, nil, errInvalid
 	}

@@ -442,7 +442,7 @@ func (t *Tally) hear(message []byte, now time.Time) (r report, err error) {
 	if len(message) > state.MaxMessage {
 		return r, errInvalid
 	}
-	r, body, err := decodeHeader(message, reportPrefix)
+	r, body, err := decodeHeader(message)
 	if err != nil {
 		return r, err
 	}

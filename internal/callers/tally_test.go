@@ -246,8 +246,8 @@ func TestAReportArrivesAsItWas(t *testing.T) {
 		{ids[2], []limiter.Entry{{ID: 0, Window: 1 << 40, Used: 3, Reset: 1 << 50}, {ID: 9, Window: 24323, Used: 0, Reset: 1 << 50}}},
 		{ids[0], []limiter.Entry{{ID: 9, Window: 24323, Used: 0, Reset: math.MaxInt64}}},
 	}
-	message := appendBody(appendHeader(nil, reportPrefix, digest, strings.Repeat("ab", 16), 1<<63), use)
-	r, body, err := decodeHeader(message, reportPrefix)
+	message := appendBody(appendHeader(nil, digest, strings.Repeat("ab", 16), 1<<63), use)
+	r, body, err := decodeHeader(message)
 	if err == nil {
 		err = r.decode(body)
 	}
@@ -265,7 +265,7 @@ func TestFourEntriesOfACallerTake32Bytes(t *testing.T) {
 			{ID: 6, Window: 29_000_000, Used: 200_000}, {ID: 6, Window: 28_999_999, Used: 200_000}, {ID: 8, Window: 20_000, Used: 5_000_000}, {ID: 9, Window: 24_000, Used: 100_000_000},
 		}})
 	}
-	message := appendBody(appendHeader(nil, reportPrefix, digest, digest, 1<<50), use)
+	message := appendBody(appendHeader(nil, digest, digest, 1<<50), use)
 	if each := len(message) / maxCallers; each > 32 || len(message) > state.MaxMessage {
 		t.Errorf("%d bytes, %d for a caller", len(message), each)
 	}
@@ -297,12 +297,12 @@ func FuzzHear(f *testing.F) {
 			}
 		}
 		b.sent(someTime)
-		r, body, err := decodeHeader(message, reportPrefix)
+		r, body, err := decodeHeader(message)
 		if err != nil || r.decode(body) != nil {
 			return
 		}
-		same := appendBody(appendHeader(nil, reportPrefix, r.pool, r.writer, r.version), r.callers)
-		again, body, err := decodeHeader(same, reportPrefix)
+		same := appendBody(appendHeader(nil, r.pool, r.writer, r.version), r.callers)
+		again, body, err := decodeHeader(same)
 		if err == nil {
 			err = again.decode(body)
 		}
@@ -384,7 +384,7 @@ func TestOthersHearOnlyWhatHasChangedSince(t *testing.T) {
 			t.Fatalf("%d records are sent", len(records))
 		}
 		for count, message := range map[*int][]byte{&kept: records[0].Message, &news: records[0].News} {
-			r, body, err := decodeHeader(message, reportPrefix)
+			r, body, err := decodeHeader(message)
 			if err == nil {
 				err = r.decode(body)
 			}

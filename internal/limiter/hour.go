@@ -128,8 +128,10 @@ func (h *hour) snapshot(now int64) (sum LastHour) {
 // HourPart is a part of a caller's last hour. Refused counts the refused
 // requests by the number of the thing that refused them.
 type HourPart struct {
-	Number, Requests, Tokens int64
-	Refused                  map[int]uint32
+	Number   int64          `json:"number"`
+	Requests int64          `json:"requests,omitempty"`
+	Tokens   int64          `json:"tokens,omitempty"`
+	Refused  map[int]uint32 `json:"refused,omitempty"`
 }
 
 // HourTTL is the longest time for which a part may count.
