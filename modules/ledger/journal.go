@@ -140,7 +140,7 @@ func (l *Ledger) note() {
 	}
 	if err := write(to.folder, pages); err != nil {
 		if !j.warned {
-			to.logger.Warn("could not write the ledger's journal: a kill takes what is not saved", zap.String("folder", to.folder), zap.Error(err))
+			to.logger.Error("could not write the ledger's journal: a kill takes what is not saved", zap.String("folder", to.folder), zap.Error(err))
 		}
 		j.failed, j.warned, j.hole = true, true, true
 		return

@@ -320,7 +320,7 @@ func TestADiskThatFailsIsWarnedOfOnceAndTheLedgerGoesOn(t *testing.T) {
 				for _, line := range logs.All() {
 					lines = append(lines, line.Level.String()+" "+line.Message)
 				}
-				want := []string{"warn could not write the ledger's journal: a kill takes what is not saved"}
+				want := []string{"error could not write the ledger's journal: a kill takes what is not saved"}
 				if name == "full" {
 					want = append(want, "info the ledger's journal is written again")
 				}
