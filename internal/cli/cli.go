@@ -103,3 +103,11 @@ func Printable(text string) string {
 		return unicode.ReplacementChar
 	}, text)
 }
+
+// Number returns a number of things, with their name for one of them.
+func Number(n int, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
+}

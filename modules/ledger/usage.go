@@ -290,7 +290,7 @@ func (o *usageOptions) showDifferences(out io.Writer, all []Difference) error {
 	}
 	err := show(out, o.format, []string{"model", "input", "exported_input", "input_percent", "output", "exported_output", "output_percent"}, rows)
 	if err == nil && differ > 0 {
-		err = fmt.Errorf("%d of %d models differ by more than %d%%", differ, len(all), MaxPercent)
+		err = fmt.Errorf("the tokens of %d of %s differ by more than %d%%", differ, cli.Number(len(all), "model"), MaxPercent)
 	}
 	if err == nil && len(all) == 0 {
 		err = errors.New("there is nothing to compare: neither the ledger nor the export has tokens of that time")

@@ -104,7 +104,7 @@ func reportChecks(out io.Writer, all []*Checked, inJSON bool) error {
 		return err
 	}
 	if failed := slices.DeleteFunc(slices.Clone(all), func(c *Checked) bool { return c.Status != CheckFailed }); len(failed) > 0 {
-		return fmt.Errorf("%d of %d backends cannot serve", len(failed), len(all))
+		return fmt.Errorf("%d of %s cannot serve", len(failed), cli.Number(len(all), "backend"))
 	}
 	return nil
 }

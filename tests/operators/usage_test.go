@@ -187,10 +187,10 @@ func TestUsageComparesWithAProvidersExport(t *testing.T) {
 		return append([]string{"--config", b.file, "--month", "2026-11"}, args...)
 	}
 	b.want(header+"gpt-4o 1000 1000 0.0000 499 495 0.8081", of("--check", b.write(openAI), "--backend", "east", "--columns", "output=output_tokens")...)
-	if got, err := b.usage(of("--check", b.write(azure), "--backend", "west")...); err == nil || err.Error() != "1 of 1 models differ by more than 1%" || got != header+"o3 2000 1900 5.2632 700 700 0.0000" {
+	if got, err := b.usage(of("--check", b.write(azure), "--backend", "west")...); err == nil || err.Error() != "the tokens of 1 of 1 model differ by more than 1%" || got != header+"o3 2000 1900 5.2632 700 700 0.0000" {
 		t.Errorf("got %v\n%s", err, got)
 	}
-	if got, err := b.usage(of("--check", b.write(azure))...); err == nil || err.Error() != "2 of 2 models differ by more than 1%" || !strings.Contains(got, "gpt-4o 1000 0 - 499 0 -") {
+	if got, err := b.usage(of("--check", b.write(azure))...); err == nil || err.Error() != "the tokens of 2 of 2 models differ by more than 1%" || !strings.Contains(got, "gpt-4o 1000 0 - 499 0 -") {
 		t.Errorf("got %v\n%s", err, got)
 	}
 	b.want("model,input,exported_input,input_percent,output,exported_output,output_percent\no3,2000,2000,0.0000,700,700,0.0000",
