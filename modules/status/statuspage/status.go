@@ -206,31 +206,33 @@ func poolStatusOf(now time.Time, p status.Pool, this replica, own status.View, o
 	for _, m := range s.Models {
 		names = append(names, m.Model.Model)
 	}
-	models := p.Models(names...)
-	s.Problems = status.ProblemsOf(this.name, p.Problems(now, models, states), others)
-	s.countAway(models)
+	seen := [][]status.Model{p.Models(names...)}
+	s.Problems = status.ProblemsOf(this.name, p.Problems(now, seen[0], states), others)
 	for _, v := range others {
-		s.countAway(p.SeenBy(now, v).Models(names...))
+		seen = append(seen, p.SeenBy(now, v).Models(names...))
+	}
+	for i := range s.Models {
+		s.Models[i].countAway(seen)
 	}
 	return s
 }
 
-// countAway counts the models and backends that a replica sees as not
-// available.
-func (s *poolStatus) countAway(seen []status.Model) {
-	for i := range s.Models {
-		m := &s.Models[i]
-		m.replicas = s.replicas
-		its := slices.IndexFunc(seen, func(other status.Model) bool { return other.Model == m.Model.Model })
-		if its < 0 {
-			continue
-		}
-		if status.WhyNone(seen[its]) != "" {
-			m.NoneAt++
-		}
-		for _, b := range seen[its].Backends {
-			if !b.Usable() {
-				m.AwayAt[b.Backend]++
+// countAway counts at how many replicas no backend is available, and each
+// backend is not. seen are the models as each replica sees them.
+func (m *modelStatus) countAway(seen [][]status.Model) {
+	m.replicas = len(seen)
+	for _, models := range seen {
+		for _, its := range models {
+			if its.Model != m.Model.Model {
+				continue
+			}
+			if status.WhyNone(its) != "" {
+				m.NoneAt++
+			}
+			for _, b := range its.Backends {
+				if !b.Usable() {
+					m.AwayAt[b.Backend]++
+				}
 			}
 		}
 	}
