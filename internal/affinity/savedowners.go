@@ -73,6 +73,7 @@ func (o *savedOwners) configure(storage certmagic.Storage, logger *zap.Logger) {
 	to := &savedPlace{Storage: storage}
 	o.place.Store(to)
 	o.saver.Configure(to, logger)
+	o.saver.Record.KeepIn(pools.FolderOf(storage))
 }
 
 // loaded returns the owners, including the saved ones. While the storage hangs

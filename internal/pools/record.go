@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"sync"
 	"time"
+
+	"github.com/caddyserver/certmagic"
 )
 
 // Record is something that a pool keeps on disk, such as its bill: when it was
@@ -20,6 +22,7 @@ type Record struct {
 	// take, and taken the oldest one that a write has begun to take. Each is
 	// zero if there is none.
 	written, changed, taken time.Time
+	folder                  string
 }
 
 // State is the state of a Record.
@@ -30,6 +33,9 @@ type State struct {
 	// Waits is since when the oldest change waits to be written. It is zero if
 	// there is none.
 	Waits time.Time
+	// Folder is the folder that it is written to, for operators. It is empty
+	// for a storage that is not a folder.
+	Folder string
 }
 
 // UnwrittenAfter is how long a change may wait before operators get to know. A
@@ -39,6 +45,22 @@ const UnwrittenAfter = time.Minute
 // Unwritten reports whether a change has waited for too long.
 func (s State) Unwritten(now time.Time) bool {
 	return !s.Waits.IsZero() && now.Sub(s.Waits) >= UnwrittenAfter
+}
+
+// KeepIn sets the folder that it is written to.
+func (r *Record) KeepIn(folder string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.folder = folder
+}
+
+// FolderOf returns the folder of a storage. It is empty for one that is not a
+// folder.
+func FolderOf(storage certmagic.Storage) string {
+	if files, ok := storage.(*certmagic.FileStorage); ok {
+		return files.Path
+	}
+	return ""
 }
 
 // Change records a change.
@@ -76,5 +98,5 @@ func (r *Record) Drop() {
 func (r *Record) State() State {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return State{r.Name, r.written, cmp.Or(r.taken, r.changed)}
+	return State{r.Name, r.written, cmp.Or(r.taken, r.changed), r.folder}
 }

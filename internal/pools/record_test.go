@@ -64,3 +64,17 @@ func TestARecordShowsAStorageThatHangs(t *testing.T) {
 		}
 	})
 }
+
+func TestARecordKnowsTheFolderThatItIsKeptIn(t *testing.T) {
+	s := NewSaver("bill", nil, nil)
+	for path, storage := range map[string]certmagic.Storage{"/data/caddy": &certmagic.FileStorage{Path: "/data/caddy"}, "": elsewhere{}} {
+		if s.Configure(storage, zap.NewNop()); s.Record.State().Folder != path {
+			t.Errorf("the state is %+v, want the folder %q", s.Record.State(), path)
+		}
+	}
+}
+
+// elsewhere is a storage that is not a folder. Its text may hold a password.
+type elsewhere struct{ certmagic.Storage }
+
+func (elsewhere) String() string { return "redis://:secret@host" }

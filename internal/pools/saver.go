@@ -81,6 +81,7 @@ func (s *Saver) Configure(storage certmagic.Storage, logger *zap.Logger) {
 		s.to.Store(nil)
 		return
 	}
+	s.Record.KeepIn(FolderOf(storage))
 	s.to.Store(&place{storage, logger})
 }
 

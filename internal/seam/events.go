@@ -16,8 +16,8 @@ const EventsNamespace = "http.openai_lb.event_listeners"
 type EventsModule interface {
 	caddy.Module
 	// Listener returns the listener for a pool of this name. It is used until
-	// the config that has the pool is no longer in use.
-	Listener(name string) pool.Listener
+	// the config of ctx, which has the pool, is no longer in use.
+	Listener(ctx caddy.Context, name string) (pool.Listener, error)
 }
 
 // Listeners returns the listeners for a pool, one of each module.
@@ -27,7 +27,11 @@ func Listeners(ctx caddy.Context, name string) (all []pool.Listener, err error) 
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, module.(EventsModule).Listener(name))
+		listener, err := module.(EventsModule).Listener(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, listener)
 	}
 	return all, nil
 }

@@ -190,6 +190,7 @@ func (c *Config) configure(journals string) {
 	c.journal.to.Store(nil) // while there is one, it is that of the saver's storage
 	c.saver.Configure(c.storage, c.logger)
 	if canLock && c.saver.Saves() {
+		c.journal.record.KeepIn(journals)
 		c.journal.to.Store(&journalPlace{journals, c.logger})
 	}
 }

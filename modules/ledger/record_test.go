@@ -46,6 +46,9 @@ func TestAJournalThatCannotBeWrittenIsShownUntilItCan(t *testing.T) {
 		}
 		use()
 		wantUnwritten("journal")
+		if folder := l.journal.record.State().Folder; folder != s.journals() {
+			t.Errorf("the problem names the folder %q, want %s", folder, s.journals())
+		}
 		time.Sleep(time.Hour)
 		wantUnwritten("journal")
 		if err := os.Remove(s.journals()); err != nil {

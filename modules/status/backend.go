@@ -135,7 +135,8 @@ const (
 )
 
 // Cooldown is a cooldown in force. Cause is more specific than the class: why a
-// backend is unreachable, or the code of its error.
+// backend is unreachable, or the code of its error. Detail says in words what
+// else is known of the cause, such as when a certificate expired.
 type Cooldown struct {
 	// Scope is BackendScope or ModelScope.
 	Scope string `json:"scope"`
@@ -154,6 +155,7 @@ type Cooldown struct {
 	Status      int       `json:"status"`
 	Hint        string    `json:"hint"`
 	Cause       string    `json:"cause"`
+	Detail      string    `json:"detail"`
 	Since       time.Time `json:"since"`
 	Until       time.Time `json:"until"`
 	RemainingMs int64     `json:"remaining_ms"`
@@ -205,6 +207,7 @@ type Error struct {
 	Class  string `json:"class"`
 	Status int    `json:"status"`
 	Cause  string `json:"cause"`
+	Detail string `json:"detail"`
 	// Model is the name that clients use, and Deployment the backend's name for
 	// it.
 	Model      string    `json:"model"`
@@ -275,7 +278,7 @@ func backendOf(s pool.State, now time.Time) Backend {
 		}
 	}
 	if last := s.Last; last != nil {
-		b.LastError = &Error{last.Class, last.Status, last.Cause, strings.Join(modelsAt(m, last.Model), ", "), last.Model, moment(last.Since)}
+		b.LastError = &Error{last.Class, last.Status, last.Cause, verdict.DetailOf(last.Cause, last.Error), strings.Join(modelsAt(m, last.Model), ", "), last.Model, moment(last.Since)}
 	}
 	return b
 }
@@ -363,7 +366,7 @@ func cooldownsOf(m *pool.Member, c pool.Cooldown, now time.Time) (shown []Cooldo
 	// An active cooldown has some time left.
 	left := max(0, (c.Until.Sub(now) + time.Millisecond - 1).Milliseconds())
 	for _, model := range models {
-		shown = append(shown, Cooldown{scope, model, c.Model, c.Tiers.String(), c.Operation, c.Class, c.Status, c.Hint, c.Cause, moment(c.Since), moment(c.Until), left, c.Unreachable, needs})
+		shown = append(shown, Cooldown{scope, model, c.Model, c.Tiers.String(), c.Operation, c.Class, c.Status, c.Hint, c.Cause, verdict.DetailOf(c.Cause, c.Error), moment(c.Since), moment(c.Until), left, c.Unreachable, needs})
 	}
 	return shown
 }

@@ -3,6 +3,7 @@ package status
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -135,14 +136,14 @@ func (c call) run(command *cobra.Command, flags caddycmd.Flags, args []string) e
 	}
 	answer, err := admin.Ask(address, c.method, c.path, order)
 	if err == nil && whose {
-		err := admin.ShowAll(command, showing(c.show, flags), flags.Bool("json"), answer)
-		if err != nil || !c.problems || flags.Bool("json") || flags.String("replica") != admin.EveryReplica {
-			return err
+		show, failed := c.show, error(nil)
+		if c.problems && !flags.Bool("json") && flags.String("replica") == admin.EveryReplica {
+			var problems []byte
+			if problems, failed = admin.Ask(address, http.MethodGet, problemsPath, query); failed == nil {
+				show = func(to io.Writer, answer []byte) error { return showStatus(to, answer, problems) }
+			}
 		}
-		if answer, err = admin.Ask(address, http.MethodGet, problemsPath, query); err != nil {
-			return err
-		}
-		return showProblems(command.OutOrStdout(), answer)
+		return errors.Join(admin.ShowAll(command, showing(show, flags), flags.Bool("json"), answer), failed)
 	}
 	if err == nil && c.everywhere != nil {
 		return c.followOrder(command, flags, address, args[0], query)
@@ -197,7 +198,7 @@ func showReplicas(to io.Writer, answer []byte) error {
 			fmt.Fprintf(to, "near: %s\n", cli.Printable(s.Near))
 		}
 		if !s.InTouch {
-			fmt.Fprintf(to, "not connected: %d messages wait\n", s.Queue)
+			fmt.Fprintf(to, "not connected: %s to be sent\n", cli.Number(s.Queue, "message"))
 		}
 	}
 	return nil
@@ -216,13 +217,44 @@ func configsOf(p replicas.Peer) string {
 	return cmp.Or(strings.Join(configs, "; "), "-")
 }
 
-// showBackends prints backends as a table. Below it, it prints who drained
-// them, their problems, and since when they are silent or slow.
-func showBackends(to io.Writer, answer []byte) error {
+// showBackends prints backends, and their problems.
+func showBackends(to io.Writer, answer []byte) error { return showStatus(to, answer, []byte("[]")) }
+
+// showStatus prints what needs action, of the backends and of these problems of
+// pools. Below it, it prints the backends as a table, and then the other
+// problems, who drained backends, and since when they are silent or slow.
+func showStatus(to io.Writer, answer, problems []byte) error {
 	var backends []Backend
-	if err := admin.Decode(answer, &backends); err != nil {
+	var ofPools []PoolProblem
+	if err := errors.Join(admin.Decode(answer, &backends), admin.Decode(problems, &ofPools)); err != nil {
 		return err
 	}
+	var lines problemLines
+	for _, p := range ofPools {
+		if p.Backend == "" {
+			lines.add(lineOf(p.Pool, p.about(), p.Problem), p.NeedsOperator)
+		}
+	}
+	for _, b := range backends {
+		lines.addBackend(b)
+	}
+	for _, line := range lines.acute {
+		fmt.Fprintln(to, line)
+	}
+	if len(lines.acute) > 0 {
+		fmt.Fprintln(to)
+	}
+	if err := showTable(to, backends); err != nil {
+		return err
+	}
+	for _, line := range lines.others {
+		fmt.Fprintln(to, line)
+	}
+	return nil
+}
+
+// showTable prints backends as a table.
+func showTable(to io.Writer, backends []Backend) error {
 	table := cli.NewTable(to, "POOL", "NAME", "PRIORITY", "WEIGHT", "STATE", "CLASS", "MODEL", "REMAINING", "IN FLIGHT", "REQUESTS", "FAILURES")
 	for _, b := range backends {
 		remaining := ""
@@ -241,39 +273,50 @@ func showBackends(to io.Writer, answer []byte) error {
 			cmp.Or(cli.Printable(b.Class), "-"), cmp.Or(model, "-"), cmp.Or(remaining, "-"),
 			strconv.FormatInt(b.InFlight, 10), strconv.FormatInt(b.Requests, 10), strconv.FormatInt(b.Failures, 10))
 	}
-	if err := table.Flush(); err != nil {
-		return err
-	}
-	for _, b := range backends {
-		if b.Drain != nil {
-			fmt.Fprintf(to, "%s %s was drained%s\n", cli.Printable(b.Pool), cli.Printable(b.Name), drainOf(*b.Drain))
-		}
-		for _, line := range problemsOf(b) {
-			fmt.Fprintln(to, line)
-		}
-		for _, u := range b.Untried {
-			fmt.Fprintf(to, "%s %s was silent, and has not been tried since %s: %s\n", cli.Printable(b.Pool), cli.Printable(b.Name), cli.UTC(u.Since),
-				cmp.Or(cli.Printable(u.Model), cli.Printable(u.Deployment), "(none named)"))
-		}
-		for _, s := range b.Silences {
-			fmt.Fprintf(to, "%s %s is %s since %s: %s\n", cli.Printable(b.Pool), cli.Printable(b.Name), s.Class(), cli.UTC(s.Since),
-				cmp.Or(cli.Printable(s.Model), cli.Printable(s.Deployment), "(none named)"))
-		}
-	}
-	return nil
+	return table.Flush()
 }
 
-// problemsOf returns the problems of a backend as lines, each with what happens
-// or must be done next. The problems may be from several replicas.
-func problemsOf(b Backend) (lines []string) {
-	var list problemList
-	list.addBackend(b)
-	for _, p := range list {
-		if line := lineOf(b.Pool, b.Name, p); !slices.Contains(lines, line) {
-			lines = append(lines, line)
+// problemLines are lines about problems, without duplicates: those that need
+// action, and others.
+type problemLines struct{ acute, others []string }
+
+func (l *problemLines) add(line string, needsOperator bool) {
+	to := &l.others
+	if needsOperator {
+		to = &l.acute
+	}
+	if !slices.Contains(*to, line) {
+		*to = append(*to, line)
+	}
+}
+
+// addBackend adds the problems of a backend, each with what happens or must be
+// done next, and who drained it. The problems may be from several replicas.
+func (l *problemLines) addBackend(b Backend) {
+	var problems problemList
+	problems.addBackend(b)
+	who := cli.Printable(b.Pool) + " " + cli.Printable(b.Name)
+	if b.Drain != nil {
+		l.add(who+" was drained"+drainOf(*b.Drain), false)
+	}
+	for _, p := range problems {
+		l.add(lineOf(b.Pool, b.Name, p), p.NeedsOperator)
+	}
+	if !slices.ContainsFunc(problems, func(p Problem) bool { return nearness(p.Class) < nearness(Silent) }) {
+		for _, u := range b.Untried {
+			l.add(fmt.Sprintf("%s was silent, and has not been tried since %s: %s", who, cli.UTC(u.Since), modelText(u.Model, u.Deployment)), false)
 		}
 	}
-	return lines
+	for _, s := range b.Silences {
+		if slices.ContainsFunc(problems, func(p Problem) bool { return p.Class == s.Class() && slices.Contains(p.Models, s.Model) }) {
+			l.add(fmt.Sprintf("%s is %s since %s: %s", who, s.Class(), cli.UTC(s.Since), modelText(s.Model, s.Deployment)), false)
+		}
+	}
+}
+
+// modelText returns the name of a model, or else of its deployment.
+func modelText(model, deployment string) string {
+	return cmp.Or(cli.Printable(model), cli.Printable(deployment), "(none named)")
 }
 
 // lineOf returns a problem as a line. who is the backend or the models that it
@@ -287,20 +330,6 @@ func lineOf(pool, who string, p Problem) string {
 		who = cli.Printable(who) + " "
 	}
 	return fmt.Sprintf("%s %s%s. %s%s", cli.Printable(pool), who, cli.Printable(p.Meaning), prefix, cli.Printable(p.Next))
-}
-
-// showProblems prints the problems of pools that are not about one backend.
-func showProblems(to io.Writer, answer []byte) error {
-	var problems []PoolProblem
-	if err := admin.Decode(answer, &problems); err != nil {
-		return err
-	}
-	for _, p := range problems {
-		if p.Backend == "" {
-			fmt.Fprintln(to, lineOf(p.Pool, p.about(), p.Problem))
-		}
-	}
-	return nil
 }
 
 // drainOf returns when a backend was drained, by whom and why, as far as known.

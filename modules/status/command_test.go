@@ -2,9 +2,11 @@ package status
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
@@ -21,7 +23,8 @@ func TestATableShowsWhatClientsMadeUpWithoutEffectOnATerminal(t *testing.T) {
 		{"pool": "p", "name": "d", "priority": 2, "weight": 1, "state": "cooling_down", "class": "quota", "healthy": true, "cooldowns": [{"scope": "backend", "class": "quota", "needs_operator": true}, {"scope": "model", "class": "throttled"}],
 			"silences": [{"model": "gpt\u001b-4o", "since": "2026-01-02T03:04:06.7Z"}, {"model": "gpt", "slow": true, "since": "2026-01-02T03:04:07Z"}]}
 	]`))
-	want := "POOL  NAME  PRIORITY  WEIGHT  STATE               CLASS      MODEL         REMAINING  IN FLIGHT  REQUESTS  FAILURES\n" +
+	want := "p d has no budget left. needs action: Raise the budget of its account, or pay for it.\n\n" +
+		"POOL  NAME  PRIORITY  WEIGHT  STATE               CLASS      MODEL         REMAINING  IN FLIGHT  REQUESTS  FAILURES\n" +
 		"p     a     1         3       cooling down        throttled  �[2Jgpt�4o�   1m1.25s    2          7         1\n" +
 		"p     b     2         1       drained, unhealthy  -          -             -          0          0         0\n" +
 		"p     c     2         1       cooling down        failed     (none named)  -          0          0         0\n" +
@@ -31,7 +34,6 @@ func TestATableShowsWhatClientsMadeUpWithoutEffectOnATerminal(t *testing.T) {
 		"p c answers with errors. meanwhile: A request tries it again when its cooldown is over.\n" +
 		"p d accepts requests and sends nothing. meanwhile: One request tries it after 1, 2, 4, 8 and then every 16 s. If it stays so, see how the provider is.\n" +
 		"p d answers much later than usual. meanwhile: Requests go to others first. It ends with a reply in time.\n" +
-		"p d has no budget left. needs action: Raise the budget of its account, or pay for it.\n" +
 		"p d is silent since 2026-01-02T03:04:06Z: gpt�-4o\n" +
 		"p d is slow since 2026-01-02T03:04:07Z: gpt\n"
 	if err != nil || out.String() != want {
@@ -42,19 +44,37 @@ func TestATableShowsWhatClientsMadeUpWithoutEffectOnATerminal(t *testing.T) {
 	}
 }
 
-func TestTheCommandShowsProblemsThatAreNotThoseOfABackend(t *testing.T) {
-	var out strings.Builder
-	err := showProblems(&out, []byte(`[
-		{"pool": "p", "needs_operator": true, "backend": "", "class": "unavailable", "models": ["gpt\u001b", "b", "c", "d"], "meaning": "no backend is available", "next": "Solve the problems."},
-		{"pool": "p", "needs_operator": false, "backend": "a", "class": "silent", "models": [], "meaning": "accepts requests and sends nothing", "next": "Wait."},
-		{"pool": "p", "needs_operator": false, "backend": "", "class": "not_in_touch", "models": [], "meaning": "not connected to other replicas", "next": "Wait."}
-	]`))
-	want := "p gpt�, b, c, 1 more: no backend is available. needs action: Solve the problems.\n" +
-		"p not connected to other replicas. meanwhile: Wait.\n"
-	if err != nil || out.String() != want {
-		t.Errorf("got %v\n%s\nwant\n%s", err, out.String(), want)
+// TestWhatNeedsActionComesFirst has more backends than a terminal has lines.
+func TestWhatNeedsActionComesFirst(t *testing.T) {
+	var backends []Backend
+	for i := range 60 {
+		backends = append(backends, Backend{Pool: "p", Name: fmt.Sprint("b", i), Priority: 1, Weight: 1, State: Available, Healthy: true})
 	}
-	if err := showProblems(&out, []byte(`{"error": "no"}`)); err == nil {
+	backends[57].Cooldowns = []Cooldown{{Scope: BackendScope, Class: "unreachable", Cause: "refused"}}
+	backends[58].Cooldowns = []Cooldown{{Scope: BackendScope, Class: "credential", Status: 401, NeedsOperator: true}}
+	rows, err := json.Marshal(backends)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	err = showStatus(&out, rows, []byte(`[
+		{"pool": "p", "needs_operator": false, "backend": "", "class": "not_in_touch", "models": [], "meaning": "not connected to other replicas", "next": "Wait."},
+		{"pool": "p", "needs_operator": true, "backend": "", "class": "unavailable", "models": ["gpt\u001b", "b", "c", "d"], "meaning": "no backend is available", "next": "Solve the problems."},
+		{"pool": "p", "needs_operator": false, "backend": "a", "class": "silent", "models": [], "meaning": "accepts requests and sends nothing", "next": "Wait."}
+	]`))
+	lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
+	want := []string{
+		"p gpt�, b, c, 1 more: no backend is available. needs action: Solve the problems.",
+		"p b58 refuses its key. needs action: Put a valid key in place of it.",
+		"",
+	}
+	if err != nil || !slices.Equal(lines[:3], want) || !strings.HasPrefix(lines[3], "POOL ") {
+		t.Errorf("got %v\n%s\nwant first\n%q", err, out.String(), want)
+	}
+	if rest := lines[len(lines)-2:]; rest[0] != "p not connected to other replicas. meanwhile: Wait." || !strings.HasPrefix(rest[1], "p b57 refuses connections. meanwhile: ") {
+		t.Errorf("the last lines are %q", rest)
+	}
+	if err := showStatus(&out, rows, []byte(`{"error": "no"}`)); err == nil {
 		t.Error("an answer that is no list of problems is not noticed")
 	}
 }
@@ -73,7 +93,7 @@ func TestReplicasAreATable(t *testing.T) {
 		"pod�-1  0f  2026-01-02T03:04:05Z  2026-01-02T04:04:05Z  -\n" +
 		"pod-2   1f  2026-01-02T03:04:06Z  2026-01-02T04:04:04Z  a� 0123456789ab; b ab0123456789, differs since 2026-01-02T03:04:07Z\n" +
 		"near: redis� 2\n" +
-		"not connected: 7 messages wait\n"
+		"not connected: 7 messages to be sent\n"
 	if err != nil || out.String() != want {
 		t.Errorf("got %v\n%s\nwant\n%s", err, out.String(), want)
 	}
@@ -86,7 +106,7 @@ func TestReplicasThatAreNotConnectedAreATableToo(t *testing.T) {
 	]}]`))
 	want := "HOST   ID  SINCE                 HEARD                 CONFIGURATION\n" +
 		"pod-1  0f  2026-01-02T03:04:05Z  2026-01-02T04:04:05Z  a 0123456789ab\n" +
-		"not connected: 7 messages wait\n"
+		"not connected: 7 messages to be sent\n"
 	if err != nil || out.String() != want {
 		t.Errorf("got %v\n%s\nwant\n%s", err, out.String(), want)
 	}

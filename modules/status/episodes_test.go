@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/latency"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -106,5 +107,103 @@ func TestCooldownsAreInTheOrderOfTime(t *testing.T) {
 		wants("b 3 over=true", "c 1 over=false", "a 0 over=false")
 		c.Reached()
 		wants("b 3 over=true", "c 1 over=true", "a 0 over=false")
+	})
+}
+
+func unreachable(cause string) pool.Refusal {
+	return pool.Refusal{Reason: pool.Reason{Class: "unreachable", Cause: cause}, Whole: true, Unreachable: true}
+}
+
+// TestCausesWithDifferentRemediesAreDifferentEpisodes has a backend that
+// refuses connections, and loses its name while it does.
+func TestCausesWithDifferentRemediesAreDifferentEpisodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		a := pool.NewMember("a", new(pool.Health))
+		p := pool.New([]*pool.Member{a}, Recorder(t.Name()))
+		defer p.Close()
+		wants := func(want ...string) {
+			t.Helper()
+			var got []string
+			for _, e := range Episodes(t.Name(), 10) {
+				got = append(got, fmt.Sprintf("%s ×%d from %v over=%v", e.Cause, e.Times, e.Since.Sub(start).Seconds(), e.Over(time.Now())))
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("got %q, want %q", got, want)
+			}
+		}
+		a.CoolDown(unreachable("refused"), time.Now())
+		time.Sleep(10 * time.Second)
+		a.CoolDown(unreachable("dns"), time.Now())
+		wants("dns ×1 from 10 over=false", "refused ×1 from 0 over=true")
+		time.Sleep(10 * time.Second)
+		a.Reached()
+		wants("dns ×1 from 10 over=true", "refused ×1 from 0 over=true")
+		time.Sleep(10 * time.Second)
+		a.CoolDown(unreachable("reset"), time.Now())
+		a.Reached()
+		time.Sleep(time.Second)
+		a.CoolDown(unreachable("closed"), time.Now()) // nobody can tell these two apart
+		wants("closed ×2 from 30 over=false", "dns ×1 from 10 over=true", "refused ×1 from 0 over=true")
+		other := []Episode{{Backend: "a", Class: "unreachable", Cause: "refused", Since: start, Latest: start, Until: start.Add(9 * time.Second), Times: 1}}
+		if got := EpisodesOf(Episodes(t.Name(), 10), []*View{{Episodes: other}}, 10); len(got) != 3 {
+			t.Errorf("with another replica, the episodes are %+v", got)
+		}
+	})
+}
+
+// TestASilenceThatIsOverIsInTheRecentList has a backend that is silent for two
+// models, and slow for one of them before that is over.
+func TestASilenceThatIsOverIsInTheRecentList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start, a := time.Now(), pool.NewMember("a", new(pool.Health))
+		r := Recorder(t.Name())
+		tell := func(happening pool.Happening, model string) {
+			r.Happened(pool.Event{Happening: happening, Member: a, Silence: latency.State{Use: latency.Use{Model: model, Operation: "/responses"}}})
+		}
+		wants := func(want ...string) {
+			t.Helper()
+			var got []string
+			for _, e := range Episodes(t.Name(), 10) {
+				text := fmt.Sprintf("%s %s %s ×%d from %v", e.Backend, e.Class, e.Model, e.Times, e.Since.Sub(start).Seconds())
+				if e.Over(time.Now()) {
+					text += fmt.Sprint(" to ", e.Until.Sub(start).Seconds())
+				}
+				got = append(got, text)
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("got %q, want %q", got, want)
+			}
+		}
+		tell(pool.FellSilent, "gpt")
+		time.Sleep(10 * time.Minute)
+		tell(pool.FellSilent, "mini")
+		wants("a silent mini ×2 from 0")
+		tell(pool.Answered, "mini")
+		wants("a silent mini ×2 from 0")
+		time.Sleep(time.Minute)
+		tell(pool.BecameSlow, "gpt")
+		wants("a slow gpt ×1 from 660", "a silent mini ×2 from 0 to 660")
+		time.Sleep(time.Minute)
+		tell(pool.Answered, "gpt")
+		time.Sleep(time.Hour)
+		wants("a slow gpt ×1 from 660 to 720", "a silent mini ×2 from 0 to 660")
+	})
+}
+
+// TestASilenceThatNoRequestEndsIsOver is about a backend that got another key,
+// or is gone.
+func TestASilenceThatNoRequestEndsIsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := watchPool(t)
+		Recorder(p.name).Happened(pool.Event{Happening: pool.FellSilent, Member: p.a, Silence: latency.State{Use: latency.Use{Model: "gpt"}}})
+		if got := Episodes(p.name, 10); len(got) != 1 || got[0].Over(time.Now()) {
+			t.Errorf("the episodes are %+v", got)
+		}
+		time.Sleep(2 * lookInterval)
+		synctest.Wait()
+		if got := Episodes(p.name, 10); len(got) != 1 || !got[0].Over(time.Now()) {
+			t.Errorf("the episodes are %+v", got)
+		}
 	})
 }

@@ -180,14 +180,14 @@ func (v *View) add(id string, row pageRow) (ok bool) {
 	case row.Problem != nil:
 		p := *row.Problem
 		p.Models = p.Models[:min(len(p.Models), maxModels)]
-		if !areWords(append(p.Models, p.Backend, p.Class, p.Cause)...) || len(v.Problems) >= maxProblems {
+		if !areWords(append(p.Models, p.Backend, p.Class, p.Cause, p.Detail)...) || len(v.Problems) >= maxProblems {
 			return false
 		}
 		p.Replicas = []string{v.Replica}
 		v.Problems = append(v.Problems, p)
 	case row.Episode != nil:
 		e := *row.Episode
-		if !areWords(e.Backend, e.Class, e.Model, e.Deployment, e.Cause) || len(v.Episodes) >= maxEpisodes {
+		if !areWords(e.Backend, e.Class, e.Model, e.Deployment, e.Cause, e.Detail) || len(v.Episodes) >= maxEpisodes {
 			return false
 		}
 		v.Episodes = append(v.Episodes, e)
@@ -285,11 +285,11 @@ func ProblemsOf(name string, own []Problem, views []*View) []Problem {
 	list := problemList{}
 	for _, p := range own {
 		p.Replicas = []string{name}
-		list.add(p)
+		list.merge(p)
 	}
 	for _, v := range views {
 		for _, p := range v.Problems {
-			list.add(p)
+			list.merge(p)
 		}
 	}
 	for i := range list {
@@ -322,21 +322,21 @@ func EpisodesOf(own []Episode, views []*View, limit int) []Episode {
 	for _, v := range views {
 		for _, e := range v.Episodes {
 			i := slices.IndexFunc(all, func(other Episode) bool {
-				return other.Backend == e.Backend && other.Class == e.Class && other.Since.Sub(e.Until) < pause && e.Since.Sub(other.Until) < pause
+				return e.isAbout(e.Pool, other.Backend, other.Class, other.Cause) && e.continues(other.Since) && other.continues(e.Since)
 			})
 			if i < 0 {
 				all = append(all, e)
 				continue
 			}
 			its := &all[i]
-			times, since := max(its.Times, e.Times), its.Since
+			times, since, lasts := max(its.Times, e.Times), its.Since, its.Lasts || e.Lasts
 			if e.Since.Before(since) {
 				since = e.Since
 			}
 			if e.Latest.After(its.Latest) {
 				*its = e
 			}
-			its.Times, its.Since = times, since
+			its.Times, its.Since, its.Lasts = times, since, lasts
 		}
 	}
 	slices.SortStableFunc(all, func(a, b Episode) int { return b.Latest.Compare(a.Latest) })

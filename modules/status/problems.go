@@ -26,6 +26,9 @@ type Problem struct {
 	Class   string `json:"class"`
 	Status  int    `json:"status"`
 	Cause   string `json:"cause"`
+	// Detail is more specific than the cause: that a certificate has expired,
+	// or the folder that is full. It may be empty.
+	Detail string `json:"detail"`
 	// Models are the models that the problem is about. Without any, it is about
 	// the whole backend.
 	Models []string `json:"models"`
@@ -44,28 +47,17 @@ type Problem struct {
 	Replicas []string `json:"replicas,omitempty"`
 }
 
-// The classes of problems that are not classes of a reply.
+// The classes of problems that are not classes of a reply. Package verdict
+// describes them.
 const (
-	// Unhealthy means that the backend fails active health checks.
-	Unhealthy = "unhealthy"
-	// Unavailable means that no backend can serve a model.
-	Unavailable = "unavailable"
-	// NotInTouch means that this replica cannot reach the state engine.
-	NotInTouch = "not_in_touch"
-	// NoFirstByte means that requests wait for much longer than usual, and have
-	// got no byte.
-	NoFirstByte = "no_first_byte"
-	// StaleSecret means that a secret could not be reloaded from its file. The
-	// cause is its name.
-	StaleSecret = "stale_secret"
-	// NotWritten means that changes wait to be written to a disk. The cause is
-	// the name of the record that they belong to.
-	NotWritten = "not_written"
-	// ReloadFailed means that Caddy could not load its latest config.
-	ReloadFailed = "reload_failed"
-	// ConfigDiffers means that other replicas have other configs. The cause is
-	// their hosts.
-	ConfigDiffers = "config_differs"
+	Unhealthy     = string(verdict.Unhealthy)
+	Unavailable   = string(verdict.Unavailable)
+	NotInTouch    = string(verdict.NotInTouch)
+	NoFirstByte   = string(verdict.NoFirstByte)
+	StaleSecret   = string(verdict.StaleSecret)   // the cause is the secret's name
+	NotWritten    = string(verdict.NotWritten)    // the cause is the name of the record, the detail its folder
+	ReloadFailed  = string(verdict.ReloadFailed)  //
+	ConfigDiffers = string(verdict.ConfigDiffers) // the cause are the hosts of the others
 )
 
 // Problems returns the problems of the pool and of its models. A backend that
@@ -76,19 +68,19 @@ const (
 func (p Pool) Problems(now time.Time, models []Model, states []replicas.Status) []Problem {
 	list := problemList{}
 	if metrics.ReloadFailed() {
-		list.add(Problem{NeedsOperator: true, Class: ReloadFailed})
+		list.add(Problem{Class: ReloadFailed})
 	}
 	for _, r := range p.Records {
 		if r.Unwritten(now) {
-			list.add(Problem{NeedsOperator: true, Class: NotWritten, Cause: r.Name, Since: &r.Waits})
+			list.add(Problem{Class: NotWritten, Cause: r.Name, Detail: r.Folder, Since: &r.Waits})
 		}
 	}
 	// A single request may just be slow.
 	if metrics.Of(p.Name).FirstBytes.At(now).Stuck() {
-		list.add(Problem{NeedsOperator: true, Class: NoFirstByte})
+		list.add(Problem{Class: NoFirstByte})
 	}
 	if others, since := replicas.Differing(states, p.Name); len(others) > 0 && now.Sub(since) >= tolerance {
-		list.add(Problem{NeedsOperator: true, Class: ConfigDiffers, Cause: hostsOf(others), Since: &since})
+		list.add(Problem{Class: ConfigDiffers, Cause: hostsOf(others), Since: &since})
 	}
 	for _, s := range states {
 		if !s.InTouch && slices.Contains(s.Pools, p.Name) {
@@ -98,7 +90,7 @@ func (p Pool) Problems(now time.Time, models []Model, states []replicas.Status) 
 	list.addModels(models)
 	for _, secret := range p.Secrets {
 		if since := secret.StaleSince; !since.IsZero() {
-			list.add(Problem{NeedsOperator: true, Class: StaleSecret, Cause: secret.Name, Since: &since})
+			list.add(Problem{Class: StaleSecret, Cause: secret.Name, Since: &since})
 		}
 	}
 	for _, b := range p.Backends {
@@ -150,7 +142,15 @@ func (l problemList) sort() {
 	slices.SortStableFunc(l, func(a, b Problem) int { return cmp.Compare(rank(a), rank(b)) })
 }
 
+// add adds a problem that no cooldown has: whether it needs an operator is in
+// the table of remedies.
 func (l *problemList) add(p Problem) {
+	p.NeedsOperator = verdict.RemedyOf(verdict.Class(p.Class), p.Cause).NeedsOperator
+	l.merge(p)
+}
+
+// merge adds a problem, or its models to an equal one.
+func (l *problemList) merge(p Problem) {
 	i := slices.IndexFunc(*l, func(q Problem) bool {
 		return p.Backend == q.Backend && p.Class == q.Class && p.Status == q.Status && p.Cause == q.Cause && p.NeedsOperator == q.NeedsOperator
 	})
@@ -158,8 +158,7 @@ func (l *problemList) add(p Problem) {
 		if p.Models == nil {
 			p.Models = []string{}
 		}
-		its := remedyOf(p)
-		p.Meaning, p.Next, p.RunbookURL = its.Meaning, its.Next, RunbookURL(p.Class)
+		p.describe()
 		*l = append(*l, p)
 		return
 	}
@@ -171,22 +170,48 @@ func (l *problemList) add(p Problem) {
 	if p.Until != nil && (same.Until == nil || p.Until.After(*same.Until)) {
 		same.Until = p.Until
 	}
+	if same.Detail == "" && p.Detail != "" {
+		same.Detail = p.Detail
+		same.describe()
+	}
 }
+
+// describe sets the texts of the problem.
+func (p *Problem) describe() {
+	its := verdict.RemedyOf(verdict.Class(p.Class), p.Cause)
+	p.Meaning, p.Next, p.RunbookURL = its.Meaning, its.Next, RunbookURL(p.Class)
+	about := p.Detail
+	switch p.Class {
+	case StaleSecret:
+		about = p.Cause
+	case ConfigDiffers:
+		about = pool.CutText(p.Cause, maxWord)
+	case NotWritten:
+		about = recordNames[p.Cause] + ", in " + cmp.Or(p.Detail, "Caddy's storage")
+	}
+	if about != "" {
+		p.Meaning += ": " + about
+	}
+}
+
+// recordNames describes the records of a pool on disk, by their names.
+var recordNames = map[string]string{"bill": "the bill", "journal": "the journal of the bill", "limits": "the use of limits", "stored_objects": "who owns stored objects"}
 
 func (l *problemList) addModels(models []Model) {
 	for _, m := range models {
 		if class := WhyNone(m); class != "" {
-			l.add(Problem{NeedsOperator: class == Unavailable, Class: class, Models: []string{m.Model}})
+			l.add(Problem{Class: class, Models: []string{m.Model}})
 		}
 	}
 }
 
 func (l *problemList) addBackend(b Backend) {
+	var its problemList
 	if !b.Healthy {
-		l.add(Problem{Backend: b.Name, Class: Unhealthy})
+		its.add(Problem{Backend: b.Name, Class: Unhealthy})
 	}
 	for _, s := range b.Silences {
-		l.add(Problem{Backend: b.Name, Class: s.Class(), Models: []string{s.Model}, Since: &s.Since})
+		its.add(Problem{Backend: b.Name, Class: s.Class(), Models: []string{s.Model}, Since: &s.Since})
 	}
 	for i, cooldown := range slices.Concat(b.Cooldowns, b.Due) {
 		due := i >= len(b.Cooldowns)
@@ -194,14 +219,64 @@ func (l *problemList) addBackend(b Backend) {
 			continue
 		}
 		p := Problem{
-			NeedsOperator: cooldown.NeedsOperator, Backend: b.Name, Class: cooldown.Class, Status: cooldown.Status, Cause: cooldown.Cause,
+			NeedsOperator: cooldown.NeedsOperator, Backend: b.Name, Class: cooldown.Class, Status: cooldown.Status, Cause: cooldown.Cause, Detail: cooldown.Detail,
 			Since: &cooldown.Since, Until: &cooldown.Until, UntilReached: cooldown.UntilReached,
 		}
 		if cooldown.Scope == ModelScope {
 			p.Models = []string{cooldown.Model}
 		}
-		l.add(p)
+		its.merge(p)
 	}
+	for _, p := range its.withoutContradictions() {
+		l.merge(p)
+	}
+}
+
+// nearness says how near to an answer a backend is that has a problem of the
+// class: one that is not reached accepts no request, and one that is silent has
+// accepted it.
+func nearness(class string) int {
+	switch class {
+	case string(verdict.Unreachable):
+		return 0
+	case Unhealthy:
+		return 1
+	case Silent:
+		return 2
+	case Slow:
+		return 3
+	}
+	return 4
+}
+
+// withoutContradictions returns those of a backend's problems that can be true
+// at the same time. While a backend recovers, it has passed one test and fails
+// the next one, and what was found out earlier has not been tested again: a
+// backend that cannot be reached is not called silent, too, and one that is
+// silent for a model is not said to be slow for it. A problem that needs an
+// operator stays.
+func (l problemList) withoutContradictions() (kept []Problem) {
+	for _, p := range l {
+		models := slices.Clone(p.Models)
+		hidden := !p.NeedsOperator && slices.ContainsFunc(l, func(q Problem) bool {
+			if nearness(q.Class) >= nearness(p.Class) {
+				return false
+			}
+			if len(q.Models) == 0 {
+				return true
+			}
+			if len(models) == 0 {
+				return false
+			}
+			models = slices.DeleteFunc(models, func(model string) bool { return slices.Contains(q.Models, model) })
+			return len(models) == 0
+		})
+		if !hidden {
+			p.Models = models
+			kept = append(kept, p)
+		}
+	}
+	return kept
 }
 
 // tolerance is how long configs may differ before that is a problem, because
@@ -229,36 +304,6 @@ func firstOf(names []string) string {
 	return text
 }
 
-// remedies are the remedies of the classes that are not classes of a reply.
-var remedies = map[string]verdict.Remedy{
-	Unavailable:           {Meaning: "no backend is available", Next: "Solve the problems of its backends."},
-	Unhealthy:             {Meaning: "fails health checks", Next: "It is checked again at each health_interval. The log has the cause."},
-	NoFirstByte:           {Meaning: "requests wait and get no byte", Next: "See which backends hang, and how their provider is. Add or resume others."},
-	NotInTouch:            {Meaning: "not connected to other replicas", Next: "This replica goes on alone, and tries to connect. See whether it reaches the engine of state."},
-	ReloadFailed:          {Meaning: "the latest configuration could not be loaded", Next: "The log says what is wrong with it. Correct it, and reload, or go back with reload --force. A restart now would fail."},
-	Slow:                  {Meaning: "answers much later than usual", Next: "Requests go to others first. It ends with a reply in time."},
-	apierror.AllThrottled: {Meaning: "all backends throttle", Next: "Each has said when it accepts requests again. If that is usual, add capacity."},
-}
-
-// remedyOf returns the remedy of a problem.
-func remedyOf(p Problem) verdict.Remedy {
-	switch p.Class {
-	case StaleSecret:
-		return verdict.Remedy{Meaning: "could not reload " + p.Cause, Next: "Mend the file. The log says what is wrong with it."}
-	case NotWritten:
-		return verdict.Remedy{Meaning: "not saved: " + recordNames[p.Cause], Next: "Free or mend the disk or the storage that the log names. A restart now loses it."}
-	case ConfigDiffers:
-		return verdict.Remedy{Meaning: "configured differently: " + pool.CutText(p.Cause, maxWord), Next: "Load the same configuration at each replica."}
-	}
-	if its, ok := remedies[p.Class]; ok {
-		return its
-	}
-	return verdict.RemedyOf(verdict.Class(p.Class), p.Cause)
-}
-
-// recordNames describes the records of a pool on disk, by their names.
-var recordNames = map[string]string{"bill": "the bill", "journal": "the journal of the bill", "limits": "the use of limits", "stored_objects": "who owns stored objects"}
-
 // WhyNone returns the reason why no backend can serve the model. It is empty if
 // one can.
 func WhyNone(m Model) (class string) {
@@ -283,7 +328,7 @@ const Troubleshooting = "https://github.com/openai-lb/caddy-openai-lb/blob/main/
 // runbooks maps the class of a problem or of an answer to a section of that
 // page.
 var runbooks = map[string]string{
-	Unavailable:                  "the-readiness-probe-fails",
+	Unavailable:                  "no-backend-is-available",
 	NotInTouch:                   "a-replica-is-not-connected",
 	NoFirstByte:                  "requests-wait-and-get-no-byte",
 	Unhealthy:                    "a-backend-gets-no-requests",

@@ -77,16 +77,31 @@ func (s poolStatus) TopCallers() []status.Caller { return s.Callers[:min(topCall
 // NumberOfCallers returns how many callers there are.
 func (s poolStatus) NumberOfCallers() int { return len(s.callers) }
 
+// AllCallers returns the text of the link to the view of callers.
+func (s poolStatus) AllCallers() string {
+	if len(s.callers) == 1 {
+		return "The caller"
+	}
+	return "All " + several(len(s.callers), "caller")
+}
+
 // CallersSummary returns a sentence about all callers of the pool, and those
 // that were found.
 func (s poolStatus) CallersSummary() string {
-	var refused, refusals uint64
+	var refused, refusals int64
 	for _, c := range s.callers {
 		if n := refusedOf(c); n > 0 {
-			refused, refusals = refused+1, refusals+n
+			refused, refusals = refused+1, refusals+int64(n)
 		}
 	}
-	sentence := fmt.Sprintf("%d callers. In the last hour, %s requests of %d of them were refused.", len(s.callers), short(float64(refusals)), refused)
+	were, of := "were", fmt.Sprintf(" of %d of them", refused)
+	if refusals == 1 {
+		were = "was"
+	}
+	if len(s.callers) == 1 {
+		of = ""
+	}
+	sentence := fmt.Sprintf("%s. In the last hour, %s%s %s refused.", several(len(s.callers), "caller"), several(refusals, "request"), of, were)
 	if s.Found < len(s.callers) {
 		sentence = fmt.Sprintf("%d found of ", s.Found) + sentence
 	}
@@ -130,7 +145,7 @@ func (s Status) From() string {
 	case !s.connected:
 		return "Not connected to other replicas: this one alone."
 	case len(missing) > 0:
-		return fmt.Sprintf("Sums over %d replicas: %s. Without an answer: %s.%s", len(from), list(from), list(missing), asOf)
+		return fmt.Sprintf("Sums over %s: %s. Without an answer: %s.%s", several(len(from), "replica"), list(from), list(missing), asOf)
 	case len(from) == 1:
 		return "No other replica: " + list(from) + "."
 	}

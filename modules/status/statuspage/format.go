@@ -7,15 +7,27 @@ import (
 	"strings"
 )
 
-// detail returns the reason of a cooldown, in addition to the class.
-func detail(status int, cause string) (text string) {
+// detail returns the reason of a cooldown, in addition to the class. more is
+// what else is known of the cause.
+func detail(status int, cause, more string) (text string) {
 	if status != 0 {
 		text = fmt.Sprintf(" (%d)", status)
 	}
 	if cause != "" && cause != strconv.Itoa(status) {
 		text += ": " + words(cause)
 	}
+	if more != "" {
+		text += ", " + cut(more)
+	}
 	return text
+}
+
+// several returns a number of things, with their name for one of them.
+func several[T int | int64](n T, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return short(float64(n)) + " " + thing
 }
 
 // words makes a class or a state readable.

@@ -218,7 +218,7 @@ func TestProblemsAreThoseThatNeedAnOperatorFirst(t *testing.T) {
 		cooldown("d", "no_model", "d-mini")
 		cooldown("d", "failed", "d-gpt")
 		wants(
-			"true  unavailable gpt the-readiness-probe-fails",
+			"true  unavailable gpt no-backend-is-available",
 			"true c credential  502-upstream_credentials_rejected",
 			"true d no_model mini 404-for-a-model",
 			"false b unreachable  502-upstream_unreachable",
@@ -236,7 +236,7 @@ func TestProblemsAreThoseThatNeedAnOperatorFirst(t *testing.T) {
 		wants()
 		cooldown("d", "quota", "")
 		wants(
-			"true  unavailable gpt the-readiness-probe-fails",
+			"true  unavailable gpt no-backend-is-available",
 			"true d quota  429-and-it-stays-for-minutes",
 		)
 		time.Sleep(2 * time.Minute) // no request has tried again

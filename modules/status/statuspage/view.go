@@ -6,8 +6,10 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
@@ -40,6 +42,9 @@ func (s poolStatus) Level() string {
 	}
 	return "warn"
 }
+
+// NumberOfProblems returns how many problems there are.
+func (s poolStatus) NumberOfProblems() int { return len(s.Problems) }
 
 // Judged returns how many requests NotServedRatio is a share of.
 func (s poolStatus) Judged() int64 { return s.Served + s.NotServed }
@@ -111,7 +116,7 @@ func at(n, of int) string {
 	if n == 0 || n >= of {
 		return ""
 	}
-	return fmt.Sprintf(" at %d of %d replicas", n, of)
+	return fmt.Sprintf(" at %d of %s", n, several(of, "replica"))
 }
 
 // NeedsOperator reports whether a cooldown of the backend needs an operator.
@@ -129,7 +134,7 @@ func (s poolStatus) Summary() string {
 			in[s.Condition(b)]++
 		}
 	}
-	sentence := fmt.Sprintf("%d of %d backends available", in[status.Available], len(s.Backends))
+	sentence := fmt.Sprintf("%d of %s available", in[status.Available], several(len(s.Backends), "backend"))
 	for _, state := range []string{words(status.CoolingDown), coolingDownForSome, status.Silent, status.Slow, status.Probing, status.Drained, failing} {
 		if in[state] > 0 {
 			sentence += fmt.Sprintf(", %d %s", in[state], state)
@@ -232,6 +237,29 @@ func (m modelStatus) Why(b status.ModelBackend) string {
 		why = words(b.Class)
 	}
 	return words(why) + at(m.AwayAt[b.Backend], m.replicas)
+}
+
+// episodeText returns what a row of the recent cooldowns and silences is about.
+func episodeText(e status.Episode) string {
+	if e.Backend == "" { // a problem of the pool
+		return verdict.RemedyOf(verdict.Class(e.Class), e.Cause).Meaning
+	}
+	return words(e.Class) + detail(e.Status, e.Cause, e.Detail)
+}
+
+// episodeEnd returns when something recent ends that is not over.
+func episodeEnd(e status.Episode) string {
+	switch {
+	case e.UntilReached:
+		return "until it is reached"
+	case e.Lasts && e.Backend == "":
+		return "not over"
+	case e.Class == status.Slow:
+		return "until it answers in time"
+	case e.Lasts:
+		return "until it answers"
+	}
+	return "until " + e.Until.UTC().Format(time.TimeOnly)
 }
 
 // where names the replicas that have the problem, if not all do.

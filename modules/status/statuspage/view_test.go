@@ -1,6 +1,7 @@
 package statuspage
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -34,7 +35,7 @@ func TestAChartHasRoomForFiveMinutes(t *testing.T) {
 func TestTheSummaryNamesEachStateThatThereIs(t *testing.T) {
 	partly := []modelStatus{{Model: status.Model{Model: "gpt", Backends: []status.ModelBackend{{Backend: "partly", State: status.Available, Healthy: true}}}}}
 	for want, backends := range map[string][]status.Backend{
-		"1 of 1 backends available.": {{State: status.Available, Healthy: true}},
+		"1 of 1 backend available.": {{State: status.Available, Healthy: true}},
 		"0 of 7 backends available, 1 cooling down, 1 cooling down for some models, 1 probing, 2 drained, 2 failing health checks.": {
 			{State: status.CoolingDown, Healthy: true}, {Name: "partly", State: status.CoolingDown, Healthy: true},
 			{State: status.Probing, Healthy: true}, {State: status.Drained, Healthy: true},
@@ -144,4 +145,70 @@ func TestThePageSaysWhoEndsAProblem(t *testing.T) {
 
 func problemsOf(b backendStatus) []status.Problem {
 	return status.Pool{Backends: []status.Backend{b.Backend}}.Problems(time.Now(), nil, nil)
+}
+
+func TestThePageHasTheGrammarOfOne(t *testing.T) {
+	refused := func(n uint64) status.Caller {
+		c := status.Caller{Name: "alice"}
+		c.LastHour.Refused = map[string]uint64{"requests": n}
+		return c
+	}
+	for _, tt := range []struct {
+		callers       []status.Caller
+		sentence, all string
+	}{
+		{[]status.Caller{refused(1)}, "1 caller. In the last hour, 1 request was refused.", "The caller"},
+		{[]status.Caller{refused(2)}, "1 caller. In the last hour, 2 requests were refused.", "The caller"},
+		{[]status.Caller{refused(0), refused(1)}, "2 callers. In the last hour, 1 request of 1 of them was refused.", "All 2 callers"},
+		{[]status.Caller{refused(3), refused(1000)}, "2 callers. In the last hour, 1 k requests of 2 of them were refused.", "All 2 callers"},
+	} {
+		s := poolStatus{callers: tt.callers, Callers: tt.callers, Found: len(tt.callers)}
+		if got := s.CallersSummary(); got != tt.sentence {
+			t.Errorf("got %q, want %q", got, tt.sentence)
+		}
+		if got := s.AllCallers(); got != tt.all {
+			t.Errorf("got %q, want %q", got, tt.all)
+		}
+	}
+	one := poolStatus{requestCounts: requestCounts{Served: 1, NotServedRatio: new(float64)}, Problems: make([]status.Problem, 1), Backends: []backendStatus{
+		{Backend: status.Backend{Name: "a", State: status.Available, Healthy: true, Cooldowns: make([]status.Cooldown, maxShown+1)}},
+	}}
+	var page strings.Builder
+	if err := templates.ExecuteTemplate(&page, "state", Status{Pools: []poolStatus{one, one}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"0 of 1 request<", "1 of 1 backend available.", ">1 problem<", "and 1 more cooldown<"} {
+		if !strings.Contains(page.String(), want) {
+			t.Errorf("the page lacks %q: %s", want, page.String())
+		}
+	}
+}
+
+func TestTheRecentListSaysWhatHappenedAndThatItIsOver(t *testing.T) {
+	now := time.Date(2026, 3, 1, 3, 10, 0, 0, time.UTC)
+	at := func(minutes int) time.Time { return now.Add(time.Duration(minutes-10) * time.Minute) }
+	s := Status{Time: now, Pools: []poolStatus{{Pool: "p", Cooldowns: []status.Episode{
+		{Backend: "east", Class: status.Silent, Model: "gpt", Times: 1, Since: at(1), Latest: at(1), Until: at(5)},
+		{Backend: "west", Class: status.Silent, Model: "gpt", Times: 1, Since: at(1), Latest: at(1), Until: at(1), Lasts: true},
+		{Class: status.Unavailable, Model: "gpt", Times: 1, Since: at(1), Latest: at(1), Until: at(6)},
+		{Class: status.NoFirstByte, Times: 1, Since: at(2), Latest: at(2), Until: at(2), Lasts: true},
+		{Backend: "north", Class: "unreachable", Cause: "certificate", Detail: "it expired at 2026-02-28T00:00:00Z", Times: 1, Since: at(1), Latest: at(1), Until: at(9), UntilReached: true},
+	}}}}
+	var page strings.Builder
+	if err := templates.ExecuteTemplate(&page, "state", s); err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(page.String(), "<h3>Recent cooldowns and silences</h3>")
+	text = regexp.MustCompile(`<[^>]*>`).ReplaceAllString(text, "")
+	for _, want := range []string{
+		"03:01:00 east silent, gpt over at 03:05:00",
+		"03:01:00 west silent, gpt until it answers",
+		"03:01:00 no backend is available, gpt over at 03:06:00",
+		"03:02:00 requests wait and get no byte not over",
+		"03:01:00 north unreachable: certificate, it expired at 2026-02-28T00:00:00Z until it is reached",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the list lacks %q: %s", want, text)
+		}
+	}
 }

@@ -1,0 +1,194 @@
+package status
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// A cooldown or a silence is an event, which the log reports when it happens.
+// Some problems of a pool are none: that no backend is left for a model is the
+// sum of events of several backends, and that requests wait is known only
+// because time passes. A watch looks for these from time to time, and logs the
+// beginning and the end of each: at the level error if a person must act.
+//
+// There is one timer for all pools of the process. Each replica logs what it
+// sees itself.
+
+const (
+	// lookInterval is the time between two looks.
+	lookInterval = 5 * time.Second
+	// beginsAfter is how long a problem must last before it is logged: nobody
+	// has to act on a cooldown of some seconds.
+	beginsAfter = 15 * time.Second
+	// endsAfter is how long a problem must be away before its end is logged.
+	// When a cooldown is over, a backend counts as available until the next
+	// request fails.
+	endsAfter = 30 * time.Second
+)
+
+// watched looks for the problems of all pools.
+type watched struct {
+	mu      sync.Mutex
+	users   int
+	timer   *time.Timer
+	loggers map[string]*zap.Logger // by pool
+	spells  map[incident]*spell
+}
+
+// watch is that of the process.
+var watch watched
+
+// incident identifies a problem that is watched, for one of its models.
+type incident struct{ pool, class, model string }
+
+// spell is the time for which there has been a problem.
+type spell struct {
+	// since is when it was first seen, and last when it was seen for the last
+	// time.
+	since, last time.Time
+	// logged reports whether the log has its beginning.
+	logged bool
+}
+
+// use has the problems of a pool logged. The timer stops when there has been a
+// leave for each use. A new config calls use before the old one calls leave, so
+// what is known of problems survives a reload.
+func (w *watched) use(pool string, logger *zap.Logger) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.users++; w.users == 1 {
+		w.loggers, w.spells = make(map[string]*zap.Logger), make(map[incident]*spell)
+		w.timer = time.AfterFunc(lookInterval, w.tick)
+	}
+	w.loggers[pool] = logger
+}
+
+// leave ends a use.
+func (w *watched) leave() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.users--; w.users == 0 {
+		w.timer.Stop()
+	}
+}
+
+func (w *watched) tick() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.users == 0 {
+		return
+	}
+	w.look(time.Now())
+	w.timer.Reset(lookInterval)
+}
+
+// look looks for problems, and logs those that have begun or ended. The caller
+// holds the lock.
+func (w *watched) look(now time.Time) {
+	states, there := replicas.Statuses(), make(map[string]bool)
+	for _, p := range Pools(now, nil) {
+		logger := w.loggers[p.Name]
+		if there[p.Name] = true; logger == nil {
+			continue
+		}
+		w.see(p.Name, p.Problems(now, p.Models(p.others()...), states), now)
+		w.report(p.Name, logger, now)
+		endSilences(p, now)
+	}
+	for its := range w.spells {
+		if !there[its.pool] { // the pool is in no config any more
+			delete(w.spells, its)
+		}
+	}
+}
+
+// see records which problems there are.
+func (w *watched) see(pool string, problems []Problem, now time.Time) {
+	for _, p := range problems {
+		if verdict.RemedyOf(verdict.Class(p.Class), p.Cause).Over == "" {
+			continue
+		}
+		models := p.Models
+		if len(models) == 0 {
+			models = []string{""}
+		}
+		for _, model := range models {
+			its := incident{pool, p.Class, model}
+			if w.spells[its] == nil {
+				w.spells[its] = &spell{since: now}
+			}
+			w.spells[its].last = now
+		}
+	}
+}
+
+// report logs what has begun or ended, with one line for all models.
+func (w *watched) report(pool string, logger *zap.Logger, now time.Time) {
+	for _, its := range verdict.PoolRemedies {
+		if its.Over == "" {
+			continue
+		}
+		begun, over, stays, since, last := []string{}, []string{}, false, now, time.Time{}
+		for i, s := range w.spells {
+			if i.pool != pool || i.class != string(its.Class) {
+				continue
+			}
+			switch {
+			case s.last.Equal(now) && !s.logged && now.Sub(s.since) >= beginsAfter:
+				s.logged = true
+				begun, since = append(begun, i.model), earlier(since, s.since)
+			case !s.last.Equal(now) && now.Sub(s.last) >= endsAfter:
+				if delete(w.spells, i); s.logged {
+					over, since, last = append(over, i.model), earlier(since, s.since), later(last, s.last)
+				}
+			}
+			stays = stays || s.logged && now.Sub(s.last) < endsAfter
+		}
+		if len(begun) > 0 {
+			slices.Sort(begun)
+			level := zap.WarnLevel
+			if its.NeedsOperator {
+				level = zap.ErrorLevel
+			}
+			logger.Log(level, its.Log, zap.String("pool", pool), modelsField(begun), zap.String("next", its.Next))
+			recordProblem(pool, string(its.Class), begun, since)
+		}
+		if len(over) > 0 {
+			slices.Sort(over)
+			logger.Info(its.Over, zap.String("pool", pool), modelsField(over), zap.Float64("seconds", last.Sub(since).Round(time.Second).Seconds()))
+			if !stays {
+				recordEnd(pool, string(its.Class), last)
+			}
+		}
+	}
+}
+
+// modelsField returns the field that names models, unless the problem is about
+// no model.
+func modelsField(models []string) zap.Field {
+	if text := strings.Join(models, ", "); text != "" {
+		return zap.String("models", text)
+	}
+	return zap.Skip()
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
