@@ -19,11 +19,15 @@ type outage struct {
 	begin, end func(*outageSite)
 	// problems are sentences that say what has happened, and what to do. The
 	// page as JSON has these and no others, and the page as HTML and the
-	// command have each.
+	// command have each. "<time>" stands for a time, and "<dir>" for the folder
+	// of the first replica.
 	problems []string
 	// log are parts of lines that say what has happened, and over those that
 	// say that it is over: all of a list are in a line.
 	log, over [][]string
+	// recent are the beginnings of rows of the recent list of the page after
+	// the outage, of which each says that it is over.
+	recent []string
 	// alerts fire, and no others.
 	alerts []string
 	// redis reports whether there are two replicas with a Redis, and browser
@@ -35,7 +39,7 @@ const (
 	silentNext  = "meanwhile: One request tries it after 1, 2, 4, 8 and then every 16 s. If it stays so, see how the provider is."
 	expiredNext = "needs action: Renew its certificate, or trust the issuer with tls_trust_pool."
 	dnsNext     = "needs action: Correct the host in its URL, or the DNS zone or resolver."
-	diskNext    = "needs action: Free or mend the disk or the storage that the log names. A restart now loses it."
+	diskNext    = "needs action: Free or mend the disk or the storage. A restart now loses it."
 	keyNext     = "needs action: Put a valid key in place of it."
 )
 
@@ -47,15 +51,17 @@ var outages = []outage{
 		problems: []string{"east accepts requests and sends nothing. " + silentNext},
 		log:      [][]string{{`"backend silent"`, `"east"`}},
 		over:     [][]string{{`"backend answers again"`, `"east"`}},
+		recent:   []string{"east silent, " + outageModel},
 		alerts:   []string{"OpenAILBBackendSilent"},
 	},
 	{
 		name:     "a certificate has expired",
 		begin:    func(s *outageSite) { s.certify(s.backends["east"], -time.Hour) },
 		end:      func(s *outageSite) { s.certify(s.backends["east"], time.Hour) },
-		problems: []string{"east has a certificate that is not accepted. " + expiredNext},
+		problems: []string{"east has a certificate that is not accepted: it expired at <time>. " + expiredNext},
 		log:      [][]string{{`"error"`, `"cooldown started"`, `"east"`, `"certificate"`, "expired"}},
 		over:     [][]string{{`"cooldown ended"`, `"east"`, `"unreachable"`}},
+		recent:   []string{"east unreachable: "},
 		alerts:   []string{"OpenAILBBackendMisconfigured", "OpenAILBBackendUnreachable"},
 	},
 	{
@@ -66,17 +72,25 @@ var outages = []outage{
 			"no backend is available. needs action: Solve the problems of its backends.",
 			"requests wait and get no byte. needs action: See which backends hang, and how their provider is. Add or resume others.",
 		}, of(outageBackends, "accepts requests and sends nothing. "+silentNext)),
-		log:    [][]string{{`"backend silent"`, `"east"`}, {`"backend silent"`, `"last"`}},
-		over:   [][]string{{`"backend answers again"`, `"east"`}, {`"backend answers again"`, `"last"`}},
+		log: [][]string{
+			{`"backend silent"`, `"east"`}, {`"backend silent"`, `"last"`},
+			{`"error"`, `"no backend is available"`, outageModel, `"next"`}, {`"error"`, `"requests wait and get no byte"`, `"next"`},
+		},
+		over: [][]string{
+			{`"backend answers again"`, `"east"`}, {`"backend answers again"`, `"last"`},
+			{`"info"`, `"a backend is available again"`, outageModel, `"seconds"`}, {`"info"`, `"requests no longer wait"`, `"seconds"`},
+		},
+		recent: []string{"no backend is available, " + outageModel, "requests wait and get no byte", "east silent, " + outageModel},
 		alerts: []string{"OpenAILBBackendSilent", "OpenAILBModelNotServed", "OpenAILBNoFirstByte"},
 	},
 	{
 		name:     "a name is gone from DNS",
 		begin:    func(s *outageSite) { s.setName("east", false) },
 		end:      func(s *outageSite) { s.setName("east", true) },
-		problems: []string{"east has a host name without an address. " + dnsNext},
+		problems: []string{"east has a host name without an address: there is no such name. " + dnsNext},
 		log:      [][]string{{`"error"`, `"cooldown started"`, `"east"`, `"dns"`, "no such host"}},
 		over:     [][]string{{`"cooldown ended"`, `"east"`, `"unreachable"`}},
+		recent:   []string{"east unreachable: "},
 		alerts:   []string{"OpenAILBBackendMisconfigured", "OpenAILBBackendUnreachable"},
 	},
 	{
@@ -99,13 +113,16 @@ var outages = []outage{
 		redis:    true,
 	},
 	{
-		name:     "the disk is full",
-		begin:    func(s *outageSite) { s.setDiskFull(true) },
-		end:      func(s *outageSite) { s.setDiskFull(false) },
-		problems: []string{"not saved: the bill. " + diskNext, "not saved: the journal of the bill. " + diskNext, "not saved: the use of limits. " + diskNext},
-		log:      [][]string{{`"error"`, "could not save", "file too large"}},
-		over:     [][]string{{`"info"`, `"storage works again"`, `"bill"`}, {`"info"`, "journal is written again"}},
-		alerts:   []string{"OpenAILBNotSaved"},
+		name:  "the disk is full",
+		begin: func(s *outageSite) { s.setDiskFull(true) },
+		end:   func(s *outageSite) { s.setDiskFull(false) },
+		problems: []string{
+			"not saved: the bill, in <dir>/storage. " + diskNext, "not saved: the journal of the bill, in <dir>/storage/openai_lb/journal. " + diskNext,
+			"not saved: the use of limits, in <dir>/storage. " + diskNext,
+		},
+		log:    [][]string{{`"error"`, "could not save", "file too large"}},
+		over:   [][]string{{`"info"`, `"storage works again"`, `"bill"`}, {`"info"`, "journal is written again"}},
+		alerts: []string{"OpenAILBNotSaved"},
 	},
 	{
 		name:     "a reload is wrong",
@@ -132,9 +149,9 @@ var outages = []outage{
 		},
 		problems: []string{
 			"east accepts requests and sends nothing. " + silentNext,
-			"west has a certificate that is not accepted. " + expiredNext,
+			"west has a certificate that is not accepted: it expired at <time>. " + expiredNext,
 			"north refuses its key. " + keyNext,
-			"south has a host name without an address. " + dnsNext,
+			"south has a host name without an address: there is no such name. " + dnsNext,
 		},
 		log: [][]string{
 			{`"backend silent"`, `"east"`}, {`"error"`, `"cooldown started"`, `"west"`, `"certificate"`},
@@ -222,13 +239,13 @@ func (o outage) happen(t *testing.T, program, promtool string) {
 	s.load()
 	stop := s.record()
 	time.Sleep(healthyFor)
-	s.await("before it", patience, func() []string { return s.missing(program, 0, nil, nil) })
+	s.await("before it", patience, func() []string { return s.missing(program, 0, nil, nil, nil) })
 	stop()
 
 	begin, began := len(s.replicas[0].output.String()), time.Now()
 	o.begin(s)
 	stop = s.record()
-	s.await("during it", patience, func() []string { return s.missing(program, begin, o.problems, o.log) })
+	s.await("during it", patience, func() []string { return s.missing(program, begin, o.problems, o.log, nil) })
 	t.Logf("%s is seen after %s", o.name, time.Since(began).Round(time.Second))
 	if o.browser {
 		o.watch(s, "during", len(o.problems))
@@ -239,7 +256,7 @@ func (o outage) happen(t *testing.T, program, promtool string) {
 	begin, began = len(s.replicas[0].output.String()), time.Now()
 	o.end(s)
 	stop = s.record()
-	s.await("after it", overWithin, func() []string { return s.missing(program, begin, nil, o.over) })
+	s.await("after it", overWithin, func() []string { return s.missing(program, begin, nil, o.over, o.recent) })
 	t.Logf("the end of %s is seen after %s", o.name, time.Since(began).Round(time.Second))
 	if o.browser {
 		o.watch(s, "after", 0)
@@ -265,7 +282,7 @@ func (s *outageSite) await(when string, patience time.Duration, missing func() [
 
 // missing returns what the page, the log and the command do not show, or show
 // too much. Without problems, all is well.
-func (s *outageSite) missing(program string, begin int, problems []string, lines [][]string) (missing []string) {
+func (s *outageSite) missing(program string, begin int, problems []string, lines [][]string, recent []string) (missing []string) {
 	now, err := s.look(program, begin)
 	if err != nil {
 		return []string{err.Error() + "\n" + now.command}
@@ -276,7 +293,13 @@ func (s *outageSite) missing(program string, begin int, problems []string, lines
 		}
 	}
 	slices.Sort(now.problems)
-	problems = slices.Sorted(slices.Values(problems))
+	problems = slices.Sorted(func(yield func(string) bool) {
+		for _, problem := range problems {
+			if !yield(strings.ReplaceAll(problem, "<dir>", s.folderOf(0))) {
+				return
+			}
+		}
+	})
 	want(slices.Equal(now.problems, problems), "the page has the problems\n%s\nwant\n%s", strings.Join(now.problems, "\n"), strings.Join(problems, "\n"))
 	for _, problem := range problems {
 		what, next, _ := strings.Cut(problem, ". ")
@@ -291,6 +314,12 @@ func (s *outageSite) missing(program string, begin int, problems []string, lines
 		want(!strings.Contains(now.html, "Needs action") && !strings.Contains(now.html, "Retried"), "the page as HTML has problems")
 		want(!strings.Contains(now.command, "needs action") && !strings.Contains(now.command, "meanwhile"), "the command has problems:\n%s", now.command)
 		want(strings.Count(now.command, " available ") == len(s.backends), "the command does not show all backends as available:\n%s", now.command)
+	}
+	table := strings.Index(now.command, "POOL ")
+	want(!strings.Contains(now.command[max(0, table):], "needs action"), "the command has what needs action below the table:\n%s", now.command)
+	for _, row := range recent {
+		want(slices.ContainsFunc(now.recent, func(its string) bool { return strings.HasPrefix(its, row) && strings.Contains(its, " over at ") }),
+			"the recent list has no row that begins with %q, and is over: %q", row, now.recent)
 	}
 	for _, parts := range lines {
 		found := slices.ContainsFunc(strings.Split(now.log, "\n"), func(line string) bool {

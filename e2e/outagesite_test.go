@@ -21,6 +21,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -119,7 +120,7 @@ func (s *outageSite) startReplica(i int, program, options string) *replica {
 		if addresses, err = freeAddresses(2); err != nil {
 			break
 		}
-		dir := filepath.Join(s.dir, fmt.Sprint("replica-", i))
+		dir := s.folderOf(i)
 		if err = os.MkdirAll(dir, 0o700); err != nil {
 			break
 		}
@@ -461,6 +462,19 @@ func (s *outageSite) load() {
 type seen struct {
 	problems           []string // of the page as JSON: the sentences that say what happened and what to do
 	html, log, command string
+	// recent are the rows of the recent list, without their time.
+	recent []string
+}
+
+var (
+	timeOfExpiry = regexp.MustCompile(`\bexpired at \S+Z\b`)
+	recentRow    = regexp.MustCompile(`<li><span class="when">[^<]*</span> (<span class="what">.*)</li>`)
+	htmlTag      = regexp.MustCompile(`<[^>]*>`)
+)
+
+// folderOf returns the folder of a replica.
+func (s *outageSite) folderOf(replica int) string {
+	return filepath.Join(s.dir, fmt.Sprint("replica-", replica))
 }
 
 // look looks at the page, the log and `caddy openai-lb status`. The log begins
@@ -494,9 +508,17 @@ func (s *outageSite) look(program string, begin int) (now seen, err error) {
 	if now.html, err = getText(r.url + "/status"); err != nil {
 		return now, err
 	}
+	_, recent, _ := strings.Cut(now.html, "<h3>Recent cooldowns and silences</h3>")
+	for _, row := range recentRow.FindAllStringSubmatch(recent, -1) {
+		now.recent = append(now.recent, htmlTag.ReplaceAllString(row[1], ""))
+	}
 	now.log = r.output.String()[begin:]
 	command, err := exec.CommandContext(s.Context(), program, "openai-lb", "status", "--address", r.admin).CombinedOutput()
-	now.command = string(command)
+	now.command = timeOfExpiry.ReplaceAllString(string(command), "expired at <time>")
+	now.html = timeOfExpiry.ReplaceAllString(now.html, "expired at <time>")
+	for i := range now.problems {
+		now.problems[i] = timeOfExpiry.ReplaceAllString(now.problems[i], "expired at <time>")
+	}
 	return now, err
 }
 
