@@ -65,6 +65,7 @@ var causeTexts = []struct{ part, word string }{
 	{": lookup ", "dns"}, // before those that may be in the name of the host
 	{"i/o timeout", "timeout"},
 	{"deadline exceeded", "timeout"},
+	{"handshake timeout", "timeout"},
 	{"no route to host", "unroutable"},
 	{"network is unreachable", "unroutable"},
 	{"malformed ", "malformed"},

@@ -23,6 +23,7 @@ func TestAHostNameIsNoCause(t *testing.T) {
 		"dial tcp: lookup east.invalid on 127.0.0.53:53: server misbehaving": "dns",
 		"dial tcp4: lookup east.invalid: i/o timeout":                        "dns",
 		"dial tcp 127.0.0.1:443: connect: connection refused":                "refused",
+		"net/http: TLS handshake timeout":                                    "timeout",
 	} {
 		if got := CauseOf(errors.New(text)); got != want {
 			t.Errorf("%q is %s, want %s", text, got, want)
