@@ -302,15 +302,12 @@ func (l *problemLines) addBackend(b Backend) {
 	for _, p := range problems {
 		l.add(lineOf(b.Pool, b.Name, p), p.NeedsOperator)
 	}
-	if !slices.ContainsFunc(problems, func(p Problem) bool { return nearness(p.Class) < nearness(Silent) }) {
-		for _, u := range b.Untried {
-			l.add(fmt.Sprintf("%s was silent, and has not been tried since %s: %s", who, cli.UTC(u.Since), modelText(u.Model, u.Deployment)), false)
-		}
+	silences, untried := b.Current()
+	for _, u := range untried {
+		l.add(fmt.Sprintf("%s was silent, and has not been tried since %s: %s", who, cli.UTC(u.Since), modelText(u.Model, u.Deployment)), false)
 	}
-	for _, s := range b.Silences {
-		if slices.ContainsFunc(problems, func(p Problem) bool { return p.Class == s.Class() && slices.Contains(p.Models, s.Model) }) {
-			l.add(fmt.Sprintf("%s is %s since %s: %s", who, s.Class(), cli.UTC(s.Since), modelText(s.Model, s.Deployment)), false)
-		}
+	for _, s := range silences {
+		l.add(fmt.Sprintf("%s is %s since %s: %s", who, s.Class(), cli.UTC(s.Since), modelText(s.Model, s.Deployment)), false)
 	}
 }
 

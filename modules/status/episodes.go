@@ -45,7 +45,7 @@ type Episode struct {
 	// then without a meaning.
 	Lasts bool `json:"lasts"`
 
-	// silent are the uses for which the backend is silent or slow.
+	// silent are the uses for which the backend has not answered in time since.
 	silent map[latency.Use]bool
 }
 
@@ -120,13 +120,9 @@ func (r Recorder) Happened(e pool.Event) {
 	defer episodes.Unlock()
 	switch e.Happening {
 	case pool.FellSilent:
-		r.silent(e, verdict.Silent)
-	case pool.BecameSlow:
-		r.answered(e, verdict.Silent)
-		r.silent(e, verdict.Slow)
-	case pool.Answered:
-		r.answered(e, verdict.Silent)
-		r.answered(e, verdict.Slow)
+		r.fellSilent(e)
+	case pool.Answered: // in time. It is slow before that, if only for a moment
+		r.answered(e)
 	case pool.Began, pool.Grew, pool.Turned:
 		if !e.Member.Spares(e.Cooldown) { // or else all other requests are served
 			r.cooledDown(e)
@@ -150,8 +146,8 @@ func (e *Episode) end(now time.Time) {
 func (r Recorder) cooledDown(e pool.Event) {
 	c, now := e.Cooldown, time.Now()
 	for i := range episodes.all {
-		// it is unreachable for one reason at a time
-		if other := &episodes.all[i]; c.Unreachable && other.UntilReached && other.Pool == string(r) && other.Backend == e.Member.Name && !other.isAbout(string(r), e.Member.Name, c.Class, c.Cause) {
+		// it is unreachable for one reason at a time, and not silent meanwhile
+		if other := &episodes.all[i]; c.Unreachable && (other.UntilReached || other.Lasts) && other.Pool == string(r) && other.Backend == e.Member.Name && !other.isAbout(string(r), e.Member.Name, c.Class, c.Cause) {
 			other.end(now)
 		}
 	}
@@ -169,15 +165,12 @@ func (r Recorder) cooledDown(e pool.Event) {
 	put(episode)
 }
 
-// silent records that a silence has begun, or what it has become. The caller
-// holds the lock.
-func (r Recorder) silent(e pool.Event, class verdict.Class) {
+// fellSilent records that a silence has begun. The caller holds the lock.
+func (r Recorder) fellSilent(e pool.Event) {
 	now := time.Now()
-	episode := take(string(r), e.Member.Name, string(class), "", now)
-	if !episode.silent[e.Silence.Use] {
-		episode.Times++
-		episode.Latest = now
-	}
+	episode := take(string(r), e.Member.Name, Silent, "", now)
+	episode.Times++
+	episode.Latest = now
 	if episode.silent == nil {
 		episode.silent = make(map[latency.Use]bool)
 	}
@@ -188,9 +181,9 @@ func (r Recorder) silent(e pool.Event, class verdict.Class) {
 }
 
 // answered records that a silence is over. The caller holds the lock.
-func (r Recorder) answered(e pool.Event, class verdict.Class) {
+func (r Recorder) answered(e pool.Event) {
 	now := time.Now()
-	its := find(string(r), e.Member.Name, string(class), "", now)
+	its := find(string(r), e.Member.Name, Silent, "", now)
 	if its < 0 || !episodes.all[its].Lasts {
 		return
 	}

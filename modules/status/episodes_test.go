@@ -183,11 +183,17 @@ func TestASilenceThatIsOverIsInTheRecentList(t *testing.T) {
 		wants("a silent mini ×2 from 0")
 		time.Sleep(time.Minute)
 		tell(pool.BecameSlow, "gpt")
-		wants("a slow gpt ×1 from 660", "a silent mini ×2 from 0 to 660")
+		wants("a silent mini ×2 from 0")
 		time.Sleep(time.Minute)
 		tell(pool.Answered, "gpt")
 		time.Sleep(time.Hour)
-		wants("a slow gpt ×1 from 660 to 720", "a silent mini ×2 from 0 to 660")
+		wants("a silent mini ×2 from 0 to 720")
+		tell(pool.FellSilent, "gpt")
+		time.Sleep(time.Minute)
+		r.Happened(pool.Event{Happening: pool.Began, Member: a, Cooldown: pool.Cooldown{
+			Reason: pool.Reason{Class: "unreachable", Cause: "refused"}, Whole: true, Unreachable: true, Since: time.Now(), Until: time.Now().Add(time.Second),
+		}})
+		wants("a unreachable  ×1 from 4380", "a silent gpt ×1 from 4320 to 4380", "a silent mini ×2 from 0 to 720")
 	})
 }
 

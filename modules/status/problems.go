@@ -249,6 +249,22 @@ func nearness(class string) int {
 	return 4
 }
 
+// Current returns the silences of the backend that are true at the same time as
+// its other problems, and what it has not been tried for.
+func (b Backend) Current() (silences []Silence, untried []Untried) {
+	var its problemList
+	its.addBackend(b)
+	for _, s := range b.Silences {
+		if slices.ContainsFunc(its, func(p Problem) bool { return p.Class == s.Class() && slices.Contains(p.Models, s.Model) }) {
+			silences = append(silences, s)
+		}
+	}
+	if !slices.ContainsFunc(its, func(p Problem) bool { return nearness(p.Class) < nearness(Silent) }) {
+		untried = b.Untried
+	}
+	return silences, untried
+}
+
 // withoutContradictions returns those of a backend's problems that can be true
 // at the same time. While a backend recovers, it has passed one test and fails
 // the next one, and what was found out earlier has not been tested again: a

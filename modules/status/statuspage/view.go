@@ -124,6 +124,19 @@ func (b backendStatus) NeedsOperator() bool {
 	return slices.ContainsFunc(b.Cooldowns, func(cooldown status.Cooldown) bool { return cooldown.NeedsOperator })
 }
 
+// CurrentSilences and CurrentUntried return what is shown of silences: a backend
+// that cannot be reached is not called silent, too.
+func (b backendStatus) CurrentSilences() []status.Silence {
+	silences, _ := b.Current()
+	return silences
+}
+
+// CurrentUntried: see CurrentSilences.
+func (b backendStatus) CurrentUntried() []status.Untried {
+	_, untried := b.Current()
+	return untried
+}
+
 // Summary returns the states of the backends as a sentence.
 func (s poolStatus) Summary() string {
 	in := make(map[string]int)
@@ -254,10 +267,8 @@ func episodeEnd(e status.Episode) string {
 		return "until it is reached"
 	case e.Lasts && e.Backend == "":
 		return "not over"
-	case e.Class == status.Slow:
-		return "until it answers in time"
 	case e.Lasts:
-		return "until it answers"
+		return "until it answers in time"
 	}
 	return "until " + e.Until.UTC().Format(time.TimeOnly)
 }

@@ -86,6 +86,20 @@ func TestABackendIsShownAsSilent(t *testing.T) {
 	}
 }
 
+func TestABackendThatIsNotReachedIsNotCalledSilentToo(t *testing.T) {
+	since := time.Date(2026, 3, 1, 3, 4, 5, 0, time.UTC)
+	b := backendStatus{Backend: status.Backend{Name: "east", State: status.CoolingDown, Healthy: true,
+		Silences:  []status.Silence{{Model: "gpt-4o", Since: since}},
+		Untried:   []status.Untried{{Model: "mini", Since: since}},
+		Cooldowns: []status.Cooldown{{Scope: status.BackendScope, Class: "unreachable", Cause: "refused", UntilReached: true}},
+	}}
+	var page strings.Builder
+	err := templates.ExecuteTemplate(&page, "state", Status{Pools: []poolStatus{{Pool: "p", Backends: []backendStatus{b}}}})
+	if text := page.String(); err != nil || strings.Contains(text, "Silent") || strings.Contains(text, "03:04:05: gpt-4o") || strings.Contains(text, "was silent") {
+		t.Errorf("the page (%v) is %s", err, text)
+	}
+}
+
 func TestAnIdleBackendThatWasSilentIsNotCalledSilent(t *testing.T) {
 	b := backendStatus{Backend: status.Backend{Name: "spare", State: status.Probing, Healthy: true, Untried: []status.Untried{
 		{Model: "gpt-4o", Since: time.Date(2026, 3, 1, 3, 4, 5, 0, time.UTC)},
@@ -202,7 +216,7 @@ func TestTheRecentListSaysWhatHappenedAndThatItIsOver(t *testing.T) {
 	text = regexp.MustCompile(`<[^>]*>`).ReplaceAllString(text, "")
 	for _, want := range []string{
 		"03:01:00 east silent, gpt over at 03:05:00",
-		"03:01:00 west silent, gpt until it answers",
+		"03:01:00 west silent, gpt until it answers in time",
 		"03:01:00 no backend is available, gpt over at 03:06:00",
 		"03:02:00 requests wait and get no byte not over",
 		"03:01:00 north unreachable: certificate, it expired at 2026-02-28T00:00:00Z until it is reached",
