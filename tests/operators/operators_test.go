@@ -92,8 +92,8 @@ func TestOperatorsSeeTheStateOfEachBackend(t *testing.T) {
 		want := `{"pool":"openai_lb","name":"a","priority":1,"weight":3,"state":"cooling_down",` +
 			`"class":"throttled","model":"gpt-4o","deployment":"gpt-4o","until":"` + to + `","remaining_ms":6999,` +
 			`"in_flight":0,"max_requests":7,"healthy":true,"requests":0,"attempts":0,"throttles":0,"failures":0,"failovers":0,"tokens":0,"drain":null,` +
-			`"last_error":{"class":"throttled","status":429,"cause":"","model":"gpt-4o","deployment":"gpt-4o","time":"` + from + `"},` +
-			`"cooldowns":[{"scope":"model","model":"gpt-4o","deployment":"gpt-4o","class":"throttled","status":429,"hint":"retry-after","cause":"",` +
+			`"last_error":{"class":"throttled","status":429,"cause":"","detail":"","model":"gpt-4o","deployment":"gpt-4o","time":"` + from + `"},` +
+			`"cooldowns":[{"scope":"model","model":"gpt-4o","deployment":"gpt-4o","class":"throttled","status":429,"hint":"retry-after","cause":"","detail":"",` +
 			`"since":"` + from + `","until":"` + to + `","remaining_ms":6999,"until_reached":false,"needs_operator":false}],"silences":[],"untried":[],"due":[]}`
 		if string(text) != want {
 			t.Errorf("got  %s\nwant %s", text, want)

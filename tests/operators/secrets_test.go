@@ -55,7 +55,7 @@ func TestASecretThatCannotBeReloadedIsAMetricAndAProblemUntilItIs(t *testing.T) 
 				if got := metrics.Sum("secret_stale", map[string]string{"pool": name, "secret": secret}); got != want {
 					t.Errorf("the metric of %s is %v, want %v", secret, got, want)
 				}
-				if strings.Contains(html.Body.String(), "could not reload "+secret) != (want == 1) {
+				if strings.Contains(html.Body.String(), "could not reload: "+secret) != (want == 1) {
 					t.Errorf("the page does not say what is true of %s: %s", secret, html.Body)
 				}
 			}
