@@ -201,7 +201,7 @@ var nights = []struct {
 			`^Retried east refuses connections unreachable: refused since `,
 			`^Retried west refuses connections unreachable: refused since `,
 		},
-		sections: []string{"the-readiness-probe-fails", "502-upstream_unreachable", "502-upstream_unreachable", "502-upstream_unreachable"},
+		sections: []string{"no-backend-is-available", "502-upstream_unreachable", "502-upstream_unreachable", "502-upstream_unreachable"},
 	},
 	{
 		name:       "throttled",
