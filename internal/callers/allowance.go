@@ -1,7 +1,6 @@
 package callers
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -82,22 +81,23 @@ func orLimits(kind limiter.Kind, own, tier []Limit) []Limit {
 	}))
 }
 
-// checkAllowance returns an error if an option of an allowance is not valid.
-// backends are the pool's backends: see [Config.Check].
-func (c *Config) checkAllowance(a Allowance, backends []Backend) error {
-	limits, err := a.limits()
+// checkAllowance returns an error if an option of an allowance is not valid. who
+// names the caller or the tier in errors. backends are the pool's backends: see
+// [Config.Check].
+func (c *Config) checkAllowance(who string, a Allowance, backends []Backend) error {
+	limits, err := a.limits(who)
 	if err != nil {
 		return err
 	}
 	for _, l := range limits {
 		if l.Then != "" && !c.hasTier(l.Then) {
-			return fmt.Errorf(": %s %s: %s", l.Kind, l, c.noTier(l.Then))
+			return fmt.Errorf("%s: %s %s: %s", who, l.Kind, l, c.noTier(l.Then))
 		}
 	}
 	if a.MaxRequests != nil && *a.MaxRequests < 1 {
-		return fmt.Errorf(": max_requests '%d' is not a whole number of 1 or more", *a.MaxRequests)
+		return fmt.Errorf("%s: max_requests '%d' is not a whole number of 1 or more", who, *a.MaxRequests)
 	}
-	if err := checkBackends(a.Backends, backends); err != nil {
+	if err := checkBackends(who, a.Backends, backends); err != nil {
 		return err
 	}
 	var models []string
@@ -106,7 +106,7 @@ func (c *Config) checkAllowance(a Allowance, backends []Backend) error {
 		models = modelsOf(backends, a.Backends)
 		has = setOf(models)
 	}
-	err = checkNames("model", a.Models, func(model string) error {
+	err = checkNames(who, "model", a.Models, func(model string) error {
 		if models == nil || has[model] {
 			return nil
 		}
@@ -114,39 +114,41 @@ func (c *Config) checkAllowance(a Allowance, backends []Backend) error {
 		if a.Backends != nil {
 			may = "that it may use "
 		}
-		return fmt.Errorf(": no backend %shas the model '%s': expected some of %s", may, model, strings.Join(models, ", "))
+		return fmt.Errorf("%s: no backend %shas the model '%s': expected some of %s",
+			who, may, model, strings.Join(models, ", "))
 	})
 	if err != nil {
 		return err
 	}
 	if a.ServiceTiers != nil && len(a.ServiceTiers) == 0 {
-		return errors.New(": service_tiers is an empty list: expected at least one name")
+		return fmt.Errorf("%s: service_tiers is an empty list: expected at least one name", who)
 	}
 	for i, tier := range a.ServiceTiers {
 		switch {
 		case !openaiapi.IsServiceTier(tier):
-			return fmt.Errorf(": service tier '%s' is not known: expected some of %s", tier, openaiapi.ServiceTierNames())
+			return fmt.Errorf("%s: service tier '%s' is not known: expected some of %s",
+				who, tier, openaiapi.ServiceTierNames())
 		case slices.Contains(a.ServiceTiers[:i], tier):
-			return fmt.Errorf(": service tier '%s' is given twice", tier)
+			return fmt.Errorf("%s: service tier '%s' is given twice", who, tier)
 		}
 	}
 	return nil
 }
 
 // checkNames returns an error if a list of names is empty, has an empty name or
-// a name twice, or if check returns one. what is a word for one name, such as
-// model.
-func checkNames(what string, names []string, check func(name string) error) error {
+// a name twice, or if check returns one. who names the caller or the tier in
+// errors, and what is a word for one name, such as model.
+func checkNames(who, what string, names []string, check func(name string) error) error {
 	if names != nil && len(names) == 0 {
-		return fmt.Errorf(": %ss is an empty list: expected at least one name", what)
+		return fmt.Errorf("%s: %ss is an empty list: expected at least one name", who, what)
 	}
 	given := make(map[string]bool, len(names))
 	for _, name := range names {
 		switch {
 		case name == "":
-			return fmt.Errorf(": %ss has an empty name", what)
+			return fmt.Errorf("%s: %ss has an empty name", who, what)
 		case given[name]:
-			return fmt.Errorf(": %s '%s' is given twice", what, name)
+			return fmt.Errorf("%s: %s '%s' is given twice", who, what, name)
 		}
 		if err := check(name); err != nil {
 			return err
@@ -156,8 +158,8 @@ func checkNames(what string, names []string, check func(name string) error) erro
 	return nil
 }
 
-// limits parses the limits.
-func (a Allowance) limits() (limits []limiter.Limit, err error) {
+// limits parses the limits. who names the caller or the tier in errors.
+func (a Allowance) limits(who string) (limits []limiter.Limit, err error) {
 	for _, of := range []struct {
 		kind   limiter.Kind
 		limits []Limit
@@ -165,11 +167,11 @@ func (a Allowance) limits() (limits []limiter.Limit, err error) {
 		for _, text := range of.limits {
 			l, err := limiter.ParseLimit(of.kind, text.Limit)
 			if err != nil {
-				return nil, fmt.Errorf(": %w", err)
+				return nil, fmt.Errorf("%s: %w", who, err)
 			}
 			l.Then = text.Then
 			if slices.ContainsFunc(limits, func(other limiter.Limit) bool { return other.ID() == l.ID() }) {
-				return nil, fmt.Errorf(": %s per %s is given twice: '%s'", l.Kind, l.Unit, text.Limit)
+				return nil, fmt.Errorf("%s: %s per %s is given twice: '%s'", who, l.Kind, l.Unit, text.Limit)
 			}
 			limits = append(limits, l)
 		}

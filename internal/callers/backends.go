@@ -26,17 +26,18 @@ func Matches(names []string, backend string) bool {
 }
 
 // checkBackends returns an error if a name of the option backends matches no
-// backend.
-func checkBackends(names []string, backends []Backend) error {
+// backend. who names the caller or the tier in errors.
+func checkBackends(who string, names []string, backends []Backend) error {
 	var there []string
 	for _, b := range backends {
 		there = append(there, b.Name)
 	}
-	return checkNames("backend", names, func(name string) error {
+	return checkNames(who, "backend", names, func(name string) error {
 		if there == nil || slices.ContainsFunc(there, func(b string) bool { return b == "" || Matches([]string{name}, b) }) {
 			return nil
 		}
-		return fmt.Errorf(": no backend has the name '%s': expected some of %s, or a name with *", name, strings.Join(there, ", "))
+		return fmt.Errorf("%s: no backend has the name '%s': expected some of %s, or a name with *",
+			who, name, strings.Join(there, ", "))
 	})
 }
 

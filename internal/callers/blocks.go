@@ -76,7 +76,7 @@ func (c *Callers) blockOf(o *Options, caller Caller) *block {
 // entryOf returns the options of a caller in tier t.
 func (c *Callers) entryOf(o *Options, caller Caller, t Tier) *entry {
 	a := caller.orOf(t.Allowance)
-	limits, _ := a.limits() // they were checked
+	limits, _ := a.limits("") // they were checked
 	e := &entry{set: c.setOf(a.Backends), tiers: a.ServiceTiers, denied: caller.Deny, empty: a.isEmpty(), limited: len(limits) > 0, settings: limiter.Settings{
 		Limits: limits, Tier: t.Name, Tiers: o.TierNames(), Location: c.location,
 	}}

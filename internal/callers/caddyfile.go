@@ -50,7 +50,7 @@ func (c *Config) unmarshalCaller(d *caddyfile.Dispenser) error {
 	if caller.Deny = d.NextArg() && d.Val() == "deny"; d.Val() != caller.Name && !caller.Deny {
 		return d.Errf("caller '%s': unexpected argument '%s', expected deny or a block", caller.Name, d.Val())
 	}
-	err := directive.Block(d, caller.options("caller '"+caller.Name+"'"), directive.Options{"tier": directive.String(&caller.Tier)})
+	err := directive.Block(d, caller.options(caller.who()), directive.Options{"tier": directive.String(&caller.Tier)})
 	c.Callers = append(c.Callers, caller)
 	return err
 }
@@ -86,10 +86,8 @@ func (a *Allowance) limitOption(who string, kind limiter.Kind, into *[]Limit) di
 			l.Then = args[2]
 		}
 		*into = append(*into, l)
-		if _, err := a.limits(); err != nil {
-			return fmt.Errorf("%s%w", who, err)
-		}
-		return nil
+		_, err := a.limits(who)
+		return err
 	}).Repeatable()
 }
 
@@ -98,7 +96,7 @@ func (c *Config) unmarshalTier(d *caddyfile.Dispenser) error {
 	if err := directive.Argument(d, &t.Name); err != nil {
 		return err
 	}
-	who := "tier '" + t.Name + "'"
+	who := t.who()
 	for _, word := range d.RemainingArgs() {
 		if word != "default" || t.Default {
 			return d.Errf("%s: unexpected argument '%s', expected [default]", who, word)
@@ -122,7 +120,7 @@ func (c *Config) reserve(args []string) error {
 	last := len(c.Tiers) - 1
 	percent, err := parsePercent(args[0])
 	if err != nil {
-		return fmt.Errorf("tier '%s': reserve %w", c.Tiers[last].Name, err)
+		return fmt.Errorf("%s: reserve %w", c.Tiers[last].who(), err)
 	}
 	c.Tiers[last].Reserve = &percent
 	return c.checkLastTier()
@@ -130,8 +128,5 @@ func (c *Config) reserve(args []string) error {
 
 func (c *Config) checkLastTier() error {
 	last := len(c.Tiers) - 1
-	if err := c.checkTier(last, c.Tiers[last]); err != nil {
-		return fmt.Errorf("tier '%s'%w", c.Tiers[last].Name, err)
-	}
-	return nil
+	return c.checkTier(last, c.Tiers[last])
 }

@@ -129,48 +129,56 @@ func (c *Config) Check(named bool, backends []Backend) error {
 		return err
 	}
 	for i, t := range c.Tiers {
-		err := c.checkTier(i, t)
-		if err == nil {
-			err = c.checkAllowance(t.Allowance, backends)
+		if err := c.checkTier(i, t); err != nil {
+			return err
 		}
-		if err == nil && !named && (t.Reserve != nil || !t.isEmpty()) {
-			err = errUnnamed
+		if err := c.checkAllowance(t.who(), t.Allowance, backends); err != nil {
+			return err
 		}
-		if err != nil {
-			return fmt.Errorf("tier '%s'%w", t.Name, err)
+		if !named && (t.Reserve != nil || !t.isEmpty()) {
+			return errUnnamed(t.who())
 		}
 	}
 	if c.CallersFile != nil && !named {
-		return fmt.Errorf("callers_file%w", errUnnamed)
+		return errUnnamed("callers_file")
 	}
 	given := make(map[string]bool, len(c.Callers))
 	for _, caller := range c.Callers {
-		err := c.checkCaller(caller, backends)
-		switch {
+		switch err := c.checkCaller(caller, backends); {
 		case err != nil:
+			return err
 		case given[caller.Name]:
-			err = errors.New(" is given twice: expected one block with all of its limits")
+			return fmt.Errorf("%s is given twice: expected one block with all of its limits", caller.who())
 		case !named:
-			err = errUnnamed
-		}
-		if err != nil {
-			return fmt.Errorf("caller '%s'%w", caller.Name, err)
+			return errUnnamed(caller.who())
 		}
 		given[caller.Name] = true
 	}
 	return nil
 }
 
-var errUnnamed = errors.New(" requires client_key, client_keys_file or caller_identity, because callers need names")
+// errUnnamed is the error of an option that needs the names of callers, in a
+// pool where callers have no names. option is the option and its argument.
+func errUnnamed(option string) error {
+	return fmt.Errorf("%s requires client_key, client_keys_file or caller_identity, because callers need names", option)
+}
 
+// who names the tier in errors and warnings.
+func (t Tier) who() string { return "tier '" + t.Name + "'" }
+
+// who names the caller in errors and warnings.
+func (c Caller) who() string { return "caller '" + c.Name + "'" }
+
+// checkTier returns an error if an option of the i-th tier is not valid by
+// itself or next to the tiers before it. It does not check the allowance.
 func (c *Config) checkTier(i int, t Tier) error {
 	switch {
 	case t.Name == "":
-		return errors.New(" has no name")
+		return fmt.Errorf("%s has no name", t.who())
 	case slices.ContainsFunc(c.Tiers[:i], func(other Tier) bool { return other.Name == t.Name }):
-		return errors.New(" is given twice")
+		return fmt.Errorf("%s is given twice", t.who())
 	case t.Reserve != nil && (*t.Reserve < 1 || *t.Reserve > 100):
-		return fmt.Errorf(": reserve '%d%%' is not from 1%% to 100%%", *t.Reserve)
+		return fmt.Errorf("%s: reserve '%d%%' is not from 1%% to 100%%", t.who(), *t.Reserve)
 	}
 	all := 0
 	for _, t := range c.Tiers[:i+1] {
@@ -179,10 +187,11 @@ func (c *Config) checkTier(i int, t Tier) error {
 		}
 	}
 	if t.Reserve != nil && all > 100 {
-		return fmt.Errorf(": reserve '%d%%' makes the shares of all tiers %d%%, expected at most 100%%", *t.Reserve, all)
+		return fmt.Errorf("%s: reserve '%d%%' makes the shares of all tiers %d%%, expected at most 100%%",
+			t.who(), *t.Reserve, all)
 	}
 	if first := slices.IndexFunc(c.Tiers, func(other Tier) bool { return other.Default }); t.Default && first < i {
-		return fmt.Errorf(": default is given twice: also for tier '%s'", c.Tiers[first].Name)
+		return fmt.Errorf("%s: default is given twice: also for %s", t.who(), c.Tiers[first].who())
 	}
 	return nil
 }
@@ -190,13 +199,13 @@ func (c *Config) checkTier(i int, t Tier) error {
 func (c *Config) checkCaller(caller Caller, backends []Backend) error {
 	switch {
 	case caller.Name == "":
-		return errors.New(" has no name: expected the name of a client key, or *")
+		return fmt.Errorf("%s has no name: expected the name of a client key, or *", caller.who())
 	case caller.Deny && !caller.withoutOptions():
-		return errors.New(": deny excludes all other options")
+		return fmt.Errorf("%s: deny excludes all other options", caller.who())
 	case caller.Tier != "" && !c.hasTier(caller.Tier):
-		return errors.New(": " + c.noTier(caller.Tier))
+		return fmt.Errorf("%s: %s", caller.who(), c.noTier(caller.Tier))
 	}
-	return c.checkAllowance(caller.Allowance, backends)
+	return c.checkAllowance(caller.who(), caller.Allowance, backends)
 }
 
 // withoutOptions reports whether the block has no options besides deny.
@@ -299,7 +308,7 @@ func (c *Config) Unused(names []string, tiers map[string]string, ofTokens []stri
 		}
 	}
 	for _, caller := range c.Callers {
-		who, tier := "caller '"+caller.Name+"'", cmp.Or(caller.Tier, tiers[caller.Name], c.defaultTier())
+		who, tier := caller.who(), cmp.Or(caller.Tier, tiers[caller.Name], c.defaultTier())
 		in := slices.IndexFunc(c.Tiers, func(t Tier) bool { return t.Name == tier })
 		if caller.withoutOptions() && !caller.Deny && (in < 0 || c.Tiers[in].isEmpty()) {
 			warnings = append(warnings, who+" has no options, so nothing limits it")
@@ -314,11 +323,11 @@ func (c *Config) Unused(names []string, tiers map[string]string, ofTokens []stri
 		used[tier] = true
 	}
 	for _, t := range c.Tiers {
-		ends("tier '"+t.Name+"'", "", t.Name, t.Allowance)
+		ends(t.who(), "", t.Name, t.Allowance)
 	}
 	for _, t := range c.Tiers {
 		if !used[t.Name] {
-			warnings = append(warnings, "tier '"+t.Name+"' has no caller, so it has no effect")
+			warnings = append(warnings, t.who()+" has no caller, so it has no effect")
 		}
 	}
 	return warnings
@@ -326,7 +335,7 @@ func (c *Config) Unused(names []string, tiers map[string]string, ofTokens []stri
 
 // mistakes returns warnings about limits that have no effect.
 func (a Allowance) mistakes(who string) (warnings []string) {
-	limits, _ := a.limits() // they were checked
+	limits, _ := a.limits(who) // they were checked
 	for _, shorter := range limits {
 		for _, longer := range limits {
 			if shorter.Kind == longer.Kind && shorter.Unit < longer.Unit && longer.Amount < shorter.Amount && longer.Then == "" {
