@@ -98,7 +98,9 @@ func (b *balancer) unserved(t *transaction, now time.Time) (a answer) {
 	wait := b.Pool.Wait(&s.board, now)
 	e := r.why(q, s, wait)
 	if e.Class == apierror.AllThrottled && s.isUnusual() {
-		e.Class = string(verdict.NotHere) // the backends have nothing left of this service tier, and serve other requests
+		// the backends have nothing left of this service tier, and serve other
+		// requests
+		e.Class = string(verdict.NotHere)
 	}
 	a.Answer = e.Answer(q.asked)
 	if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable {

@@ -223,9 +223,11 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 	}
 	out := &attempt.Request{
 		Incoming: q.incoming, Address: a.target.address, URL: *q.incoming.URL, Host: q.incoming.Host,
-		Header: q.credentials.Outgoing(q.incoming.Header, leaveOut), Body: &q.received, Change: replay.Options{Request: &q.Body},
-		Asks: q.asks(to, a.tiers), Secrets: to.Credentials.Secrets(a.credential, q.credentials), Fields: b.fields,
-		CountsTokens: true, CountsContent: q.caller.Name != "", CountsAll: q.readsUsage(bill, b.usage), FindsID: q.Body.Background,
+		Header: q.credentials.Outgoing(q.incoming.Header, leaveOut), Body: &q.received,
+		Change: replay.Options{Request: &q.Body},
+		Asks:   q.asks(to, a.tiers), Secrets: to.Credentials.Secrets(a.credential, q.credentials), Fields: b.fields,
+		CountsTokens: true, CountsContent: q.caller.Name != "", CountsAll: q.readsUsage(bill, b.usage),
+		FindsID:  q.Body.Background,
 		Interims: &s.interims, Client: q.writer, Marks: a.target, Socket: q.socket,
 	}
 	if out.Last = !s.mayFollow(a); !out.Last && !q.gone.IsZero() && a.tiers != pool.Flex {
@@ -253,7 +255,8 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 	} else {
 		b.loops.add(out.Header)
 	}
-	out.Change.AskUsage = q.caller.Name != "" && (to.StreamUsage == nil || *to.StreamUsage) && q.CanAskUsage() && openaiapi.KnowsStreamOptions(&out.URL)
+	out.Change.AskUsage = q.caller.Name != "" && (to.StreamUsage == nil || *to.StreamUsage) && q.CanAskUsage() &&
+		openaiapi.KnowsStreamOptions(&out.URL)
 	if s.placement.Teaches() {
 		out.IDs = func(res *http.Response) attempt.IDReader {
 			if reader := s.placement.IDReader(to.AccountKey, res); reader != nil {
@@ -277,7 +280,8 @@ func (b *balancer) watchSilence(q *request, s *search, out *attempt.Request) {
 	if s.barred || a.target.backend.Credentials.Passthrough {
 		s.bar(a.started) // this attempt counts, too, for where the request may move
 	}
-	s.silence.Begin(&s.board, a.target.Member, pool.Moves{May: !s.hasMoved && s.hasAttempts(), Until: q.deadline, GivesUp: s.attempts.throttled()})
+	s.silence.Begin(&s.board, a.target.Member,
+		pool.Moves{May: !s.hasMoved && s.hasAttempts(), Until: q.deadline, GivesUp: s.attempts.throttled()})
 	out.Watch = &s.silence
 }
 

@@ -77,7 +77,8 @@ type target struct {
 	blocked       lacks.Streaks
 }
 
-func newBalancer(name string, targets []*target, sender *attempt.Sender, events *observe.Events, listeners ...pool.Listener) *balancer {
+func newBalancer(name string, targets []*target, sender *attempt.Sender, events *observe.Events,
+	listeners ...pool.Listener) *balancer {
 	b := &balancer{targets: targets, sender: sender, logger: events.Log, events: events, metrics: metrics.Of(name)}
 	b.ownMetrics = b.metrics.Backend("")
 	members := make([]*pool.Member, len(targets))
@@ -91,7 +92,9 @@ func newBalancer(name string, targets []*target, sender *attempt.Sender, events 
 		}
 	}
 	b.models = metrics.ModelsOf(models)
-	b.Entry = pools.Entry{Name: name, Pool: pool.New(members, append(listeners, b.logger, b.metrics, b.events, resetter(targets))...)}
+	b.Entry = pools.Entry{
+		Name: name, Pool: pool.New(members, append(listeners, b.logger, b.metrics, b.events, resetter(targets))...),
+	}
 	slices.SortFunc(targets, func(a, b *target) int { return a.Index - b.Index })
 	return b
 }

@@ -114,5 +114,6 @@ func (b *bill) tokensCost(q *request, o *outcome, class verdict.Class) limiter.C
 	} else if estimated && cut {
 		tokens.Output = max(tokens.Output, b.Output())
 	}
-	return limiter.Cost{Requests: 1, Prompt: tokens.Input, Output: tokens.Output, Counted: !estimated && !cut, Model: q.Model}
+	return limiter.Cost{Requests: 1, Prompt: tokens.Input, Output: tokens.Output, Counted: !estimated && !cut,
+		Model: q.Model}
 }

@@ -59,7 +59,8 @@ func checkMatcher(path string) error {
 	}
 	switch operation := openaiapi.ParsePath(path).Operation; strings.TrimSuffix(operation, "/") {
 	case "", "/openai", "/openai/deployments":
-		return fmt.Errorf("openai_lb %s matches this path alone, and no request of the API: expected %s/*", path, strings.TrimSuffix(path, "/"))
+		return fmt.Errorf("openai_lb %s matches this path alone, and no request of the API: expected %s/*",
+			path, strings.TrimSuffix(path, "/"))
 	}
 	return nil
 }
@@ -90,7 +91,10 @@ const insteadOfProxy = "'transport http' has the options of connections, 'header
 // tokens of a caller or a tier may be given once.
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	var written keys.WrittenKeys
-	err := directive.Unmarshal(d, h.PassiveHealth.Directives(), h.Options.Directives(), h.WebSocketOptions.Directives(), h.callerOptions(), directive.Options{
+	embedded := []directive.Options{
+		h.PassiveHealth.Directives(), h.Options.Directives(), h.WebSocketOptions.Directives(), h.callerOptions(),
+	}
+	err := directive.Unmarshal(d, append(embedded, directive.Options{
 		"pool":    directive.String(&h.Pool),
 		"backend": backend.Directive(&h.Backends),
 		"backends_from_env": directive.Func(func(d *caddyfile.Dispenser) error {
@@ -120,14 +124,15 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"client_keys_file": directive.TextPointer(&h.ClientKeysFile),
 		"caller_identity":  h.TokenOption.Directive(),
 		"state":            directive.Module[state.Engine](&h.StateRaw, "http.openai_lb.state", "engine"),
-		"transport": directive.Module[http.RoundTripper](&h.TransportRaw, "http.reverse_proxy.transport", "protocol").Check(func() error {
+		"transport": directive.Module[http.RoundTripper](&h.TransportRaw, "http.reverse_proxy.transport",
+			"protocol").Check(func() error {
 			_, err := attempt.DecodeTransport(h.TransportRaw)
 			return err
 		}),
 		"reverse_proxy": directive.Refused(insteadOfProxy),
 	}.Check(func() error {
 		return h.checkAffinity(h.namesCallers())
-	}))
+	}))...)
 	if err != nil {
 		return err
 	}

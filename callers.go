@@ -86,7 +86,8 @@ func (h *Handler) newCallers(ctx caddy.Context) (*callers.Callers, error) {
 	}
 	b := h.balancer
 	c := callers.New(callers.Options{
-		Config: config, Written: &h.Config, Pool: h.Pool, Backends: backends, Storage: ctx.Storage(), Logger: h.logger, Crossed: b.events.Crossed,
+		Config: config, Written: &h.Config, Pool: h.Pool, Backends: backends, Storage: ctx.Storage(), Logger: h.logger,
+		Crossed: b.events.Crossed,
 	})
 	if c == nil {
 		return nil, nil
@@ -108,7 +109,8 @@ func (h *Handler) newCallers(ctx caddy.Context) (*callers.Callers, error) {
 // warnOfUnlimited warns of those of the named callers that have no limits.
 func (h *Handler) warnOfUnlimited(c *callers.Callers, names []string) {
 	if unlimited := c.Unlimited(names); unlimited != nil {
-		h.logger.Warn("client keys without a caller block have no limits: 'caller *' limits or refuses them", zap.String("pool", h.Pool), zap.Strings("callers", unlimited))
+		h.logger.Warn("client keys without a caller block have no limits: 'caller *' limits or refuses them",
+			zap.String("pool", h.Pool), zap.Strings("callers", unlimited))
 	}
 }
 
@@ -118,7 +120,8 @@ func (h *Handler) warnOfUnlimited(c *callers.Callers, names []string) {
 func backendsForCallers(backends []*backend.Backend) []callers.Backend {
 	names, known := backend.NamesOf(backends), make([]callers.Backend, len(backends))
 	for i, b := range backends {
-		if known[i].Name = names[i]; !slices.ContainsFunc(b.Model, func(m backend.Model) bool { return hasPlaceholder(m.Name) }) {
+		if known[i].Name = names[i]; !slices.ContainsFunc(b.Model,
+			func(m backend.Model) bool { return hasPlaceholder(m.Name) }) {
 			known[i].Models = backend.ModelsOf(backends[i : i+1])
 		}
 	}

@@ -51,7 +51,9 @@ func (d *reader) converse(b *balancer, t *transaction) seam.WebSocketSession {
 	case q.Kind == openaiapi.WebSocket:
 		return seam.WebSocketSession{}
 	case q.socket == nil:
-		return seam.WebSocketSession{Rules: c, Holds: d.clientKeys != nil || t.bill.Limited() || d.callers.SeesEach(q.caller.Name)}
+		return seam.WebSocketSession{
+			Rules: c, Holds: d.clientKeys != nil || t.bill.Limited() || d.callers.SeesEach(q.caller.Name),
+		}
 	}
 	first := c.next()
 	placement := *t.placement
@@ -75,7 +77,9 @@ func (c *conversation) next() *response {
 
 // streamed is the header and status of a stream: the events of a WebSocket are
 // read as if they came in that reply.
-var streamed = http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {openaiapi.TypeEventStream}}}
+var streamed = http.Response{StatusCode: http.StatusOK, Header: http.Header{
+	"Content-Type": {openaiapi.TypeEventStream},
+}}
 
 // begin prepares the readers of the response's events. Its search is complete
 // from the start, with the WebSocket's backend.

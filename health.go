@@ -103,12 +103,14 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 		to.metrics.Spilled(a.deployment, r.Response)
 	}
 	if c := b.logger.Check(zap.DebugLevel, "attempt"); c != nil {
-		c.Write(zap.String("backend", to.Name), q.callerField(), zap.String("class", string(r.Class)), zap.Int("status", r.Status),
+		c.Write(zap.String("backend", to.Name), q.callerField(), zap.String("class", string(r.Class)),
+			zap.Int("status", r.Status),
 			zap.Duration("duration", now.Sub(a.started)), zap.String("hint", string(r.Source)),
 			zap.String("affinity", s.placement.Why(s.board.Affinity)), attempt.ErrorField(r.Err))
 	}
 	if !r.Class.Failover() && !j.ofCaller {
-		if scope := (pool.Scope{Model: model, Tiers: a.tiers, Operation: s.board.Operation}); r.Class == verdict.Served {
+		if scope := (pool.Scope{Model: model, Tiers: a.tiers,
+			Operation: s.board.Operation}); r.Class == verdict.Served {
 			to.Served(scope, a.started)
 		} else {
 			to.Answered(scope, a.started)
@@ -121,7 +123,8 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 	if r.Connected || r.Status > 0 {
 		to.Reached()
 	}
-	if q.secret != nil || !to.backend.Credentials.Outdated(a.credential) { // otherwise it says nothing of the key that there is now
+	// the refusal of an outdated key says nothing about the current one
+	if q.secret != nil || !to.backend.Credentials.Outdated(a.credential) {
 		b.coolDown(q, s, r, now)
 	}
 }
@@ -198,7 +201,9 @@ func (b *balancer) learnEnd(q *request, s *search, end attempt.End) {
 		return
 	}
 	if c := b.logger.Check(zap.WarnLevel, "reply broken"); c != nil {
-		c.Write(zap.String("backend", a.target.Name), zap.String("deployment", pool.ModelKey(a.target.backend.NameOf(q.Model))), duration, attempt.ErrorField(end.Broken))
+		c.Write(zap.String("backend", a.target.Name),
+			zap.String("deployment", pool.ModelKey(a.target.backend.NameOf(q.Model))), duration,
+			attempt.ErrorField(end.Broken))
 	}
 	credentials, model := &a.target.backend.Credentials, q.cooldownModel(a.target.backend)
 	if errors.Is(end.Broken, attempt.ErrIdle) {
@@ -208,8 +213,11 @@ func (b *balancer) learnEnd(q *request, s *search, end attempt.End) {
 		return // it is about an account that other requests do not use
 	}
 	if !end.Begun && s.takeBlame() {
-		reason := pool.Reason{Class: string(verdict.BrokenStream), Status: a.status, Cause: verdict.CauseOf(end.Broken), Error: attempt.ErrorText(end.Broken)}
-		a.target.CoolDown(pool.Refusal{Reason: reason, Model: model, Tiers: a.tiers, Wait: b.sender.Failure().Wait}, now)
+		reason := pool.Reason{Class: string(verdict.BrokenStream), Status: a.status, Cause: verdict.CauseOf(end.Broken),
+			Error: attempt.ErrorText(end.Broken)}
+		a.target.CoolDown(pool.Refusal{
+			Reason: reason, Model: model, Tiers: a.tiers, Wait: b.sender.Failure().Wait,
+		}, now)
 	}
 }
 
@@ -242,9 +250,11 @@ func (b *balancer) deduct(q *request, to *target, tiers pool.ServiceTiers, tier 
 // learnQuota records the limits that a reply reports. It also records the
 // tier's demand again, because the backend's limits for the model may be known
 // only since this reply.
-func (b *balancer) learnQuota(q *request, a *attemptRecord, tier int, r *attempt.Reply, rates verdict.Rates, now time.Time) {
+func (b *balancer) learnQuota(q *request, a *attemptRecord, tier int, r *attempt.Reply, rates verdict.Rates,
+	now time.Time) {
 	lacksTier := r.Class == verdict.Throttled && r.AboutTiers() != pool.UsualTiers
-	if r.Response == nil || !q.hasQuota(a.target) || b.tiers == nil && !b.knowsQuota() || !a.tiers.ShareLimits() || lacksTier {
+	if r.Response == nil || !q.hasQuota(a.target) || b.tiers == nil && !b.knowsQuota() ||
+		!a.tiers.ShareLimits() || lacksTier {
 		return
 	}
 	model := q.cooldownModel(a.target.backend)
@@ -256,7 +266,8 @@ func (b *balancer) learnQuota(q *request, a *attemptRecord, tier int, r *attempt
 		meter.Ask(tier, a.started)
 	}
 	meter.See(quota.Reply{
-		Rates: rates, Throttles: r.Class.Promise(), Served: r.Class == verdict.Served, Cost: q.Cost, Mark: a.reservation, Sent: a.started,
+		Rates: rates, Throttles: r.Class.Promise(), Served: r.Class == verdict.Served, Cost: q.Cost,
+		Mark: a.reservation, Sent: a.started,
 	}, model, now)
 }
 

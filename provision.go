@@ -166,7 +166,8 @@ func (h *Handler) newSender(ctx caddy.Context) (*attempt.Sender, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &attempt.Sender{PassiveHealth: h.PassiveHealth, Options: h.Options, HTTP: transport, CloseDelay: time.Duration(h.StreamCloseDelay)}
+	s := &attempt.Sender{PassiveHealth: h.PassiveHealth, Options: h.Options, HTTP: transport,
+		CloseDelay: time.Duration(h.StreamCloseDelay)}
 	return s, s.Provision(ctx)
 }
 
@@ -229,12 +230,15 @@ func (h *Handler) newBalancer(ctx caddy.Context, policy reverseproxy.Selector) (
 // newReader makes the reader of requests.
 func (h *Handler) newReader(ctx caddy.Context, policy reverseproxy.Selector) (*reader, error) {
 	var prompts *affinity.PromptCache // with one account, or a policy of the operator's, there is none by default
-	if policy == nil && slices.ContainsFunc(h.Backends, func(b *backend.Backend) bool { return b.AccountKey != h.Backends[0].AccountKey }) {
+	if policy == nil &&
+		slices.ContainsFunc(h.Backends,
+			func(b *backend.Backend) bool { return b.AccountKey != h.Backends[0].AccountKey }) {
 		prompts = new(affinity.PromptCache)
 	}
 	d := &reader{
 		readyPath: h.ReadyPath, buffers: h.Sender.RequestBuffers, models: backend.ModelsOf(h.Backends),
-		clientKeys: h.clientKeys, replaced: ctx, keyFiles: &h.keyFiles, callers: h.callers, replicated: h.link != nil, rechecker: h.balancer.Rechecker.(*backend.Rechecker),
+		clientKeys: h.clientKeys, replaced: ctx, keyFiles: &h.keyFiles, callers: h.callers, replicated: h.link != nil,
+		rechecker: h.balancer.Rechecker.(*backend.Rechecker),
 	}
 	for _, b := range h.Backends {
 		d.passesThrough = d.passesThrough || b.Credentials.Passthrough
@@ -302,13 +306,15 @@ func (h *Handler) provisionFromEnv() error {
 		return err
 	}
 	if h.Backends = append(h.Backends, backends...); len(h.Backends) == 0 {
-		return fmt.Errorf("backends_from_env found no backend: expected variables like %s", backend.ExampleVariables(h.BackendsFromEnv))
+		return fmt.Errorf("backends_from_env found no backend: expected variables like %s",
+			backend.ExampleVariables(h.BackendsFromEnv))
 	}
 	// the sample has one limit for how long a request may be idle
 	for _, d := range []*caddy.Duration{&h.ResponseHeaderTimeout, &h.StreamFirstEventTimeout, &h.StreamIdleTimeout} {
 		*d = cmp.Or(*d, caddy.Duration(idle))
 	}
-	h.logger.Info("read backends from the environment", zap.Strings("variables", variables), zap.Duration("timeout", idle))
+	h.logger.Info("read backends from the environment",
+		zap.Strings("variables", variables), zap.Duration("timeout", idle))
 	return nil
 }
 
@@ -345,7 +351,8 @@ func (h *Handler) Cleanup() error {
 // checkReadyPath returns an error if ready_path is not valid.
 func checkReadyPath(path string) error {
 	if !strings.HasPrefix(path, "/") || strings.ContainsAny(path, "?#*{}") {
-		return fmt.Errorf("ready_path '%s' is not a path that begins with / and has no wildcard or query, such as /readyz", path)
+		return fmt.Errorf("ready_path '%s' is not a path that begins with / and has no wildcard or query, such as /readyz",
+			path)
 	}
 	return nil
 }

@@ -190,7 +190,8 @@ func (d *reader) enter(b *balancer, t *transaction) (own apierror.Answer) {
 // says so, and clients such as Codex use HTTP.
 func (b *balancer) opensSocket(q *request) bool {
 	now := time.Now()
-	return slices.ContainsFunc(b.targets, func(t *target) bool { return q.entitled.May[t.Index] && !b.sender.RefusesSocket(t, now) })
+	return slices.ContainsFunc(b.targets,
+		func(t *target) bool { return q.entitled.May[t.Index] && !b.sender.RefusesSocket(t, now) })
 }
 
 // identify records the caller of the request. It returns a refusal if the
@@ -336,8 +337,10 @@ func (d *reader) findAccounts(q *request, targets []*target) (accounts *affinity
 	}
 	r := &affinity.Request{
 		Method: q.asked.Method, Operation: q.Route.Operation, RawQuery: q.asked.URL.RawQuery,
-		Body: &q.Body, Text: q.received.Buffered(), Caller: q.caller.Name, KeyID: q.caller.KeyID, Account: q.secret.account(),
-		Upgrade: q.Kind.IsHandshake(), Compressed: q.Clarity == openaiapi.Opaque, Disputed: openaiapi.DisputedType(q.asked.Header),
+		Body: &q.Body, Text: q.received.Buffered(), Caller: q.caller.Name, KeyID: q.caller.KeyID,
+		Account: q.secret.account(),
+		Upgrade: q.Kind.IsHandshake(), Compressed: q.Clarity == openaiapi.Opaque,
+		Disputed: openaiapi.DisputedType(q.asked.Header),
 	}
 	if !q.received.Whole() {
 		r.CutAt = d.buffers
@@ -383,7 +386,10 @@ func (d *reader) answerReady(b *balancer, r *http.Request) (answer apierror.Answ
 	now := time.Now()
 	usable, wait := b.Pool.Usable(now)
 	if usable {
-		answer = apierror.Answer{Response: apierror.JSONResponse(r, http.StatusOK, map[string]string{"status": "ready"}), Class: apierror.Ready}
+		answer = apierror.Answer{
+			Response: apierror.JSONResponse(r, http.StatusOK, map[string]string{"status": "ready"}),
+			Class:    apierror.Ready,
+		}
 	} else {
 		d.rechecker.RecheckAll(b.Pool, now)
 		answer = apierror.NotReady.Answer(r)

@@ -133,7 +133,8 @@ func (b *balancer) countTokens(q *request, s *search, o *outcome, from *target, 
 	switch a := s.attempts.last(); {
 	case o.tokens.Known():
 		a.span.Used(o.tokens.Input, o.tokens.Output)
-		from.metrics.Used(q.caller.Label, b.models.Label(q.Model), a.deployment, cmp.Or(o.serviceTier, openaiapi.DefaultTier), o.tokens)
+		from.metrics.Used(q.caller.Label, b.models.Label(q.Model), a.deployment,
+			cmp.Or(o.serviceTier, openaiapi.DefaultTier), o.tokens)
 	case class == string(verdict.Served) && o.status == http.StatusOK && q.Kind.Infers():
 		from.metrics.UsedUnknown(a.deployment)
 	}
@@ -204,8 +205,9 @@ func (t *target) deploymentLabel(q *request) string {
 func (b *balancer) summary(t *transaction) *observe.Summary {
 	q, found, o := &t.request, &t.search, &t.outcome
 	s := &observe.Summary{
-		Pool: b.Name, Caller: q.caller.Name, Model: pool.ModelKey(q.Model), FirstByte: o.timeToFirstByte(q), Tokens: o.tokens,
-		Tier: t.bill.Tier(), TierServed: o.serviceTier, Waited: t.wait.duration,
+		Pool: b.Name, Caller: q.caller.Name, Model: pool.ModelKey(q.Model), FirstByte: o.timeToFirstByte(q),
+		Tokens: o.tokens,
+		Tier:   t.bill.Tier(), TierServed: o.serviceTier, Waited: t.wait.duration,
 		Affinity: t.placement.Why(found.board.Affinity), AffinityResult: t.placement.CameTo(found.board.Affinity),
 	}
 	if l := o.answer.Limit; l != nil {

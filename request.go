@@ -94,7 +94,8 @@ func (q *request) parse(route openaiapi.Route, cache *affinity.PromptCache) {
 // asks returns the parts of the request that decide the meaning of a backend's
 // reply. tiers is the group of the attempt's service tier.
 func (q *request) asks(to *backend.Backend, tiers pool.ServiceTiers) attempt.Asks {
-	return attempt.Asks{Kind: q.Kind, Stream: q.Body.Stream, Operation: q.Route.Operation, Model: to.NameOf(q.Model), Cost: q.Cost, Tiers: tiers}
+	return attempt.Asks{Kind: q.Kind, Stream: q.Body.Stream, Operation: q.Route.Operation, Model: to.NameOf(q.Model),
+		Cost: q.Cost, Tiers: tiers}
 }
 
 // digests is the seed of all digests of requests.
@@ -200,7 +201,8 @@ func (q *request) waitsIn() waiting.Key {
 	if !q.Kind.Infers() {
 		return waiting.Key{Set: q.entitled.Set}
 	}
-	return waiting.Key{Set: q.entitled.Set, Model: pool.ModelKey(q.Model), Tiers: pool.TiersOf(q.ServiceTier()).String()}
+	return waiting.Key{Set: q.entitled.Set, Model: pool.ModelKey(q.Model),
+		Tiers: pool.TiersOf(q.ServiceTier()).String()}
 }
 
 // isAzure reports whether the client speaks Azure's dialect.
@@ -228,7 +230,8 @@ func (q *request) estimate() limiter.Estimate {
 	if q.Kind.IsHandshake() {
 		return limiter.Estimate{} // each response in it has its own
 	}
-	e := limiter.Estimate{Prompt: q.PromptTokens(q.received.Buffered()), Model: q.Model, Replies: q.Body.N, Within: q.inSession}
+	e := limiter.Estimate{Prompt: q.PromptTokens(q.received.Buffered()), Model: q.Model, Replies: q.Body.N,
+		Within: q.inSession}
 	if limit, ok := q.OutputLimit(); ok {
 		e.Output = limit
 	} else {

@@ -132,7 +132,8 @@ func addFields(to, fields http.Header) {
 // can be read at once. Without that, the header of a stream is not kept waiting
 // for it.
 func write(w http.ResponseWriter, res *http.Response, begun bool) error {
-	flushes := res.ContentLength < 0 || openaiapi.ContentType(res.Header) == openaiapi.TypeEventStream || caddyhttp.IsIncremental(res.Header)
+	flushes := res.ContentLength < 0 || openaiapi.ContentType(res.Header) == openaiapi.TypeEventStream ||
+		caddyhttp.IsIncremental(res.Header)
 	header := w.Header()
 	delete(header, "Server") // a proxy says Via instead, also with the answers of its own
 	header["Via"] = append(header["Via"], via(res))

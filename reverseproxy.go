@@ -47,7 +47,8 @@ var answering = &reverseproxy.Upstream{Dial: "openai_lb:0", Host: new(reversepro
 // requestOf returns the proxiedRequest of r. On the first attempt, it makes one
 // and reads the body. The body is read before an upstream is chosen because it
 // may take long to arrive.
-func (s *Selection) requestOf(upstreams reverseproxy.UpstreamPool, r *http.Request, w http.ResponseWriter) *proxiedRequest {
+func (s *Selection) requestOf(upstreams reverseproxy.UpstreamPool, r *http.Request,
+	w http.ResponseWriter) *proxiedRequest {
 	if p, ok := caddyhttp.GetVar(r.Context(), proxiedRequestVar).(*proxiedRequest); ok && p.request.incoming == r {
 		return p
 	}
@@ -100,9 +101,12 @@ func (p *proxiedRequest) send(sender *attempt.Sender, req *http.Request) *attemp
 	q, a := &p.request, p.search.attempts.last()
 	a.span = observe.StartSpan(req.Context(), func() observe.Attempt { return p.group.spanned(q, a) })
 	return sender.Send(&attempt.Request{
-		Last:     true,                                                               // reverse_proxy decides what follows
-		Incoming: req, URL: *req.URL, Host: req.Host, Header: maps.Clone(req.Header), // whose values are not changed in place
-		Body: &q.received, Asks: q.asks(a.target.backend, pool.UsualTiers), Fields: p.group.fields, Interims: &p.search.interims, Marks: a.target,
+		// reverse_proxy decides what follows
+		Last: true,
+		// the values of the header are not changed in place
+		Incoming: req, URL: *req.URL, Host: req.Host, Header: maps.Clone(req.Header),
+		Body: &q.received, Asks: q.asks(a.target.backend, pool.UsualTiers), Fields: p.group.fields,
+		Interims: &p.search.interims, Marks: a.target,
 	})
 }
 
@@ -155,7 +159,8 @@ func checkRetries(proxy *reverseproxy.Handler) error {
 		return errors.New("lb_retry_match is not allowed with the openai_lb transport, which classifies replies itself")
 	}
 	if option := passiveOption(proxy); option != "" {
-		return fmt.Errorf("%s of reverse_proxy is not allowed with the openai_lb transport, because it would count each throttle as a failure: use the transport's own options", option)
+		return fmt.Errorf("%s of reverse_proxy is not allowed with the openai_lb transport, because it would count each throttle as a failure: use the transport's own options",
+			option)
 	}
 	return nil
 }

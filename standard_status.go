@@ -3,6 +3,7 @@
 package openailb
 
 import (
-	_ "github.com/openai-lb/caddy-openai-lb/modules/status"            // /openai_lb/ in the admin API, caddy openai-lb status, drain, callers, …
+	// /openai_lb/ in the admin API, caddy openai-lb status, drain, callers, …
+	_ "github.com/openai-lb/caddy-openai-lb/modules/status"
 	_ "github.com/openai-lb/caddy-openai-lb/modules/status/statuspage" // openai_lb_status
 )

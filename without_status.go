@@ -10,9 +10,10 @@ import (
 // In a build without the module, the directive is rejected with the reason.
 // Caddy would only say that the directive is unknown.
 func init() {
-	httpcaddyfile.RegisterHandlerDirective("openai_lb_status", func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
-		h.Next()
-		return nil, h.Err("openai_lb_status is not available: this binary was built without the module status (build tag openai_lb_status)")
-	})
+	httpcaddyfile.RegisterHandlerDirective("openai_lb_status",
+		func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+			h.Next()
+			return nil, h.Err("openai_lb_status is not available: this binary was built without the module status (build tag openai_lb_status)")
+		})
 	httpcaddyfile.RegisterDirectiveOrder("openai_lb_status", httpcaddyfile.Before, "metrics")
 }

@@ -79,7 +79,8 @@ func (a *arm) link(text string) (string, error) {
 	switch {
 	case err != nil:
 		return "", errors.New("nextLink is not a URL")
-	case u.Scheme != a.endpoint.Scheme || u.User != nil || !strings.EqualFold(strings.TrimSuffix(u.Host, ":443"), strings.TrimSuffix(a.endpoint.Host, ":443")):
+	case u.Scheme != a.endpoint.Scheme || u.User != nil ||
+		!strings.EqualFold(strings.TrimSuffix(u.Host, ":443"), strings.TrimSuffix(a.endpoint.Host, ":443")):
 		return "", fmt.Errorf("nextLink leads to another host: expected %s", a.endpoint.Host)
 	}
 	return u.String(), nil
@@ -100,7 +101,8 @@ func (a *arm) get(ctx context.Context, link string) ([]byte, error) {
 			wait, pause = pause, 2*pause
 		}
 		if left := time.Until(a.until); wait >= left {
-			return nil, fmt.Errorf("%w, and to wait for %s would take longer than --timeout allows", err, wait.Round(time.Second))
+			return nil, fmt.Errorf("%w, and to wait for %s would take longer than --timeout allows",
+				err, wait.Round(time.Second))
 		}
 		timer := time.NewTimer(wait)
 		select {

@@ -158,7 +158,8 @@ func (c *Credentials) Renew(ctx context.Context, refused openailb.Credential) (o
 }
 
 // RenewFor implements keys.AudienceSource.
-func (c *Credentials) RenewFor(ctx context.Context, refused openailb.Credential, text string) (openailb.Credential, error) {
+func (c *Credentials) RenewFor(ctx context.Context, refused openailb.Credential,
+	text string) (openailb.Credential, error) {
 	return c.choice.renew(ctx, refused, text, c.logger)
 }
 

@@ -77,8 +77,10 @@ func (a *arm) discover(ctx context.Context, subscription, group string) ([]*acco
 	if err != nil {
 		return nil, err
 	}
-	accounts = slices.DeleteFunc(accounts, func(of *account) bool { return of == nil || !slices.Contains(accountKinds, of.Kind) })
-	slices.SortFunc(accounts, func(a, b *account) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID)) })
+	accounts = slices.DeleteFunc(accounts,
+		func(of *account) bool { return of == nil || !slices.Contains(accountKinds, of.Kind) })
+	slices.SortFunc(accounts,
+		func(a, b *account) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID)) })
 	for _, of := range accounts {
 		if err := a.readDeployments(ctx, of); err != nil {
 			return nil, err

@@ -106,7 +106,8 @@ resource group is enough. Nothing is changed at Azure, and no key is read or sho
 func failed(command *cobra.Command, err error) error {
 	command.PrintErrln("Error:", err)
 	command.SilenceErrors = true
-	return caddycmd.WrapCommandFuncForCobra(func(caddycmd.Flags) (int, error) { return statusFailed, nil })(command, nil)
+	fails := func(caddycmd.Flags) (int, error) { return statusFailed, nil }
+	return caddycmd.WrapCommandFuncForCobra(fails)(command, nil)
 }
 
 // run returns what the command prints, and how many differences there are.
@@ -180,8 +181,10 @@ func (d *discovery) target() (settings, *url.URL, error) {
 	}
 	text := cmp.Or(d.endpoint, s.cloud().arm)
 	endpoint, err := url.Parse(text)
-	if err != nil || endpoint.Scheme != "https" || endpoint.Host == "" || strings.Trim(endpoint.Path, "/") != "" || endpoint.RawQuery != "" || endpoint.User != nil {
-		return s, nil, fmt.Errorf("arm-endpoint '%s': expected an https URL without a path, like %s", text, s.cloud().arm)
+	if err != nil || endpoint.Scheme != "https" || endpoint.Host == "" || strings.Trim(endpoint.Path, "/") != "" ||
+		endpoint.RawQuery != "" || endpoint.User != nil {
+		return s, nil, fmt.Errorf("arm-endpoint '%s': expected an https URL without a path, like %s",
+			text, s.cloud().arm)
 	}
 	s.otherScope = ""
 	if d.Scope == "" {

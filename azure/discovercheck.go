@@ -27,7 +27,8 @@ func differences(backends []tools.Configured, accounts []*account, now time.Time
 	served := make(map[*deployment]bool)
 	for _, configured := range backends {
 		b := pooled{configured}
-		if slices.ContainsFunc(append(slices.Clone(b.Models), b.Host), func(name string) bool { return strings.Contains(name, standIn) }) {
+		if slices.ContainsFunc(append(slices.Clone(b.Models), b.Host),
+			func(name string) bool { return strings.Contains(name, standIn) }) {
 			return nil, fmt.Errorf("%s: its url or a model has a variable or a file that is not set here", b)
 		}
 		i := slices.IndexFunc(accounts, func(of *account) bool { return of.has(b.Host) })

@@ -68,7 +68,8 @@ func sorted(accounts []*account) (usable []*deployment, notes []string) {
 		}
 	}
 	slices.SortStableFunc(usable, func(a, b *deployment) int {
-		return cmp.Or(cmp.Compare(a.priority(), b.priority()), cmp.Compare(a.Properties.Model.Name, b.Properties.Model.Name))
+		return cmp.Or(cmp.Compare(a.priority(), b.priority()),
+			cmp.Compare(a.Properties.Model.Name, b.Properties.Model.Name))
 	})
 	return usable, notes
 }
@@ -80,7 +81,9 @@ func (d *deployment) unwritable() string {
 	if host == "" {
 		return "its account has no custom subdomain, and a regional address accepts no tokens"
 	}
-	for what, text := range map[string]string{"host": host, "deployment's name": d.Name, "account's name": d.account.Name, "model's name": d.Properties.Model.Name} {
+	for what, text := range map[string]string{
+		"host": host, "deployment's name": d.Name, "account's name": d.account.Name, "model's name": d.Properties.Model.Name,
+	} {
 		if _, ok := directive.Word(text); !ok || strings.Contains(text, "*") {
 			return "its " + what + " has characters that a Caddyfile cannot have"
 		}

@@ -89,7 +89,8 @@ func (c *choice) used() *shared { return c.order[c.changes.Load()%2] }
 // renew returns a token to replace one that the backend refused with a text
 // about the audience. Azure's text is the same for tokens that have expired: it
 // is about those if it names the audience of the token, which is accepted then.
-func (c *choice) renew(ctx context.Context, refused openailb.Credential, text string, logger *zap.Logger) (openailb.Credential, error) {
+func (c *choice) renew(ctx context.Context, refused openailb.Credential, text string,
+	logger *zap.Logger) (openailb.Credential, error) {
 	changes := c.changes.Load()
 	used, other := c.order[changes%2], c.order[(changes+1)%2]
 	if other == nil || changes == maxChanges || used.isIn(text) {
@@ -104,7 +105,8 @@ func (c *choice) renew(ctx context.Context, refused openailb.Credential, text st
 	}
 	toOther := other == c.shared.other
 	if c.changes.CompareAndSwap(changes, changes+1) && c.shared.prefersOther.Swap(toOther) != toOther {
-		logger.Info("scope changed", zap.String("scope", other.identity.scope), zap.String("refused_scope", used.identity.scope))
+		logger.Info("scope changed", zap.String("scope", other.identity.scope),
+			zap.String("refused_scope", used.identity.scope))
 	}
 	return renewed, nil
 }

@@ -93,7 +93,8 @@ func (c *Credentials) check() error {
 			return fmt.Errorf("credential %s does not take %s: expected only %s%s",
 				kind, o.name, strings.Join(takes[kind], ", "), instead(kind, o.name))
 		case !given && kind == kindClientSecret && slices.Contains(takes[kind][:3], o.name):
-			return fmt.Errorf("credential %s requires %s: it takes tenant_id, client_id and client_secret", kind, o.name)
+			return fmt.Errorf("credential %s requires %s: it takes tenant_id, client_id and client_secret",
+				kind, o.name)
 		}
 	}
 	named := slices.DeleteFunc([]string{c.ClientID, c.ObjectID, c.ResourceID}, func(id string) bool { return id == "" })
@@ -198,7 +199,8 @@ func checkAuthority(host string) error {
 		return nil
 	}
 	if u, err := url.Parse(strings.TrimSpace(host)); err != nil || u.Scheme != "https" || u.Host == "" || u.RawQuery != "" {
-		return fmt.Errorf("authority_host '%s': expected an https URL, like %s", host, cloud.AzurePublic.ActiveDirectoryAuthorityHost)
+		return fmt.Errorf("authority_host '%s': expected an https URL, like %s",
+			host, cloud.AzurePublic.ActiveDirectoryAuthorityHost)
 	}
 	return nil
 }
@@ -228,7 +230,8 @@ func (s *settings) audiences() (scope, other string) { return s.cloud().scope, s
 // cloud returns the cloud that the authority is of, or the public one.
 func (s *settings) cloud() azureCloud {
 	for _, name := range cloudNames {
-		if host := s.authorityHost(); host != "" && strings.Contains(clouds[name].authority.ActiveDirectoryAuthorityHost, "//"+host+"/") {
+		if host := s.authorityHost(); host != "" &&
+			strings.Contains(clouds[name].authority.ActiveDirectoryAuthorityHost, "//"+host+"/") {
 			return clouds[name]
 		}
 	}

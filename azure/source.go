@@ -311,7 +311,8 @@ func (s *source) failed(err error, now time.Time) {
 	}
 	s.due.Store(due.UnixNano())
 	if c := s.logger().Check(level, message); c != nil {
-		c.Write(zap.Error(err), zap.Duration("expires_in", left.Round(time.Second)), zap.Duration("retry_in", due.Sub(now)))
+		c.Write(zap.Error(err), zap.Duration("expires_in", left.Round(time.Second)),
+			zap.Duration("retry_in", due.Sub(now)))
 	}
 }
 

@@ -94,7 +94,8 @@ func serveBackends(control string, port string, hosts []string) error {
 			return err
 		}
 		go func() {
-			failed <- http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { b.answer(n, w, r) }))
+			failed <- http.Serve(l,
+				http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { b.answer(n, w, r) }))
 		}()
 	}
 	go func() { failed <- http.ListenAndServe(control, http.HandlerFunc(b.control)) }()

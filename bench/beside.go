@@ -62,12 +62,15 @@ func (b *bench) runBeside() error {
 		if !b.only.MatchString("beside: " + s.name) {
 			continue
 		}
-		which := slices.DeleteFunc(slices.Clone(b.contenders), func(c contender) bool { return s.load.varies != "" && !c.checksKeys })
+		which := slices.DeleteFunc(slices.Clone(b.contenders),
+			func(c contender) bool { return s.load.varies != "" && !c.checksKeys })
 		all := b.runAll(which, func(int) setup {
-			return setup{Backends: backends.upstreams, Cooldown: 10, Longest: 10, HeaderTimeout: 600, ChecksKeys: s.load.varies != ""}
+			return setup{Backends: backends.upstreams, Cooldown: 10, Longest: 10, HeaderTimeout: 600,
+				ChecksKeys: s.load.varies != ""}
 		})
 		t := &table{Title: "Beside: " + s.name, Base: plain, Columns: s.columns,
-			About: "Ten clients send chats of 0.3 KB, each 20 ms after its last reply, alone and beside other requests. “Times”: the ratio of these two. " + s.about}
+			About: "Ten clients send chats of 0.3 KB, each 20 ms after its last reply, alone and beside other requests. " +
+				"“Times”: the ratio of these two. " + s.about}
 		for round := range b.rounds {
 			for _, r := range rotated(all, round) {
 				t.add(r.name, b.beside(s, r)...)
@@ -97,7 +100,8 @@ func (b *bench) beside(s besideScenario, r *running) []float64 {
 	both.Wait()
 	sent := float64(len(other.took) + other.failed)
 	if small := alone.failed + beside.failed; small > 0 || (s.load.varies != "") == (len(other.took) > 0) {
-		b.problem("%s, %s: %d small chats failed, and %d of %.0f others were served: %v", r.name, s.name, small, len(other.took), sent, cmp.Or(alone.failure, beside.failure))
+		b.problem("%s, %s: %d small chats failed, and %d of %.0f others were served: %v",
+			r.name, s.name, small, len(other.took), sent, cmp.Or(alone.failure, beside.failure))
 	}
 	p := func(result loopResult, share float64) float64 { return percentile(result.took, share) / 1e6 }
 	values := []float64{p(alone, .5), p(alone, .99), p(beside, .5), p(beside, .99),

@@ -102,7 +102,8 @@ var contenders = []contender{
 				"npm", "install", "--silent", "--no-audit", "--no-fund", "@portkey-ai/gateway@1.15.2")
 		},
 		argv: func(t tools, s setup) []string {
-			return []string{"node", t.cache + "/portkey/node_modules/@portkey-ai/gateway/build/start-server.js", "--headless", "--port=" + s.port()}
+			return []string{"node", t.cache + "/portkey/node_modules/@portkey-ai/gateway/build/start-server.js",
+				"--headless", "--port=" + s.port()}
 		},
 		env: func(s setup) []string {
 			var hosts []string
@@ -117,10 +118,12 @@ var contenders = []contender{
 		name: "litellm", about: "LiteLLM's proxy: simple-shuffle, order, retries, cooldowns, production mode",
 		ready: func(t tools) (string, error) { return t.installPython("litellm", "litellm", "litellm[proxy]==1.106.2") },
 		argv: func(t tools, s setup) []string {
-			return []string{t.cache + "/litellm/bin/litellm", "--config", s.Dir + "/config.yaml", "--host", "127.0.0.1", "--port", s.port()}
+			return []string{t.cache + "/litellm/bin/litellm", "--config", s.Dir + "/config.yaml", "--host", "127.0.0.1",
+				"--port", s.port()}
 		},
 		env: func(setup) []string {
-			return []string{"LITELLM_MODE=PRODUCTION", "LITELLM_LOG=ERROR", "LITELLM_LOCAL_MODEL_COST_MAP=True", "AIOHTTP_CONNECTOR_LIMIT=10000", "AIOHTTP_CONNECTOR_LIMIT_PER_HOST=10000"}
+			return []string{"LITELLM_MODE=PRODUCTION", "LITELLM_LOG=ERROR", "LITELLM_LOCAL_MODEL_COST_MAP=True",
+				"AIOHTTP_CONNECTOR_LIMIT=10000", "AIOHTTP_CONNECTOR_LIMIT_PER_HOST=10000"}
 		},
 		streams: true, failsOver: true, checksKeys: true,
 	},
@@ -135,7 +138,8 @@ var contenders = []contender{
 			return version, nil
 		},
 		argv: func(_ tools, s setup) []string {
-			return []string{os.Getenv(bifrostHTTP), "-app-dir", s.Dir, "-host", "127.0.0.1", "-port", s.port(), "-log-level", "error"}
+			return []string{os.Getenv(bifrostHTTP), "-app-dir", s.Dir, "-host", "127.0.0.1", "-port", s.port(),
+				"-log-level", "error"}
 		},
 		streams: true, failsOver: true, provider: "azure/",
 	},
@@ -146,7 +150,8 @@ var contenders = []contender{
 				"openai_priority_loadbalancer==1.1.1", "uvicorn==0.54.0", "uvloop", "httptools", "httpx==0.28.1")
 		},
 		argv: func(t tools, s setup) []string {
-			return []string{t.cache + "/microsoft/bin/uvicorn", "app:app", "--no-access-log", "--log-level", "error", "--port", s.port()}
+			return []string{t.cache + "/microsoft/bin/uvicorn", "app:app", "--no-access-log", "--log-level", "error",
+				"--port", s.port()}
 		},
 		env: func(s setup) []string {
 			var backends []string

@@ -87,7 +87,8 @@ func (b *bench) cost(s costScenario, backends *told, all []*running) error {
 	}
 	t := &table{
 		Title: "Cost: " + s.name, Base: plain, Columns: costColumns,
-		About: fmt.Sprintf("%s %d clients, each with its next request when the last one is answered; the latency is that of one client, less that of a backend asked directly, which is what `direct` has.", about, clients),
+		About: fmt.Sprintf("%s %d clients, each with its next request when the last one is answered; the latency is that of one client, less that of a backend asked directly, which is what `direct` has.",
+			about, clients),
 	}
 	load := closedLoop{tls: s.tls, body: chatRequest(s.prompt, s.events > 0), clients: clients}
 	for round := range b.rounds {
@@ -153,7 +154,8 @@ func (b *bench) idleStreams(backends *told, s setup) error {
 		About: "Streams that have sent one event and wait, with prompts of 2 KB. Resident: all of its memory beside what it had before, after a collection.",
 	}
 	for _, n := range b.streams {
-		t.Columns = append(t.Columns, column{Name: fmt.Sprintf("resident, each of %d", n), Unit: "KB", Digits: 1, Ratio: true, Better: "lower"})
+		t.Columns = append(t.Columns,
+			column{Name: fmt.Sprintf("resident, each of %d", n), Unit: "KB", Digits: 1, Ratio: true, Better: "lower"})
 	}
 	for round := range min(2, b.rounds) { // each takes long, and they differ little
 		for _, c := range rotated(b.contenders, round) {
@@ -261,7 +263,8 @@ func (b *bench) failover(refusing int, times string, backends *told, all []*runn
 		for _, r := range rotated(all, round) {
 			load := load.of(r)
 			time.Sleep(refusalPause) // the last refusals are forgotten
-			if err := backends.behave(behaviour{Reply: replyChat, Refusing: refusing, Refusal: refuseLarge}); err != nil {
+			if err := backends.behave(behaviour{Reply: replyChat, Refusing: refusing,
+				Refusal: refuseLarge}); err != nil {
 				return err
 			}
 			micros, requests, result := b.measure(r, load)
@@ -275,7 +278,9 @@ func (b *bench) failover(refusing int, times string, backends *told, all []*runn
 				micros, float64(requests) / result.elapsed.Seconds(),
 			}
 			if refusing > 0 {
-				if err := backends.behave(behaviour{Reply: replyChat, Refusing: refusing, Refusal: refuseThrottle}); err != nil {
+				if err := backends.behave(behaviour{
+					Reply: replyChat, Refusing: refusing, Refusal: refuseThrottle,
+				}); err != nil {
 					return err
 				}
 				one := load

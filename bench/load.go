@@ -27,7 +27,8 @@ func itoa(n int) string { return strconv.Itoa(n) }
 // chatRequest is the body of a chat whose prompt has so many characters.
 func chatRequest(prompt int, stream bool) string {
 	text := strings.Repeat("What is the first letter of the alphabet? ", prompt/42+1)[:prompt]
-	return fmt.Sprintf(`{"model":"%s","messages":[{"role":"user","content":"%s"}],"max_tokens":%d,"stream":%t}`, model, text, maxTokens, stream)
+	return fmt.Sprintf(`{"model":"%s","messages":[{"role":"user","content":"%s"}],"max_tokens":%d,"stream":%t}`,
+		model, text, maxTokens, stream)
 }
 
 const maxTokens = 16
@@ -64,7 +65,8 @@ type loopResult struct {
 // request is what the clients write each time.
 func (l closedLoop) request() []byte {
 	var request bytes.Buffer
-	fmt.Fprintf(&request, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Length: %d\r\n", l.address, len(l.body))
+	fmt.Fprintf(&request, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Length: %d\r\n",
+		l.address, len(l.body))
 	for name, value := range l.headers {
 		fmt.Fprintf(&request, "%s: %s\r\n", name, value)
 	}
@@ -264,7 +266,8 @@ func arrivals(rate float64, burst int, length time.Duration) (all []arrival) {
 // openLoop sends the requests of a schedule to a contender, all clients with
 // the same patience, and fills in what became of them. It goes on until enough
 // is closed or the schedule ends, and calls done for each request that is over.
-func openLoop(r *running, body string, schedule []arrival, patience time.Duration, enough <-chan struct{}, done func(arrival)) {
+func openLoop(r *running, body string, schedule []arrival, patience time.Duration, enough <-chan struct{},
+	done func(arrival)) {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1000, DisableCompression: true}}
 	defer client.CloseIdleConnections()
 	var all sync.WaitGroup
@@ -290,7 +293,8 @@ func openLoop(r *running, body string, schedule []arrival, patience time.Duratio
 func ask(client *http.Client, r *running, body string, patience time.Duration) outcome {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+r.setup.Address+"/v1/chat/completions", strings.NewReader(r.naming(body)))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+r.setup.Address+"/v1/chat/completions",
+		strings.NewReader(r.naming(body)))
 	if err != nil {
 		return failed
 	}

@@ -29,7 +29,8 @@ type process struct {
 // start runs a program in a process group of its own, in which stop finds
 // whatever it starts itself.
 func start(name, dir string, env []string, argv ...string) (*process, error) {
-	p := &process{program: name, command: exec.Command(argv[0], argv[1:]...), log: filepath.Join(dir, name+".log"), ended: make(chan struct{})}
+	p := &process{program: name, command: exec.Command(argv[0], argv[1:]...), log: filepath.Join(dir, name+".log"),
+		ended: make(chan struct{})}
 	output, err := os.Create(p.log)
 	if err != nil {
 		return nil, err

@@ -278,5 +278,6 @@ func machine() string {
 		name, _, _ = strings.Cut(rest, "\n")
 	}
 	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")
-	return fmt.Sprintf("%d × %s, Linux %s, %s", runtime.NumCPU(), name, strings.TrimSpace(string(kernel)), runtime.Version())
+	return fmt.Sprintf("%d × %s, Linux %s, %s", runtime.NumCPU(), name, strings.TrimSpace(string(kernel)),
+		runtime.Version())
 }

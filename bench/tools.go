@@ -21,13 +21,16 @@ type tools struct {
 
 // build makes what is made of the code here. The command runs in bench/.
 func build(dir string) (t tools, err error) {
-	t = tools{self: dir + "/bin/bench", caddy: dir + "/bin/caddy", httputil: dir + "/bin/httputil", cert: dir + "/cert.pem", dir: dir}
+	t = tools{self: dir + "/bin/bench", caddy: dir + "/bin/caddy", httputil: dir + "/bin/httputil",
+		cert: dir + "/cert.pem", dir: dir}
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return t, err
 	}
 	t.cache = filepath.Join(cache, "openai-lb-bench")
-	for _, b := range []struct{ in, what, to string }{{"..", "./cmd/caddy", t.caddy}, {".", "./contenders/httputil", t.httputil}, {".", ".", t.self}} {
+	for _, b := range []struct{ in, what, to string }{
+		{"..", "./cmd/caddy", t.caddy}, {".", "./contenders/httputil", t.httputil}, {".", ".", t.self},
+	} {
 		command := exec.Command("go", "build", "-o", b.to, b.what)
 		command.Dir = b.in
 		if out, err := command.CombinedOutput(); err != nil {
@@ -66,7 +69,8 @@ func (t tools) installPython(name, module string, packages ...string) (version s
 		return version, nil
 	}
 	fmt.Printf("installing %s into %s\n", name, dir)
-	if out, err := exec.Command(dir+"/bin/pip", append([]string{"install", "-q"}, packages...)...).CombinedOutput(); err != nil {
+	if out, err := exec.Command(dir+"/bin/pip",
+		append([]string{"install", "-q"}, packages...)...).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("pip install %s: %w\n%s", strings.Join(packages, " "), err, out)
 	}
 	return output(`(\S+)`, found...)

@@ -63,7 +63,8 @@ func (b *bench) worth(s worthScenario) error {
 		timeout = 0
 	}
 	all := b.runAll(b.contenders, func(n int) setup {
-		return setup{Backends: sims.upstreams[n], Cooldown: s.cooldown, Longest: cmp.Or(s.longest, int(window.Seconds())), HeaderTimeout: timeout}
+		return setup{Backends: sims.upstreams[n], Cooldown: s.cooldown,
+			Longest: cmp.Or(s.longest, int(window.Seconds())), HeaderTimeout: timeout}
 	})
 	defer func() { stopAll(all) }()
 	body := chatRequest(worthPrompt, s.stream)
@@ -146,7 +147,8 @@ func (b *bench) worth(s worthScenario) error {
 	}
 
 	t := &table{Title: "Worth: " + s.name, Base: plain, Columns: worthColumns}
-	t.About = fmt.Sprintf("%s Measured: %d × %s; the processors were idle for %.0f %% of the time.", s.about, rounds, round, 100*idle)
+	t.About = fmt.Sprintf("%s Measured: %d × %s; the processors were idle for %.0f %% of the time.",
+		s.about, rounds, round, 100*idle)
 	if s.slow > 0 {
 		t.Columns = slices.Concat(worthColumns, silenceColumns)
 	}
@@ -209,7 +211,8 @@ func (s worthScenario) values(schedule []arrival, could []bool, from, to time.Du
 	values := []float64{
 		100 * came[served] / offered, 100 - 100*came[served]/offered,
 		100 * came[refused] / offered, 100 * came[failed] / offered, 100 * came[timedOut] / offered,
-		counted[1].early - counted[0].early, calls / came[served], used, percentile(took, .5) / 1e6, percentile(took, .99) / 1e6,
+		counted[1].early - counted[0].early, calls / came[served], used, percentile(took, .5) / 1e6,
+		percentile(took, .99) / 1e6,
 	}
 	if s.slow > 0 {
 		values = append(values, 100*waited/offered, percentile(all, .99)/1e9, percentile(all, 1)/1e9)

@@ -91,7 +91,8 @@ func payg(requests int, options ...string) deployment {
 
 // tokens is a pay-as-you-go deployment for so many tokens a minute.
 func tokens(perMinute int) deployment {
-	return deployment{options: "tokens_per_minute " + itoa(perMinute), priority: 1, paid: float64(perMinute) / chatTokens / 60}
+	return deployment{options: "tokens_per_minute " + itoa(perMinute), priority: 1,
+		paid: float64(perMinute) / chatTokens / 60}
 }
 
 // provisioned is a PTU deployment for so many requests a second.

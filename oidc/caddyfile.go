@@ -54,7 +54,9 @@ func (o *Identity) unmarshalTier(d *caddyfile.Dispenser) error {
 
 // check returns what is wrong with the options, if anything is.
 func (o *Identity) check() error {
-	for _, option := range []struct{ name, value string }{{"issuer", o.Issuer}, {"audience", o.Audience}, {"caller", o.Caller}} {
+	for _, option := range []struct{ name, value string }{
+		{"issuer", o.Issuer}, {"audience", o.Audience}, {"caller", o.Caller},
+	} {
 		if option.value == "" {
 			return fmt.Errorf("%s is required in caller_identity oidc", option.name)
 		}
@@ -86,9 +88,11 @@ func checkIssuer(text string) error {
 	u, err := url.Parse(text)
 	switch {
 	case err != nil || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "":
-		return fmt.Errorf("issuer '%s' is not a URL such as https://login.microsoftonline.com/<tenant>/v2.0, without user, query and fragment", withoutUser(text))
+		return fmt.Errorf("issuer '%s' is not a URL such as https://login.microsoftonline.com/<tenant>/v2.0, without user, query and fragment",
+			withoutUser(text))
 	case !isSecure(u, true):
-		return fmt.Errorf("issuer '%s' must begin with https://: anyone between it and Caddy could replace its keys", text)
+		return fmt.Errorf("issuer '%s' must begin with https://: anyone between it and Caddy could replace its keys",
+			text)
 	}
 	return nil
 }
@@ -105,5 +109,6 @@ func withoutUser(text string) string {
 // loopback is true, because it stays on this machine.
 func isSecure(u *url.URL, loopback bool) bool {
 	ip := net.ParseIP(u.Hostname())
-	return u.Scheme == "https" || loopback && u.Scheme == "http" && (u.Hostname() == "localhost" || ip != nil && ip.IsLoopback())
+	return u.Scheme == "https" || loopback && u.Scheme == "http" &&
+		(u.Hostname() == "localhost" || ip != nil && ip.IsLoopback())
 }

@@ -123,7 +123,8 @@ func (i *issuer) end(found *keySet, err error, wait time.Duration) {
 	case err != nil && before == nil:
 		logger.Error("could not fetch the issuer's keys", zap.Error(err), zap.Float64("retry_in", wait.Seconds()))
 	case err != nil:
-		logger.Warn("could not fetch the issuer's keys, keeping the previous ones", zap.Error(err), zap.Float64("retry_in", wait.Seconds()))
+		logger.Warn("could not fetch the issuer's keys, keeping the previous ones",
+			zap.Error(err), zap.Float64("retry_in", wait.Seconds()))
 	case before == nil || before.digest != found.digest:
 		i.keys.Store(found)
 		logger.Info("fetched the issuer's keys")

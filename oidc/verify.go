@@ -91,7 +91,8 @@ func (o *Identity) verify(ctx context.Context, now time.Time, token string) (*ve
 		return v, err // no key is fetched for it
 	}
 	set := &keysFor{issuer: o.issuer}
-	verifier := gooidc.NewVerifier(o.Issuer, set, &gooidc.Config{ClientID: o.Audience, SupportedSigningAlgs: names(algorithms), SkipExpiryCheck: true})
+	verifier := gooidc.NewVerifier(o.Issuer, set,
+		&gooidc.Config{ClientID: o.Audience, SupportedSigningAlgs: names(algorithms), SkipExpiryCheck: true})
 	signed, err := verifier.Verify(ctx, token)
 	switch {
 	case set.err != nil:
@@ -159,7 +160,8 @@ func (o *Identity) name(v *verified, said claims) {
 // only: it has no appearance, or stands for any that could not be read.
 func isInvisible(r rune) bool {
 	const brailleBlank = '\u2800'
-	return r == utf8.RuneError || r == brailleBlank || unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector, unicode.Cf)
+	return r == utf8.RuneError || r == brailleBlank ||
+		unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector, unicode.Cf)
 }
 
 func names(algorithms []jose.SignatureAlgorithm) (names []string) {

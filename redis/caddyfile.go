@@ -62,8 +62,10 @@ func (e *Engine) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 // checkEarly checks what can be checked before placeholders are resolved.
 func (e *Engine) checkEarly() error {
 	s := settings{
-		Address: e.Address, Master: e.Sentinel, Cluster: e.Cluster, DB: e.DB, TLS: e.TLS, ServerName: e.ServerName, Prefix: e.KeyPrefix,
-		Server: login{User: e.Username, Pass: e.Password}, Sentinel: login{User: e.SentinelUsername, Pass: e.SentinelPassword},
+		Address: e.Address, Master: e.Sentinel, Cluster: e.Cluster, DB: e.DB, TLS: e.TLS, ServerName: e.ServerName,
+		Prefix:   e.KeyPrefix,
+		Server:   login{User: e.Username, Pass: e.Password},
+		Sentinel: login{User: e.SentinelUsername, Pass: e.SentinelPassword},
 	}
 	if text := strings.Join(e.Address, ""); strings.Contains(text, "{") {
 		if err := directive.CheckPlaceholders(text); err != nil {

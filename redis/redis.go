@@ -218,7 +218,8 @@ func (s *settings) check() error {
 	}
 	for _, address := range s.Address {
 		if strings.ContainsAny(address, "@/") {
-			return errors.New("address must be a host:port, without a scheme, a user or a password") // which is not shown
+			// the address is not shown, because it may contain a password
+			return errors.New("address must be a host:port, without a scheme, a user or a password")
 		}
 		host, port, err := net.SplitHostPort(address)
 		if n, portErr := strconv.ParseUint(port, 10, 16); err != nil || host == "" || portErr != nil || n == 0 {
@@ -243,7 +244,8 @@ func (s *settings) check() error {
 	case s.ServerName != "" && !s.TLS:
 		return errors.New("server_name is not used without tls")
 	case strings.ContainsAny(s.Prefix, " \t\r\n*?[]") || len(s.Prefix) > 128:
-		return fmt.Errorf("key_prefix '%s' must not contain white space or any of *?[], nor be longer than 128 bytes", s.Prefix)
+		return fmt.Errorf("key_prefix '%s' must not contain white space or any of *?[], nor be longer than 128 bytes",
+			s.Prefix)
 	}
 	return nil
 }

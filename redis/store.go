@@ -60,7 +60,8 @@ var (
 	claimScript string
 )
 
-var modes = map[state.Mode]string{state.Extend: "extend", state.Finish: "finish", state.Replace: "replace", state.Latest: "latest"}
+var modes = map[state.Mode]string{state.Extend: "extend", state.Finish: "finish", state.Replace: "replace",
+	state.Latest: "latest"}
 
 // client opens the client at its first use, because it connects at once.
 func (s *store) client() client.UniversalClient {
@@ -103,7 +104,8 @@ func (s *store) Put(ctx context.Context, records []state.Record) error {
 			channel = "" // nothing is sent
 		}
 		pipe.Eval(ctx, putScript, []string{s.key(r.Group)}, channel, r.Message, modes[r.Mode], r.Key, r.Version,
-			r.TTL.Milliseconds(), cmp.Or(r.Most, state.MaxRecords), r.Near.Milliseconds(), state.MaxTTL.Milliseconds(), r.News)
+			r.TTL.Milliseconds(), cmp.Or(r.Most, state.MaxRecords), r.Near.Milliseconds(),
+			state.MaxTTL.Milliseconds(), r.News)
 	}
 	done, err := s.execute(ctx, pipe)
 	for _, command := range done {
@@ -134,7 +136,8 @@ func (s *store) load(ctx context.Context, groups []string, atOnce int) (kept []s
 		for i, group := range some {
 			keys[i] = s.key(group)
 		}
-		replies = append(replies, pipe.Eval(ctx, loadScript, keys, state.MaxTTL.Milliseconds(), maxField, state.MaxRecords))
+		replies = append(replies, pipe.Eval(ctx, loadScript, keys, state.MaxTTL.Milliseconds(), maxField,
+			state.MaxRecords))
 	}
 	if _, err := s.execute(ctx, pipe); err != nil {
 		return nil, now, err
@@ -174,7 +177,8 @@ func appendKept(kept []state.Kept, group string, list any) []state.Kept {
 		version, _ := values[2].(string)
 		message, _ := values[3].(string)
 		if left, err := strconv.ParseInt(ttl, 10, 64); err == nil {
-			kept = append(kept, state.Kept{Group: group, Key: key, Version: version, TTL: time.Duration(left) * time.Millisecond, Message: []byte(message)})
+			kept = append(kept, state.Kept{Group: group, Key: key, Version: version,
+				TTL: time.Duration(left) * time.Millisecond, Message: []byte(message)})
 		}
 		values = values[4:]
 	}
@@ -218,8 +222,10 @@ func (s *store) Find(ctx context.Context, keys []string) ([]state.Entry, error) 
 		if err = cmp.Or(err, ttls[i].Err()); err != nil && !client.HasErrorPrefix(err, "WRONGTYPE") {
 			return nil, err
 		}
-		if left := ttls[i].Val(); value != "" && len(value) <= maxEntry && left >= 0 { // negative: it is gone, or stays for ever
-			entries[i].Firm, entries[i].Value, entries[i].TTL = value[0] == '+', []byte(value[1:]), max(left, time.Millisecond)
+		// negative: it is gone, or stays for ever
+		if left := ttls[i].Val(); value != "" && len(value) <= maxEntry && left >= 0 {
+			entries[i].Firm, entries[i].Value, entries[i].TTL = value[0] == '+', []byte(value[1:]),
+				max(left, time.Millisecond)
 		}
 	}
 	return entries, nil

@@ -31,7 +31,8 @@ func writeTar(to io.Writer, folder string, files []file, at time.Time) error {
 	}
 	archive := tar.NewWriter(compressed)
 	for _, f := range sorted(files) {
-		header := &tar.Header{Typeflag: tar.TypeReg, Name: folder + "/" + f.name, Mode: int64(f.mode), Size: int64(len(f.data)), ModTime: at}
+		header := &tar.Header{Typeflag: tar.TypeReg, Name: folder + "/" + f.name, Mode: int64(f.mode),
+			Size: int64(len(f.data)), ModTime: at}
 		if err := archive.WriteHeader(header); err != nil {
 			return err
 		}
@@ -46,7 +47,9 @@ func writeTar(to io.Writer, folder string, files []file, at time.Time) error {
 func writeZip(to io.Writer, folder string, files []file, at time.Time) error {
 	archive := zip.NewWriter(to)
 	for _, f := range sorted(files) {
-		w, err := archive.CreateHeader(&zip.FileHeader{Name: folder + "/" + f.name, Method: zip.Deflate, Modified: at.UTC()})
+		w, err := archive.CreateHeader(&zip.FileHeader{
+			Name: folder + "/" + f.name, Method: zip.Deflate, Modified: at.UTC(),
+		})
 		if err != nil {
 			return err
 		}

@@ -117,7 +117,8 @@ func (r release) bill(info *debug.BuildInfo, program []byte) ([]byte, error) {
 	bom.SerialNumber = "urn:uuid:" + uuid(sum)
 	version := strings.TrimPrefix(r.version, "v")
 	subject := &cdx.Component{
-		BOMRef: "pkg:golang/" + root + "@" + r.version + "#caddy", Type: cdx.ComponentTypeApplication, Name: "caddy-openai-lb", Version: version,
+		BOMRef: "pkg:golang/" + root + "@" + r.version + "#caddy", Type: cdx.ComponentTypeApplication,
+		Name: "caddy-openai-lb", Version: version,
 		Description: fmt.Sprintf("Caddy with openai_lb for %s on %s", setting(info, "GOOS"), setting(info, "GOARCH")),
 		Hashes:      &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: hex.EncodeToString(sum[:])}},
 	}
@@ -129,7 +130,8 @@ func (r release) bill(info *debug.BuildInfo, program []byte) ([]byte, error) {
 	bom.Metadata = &cdx.Metadata{Timestamp: r.time.Format(time.RFC3339), Component: subject}
 	compiler := strings.TrimPrefix(info.GoVersion, "go")
 	components := []cdx.Component{{
-		BOMRef: "pkg:golang/std@" + compiler, Type: cdx.ComponentTypeLibrary, Name: "std", Version: compiler, PackageURL: "pkg:golang/std@" + compiler,
+		BOMRef: "pkg:golang/std@" + compiler, Type: cdx.ComponentTypeLibrary, Name: "std", Version: compiler,
+		PackageURL: "pkg:golang/std@" + compiler,
 	}}
 	for _, m := range modules(info) {
 		purl := "pkg:golang/" + m.Path + "@" + strings.ReplaceAll(m.Version, "+", "%2B")

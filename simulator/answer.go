@@ -176,7 +176,8 @@ func (x *exchange) storedResponse() *wire.Reply {
 	case "DELETE ":
 		return x.remove(id, id, "response")
 	case "GET input_items":
-		return wire.JSON(http.StatusOK, object{"object": "list", "data": []object{}, "has_more": false, "first_id": nil, "last_id": nil})
+		return wire.JSON(http.StatusOK,
+			object{"object": "list", "data": []object{}, "has_more": false, "first_id": nil, "last_id": nil})
 	case "POST cancel":
 		if !resp.InBackground() {
 			return wire.Invalid(http.StatusBadRequest, "Only background responses can be cancelled.")
@@ -236,7 +237,8 @@ func (x *exchange) chooseTier() *wire.Reply {
 	case asked == "" || asked == "auto" || asked == standard || asked == priority || asked == fast:
 		x.tier = standard
 	default:
-		return wire.InvalidParam("service_tier", fmt.Sprintf("Invalid service_tier argument: '%s' is not available for this model.", asked))
+		return wire.InvalidParam("service_tier",
+			fmt.Sprintf("Invalid service_tier argument: '%s' is not available for this model.", asked))
 	}
 	return nil
 }

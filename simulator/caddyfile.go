@@ -83,7 +83,8 @@ func (h *Handler) addFault(args []string) (err error) {
 
 func (f *Fault) parseTimes(times []string) error {
 	if len(times) != 4 || times[0] != "for" || times[2] != "every" {
-		return fmt.Errorf("fault '%s' requires 'for <duration> every <duration>', got '%s'", silent, strings.Join(times, " "))
+		return fmt.Errorf("fault '%s' requires 'for <duration> every <duration>', got '%s'",
+			silent, strings.Join(times, " "))
 	}
 	for i, d := range []*caddy.Duration{&f.For, &f.Period} {
 		parsed, err := caddy.ParseDuration(times[2*i+1])

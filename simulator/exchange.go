@@ -212,7 +212,8 @@ func (x *exchange) admitCost(cost limits.Cost) (refused limits.Refusal, ok bool)
 
 // asked is what a 429 says of the request.
 func (x *exchange) asked() limits.Asked {
-	return limits.Asked{Operation: x.route.op.AzureName(), APIVersion: x.route.apiVersion, Deployment: x.route.deployment}
+	return limits.Asked{Operation: x.route.op.AzureName(), APIVersion: x.route.apiVersion,
+		Deployment: x.route.deployment}
 }
 
 // settle ends the generation, finished or not.

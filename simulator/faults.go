@@ -38,7 +38,8 @@ func (f *Fault) provision() error {
 	case f.Every < 1:
 		return fmt.Errorf("fault '%s': every must be 1 or more, got %d", f.Action, f.Every)
 	case f.Action == silent && (f.For <= 0 || f.Period <= f.For):
-		return fmt.Errorf("fault '%s' requires for and period, with for the shorter one, got %s and %s", silent, time.Duration(f.For), time.Duration(f.Period))
+		return fmt.Errorf("fault '%s' requires for and period, with for the shorter one, got %s and %s",
+			silent, time.Duration(f.For), time.Duration(f.Period))
 	case f.Action == silent:
 		return nil
 	case f.For != 0 || f.Period != 0:

@@ -75,7 +75,8 @@ func (x *exchange) object() *wire.Reply {
 	case p.name + " DELETE ":
 		return x.remove(p.id, p.id, c.kind+".deleted")
 	case "files GET content":
-		return &wire.Reply{Status: http.StatusOK, ContentType: "application/octet-stream", Body: x.h.state.stored("content of " + p.id)}
+		return &wire.Reply{Status: http.StatusOK, ContentType: "application/octet-stream",
+			Body: x.h.state.stored("content of " + p.id)}
 	}
 	return x.notFound()
 }
@@ -146,8 +147,9 @@ func (x *exchange) addFile(store string) *wire.Reply {
 	if x.h.state.stored(id) == nil {
 		return collections["files"].notHere(id)
 	}
-	return x.keep(store+" "+id, object{"id": id, "object": filesOfStore.kind, "created_at": x.h.now().Unix(), "usage_bytes": 1,
-		"status": "completed", "vector_store_id": store, "last_error": nil})
+	return x.keep(store+" "+id, object{"id": id, "object": filesOfStore.kind, "created_at": x.h.now().Unix(),
+		"usage_bytes": 1,
+		"status":      "completed", "vector_store_id": store, "last_error": nil})
 }
 
 // upload reads the form that brings a file.

@@ -29,7 +29,8 @@ func (x *exchange) open(subprotocol string, serve func(*wire.Socket)) {
 // until the client leaves.
 func (x *exchange) takeRequests(socket *wire.Socket) {
 	for message := range socket.Messages {
-		asked := &exchange{h: x.h, r: x.r, client: x.client, arrived: x.h.now(), route: x.route, body: body{bytes: message}}
+		asked := &exchange{h: x.h, r: x.r, client: x.client, arrived: x.h.now(), route: x.route,
+			body: body{bytes: message}}
 		asked.route.op, asked.route.deployment = model.OpResponse, ""
 		if !asked.respondIn(socket) {
 			return

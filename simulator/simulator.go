@@ -253,4 +253,8 @@ func (h *Handler) serves(deployment string) bool {
 }
 
 // Interface guards
-var _, _, _ = caddy.Provisioner((*Handler)(nil)), caddy.Validator((*Handler)(nil)), caddyhttp.MiddlewareHandler((*Handler)(nil))
+var (
+	_ caddy.Provisioner           = (*Handler)(nil)
+	_ caddy.Validator             = (*Handler)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
+)

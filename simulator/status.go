@@ -54,7 +54,8 @@ type Throttled struct {
 }
 
 func (t *Throttled) add(limit string) {
-	*map[string]*int64{limits.Requests: &t.Requests, limits.Tokens: &t.Tokens, limits.PTU: &t.PTU, flex: &t.Flex}[limit]++
+	*map[string]*int64{limits.Requests: &t.Requests, limits.Tokens: &t.Tokens, limits.PTU: &t.PTU,
+		flex: &t.Flex}[limit]++
 }
 
 // Tokens are the tokens of admitted requests: charged on arrival, in prompts,

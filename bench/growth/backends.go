@@ -97,7 +97,8 @@ func (*backend) SetWriteDeadline(time.Time) error { return nil }
 
 // whole is a response with a body, and further fields of its header.
 func whole(status int, fields, body string) []byte {
-	return []byte("HTTP/1.1 " + strconv.Itoa(status) + " " + http.StatusText(status) + "\r\nContent-Type: application/json\r\n" + fields +
+	return []byte("HTTP/1.1 " + strconv.Itoa(status) + " " + http.StatusText(status) +
+		"\r\nContent-Type: application/json\r\n" + fields +
 		"Content-Length: " + strconv.Itoa(len(body)) + "\r\n\r\n" + body)
 }
 

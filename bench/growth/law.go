@@ -161,7 +161,8 @@ func compareWithTable(file string, results []result) error {
 		}
 		now, last := r.relative(), float64(r.row.points[len(r.row.points)-1])
 		if now > 2*was && (now-was)*last > r.row.noise {
-			problems = append(problems, fmt.Errorf("%s: the slope is %s, over twice the %s of %s", r.row.name, figure(now), figure(was), file))
+			problems = append(problems,
+				fmt.Errorf("%s: the slope is %s, over twice the %s of %s", r.row.name, figure(now), figure(was), file))
 		}
 	}
 	return errors.Join(problems...)

@@ -189,7 +189,8 @@ func shares(e effort, n int) (ours, plainly float64, err error) {
 	keys := []string{"sk-alice-0123456789", "sk-bob-0123456789abc"}
 	options := "client_key alice " + keys[0] + "\nclient_key bob " + keys[1] +
 		"\ntier t0 {\nreserve 40%\n}\ntier t1 {\nreserve 30%\n}\ntier t2\ncaller alice {\ntier t0\n}\ncaller bob {\ntier t1\n}\n"
-	sites, err := load(plain(n, ""), balancer(n, func(i int) string { return fmt.Sprintf("account a%d\n", i) }, options))
+	sites, err := load(plain(n, ""),
+		balancer(n, func(i int) string { return fmt.Sprintf("account a%d\n", i) }, options))
 	if err != nil {
 		return 0, 0, err
 	}
@@ -215,7 +216,8 @@ func keysFile(e effort, n int) (ours, plainly float64, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	sites[1].key = func(i int) string { return keyOf(i % 100 * (n / 100)) } // few enough to be in the metrics before it is measured
+	// few enough to be in the metrics before it is measured
+	sites[1].key = func(i int) string { return keyOf(i % 100 * (n / 100)) }
 	return compareSites(e, sites, chat)
 }
 

@@ -140,11 +140,13 @@ func (s *site) post(ctx context.Context, length int64, body io.Reader) (status i
 			"Content-Type": {"application/json"}, "Authorization": {"Bearer " + key}, "Accept": {"application/json"},
 			"Content-Length": {strconv.FormatInt(length, 10)}, "User-Agent": {"OpenAI/Python 1.99.1"},
 		},
-		Body: io.NopCloser(body), ContentLength: length, Host: "127.0.0.1:" + strconv.Itoa(s.port), RemoteAddr: "127.0.0.1:40000", RequestURI: s.path,
+		Body: io.NopCloser(body), ContentLength: length, Host: "127.0.0.1:" + strconv.Itoa(s.port),
+		RemoteAddr: "127.0.0.1:40000", RequestURI: s.path,
 	}
 	c := &client{header: make(http.Header)}
 	defer func() {
-		if cut := recover(); cut != nil && cut != any(http.ErrAbortHandler) { // with which handlers end a reply that is cut
+		// handlers end a reply that is cut with ErrAbortHandler
+		if cut := recover(); cut != nil && cut != any(http.ErrAbortHandler) {
 			panic(cut)
 		}
 		status = c.status
@@ -240,7 +242,8 @@ func balancer(backends int, each func(i int) string, options string) string {
 	var b strings.Builder
 	b.WriteString("openai_lb {\nrequest_buffers 64MiB\n")
 	for i := range backends {
-		fmt.Fprintf(&b, "backend http://127.0.0.1:%d {\nname b%d\nauth api_key\napi_key key-of-backend-%d\n", firstBack+i, i, i)
+		fmt.Fprintf(&b, "backend http://127.0.0.1:%d {\nname b%d\nauth api_key\napi_key key-of-backend-%d\n",
+			firstBack+i, i, i)
 		if each != nil {
 			b.WriteString(each(i))
 		}
@@ -261,8 +264,9 @@ func (s *site) watch(ctx context.Context) {
 	ctx = context.WithValue(ctx, http.ServerContextKey, anyServer)
 	ctx = context.WithValue(ctx, http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: s.port})
 	r := &http.Request{
-		Method: http.MethodGet, URL: &url.URL{Path: s.path, RawQuery: s.query}, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: http.Header{"Accept": {"text/event-stream"}}, Body: http.NoBody,
+		Method: http.MethodGet, URL: &url.URL{Path: s.path, RawQuery: s.query}, Proto: "HTTP/1.1", ProtoMajor: 1,
+		ProtoMinor: 1,
+		Header:     http.Header{"Accept": {"text/event-stream"}}, Body: http.NoBody,
 		Host: "127.0.0.1:" + strconv.Itoa(s.port), RemoteAddr: "127.0.0.1:40000", RequestURI: s.path,
 	}
 	c := &client{header: make(http.Header)}

@@ -13,7 +13,8 @@ func checkGlossary(code, page string) {
 	}
 	page = strings.Join(strings.Fields(page), " ")
 	for _, entry := range entries {
-		if word, meaning, _ := strings.Cut(strings.TrimSpace(entry), ": "); !strings.Contains(page, "**"+word+"**: "+meaning) {
+		if word, meaning, _ := strings.Cut(strings.TrimSpace(entry), ": "); !strings.Contains(page,
+			"**"+word+"**: "+meaning) {
 			wrong("docs/glossary.md does not say of %s: %s", word, meaning)
 		}
 	}

@@ -57,7 +57,8 @@ func namesInTheCode() []names {
 	files := sources()
 	for _, file := range files {
 		ast.Inspect(file, func(n ast.Node) bool {
-			if f, ok := n.(*ast.FuncDecl); ok && f.Recv != nil && f.Name.Name == "fields" { // of an access log: the placeholders
+			// the fields of an access log are the placeholders
+			if f, ok := n.(*ast.FuncDecl); ok && f.Recv != nil && f.Name.Name == "fields" {
 				return false
 			}
 			if call, ok := n.(*ast.CallExpr); ok && len(call.Args) > 1 {
@@ -70,7 +71,8 @@ func namesInTheCode() []names {
 	}
 	placeholders := make(map[string]bool)
 	summaries := read("internal/observe/summary.go")
-	for _, key := range regexp.MustCompile(`\b(?:text|zap\.\w+)\("?(\w+?)(?:"|Field), `).FindAllStringSubmatch(summaries, -1) {
+	for _, key := range regexp.MustCompile(`\b(?:text|zap\.\w+)\("?(\w+?)(?:"|Field), `).FindAllStringSubmatch(
+		summaries, -1) {
 		placeholders["{http.openai_lb."+key[1]+"}"] = true
 	}
 	counted := make(described)
@@ -122,7 +124,8 @@ func sources() (files []*ast.File) {
 		if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 			return err
 		}
-		if strings.Contains(path, "lbtest") || strings.HasPrefix(path, "docs") || strings.HasPrefix(path, "tests") || strings.HasPrefix(path, "bench") {
+		if strings.Contains(path, "lbtest") || strings.HasPrefix(path, "docs") || strings.HasPrefix(path, "tests") ||
+			strings.HasPrefix(path, "bench") {
 			return nil
 		}
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)

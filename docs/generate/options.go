@@ -152,7 +152,8 @@ func tableOf(which []string, page string) string {
 // be in the syntax.
 func optionsPage(page string) string {
 	syntax := "openai_lb [<matcher>] {\n" + syntaxOf("openailb.Handler", "\t") + "}\n"
-	page = regexp.MustCompile("(?s)<!-- syntax -->\n```text\n.*?```").ReplaceAllLiteralString(page, "<!-- syntax -->\n```text\n"+syntax+"```")
+	page = regexp.MustCompile("(?s)<!-- syntax -->\n```text\n.*?```").ReplaceAllLiteralString(page,
+		"<!-- syntax -->\n```text\n"+syntax+"```")
 	var readers []*ast.File
 	for _, path := range []string{"caddyfile.go", "internal/attempt/health.go", "internal/attempt/options.go", "internal/backend/caddyfile.go",
 		"internal/affinity/options.go", "internal/callers/caddyfile.go"} {
@@ -165,9 +166,10 @@ func optionsPage(page string) string {
 			wrong("no comment has the syntax of %s", name)
 		}
 	}
-	return regexp.MustCompile(`(?s)<!-- options: ([^>]+) -->\n.*?\n\n`).ReplaceAllStringFunc(page, func(old string) string {
-		marker, _, _ := strings.Cut(old, "\n")
-		which := strings.Split(strings.TrimSuffix(strings.TrimPrefix(marker, "<!-- options: "), " -->"), ", ")
-		return marker + "\n" + tableOf(which, page) + "\n"
-	})
+	return regexp.MustCompile(`(?s)<!-- options: ([^>]+) -->\n.*?\n\n`).ReplaceAllStringFunc(page,
+		func(old string) string {
+			marker, _, _ := strings.Cut(old, "\n")
+			which := strings.Split(strings.TrimSuffix(strings.TrimPrefix(marker, "<!-- options: "), " -->"), ", ")
+			return marker + "\n" + tableOf(which, page) + "\n"
+		})
 }

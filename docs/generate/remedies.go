@@ -26,7 +26,8 @@ func withRemedies(page string) string {
 	var table strings.Builder
 	table.WriteString("\n| class | cause | the backend | needs you | next | alert |\n|---|---|---|---|---|---|\n")
 	for _, r := range verdict.Remedies {
-		fmt.Fprintf(&table, "| `%s` | %s | %s | %s | %s | %s |\n", r.Class, cmp.Or(quoted(r.Cause), "any other"), r.Meaning, needs(r), r.Next, quoted(r.Alert))
+		fmt.Fprintf(&table, "| `%s` | %s | %s | %s | %s | %s |\n", r.Class, cmp.Or(quoted(r.Cause), "any other"),
+			r.Meaning, needs(r), r.Next, quoted(r.Alert))
 	}
 	table.WriteString("\nOf a pool, or of a replica:\n\n| class | problem | needs you | next | log, and at the end | alert |\n|---|---|---|---|---|---|\n")
 	for _, r := range verdict.PoolRemedies {
@@ -34,7 +35,8 @@ func withRemedies(page string) string {
 		if r.Over != "" {
 			lines += ", " + quoted(r.Over)
 		}
-		fmt.Fprintf(&table, "| `%s` | %s | %s | %s | %s | %s |\n", r.Class, r.Meaning, needs(r), r.Next, lines, quoted(r.Alert))
+		fmt.Fprintf(&table, "| `%s` | %s | %s | %s | %s | %s |\n",
+			r.Class, r.Meaning, needs(r), r.Next, lines, quoted(r.Alert))
 	}
 	return before + remediesBegin + table.String() + "\n" + remediesEnd + after
 }

@@ -50,7 +50,8 @@ func ReadOption(name, file, adapter string, into any) error {
 			return err
 		}
 		global := blocks[0]
-		global.Segments = slices.DeleteFunc(global.Segments, func(s caddyfile.Segment) bool { return s.Directive() != name })
+		global.Segments = slices.DeleteFunc(global.Segments,
+			func(s caddyfile.Segment) bool { return s.Directive() != name })
 		adapted, _, err := httpcaddyfile.ServerType{}.Setup([]caddyfile.ServerBlock{global}, nil)
 		if err != nil {
 			return err
@@ -74,5 +75,6 @@ func ReadOption(name, file, adapter string, into any) error {
 func isCaddyfile(file, adapter string) bool {
 	name := strings.ToLower(filepath.Base(file))
 	return adapter == "caddyfile" ||
-		adapter == "" && filepath.Ext(name) != ".json" && (strings.HasPrefix(name, "caddyfile") || strings.HasSuffix(name, ".caddyfile"))
+		adapter == "" && filepath.Ext(name) != ".json" &&
+			(strings.HasPrefix(name, "caddyfile") || strings.HasSuffix(name, ".caddyfile"))
 }

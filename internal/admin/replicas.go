@@ -122,10 +122,12 @@ func (r Read) Times(pool string) int {
 
 // AskAll asks the replicas with this name, and calls take for each row of their
 // answers. Without the option state, there are none.
-func AskAll[T any](ctx context.Context, name, question string, patience time.Duration, longest int, take func(a replicas.Answer, row T) (pool string, full bool)) (r Read, err error) {
+func AskAll[T any](ctx context.Context, name, question string, patience time.Duration, longest int,
+	take func(a replicas.Answer, row T) (pool string, full bool)) (r Read, err error) {
 	asking, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	answers, err := replicas.Ask(asking, question, func(all []replicas.Answer) ([]replicas.Answer, error) { return chosen(all, name) })
+	answers, err := replicas.Ask(asking, question,
+		func(all []replicas.Answer) ([]replicas.Answer, error) { return chosen(all, name) })
 	if err != nil {
 		return r, err
 	}
@@ -139,8 +141,10 @@ func AskAll[T any](ctx context.Context, name, question string, patience time.Dur
 // ReadAnswers calls take for each row of the answers, of at most longest bytes.
 // take returns the row's pool, or an empty one if it ignores the row, and
 // whether the sum is full.
-func ReadAnswers[T any](ctx context.Context, answers []replicas.Answer, longest int, take func(a replicas.Answer, row T) (pool string, full bool)) Read {
-	r := Read{Connected: true, Replicas: make([]Seen, len(answers)), Self: len(answers) == 0, sharing: make(map[string]int)}
+func ReadAnswers[T any](ctx context.Context, answers []replicas.Answer, longest int,
+	take func(a replicas.Answer, row T) (pool string, full bool)) Read {
+	r := Read{Connected: true, Replicas: make([]Seen, len(answers)), Self: len(answers) == 0,
+		sharing: make(map[string]int)}
 	budget := int64(MaxAnswers)
 	for i, a := range answers {
 		in := make(map[string]bool)
@@ -182,7 +186,8 @@ func ReadRows[T any](from io.Reader, most, longest int, each func(row T) bool) b
 	for n := 0; err == nil && start == json.Delim('[') && d.More(); n++ {
 		var text json.RawMessage
 		var row T
-		if err = d.Decode(&text); err != nil || n == most || len(text) > longest || json.Unmarshal(text, &row) != nil || !each(row) {
+		if err = d.Decode(&text); err != nil || n == most || len(text) > longest ||
+			json.Unmarshal(text, &row) != nil || !each(row) {
 			return false
 		}
 	}
@@ -203,7 +208,8 @@ func chosen(answers []replicas.Answer, name string) (its []replicas.Answer, err 
 			continue
 		}
 		if engines[a.Engine] && name != EveryReplica {
-			return nil, Refuse(http.StatusBadRequest, "several replicas are called '%s': use the id of one: %s", name, Listed(names))
+			return nil, Refuse(http.StatusBadRequest, "several replicas are called '%s': use the id of one: %s",
+				name, Listed(names))
 		}
 		engines[a.Engine] = true
 		its = append(its, a)

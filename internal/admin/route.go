@@ -24,16 +24,17 @@ import (
 
 // Shows returns a route that answers GET with a value.
 func Shows(path string, value func(*http.Request) (any, error)) caddy.AdminRoute {
-	return caddy.AdminRoute{Pattern: path, Handler: caddy.AdminHandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
-		if err := AllowMethods(w, r, http.MethodGet, http.MethodHead); err != nil {
-			return err
-		}
-		v, err := value(r)
-		if err != nil {
-			return err
-		}
-		return WriteJSON(w, v)
-	})}
+	return caddy.AdminRoute{Pattern: path,
+		Handler: caddy.AdminHandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+			if err := AllowMethods(w, r, http.MethodGet, http.MethodHead); err != nil {
+				return err
+			}
+			v, err := value(r)
+			if err != nil {
+				return err
+			}
+			return WriteJSON(w, v)
+		})}
 }
 
 // AllowMethods refuses other methods.
@@ -55,7 +56,8 @@ func QueryOf(r *http.Request, allowed ...string) (query url.Values, inPool func(
 	}
 	for name, values := range query {
 		if !slices.Contains(allowed, name) || len(values) > 1 {
-			return nil, nil, Refuse(http.StatusBadRequest, "query parameter '%s': expected at most one of each of %s", name, strings.Join(allowed, ", "))
+			return nil, nil, Refuse(http.StatusBadRequest, "query parameter '%s': expected at most one of each of %s",
+				name, strings.Join(allowed, ", "))
 		}
 	}
 	var names []string

@@ -54,7 +54,8 @@ func (a *Affinity) Place(r *Request) (p *Placement, refusal apierror.Error, refu
 	}
 	stored := openaiapi.ReadStored(r.Method, r.Operation, r.RawQuery)
 	stored.Teaches = stored.Teaches || stored.TeachesIfStored && (r.Body.Stores || r.Body.Speaks)
-	if !stored.Teaches && !stored.NewAPI && len(stored.IDs)+len(stored.Guesses) == 0 && !r.Body.HasIDs() && r.Account == "" {
+	if !stored.Teaches && !stored.NewAPI && len(stored.IDs)+len(stored.Guesses) == 0 && !r.Body.HasIDs() &&
+		r.Account == "" {
 		return Anywhere, refusal, false
 	}
 	return a.find(r, stored)
@@ -114,7 +115,8 @@ func (a *Affinity) find(r *Request, stored openaiapi.Stored) (*Placement, apierr
 // the object that is made below another one may be an object that the body
 // names, such as a file that is added to a vector store.
 func (r *Request) showsAll() bool {
-	return openaiapi.BodyNamesNothing(r.Method, r.Operation) || !r.Compressed && r.CutAt == 0 && !r.Disputed && r.Body.Readable(r.Text)
+	return openaiapi.BodyNamesNothing(r.Method, r.Operation) ||
+		!r.Compressed && r.CutAt == 0 && !r.Disputed && r.Body.Readable(r.Text)
 }
 
 // finder finds the owners of the ids in a request.
@@ -167,7 +169,8 @@ func (f *finder) takeAs(key ownership.Key, kind openaiapi.IDKind, text []byte) {
 // several.
 func (f *finder) othersMayKnow(o ownership.Owner) bool {
 	a := f.affinity
-	return a.others != nil && !o.Caller.Named() && (f.caller != 0 && (f.own || o.Caller == 0) || o.Account == "" && len(a.all) > 1)
+	return a.others != nil && !o.Caller.Named() &&
+		(f.caller != 0 && (f.own || o.Caller == 0) || o.Account == "" && len(a.all) > 1)
 }
 
 // apply applies the known owner of an id to the placement. If the config no
@@ -214,7 +217,8 @@ func (f *finder) lookUp() {
 		keys[i] = f.open[i].Key
 	}
 	found, err := f.affinity.others.Lookup(f.caller, keys)
-	if errors.Is(err, ownership.ErrCrowded) || err != nil && slices.ContainsFunc(f.open, func(it openID) bool { return it.own }) {
+	if errors.Is(err, ownership.ErrCrowded) ||
+		err != nil && slices.ContainsFunc(f.open, func(it openID) bool { return it.own }) {
 		f.refuse(apierror.OwnersUnknown)
 		return
 	}

@@ -197,7 +197,8 @@ func (p *Placement) Why(a pool.Affinity) string {
 // names. An input item may have been sent as a whole, so its id counts only
 // after an account did not know it.
 func (p *Placement) asked() bool {
-	return p.wasAsked || len(p.missing) > 0 || p.Asks() && slices.ContainsFunc(p.unknown, func(it id) bool { return it.kind != openaiapi.ItemID })
+	return p.wasAsked || len(p.missing) > 0 ||
+		p.Asks() && slices.ContainsFunc(p.unknown, func(it id) bool { return it.kind != openaiapi.ItemID })
 }
 
 // Result returns, for metrics, whether the owner of the objects that the

@@ -33,7 +33,8 @@ func (r *Request) refuses() (e apierror.Error, refused bool) {
 	case r.Compressed:
 		return unseen(http.StatusUnsupportedMediaType, "unsupported_content_encoding", "The request body is compressed. Send it without Content-Encoding"), true
 	case r.CutAt > 0:
-		return unseen(http.StatusRequestEntityTooLarge, "request_too_large", "The request body has more than "+strconv.FormatInt(r.CutAt, 10)+" bytes. Send a shorter one"), true
+		return unseen(http.StatusRequestEntityTooLarge, "request_too_large",
+			"The request body has more than "+strconv.FormatInt(r.CutAt, 10)+" bytes. Send a shorter one"), true
 	case r.Disputed, !r.Body.Readable(r.Text):
 		return unseen(http.StatusBadRequest, "invalid_body", "The request body is neither a JSON object nor a form of plain fields. Send one of these"), true
 	}

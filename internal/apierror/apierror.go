@@ -87,11 +87,15 @@ func unavailable(class, code, message string) Error {
 
 // The errors with a fixed text.
 var (
-	MissingKey       = unauthenticated("You did not provide an API key. Send it in an Authorization header, as 'Bearer' and the key, or in an api-key header.")
-	WrongKey         = unauthenticated("Incorrect API key provided.")
-	ExpiredKey       = unauthenticated("The API key provided has expired.")
-	TwoCallers       = unauthenticated("Incorrect API keys provided: they belong to different callers. Send one of them.")
-	Denied           = Error{Status: http.StatusForbidden, Message: "The API key provided is valid, but its owner may not use this server. Ask its operator for access.", Kind: "invalid_request_error", Code: "permission_denied", Class: Unauthenticated}
+	MissingKey = unauthenticated("You did not provide an API key. Send it in an Authorization header, as 'Bearer' and the key, or in an api-key header.")
+	WrongKey   = unauthenticated("Incorrect API key provided.")
+	ExpiredKey = unauthenticated("The API key provided has expired.")
+	TwoCallers = unauthenticated("Incorrect API keys provided: they belong to different callers. Send one of them.")
+	Denied     = Error{
+		Status:  http.StatusForbidden,
+		Message: "The API key provided is valid, but its owner may not use this server. Ask its operator for access.",
+		Kind:    "invalid_request_error", Code: "permission_denied", Class: Unauthenticated,
+	}
 	MethodNotAllowed = Invalid(http.StatusMethodNotAllowed, "method_not_supported", "TRACE and CONNECT are not supported.")
 	CompressedBody   = Invalid(http.StatusUnsupportedMediaType, "unsupported_content_encoding",
 		"The request body is compressed, and no backend accepts it as it is. Send it without Content-Encoding.")
@@ -129,7 +133,8 @@ var (
 	NoMemory = unavailable(RetryLater, "server_overloaded", "Too many messages are being received now. Please retry after 1 second.")
 	// Loop is the error for a request that this balancer has sent, and that
 	// came back to it. Nobody must repeat it.
-	Loop = Error{Status: http.StatusLoopDetected, Kind: "server_error", Code: "loop_detected", Class: string(verdict.Loop),
+	Loop = Error{Status: http.StatusLoopDetected, Kind: "server_error", Code: "loop_detected",
+		Class:   string(verdict.Loop),
 		Message: "The request came back to the load balancer that had sent it: the URL of a backend leads to the load balancer itself."}
 	HeadersTooLarge     = Invalid(http.StatusRequestHeaderFieldsTooLarge, "headers_too_large", "The request headers are larger than the backend accepts.")
 	InvalidHeaders      = Invalid(http.StatusBadRequest, "invalid_headers", "The request has an invalid header.")
@@ -190,21 +195,24 @@ func retryLater(what string, wait time.Duration, all bool, class, object, ownerC
 // again.
 func NoCredential(wait time.Duration) Error {
 	return upstream(http.StatusServiceUnavailable, "upstream_credential_unavailable",
-		"The load balancer's credential for the backend is being renewed. Please retry after "+strconv.Itoa(verdict.RetrySeconds(wait))+" seconds.")
+		"The load balancer's credential for the backend is being renewed. Please retry after "+
+			strconv.Itoa(verdict.RetrySeconds(wait))+" seconds.")
 }
 
 // UnknownModel is the error for a model that no backend serves.
 func UnknownModel(name string, models []string) Error {
 	return Error{Status: http.StatusNotFound,
-		Message: "The model '" + pool.ModelKey(name) + "' is not available. Available models: " + strings.Join(models, ", ") + ".",
-		Kind:    "invalid_request_error", Code: "model_not_found", Class: NoSuchModel}
+		Message: "The model '" + pool.ModelKey(name) + "' is not available. Available models: " +
+			strings.Join(models, ", ") + ".",
+		Kind: "invalid_request_error", Code: "model_not_found", Class: NoSuchModel}
 }
 
 // UnknownModelThere is the error for a model that is not served by the account
 // that stores the object which the request names.
 func UnknownModelThere(name, object string, models []string) Error {
 	e := UnknownModel(name, models)
-	e.Message = "The model '" + pool.ModelKey(name) + "' is not available where " + object + " is stored. Available models there: " + strings.Join(models, ", ") + "."
+	e.Message = "The model '" + pool.ModelKey(name) + "' is not available where " + object +
+		" is stored. Available models there: " + strings.Join(models, ", ") + "."
 	return e
 }
 
@@ -304,10 +312,12 @@ func UnreadableBody(err error) Error {
 		return Invalid(http.StatusRequestTimeout, "request_timeout", "The request body did not arrive in time.")
 	}
 	class := InvalidRequest
-	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, context.Canceled) || strings.Contains(err.Error(), http2Left) {
+	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, context.Canceled) ||
+		strings.Contains(err.Error(), http2Left) {
 		class = string(verdict.ClientLeft)
 	}
-	return Error{Status: http.StatusBadRequest, Message: "The request body could not be read.", Kind: "invalid_request_error", Code: "invalid_body", Class: class}
+	return Error{Status: http.StatusBadRequest, Message: "The request body could not be read.",
+		Kind: "invalid_request_error", Code: "invalid_body", Class: class}
 }
 
 // Response returns the error as a reply to req, in the form of the API that has

@@ -373,7 +373,8 @@ func (t *Request) check(res *http.Response) error {
 // opens reports whether the time limit of the request continues until the first
 // byte of the body.
 func (t *Request) opens(res *http.Response) bool {
-	return t.Asks.Kind.Infers() && res.StatusCode == http.StatusOK && t.kind == openaiapi.TypeEventStream && !openaiapi.IsCompressed(res.Header)
+	return t.Asks.Kind.Infers() && res.StatusCode == http.StatusOK && t.kind == openaiapi.TypeEventStream &&
+		!openaiapi.IsCompressed(res.Header)
 }
 
 // watchOver limits the time of each read of a response's body. It returns nil

@@ -51,7 +51,8 @@ func DecodeTransport(raw json.RawMessage) (*reverseproxy.HTTPTransport, error) {
 		return nil, fmt.Errorf("transport: %w", err)
 	}
 	if string(fields["protocol"]) != `"http"` {
-		return nil, fmt.Errorf("transport: protocol %s is not available: expected \"http\"", cmp.Or(string(fields["protocol"]), `""`))
+		return nil, fmt.Errorf("transport: protocol %s is not available: expected \"http\"",
+			cmp.Or(string(fields["protocol"]), `""`))
 	}
 	delete(fields, "protocol")
 	rest, err := json.Marshal(fields)

@@ -110,7 +110,8 @@ func (p *PassiveHealth) CooldownFor(r *Reply, busy bool) (c Cooldown, coolsDown 
 	case verdict.Quota:
 		// a budget is not refilled in a moment, whatever a gateway writes into
 		// each 429
-		c.Wait = min(max(p.hinted(r, time.Duration(p.RetryAfterMax)), time.Duration(p.FailDuration)), time.Duration(p.RetryAfterMax))
+		c.Wait = min(max(p.hinted(r, time.Duration(p.RetryAfterMax)), time.Duration(p.FailDuration)),
+			time.Duration(p.RetryAfterMax))
 	case verdict.NoModel:
 		if !asks.Kind.Infers() { // another operation has no cooldown for a model
 			return c, false
@@ -119,7 +120,8 @@ func (p *PassiveHealth) CooldownFor(r *Reply, busy bool) (c Cooldown, coolsDown 
 	case verdict.Credential, verdict.NotPermitted:
 		// a credential for inference may lack every other permission, that to
 		// open a WebSocket included, and uvicorn answers 403 where it has none
-		if !asks.Kind.Infers() || r.refusesHandshake() && (r.Class == verdict.NotPermitted || r.Status == http.StatusForbidden) {
+		if !asks.Kind.Infers() || r.refusesHandshake() && (r.Class == verdict.NotPermitted ||
+			r.Status == http.StatusForbidden) {
 			return c, false
 		}
 		c = Cooldown{Wait: misconfigured, MayBeOfRequest: true}
@@ -133,7 +135,8 @@ func (p *PassiveHealth) CooldownFor(r *Reply, busy bool) (c Cooldown, coolsDown 
 	default:
 		// A backend that cuts the connection during an upload may have refused
 		// the upload.
-		if !r.Class.Failover() || !r.Class.Blames() || r.isImpatient() || r.Uploading || busy && errors.Is(r.Err, ErrLostAgain) {
+		if !r.Class.Failover() || !r.Class.Blames() || r.isImpatient() || r.Uploading ||
+			busy && errors.Is(r.Err, ErrLostAgain) {
 			return c, false
 		}
 		return p.Failure(), true

@@ -56,7 +56,8 @@ func (r *Reply) isNoAnswer() bool {
 	if !r.sent.Asks.answers() || r.sent.Socket != nil || r.Status < 200 {
 		return false
 	}
-	return r.Status >= 300 || r.Status == http.StatusNoContent || r.Status == http.StatusResetContent || r.Status == http.StatusOK && r.body == nil
+	return r.Status >= 300 || r.Status == http.StatusNoContent || r.Status == http.StatusResetContent ||
+		r.Status == http.StatusOK && r.body == nil
 }
 
 // looks is the format that the first bytes of a body seem to have.
@@ -77,7 +78,8 @@ func looksLike(text []byte) looks {
 		return likeNothing
 	}
 	switch c := text[0]; {
-	case c == '{', c == '[', c == '"', c == '-', '0' <= c && c <= '9', bytes.HasPrefix(text, []byte("null")), bytes.HasPrefix(text, []byte("true")),
+	case c == '{', c == '[', c == '"', c == '-', '0' <= c && c <= '9', bytes.HasPrefix(text, []byte("null")),
+		bytes.HasPrefix(text, []byte("true")),
 		bytes.HasPrefix(text, []byte("false")):
 		return likeJSON
 	case c == ':':
@@ -142,5 +144,6 @@ func (r *Reply) judgeJSON() (*sse.Error, error) {
 // isUntyped reports whether a reply whose Content-Type is neither JSON nor a
 // stream must be checked by its first bytes.
 func (r *Reply) isUntyped() bool {
-	return r.sent.Asks.answers() && r.Status == http.StatusOK && r.body != nil && !openaiapi.IsCompressed(r.Response.Header)
+	return r.sent.Asks.answers() && r.Status == http.StatusOK && r.body != nil &&
+		!openaiapi.IsCompressed(r.Response.Header)
 }

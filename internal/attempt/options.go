@@ -73,7 +73,8 @@ func (o *Options) Provision() error {
 		}
 	}
 	if o.RequestBuffers < 0 || o.RequestBuffers > directive.MaxInt {
-		return fmt.Errorf("request_buffers '%d' is not a number of bytes from 1 to %d", o.RequestBuffers, directive.MaxInt)
+		return fmt.Errorf("request_buffers '%d' is not a number of bytes from 1 to %d",
+			o.RequestBuffers, directive.MaxInt)
 	}
 	o.RequestBuffers = cmp.Or(o.RequestBuffers, defaultRequestBuffers)
 	return nil

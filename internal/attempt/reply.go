@@ -153,7 +153,8 @@ func (r *Reply) PerhapsExecuted() bool {
 	case http.StatusServiceUnavailable, http.StatusForbidden, http.StatusLoopDetected:
 		return false
 	}
-	return r.Status >= 500 || r.Status == http.StatusRequestTimeout || r.Class == verdict.Failed || r.Class == verdict.Timeout
+	return r.Status >= 500 || r.Status == http.StatusRequestTimeout || r.Class == verdict.Failed ||
+		r.Class == verdict.Timeout
 }
 
 // Unexecuted reports whether the backend did not execute the request.
@@ -233,11 +234,13 @@ func (r *Reply) Commit(client http.ResponseWriter, now time.Time, broken func(En
 		tokens = r.body.goOut(r)
 	}
 	res := r.Response
-	if r.sent.Change.AskUsage && openaiapi.ContentType(res.Header) == openaiapi.TypeEventStream && !openaiapi.IsCompressed(res.Header) {
+	if r.sent.Change.AskUsage && openaiapi.ContentType(res.Header) == openaiapi.TypeEventStream &&
+		!openaiapi.IsCompressed(res.Header) {
 		res.Body, res.ContentLength = usage.Hide(res.Body), -1
 		delete(res.Header, "Content-Length")
 	}
-	if backend, ok := res.Body.(io.ReadWriteCloser); ok && r.Status == http.StatusSwitchingProtocols && r.sent.Address == nil {
+	if backend, ok := res.Body.(io.ReadWriteCloser); ok && r.Status == http.StatusSwitchingProtocols &&
+		r.sent.Address == nil {
 		res.Body = r.tunnel(client, backend) // reverse_proxy relays it
 	}
 	r.secrets().DropFrom(res.Trailer)
@@ -259,13 +262,16 @@ var errSlowBody = errors.New("the body of an error did not arrive in time")
 func (r *Reply) judge() {
 	var text []byte
 	complete := false
-	if verdict.NeedsBody(r.Status) || len(r.secrets()) > 0 && r.Status >= 300 && openaiapi.IsCompressed(r.Response.Header) {
+	if verdict.NeedsBody(r.Status) ||
+		len(r.secrets()) > 0 && r.Status >= 300 && openaiapi.IsCompressed(r.Response.Header) {
 		text, complete = r.peek()
 		r.Missing = verdict.Missing(r.Status, text)
 		r.AboutAudience = verdict.AboutAudience(r.Status, text)
 	}
 	infers := r.sent.Asks.Kind.Infers() && !r.sent.handshakes()
-	r.Class = verdict.Judge(verdict.Reply{Status: r.Status, Header: r.Response.Header, Body: text, Cost: r.sent.Asks.Cost, Infers: infers})
+	r.Class = verdict.Judge(verdict.Reply{
+		Status: r.Status, Header: r.Response.Header, Body: text, Cost: r.sent.Asks.Cost, Infers: infers,
+	})
 	r.LacksPath = infers && r.Class == verdict.NotHere && verdict.LacksPath(r.Status, text)
 	if r.Status >= 300 {
 		r.Wait, r.Source = verdict.HintOf(r.Class, r.Status, r.Response.Header, text, time.Now())

@@ -45,8 +45,10 @@ func (r *Reply) tunnel(client http.ResponseWriter, backend io.ReadWriteCloser) *
 // end of a side. reverse_proxy writes a close frame to both sides of each
 // tunnel, one after the other, and waits while a side reads nothing. closing
 // may be context.Background().
-func newTunnel(closing context.Context, client http.ResponseWriter, backend io.ReadWriteCloser, broken func(reason error, begun bool)) *tunnel {
-	t := &tunnel{ReadWriteCloser: backend, client: http.NewResponseController(client), innermost: unwrap(client), broken: broken}
+func newTunnel(closing context.Context, client http.ResponseWriter, backend io.ReadWriteCloser,
+	broken func(reason error, begun bool)) *tunnel {
+	t := &tunnel{ReadWriteCloser: backend, client: http.NewResponseController(client), innermost: unwrap(client),
+		broken: broken}
 	if closing.Done() != nil {
 		t.forget = context.AfterFunc(closing, t.end)
 	}

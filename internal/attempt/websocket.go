@@ -49,11 +49,13 @@ func (r *Reply) judgeSocket(s *Sender) {
 	switch {
 	case r.Refusal != nil, t.Incoming.Context().Err() != nil:
 		return // it could not be sent, or the client has left
-	case r.Class == verdict.Throttled, r.Class == verdict.Quota, r.Class == verdict.Unreachable, r.Class == verdict.Loop:
+	case r.Class == verdict.Throttled, r.Class == verdict.Quota, r.Class == verdict.Unreachable,
+		r.Class == verdict.Loop:
 		return
 	case r.Status == http.StatusUnauthorized, r.Status == http.StatusPaymentRequired:
 		return
-	case r.Status >= 400 && r.Status < 500 && r.Status != http.StatusRequestTimeout, r.Status == http.StatusNotImplemented:
+	case r.Status >= 400 && r.Status < 500 && r.Status != http.StatusRequestTimeout,
+		r.Status == http.StatusNotImplemented:
 		lasts = lacksSocketFor
 	}
 	if r.Class != verdict.Overloaded { // which says when to come back

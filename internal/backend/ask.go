@@ -13,7 +13,8 @@ import (
 // NewRequest returns a request of the balancer's own to the backend, with this
 // credential and the backend's headers. Its path is the backend's path for the
 // route. The returned secrets are the keys in the request.
-func (b *Backend) NewRequest(ctx context.Context, credential keys.Credential, method string, route openaiapi.Route, query string, body []byte) (*http.Request, keys.Secrets, error) {
+func (b *Backend) NewRequest(ctx context.Context, credential keys.Credential, method string, route openaiapi.Route,
+	query string, body []byte) (*http.Request, keys.Secrets, error) {
 	u := *b.Origin
 	u.RawQuery = query
 	b.paths.Rewrite(&u, route, "", "")

@@ -209,7 +209,8 @@ func (b *Backend) Understands(r *openaiapi.Request) bool {
 	case r.Clarity != openaiapi.Clear && (b.Models != nil || b.Deployment != ""):
 		return false
 	}
-	if b.ServiceTier != "" && !b.tierInHeader && r.TakesServiceTier() && (r.Clarity != openaiapi.Clear || r.Body.IsForm()) {
+	if b.ServiceTier != "" && !b.tierInHeader && r.TakesServiceTier() &&
+		(r.Clarity != openaiapi.Clear || r.Body.IsForm()) {
 		return false
 	}
 	if b.Models == nil {
@@ -241,7 +242,8 @@ func (b *Backend) tellsTier(r *openaiapi.Request) string {
 // Direct sets the address, the path and the backend's own headers of an
 // outgoing request. It returns the Host, and the changes of the body. route is
 // the client's path.
-func (b *Backend) Direct(to *url.URL, header http.Header, r *openaiapi.Request, route openaiapi.Route) (host string, c openaiapi.Changes) {
+func (b *Backend) Direct(to *url.URL, header http.Header, r *openaiapi.Request,
+	route openaiapi.Route) (host string, c openaiapi.Changes) {
 	maps.Copy(header, b.header)
 	if tier := b.tellsTier(r); tier != "" && b.tierInHeader {
 		header[openaiapi.TierHeader] = []string{tier}

@@ -21,7 +21,8 @@ func Directive(into *[]*Backend) directive.Option {
 	return directive.Func(func(d *caddyfile.Dispenser) error {
 		b, begin := new(Backend), *d
 		err := b.unmarshalCaddyfile(d)
-		if err == nil && b.Name != "" && slices.ContainsFunc(*into, func(other *Backend) bool { return other.Name == b.Name }) {
+		if err == nil && b.Name != "" &&
+			slices.ContainsFunc(*into, func(other *Backend) bool { return other.Name == b.Name }) {
 			err = begin.WrapErr(errTakenName)
 		}
 		if err != nil {
@@ -104,7 +105,8 @@ func (b *Backend) addHeader(args []string) error {
 	case removes && len(args) == 2:
 		return fmt.Errorf("header -%s does not take a value", name)
 	case !removes && len(args) == 1:
-		return errors.New("header requires a name and a value, or - and a name to remove it, and has 1 argument") // which may be a key
+		// the argument is not quoted, because it may be a key
+		return errors.New("header requires a name and a value, or - and a name to remove it, and has 1 argument")
 	case known && removes != (before == nil):
 		return errSetAndRemoved(name)
 	case removes:

@@ -86,7 +86,8 @@ func (c *Rechecker) checkHealth(m *pool.Member, b *Backend) {
 			class = verdict.Failed
 		}
 		err = verdict.Own(err)
-		m.FailedCheck(pool.Reason{Class: string(class), Status: status, Cause: verdict.CauseOf(err), Error: pool.CutText(err.Error(), maxRecheckError)})
+		m.FailedCheck(pool.Reason{Class: string(class), Status: status, Cause: verdict.CauseOf(err),
+			Error: pool.CutText(err.Error(), maxRecheckError)})
 	}
 }
 
@@ -96,7 +97,8 @@ func (c *Rechecker) askHealth(b *Backend) (status int, connected bool, err error
 	ctx, cancel := context.WithTimeout(withUpstream(c.Context, b.Origin), recheckTimeout)
 	defer cancel()
 	var got atomic.Bool
-	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { got.Store(true) }})
+	ctx = httptrace.WithClientTrace(ctx,
+		&httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { got.Store(true) }})
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, b.Origin.String()+b.HealthURI, http.NoBody)
 	if err != nil {
 		return 0, false, err
@@ -109,7 +111,9 @@ func (c *Rechecker) askHealth(b *Backend) (status int, connected bool, err error
 	}
 	defer res.Body.Close()
 	if !caddyhttp.StatusCodeMatches(res.StatusCode, b.HealthStatus) {
-		err = &verdict.CauseError{Word: causeOfStatus, Text: fmt.Sprintf("the health check was answered with status %d", res.StatusCode)}
+		err = &verdict.CauseError{
+			Word: causeOfStatus, Text: fmt.Sprintf("the health check was answered with status %d", res.StatusCode),
+		}
 	}
 	return res.StatusCode, true, err
 }

@@ -16,7 +16,9 @@ func Mistakes(backends []*Backend) (warnings []string) {
 	for _, b := range backends {
 		key := b.HealthKey + " " + b.options()
 		if same := first[key]; same != nil {
-			warnings = append(warnings, fmt.Sprintf("backend '%s' is '%s' once more: the same URL and credential, so both throttle together", b.Name, same.Name))
+			warnings = append(warnings,
+				fmt.Sprintf("backend '%s' is '%s' once more: the same URL and credential, so both throttle together",
+					b.Name, same.Name))
 			continue
 		}
 		first[key] = b
@@ -29,7 +31,8 @@ func Mistakes(backends []*Backend) (warnings []string) {
 // credential, which may have several spellings.
 func (b *Backend) options() string {
 	text, _ := json.Marshal(&Backend{ // its options were read from JSON
-		Deployment: b.Deployment, Account: b.Account, Model: b.Model, MaxRequests: b.MaxRequests, StreamUsage: b.StreamUsage, TraceContext: b.TraceContext,
+		Deployment: b.Deployment, Account: b.Account, Model: b.Model, MaxRequests: b.MaxRequests,
+		StreamUsage: b.StreamUsage, TraceContext: b.TraceContext,
 	})
 	return string(text)
 }

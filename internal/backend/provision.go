@@ -109,7 +109,8 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	if err := b.Credentials.Provision(ctx, auth); err != nil {
 		return err
 	}
-	b.Azure = auth.Azure || b.Credentials.Scheme == keys.SchemeAPIKey || b.Credentials.Scheme == keys.SchemeAzureIdentity
+	b.Azure = auth.Azure || b.Credentials.Scheme == keys.SchemeAPIKey ||
+		b.Credentials.Scheme == keys.SchemeAzureIdentity
 	b.Provider = openaiapi.IsProvider(b.Origin.Hostname())
 	b.paths = openaiapi.PathsAt(base, b.Azure)
 	if err := b.provisionModels(); err != nil {
@@ -129,7 +130,8 @@ func (b *Backend) provision(ctx caddy.Context) error {
 		return err
 	}
 	if b.HealthURI != "" {
-		b.HealthInterval, b.HealthStatus = cmp.Or(b.HealthInterval, defaultHealthInterval), cmp.Or(b.HealthStatus, defaultHealthStatus)
+		b.HealthInterval, b.HealthStatus = cmp.Or(b.HealthInterval, defaultHealthInterval),
+			cmp.Or(b.HealthStatus, defaultHealthStatus)
 	}
 	b.header = make(http.Header, len(b.Header))
 	for name, values := range b.Header {
@@ -163,7 +165,8 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	if b.Credentials.Source != nil {
 		identity = b.Credentials.Source.Identity()
 		if b.Origin.Scheme == "http" && (auth.Azure || auth.OpenAI) {
-			ctx.Logger().Warn("the backend's key is sent without encryption: use https", zap.String("url", b.Origin.String()))
+			ctx.Logger().Warn("the backend's key is sent without encryption: use https",
+				zap.String("url", b.Origin.String()))
 		}
 	}
 	fingerprint := b.Credentials.Fingerprint(identity, b.header)

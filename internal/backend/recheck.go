@@ -57,8 +57,9 @@ func (c *Rechecker) recheck(m *pool.Member) {
 		return
 	}
 	m.StillUnreachable(pool.Refusal{
-		Reason: pool.Reason{Class: string(verdict.Unreachable), Cause: verdict.CauseOf(err), Error: pool.CutText(err.Error(), maxRecheckError)},
-		Whole:  true, Unreachable: true,
+		Reason: pool.Reason{Class: string(verdict.Unreachable), Cause: verdict.CauseOf(err),
+			Error: pool.CutText(err.Error(), maxRecheckError)},
+		Whole: true, Unreachable: true,
 	}, time.Now())
 }
 

@@ -44,7 +44,8 @@ func CheckPrefix(prefix string) error {
 
 // ExampleVariables returns the names of a backend's variables, for an error.
 func ExampleVariables(prefix string) string {
-	return fmt.Sprintf("%[1]s_1_%[2]s, %[1]s_1_%[3]s and %[1]s_1_%[4]s", prefix, urlVariable, priorityVariable, apiKeyVariable)
+	return fmt.Sprintf("%[1]s_1_%[2]s, %[1]s_1_%[3]s and %[1]s_1_%[4]s",
+		prefix, urlVariable, priorityVariable, apiKeyVariable)
 }
 
 // described is a backend that variables describe.
@@ -128,7 +129,8 @@ func (e environment) checkNames(prefix string) error {
 	for _, name := range slices.Sorted(maps.Keys(e)) {
 		property, ok := strings.CutPrefix(name, strings.ToUpper(prefix)+"_")
 		if ok && !slices.Contains(properties, property) && !ofService.MatchString(property) {
-			return fmt.Errorf("%s is not a variable of a backend: expected one of %s_%s", e[name].Name, prefix, strings.Join(properties, ", "+prefix+"_"))
+			return fmt.Errorf("%s is not a variable of a backend: expected one of %s_%s",
+				e[name].Name, prefix, strings.Join(properties, ", "+prefix+"_"))
 		}
 	}
 	return nil

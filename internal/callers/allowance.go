@@ -57,11 +57,14 @@ func (a Allowance) isEmpty() bool {
 // own allowance does not set has the tier's value. Limits with different units
 // are different options.
 func (a Allowance) orOf(tier Allowance) Allowance {
-	a.Requests, a.Tokens = orLimits(limiter.Requests, a.Requests, tier.Requests), orLimits(limiter.Tokens, a.Tokens, tier.Tokens)
+	a.Requests, a.Tokens = orLimits(limiter.Requests, a.Requests, tier.Requests),
+		orLimits(limiter.Tokens, a.Tokens, tier.Tokens)
 	if a.MaxRequests == nil {
 		a.MaxRequests = tier.MaxRequests
 	}
-	for _, list := range []struct{ own, tier *[]string }{{&a.Models, &tier.Models}, {&a.Backends, &tier.Backends}, {&a.ServiceTiers, &tier.ServiceTiers}} {
+	for _, list := range []struct{ own, tier *[]string }{
+		{&a.Models, &tier.Models}, {&a.Backends, &tier.Backends}, {&a.ServiceTiers, &tier.ServiceTiers},
+	} {
 		if *list.own == nil {
 			*list.own = *list.tier
 		}

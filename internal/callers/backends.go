@@ -33,7 +33,8 @@ func checkBackends(who string, names []string, backends []Backend) error {
 		there = append(there, b.Name)
 	}
 	return checkNames(who, "backend", names, func(name string) error {
-		if there == nil || slices.ContainsFunc(there, func(b string) bool { return b == "" || Matches([]string{name}, b) }) {
+		if there == nil ||
+			slices.ContainsFunc(there, func(b string) bool { return b == "" || Matches([]string{name}, b) }) {
 			return nil
 		}
 		return fmt.Errorf("%s: no backend has the name '%s': expected some of %s, or a name with *",

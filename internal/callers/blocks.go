@@ -77,9 +77,10 @@ func (c *Callers) blockOf(o *Options, caller Caller) *block {
 func (c *Callers) entryOf(o *Options, caller Caller, t Tier) *entry {
 	a := caller.orOf(t.Allowance)
 	limits, _ := a.limits("") // they were checked
-	e := &entry{set: c.setOf(a.Backends), tiers: a.ServiceTiers, denied: caller.Deny, empty: a.isEmpty(), limited: len(limits) > 0, settings: limiter.Settings{
-		Limits: limits, Tier: t.Name, Tiers: o.TierNames(), Location: c.location,
-	}}
+	e := &entry{set: c.setOf(a.Backends), tiers: a.ServiceTiers, denied: caller.Deny, empty: a.isEmpty(),
+		limited: len(limits) > 0, settings: limiter.Settings{
+			Limits: limits, Tier: t.Name, Tiers: o.TierNames(), Location: c.location,
+		}}
 	e.models, e.listed = modelsAmong(a.Models, modelsOf(o.Backends, a.Backends))
 	if a.MaxRequests != nil {
 		e.settings.MaxRequests = *a.MaxRequests

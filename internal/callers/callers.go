@@ -154,7 +154,8 @@ func Reset(of, name string, order pool.Order) (known bool) {
 	if !k.limiters.Reset(order.Time, name) {
 		return false
 	}
-	k.logger.Load().Named("audit").Info("caller reset", zap.String("pool", of), zap.String("caller", name), zap.String("by", order.By), zap.String("reason", order.Reason))
+	k.logger.Load().Named("audit").Info("caller reset", zap.String("pool", of), zap.String("caller", name),
+		zap.String("by", order.By), zap.String("reason", order.Reason))
 	k.saver.Changed()
 	k.saver.Save()
 	return true
@@ -324,7 +325,8 @@ func LikelyCost(r *http.Request, route openaiapi.Route) (e limiter.Estimate) {
 // Exceeded returns the refusal of any request of the caller, if none can be
 // admitted now, or nil. The refusal's wait is that of a request with the likely
 // cost. The Admission may be used only for Limits, Refused and Upload.
-func (c *Callers) Exceeded(now time.Time, name string, likely limiter.Estimate) (a Admission, refusal *limiter.Refusal) {
+func (c *Callers) Exceeded(now time.Time, name string,
+	likely limiter.Estimate) (a Admission, refusal *limiter.Refusal) {
 	if c == nil {
 		return a, nil
 	}

@@ -120,7 +120,8 @@ func (b *batch) failed() {
 func (p *sharedPool) collect(b *batch, now time.Time, pace time.Duration) {
 	p.grow()
 	records := len(b.records)
-	if changed, hurry := p.changed(); changed > 0 && (pace == 0 || now.Sub(p.seen) >= slow-fast/2 || hurry && now.Sub(p.seen) >= pace) {
+	if changed, hurry := p.changed(); changed > 0 &&
+		(pace == 0 || now.Sub(p.seen) >= slow-fast/2 || hurry && now.Sub(p.seen) >= pace) {
 		p.seen = now
 		p.sendChanged(b, now, changed)
 	}
@@ -158,7 +159,8 @@ func (p *sharedPool) grow() {
 	}
 	for _, caller := range p.callers.From(p.known) {
 		if len(p.chunks) == 0 || len(p.chunks[p.filling].members) >= maxCallers {
-			if p.filling = slices.IndexFunc(p.chunks, func(c *chunk) bool { return len(c.members) == 0 }); p.filling < 0 {
+			if p.filling = slices.IndexFunc(p.chunks,
+				func(c *chunk) bool { return len(c.members) == 0 }); p.filling < 0 {
 				p.filling = len(p.chunks)
 				p.chunks = append(p.chunks, new(chunk))
 			}
@@ -254,7 +256,8 @@ func (p *sharedPool) next(now time.Time) {
 // because entries of windows that are over do not count.
 func (p *sharedPool) record(group, chunk string, body []byte) state.Record {
 	return state.Record{
-		Group: group, Key: p.callers.Writer() + chunk, Mode: state.Latest, Version: versionText(p.version), TTL: state.MaxTTL, Message: p.message(body),
+		Group: group, Key: p.callers.Writer() + chunk, Mode: state.Latest, Version: versionText(p.version),
+		TTL: state.MaxTTL, Message: p.message(body),
 	}
 }
 

@@ -273,7 +273,8 @@ func (c *Config) Location() (*time.Location, error) {
 	}
 	location, err := time.LoadLocation(c.Timezone)
 	if err != nil || c.Timezone == "Local" { // replicas may be in several places
-		return nil, fmt.Errorf("timezone '%s' is not known: expected a name of the IANA database, such as UTC or Europe/Berlin", c.Timezone)
+		return nil, fmt.Errorf("timezone '%s' is not known: expected a name of the IANA database, such as UTC or Europe/Berlin",
+			c.Timezone)
 	}
 	return location, nil
 }
@@ -295,7 +296,8 @@ func parsePercent(text string) (percent int, err error) {
 func (c *Config) Unused(names []string, tiers map[string]string, ofTokens []string) (warnings []string) {
 	known := setOf(names)
 	others := slices.ContainsFunc(c.Callers, func(caller Caller) bool { return caller.Name == everyOther })
-	used, order := map[string]bool{c.defaultTier(): !others && (ofTokens != nil || len(c.Callers)+len(names) > 0)}, c.TierNames()
+	used, order := map[string]bool{c.defaultTier(): !others &&
+		(ofTokens != nil || len(c.Callers)+len(names) > 0)}, c.TierNames()
 	if len(c.Tiers) == 1 && c.Tiers[0].isEmpty() {
 		warnings = append(warnings, "tier '"+order[0]+"' is the only one, so it has no effect: all callers are in it")
 	}
@@ -303,7 +305,9 @@ func (c *Config) Unused(names []string, tiers map[string]string, ofTokens []stri
 		warnings = append(warnings, a.mistakes(who)...)
 		for _, l := range slices.Concat(a.Requests, a.Tokens) {
 			if used[l.Then] = true; l.Then != "" && slices.Index(order, l.Then) <= slices.Index(order, tier) {
-				warnings = append(warnings, who+": '"+l.Limit+" then "+l.Then+"' changes no tier, because '"+l.Then+"' is not less important than "+whose+"'"+tier+"'")
+				warnings = append(warnings,
+					who+": '"+l.Limit+" then "+l.Then+"' changes no tier, because '"+l.Then+
+						"' is not less important than "+whose+"'"+tier+"'")
 			}
 		}
 	}
@@ -338,8 +342,10 @@ func (a Allowance) mistakes(who string) (warnings []string) {
 	limits, _ := a.limits(who) // they were checked
 	for _, shorter := range limits {
 		for _, longer := range limits {
-			if shorter.Kind == longer.Kind && shorter.Unit < longer.Unit && longer.Amount < shorter.Amount && longer.Then == "" {
-				warnings = append(warnings, who+": '"+shorter.Kind.String()+" "+shorter.String()+"' has no effect, because "+longer.String()+" is less")
+			if shorter.Kind == longer.Kind && shorter.Unit < longer.Unit && longer.Amount < shorter.Amount &&
+				longer.Then == "" {
+				warnings = append(warnings,
+					who+": '"+shorter.Kind.String()+" "+shorter.String()+"' has no effect, because "+longer.String()+" is less")
 			}
 		}
 	}

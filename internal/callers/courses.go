@@ -97,7 +97,8 @@ func (w *courseWriter) next() {
 		return
 	}
 	w.records = append(w.records, state.Record{
-		Group: coursesGroup(w.digest), Key: fmt.Sprintf("%s %s%d", w.writer, w.ended, len(w.records)), Mode: state.Latest,
+		Group: coursesGroup(w.digest), Key: fmt.Sprintf("%s %s%d", w.writer, w.ended, len(w.records)),
+		Mode:    state.Latest,
 		Version: versionText(w.version), TTL: 2 * w.longest, News: []byte{},
 		Message: fmt.Appendf(nil, `{"writer":%q,"version":%d,"callers":{%s}}`, w.writer, w.version, w.text),
 	})

@@ -105,7 +105,10 @@ func (p *sharedPool) lost(now time.Time, stored found) (records []state.Record) 
 				n++
 			}
 			// the courses come first: who finds the records finds these
-			writing := courseWriter{digest: p.digest, writer: writer, version: uses[0].Version, ended: fmt.Sprintf("ended %x ", uses[0].Caller)}
+			writing := courseWriter{
+				digest: p.digest, writer: writer, version: uses[0].Version,
+				ended: fmt.Sprintf("ended %x ", uses[0].Caller),
+			}
 			for _, u := range uses[:n] {
 				writing.add(u.Caller, u.Courses)
 			}
@@ -130,5 +133,7 @@ func (p *sharedPool) recordsOf(writer string, uses []limiter.OtherUse) []state.R
 		return append(p.recordsOf(writer, uses[:half]), p.recordsOf(writer, uses[half:])...)
 	}
 	key := fmt.Sprintf("%s ended %x", writer, uses[0].Caller)
-	return []state.Record{{Group: groupOf(p.digest), Key: key, Mode: state.Latest, Version: versionText(version), TTL: state.MaxTTL, Message: message}}
+	return []state.Record{
+		{Group: groupOf(p.digest), Key: key, Mode: state.Latest, Version: versionText(version), TTL: state.MaxTTL, Message: message},
+	}
 }

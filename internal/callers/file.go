@@ -113,7 +113,8 @@ func (c *Config) with(path string, text []byte) (Config, error) {
 		}
 		last := read.Callers[len(read.Callers)-1]
 		if last.Models != nil || last.Backends != nil || last.ServiceTiers != nil {
-			return merged, fmt.Errorf("callers_file: %w", begin.WrapErr(fmt.Errorf("caller '%s': %w", last.Name, errNoLimit)))
+			return merged, fmt.Errorf("callers_file: %w",
+				begin.WrapErr(fmt.Errorf("caller '%s': %w", last.Name, errNoLimit)))
 		}
 	}
 	if len(read.Callers) == 0 {
@@ -134,7 +135,8 @@ func (c *Config) with(path string, text []byte) (Config, error) {
 			merged.Callers[i] = its
 			continue
 		}
-		its.Allowance, its.Tier, its.Deny = its.orOf(given.Allowance), cmp.Or(its.Tier, given.Tier), given.Deny && its.withoutOptions()
+		its.Allowance, its.Tier, its.Deny = its.orOf(given.Allowance), cmp.Or(its.Tier, given.Tier), given.Deny &&
+			its.withoutOptions()
 		merged.Callers[i] = its
 	}
 	return merged, nil

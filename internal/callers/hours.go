@@ -42,7 +42,8 @@ func hoursGroup(digest string) string { return "hours-" + digest }
 
 // keepHours writes the callers' last hour to the store, if the time pace has
 // passed since it was last written.
-func (t *Tally) keepHours(ctx context.Context, now time.Time, put func(context.Context, []state.Record) error, pace time.Duration) {
+func (t *Tally) keepHours(ctx context.Context, now time.Time, put func(context.Context, []state.Record) error,
+	pace time.Duration) {
 	var records []state.Record
 	t.mu.Lock()
 	if now.Sub(t.hoursAt) >= pace {
@@ -59,12 +60,14 @@ func (t *Tally) keepHours(ctx context.Context, now time.Time, put func(context.C
 
 // hours returns the records of the pool's callers.
 func (p *sharedPool) hours(now time.Time) (records []state.Record) {
-	r := hoursRecord{Format: hoursFormat, Pool: p.digest, Writer: p.callers.Writer(), Version: uint64(max(0, now.UnixMicro()))}
+	r := hoursRecord{Format: hoursFormat, Pool: p.digest, Writer: p.callers.Writer(),
+		Version: uint64(max(0, now.UnixMicro()))}
 	length := 0
 	write := func() {
 		records = append(records, state.Record{
-			Group: hoursGroup(p.digest), Key: fmt.Sprintf("%s %d", r.Writer, len(records)), Mode: state.Latest, Version: versionText(r.Version),
-			TTL: limiter.HourTTL, Message: marshal(r), News: []byte{},
+			Group: hoursGroup(p.digest), Key: fmt.Sprintf("%s %d", r.Writer, len(records)), Mode: state.Latest,
+			Version: versionText(r.Version),
+			TTL:     limiter.HourTTL, Message: marshal(r), News: []byte{},
 		})
 		r.Callers, length = nil, 0
 	}
@@ -126,7 +129,8 @@ func (t *Tally) Hours(now time.Time, kept []state.Kept, answered func(writer str
 	latest := make(map[of]hour)
 	for _, k := range kept {
 		var r hoursRecord
-		if json.Unmarshal(k.Message, &r) != nil || r.Format != hoursFormat || k.Group != hoursGroup(r.Pool) || answered(r.Writer) {
+		if json.Unmarshal(k.Message, &r) != nil || r.Format != hoursFormat || k.Group != hoursGroup(r.Pool) ||
+			answered(r.Writer) {
 			continue
 		}
 		for id, parts := range r.Callers {

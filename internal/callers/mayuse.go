@@ -12,7 +12,8 @@ import (
 // certain that the caller may use both, MayUse counts the refusal and returns
 // the error. received is the part of the body that was received so far. buffers
 // is the option request_buffers.
-func (c *Callers) MayUse(name string, q *openaiapi.Request, received []byte, buffers int64) (e apierror.Error, refused bool) {
+func (c *Callers) MayUse(name string, q *openaiapi.Request, received []byte,
+	buffers int64) (e apierror.Error, refused bool) {
 	if models := c.Models(name); models != nil {
 		if e, refused = mayUseModel(models, q, received, buffers); refused {
 			c.refusedBy(name, limiter.ByModel)
@@ -29,7 +30,8 @@ func (c *Callers) MayUse(name string, q *openaiapi.Request, received []byte, buf
 
 // mayUseModel returns the error for a request that is not certain to be for one
 // of the models.
-func mayUseModel(models []string, q *openaiapi.Request, received []byte, buffers int64) (e apierror.Error, refused bool) {
+func mayUseModel(models []string, q *openaiapi.Request, received []byte,
+	buffers int64) (e apierror.Error, refused bool) {
 	needsModel := q.NeedsModel || q.MayInfer
 	if needsModel && !q.Whole && !q.Body.Whole && q.Body.HasModel {
 		return apierror.PerhapsAnotherModel(buffers), true

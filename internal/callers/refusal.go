@@ -39,7 +39,8 @@ func (c *Callers) Refuse(r *http.Request, now time.Time, name string, refusal *l
 	answer, wait := c.reason(now, name, refusal).Answer(r), named(refusal)
 	kind, window := refusal.Names()
 	answer.Limit = &apierror.Limit{
-		Name: strings.TrimSuffix(kind+"/"+window, "/"), Allowed: refusal.Allowed, Used: refusal.Used, Requested: refusal.Requested,
+		Name: strings.TrimSuffix(kind+"/"+window, "/"), Allowed: refusal.Allowed, Used: refusal.Used,
+		Requested: refusal.Requested,
 	}
 	if refusal.Reason == limiter.TooLarge || refusal.Reason == limiter.OverQuota || wait > longestWait {
 		answer.Header["X-Should-Retry"] = []string{"false"}
@@ -55,7 +56,9 @@ func (c *Callers) reason(now time.Time, name string, refusal *limiter.Refusal) a
 	kind := refusal.Limit.Kind.String()
 	switch refusal.Reason {
 	case limiter.TooMany:
-		return limited("requests", fmt.Sprintf("Rate limit reached for %s on requests in progress: Limit %d, Used %d. Please try again in 1s.", name, refusal.Allowed, refusal.Used))
+		return limited("requests",
+			fmt.Sprintf("Rate limit reached for %s on requests in progress: Limit %d, Used %d. Please try again in 1s.",
+				name, refusal.Allowed, refusal.Used))
 	case limiter.InFlight:
 		return limited(kind, fmt.Sprintf("Rate limit reached for %s on %s: its requests in progress may use all that is left. Limit %d, Used %d with these, Requested %d. Please try again in %s.",
 			name, described(refusal.Limit), refusal.Allowed, refusal.Used, refusal.Requested, named(refusal)))
@@ -64,7 +67,8 @@ func (c *Callers) reason(now time.Time, name string, refusal *limiter.Refusal) a
 			name, described(refusal.Limit), refusal.Allowed, refusal.Requested))
 	case limiter.OverQuota:
 		e := limited("insufficient_quota", fmt.Sprintf("You exceeded your quota: %s has used %d of %d %s per %s, and this request needs %d. The quota begins anew at %s.",
-			name, refusal.Used, refusal.Allowed, kind, refusal.Limit.Unit, refusal.Requested, now.Add(refusal.Wait).In(c.location).Round(time.Second).Format(time.RFC3339)))
+			name, refusal.Used, refusal.Allowed, kind, refusal.Limit.Unit, refusal.Requested,
+			now.Add(refusal.Wait).In(c.location).Round(time.Second).Format(time.RFC3339)))
 		e.Code = "insufficient_quota"
 		return e
 	}
@@ -73,7 +77,8 @@ func (c *Callers) reason(now time.Time, name string, refusal *limiter.Refusal) a
 }
 
 func limited(kind, message string) apierror.Error {
-	return apierror.Error{Status: http.StatusTooManyRequests, Message: message, Kind: kind, Code: "rate_limit_exceeded", Class: apierror.CallerLimited}
+	return apierror.Error{Status: http.StatusTooManyRequests, Message: message, Kind: kind, Code: "rate_limit_exceeded",
+		Class: apierror.CallerLimited}
 }
 
 // described returns a limit in OpenAI's words, such as "tokens per min (TPM)".

@@ -113,12 +113,14 @@ func (l LimitReport) UsedRatio() float64 { return float64(l.Used) / float64(max(
 // ReportOf returns the report of a caller of a pool.
 func ReportOf(now time.Time, pool string, s limiter.Snapshot) Report {
 	c := Report{
-		Pool: pool, Name: s.Name, Tier: s.Tier, InFlight: s.InFlight, MaxRequests: s.MaxRequests, Limits: []LimitReport{},
+		Pool: pool, Name: s.Name, Tier: s.Tier, InFlight: s.InFlight, MaxRequests: s.MaxRequests,
+		Limits:  []LimitReport{},
 		Refused: s.Busy, TokensToday: s.Today, TokensMonth: s.Month, Replicas: s.Replicas, Own: true,
 	}
 	for _, u := range s.Limits {
 		c.Refused += u.Refused
-		l := LimitReport{u.Limit.Kind.String(), u.Limit.Unit.String(), u.Allowed, u.Used, u.Left(), u.Limit.Then, u.Refused, u.Demoted, moment(u.Ends), nil}
+		l := LimitReport{u.Limit.Kind.String(), u.Limit.Unit.String(), u.Allowed, u.Used, u.Left(), u.Limit.Then,
+			u.Refused, u.Demoted, moment(u.Ends), nil}
 		if u.Reset > 0 {
 			l.Resets = new(moment(now.Add(u.Reset)))
 		}

@@ -100,7 +100,8 @@ func (k *kept) load(ctx context.Context, storage certmagic.Storage) error {
 			return &pools.StorageError{What: "could not read saved use of callers", Key: key, Err: err}
 		}
 		if err := json.Unmarshal(text, &saved); err != nil {
-			k.logger.Load().Error("could not read saved use of callers, going on without it", zap.String("key", key), zap.Error(err))
+			k.logger.Load().Error("could not read saved use of callers, going on without it",
+				zap.String("key", key), zap.Error(err))
 			continue
 		}
 		now := time.Now()

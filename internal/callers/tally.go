@@ -293,7 +293,8 @@ func (t *Tally) Replicas() int {
 }
 
 // flush sends the records that are due. pace is the argument of collect.
-func (t *Tally) flush(ctx context.Context, now time.Time, put func(context.Context, []state.Record) error, pace time.Duration) {
+func (t *Tally) flush(ctx context.Context, now time.Time, put func(context.Context, []state.Record) error,
+	pace time.Duration) {
 	var b batch
 	t.mu.Lock()
 	for _, p := range t.pools {
@@ -425,7 +426,8 @@ func (t *Tally) refresh(k state.Kept, r report, now time.Time) {
 		return
 	}
 	t.ended = append(t.ended, state.Record{
-		Group: k.Group, Key: k.Key, Mode: state.Latest, Version: versionText(r.version), TTL: state.MaxTTL, Message: k.Message,
+		Group: k.Group, Key: k.Key, Mode: state.Latest, Version: versionText(r.version), TTL: state.MaxTTL,
+		Message: k.Message,
 	})
 }
 

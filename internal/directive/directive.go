@@ -112,7 +112,8 @@ func Block(d *caddyfile.Dispenser, parts ...Options) error {
 		option, ok := options[name]
 		if !ok {
 			maps.DeleteFunc(options, func(_ string, o Option) bool { return o.refused })
-			return d.Errf("unrecognized option '%s': expected one of %s", name, strings.Join(slices.Sorted(maps.Keys(options)), ", "))
+			return d.Errf("unrecognized option '%s': expected one of %s",
+				name, strings.Join(slices.Sorted(maps.Keys(options)), ", "))
 		}
 		if _, again := seen[name]; again && !option.repeatable {
 			return d.Errf("%s is given twice", name)

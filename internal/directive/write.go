@@ -20,7 +20,8 @@ func Word(text string) (string, bool) {
 	switch {
 	case bareWord.MatchString(text):
 		return text, true
-	case text == "" || !utf8.ValidString(text) || strings.ContainsAny(text, `{}\`) || strings.ContainsFunc(text, isUnprintable):
+	case text == "" || !utf8.ValidString(text) || strings.ContainsAny(text, `{}\`) ||
+		strings.ContainsFunc(text, isUnprintable):
 		return `""`, false
 	case !strings.Contains(text, `"`):
 		return `"` + text + `"`, true

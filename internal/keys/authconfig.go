@@ -148,7 +148,8 @@ func (c AuthConfig) Check() error {
 	}
 	for name := range c.Header {
 		if strings.EqualFold(name, own) {
-			return fmt.Errorf("header %s would replace the credential of auth %s: use auth none with header, or leave the header out", own, scheme)
+			return fmt.Errorf("header %s would replace the credential of auth %s: use auth none with header, or leave the header out",
+				own, scheme)
 		}
 	}
 	return nil

@@ -166,7 +166,8 @@ func (c *Clients) Read() error {
 	if err := c.list(); !errors.Is(err, errUnfinished) {
 		c.unread = err
 	}
-	changed := c.known.Load() == nil || !slices.Equal(c.given, given) || !isSame(c.listed, listed) && !slices.Equal(c.listed, listed)
+	changed := c.known.Load() == nil || !slices.Equal(c.given, given) ||
+		!isSame(c.listed, listed) && !slices.Equal(c.listed, listed)
 	if changed {
 		c.use()
 	}

@@ -88,7 +88,8 @@ func (c *Clients) noticeExpiry(now time.Time) (expired bool) {
 		if left <= 0 || left > expiryNotice || !dueNotice(client.digest, now) {
 			continue
 		}
-		c.config.Logger.Warn("client key expires soon", zap.String("caller", client.Name), zap.String("expires", e.at.Format(time.RFC3339)))
+		c.config.Logger.Warn("client key expires soon",
+			zap.String("caller", client.Name), zap.String("expires", e.at.Format(time.RFC3339)))
 	}
 	return expired
 }

@@ -68,7 +68,8 @@ func kindOf(name string) kind {
 // HoldsKey reports whether a header or query parameter of a caller contains a
 // key, judging by the words of its name.
 func HoldsKey(name string) bool {
-	return slices.Contains(CallerHeaders, name) || hasWord(name, ofKey) && !strings.EqualFold(name, "Idempotency-Key") && !strings.EqualFold(name, "Sec-WebSocket-Key")
+	return slices.Contains(CallerHeaders, name) ||
+		hasWord(name, ofKey) && !strings.EqualFold(name, "Idempotency-Key") && !strings.EqualFold(name, "Sec-WebSocket-Key")
 }
 
 // MayHoldKey reports whether a configured header may contain a key, judging by
@@ -76,9 +77,10 @@ func HoldsKey(name string) bool {
 // headers are only hidden, and not removed.
 func MayHoldKey(name string) bool {
 	name = strings.ToLower(name)
-	return slices.ContainsFunc([]string{"auth", "key", "token", "secret", "cookie", "credential", "password"}, func(word string) bool {
-		return strings.Contains(name, word)
-	})
+	return slices.ContainsFunc([]string{"auth", "key", "token", "secret", "cookie", "credential", "password"},
+		func(word string) bool {
+			return strings.Contains(name, word)
+		})
 }
 
 var (

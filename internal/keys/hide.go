@@ -167,7 +167,8 @@ func (b *starredBody) star() {
 		}
 		first := b.held[b.ready]
 		for _, secret := range b.secrets {
-			if !encodes(first) && (first != secret[0] || b.ready+1 < len(b.held) && b.held[b.ready+1] != secret[1] && !encodes(b.held[b.ready+1])) {
+			if !encodes(first) && (first != secret[0] || b.ready+1 < len(b.held) && b.held[b.ready+1] != secret[1] &&
+				!encodes(b.held[b.ready+1])) {
 				continue
 			}
 			n, whole := match(b.held[b.ready:], secret, maxDepth)
@@ -249,7 +250,8 @@ func encodes(c byte) bool { return c == encoders[0] || c == encoders[1] || c == 
 // mayEncode reports whether the text has an encoder. It is faster than
 // strings.ContainsAny, which first builds a set.
 func mayEncode(text string) bool {
-	return strings.IndexByte(text, encoders[0]) >= 0 || strings.IndexByte(text, encoders[1]) >= 0 || strings.IndexByte(text, encoders[2]) >= 0
+	return strings.IndexByte(text, encoders[0]) >= 0 || strings.IndexByte(text, encoders[1]) >= 0 ||
+		strings.IndexByte(text, encoders[2]) >= 0
 }
 
 // match reports whether a text, decoded, begins with the whole secret, and

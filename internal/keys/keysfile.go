@@ -37,7 +37,8 @@ func (c *Clients) list() error {
 	if unfinished && c.known.Load() != nil {
 		return errUnfinished
 	}
-	lines := strings.Split(strings.TrimPrefix(text, "\xef\xbb\xbf"), "\n") // without the byte order mark of some editors
+	// some editors write a byte order mark
+	lines := strings.Split(strings.TrimPrefix(text, "\xef\xbb\xbf"), "\n")
 	c.listed = c.parse(lines, unfinished)
 	if !unfinished {
 		c.latest = state
@@ -136,7 +137,8 @@ func (s *fileState) isCurrent(path string) bool {
 		return false
 	}
 	info, err := os.Stat(path)
-	return err == nil && os.SameFile(info, s.info) && info.ModTime().Equal(s.info.ModTime()) && info.Size() == s.info.Size()
+	return err == nil && os.SameFile(info, s.info) && info.ModTime().Equal(s.info.ModTime()) &&
+		info.Size() == s.info.Size()
 }
 
 // maxKeysFile is the maximum length of a file of keys, in bytes. It matters for

@@ -165,7 +165,8 @@ func (p *Presented) remove(match func(key string, identifies bool) bool) {
 		return
 	}
 	// where no key is expected
-	p.Header = slices.DeleteFunc(p.Header, func(line Line) bool { return !HoldsKey(line.Name) && removed.inAny(line.Values) })
+	p.Header = slices.DeleteFunc(p.Header,
+		func(line Line) bool { return !HoldsKey(line.Name) && removed.inAny(line.Values) })
 	p.RawQuery = replaceParams(p.RawQuery, func(q param) (string, bool) { return "", !removed.in(q.value) })
 	p.Protocols = protocolsWithout(p.Protocols, removed.in)
 }

@@ -19,7 +19,8 @@ import (
 func PublicSites(app *caddyhttp.App, handler caddyhttp.MiddlewareHandler) []string {
 	s := search{handler: handler}
 	for _, server := range app.Servers {
-		certificates := slices.ContainsFunc(server.TLSConnPolicies, func(p *caddytls.ConnectionPolicy) bool { return p.ClientAuthentication != nil })
+		certificates := slices.ContainsFunc(server.TLSConnPolicies,
+			func(p *caddytls.ConnectionPolicy) bool { return p.ClientAuthentication != nil })
 		if !certificates && slices.ContainsFunc(server.Listen, isPublic) {
 			s.walk(server.Routes, nil, false)
 		}
@@ -59,7 +60,8 @@ func (s *search) walk(routes caddyhttp.RouteList, hosts []string, guarded bool) 
 		for _, h := range route.Handlers {
 			before := guarded || guards || choosy || guardsHere
 			if h == s.handler && !before {
-				s.sites = append(s.sites, slices.DeleteFunc(slices.Clone(its), func(host string) bool { return !isPublicName(host) })...)
+				s.sites = append(s.sites,
+					slices.DeleteFunc(slices.Clone(its), func(host string) bool { return !isPublicName(host) })...)
 			}
 			if subroute, ok := h.(*caddyhttp.Subroute); ok {
 				a, g := s.walk(subroute.Routes, its, before)
@@ -80,7 +82,8 @@ func (s *search) walk(routes caddyhttp.RouteList, hosts []string, guarded bool) 
 // such as llm and llm.corp are not; they may belong to a private network.
 func isPublicName(host string) bool {
 	suffix, icann := publicsuffix.PublicSuffix(strings.ToLower(host))
-	return (icann || strings.Contains(suffix, ".")) && certmagic.SubjectQualifiesForPublicCert(host) && !certmagic.SubjectIsIP(host)
+	return (icann || strings.Contains(suffix, ".")) && certmagic.SubjectQualifiesForPublicCert(host) &&
+		!certmagic.SubjectIsIP(host)
 }
 
 func hostsOf(route caddyhttp.Route) (hosts []string) {
@@ -111,7 +114,8 @@ func ignoreCaller(sets []caddyhttp.MatcherSet) bool {
 }
 
 // passive are handlers that neither answer nor refuse requests.
-var passive = []string{"encode", "headers", "intercept", "log_append", "map", "push", "request_body", "rewrite", "templates", "timeouts", "tracing", "vars"}
+var passive = []string{"encode", "headers", "intercept", "log_append", "map", "push", "request_body", "rewrite",
+	"templates", "timeouts", "tracing", "vars"}
 
 // answersAnybody reports whether a handler answers all requests, regardless of
 // who sent them.
@@ -119,7 +123,9 @@ func answersAnybody(h any) bool {
 	if proxy, ok := h.(*reverseproxy.Handler); ok {
 		return len(proxy.HandleResponse) == 0 // forward_auth has some
 	}
-	return slices.Contains([]string{"acme_server", "error", "file_server", "metrics", "openai_lb", "openai_lb_status", "openai_simulator", "static_response"}, nameOf(h))
+	return slices.Contains([]string{
+		"acme_server", "error", "file_server", "metrics", "openai_lb", "openai_lb_status", "openai_simulator", "static_response",
+	}, nameOf(h))
 }
 
 func nameOf(module any) string {

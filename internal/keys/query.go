@@ -71,7 +71,8 @@ func cutPair(query string) (pair, separator, rest string) {
 		case '&', ';':
 			length = 1
 		case '%':
-			if rest := query[i+1:]; strings.HasPrefix(rest, "3B") || strings.HasPrefix(rest, "3b") || strings.HasPrefix(rest, "26") {
+			if rest := query[i+1:]; strings.HasPrefix(rest, "3B") || strings.HasPrefix(rest, "3b") ||
+				strings.HasPrefix(rest, "26") {
 				length = 3
 			}
 		}

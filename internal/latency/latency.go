@@ -359,7 +359,9 @@ func (t *Tracker) Lead(r *Request, now time.Time) bool {
 	if until == followed {
 		return true
 	}
-	return (until == 0 || at >= until) && t.lead.CompareAndSwap(until, at+int64(r.Threshold)<<min(max(0, t.leads.Add(1)-1), 16)) // a silence that begins makes leads 0
+	// a silence that begins makes leads 0
+	return (until == 0 || at >= until) &&
+		t.lead.CompareAndSwap(until, at+int64(r.Threshold)<<min(max(0, t.leads.Add(1)-1), 16))
 }
 
 // Stay records that the leader stays, because it has found no backend to move

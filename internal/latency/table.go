@@ -139,7 +139,8 @@ func (t *Table) Snapshot(now time.Time) (states []State) {
 		return nil
 	}
 	for use, tracker := range known.trackers {
-		s := State{Use: use, Whole: slowest(tracker.norms[:sizes], enough).Wait, Streamed: slowest(tracker.norms[sizes:], enough).Wait}
+		s := State{Use: use, Whole: slowest(tracker.norms[:sizes], enough).Wait,
+			Streamed: slowest(tracker.norms[sizes:], enough).Wait}
 		if silence := tracker.silent.Load(); silence != 0 {
 			if tried := tracker.tried.Load(); tracker.waiting.Load() <= 0 && nanos(now)-tried > int64(untried) {
 				s.Untried = began.Add(time.Duration(tried))

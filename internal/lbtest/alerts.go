@@ -67,7 +67,8 @@ func (r *Recording) WantAlerts(t *testing.T, severity string, want ...Firing) {
 		t.Fatal(err)
 	}
 	file := new(strings.Builder)
-	fmt.Fprintf(file, "rule_files: [%s]\nevaluation_interval: 15s\ntests:\n  - interval: 15s\n    input_series:\n", rules)
+	fmt.Fprintf(file,
+		"rule_files: [%s]\nevaluation_interval: 15s\ntests:\n  - interval: 15s\n    input_series:\n", rules)
 	for _, series := range slices.Sorted(maps.Keys(r.series)) {
 		fmt.Fprintf(file, "      - {series: '%s', values: '%s'}\n", series, strings.Join(r.series[series], " "))
 	}

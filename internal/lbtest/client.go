@@ -82,7 +82,8 @@ func (r Reply) WantError(t *testing.T, status int, code string) {
 	if err := json.Unmarshal([]byte(r.Body), &body); err != nil {
 		t.Fatalf("%v in %q", err, r.Body)
 	}
-	if r.Status != status || cmp.Or(body.Error.Code, body.Error.Details.Code) != code || body.Error.Message == "" || body.Error.Type == "" {
+	if r.Status != status || cmp.Or(body.Error.Code, body.Error.Details.Code) != code || body.Error.Message == "" ||
+		body.Error.Type == "" {
 		t.Fatalf("client got %d %s, want %d with code %q", r.Status, r.Body, status, code)
 	}
 	if got := r.Header.Get("Content-Type"); got != "application/json" {
@@ -182,7 +183,10 @@ func (w *World) Open(t *testing.T) Stream {
 	t.Helper()
 	ctx, leave := context.WithCancel(t.Context())
 	t.Cleanup(leave)
-	return Stream{Do(t, w.Client, w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"stream":true}`)).WithContext(ctx)), leave}
+	return Stream{
+		Do(t, w.Client, w.Request(http.MethodPost, "/v1/chat/completions",
+			strings.NewReader(`{"stream":true}`)).WithContext(ctx)), leave,
+	}
 }
 
 // Next returns the next n bytes.

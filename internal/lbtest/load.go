@@ -19,12 +19,13 @@ import (
 // emptyConfig is the Caddy configuration that the balancers of all worlds load
 // into. Nothing is in it but a log, which a world's tests read, and a storage.
 var emptyConfig = sync.OnceValues(func() (caddy.Context, error) {
-	ctx, err := caddy.ProvisionContext(&caddy.Config{StorageRaw: json.RawMessage(`{"module":"test"}`), Logging: &caddy.Logging{Logs: map[string]*caddy.CustomLog{
-		"default": {
-			BaseLog: caddy.BaseLog{WriterRaw: json.RawMessage(`{"output":"discard"}`), CoreRaw: json.RawMessage(`{"module":"test"}`)},
-			Include: []string{"http.handlers.openai_lb"},
-		},
-	}}})
+	ctx, err := caddy.ProvisionContext(&caddy.Config{StorageRaw: json.RawMessage(`{"module":"test"}`),
+		Logging: &caddy.Logging{Logs: map[string]*caddy.CustomLog{
+			"default": {
+				BaseLog: caddy.BaseLog{WriterRaw: json.RawMessage(`{"output":"discard"}`), CoreRaw: json.RawMessage(`{"module":"test"}`)},
+				Include: []string{"http.handlers.openai_lb"},
+			},
+		}}})
 	if err == nil {
 		ctx.Done() // makes its channel outside of any bubble
 	}

@@ -44,7 +44,8 @@ func (m Metrics) Sum(name string, labels map[string]string) (sum float64) {
 		}
 		for _, metric := range family.GetMetric() {
 			if HasLabels(metric, labels) {
-				sum += metric.GetCounter().GetValue() + metric.GetGauge().GetValue() + float64(metric.GetHistogram().GetSampleCount())
+				sum += metric.GetCounter().GetValue() + metric.GetGauge().GetValue() +
+					float64(metric.GetHistogram().GetSampleCount())
 			}
 		}
 	}

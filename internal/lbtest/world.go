@@ -130,13 +130,15 @@ func newWorld(t *testing.T, config string) *World {
 		}
 		if w.ReadIdle > 0 {
 			body := &caddyhttp.IdleTimeoutReader{ReadCloser: r.Body, Ctrl: http.NewResponseController(rw),
-				Deadline: caddyhttp.IdleDeadline{Timeout: w.ReadIdle}, Logger: zap.NewNop(), ClearBetweenReads: r.ProtoMajor == 2}
+				Deadline: caddyhttp.IdleDeadline{Timeout: w.ReadIdle}, Logger: zap.NewNop(),
+				ClearBetweenReads: r.ProtoMajor == 2}
 			defer body.HandlerDone()
 			r = r.WithContext(caddyhttp.ContextWithIdleTimeouts(r.Context(), body, nil))
 			r.Body = body
 		}
 		balance := caddyhttp.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) error {
-			return w.Handler.ServeHTTP(rw, r, caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil }))
+			return w.Handler.ServeHTTP(rw, r,
+				caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil }))
 		})
 		var err error
 		if w.Shows == nil {
@@ -219,7 +221,8 @@ func (w *World) Ready(method string) Reply { return w.Send(w.Request(method, "/r
 func (w *World) WantReady() {
 	w.T.Helper()
 	got := w.Ready(http.MethodGet)
-	if got.Status != http.StatusOK || got.Body != `{"status":"ready"}` || got.Header.Get("Cache-Control") != "no-store" ||
+	if got.Status != http.StatusOK || got.Body != `{"status":"ready"}` ||
+		got.Header.Get("Cache-Control") != "no-store" ||
 		got.Header.Get("Content-Type") != "application/json" || got.Header.Get("Retry-After") != "" {
 		w.T.Errorf("got %d %v %s (%v), want ready", got.Status, got.Header, got.Body, got.Err)
 	}

@@ -186,10 +186,13 @@ func (c *Caller) Refused(now time.Time, refusal *Refusal) {
 
 // check returns the reservation of a request, or why it is refused. allows
 // returns how much of a limit may be used.
-func (c *Caller) check(at int64, e Estimate, allows func(m *counter, at, used int64) int64) (r Reservation, refusal *Refusal) {
+func (c *Caller) check(at int64, e Estimate,
+	allows func(m *counter, at, used int64) int64) (r Reservation, refusal *Refusal) {
 	its := c.usual.known(e.Model, at)
 	prompt, output := c.usual.estimate(e, its)
-	r = Reservation{caller: c, moment: moment{at: at - c.clock.ahead}, reset: c.reset, charged: c.active, tier: uint8(c.tier.number), outputs: e.Output != 0, within: e.Within, length: e.Prompt, prompt: prompt, output: output}
+	r = Reservation{caller: c, moment: moment{at: at - c.clock.ahead}, reset: c.reset, charged: c.active,
+		tier: uint8(c.tier.number), outputs: e.Output != 0, within: e.Within, length: e.Prompt, prompt: prompt,
+		output: output}
 	r.flight = c.flightOf(e, its, output)
 	for id, m := range c.all() {
 		need := int64(1)
@@ -212,7 +215,8 @@ func (c *Caller) check(at int64, e Estimate, allows func(m *counter, at, used in
 		var over *Refusal
 		if fits && id.Kind() == Tokens {
 			over = c.overFlight(&r, m.limit, used)
-			r.most[id.Unit()] = min(r.most[id.Unit()], max(0, m.limit.Amount-used-prompt)) // more would keep others out for longer
+			// a larger reservation would keep other requests out for longer
+			r.most[id.Unit()] = min(r.most[id.Unit()], max(0, m.limit.Amount-used-prompt))
 		}
 		switch {
 		case fits && over == nil && (!large || m.then > 0):
@@ -272,7 +276,8 @@ func (c *Caller) tooMany() *Refusal {
 	if c.maxRequests == 0 || c.inFlight < c.maxRequests {
 		return nil
 	}
-	return &Refusal{Reason: TooMany, Allowed: int64(c.maxRequests), Used: int64(c.inFlight), Requested: 1, Wait: time.Second}
+	return &Refusal{Reason: TooMany, Allowed: int64(c.maxRequests), Used: int64(c.inFlight), Requested: 1,
+		Wait: time.Second}
 }
 
 // Upload counts a request as in flight while its body is received, before it
@@ -324,7 +329,8 @@ func (c *Caller) charge(at int64, r *Reservation) (crossed []Crossing) {
 func (c *Caller) Unasked(now time.Time) Reservation {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return Reservation{caller: c, moment: moment{at: c.roll(now) - c.clock.ahead, number: c.admitted}, reset: c.reset, tier: uint8(c.tier.number), over: true}
+	return Reservation{caller: c, moment: moment{at: c.roll(now) - c.clock.ahead, number: c.admitted}, reset: c.reset,
+		tier: uint8(c.tier.number), over: true}
 }
 
 // Settle replaces the estimate with the real cost. An excess is given back to

@@ -73,7 +73,8 @@ func NewCallers(hook func(Crossing)) *Callers {
 	writer := make([]byte, 16)
 	rand.Read(writer)
 	id := hex.EncodeToString(writer)
-	return &Callers{most: maxCallers, hook: hook, writer: id, reports: &reports{writer: id}, byName: make(map[string]*Caller), byID: make(map[CallerID]*Caller)}
+	return &Callers{most: maxCallers, hook: hook, writer: id, reports: &reports{writer: id},
+		byName: make(map[string]*Caller), byID: make(map[CallerID]*Caller)}
 }
 
 // Writer returns a random id of 32 hexadecimal digits, which identifies this
@@ -137,7 +138,8 @@ func (cs *Callers) ofID(now time.Time, id CallerID) *Caller {
 func (cs *Callers) From(number int) []*Caller {
 	cs.mu.RLock()
 	defer cs.mu.RUnlock()
-	i, _ := slices.BinarySearchFunc(cs.inOrder, number+1, func(c *Caller, number int) int { return cmp.Compare(c.number, number) })
+	i, _ := slices.BinarySearchFunc(cs.inOrder, number+1,
+		func(c *Caller, number int) int { return cmp.Compare(c.number, number) })
 	return slices.Clone(cs.inOrder[i:])
 }
 

@@ -137,9 +137,11 @@ func (m *counter) unite(next window) {
 			continue
 		}
 		if i, known := m.figureOf(f.key, next.index); known {
-			m.figures[i].used, m.figures[i].version = add(m.figures[i].used, f.used), max(m.figures[i].version, f.version)
+			m.figures[i].used, m.figures[i].version = add(m.figures[i].used, f.used),
+				max(m.figures[i].version, f.version)
 		} else {
-			m.figures = slices.Insert(m.figures, i, figure{replica: f.replica, key: f.key, version: f.version, window: next.index, used: f.used})
+			m.figures = slices.Insert(m.figures, i,
+				figure{replica: f.replica, key: f.key, version: f.version, window: next.index, used: f.used})
 		}
 	}
 	if !isBefore {

@@ -179,7 +179,8 @@ func (o *outputs) forget(now int64) {
 	case since >= 2*remembered, since < 0: // or the clock was set back
 		*o = outputs{since: now}
 	case since >= remembered:
-		*o = outputs{since: o.since + remembered, largest: [2]int64{o.largest[1], 0}, vouched: [2]int64{o.vouched[1], 0}}
+		*o = outputs{since: o.since + remembered, largest: [2]int64{o.largest[1], 0},
+			vouched: [2]int64{o.vouched[1], 0}}
 	}
 }
 
@@ -240,7 +241,8 @@ func (o *outputs) most(e Estimate, limit int64, shared int) int64 {
 	if o == nil {
 		return most
 	}
-	largest, vouched := multiply(max(o.largest[0], o.largest[1]), int(replies)), multiply(add(o.vouched[0], o.vouched[1]), shared)
+	largest, vouched := multiply(max(o.largest[0], o.largest[1]), int(replies)),
+		multiply(add(o.vouched[0], o.vouched[1]), shared)
 	if limit > 0 {
 		high, low := bits.Mul64(uint64(most), uint64(limit))
 		less, _ := bits.Div64(high, low, uint64(add(limit, vouched)))

@@ -21,7 +21,8 @@ type Entry struct {
 // any time zone.
 func (e Entry) Over(now time.Time) bool {
 	if e.ID.Unit().Calendar() {
-		return e.Window < windowAt(e.ID.Unit(), now.Add(-12*time.Hour).UnixNano(), time.UTC).index // the last zone is UTC-12
+		// the last zone is UTC-12
+		return e.Window < windowAt(e.ID.Unit(), now.Add(-12*time.Hour).UnixNano(), time.UTC).index
 	}
 	return e.Window < windowAt(e.ID.Unit(), now.UnixNano(), time.UTC).index-1
 }
@@ -135,7 +136,8 @@ func (m *counter) figureOf(key uint64, window int64) (i int, known bool) {
 func (m *counter) sumOthers(now int64) {
 	m.held = slices.DeleteFunc(m.held, func(h held) bool { return now >= h.until })
 	if m.figures != nil {
-		m.figures = slices.DeleteFunc(m.figures, func(f figure) bool { return f.window < m.index-1 || f.window > m.index+1 })
+		m.figures = slices.DeleteFunc(m.figures,
+			func(f figure) bool { return f.window < m.index-1 || f.window > m.index+1 })
 		m.addUp(now)
 	}
 }
@@ -234,7 +236,8 @@ func (m *counter) savedCourse(id ID, replica string) (course Course, ok bool) {
 	if last < 0 {
 		return Course{}, false
 	}
-	return Course{ID: id, Last: (m.index-1)*parts + int64(last), Used: slices.Clone(both[max(0, last-parts) : last+1])}, true
+	return Course{ID: id, Last: (m.index-1)*parts + int64(last),
+		Used: slices.Clone(both[max(0, last-parts) : last+1])}, true
 }
 
 // Share sets how replicas share the limits. When this replica hears the others

@@ -86,7 +86,8 @@ func (c *Caller) renew(at, reset int64) {
 	c.reset, c.usual, c.latest = reset, newUsual, latest{}
 	for id := range c.counters {
 		m := &c.counters[id]
-		*m = counter{limit: m.limit, window: m.window, first: m.first, then: m.then, refused: m.refused, demoted: m.demoted}
+		*m = counter{limit: m.limit, window: m.window, first: m.first, then: m.then, refused: m.refused,
+			demoted: m.demoted}
 	}
 	c.divide(at)
 	for _, m := range c.all() {

@@ -56,8 +56,10 @@ func (c *Caller) Snapshot(now time.Time) Snapshot {
 	defer c.mu.Unlock()
 	at := c.roll(now)
 	c.confirm(at)
-	s := Snapshot{Name: c.name, Tier: c.tier.name, InFlight: c.inFlight, MaxRequests: c.maxRequests, Busy: c.busy, Reserved: c.reserved,
-		Ratio: c.usual.ratio(), Output: c.usual.output, Estimated: c.usual.estimated, Reported: c.usual.reported, Hour: c.hour.snapshot(at)}
+	s := Snapshot{Name: c.name, Tier: c.tier.name, InFlight: c.inFlight, MaxRequests: c.maxRequests, Busy: c.busy,
+		Reserved: c.reserved,
+		Ratio:    c.usual.ratio(), Output: c.usual.output, Estimated: c.usual.estimated, Reported: c.usual.reported,
+		Hour: c.hour.snapshot(at)}
 	for _, m := range c.all() {
 		if m.limit.Amount > 0 {
 			s.Limits = append(s.Limits, c.useOf(m, at))
@@ -94,7 +96,8 @@ func part(u *Use) float64 { return float64(u.Left()) / float64(max(1, u.Allowed)
 
 func (c *Caller) useOf(m *counter, at int64) Use {
 	used := m.use(at)
-	u := Use{Limit: m.limit, Allowed: c.shown(m, at, used), Used: used, Ends: time.Unix(0, m.end), Refused: m.refused, Demoted: m.demoted}
+	u := Use{Limit: m.limit, Allowed: c.shown(m, at, used), Used: used, Ends: time.Unix(0, m.end), Refused: m.refused,
+		Demoted: m.demoted}
 	if u.Used > 0 {
 		u.Reset = m.wait(at, m.limit.Amount, Sharing{}) // until nothing is used, if nothing else is
 	}

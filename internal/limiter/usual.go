@@ -93,7 +93,8 @@ func (u *usual) learn(now int64, r *Reservation, cost Cost, held uint64) {
 			its.vouch(cost.Output)
 		}
 	}
-	if estimated, reported := r.prompt+r.output, limited(cost.Prompt)+limited(cost.Output); estimated > 0 && reported > 0 {
+	if estimated, reported := r.prompt+r.output, limited(cost.Prompt)+limited(cost.Output); estimated > 0 &&
+		reported > 0 {
 		part := weight(&u.requests)
 		u.estimated += part * (float64(estimated) - u.estimated)
 		u.reported += part * (float64(reported) - u.reported)

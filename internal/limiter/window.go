@@ -58,5 +58,6 @@ func dateOf(u Unit, second int64, location *time.Location) int64 {
 // begins, and a second one on the day that it ends.
 func beginning(u Unit, date, before, by int64, location *time.Location) int64 {
 	first := before + 1
-	return first + int64(sort.Search(int(by-first), func(i int) bool { return dateOf(u, first+int64(i), location) >= date }))
+	return first +
+		int64(sort.Search(int(by-first), func(i int) bool { return dateOf(u, first+int64(i), location) >= date }))
 }

@@ -50,7 +50,9 @@ func Of(pool string) *Pool {
 		}
 		callerTokens := callerTokensTotal.MustCurryWith(prometheus.Labels{"pool": name})
 		p.callerTokens.find = func(of bill) tokenCounters {
-			return countersOf(callerTokens.MustCurryWith(prometheus.Labels{"caller": of.caller, "model": of.model, "tier_served": of.tier}))
+			return countersOf(callerTokens.MustCurryWith(prometheus.Labels{
+				"caller": of.caller, "model": of.model, "tier_served": of.tier,
+			}))
 		}
 		p.callerTokens.bound, p.callerTokens.coarser = callerTokensBound, []func(bill) bill{
 			func(of bill) bill { of.model = Other; return of },
@@ -230,7 +232,8 @@ func newBackend(p *Pool, name string) *Backend {
 	its := prometheus.Labels{"pool": p.name, "backend": name}
 	b := &Backend{pool: p, name: name, duration: requestDuration.With(its)}
 	word := func(label string) []string { return []string{label} }
-	b.requests.find = counters(requestsTotal, its, func(a answer) []string { return []string{a.caller, a.model, a.class, strconv.Itoa(a.code)} })
+	b.requests.find = counters(requestsTotal, its,
+		func(a answer) []string { return []string{a.caller, a.model, a.class, strconv.Itoa(a.code)} })
 	b.attempts.find = counters(attemptsTotal, its, func(a attempt) []string { return []string{a.deployment, a.class} })
 	b.failovers.find = counters(failoversTotal, its, word)
 	b.hints.find = counters(hintsTotal, its, word)
@@ -238,15 +241,20 @@ func newBackend(p *Pool, name string) *Backend {
 	b.steered.find = counters(steeredTotal, its, word)
 	b.passedOver.find = counters(tierPassedOverTotal, its, word)
 	b.serviceTiers.find = counters(serviceTierRequestsTotal, its, func(tiers [2]string) []string { return tiers[:] })
-	b.spilled.find = counters(spilloverTotal, its, func(s spill) []string { return []string{s.deployment, s.status, s.result} })
+	b.spilled.find = counters(spilloverTotal, its,
+		func(s spill) []string { return []string{s.deployment, s.status, s.result} })
 	b.requests.bound, b.requests.coarser = requestsBound, []func(answer) answer{
 		func(a answer) answer { a.model = Other; return a },
 		func(a answer) answer { a.demand = demand{Other, Other}; return a },
 	}
-	b.attempts.bound, b.attempts.coarser = attemptsBound, []func(attempt) attempt{func(a attempt) attempt { a.deployment = Other; return a }}
+	b.attempts.bound, b.attempts.coarser = attemptsBound, []func(attempt) attempt{
+		func(a attempt) attempt { a.deployment = Other; return a },
+	}
 	tokens := tokensTotal.MustCurryWith(its)
 	b.tokens.find = func(s served) tokenCounters {
-		return countersOf(tokens.MustCurryWith(prometheus.Labels{"model": s.model, "deployment": s.deployment, "tier_served": s.tier}))
+		return countersOf(tokens.MustCurryWith(prometheus.Labels{
+			"model": s.model, "deployment": s.deployment, "tier_served": s.tier,
+		}))
 	}
 	b.tokens.bound, b.tokens.coarser = tokensBound, []func(served) served{
 		func(s served) served { s.model, s.deployment = Other, Other; return s },
@@ -260,7 +268,8 @@ func newBackend(p *Pool, name string) *Backend {
 
 // counters returns the function that finds a backend's counter by its other
 // labels.
-func counters[K any](all *prometheus.CounterVec, its prometheus.Labels, labels func(K) []string) func(K) prometheus.Counter {
+func counters[K any](all *prometheus.CounterVec, its prometheus.Labels,
+	labels func(K) []string) func(K) prometheus.Counter {
 	of := all.MustCurryWith(its)
 	return func(key K) prometheus.Counter { return of.WithLabelValues(labels(key)...) }
 }

@@ -55,7 +55,8 @@ type limitLabels struct {
 }
 
 func newCallerGauges() *callerGauges {
-	return &callerGauges{make(map[limitLabels]float64), make(map[callerLabels]struct{ estimated, reported float64 }), make(map[string]float64)}
+	return &callerGauges{make(map[limitLabels]float64), make(map[callerLabels]struct{ estimated, reported float64 }),
+		make(map[string]float64)}
 }
 
 // add adds the values of a pool's callers. callers may be nil.
@@ -80,12 +81,14 @@ func (g *callerGauges) add(pool string, callers *limiter.Callers, now time.Time)
 
 func (g *callerGauges) collect(metrics chan<- prometheus.Metric) {
 	for its, used := range g.used {
-		metrics <- prometheus.MustNewConstMetric(limitUsedDesc, prometheus.GaugeValue, used, its.pool, its.caller, its.kind, its.window)
+		metrics <- prometheus.MustNewConstMetric(limitUsedDesc, prometheus.GaugeValue, used, its.pool, its.caller,
+			its.kind, its.window)
 	}
 	for pool, n := range g.forgotten {
 		metrics <- prometheus.MustNewConstMetric(forgottenDesc, prometheus.CounterValue, n, pool)
 	}
 	for its, sum := range g.estimates {
-		metrics <- prometheus.MustNewConstMetric(estimateDesc, prometheus.GaugeValue, sum.estimated/sum.reported, its.pool, its.caller)
+		metrics <- prometheus.MustNewConstMetric(estimateDesc, prometheus.GaugeValue, sum.estimated/sum.reported,
+			its.pool, its.caller)
 	}
 }

@@ -20,11 +20,13 @@ func (p *Pool) Happened(e pool.Event) {
 		return // other requests are served
 	}
 	its := cooldownLabels{p.name, clean(e.Member.Name), Deployment(e.Member, e.Cooldown.Model), e.Cooldown.Class}
-	which := cooldownKey{p.name, e.Member.Name, e.Cooldown.Model, "", e.Cooldown.Throttle, e.Cooldown.Whole, e.Cooldown.Unreachable}
+	which := cooldownKey{p.name, e.Member.Name, e.Cooldown.Model, "", e.Cooldown.Throttle, e.Cooldown.Whole,
+		e.Cooldown.Unreachable}
 	if its.deployment == Other {
 		which.model, which.class = Other, its.class
 	}
-	if counts := e.Happening == pool.Began || e.Happening == pool.Turned; counts && !e.Remote { // a sum over replicas has each cooldown once
+	// a sum over replicas has each cooldown once
+	if counts := e.Happening == pool.Began || e.Happening == pool.Turned; counts && !e.Remote {
 		cooldownsTotal.WithLabelValues(its.pool, its.backend, its.deployment, its.class).Inc()
 	}
 	switch now := time.Now(); e.Happening {
@@ -156,7 +158,8 @@ func (s *cooldownSeconds) Describe(descs chan<- *prometheus.Desc) { descs <- coo
 // Collect implements prometheus.Collector.
 func (s *cooldownSeconds) Collect(metrics chan<- prometheus.Metric) {
 	for its, seconds := range s.sums(time.Now()) {
-		metrics <- prometheus.MustNewConstMetric(cooldownSecondsDesc, prometheus.CounterValue, seconds, its.pool, its.backend, its.deployment, its.class)
+		metrics <- prometheus.MustNewConstMetric(cooldownSecondsDesc, prometheus.CounterValue, seconds, its.pool,
+			its.backend, its.deployment, its.class)
 	}
 }
 

@@ -61,7 +61,8 @@ const largestCount = 1e18
 
 // IsPossible reports whether a process can have counted this.
 func (c Counts) IsPossible() bool {
-	return IsPossible(c.Requests, c.Attempts, c.Throttles, c.Failures, c.Failovers, c.Tokens) && IsPossible(c.FirstByte.counts...)
+	return IsPossible(c.Requests, c.Attempts, c.Throttles, c.Failures, c.Failovers, c.Tokens) &&
+		IsPossible(c.FirstByte.counts...)
 }
 
 // IsPossible reports whether a process can have counted these.

@@ -25,7 +25,8 @@ const (
 
 // callersMistakes are the classes of the balancer's own answers to callers'
 // mistakes.
-var callersMistakes = []string{apierror.Unauthenticated, apierror.InvalidRequest, apierror.NoSuchModel, apierror.CallerLimited}
+var callersMistakes = []string{apierror.Unauthenticated, apierror.InvalidRequest, apierror.NoSuchModel,
+	apierror.CallerLimited}
 
 // FaultOf returns who is at fault for an answer of the class. The alerts use
 // the same classes. An unknown class is a fault of the service.

@@ -107,9 +107,11 @@ func (f *FirstBytes) At(now time.Time) (w Waiting) {
 }
 
 var (
-	waitingFirstDesc = desc("first_byte_waiting", "Requests for inference that wait for the first byte of a backend's reply.", "pool")
+	waitingFirstDesc = desc("first_byte_waiting",
+		"Requests for inference that wait for the first byte of a backend's reply.", "pool")
 	oldestFirstDesc  = desc("first_byte_oldest_seconds", "How long the oldest of them has waited, within two seconds.", "pool")
-	overdueFirstDesc = desc("first_byte_overdue", "How many of them have waited for over a minute, and for longer than is usual for such a request.", "pool")
+	overdueFirstDesc = desc("first_byte_overdue",
+		"How many of them have waited for over a minute, and for longer than is usual for such a request.", "pool")
 )
 
 // collect collects the gauges of the waits.

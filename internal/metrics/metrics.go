@@ -29,7 +29,9 @@ const (
 )
 
 func counter(name, help string, labels ...string) *prometheus.CounterVec {
-	c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help}, labels)
+	c := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Namespace: namespace, Subsystem: subsystem, Name: name, Help: help,
+	}, labels)
 	collectors = append(collectors, c)
 	return c
 }
@@ -42,7 +44,9 @@ func histogram(name, help string, buckets []float64, labels ...string) *promethe
 }
 
 func gauge(name, help string, labels ...string) *prometheus.GaugeVec {
-	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help}, labels)
+	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Namespace: namespace, Subsystem: subsystem, Name: name, Help: help,
+	}, labels)
 	collectors = append(collectors, g)
 	return g
 }
@@ -59,22 +63,29 @@ var (
 	allThrottledTotal = counter("all_throttled_total",
 		"Requests that were answered with a 429 because every backend throttles.", "pool")
 	ownerThrottledTotal = counter("owner_throttled_total",
-		"Requests that were answered with a 429 because the account that stores what they name throttles, by its backend.", "pool", "backend")
+		"Requests that were answered with a 429 because the account that stores what they name throttles, by its backend.",
+		"pool", "backend")
 	affinityTotal = counter("affinity_total",
 		"Requests that belong together, by kind of affinity, and whether they got where they belong.", "pool", "kind", "result")
-	silencesTotal = counter("silences_total", "Silences of a backend that began: requests wait, and it sends nothing.", "pool", "backend", "deployment")
-	movedTotal    = counter("moved_total", "Requests that waited at a silent backend and went on to one that answers.", "pool", "backend")
-	steeredTotal  = counter("steered_total",
-		"Requests that passed a backend over because its limits have no room, while another backend's have.", "pool", "backend", "deployment")
+	silencesTotal = counter("silences_total", "Silences of a backend that began: requests wait, and it sends nothing.",
+		"pool", "backend", "deployment")
+	movedTotal = counter("moved_total", "Requests that waited at a silent backend and went on to one that answers.",
+		"pool", "backend")
+	steeredTotal = counter("steered_total",
+		"Requests that passed a backend over because its limits have no room, while another backend's have.",
+		"pool", "backend", "deployment")
 	tierPassedOverTotal = counter("tier_passed_over_total",
 		"Requests that a backend did not get because only shares of other tiers are left of it.", "pool", "backend", "tier")
 	waitedTotal = counter("waited_total",
 		"Requests that had to wait because of the option wait, by the result.", "pool", "result")
 	waitedSeconds = histogram("waited_seconds",
-		"How long requests have waited because of the option wait.", []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}, "pool")
+		"How long requests have waited because of the option wait.",
+		[]float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}, "pool")
 	waitingGauge   = gauge("waiting", "Requests that wait because of the option wait.", "pool")
-	cooldownsTotal = counter("cooldowns_total", "Cooldowns that started, and each further class, or cause of unreachable, that one got.", "pool", "backend", "deployment", "class")
-	hintsTotal     = counter("hints_total",
+	cooldownsTotal = counter("cooldowns_total",
+		"Cooldowns that started, and each further class, or cause of unreachable, that one got.",
+		"pool", "backend", "deployment", "class")
+	hintsTotal = counter("hints_total",
 		"Throttles, by where the reply said how long.", "pool", "backend", "source")
 	tokensTotal = counter("tokens_total",
 		"Tokens that replies reported, by the model that the client named, the backend's deployment and the service tier.",

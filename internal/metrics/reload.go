@@ -29,8 +29,10 @@ func findLastReload(registry *prometheus.Registry) {
 			registry.Unregister(ours)
 		}
 	}
-	find("caddy_config_last_reload_successful", "Whether the last configuration reload attempt was successful.", &lastReload.successful)
-	find("caddy_config_last_reload_success_timestamp_seconds", "Timestamp of the last successful configuration reload.", &lastReload.at)
+	find("caddy_config_last_reload_successful",
+		"Whether the last configuration reload attempt was successful.", &lastReload.successful)
+	find("caddy_config_last_reload_success_timestamp_seconds",
+		"Timestamp of the last successful configuration reload.", &lastReload.at)
 }
 
 // ReloadFailed reports whether Caddy runs a config, but could not load the

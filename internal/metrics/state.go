@@ -32,25 +32,37 @@ var (
 		"pool", "backend", "deployment", "class", "cause")
 	infoDesc = desc("backend_info",
 		"Always 1: the priority and the weight that the config gives a backend.", "pool", "backend", "priority", "weight")
-	silentDesc = desc("silent", "Whether a backend has sent nothing to any request since several waited for too long: 1 or 0.", "pool", "backend", "deployment")
-	slowDesc   = desc("slow", "Whether a backend was silent, and has since sent bytes, but none in time: 1 or 0.", "pool", "backend", "deployment")
-	usualDesc  = desc("usual_first_byte_seconds", "The usual wait for the first byte of a reply, streamed or whole: of the sizes of requests, the longest.",
+	silentDesc = desc("silent",
+		"Whether a backend has sent nothing to any request since several waited for too long: 1 or 0.",
+		"pool", "backend", "deployment")
+	slowDesc = desc("slow", "Whether a backend was silent, and has since sent bytes, but none in time: 1 or 0.",
+		"pool", "backend", "deployment")
+	usualDesc = desc("usual_first_byte_seconds", "The usual wait for the first byte of a reply, streamed or whole: of the sizes of requests, the longest.",
 		"pool", "backend", "deployment", "kind")
 	inFlightDesc  = desc("requests_in_flight", "Requests that a backend serves.", "pool", "backend")
 	ratelimitDesc = desc("ratelimit_remaining",
 		"What a backend last said is left of its rate limit.", "pool", "backend", "deployment", "type")
 	quotaDesc = desc("quota_left_ratio",
-		"The part that is left of a backend's limit, by its newest reply and what was sent since.", "pool", "backend", "deployment", "type")
+		"The part that is left of a backend's limit, by its newest reply and what was sent since.",
+		"pool", "backend", "deployment", "type")
 	utilizationDesc = desc("deployment_utilization_ratio",
 		"What a provisioned Azure deployment last said of its utilization, 0 to 1 and above.", "pool", "backend", "deployment")
-	writtenDesc   = desc("record_written_timestamp_seconds", "When the bill, its journal, the use of limits or the owners of stored objects were last written.", "pool", "record")
-	unwrittenDesc = desc("record_unwritten_seconds", "How long the oldest change of the bill, its journal, the use of limits or the owners of stored objects waits to be written.", "pool", "record")
-	staleDesc     = desc("secret_stale", "Whether a secret in a file could not be reloaded, so that an older one is in use: 1 or 0.", "pool", "secret")
+	writtenDesc = desc("record_written_timestamp_seconds",
+		"When the bill, its journal, the use of limits or the owners of stored objects were last written.", "pool", "record")
+	unwrittenDesc = desc("record_unwritten_seconds",
+		"How long the oldest change of the bill, its journal, the use of limits or the owners of stored objects waits to be written.",
+		"pool", "record")
+	staleDesc = desc("secret_stale",
+		"Whether a secret in a file could not be reloaded, so that an older one is in use: 1 or 0.", "pool", "secret")
 )
 
 // Describe implements prometheus.Collector.
 func (state) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{availableDesc, remainingDesc, reasonsDesc, silentDesc, slowDesc, usualDesc, drainedDesc, infoDesc, inFlightDesc, ratelimitDesc, quotaDesc, utilizationDesc, limitUsedDesc, estimateDesc, forgottenDesc, staleDesc, writtenDesc, unwrittenDesc, waitingFirstDesc, oldestFirstDesc, overdueFirstDesc, soundDesc} {
+	for _, d := range []*prometheus.Desc{
+		availableDesc, remainingDesc, reasonsDesc, silentDesc, slowDesc, usualDesc, drainedDesc, infoDesc, inFlightDesc,
+		ratelimitDesc, quotaDesc, utilizationDesc, limitUsedDesc, estimateDesc, forgottenDesc, staleDesc, writtenDesc,
+		unwrittenDesc, waitingFirstDesc, oldestFirstDesc, overdueFirstDesc, soundDesc,
+	} {
 		descs <- d
 	}
 }
@@ -75,7 +87,8 @@ func (state) Collect(metrics chan<- prometheus.Metric) {
 		}
 		callers.add(p.name, entry.Callers, now)
 		for _, secret := range entry.Secrets.Secrets() {
-			metrics <- prometheus.MustNewConstMetric(staleDesc, prometheus.GaugeValue, bit(!secret.StaleSince.IsZero()), p.name, clean(secret.Name))
+			metrics <- prometheus.MustNewConstMetric(staleDesc, prometheus.GaugeValue, bit(!secret.StaleSince.IsZero()),
+				p.name, clean(secret.Name))
 		}
 		collectRecords(p.name, entry.States(), now, metrics)
 	}
@@ -91,14 +104,16 @@ func collectRecords(name string, records []pools.State, now time.Time, metrics c
 		}
 		metrics <- prometheus.MustNewConstMetric(unwrittenDesc, prometheus.GaugeValue, waits, name, r.Name)
 		if !r.Written.IsZero() {
-			metrics <- prometheus.MustNewConstMetric(writtenDesc, prometheus.GaugeValue, float64(r.Written.Unix()), name, r.Name)
+			metrics <- prometheus.MustNewConstMetric(writtenDesc, prometheus.GaugeValue,
+				float64(r.Written.Unix()), name, r.Name)
 		}
 	}
 }
 
 func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
-		metrics <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, append([]string{b.pool.name, b.name}, labels...)...)
+		metrics <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value,
+			append([]string{b.pool.name, b.name}, labels...)...)
 	}
 	gauge(drainedDesc, bit(s.Drained))
 	gauge(infoDesc, 1, strconv.Itoa(s.Member.Priority), strconv.Itoa(s.Member.Weight))
@@ -244,7 +259,8 @@ func reasonsOf(s pool.State) (reasons []reason) {
 		if s.Member.Spares(c) && c.Operation == "" {
 			continue // other requests are served, and nobody need act
 		}
-		its := reason{attempt{Deployment(s.Member, c.Model), c.Class}, verdict.RemedyOf(verdict.Class(c.Class), c.Cause).Cause}
+		its := reason{attempt{Deployment(s.Member, c.Model), c.Class},
+			verdict.RemedyOf(verdict.Class(c.Class), c.Cause).Cause}
 		if !slices.Contains(reasons, its) {
 			reasons = append(reasons, its)
 		}

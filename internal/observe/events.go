@@ -76,7 +76,8 @@ func NewEvents(ctx caddy.Context, pool string) (*Events, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Events{Log: NewLog(ctx.Logger(), pool), pool: pool, app: app.(*caddyevents.App), ctx: ctx, since: time.Now()}, nil
+	return &Events{Log: NewLog(ctx.Logger(), pool), pool: pool, app: app.(*caddyevents.App), ctx: ctx,
+		since: time.Now()}, nil
 }
 
 // Happened implements pool.Listener. A cooldown that another replica reports is
@@ -107,7 +108,8 @@ func (s *Events) started(e pool.Event) {
 	}
 	s.begun[its] = true
 	data := s.data(e)
-	data["status"], data["hint"], data["cause"], data["error"] = e.Cooldown.Status, e.Cooldown.Hint, e.Cooldown.Cause, e.Cooldown.Error
+	data["status"], data["hint"], data["cause"], data["error"] = e.Cooldown.Status, e.Cooldown.Hint, e.Cooldown.Cause,
+		e.Cooldown.Error
 	s.emit(cooldownStartedEvent, data)
 }
 
@@ -115,7 +117,8 @@ func (s *Events) ended(e pool.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	its := keyOf(e)
-	before := e.Cooldown.Since.Before(s.since) && isLong(e.Cooldown) && verdict.Class(e.Cooldown.Class) != verdict.NoModel
+	before := e.Cooldown.Since.Before(s.since) && isLong(e.Cooldown) &&
+		verdict.Class(e.Cooldown.Class) != verdict.NoModel
 	if s.begun[its] || before {
 		delete(s.begun, its)
 		s.emit(cooldownEndedEvent, s.data(e))
@@ -164,10 +167,12 @@ func (s *Events) Crossed(x limiter.Crossing) {
 		log, message, name = s.Warn, "caller reached its limit", atLimitEvent
 	}
 	kind, limit := x.Limit.Kind.String(), x.Limit.String()
-	log(message, zap.String("caller", x.Caller), zap.String("kind", kind), zap.String("limit", limit), zap.Int64("used", x.Used), zap.Int64("allowed", x.Allowed))
+	log(message, zap.String("caller", x.Caller), zap.String("kind", kind), zap.String("limit", limit),
+		zap.Int64("used", x.Used), zap.Int64("allowed", x.Allowed))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.emit(name, map[string]any{"pool": s.pool, "caller": x.Caller, "kind": kind, "limit": limit, "used": x.Used, "allowed": x.Allowed})
+	s.emit(name, map[string]any{"pool": s.pool, "caller": x.Caller, "kind": kind, "limit": limit, "used": x.Used,
+		"allowed": x.Allowed})
 }
 
 // emit queues an event. The caller holds the lock.

@@ -65,13 +65,16 @@ func (l *Log) Happened(e pool.Event) {
 			c.Write(fields(e)...)
 		}
 	case pool.FellSilent:
-		l.Warn("backend silent", append(silenceFields(e), zap.String("next", verdict.RemedyOf(verdict.Silent, "").Next))...)
+		l.Warn("backend silent",
+			append(silenceFields(e), zap.String("next", verdict.RemedyOf(verdict.Silent, "").Next))...)
 	case pool.BecameSlow:
 		l.Warn("backend slow", silenceFields(e)...)
 	case pool.Answered:
-		l.Info("backend answers again", append(silenceFields(e), zap.Float64("seconds", seconds(time.Since(e.Silence.Since))))...)
+		l.Info("backend answers again",
+			append(silenceFields(e), zap.Float64("seconds", seconds(time.Since(e.Silence.Since))))...)
 	case pool.CheckFailed:
-		l.Warn("backend fails its health checks", zap.String("backend", e.Member.Name), zap.String("class", e.Reason.Class),
+		l.Warn("backend fails its health checks", zap.String("backend", e.Member.Name),
+			zap.String("class", e.Reason.Class),
 			zap.Int("status", e.Reason.Status), optional("cause", e.Reason.Cause), optional("error", e.Reason.Error))
 	case pool.CheckPassed:
 		l.Info("backend passes its health checks", zap.String("backend", e.Member.Name))
@@ -85,7 +88,8 @@ func (l *Log) Happened(e pool.Event) {
 }
 
 func fields(e pool.Event) []zap.Field {
-	return []zap.Field{zap.String("backend", e.Member.Name), optional("deployment", e.Cooldown.Model), optional("operation", e.Cooldown.Operation), optional("service_tier", e.Cooldown.Tiers.String()),
+	return []zap.Field{zap.String("backend", e.Member.Name), optional("deployment", e.Cooldown.Model),
+		optional("operation", e.Cooldown.Operation), optional("service_tier", e.Cooldown.Tiers.String()),
 		zap.String("class", e.Cooldown.Class), zap.Float64("seconds", seconds(lengthOf(e))), elsewhere(e)}
 }
 
@@ -99,11 +103,13 @@ func lengthOf(e pool.Event) time.Duration {
 }
 
 func silenceFields(e pool.Event) []zap.Field {
-	return []zap.Field{zap.String("backend", e.Member.Name), optional("deployment", e.Silence.Model), optional("operation", e.Silence.Operation)}
+	return []zap.Field{zap.String("backend", e.Member.Name), optional("deployment", e.Silence.Model),
+		optional("operation", e.Silence.Operation)}
 }
 
 func orderFields(e pool.Event) []zap.Field {
-	return []zap.Field{zap.String("backend", e.Member.Name), optional("by", e.Order.By), optional("reason", e.Order.Reason), elsewhere(e)}
+	return []zap.Field{zap.String("backend", e.Member.Name), optional("by", e.Order.By),
+		optional("reason", e.Order.Reason), elsewhere(e)}
 }
 
 func elsewhere(e pool.Event) zap.Field {
@@ -151,7 +157,8 @@ func levelOf(c pool.Cooldown) zapcore.Level {
 // that its URL is wrong.
 func (l *Log) Looped(backend string, now time.Time) {
 	if l.loops.due(backend, now) {
-		l.Error("backend leads back to the load balancer", zap.String("backend", backend), zap.String("class", string(verdict.Loop)))
+		l.Error("backend leads back to the load balancer",
+			zap.String("backend", backend), zap.String("class", string(verdict.Loop)))
 	}
 }
 

@@ -16,7 +16,8 @@ import (
 // Which routes lead to it is known once the config is loaded: when it starts,
 // or, as `caddy validate` starts nothing, at the end of the handler, which
 // calls atEnd.
-func WarnOfSites(ctx caddy.Context, h caddyhttp.MiddlewareHandler, spends bool, log *zap.Logger, pool string) (atEnd func(), err error) {
+func WarnOfSites(ctx caddy.Context, h caddyhttp.MiddlewareHandler, spends bool, log *zap.Logger,
+	pool string) (atEnd func(), err error) {
 	var once sync.Once
 	warn := func() {
 		app, err := ctx.AppIfConfigured("http")
@@ -25,12 +26,15 @@ func WarnOfSites(ctx caddy.Context, h caddyhttp.MiddlewareHandler, spends bool, 
 		}
 		if spends {
 			if sites := keys.PublicSites(app.(*caddyhttp.App), h); sites != nil {
-				log.Warn("callers need no key: anyone who can reach the site can spend your budget", zap.Strings("sites", sites), zap.String("pool", pool))
+				log.Warn("callers need no key: anyone who can reach the site can spend your budget",
+					zap.Strings("sites", sites), zap.String("pool", pool))
 			}
 		}
-		names := keys.Unreachable(app.(*caddyhttp.App), func(other caddyhttp.MiddlewareHandler) bool { return other == h })
+		names := keys.Unreachable(app.(*caddyhttp.App),
+			func(other caddyhttp.MiddlewareHandler) bool { return other == h })
 		if names != nil {
-			log.Warn("no request reaches this openai_lb: a handler in front of it answers every one", zap.Strings("handlers", names), zap.String("pool", pool))
+			log.Warn("no request reaches this openai_lb: a handler in front of it answers every one",
+				zap.Strings("handlers", names), zap.String("pool", pool))
 		}
 	}
 	warnOnce := func() { once.Do(warn) }

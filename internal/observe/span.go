@@ -133,7 +133,8 @@ func (s *Span) End(status int, class string, served bool) {
 // Used records the tokens that the reply reported.
 func (s *Span) Used(input, output int64) {
 	if s != nil {
-		s.span.SetAttributes(attribute.Int64("gen_ai.usage.input_tokens", input), attribute.Int64("gen_ai.usage.output_tokens", output))
+		s.span.SetAttributes(attribute.Int64("gen_ai.usage.input_tokens", input),
+			attribute.Int64("gen_ai.usage.output_tokens", output))
 	}
 }
 

@@ -60,11 +60,14 @@ const PlaceholderPrefix = "http.openai_lb."
 // not known has no type.
 func (s *Summary) fields() [24]zap.Field {
 	return [...]zap.Field{
-		text("pool", s.Pool), text("model", s.Model), text("backend", s.Backend), text("class", s.Class), text("limit", s.Limit),
-		known(s.Limit != "", zap.Int64("limit_allowed", s.LimitAllowed)), known(s.Limit != "", zap.Int64("limit_used", s.LimitUsed)),
+		text("pool", s.Pool), text("model", s.Model), text("backend", s.Backend), text("class", s.Class),
+		text("limit", s.Limit),
+		known(s.Limit != "", zap.Int64("limit_allowed", s.LimitAllowed)),
+		known(s.Limit != "", zap.Int64("limit_used", s.LimitUsed)),
 		known(s.Limit != "", zap.Int64("limit_requested", s.LimitRequested)),
 		text(affinityField, s.Affinity), text("affinity_result", s.AffinityResult),
-		text("tier_requested", s.TierRequested), text("tier_served", s.TierServed), known(s.Tier > 0, zap.Int("tier", s.Tier)),
+		text("tier_requested", s.TierRequested), text("tier_served", s.TierServed),
+		known(s.Tier > 0, zap.Int("tier", s.Tier)),
 		zap.Int("attempts", len(s.Attempts)), text("classes", s.classes()),
 		known(s.Waited > 0, zap.Float64("waited", seconds(s.Waited))),
 		known(s.FirstByte > 0, zap.Float64("time_to_first_byte", seconds(s.FirstByte))),

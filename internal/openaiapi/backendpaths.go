@@ -151,7 +151,8 @@ func (p Paths) query(rawQuery string, route Route, model string) string {
 // hasNoEscape reports whether no character of a path is escaped or needs to be.
 func hasNoEscape(path string) bool {
 	for i := range len(path) {
-		if c := path[i]; c-'a' >= 26 && c-'A' >= 26 && c-'-' >= 13 && c != '_' { // '-', '.', '/' and the digits follow each other
+		// '-', '.', '/' and the digits follow each other
+		if c := path[i]; c-'a' >= 26 && c-'A' >= 26 && c-'-' >= 13 && c != '_' {
 			return false
 		}
 	}
@@ -161,7 +162,8 @@ func hasNoEscape(path string) bool {
 // below returns base + operation. It avoids the allocation if that is the path
 // of u, as it often is.
 func below(u *url.URL, base, operation string) string {
-	if path := u.Path; len(path) == len(base)+len(operation) && strings.HasPrefix(path, base) && strings.HasSuffix(path, operation) {
+	if path := u.Path; len(path) == len(base)+len(operation) && strings.HasPrefix(path, base) &&
+		strings.HasSuffix(path, operation) {
 		return path
 	}
 	return base + operation

@@ -58,9 +58,11 @@ func ParseBaseURL(rawURL string) (*url.URL, error) {
 	case strings.ContainsAny(u.Hostname(), "<>\"{}"):
 		return nil, fmt.Errorf("url %s is an example: replace the part in brackets with your own", shown)
 	case strings.Contains(u.Path+"/", "/openai/deployments/"):
-		return nil, fmt.Errorf("url %s must not contain /openai/deployments/: the client or the option deployment adds it", shown)
+		return nil, fmt.Errorf("url %s must not contain /openai/deployments/: the client or the option deployment adds it",
+			shown)
 	case endsInOperation(u.EscapedPath()):
-		return nil, fmt.Errorf("url %s must not contain an operation: expected a base URL, such as https://api.openai.com/v1", shown)
+		return nil, fmt.Errorf("url %s must not contain an operation: expected a base URL, such as https://api.openai.com/v1",
+			shown)
 	case isProject(u.EscapedPath()):
 		return nil, fmt.Errorf("url %s is that of a Foundry project: expected /openai/v1 after it", shown)
 	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
@@ -83,7 +85,8 @@ func withoutSecret(text string) string {
 	}
 	scheme, rest, hasScheme := strings.Cut(shown, "://")
 	switch user := strings.LastIndex(rest, "@"); {
-	case !hasScheme && len(text) >= shortestKey && !looksLikeHost.MatchString(shown), !hasScheme && strings.Contains(text, "@"):
+	case !hasScheme && len(text) >= shortestKey && !looksLikeHost.MatchString(shown),
+		!hasScheme && strings.Contains(text, "@"):
 		return "…"
 	case strings.Count(text, "@") > strings.Count(shown, "@"):
 		return scheme + "://…" // the ? may be in a password

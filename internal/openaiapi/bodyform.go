@@ -131,8 +131,9 @@ func isBoundary(boundary string) bool {
 func isNested(field string, value []byte) bool {
 	at := inRequest.place(top, []byte(field))
 	begin := skipSpace(value, 0)
-	return strings.ContainsAny(field, "[.") || inRequestOfAnyCase.place(top, []byte(field)) != at || elsewhere < at && at < named && field != "prompt" &&
-		begin < len(value) && (value[begin] == '{' || value[begin] == '[')
+	return strings.ContainsAny(field, "[.") || inRequestOfAnyCase.place(top, []byte(field)) != at ||
+		elsewhere < at && at < named && field != "prompt" &&
+			begin < len(value) && (value[begin] == '{' || value[begin] == '[')
 }
 
 // wholeLines returns a body without its last line if that line was cut off.

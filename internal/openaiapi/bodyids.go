@@ -203,7 +203,8 @@ func (w *walker) add(at place, s span) {
 		return // it is refused
 	}
 	text := readID(kinds[at], unquoteBytes(w.body[s.start:s.end]))
-	if isContent := at == encrypted || at == mentionEncrypted; isContent && len(text) >= shortestID || at == madeName && isName(text) || isID(text) {
+	if isContent := at == encrypted || at == mentionEncrypted; isContent && len(text) >= shortestID ||
+		at == madeName && isName(text) || isID(text) {
 		w.ids = append(w.ids, id{kinds[at], s})
 	} else if len(text) > 0 && at < guess {
 		w.odd = s
@@ -211,7 +212,8 @@ func (w *walker) add(at place, s span) {
 }
 
 // kinds maps places to the kinds of their ids.
-var kinds = [...]IDKind{named: ObjectID, ofPart: PartID, mention: MentionedID, previous: PreviousResponseID, ofItem: ItemID, encrypted: EncryptedContent, mentionEncrypted: MentionedID, guess: GuessedID, madeName: ObjectID}
+var kinds = [...]IDKind{named: ObjectID, ofPart: PartID, mention: MentionedID, previous: PreviousResponseID,
+	ofItem: ItemID, encrypted: EncryptedContent, mentionEncrypted: MentionedID, guess: GuessedID, madeName: ObjectID}
 
 // readID returns an id as servers may read it, or encrypted content without the
 // white space around it.

@@ -50,7 +50,8 @@ func (s span) in(whole span) span { return span{whole.start + s.start, whole.sta
 // makesSession reports whether the body of a request describes a realtime
 // session, because the request begins one or creates a secret for one.
 func makesSession(method, operation string) bool {
-	return method == http.MethodPost && isOneOf(operation, "/realtime/calls", "/realtime/client_secrets", "/realtime/translations/calls", "/realtime/translations/client_secrets")
+	return method == http.MethodPost &&
+		isOneOf(operation, "/realtime/calls", "/realtime/client_secrets", "/realtime/translations/calls", "/realtime/translations/client_secrets")
 }
 
 // OtherModels yields the models that the body names elsewhere than in "model":
@@ -62,10 +63,13 @@ func (b Body) OtherModels(body []byte) iter.Seq2[string, bool] {
 		for _, o := range b.others {
 			text := body[o.start:o.end]
 			if o.session {
-				if s := ParseJSON(text, nil); (s.HasModel || !s.Clear) && !yield(s.Model, s.Clear && s.HasModel && !s.NamesSeveral()) {
+				if s := ParseJSON(text, nil); (s.HasModel || !s.Clear) &&
+					!yield(s.Model, s.Clear && s.HasModel && !s.NamesSeveral()) {
 					return
 				}
-				for _, t := range [][]byte{memberOf(text, "input_audio_transcription"), memberOf(memberOf(memberOf(text, "audio"), "input"), "transcription")} {
+				for _, t := range [][]byte{
+					memberOf(text, "input_audio_transcription"), memberOf(memberOf(memberOf(text, "audio"), "input"), "transcription"),
+				} {
 					if m := memberOf(t, "model"); m != nil && !yield(Text(m), m[0] == '"') {
 						return
 					}

@@ -95,7 +95,8 @@ func isObjectMember(name []byte) bool {
 
 // notObjects are names of members that end like an object's, but never name a
 // stored object. Many requests have them.
-var notObjects = setOf("call_id", "tool_call_id", "tool_use_id", "connector_id", "user_id", "end_user_id", "session_id", "trace_id",
+var notObjects = setOf("call_id", "tool_call_id", "tool_use_id", "connector_id", "user_id", "end_user_id",
+	"session_id", "trace_id",
 	"span_id", "request_id", "client_request_id", "correlation_id", "event_id")
 
 // isUsersText reports whether a member of an unknown API has the user's own

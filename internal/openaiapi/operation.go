@@ -33,7 +33,8 @@ func IsInference(method, operation string) bool {
 // IsUsage reports whether a request asks for its caller's usage, which the
 // balancer answers.
 func IsUsage(method string, route Route) bool {
-	return strings.TrimSuffix(route.Operation, "/") == "/usage" && route.Deployment == "" && (method == http.MethodGet || method == http.MethodHead)
+	return strings.TrimSuffix(route.Operation, "/") == "/usage" && route.Deployment == "" &&
+		(method == http.MethodGet || method == http.MethodHead)
 }
 
 // infersByWebSocket reports whether the messages of a WebSocket of this
@@ -97,5 +98,6 @@ func CachesPrompts(operation string) bool {
 // it was executed: it is inference, or its method is safe (RFC 9110 section
 // 9.2.1). TRACE is missing because no backend gets it.
 func repeatable(method, operation string) bool {
-	return method == http.MethodGet || method == http.MethodHead || method == http.MethodOptions || IsInference(method, operation)
+	return method == http.MethodGet || method == http.MethodHead || method == http.MethodOptions ||
+		IsInference(method, operation)
 }

@@ -48,7 +48,8 @@ func promptTokens(body []byte, bodyLength int64) int64 {
 		if colon >= len(body) || body[colon] != ':' {
 			continue
 		}
-		if start := skipSpace(body, colon+1) + 1; start < len(body) && body[start-1] == '"' && isBase64(body[start:min(len(body), start+shortestMedia)]) {
+		if start := skipSpace(body, colon+1) + 1; start < len(body) && body[start-1] == '"' &&
+			isBase64(body[start:min(len(body), start+shortestMedia)]) {
 			at = endOfData(body, start)
 			add(start, at)
 		}
@@ -75,7 +76,8 @@ func mayBeMedia(before []byte) bool {
 	}
 	name, isMember := bytes.CutSuffix(before, []byte(":"))
 	name, isName := bytes.CutSuffix(bytes.TrimRight(name, whiteSpace), []byte(`"`))
-	return isMember && isName && (bytes.HasSuffix(name, []byte("url")) || bytes.HasSuffix(name, []byte("data")) || bytes.HasSuffix(name, []byte("image")))
+	return isMember && isName && (bytes.HasSuffix(name, []byte("url")) || bytes.HasSuffix(name, []byte("data")) ||
+		bytes.HasSuffix(name, []byte("image")))
 }
 
 // whiteSpace is the white space of JSON.

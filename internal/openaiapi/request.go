@@ -112,7 +112,8 @@ type Received struct {
 // Parse parses a request with a parsed path. It records the prompt in p, unless
 // p is nil.
 func Parse(r *http.Request, route Route, body Received, p *Prompt) Request {
-	q := Request{Route: route, Kind: kindOf(r, route.Operation), Whole: body.Whole, PromptLength: max(body.Length, int64(len(body.Bytes)))}
+	q := Request{Route: route, Kind: kindOf(r, route.Operation), Whole: body.Whole,
+		PromptLength: max(body.Length, int64(len(body.Bytes)))}
 	switch {
 	case !body.Decoded && !readAsIs(r.Header):
 		if len(body.Bytes) > 0 {

@@ -144,7 +144,8 @@ func ReadStored(method, operation, rawQuery string) (s Stored) {
 	}
 	s.addParams(rawQuery)
 	// there is no list of responses: a WebSocket is opened there
-	s.List = isCollection && first != "responses" && len(s.IDs) == 0 && (method == http.MethodGet || method == http.MethodHead)
+	s.List = isCollection && first != "responses" && len(s.IDs) == 0 &&
+		(method == http.MethodGet || method == http.MethodHead)
 	return s
 }
 
@@ -233,7 +234,8 @@ func BodyNamesNothing(method, operation string) bool {
 	case "/files", "/completions", "/embeddings", "/moderations", "/rerank", "/images/generations", "/images/variations":
 		return true
 	}
-	return strings.HasPrefix(operation, "/audio/") && operation != "/audio/speech" || strings.HasPrefix(operation, "/uploads/") && strings.HasSuffix(operation, "/parts")
+	return strings.HasPrefix(operation, "/audio/") && operation != "/audio/speech" ||
+		strings.HasPrefix(operation, "/uploads/") && strings.HasSuffix(operation, "/parts")
 }
 
 // IDInLocation returns the id at the end of a Location header, or an empty

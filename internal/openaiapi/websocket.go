@@ -18,7 +18,8 @@ func IsExtendedConnect(r *http.Request) bool {
 // HTTP/1.1 (RFC 6455 section 4.1). A request with a body does not count,
 // because some servers would read the body as frames.
 func IsHandshake(r *http.Request) bool {
-	return r.Method == http.MethodGet && r.ContentLength == 0 && strings.EqualFold(r.Header.Get("Upgrade"), "websocket") &&
+	return r.Method == http.MethodGet && r.ContentLength == 0 &&
+		strings.EqualFold(r.Header.Get("Upgrade"), "websocket") &&
 		httpguts.HeaderValuesContainsToken(r.Header["Connection"], "Upgrade")
 }
 
@@ -45,7 +46,8 @@ func SetUpgrade(out http.Header, protocol string) {
 func AsPost(r *http.Request) *http.Request {
 	post := r.Clone(r.Context())
 	post.Method, post.Body, post.ContentLength = http.MethodPost, nil, 0
-	for _, name := range []string{"Upgrade", "Connection", "Sec-Websocket-Key", "Sec-Websocket-Version", "Sec-Websocket-Protocol", "Sec-Websocket-Extensions"} {
+	for _, name := range []string{"Upgrade", "Connection", "Sec-Websocket-Key", "Sec-Websocket-Version",
+		"Sec-Websocket-Protocol", "Sec-Websocket-Extensions"} {
 		delete(post.Header, name)
 	}
 	post.Header["Content-Type"] = []string{TypeJSON}

@@ -87,7 +87,8 @@ func (l *Lookups) enter(c Caller) *turns {
 	if t == nil {
 		if len(l.callers) >= MaxIdle {
 			now := time.Now()
-			maps.DeleteFunc(l.callers, func(_ Caller, t *turns) bool { return t.users == 0 && !now.Before(t.skipUntil) })
+			maps.DeleteFunc(l.callers,
+				func(_ Caller, t *turns) bool { return t.users == 0 && !now.Before(t.skipUntil) })
 		}
 		t = &turns{taken: make(chan struct{}, atOnce)}
 		l.callers[c] = t

@@ -144,7 +144,8 @@ func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Ow
 				e.caller = known.caller
 			}
 			e.until = max(e.until, known.until)
-			news = e.account != known.account || e.caller.Named() && e.caller != known.caller || e.until-min(e.until, known.until) > seconds(now.Add(ttl/aWhile))-seconds(now)
+			news = e.account != known.account || e.caller.Named() && e.caller != known.caller ||
+				e.until-min(e.until, known.until) > seconds(now.Add(ttl/aWhile))-seconds(now)
 		}
 		p.forget(at)
 	}

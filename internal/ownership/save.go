@@ -50,7 +50,8 @@ func (m *Memory) Save(now time.Time) []byte {
 	accounts := *m.accounts.Load() // all that the ids name, because it only grows
 	saved := make([]byte, 0, len(magic)+len(ids)+64*len(accounts)+12)
 	saved = append(saved, magic...)
-	saved = binary.LittleEndian.AppendUint32(saved, uint32(len(accounts))) //nolint:gosec // there are as many as configs name
+	// there are as many accounts as configs name
+	saved = binary.LittleEndian.AppendUint32(saved, uint32(len(accounts))) //nolint:gosec // see above
 	for _, account := range accounts {
 		account = account[:min(len(account), maxAccount)]
 		saved = binary.LittleEndian.AppendUint16(saved, uint16(len(account))) //nolint:gosec // within bounds

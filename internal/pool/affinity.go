@@ -146,7 +146,9 @@ func (p *Pool) chooseByKey(r *Ask, a *Affinity, now time.Time, chosen *Member, b
 		a.Result = Move
 	}
 	if to.Member != home {
-		p.Relocations.put(a.Key, relocation{tag: to.digest.tag, fled: moved.fled || home.hasThrottle(r) || r.At[home.Index].takes() && (p.isSpent(home, r, quota.At(now)) || home.isPaused(r, now))}, now)
+		p.Relocations.put(a.Key, relocation{tag: to.digest.tag,
+			fled: moved.fled || home.hasThrottle(r) ||
+				r.At[home.Index].takes() && (p.isSpent(home, r, quota.At(now)) || home.isPaused(r, now))}, now)
 	} else if moved.tag != 0 {
 		p.Relocations.forget(a.Key)
 	}

@@ -67,7 +67,8 @@ func (t *cooldownTable) find(its Scope) *cooldownSet {
 
 // place returns the place for a scope, and the scope that would be replaced
 // there, or nil. The caller holds the lock.
-func (t *cooldownTable) place(m *Member, its Scope, now time.Time) (place *atomic.Pointer[scopedCooldowns], leaves *scopedCooldowns) {
+func (t *cooldownTable) place(m *Member, its Scope,
+	now time.Time) (place *atomic.Pointer[scopedCooldowns], leaves *scopedCooldowns) {
 	if t.sets.Load() == nil {
 		t.sets.Store(new([tableSets][setSize]atomic.Pointer[scopedCooldowns]))
 	}

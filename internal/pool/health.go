@@ -189,7 +189,8 @@ func (m *Member) returns(r *Ask, now time.Time) (end time.Time) {
 // hasNoCooldown reports whether the backend has no cooldown and none of its
 // models has ever had one. That is the usual case.
 func (h *Health) hasNoCooldown() bool {
-	return h.models.sets.Load() == nil && h.whole.throttle.Load() == nil && h.whole.failure.Load() == nil && h.unreachable.Load() == nil
+	return h.models.sets.Load() == nil && h.whole.throttle.Load() == nil && h.whole.failure.Load() == nil &&
+		h.unreachable.Load() == nil
 }
 
 // scopes are the cooldowns that apply to a request: those of the usual service
@@ -204,7 +205,8 @@ func (h *Health) slots(c scopes) [9]*slot {
 	whole := &h.whole
 	return [...]*slot{
 		&whole.throttle, &c.usual.throttle, &c.own.throttle,
-		&whole.failure, &c.usual.failure, &c.own.failure, &c.usualOfOperation.failure, &c.ownOfOperation.failure, &h.unreachable.slot,
+		&whole.failure, &c.usual.failure, &c.own.failure, &c.usualOfOperation.failure, &c.ownOfOperation.failure,
+		&h.unreachable.slot,
 	}
 }
 
@@ -279,7 +281,8 @@ func (m *Member) Answered(its Scope, started time.Time) {
 // Clients can make up any other name.
 func (m *Member) Knows(model string) bool {
 	key := ModelKey(model)
-	return m.health.hasServed(key) || slices.ContainsFunc(m.Models, func(known string) bool { return ModelKey(known) == key })
+	return m.health.hasServed(key) ||
+		slices.ContainsFunc(m.Models, func(known string) bool { return ModelKey(known) == key })
 }
 
 // Refusal is a reply that starts or extends a cooldown.
@@ -325,12 +328,14 @@ func (m *Member) CoolDown(r Refusal, now time.Time) (began bool) {
 	if r.Unreachable {
 		r.Wait = firstPause // or longer: see put
 	}
-	c := Cooldown{Reason: r.Reason, ID: rand.Uint64(), Whole: r.Whole, Since: now, Until: now.Add(r.Wait), Throttle: r.Throttle, Unreachable: r.Unreachable, Cost: r.Cost}
+	c := Cooldown{Reason: r.Reason, ID: rand.Uint64(), Whole: r.Whole, Since: now, Until: now.Add(r.Wait),
+		Throttle: r.Throttle, Unreachable: r.Unreachable, Cost: r.Cost}
 	if r.Guess {
 		c.Guess = r.Wait
 	}
 	if !r.Whole {
-		c.Model, c.Tiers, c.Operation = ModelKey(r.Model), r.Tiers, strings.Clone(r.Operation) // which may be a part of a long path
+		// the operation may be a part of a long path
+		c.Model, c.Tiers, c.Operation = ModelKey(r.Model), r.Tiers, strings.Clone(r.Operation)
 	}
 	m.health.last.Store(&c)
 	return m.put(c, now, false) == Began
@@ -382,7 +387,8 @@ func (m *Member) cooldowns(whole bool, its Scope, now time.Time) *cooldownSet {
 // backend, that started at since.
 func (m *Member) Doubt(whole bool, its Scope, since time.Time) {
 	m.health.mu.Lock()
-	c := m.health.known(Cooldown{Whole: whole, Model: its.Model, Tiers: its.Tiers, Operation: its.Operation}).throttle.cast(since)
+	c := m.health.known(Cooldown{Whole: whole, Model: its.Model, Tiers: its.Tiers,
+		Operation: its.Operation}).throttle.cast(since)
 	m.health.mu.Unlock()
 	if c != nil {
 		m.tell(Event{Happening: Doubted, Cooldown: c.Cooldown})

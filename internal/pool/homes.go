@@ -68,7 +68,9 @@ const (
 // Relocations.
 func (*Relocations) Destruct() error { return nil }
 
-func ticks(now time.Time) uint64 { return uint64(now.Sub(began)/tick) & tickMask } //nolint:gosec // only the lowest bits count
+func ticks(now time.Time) uint64 {
+	return uint64(now.Sub(began)/tick) & tickMask //nolint:gosec // only the lowest bits count
+}
 
 // relocation says where a key lives that is away from home.
 type relocation struct {

@@ -36,7 +36,8 @@ func (o Order) Check() error {
 		if len(text.value) > text.most {
 			return fmt.Errorf("%s is longer than %d bytes", text.name, text.most)
 		}
-		if !utf8.ValidString(text.value) || strings.ContainsFunc(text.value, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		if !utf8.ValidString(text.value) ||
+			strings.ContainsFunc(text.value, func(r rune) bool { return !unicode.IsPrint(r) }) {
 			return fmt.Errorf("%s must contain only printable characters", text.name)
 		}
 	}
@@ -117,7 +118,8 @@ type State struct {
 func (p *Pool) Snapshot(now time.Time) []State {
 	states := make([]State, len(p.Members))
 	for i, m := range p.Members {
-		states[i] = State{Member: m, Drained: m.Drained(), InFlight: m.InFlight(), Healthy: m.healthy(), Probing: m.Unreachable(), Last: m.health.last.Load()}
+		states[i] = State{Member: m, Drained: m.Drained(), InFlight: m.InFlight(), Healthy: m.healthy(),
+			Probing: m.Unreachable(), Last: m.health.last.Load()}
 		states[i].Limits = m.health.quotas.Snapshot(now)
 		if p.Watches {
 			states[i].Latencies = m.health.latencies.Snapshot(now)

@@ -96,7 +96,8 @@ func (p *Pool) isSpent(m *Member, r *Ask, now quota.Instant) bool {
 func (p *Pool) findSteered(r *Ask, its grade, now time.Time) {
 	for _, m := range p.Members {
 		spent := grade{its.rank, its.priority, true}
-		if !its.spent && p.isOf(spent, m, r, now) || its.rank == open && m.Priority <= its.priority && m.rank(r, now) == paused {
+		if !its.spent && p.isOf(spent, m, r, now) ||
+			its.rank == open && m.Priority <= its.priority && m.rank(r, now) == paused {
 			r.Steered = append(r.Steered, m)
 		}
 	}

@@ -155,12 +155,15 @@ func (w *Wait) Served() {
 
 func (w *Wait) tell(c latency.Change) {
 	if happening := silences[c.Happened]; happening != nothing {
-		w.member.tell(Event{Happening: happening, Silence: latency.State{Use: w.request.useAt(w.member), Since: c.Since, Slow: c.Happened == latency.BecameSlow}})
+		w.member.tell(Event{Happening: happening, Silence: latency.State{
+			Use: w.request.useAt(w.member), Since: c.Since, Slow: c.Happened == latency.BecameSlow,
+		}})
 	}
 }
 
 // silences maps the changes that a tracker reports to events.
-var silences = [...]Happening{latency.Nothing: nothing, latency.FellSilent: FellSilent, latency.BecameSlow: BecameSlow, latency.Answered: Answered}
+var silences = [...]Happening{latency.Nothing: nothing, latency.FellSilent: FellSilent, latency.BecameSlow: BecameSlow,
+	latency.Answered: Answered}
 
 // follow returns the tracker for the request at the member. It returns nil
 // while no member has served the model, because clients can make up names.
@@ -317,7 +320,8 @@ func (p *Pool) PickAnswering(r *Ask, threshold time.Duration, now time.Time) *Me
 		best, total := grade{rank: suspect}, 0.0
 		for _, m := range p.Members {
 			rank := m.rank(r, now)
-			if !r.At[m.Index].isFollowed() || rank >= suspect || rank > best.rank || rank == best.rank && m.Priority > best.priority {
+			if !r.At[m.Index].isFollowed() || rank >= suspect || rank > best.rank ||
+				rank == best.rank && m.Priority > best.priority {
 				continue
 			}
 			follows := m.health.latencies.Make(r.useAt(m))

@@ -72,7 +72,8 @@ func (e *StorageError) Unwrap() error { return e.Err }
 // NewSaver returns a Saver that saves nowhere until it is configured, and has a
 // Record of this name. save fails with a StorageError.
 func NewSaver(record string, load, save func(context.Context, certmagic.Storage) error) *Saver {
-	return &Saver{Record: Record{Name: record}, load: load, save: save, failing: make(map[string]string), done: make(chan struct{})}
+	return &Saver{Record: Record{Name: record}, load: load, save: save, failing: make(map[string]string),
+		done: make(chan struct{})}
 }
 
 // Configure sets the storage of a new config, or none.

@@ -127,7 +127,8 @@ func (r *Replica) answer(ctx context.Context) {
 		parts := slices.Collect(slices.Chunk(sealed, answerPart))
 		for i, part := range parts {
 			records = append(records, state.Record{
-				Group: answersGroup(m.Key, r.peers.self.ID), Key: fmt.Sprint(i, " of ", len(parts)), Mode: state.Replace, TTL: lifetime, Message: part, News: []byte{},
+				Group: answersGroup(m.Key, r.peers.self.ID), Key: fmt.Sprint(i, " of ", len(parts)),
+				Mode: state.Replace, TTL: lifetime, Message: part, News: []byte{},
 			})
 		}
 		_ = r.put(ctx, records)
@@ -227,7 +228,10 @@ func (r *Replica) await(ctx context.Context, question string, key hpke.PrivateKe
 	now, public := time.Now(), key.PublicKey().Bytes()
 	m := r.message(asked, now, now)
 	m.Ask, m.Key = question, public
-	if r.put(ctx, []state.Record{{Group: askedGroup, Key: digest(string(public)), Mode: state.Replace, TTL: lifetime, Message: m.text()}}) != nil {
+	if r.put(ctx,
+		[]state.Record{
+			{Group: askedGroup, Key: digest(string(public)), Mode: state.Replace, TTL: lifetime, Message: m.text()},
+		}) != nil {
 		return
 	}
 	missing := make(map[string]*Answer)

@@ -147,13 +147,16 @@ func (r *Replica) sendMissing(l *Link, known map[recordKey]record, sizes map[str
 			left := c.Until.Sub(now)
 			told := cooldownOf(c, now)
 			kept, there := known[recordKey{backend, told.key()}]
-			ok := there && !kept.partial && (kept.foreign || kept.Cooldown != nil && (kept.Cooldown.ID == idOf(c) || kept.Kind != disproved && kept.ttl > left-lag))
+			ok := there && !kept.partial &&
+				(kept.foreign || kept.Cooldown != nil && (kept.Cooldown.ID == idOf(c) ||
+					kept.Kind != disproved && kept.ttl > left-lag))
 			i := item{kind: coolingDown, backend: backend, cooldown: c, at: now}
 			if c.InDoubt {
 				i.kind = doubted
 				ok = ok && (kept.Kind != coolingDown || kept.Cooldown.ID != idOf(c))
 			}
-			if ok || left <= lag || !shareable(c) || !concernsOthers(s.Member, c) || !there && sizes[backend] >= told.most() {
+			if ok || left <= lag || !shareable(c) || !concernsOthers(s.Member, c) ||
+				!there && sizes[backend] >= told.most() {
 				continue
 			}
 			if !there {

@@ -140,7 +140,8 @@ func (p *peers) compare(m message, before []Config, heard time.Time) (configs []
 		}
 		if c.Digest != own.Digest && m.From != p.self.ID {
 			c.DiffersSince = &heard
-			if i := slices.IndexFunc(before, func(b Config) bool { return b.Pool == c.Pool }); i >= 0 && before[i].DiffersSince != nil {
+			if i := slices.IndexFunc(before, func(b Config) bool { return b.Pool == c.Pool }); i >= 0 &&
+				before[i].DiffersSince != nil {
 				c.DiffersSince = before[i].DiffersSince
 			}
 		}

@@ -170,7 +170,8 @@ func (r *Replica) repeatOrders(links []*Link, known map[recordKey]record, now ti
 		}
 		kept, there := known[recordKey{drainGroup, key.backend + key.member}]
 		wrong := there && !kept.foreign && !r.believes(kept.order(now), now)
-		if there && !wrong && !kept.partial && (kept.foreign || !kept.order(now).before(o)) || now.Sub(o.sent) < repeat {
+		if there && !wrong && !kept.partial && (kept.foreign || !kept.order(now).before(o)) ||
+			now.Sub(o.sent) < repeat {
 			continue
 		}
 		o.sent = now

@@ -46,7 +46,8 @@ func (r *Replica) given(now time.Time) (records []state.Record) {
 		m := r.message(given, now, now)
 		m.Shares, shares = shares[:n], shares[n:]
 		records = append(records, state.Record{
-			Group: givenGroup, Key: fmt.Sprint(m.From, " ", len(records)), Mode: state.Replace, TTL: lifetime, Message: m.text(),
+			Group: givenGroup, Key: fmt.Sprint(m.From, " ", len(records)), Mode: state.Replace, TTL: lifetime,
+			Message: m.text(),
 		})
 	}
 	return records

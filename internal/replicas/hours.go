@@ -80,7 +80,8 @@ func (r *Replica) lastHours(ctx context.Context, answers []string) map[string]ma
 		}
 	}
 	return r.tally.Hours(time.Now(), kept, func(writer string) bool {
-		return slices.Contains(own, writer) || slices.ContainsFunc(others, func(begin string) bool { return strings.HasPrefix(writer, begin) })
+		return slices.Contains(own, writer) ||
+			slices.ContainsFunc(others, func(begin string) bool { return strings.HasPrefix(writer, begin) })
 	})
 }
 

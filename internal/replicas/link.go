@@ -118,7 +118,8 @@ func (l *Link) Happened(e pool.Event) {
 		return
 	}
 	r, i := l.replica, item{backend: l.backends()[e.Member], cooldown: e.Cooldown, at: time.Now()}
-	if order := e.Happening == pool.Drained || e.Happening == pool.Resumed; !order && !concernsOthers(e.Member, e.Cooldown) {
+	if order := e.Happening == pool.Drained ||
+		e.Happening == pool.Resumed; !order && !concernsOthers(e.Member, e.Cooldown) {
 		return
 	}
 	switch e.Happening {

@@ -116,7 +116,8 @@ type cooldown struct {
 // maxLength is the maximum length of a cooldown from another replica.
 const maxLength = state.MaxTTL
 
-var hints = []verdict.HintSource{verdict.NoHint, verdict.RetryAfterMS, verdict.XMSRetryAfterMS, verdict.RetryAfter, verdict.ErrorText, verdict.RateLimitReset}
+var hints = []verdict.HintSource{verdict.NoHint, verdict.RetryAfterMS, verdict.XMSRetryAfterMS, verdict.RetryAfter,
+	verdict.ErrorText, verdict.RateLimitReset}
 
 // concernsOthers reports whether the cooldown matters to other replicas: one of
 // them reported it, or the model exists. A client can make up models, and the
@@ -136,8 +137,10 @@ func cooldownOf(c pool.Cooldown, now time.Time) *cooldown {
 		cause = ""
 	}
 	return &cooldown{
-		ID: idOf(c), Model: c.Model, Tiers: c.Tiers.String(), Operation: c.Operation, Whole: c.Whole, Throttle: c.Throttle, Class: c.Class, Status: c.Status, Hint: c.Hint, Cause: cause,
-		Cost: c.Cost, Guess: milliseconds(c.Guess), Length: milliseconds(c.Until.Sub(c.Since)), Left: milliseconds(min(c.Until.Sub(now), c.Until.Sub(c.Since))),
+		ID: idOf(c), Model: c.Model, Tiers: c.Tiers.String(), Operation: c.Operation, Whole: c.Whole,
+		Throttle: c.Throttle, Class: c.Class, Status: c.Status, Hint: c.Hint, Cause: cause,
+		Cost: c.Cost, Guess: milliseconds(c.Guess), Length: milliseconds(c.Until.Sub(c.Since)),
+		Left: milliseconds(min(c.Until.Sub(now), c.Until.Sub(c.Since))),
 	}
 }
 
@@ -162,7 +165,8 @@ func (c *cooldown) pool(now time.Time) (heard pool.Cooldown, left time.Duration)
 	left = time.Duration(c.Left) * time.Millisecond
 	until := now.Add(left)
 	return pool.Cooldown{
-		Reason: pool.Reason{Class: c.Class, Status: c.Status, Hint: c.Hint, Cause: c.Cause}, ID: id, Whole: c.Whole, Model: c.Model, Tiers: pool.TiersOf(c.Tiers), Operation: c.Operation,
+		Reason: pool.Reason{Class: c.Class, Status: c.Status, Hint: c.Hint, Cause: c.Cause}, ID: id, Whole: c.Whole,
+		Model: c.Model, Tiers: pool.TiersOf(c.Tiers), Operation: c.Operation,
 		Since: until.Add(-time.Duration(c.Length) * time.Millisecond), Until: until, Throttle: c.Throttle, Cost: c.Cost,
 		Guess: time.Duration(c.Guess) * time.Millisecond,
 	}, left
@@ -226,12 +230,14 @@ func (m *message) check() error {
 	case left:
 		return nil
 	case alive:
-		if len(m.Host) > maxHost || m.Since > maxTime/1000 || !isTime(m.Since) || !areConfigs(m.Configs) || slices.ContainsFunc(m.Writers, func(w string) bool { return !isShortDigest(w) }) {
+		if len(m.Host) > maxHost || m.Since > maxTime/1000 || !isTime(m.Since) || !areConfigs(m.Configs) ||
+			slices.ContainsFunc(m.Writers, func(w string) bool { return !isShortDigest(w) }) {
 			return errors.New("it is not from a replica")
 		}
 		return nil
 	case given:
-		if slices.ContainsFunc(m.Shares, func(s backendShare) bool { return !isDigest(s.Backend) || s.Model != pool.ModelKey(s.Model) }) {
+		if slices.ContainsFunc(m.Shares,
+			func(s backendShare) bool { return !isDigest(s.Backend) || s.Model != pool.ModelKey(s.Model) }) {
 			return errors.New("it names no backend or no model")
 		}
 		return nil
@@ -260,10 +266,12 @@ func (c *cooldown) check() error {
 	}
 	switch {
 	case !verdict.Class(c.Class).Shared(), !slices.Contains(hints, verdict.HintSource(c.Hint)),
-		c.Status < 0 || c.Status > 599, c.Cost < 0, c.Model != pool.ModelKey(c.Model), pool.TiersOf(c.Tiers).String() != c.Tiers, c.Whole && (c.Model != "" || c.Tiers != "" || c.Operation != ""),
+		c.Status < 0 || c.Status > 599, c.Cost < 0, c.Model != pool.ModelKey(c.Model),
+		pool.TiersOf(c.Tiers).String() != c.Tiers, c.Whole && (c.Model != "" || c.Tiers != "" || c.Operation != ""),
 		c.Operation != "" && (c.Throttle || !isOperation(c.Operation)), c.Cause != "" && !verdict.IsCode(c.Cause):
 		return errors.New("its cooldown is not valid")
-	case c.Guess < 0, c.Guess > maxLength.Milliseconds(), c.Length < c.Left, c.Left < 0, c.Length > maxLength.Milliseconds():
+	case c.Guess < 0, c.Guess > maxLength.Milliseconds(), c.Length < c.Left, c.Left < 0,
+		c.Length > maxLength.Milliseconds():
 		return errors.New("no cooldown lasts that long")
 	}
 	return nil
@@ -275,7 +283,8 @@ const maxOperation = 64
 // isOperation reports whether the text may be the operation of a request for
 // inference.
 func isOperation(text string) bool {
-	return text[0] == '/' && len(text) <= maxOperation && strings.Trim(text, "/._-0123456789abcdefghijklmnopqrstuvwxyz") == ""
+	return text[0] == '/' && len(text) <= maxOperation &&
+		strings.Trim(text, "/._-0123456789abcdefghijklmnopqrstuvwxyz") == ""
 }
 
 // maxTime is the last time that can be written as a date in JSON, in

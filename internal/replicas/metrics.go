@@ -18,24 +18,36 @@ const (
 )
 
 func counter(name, help string, labels ...string) *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help}, labels)
+	return prometheus.NewCounterVec(prometheus.CounterOpts{
+		Namespace: namespace, Subsystem: subsystem, Name: name, Help: help,
+	}, labels)
 }
 
 func histogram(name, help string, buckets ...float64) prometheus.Histogram {
-	return prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help, Buckets: buckets})
+	return prometheus.NewHistogram(prometheus.HistogramOpts{
+		Namespace: namespace, Subsystem: subsystem, Name: name, Help: help, Buckets: buckets,
+	})
 }
 
 // The metrics belong to the process. Each config has a separate registry, in
 // which they are registered again.
 var (
-	messagesIn      = counter("messages_received_total", "Messages of replicas, our own included, by what they tell.", "kind")
-	messagesOut     = counter("messages_sent_total", "Messages that were sent to other replicas.").WithLabelValues()
-	droppedTotal    = counter("messages_dropped_total", "Messages that were not sent: the queue was full, or sending failed.", "reason")
-	reconnectsTotal = counter("reconnects_total", "Times that listening to other replicas ended or did not begin.").WithLabelValues()
-	claimsTotal     = counter("claims_total", "Claims of the right to a probe, by how they ended: won, lost, late (lost, but known only after the cooldown had ended) or failed.", "outcome")
-	ownersOut       = counter("owners_sent_total", "Owners of ids that the other replicas can ask for since.").WithLabelValues()
-	ownersDropped   = counter("owners_dropped_total", "Owners of ids that were not sent, because the queue was full.").WithLabelValues()
-	lookupsTotal    = counter("lookups_total", "Times that a request named ids which the replica does not know, by what the engine knew: found, unknown, late, failed or skipped.", "outcome")
+	messagesIn   = counter("messages_received_total", "Messages of replicas, our own included, by what they tell.", "kind")
+	messagesOut  = counter("messages_sent_total", "Messages that were sent to other replicas.").WithLabelValues()
+	droppedTotal = counter("messages_dropped_total",
+		"Messages that were not sent: the queue was full, or sending failed.", "reason")
+	reconnectsTotal = counter("reconnects_total",
+		"Times that listening to other replicas ended or did not begin.").WithLabelValues()
+	claimsTotal = counter("claims_total",
+		"Claims of the right to a probe, by how they ended: won, lost, late (lost, but known only after the cooldown had ended) or failed.",
+		"outcome")
+	ownersOut = counter("owners_sent_total",
+		"Owners of ids that the other replicas can ask for since.").WithLabelValues()
+	ownersDropped = counter("owners_dropped_total",
+		"Owners of ids that were not sent, because the queue was full.").WithLabelValues()
+	lookupsTotal = counter("lookups_total",
+		"Times that a request named ids which the replica does not know, by what the engine knew: found, unknown, late, failed or skipped.",
+		"outcome")
 
 	cooldownDelay = histogram("cooldown_delay_seconds", "Time from the beginning of a cooldown to its arrival here, as far as the clocks of the replicas agree.",
 		.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5)
@@ -45,7 +57,8 @@ var (
 
 // Register registers the metrics.
 func Register(registry prometheus.Registerer) error {
-	return metrics.RegisterAll(registry, messagesIn, messagesOut, droppedTotal, reconnectsTotal, claimsTotal, cooldownDelay,
+	return metrics.RegisterAll(registry, messagesIn, messagesOut, droppedTotal, reconnectsTotal, claimsTotal,
+		cooldownDelay,
 		ownersOut, ownersDropped, lookupsTotal, lookupDuration, gauges{})
 }
 
@@ -73,7 +86,8 @@ func Statuses() []Status {
 	replicas := runningReplicas()
 	statuses := make([]Status, len(replicas))
 	for i, r := range replicas {
-		statuses[i] = Status{InTouch: r.connectivity.isWhole(), Queue: r.queue.len(), Self: r.peers.self.ID, Peers: r.peers.list(time.Now()), Pools: r.shared().Pools}
+		statuses[i] = Status{InTouch: r.connectivity.isWhole(), Queue: r.queue.len(), Self: r.peers.self.ID,
+			Peers: r.peers.list(time.Now()), Pools: r.shared().Pools}
 		if spread, ok := r.store.(state.SpreadStore); ok {
 			statuses[i].Near = spread.Near()
 		}

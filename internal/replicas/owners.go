@@ -87,7 +87,8 @@ func entryKey(pool string, id ownership.Key) string {
 // that found it by asking proves nothing about that.
 func (i owned) entry() state.Entry {
 	account := digestOf(i.owner.Account)
-	e := state.Entry{Key: entryKey(i.pool, i.id), Value: account[:], TTL: max(i.ttl, time.Second), Firm: i.owner.Caller.Named()}
+	e := state.Entry{Key: entryKey(i.pool, i.id), Value: account[:], TTL: max(i.ttl, time.Second),
+		Firm: i.owner.Caller.Named()}
 	if e.Firm {
 		e.Value = binary.LittleEndian.AppendUint64(e.Value, uint64(i.owner.Caller))
 	}

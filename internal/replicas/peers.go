@@ -80,7 +80,8 @@ func newPeers() peers {
 	if host, err := os.Hostname(); err == nil && isPlain(host) {
 		self.Host = host
 	}
-	return peers{self: self, known: make(map[string]Peer), gone: make(map[string]time.Time), formats: make(map[otherVersion]bool)}
+	return peers{self: self, known: make(map[string]Peer), gone: make(map[string]time.Time),
+		formats: make(map[otherVersion]bool)}
 }
 
 // isPlain reports whether the name of a host is short enough for a message when
@@ -101,7 +102,8 @@ func (p *peers) hear(m message, heard, now time.Time) (n int) {
 	_, isGone := p.gone[m.From]
 	isNews := !isGone && now.Sub(heard) < lifetime
 	if known && !before.Heard.After(heard) || !known && isNews && len(p.known) < maxPeers {
-		p.known[m.From] = Peer{ID: m.From, Host: m.Host, Since: time.UnixMilli(m.Since), Heard: heard, Configs: p.compare(m, before.Configs, heard), writers: m.Writers}
+		p.known[m.From] = Peer{ID: m.From, Host: m.Host, Since: time.UnixMilli(m.Since), Heard: heard,
+			Configs: p.compare(m, before.Configs, heard), writers: m.Writers}
 	}
 	for _, peer := range p.known {
 		if !peer.isSilent(now) {
@@ -160,7 +162,8 @@ func (p *peers) contact(now time.Time) (c callers.Contact) {
 			}
 		}
 	}
-	c.Vanished = slices.DeleteFunc(vanished, func(v limiter.Vanished) bool { return slices.Contains(running, v.Writer) })
+	c.Vanished = slices.DeleteFunc(vanished,
+		func(v limiter.Vanished) bool { return slices.Contains(running, v.Writer) })
 	return c
 }
 
@@ -206,7 +209,8 @@ func (r *Replica) invalid(err error) {
 	if !ok || !r.peers.meet(format) {
 		return
 	}
-	r.logger.Load().Warn("ignoring replicas that use another format", zap.Int("other_format", int(format)), zap.Int("own_format", version))
+	r.logger.Load().Warn("ignoring replicas that use another format",
+		zap.Int("other_format", int(format)), zap.Int("own_format", version))
 }
 
 // meet reports whether a version of the format is seen for the first time.
@@ -224,7 +228,8 @@ func (p *peers) meet(format otherVersion) (isNew bool) {
 // the record of its sign of life.
 func (r *Replica) leave(now time.Time) state.Record {
 	m := r.message(left, now, now)
-	return state.Record{Group: replicaGroup, Key: r.peers.self.ID, Mode: state.Replace, TTL: lifetime, Message: m.text()}
+	return state.Record{Group: replicaGroup, Key: r.peers.self.ID, Mode: state.Replace, TTL: lifetime,
+		Message: m.text()}
 }
 
 // alive returns the record of this replica's sign of life.

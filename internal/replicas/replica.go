@@ -97,7 +97,8 @@ func New(store state.Store, logger *zap.Logger) *Replica {
 		store: store, queue: newQueue[item](maxQueue), due: newSignal(), peers: newPeers(),
 		claims: claims{due: make(map[recordKey]pool.Cooldown), changed: newSignal()},
 		ended:  make(map[uint64]ending), drains: drains{known: make(map[drainKey]order)},
-		questions: make(chan message, maxQuestions), stored: ownerStore{queue: newQueue[owned](maxOwned), lookups: ownership.NewLookups()},
+		questions: make(chan message, maxQuestions),
+		stored:    ownerStore{queue: newQueue[owned](maxOwned), lookups: ownership.NewLookups()},
 	}
 	r.logger.Store(logger)
 	return r
@@ -145,7 +146,9 @@ func (r *Replica) Run(ctx context.Context) {
 	running.Store(r, true)
 	defer running.Delete(r)
 	var tasks sync.WaitGroup
-	for _, task := range []func(context.Context){r.send, r.listen, r.compareAgain, r.claim, r.sendOwners, r.sendUse, r.answer} {
+	for _, task := range []func(context.Context){
+		r.send, r.listen, r.compareAgain, r.claim, r.sendOwners, r.sendUse, r.answer,
+	} {
 		tasks.Go(func() { task(ctx) })
 	}
 	tasks.Wait()
@@ -212,7 +215,8 @@ func (r *Replica) record(i item, now time.Time) (record state.Record, ok bool) {
 		record = state.Record{Group: i.backend, Mode: state.Finish, TTL: time.Second}
 	default:
 		m.Cooldown = cooldownOf(i.cooldown, now)
-		record = state.Record{Group: i.backend, Mode: state.Extend, TTL: time.Duration(m.Cooldown.Left) * time.Millisecond, Near: i.cooldown.Grace()}
+		record = state.Record{Group: i.backend, Mode: state.Extend,
+			TTL: time.Duration(m.Cooldown.Left) * time.Millisecond, Near: i.cooldown.Grace()}
 		if record.TTL <= 0 {
 			return record, false
 		}

@@ -214,7 +214,8 @@ func (e Event) opening() (Opening, *Error) {
 	if isPreamble([]byte(chunk.Type)) { // which need not be the first member
 		return Preamble, nil
 	}
-	if chunk.Choices == nil || present(chunk.Usage) || slices.ContainsFunc(*chunk.Choices, func(c choice) bool { return !c.empty() }) {
+	if chunk.Choices == nil || present(chunk.Usage) ||
+		slices.ContainsFunc(*chunk.Choices, func(c choice) bool { return !c.empty() }) {
 		return Content, nil
 	}
 	return Preamble, nil

@@ -40,7 +40,8 @@ const maxContentName = len("reasoning_content")
 // of the APIs.
 func isContent(name []byte) bool {
 	switch string(name) {
-	case "content", "text", "delta", "arguments", "refusal", "reasoning_content", "reasoning", "thinking", "partial_json", "transcript":
+	case "content", "text", "delta", "arguments", "refusal", "reasoning_content", "reasoning", "thinking",
+		"partial_json", "transcript":
 		return true
 	}
 	return false

@@ -83,7 +83,8 @@ func (n node) child(name []byte, inEvent bool) node {
 			return cacheRead
 		case "cache_creation_input_tokens":
 			return cacheWrite
-		case "prompt_tokens_details", "input_tokens_details", "input_token_details": // the last one in a realtime session
+		// a realtime session has input_token_details
+		case "prompt_tokens_details", "input_tokens_details", "input_token_details":
 			return inputDetails
 		case "completion_tokens_details", "output_tokens_details", "output_token_details":
 			return outputDetails

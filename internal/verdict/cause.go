@@ -46,7 +46,8 @@ func CauseOf(err error) string {
 		return "timeout"
 	case errors.As(err, new(tls.RecordHeaderError)), errors.As(err, new(tls.AlertError)):
 		return "tls"
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed), errors.Is(err, io.ErrClosedPipe):
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed),
+		errors.Is(err, io.ErrClosedPipe):
 		return "closed"
 	}
 	return causeIn(err.Error())
@@ -117,7 +118,8 @@ func own(err error) error {
 	case errors.Is(err, io.EOF):
 		return io.ErrUnexpectedEOF
 	}
-	for _, plain := range []error{io.ErrUnexpectedEOF, net.ErrClosed, io.ErrClosedPipe, context.Canceled, context.DeadlineExceeded} {
+	for _, plain := range []error{io.ErrUnexpectedEOF, net.ErrClosed, io.ErrClosedPipe, context.Canceled,
+		context.DeadlineExceeded} {
 		if errors.Is(err, plain) {
 			return plain
 		}

@@ -90,7 +90,8 @@ func ReadHint(status int, header http.Header, body []byte, now time.Time) (wait 
 // HintOf returns the hint in a reply of this class, as [ReadHint] does. If the
 // class says that a limit or a budget is used up, the text and the resets are
 // about that, so they are read with any status.
-func HintOf(class Class, status int, header http.Header, body []byte, now time.Time) (wait time.Duration, source HintSource) {
+func HintOf(class Class, status int, header http.Header, body []byte,
+	now time.Time) (wait time.Duration, source HintSource) {
 	if class.Promise() {
 		status = http.StatusTooManyRequests
 	}
@@ -192,7 +193,8 @@ func remainder(header http.Header, name string) (remaining float64, known, isRes
 // NoneLeft reports whether a header says that nothing remains of a rate limit.
 func NoneLeft(header http.Header) bool {
 	for name := range header {
-		if remaining, known, _ := remainder(header, strings.Replace(name, "-Remaining", "-Reset", 1)); known && remaining == 0 {
+		if remaining, known, _ := remainder(header, strings.Replace(name, "-Remaining", "-Reset", 1)); known &&
+			remaining == 0 {
 			return true
 		}
 	}

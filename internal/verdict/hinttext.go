@@ -41,7 +41,8 @@ func readErrorText(body []byte, now time.Time) (time.Duration, bool) {
 				}
 			}
 		case 'r', 'w', 'a':
-			if i+1 == len(body) || strings.IndexByte("eav", body[i+1]|0x20) < 0 || i > 0 && isLetter(body[i-1]) && (i == 1 || body[i-2] != '\\') {
+			if i+1 == len(body) || strings.IndexByte("eav", body[i+1]|0x20) < 0 ||
+				i > 0 && isLetter(body[i-1]) && (i == 1 || body[i-2] != '\\') {
 				continue
 			}
 			for _, word := range []string{"reset", "replenish", "renew", "regain", "wait ", "available again"} {
@@ -138,7 +139,8 @@ func readReturn(rest []byte, now time.Time) (time.Duration, bool) {
 		}
 		before := len(rest)
 		for _, word := range linking {
-			if r, ok := bytes.CutPrefix(rest, []byte(word)); ok && len(r) > 0 && strings.IndexByte(spaces+":", r[0]) >= 0 {
+			if r, ok := bytes.CutPrefix(rest, []byte(word)); ok && len(r) > 0 &&
+				strings.IndexByte(spaces+":", r[0]) >= 0 {
 				rest = bytes.TrimPrefix(r, []byte(":"))
 				break
 			}

@@ -41,7 +41,8 @@ func ReadRates(header http.Header) (r Rates) {
 		default:
 			if field, ok := strings.CutPrefix(name, "X-Ratelimit-"); ok {
 				r.add(field, values, nil)
-			} else if field, ok := strings.CutPrefix(name, "X-Rate-Limit-"); ok { // Azure has both (openai-python issue #937)
+			} else if field, ok := strings.CutPrefix(name, "X-Rate-Limit-"); ok {
+				// Azure has both (openai-python issue #937)
 				r.add(field, nil, values)
 			}
 		}

@@ -159,7 +159,8 @@ var (
 		`(?:the )?(?:requested |specified |provided )?api.version (?:`+name+` )?(?:is )?`+
 			`(?:not supported|unsupported|invalid|not valid)\b`,
 		`(?:unsupported|invalid|unknown) api.version\b`,
-		`(?:[\w.]+ ){0,4}api is (?:enabled only|only enabled|only available|only supported) (?:for|in|with|from) api.version\b`, // Azure
+		// Azure
+		`(?:[\w.]+ ){0,4}api is (?:enabled only|only enabled|only available|only supported) (?:for|in|with|from) api.version\b`,
 	)
 )
 
@@ -255,14 +256,16 @@ const cloudflareFailed = 2005
 // failed reports whether a code or a number says that a server has failed,
 // whatever the status.
 func (r report) failed() bool {
-	return meaningOf(r.code).status >= http.StatusInternalServerError || r.code == "" && meaningOf(r.kind).status >= http.StatusInternalServerError ||
+	return meaningOf(r.code).status >= http.StatusInternalServerError ||
+		r.code == "" && meaningOf(r.kind).status >= http.StatusInternalServerError ||
 		r.unsuccessful && r.number == cloudflareFailed || r.number >= 500 && r.number < 600
 }
 
 // lacksPath reports whether the report says that the backend lacks the path or
 // its api-version.
 func (r report) lacksPath(text string) bool {
-	return r.code == "unknown_url" || strings.EqualFold(r.code, "UnsupportedApiVersion") || r.unshaped && strings.TrimRight(text, ".") == "not found" ||
+	return r.code == "unknown_url" || strings.EqualFold(r.code, "UnsupportedApiVersion") ||
+		r.unshaped && strings.TrimRight(text, ".") == "not found" ||
 		!r.aboutPart() && lacksPath.isIn(text)
 }
 

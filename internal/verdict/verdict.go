@@ -145,7 +145,8 @@ func Missing(status int, body []byte) bool {
 	if status == http.StatusNotFound {
 		return !r.means(NoModel)
 	}
-	return strings.HasSuffix(r.code, "_not_found") && !r.means(NoModel) || r.code == unreadableContent || r.kind == unreadableContent ||
+	return strings.HasSuffix(r.code, "_not_found") && !r.means(NoModel) || r.code == unreadableContent ||
+		r.kind == unreadableContent ||
 		r.says("not found", "No such ", "does not exist", "could not be verified")
 }
 

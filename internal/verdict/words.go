@@ -31,7 +31,8 @@ var words = map[string]meaning{
 	"invalid_request_error": {status: http.StatusBadRequest},
 	"invalid_request":       {status: http.StatusBadRequest},
 
-	"external_connector_error":       {http.StatusFailedDependency, ClientError}, // an MCP server that the request names
+	// an MCP server that the request names
+	"external_connector_error":       {http.StatusFailedDependency, ClientError},
 	"user_error":                     {http.StatusBadRequest, ClientError},
 	"content_filter":                 {http.StatusBadRequest, ClientError},
 	"content_policy_violation":       {http.StatusBadRequest, ClientError},
@@ -75,7 +76,8 @@ var words = map[string]meaning{
 	"OperationNotSupported":     {http.StatusBadRequest, NotHere}, // Azure: the model lacks the operation
 	"unsupported_api_for_model": {http.StatusBadRequest, NotHere}, // GitHub
 	"model_not_supported":       {http.StatusBadRequest, NotHere}, // GitHub
-	"data_residency_mismatch":   {http.StatusBadRequest, NotHere}, // OpenAI: the account is in another part of the world
+	// OpenAI: the account is in another part of the world
+	"data_residency_mismatch": {http.StatusBadRequest, NotHere},
 
 	"context_length_exceeded":   {http.StatusBadRequest, TooLarge}, // OpenAI, Azure
 	"exceed_context_size_error": {http.StatusBadRequest, TooLarge}, // llama.cpp

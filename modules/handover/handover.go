@@ -66,7 +66,8 @@ func (w *Handover) WrapListener(l net.Listener) net.Listener {
 		return l
 	}
 	closed := make(chan struct{})
-	wrapped := &listener{Listener: l, closed: closed, closeOnce: sync.OnceValue(l.Close), end: sync.OnceFunc(func() { close(closed) })}
+	wrapped := &listener{Listener: l, closed: closed, closeOnce: sync.OnceValue(l.Close),
+		end: sync.OnceFunc(func() { close(closed) })}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.listeners = append(w.listeners, wrapped)

@@ -114,7 +114,9 @@ func (l *Ledger) adoptFile(to *journalPlace, name string) error {
 			case errors.Is(err, errUnreadable):
 				bad = &pools.StorageError{What: "could not save what a journal of the ledger has", Key: key, Err: err}
 			case err != nil:
-				failed = &pools.StorageError{What: "could not save what a journal of the ledger has", Key: key, Err: err}
+				failed = &pools.StorageError{
+					What: "could not save what a journal of the ledger has", Key: key, Err: err,
+				}
 			}
 		}
 		return nil

@@ -58,7 +58,8 @@ func ReadExport(text []byte, names map[string]string, want func(day string) bool
 		}
 	}
 	if columns["model"] == "" || columns["input"] == "" && columns["output"] == "" {
-		return nil, fmt.Errorf("no column has the model, or none has tokens: name them, as in model=Deployment,input=Tokens; there are %s", strings.Join(t.header, ", "))
+		return nil, fmt.Errorf("no column has the model, or none has tokens: name them, as in model=Deployment,input=Tokens; there are %s",
+			strings.Join(t.header, ", "))
 	}
 	export := make(Export)
 	for t.next() {
@@ -72,7 +73,9 @@ func ReadExport(text []byte, names map[string]string, want func(day string) bool
 			}
 		}
 		var u Use
-		for what, into := range map[string]*int64{"input": &u.Input, "input_audio": &u.Input, "output": &u.Output, "output_audio": &u.Output} {
+		for what, into := range map[string]*int64{
+			"input": &u.Input, "input_audio": &u.Input, "output": &u.Output, "output_audio": &u.Output,
+		} {
 			text := t.value(columns[what])
 			if columns[what] == "" || text == "" {
 				continue
@@ -141,7 +144,8 @@ const MaxPercent = 1
 
 // Differs reports whether the model differs by more than MaxPercent.
 func (d *Difference) Differs() bool {
-	return math.Abs(Percent(d.Input, d.ExportedInput)) > MaxPercent || math.Abs(Percent(d.Output, d.ExportedOutput)) > MaxPercent
+	return math.Abs(Percent(d.Input, d.ExportedInput)) > MaxPercent ||
+		math.Abs(Percent(d.Output, d.ExportedOutput)) > MaxPercent
 }
 
 // Compare compares entries with an export by model, ignoring versions.

@@ -140,7 +140,8 @@ func (l *Ledger) note() {
 	}
 	if err := write(to.folder, pages); err != nil {
 		if !j.warned {
-			to.logger.Error("could not write the ledger's journal: a kill takes what is not saved", zap.String("folder", to.folder), zap.Error(err))
+			to.logger.Error("could not write the ledger's journal: a kill takes what is not saved",
+				zap.String("folder", to.folder), zap.Error(err))
 		}
 		j.failed, j.warned, j.hole = true, true, true
 		return
@@ -180,7 +181,8 @@ func (l *Ledger) changed(whole bool) (pages []Page) {
 	l.collect()
 	for _, d := range l.days {
 		rows := maps.Keys(d.changed)
-		p := Page{ID: d.id, Pool: l.pool, Day: nameOf(d.number), Changes: d.changes, Whole: d.whole || whole && d.changes != d.saved}
+		p := Page{ID: d.id, Pool: l.pool, Day: nameOf(d.number), Changes: d.changes,
+			Whole: d.whole || whole && d.changes != d.saved}
 		if p.Whole {
 			rows = d.rows.all()
 		} else if len(d.changed) == 0 {

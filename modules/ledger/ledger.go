@@ -83,7 +83,8 @@ func (u *Use) Add(other Use) {
 // less returns the difference of two uses.
 func (u Use) less(other Use) Use {
 	return Use{
-		u.Requests - other.Requests, u.Input - other.Input, u.Cached - other.Cached, u.Output - other.Output, u.Reasoning - other.Reasoning,
+		u.Requests - other.Requests, u.Input - other.Input, u.Cached - other.Cached, u.Output - other.Output,
+		u.Reasoning - other.Reasoning,
 		u.EstimatedInput - other.EstimatedInput, u.EstimatedOutput - other.EstimatedOutput,
 	}
 }
@@ -91,7 +92,8 @@ func (u Use) less(other Use) Use {
 // UseOf returns the use of a request that was charged with a cost. The backend
 // may have reported only some of its tokens; the rest counts as estimated.
 func UseOf(cost limiter.Cost, reported usage.Tokens) Use {
-	u := Use{Requests: cost.Requests, Input: min(reported.Input, cost.Prompt), Output: min(reported.Output, cost.Output)}
+	u := Use{Requests: cost.Requests, Input: min(reported.Input, cost.Prompt),
+		Output: min(reported.Output, cost.Output)}
 	u.Cached, u.Reasoning = min(reported.Cached, u.Input), min(reported.Reasoning, u.Output)
 	u.EstimatedInput, u.EstimatedOutput = min(cost.Prompt-u.Input, maxEstimate), min(cost.Output-u.Output, maxEstimate)
 	return u
@@ -252,7 +254,9 @@ func (l *Ledger) Settle(id string, reported usage.Tokens, tier string) {
 		now := was.key
 		now.ServiceTier = cmp.Or(tier, now.ServiceTier)
 		d.add(was.row, Use{}.less(was.use))
-		d.add(now, UseOf(limiter.Cost{Requests: was.use.Requests, Prompt: reported.Input, Output: reported.Output}, reported))
+		d.add(now, UseOf(limiter.Cost{
+			Requests: was.use.Requests, Prompt: reported.Input, Output: reported.Output,
+		}, reported))
 	}
 	l.mu.Unlock()
 	if ok {
@@ -312,7 +316,8 @@ func (l *Ledger) pages(want func(*day) bool) (pages []Page) {
 		if !want(d) {
 			continue
 		}
-		p := Page{ID: d.id, Pool: l.pool, Day: nameOf(d.number), Changes: d.changes, Rows: make([]Row, 0, d.rows.number)}
+		p := Page{ID: d.id, Pool: l.pool, Day: nameOf(d.number), Changes: d.changes,
+			Rows: make([]Row, 0, d.rows.number)}
 		for row := range d.rows.all() {
 			p.Rows = append(p.Rows, *row)
 		}

@@ -47,7 +47,8 @@ func ReadPrices(text []byte) (Prices, error) {
 	}
 	for _, name := range []string{"model", "input", "output"} {
 		if !slices.Contains(t.header, name) {
-			return nil, fmt.Errorf("there is no column '%s': expected model, service_tier, input, cached, output, of which service_tier and cached may be missing", name)
+			return nil, fmt.Errorf("there is no column '%s': expected model, service_tier, input, cached, output, of which service_tier and cached may be missing",
+				name)
 		}
 	}
 	prices := make(Prices)
@@ -64,7 +65,8 @@ func ReadPrices(text []byte) (Prices, error) {
 			}
 			number, err := strconv.ParseFloat(text, 64)
 			if err != nil || !(number >= 0 && number < 1e9) {
-				return nil, fmt.Errorf("line %d: %s '%s' is not a price of a million tokens, such as 2.50", t.line, c.name, text)
+				return nil, fmt.Errorf("line %d: %s '%s' is not a price of a million tokens, such as 2.50",
+					t.line, c.name, text)
 			}
 			*c.into = number
 		}
@@ -73,7 +75,8 @@ func ReadPrices(text []byte) (Prices, error) {
 			return nil, fmt.Errorf("line %d: model '%s' with service_tier '%s' is given twice", t.line, key[0], key[1])
 		}
 		if tier := key[1]; tier != "" && openaiapi.TierName(tier) != tier {
-			return nil, fmt.Errorf("line %d: service_tier '%s' is not known: expected one of %s", t.line, tier, openaiapi.ServiceTierNames())
+			return nil, fmt.Errorf("line %d: service_tier '%s' is not known: expected one of %s",
+				t.line, tier, openaiapi.ServiceTierNames())
 		}
 		prices[key] = p
 	}

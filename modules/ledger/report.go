@@ -176,7 +176,8 @@ func (l *Ledger) readOthers(now time.Time, known map[string]*otherPage, done cha
 // readOther reads a page, unless it is known and has not changed.
 func readOther(ctx context.Context, storage certmagic.Storage, key string, known *otherPage) (*otherPage, error) {
 	info, err := storage.Stat(ctx, key)
-	if err == nil && known != nil && !info.Modified.IsZero() && info.Modified.Equal(known.modified) && info.Size == known.size {
+	if err == nil && known != nil && !info.Modified.IsZero() && info.Modified.Equal(known.modified) &&
+		info.Size == known.size {
 		return known, nil
 	}
 	p, err := readPage(ctx, storage, key)

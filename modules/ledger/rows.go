@@ -66,7 +66,8 @@ func (r *rows) find(k Key) *Row {
 		if row := own[key]; row != nil {
 			return row
 		}
-		isFree := r.number < int(c.part*maxRows)-1 && (key == restOf(k.Caller) || len(own) < int(c.part*float64(bound))-1)
+		isFree := r.number < int(c.part*maxRows)-1 &&
+			(key == restOf(k.Caller) || len(own) < int(c.part*float64(bound))-1)
 		if isFree || len(own) < few && r.number < maxRows-1 {
 			return r.make(key)
 		}

@@ -78,7 +78,8 @@ func SumBy(columns []string, entries []Entry, prices Prices) (all []*Sum, unpric
 		cost, ok := prices.cost(&e.Row)
 		s.Cost += cost
 		if s.Priced = s.Priced && ok; !ok {
-			unpriced = append(unpriced, fmt.Sprintf("%s (service tier %s)", cmp.Or(e.Model, "without a name"), e.ServiceTier))
+			unpriced = append(unpriced,
+				fmt.Sprintf("%s (service tier %s)", cmp.Or(e.Model, "without a name"), e.ServiceTier))
 		}
 	}
 	slices.SortFunc(all, func(a, b *Sum) int { return slices.Compare(a.Values, b.Values) })

@@ -143,7 +143,8 @@ ignored. The status is 1 if a model differs by more than 1 percent.
 func (o *usageOptions) run(out, warnings io.Writer, pool string) error {
 	for _, name := range o.by {
 		if !slices.Contains(Columns, name) {
-			return fmt.Errorf("by '%s' is not a column: expected some of %s", cli.Printable(name), strings.Join(Columns, ", "))
+			return fmt.Errorf("by '%s' is not a column: expected some of %s",
+				cli.Printable(name), strings.Join(Columns, ", "))
 		}
 	}
 	if !slices.Contains([]string{"table", "csv", "json"}, o.format) {
@@ -202,7 +203,8 @@ func readAs[T any](name string, read func([]byte) (T, error)) (value T, err erro
 // pools.
 func (o *usageOptions) pages(of period, pool string, warnings io.Writer) (pages []Page, err error) {
 	if o.config != "" {
-		return pagesOf(o.config, o.adapter, func(w Where) bool { return of.has(w.Day) && (pool == "" || w.Pool == pool) })
+		return pagesOf(o.config, o.adapter,
+			func(w Where) bool { return of.has(w.Day) && (pool == "" || w.Pool == pool) })
 	}
 	query := url.Values{"days": {string(of)}, "replica": {o.replica}}
 	if pool != "" {
@@ -247,7 +249,8 @@ func pagesOf(file, adapter string, want func(Where) bool) ([]Page, error) {
 		}
 	}
 	if !IsIn(ctx, storage) {
-		return nil, fmt.Errorf("the storage of %s has no ledger that can be read: it is saved 10 s after a request, in the storage of the user who runs Caddy", file)
+		return nil, fmt.Errorf("the storage of %s has no ledger that can be read: it is saved 10 s after a request, in the storage of the user who runs Caddy",
+			file)
 	}
 	return Read(ctx, storage, want)
 }
@@ -264,7 +267,9 @@ func (o *usageOptions) showSums(out io.Writer, sums []*Sum, priced bool) error {
 		for _, value := range s.Values {
 			row = append(row, value)
 		}
-		for _, number := range []int64{s.Requests, s.Input, s.Cached, s.Output, s.Reasoning, s.EstimatedInput, s.EstimatedOutput} {
+		for _, number := range []int64{
+			s.Requests, s.Input, s.Cached, s.Output, s.Reasoning, s.EstimatedInput, s.EstimatedOutput,
+		} {
 			row = append(row, number)
 		}
 		if priced && s.Priced {
@@ -286,9 +291,11 @@ func (o *usageOptions) showDifferences(out io.Writer, all []Difference) error {
 		if d.Differs() {
 			differ++
 		}
-		rows = append(rows, []any{d.Model, d.Input, d.ExportedInput, percent(d.Input, d.ExportedInput), d.Output, d.ExportedOutput, percent(d.Output, d.ExportedOutput)})
+		rows = append(rows, []any{d.Model, d.Input, d.ExportedInput, percent(d.Input, d.ExportedInput), d.Output,
+			d.ExportedOutput, percent(d.Output, d.ExportedOutput)})
 	}
-	err := show(out, o.format, []string{"model", "input", "exported_input", "input_percent", "output", "exported_output", "output_percent"}, rows)
+	err := show(out, o.format, []string{"model", "input", "exported_input", "input_percent", "output",
+		"exported_output", "output_percent"}, rows)
 	if err == nil && differ > 0 {
 		err = fmt.Errorf("the tokens of %d of %s differ by more than %d%%", differ, cli.Number(len(all), "model"), MaxPercent)
 	}

@@ -121,18 +121,19 @@ func (s *pageSum) wants(a replicas.Answer, p Page) bool {
 // list asks the replicas with this name for lists of their pages.
 func (s *pageSum) list(ctx context.Context, replica string) (listed []lists, r admin.Read, err error) {
 	number := 0
-	r, err = admin.AskAll(ctx, replica, pagesQuestion+" "+string(s.of), pagesPatience, admin.MaxRow, func(a replicas.Answer, l listing) (pool string, full bool) {
-		if !s.wants(a, l.Page) {
-			return "", false
-		}
-		if len(listed) == 0 || listed[len(listed)-1].id != a.ID {
-			listed = append(listed, lists{id: a.ID})
-		}
-		its := &listed[len(listed)-1]
-		its.rows = append(its.rows, l)
-		number++
-		return l.Pool, number >= admin.MaxSum
-	})
+	r, err = admin.AskAll(ctx, replica, pagesQuestion+" "+string(s.of), pagesPatience,
+		admin.MaxRow, func(a replicas.Answer, l listing) (pool string, full bool) {
+			if !s.wants(a, l.Page) {
+				return "", false
+			}
+			if len(listed) == 0 || listed[len(listed)-1].id != a.ID {
+				listed = append(listed, lists{id: a.ID})
+			}
+			its := &listed[len(listed)-1]
+			its.rows = append(its.rows, l)
+			number++
+			return l.Pool, number >= admin.MaxSum
+		})
 	return listed, r, err
 }
 
@@ -142,20 +143,21 @@ func (s *pageSum) fetch(ctx context.Context, ids []string) {
 	if len(ids) == 0 {
 		return
 	}
-	_, _ = admin.AskAll(ctx, admin.EveryReplica, pageQuestion+" "+strings.Join(ids, " "), pagesPatience, admin.MaxAnswer, func(a replicas.Answer, p unread) (pool string, full bool) {
-		if !s.wants(a, p.Page) || !slices.Contains(ids, p.ID) || !s.lacks(p.Page) {
-			return "", false
-		}
-		ok := admin.ReadRows(bytes.NewReader(p.Rows), maxSumRows-s.rows, admin.MaxRow, func(row Row) bool {
-			p.Page.Rows = append(p.Page.Rows, row)
-			return true
+	_, _ = admin.AskAll(ctx, admin.EveryReplica, pageQuestion+" "+strings.Join(ids, " "), pagesPatience,
+		admin.MaxAnswer, func(a replicas.Answer, p unread) (pool string, full bool) {
+			if !s.wants(a, p.Page) || !slices.Contains(ids, p.ID) || !s.lacks(p.Page) {
+				return "", false
+			}
+			ok := admin.ReadRows(bytes.NewReader(p.Rows), maxSumRows-s.rows, admin.MaxRow, func(row Row) bool {
+				p.Page.Rows = append(p.Page.Rows, row)
+				return true
+			})
+			if ok {
+				s.rows += len(p.Page.Rows)
+				s.add(p.Page)
+			}
+			return p.Pool, !ok
 		})
-		if ok {
-			s.rows += len(p.Page.Rows)
-			s.add(p.Page)
-		}
-		return p.Pool, !ok
-	})
 }
 
 // fetchAll asks for the listed pages that are lacking, some at a time.
@@ -179,7 +181,8 @@ func (s *pageSum) fetchAll(ctx context.Context, listed []lists) {
 
 // allPages returns the pages of all replicas, or of one. own are this replica's
 // pages.
-func allPages(ctx context.Context, replica string, of period, inPool func(string) bool, own []Page) (all admin.All[Page], err error) {
+func allPages(ctx context.Context, replica string, of period, inPool func(string) bool,
+	own []Page) (all admin.All[Page], err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute) // however many pages somebody lists
 	defer cancel()
 	s := pageSum{of: of, inPool: inPool, have: make(map[Where]int64)}
@@ -197,7 +200,8 @@ func allPages(ctx context.Context, replica string, of period, inPool func(string
 			wanted[l.ID] = true
 		}
 		if slices.ContainsFunc(its.rows, func(l listing) bool { return s.lacks(l.Page) }) {
-			r.Replicas[slices.IndexFunc(r.Replicas, func(seen admin.Seen) bool { return seen.ID == its.id })].Included = false
+			r.Replicas[slices.IndexFunc(r.Replicas,
+				func(seen admin.Seen) bool { return seen.ID == its.id })].Included = false
 		}
 	}
 	if !r.Self {

@@ -117,9 +117,11 @@ func (a *apim) members(pool string) ([]apimMember, error) {
 	case a.backend(name) != nil || a.policy.backend.url != "":
 		return []apimMember{a.policy.backend}, nil
 	case name != "":
-		return nil, fmt.Errorf("the policy names the backend %s, which is not in the files: add the JSON of 'az rest' with the backends", shown(name))
+		return nil, fmt.Errorf("the policy names the backend %s, which is not in the files: add the JSON of 'az rest' with the backends",
+			shown(name))
 	case len(names) > 0:
-		return nil, fmt.Errorf("there are several pools: name one of %s with --pool, or add the policy that uses one", strings.Join(names, ", "))
+		return nil, fmt.Errorf("there are several pools: name one of %s with --pool, or add the policy that uses one",
+			strings.Join(names, ", "))
 	case len(a.backends) == 0:
 		return nil, fmt.Errorf("expected a backend of API Management, or a policy with a list of backends")
 	}
@@ -162,7 +164,8 @@ func (a *apim) add(m apimMember) {
 	for _, text := range b.notes {
 		a.note(0, text)
 	}
-	if _, ok := directive.Word(b.name); b.name != "" && (!ok || slices.ContainsFunc(a.blocks, func(other *block) bool { return other.name == b.name })) {
+	if _, ok := directive.Word(b.name); b.name != "" &&
+		(!ok || slices.ContainsFunc(a.blocks, func(other *block) bool { return other.name == b.name })) {
 		b.name = ""
 	}
 	b.url, b.priority, b.weight = base, m.priority, m.weight
@@ -266,7 +269,8 @@ func (a *apim) authenticate(b *block) {
 // removeHeader removes a header, unless the backend sets it.
 func (a *apim) removeHeader(b *block, h apimHeader) {
 	isSet := func(other [2]string) bool { return strings.EqualFold(strings.TrimPrefix(other[0], "-"), h.name) }
-	if err := backend.CheckRemoved(h.name); err != nil || strings.HasPrefix(h.name, "-") || slices.ContainsFunc(b.header, isSet) {
+	if err := backend.CheckRemoved(h.name); err != nil || strings.HasPrefix(h.name, "-") ||
+		slices.ContainsFunc(b.header, isSet) {
 		a.note(h.line, "set-header: the header "+shown(h.name)+" cannot be removed by the option header")
 		return
 	}

@@ -25,7 +25,8 @@ func (a *apim) readJSON(text []byte) error {
 	err := decoder.Decode(&root)
 	if err == nil {
 		if _, err = decoder.Token(); err == nil {
-			return fmt.Errorf("line %d: expected one JSON value, and found a second one", lineAt(text, decoder.InputOffset()))
+			return fmt.Errorf("line %d: expected one JSON value, and found a second one",
+				lineAt(text, decoder.InputOffset()))
 		} else if errors.Is(err, io.EOF) {
 			err = nil
 		}
@@ -147,7 +148,8 @@ func (a *apim) readPool(name string, properties map[string]any) {
 func (a *apim) readBackend(name string, properties map[string]any) {
 	b := &apimBackend{block: block{name: name, url: textOf(properties["url"])}}
 	about := "backend " + shown(name)
-	b.notes = notesOf(properties, about, "type", "url", "protocol", "title", "description", "resourceId", "credentials", "circuitBreaker", "tls")
+	b.notes = notesOf(properties, about, "type", "url", "protocol", "title", "description", "resourceId", "credentials",
+		"circuitBreaker", "tls")
 	credentials := object(properties["credentials"])
 	b.notes = append(b.notes, notesOf(credentials, about, "header", "authorization", "managedIdentity")...)
 	headers := object(credentials["header"])
@@ -168,7 +170,8 @@ func (a *apim) readBackend(name string, properties map[string]any) {
 	if identity := object(credentials["managedIdentity"]); identity != nil && b.key == "" {
 		a.setIdentity(&b.block, textOf(identity["clientId"]))
 	}
-	if tls := object(properties["tls"]); tls["validateCertificateChain"] == false || tls["validateCertificateName"] == false {
+	if tls := object(properties["tls"]); tls["validateCertificateChain"] == false ||
+		tls["validateCertificateName"] == false {
 		b.notes = append(b.notes, about+": tls: certificates are checked; name the CA in the transport of the block, see docs/options.md")
 	}
 	rules, _ := object(properties["circuitBreaker"])["rules"].([]any)

@@ -81,7 +81,8 @@ func hintOfAPIM(name string) string {
 
 // silent are elements and variables with which policies of Microsoft's samples
 // choose a backend: all of it is done here.
-var silent = []string{"policies", "inbound", "backend", "outbound", "on-error", "base", "cache-lookup-value", "cache-store-value", "cache-remove-value",
+var silent = []string{"policies", "inbound", "backend", "outbound", "on-error", "base", "cache-lookup-value",
+	"cache-store-value", "cache-remove-value",
 	"listBackends", "backendIndex", "remainingBackends", "backendUrl", "backend-id"}
 
 // readPolicy reads a policy. In one that was not exported as XML, expressions
@@ -122,7 +123,8 @@ func (a *apim) readPolicy(text []byte) error {
 		case xml.CharData:
 			content.Write(token)
 		case xml.EndElement:
-			if token.Name.Local == "value" && len(open) > 1 && open[len(open)-2] == "set-header" && len(a.policy.headers) > 0 {
+			if token.Name.Local == "value" && len(open) > 1 && open[len(open)-2] == "set-header" &&
+				len(a.policy.headers) > 0 {
 				a.policy.headers[len(a.policy.headers)-1].value = strings.TrimSpace(content.String())
 			}
 			open = open[:len(open)-1]
@@ -192,7 +194,8 @@ func (a *apim) readElement(open []string, element xml.StartElement, line int) {
 	case "authentication-managed-identity":
 		p.identity, p.clientID = true, attribute("client-id")
 	case "set-header":
-		p.headers = append(p.headers, apimHeader{line: line, name: attribute("name"), removed: attribute("exists-action") == "delete"})
+		p.headers = append(p.headers,
+			apimHeader{line: line, name: attribute("name"), removed: attribute("exists-action") == "delete"})
 	case "retry":
 		if n, err := strconv.Atoi(attribute("count")); err == nil && n >= 0 {
 			p.retries = n
@@ -224,7 +227,8 @@ func (a *apim) readElement(open []string, element xml.StartElement, line int) {
 			a.note(line, hintOfAPIM(name))
 		}
 	default:
-		known := slices.ContainsFunc(open[:len(open)-1], func(outer string) bool { return !slices.Contains(containers, outer) })
+		known := slices.ContainsFunc(open[:len(open)-1],
+			func(outer string) bool { return !slices.Contains(containers, outer) })
 		if !known && !slices.Contains(silent, name) { // a part of what has a note, or is known
 			a.note(line, hintOfAPIM(name))
 		}

@@ -113,7 +113,8 @@ func (c *checker) check(ctx context.Context, entries []*pools.Entry) []*Checked 
 		for _, b := range of.Backends {
 			o := &backendCheck{checker: c, Backend: b, transport: of.Transport, Checked: Checked{
 				Pool: e.Name, Backend: b.Name, Status: CheckOK, Address: b.Dial(), Credential: credentialOf(b),
-				Models: []CheckedModel{}, Milliseconds: map[string]int64{}, Remaining: map[string]int64{}, Problems: []CheckedProblem{},
+				Models: []CheckedModel{}, Milliseconds: map[string]int64{}, Remaining: map[string]int64{},
+				Problems: []CheckedProblem{},
 			}}
 			all, checks = append(all, &o.Checked), append(checks, o)
 			wait.Go(func() { o.check(ctx) })
@@ -248,12 +249,14 @@ func (o *backendCheck) failed(a backendReply) {
 	case cause == "timeout" && a.step != "tls" && a.step != "reply":
 		o.problem(CheckFailed, "no connection in time: is the address right, and does the network let it through?")
 	case cause == "timeout" && a.step == "tls":
-		o.problem(CheckFailed, "%s accepts connections, but did not answer the TLS handshake within %s", o.Checked.Address, o.timeout)
+		o.problem(CheckFailed, "%s accepts connections, but did not answer the TLS handshake within %s",
+			o.Checked.Address, o.timeout)
 	case cause == "timeout":
 		o.problem(CheckFailed, "no reply within %s", o.timeout)
 	case strings.Contains(text, "server gave HTTP response to HTTPS client"), strings.Contains(text, "first record does not look like a TLS handshake"):
 		o.problem(CheckFailed, "%s does not speak TLS: use http:// or another port", o.Checked.Address)
-	case cause == "certificate" && slices.ContainsFunc(o.Checked.Problems, func(p CheckedProblem) bool { return p.Status == CheckFailed }):
+	case cause == "certificate" && slices.ContainsFunc(o.Checked.Problems,
+		func(p CheckedProblem) bool { return p.Status == CheckFailed }):
 		// it has expired
 	case cause == "certificate":
 		o.problem(CheckFailed, "the certificate is not trusted: %s", text)

@@ -40,7 +40,8 @@ func (a *backendReply) class() verdict.Class {
 // ask sends a request and reads the reply, within the time limit. It asks once
 // more if the audience of a token is refused and there is one for another
 // audience.
-func (o *backendCheck) ask(ctx context.Context, method string, route openaiapi.Route, query string, body []byte) backendReply {
+func (o *backendCheck) ask(ctx context.Context, method string, route openaiapi.Route, query string,
+	body []byte) backendReply {
 	o.slots <- struct{}{}
 	defer func() { <-o.slots }()
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
@@ -58,10 +59,12 @@ func (o *backendCheck) ask(ctx context.Context, method string, route openaiapi.R
 	return a
 }
 
-func (o *backendCheck) send(ctx context.Context, credential keys.Credential, method string, route openaiapi.Route, query string, body []byte) (a backendReply) {
+func (o *backendCheck) send(ctx context.Context, credential keys.Credential, method string, route openaiapi.Route,
+	query string, body []byte) (a backendReply) {
 	t := newReplyTrace()
 	a.times = t.times
-	a.request, a.secrets, a.err = o.NewRequest(httptrace.WithClientTrace(ctx, &t.ClientTrace), credential, method, route, query, body)
+	a.request, a.secrets, a.err = o.NewRequest(httptrace.WithClientTrace(ctx, &t.ClientTrace), credential, method,
+		route, query, body)
 	if a.err != nil {
 		return a
 	}

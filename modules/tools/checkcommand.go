@@ -103,7 +103,8 @@ func reportChecks(out io.Writer, all []*Checked, inJSON bool) error {
 	} else if err := showChecks(out, all, inColor(out)); err != nil {
 		return err
 	}
-	if failed := slices.DeleteFunc(slices.Clone(all), func(c *Checked) bool { return c.Status != CheckFailed }); len(failed) > 0 {
+	if failed := slices.DeleteFunc(slices.Clone(all),
+		func(c *Checked) bool { return c.Status != CheckFailed }); len(failed) > 0 {
 		return fmt.Errorf("%d of %s cannot serve", len(failed), cli.Number(len(all), "backend"))
 	}
 	return nil
@@ -132,20 +133,23 @@ func showChecks(out io.Writer, all []*Checked, inColor bool) error {
 		}
 		return colors[status] + string(status) + "\x1b[0m"
 	}
-	table := cli.NewTable(out, "POOL", "BACKEND", paint("STATUS"), "ADDRESS", "CERTIFICATE UNTIL", "CREDENTIAL", "MODELS", "LATENCY", "REMAINING")
+	table := cli.NewTable(out, "POOL", "BACKEND", paint("STATUS"), "ADDRESS", "CERTIFICATE UNTIL", "CREDENTIAL",
+		"MODELS", "LATENCY", "REMAINING")
 	for _, c := range all {
 		until := "-"
 		if c.CertificateUntil != nil {
 			until = c.CertificateUntil.UTC().Format(time.DateOnly)
 		}
-		table.Row(cli.Printable(c.Pool), cli.Printable(c.Backend), paint(c.Status), c.Address, until, c.Credential, modelsOf(c), latencyOf(c), remainingOf(c))
+		table.Row(cli.Printable(c.Pool), cli.Printable(c.Backend), paint(c.Status), c.Address, until, c.Credential,
+			modelsOf(c), latencyOf(c), remainingOf(c))
 	}
 	if err := table.Flush(); err != nil {
 		return err
 	}
 	for _, c := range all {
 		for _, p := range c.Problems {
-			fmt.Fprintf(out, "%s %s: %s: %s\n", cli.Printable(c.Pool), cli.Printable(c.Backend), paint(p.Status), p.Text)
+			fmt.Fprintf(out, "%s %s: %s: %s\n", cli.Printable(c.Pool), cli.Printable(c.Backend),
+				paint(p.Status), p.Text)
 		}
 	}
 	return nil

@@ -106,7 +106,8 @@ func reachable(ctx caddy.Context) error {
 	})
 	for _, lb := range found {
 		if names := keys.Unreachable(app, func(h caddyhttp.MiddlewareHandler) bool { return h == lb }); names != nil {
-			return fmt.Errorf("no request reaches an openai_lb: %s in front of it answers every one", strings.Join(names, ", "))
+			return fmt.Errorf("no request reaches an openai_lb: %s in front of it answers every one",
+				strings.Join(names, ", "))
 		}
 	}
 	return nil
@@ -192,7 +193,8 @@ func leaveOutCertificates(config map[string]any) {
 		delete(config, key)
 	}
 	authorities, _ := config["ca"].(map[string]any)
-	if files, _ := authorities["pem_files"].([]any); authorities["provider"] == "file" && slices.ContainsFunc(files, isMissing) {
+	if files, _ := authorities["pem_files"].([]any); authorities["provider"] == "file" &&
+		slices.ContainsFunc(files, isMissing) {
 		delete(config, "ca")
 	}
 }

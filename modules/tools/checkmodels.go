@@ -20,7 +20,8 @@ import (
 func (o *backendCheck) listModels(ctx context.Context) backendReply {
 	a := o.ask(ctx, http.MethodGet, openaiapi.Route{Dialect: openaiapi.OpenAI, Operation: "/models"}, "", nil)
 	if a.status == http.StatusNotFound && o.HasClassicPaths() {
-		return o.ask(ctx, http.MethodGet, openaiapi.Route{Dialect: openaiapi.AzureClassic, Operation: "/models"}, classicVersion, nil)
+		return o.ask(ctx, http.MethodGet, openaiapi.Route{Dialect: openaiapi.AzureClassic, Operation: "/models"},
+			classicVersion, nil)
 	}
 	return a
 }
@@ -59,7 +60,8 @@ func (o *backendCheck) readList(a backendReply) (more bool) {
 	for i := range o.Checked.Models {
 		m := &o.Checked.Models[i]
 		switch {
-		case slices.ContainsFunc(models, func(listed openaiapi.ListedModel) bool { return isListed(m.Name, listed.ID) }):
+		case slices.ContainsFunc(models,
+			func(listed openaiapi.ListedModel) bool { return isListed(m.Name, listed.ID) }):
 			m.State = found
 		case !goesOn:
 			m.State = missing
@@ -75,7 +77,8 @@ func (o *backendCheck) readList(a backendReply) (more bool) {
 func (o *backendCheck) readShutdowns(models []openaiapi.ListedModel, now time.Time) {
 	ending := make(map[time.Time][]string)
 	for _, m := range models {
-		named := len(o.Checked.Models) == 0 || slices.ContainsFunc(o.Checked.Models, func(its CheckedModel) bool { return isListed(its.Name, m.ID) })
+		named := len(o.Checked.Models) == 0 ||
+			slices.ContainsFunc(o.Checked.Models, func(its CheckedModel) bool { return isListed(its.Name, m.ID) })
 		if named && m.EndsSoon(now) {
 			ending[m.Shutdown] = append(ending[m.Shutdown], m.ID)
 		}
@@ -141,13 +144,15 @@ func (o *backendCheck) askModel(ctx context.Context, name string) backendReply {
 		body[maxCompletionTokens] = 1
 	}
 	a := o.infer(ctx, "/chat/completions", name, body)
-	if o.spend && refusesRequest(a) && bytes.Contains(a.body, []byte(maxCompletionTokens)) { // some servers know only the older name
+	// some servers know only the older name
+	if o.spend && refusesRequest(a) && bytes.Contains(a.body, []byte(maxCompletionTokens)) {
 		delete(body, maxCompletionTokens)
 		body["max_tokens"] = 1
 		a = o.infer(ctx, "/chat/completions", name, body)
 	}
 	if o.spend && (refusesRequest(a) || a.status == http.StatusNotFound) && a.class() != verdict.NoModel {
-		if b := o.infer(ctx, "/embeddings", name, map[string]any{"model": name, "input": "Hi"}); b.status == http.StatusOK {
+		if b := o.infer(ctx, "/embeddings", name,
+			map[string]any{"model": name, "input": "Hi"}); b.status == http.StatusOK {
 			return b
 		}
 	}
@@ -164,7 +169,8 @@ func refusesRequest(a backendReply) bool {
 // says that one token is too few.
 func isInference(a backendReply) bool {
 	var reply struct{ Choices, Data []json.RawMessage }
-	return a.status == http.StatusOK && json.Unmarshal(a.body, &reply) == nil && (reply.Choices != nil || reply.Data != nil) ||
+	return a.status == http.StatusOK && json.Unmarshal(a.body, &reply) == nil &&
+		(reply.Choices != nil || reply.Data != nil) ||
 		bytes.Contains(a.body, []byte("max_tokens or model output limit"))
 }
 
@@ -177,7 +183,8 @@ func (o *backendCheck) infer(ctx context.Context, operation, name string, body m
 	}
 	a := o.ask(ctx, http.MethodPost, openaiapi.Route{Dialect: openaiapi.OpenAI, Operation: operation}, "", text)
 	if a.status == http.StatusNotFound && o.HasClassicPaths() && a.class() != verdict.NoModel {
-		route := openaiapi.Route{Dialect: openaiapi.AzureClassic, Deployment: openaiapi.EscapeSegment(name), Operation: operation}
+		route := openaiapi.Route{Dialect: openaiapi.AzureClassic, Deployment: openaiapi.EscapeSegment(name),
+			Operation: operation}
 		return o.ask(ctx, http.MethodPost, route, classicVersion, text)
 	}
 	return a
@@ -201,7 +208,8 @@ func (o *backendCheck) readModel(m *CheckedModel, a backendReply) {
 		o.problem(CheckFailed, "the credential does not permit requests to model %s: %s", m.Name, refusalText(a))
 	case class == verdict.Throttled:
 		o.problem(CheckWarning, "model %s is throttled now: %s", m.Name, refusalText(a))
-	case !o.spend && a.status >= http.StatusInternalServerError: // it may only be careless about requests that are not valid
+	// it may only be careless about requests that are not valid
+	case !o.spend && a.status >= http.StatusInternalServerError:
 		o.problem(CheckWarning, "model %s fails at a request without messages: %s", m.Name, refusalText(a))
 	case !o.spend: // it was not a valid request
 	case isInference(a):
@@ -212,7 +220,8 @@ func (o *backendCheck) readModel(m *CheckedModel, a backendReply) {
 		o.problem(CheckWarning, "model %s answers, but serves neither chat nor embeddings: %s", m.Name, refusalText(a))
 	case class == verdict.Served:
 		m.State = refused
-		o.problem(CheckFailed, "model %s is not served: the reply is neither a chat nor an embedding: %s", m.Name, refusalText(a))
+		o.problem(CheckFailed, "model %s is not served: the reply is neither a chat nor an embedding: %s",
+			m.Name, refusalText(a))
 	default:
 		m.State = refused
 		o.problem(CheckFailed, "model %s is not served: %s, %s", m.Name, class, refusalText(a))

@@ -236,7 +236,8 @@ func (s *site) addHeader(b *block, name, value, placeholder string, at int) {
 	_, ok := directive.Word(value)
 	switch {
 	case slices.ContainsFunc(b.header, func(other [2]string) bool { return strings.EqualFold(other[0], "-"+name) }),
-		!httpguts.ValidHeaderFieldName(name) || strings.HasPrefix(name, "-") || strings.EqualFold(name, "Authorization") || strings.EqualFold(name, "Host"):
+		!httpguts.ValidHeaderFieldName(name) || strings.HasPrefix(name, "-") ||
+			strings.EqualFold(name, "Authorization") || strings.EqualFold(name, "Host"):
 		s.note(at, "the header "+shown(name)+" cannot be set by the option header")
 		return
 	case placeholder != "":

@@ -76,7 +76,9 @@ func (r *release) setMasterKey(variable string, m *mapping, name, defaultName, k
 	secret, _ := m.text(name)
 	entry, _ := m.text(key)
 	ref := reference{cmp.Or(secret, defaultName), cmp.Or(entry, defaultKey)}
-	r.masterKey, r.env[variable] = variable, map[string]any{"name": variable, "valueFrom": map[string]reference{"secretKeyRef": ref}}
+	r.masterKey, r.env[variable] = variable, map[string]any{
+		"name": variable, "valueFrom": map[string]reference{"secretKeyRef": ref},
+	}
 }
 
 // readVariables reads variables of a pod: names with values, or a list as in a

@@ -100,7 +100,8 @@ func (l *litellm) readModelName(d *deployment, p *mapping) (prefix string, err e
 	}
 	prefix = providers[provider]
 	if prefix == "" {
-		return "", fmt.Errorf("the provider %s is not imported; if it has an API like OpenAI's, write a backend with its URL", shown(provider))
+		return "", fmt.Errorf("the provider %s is not imported; if it has an API like OpenAI's, write a backend with its URL",
+			shown(provider))
 	}
 	for _, mode := range []string{"responses/", "o_series/", "gpt5_series/"} {
 		name = strings.TrimPrefix(name, mode)
@@ -195,7 +196,8 @@ func (l *litellm) baseURL(base, prefix string, at int) (string, error) {
 		return "", errors.New("a URL must not contain control characters, braces or backslashes")
 	}
 	base, query, _ := strings.Cut(base, "?")
-	if values, err := url.ParseQuery(query); err != nil || len(values) > 1 || len(values) == 1 && !values.Has("api-version") { // which portals show
+	// portals show URLs with an api-version
+	if values, err := url.ParseQuery(query); err != nil || len(values) > 1 || len(values) == 1 && !values.Has("api-version") {
 		l.note(at, "api_base: its query does not carry over; if it holds a key, write it as api_key or header")
 	}
 	for _, operation := range []string{"/chat/completions", "/completions", "/embeddings", "/responses"} {

@@ -80,7 +80,8 @@ func (l *litellm) readFallbacks(entries []*yaml.Node) {
 					l.note(at, "the fallback of "+shown(model)+" is not from one model of a backend here to another")
 					continue
 				}
-				l.copyGroup(group(before, n.Value), n.Value, model, at, l.orderAfter(from), fmt.Sprintf("Fallback %d of %s.", i+1, model))
+				l.copyGroup(group(before, n.Value), n.Value, model, at, l.orderAfter(from),
+					fmt.Sprintf("Fallback %d of %s.", i+1, model))
 			}
 		}
 	}
@@ -136,7 +137,9 @@ func (l *litellm) readRouting(router, lite *mapping) {
 		if o.unit == "" {
 			n = math.Trunc(n)
 		}
-		if o.router == "num_retries" { // LiteLLM counts anew for each order and each fallback; here, each backend is tried once
+		// LiteLLM counts anew for each order and each fallback; here, each
+		// backend is tried once
+		if o.router == "num_retries" {
 			n = min((n+1)*float64(l.levels()), float64(len(l.deployments))) - 1
 		}
 		if ok {

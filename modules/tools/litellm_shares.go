@@ -66,7 +66,8 @@ func (l *litellm) setNames() {
 // max_parallel_requests is of one model.
 func (b *block) canServe(d *deployment) bool {
 	return b.url == d.url && b.auth == d.auth && b.key == d.key && slices.Equal(b.header, d.header) &&
-		b.priority == d.priority && b.weight == d.weight && b.requests == d.requests && (len(b.models) == 0) == d.wildcard &&
+		b.priority == d.priority && b.weight == d.weight && b.requests == d.requests &&
+		(len(b.models) == 0) == d.wildcard &&
 		!slices.ContainsFunc(b.models, func(m [2]string) bool {
 			return m[0] == d.model && m[1] != d.backendModel || b.requests > 0 && m[1] != d.backendModel
 		})

@@ -32,7 +32,8 @@ type Backend struct {
 // NewBackend returns the backend's end of the WebSocket that it has opened.
 // conn is the body of its 101.
 func NewBackend(conn io.ReadWriteCloser) *Backend {
-	b := &Backend{conn: conn, in: reader{state: ws.StateClientSide}, out: writer{to: conn, masked: true, lock: make(lock, 1)}}
+	b := &Backend{conn: conn, in: reader{state: ws.StateClientSide},
+		out: writer{to: conn, masked: true, lock: make(lock, 1)}}
 	b.in.Reader, b.in.source.begun = conn, time.Now()
 	b.in.from = bufio.NewReaderSize(&b.in.source, readBuffer)
 	return b

@@ -94,7 +94,8 @@ func Open(w http.ResponseWriter, o Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{Options: o.withDefaults(), conn: conn, most: maxMessage, done: make(chan struct{}), came: make(chan struct{}, 1)}
+	c := &Client{Options: o.withDefaults(), conn: conn, most: maxMessage, done: make(chan struct{}),
+		came: make(chan struct{}, 1)}
 	c.turn = make(lock, 1)
 	c.in.Reader, c.in.source.begun = unread(buffers.Reader, conn), time.Now()
 	c.in.from, c.in.state = buffers.Reader, ws.StateServerSide

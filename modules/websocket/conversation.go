@@ -83,7 +83,8 @@ func (c *Conversation) settleFailing(stream string) (open int) {
 func tooManyOpen() *seam.WebSocketRefusal {
 	const text = `{"error":{"message":"Too many responses are open in this WebSocket. Try again when one is over.","type":"requests","param":null,"code":"rate_limit_exceeded"}}`
 	return &seam.WebSocketRefusal{Reply: &http.Response{
-		StatusCode: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {"1"}}, Body: io.NopCloser(strings.NewReader(text)),
+		StatusCode: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {"1"}},
+		Body: io.NopCloser(strings.NewReader(text)),
 	}}
 }
 
@@ -104,7 +105,9 @@ func (c *Conversation) doubt(id string) {
 // response that the error names, or the newest.
 func (c *Conversation) failed(e sse.Event) {
 	about := openaiapi.ParseErrorEvent(e.Data)
-	i := c.newest(func(r *openResponse) bool { return !r.begun() && (!c.realtime || !r.doubtful) && c.isAbout(about, r) })
+	i := c.newest(func(r *openResponse) bool {
+		return !r.begun() && (!c.realtime || !r.doubtful) && c.isAbout(about, r)
+	})
 	if i < 0 && !c.realtime {
 		i = c.newest(func(r *openResponse) bool { return c.isAbout(about, r) })
 	}
@@ -298,7 +301,9 @@ func (c *Conversation) unasked() int {
 // begins is true, it is the oldest response that has not begun. Otherwise it is
 // the response with the id, or else the oldest.
 func (c *Conversation) find(id string, begins bool) int {
-	i := slices.IndexFunc(c.open, func(r openResponse) bool { return begins && r.id == "" || !begins && id != "" && r.id == id })
+	i := slices.IndexFunc(c.open, func(r openResponse) bool {
+		return begins && r.id == "" || !begins && id != "" && r.id == id
+	})
 	if i < 0 && !begins && len(c.open) > 0 {
 		return 0
 	}

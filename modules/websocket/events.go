@@ -66,7 +66,8 @@ func realtimeEvent(res *http.Response, begins bool, id string) []byte {
 	event := map[string]any{"event_id": "event_" + rand.Text()}
 	if begins && res.StatusCode == http.StatusTooManyRequests {
 		event["type"] = "response.done"
-		event["response"] = map[string]any{"object": "realtime.response", "id": "resp_" + rand.Text(), "status": "failed", "output": []any{}, "usage": nil,
+		event["response"] = map[string]any{"object": "realtime.response", "id": "resp_" + rand.Text(),
+			"status": "failed", "output": []any{}, "usage": nil,
 			"status_details": map[string]any{"type": "failed", "error": e}}
 	} else {
 		event["type"], event["error"] = "error", e
@@ -118,7 +119,8 @@ func errorReply(event []byte) *http.Response {
 		}
 	}
 	return &http.Response{
-		Status: strconv.Itoa(status) + " " + http.StatusText(status), StatusCode: status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Status: strconv.Itoa(status) + " " + http.StatusText(status), StatusCode: status, Proto: "HTTP/1.1",
+		ProtoMajor: 1, ProtoMinor: 1,
 		Header: header, Body: io.NopCloser(bytes.NewReader(failure.Body)), ContentLength: int64(len(failure.Body)),
 	}
 }

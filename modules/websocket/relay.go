@@ -194,7 +194,8 @@ func (r *relay) controlFromClient(p piece) error {
 
 // copyFromClient passes the messages of a client without reading them.
 func (r *relay) copyFromClient() error {
-	d := direction{from: &r.client.in, to: &r.backend.out, control: r.controlFromClient, data: func(p piece) []byte { return p.text }, tunnel: r.tunnelFromClient}
+	d := direction{from: &r.client.in, to: &r.backend.out, control: r.controlFromClient,
+		data: func(p piece) []byte { return p.text }, tunnel: r.tunnelFromClient}
 	err := d.copy()
 	if errors.Is(err, errWrite) {
 		return r.toBackend(err)

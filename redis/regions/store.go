@@ -153,7 +153,8 @@ func isMissing(e state.Entry) bool { return len(e.Value) == 0 }
 func take(found, entries []state.Entry) (missing []string) {
 	for i := range found {
 		if isMissing(found[i]) {
-			if at := slices.IndexFunc(entries, func(e state.Entry) bool { return e.Key == found[i].Key && !isMissing(e) }); at >= 0 {
+			if at := slices.IndexFunc(entries,
+				func(e state.Entry) bool { return e.Key == found[i].Key && !isMissing(e) }); at >= 0 {
 				found[i] = entries[at]
 			}
 		}
@@ -166,7 +167,8 @@ func take(found, entries []state.Entry) (missing []string) {
 
 // keepNear makes the nearest server keep what it did not have.
 func (s *store) keepNear(near *server, found []state.Entry, lacked []string) {
-	entries := slices.DeleteFunc(slices.Clone(found), func(e state.Entry) bool { return isMissing(e) || !slices.Contains(lacked, e.Key) })
+	entries := slices.DeleteFunc(slices.Clone(found),
+		func(e state.Entry) bool { return isMissing(e) || !slices.Contains(lacked, e.Key) })
 	if len(entries) > 0 {
 		near.keeps.add(entries, make(chan result, 1))
 	}
@@ -266,7 +268,8 @@ func (s *store) Load(ctx context.Context, groups []string) (kept []state.Kept, n
 		case <-time.After(min(max(leastWay, 2*time.Since(began)), onTheWay)):
 		}
 		for i, again := range s.loadAgain(ctx, servers, lacking) {
-			lists[i] = append(slices.DeleteFunc(lists[i], func(k state.Kept) bool { return slices.Contains(lacking, k.Group) }), again...)
+			lists[i] = append(slices.DeleteFunc(lists[i],
+				func(k state.Kept) bool { return slices.Contains(lacking, k.Group) }), again...)
 		}
 	}
 	// who asks takes the time to be that of the middle of the call
@@ -275,7 +278,8 @@ func (s *store) Load(ctx context.Context, groups []string) (kept []state.Kept, n
 
 // loadFrom returns the records of each server that answers, the nearest first,
 // and what the nearest of them has loaded.
-func (s *store) loadFrom(ctx context.Context, servers []*server, groups []string) (lists [][]state.Kept, near loaded, err error) {
+func (s *store) loadFrom(ctx context.Context, servers []*server,
+	groups []string) (lists [][]state.Kept, near loaded, err error) {
 	answers, back := make([]loaded, len(servers)), make([]bool, len(servers))
 	var loading sync.WaitGroup
 	for i, server := range servers {
@@ -350,7 +354,8 @@ func merged(lists [][]state.Kept) (kept []state.Kept) {
 		for _, k := range list {
 			key := recordKey{k.Group, k.Key}
 			k.Partial = slices.ContainsFunc(all, func(its map[recordKey]string) bool { return its[key] != k.Version })
-			if i := slices.IndexFunc(at[key], func(i int) bool { return bytes.Equal(kept[i].Message, k.Message) }); i >= 0 {
+			if i := slices.IndexFunc(at[key],
+				func(i int) bool { return bytes.Equal(kept[i].Message, k.Message) }); i >= 0 {
 				same := &kept[at[key][i]]
 				if same.TTL != 0 && (k.TTL == 0 || k.TTL > same.TTL) {
 					same.TTL = k.TTL

@@ -30,7 +30,8 @@ const odd = "failure m \x00\xff\r\n{}*$ 1 2"
 
 func testModes(t *testing.T, s state.Store) {
 	rec := func(mode state.Mode, version string, minutes int, message string) state.Record {
-		return state.Record{Group: "g", Key: odd, Mode: mode, Version: version, TTL: time.Duration(minutes) * time.Minute, Message: []byte(message)}
+		return state.Record{Group: "g", Key: odd, Mode: mode, Version: version,
+			TTL: time.Duration(minutes) * time.Minute, Message: []byte(message)}
 	}
 	for i, step := range []struct {
 		put     state.Record
@@ -92,7 +93,8 @@ func testNear(t *testing.T, s state.Store) {
 		{"one ends much earlier", "2", "1", 60, -20, "2", 60},
 	} {
 		rec := func(version string, minutes int) state.Record {
-			return state.Record{Group: "g", Key: tt.name, Mode: state.Extend, Version: version, TTL: time.Duration(minutes) * time.Minute,
+			return state.Record{Group: "g", Key: tt.name, Mode: state.Extend, Version: version,
+				TTL:  time.Duration(minutes) * time.Minute,
 				Near: 10 * time.Minute, Message: []byte(version)}
 		}
 		put(t, s, rec(tt.first, tt.minutes))
@@ -101,7 +103,8 @@ func testNear(t *testing.T, s state.Store) {
 			if k.Key != tt.name {
 				continue
 			}
-			if want := time.Duration(tt.wantMinutes) * time.Minute; string(k.Message) != tt.want || k.TTL > want || k.TTL < want-30*time.Second {
+			if want := time.Duration(tt.wantMinutes) * time.Minute; string(k.Message) != tt.want || k.TTL > want ||
+				k.TTL < want-30*time.Second {
 				t.Errorf("%s: %q is kept for %v, want %q for %v", tt.name, k.Message, k.TTL, tt.want, want)
 			}
 		}
@@ -118,7 +121,8 @@ func testNear(t *testing.T, s state.Store) {
 
 func testExpiry(t *testing.T, s state.Store) {
 	put(t, s,
-		state.Record{Group: "g", Key: "short", Mode: state.Extend, Version: "1", TTL: 300 * time.Millisecond, Message: []byte("short")},
+		state.Record{Group: "g", Key: "short", Mode: state.Extend, Version: "1", TTL: 300 * time.Millisecond,
+			Message: []byte("short")},
 		state.Record{Group: "g", Key: "long", Mode: state.Extend, Version: "2", TTL: time.Hour, Message: []byte("long")},
 		state.Record{Group: "h", Key: "good", Mode: state.Replace, Message: []byte("for good")},
 		state.Record{Group: "h", Key: "short", Mode: state.Replace, TTL: 300 * time.Millisecond, Message: []byte("short")})
@@ -130,7 +134,8 @@ func testExpiry(t *testing.T, s state.Store) {
 			t.Error("a record outlives its time")
 		}
 	}
-	put(t, s, state.Record{Group: "g", Key: "short", Mode: state.Extend, Version: "3", TTL: time.Minute, Message: []byte("again")})
+	put(t, s, state.Record{Group: "g", Key: "short", Mode: state.Extend, Version: "3", TTL: time.Minute,
+		Message: []byte("again")})
 	if n := len(load(t, s, "g")); n != 2 {
 		t.Errorf("%d records are kept, want 2", n)
 	}
@@ -139,12 +144,14 @@ func testExpiry(t *testing.T, s state.Store) {
 func testBounds(t *testing.T, s state.Store) {
 	var records []state.Record
 	for i := range state.MaxRecords {
-		records = append(records, state.Record{Group: "g", Key: fmt.Sprint(i), Mode: state.Extend, Version: "1", TTL: time.Hour, Message: []byte("m")})
+		records = append(records, state.Record{Group: "g", Key: fmt.Sprint(i), Mode: state.Extend, Version: "1",
+			TTL: time.Hour, Message: []byte("m")})
 	}
 	put(t, s, records...)
 	one := state.Record{Group: "g", Key: "more", Mode: state.Extend, Version: "1", TTL: time.Hour, Message: []byte("m")}
 	two := state.Record{Group: "h", Key: "other", Mode: state.Extend, Version: "1", TTL: time.Hour, Message: []byte("m")}
-	if err := s.Put(t.Context(), []state.Record{one, two}); err == nil || !strings.Contains(err.Error(), state.ErrFull.Error()) {
+	if err := s.Put(t.Context(), []state.Record{one, two}); err == nil ||
+		!strings.Contains(err.Error(), state.ErrFull.Error()) {
 		t.Errorf("the error is %v, want %v", err, state.ErrFull)
 	}
 	if n := len(load(t, s, "g")); n != state.MaxRecords {
@@ -153,8 +160,10 @@ func testBounds(t *testing.T, s state.Store) {
 	if n := len(load(t, s, "h")); n != 1 {
 		t.Error("a record of another group is not kept")
 	}
-	third := state.Record{Group: "h", Key: "third", Mode: state.Extend, Version: "1", Most: 1, TTL: time.Hour, Message: []byte("m")}
-	if err := s.Put(t.Context(), []state.Record{third}); err == nil || !strings.Contains(err.Error(), state.ErrFull.Error()) {
+	third := state.Record{Group: "h", Key: "third", Mode: state.Extend, Version: "1", Most: 1, TTL: time.Hour,
+		Message: []byte("m")}
+	if err := s.Put(t.Context(), []state.Record{third}); err == nil ||
+		!strings.Contains(err.Error(), state.ErrFull.Error()) {
 		t.Errorf("the error for a second record of one is %v, want %v", err, state.ErrFull)
 	}
 	third.Most = 2
@@ -179,11 +188,14 @@ func testMessages(t *testing.T, stores ...state.Store) {
 		})
 	}
 	put(t, stores[0],
-		state.Record{Group: "g", Key: "quiet", Mode: state.Latest, TTL: time.Minute, Message: []byte("not sent"), News: []byte{}},
+		state.Record{Group: "g", Key: "quiet", Mode: state.Latest, TTL: time.Minute, Message: []byte("not sent"),
+			News: []byte{}},
 		state.Record{Group: "g", Key: "k", Mode: state.Extend, Version: "1", TTL: time.Minute, Message: []byte("first")},
-		state.Record{Group: "g", Key: "k", Mode: state.Extend, Version: "2", TTL: time.Second, Message: []byte("not kept " + odd)},
+		state.Record{Group: "g", Key: "k", Mode: state.Extend, Version: "2", TTL: time.Second,
+			Message: []byte("not kept " + odd)},
 		state.Record{Group: "g", Key: "k", Mode: state.Finish, Version: "3", TTL: time.Second, Message: []byte("not kept either")},
-		state.Record{Group: "g", Key: "news", Mode: state.Replace, TTL: time.Minute, Message: []byte("all of it"), News: []byte("what is new" + odd)})
+		state.Record{Group: "g", Key: "news", Mode: state.Replace, TTL: time.Minute, Message: []byte("all of it"),
+			News: []byte("what is new" + odd)})
 	for i := range stores {
 		for _, want := range []string{"first", "not kept " + odd, "not kept either", "what is new" + odd} {
 			if got := <-heard[i]; got != want {
@@ -192,7 +204,8 @@ func testMessages(t *testing.T, stores ...state.Store) {
 		}
 	}
 	kept, _, err := stores[0].Load(t.Context(), []string{"g"})
-	if i := slices.IndexFunc(kept, func(k state.Kept) bool { return k.Key == "news" }); i < 0 || string(kept[i].Message) != "all of it" {
+	if i := slices.IndexFunc(kept, func(k state.Kept) bool { return k.Key == "news" }); i < 0 ||
+		string(kept[i].Message) != "all of it" {
 		t.Errorf("%+v is kept, %v", kept, err)
 	}
 	if !slices.ContainsFunc(kept, func(k state.Kept) bool { return string(k.Message) == "not sent" }) {
@@ -217,7 +230,8 @@ func testClaims(t *testing.T, a, b state.Store) {
 	for !claim(a, "y", time.Minute) {
 		time.Sleep(10 * time.Millisecond)
 	}
-	won, err := b.Claim(t.Context(), []state.Claim{{Name: "x", TTL: time.Minute}, {Name: "z", TTL: time.Minute}, {Name: "y", TTL: time.Minute}})
+	won, err := b.Claim(t.Context(),
+		[]state.Claim{{Name: "x", TTL: time.Minute}, {Name: "z", TTL: time.Minute}, {Name: "y", TTL: time.Minute}})
 	if err != nil || !slices.Equal(won, []bool{false, true, false}) {
 		t.Errorf("of three names, one of which no store has, it gets %v, %v", won, err)
 	}
@@ -248,7 +262,8 @@ func testEntries(t *testing.T, a, b state.Store) {
 			t.Errorf("step %d: got %+v, which was never kept", i, got[0])
 		}
 		for _, at := range []int{1, 3} {
-			if e := got[at]; string(e.Value) != string(step.want.Value) || e.Firm != step.want.Firm || e.TTL > time.Hour || e.TTL < 59*time.Minute {
+			if e := got[at]; string(e.Value) != string(step.want.Value) || e.Firm != step.want.Firm ||
+				e.TTL > time.Hour || e.TTL < 59*time.Minute {
 				t.Errorf("step %d: got %+v, want %+v", i, e, step.want)
 			}
 		}
@@ -259,7 +274,8 @@ func testEntries(t *testing.T, a, b state.Store) {
 }
 
 func testEntriesExpire(t *testing.T, s state.Store) {
-	keep(t, s, state.Entry{Key: "gone", Value: []byte("1"), Firm: true, TTL: 100 * time.Millisecond}, state.Entry{Key: "stays", Value: []byte("1"), TTL: 100 * time.Millisecond})
+	keep(t, s, state.Entry{Key: "gone", Value: []byte("1"), Firm: true, TTL: 100 * time.Millisecond},
+		state.Entry{Key: "stays", Value: []byte("1"), TTL: 100 * time.Millisecond})
 	keep(t, s, state.Entry{Key: "stays", Value: []byte("2"), TTL: time.Hour})
 	for len(find(t, s, "gone")[0].Value) > 0 {
 		time.Sleep(20 * time.Millisecond)

@@ -32,7 +32,8 @@ type entry struct {
 
 // near reports whether another record is taken for this one.
 func (k kept) near(other kept) bool {
-	return k.Version != other.Version && !k.finished && !k.until.IsZero() && !other.until.IsZero() && k.until.Sub(other.until).Abs() < other.Near
+	return k.Version != other.Version && !k.finished && !k.until.IsZero() && !other.until.IsZero() &&
+		k.until.Sub(other.until).Abs() < other.Near
 }
 
 func (m memory) keep(r state.Record, now time.Time) error {

@@ -38,7 +38,8 @@ func (g *Generation) chat() object {
 		said = g.call.message(g.text())
 	}
 	chat := g.newChat("chat.completion")
-	chat["choices"], chat["prompt_filter_results"], chat["usage"] = choices("message", said, g.finishReason()), promptFilter, g.usage()
+	chat["choices"], chat["prompt_filter_results"], chat["usage"] = choices("message", said, g.finishReason()),
+		promptFilter, g.usage()
 	return chat
 }
 
@@ -69,7 +70,9 @@ func (g *Generation) Events() iter.Seq[Event] {
 			begin = g.call.message("")
 			begin["tool_calls"].([]object)[0]["index"] = 0
 		}
-		send(Event{Wait: FirstToken, Data: object{"choices": []object{}, "created": 0, "id": "", "model": "", "object": "", "prompt_filter_results": promptFilter}})
+		send(Event{Wait: FirstToken,
+			Data: object{"choices": []object{}, "created": 0, "id": "", "model": "", "object": "",
+				"prompt_filter_results": promptFilter}})
 		add(Event{}, begin, nil)
 		for word, wait := range g.tokens() {
 			delta := object{"content": word}

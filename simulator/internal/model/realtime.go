@@ -97,7 +97,8 @@ func (s *Session) turn(asked object) *Turn {
 }
 
 func newTurn(status string) object {
-	return object{"object": "realtime.response", "id": "resp_" + rand.Text(), "status": status, "status_details": nil, "output": []any{}, "usage": nil}
+	return object{"object": "realtime.response", "id": "resp_" + rand.Text(), "status": status, "status_details": nil,
+		"output": []any{}, "usage": nil}
 }
 
 // Refused is the event of a turn that a limit turned away.
@@ -118,12 +119,14 @@ func (t *Turn) Events() iter.Seq[Event] {
 		answer := newTurn("in_progress")
 		itemID := answer["id"].(string) + "_item"
 		send := func(e Event, kind string, fields object) bool {
-			fields["response_id"], fields["item_id"], fields["output_index"], fields["content_index"] = answer["id"], itemID, 0, 0
+			fields["response_id"], fields["item_id"], fields["output_index"], fields["content_index"] = answer["id"],
+				itemID, 0, 0
 			e.Data = sessionEvent(kind, fields).Data
 			return sendEvent(e)
 		}
 		item := func(status string, content ...any) object {
-			return object{"object": "realtime.item", "id": itemID, "type": "message", "role": "assistant", "status": status, "content": content}
+			return object{"object": "realtime.item", "id": itemID, "type": "message", "role": "assistant",
+				"status": status, "content": content}
 		}
 		text := t.reply.text()
 		part := object{"type": "output_text", "text": text}
@@ -137,7 +140,8 @@ func (t *Turn) Events() iter.Seq[Event] {
 		}
 		answer["status"], answer["output"] = "completed", []any{item("completed", part)}
 		produced := t.reply.Tokens()
-		answer["usage"] = object{"total_tokens": t.Prompt + produced, "input_tokens": t.Prompt, "output_tokens": produced}
+		answer["usage"] = object{"total_tokens": t.Prompt + produced, "input_tokens": t.Prompt,
+			"output_tokens": produced}
 		send(Event{}, "response.output_text.done", object{"text": text})
 		send(Event{}, "response.content_part.done", object{"part": part})
 		send(Event{}, "response.output_item.done", object{"item": item("completed", part)})

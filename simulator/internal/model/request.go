@@ -57,7 +57,8 @@ func ParseRequest(op Operation, contentType string, body []byte) (Request, strin
 		return req, "We could not parse the JSON body of your request."
 	}
 	if n := req.Dimensions; n != nil && (*n < 1 || *n > mostDimensions) {
-		return req, fmt.Sprintf("Invalid 'dimensions': expected an integer from 1 to %d, but got %d instead.", mostDimensions, *n)
+		return req, fmt.Sprintf("Invalid 'dimensions': expected an integer from 1 to %d, but got %d instead.",
+			mostDimensions, *n)
 	}
 	return req, ""
 }
@@ -190,7 +191,8 @@ func (op Operation) Limited() bool { return op.Generates() || op == OpRealtime }
 // AzureName returns the name of the operation in the text of Azure's 429.
 func (op Operation) AzureName() string {
 	names := map[Operation]string{
-		OpEmbedding: "Embeddings_Create", OpTranscription: "Transcriptions_Create", OpResponse: "Responses_Create", OpRealtime: "Realtime_Connect",
+		OpEmbedding: "Embeddings_Create", OpTranscription: "Transcriptions_Create", OpResponse: "Responses_Create",
+		OpRealtime: "Realtime_Connect",
 	}
 	return cmp.Or(names[op], "ChatCompletions_Create")
 }

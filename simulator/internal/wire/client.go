@@ -28,7 +28,8 @@ type Client struct {
 }
 
 // NewClient returns the client that gets its reply through w.
-func NewClient(unloaded context.Context, w http.ResponseWriter, r *http.Request, onFault func(), isSilent func() bool) *Client {
+func NewClient(unloaded context.Context, w http.ResponseWriter, r *http.Request, onFault func(),
+	isSilent func() bool) *Client {
 	return &Client{w: w, r: r, unloaded: unloaded, onFault: onFault, isSilent: isSilent}
 }
 

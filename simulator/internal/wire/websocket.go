@@ -45,7 +45,8 @@ func (c *connection) Write(p []byte) (int, error) {
 
 // AsksWebSocket reports whether r is the handshake of a WebSocket.
 func AsksWebSocket(r *http.Request) bool {
-	return r.ProtoMajor == 1 && strings.EqualFold(r.Header.Get("Upgrade"), "websocket") && r.Header.Get("Sec-WebSocket-Version") == "13" &&
+	return r.ProtoMajor == 1 && strings.EqualFold(r.Header.Get("Upgrade"), "websocket") &&
+		r.Header.Get("Sec-WebSocket-Version") == "13" &&
 		r.Header.Get("Sec-WebSocket-Key") != "" && httpguts.HeaderValuesContainsToken(r.Header["Connection"], "upgrade")
 }
 
