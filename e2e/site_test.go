@@ -44,7 +44,8 @@ PATH=$PWD/../venv/bin:$PATH site/build "$2"`, "bash", python, site)
 		}
 		Found []string
 	}
-	paths := []string{"", "docs/tutorial/", "docs/forty-teams/", "docs/options/", "docs/replies/", "docs/regions/"}
+	paths := []string{"", "docs/tutorial/", "docs/guide-ptu/", "docs/forty-teams/", "docs/options/", "docs/replies/",
+		"docs/regions/", "docs/explained-silence/"}
 	folder := cmp.Or(os.Getenv("E2E_SCREENSHOTS"), t.TempDir())
 	runBrowser(t, &got, append([]string{node, "browser/site.mjs", chromium, server.URL + "/caddy-openai-lb/", folder}, paths...)...)
 	if want := 4 * len(paths); len(got.Looked) != want {
