@@ -166,7 +166,8 @@ const checkInterval = time.Second
 
 // Create implements seam.WebSocketRules. A response in a realtime session uses
 // the model of the session.
-func (c *conversation) Create(text []byte) (begun seam.WebSocketResponse, instead [][]byte, refusal *seam.WebSocketRefusal) {
+func (c *conversation) Create(text []byte) (begun seam.WebSocketResponse, instead [][]byte,
+	refusal *seam.WebSocketRefusal) {
 	if refusal = c.checkCaller(); refusal != nil {
 		return nil, nil, refusal
 	}

@@ -25,7 +25,7 @@ async function look(path, size, colorScheme) {
 		broken: [...document.images].filter((i) => i.complete && !i.naturalWidth).map((i) => i.src),
 		// Caddyfiles, and those of them that are colored
 		caddyfiles: document.querySelectorAll('.language-caddyfile').length,
-		colored: document.querySelectorAll('.language-caddyfile .p, .language-caddyfile .k').length,
+		colored: [...document.querySelectorAll('.language-caddyfile')].filter((block) => block.querySelector('.k')).length,
 	}));
 	await page.screenshot({path: `${folder}/${name}.png`});
 	await context.close();

@@ -23,7 +23,8 @@ func (Module) CaddyModule() caddy.ModuleInfo {
 }
 
 // Accept implements seam.WebSocketModule.
-func (Module) Accept(w http.ResponseWriter, r *http.Request, longest int64, o seam.WebSocketOptions) (seam.WebSocket, error) {
+func (Module) Accept(w http.ResponseWriter, r *http.Request, longest int64,
+	o seam.WebSocketOptions) (seam.WebSocket, error) {
 	c, err := Accept(w, r, longest, Options{WebSocketOptions: o})
 	if err != nil {
 		return nil, err // not a nil *Client, which is another value
