@@ -66,7 +66,7 @@ type Backend struct {
 	// Auth is how the key, or another credential, is sent. Default: `api_key`
 	// for Azure, otherwise `bearer` with a key and `none` without.
 	//
-	// <module> is one of the namespace http.openai_lb.credentials, such as
+	// `<module>` is one of the namespace http.openai_lb.credentials, such as
 	// `azure_identity`.
 	//
 	//	auth api_key|bearer|passthrough|none|<module> [{...}]
