@@ -19,8 +19,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
 
-// balancer is what all requests of a handler share: a pool, and the backends
-// that are its members.
+// balancer is the state that all requests of a handler share: a pool, and the
+// backends that are its members.
 type balancer struct {
 	pools.Entry
 	targets []*target // by the index of their members

@@ -146,8 +146,8 @@ func (a *arm) try(ctx context.Context, link string) (body []byte, wait time.Dura
 	return nil, wait, fmt.Errorf("%s: %s", r.URL.Path, a.describe(res.StatusCode, body))
 }
 
-// describe says what an error of ARM's is: its status, its code and its
-// message.
+// describe returns the description of an error of ARM's: its status, its code
+// and its message.
 func (a *arm) describe(status int, body []byte) string {
 	text := fmt.Sprint(status)
 	if name := http.StatusText(status); name != "" {

@@ -26,7 +26,7 @@ func init() {
 // differences.
 const statusFailed = 2
 
-// discovery is what the flags of the command say.
+// discovery holds the flags of the command.
 type discovery struct {
 	Credentials
 	subscriptions []string
@@ -110,7 +110,7 @@ func failed(command *cobra.Command, err error) error {
 	return caddycmd.WrapCommandFuncForCobra(fails)(command, nil)
 }
 
-// run returns what the command prints, and how many differences there are.
+// run returns the output of the command, and the number of differences.
 func (d *discovery) run(ctx context.Context) (text string, differs int, err error) {
 	if err := d.checkFlags(); err != nil {
 		return "", 0, err

@@ -16,8 +16,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// failure is what logs and users get to see of an error of azidentity's, which
-// holds whole replies of token endpoints.
+// failure is the part of an error of azidentity's that logs and users see. The
+// error itself contains whole replies of token endpoints.
 type failure struct {
 	message    string
 	retryAfter time.Duration
@@ -68,8 +68,9 @@ func cut(text string) string {
 	return text
 }
 
-// describe says what a token endpoint replied: its status and its error's name
-// and first line, and not a word of a reply that is no error.
+// describe returns the description of a reply of a token endpoint: its status
+// and its error's name and first line, and not a word of a reply that is no
+// error.
 func describe(res *http.Response) string {
 	status := strconv.Itoa(res.StatusCode)
 	if text := http.StatusText(res.StatusCode); text != "" {

@@ -76,8 +76,7 @@ func (c *Credentials) options() []option {
 	}
 }
 
-// check says what is wrong with the options as they are written, if anything
-// is.
+// check returns an error if an option is wrong as it is written.
 func (c *Credentials) check() error {
 	if !slices.Contains(kinds, c.kind()) {
 		return fmt.Errorf("credential '%s' is not one of %s", c.Kind, strings.Join(kinds, ", "))
@@ -107,7 +106,8 @@ func (c *Credentials) check() error {
 	return c.checkWritten()
 }
 
-// instead says what does what an option is likely meant to do.
+// instead names the option that probably does the job for which the wrong
+// option was written.
 func instead(kind, option string) string {
 	switch {
 	case kind != kindDefault:

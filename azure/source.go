@@ -352,7 +352,7 @@ func (r *request) wait(ctx context.Context) error {
 	}
 }
 
-// check says what is wrong with a token, if anything is.
+// check returns an error if a token cannot be used.
 func check(t azcore.AccessToken, now time.Time) error {
 	switch {
 	case t.Token == "":

@@ -29,7 +29,7 @@ const (
 	refuseThrottle = "throttle"
 )
 
-// behaviour is what all backends of a process do.
+// behaviour says how all backends of a process answer.
 type behaviour struct {
 	Reply  string
 	Events int
@@ -40,7 +40,8 @@ type behaviour struct {
 	Refusal  string
 }
 
-// observed is what the backends saw since they were told how to behave.
+// observed counts the requests of the backends since they were last told how to
+// behave.
 type observed struct {
 	Calls int64
 	// Model is the one that the latest request named.

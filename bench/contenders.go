@@ -23,7 +23,8 @@ const (
 	backendKey = "backend-key"
 	clientKey  = "sk-client-key-of-bench"
 	model      = "gpt-4o"
-	// renamedModel is what backends call it where its name is to be replaced.
+	// renamedModel is the model's name at the backends, where the name is to be
+	// replaced.
 	renamedModel = "gpt-4o-eastus2-large"
 	// sdkTimeout is the default, in seconds, of OpenAI's SDK for Python, of
 	// which Microsoft's balancer is made to be the transport.
@@ -179,7 +180,7 @@ func caddyEnv(s setup) []string {
 	return []string{"XDG_DATA_HOME=" + s.Dir, "XDG_CONFIG_HOME=" + s.Dir}
 }
 
-// setup is what a contender is told. Its fields fill in the configurations.
+// setup has the settings of a contender. Its fields fill in the configurations.
 type setup struct {
 	Dir                 string // for its files
 	Address, TLSAddress string // where it listens

@@ -54,7 +54,7 @@ func (l closedLoop) of(r *running) closedLoop {
 	return l
 }
 
-// loopResult is what the clients saw.
+// loopResult has the outcomes that the clients saw.
 type loopResult struct {
 	elapsed time.Duration
 	took    []time.Duration // of each request that was answered, sorted
@@ -62,7 +62,7 @@ type loopResult struct {
 	failure error // one of them
 }
 
-// request is what the clients write each time.
+// request returns the bytes that the clients write for each request.
 func (l closedLoop) request() []byte {
 	var request bytes.Buffer
 	fmt.Fprintf(&request, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Length: %d\r\n",

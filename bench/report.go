@@ -18,7 +18,7 @@ import (
 type table struct {
 	Title string
 	About string
-	// Of is what has the rows, if that is not contenders.
+	// Of names the rows, if they are not contenders.
 	Of string
 	// Base is the contender that the ratios refer to.
 	Base    string
@@ -33,7 +33,7 @@ type column struct {
 	Digits int
 	// Ratio says whether a cell also has its ratio to the base.
 	Ratio bool
-	// Better says what is: "lower" or "higher", or neither.
+	// Better says which values are better: "lower" or "higher", or neither.
 	Better string
 }
 
@@ -42,7 +42,7 @@ type row struct {
 	Cells     []cell
 }
 
-// cell has what each run measured. No runs: it cannot be measured.
+// cell has the value of each run. No runs: it cannot be measured.
 type cell struct {
 	Runs  []float64
 	Value float64
@@ -193,7 +193,7 @@ type report struct {
 	versions               map[string]string
 	// leftOut says which contenders could not take part, and why.
 	leftOut map[string]string
-	// problems are what the reader of the figures must know.
+	// problems are notes that the reader of the figures needs.
 	problems []string
 	tables   []*table
 
@@ -251,8 +251,8 @@ func (r *report) write() error {
 	return nil
 }
 
-// circumstances says what was measured, when and where, and what the reader
-// must know.
+// circumstances describes the measurement: its subject, time and machine, and
+// notes for the reader.
 func (r *report) circumstances() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "`%s`, %s, took %s, on %s.\n\n", r.command, r.date, r.took(), r.machine)

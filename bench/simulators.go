@@ -62,7 +62,7 @@ func (s *simulators) stop() {
 	}
 }
 
-// status is what the simulators of a contender have counted.
+// status has the counters of a contender's simulators.
 type status struct{ requests, early, admittedPaid float64 }
 
 func (s *simulators) status(contender int, deployments []deployment) (sum status, err error) {

@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// tools are what this command builds, and where the rest is installed.
+// tools are the programs that this command builds, and the folder of those that
+// it installs.
 type tools struct {
 	self     string // this command
 	caddy    string // Caddy with the module and the simulator
@@ -76,7 +77,7 @@ func (t tools) installPython(name, module string, packages ...string) (version s
 	return output(`(\S+)`, found...)
 }
 
-// output is what a pattern finds in the output of a command.
+// output returns the match of a pattern in the output of a command.
 func output(pattern string, argv ...string) (string, error) {
 	out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
 	if err != nil {

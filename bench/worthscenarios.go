@@ -33,7 +33,7 @@ type worthScenario struct {
 	window time.Duration
 }
 
-// outage is what is wrong with the first deployment in each round.
+// outage is the failure of the first deployment in each round.
 type outage struct {
 	// stopped is when its process is stopped. It answers afterwards.
 	stoppedFrom, stoppedTo time.Duration
@@ -60,11 +60,11 @@ const (
 	// under way: more than a round trip takes while the processors are busy.
 	grace       = 20 * time.Millisecond
 	worthPrompt = 544 // characters, 136 tokens
-	// worthTokens is what a provisioned deployment takes a request for: its
+	// worthTokens is the size of a request for a provisioned deployment: its
 	// prompt, and the tokens it may generate, of which each weighs four.
 	worthTokens = worthPrompt/4 + 4*maxTokens
 	perUnit     = 2500 // tokens a minute that one PTU of a simulator serves
-	// chatTokens is what any other deployment takes it for.
+	// chatTokens is the size of a request for any other deployment.
 	chatTokens = worthPrompt/4 + maxTokens
 )
 

@@ -52,7 +52,7 @@ func (o *Identity) unmarshalTier(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-// check returns what is wrong with the options, if anything is.
+// check returns an error if an option is wrong.
 func (o *Identity) check() error {
 	for _, option := range []struct{ name, value string }{
 		{"issuer", o.Issuer}, {"audience", o.Audience}, {"caller", o.Caller},
@@ -83,7 +83,7 @@ func (o *Identity) check() error {
 	return nil
 }
 
-// checkIssuer returns what is wrong with the URL of an issuer, if anything is.
+// checkIssuer returns an error if the URL of an issuer is wrong.
 func checkIssuer(text string) error {
 	u, err := url.Parse(text)
 	switch {

@@ -163,7 +163,7 @@ func (o *Identity) Identify(ctx context.Context, token string) (*openailb.Identi
 	return &v.identity, nil
 }
 
-// verified is what is known of a token that the issuer has signed.
+// verified has the facts about a token that the issuer has signed.
 type verified struct {
 	identity openailb.Identity
 	// unnamed is why the token names no caller. nil: it does.

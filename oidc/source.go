@@ -85,8 +85,8 @@ func (s *source) fetch(ctx context.Context) (*keySet, error) {
 	return parseKeys(text)
 }
 
-// get returns what is at an address. Its errors have nothing of the answer but
-// its status.
+// get returns the document at an address. Its errors have nothing of the answer
+// but its status.
 func (s *source) get(ctx context.Context, address string) ([]byte, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, http.NoBody)
 	if err != nil {
@@ -145,8 +145,8 @@ func isUsable(key jose.JSONWebKey) bool {
 	return false
 }
 
-// verify returns what was signed. The error is errUnknown if no key is the one
-// that the signature names. nil has no keys.
+// verify returns the signed payload. The error is errUnknown if no key is the
+// one that the signature names. nil has no keys.
 func (s *keySet) verify(signed *jose.JSONWebSignature) ([]byte, error) {
 	if s == nil {
 		return nil, errUnknown

@@ -22,7 +22,7 @@ import (
 // other half is secret.
 var algorithms = []jose.SignatureAlgorithm{jose.RS256, jose.RS384, jose.RS512, jose.ES256, jose.ES384, jose.ES512}
 
-// claims are what a token says, by the exact names.
+// claims are the claims of a token, by their exact names.
 type claims map[string]json.RawMessage
 
 // texts returns the texts of a claim, which is one or a list.
@@ -58,7 +58,7 @@ func (o *Identity) isOurs(c claims) bool {
 	return slices.Equal(c.texts("iss"), []string{o.Issuer}) && slices.Contains(c.texts("aud"), o.Audience)
 }
 
-// payload returns what a token says, unverified.
+// payload returns the claims of a token, unverified.
 func payload(token string) (c claims, err error) {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {

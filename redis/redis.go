@@ -211,7 +211,8 @@ func (e *Engine) Provision(caddy.Context) error {
 	return s.check()
 }
 
-// check says what is wrong with the options. It shows none that may be secret.
+// check returns an error if an option is wrong. It shows none that may be
+// secret.
 func (s *settings) check() error {
 	if len(s.Address) == 0 {
 		return errors.New("address requires a host:port")

@@ -37,11 +37,12 @@ type exchange struct {
 type body struct {
 	bytes []byte
 	sum   string // hex, once the body was read
-	// fields is what it says, if the request is about responses or objects.
+	// fields has the members of the body, if the request is about responses or
+	// objects.
 	fields object
 }
 
-// charge is what a request costs its deployment.
+// charge is the cost of a request to its deployment.
 type charge struct {
 	deployment *deployment // nil while it is not known
 	cost       limits.Cost
@@ -210,7 +211,7 @@ func (x *exchange) admitCost(cost limits.Cost) (refused limits.Refusal, ok bool)
 	return refused, ok
 }
 
-// asked is what a 429 says of the request.
+// asked returns the parts of the request that a 429 names.
 func (x *exchange) asked() limits.Asked {
 	return limits.Asked{Operation: x.route.op.AzureName(), APIVersion: x.route.apiVersion,
 		Deployment: x.route.deployment}
@@ -276,7 +277,7 @@ var operations = map[string]model.Operation{
 	"responses":            model.OpResponse,
 }
 
-// route is what the request line asks for.
+// route is the parsed request line.
 type route struct {
 	op         model.Operation
 	classic    bool // of Azure's API that requires an api-version

@@ -16,7 +16,7 @@ import (
 
 // Fault is a fault to simulate.
 type Fault struct {
-	// Action is what happens, such as `status:503:30`, `truncate_eof:4` or
+	// Action is the fault itself, such as `status:503:30`, `truncate_eof:4` or
 	// `silent`: docs/simulator.md lists the actions.
 	Action string `json:"action"`
 

@@ -130,7 +130,7 @@ type Handler struct {
 	running
 }
 
-// running is what a loaded Handler works with.
+// running is the state of a loaded Handler.
 type running struct {
 	keys  map[[sha256.Size]byte]struct{} // digests, so that the time of a lookup reveals no key
 	rules limits.Rules

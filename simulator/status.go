@@ -92,7 +92,7 @@ type state struct {
 	order       []string // of the responses, the oldest first
 }
 
-// deployment is what is counted and remembered for one deployment.
+// deployment has the counters and the memory of one deployment.
 type deployment struct {
 	*limits.Limiter
 	prompts model.PromptCache

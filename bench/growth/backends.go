@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// answer returns what the backend at a port answers to a request with that
+// answer returns the answer of the backend at a port to a request with that
 // head: pieces, as a backend flushes them. A nil piece keeps the reply open
 // until the connection is closed. It is set between two measurements.
 var answer func(port int, head []byte) [][]byte
@@ -27,7 +27,7 @@ type backend struct {
 	head   []byte
 	left   int
 	inBody bool
-	// reply is what has yet to be read.
+	// reply is the part of the reply that has yet to be read.
 	reply  [][]byte
 	closed bool
 }

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// result is what was measured for a row, by its points.
+// result has the measurements of a row, by its points.
 type result struct {
 	row         row
 	ours, plain []float64
@@ -88,7 +88,7 @@ const (
 	endTable   = "<!-- end -->\n"
 )
 
-// table returns what is in the file before the table, the table, and what is
+// table returns the text of the file before the table, the table, and the text
 // after it.
 func table(file string) (before, rows, after string, err error) {
 	text, err := os.ReadFile(file)

@@ -73,7 +73,7 @@ func rows() []row {
 
 var chat = prompt(1800, "")
 
-// plainChat is what a chat costs with reverse_proxy.
+// plainChat measures the cost of a chat with reverse_proxy.
 func plainChat(e effort) (float64, error) {
 	answer = serve
 	sites, err := load(plain(3, ""))
@@ -235,7 +235,7 @@ func keyLines(_ effort, n int) (ours, plainly float64, err error) {
 	)
 }
 
-// fastest returns what both sides take at least, in µs of CPU.
+// fastest returns the least time that each side takes, in µs of CPU.
 func fastest(oursOnce, plainOnce func() error) (ours, plainly float64, err error) {
 	ours, plainly = math.Inf(1), math.Inf(1)
 	for range 3 {
@@ -324,8 +324,8 @@ func gathered() (n float64, err error) {
 	return n, err
 }
 
-// inventedNames is what a chat costs after backends have throttled others that
-// named so many models.
+// inventedNames measures the cost of a chat after backends have throttled other
+// chats, which named n models.
 func inventedNames(e effort, n int) (ours, plainly float64, err error) {
 	answer = func(int, []byte) [][]byte { return [][]byte{throttled} }
 	sites, err := load(plain(3, ""), balancer(3, nil, ""))
@@ -339,7 +339,7 @@ func inventedNames(e effort, n int) (ours, plainly float64, err error) {
 	return compareSites(e, sites, chat)
 }
 
-// parallel is what a chat costs while so many are served at a time, in CPU
+// parallel measures the cost of a chat while n are served at a time, in CPU
 // time: what waits for a lock spins first.
 func parallel(e effort, n int) (ours, plainly float64, err error) {
 	answer = serve

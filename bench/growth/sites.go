@@ -171,7 +171,7 @@ func (s *site) want(status int) error {
 	return nil
 }
 
-// inTurns returns what a request costs each site, in µs of CPU. They take
+// inTurns returns the cost of a request at each site, in µs of CPU. They take
 // turns. The cheapest tenth of the rounds counts: what is more is the
 // machine's.
 func inTurns(sites []*site, body string, e effort) (costs []float64) {
@@ -210,7 +210,7 @@ func cpu() float64 {
 	return float64(usage.Utime.Nano()+usage.Stime.Nano()) / 1e3
 }
 
-// memory is what the heap and the stacks hold, in KB.
+// memory returns the size of the heap and the stacks, in KB.
 func memory() float64 {
 	runtime.GC()
 	runtime.GC()

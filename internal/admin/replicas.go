@@ -16,7 +16,7 @@ import (
 // With the option state, an operator asks one replica, and sees the sum of all.
 // That replica asks the others, and adds what they answer to its own rows.
 
-// All is what a route answers with `?replica=`: the sum of rows over all
+// All is the answer of a route with `?replica=`: the sum of rows over all
 // replicas, or the rows of one.
 type All[T any] struct {
 	// Connected reports whether this replica is connected to the others.
@@ -100,7 +100,7 @@ const (
 	MaxRows, MaxSum               = 25_000, 100_000
 )
 
-// Read is what was read of answers.
+// Read is the part of the answers that was read.
 type Read struct {
 	Connected bool
 	Replicas  []Seen

@@ -208,8 +208,8 @@ func (r *Reply) isImpatient() bool {
 	return r.Class == verdict.Timeout && r.sent != nil && r.sent.impatient
 }
 
-// asks returns what the request asks for. It is empty if the request was not
-// sent.
+// asks returns the parts of the request that decide the meaning of the reply.
+// It is empty if the request was not sent.
 func (r *Reply) asks() Asks {
 	if r.sent == nil {
 		return Asks{}

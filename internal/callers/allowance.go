@@ -9,7 +9,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
-// Allowance is what one caller may use, or each caller of a tier.
+// Allowance limits one caller, or each caller of a tier.
 type Allowance struct {
 	// Requests are limits of the number of requests, one for each unit.
 	// Default: none.

@@ -30,7 +30,7 @@ import (
 
 // Config has the options about callers.
 type Config struct {
-	// Callers are what callers may use: keys with the same name share limits.
+	// Callers are the limits of callers: keys with the same name share limits.
 	// Default: no limits.
 	//
 	//	caller <name>|* deny
@@ -57,14 +57,14 @@ type Config struct {
 	Timezone string `json:"timezone,omitempty"`
 }
 
-// Caller is what one caller may use.
+// Caller is the block of options of one caller.
 type Caller struct {
 	// Name is the name of its client keys. `*` is each caller without its own
 	// entry, counted separately. Required.
 	Name string `json:"name"`
 
-	// Allowance is what its block says. A line of its tier that its block does
-	// not have applies, too.
+	// Allowance has the limits in the caller's block. A line of its tier that
+	// its block does not have applies, too.
 	Allowance
 
 	// Tier is the tier of the caller's requests. Default: that of its line in
@@ -107,8 +107,8 @@ type Tier struct {
 	// Default: the last tier is.
 	Default bool `json:"default,omitempty"`
 
-	// Allowance is what each caller of the tier may use, unless the caller's
-	// block says otherwise.
+	// Allowance has the limits of each caller of the tier. A limit in the
+	// caller's own block replaces the same limit here.
 	Allowance
 }
 

@@ -20,7 +20,7 @@ type Report struct {
 	// Refused are the requests that a limit or MaxRequests has refused since
 	// the process started.
 	Refused uint64 `json:"refused"`
-	// LastHour is what it has done in the last hour.
+	// LastHour has the caller's requests of the last hour.
 	LastHour limiter.LastHour `json:"last_hour,omitzero"`
 	// TokensToday and TokensMonth are the tokens of this day and month,
 	// requests in flight included.

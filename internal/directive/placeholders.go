@@ -10,8 +10,8 @@ import (
 // file matches a placeholder of a file.
 var file = regexp.MustCompile(`\{file\.[^{}]*\}`)
 
-// CheckPlaceholders returns what is wrong with the placeholders of a text that
-// is resolved at load, whatever they stand for there. No file is read.
+// CheckPlaceholders returns an error if a placeholder of a text cannot be
+// resolved at load, whatever its value. No file is read.
 func CheckPlaceholders(text string) error {
 	_, err := caddy.NewReplacer().ReplaceOrErr(file.ReplaceAllString(text, "-"), false, true)
 	return err

@@ -35,8 +35,8 @@ const Lasts = time.Minute
 // names.
 const maxNames = 1024
 
-// Set has what a backend lacks, by name. The zero Set is empty and ready to
-// use.
+// Set has the names of things that a backend lacks. The zero Set is empty and
+// ready to use.
 //
 // It is asked for each request, and nearly always empty: then it takes no lock.
 // When it is full, a name that it forgets is any one of those that it has.

@@ -26,7 +26,7 @@ type Backend struct {
 	calls []Call
 }
 
-// Call is what arrived at a backend.
+// Call is a request that arrived at a backend.
 type Call struct {
 	At        time.Time
 	Request   *http.Request
@@ -112,7 +112,7 @@ func (b *Backend) Replies(reply http.HandlerFunc) {
 // Recovers makes the backend serve again.
 func (b *Backend) Recovers() { b.Replies(nil) }
 
-// Received returns what arrived, in order.
+// Received returns the requests that arrived, in order.
 func (b *Backend) Received() []Call {
 	b.mu.Lock()
 	defer b.mu.Unlock()

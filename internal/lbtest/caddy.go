@@ -67,7 +67,7 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// ShowLog shows what Caddy logs until the end of the test, if it fails.
+// ShowLog shows Caddy's log until the end of the test, if the test fails.
 func ShowLog(t testing.TB) {
 	t.Helper()
 	begin, err := os.Stderr.Stat()

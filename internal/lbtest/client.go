@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Reply is what a client received.
+// Reply is a reply that a client received.
 type Reply struct {
 	Status  int
 	Header  http.Header

@@ -102,7 +102,7 @@ func WriteFile(t testing.TB, path, text string) {
 	}
 }
 
-// ReadFile returns what is in a file.
+// ReadFile returns the contents of a file.
 func ReadFile(t testing.TB, path string) []byte {
 	t.Helper()
 	text, err := os.ReadFile(path)

@@ -37,7 +37,7 @@ func (e *engine) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-// HubOf returns what the engines of a name have in common.
+// HubOf returns the hub that the engines of a name share.
 func HubOf(name string) *statetest.Hub {
 	hub, _ := hubs.LoadOrStore(name, statetest.NewHub())
 	return hub.(*statetest.Hub)

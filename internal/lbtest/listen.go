@@ -62,7 +62,7 @@ var ownCertificate = sync.OnceValues(func() (tls.Certificate, error) {
 	return NewCertificate(time.Now().Add(24*time.Hour), "127.0.0.1", "example.com", "*.example.com")
 })
 
-// certificate returns what all servers of a process show.
+// certificate returns the certificate of all servers of a process.
 func certificate(t testing.TB) tls.Certificate {
 	t.Helper()
 	shown, err := ownCertificate()

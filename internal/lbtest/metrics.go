@@ -22,7 +22,7 @@ func Registry(t testing.TB) *prometheus.Registry {
 	return registry
 }
 
-// Metrics are what a scrape brings.
+// Metrics are the metrics of one scrape.
 type Metrics []*dto.MetricFamily
 
 // Scrape reads all metrics.

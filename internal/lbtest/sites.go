@@ -115,7 +115,7 @@ func BeginStream(t *testing.T, client *http.Client, url string) *http.Response {
 	return res
 }
 
-// LogEntry is what tests look at of a line of the log.
+// LogEntry has the parts of a log line that tests look at.
 type LogEntry struct {
 	Level, Msg, Backend, Class, Deployment, Error string
 	Seconds                                       float64
@@ -125,7 +125,7 @@ type LogEntry struct {
 // looked are the messages that tests look at.
 var looked = regexp.MustCompile(`"msg":"(attempt|cooldown started|handled request|server shutdown)"`)
 
-// Logged returns what Caddy has logged of them until now.
+// Logged returns Caddy's log lines about the sites until now.
 func (s *Sites) Logged(t *testing.T) []LogEntry {
 	t.Helper()
 	s.mu.Lock()

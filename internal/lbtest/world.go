@@ -34,7 +34,7 @@ type World struct {
 	T       *testing.T
 	Handler *openailb.Handler
 	Client  *http.Client // by HTTP/1.1, until UseHTTP2
-	// Logs is what the handler has logged since the world began.
+	// Logs has the handler's log lines since the world began.
 	Logs     *observer.ObservedLogs
 	Backends map[string]*Backend // by host
 	// Shows are headers that each reply gets, as by Caddy's directive `header

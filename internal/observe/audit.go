@@ -17,7 +17,8 @@ func AuditLogger(module *zap.Logger, pool string) *zap.Logger {
 	return module.Named("audit").With(zap.String("pool", pool))
 }
 
-// said is what the log has said of a pool.
+// said is the state of a pool as the log has it, so that only changes are
+// logged.
 type said struct {
 	// config is the config in use, and digest that of the pool's options.
 	config any

@@ -224,7 +224,8 @@ func holdsSecret(name string, field any) bool {
 	return false
 }
 
-// placeholder is what stands for a key in a config, and is none itself.
+// placeholder matches a placeholder, which stands for a key in a config and is
+// not a key.
 var placeholder = regexp.MustCompile(`^\{(env|file)\.[^{}]*\}$`)
 
 func redactConfig(config any) any {

@@ -36,7 +36,7 @@ func ResponseIn(text []byte) (id, status string) {
 // tokens.
 func CountsTokens(text []byte) bool { return memberOf(memberOf(text, "usage"), "output_tokens") != nil }
 
-// ErrorEvent says what a server's error event is about.
+// ErrorEvent is an error event of a server, with the things that it is about.
 type ErrorEvent struct {
 	// About is the id of the client's event, and Stream the id of the lane.
 	// They are empty if the error names none.

@@ -23,7 +23,7 @@ type Request struct {
 	// its caller may use that header. It overrides the tier in the body. See
 	// [Request.ReadHeaderTier].
 	HeaderTier string
-	// Kind says what a backend does for the request, and so whether the request
+	// Kind is the kind of work for a backend. It decides whether the request
 	// may be executed twice.
 	Kind Kind
 	// Whole reports whether all of the body was received. If not, the body is

@@ -33,7 +33,7 @@ type Addresses struct {
 	closed  bool
 }
 
-// address is what is known of one.
+// address is the state of one address.
 type address struct {
 	health *pool.Health
 	// used is when it was last used. It is zero while it is in use.
@@ -62,7 +62,7 @@ func (a *Addresses) Use(upstreams reverseproxy.UpstreamPool) (healths []*pool.He
 	return healths
 }
 
-// of returns what is known of an address. The caller holds the lock.
+// of returns the state of an address. The caller holds the lock.
 func (a *Addresses) of(dial string) *address {
 	known, ok := a.known[dial]
 	switch {

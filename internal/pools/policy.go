@@ -98,8 +98,9 @@ func HasCountingFallback(raw json.RawMessage) bool {
 	return name == "least_conn" || name == "random_choose" || HasCountingFallback(fallback)
 }
 
-// Policy returns what chooses among the members of a priority by the selection
-// policy. It returns nil for no policy. ask asks a policy that sees upstreams.
+// Policy returns a function that chooses among the members of a priority by the
+// selection policy. It returns nil for no policy. ask asks a policy that sees
+// upstreams.
 func Policy(policy reverseproxy.Selector, ask func([]*pool.Member) *pool.Member) func([]*pool.Member) *pool.Member {
 	switch policy := policy.(type) {
 	case nil:

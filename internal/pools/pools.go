@@ -42,7 +42,8 @@ type Entry struct {
 	// Rechecker is a *backend.Rechecker, which has the backends and their
 	// transport. This package cannot import it. A plain reverse_proxy has none.
 	Rechecker pool.Listener
-	// Callers are what its callers use, or nil if it does not limit them.
+	// Callers count the use of the pool's callers. It is nil if the pool does
+	// not limit them.
 	Callers *limiter.Callers
 	// CallerNames returns the callers that the config names. It is nil as
 	// Callers is.
@@ -52,7 +53,7 @@ type Entry struct {
 	Unlimited func() []string
 	// Secrets are those of its config that come from files, or nil.
 	Secrets *keys.Reloader
-	// Records are what it keeps on disk. Some may be nil.
+	// Records are the files that the pool keeps on disk. Some may be nil.
 	Records []*Record
 }
 

@@ -35,7 +35,7 @@ type Saver struct {
 	Record Record
 
 	mu sync.Mutex // guards the use of the storage
-	// failing is what the log says that cannot be done, by task.
+	// failing has the failures that are in the log, by task.
 	failing map[string]string
 	// dirty reports whether there are changes, and timer saves them.
 	dirty atomic.Bool
@@ -56,8 +56,8 @@ type place struct {
 	logger  *zap.Logger
 }
 
-// StorageError is what could not be done with a key of the storage. What is the
-// message for the log.
+// StorageError is a failure with a key of the storage. What is the message for
+// the log.
 type StorageError struct {
 	What, Key string
 	Err       error
@@ -104,8 +104,8 @@ func (s *Saver) Read(ctx context.Context, storage certmagic.Storage) error {
 	return err
 }
 
-// Await has what was saved read in the background when the first request asks,
-// because `caddy validate` must not, and waits for it, but not for long: while
+// Await waits until the saved data is read, but not for long. The first request
+// starts that read, in the background, because `caddy validate` must not: while
 // the storage hangs or fails, requests do without.
 func (s *Saver) Await() {
 	if !s.Unread() {

@@ -163,8 +163,8 @@ func (b *Body) coded() *Buffer {
 // decoded if Received says so. It must not be used after Release.
 func (b *Body) Buffered() []byte { return b.prefix }
 
-// Received returns what is known of the body before a backend is chosen. It
-// must not be used after Release.
+// Received returns the parts of the body that are known before a backend is
+// chosen. It must not be used after Release.
 func (b *Body) Received() openaiapi.Received {
 	return openaiapi.Received{Bytes: b.prefix, Whole: b.Whole(), Length: b.length, Decoded: b.coded() != nil}
 }
@@ -185,9 +185,9 @@ const wholeBodySize = 64 << 10
 
 // Options say how a body is sent to a backend.
 type Options struct {
-	// Changes are what changes in the body.
+	// Changes are the changes of the body.
 	openaiapi.Changes
-	// Request is what the body asks for, and where it names the model.
+	// Request is the parsed body, with the place of the model's name.
 	Request *openaiapi.Body
 	// Repeatable reports whether the backend may execute the request twice.
 	Repeatable bool

@@ -12,7 +12,8 @@ type Buffer struct {
 	// Bytes is empty at first, and may be changed in any way.
 	Bytes []byte
 	lent  []byte
-	// coded is what Bytes were decoded from, or nil. Put gives it back as well.
+	// coded is the compressed form of Bytes. It is nil if Bytes were not
+	// decoded. Put gives it back as well.
 	coded *Buffer
 }
 

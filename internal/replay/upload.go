@@ -149,8 +149,8 @@ func (r *reader) readBuffered(p []byte) (int, error) {
 	return 0, nil
 }
 
-// segment returns what is left of the first segment that is not empty. It is
-// empty if nothing in memory is left. The caller holds the lock.
+// segment returns the rest of the first segment that is not empty. It is empty
+// if nothing in memory is left. The caller holds the lock.
 func (r *reader) segment() []byte {
 	for len(r.segments) > 0 && len(r.segments[0]) == 0 {
 		r.segments[0] = nil

@@ -18,8 +18,8 @@ const (
 var zstandard, _ = zstd.NewReader(nil, zstd.WithDecoderConcurrency(0),
 	zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecodeAllCapLimit(true))
 
-// decodeZstandard returns what a whole body in zstd decodes to. It returns nil
-// if that cannot be read, is longer than limit, or far longer than what came.
+// decodeZstandard decodes a whole body in zstd. It returns nil if that cannot
+// be read, is longer than limit, or far longer than what came.
 //
 // The buffer has the size that the body declares, or grows until the text fits.
 // So a little that arrives never takes much memory.

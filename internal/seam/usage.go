@@ -52,8 +52,8 @@ type UsageModule interface {
 type UsageRecorder interface {
 	// Start is called when the config is in use. Nothing is recorded before.
 	Start()
-	// Records returns what is known of each file that the recorder writes, so
-	// that operators see when writing fails.
+	// Records returns the state of each file that the recorder writes, so that
+	// operators see when writing fails.
 	Records() []*pools.Record
 	// Record records a request.
 	Record(Usage)
@@ -63,15 +63,15 @@ type UsageRecorder interface {
 	// Settle replaces the estimate for a response by the tokens that it has
 	// used, and its service tier, unless that is empty.
 	Settle(id string, reported usage.Tokens, serviceTier string)
-	// OfCaller returns what a caller has used of each model, for JSON. The
-	// answer to GET /v1/usage contains it.
+	// OfCaller returns a caller's use of each model, for JSON. The answer to
+	// GET /v1/usage contains it.
 	OfCaller(now time.Time, caller string) any
 	// Close is called when the config is no longer in use, or has not been set
 	// up.
 	Close() error
 }
 
-// Usage is what a request has used.
+// Usage is the use of one request.
 type Usage struct {
 	// Time is when the request was over.
 	Time time.Time
@@ -83,7 +83,7 @@ type Usage struct {
 	// ServiceTier is the one that has served. It is empty if the reply names
 	// none.
 	ServiceTier string
-	// Cost is what the caller was charged: the tokens that the backend has
+	// Cost is the charge to the caller: the tokens that the backend has
 	// reported, and an estimate of what it has not.
 	Cost     limiter.Cost
 	Reported usage.Tokens
@@ -131,8 +131,8 @@ func (all UsageRecorders) Settle(id string, reported usage.Tokens, serviceTier s
 	}
 }
 
-// OfCaller returns what a caller has used by the first recorder, or an empty
-// list without one.
+// OfCaller returns a caller's use by the first recorder, or an empty list
+// without one.
 func (all UsageRecorders) OfCaller(now time.Time, caller string) any {
 	if len(all) == 0 {
 		return []any{}

@@ -14,7 +14,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 )
 
-// apimPolicy is what a policy says about backends and callers.
+// apimPolicy has the parts of a policy about backends and callers.
 type apimPolicy struct {
 	seen bool
 	// listed are the backends of a list in the policy, such as that of

@@ -47,7 +47,7 @@ const (
 	CheckFailed  CheckStatus = "failed"
 )
 
-// Checked is what a check found out about a backend.
+// Checked is the result of the check of a backend.
 type Checked struct {
 	Pool    string      `json:"pool"`
 	Backend string      `json:"backend"`

@@ -32,7 +32,7 @@ type backendReply struct {
 	times map[string]int64
 }
 
-// class returns what the reply means.
+// class returns the class of the reply.
 func (a *backendReply) class() verdict.Class {
 	return verdict.Judge(verdict.Reply{Status: a.status, Header: a.header, Body: a.body})
 }

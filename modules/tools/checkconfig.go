@@ -285,8 +285,8 @@ func loadEnvFiles(files []string) error {
 	return err
 }
 
-// ownErrors is what Caddy puts before an error of an openai_lb. What is before
-// it names only servers and routes by number.
+// ownErrors is the text that Caddy puts before an error of an openai_lb. What
+// is before it names only servers and routes by number.
 const ownErrors = "provision http.handlers.openai_lb: "
 
 // values match what an error repeats of a configuration: a placeholder, a value

@@ -14,7 +14,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 )
 
-// release is what the values of one of LiteLLM's charts say about the pods of
+// release has the values of one of LiteLLM's charts that are about the pods of
 // its proxy.
 type release struct {
 	// masterKey is the variable with the master key, which comes from a Secret.

@@ -147,7 +147,7 @@ func (c *Conversation) newest(is func(*openResponse) bool) int {
 // creates is the type of the message that asks for a response.
 const creates = "response.create"
 
-// decision says what happens to a message of the client.
+// decision is the fate of a message of the client.
 type decision struct {
 	passes  bool
 	instead [][]byte // is what the backend gets in its place, if it is not empty

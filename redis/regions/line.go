@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// line is what one server is to be told. Its items are sent in order, and all
-// that wait are sent together, so that a server that is far away gets as much
-// as the near one. What waits for longer than maxWait is dropped: the server
-// cannot be reached, and gets what it lacks when it is back.
+// line is the queue of messages for one server. Its items are sent in order,
+// and all that wait are sent together, so that a server that is far away gets
+// as much as the near one. What waits for longer than maxWait is dropped: the
+// server cannot be reached, and gets what it lacks when it is back.
 type line[T any] struct {
 	// send sends items, which have waited for so long. It returns the indexes
 	// of those that failed.

@@ -241,7 +241,7 @@ func (s *store) Close() error {
 	return errors.Join(errs...)
 }
 
-// loaded is what a server has loaded.
+// loaded is the result of loading from a server.
 type loaded struct {
 	kept  []state.Kept
 	shown time.Time

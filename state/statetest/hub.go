@@ -34,7 +34,7 @@ type contents struct {
 	claims  map[string]claim
 }
 
-// faults are what does not work.
+// faults has the failures that a hub simulates.
 type faults struct {
 	// down is why nothing works, and full why nothing is written.
 	down, full error

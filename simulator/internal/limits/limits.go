@@ -47,7 +47,7 @@ func (r Rules) requestsPerWindow() int64 {
 	return int64(math.Ceil(float64(r.RequestsPerMinute) * requestWindow.Minutes()))
 }
 
-// Cost is what a request is charged on arrival, before tokens are generated.
+// Cost is the charge for a request on arrival, before tokens are generated.
 type Cost struct {
 	Prompt int64
 	Output int64 // the most that it may generate

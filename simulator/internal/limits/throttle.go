@@ -27,7 +27,7 @@ var BodyStyles = []string{
 // bodiesWithWait are those whose text names the wait.
 var bodiesWithWait = []string{"azure_classic", "azure_new", "openai_tokens"}
 
-// Asked is what a refused request asked for, as a 429 names it.
+// Asked has the parts of a refused request that the 429 names.
 type Asked struct {
 	Operation, APIVersion, Deployment string
 }

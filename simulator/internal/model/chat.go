@@ -8,7 +8,7 @@ import (
 // object is a JSON object. encoding/json sorts its fields, as Azure does.
 type object = map[string]any
 
-// usage is what a chat cost.
+// usage returns the tokens of a chat.
 func (g *Generation) usage() object {
 	produced := g.Tokens()
 	return object{

@@ -21,7 +21,7 @@ type Task struct {
 	Now     func() time.Time
 }
 
-// Generation is what the model makes of a task.
+// Generation is the output of the model for a task.
 type Generation struct {
 	Task
 	call *toolCall // nil: the reply is a text
@@ -46,7 +46,7 @@ type Event struct {
 // Stored are objects that a client can refer to later, by their ids.
 type Stored map[string][]byte
 
-// Wait is what an event waits for.
+// Wait is the reason why an event is delayed.
 type Wait int
 
 // The waits.

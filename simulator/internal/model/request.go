@@ -77,7 +77,7 @@ func parseForm(contentType string, body []byte) (req Request, problem string) {
 	return req, ""
 }
 
-// defaultOutput is what a request is estimated to generate if it does not say.
+// defaultOutput is the estimated output of a request that names no limit.
 const defaultOutput = 16
 
 // Cost estimates the tokens of the prompt, and the most that may be generated:

@@ -53,13 +53,14 @@ func (r *Response) content(text string) (name string, value any) {
 	return "content", []any{outputText(text)}
 }
 
-// Body is what a client sees of the response now.
+// Body returns the response as a client sees it now.
 func (r *Response) Body() any { return r.body }
 
-// Queued is what a client sees of a response that goes on in the background.
+// Queued returns the response as a client sees it while it goes on in the
+// background.
 func (r *Response) Queued() any { return r.with("queued") }
 
-// Cancelled is what is to be stored of the response when it is cancelled.
+// Cancelled returns the response as it is stored when it is cancelled.
 func (r *Response) Cancelled() []byte { return encode(r.with("cancelled")) }
 
 // with returns the body with another status.

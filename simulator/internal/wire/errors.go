@@ -58,7 +58,7 @@ type errorDetail struct {
 	Code    *string `json:"code"`
 }
 
-// newDetail returns what an error says. An empty code is null.
+// newDetail returns the members of an error. An empty code is null.
 func newDetail(errType, code, message string) errorDetail {
 	detail := errorDetail{Message: message, Type: errType}
 	if code != "" {
@@ -92,7 +92,7 @@ const ContentFilterBody = `{"error":{"message":"The response was filtered due to
 	`"hate":{"filtered":false,"severity":"safe"},"jailbreak":{"filtered":false,"detected":false},"self_harm":{"filtered":false,"severity":"safe"},` +
 	`"sexual":{"filtered":false,"severity":"safe"},"violence":{"filtered":true,"severity":"medium"}}}}}`
 
-// errorText is what an error with a status says.
+// errorText has the texts of an error with a status.
 type errorText struct{ kind, code, message string }
 
 // azureErrors are the errors of Azure's gateway. They have no type.
