@@ -4,11 +4,12 @@
 // requests for as long as it asked, and the refused request fails over to
 // another backend.
 //
-// ServeHTTP in handler.go takes a request through its stages. It is read
-// (read.go, request.go). A search finds a backend (selection.go), an attempt
-// sends it there (attempt.go), the reply is judged, and the pool learns from it
-// (health.go), until a reply or an answer (answer.go) goes to the client
-// (respond.go). The outcome is reported (report.go) and charged (bill.go).
+// ServeHTTP in handler.go takes a request through its stages. First the request
+// is read (read.go, request.go). Then a search finds a backend (selection.go),
+// an attempt sends the request there (attempt.go), the reply is classified, and
+// the pool learns from it (health.go). That is repeated until a reply or an
+// answer (answer.go) goes to the client (respond.go). The outcome is reported
+// (report.go) and charged (bill.go).
 //
 // The words to learn, as docs/glossary.md has them:
 //

@@ -47,9 +47,9 @@ func (b *balancer) respond(t *transaction, reply *attempt.Reply, a answer) error
 	}
 	header := q.writer.Header()
 	if a.from == nil && !q.received.Begun() && q.incoming.ProtoMajor == 1 && q.incoming.Header["Expect"] != nil {
-		// the client waits for the answer before it sends a body, but
-		// net/http's server, which cannot see that through what Caddy puts
-		// around the body, would wait for the body first
+		// the client waits for the answer before it sends a body. net/http's
+		// server cannot see that through Caddy's wrappers of the body, and
+		// would wait for the body first
 		header["Connection"] = []string{"close"}
 	}
 	return write(q.writer, a.Response, true)

@@ -3,13 +3,12 @@
 // of Kubernetes, a client secret, or the account of the Azure CLI.
 //
 // Microsoft's SDK gets the tokens. This package decides when. A token is used
-// by all backends with the same options (TestTheSameOptionsShareASource), and
-// is replaced in the background some minutes before it expires, so that
-// requests never wait for a token while there is a valid one
-// (TestNobodyWaitsWhileATokenIsValid). Only the first requests after a start,
-// and requests while Entra fails for longer than a token lives, wait for a few
-// seconds. Then they fail over to backends with other credentials
-// (TestADeadTokenEndpointCoolsOnlyItsBackendDown).
+// by all backends with the same options (TestTheSameOptionsShareASource). It is
+// replaced in the background some minutes before it expires, so that no request
+// waits while there is a valid token (TestNobodyWaitsWhileATokenIsValid). Only
+// the first requests after a start, and requests while Entra fails for longer
+// than a token lives, wait for a few seconds. Then they fail over to backends
+// with other credentials (TestADeadTokenEndpointCoolsOnlyItsBackendDown).
 //
 // A backend may refuse a token, because a role was removed, or because it
 // expects another audience. Then the token is renewed once for all requests,

@@ -55,7 +55,7 @@ type Store interface {
 	Load(ctx context.Context, groups []string) (kept []Kept, now time.Time, err error)
 
 	// Claim reports, in the order of the claims, whether this store has the
-	// name, or gets it because no other store has claimed it within the time to
+	// name. It gets a name that no other store has claimed within the time to
 	// live of that claim.
 	Claim(ctx context.Context, claims []Claim) (won []bool, err error)
 

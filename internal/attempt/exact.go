@@ -7,7 +7,7 @@ import (
 )
 
 // exact is the body of a reply over HTTP/2 or HTTP/3 with a Content-Length. A
-// reply with more data than that is malformed (RFC 9113 section 8.1.1), but
+// reply with more data than that is malformed (RFC 9113 section 8.1.1). But
 // net/http reports this only after the last announced byte, when the client
 // already has a reply that looks complete. So exact holds the last byte back
 // until the end.

@@ -40,9 +40,9 @@ const (
 //
 // A report contains a chunk of callers, or the callers that have changed since
 // their chunks were sent. It is sent immediately when a caller has used an
-// eighth of this replica's part of what is left, after 250 ms while a caller is
-// above half of a limit, and otherwise after 2 s. With many replicas these
-// times are longer.
+// eighth of this replica's part of the rest of a limit. While a caller is above
+// half of a limit, it is sent after 250 ms, and otherwise after 2 s. With many
+// replicas these times are longer.
 //
 // A replica that starts, or was not connected, loads all records. The records
 // of a replica that has ended stay in the store, and count until their windows

@@ -6,9 +6,9 @@ import "time"
 type Answers int
 
 const (
-	// No means that the backend is silent, that its last reply was late, that a
-	// request has waited longer than its threshold, or that another request is
-	// already trying the backend.
+	// No means that the backend is silent, that its last reply was late, or
+	// that a request has waited longer than its threshold. It also means that
+	// another request is already trying the backend.
 	No Answers = iota
 	// Perhaps means that the backend was not tried lately, or that it was slow
 	// and may be tried again. One request may find out.

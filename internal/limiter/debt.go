@@ -6,8 +6,8 @@ import (
 )
 
 // debt is the use beyond a limit. Without it, a caller that exceeds a limit
-// again and again would get more than the limit on average, because it would
-// only have to wait until the window is empty.
+// again and again would only have to wait until the window is empty. On
+// average, it would get more than the limit.
 //
 // In a sliding window, a debt is paid back at the limit's rate, starting one
 // window's length after the last excess. The debt of a day or a month is

@@ -12,10 +12,10 @@ import (
 // goes on using.
 //
 // So they hold its part back. Until a minute after the replica was last heard,
-// its use counts as at least the use at the moment when it was missed, but as
-// no more than an equal part of the limit, which is the most that it may use on
-// its own. A report from the replica ends that. Days and months do not need
-// this rule, because no use slides out of them.
+// its use counts as at least the use at the moment when it was missed. It
+// counts as no more than an equal part of the limit, which is the most that the
+// replica may use on its own. A report from the replica ends that. Days and
+// months do not need this rule, because no use slides out of them.
 
 // Vanished is a replica that is no longer heard.
 type Vanished struct {

@@ -188,7 +188,7 @@ func (m *counter) divide(now int64) {
 
 // divide gives parts to sums without any. The use of the current window is
 // spread evenly up to this part, and that of the previous window over its
-// second half, so that it rather counts for too long than too short.
+// second half. So use rather counts for too long than for too short a time.
 func (s *sums) divide(part int) {
 	used := s.used
 	*s = sums{parts: new([2][parts]int64)}

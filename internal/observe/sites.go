@@ -11,11 +11,11 @@ import (
 )
 
 // WarnOfSites logs a warning if anyone can use the keys of a handler's
-// backends, which spends reports whether callers without a key may do, and one
-// if no request reaches the handler, because another one in front answers all.
-// Which routes lead to it is known once the config is loaded: when it starts,
-// or, as `caddy validate` starts nothing, at the end of the handler, which
-// calls atEnd.
+// backends. spends reports whether callers without a key may do so. It logs
+// another warning if no request reaches the handler, because another handler in
+// front of it answers all of them. Which routes lead to it is known once the
+// config is loaded: when it starts, or, as `caddy validate` starts nothing, at
+// the end of the handler, which calls atEnd.
 func WarnOfSites(ctx caddy.Context, h caddyhttp.MiddlewareHandler, spends bool, log *zap.Logger,
 	pool string) (atEnd func(), err error) {
 	var once sync.Once

@@ -86,8 +86,8 @@ const (
 	// Clear means that all servers find the same models in the received part of
 	// the body, or that the request needs no model.
 	Clear Clarity = iota
-	// Unclear means that the request is for inference, and backends may read a
-	// model in its body that was not found there, because the body is not JSON,
+	// Unclear means that the request is for inference, and that backends may
+	// read a model in its body which was not found there. The body is not JSON,
 	// or is declared as something else.
 	Unclear
 	// Opaque means that the body is compressed, so that no model in it can be

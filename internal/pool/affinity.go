@@ -19,8 +19,8 @@ import (
 // the prompt into its cache, so the key stays there until it is idle for ten
 // minutes, or until a better priority is available again.
 //
-// A key returns earlier only if it moved because its home throttled or had no
-// room in its limits, and only while its current member gets more than its
+// A key returns earlier if it moved because its home throttled or had no room
+// in its limits. It does so only while its current member gets more than its
 // share of the last minute's requests. Without this exception, one short
 // throttle would upset the weights for a long time. Only keys that are away
 // from home need memory: see [Relocations].

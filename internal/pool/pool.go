@@ -233,8 +233,8 @@ func (p *Pool) tier(best grade, r *Ask, now time.Time) iter.Seq[*Member] {
 // choose returns the member for the request, and its grade. It makes one pass
 // over the members. Among members of the best grade, each replaces the one
 // chosen so far with a probability of its weight divided by the sum of the
-// weights so far, so each is finally chosen in proportion to its weight. One
-// random number suffices: after each decision, its unused part is again
+// weights so far. So each member is finally chosen in proportion to its weight.
+// One random number suffices: after each decision, its unused part is again
 // uniformly distributed. steered reports whether members were left out only
 // because their limits have no room.
 func (p *Pool) choose(r *Ask, now time.Time) (to place, best grade, steered bool) {

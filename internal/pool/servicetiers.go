@@ -65,9 +65,9 @@ func (m *Member) Meets(c Cooldown) bool {
 	return its == c.Tiers || c.Tiers == UsualTiers && its.meetUsual()
 }
 
-// Spares reports whether the cooldown leaves the member its usual requests,
-// because it covers only one operation, or only service tiers that the member
-// does not have or that are unusual for it.
+// Spares reports whether the cooldown leaves the member its usual requests. It
+// does so if it covers only one operation, or only service tiers that the
+// member does not have or that are unusual for it.
 func (m *Member) Spares(c Cooldown) bool {
 	if c.Operation != "" {
 		return true

@@ -318,9 +318,9 @@ func (r *Replica) compareAgain(ctx context.Context) {
 
 // pace returns the time until the next comparison, and the time from its sign
 // of life until it reads the store. Many replicas send their signs of life at
-// the same moments of the store's clock, as they do with reports of callers'
-// use, because the store delivers messages together that it receives together.
-// They read the store at different times.
+// the same moments of the store's clock, because the store delivers messages
+// together that it receives together. They do the same with reports of callers'
+// use. They read the store at different times.
 func (r *Replica) pace(now time.Time) (wait, spread time.Duration) {
 	every := time.Duration(len(r.peers.list(now))) * perReplica
 	if every <= interval {

@@ -35,7 +35,7 @@ type Event struct {
 // Splitter cuts a stream into its events. The zero Splitter is at the beginning
 // of a stream. It gets the stream in pieces of any size.
 //
-// Lines end with LF, CRLF or CR, comments and unknown fields are skipped,
+// Lines end with LF, CRLF or CR. Comments and unknown fields are skipped.
 // "data:" needs no space after it, and an event without data does not count
 // (WHATWG HTML, "Server-sent events").
 //

@@ -2,7 +2,7 @@
 // reply.
 //
 // A [Reader] reads the bytes as they pass. It neither keeps nor changes them.
-// It splits a stream into its events and scans them for the members of a usage,
+// It splits a stream into its events. It scans them for the members of a usage,
 // in the spelling of each API, and for the service tier that was paid for. The
 // result does not depend on how the reply was cut into pieces (FuzzReader).
 //

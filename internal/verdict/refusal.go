@@ -11,12 +11,12 @@ import (
 // if its account lacks something: the model, the operation, a permission,
 // money. Few have a code for it, so the text decides.
 //
-// A text may repeat parts of the request. So that no client can make a backend
-// look as if it had no budget, a phrase counts only at the beginning of the
-// message, before the first quote or colon, because echoes follow these. And a
-// report that names a part of the request other than its model (its param, a
-// tool, a file, an image, a URL) is about that part, even if it mentions "this
-// model".
+// A text may repeat parts of the request. A client could use that to make a
+// backend look as if it had no budget. So a phrase counts only at the beginning
+// of the message, before the first quote or colon, because repeated text
+// follows these. A report may name a part of the request other than its model:
+// its param, a tool, a file, an image, a URL. It is then about that part, even
+// if it mentions "this model".
 
 // phrase matches the beginnings of messages that have one meaning.
 type phrase struct{ *regexp.Regexp }

@@ -8,10 +8,10 @@
 // and whether the request may succeed at another backend (class.go). A further
 // provider needs words in a table, and no code (words.go).
 //
-// The package also reads when the backend accepts requests again (hint.go), has
-// the words for the reasons why there was no reply (cause.go) and for the
-// actions that end a problem (remedy.go), and writes when clients may retry
-// (clienthint.go).
+// The package also reads when the backend accepts requests again (hint.go), and
+// writes when clients may retry (clienthint.go). It has the words for the
+// reasons why there was no reply (cause.go) and for the actions that end a
+// problem (remedy.go).
 //
 // A word means the same wherever it stands
 // (TestEveryWordMeansTheSameInAnErrorAndInA200). A client cannot cause a
