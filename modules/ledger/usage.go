@@ -297,7 +297,8 @@ func (o *usageOptions) showDifferences(out io.Writer, all []Difference) error {
 	err := show(out, o.format, []string{"model", "input", "exported_input", "input_percent", "output",
 		"exported_output", "output_percent"}, rows)
 	if err == nil && differ > 0 {
-		err = fmt.Errorf("the tokens of %d of %s differ by more than %d%%", differ, cli.Number(len(all), "model"), MaxPercent)
+		err = fmt.Errorf("the tokens of %d of %s differ by more than %d%%",
+			differ, cli.Number(len(all), "model"), MaxPercent)
 	}
 	if err == nil && len(all) == 0 {
 		err = errors.New("there is nothing to compare: neither the ledger nor the export has tokens of that time")
