@@ -117,7 +117,9 @@ func allBackends(ctx context.Context, replica string, inPool func(string) bool) 
 type backendSum struct{ sum[Backend] }
 
 func newBackends() *backendSum {
-	return &backendSum{sum[Backend]{name: func(b *Backend) named { return named{b.Pool, b.Name} }, plus: (*Backend).add}}
+	return &backendSum{
+		sum[Backend]{name: func(b *Backend) named { return named{b.Pool, b.Name} }, plus: (*Backend).add},
+	}
 }
 
 // take returns a function that adds a backend from another replica's answer, if
@@ -167,7 +169,8 @@ func (b *Backend) add(other *Backend) {
 	}
 	b.InFlight, b.Healthy = b.InFlight+other.InFlight, b.Healthy && other.Healthy
 	c, o := &b.Counts, other.Counts
-	*c = Counts{c.Requests + o.Requests, c.Attempts + o.Attempts, c.Throttles + o.Throttles, c.Failures + o.Failures, c.Failovers + o.Failovers, c.Tokens + o.Tokens}
+	*c = Counts{c.Requests + o.Requests, c.Attempts + o.Attempts, c.Throttles + o.Throttles, c.Failures + o.Failures,
+		c.Failovers + o.Failovers, c.Tokens + o.Tokens}
 	b.Drain = cmp.Or(b.Drain, other.Drain)
 	if b.LastError == nil || other.LastError != nil && other.LastError.Time.After(b.LastError.Time) {
 		b.LastError = other.LastError

@@ -261,8 +261,10 @@ func Backends(now time.Time, inPool func(string) bool) []Backend {
 func backendOf(s pool.State, now time.Time) Backend {
 	m := s.Member
 	b := Backend{
-		Name: m.Name, Priority: m.Priority, Weight: m.Weight, LearnedWeights: m.LearnedWeights(), MaxRequests: m.MaxRequests,
-		State: stateOf(s), InFlight: s.InFlight, Healthy: s.Healthy, Cooldowns: []Cooldown{}, Due: []Cooldown{}, Silences: silencesOf(s), Untried: untriedOf(s), member: m,
+		Name: m.Name, Priority: m.Priority, Weight: m.Weight, LearnedWeights: m.LearnedWeights(),
+		MaxRequests: m.MaxRequests, State: stateOf(s), InFlight: s.InFlight, Healthy: s.Healthy,
+		Cooldowns: []Cooldown{}, Due: []Cooldown{},
+		Silences: silencesOf(s), Untried: untriedOf(s), member: m,
 	}
 	for _, cooldown := range s.Cooldowns {
 		b.Cooldowns = append(b.Cooldowns, cooldownsOf(m, cooldown, now)...)
@@ -278,7 +280,8 @@ func backendOf(s pool.State, now time.Time) Backend {
 		}
 	}
 	if last := s.Last; last != nil {
-		b.LastError = &Error{last.Class, last.Status, last.Cause, verdict.DetailOf(last.Cause, last.Error), strings.Join(modelsAt(m, last.Model), ", "), last.Model, moment(last.Since)}
+		b.LastError = &Error{last.Class, last.Status, last.Cause, verdict.DetailOf(last.Cause, last.Error),
+			strings.Join(modelsAt(m, last.Model), ", "), last.Model, moment(last.Since)}
 	}
 	return b
 }
@@ -301,7 +304,9 @@ func (b *Backend) WeightText() string {
 func (b *Backend) sortCooldowns() {
 	slices.SortFunc(b.Cooldowns, func(x, y Cooldown) int {
 		// backend comes before model
-		return cmp.Or(cmp.Compare(x.Scope, y.Scope), cmp.Compare(x.ServiceTier, y.ServiceTier), cmp.Compare(x.Operation, y.Operation), y.Until.Compare(x.Until), cmp.Compare(x.Model, y.Model), cmp.Compare(x.Class, y.Class))
+		return cmp.Or(cmp.Compare(x.Scope, y.Scope), cmp.Compare(x.ServiceTier, y.ServiceTier),
+			cmp.Compare(x.Operation, y.Operation), y.Until.Compare(x.Until), cmp.Compare(x.Model, y.Model),
+			cmp.Compare(x.Class, y.Class))
 	})
 	if len(b.Cooldowns) > 0 && !b.Cooldowns[0].spares() {
 		worst := b.Cooldowns[0]
@@ -313,7 +318,8 @@ func silencesOf(s pool.State) []Silence {
 	silences := []Silence{}
 	for _, l := range s.Latencies {
 		if !l.Since.IsZero() {
-			silences = append(silences, Silence{strings.Join(modelsAt(s.Member, l.Model), ", "), l.Model, l.Slow, moment(l.Since)})
+			silences = append(silences,
+				Silence{strings.Join(modelsAt(s.Member, l.Model), ", "), l.Model, l.Slow, moment(l.Since)})
 		}
 	}
 	slices.SortFunc(silences, func(x, y Silence) int {
@@ -328,7 +334,8 @@ func untriedOf(s pool.State) []Untried {
 	untried := []Untried{}
 	for _, l := range s.Latencies {
 		if !l.Untried.IsZero() {
-			untried = append(untried, Untried{strings.Join(modelsAt(s.Member, l.Model), ", "), l.Model, moment(l.Untried)})
+			untried = append(untried,
+				Untried{strings.Join(modelsAt(s.Member, l.Model), ", "), l.Model, moment(l.Untried)})
 		}
 	}
 	slices.SortFunc(untried, func(x, y Untried) int { return cmp.Compare(x.Deployment, y.Deployment) })
@@ -337,7 +344,8 @@ func untriedOf(s pool.State) []Untried {
 
 func stateOf(s pool.State) string {
 	is := func(slow bool) bool {
-		return slices.ContainsFunc(s.Latencies, func(l latency.State) bool { return !l.Since.IsZero() && l.Slow == slow })
+		return slices.ContainsFunc(s.Latencies,
+			func(l latency.State) bool { return !l.Since.IsZero() && l.Slow == slow })
 	}
 	switch {
 	case s.Drained:
@@ -366,7 +374,8 @@ func cooldownsOf(m *pool.Member, c pool.Cooldown, now time.Time) (shown []Cooldo
 	// An active cooldown has some time left.
 	left := max(0, (c.Until.Sub(now) + time.Millisecond - 1).Milliseconds())
 	for _, model := range models {
-		shown = append(shown, Cooldown{scope, model, c.Model, c.Tiers.String(), c.Operation, c.Class, c.Status, c.Hint, c.Cause, verdict.DetailOf(c.Cause, c.Error), moment(c.Since), moment(c.Until), left, c.Unreachable, needs})
+		shown = append(shown, Cooldown{scope, model, c.Model, c.Tiers.String(), c.Operation, c.Class, c.Status, c.Hint,
+			c.Cause, verdict.DetailOf(c.Cause, c.Error), moment(c.Since), moment(c.Until), left, c.Unreachable, needs})
 	}
 	return shown
 }
@@ -375,7 +384,8 @@ func cooldownsOf(m *pool.Member, c pool.Cooldown, now time.Time) (shown []Cooldo
 func moment(t time.Time) time.Time { return t.UTC().Truncate(time.Millisecond) }
 
 func countsOf(c metrics.Counts) Counts {
-	return Counts{int64(c.Requests), int64(c.Attempts), int64(c.Throttles), int64(c.Failures), int64(c.Failovers), int64(c.Tokens)}
+	return Counts{int64(c.Requests), int64(c.Attempts), int64(c.Throttles), int64(c.Failures), int64(c.Failovers),
+		int64(c.Tokens)}
 }
 
 // Utilization returns the latest utilization of the backend's provisioned

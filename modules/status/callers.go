@@ -67,7 +67,8 @@ type OtherCallers struct {
 // askCallers asks the replicas with this name for the callers of these pools.
 func askCallers(ctx context.Context, replica string, inPool func(string) bool) (o OtherCallers, err error) {
 	o = OtherCallers{Asked: time.Now(), sum: newCallers()}
-	if o.read, err = admin.AskAll(ctx, replica, callersQuestion, askPatience, admin.MaxRow, o.take(inPool)); err == nil && replica == admin.EveryReplica {
+	o.read, err = admin.AskAll(ctx, replica, callersQuestion, askPatience, admin.MaxRow, o.take(inPool))
+	if err == nil && replica == admin.EveryReplica {
 		o.askHours(ctx)
 	}
 	return o, err
@@ -93,7 +94,8 @@ func newCallers() sum[Caller] {
 // it is in these pools.
 func (o *OtherCallers) take(inPool func(string) bool) func(a replicas.Answer, c Caller) (pool string, full bool) {
 	return func(a replicas.Answer, c Caller) (pool string, full bool) {
-		if !inPool(c.Pool) || !slices.Contains(a.Pools, c.Pool) || len(c.Limits) > limiter.MaxLimits || len(c.LastHour.Refused) > maxReasons {
+		if !inPool(c.Pool) || !slices.Contains(a.Pools, c.Pool) || len(c.Limits) > limiter.MaxLimits ||
+			len(c.LastHour.Refused) > maxReasons {
 			return "", false
 		}
 		words := slices.AppendSeq([]string{c.Name, c.Tier}, maps.Keys(c.LastHour.Refused))
@@ -196,8 +198,9 @@ func showCallers(to io.Writer, answer []byte) error {
 		if c.MaxRequests > 0 {
 			inFlight += " of " + strconv.Itoa(c.MaxRequests)
 		}
-		table.Row(cli.Printable(c.Pool), cli.Printable(c.Name), cmp.Or(cli.Printable(c.Tier), "-"), limits[0][0], limits[0][1],
-			inFlight, strconv.FormatUint(c.Refused, 10), strconv.FormatInt(c.TokensToday, 10), strconv.FormatInt(c.TokensMonth, 10))
+		table.Row(cli.Printable(c.Pool), cli.Printable(c.Name), cmp.Or(cli.Printable(c.Tier), "-"),
+			limits[0][0], limits[0][1], inFlight, strconv.FormatUint(c.Refused, 10), strconv.FormatInt(c.TokensToday, 10),
+			strconv.FormatInt(c.TokensMonth, 10))
 		for _, l := range limits[1:] {
 			table.Row("", "", "", l[0], l[1], "", "", "", "")
 		}

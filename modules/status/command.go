@@ -99,13 +99,14 @@ func newCommand(use, short string, c call) *cobra.Command {
 	if strings.Contains(c.path, "%s") {
 		args = cobra.ExactArgs(1)
 	}
-	return &cobra.Command{Use: use, Short: short, Args: args, SilenceUsage: true, RunE: func(command *cobra.Command, args []string) error {
+	run := func(command *cobra.Command, args []string) error {
 		to := c
 		if len(args) > 0 {
 			to.path = fmt.Sprintf(c.path, openaiapi.EscapeSegment(args[0]))
 		}
 		return to.run(command, caddycmd.Flags{FlagSet: command.Flags()}, args)
-	}}
+	}
+	return &cobra.Command{Use: use, Short: short, Args: args, SilenceUsage: true, RunE: run}
 }
 
 // run sends the request to the admin API, and prints the answer.
@@ -172,7 +173,8 @@ func showBuild(to io.Writer, answer []byte) error {
 	if b.Commit != "" {
 		commit = fmt.Sprintf(" (commit %s)", cli.Printable(b.Commit))
 	}
-	_, err := fmt.Fprintf(to, "openai_lb %s%s, Caddy %s\n", cli.Printable(b.Version), commit, cli.Printable(b.CaddyVersion))
+	_, err := fmt.Fprintf(to, "openai_lb %s%s, Caddy %s\n",
+		cli.Printable(b.Version), commit, cli.Printable(b.CaddyVersion))
 	return err
 }
 
@@ -255,7 +257,8 @@ func showStatus(to io.Writer, answer, problems []byte) error {
 
 // showTable prints backends as a table.
 func showTable(to io.Writer, backends []Backend) error {
-	table := cli.NewTable(to, "POOL", "NAME", "PRIORITY", "WEIGHT", "STATE", "CLASS", "MODEL", "REMAINING", "IN FLIGHT", "REQUESTS", "FAILURES")
+	table := cli.NewTable(to, "POOL", "NAME", "PRIORITY", "WEIGHT", "STATE", "CLASS", "MODEL", "REMAINING", "IN FLIGHT",
+		"REQUESTS", "FAILURES")
 	for _, b := range backends {
 		remaining := ""
 		if b.RemainingMs > 0 {
@@ -269,7 +272,8 @@ func showTable(to io.Writer, backends []Backend) error {
 		if len(b.Cooldowns) > 0 && b.Cooldowns[0].Scope == ModelScope {
 			model = cmp.Or(model, cli.Printable(b.Deployment), "(none named)")
 		}
-		table.Row(cli.Printable(b.Pool), cli.Printable(b.Name), strconv.Itoa(b.Priority), b.WeightText(), cli.Printable(state),
+		table.Row(cli.Printable(b.Pool), cli.Printable(b.Name), strconv.Itoa(b.Priority), b.WeightText(),
+			cli.Printable(state),
 			cmp.Or(cli.Printable(b.Class), "-"), cmp.Or(model, "-"), cmp.Or(remaining, "-"),
 			strconv.FormatInt(b.InFlight, 10), strconv.FormatInt(b.Requests, 10), strconv.FormatInt(b.Failures, 10))
 	}
@@ -304,10 +308,12 @@ func (l *problemLines) addBackend(b Backend) {
 	}
 	silences, untried := b.Current()
 	for _, u := range untried {
-		l.add(fmt.Sprintf("%s was silent, and has not been tried since %s: %s", who, cli.UTC(u.Since), modelText(u.Model, u.Deployment)), false)
+		l.add(fmt.Sprintf("%s was silent, and has not been tried since %s: %s",
+			who, cli.UTC(u.Since), modelText(u.Model, u.Deployment)), false)
 	}
 	for _, s := range silences {
-		l.add(fmt.Sprintf("%s is %s since %s: %s", who, s.Class(), cli.UTC(s.Since), modelText(s.Model, s.Deployment)), false)
+		l.add(fmt.Sprintf("%s is %s since %s: %s", who, s.Class(), cli.UTC(s.Since),
+			modelText(s.Model, s.Deployment)), false)
 	}
 }
 
@@ -326,7 +332,8 @@ func lineOf(pool, who string, p Problem) string {
 	if who != "" {
 		who = cli.Printable(who) + " "
 	}
-	return fmt.Sprintf("%s %s%s. %s%s", cli.Printable(pool), who, cli.Printable(p.Meaning), prefix, cli.Printable(p.Next))
+	return fmt.Sprintf("%s %s%s. %s%s", cli.Printable(pool), who, cli.Printable(p.Meaning), prefix,
+		cli.Printable(p.Next))
 }
 
 // drainOf returns when a backend was drained, by whom and why, as far as known.

@@ -128,7 +128,8 @@ func (r Recorder) Happened(e pool.Event) {
 			r.cooledDown(e)
 		}
 	case pool.Ended:
-		if its := find(string(r), e.Member.Name, e.Cooldown.Class, e.Cooldown.Cause, e.Cooldown.Since); its >= 0 && !e.Member.Spares(e.Cooldown) {
+		if its := find(string(r), e.Member.Name, e.Cooldown.Class, e.Cooldown.Cause, e.Cooldown.Since); its >= 0 &&
+			!e.Member.Spares(e.Cooldown) {
 			episodes.all[its].end(time.Now())
 		}
 	}
@@ -147,7 +148,8 @@ func (r Recorder) cooledDown(e pool.Event) {
 	c, now := e.Cooldown, time.Now()
 	for i := range episodes.all {
 		// it is unreachable for one reason at a time, and not silent meanwhile
-		if other := &episodes.all[i]; c.Unreachable && (other.UntilReached || other.Lasts) && other.Pool == string(r) && other.Backend == e.Member.Name && !other.isAbout(string(r), e.Member.Name, c.Class, c.Cause) {
+		if other := &episodes.all[i]; c.Unreachable && (other.UntilReached || other.Lasts) && other.Pool == string(r) &&
+			other.Backend == e.Member.Name && !other.isAbout(string(r), e.Member.Name, c.Class, c.Cause) {
 			other.end(now)
 		}
 	}

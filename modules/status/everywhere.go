@@ -56,7 +56,8 @@ func (c call) followOrder(command *cobra.Command, flags caddycmd.Flags, address,
 		err = showing(c.show, flags)(command.OutOrStdout(), rows)
 	}
 	if err == nil && len(missed) > 0 {
-		err = fmt.Errorf("backend '%s' is %s, but not at every replica: %s", cli.Printable(name), c.everywhere.word, strings.Join(missed, ", "))
+		err = fmt.Errorf("backend '%s' is %s, but not at every replica: %s",
+			cli.Printable(name), c.everywhere.word, strings.Join(missed, ", "))
 	}
 	return err
 }
@@ -78,7 +79,8 @@ func waitingFor(progress io.Writer) (idle func(inFlight int64) bool) {
 // and in the wanted state everywhere. After a while, it no longer waits for
 // replicas that do not answer or have not received the order, and returns their
 // names as missed.
-func (w *wanted) follow(address, name string, query url.Values, idle func(inFlight int64) bool) (all admin.All[Backend], missed []string, err error) {
+func (w *wanted) follow(address, name string, query url.Values,
+	idle func(inFlight int64) bool) (all admin.All[Backend], missed []string, err error) {
 	everyone := url.Values{"replica": {admin.EveryReplica}}
 	if query.Has("pool") {
 		everyone.Set("pool", query.Get("pool"))
@@ -96,7 +98,8 @@ func (w *wanted) follow(address, name string, query url.Values, idle func(inFlig
 		inFlight := int64(0)
 		for _, b := range all.Rows {
 			if at, known := b.DrainedAt[all.AskedID()]; known && at != w.drained {
-				return all, nil, fmt.Errorf("backend '%s' of pool '%s' is no longer %s", cli.Printable(b.Name), cli.Printable(b.Pool), w.word)
+				return all, nil, fmt.Errorf("backend '%s' of pool '%s' is no longer %s",
+					cli.Printable(b.Name), cli.Printable(b.Pool), w.word)
 			}
 			inFlight += b.InFlight
 		}
@@ -118,7 +121,8 @@ func (w *wanted) missed(all admin.All[Backend]) (missed []string) {
 		switch {
 		case !s.Included:
 			name += " (no answer, last heard " + cli.UTC(s.Heard) + ")"
-		case slices.ContainsFunc(all.Rows, func(b Backend) bool { at, known := b.DrainedAt[s.ID]; return known && at != w.drained }):
+		case slices.ContainsFunc(all.Rows,
+			func(b Backend) bool { at, known := b.DrainedAt[s.ID]; return known && at != w.drained }):
 			name += " (it has not heard of it)"
 		default:
 			continue

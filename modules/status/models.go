@@ -83,7 +83,8 @@ func (p Pool) Models(others ...string) []Model {
 // forModel returns the state of the backend for a model. named are all models
 // that are shown.
 func (b Backend) forModel(model, deployment string, named map[string]bool) ModelBackend {
-	its := ModelBackend{Backend: b.Name, Deployment: deployment, Priority: b.Priority, State: b.State, Healthy: b.Healthy}
+	its := ModelBackend{Backend: b.Name, Deployment: deployment, Priority: b.Priority, State: b.State,
+		Healthy: b.Healthy}
 	if its.State == CoolingDown || its.State == Silent || its.State == Slow {
 		its.State = Available
 	}
@@ -96,7 +97,8 @@ func (b Backend) forModel(model, deployment string, named map[string]bool) Model
 	for _, cooldown := range b.Cooldowns {
 		concerns := cooldown.Scope == BackendScope || cooldown.Deployment == pool.ModelKey(deployment)
 		if model == metrics.Other { // no backend has to have a model that a client made up
-			concerns = concerns || !named[cooldown.Model] && (cooldown.NeedsOperator || cooldown.Class != string(verdict.NoModel))
+			concerns = concerns || !named[cooldown.Model] &&
+				(cooldown.NeedsOperator || cooldown.Class != string(verdict.NoModel))
 		}
 		if !concerns || cooldown.spares() {
 			continue

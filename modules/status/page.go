@@ -98,7 +98,8 @@ func pageRows(now time.Time, inPool func(string) bool) []pageRow {
 		for _, e := range Episodes(p.Name, maxEpisodes) {
 			rows = append(rows, pageRow{Pool: p.Name, Episode: &e})
 		}
-		rows = append(rows, pageRow{Pool: p.Name, Traffic: &Traffic{metrics.Of(p.Name).FirstBytes.At(now), SpansOf(p.Name, spans)}})
+		rows = append(rows,
+			pageRow{Pool: p.Name, Traffic: &Traffic{metrics.Of(p.Name).FirstBytes.At(now), SpansOf(p.Name, spans)}})
 	}
 	return rows
 }
@@ -124,10 +125,12 @@ type Others struct {
 // AskOthers asks all other replicas for the data of their pages.
 func AskOthers(ctx context.Context) (o Others) {
 	o = newOthers(time.Now())
-	o.read, _ = admin.AskAll(ctx, admin.EveryReplica, viewQuestion, askPatience, admin.MaxRow, o.take) // there is no name that could be wrong
-	for pool, views := range o.Views {                                                                 // without those that were cut off
+	// there is no name that could be wrong
+	o.read, _ = admin.AskAll(ctx, admin.EveryReplica, viewQuestion, askPatience, admin.MaxRow, o.take)
+	for pool, views := range o.Views { // without those that were cut off
 		o.Views[pool] = slices.DeleteFunc(views, func(v *View) bool {
-			return !slices.ContainsFunc(o.read.Replicas, func(s admin.Seen) bool { return s.Included && s.Name() == v.Replica })
+			return !slices.ContainsFunc(o.read.Replicas,
+				func(s admin.Seen) bool { return s.Included && s.Name() == v.Replica })
 		})
 	}
 	o.askHours(ctx)
@@ -156,7 +159,9 @@ func (o *Others) take(a replicas.Answer, row pageRow) (pool string, full bool) {
 	i := slices.IndexFunc(views, func(v *View) bool { return v.Replica == name })
 	if i < 0 {
 		i = len(views)
-		o.Views[row.Pool] = append(views, &View{Replica: name, Counts: make(map[metrics.Key]metrics.Counts), Utilization: make(map[string]map[string]float64)})
+		o.Views[row.Pool] = append(views,
+			&View{Replica: name, Counts: make(map[metrics.Key]metrics.Counts),
+				Utilization: make(map[string]map[string]float64)})
 	}
 	if !o.Views[row.Pool][i].add(a.ID, row) {
 		return "", false
@@ -171,7 +176,8 @@ func (v *View) add(id string, row pageRow) (ok bool) {
 	switch {
 	case row.Backend != nil:
 		b := *row.Backend
-		if b.Pool != row.Pool || !b.isSound() || len(row.Utilization) > maxUtilizations || !areWords(slices.Collect(maps.Keys(row.Utilization))...) {
+		if b.Pool != row.Pool || !b.isSound() || len(row.Utilization) > maxUtilizations ||
+			!areWords(slices.Collect(maps.Keys(row.Utilization))...) {
 			return false
 		}
 		b.seenBy(id)
@@ -245,7 +251,8 @@ func (p Pool) Together(now time.Time, id string, views []*View, counts map[metri
 // clone returns a copy that add can modify.
 func (b Backend) clone() Backend {
 	b.States, b.DrainedAt = maps.Clone(b.States), maps.Clone(b.DrainedAt)
-	b.Cooldowns, b.Due, b.Silences, b.Untried = slices.Clone(b.Cooldowns), slices.Clone(b.Due), slices.Clone(b.Silences), slices.Clone(b.Untried)
+	b.Cooldowns, b.Due, b.Silences, b.Untried = slices.Clone(b.Cooldowns), slices.Clone(b.Due),
+		slices.Clone(b.Silences), slices.Clone(b.Untried)
 	return b
 }
 
@@ -272,7 +279,8 @@ func (b *Backend) age(now time.Time) {
 		return
 	}
 	b.Cooldowns = slices.DeleteFunc(slices.Clone(b.Cooldowns), over)
-	if b.State == CoolingDown && !slices.ContainsFunc(b.Cooldowns, func(cooldown Cooldown) bool { return !cooldown.spares() }) {
+	if b.State == CoolingDown && !slices.ContainsFunc(b.Cooldowns,
+		func(cooldown Cooldown) bool { return !cooldown.spares() }) {
 		b.State, b.WorstCooldown = Probing, WorstCooldown{}
 		b.States = map[string]int{Probing: 1}
 	}
@@ -322,7 +330,8 @@ func EpisodesOf(own []Episode, views []*View, limit int) []Episode {
 	for _, v := range views {
 		for _, e := range v.Episodes {
 			i := slices.IndexFunc(all, func(other Episode) bool {
-				return e.isAbout(e.Pool, other.Backend, other.Class, other.Cause) && e.continues(other.Since) && other.continues(e.Since)
+				return e.isAbout(e.Pool, other.Backend, other.Class, other.Cause) && e.continues(other.Since) &&
+					other.continues(e.Since)
 			})
 			if i < 0 {
 				all = append(all, e)
@@ -355,7 +364,9 @@ func (t *Traffic) Add(other Traffic) {
 	}
 	for i, span := range shorter {
 		its := &longer[len(longer)-len(shorter)+i]
-		its.Requests, its.Failovers, its.Tokens = its.Requests+span.Requests, its.Failovers+span.Failovers, its.Tokens+span.Tokens
+		its.Requests += span.Requests
+		its.Failovers += span.Failovers
+		its.Tokens += span.Tokens
 	}
 	t.Spans = longer
 }

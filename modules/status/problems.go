@@ -152,7 +152,8 @@ func (l *problemList) add(p Problem) {
 // merge adds a problem, or its models to an equal one.
 func (l *problemList) merge(p Problem) {
 	i := slices.IndexFunc(*l, func(q Problem) bool {
-		return p.Backend == q.Backend && p.Class == q.Class && p.Status == q.Status && p.Cause == q.Cause && p.NeedsOperator == q.NeedsOperator
+		return p.Backend == q.Backend && p.Class == q.Class && p.Status == q.Status && p.Cause == q.Cause &&
+			p.NeedsOperator == q.NeedsOperator
 	})
 	if i < 0 {
 		if p.Models == nil {
@@ -195,7 +196,9 @@ func (p *Problem) describe() {
 }
 
 // recordNames describes the records of a pool on disk, by their names.
-var recordNames = map[string]string{"bill": "the bill", "journal": "the journal of the bill", "limits": "the use of limits", "stored_objects": "who owns stored objects"}
+var recordNames = map[string]string{
+	"bill": "the bill", "journal": "the journal of the bill", "limits": "the use of limits", "stored_objects": "who owns stored objects",
+}
 
 func (l *problemList) addModels(models []Model) {
 	for _, m := range models {
@@ -219,7 +222,8 @@ func (l *problemList) addBackend(b Backend) {
 			continue
 		}
 		p := Problem{
-			NeedsOperator: cooldown.NeedsOperator, Backend: b.Name, Class: cooldown.Class, Status: cooldown.Status, Cause: cooldown.Cause, Detail: cooldown.Detail,
+			NeedsOperator: cooldown.NeedsOperator, Backend: b.Name, Class: cooldown.Class, Status: cooldown.Status,
+			Cause: cooldown.Cause, Detail: cooldown.Detail,
 			Since: &cooldown.Since, Until: &cooldown.Until, UntilReached: cooldown.UntilReached,
 		}
 		if cooldown.Scope == ModelScope {
@@ -255,7 +259,8 @@ func (b Backend) Current() (silences []Silence, untried []Untried) {
 	var its problemList
 	its.addBackend(b)
 	for _, s := range b.Silences {
-		if slices.ContainsFunc(its, func(p Problem) bool { return p.Class == s.Class() && slices.Contains(p.Models, s.Model) }) {
+		if slices.ContainsFunc(its,
+			func(p Problem) bool { return p.Class == s.Class() && slices.Contains(p.Models, s.Model) }) {
 			silences = append(silences, s)
 		}
 	}

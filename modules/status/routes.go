@@ -117,7 +117,8 @@ func (API) resetCaller(w http.ResponseWriter, r *http.Request) error {
 	var all []Caller
 	for _, entry := range pools.Default.Entries() {
 		if inPool(entry.Name) && callers.Reset(entry.Name, name, order) {
-			all = append(all, slices.DeleteFunc(Callers(time.Now(), entry.Name), func(c Caller) bool { return c.Name != name })...)
+			all = append(all, slices.DeleteFunc(Callers(time.Now(), entry.Name),
+				func(c Caller) bool { return c.Name != name })...)
 		}
 	}
 	if all == nil {
@@ -175,9 +176,11 @@ func (API) order(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	if !found {
-		return admin.Refuse(http.StatusNotFound, "no backend is called '%s'%s: there are %s", r.PathValue("name"), admin.InQuery(r, " in"), admin.Listed(names))
+		return admin.Refuse(http.StatusNotFound, "no backend is called '%s'%s: there are %s",
+			r.PathValue("name"), admin.InQuery(r, " in"), admin.Listed(names))
 	}
-	return admin.WriteJSON(w, slices.DeleteFunc(Backends(time.Now(), inPool), func(b Backend) bool { return b.Name != r.PathValue("name") }))
+	return admin.WriteJSON(w, slices.DeleteFunc(Backends(time.Now(), inPool),
+		func(b Backend) bool { return b.Name != r.PathValue("name") }))
 }
 
 // Interface guards

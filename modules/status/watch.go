@@ -162,7 +162,8 @@ func (w *watched) report(pool string, logger *zap.Logger, now time.Time) {
 		}
 		if len(over) > 0 {
 			slices.Sort(over)
-			logger.Info(its.Over, zap.String("pool", pool), modelsField(over), zap.Float64("seconds", last.Sub(since).Round(time.Second).Seconds()))
+			logger.Info(its.Over, zap.String("pool", pool), modelsField(over),
+				zap.Float64("seconds", last.Sub(since).Round(time.Second).Seconds()))
 			if !stays {
 				recordEnd(pool, string(its.Class), last)
 			}

@@ -66,7 +66,8 @@ func (v view) tools() string {
 		return fmt.Sprintf(links, current, "")
 	}
 	return fmt.Sprintf(links, "", current) + `<form id="find" role="search"><input type="hidden" name="callers"><label for="search">Search callers and tiers</label> ` +
-		`<input type="search" id="search" name="search" maxlength="64" autocomplete="off" spellcheck="false" value="` + html.EscapeString(v.search) + `"> <button>Search</button></form>`
+		`<input type="search" id="search" name="search" maxlength="64" autocomplete="off" spellcheck="false" value="` +
+		html.EscapeString(v.search) + `"> <button>Search</button></form>`
 }
 
 // The methods below are for the template.
@@ -101,7 +102,8 @@ func (s poolStatus) CallersSummary() string {
 	if len(s.callers) == 1 {
 		of = ""
 	}
-	sentence := fmt.Sprintf("%s. In the last hour, %s%s %s refused.", several(len(s.callers), "caller"), several(refusals, "request"), of, were)
+	sentence := fmt.Sprintf("%s. In the last hour, %s%s %s refused.",
+		several(len(s.callers), "caller"), several(refusals, "request"), of, were)
 	if s.Found < len(s.callers) {
 		sentence = fmt.Sprintf("%d found of ", s.Found) + sentence
 	}
@@ -145,7 +147,8 @@ func (s Status) From() string {
 	case !s.connected:
 		return "Not connected to other replicas: this one alone."
 	case len(missing) > 0:
-		return fmt.Sprintf("Sums over %s: %s. Without an answer: %s.%s", several(len(from), "replica"), list(from), list(missing), asOf)
+		return fmt.Sprintf("Sums over %s: %s. Without an answer: %s.%s",
+			several(len(from), "replica"), list(from), list(missing), asOf)
 	case len(from) == 1:
 		return "No other replica: " + list(from) + "."
 	}
@@ -169,7 +172,8 @@ func refusedOf(c status.Caller) (sum uint64) {
 // most frequent first.
 func refusals(c status.Caller) (texts []string) {
 	refused := c.LastHour.Refused
-	names := slices.SortedFunc(maps.Keys(refused), func(a, b string) int { return cmp.Or(cmp.Compare(refused[b], refused[a]), cmp.Compare(a, b)) })
+	names := slices.SortedFunc(maps.Keys(refused),
+		func(a, b string) int { return cmp.Or(cmp.Compare(refused[b], refused[a]), cmp.Compare(a, b)) })
 	for _, name := range names {
 		texts = append(texts, short(float64(refused[name]))+" "+cut(words(name)))
 	}
@@ -196,13 +200,16 @@ func limitsOf(c status.Caller) (views []limitView) {
 			}
 			resets = l.Resets.UTC().Format(layout)
 		}
-		text := fmt.Sprintf("%s of %s %s/%s", short(float64(l.Used)), short(float64(l.Limit)), cut(l.Kind), cut(l.Window))
-		views = append(views, limitView{text, percent(&ratio), l.Then, resets, math.Round(100 * min(1, max(0, ratio))), ratio >= 1})
+		text := fmt.Sprintf("%s of %s %s/%s", short(float64(l.Used)), short(float64(l.Limit)), cut(l.Kind),
+			cut(l.Window))
+		views = append(views, limitView{text, percent(&ratio), l.Then, resets,
+			math.Round(100 * min(1, max(0, ratio))), ratio >= 1})
 	}
 	return views
 }
 
 // UnlimitedKeys returns the callers without limits as a sentence.
 func (s poolStatus) UnlimitedKeys() string {
-	return "Client keys without limits, because their callers have no block: " + firstOf(maxCallers, s.Unlimited, cut) + "."
+	return "Client keys without limits, because their callers have no block: " +
+		firstOf(maxCallers, s.Unlimited, cut) + "."
 }

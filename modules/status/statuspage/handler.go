@@ -220,7 +220,8 @@ func (h *Handler) askOthers(now time.Time) {
 			others := status.AskOthers(ctx)
 			h.mu.Lock()
 			defer h.mu.Unlock()
-			h.others, h.askAgain, h.asking = others, time.Now().Add(askInterval+time.Duration(others.Number)*askPerRow), nil
+			h.others, h.askAgain, h.asking = others,
+				time.Now().Add(askInterval+time.Duration(others.Number)*askPerRow), nil
 			close(asking)
 		}()
 	}

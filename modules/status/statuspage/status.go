@@ -164,7 +164,9 @@ func statusAt(now time.Time, others status.Others) Status {
 	for _, p := range status.Pools(now, counts) {
 		own := status.View{
 			Counts: counts, Episodes: status.Episodes(p.Name, maxEpisodes),
-			Traffic: status.Traffic{Waiting: metrics.Of(p.Name).FirstBytes.At(now), Spans: status.SpansOf(p.Name, spans)},
+			Traffic: status.Traffic{
+				Waiting: metrics.Of(p.Name).FirstBytes.At(now), Spans: status.SpansOf(p.Name, spans),
+			},
 		}
 		s.Pools = append(s.Pools, poolStatusOf(now, p, this, own, others.Views[p.Name], s.States))
 	}
@@ -182,7 +184,8 @@ func statusAt(now time.Time, others status.Others) Status {
 // option state.
 type replica struct{ id, name string }
 
-func poolStatusOf(now time.Time, p status.Pool, this replica, own status.View, others []*status.View, states []replicas.Status) poolStatus {
+func poolStatusOf(now time.Time, p status.Pool, this replica, own status.View, others []*status.View,
+	states []replicas.Status) poolStatus {
 	counts := maps.Clone(own.Counts)
 	maps.DeleteFunc(counts, func(key metrics.Key, _ metrics.Counts) bool { return key.Pool != p.Name })
 	traffic := own.Traffic
@@ -195,8 +198,11 @@ func poolStatusOf(now time.Time, p status.Pool, this replica, own status.View, o
 	total := metrics.By(counts, func(metrics.Key) string { return "" })[""]
 	together := p.Together(now, this.id, others, counts)
 	s := poolStatus{
-		Pool: p.Name, Failovers: int64(total.Failovers), Tokens: int64(total.Tokens), FirstByte: quantilesOf(total.FirstByte),
-		Waiting: traffic.Waiting, Backends: backendStatuses(together, counts, others), Models: modelStatuses(together, counts),
+		Pool: p.Name, Failovers: int64(total.Failovers), Tokens: int64(total.Tokens),
+		FirstByte: quantilesOf(total.FirstByte),
+		Waiting:   traffic.Waiting,
+		Backends:  backendStatuses(together, counts, others),
+		Models:    modelStatuses(together, counts),
 		Cooldowns: append([]status.Episode{}, status.EpisodesOf(own.Episodes, others, maxEpisodes)...),
 		Spans:     traffic.Spans, Unlimited: append([]string{}, p.Unlimited...), replicas: 1 + len(others),
 	}
@@ -300,7 +306,8 @@ func backendStatuses(p status.Pool, counts map[metrics.Key]metrics.Counts, other
 	byBackend := metrics.By(counts, func(k metrics.Key) string { return k.Backend })
 	backends := []backendStatus{}
 	for _, b := range p.Backends {
-		s := backendStatus{Backend: b, RequestsRatio: ratio(b.Requests, answered), FirstByte: quantilesOf(byBackend[b.Name].FirstByte), Utilization: map[string]float64{}}
+		s := backendStatus{Backend: b, RequestsRatio: ratio(b.Requests, answered),
+			FirstByte: quantilesOf(byBackend[b.Name].FirstByte), Utilization: map[string]float64{}}
 		if b.Attempts > 0 {
 			maps.Copy(s.Utilization, b.Utilization())
 		}
@@ -334,10 +341,12 @@ func modelStatuses(p status.Pool, counts map[metrics.Key]metrics.Counts) []model
 		others = append(others, metrics.Other)
 	}
 	for _, m := range p.Models(others...) {
-		s := modelStatus{Model: m, Requests: requests[m.Model], Priorities: []priorityStatus{}, AwayAt: map[string]int{}}
+		s := modelStatus{Model: m, Requests: requests[m.Model], Priorities: []priorityStatus{},
+			AwayAt: map[string]int{}}
 		for _, b := range p.Backends { // by priority
 			n := served[key{m.Model, b.Name}]
-			serves := slices.ContainsFunc(m.Backends, func(its status.ModelBackend) bool { return its.Backend == b.Name })
+			serves := slices.ContainsFunc(m.Backends,
+				func(its status.ModelBackend) bool { return its.Backend == b.Name })
 			if n == 0 && !serves {
 				continue
 			}

@@ -148,7 +148,8 @@ func (s poolStatus) Summary() string {
 		}
 	}
 	sentence := fmt.Sprintf("%d of %s available", in[status.Available], several(len(s.Backends), "backend"))
-	for _, state := range []string{words(status.CoolingDown), coolingDownForSome, status.Silent, status.Slow, status.Probing, status.Drained, failing} {
+	for _, state := range []string{words(status.CoolingDown), coolingDownForSome, status.Silent, status.Slow,
+		status.Probing, status.Drained, failing} {
 		if in[state] > 0 {
 			sentence += fmt.Sprintf(", %d %s", in[state], state)
 		}
