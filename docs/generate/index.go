@@ -7,6 +7,7 @@ import (
 	"go/token"
 	"io/fs"
 	"maps"
+	"path"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -188,35 +189,94 @@ func jsonNames(of reflect.Type, to map[string]bool) {
 	}
 }
 
-// explained returns the link to the section that explains a name: one that has
-// it as its heading, or the first one that has it in the first cell of a table,
-// or elsewhere in backticks.
+// explained returns the link to the section that explains a name. The first of
+// these that any page has decides, because a page that only mentions a name
+// often comes before the one that explains it:
+//
+//  1. a heading that is the name, or a list of names: "priority and weight",
+//     or that asks for it: "What an account is"
+//  2. a link to a section of these pages whose text is the name
+//  3. a table with the name in its first cell
+//  4. a list whose item begins with it
+//  5. the name in a text, in backticks, but not in a cell about another name
+//  6. the name in a configuration or in JSON
+//  7. the name anywhere else in backticks
+//
+// The syntax in options.md has every option and explains none.
 func explained(name string, pages []string) (link string) {
 	word := regexp.QuoteMeta(name)
-	for _, pattern := range []*regexp.Regexp{
-		regexp.MustCompile(`^#+ .*\b` + strings.Trim(word, `\{}`) + `\b`),
-		regexp.MustCompile("^\\|[^|]*`" + word + "[` ]"),
-		regexp.MustCompile("`" + word + "[` ]|^\\s*" + word + "\\s|\"" + word + "\":"),
+	backticks := "`" + word + "[` ]"
+	bare := strings.Trim(word, `\{}`)
+	listed := regexp.MustCompile(`^#+ (?:(?:[Aa]n? |[Tt]he )?(?:[\w.]+(?:, | and ))*` + bare +
+		`(?:(?:, | and )[\w.]+)*|What an? ` + bare + ` is)$`)
+	linked := regexp.MustCompile("\\[`" + word + "`\\]\\(([^):]*#[^)]+)\\)")
+	inFirstCell := regexp.MustCompile("^\\|[^|]*" + backticks)
+	inList := regexp.MustCompile("^- [^:]*" + backticks)
+	inText := regexp.MustCompile("^[^|].*" + backticks + "|^" + backticks)
+	written := regexp.MustCompile("^\\s*" + word + "\\s|\"" + word + "\":")
+	anywhere := regexp.MustCompile(backticks)
+	in := func(pattern *regexp.Regexp) func(section, line string) string {
+		return func(section, line string) string {
+			if pattern.MatchString(line) {
+				return section
+			}
+			return ""
+		}
+	}
+	for _, rule := range []struct {
+		fenced bool
+		link   func(section, line string) string
+	}{
+		{false, in(listed)},
+		{false, func(section, line string) string {
+			if target := linked.FindStringSubmatch(line); target != nil {
+				return linkFrom(section, target[1])
+			}
+			return ""
+		}},
+		{false, in(inFirstCell)},
+		{false, in(inList)},
+		{false, in(inText)},
+		{true, in(written)},
+		{false, in(anywhere)},
 	} {
 		for _, page := range pages {
-			heading, fenced := "", false
-			for _, line := range strings.Split(read(page), "\n") {
+			section, fenced := "", false
+			for line := range strings.SplitSeq(read(page), "\n") {
 				if strings.HasPrefix(line, "```") {
 					fenced = !fenced
 				}
 				if !fenced && strings.HasPrefix(line, "#") {
-					heading = anchor(line)
+					section = fromDocs(page) + "#" + anchor(line)
 				}
-				if heading != "" && pattern.MatchString(line) {
-					if page, ok := strings.CutPrefix(page, "docs/"); ok {
-						return page + "#" + heading
-					}
-					return "../" + page + "#" + heading
+				if section == "" || section == "options.md#syntax" || fenced != rule.fenced {
+					continue
+				}
+				if link := rule.link(section, line); link != "" {
+					return link
 				}
 			}
 		}
 	}
 	return ""
+}
+
+// linkFrom returns the target of a link in a section, as a link from docs.
+func linkFrom(section, target string) string {
+	page, _, _ := strings.Cut(section, "#")
+	file, heading, _ := strings.Cut(target, "#")
+	if file != "" {
+		page = path.Join(path.Dir(page), file)
+	}
+	return page + "#" + heading
+}
+
+// fromDocs returns the path of a page as seen from a page in docs.
+func fromDocs(page string) string {
+	if name, ok := strings.CutPrefix(page, "docs/"); ok {
+		return name
+	}
+	return "../" + page
 }
 
 // anchor is that which GitHub gives to a heading.
