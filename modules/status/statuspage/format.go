@@ -27,7 +27,7 @@ func several[T int | int64](n T, thing string) string {
 	if n != 1 {
 		thing += "s"
 	}
-	return short(float64(n)) + " " + thing
+	return strconv.FormatInt(int64(n), 10) + " " + thing
 }
 
 // words makes a class or a state readable.

@@ -174,7 +174,7 @@ func TestThePageHasTheGrammarOfOne(t *testing.T) {
 		{[]status.Caller{refused(1)}, "1 caller. In the last hour, 1 request was refused.", "The caller"},
 		{[]status.Caller{refused(2)}, "1 caller. In the last hour, 2 requests were refused.", "The caller"},
 		{[]status.Caller{refused(0), refused(1)}, "2 callers. In the last hour, 1 request of 1 of them was refused.", "All 2 callers"},
-		{[]status.Caller{refused(3), refused(1000)}, "2 callers. In the last hour, 1 k requests of 2 of them were refused.", "All 2 callers"},
+		{[]status.Caller{refused(3), refused(1000)}, "2 callers. In the last hour, 1003 requests of 2 of them were refused.", "All 2 callers"},
 	} {
 		s := poolStatus{callers: tt.callers, Callers: tt.callers, Found: len(tt.callers)}
 		if got := s.CallersSummary(); got != tt.sentence {
