@@ -48,7 +48,7 @@ type settings struct {
 	rateLimits string
 	// waiting are the queues of requests that wait for the end of a throttle.
 	// It is nil without the option wait.
-	waiting *waiting.Lists
+	waiting *waiting.Queues
 	// fields decides which fields of a reply the client gets.
 	fields attempt.Fields
 	// webSockets relays open WebSockets. It is nil in a build without such a

@@ -18,7 +18,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
-	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -113,10 +112,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"lb_policy":         pools.PolicyOption(&h.LBPolicyRaw),
 		"lb_retries":        directive.IntPointer(&h.LBRetries, maxInt),
 		"lb_try_duration":   directive.Duration(&h.LBTryDuration),
-		"wait": directive.Args("a duration, and perhaps a number of places", 1, 2, func(args []string) error {
-			h.Wait = new(waiting.Options)
-			return h.Wait.UnmarshalArgs(args)
-		}),
+		"wait":              directive.Args("a duration", 1, 1, func(args []string) error { return setWait(&h.Wait, args) }),
 		"client_key": directive.Args("a name and a key", 2, 2, func(args []string) error {
 			h.ClientKeys = append(h.ClientKeys, ClientKey{Name: args[0], Key: args[1]})
 			return written.Add(keys.ClientKey{Name: args[0], Key: args[1]})

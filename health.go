@@ -229,9 +229,10 @@ func (t *target) servesOthers(since time.Time) bool {
 	return t.InFlight() > 1 || t.answeredAt.Load() >= since.UnixNano()
 }
 
-// knowsQuota reports whether anything depends on what is left of the backends'
-// limits.
-func (b *balancer) knowsQuota() bool { return b.Pool.Steers || b.rateLimits == rateLimitsOfPool }
+// knowsQuota reports whether anything depends on the backends' limits.
+func (b *balancer) knowsQuota() bool {
+	return b.Pool.Steers || b.rateLimits == rateLimitsOfPool || b.waiting != nil
+}
 
 // deduct deducts the request from the backend's remaining limits, for the
 // caller's tier.

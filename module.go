@@ -49,7 +49,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
-	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
 
 func init() {
@@ -135,11 +134,12 @@ type Handler struct {
 	//	lb_try_duration <duration>
 	LBTryDuration caddy.Duration `json:"lb_try_duration,omitempty"`
 
-	// Wait is how long requests wait while all backends throttle, up to 10s,
-	// and how many for each model. Default: no request waits.
+	// Wait is how long requests wait while all backends throttle, up to 10s. As
+	// many wait as backends are known to accept in that time. Default: no
+	// request waits.
 	//
-	//	wait <duration> [<places>]
-	Wait *waiting.Options `json:"wait,omitempty"`
+	//	wait <duration>
+	Wait caddy.Duration `json:"wait,omitempty"`
 
 	// Affinity sends related requests to the same account or backend. Default:
 	// the defaults of its options.

@@ -130,7 +130,7 @@ func (h *Handler) checkOptions() error {
 	case h.LBTryDuration < 0:
 		return fmt.Errorf("lb_try_duration '%s' is not a duration above 0", time.Duration(h.LBTryDuration))
 	}
-	return errors.Join(h.Wait.Check(), h.WebSocketOptions.Check(), h.checkAffinity(h.namesCallers()))
+	return errors.Join(checkWait(h.Wait), h.WebSocketOptions.Check(), h.checkAffinity(h.namesCallers()))
 }
 
 // provisionBackends sets up the backends, including those that the environment
@@ -188,7 +188,7 @@ func (h *Handler) newBalancer(ctx caddy.Context, policy reverseproxy.Selector) (
 		return nil, err
 	}
 	rechecker := &backend.Rechecker{Context: ctx, Transport: h.Sender.RoundTripper, Backends: h.Backends}
-	listeners, queues := []pool.Listener{h.link, rechecker}, waiting.New(h.Wait, h.QuotaTiers() != nil)
+	listeners, queues := []pool.Listener{h.link, rechecker}, waiting.New(time.Duration(h.Wait), h.QuotaTiers() != nil)
 	if queues != nil {
 		if err := observe.On(ctx, observe.Stopping, queues.Close); err != nil {
 			return nil, err
@@ -211,6 +211,7 @@ func (h *Handler) newBalancer(ctx caddy.Context, policy reverseproxy.Selector) (
 	b := newBalancer(h.Pool, targets, h.Sender, events, append(listeners, others...)...)
 	b.Pool.Watches = h.Silence == nil || *h.Silence
 	b.Pool.Steers = h.QuotaSteering == nil || *h.QuotaSteering
+	b.Pool.Replicas = h.link.Replicas
 	b.settings = settings{
 		policy: policy, rateLimits: h.RatelimitHeaders, waiting: queues, fields: attempt.Public{}, loops: newLoopMark(),
 	}

@@ -22,7 +22,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
-	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
 
 // request is a client's request and its caller. It is read once, before a
@@ -194,15 +193,6 @@ func (q *request) latencyKind() latency.Kind {
 // credential, because the limits would be the caller's.
 func (q *request) hasQuota(t *target) bool {
 	return q.Kind.Infers() && !t.backend.Credentials.Passthrough
-}
-
-// waitsIn is the list in which the request waits for a backend.
-func (q *request) waitsIn() waiting.Key {
-	if !q.Kind.Infers() {
-		return waiting.Key{Set: q.entitled.Set}
-	}
-	return waiting.Key{Set: q.entitled.Set, Model: pool.ModelKey(q.Model),
-		Tiers: pool.TiersOf(q.ServiceTier()).String()}
 }
 
 // isAzure reports whether the client speaks Azure's dialect.

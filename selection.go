@@ -346,7 +346,7 @@ func (s *search) move() *pool.Member {
 // demand of the request's tier.
 func (s *search) choose(now time.Time) *pool.Member {
 	first := len(s.attempts) == 0
-	s.lineUp()
+	s.lineUp(now)
 	if s.update(now); first && s.balancer.tiers != nil {
 		s.balancer.Pool.Demand(&s.board, now) // other tiers leave its share for such requests
 	}
@@ -673,51 +673,80 @@ func (s *search) stayHome(now time.Time) {
 // object that one account stores may not.
 func (s *search) mayWait() bool { return s.placement.Anywhere() }
 
-// lineUp keeps a request that does not wait yet from the backends that others
-// wait for right now.
-func (s *search) lineUp() {
+// lineUp keeps a request from the backends for which others wait that go
+// first.
+func (s *search) lineUp(now time.Time) {
 	s.awaited = nil
-	if s.wait.queues.Len() == 0 || !s.mayWait() || s.wait.place != nil {
+	if s.wait.queues.Len() == 0 || !s.mayWait() {
 		return
 	}
-	if next, ok := s.wait.queues.Next(time.Now(), s.request.waitsIn(), s.tier); ok {
-		s.awaited = next.Reason.([]int)
+	if s.board.At == nil {
+		s.fill(now)
+	}
+	who := waiting.Who{Caller: s.request.caller.Name, Tier: s.tier}
+	for i := range s.board.At {
+		if _, ok := s.wait.queues.Ahead(now, s.queueOf(i), who, s.wait.place); ok {
+			s.awaited = append(s.awaited, i)
+		}
 	}
 }
 
+// queueOf returns the queue in which the request waits for a backend.
+func (s *search) queueOf(i int) waiting.Key {
+	at := &s.board.At[i]
+	return waiting.Key{Backend: i, Model: at.Model, Tiers: at.Tiers.String()}
+}
+
+// returns returns which backends accept the request again before its wait ends.
+func (s *search) returns(now time.Time) (all []waiting.Return) {
+	behind := s.awaited
+	s.awaited = nil
+	s.update(now)
+	for _, r := range s.balancer.Pool.Returns(&s.board, behind, now, s.wait.ends(s.request, now)) {
+		all = append(all, waiting.Return{Key: s.queueOf(r.Index), At: r.At, Places: r.Places, Pause: r.Grace, Every: r.Every, Yields: r.Yields})
+	}
+	return all
+}
+
 // waitForBackend waits until a backend accepts the request, which all refuse
-// because they throttle. It returns nil if that takes too long.
+// because they throttle. It returns nil if none does in time, or if there is no
+// place. A request that a backend has refused goes back there only from its
+// place in the queue.
 func (s *search) waitForBackend(now time.Time) (*pool.Member, time.Time) {
+	w := s.wait
 	if !s.mayWait() {
 		return nil, now
 	}
-	w := s.wait
-	awaited, before := s.awaited, s.beforeWait
-	s.awaited, s.beforeWait = nil, len(s.attempts)
-	s.update(now)
-	r, ok := s.balancer.Pool.Returns(&s.board, awaited, now)
-	if !ok || !s.mayGoOn(now) || !w.mayLast(s.request, r.At, now) {
-		s.awaited, s.beforeWait = awaited, before
-		if ok && w.place != nil {
+	before := s.beforeWait
+	s.beforeWait = len(s.attempts)
+	s.lineUp(now)
+	for i := range s.attempts {
+		if a := &s.attempts[i]; a.class == verdict.Throttled {
+			s.awaited = append(s.awaited, a.target.Index)
+		}
+	}
+	returns := s.returns(now)
+	if len(returns) == 0 || !s.mayGoOn(now) || !now.Before(w.ends(s.request, now)) {
+		s.beforeWait = before
+		if w.place != nil {
 			w.result = waiting.Over
 		}
-		s.update(now)
+		s.leaveTo(returns, now)
 		return nil, now
 	}
-	if !w.joinForBackend(s.request, s.tier, now, returning(r)) {
-		s.awaited = r.Awaited
-		s.update(now)
+	if !w.joinForBackend(s.request, s.tier, now, returns) {
+		s.leaveTo(returns, now)
 		return nil, now
 	}
 	var m *pool.Member
 	w.await(s.balancer, s.request, s.tier, w.place, func(at time.Time) (goesOn bool) {
 		now = at
-		if m, r, ok = s.pickOrWait(now); m != nil {
-			w.place.Go(now)
+		if m, returns = s.pickOrWait(now); m != nil {
+			w.place.Go(now, s.queueOf(m.Index))
 			return false
 		}
-		if ok && w.mayLast(s.request, r.At, now) {
-			w.place.Stay(now, returning(r))
+		if len(returns) > 0 {
+			w.place.Stay(now, returns...)
 			return true
 		}
 		w.result = waiting.Over
@@ -725,8 +754,8 @@ func (s *search) waitForBackend(now time.Time) (*pool.Member, time.Time) {
 		return false
 	})
 	if m == nil {
-		now, s.awaited = time.Now(), r.Awaited
-		s.update(now)
+		now = time.Now()
+		s.leaveTo(returns, now)
 		if w.result == waiting.Left {
 			s.own = apierror.Answer{Class: string(verdict.ClientLeftWaiting)}
 		}
@@ -734,20 +763,29 @@ func (s *search) waitForBackend(now time.Time) (*pool.Member, time.Time) {
 	return m, now
 }
 
-// pickOrWait returns the backend that gets the request now, or when the first
-// one accepts it. It returns neither if one is left that does not throttle, but
-// accepts no request.
-func (s *search) pickOrWait(now time.Time) (m *pool.Member, r pool.Return, ok bool) {
+// leaveTo leaves the backends for which the request would wait to others.
+func (s *search) leaveTo(returns []waiting.Return, now time.Time) {
+	s.awaited = nil
+	for _, r := range returns {
+		s.awaited = append(s.awaited, r.Key.Backend)
+	}
+	s.update(now)
+}
+
+// pickOrWait returns the backend that gets the request now, or when backends
+// accept it.
+func (s *search) pickOrWait(now time.Time) (m *pool.Member, returns []waiting.Return) {
 	for range 2 { // after the pick, a cooldown may have ended
+		s.lineUp(now)
 		s.update(now)
 		if m = s.ask(now); m != nil {
-			return m, r, false
+			return m, nil
 		}
-		if r, ok = s.balancer.Pool.Returns(&s.board, nil, now); ok {
-			return nil, r, true
+		if returns = s.returns(now); len(returns) > 0 {
+			return nil, returns
 		}
 	}
-	return nil, r, false
+	return nil, nil
 }
 
 // forbidRetry tells the client's SDK not to retry a request that may have been

@@ -1,8 +1,10 @@
 package openailb
 
 import (
+	"fmt"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
@@ -11,11 +13,34 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
 
+// setWait sets the option wait to its argument in a Caddyfile.
+func setWait(into *caddy.Duration, args []string) error {
+	duration, err := caddy.ParseDuration(args[0])
+	if err != nil || duration <= 0 {
+		return errWait(args[0])
+	}
+	*into = caddy.Duration(duration)
+	return checkWait(*into)
+}
+
+// checkWait returns an error unless the option wait may be so. It is 0 if it is
+// not set.
+func checkWait(d caddy.Duration) error {
+	if d < 0 || time.Duration(d) > waiting.Longest {
+		return errWait(time.Duration(d).String())
+	}
+	return nil
+}
+
+func errWait(text string) error {
+	return fmt.Errorf("wait '%s' is not a duration above 0, of at most %s", text, waiting.Longest)
+}
+
 // wait is the wait of a request for a limit of its caller, and then for a
 // backend. Both together last as long as one may.
 type wait struct {
 	// queues have the requests that wait. It is nil if requests do not wait.
-	queues *waiting.Lists
+	queues *waiting.Queues
 	// place is where the request waits, or has waited, for a backend.
 	place *waiting.Place
 	// until is when the wait ends. It is zero if the request has not waited.
@@ -27,7 +52,7 @@ type wait struct {
 }
 
 // wakes wakes the first waiting request on each event of the pool.
-type wakes struct{ *waiting.Lists }
+type wakes struct{ *waiting.Queues }
 
 // Happened implements pool.Listener.
 func (w wakes) Happened(pool.Event) { w.Wake(time.Now(), "") }
@@ -53,7 +78,7 @@ func (w *wait) mayLast(q *request, at, now time.Time) bool {
 // mayLastUntil reports whether the request may wait until the limit that
 // refuses it admits it.
 func (w *wait) mayLastUntil(r *limiter.Refusal, q *request, now time.Time) bool {
-	return w.queues != nil && mayPass(r) && w.mayLast(q, returnOf(r, now).At, now)
+	return w.queues != nil && mayPass(r) && w.mayLast(q, returnOf(r, now), now)
 }
 
 // firstByte reports the first byte of the reply to the queues, which then wake
@@ -64,22 +89,16 @@ func (w *wait) firstByte(now time.Time) {
 	}
 }
 
-// joinForBackend takes a place among the requests that wait for a backend, or
+// joinForBackend takes a place among the requests that wait for backends, or
 // keeps the one that the request has. It reports false if none is free.
-func (w *wait) joinForBackend(q *request, tier int, now time.Time, r waiting.Return) bool {
+func (w *wait) joinForBackend(q *request, tier int, now time.Time, returns []waiting.Return) bool {
 	w.until = w.ends(q, now)
 	if w.place != nil {
-		w.place.Stay(now, r)
+		w.place.Stay(now, returns...)
 		return true
 	}
-	who := waiting.Who{Caller: q.caller.Name, Tier: tier}
-	w.place, w.result = w.queues.Join(now, q.waitsIn(), who, w.until, r)
+	w.place, w.result = w.queues.Join(now, waiting.Who{Caller: q.caller.Name, Tier: tier}, w.until, len(q.received.Buffered()), returns...)
 	return w.place != nil
-}
-
-// returning is what a request that waits has found out about backends.
-func returning(r pool.Return) waiting.Return {
-	return waiting.Return{At: r.At, Pause: r.Grace, Reason: r.Awaited, Yields: r.Yields}
 }
 
 // await waits in a place. Each time that it is the request's turn, it calls
@@ -113,7 +132,8 @@ func (w *wait) admit(b *balancer, q *request, c *callers.Callers, e limiter.Esti
 	if w.queues == nil {
 		return c.Admit(now, name, e)
 	}
-	next, behind := w.queues.Next(now, key, 0)
+	until, who := w.ends(q, now), waiting.Who{Caller: name}
+	next, behind := w.queues.Ahead(now, key, who, nil)
 	if behind {
 		refusal = c.Check(now, name, e)
 	} else {
@@ -121,18 +141,19 @@ func (w *wait) admit(b *balancer, q *request, c *callers.Callers, e limiter.Esti
 	}
 	switch {
 	case refusal != nil:
-		next = returnOf(refusal, now)
+		next = limitReturns(b, key, refusal, refusal.Requested, now, until)
 	case !behind:
 		return a, nil
 	default: // there is room, but others came first
 		refusal = next.Reason.(*limiter.Refusal)
+		next.Places = limitReturns(b, key, refusal, e.Prompt+max(0, e.Output), now, until).Places
 	}
 	if !mayPass(refusal) || !w.mayLast(q, next.At, now) {
 		return c.Admit(now, name, e) // it may not wait: it is charged now if there is room
 	}
-	w.until = w.ends(q, now)
+	w.until = until
 	var place *waiting.Place
-	if place, w.result = w.queues.Join(now, key, waiting.Who{Caller: name}, w.until, next); place == nil {
+	if place, w.result = w.queues.Join(now, who, until, len(q.received.Buffered()), next); place == nil {
 		if a, refusal = c.Admit(now, name, e); refusal == nil {
 			w.result = "" // it did not have to wait
 		}
@@ -140,7 +161,7 @@ func (w *wait) admit(b *balancer, q *request, c *callers.Callers, e limiter.Esti
 	}
 	w.await(b, q, 0, place, func(now time.Time) bool {
 		if a, refusal = c.Try(now, name, e); refusal == nil {
-			place.Go(now)
+			place.Go(now, key)
 			return false
 		}
 		if !mayPass(refusal) {
@@ -148,7 +169,7 @@ func (w *wait) admit(b *balancer, q *request, c *callers.Callers, e limiter.Esti
 			place.Leave(now)
 			return false
 		}
-		place.Stay(now, returnOf(refusal, now)) // until its time is over: others may give back what they did not use
+		place.Stay(now, limitReturns(b, key, refusal, refusal.Requested, now, until)) // until its time is over: others may give back what they did not use
 		return true
 	})
 	if w.result != waiting.Turn && w.result != waiting.Left {
@@ -161,8 +182,20 @@ func (w *wait) admit(b *balancer, q *request, c *callers.Callers, e limiter.Esti
 
 // returnOf returns when a request may be tried again after a refusal. The wait
 // may be rounded.
-func returnOf(r *limiter.Refusal, now time.Time) waiting.Return {
-	return waiting.Return{At: now.Add(max(r.Wait, time.Millisecond)), Reason: r}
+func returnOf(r *limiter.Refusal, now time.Time) time.Time {
+	return now.Add(max(r.Wait, time.Millisecond))
+}
+
+// limitReturns returns when a request that needs so much of a limit may be
+// tried again, which refuses it or another one. There are places for as much as
+// the limit grants until the wait ends, divided by the number of replicas.
+func limitReturns(b *balancer, key waiting.Key, r *limiter.Refusal, needs int64, now, until time.Time) waiting.Return {
+	if r.Limit.Kind == limiter.Requests {
+		needs = 1
+	}
+	each := float64(max(1, min(needs, r.Limit.Amount)) * int64(max(1, b.Pool.Replicas())))
+	granted := float64(r.Limit.Amount) * float64(until.Sub(now)) / float64(r.Limit.Unit.Length())
+	return waiting.Return{Key: key, At: returnOf(r, now), Places: granted / each, Reason: r}
 }
 
 // mayPass reports whether the limit that refuses a request is one for which

@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"cmp"
 	"sort"
 	"time"
 )
@@ -18,6 +19,10 @@ type window struct {
 func (w window) holds(at int64) bool { return w.start <= at && at < w.end }
 
 var lengths = [units]time.Duration{Second: time.Second, Minute: time.Minute, Hour: time.Hour}
+
+// Length returns how long the unit is. It is 24 hours at least for those of the
+// calendar.
+func (u Unit) Length() time.Duration { return cmp.Or(lengths[u], 24*time.Hour) }
 
 // windowAt returns the unit's window at a time. Days and months begin at
 // midnight in the location.

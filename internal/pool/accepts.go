@@ -19,62 +19,79 @@ func (m *Member) hasThrottle(r *Ask) bool {
 	return slices.ContainsFunc(throttles[:], func(s *slot) bool { return s.Load() != nil })
 }
 
-// farAway is the assumed wait for a member whose budget is used up. It is so
-// long that no request waits for such a member.
-const farAway = 24 * time.Hour
-
-// accepts returns when the member accepts the request again, and the grace of
-// the cooldown that ends at that time. shares reports whether it is the shares
-// of other tiers that keep the request away until then. throttles is false if
-// neither such shares nor a throttle keep it away.
-func (m *Member) accepts(r *Ask, now time.Time) (at time.Time, grace time.Duration, shares, throttles bool) {
-	if !m.Throttles(r, now) {
-		return now, 0, false, false
-	}
-	if c := m.health.whole.throttle.Load(); c != nil && c.inForce(now) {
-		return now.Add(farAway), 0, false, true // only budgets are about all models
-	}
-	shared := now.Add(m.quotaWait(r, now))
-	at = shared
-	for _, s := range r.throttles(m) {
-		if c := s.Load(); c != nil && c.inForce(now) {
-			at, grace = later(at, c.accepts()), max(grace, c.Grace())
-		}
-	}
-	return at, grace, shared.After(now) && at.Equal(shared), true
-}
-
-// Return says when a request may be sent that all members refuse because they
-// throttle.
+// Return says when a member accepts a request.
 type Return struct {
-	// At is when the first member accepts the request, and Grace is the grace
-	// of the cooldown that ends at that time.
+	// Index is the member's index.
+	Index int
+	// At is when it accepts the request, and Grace is the grace of the cooldown
+	// that ends then.
 	At    time.Time
 	Grace time.Duration
-	// Awaited are the indexes of all these members.
-	Awaited []int
-	// Yields reports whether the shares of other tiers keep the request away
-	// from any of these members.
+	// Places is how many requests like this one it accepts at this replica
+	// until the time that was asked about, and Every is how long after one the
+	// next one may be sent.
+	Places float64
+	Every  time.Duration
+	// Yields reports whether it is the reserved shares of other tiers that keep
+	// the request away until then.
 	Yields bool
 }
 
-// Returns returns when the first of the members that are left accepts the
-// request. ok is false unless all of them throttle. The members in behind, for
-// which other requests wait, count as members that throttle.
-func (p *Pool) Returns(r *Ask, behind []int, now time.Time) (first Return, ok bool) {
+// lacksBudget reports whether a budget of the member is used up. Only budgets
+// cover all models.
+func (m *Member) lacksBudget(now time.Time) bool {
+	c := m.health.whole.throttle.Load()
+	return c != nil && c.inForce(now)
+}
+
+// accepts returns when the member accepts the request: now, if it does not
+// throttle. It returns false if that is not known, because the member named no
+// time or asked to be called again immediately, or because a budget is used up.
+func (m *Member) accepts(r *Ask, now time.Time) (back Return, ok bool) {
+	back = Return{Index: m.Index, At: now, Places: 1}
+	if !m.Throttles(r, now) {
+		return back, true
+	}
+	if m.lacksBudget(now) {
+		return back, false
+	}
+	shared := now.Add(m.quotaWait(r, now))
+	back.At = shared
+	for _, s := range r.throttles(m) {
+		c := s.Load()
+		if c == nil || !c.inForce(now) {
+			continue
+		}
+		if c.Guess > 0 || c.AsksAtOnce {
+			return back, false
+		}
+		back.At, back.Grace = later(back.At, c.Until), max(back.Grace, c.Grace())
+	}
+	back.Yields = shared.After(now) && back.At.Equal(shared)
+	return back, true
+}
+
+// Returns returns the members that accept the request again before until. The
+// members in behind are those for which others wait, or which have refused the
+// request: the request may also wait for these if they accept it now.
+func (p *Pool) Returns(r *Ask, behind []int, now, until time.Time) (all []Return) {
+	replicas := 1
+	if p.Replicas != nil {
+		replicas = p.Replicas()
+	}
 	for _, m := range p.Members {
 		if at := &r.At[m.Index]; !at.takes() || !r.mayTry(at) {
 			continue
 		}
-		at, grace, shares, throttles := m.accepts(r, now)
-		if (!throttles || !at.After(now)) && !slices.Contains(behind, m.Index) {
-			return Return{}, false // it has no room
+		back, ok := m.accepts(r, now)
+		if !ok || back.At.After(until) || !back.At.After(now) && !slices.Contains(behind, m.Index) {
+			continue
 		}
-		if len(first.Awaited) == 0 || at.Before(first.At) {
-			first.At, first.Grace = at, grace
+		if q := m.limitOf(r, r.At[m.Index].Model); q != nil {
+			will := q.Returning(r.Cost, until.Sub(back.At), replicas)
+			back.Places, back.Every = will.Requests, will.Every
 		}
-		first.Awaited = append(first.Awaited, m.Index)
-		first.Yields = first.Yields || shares
+		all = append(all, back)
 	}
-	return first, len(first.Awaited) > 0
+	return all
 }

@@ -31,6 +31,9 @@ type Cooldown struct {
 	// Guess is the guessed length of a throttle whose backend named no time. It
 	// is 0 if the backend named the time Until.
 	Guess time.Duration
+	// AsksAtOnce reports whether the backend asked to be called again
+	// immediately, so that it is not known when it accepts a request.
+	AsksAtOnce bool
 	// Cost is the cost of the smallest refused request.
 	Cost int64
 	// Unreachable reports whether the cooldown lasts until the backend is

@@ -329,7 +329,7 @@ func (m *Member) CoolDown(r Refusal, now time.Time) (began bool) {
 		r.Wait = firstPause // or longer: see put
 	}
 	c := Cooldown{Reason: r.Reason, ID: rand.Uint64(), Whole: r.Whole, Since: now, Until: now.Add(r.Wait),
-		Throttle: r.Throttle, Unreachable: r.Unreachable, Cost: r.Cost}
+		Throttle: r.Throttle, Unreachable: r.Unreachable, Cost: r.Cost, AsksAtOnce: r.Longest > 0}
 	if r.Guess {
 		c.Guess = r.Wait
 	}

@@ -70,6 +70,9 @@ type Pool struct {
 	// member: a wrong try costs only a refusal, but a wrong skip wastes paid
 	// capacity.
 	Steers bool
+	// Replicas returns how many replicas use the members. Without it, only this
+	// one does.
+	Replicas func() int
 
 	listeners []Listener
 	returns   returns

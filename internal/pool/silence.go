@@ -269,8 +269,7 @@ func (p *Pool) CanWait(r *Ask, now time.Time) bool {
 		if bar := r.At[m.Index].Bar; bar == Spent || bar == Unfit {
 			return false
 		}
-		at, _, _, throttles := m.accepts(r, now)
-		return throttles && at.Before(now.Add(farAway))
+		return m.Throttles(r, now) && !m.lacksBudget(now)
 	})
 }
 

@@ -89,15 +89,6 @@ func (c *cooldownEntry) nextTry() time.Time {
 	return later(c.promised, last.Add(max(c.Guess/guessParts, guessPause)))
 }
 
-// accepts returns when a request may be sent to a backend that throttles: at
-// the end of the cooldown, or earlier if its length is a guess.
-func (c *cooldownEntry) accepts() time.Time {
-	if try := c.nextTry(); c.Guess > 0 && try.Before(c.Until) {
-		return try
-	}
-	return c.Until
-}
-
 // claimTry takes the right to be the next request that tries a throttle. It
 // succeeds if no throttle is in force, or none that holds for a request of this
 // cost.
@@ -218,7 +209,7 @@ func (c *cooldownEntry) follow(current *cooldownEntry, remote bool) Happening {
 		c.ID = current.ID - 1 - rand.Uint64N(idStep)
 	}
 	if !longer {
-		c.Until, c.extended, c.Guess = current.Until, current.extended, current.Guess
+		c.Until, c.extended, c.Guess, c.AsksAtOnce = current.Until, current.extended, current.Guess, current.AsksAtOnce
 		if c.ID == current.ID {
 			return nothing
 		}

@@ -93,6 +93,14 @@ func (l *Link) Share(pool string, callers *limiter.Callers) {
 	}
 }
 
+// Replicas returns how many replicas share the store, this one included.
+func (l *Link) Replicas() int {
+	if l == nil {
+		return 1
+	}
+	return l.replica.peers.contact(time.Now()).Replicas
+}
+
 // Start makes the replica run, if it does not run yet.
 func (l *Link) Start() { l.replica.start(l.logger, l.storage, "openai_lb/replicas_"+l.engine) }
 

@@ -1,58 +1,101 @@
-// Package waiting has lists of requests that wait for a backend, or for a limit
-// of their caller.
+// Package waiting has queues of requests that wait for a backend, or for a
+// limit of their caller.
 //
-// A request joins a list and gets a [Place] in it. The places are in the order
-// of tiers, and within a tier in that of joining. A full list has no place for
-// a request, unless it is of a better tier than the last one, of a caller that
-// has none yet, or of one that has less than half of the places while another
-// has more: otherwise one caller could take them all. The first one is called
-// when it may try: at the time that the request before it, or an earlier try of
-// its own, has found out (Stay). It goes (Go), stays, or leaves (Leave). After
-// one has gone, the next one is called at its first byte or after a pause, so
-// that requests go one by one. A request that is refused after it went comes
-// back to its place (Stay). Each first byte halves the pause until a request is
-// refused again. Otherwise a long list would slow down a backend that accepts
-// requests again. If tiers keep shares, the first request of a tier that has
-// got its own yields to worse tiers until it tries again.
+// There is a queue for each backend and model, and one for each caller's
+// limits. A request that several backends may serve waits in the queues of all
+// of them, and leaves all at once.
 //
-// A list has one timer, and no goroutine: the goroutine of each request waits
+// A queue has as many places as its backend is expected to accept requests
+// before they would give up ([Return.Places]). Each request holds a place in
+// one of its queues: the one with the most free places. If none is free, the
+// request takes the place of the last one that comes after it in the order, or
+// does not wait at all. A request that loses its place waits no longer, unless
+// another of its queues has a free one. If tiers keep shares, each has places
+// of its own.
+//
+// The order in a queue is by tier, then by turns of the callers, then by
+// arrival. The turns are start-time fair queuing: the second request of a
+// caller comes after the first ones of the others, so that no caller takes the
+// places of all.
+//
+// The first request of a queue is called when the backend is expected to accept
+// it. It then goes (Go), stays because it found out about a later time (Stay),
+// or leaves (Leave). The first one that goes after the backend throttled is a
+// probe: the others follow at the first byte of its reply, or after a pause.
+// From then on they follow each other as fast as the backend accepts requests
+// ([Return.Every]). A request that is refused after it went comes back to the
+// front (Stay). If tiers keep shares, the first request of a tier that has got
+// its own yields to worse tiers until its time comes.
+//
+// A queue has one timer and no goroutine: the goroutine of each request waits
 // for its own call. Nothing is polled: the code that knows of a change calls
 // Wake.
 package waiting
 
 import (
-	"cmp"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// Lists are the lists of a pool. A nil *Lists has none, and no request waits.
-type Lists struct {
+// Longest is the longest wait that may be configured.
+const Longest = 10 * time.Second
+
+// maxPlaces is how many places a queue has at most.
+const maxPlaces = 1000
+
+// probeParts divides the longest wait: the requests behind a probe wait for no
+// longer than one part.
+const probeParts = 20
+
+// shortestGap is the shortest time between two requests of a queue, so that
+// they reach the backend in their order.
+const shortestGap = time.Millisecond
+
+// maxBodies is how many bytes the bodies of all requests that wait in this
+// process may have together.
+const maxBodies = 256 << 20
+
+var bodies atomic.Int64
+
+// mostBodies returns how large the bodies that wait may be in all before one
+// more of this tier may not. Each tier leaves a ninth to each better one, and
+// requests that wait for a limit of their caller leave half to the others.
+func mostBodies(key Key, tier int) int64 {
+	if key.Caller != "" {
+		return maxBodies / 2
+	}
+	return maxBodies * int64(9-tier) / 9
+}
+
+// Queues are the queues of a pool. A nil *Queues has none, and no request
+// waits.
+type Queues struct {
 	duration time.Duration
-	places   int
-	// apart reports whether each tier has places of its own: tiers keep shares.
+	// apart reports whether each tier has places of its own, because tiers keep
+	// shares.
 	apart bool
 
 	// waiting is how many requests wait. If none does, no lock is taken.
 	waiting atomic.Int64
 
 	mu     sync.Mutex
-	byKey  map[Key]*list
+	byKey  map[Key]*queue
 	joined uint64 // how many requests have joined
 	closed bool
 }
 
-// Key says what the requests of a list wait for: the backends of a model, or
-// the limits of a caller.
+// Key says what the requests of a queue wait for: a backend, or the limits of a
+// caller.
 type Key struct {
-	Caller, Model string
-	// Tiers are the service tiers of the requests, if backends may throttle
+	Caller string
+	// Backend is the index of the backend, and Model its name of the model.
+	Backend int
+	Model   string
+	// Tiers are the service tiers of the requests, if the backend may throttle
 	// these alone.
 	Tiers string
-	// Set distinguishes requests that may use only some backends.
-	Set uint64
 }
 
 // Who is the caller of a request, and the tier of the request.
@@ -61,35 +104,47 @@ type Who struct {
 	Tier   int
 }
 
-// Return is what a try has found out.
+// Return says when a backend, or a limit of the caller, may accept a request.
 type Return struct {
+	Key Key
 	// At is when the next try may succeed.
 	At time.Time
-	// Pause is how long after a request the next one goes.
+	// Places is how many requests like this one are accepted before it gives
+	// up. Less than one counts as one.
+	Places float64
+	// Pause is how long the others wait for the first byte of the first one.
 	Pause time.Duration
+	// Every is how long after a request the next one may go.
+	Every time.Duration
 	// Reason is why the try did not succeed.
 	Reason any
-	// Yields reports whether the tier has got its share. Until the next try,
-	// worse tiers may go.
+	// Yields reports whether the tier has got its share. Until At, worse tiers
+	// may go.
 	Yields bool
 }
 
 // Place is the place of one request. No two of its methods are called at the
 // same time.
 type Place struct {
-	lists *Lists
-	key   Key
-	// who waits. The tier and the number are its order.
+	of     *Queues
 	who    Who
-	number uint64
+	number uint64 // in the order of arrival
 	until  time.Time
-	wake   chan struct{}
-	result Result
-	// next is what its latest try has found out.
-	next Return
-	// in is the list that it is in, or was in before it went in this round.
-	in    *list
-	round int
+	size   int64 // of its body
+	// spots are where it waits, or where it last did. waits reports whether it
+	// does.
+	spots []*spot
+	waits bool
+	// holds is the queue in which it holds a place.
+	holds *queue
+	// called is the queue that has called it. It is nil unless it tries right
+	// now. changed reports whether Wake was called since.
+	called  *queue
+	changed bool
+	wake    chan struct{}
+	result  Result
+	// probed is the queue whose probe the request was when it went.
+	probed *queue
 }
 
 // Result is what becomes of a request that waits.
@@ -102,7 +157,7 @@ const (
 	Turn Result = "sent"
 	// Over: it has waited for as long as it may.
 	Over Result = "over"
-	// Full: the list has no place for it, or none any more.
+	// Full: there is no place for it, or none any more.
 	Full Result = "full"
 	// Left: its client has left.
 	Left Result = "left"
@@ -110,261 +165,206 @@ const (
 	Stopped Result = "stopped"
 )
 
-// New returns the lists for these options, with places for all tiers, or apart
-// for each tier. nil: it returns nil.
-func New(o *Options, apart bool) *Lists {
-	if o == nil {
+// New returns the queues for waits of this duration, or nil if it is 0. The
+// places are for all tiers together, or apart for each tier.
+func New(duration time.Duration, apart bool) *Queues {
+	if duration == 0 {
 		return nil
 	}
-	l := &Lists{duration: time.Duration(o.Duration), places: usualPlaces, apart: apart, byKey: make(map[Key]*list)}
-	if o.Places != nil {
-		l.places = *o.Places
-	}
-	return l
+	return &Queues{duration: duration, apart: apart, byKey: make(map[Key]*queue)}
 }
 
 // Until returns until when a request waits that begins now.
-func (l *Lists) Until(now time.Time) time.Time { return now.Add(l.duration) }
+func (l *Queues) Until(now time.Time) time.Time { return now.Add(l.duration) }
 
 // Len returns how many requests wait.
-func (l *Lists) Len() int {
+func (l *Queues) Len() int {
 	if l == nil {
 		return 0
 	}
 	return int(l.waiting.Load())
 }
 
-// Next returns what the first request of a list that goes before one of this
-// tier has found out. ok reports whether there is one.
-func (l *Lists) Next(now time.Time, key Key, tier int) (r Return, ok bool) {
+// Ahead returns the return of a request that goes before one that comes now. ok
+// reports whether there is one, or whether the next one of the queue must not
+// go yet. p is the place of a request that has waited, or nil.
+func (l *Queues) Ahead(now time.Time, key Key, who Who, p *Place) (r Return, ok bool) {
 	if l.Len() == 0 {
 		return r, false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for p := range l.byKey[key].heads() {
-		if p.who.Tier <= tier && (p.who.Tier == tier || !p.yields(now)) {
-			return p.next, true
+	q := l.byKey[key]
+	if q == nil {
+		return r, false
+	}
+	its := q.spotOf(p, who, l.joined+1)
+	for head := range q.heads() {
+		isFirst := head.Place != p && compare(head, its) < 0 && (head.who.Tier == who.Tier || !head.yields(now))
+		if isFirst || q.gate.After(now) {
+			return head.Return, true
 		}
 	}
 	return r, false
 }
 
-// Join gives a request a place, in which it waits until a time at most. If it
-// gets none, place is nil. If all are taken, another request may lose its own.
-// A request that is first tries at once: perhaps something has changed.
-func (l *Lists) Join(now time.Time, key Key, who Who, until time.Time, r Return) (place *Place, none Result) {
+// Join gives a request a place, in which it waits until a time at most. size is
+// that of its body. If it gets none, p is nil. A request that becomes the
+// first one tries at once: perhaps something has changed.
+func (l *Queues) Join(now time.Time, who Who, until time.Time, size int, returns ...Return) (p *Place, none Result) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
 		return nil, Stopped
 	}
-	if rivals := l.byKey[key].rivals(who); len(rivals) >= l.places {
-		loses := l.byKey[key].losesTo(who, rivals)
-		if loses == nil {
-			return nil, Full
-		}
-		loses.remove(now)
-		loses.end(Full)
+	if len(returns) == 0 || bodies.Load()+int64(size) > mostBodies(returns[0].Key, who.Tier) {
+		return nil, Full
 	}
 	l.joined++
-	p := &Place{lists: l, key: key, who: who, number: l.joined, until: until, wake: make(chan struct{}, 1), next: r}
-	l.insert(p)
-	if p.isHead() {
-		p.next.At = now
+	p = &Place{of: l, who: who, number: l.joined, until: until, size: int64(size), wake: make(chan struct{}, 1)}
+	p.enter(now, returns)
+	if !p.hold() && !p.displace(now) {
+		p.exit()
+		p.advance(now)
+		return nil, Full
 	}
-	p.in.advance(now)
+	p.advance(now)
 	return p, ""
-}
-
-func (l *Lists) insert(p *Place) {
-	s := l.byKey[p.key]
-	if s == nil {
-		s = &list{lists: l, key: p.key, pause: l.pause(p.next)}
-		l.byKey[p.key] = s
-	}
-	p.in = s
-	at, _ := slices.BinarySearchFunc(s.places, p, compare)
-	s.places = slices.Insert(s.places, at, p)
-	l.waiting.Add(1)
-}
-
-// pause keeps a full list from lasting longer than a wait.
-func (l *Lists) pause(r Return) time.Duration {
-	return min(r.Pause, l.duration/time.Duration(l.places))
-}
-
-func compare(a, b *Place) int {
-	return cmp.Or(cmp.Compare(a.who.Tier, b.who.Tier), cmp.Compare(a.number, b.number))
 }
 
 // Wait waits until the request may try, or no longer waits.
 func (p *Place) Wait(done <-chan struct{}) Result {
+	over := time.NewTimer(time.Until(p.until))
+	defer over.Stop()
 	select {
 	case <-p.wake:
+	case <-over.C:
 	case <-done:
 	}
-	l := p.lists
+	l, now := p.of, time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	select {
 	case <-done:
-		p.leave(time.Now())
+		p.leave(now)
 		return Left
 	default:
-		return p.result
 	}
+	p.advance(now) // if its turn comes just now, only a timer is late
+	if p.result == "" {
+		p.leave(now)
+		p.result = Over
+	}
+	return p.result
 }
 
 // Stay keeps the place, because a try did not succeed, or gives it back to a
 // request that has gone and was refused.
-func (p *Place) Stay(now time.Time, r Return) {
-	l := p.lists
+func (p *Place) Stay(now time.Time, returns ...Return) {
+	l := p.of
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	p.next = r
-	back := !p.in.has(p)
-	if back && !l.closed {
-		l.insert(p)
-	}
-	s := p.in
-	if refused := back || !r.Yields; refused {
-		s.round++
-		s.pause, s.gate = l.pause(r), time.Time{}
-	} else if r.Pause > 0 {
-		s.pause = l.pause(r)
-	}
-	if s.called == p {
-		s.called = nil
-	}
-	if s.changed && s.called == nil { // otherwise it counts for the one that tries
-		s.changed = false
-		s.retry(now)
-	}
-	if len(s.places) > 0 && s.places[0] != p { // it may go before this one does
-		s.places[0].next.At = now
-	}
 	if l.closed {
-		p.remove(now)
+		p.leave(now)
 		p.end(Stopped)
+		return
 	}
-	s.advance(now)
+	changed, before := p.changed, p.spots
+	p.exit()
+	p.enter(now, returns)
+	if !p.hold() && !p.displace(now) {
+		p.holdIn(p.spots[0].in) // one more than is expected to be accepted
+	}
+	if changed {
+		for _, s := range p.spots {
+			s.At = now
+		}
+	}
+	p.result = ""
+	select {
+	case <-p.wake: // the wait ended at the same time
+	default:
+	}
+	advance(now, before)
+	p.advance(now)
 }
 
-// Go ends the wait of a request that is called: it goes on.
-func (p *Place) Go(now time.Time) {
-	l := p.lists
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	s := p.in
-	p.remove(now)
-	p.round = s.round
-	s.gate, s.changed = now.Add(s.pause), false
-	s.advance(now)
+// Go ends the wait of a request that is called: it goes to the backend of a
+// queue.
+func (p *Place) Go(now time.Time, key Key) {
+	p.of.mu.Lock()
+	defer p.of.mu.Unlock()
+	for _, s := range p.spots {
+		s.line().turn = max(s.line().turn, s.turn)
+		if q := s.in; q.key == key {
+			q.follow(s, now)
+		}
+	}
+	p.leave(now)
 }
 
 // FirstByte records that a request that has gone got the first byte of its
 // reply.
 func (p *Place) FirstByte(now time.Time) {
-	l := p.lists
-	if l.Len() == 0 {
+	if p.of.Len() == 0 {
 		return
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	s := p.in
-	if l.byKey[s.key] == s && p.round == s.round {
-		s.pause /= 2
-		s.gate = now
-		s.advance(now)
+	p.of.mu.Lock()
+	defer p.of.mu.Unlock()
+	if q := p.probed; q != nil && q.probe == p {
+		q.gate = q.open
+		q.advance(now)
 	}
 }
 
 // Leave ends the wait of a request that is called, but does not go.
 func (p *Place) Leave(now time.Time) {
-	p.lists.mu.Lock()
-	defer p.lists.mu.Unlock()
+	p.of.mu.Lock()
+	defer p.of.mu.Unlock()
 	p.leave(now)
 }
 
 func (p *Place) leave(now time.Time) {
-	if p.in.has(p) {
-		p.remove(now)
-		p.in.advance(now)
-	}
+	p.exit()
+	p.advance(now)
 }
 
-// remove takes the request out of its list. If it was the first one or is
-// called, the next one tries: it may have more room. If it was the first one of
-// its tier, the next one of the tier does.
-func (p *Place) remove(now time.Time) {
-	s := p.in
-	if !s.has(p) {
-		return
-	}
-	wasNext, wasHead := s.called == p || s.places[0] == p, p.isHead()
-	s.places = slices.DeleteFunc(s.places, func(other *Place) bool { return other == p })
-	s.lists.waiting.Add(-1)
-	if s.called == p {
-		s.called = nil
-	}
-	if wasNext {
-		s.retry(now)
-	} else if next := s.head(p.who.Tier); wasHead && next != nil {
-		next.next.At = now
-	}
-}
-
-// isHead reports whether the request is the first one of its tier.
-func (p *Place) isHead() bool { return p.in.head(p.who.Tier) == p }
-
-// yields reports whether worse tiers may go before the request, which has not
-// come to its time.
-func (p *Place) yields(now time.Time) bool { return p.next.Yields && now.Before(p.next.At) }
-
-func (p *Place) end(r Result) {
-	p.result = r
-	select {
-	case p.wake <- struct{}{}:
-	default:
-	}
-}
-
-// Wake has the first requests of each list for this caller, or for backends if
-// caller is empty, try again, because something has changed.
-func (l *Lists) Wake(now time.Time, caller string) {
+// Wake makes the first requests of the queue for this caller, or of all queues
+// for backends if caller is empty, try again, because something has changed.
+func (l *Queues) Wake(now time.Time, caller string) {
 	if l.Len() == 0 {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for key, s := range l.byKey {
-		if key.Caller != caller {
-			continue
+	if caller != "" {
+		l.byKey[Key{Caller: caller}].retry(now)
+		return
+	}
+	for key, q := range l.byKey {
+		if key.Caller == "" {
+			q.retry(now)
 		}
-		s.changed = s.called != nil
-		s.retry(now)
-		s.advance(now)
 	}
 }
 
 // Close ends all waits, and no further request waits.
-func (l *Lists) Close() {
+func (l *Queues) Close() {
 	if l == nil {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true
-	for _, s := range l.byKey {
-		for _, p := range slices.Clone(s.places) {
-			if p != s.called {
-				p.remove(time.Now())
-				p.end(Stopped)
+	for _, q := range l.byKey {
+		for i := range q.lines {
+			for _, s := range slices.Clone(q.lines[i].spots) {
+				if s.called == nil && s.waits {
+					s.exit()
+					s.end(Stopped)
+				}
 			}
 		}
-		if s.called == nil {
-			s.drop()
-		}
+		q.advance(time.Now())
 	}
 }

@@ -4,35 +4,38 @@ import (
 	"context"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/caddyserver/caddy/v2"
 )
 
 var key = Key{Model: "gpt-4o"}
 
-// inBubble runs a test in virtual time with lists of a wait of 10 s, and checks
-// that no request waits in the end.
-func inBubble(t *testing.T, places int, test func(*testing.T, *Lists)) {
+// many is more than any test has of requests.
+const many = 1e6
+
+// inBubble runs a test in virtual time with queues of a wait of 10 s, and
+// checks that no request waits in the end.
+func inBubble(t *testing.T, test func(*testing.T, *Queues)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		l := New(&Options{Duration: caddy.Duration(10 * time.Second), Places: &places}, false)
+		l := New(10*time.Second, false)
 		test(t, l)
-		if l.Len() != 0 || len(l.byKey) != 0 {
-			t.Errorf("%d requests wait in %d lists", l.Len(), len(l.byKey))
+		time.Sleep(time.Second) // until no gate is left
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.Len() != 0 || len(l.byKey) != 0 || bodies.Load() != 0 {
+			t.Errorf("%d requests wait in %d queues, with bodies of %d bytes", l.Len(), len(l.byKey), bodies.Load())
 		}
 	})
 }
 
 // join gives a request a place for a time, or fails.
-func join(t *testing.T, l *Lists, tier int, d time.Duration, r Return) *Place {
+func join(t *testing.T, l *Queues, tier int, d time.Duration, r Return) *Place {
 	t.Helper()
 	now := time.Now()
-	p, none := l.Join(now, key, Who{Tier: tier}, now.Add(d), r)
+	p, none := l.Join(now, Who{Tier: tier}, now.Add(d), 10, r)
 	if p == nil {
 		t.Errorf("a request got no place: %s", none)
 	}
@@ -48,21 +51,21 @@ func want(t *testing.T, p *Place, result Result, after time.Duration) {
 	}
 }
 
-func in(d time.Duration) Return { return Return{At: time.Now().Add(d)} }
+func in(d time.Duration) Return { return Return{Key: key, Places: many, At: time.Now().Add(d)} }
 
 func TestTheFirstRequestTriesAtOnceAndThenWhenItMay(t *testing.T) {
-	inBubble(t, 10, func(t *testing.T, l *Lists) {
+	inBubble(t, func(t *testing.T, l *Queues) {
 		p := join(t, l, 0, time.Second, in(time.Second))
 		want(t, p, Turn, 0)
 		p.Stay(time.Now(), in(300*time.Millisecond))
 		want(t, p, Turn, 300*time.Millisecond)
-		p.Go(time.Now())
+		p.Go(time.Now(), key)
 	})
 }
 
 // LiteLLM #6867: requests in its queue looked every 3 ms whether they may go.
 func TestARequestTriesOnlyWhenItMayGoOrSomethingHasChanged(t *testing.T) {
-	inBubble(t, 10, func(t *testing.T, l *Lists) {
+	inBubble(t, func(t *testing.T, l *Queues) {
 		var wg sync.WaitGroup
 		turns := 0
 		for range 10 {
@@ -74,7 +77,7 @@ func TestARequestTriesOnlyWhenItMayGoOrSomethingHasChanged(t *testing.T) {
 						p.Stay(time.Now(), in(500*time.Millisecond))
 						continue
 					}
-					p.Go(time.Now())
+					p.Go(time.Now(), key)
 					return
 				}
 			})
@@ -87,7 +90,7 @@ func TestARequestTriesOnlyWhenItMayGoOrSomethingHasChanged(t *testing.T) {
 }
 
 func TestWakeHasTheFirstRequestTry(t *testing.T) {
-	inBubble(t, 10, func(t *testing.T, l *Lists) {
+	inBubble(t, func(t *testing.T, l *Queues) {
 		first, second := join(t, l, 0, 9*time.Second, in(0)), join(t, l, 0, 9*time.Second, in(0))
 		want(t, first, Turn, 0)
 		l.Wake(time.Now(), "") // while it tries
@@ -98,52 +101,58 @@ func TestWakeHasTheFirstRequestTry(t *testing.T) {
 		synctest.Wait()
 		time.AfterFunc(100*time.Millisecond, func() { l.Wake(time.Now(), "") })
 		want(t, first, Turn, 100*time.Millisecond)
-		first.Go(time.Now())
-		want(t, second, Turn, 0)
-		second.Go(time.Now())
+		first.Go(time.Now(), key)
+		want(t, second, Turn, time.Millisecond)
+		second.Go(time.Now(), key)
 	})
 }
 
-func TestTheNextOneGoesAfterThePauseOrAtTheFirstByte(t *testing.T) {
-	inBubble(t, 10, func(t *testing.T, l *Lists) {
-		var places []*Place
-		for range 5 {
-			places = append(places, join(t, l, 0, 9*time.Second, in(0)))
-		}
-		want(t, places[0], Turn, 0)
-		places[0].Stay(time.Now(), Return{At: time.Now(), Pause: 100 * time.Millisecond})
-		want(t, places[0], Turn, 0)
-		places[0].Go(time.Now())
-		want(t, places[1], Turn, 100*time.Millisecond)
-		places[1].Go(time.Now())
-		time.AfterFunc(30*time.Millisecond, func() { places[0].FirstByte(time.Now()) })
-		want(t, places[2], Turn, 30*time.Millisecond)
-		places[2].Go(time.Now())
-		want(t, places[3], Turn, 50*time.Millisecond) // the first byte has halved the pause
-		places[3].Go(time.Now())
-		places[2].Stay(time.Now(), Return{At: time.Now().Add(time.Second), Pause: 100 * time.Millisecond}) // it was refused
-		places[1].FirstByte(time.Now())                                                                    // of the round before
-		want(t, places[2], Turn, time.Second)
-		places[2].Go(time.Now())
-		want(t, places[4], Turn, 100*time.Millisecond)
-		places[4].Go(time.Now())
-	})
+// every20 is a return whose probe has a pause. The others follow each other
+// every 20 ms.
+func every20(d, pause time.Duration) Return {
+	r := in(d)
+	r.Pause, r.Every = pause, 20*time.Millisecond
+	return r
 }
 
-func TestALongPauseIsShortenedSoThatTheListCanEmpty(t *testing.T) {
-	inBubble(t, 100, func(t *testing.T, l *Lists) {
-		first, second := join(t, l, 0, 9*time.Second, in(0)), join(t, l, 0, 9*time.Second, in(0))
-		want(t, first, Turn, 0)
-		first.Stay(time.Now(), Return{At: time.Now().Add(time.Second), Pause: time.Second})
-		want(t, first, Turn, time.Second)
-		first.Go(time.Now())
-		want(t, second, Turn, 100*time.Millisecond)
-		second.Go(time.Now())
-	})
+func TestTheOthersFollowAProbeAtItsFirstByteOrAfterAPause(t *testing.T) {
+	for _, row := range []struct{ pause, firstByte, want time.Duration }{
+		{100 * time.Millisecond, time.Hour, 100 * time.Millisecond},
+		{10 * time.Millisecond, time.Hour, 20 * time.Millisecond},
+		{time.Second, time.Hour, 500 * time.Millisecond}, // a twentieth of the longest wait
+		{100 * time.Millisecond, 30 * time.Millisecond, 30 * time.Millisecond},
+		{100 * time.Millisecond, 10 * time.Millisecond, 20 * time.Millisecond},
+	} {
+		inBubble(t, func(t *testing.T, l *Queues) {
+			r := every20(time.Second, row.pause)
+			var places []*Place
+			for range 4 {
+				places = append(places, join(t, l, 0, 9*time.Second, r))
+			}
+			want(t, places[0], Turn, 0)
+			places[0].Stay(time.Now(), r)
+			want(t, places[0], Turn, time.Second)
+			places[0].Go(time.Now(), key)
+			time.AfterFunc(row.firstByte, func() { places[0].FirstByte(time.Now()) })
+			want(t, places[1], Turn, row.want)
+			places[1].Go(time.Now(), key)
+			want(t, places[2], Turn, 20*time.Millisecond)
+			places[2].Go(time.Now(), key)
+			places[1].Stay(time.Now(), every20(time.Second, row.pause)) // it was refused
+			want(t, places[1], Turn, 0)
+			places[1].Stay(time.Now(), every20(time.Second, row.pause))
+			places[0].FirstByte(time.Now()) // of the probe before
+			want(t, places[1], Turn, time.Second)
+			places[1].Go(time.Now(), key)
+			want(t, places[3], Turn, min(500*time.Millisecond, max(row.pause, 20*time.Millisecond)))
+			places[3].Go(time.Now(), key)
+			time.Sleep(2 * time.Hour)
+		})
+	}
 }
 
 func TestTheTurnPassesOnWhenARequestLeaves(t *testing.T) {
-	inBubble(t, 10, func(t *testing.T, l *Lists) {
+	inBubble(t, func(t *testing.T, l *Queues) {
 		first, second, third := join(t, l, 0, 9*time.Second, in(0)), join(t, l, 0, 9*time.Second, in(0)), join(t, l, 0, 9*time.Second, in(0))
 		ctx, leave := context.WithCancel(t.Context())
 		leave()
@@ -158,11 +167,8 @@ func TestTheTurnPassesOnWhenARequestLeaves(t *testing.T) {
 }
 
 func TestEachWaitEndsInTime(t *testing.T) {
-	inBubble(t, 3, func(t *testing.T, l *Lists) {
+	inBubble(t, func(t *testing.T, l *Queues) {
 		first, second, third := join(t, l, 0, time.Second, in(0)), join(t, l, 0, 2*time.Second, in(0)), join(t, l, 0, 500*time.Millisecond, in(0))
-		if p, none := l.Join(time.Now(), key, Who{}, time.Now().Add(time.Second), in(0)); p != nil || none != Full {
-			t.Errorf("a fourth request got the place %v: %s", p, none)
-		}
 		want(t, first, Turn, 0)
 		first.Stay(time.Now(), in(5*time.Second))
 		want(t, third, Over, 500*time.Millisecond)
@@ -174,20 +180,20 @@ func TestEachWaitEndsInTime(t *testing.T) {
 }
 
 func TestCloseEndsAllWaits(t *testing.T) {
-	inBubble(t, 10, func(t *testing.T, l *Lists) {
+	inBubble(t, func(t *testing.T, l *Queues) {
 		first, second, gone := join(t, l, 1, 9*time.Second, in(0)), join(t, l, 1, 9*time.Second, in(0)), join(t, l, 0, 9*time.Second, in(0))
 		want(t, first, Turn, 0)
 		first.Stay(time.Now(), in(time.Second))
 		want(t, gone, Turn, 0)
-		gone.Go(time.Now())
-		want(t, first, Turn, 0)
+		gone.Go(time.Now(), key)
+		want(t, first, Turn, time.Millisecond)
 		l.Close()
 		want(t, second, Stopped, 0)
 		first.Stay(time.Now(), in(time.Second))
 		want(t, first, Stopped, 0)
 		gone.Stay(time.Now(), in(time.Second))
 		want(t, gone, Stopped, 0)
-		if p, none := l.Join(time.Now(), key, Who{}, time.Now().Add(time.Second), in(0)); p != nil || none != Stopped {
+		if p, none := l.Join(time.Now(), Who{}, time.Now().Add(time.Second), 10, in(0)); p != nil || none != Stopped {
 			t.Errorf("a request got the place %v: %s", p, none)
 		}
 	})
@@ -198,7 +204,7 @@ func TestCloseEndsAllWaits(t *testing.T) {
 // wait.
 func TestRandomWaitsKeepTheOrder(t *testing.T) {
 	for seed := range uint64(20) {
-		inBubble(t, 1000, func(t *testing.T, l *Lists) {
+		inBubble(t, func(t *testing.T, l *Queues) {
 			random := rand.New(rand.NewPCG(seed, 1))
 			var mu sync.Mutex
 			var wg sync.WaitGroup
@@ -214,7 +220,7 @@ func TestRandomWaitsKeepTheOrder(t *testing.T) {
 					ctx, leave = context.WithTimeout(ctx, time.Duration(1+chance(500))*time.Millisecond)
 				}
 				wait := time.Duration(1+chance(3000)) * time.Millisecond
-				p, none := l.Join(time.Now(), key, Who{Tier: chance(3)}, time.Now().Add(wait), in(0))
+				p, none := l.Join(time.Now(), Who{Tier: chance(3)}, time.Now().Add(wait), 10, in(0))
 				if p == nil {
 					t.Fatal(none)
 				}
@@ -235,7 +241,7 @@ func TestRandomWaitsKeepTheOrder(t *testing.T) {
 						if took := time.Since(begin); took > wait {
 							t.Errorf("a wait of %s took %s", wait, took)
 						}
-						next := Return{At: time.Now().Add(time.Duration(1+chance(30)) * time.Millisecond), Pause: time.Duration(chance(20)) * time.Millisecond}
+						next := Return{Key: key, Places: many, At: time.Now().Add(time.Duration(1+chance(30)) * time.Millisecond), Pause: time.Duration(chance(20)) * time.Millisecond}
 						switch chance(8) {
 						case 0:
 							p.Stay(time.Now(), next)
@@ -248,11 +254,11 @@ func TestRandomWaitsKeepTheOrder(t *testing.T) {
 						}
 						l.mu.Lock()
 						s := l.byKey[key]
-						if s.called != p || !slices.IsSortedFunc(s.places, compare) {
+						if s.called != p || !slices.IsSortedFunc(spots(s), compare) {
 							t.Error("the order is wrong, or a request goes that is not called")
 						}
 						l.mu.Unlock()
-						p.Go(time.Now())
+						p.Go(time.Now(), key)
 						time.Sleep(time.Duration(chance(30)) * time.Millisecond)
 						if again > 0 && time.Since(begin) < wait {
 							again--
@@ -269,35 +275,12 @@ func TestRandomWaitsKeepTheOrder(t *testing.T) {
 	}
 }
 
-func TestOptionsAreChecked(t *testing.T) {
-	for text, want := range map[string]string{
-		"1s": "", "10s": "", "1s 1": "", "43ms 1000": "",
-		"0":       "wait '0s' is not a duration above 0, of at most 10s",
-		"-1s":     "wait '-1s' is not a duration above 0, of at most 10s",
-		"11s":     "wait '11s' is not a duration above 0, of at most 10s",
-		"off":     "wait 'off' is not a duration above 0, of at most 10s",
-		"1s 0":    "wait: places '0' is not a whole number from 1 to 1000",
-		"1s x":    "wait: places 'x' is not a whole number from 1 to 1000",
-		"1s 1.5":  "wait: places '1.5' is not a whole number from 1 to 1000",
-		"1s 1001": "wait: places '1001' is not a whole number from 1 to 1000",
-	} {
-		var o Options
-		err := o.UnmarshalArgs(strings.Fields(text))
-		if err == nil && want != "" || err != nil && err.Error() != want {
-			t.Errorf("%s: got %v, want %q", text, err, want)
-		}
-	}
-	if New(nil, false) != nil || New(nil, false).Len() != 0 || (*Options)(nil).Check() != nil {
-		t.Error("there are lists without options")
-	}
-}
-
 func TestAReturnFromATryDoesNotHideAChangeFromTheRequestThatTries(t *testing.T) {
-	inBubble(t, 10, func(t *testing.T, l *Lists) {
+	inBubble(t, func(t *testing.T, l *Queues) {
 		first, second := join(t, l, 0, 5*time.Second, in(time.Second)), join(t, l, 0, 5*time.Second, in(time.Second))
 		want(t, first, Turn, 0)
-		first.Go(time.Now())
-		want(t, second, Turn, 0)
+		first.Go(time.Now(), key)
+		want(t, second, Turn, time.Millisecond)
 		l.Wake(time.Now(), "")
 		first.Stay(time.Now(), in(3*time.Second))
 		second.Stay(time.Now(), in(3*time.Second)) // it was found out before the change
@@ -308,33 +291,15 @@ func TestAReturnFromATryDoesNotHideAChangeFromTheRequestThatTries(t *testing.T) 
 	})
 }
 
-func TestABetterTierTakesTheLastPlaceOfAWorseOne(t *testing.T) {
-	inBubble(t, 2, func(t *testing.T, l *Lists) {
-		later := in(time.Second)
-		called, last := join(t, l, 2, time.Second, later), join(t, l, 2, time.Second, later)
-		want(t, called, Turn, 0)
-		called.Stay(time.Now(), later)
-		better := join(t, l, 1, time.Second, later)
-		want(t, last, Full, 0)
-		if p, none := l.Join(time.Now(), key, Who{Tier: 2}, later.At, later); p != nil || none != Full {
-			t.Errorf("one of the same tier got a place, or %s", none)
-		}
-		want(t, better, Turn, 0)
-		better.Go(time.Now())
-		want(t, called, Turn, 0)
-		called.Leave(time.Now())
-	})
-}
-
 // Requests differ: what the first one has found out is not true for the next
 // one.
 func TestTheNextRequestTriesAtOnceWhenTheFirstOneLeaves(t *testing.T) {
-	for name, leave := range map[string]func(*Lists, *Place){
-		"its client leaves": func(_ *Lists, p *Place) { done := make(chan struct{}); close(done); p.Wait(done) },
-		"it is over":        func(*Lists, *Place) { time.Sleep(time.Second) },
+	for name, leave := range map[string]func(*Queues, *Place){
+		"its client leaves": func(_ *Queues, p *Place) { done := make(chan struct{}); close(done); p.Wait(done) },
+		"it is over":        func(_ *Queues, p *Place) { p.Wait(nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, 10, func(t *testing.T, l *Lists) {
+			inBubble(t, func(t *testing.T, l *Queues) {
 				first, second := join(t, l, 0, time.Second, in(0)), join(t, l, 0, 9*time.Second, in(0))
 				want(t, first, Turn, 0)
 				first.Stay(time.Now(), in(5*time.Second))
@@ -347,18 +312,18 @@ func TestTheNextRequestTriesAtOnceWhenTheFirstOneLeaves(t *testing.T) {
 }
 
 func TestARequestMayWaitUntilTheEndOfItsTime(t *testing.T) {
-	inBubble(t, 10, func(t *testing.T, l *Lists) {
+	inBubble(t, func(t *testing.T, l *Queues) {
 		first, second := join(t, l, 0, time.Second, in(0)), join(t, l, 0, time.Second, in(0))
 		want(t, first, Turn, 0)
 		first.Stay(time.Now(), in(time.Second))
 		want(t, first, Turn, time.Second)
-		first.Go(time.Now())
+		first.Go(time.Now(), key)
 		second.Leave(time.Now())
 	})
 }
 
 func TestABetterTierDoesNotWaitForWhatAWorseOneHasFoundOut(t *testing.T) {
-	inBubble(t, 10, func(t *testing.T, l *Lists) {
+	inBubble(t, func(t *testing.T, l *Queues) {
 		worse := join(t, l, 2, 9*time.Second, in(0))
 		want(t, worse, Turn, 0)
 		better := join(t, l, 1, 9*time.Second, in(0))
@@ -366,56 +331,50 @@ func TestABetterTierDoesNotWaitForWhatAWorseOneHasFoundOut(t *testing.T) {
 		want(t, better, Turn, 0)
 		better.Stay(time.Now(), in(time.Second))
 		want(t, better, Turn, time.Second)
-		better.Go(time.Now())
-		want(t, worse, Turn, 0)
-		worse.Go(time.Now())
+		better.Go(time.Now(), key)
+		want(t, worse, Turn, time.Millisecond)
+		worse.Go(time.Now(), key)
 		better = join(t, l, 1, 9*time.Second, in(0))
-		want(t, better, Turn, 0)
+		want(t, better, Turn, time.Millisecond)
 		better.Stay(time.Now(), in(time.Second))
 		worse.Stay(time.Now(), in(5*time.Second)) // it was refused
-		want(t, better, Turn, 0)
+		want(t, better, Turn, time.Second)
 		better.Leave(time.Now())
-		want(t, worse, Turn, 0)
+		want(t, worse, Turn, 4*time.Second) // as it has found out itself
 		worse.Leave(time.Now())
 	})
 }
 
 // yields is what a request has found out whose tier has got its share.
 func yields(d time.Duration) Return {
-	return Return{At: time.Now().Add(d), Reason: "all", Yields: true}
+	return Return{Key: key, Places: many, At: time.Now().Add(d), Reason: "all", Yields: true}
 }
 
 func TestATierThatHasGotItsShareLetsOthersGoAndIsFirstWhenBothMay(t *testing.T) {
-	inBubble(t, 10, func(t *testing.T, l *Lists) {
+	inBubble(t, func(t *testing.T, l *Queues) {
 		better, worse := join(t, l, 1, 9*time.Second, in(0)), join(t, l, 2, 9*time.Second, in(0))
 		want(t, better, Turn, 0)
 		better.Stay(time.Now(), yields(2*time.Second))
 		want(t, worse, Turn, 0)
 		worse.Stay(time.Now(), in(time.Second))
-		want(t, better, Turn, 0) // it may go before the worse one does
-		better.Stay(time.Now(), yields(2*time.Second))
 		want(t, worse, Turn, time.Second)
 		worse.Stay(time.Now(), in(time.Second))
-		want(t, better, Turn, 0)
-		better.Stay(time.Now(), yields(time.Second))
 		want(t, better, Turn, time.Second)
-		better.Go(time.Now())
-		want(t, worse, Turn, 0)
-		worse.Go(time.Now())
+		better.Go(time.Now(), key)
+		want(t, worse, Turn, time.Millisecond)
+		worse.Go(time.Now(), key)
 	})
 }
 
 func TestEachTierStandsBehindThoseThatDoNotYieldToIt(t *testing.T) {
-	inBubble(t, 10, func(t *testing.T, l *Lists) {
+	inBubble(t, func(t *testing.T, l *Queues) {
 		places := []*Place{join(t, l, 1, 9*time.Second, in(0)), join(t, l, 2, 9*time.Second, in(0)), join(t, l, 3, 9*time.Second, in(0))}
 		want(t, places[0], Turn, 0)
 		places[0].Stay(time.Now(), yields(2*time.Second))
 		want(t, places[1], Turn, 0)
-		places[1].Stay(time.Now(), Return{At: time.Now().Add(time.Second), Reason: "two"})
-		want(t, places[0], Turn, 0)
-		places[0].Stay(time.Now(), yields(2*time.Second))
+		places[1].Stay(time.Now(), Return{Key: key, Places: many, At: time.Now().Add(time.Second), Reason: "two"})
 		for tier, reason := range []any{nil, "all", "two", "two"} {
-			if r, ok := l.Next(time.Now(), key, tier); r.Reason != reason || ok != (tier > 0) {
+			if r, ok := l.Ahead(time.Now(), key, Who{Tier: tier}, nil); r.Reason != reason || ok != (tier > 0) {
 				t.Errorf("a request of tier %d stands behind %v (%v), want %v", tier, r.Reason, ok, reason)
 			}
 		}
@@ -425,60 +384,65 @@ func TestEachTierStandsBehindThoseThatDoNotYieldToIt(t *testing.T) {
 	})
 }
 
-func TestTiersApartHaveTheirOwnPlaces(t *testing.T) {
-	inBubble(t, 2, func(t *testing.T, l *Lists) {
+func TestATierThatHasGotItsShareTakesNoPlaceOfAWorseOne(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Queues) {
 		l.apart = true
+		two := func(yields bool) Return {
+			return Return{Key: key, Places: 2, At: time.Now().Add(time.Second), Yields: yields}
+		}
 		var places []*Place
-		for i, tier := range []int{1, 2, 1, 1, 2, 2, 0} { // 0: a caller without a tier
-			p, _ := l.Join(time.Now(), key, Who{Tier: tier}, time.Now().Add(time.Second), in(time.Second))
-			if (p != nil) != (i != 3 && i != 5) {
-				t.Errorf("request %d of tier %d has place %v", i, tier, p)
+		for i, who := range []struct {
+			tier   int
+			yields bool
+			place  bool
+		}{{1, true, true}, {1, true, true}, {1, true, false}, {2, false, true}, {2, false, true}, {2, false, false}} {
+			p, _ := l.Join(time.Now(), Who{Tier: who.tier}, time.Now().Add(time.Second), 10, two(who.yields))
+			if (p != nil) != who.place {
+				t.Errorf("request %d of tier %d has place %v", i, who.tier, p)
 			}
-			if p != nil {
-				places = append(places, p)
+			if i == 0 {
+				want(t, p, Turn, 0)
+				p.Stay(time.Now(), two(true))
 			}
+			places = append(places, p)
 		}
-		for _, p := range places {
-			p.Leave(time.Now())
-		}
+		leaveAll(places)
 	})
 }
 
 func TestAWorseTierStandsBehindABetterOneWhoseTimeHasCome(t *testing.T) {
-	inBubble(t, 10, func(t *testing.T, l *Lists) {
+	inBubble(t, func(t *testing.T, l *Queues) {
 		r := func() Return {
-			return Return{At: time.Now().Add(500 * time.Millisecond), Pause: 50 * time.Millisecond, Yields: true}
+			return Return{Key: key, Places: many, At: time.Now().Add(500 * time.Millisecond), Pause: 50 * time.Millisecond, Yields: true}
 		}
 		first, second := join(t, l, 1, 9*time.Second, r()), join(t, l, 1, 9*time.Second, r())
 		want(t, first, Turn, 0)
 		first.Stay(time.Now(), r())
-		if _, ok := l.Next(time.Now(), key, 2); ok {
+		if _, ok := l.Ahead(time.Now(), key, Who{Tier: 2}, nil); ok {
 			t.Error("it stands behind one that yields")
 		}
 		want(t, first, Turn, 500*time.Millisecond)
-		if _, ok := l.Next(time.Now(), key, 2); !ok {
+		if _, ok := l.Ahead(time.Now(), key, Who{Tier: 2}, nil); !ok {
 			t.Error("it stands behind none while the better one tries")
 		}
-		first.Go(time.Now())
-		if _, ok := l.Next(time.Now(), key, 2); !ok {
+		first.Go(time.Now(), key)
+		if _, ok := l.Ahead(time.Now(), key, Who{Tier: 2}, nil); !ok {
 			t.Error("it stands behind none while the better one waits for the pause")
 		}
 		want(t, second, Turn, 50*time.Millisecond)
-		second.Go(time.Now())
+		second.Go(time.Now(), key)
 	})
 }
 
 // At 1 s the time of the second one has come, and its wait ends. That of a
 // third tier ends, too.
 func TestTheEndOfAWaitTakesNoTurnFromABetterTier(t *testing.T) {
-	inBubble(t, 10, func(t *testing.T, l *Lists) {
+	inBubble(t, func(t *testing.T, l *Queues) {
 		places := []*Place{join(t, l, 1, 9*time.Second, in(0)), join(t, l, 2, time.Second, in(0)), join(t, l, 3, time.Second, in(0))}
 		want(t, places[0], Turn, 0)
 		places[0].Stay(time.Now(), yields(5*time.Second))
 		want(t, places[1], Turn, 0)
 		places[1].Stay(time.Now(), in(time.Second))
-		want(t, places[0], Turn, 0)
-		places[0].Stay(time.Now(), yields(5*time.Second))
 		want(t, places[1], Turn, time.Second)
 		for _, p := range places {
 			p.Leave(time.Now())
@@ -487,71 +451,43 @@ func TestTheEndOfAWaitTakesNoTurnFromABetterTier(t *testing.T) {
 }
 
 func TestTheEndOfAWorseTiersWaitIsNothingNewForTheFirstRequest(t *testing.T) {
-	inBubble(t, 10, func(t *testing.T, l *Lists) {
+	inBubble(t, func(t *testing.T, l *Queues) {
 		first := join(t, l, 1, 9*time.Second, in(0))
 		want(t, first, Turn, 0)
 		first.Stay(time.Now(), in(3*time.Second))
-		join(t, l, 2, time.Second, in(0))
+		worse := join(t, l, 2, time.Second, in(0))
+		go worse.Wait(nil)
 		want(t, first, Turn, 3*time.Second)
 		first.Leave(time.Now())
 	})
 }
 
-func TestPausesAreShortAlsoBehindOneThatYields(t *testing.T) {
-	inBubble(t, 100, func(t *testing.T, l *Lists) { // 100 ms at most
-		slow := func() Return {
-			return Return{At: time.Now().Add(500 * time.Millisecond), Pause: time.Second, Yields: true}
-		}
-		first, second := join(t, l, 1, 9*time.Second, slow()), join(t, l, 1, 9*time.Second, slow())
-		want(t, first, Turn, 0)
-		first.Stay(time.Now(), slow())
-		want(t, first, Turn, 500*time.Millisecond)
-		first.Go(time.Now())
-		want(t, second, Turn, 100*time.Millisecond)
-		second.Go(time.Now())
-	})
-}
-
-func TestACooldownAfterAShareHasItsPause(t *testing.T) {
-	inBubble(t, 10, func(t *testing.T, l *Lists) {
-		first, second := join(t, l, 1, 9*time.Second, yields(0)), join(t, l, 1, 9*time.Second, yields(0))
-		want(t, first, Turn, 0)
-		throttled := yields(100 * time.Millisecond)
-		throttled.Pause = 50 * time.Millisecond
-		first.Stay(time.Now(), throttled)
-		want(t, first, Turn, 100*time.Millisecond)
-		first.Go(time.Now())
-		want(t, second, Turn, 50*time.Millisecond)
-		second.Go(time.Now())
-	})
-}
-
 func TestARequestThatIsRefusedAndYieldsBeginsANewRound(t *testing.T) {
-	inBubble(t, 10, func(t *testing.T, l *Lists) {
+	inBubble(t, func(t *testing.T, l *Queues) {
 		first, second := join(t, l, 1, 9*time.Second, in(0)), join(t, l, 2, 9*time.Second, in(0))
 		want(t, first, Turn, 0)
-		first.Stay(time.Now(), Return{At: time.Now().Add(100 * time.Millisecond), Pause: time.Second})
+		first.Stay(time.Now(), Return{Key: key, Places: many, At: time.Now().Add(100 * time.Millisecond), Pause: time.Second})
 		want(t, first, Turn, 100*time.Millisecond)
-		first.Go(time.Now())
+		first.Go(time.Now(), key)
 		time.Sleep(10 * time.Millisecond)
 		first.Stay(time.Now(), yields(5*time.Second))
 		want(t, second, Turn, 0)
-		second.Go(time.Now())
+		second.Go(time.Now(), key)
 		first.Leave(time.Now())
 	})
 }
 
 func TestNextIsWhatTheFirstRequestHasFoundOut(t *testing.T) {
-	inBubble(t, 10, func(t *testing.T, l *Lists) {
-		first, second := join(t, l, 0, 9*time.Second, Return{Reason: "a"}), join(t, l, 0, 9*time.Second, Return{Reason: "a and b"})
+	inBubble(t, func(t *testing.T, l *Queues) {
+		first, second := join(t, l, 0, 9*time.Second, Return{Key: key, Places: many, Reason: "a"}), join(t, l, 0, 9*time.Second, Return{Key: key, Places: many, Reason: "a and b"})
 		want(t, first, Turn, 0)
-		first.Stay(time.Now(), Return{At: time.Now(), Pause: time.Second, Reason: "a"})
+		first.Stay(time.Now(), Return{Key: key, Places: many, At: time.Now(), Pause: time.Second, Reason: "a"})
 		want(t, first, Turn, 0)
-		first.Go(time.Now())
-		if r, ok := l.Next(time.Now(), key, 0); !ok || r.Reason != "a and b" {
+		first.Go(time.Now(), key)
+		if r, ok := l.Ahead(time.Now(), key, Who{Tier: 0}, nil); !ok || r.Reason != "a and b" {
 			t.Errorf("the next request waits for %v (%v), want a and b", r.Reason, ok)
 		}
-		want(t, second, Turn, time.Second)
-		second.Go(time.Now())
+		want(t, second, Turn, 500*time.Millisecond)
+		second.Go(time.Now(), key)
 	})
 }

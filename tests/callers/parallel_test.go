@@ -58,7 +58,7 @@ func TestRequestsInParallelUseAtMost110PercentOfALimit(t *testing.T) {
 
 // TestARequestWaitsForThoseInFlight has a limit that requests wait for.
 func TestARequestWaitsForThoseInFlight(t *testing.T) {
-	inBubble(t, "wait 5s 3\ncaller alice {\ntokens 1k/minute\n}", func(t *testing.T, w *world) {
+	inBubble(t, "wait 5s\ncaller alice {\ntokens 1k/minute\n}", func(t *testing.T, w *world) {
 		w.AllReply(func(rw http.ResponseWriter, r *http.Request) {
 			time.Sleep(1500 * time.Millisecond)
 			used(50, 10)(rw, r)

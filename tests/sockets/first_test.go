@@ -508,3 +508,18 @@ func TestEachResponseOfAWebSocketIsARequestOfItsCaller(t *testing.T) {
 		})
 	}
 }
+
+func TestAHandshakeWaitsForABackendThatThrottles(t *testing.T) {
+	lbtest.InBubble(t, keyed("backend http://a\nwait 2s"), func(t *testing.T, w *lbtest.World) {
+		a := w.Backends["a"]
+		a.Replies(lbtest.Status(http.StatusTooManyRequests, "Retry-After-Ms", "500"))
+		time.AfterFunc(400*time.Millisecond, func() { a.Replies(speaks(realtime(70, 50))) })
+		begun := time.Now()
+		c := dial(t, w, session, aliceKey)
+		if took := time.Since(begun); took < 500*time.Millisecond || took > 510*time.Millisecond {
+			t.Errorf("the handshake took %s", took)
+		}
+		c.Close()
+		time.Sleep(time.Minute)
+	})
+}

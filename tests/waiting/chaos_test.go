@@ -37,7 +37,7 @@ const chaosWait = 900 * time.Millisecond
 // config has options at random that have to do with which backend a request
 // waits for.
 func (c *chaos) config() string {
-	options := fmt.Sprintf("wait %s %d\nclient_key web sk-web-0123456789ab\nclient_key batch sk-batch-0123456789\n", chaosWait, 1+c.of(8)) +
+	options := fmt.Sprintf("wait %s\nclient_key web sk-web-0123456789ab\nclient_key batch sk-batch-0123456789\n", chaosWait) +
 		"caller web {\ntier interactive\n" + c.pick("", "tokens 5k/minute\n") + "}\n" +
 		"caller batch {\ntier batch\nrequests 8/second\n" + c.pick("", "max_requests 6\n", "tokens 9k/minute\n") + "}\ntier interactive {\nreserve 40%\n}\ntier batch\n" +
 		c.pick("", "", "lb_retries 1\n") + c.pick("", "", "lb_try_duration 400ms\n") +

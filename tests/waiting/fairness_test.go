@@ -16,8 +16,9 @@ import (
 
 // Only the share of the other tier is left to batch.
 func TestABetterTierDoesNotWaitBehindAWorseOneForWhichABackendIsTooBusy(t *testing.T) {
-	inBubble(t, "wait 5s 3\n"+tiers, func(t *testing.T, w *world) {
+	inBubble(t, "wait 5s\n"+tiers, func(t *testing.T, w *world) {
 		const web, batch = "sk-web-0123456789ab", "sk-batch-0123456789"
+		w.knows(t, web, 3)
 		w.Backends["a"].Replies(lbtest.Says(200, `{}`, "Azure-Openai-Deployment-Utilization", "200%"))
 		w.Send(w.request(0, web)).WantServed(t, "a")
 		for number := range 3 {
@@ -76,6 +77,7 @@ func (*panicking) Select(pool reverseproxy.UpstreamPool, _ *http.Request, _ http
 
 func TestARequestThatPanicsPassesItsTurnOn(t *testing.T) {
 	inBubble(t, "wait 2s\nlb_policy panicking", func(t *testing.T, w *world) {
+		w.knows(t, "", 3)
 		w.throttle("a", time.Second)
 		untilPanic.Store(2) // the first time is before it waits
 		w.ask(0, "", func(got lbtest.Reply, _ time.Duration) {
@@ -98,7 +100,8 @@ func TestARequestThatPanicsPassesItsTurnOn(t *testing.T) {
 }
 
 func TestOneCallerDoesNotTakeAllPlaces(t *testing.T) {
-	inBubble(t, "wait 5s 3\nclient_key alice "+aliceKey+"\nclient_key bob "+bobKey, func(t *testing.T, w *world) {
+	inBubble(t, "wait 5s\nclient_key alice "+aliceKey+"\nclient_key bob "+bobKey, func(t *testing.T, w *world) {
+		w.knows(t, aliceKey, 3)
 		w.throttle("a", 2*time.Second)
 		statuses := make(map[int]int)
 		for number, key := range []string{aliceKey, aliceKey, aliceKey, bobKey, bobKey} {

@@ -113,3 +113,14 @@ func (w *world) coolDown(t *testing.T, backend string, d time.Duration) {
 	time.Sleep(time.Millisecond)
 	w.Backends[backend].Forget()
 }
+
+// knows makes the balancer know that a accepts so many requests in ten seconds.
+// key is that of a caller, which may be empty.
+func (w *world) knows(t *testing.T, key string, requests int) {
+	t.Helper()
+	limit := strconv.Itoa(6 * requests)
+	w.Backends["a"].Replies(lbtest.Says(200, `{}`, "X-Ratelimit-Limit-Requests", limit, "X-Ratelimit-Remaining-Requests", limit, "X-Ratelimit-Reset-Requests", "10"))
+	w.Send(w.request(-9, key)).WantServed(t, "a")
+	w.Backends["a"].Recovers()
+	w.Backends["a"].Forget()
+}

@@ -13,7 +13,7 @@ import (
 )
 
 func TestWaitsAreCountedAndLogged(t *testing.T) {
-	inBubble(t, "wait 1s 1", func(t *testing.T, w *world) {
+	inBubble(t, "wait 1s", func(t *testing.T, w *world) {
 		its := map[string]string{"pool": w.Handler.Pool}
 		counted := func(result string) float64 {
 			return lbtest.Scrape(t).Sum("waited_total", map[string]string{"pool": w.Handler.Pool, "result": result})

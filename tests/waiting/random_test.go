@@ -17,7 +17,7 @@ import (
 // or with a 429, and nothing is left in the end.
 func TestRandomRequestsWaitNoLongerThanTheyMay(t *testing.T) {
 	const web, batch = "sk-web-0123456789ab", "sk-batch-0123456789"
-	options := "wait 700ms 5\nbackend http://a\nbackend http://b {\npriority 2\n}\n" +
+	options := "wait 700ms\nbackend http://a\nbackend http://b {\npriority 2\n}\n" +
 		"client_key web " + web + "\nclient_key batch " + batch + "\ncaller web {\ntier interactive\n}\n" +
 		"caller batch {\ntier batch\nrequests 8/second\n}\ntier interactive {\nreserve 10%\n}\ntier batch"
 	for seed := range uint64(5) {

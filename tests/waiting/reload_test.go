@@ -19,7 +19,7 @@ import (
 func waitingSite(t *testing.T) (pool string, reload func(), replies chan lbtest.Reply) {
 	t.Helper()
 	a, server := lbtest.Listen(t, "a")
-	a.Replies(lbtest.Throttled("9"))
+	a.Replies(lbtest.Status(429, "Retry-After", "9", "X-Ratelimit-Limit-Requests", "600", "X-Ratelimit-Remaining-Requests", "0", "X-Ratelimit-Reset-Requests", "9"))
 	port := lbtest.FreePort(t)
 	pool = lbtest.Unique("waiting")
 	config := func(minutes int) string {

@@ -42,6 +42,7 @@ func TestWithoutTheOptionNoRequestWaits(t *testing.T) {
 
 func TestWaitingRequestsGoInTheOrderInWhichTheyCame(t *testing.T) {
 	inBubble(t, "wait 2s", func(t *testing.T, w *world) {
+		w.knows(t, "", 10)
 		w.coolDown(t, "a", time.Second)
 		w.wantServed(t, make([]string, 9)...)
 		w.wg.Wait()
@@ -69,6 +70,7 @@ const tiers = `
 func TestABetterTierGoesFirst(t *testing.T) {
 	inBubble(t, "wait 2s\n"+tiers, func(t *testing.T, w *world) {
 		const web, batch = "sk-web-0123456789ab", "sk-batch-0123456789"
+		w.knows(t, web, 9)
 		w.throttle("a", time.Second)
 		w.wantServed(t, batch, batch, web, batch, web)
 		w.wg.Wait()
@@ -79,7 +81,8 @@ func TestABetterTierGoesFirst(t *testing.T) {
 }
 
 func TestARequestWithoutAPlaceIsRefusedAtOnce(t *testing.T) {
-	inBubble(t, "wait 2s 3", func(t *testing.T, w *world) {
+	inBubble(t, "wait 2s", func(t *testing.T, w *world) {
+		w.knows(t, "", 3)
 		w.throttle("a", time.Second)
 		w.wantServed(t, "", "", "")
 		begin := time.Now()
@@ -93,7 +96,7 @@ func TestARequestWithoutAPlaceIsRefusedAtOnce(t *testing.T) {
 }
 
 func TestPlacesAreCountedForEachModel(t *testing.T) {
-	inBubble(t, "wait 2s 1", func(t *testing.T, w *world) {
+	inBubble(t, "wait 2s", func(t *testing.T, w *world) {
 		w.throttle("a", time.Second)
 		for _, model := range []string{"gpt-4o", "gpt-4o-mini"} {
 			w.wg.Go(func() { w.Post(`{"model":"`+model+`"}`).WantServed(t, "a") })
@@ -133,6 +136,7 @@ func (w *world) slow(backend string, delay, refused time.Duration) {
 
 func TestACooldownThatGrowsWhileRequestsWaitKeepsThemWaiting(t *testing.T) {
 	inBubble(t, "wait 2s", func(t *testing.T, w *world) {
+		w.knows(t, "", 10)
 		w.slow("a", 300*time.Millisecond, 900*time.Millisecond)
 		w.ask(0, "", func(lbtest.Reply, time.Duration) {})
 		time.Sleep(time.Millisecond)
@@ -154,6 +158,7 @@ func TestACooldownThatGrowsWhileRequestsWaitKeepsThemWaiting(t *testing.T) {
 
 func TestRequestsLeaveAtOnceWhenTheCooldownGrowsTooLong(t *testing.T) {
 	inBubble(t, "wait 1s", func(t *testing.T, w *world) {
+		w.knows(t, "", 10)
 		w.slow("a", 300*time.Millisecond, time.Minute)
 		w.ask(0, "", func(lbtest.Reply, time.Duration) {})
 		time.Sleep(time.Millisecond)
@@ -171,6 +176,7 @@ func TestRequestsLeaveAtOnceWhenTheCooldownGrowsTooLong(t *testing.T) {
 
 func TestARequestThatIsRefusedAgainKeepsItsPlace(t *testing.T) {
 	inBubble(t, "wait 2s", func(t *testing.T, w *world) {
+		w.knows(t, "", 10)
 		w.coolDown(t, "a", 200*time.Millisecond)
 		var refused atomic.Bool
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
@@ -193,7 +199,7 @@ func TestARequestLeavesWhenItsTimeIsOver(t *testing.T) {
 		options, header string
 		want            time.Duration
 	}{
-		"wait":                 {"wait 400ms 2", "", 400 * time.Millisecond},
+		"wait":                 {"wait 400ms", "", 400 * time.Millisecond},
 		"lb_try_duration":      {"wait 1s\nlb_try_duration 450ms", "", 450 * time.Millisecond},
 		"the client's timeout": {"wait 2s", "0.5", 500 * time.Millisecond},
 	} {
@@ -227,7 +233,8 @@ func TestARequestLeavesWhenItsTimeIsOver(t *testing.T) {
 }
 
 func TestARequestThatWaitsBehindOthersLeavesWhenItsTimeIsOver(t *testing.T) {
-	inBubble(t, "wait 400ms 2", func(t *testing.T, w *world) {
+	inBubble(t, "wait 400ms", func(t *testing.T, w *world) {
+		w.knows(t, "", 10)
 		// each request is refused for 50 ms, again and again
 		w.Backends["a"].Replies(lbtest.Status(429, "Retry-After-Ms", "50"))
 		for number := range 2 {
@@ -242,7 +249,7 @@ func TestARequestThatWaitsBehindOthersLeavesWhenItsTimeIsOver(t *testing.T) {
 }
 
 func TestAClientThatLeavesWhileItsRequestWaitsMakesRoom(t *testing.T) {
-	lbtest.OverBothVersions(t, "openai_lb {\nbackend http://a\nwait 2s 1\n}", func(t *testing.T, lw *lbtest.World) {
+	lbtest.OverBothVersions(t, "openai_lb {\nbackend http://a\nwait 2s\n}", func(t *testing.T, lw *lbtest.World) {
 		w := &world{World: lw, took: make(map[int]time.Duration)}
 		w.throttle("a", time.Second)
 		ctx, leave := context.WithCancel(t.Context())
@@ -261,7 +268,8 @@ func TestAClientThatLeavesWhileItsRequestWaitsMakesRoom(t *testing.T) {
 
 // LiteLLM PR20817: entries of requests that had timed out stayed in its queue.
 func TestAThousandCancelledWaitsLeaveNothing(t *testing.T) {
-	inBubble(t, "wait 10s 1000", func(t *testing.T, w *world) {
+	inBubble(t, "wait 10s", func(t *testing.T, w *world) {
+		w.knows(t, "", 1000)
 		w.throttle("a", 5*time.Second)
 		ctx, leave := context.WithCancel(t.Context())
 		for number := range 1000 {
@@ -288,6 +296,7 @@ func TestAThousandCancelledWaitsLeaveNothing(t *testing.T) {
 // LiteLLM PR21319: its queue let all requests go at once.
 func TestWaitingRequestsGoOneByOne(t *testing.T) {
 	inBubble(t, "wait 5s", func(t *testing.T, w *world) {
+		w.knows(t, "", 10)
 		// a accepts a request when none has come for 100 ms
 		w.coolDown(t, "a", 400*time.Millisecond)
 		var last time.Time
@@ -327,7 +336,7 @@ func TestWaitingRequestsGoOneByOne(t *testing.T) {
 }
 
 func TestAListDoesNotSlowDownABackendThatAcceptsRequestsAgain(t *testing.T) {
-	inBubble(t, "wait 2s 10", func(t *testing.T, w *world) {
+	inBubble(t, "wait 2s", func(t *testing.T, w *world) {
 		w.coolDown(t, "a", 60*time.Second)
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 			time.Sleep(300 * time.Millisecond)
@@ -352,6 +361,7 @@ func TestAListDoesNotSlowDownABackendThatAcceptsRequestsAgain(t *testing.T) {
 
 func TestARequestDoesNotOvertakeThoseThatWait(t *testing.T) {
 	inBubble(t, "wait 2s", func(t *testing.T, w *world) {
+		w.knows(t, "", 10)
 		w.coolDown(t, "a", time.Second)
 		w.wantServed(t, "", "", "", "")
 		time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(time.Second)))
@@ -456,6 +466,7 @@ func TestNoRequestWaitsForTheOwnerOfAnObject(t *testing.T) {
 
 func TestNoRequestWaitsForABackendThatIsFull(t *testing.T) {
 	inBubbleWith(t, "wait 5s\nbackend http://a {\nmax_requests 1\n}", func(t *testing.T, w *world) {
+		w.knows(t, "", 10)
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 			w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
 				time.Sleep(2 * time.Second)
@@ -475,18 +486,22 @@ func TestNoRequestWaitsForABackendThatIsFull(t *testing.T) {
 	})
 }
 
-func TestAGuessedThrottleIsTriedByOneRequestAtATime(t *testing.T) {
-	inBubble(t, "wait 1s", func(t *testing.T, w *world) {
-		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
-			w.Backends["a"].Recovers()
-			lbtest.Status(429)(rw, r)
+func TestNoRequestWaitsForABackendThatNamesNoTime(t *testing.T) {
+	for name, header := range map[string][]string{"none": nil, "zero": {"Retry-After", "0"}} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, "wait 10s", func(t *testing.T, w *world) {
+				w.knows(t, "", 100)
+				w.Backends["a"].Replies(lbtest.Status(429, header...))
+				begin := time.Now()
+				w.Send(w.request(0, "")).WantError(t, 429, "rate_limit_exceeded")
+				w.Send(w.request(1, "")).WantError(t, 429, "rate_limit_exceeded")
+				if took := time.Since(begin); took != 0 {
+					t.Errorf("they took %s", took)
+				}
+				w.WantCalls(map[string]int{"a": 1})
+			})
 		})
-		begin := time.Now()
-		w.Send(w.request(0, "")).WantServed(t, "a")
-		if took := time.Since(begin); took != 500*time.Millisecond { // a twentieth of 10 s
-			t.Errorf("it took %s", took)
-		}
-	})
+	}
 }
 
 func TestLBRetriesDoNotCountTriesOfTheBackendThatIsWaitedFor(t *testing.T) {
