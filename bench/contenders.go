@@ -49,6 +49,11 @@ type contender struct {
 	provider                         string // what it wants before the name of a model
 	// perRequest says that its configuration comes with each request.
 	perRequest bool
+	// wait is its option of that name. It takes part only where requests come
+	// at random then.
+	wait string
+	// files is the folder of its configuration in contenders. Empty: its name.
+	files string
 }
 
 // The balancer that this is about, and what all are compared with.
@@ -62,6 +67,10 @@ var contenders = []contender{
 	{
 		name: ours, about: "this module", ready: caddyReady, argv: caddyRun, env: caddyEnv,
 		isGo: true, hasTLS: true, streams: true, failsOver: true, checksKeys: true,
+	},
+	{
+		name: ours + "_wait", about: "this module with `wait 2s`", ready: caddyReady, argv: caddyRun, env: caddyEnv,
+		isGo: true, hasTLS: true, streams: true, failsOver: true, checksKeys: true, wait: "2s", files: ours,
 	},
 	{
 		name: plain, about: "Caddy's reverse_proxy: random, request_buffers, one header_up",
@@ -200,7 +209,8 @@ type setup struct {
 	// HeaderTimeout is how many seconds a backend has to begin its reply. 0:
 	// the contender's default.
 	HeaderTimeout int
-	ChecksKeys    bool // refuse others than ClientKey, and have metrics
+	ChecksKeys    bool   // refuse others than ClientKey, and have metrics
+	Wait          string // how long requests may wait. Empty: not at all
 }
 
 // upstream is a backend as contenders are told of it. All backends of a setup
@@ -267,7 +277,7 @@ func (c contender) run(t tools, s setup) (*running, error) {
 	s.Address, s.TLSAddress = fmt.Sprintf("127.0.0.1:%d", freePort()), fmt.Sprintf("127.0.0.1:%d", freePort())
 	s.RenamingAddress = fmt.Sprintf("127.0.0.1:%d", freePort())
 	s.Key, s.ClientKey, s.Model, s.Renamed = backendKey, clientKey, model, renamedModel
-	s.Cert, s.CertKey = t.cert, t.cert+".key"
+	s.Cert, s.CertKey, s.Wait = t.cert, t.cert+".key", c.wait
 	if c.isGo {
 		s.Admin = fmt.Sprintf("127.0.0.1:%d", freePort())
 	}
@@ -309,7 +319,7 @@ func (c contender) configure(s setup) error {
 	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
 		return err
 	}
-	files, err := template.ParseFS(configs, "contenders/"+c.name+"/*")
+	files, err := template.ParseFS(configs, "contenders/"+cmp.Or(c.files, c.name)+"/*")
 	if err != nil {
 		return err
 	}

@@ -263,6 +263,17 @@ func arrivals(rate float64, burst int, length time.Duration) (all []arrival) {
 	return slices.DeleteFunc(all, func(a arrival) bool { return a.at >= length })
 }
 
+// poisson are the times of requests that come at random, so many a second on
+// average.
+func poisson(rate float64, length time.Duration) (all []arrival) {
+	random := rand.New(rand.NewPCG(2, uint64(rate*1000)))
+	next := func() time.Duration { return time.Duration(random.ExpFloat64() / rate * float64(time.Second)) }
+	for at := next(); at < length; at += next() {
+		all = append(all, arrival{at: at})
+	}
+	return all
+}
+
 // openLoop sends the requests of a schedule to a contender, all clients with
 // the same patience, and fills in what became of them. It goes on until enough
 // is closed or the schedule ends, and calls done for each request that is over.

@@ -58,6 +58,7 @@ type bench struct {
 	results    string // the folder for them; empty: none
 	tools      tools
 	contenders []contender
+	waiting    []contender // those of which requests wait
 	report     *report
 }
 
@@ -135,6 +136,10 @@ func (b *bench) findContenders(names []string) error {
 		}
 		fmt.Printf("%s %s\n", c.name, version)
 		b.report.versions[c.name] = version
+		if c.wait != "" {
+			b.waiting = append(b.waiting, c)
+			continue
+		}
 		b.contenders = append(b.contenders, c)
 	}
 	return nil

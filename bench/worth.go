@@ -50,6 +50,10 @@ func (b *bench) runWorth() error {
 // worth sends all contenders the same requests, at the same times and in one
 // go. A round is a part of it.
 func (b *bench) worth(s worthScenario) error {
+	if s.poisson {
+		defer func(before []contender) { b.contenders = before }(b.contenders)
+		b.contenders = slices.Concat(b.contenders, b.waiting)
+	}
 	round := cmp.Or(b.worthRound, s.round, 20*time.Second)
 	part := float64(round) / float64(cmp.Or(s.round, round)) // in a short run, all of it is shorter
 	patience := cmp.Or(time.Duration(part*float64(s.patience)), patience)
@@ -91,6 +95,9 @@ func (b *bench) worth(s worthScenario) error {
 	}
 
 	rounds, lead := b.worthRounds, s.lead()
+	if s.poisson {
+		rounds = 1
+	}
 	if s.slow > 0 {
 		rounds++ // who is hit by a silence is a matter of luck
 	}
@@ -101,6 +108,9 @@ func (b *bench) worth(s worthScenario) error {
 	// wait must not get the quota of a time in which nobody else asks for it.
 	measured := lead + round*time.Duration(rounds)
 	plan := arrivals(s.rate, max(1, s.burst), measured+patience)
+	if s.poisson {
+		plan = poisson(s.rate, measured+patience)
+	}
 	schedules := make([][]arrival, len(all))
 	counted := make([][]status, len(all)) // at the beginning, and at the end of each round
 	var running, pending sync.WaitGroup

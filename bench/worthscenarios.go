@@ -15,9 +15,12 @@ type worthScenario struct {
 	deployments []deployment
 	rate        float64 // requests a second, as independent clients send them
 	burst       int     // so many at a time; 0: one
-	stream      bool
-	cooldown    int // seconds; what the operator of such deployments would choose
-	longest     int // seconds that a deployment may ask for; 0: those of a window
+	// poisson makes them independent of each other: some windows have more of
+	// them than others. Such a scenario has one long round.
+	poisson  bool
+	stream   bool
+	cooldown int // seconds; what the operator of such deployments would choose
+	longest  int // seconds that a deployment may ask for; 0: those of a window
 	// timeout is how many seconds a deployment has to begin its reply; 0: 30.
 	// With ownTimeouts, each contender keeps its default instead.
 	timeout     int
@@ -118,6 +121,7 @@ var worthScenarios = []worthScenario{
 	{name: "uneven quotas, 0.8 times what they allow", deployments: uneven, rate: 16, cooldown: 10, about: "Quotas of 20, 60 and 120 requests in 10 s."},
 	{name: "uneven quotas, all that they allow", deployments: uneven, rate: 20, cooldown: 10, about: "Quotas of 20, 60 and 120 requests in 10 s."},
 	{name: "uneven quotas, twice what they allow", deployments: uneven, rate: 40, cooldown: 10, about: "Quotas of 20, 60 and 120 requests in 10 s."},
+	atRandom(.8), atRandom(1), atRandom(1.1), atRandom(2),
 	{name: "steering, 0.8 times the quotas", deployments: []deployment{tokens(30_000), tokens(30_000), tokens(60_000)}, rate: .8 * 120_000 / 60 / chatTokens, cooldown: 10, longest: 60, round: 2 * time.Minute, window: time.Minute, about: "Quotas of 30k, 30k and 60k tokens in a minute, of which each reply says how many are left. All have the same weight."},
 	{name: "PTU with a bucket of 0.5 s", deployments: []deployment{provisioned(20, .5), behind}, rate: 40, cooldown: 1, about: "A PTU for 20 requests a second, with a pay-as-you-go deployment behind it, and 40 requests a second."},
 	{name: "PTU with a bucket of 2 s", deployments: []deployment{provisioned(20, 2), behind}, rate: 40, cooldown: 1, about: "The same."},
@@ -131,6 +135,14 @@ var worthScenarios = []worthScenario{
 	silent("silence, default timeouts", worthScenario{ownTimeouts: true}, "Each contender has its default timeout."),
 	{name: "errors as first event", deployments: three(deployment{options: "fault sse_error_first:too_many_requests:no_capacity 20", priority: 1}), rate: 20, stream: true, cooldown: 10, about: "Streams, of which each deployment begins every 20th with an error, after a status of 200."},
 	{name: "all exhausted", deployments: three(payg(35)), rate: 50, cooldown: 10, about: "Three quotas of 35 requests in 10 s, and nearly five times as many requests."},
+}
+
+// atRandom is a scenario of independent requests, so many times the quotas.
+func atRandom(load float64) worthScenario {
+	return worthScenario{
+		name: fmt.Sprintf("at random, %.1f times the quotas", load), deployments: uneven, rate: 20 * load, poisson: true, cooldown: 10, round: 10 * time.Minute,
+		about: "Quotas of 20, 60 and 120 requests in 10 s, for ten minutes. Requests come at random: in a window, there may be more of them than the quotas allow although there are fewer on average.",
+	}
 }
 
 // silent is a scenario with a black hole.
