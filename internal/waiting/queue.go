@@ -249,11 +249,12 @@ func (q *queue) follow(s *spot, now time.Time) {
 	for head := range q.heads() {
 		head.At = now
 	}
-	q.open = now.Add(max(s.Every, shortestGap))
+	longest := q.of.duration / probeParts
+	q.open = now.Add(max(min(s.Every, longest), shortestGap))
 	q.gate = q.open
 	if q.probe == nil {
 		s.probed, q.probe = q, s.Place
-		q.gate = later(q.open, now.Add(min(s.Pause, q.of.duration/probeParts)))
+		q.gate = later(q.open, now.Add(min(s.Pause, longest)))
 	}
 }
 

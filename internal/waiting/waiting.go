@@ -271,6 +271,11 @@ func (p *Place) Stay(now time.Time, returns ...Return) {
 	}
 	changed, before := p.changed, p.spots
 	p.exit()
+	p.result = "" // from here on, it may be called: a request that it displaces advances its queues
+	select {
+	case <-p.wake: // the wait ended at the same time
+	default:
+	}
 	p.enter(now, returns)
 	if !p.hold() && !p.displace(now) {
 		p.holdIn(p.spots[0].in) // one more than is expected to be accepted
@@ -279,11 +284,6 @@ func (p *Place) Stay(now time.Time, returns ...Return) {
 		for _, s := range p.spots {
 			s.At = now
 		}
-	}
-	p.result = ""
-	select {
-	case <-p.wake: // the wait ended at the same time
-	default:
 	}
 	advance(now, before)
 	p.advance(now)
