@@ -73,7 +73,9 @@ func (m *Member) accepts(r *Ask, now time.Time) (back Return, ok bool) {
 
 // Returns returns the members that accept the request again before until. The
 // members in behind are those for which others wait, or which have refused the
-// request: the request may also wait for these if they accept it now.
+// request: the request may also wait for these if they accept it now. If any
+// other member does not throttle, it only has no room, and there is nothing to
+// wait for.
 func (p *Pool) Returns(r *Ask, behind []int, now, until time.Time) (all []Return) {
 	replicas := 1
 	if p.Replicas != nil {
@@ -84,8 +86,11 @@ func (p *Pool) Returns(r *Ask, behind []int, now, until time.Time) (all []Return
 			continue
 		}
 		back, ok := m.accepts(r, now)
-		if !ok || back.At.After(until) || !back.At.After(now) && !slices.Contains(behind, m.Index) {
+		if !ok || back.At.After(until) {
 			continue
+		}
+		if !back.At.After(now) && !slices.Contains(behind, m.Index) {
+			return nil
 		}
 		if q := m.limitOf(r, r.At[m.Index].Model); q != nil {
 			will := q.Returning(r.Cost, until.Sub(back.At), replicas)

@@ -107,6 +107,8 @@ type cooldown struct {
 	// Guess is the guessed length of a throttle in milliseconds. It is 0 if the
 	// length is not a guess.
 	Guess int64 `json:"guess,omitempty"`
+	// AtOnce reports whether the backend asked to be called again immediately.
+	AtOnce bool `json:"at_once,omitempty"`
 	// Length is the length of the whole cooldown, and Left is the rest of it,
 	// both in milliseconds.
 	Length int64 `json:"length"`
@@ -139,7 +141,7 @@ func cooldownOf(c pool.Cooldown, now time.Time) *cooldown {
 	return &cooldown{
 		ID: idOf(c), Model: c.Model, Tiers: c.Tiers.String(), Operation: c.Operation, Whole: c.Whole,
 		Throttle: c.Throttle, Class: c.Class, Status: c.Status, Hint: c.Hint, Cause: cause,
-		Cost: c.Cost, Guess: milliseconds(c.Guess), Length: milliseconds(c.Until.Sub(c.Since)),
+		Cost: c.Cost, Guess: milliseconds(c.Guess), AtOnce: c.AsksAtOnce, Length: milliseconds(c.Until.Sub(c.Since)),
 		Left: milliseconds(min(c.Until.Sub(now), c.Until.Sub(c.Since))),
 	}
 }
@@ -168,7 +170,7 @@ func (c *cooldown) pool(now time.Time) (heard pool.Cooldown, left time.Duration)
 		Reason: pool.Reason{Class: c.Class, Status: c.Status, Hint: c.Hint, Cause: c.Cause}, ID: id, Whole: c.Whole,
 		Model: c.Model, Tiers: pool.TiersOf(c.Tiers), Operation: c.Operation,
 		Since: until.Add(-time.Duration(c.Length) * time.Millisecond), Until: until, Throttle: c.Throttle, Cost: c.Cost,
-		Guess: time.Duration(c.Guess) * time.Millisecond,
+		Guess: time.Duration(c.Guess) * time.Millisecond, AsksAtOnce: c.AtOnce,
 	}, left
 }
 

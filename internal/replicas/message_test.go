@@ -274,3 +274,13 @@ func TestNoValueOfAnotherReplicaIsWithoutBounds(t *testing.T) {
 		}
 	})
 }
+
+// TestOtherReplicasKnowThatABackendNamedNoTime so that no request waits there
+// for the end of such a cooldown.
+func TestOtherReplicasKnowThatABackendNamedNoTime(t *testing.T) {
+	now := time.Now()
+	c := pool.Cooldown{Throttle: true, Since: now, Until: now.Add(time.Second), AsksAtOnce: true}
+	if heard, _ := cooldownOf(c, now).pool(now); !heard.AsksAtOnce {
+		t.Error("it is lost")
+	}
+}

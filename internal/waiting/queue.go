@@ -131,6 +131,9 @@ func (p *Place) exit() {
 			line.spots = slices.Delete(line.spots, at, at+1)
 		}
 		its := line.callers[p.who.Caller]
+		if its.last == s.turn && s.turn > 0 { // the caller's next request gets this turn
+			its.last--
+		}
 		if its.waiting--; its.waiting > 0 {
 			line.callers[p.who.Caller] = its
 		} else {
@@ -295,6 +298,9 @@ func (q *queue) advance(now time.Time) {
 		if q.of.byKey[q.key] == q {
 			delete(q.of.byKey, q.key)
 		}
+		// requests that have gone have the queue still, and would keep each
+		// other in memory
+		q.lines, q.probe = nil, nil
 		return
 	case next == nil: // the queue is kept, so that the next one that joins does not go too early
 		due = q.gate

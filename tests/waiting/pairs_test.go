@@ -81,3 +81,23 @@ func TestTheBodiesOfRequestsThatLeaveGiveTheirMemoryBack(t *testing.T) {
 		w.wg.Wait()
 	})
 }
+
+// TestNoRequestWaitsWhileABackendOnlyHasNoRoom has b not throttle, but serve
+// its maximum of requests.
+func TestNoRequestWaitsWhileABackendOnlyHasNoRoom(t *testing.T) {
+	inBubbleWith(t, "backend http://a\nbackend http://b {\nmax_requests 1\n}\nwait 2s", func(t *testing.T, w *world) {
+		w.Backends["b"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+			time.Sleep(100 * time.Millisecond)
+			lbtest.Says(200, `{"id":"chatcmpl-1"}`)(rw, r)
+		})
+		w.throttle("a", 1500*time.Millisecond)
+		w.ask(0, "", func(got lbtest.Reply, _ time.Duration) { got.WantStatus(t, http.StatusOK) })
+		time.Sleep(time.Millisecond)
+		w.ask(1, "", func(got lbtest.Reply, took time.Duration) {
+			if got.Status != http.StatusTooManyRequests || took > 10*time.Millisecond {
+				t.Errorf("got %d after %s, want a 429 at once", got.Status, took)
+			}
+		})
+		w.wg.Wait()
+	})
+}
