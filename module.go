@@ -4,34 +4,109 @@
 // requests for as long as it asked, and the refused request fails over to
 // another backend.
 //
-// ServeHTTP in handler.go takes a request through its stages. First the request
-// is read (read.go, request.go). Then a search finds a backend (selection.go),
-// an attempt sends the request there (attempt.go), the reply is classified, and
-// the pool learns from it (health.go). That is repeated until a reply or an
-// answer (answer.go) goes to the client (respond.go). The outcome is reported
-// (report.go) and charged (bill.go).
+// # Usage
+//
+// A Caddyfile with two backends, the second of which gets the requests that the
+// first one refuses:
+//
+//	llm.example.com {
+//		openai_lb {
+//			backend https://contoso-ptu.openai.azure.com {
+//				api_key {env.PTU_KEY}
+//			}
+//			backend https://api.openai.com/v1 {
+//				priority 2
+//				api_key {env.OPENAI_KEY}
+//			}
+//			client_key alice {env.ALICE_KEY}
+//		}
+//	}
+//
+// The page docs/options.md describes the options in a Caddyfile, and the types
+// [Handler], [Selection] and [Transport] those in JSON.
+//
+// # Modules
+//
+//   - http.handlers.openai_lb is [Handler], the directive openai_lb. It needs
+//     no other module.
+//   - http.reverse_proxy.selection_policies.openai_lb is [Selection], and
+//     http.reverse_proxy.transport.openai_lb is [Transport]. Together, they
+//     bring cooldowns and failover to a plain reverse_proxy, which keeps its
+//     own upstreams and options: see docs/reverse-proxy.md. Selection without
+//     Transport only chooses by priority and weight. Transport without
+//     Selection has no effect.
+//
+// Importing this package registers them, and the packages in modules/, which
+// add WebSockets, the status page, the bill and commands. With the build tag
+// openai_lb_core, those are left out.
+//
+// # Promises
+//
+//   - A backend that named a time in a 429 gets no request before that time
+//     (TestAThrottledBackendRestsExactlyAsLongAsItAsked), unless the time is
+//     longer than retry_after_max
+//     (TestABackendCannotSayWhenItIsBackBeyondTheLimit).
+//   - A request that may have been executed is not sent again, unless it is
+//     inference without other effects (TestNothingIsDoneTwice,
+//     TestARequestStopsWhereItMayHaveRun).
+//   - A reply passes byte for byte, but for the rules in docs/replies.md
+//     (TestRandomRepliesReachClientsAsTheyAre).
+//   - A reply that its backend cut is cut for the client, too
+//     (TestACutReplyIsCutForTheClient).
+//   - A backend sees no other credential than its own
+//     (TestInNoOrderDoesABackendSeeAnothersCredential), and no log, error or
+//     reply shows a key (TestNoKeyIsEverShown).
+//   - A request that names a stored object goes only to the account that stores
+//     it (TestTheOwnerIsNeverReplaced).
+//   - One request that is too large for every backend takes none of them from
+//     other callers (TestOneHugeRequestTakesThePoolFromNobody).
+//   - A reload keeps cooldowns (TestACooldownSurvivesReloadsUnderLoad) and cuts
+//     no stream (TestAReloadLosesNoOpenStream).
+//
+// SECURITY.md has further promises, each with its tests.
+//
+// # Extensions
+//
+// Other Go modules can supply credentials for backends ([CredentialSource]),
+// identify callers by tokens ([CallerIdentity]), and connect replicas with
+// another store ([github.com/openai-lb/caddy-openai-lb/state.Engine]).
+//
+// # Terms
 //
 // The words to learn, as docs/glossary.md has them:
 //
-//   - Account: what a provider bills, and where it stores objects: responses, conversations, files, batches.
-//     Backends with the same host and credential share one.
+//   - Account: what a provider bills, and where it stores objects: responses,
+//     conversations, files, batches. Backends with the same host and credential
+//     share one.
 //   - Attempt: one request to one backend.
-//   - Caller: who sends requests, known by a client key or a token. Callers have limits.
+//   - Caller: who sends requests, known by a client key or a token. Callers
+//     have limits.
 //   - Class: what a reply means, such as served, throttled or failed.
-//   - Cooldown: the time in which a backend gets no requests, for one model or for all. Other projects call it an
-//     ejection.
-//   - Hint: what a reply says of the time when its backend accepts requests again.
+//   - Cooldown: the time in which a backend gets no requests, for one model or
+//     for all. Other projects call it an ejection.
+//   - Hint: what a reply says of the time when its backend accepts requests
+//     again.
 //   - Member: a backend as one pool sees it, with a priority and a weight.
-//   - Owner: the account that has a stored object. Requests that name the object go there.
-//   - Pool: the backends of one openai_lb block, with one name in logs and metrics.
-//   - Probe: the one request that goes first after a cooldown. If it is refused, another cooldown begins. Other projects
-//     call this state half-open.
-//   - Reply: what came of an attempt: a response, or the reason why there is none.
-//   - Suspect: a backend with a cooldown because it failed: it could not be reached, timed out or answered with a
-//     server error. So is one that fails its health checks. It is tried only when no other backend is left.
-//   - Throttle: a reply that asks for a pause, mostly a 429 with a Retry-After. The cooldown of the backend lasts exactly
-//     as long as it asked, and it is not called before.
-//   - Tier: a class of callers: what each may use, and which share it keeps.
+//   - Owner: the account that has a stored object. Requests that name the
+//     object go there.
+//   - Pool: the backends of one openai_lb block, with one name in logs and
+//     metrics.
+//   - Probe: the one request that goes first after a cooldown. If it is
+//     refused, another cooldown begins. Other projects call this state
+//     half-open.
+//   - Reply: what came of an attempt: a response, or the reason why there is
+//     none.
+//   - Suspect: a backend with a cooldown because it failed: it could not be
+//     reached, timed out or answered with a server error. So is one that is
+//     silent, or fails its health checks. It is tried only when no ready or
+//     drained backend is left.
+//   - Throttle: a cooldown that a backend asked for, mostly by a 429 with a
+//     Retry-After. It lasts as long as the backend asked, up to
+//     retry_after_max, and the backend is not called before its end. If no time
+//     was named, its length is a guess, and single requests may try earlier.
+//   - Tier: a class of callers, and of their requests: what each caller may
+//     use, and which share of the backends the tier keeps. A request over a
+//     limit may get a less important tier.
 package openailb
 
 //go:generate go run ./docs/generate
@@ -71,26 +146,48 @@ func init() {
 //		"client_keys": [{"name": "alice", "key": "{env.ALICE_KEY}"}]
 //	}
 //
-// It sets these placeholders, for access logs and deferred headers:
+// The options of embedded structs are its options, too: docs/options.md lists
+// all of them. Requests use a Handler concurrently after Provision.
 //
-// Placeholder | Description
-// ------------|-------------
-// `{http.openai_lb.backend}` | The name of the backend that replied, or of the last one that was tried. It is empty if the answer is not about one backend
-// `{http.openai_lb.class}` | What the reply means, like served, client_error, throttled or failed: a class of docs/replies.md. The balancer's own answers are all_throttled, owner_throttled, all_busy, retry_later, caller_limited, no_such_model, unauthenticated, invalid_request, models, usage, ready, not_ready or error
-// `{http.openai_lb.attempts}` | How many backends were tried
-// `{http.openai_lb.classes}` | The class of the reply to each attempt, like `ptu=throttled,east=served`
-// `{http.openai_lb.affinity}` | Why that backend was chosen: owner (it stores the objects that the request names), asked (it was asked for them), cache (where the session's prompt is cached), learned (a free choice, and the reply named objects) or none
-// `{http.openai_lb.affinity_result}` | The outcome: hit, move or miss, as in metrics. It is empty if the choice was free
-// `{http.openai_lb.model}` | The model that the request asks for, as the client named it
-// `{http.openai_lb.caller}` | The name of the caller, by its client key or token
-// `{http.openai_lb.tier}` | The number of the request's tier, counted from 1 in order of importance. It is empty if there is none
-// `{http.openai_lb.limit}` | The limit of the caller that refused the request, like tokens/minute. It is empty if none did
-// `{http.openai_lb.limit_allowed}`, `{http.openai_lb.limit_used}`, `{http.openai_lb.limit_requested}` | How much of that limit may be used, how much was used, and how much the request needs, as in its error
-// `{http.openai_lb.pool}` | The name of the pool
-// `{http.openai_lb.waited}` | The seconds that the request has waited because of the option wait. It is empty if it did not wait
-// `{http.openai_lb.time_to_first_byte}` | The seconds from the request's arrival to the first byte of the reply's body
-// `{http.openai_lb.tokens_input}`, `{http.openai_lb.tokens_cached}` | The tokens of the prompt, and those of them that came from a cache
-// `{http.openai_lb.tokens_output}`, `{http.openai_lb.tokens_reasoning}` | The tokens of the answer, and those of them that were not shown
+// It sets these placeholders, for access logs and deferred headers.:
+//
+//   - {http.openai_lb.backend}: the name of the backend that replied, or of the
+//     last one that was tried. It is empty if the answer is not about one
+//     backend.
+//   - {http.openai_lb.class}: what the reply means, like served, client_error,
+//     throttled or failed: a class of docs/replies.md. The balancer's own
+//     answers are all_throttled, owner_throttled, all_busy, retry_later,
+//     caller_limited, no_such_model, unauthenticated, invalid_request, models,
+//     usage, ready, not_ready or error.
+//   - {http.openai_lb.attempts}: how many backends were tried.
+//   - {http.openai_lb.classes}: the class of the reply to each attempt, like
+//     `ptu=throttled,east=served`.
+//   - {http.openai_lb.affinity}: why that backend was chosen: owner (it stores
+//     the objects that the request names), asked (it was asked for them), cache
+//     (where the session's prompt is cached), learned (a free choice, and the
+//     reply named objects) or none.
+//   - {http.openai_lb.affinity_result}: the outcome: hit, move or miss, as in
+//     metrics. It is empty if the choice was free.
+//   - {http.openai_lb.model}: the model that the request asks for, as the
+//     client named it.
+//   - {http.openai_lb.caller}: the name of the caller, by its client key or
+//     token.
+//   - {http.openai_lb.tier}: the number of the request's tier, counted from 1
+//     in order of importance. It is empty if there is none.
+//   - {http.openai_lb.limit}: the limit of the caller that refused the request,
+//     like tokens/minute. It is empty if none did.
+//   - {http.openai_lb.limit_allowed}, {http.openai_lb.limit_used},
+//     {http.openai_lb.limit_requested}: how much of that limit may be used, how
+//     much was used, and how much the request needs, as in its error.
+//   - {http.openai_lb.pool}: the name of the pool.
+//   - {http.openai_lb.waited}: the seconds that the request has waited because
+//     of the option wait. It is empty if it did not wait.
+//   - {http.openai_lb.time_to_first_byte}: the seconds from the request's
+//     arrival to the first byte of the reply's body.
+//   - {http.openai_lb.tokens_input}, {http.openai_lb.tokens_cached}: the tokens
+//     of the prompt, and those of them that came from a cache.
+//   - {http.openai_lb.tokens_output}, {http.openai_lb.tokens_reasoning}: the
+//     tokens of the answer, and those of them that were not shown.
 type Handler struct {
 	// Pool is the name of the pool in logs, metrics and the admin API. Default:
 	// `openai_lb`; further ones of a file are `openai_lb_2` and so on.
@@ -200,7 +297,8 @@ type Handler struct {
 
 	replicas.State
 
-	// Sender makes the attempts at the backends. Provision creates it.
+	// Sender makes the attempts at the backends. It is not an option: Provision
+	// creates it.
 	Sender *attempt.Sender `json:"-"`
 
 	logger     *zap.Logger
@@ -233,17 +331,50 @@ const defaultPool = "openai_lb"
 
 // CredentialSource supplies the credentials that authenticate requests to a
 // backend. Caddy modules in the namespace http.openai_lb.credentials implement
-// it: `auth <name>` uses the module of that name.
+// it: `auth <name>` uses the module of that name. Many requests use a source
+// concurrently.
+//
+// A source has these methods, which package keys describes:
+//
+//	// Credential returns the credential for one attempt. It must not wait
+//	// while it has a valid one. After an error, the request fails over, and
+//	// the backend cools down for a minute, or as long as the error's method
+//	// RetryAfter() time.Duration says, if that is less.
+//	Credential(ctx context.Context) (Credential, error)
+//
+//	// Renew returns another credential after the backend refused this one
+//	// with status 401, or the same one if there is no other.
+//	Renew(ctx context.Context, refused Credential) (Credential, error)
+//
+//	// Identity identifies the account, and contains no secret. State of the
+//	// backend survives a reload while its URL and Identity stay the same.
+//	Identity() string
 type CredentialSource = keys.Source
 
-// Credential authenticates a request: a header and its value, and the secret in
-// the value.
+// Credential authenticates a request. Its fields are strings: Header and Value
+// are the header, and Secret is the key or token in Value, which no reply or
+// log may repeat. Without Secret, that is Value without its scheme, such as
+// Bearer.
 type Credential = keys.Credential
 
 // CallerIdentity identifies callers by tokens, as an Identity. Caddy modules in
 // the namespace http.openai_lb.caller_identity implement it: `caller_identity
-// <name>` uses the module of that name.
+// <name>` uses the module of that name. Many requests use it concurrently.
+//
+// It has these methods, which package keys describes:
+//
+//	// Identify returns the caller of a token. The token has the form of a
+//	// JWT, and is not checked. The context ends with the request, or 5 s
+//	// after its first token. After an error, the client gets a 401, and the
+//	// token reaches no backend.
+//	Identify(ctx context.Context, token string) (*Identity, error)
+//
+//	// Tiers returns the tiers that Identify may return. It is never nil.
+//	Tiers() []string
 type CallerIdentity = keys.CallerIdentity
 
-// Identity has the claims of a token about its caller.
+// Identity has the claims of a token about its caller. Name is the caller's
+// name, and Tier its tier, or empty if the token names none. Issued is the time
+// when the token was issued: if a caller has several tokens, the newest one
+// decides the tier.
 type Identity = keys.Identity
