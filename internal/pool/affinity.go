@@ -7,10 +7,11 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
-// Affinity keeps requests with the same key at one member, whose cache contains
-// the beginning of their prompts. It only changes the order among equal
-// members: priorities, cooldowns and limits come first. The zero Affinity is
-// that of a request without a key.
+// Affinity keeps the requests of a session at one member, whose cache contains
+// the beginning of their prompts. A session is a Key, which package affinity
+// derives from a request. It has nothing to do with API keys. Affinity only
+// changes the order among equal members: priorities, cooldowns and limits come
+// first. The zero Affinity is that of a request without a key.
 //
 // Each key has a home: of all members of the best priority that could serve the
 // request, in whatever state they are, the one with the highest random weight
@@ -25,7 +26,7 @@ import (
 // throttle would upset the weights for a long time. Only keys that are away
 // from home need memory: see [Relocations].
 type Affinity struct {
-	// Key is the same for related requests. It is 0 if the request has no key.
+	// Key identifies the session. It is 0 if the request belongs to none.
 	Key uint64
 	// Maker chooses the account for a request that makes an object. It is nil
 	// for other requests.

@@ -8,8 +8,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
-// Ask is a request in the pool's terms. It is filled once. Between attempts,
-// only the fields that an attempt changes are updated: see [At].
+// Ask is a request in the pool's terms. It belongs to one request, and is not
+// safe for concurrent use. It is filled once. Between attempts, only the fields
+// that an attempt changes are updated: see [At].
 type Ask struct {
 	// At holds the meaning of the request at each member, by the members'
 	// indexes.
@@ -103,7 +104,7 @@ func (at *At) isFollowed() bool { return at.Tiers == UsualTiers }
 // Bar says why a request may not go to a member that could serve it.
 type Bar uint8
 
-// The bars.
+// These are the reasons, and Free for none. All but Free keep the request away.
 const (
 	// Free means that the request may go there.
 	Free Bar = iota
@@ -173,8 +174,8 @@ type Why struct {
 	Takes, Elsewhere bool
 }
 
-// All reports whether all members have the same reason: all throttle, or all
-// are full.
+// All reports whether there is only one kind of reason: every member to which
+// the request could be sent throttles, or every one is full.
 func (w Why) All() bool { return !w.Others && (w.Throttled != nil) != w.Busy }
 
 // Why returns the reasons why no member can get the request now.

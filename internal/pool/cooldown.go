@@ -56,7 +56,10 @@ func (c *Cooldown) inForce(now time.Time) bool { return c.Unreachable || now.Bef
 // for the result of its probe.
 func (c *Cooldown) Grace() time.Duration { return min(time.Second, c.Until.Sub(c.Since)/10) }
 
-// Reason is the reason for a cooldown. The pool only passes it to listeners.
+// Reason is the reason for a cooldown. The pool passes it to listeners. Of its
+// fields, it uses Class, Status and Cause: they decide whether a further
+// refusal gives the cooldown a new reason, and whether the backend has executed
+// a request.
 type Reason struct {
 	// Class is the class of the backend's reply.
 	Class string

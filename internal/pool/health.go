@@ -14,7 +14,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
-// Health is the state of one backend. Reading it takes no lock.
+// Health is the state of one backend. The zero Health is that of a backend of
+// which nothing is known. Several members may share it, also of several pools.
+// It is safe for concurrent use, and reading it takes no lock.
 type Health struct {
 	// whole holds the cooldowns that cover every model.
 	whole cooldownSet

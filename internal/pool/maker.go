@@ -4,16 +4,18 @@ import "time"
 
 // Maker chooses the account for a request that makes an object, so that a
 // caller's objects are in one account. It chooses only among members that are
-// equally good for the request. Accounts are tried in this order: Home, then
-// Last, then the others in the order of the key Order.
+// equally good for the request.
+//
+// With an Order, accounts are tried like this: Home, then Last, then all others
+// in the order of that key. With Order 0, only Home is preferred, while it has
+// room by the rules of [Affinity]. Otherwise, any member gets the request.
 type Maker struct {
 	// Home is the account of the caller's objects. Last is the account where
 	// the caller started its latest object. Each is empty if it is not known.
 	Home, Last string
-	// Order is the key by which the remaining accounts are ordered. Each
-	// account is first for its share of the keys. If Order is 0, the request
-	// goes to Home while Home has room by the rules of [Affinity], and
-	// otherwise to any member.
+	// Order is the key by which the remaining accounts are ordered, by their
+	// random weights for the key. So each account is the first one for its
+	// share of the keys. It is 0 if no account but Home is preferred.
 	Order uint64
 	// Chosen reports whether the account decided the latest pick.
 	Chosen bool
@@ -23,7 +25,7 @@ type Maker struct {
 const soon = time.Minute
 
 // IsSoonBack reports whether the account throttles or is full, and will be back
-// within soon. It reports false if a member of the account is ready, or if
+// within a minute. It reports false if a member of the account is ready, or if
 // another account has a ready member of a better priority.
 func (p *Pool) IsSoonBack(r *Ask, account string, now time.Time) (back bool) {
 	var best *Member // of other accounts, among those that may be called

@@ -21,7 +21,8 @@ type Order struct {
 	By, Reason string
 }
 
-// MaxBy and MaxReason are the maximum lengths of By and Reason in bytes.
+// MaxBy and MaxReason are the maximum lengths in bytes of an Order's By and
+// Reason.
 const (
 	MaxBy     = 128
 	MaxReason = 256

@@ -1,42 +1,102 @@
 // Package pool decides which backend gets a request: which backends may be
 // called now, which one is next, and, if none may be called, the shortest wait.
-// It keeps cooldowns, and the member at which the requests of a key live. It
-// gets the time only from its arguments, and does not depend on HTTP or Caddy.
+// It keeps cooldowns, and remembers which member gets the requests of a
+// session. It gets the time only from its arguments, and does not depend on
+// HTTP or Caddy.
 //
-// [Pool.Pick] ranks the members for the request: ready members come first, then
-// drained ones, then suspects, then members that throttle for a guessed time.
-// Within the best rank, the best priority wins, and within that, members whose
-// limits have room. The members that are left are equally good. Among them, the
-// request's key, its [Maker], its policy or the weights decide, in this order.
+// # The life of a request
+//
+// An [Ask] describes a request: what it means at each member, its cost, its
+// tier and its affinity. These are the steps of a request at one member:
+//
+//	m := p.Pick(ask, now)                  // and reserves a place there
+//	if m == nil {
+//		return p.Wait(ask, now)            // or p.Why(ask, now)
+//	}
+//	defer m.Release()                      // gives the place back
+//	mark := m.Give(model, cost, tier, now) // or m.Deduct(model, cost)
+//	… // send it
+//	m.Reached()                            // any reply came
+//	m.Served(scope, started)               // or m.Answered, or m.CoolDown
+//	mark.Return()                          // only if it was not executed
+//
+// [Member.Give] and [Member.Deduct] both subtract the request's cost from what
+// is left of the member's limits. Give also counts the cost in the use of the
+// request's tier, which matters only if tiers keep shares. [Member.Served] and
+// [Member.Answered] both end cooldowns. Served also remembers that the member
+// has the model, which a reply about a client's mistake does not show.
+// [Member.CoolDown] starts or extends a cooldown after a refusal or a failure.
+// If the request fails over, the member's [At] in the Ask gets a [Bar], and
+// Pick is called again. Before the first pick, [Pool.Demand] counts the
+// request's tier as active.
+//
+// A [Wait] tracks how long a request waits for its first byte, and moves it
+// away from a silent member.
+//
+// # Order of the members
+//
+// [Pool.Pick] ranks the members for the request:
+//
+//   - Ready members come first. Among these, those that are predicted to be
+//     full come last.
+//   - Drained members come next.
+//   - Members that need a probe come next, if the request should not be that
+//     probe: see the fields Once and Streamed of [Ask]. Otherwise they are
+//     ready.
+//   - Suspects come next, and members of whose probe the result is not known.
+//   - Members that throttle for a guessed time come last.
+//
+// All other members get no request. Within the best rank, the best priority
+// wins, and within that, members whose limits have room. The members that are
+// left are equally good. Among them, the session of the request (see
+// [Affinity]), its [Maker], its policy or the weights decide, in this order.
+//
+// # Terms
 //
 // These terms have the same meaning in the rest of the project:
 //
 //   - A member is a backend as one pool sees it, with a priority and a weight.
-//   - Health is the state of a backend. Pools share it, and it outlives them.
+//     [Health] is the state of a backend. Pools share it, and it outlives them.
+//   - A member is drained if its weight is 0, or by an operator's order.
+//   - A member's limits have room unless its replies, and the requests sent
+//     since, show that too little is left: see package quota. Limits only
+//     change the order of members, unless tiers keep shares.
 //   - A cooldown is a period in which a backend gets no requests for one model,
 //     or none at all if it covers the whole backend. Envoy calls it an
-//     ejection.
-//   - A throttle is a cooldown that the backend asked for. The backend is not
-//     called before the throttle ends.
+//     ejection. It is either a throttle or for a failure.
+//   - A throttle is a cooldown that the backend asked for. A member throttles
+//     while it has one.
+//   - If the backend named the time, no request is sent there before the end of
+//     the throttle. The one exception is a throttle in doubt.
+//   - If the backend named no time, the length of the throttle is a guess.
+//     While no other member is left, one request at a time tries it now and
+//     then.
+//   - A throttle is in doubt if the request that it refused met a throttle at
+//     every member, be it of a rate or of a budget, because the request may
+//     simply have been too large. One request that is much smaller may then
+//     check each of these throttles.
+//   - A failure is any reason for a cooldown but a throttle. It does not prove
+//     that the next request would fail.
 //   - A member is unreachable after a connection to it failed, until a
-//     connection succeeds. Rechecks try that in the background.
-//   - A guess is a throttle for which the backend named no time. While no other
-//     member is left, one request at a time tries it now and then.
+//     connection succeeds. That is a failure, too. Rechecks try it in the
+//     background.
 //   - A silent member accepts requests and sends nothing: see package latency.
-//   - A failure is any other reason for a cooldown. It is not proof that the
-//     next request would fail.
 //   - A suspect is a member with a cooldown for a failure, a silent member, or
-//     one that fails its health checks. It is called only when no other member
-//     is left.
+//     one that fails its health checks. It is called only when all members that
+//     are left are suspects, or throttle for a guessed time.
 //   - A probe is the single request that is sent first when a cooldown has
 //     ended, as in the half-open state of a circuit breaker. Other requests
 //     follow when it was not refused, or when enough time for a refusal has
 //     passed.
-//   - Doubt: a throttle may apply only to requests as large as the refused one.
-//     If one request met a throttle at every member, be it of a rate or of a
-//     budget, the request may simply have been too large. The throttles that it
-//     started are then in doubt, and one much smaller request may check each of
-//     them.
+//
+// # Concurrent use
+//
+// The methods of Pool, Member, Health and Relocations are safe for concurrent
+// use. In the usual case, Pick takes no lock. The exported fields of a Pool and
+// of its members must not change after requests have begun. An Ask, its Maker
+// and a Wait belong to one request, and one goroutine at a time uses them. A
+// [Listener] is called by the goroutines of requests and of timers, without a
+// lock.
 package pool
 
 import (
@@ -54,12 +114,15 @@ import (
 // generator.
 var Random = rand.Float64
 
-// Pool is a set of members to choose from.
+// Pool is a set of members to choose from. Its methods are safe for concurrent
+// use. A pool lives as long as its configuration: New starts it, and Close
+// stops its timer. What it has learned about backends is in the [Health] of its
+// members, which outlives it.
 type Pool struct {
 	// Members are ordered by priority.
 	Members []*Member
-	// Relocations keeps requests with the same key at one member: see
-	// [Affinity]. It is nil if keys do not matter.
+	// Relocations keeps the requests of a session at one member: see
+	// [Affinity]. It is nil if sessions do not matter.
 	Relocations *Relocations
 	// Watches reports whether the pool watches for silent members: see package
 	// latency.
@@ -81,7 +144,18 @@ type Pool struct {
 	learned learnedWeights
 }
 
-// Member is a backend as one pool sees it.
+// Member is a backend as one pool sees it. Its methods are safe for concurrent
+// use. Its exported fields must not change once the pool serves requests.
+//
+// The methods have four kinds of users:
+//
+//   - Requests: see the package comment.
+//   - Operators: Drain, Resume and Reset change the member. Drained, TakenOut,
+//     InFlight, LearnedWeights and [Pool.Snapshot] show its state.
+//   - Health checks and rechecks: PassedCheck, FailedCheck, StartRecheck,
+//     Reached, StillUnreachable and EndRecheck.
+//   - Other replicas: Hear and the methods whose names begin with Hear apply
+//     the events of their members.
 type Member struct {
 	Name string
 	// Index is the member's place in its pool.
@@ -139,7 +213,7 @@ type Checks interface {
 }
 
 // New returns a pool of the members, and sorts them by priority. The listeners
-// receive the members' events until Close.
+// receive the members' events until Close. No member may be in two pools.
 func New(members []*Member, listeners ...Listener) *Pool {
 	slices.SortStableFunc(members, func(a, b *Member) int { return a.Priority - b.Priority })
 	p := &Pool{Members: members, listeners: listeners}
@@ -402,5 +476,7 @@ func (p place) reserve() bool {
 	return true
 }
 
-// Release frees the place that Pick reserved.
+// Release gives back the place that Pick or PickAnswering reserved. It is
+// called once for each reserved place, however the request ended, and never if
+// they returned nil.
 func (m *Member) Release() { m.namesakes.inFlight.Add(-1) }

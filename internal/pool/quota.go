@@ -19,7 +19,8 @@ func (m *Member) Quota(model string) *quota.Meter {
 }
 
 // Deduct subtracts a request that is sent to the member from the remaining
-// limits of the model.
+// limits of the model. Without a meter, it does nothing: the zero Mark that it
+// then returns has no effect either.
 func (m *Member) Deduct(model string, cost int64) quota.Mark {
 	if q := m.Quota(model); q != nil {
 		return q.Deduct(cost)
@@ -27,8 +28,8 @@ func (m *Member) Deduct(model string, cost int64) quota.Mark {
 	return quota.Mark{}
 }
 
-// Give subtracts a request that is sent to the member from the remaining limits
-// of the model, and counts it in the use of its tier.
+// Give does the same as Deduct, and counts the cost in the use of the request's
+// tier, for the shares of tiers.
 func (m *Member) Give(model string, cost int64, tier int, now time.Time) quota.Mark {
 	if q := m.Quota(model); q != nil {
 		return q.Give(tier, cost, now)

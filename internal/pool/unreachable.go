@@ -67,8 +67,9 @@ func (m *Member) Reached() {
 	m.tellEnd(b, false)
 }
 
-// Rechecks returns the unreachable members that had no recheck within
-// firstPause. The caller rechecks each of them, and then calls EndRecheck.
+// Rechecks returns the unreachable members that had no recheck for at least a
+// second, and records that a recheck of each is in progress. The caller
+// rechecks them without StartRecheck, and calls EndRecheck for each.
 func (p *Pool) Rechecks(now time.Time) (due []*Member) {
 	for _, m := range p.Members {
 		if !m.Unreachable() {
@@ -86,7 +87,8 @@ func (p *Pool) Rechecks(now time.Time) (due []*Member) {
 }
 
 // StartRecheck records that a recheck of the member is in progress. It returns
-// false if one was in progress already, or if no recheck is due.
+// false if one was in progress already, or if no recheck is due. If it returns
+// true, EndRecheck must follow.
 func (m *Member) StartRecheck(now time.Time) bool {
 	if !m.health.unreachable.checking.CompareAndSwap(false, true) {
 		return false
@@ -98,7 +100,8 @@ func (m *Member) StartRecheck(now time.Time) bool {
 	return true
 }
 
-// EndRecheck records that the recheck of the member is over.
+// EndRecheck records that the recheck of the member is over, which StartRecheck
+// or Rechecks has started.
 func (m *Member) EndRecheck() { m.health.unreachable.checking.Store(false) }
 
 // Usable reports whether any member may be used for at least some model. If
