@@ -38,8 +38,8 @@ type Cost struct {
 }
 
 // Reservation is the charge of an admitted request, until Settle replaces it
-// with the real cost. The zero Reservation, for a request without a caller,
-// does nothing.
+// with the real cost. It belongs to one request, and is not safe for concurrent
+// use. The zero Reservation, for a request without a caller, does nothing.
 type Reservation struct {
 	caller *Caller
 	// moment is when the request was admitted. charged is the set of counters

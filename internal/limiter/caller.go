@@ -25,7 +25,9 @@ type Settings struct {
 	Location *time.Location
 }
 
-// Caller limits the requests of one caller.
+// Caller limits the requests of one caller. A request calls Try before it is
+// sent, and then Settle of its [Reservation]. A Caller is safe for concurrent
+// use.
 type Caller struct {
 	name string
 	id   CallerID

@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// Callers is the set of all callers of a pool. It outlives a config.
+// Callers is the set of all callers of a pool. It outlives a config, and is
+// safe for concurrent use.
 type Callers struct {
 	hook   func(Crossing)
 	writer string

@@ -9,8 +9,10 @@ import (
 const maxLeft = 10_000
 
 // Left remembers a value for each response that goes on after the reply to its
-// request, by the response's id, until a later reply reports its use. If there
-// are too many, the oldest ones are forgotten. The zero Left is empty.
+// request, by the response's id, until a later reply reports its use. Such a
+// response was asked for with background: the client polls for it, or cancels
+// it. If there are too many, the oldest ones are forgotten. The zero Left is
+// empty. A Left is safe for concurrent use.
 type Left[T any] struct {
 	mu   sync.Mutex
 	byID map[uint64]T

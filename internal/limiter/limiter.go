@@ -3,32 +3,56 @@
 //
 // A caller may have several limits, each a number of requests or tokens in a
 // second, a minute, an hour, a day or a month. Before a request is sent,
-// Caller.Try estimates its tokens. Unless a limit refuses the request, all
-// limits are charged with the estimate. When the request is over, Settle
-// replaces the estimate with the real cost, once. Because the charge comes
-// first, concurrent requests cannot exceed a limit together.
+// [Caller.Try] estimates its tokens. Unless a limit refuses the request, all
+// limits are charged with the estimate, and the request has a [Reservation].
+// When the request is over, [Reservation.Settle] replaces the estimate with the
+// real cost, once.
+//
+// # What a limit promises
+//
+// For a limit of N tokens or requests in a minute:
+//
+//   - Any 60 s admit estimates of at most N × 25/24 together, or N if N is
+//     below 24 (TestInNoWindowIsMoreThan25TwentyFourthsOfALimitAdmitted).
+//     Requests that are spread evenly can use all of N.
+//   - Because the charge comes before the request, concurrent requests cannot
+//     exceed the limit by their estimates. Requests that cost more than their
+//     estimates may exceed it. The shortfall is charged when it is known, and
+//     paid back from later windows (TestWhatExceedsALimitIsPaidBack).
+//   - A charge counts until 60 s after the last charge in its part of the
+//     window, which is at most 2.5 s later.
+//
+// # How windows slide
 //
 // Days and months are those of the calendar. The windows of a second, a minute
-// and an hour slide, in 24 parts each. For a minute, these parts are 2.5 s
-// long, and the use of the last 60 s is the sum of the parts within them. The
-// oldest part is only partly within the 60 s. Its use counts as if it was
-// spread evenly from the part's beginning to the last charge in it, but at most
-// a 24th of the limit is left out. So evenly spread requests can use the whole
-// limit, and nothing counts for longer than a minute. Any 60 s admit at most
-// 25/24 of a limit, even if all requests of a part come at its end. The result
-// is rounded up, so that a limit below 24 is never exceeded.
+// and an hour slide. A window has 24 parts, of 2.5 s each for a minute. All
+// parts count in full but the oldest, which the window has partly left. Its use
+// counts as if it was spread evenly from the part's beginning to the last
+// charge in it. But at most N/24, rounded down, is left out in this way. The
+// use that counts is rounded up.
 //
-// With several replicas, each one writes only its own use (Report), and adds up
-// the use that the others report (Heard). The use that a replica has not yet
-// reported, or that the others do not know yet, is limited to its part of the
-// remaining limit (Share). A larger request waits until the others know of it
-// (Claim). So all replicas together keep a limit, even while they do not hear
-// each other. That includes restarts: a process saves the use that the others
-// may not know (Save), and the next one counts it (Restore) until they do
-// (Told).
+// # Replicas
 //
-// Nothing in this package reads the clock, and no method calls another package
-// while it holds a lock.
+// With several replicas, each one writes only its own use ([Caller.Report]),
+// and adds up the use that the others report ([Caller.Heard]). The use that a
+// replica has not yet reported, or that the others do not know yet, is limited
+// to its part of the remaining limit ([Caller.Share]). A larger request waits
+// until the others know of it ([Caller.Claim]). So all replicas together keep a
+// limit (TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile). While they do
+// not hear each other, each one uses an equal part of what was left. With
+// [Sharing].ByUse, a replica that used more before may go on to use its usual
+// part then, so that N replicas together may use up to 2 - 1/N times the limit.
+//
+// A restart loses no use: a process saves what the others may not know
+// ([Callers.Save]), and the next one counts it ([Callers.Restore]) until they
+// do ([Callers.Told]).
+//
+// # Concurrent use
+//
+// The methods of Callers, Caller and Left are safe for concurrent use. A
+// Reservation or a Claim belongs to one request, and one goroutine at a time
+// uses it. Nothing in this package reads the clock, and no method calls another
+// package while it holds a lock.
 package limiter
 
 import (

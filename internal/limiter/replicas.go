@@ -241,9 +241,10 @@ func (m *counter) savedCourse(id ID, replica string) (course Course, ok bool) {
 }
 
 // Share sets how replicas share the limits. When this replica hears the others
-// again, their use in the meantime counts as if it was used now. But at most
-// the amount that they could have used within one window counts as recent: see
-// bound.
+// again after a pause, it does not know when they used what it had not heard
+// of. It counts the latest of this use as used now, but no more than they could
+// have used in one window while they did not hear this replica. The rest counts
+// as older than that window.
 func (c *Caller) Share(now time.Time, s Sharing) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -268,9 +269,10 @@ func (c *Caller) Share(now time.Time, s Sharing) {
 	c.sharing = s
 }
 
-// Course is a replica's use in the latest parts of a sliding limit's windows,
-// oldest first, for at most the length of one window. Last is the number of the
-// last part. The part that begins with 1970 has the number 0.
+// Course says when a replica used a sliding limit: Used is its use in each of
+// the latest parts of the windows, oldest first, over at most one window. Last
+// is the number of the last part. The part that begins with 1970 has the number
+// 0.
 type Course struct {
 	ID   ID      `json:"limit"`
 	Last int64   `json:"last"`
@@ -306,10 +308,11 @@ func (c *Caller) Courses(now time.Time) (courses []Course) {
 	return courses
 }
 
-// Spread distributes the use of the other replicas over the parts of the
-// windows, after this replica has heard it for the first time. It uses courses,
-// by replica, or the parts that a previous process has saved. If both are
-// missing, the use is spread as by divide.
+// Spread places the use of the other replicas in time, after this replica has
+// heard it for the first time. A report has only the sum of a window. A
+// [Course], here by replica, or what a previous process has saved, says when it
+// was used. Without either, the use of the current window is spread evenly up
+// to now, and that of the previous window over its second half.
 func (c *Caller) Spread(now time.Time, courses map[string][]Course) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -13,9 +13,10 @@ type Sharing struct {
 	// Apart reports whether this replica does not hear the other ones.
 	Apart bool
 	// ByUse reports whether a replica that is apart may use the fraction of the
-	// limit that it used before, if that is more than an equal part. If ByUse
-	// is false, it may use only an equal part, so that all replicas together
-	// never exceed a limit.
+	// limit that it used before, if that is more than an equal part. Then N
+	// replicas together may use up to 2 - 1/N times a limit. If ByUse is false,
+	// a replica that is apart may use only an equal part, so that all replicas
+	// together never exceed a limit.
 	ByUse bool
 	// Delay is the time after a report of this replica until all use of the
 	// other replicas before that report is known here.
