@@ -32,8 +32,8 @@ func (m *Meter) CoolDown(c Cooldown, now time.Time) {
 // Disprove records that a cooldown was over before its end, because a request
 // was served during it, or an operator ended it. It removes everything that the
 // cooldown has taught about its end: that nothing is left until then, that a
-// window begins then, and that requests return step by step after that. It has
-// no effect on a cooldown that ended at its end.
+// window begins then, and that requests return step by step after that. After
+// the cooldown's end, it has no effect.
 func (m *Meter) Disprove(c Cooldown, now time.Time) {
 	at := At(now)
 	if at >= At(c.Until) {
@@ -54,8 +54,9 @@ func (m *Meter) Disprove(c Cooldown, now time.Time) {
 }
 
 // IsFull reports whether requests should pass the backend over while another
-// one can serve them: it is predicted to refuse them, or it gets its requests
-// back step by step.
+// one can serve them. That is so while the backend is predicted to refuse them,
+// or while it gets its requests back step by step after a long cooldown, as the
+// package comment says.
 func (m *Meter) IsFull(now Instant) bool {
 	if m.drain.isFull(now, m.allowances[tokens].estimated.Load()) {
 		return true

@@ -3,30 +3,60 @@
 // and which requests must leave the rest to other tiers. It gets the time only
 // from its arguments.
 //
-// What is left of a limit is the amount that remained by the newest reply (a
-// reading), minus an estimate of the requests sent after the request of that
-// reply. The estimate is given back if a request ends without having been
-// executed. A reading is ignored if the backend keeps serving requests for
-// which, by the reading, it has no room. The pool prefers backends with room.
+// # What is left
 //
-// A tier is a class of requests that may keep a share of its backends. While a
-// tier is within its share, its requests may go to any backend. It is within
-// its share if it recently got no more than its percentage of all backends of
-// the same [Group]; a small backend serves too few requests at a time to be
-// shared on its own. Above its share, a tier gets a backend only if more is
-// left there than the shares of the other active tiers. So when backends are
-// exhausted, each tier gets its share, and capacity that a tier does not need
-// goes to others.
+// A reading is what a reply says of a limit: how much remained, or how much of
+// a provisioned deployment is utilized. What is left of a limit is the amount
+// that remained by the newest reading, minus an estimate of the requests sent
+// after the request of that reply. The estimate is given back if a request ends
+// without having been executed.
 //
-// For a limit, the amount that is left counts for the rest of the limit's
-// window. For a provisioned deployment, it is the rest of its utilization. Such
-// a reading fades linearly, because the backend works off its use. A throttle
-// counts as a utilization of 1 until its cooldown ends. Without any reading,
-// the whole limit is left: a wrong try costs a 429, but a wrong skip wastes
-// paid capacity.
+// The reading of a limit counts for the rest of the limit's window. The reading
+// of a utilization fades linearly, because the deployment works off its use. A
+// throttle counts as a utilization of 1 until its cooldown ends, and then
+// fades, too. A reading is ignored if the backend keeps serving requests for
+// which, by the reading, it has no room.
 //
-// Throttles also show limits that a backend does not name: the limit of a
-// window (learnedLimit) and the rate at which it works off requests (drain).
+// Without any reading, the whole limit is left: a wrong try costs a 429, but a
+// wrong skip wastes paid capacity. The pool prefers backends with room.
+//
+// # Shares of tiers
+//
+// The tier of a request is that of its caller, or a less important one if the
+// request is over a limit. A tier may keep a share: a percentage of what
+// backends serve. It is active at a backend for a minute after each request
+// that asks for the backend's model. A [Group] is all backends of a pool at
+// which the same tiers are active, and of which all or none have a known limit
+// of tokens per minute. Shares are counted over a Group, because a small
+// backend serves too few requests at a time to be shared on its own.
+//
+//   - A tier that recently got no more than its share of what the Group served
+//     may use any backend. Recently is the last minute if the Group has such
+//     limits, else the last 10 s.
+//   - A tier that got more, or that keeps no share, may use a backend only if
+//     more is left there after the request than the sum of the shares of the
+//     other active tiers.
+//
+// For example, gold keeps 70 % and bronze 20 %. The 10 % that no tier keeps
+// belong to the more important one, gold. While both are active, bronze may use
+// any backend until it got a fifth of what the backends served in the last
+// minute. Above that, it may use only backends of which more than 70 % is left.
+// When gold was silent for a minute, bronze may use everything.
+//
+// # What throttles teach
+//
+// Throttles also show limits that a backend does not name. A limit of a window
+// is learned from the cost that was served between the ends of two cooldowns.
+// The rate at which a provisioned deployment works off requests is learned from
+// the cost between its throttles, which last for milliseconds. After a cooldown
+// of more than 10 s, a backend gets its requests back step by step: at first,
+// two requests at a time may wait for their first byte, and then more and more.
+//
+// # Concurrent use
+//
+// Meter and Table are safe for concurrent use. Their zero values are ready to
+// use. Only changes of a Table and [Meter.Hear] take a lock. A Got belongs to
+// one request.
 package quota
 
 import (
@@ -34,8 +64,9 @@ import (
 	"time"
 )
 
-// Tier is the tier of a request. The zero Tier is more important than all
-// others.
+// Tier is the tier of a request: how important it is, and which share of
+// backends its requests keep: see [Shares]. The zero Tier is more important
+// than all others.
 type Tier struct {
 	// Number is the tier's place in the order of importance, from 1 to
 	// MaxTiers.
@@ -65,7 +96,7 @@ const (
 var fades = [kinds]time.Duration{utilization: 4 * time.Second, throttle: 2 * time.Second}
 
 // Meter tracks the use of a model's limits at a backend. The zero Meter is
-// ready to use. Only Hear takes a lock.
+// ready to use. It is safe for concurrent use, and only Hear takes a lock.
 type Meter struct {
 	readings [kinds]atomic.Uint64
 	// sent is how many requests were sent.

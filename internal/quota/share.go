@@ -115,10 +115,12 @@ func (g *Got) Add(m *Meter, t Tier, now Instant) {
 	}
 }
 
-// IsWithinShare reports whether the tier has got no more than its share of the
-// total. The share of the most important active tier includes all capacity that
-// no active tier keeps. Otherwise, if all tiers were above their shares, a full
-// backend would get no requests until its readings fade.
+// IsWithinShare reports whether the tier has got at most its share of the
+// total. Capacity that no active tier keeps is added to the share of the most
+// important active tier. So the shares add up to the whole, and at any time
+// some active tier is within its share. Without that, all active tiers could be
+// above their shares, and none would use a full backend until its readings
+// fade.
 func (g *Got) IsWithinShare(t Tier) bool {
 	all, share := int64(0), t.Shares[t.Number]
 	for _, cost := range g.given {
