@@ -8,9 +8,10 @@
 //
 // Several waiting requests are better evidence than one. A silence begins when
 // two requests have waited longer than their thresholds, both of which were
-// sent after the last first byte of any reply. If a request's client leaves
-// early, the request counts as the fraction of its threshold that it has
-// waited, unless that is within the longest usual wait.
+// sent after the last first byte of any reply. A request whose client leaves
+// before the threshold is weaker evidence: after 60 % of the threshold, it
+// counts as 0.6 of a request. It counts as nothing if it waited for less than
+// the longest usual wait, because editors cancel requests while a user types.
 //
 // A silence ends with the next first byte that comes in time. A late one shows
 // that the backend is only slow. During a silence, one request at a time tries
@@ -23,8 +24,9 @@
 // of them moves first, as the leader. The others follow if it gets its first
 // byte within its threshold.
 //
-// The common case takes no lock: sending a request costs an atomic addition,
-// and a first byte costs an atomic store.
+// [Tracker] and [Table] are safe for concurrent use. The common case takes no
+// lock: sending a request costs an atomic addition, and a first byte costs an
+// atomic store. A [Request] belongs to one request.
 package latency
 
 import (

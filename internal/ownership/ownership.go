@@ -6,15 +6,22 @@
 //
 //   - An id is the name of a stored object, such as resp_… or file-…. Memory
 //     and storage contain only its digest, which is a [Key].
-//   - An account is a group of backends that share stored objects. It is
-//     identified by a host and a credential, or by a name in the config.
+//   - An account is a group of backends that share stored objects: those with
+//     the same host and credential, or with the same name in the option
+//     account.
 //   - The owner of an id is the account that stores the object.
 //   - A caller is a client with a name. The ids of the objects that it made
-//     belong to it. Any other id belongs to no caller, or its caller is not
-//     known here. Only the other replicas can say which of the two applies.
+//     belong to it.
+//   - An id without a caller may belong to none, because a client without a
+//     name made the object. Or its caller is not known here, because the object
+//     was made at another replica, or before ids were remembered. Only the
+//     other replicas can say which is true. [NoCaller] records that they were
+//     asked and know of no caller.
 //
-// A [Memory] gets the time only from its arguments. [Lookups] uses the real
-// time, because it limits how long requests wait.
+// A [Memory] is bounded: NewMemory says how many ids it remembers, and the
+// least recently put ids are forgotten first. It gets the time only from its
+// arguments. [Lookups] uses the real time, because it limits how long requests
+// wait. Both are safe for concurrent use.
 package ownership
 
 import (

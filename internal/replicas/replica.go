@@ -16,6 +16,14 @@
 // A request waits for other replicas in only two cases: for the owner of an
 // object, and to use more than this replica's part of a limit. While the store
 // cannot be reached, each replica goes on alone.
+//
+// Use of callers has three words, which package limiter defines: a Sharing says
+// which part of a limit a replica may use on its own, a Course says when a
+// replica used a limit, and Spread places use in time of which only the sum is
+// known.
+//
+// [Replica], [Link] and [Owners] are safe for concurrent use. The methods of a
+// nil Link do nothing, so a handler without an engine needs no checks.
 package replicas
 
 import (
