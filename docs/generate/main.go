@@ -1,7 +1,13 @@
-// Generate writes what is generated in docs: the syntax and the tables of
-// options.md, from the comments of the options, the table of problems in
-// troubleshooting.md, and index.md. `go generate` runs it at the root of the
-// repository. With -check, it writes nothing, and fails if a page is stale.
+// Generate updates the parts of docs that follow from the code:
+//
+//   - options.md: the syntax of the options, and their tables, from the
+//     comments of the options' fields.
+//   - troubleshooting.md: the table of problems.
+//   - index.md: the whole page.
+//
+// It also checks that docs/glossary.md says the same as the comment of the root
+// package. `go generate` runs it at the root of the repository. With -check, it
+// writes nothing, and fails if a page is stale.
 package main
 
 import (

@@ -24,7 +24,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// Reply is the result of an attempt: a response, or a failure.
+// Reply is the result of an attempt: a response, or a failure. It is read as
+// far as its class depends on it. Whoever called Send must either commit it to
+// the client, once, or discard it. Otherwise, its connection stays in use.
 type Reply struct {
 	// Response is nil if there is none.
 	Response *http.Response
@@ -190,10 +192,10 @@ func ErrorField(err error) zap.Field {
 }
 
 // AboutTiers returns the service tiers that the reply is about. If a request of
-// an unusual tier is refused or fails, that says nothing about the usual tiers:
-// there was no capacity for its tier, or not in time, which backends report in
-// many forms. Only if the reply says that the limits that both share are used
-// up, is it about the usual tiers, too.
+// an unusual tier is refused or fails, that usually says nothing about the
+// usual tiers: there was no capacity for its tier, or not in time, which
+// backends report in many forms. A refusal is about the usual tiers, too, only
+// if its tier shares their limits and the reply says that these are used up.
 func (r *Reply) AboutTiers() pool.ServiceTiers {
 	tiers := r.asks().Tiers
 	if tiers.ShareLimits() && r.Class == verdict.Throttled && verdict.NoneLeft(r.Response.Header) {

@@ -1,11 +1,12 @@
 // Package callers limits the use of each caller.
 //
-// A caller is identified by a name. Each of its limits comes from its block in
-// the configuration, which is its own one or that of all other callers, or else
-// from its tier. [Callers] admits each request before it is sent: it charges
-// all limits of the caller with an estimate, or returns the answer to a request
-// that a limit refuses. When the request has ended, the estimate is replaced
-// with the real cost. Package limiter does the counting.
+// A caller is identified by a name. The block `caller <name>` has the caller's
+// limits. A caller without a block has those of the block `caller *`. A limit
+// that the block does not name comes from the caller's tier. [Callers] admits
+// each request before it is sent: it charges all limits of the caller with an
+// estimate, or returns the answer to a request that a limit refuses. When the
+// request has ended, the estimate is replaced with the real cost. Package
+// limiter does the counting.
 //
 // A [Tally] adds up the use at all replicas. Each replica decides immediately
 // and alone, by the reports that it has. Until the other replicas know its use,

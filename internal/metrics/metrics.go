@@ -11,7 +11,8 @@
 // The number of labels is limited: names of pools, backends and models come
 // from configs, and callers after the first thousand share a label. The number
 // of their combinations is limited, too: beyond some thousands, a metric first
-// drops the model and then the caller. [mergedTotal] counts this.
+// drops the model and then the caller. The metric series_merged_total counts
+// this.
 package metrics
 
 import (

@@ -1,20 +1,27 @@
-// Package openaiapi reads requests to the OpenAI API: [Parse] returns a
+// Package openaiapi reads requests to the OpenAI API, and to Anthropic's
+// /v1/messages, which some backends offer next to it. [Parse] returns a
 // [Request].
 //
-// [ParsePath] splits the path into its dialect, its deployment and its
-// operation. The operation determines whether the request is for inference,
-// whether it may be repeated, and how it uses stored objects. [Paths] are the
-// paths of a backend: they rewrite the path and query of a request in any
-// dialect to the backend's.
+// # Paths
+//
+// [ParsePath] splits the path into a [Route]: its [Dialect], its deployment and
+// its operation. The operation determines whether the request is for inference,
+// whether it may be repeated, and how it uses stored objects. [Paths] belongs
+// to a backend: it rewrites the path and query of a request in any dialect to
+// those of the backend.
+//
+// # Bodies
 //
 // A [Body] has the values in a body: the model, whether to stream, how much
 // output the request may cost, and the ids of the stored objects that it names.
-// [ParseJSON] and parseForm scan a body once, remember places in it and copy
-// nothing. A grammar defines the meaning of each member by its place.
-// [Body.With] replaces the model and leaves every other byte unchanged:
-// encoding a body again would reorder its keys and round its numbers. A
-// [Prompt] identifies the session that a request belongs to. [EachIDInReply]
-// finds the ids in a reply.
+// A body is JSON ([ParseJSON]) or a form. It is scanned once: a Body remembers
+// places in it, and copies nothing. The place of a member decides what it
+// means, so a "model" inside of a prompt is text. [Body.With] replaces the
+// model and leaves every other byte unchanged: encoding a body again would
+// reorder its keys and round its numbers. A [Prompt] identifies the session
+// that a request belongs to. [EachIDInReply] finds the ids in a reply.
+//
+// # Headers
 //
 // The headers of a request or reply give the type of its body (RFC 9110 section
 // 8.3) and its coding (section 8.4). [Decompress] decodes a body that is in

@@ -20,12 +20,14 @@
 //
 //   - A reader turns the frames of one side into pieces. A piece is a control
 //     frame, or a part of a message. A writer writes only whole frames, so that
-//     a ping or one of the balancer's own events always fits between two frames.
+//     a ping or one of the balancer's own events always fits between two
+//     frames.
 //   - A filter replaces the keys in a backend's messages. It holds back only
 //     text that may be the beginning of a key.
 //   - A Conversation finds the responses in the messages, so that each is
-//     counted and billed. [Rules], which the caller of the package implements,
-//     decide whether a response may begin, and can close the WebSocket.
+//     counted and billed. [seam.WebSocketRules], which the caller of the
+//     package implements, decide whether a response may begin, and can close
+//     the WebSocket.
 //   - A heartbeat pings each side that is silent, and closes it if it stays so.
 //   - A [Budget] limits the memory of all WebSockets together.
 //
@@ -35,9 +37,10 @@
 //     frame; a longer one arrives as several.
 //   - No message of a backend shows a key, however it is cut into frames.
 //   - Memory is limited. A message that is held has a maximum size, a maximum
-//     number of frames and a time in which it must be complete. The messages and
-//     events that wait are limited, too. An idle WebSocket has two goroutines,
-//     including the handler's, and only the buffers of its two readers.
+//     number of frames and a time in which it must be complete. The messages
+//     and events that wait are limited, too. An idle WebSocket has two
+//     goroutines, including the handler's, and only the buffers of its two
+//     readers.
 //   - Codes and reasons of close frames reach the other side, and a close frame
 //     without a code stays one. A side may take [Grace] to end after the other
 //     has ended.

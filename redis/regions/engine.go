@@ -17,10 +17,15 @@
 // is measured. No request waits for a server that is far away, except for the
 // lookup of an id that the near one does not know.
 //
-// It works because replicas need no order between servers: each record has one
-// writer or a version, and what is heard twice is passed on once. A server that
-// comes back, with its data or empty, gets what it lacks: the store says which
-// records are not everywhere, and the replicas put them again.
+// # What it promises
+//
+//   - A message that comes from two servers is passed on once.
+//   - The servers may get records in different orders: a record has only one
+//     writer, or a version that decides which of two records is kept.
+//   - A server that comes back, with its data or empty, gets what it lacks: the
+//     store says which records are not everywhere, and the replicas put them
+//     again.
+//   - A region that is cut off goes on with its own server.
 package regions
 
 import (
