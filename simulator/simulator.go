@@ -5,10 +5,22 @@
 // benchmarks run against it. You can also try a configuration with it before
 // you add real keys.
 //
-// The exchange takes a request through three packages: internal/limits admits
-// it or makes a 429, internal/model says what the reply is, and internal/wire
-// sends it, with the fault that is due. What is stored and counted is in the
-// state of this package.
+// A request passes three packages: internal/limits admits it or makes a 429,
+// internal/model says what the reply is, and internal/wire sends it, with the
+// fault that is due. What is stored and counted is in the state of this
+// package.
+//
+// # What it promises
+//
+//   - It calls no other server. All objects that it stores are in memory, and
+//     are gone when the configuration is unloaded.
+//   - Each simulated deployment counts for itself. A request is charged before
+//     it is served, with the most that it may cost.
+//   - Without a valid key, a request meets no fault but silence. The status
+//     counts the faults that took effect.
+//   - A reply that hangs ends when its client leaves, or when the configuration
+//     is unloaded.
+//   - Many requests use a [Handler] concurrently.
 package simulator
 
 import (

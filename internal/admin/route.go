@@ -6,6 +6,21 @@
 // A feature registers an `admin.api` module of its own with its routes, adds
 // its subcommands to package cli, and registers with [Answer] how it answers
 // the questions of other replicas.
+//
+// # Questions to replicas
+//
+// [AskAll] asks the chosen replicas at the same time, waits for patience at
+// most, and passes the rows of those that have answered to its caller, which
+// adds them up. A replica that is silent is missing in the sum, and the answer
+// says so: Included is false. Only if a single replica was asked for, its
+// silence is an error.
+//
+// Anyone who can write to the store of the replicas can make up answers, so
+// [MaxAnswer] and the other constants bound what is read. An answer beyond them
+// counts as missing.
+//
+// [Answer] is for init functions. All other functions may be called
+// concurrently, and keep no state.
 package admin
 
 import (

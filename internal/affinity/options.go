@@ -7,10 +7,17 @@
 // [Placement] belongs to one request: it defines which accounts may get the
 // request, and reads the reply. Bytes to and from clients stay unchanged.
 //
-// In addition, a [PromptCache] sends the requests of one session to one
-// backend, if the choice is free.
+// In addition, a [PromptCache] derives the session of a request from its
+// headers or its body. Package pool then sends the requests of a session to one
+// backend, if the choice is free: see pool.Affinity.
 //
 // Package ownership defines owners, accounts and callers.
+//
+// # Concurrent use
+//
+// An Affinity and a PromptCache are safe for concurrent use. A Placement
+// belongs to the goroutine that serves its request, except for [Anywhere],
+// which all requests without objects share and nothing changes.
 package affinity
 
 import (

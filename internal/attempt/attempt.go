@@ -31,6 +31,10 @@
 //
 // [PassiveHealth] has the options that turn a class into the length of a
 // cooldown.
+//
+// After Provision, a Sender is safe for concurrent use. A Request and its Reply
+// belong to the goroutine that serves the client's request. A [Watch] is called
+// by other goroutines, too, while Send waits for the reply.
 package attempt
 
 import (
@@ -54,7 +58,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// Sender sends requests to backends.
+// Sender sends requests to backends, and classifies their replies. It has the
+// connections and the time limits that its attempts share. After Provision, it
+// is safe for concurrent use.
 type Sender struct {
 	PassiveHealth
 	Options

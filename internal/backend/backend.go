@@ -12,6 +12,10 @@
 // reached, at growing intervals, until it is reached
 // (TestALostBackendIsTriedAtGrowingIntervalsUntilItIsReached). Both end with
 // the configuration that started them.
+//
+// After [Provision], only the credentials of a Backend change, when their file
+// does, or their source renews them. A Backend is safe for concurrent use, and
+// its options must not be changed any longer.
 package backend
 
 import (

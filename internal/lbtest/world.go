@@ -1,7 +1,32 @@
 // Package lbtest is what tests of the balancer share: a balancer in virtual
-// time with its clients and its backends (World), Caddy itself with many
-// balancers (Sites) or one (Run, ServeAt), and backends that answer as a test
-// says (Backend). Only tests import it.
+// time with its clients and its backends ([World]), Caddy itself with many
+// balancers ([Sites]) or one ([Run], [ServeAt]), and backends that answer as a
+// test says ([Backend]). Only tests import it.
+//
+// # Virtual time
+//
+// [InBubble] runs a test in a bubble of testing/synctest. Clients, handler and
+// backends are connected by pipes in memory, so all goroutines belong to the
+// bubble. Its clock stands still while any of them runs, and jumps to the next
+// timer when all of them wait. So a test may sleep for hours, and measure the
+// exact length of a cooldown. It must not wait for the network, or for a
+// goroutine from outside of the bubble: the clock stands still meanwhile. A
+// goroutine that is left at the end fails the test.
+//
+// A World has a fixed seed of random numbers, and forgets the ids of stored
+// objects at its end. Its handler's log lines are in [World.Logs], and are
+// shown if the test fails.
+//
+// # Real time
+//
+// [Run], [ServeAt] and [Sites] start Caddy itself. There is one Caddy in a
+// process, so tests that use them must not run in parallel. The rows of a Sites
+// may. When such a test is over, Caddy stops. A Sites also waits until
+// everything is gone that was started since NewSites. [Main] gives Caddy
+// folders of its own, so the user's stay as they are: each package that starts
+// Caddy calls it from TestMain.
+//
+// A [Backend] is safe for concurrent use. It records every call that it gets.
 package lbtest
 
 import (

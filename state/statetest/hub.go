@@ -1,10 +1,24 @@
 // Package statetest tests engines of shared state, and what uses them.
 //
-// Authors of an engine run [Conform] with stores of their engine: it tests what
-// the balancer expects of every store.
+// Authors of an engine run [Conform] with stores of their engine. It tests what
+// the balancer expects of every store: how records, messages, claims and
+// entries are kept, bounded and forgotten, and that each call ends with its
+// context.
+//
+//	func TestTheStoreConforms(t *testing.T) {
+//		statetest.Conform(t, func(t *testing.T) state.Store {
+//			empty(server) // which the test has started
+//			return open(t, server)
+//		})
+//	}
+//
+// The tests of Conform run one after the other. Each gets one or two stores,
+// and the function that opens them empties the engine each time. So no other
+// test may use the same data meanwhile.
 //
 // A [Hub] is in place of a server. Its stores are in memory, and it can make
-// them slow, or fail, as servers and networks do.
+// them slow, or fail, as servers and networks do. It is safe for concurrent
+// use.
 package statetest
 
 import (

@@ -1,7 +1,18 @@
-// Package limits counts the requests and tokens of a deployment in fixed
-// windows or, for a provisioned deployment, in a leaky bucket. A Limiter admits
-// a request or returns a Refusal. A Style makes a 429 of that, with the hints
+// Package limits counts the requests and tokens of a deployment, and admits a
+// request or returns a [Refusal]. A [Style] makes a 429 of that, with the hints
 // in its headers and one of the bodies that providers send.
+//
+// A pay-as-you-go deployment has fixed windows, as Azure's documentation
+// describes: of a minute for tokens, and of 10 s for requests. A request is
+// charged with the largest output that it allows, and that charge is never
+// corrected. A provisioned deployment has a leaky bucket: each request adds its
+// tokens, and the bucket drains at the rate that was bought. It admits any
+// request while it is not full, so short bursts may exceed 100 %.
+// [Limiter.Settle] corrects its charges.
+//
+// A [Limiter] gets the time only from its arguments. It is safe for concurrent
+// use. It remembers the time that a 429 named, so that [Limiter.Early] can find
+// clients that come back too soon.
 package limits
 
 import (

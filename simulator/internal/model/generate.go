@@ -1,6 +1,13 @@
 // Package model generates the replies of a simulated model. It parses what a
 // request asks for, and returns the reply whole, or as a sequence of Events
-// with the Wait before each. It sends and stores nothing, and knows no limits.
+// with the [Wait] before each. It sends and stores nothing, and knows no
+// limits: the objects that an [Event] has as [Stored] are for its caller to
+// keep.
+//
+// A reply has the same tokens whole and as a stream. The waits are only named,
+// as the time before the first token or between two tokens. The caller knows
+// how long they are, and may stop after any event, as when a client leaves. A
+// [Generation] belongs to one request.
 package model
 
 import (

@@ -1,7 +1,16 @@
 // Package wire sends the replies of a simulator: whole, as a stream of events,
 // or as the messages of a WebSocket. It defines the shapes of errors, and the
-// faults: the Client, its Stream or its Socket applies the fault of the request
-// while it sends.
+// faults.
+//
+// A fault is an [Action]. A [Client], its [Stream] or its [Socket] applies the
+// fault of the request while it sends, at the place that the fault names:
+// instead of the reply, before the headers, in the middle of the body, or
+// before an event with a number. A fault that breaks the connection aborts the
+// handler with http.ErrAbortHandler. A fault takes effect once, and is counted
+// then.
+//
+// A reply that hangs waits until its client leaves or the config is unloaded. A
+// Client belongs to the goroutine that serves its request.
 package wire
 
 import (
