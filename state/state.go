@@ -5,10 +5,17 @@
 // balancer decides what they mean, when they are sent, and what happens while
 // the engine cannot be reached.
 //
-// No request waits for an engine, except for Find: a request that names an
-// object which its replica does not know waits for that, for a short time.
+// An [Engine] opens a [Store], which keeps records, claims and entries, and
+// passes messages. Authors of an engine implement both. [SecretReader] and
+// [SpreadStore] are for engines with secrets in files, and with several
+// servers. Package statetest tests them.
 //
-// Package statetest tests engines.
+// The methods of a Store are called by many goroutines at the same time. Each
+// must return when its context is done.
+//
+// Requests do not wait for a Store, except for [Store.Find]: a request that
+// names an object which its replica does not know waits for the object's entry,
+// for a short time.
 package state
 
 import (

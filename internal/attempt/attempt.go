@@ -82,7 +82,9 @@ type Sender struct {
 	refused sync.Map
 }
 
-// Request is a request to one backend.
+// Request is a request to one backend: the client's request, with the address,
+// the header and the body for this backend, and what must be known to classify
+// its reply. It is sent once.
 type Request struct {
 	// Incoming is the request to copy. The fields below replace its URL, host,
 	// header and body.

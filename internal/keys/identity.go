@@ -21,7 +21,9 @@ type CallerIdentity interface {
 	// JWT, three parts of base64url, but is not checked. The error is
 	// ErrForeignToken if the token is not for the balancer, ErrExpired,
 	// ErrIssuerUnavailable, or any other error for a token that must not be
-	// accepted. Only a foreign token is passed to a backend.
+	// accepted. Only a foreign token is passed to a backend. A module outside
+	// of this repository cannot import these errors, so each of its errors
+	// means that the token must not be accepted.
 	Identify(ctx context.Context, token string) (*Identity, error)
 
 	// Tiers returns the tiers that Identify may return. It is never nil.

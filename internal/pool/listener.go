@@ -31,6 +31,8 @@ type Event struct {
 // Happening is a kind of event.
 type Happening int
 
+// These are the kinds of events: of cooldowns, of operators, of silences and of
+// health checks.
 const (
 	nothing Happening = iota
 	// Began means that a cooldown of the member has started.

@@ -184,10 +184,10 @@ type Found struct {
 const Gone = "gone"
 
 // Lookup asks the store for the owners of the ids that a caller's request
-// names. It waits for the caller's turn, and then for the time of
-// lookupPatience. It returns ownership.ErrNoAnswer if no answer comes in time,
-// and for a while after that without asking, or ownership.ErrCrowded if too
-// many lookups wait.
+// names. It waits for the caller's turn, and then for three times as long as
+// the store usually takes, between [LeastPatience] and a second. It returns
+// ownership.ErrNoAnswer if no answer comes in time, and for a while after that
+// without asking, or ownership.ErrCrowded if too many lookups wait.
 func (o *Owners) Lookup(c ownership.Caller, ids []ownership.Key) (found []Found, err error) {
 	if o == nil || len(ids) == 0 {
 		return nil, ownership.ErrNoAnswer

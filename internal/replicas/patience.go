@@ -6,11 +6,12 @@ import (
 	"time"
 )
 
-// LeastPatience and mostPatience bound the time that a request waits for the
-// owners of the ids that it names. Only tests on busy machines change
-// LeastPatience.
+// LeastPatience is the shortest time after which a request gives up waiting for
+// the owners of the ids that it names. The longest one is a second. Only tests
+// on busy machines change LeastPatience.
 var LeastPatience = 50 * time.Millisecond
 
+// mostPatience is the longest such time.
 const mostPatience = time.Second
 
 // lookupPatience determines how long a request waits for the owners of the ids

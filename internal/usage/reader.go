@@ -203,9 +203,9 @@ func (r *Reader) ServiceTier() string {
 // streams report their tokens only at the end.
 //
 // Without a report, the input is prompt, and the output is the larger of two
-// lower bounds: one token for each event with content, and the bytes of the
-// content divided by bytesPerToken, if they are counted. The same output is
-// returned if content came after the latest report.
+// lower bounds: one token for each event with content, and one for each four
+// bytes of content, if they are counted. The same output is returned if content
+// came after the latest report.
 func (r *Reader) Estimate(prompt int64) (t Tokens, estimated bool) {
 	t = r.Tokens()
 	if r == nil || r.watcher == nil && !r.counts {

@@ -136,7 +136,8 @@ func setAside(name string, cause error) error {
 	return journalError(name+".bad", errors.Join(cause, os.Rename(name, name+".bad")))
 }
 
-// IsID reports whether the text may be the id of a page, as newID makes them.
+// IsID reports whether the text may be the id of a page: at most 32 hexadecimal
+// digits.
 func IsID(id string) bool {
 	_, err := hex.DecodeString(id)
 	return err == nil && id != "" && len(id) <= 32

@@ -7,6 +7,12 @@
 // page in Caddy's storage under a name that no other process uses. So replicas
 // may share a storage, and nothing is counted twice after a restart, because
 // the new process starts new pages. The total use is the sum of all pages.
+//
+// A page is saved ten seconds after a change
+// (TestAPageIsSavedTenSecondsAfterAChange). Until then, use is also in a
+// journal on the disk, from which another process adds it if this one is killed
+// (TestAKillTakesNothingThatWasUsedBefore). A power cut may lose what was used
+// since the page was last saved, and so may a kill without the journal.
 package ledger
 
 import (
