@@ -73,11 +73,12 @@
 //
 // # Terms
 //
-// The words to learn, as docs/glossary.md has them:
+// A backend is drained by an operator or by weight 0, and silent if it accepts
+// requests and sends nothing. The words to learn, as docs/glossary.md has them:
 //
 //   - Account: what a provider bills, and where it stores objects: responses,
 //     conversations, files, batches. Backends with the same host and credential
-//     share one.
+//     share one. `account <name>` makes others share one.
 //   - Attempt: one request to one backend.
 //   - Caller: who sends requests, known by a client key or a token. Callers
 //     have limits.

@@ -41,7 +41,7 @@
 // belong to the more important one, gold. While both are active, bronze may use
 // any backend until it got a fifth of what the backends served in the last
 // minute. Above that, it may use only backends of which more than 70 % is left.
-// When gold was silent for a minute, bronze may use everything.
+// After gold has sent nothing for a minute, bronze may use everything.
 //
 // # What throttles teach
 //

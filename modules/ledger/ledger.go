@@ -9,10 +9,10 @@
 // the new process starts new pages. The total use is the sum of all pages.
 //
 // A page is saved ten seconds after a change
-// (TestAPageIsSavedTenSecondsAfterAChange). Until then, use is also in a
-// journal on the disk, from which another process adds it if this one is killed
-// (TestAKillTakesNothingThatWasUsedBefore). A power cut may lose what was used
-// since the page was last saved, and so may a kill without the journal.
+// (TestAPageIsSavedTenSecondsAfterAChange). Before that, use is written to a
+// journal on the disk. If the process is killed, another one adds that use to
+// the bill (TestAKillTakesNothingThatWasUsedBefore). A power cut may lose what
+// was used since the page was last saved, and so may a kill without a journal.
 package ledger
 
 import (

@@ -5,7 +5,7 @@
 // entries are kept, bounded and forgotten, and that each call ends with its
 // context.
 //
-//	func TestTheStoreConforms(t *testing.T) {
+//	func TestStore(t *testing.T) {
 //		statetest.Conform(t, func(t *testing.T) state.Store {
 //			empty(server) // which the test has started
 //			return open(t, server)
