@@ -268,7 +268,8 @@ func (s *search) keepOrDiscard(r *attempt.Reply) bool {
 // known. If so, it excludes the current account, and keeps or discards the
 // reply.
 func (s *search) triesOtherAccount(r *attempt.Reply) bool {
-	if r.Class.Failover() || !r.Missing || !s.placement.Asks() || !r.Whole && !s.request.received.Whole() || !r.Upload().Abandon() {
+	if r.Class.Failover() || !r.Missing || !s.placement.Asks() || !r.Whole && !s.request.received.Whole() ||
+		!r.Upload().Abandon() {
 		return false
 	}
 	s.placement.Exclude(s.current.backend.AccountKey)
@@ -417,13 +418,15 @@ func (s *search) mayFollowLater(a *attemptRecord) bool {
 // now.
 func (s *search) accepts(to *target, now time.Time) bool {
 	at := &s.board.At[to.Index]
-	return at.Takes && !at.Elsewhere && at.Bar == pool.Free && !to.Drained() && !to.Unreachable() && !to.Full() && !to.Throttles(&s.board, now)
+	return at.Takes && !at.Elsewhere && at.Bar == pool.Free && !to.Drained() && !to.Unreachable() && !to.Full() &&
+		!to.Throttles(&s.board, now)
 }
 
 // mayGoOn reports whether another backend may be tried.
 func (s *search) mayGoOn(now time.Time) bool {
 	q := s.request
-	return len(s.attempts) == 0 || s.hasAttempts() && (q.deadline.IsZero() || !now.After(q.deadline)) && !s.isKnownLacking(now)
+	return len(s.attempts) == 0 || s.hasAttempts() && (q.deadline.IsZero() || !now.After(q.deadline)) &&
+		!s.isKnownLacking(now)
 }
 
 // hasAttempts reports whether the request may make another attempt. If it has
@@ -468,8 +471,10 @@ func (s *search) update(now time.Time) {
 func (s *search) fill(now time.Time) {
 	b, q := s.balancer, s.request
 	s.board = pool.Ask{
-		At: s.fewBackends[:], Weights: b.Pool.Weights(q.weighedModel(), now), Affinity: pool.Affinity{Key: q.session, Maker: s.placement.Maker()}, Cost: q.Cost,
-		Once: q.isOnce(), Streamed: !q.received.Whole(), Kind: q.latencyKind(), Operation: strings.TrimSuffix(q.Route.Operation, "/"), Tier: s.callerTier(),
+		At: s.fewBackends[:], Weights: b.Pool.Weights(q.weighedModel(), now),
+		Affinity: pool.Affinity{Key: q.session, Maker: s.placement.Maker()}, Cost: q.Cost,
+		Once: q.isOnce(), Streamed: !q.received.Whole(), Kind: q.latencyKind(),
+		Operation: strings.TrimSuffix(q.Route.Operation, "/"), Tier: s.callerTier(),
 	}
 	if len(b.targets) > len(s.fewBackends) {
 		s.board.At = make([]pool.At, len(b.targets))
@@ -500,7 +505,8 @@ func (s *search) findLackingPath(now time.Time) {
 		return
 	}
 	for _, to := range s.balancer.targets {
-		if to.paths.Any() && to.paths.Has(s.request.pathName(), now) || s.request.socket != nil && s.balancer.sender.RefusesSocket(to, now) {
+		if to.paths.Any() && to.paths.Has(s.request.pathName(), now) ||
+			s.request.socket != nil && s.balancer.sender.RefusesSocket(to, now) {
 			s.lackPath = append(s.lackPath, to.Index)
 		}
 	}
@@ -551,7 +557,8 @@ func (s *search) bar(now time.Time) {
 			s.board.At[i].Elsewhere = !s.placement.Allows(to.backend.AccountKey)
 		}
 	}
-	if s.barred = s.barred || len(s.attempts) > 0 || s.awaited != nil || s.lackPath != nil || s.makesObject(); !s.barred {
+	s.barred = s.barred || len(s.attempts) > 0 || s.awaited != nil || s.lackPath != nil || s.makesObject()
+	if !s.barred {
 		return // all are free
 	}
 	ownCredential := s.barAttempted()
@@ -574,7 +581,8 @@ func (s *search) bar(now time.Time) {
 	}
 	for i, to := range s.balancer.targets {
 		switch at := &s.board.At[i]; {
-		case slices.Contains(s.tooShort, to.backend.NameOf(s.request.Model)), allModels && !s.request.entitled.AllModels[i]:
+		case slices.Contains(s.tooShort, to.backend.NameOf(s.request.Model)),
+			allModels && !s.request.entitled.AllModels[i]:
 			// Either the context is as short there, or an object without a
 			// model could not be used with all models.
 			at.Bar = pool.Unfit
@@ -597,7 +605,8 @@ func (s *search) barAttempted() (ownCredential bool) {
 		at.Tried, at.Refused = true, a.class.Promise()
 		at.Takes = at.Takes && a.class != verdict.NotHere // it does not offer what the request asks for
 		switch {
-		case a.class == verdict.Throttled && i < max(s.beforeWait, s.beforeSilence), a.class == verdict.Silent && s.mayReturn:
+		case a.class == verdict.Throttled && i < max(s.beforeWait, s.beforeSilence),
+			a.class == verdict.Silent && s.mayReturn:
 			// it may be tried again
 		case a.class == verdict.Throttled:
 			at.Bar = pool.Throttled
@@ -649,7 +658,8 @@ func (s *search) isKnownLacking(now time.Time) bool {
 func (s *search) mayHaveAllModels(now time.Time) bool {
 	return slices.ContainsFunc(s.balancer.targets, func(to *target) bool {
 		at := &s.board.At[to.Index]
-		return s.request.entitled.AllModels[to.Index] && !to.Drained() && !to.Unreachable() && !to.Full() && at.Bar == pool.Free &&
+		return s.request.entitled.AllModels[to.Index] && !to.Drained() && !to.Unreachable() && !to.Full() &&
+			at.Bar == pool.Free &&
 			at.Takes && !to.Throttles(&s.board, now)
 	})
 }
@@ -703,7 +713,8 @@ func (s *search) returns(now time.Time) (all []waiting.Return) {
 	s.awaited = nil
 	s.update(now)
 	for _, r := range s.balancer.Pool.Returns(&s.board, behind, now, s.wait.ends(s.request, now)) {
-		all = append(all, waiting.Return{Key: s.queueOf(r.Index), At: r.At, Places: r.Places, Pause: r.Grace, Every: r.Every, Yields: r.Yields})
+		all = append(all, waiting.Return{Key: s.queueOf(r.Index), At: r.At, Places: r.Places, Pause: r.Grace,
+			Every: r.Every, Yields: r.Yields})
 	}
 	return all
 }
@@ -984,7 +995,8 @@ func (s *Selection) Cleanup() error {
 }
 
 // Select implements reverseproxy.Selector.
-func (s *Selection) Select(upstreams reverseproxy.UpstreamPool, r *http.Request, w http.ResponseWriter) *reverseproxy.Upstream {
+func (s *Selection) Select(upstreams reverseproxy.UpstreamPool, r *http.Request,
+	w http.ResponseWriter) *reverseproxy.Upstream {
 	if len(upstreams) == 0 {
 		return nil
 	}

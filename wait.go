@@ -97,7 +97,8 @@ func (w *wait) joinForBackend(q *request, tier int, now time.Time, returns []wai
 		w.place.Stay(now, returns...)
 		return true
 	}
-	w.place, w.result = w.queues.Join(now, waiting.Who{Caller: q.caller.Name, Tier: tier}, w.until, len(q.received.Buffered()), returns...)
+	w.place, w.result = w.queues.Join(now, waiting.Who{Caller: q.caller.Name, Tier: tier}, w.until,
+		len(q.received.Buffered()), returns...)
 	return w.place != nil
 }
 
@@ -126,7 +127,8 @@ func (w *wait) await(b *balancer, q *request, tier int, place *waiting.Place, tr
 
 // admit charges the request to its caller's limits, or returns the refusal of a
 // limit. It may first wait for a limit per second or per minute.
-func (w *wait) admit(b *balancer, q *request, c *callers.Callers, e limiter.Estimate) (a callers.Admission, refusal *limiter.Refusal) {
+func (w *wait) admit(b *balancer, q *request, c *callers.Callers,
+	e limiter.Estimate) (a callers.Admission, refusal *limiter.Refusal) {
 	name, now := q.caller.Name, time.Now()
 	key := waiting.Key{Caller: name}
 	if w.queues == nil {
@@ -169,7 +171,8 @@ func (w *wait) admit(b *balancer, q *request, c *callers.Callers, e limiter.Esti
 			place.Leave(now)
 			return false
 		}
-		place.Stay(now, limitReturns(b, key, refusal, refusal.Requested, now, until)) // until its time is over: others may give back what they did not use
+		// until its time is over: others may give back what they did not use
+		place.Stay(now, limitReturns(b, key, refusal, refusal.Requested, now, until))
 		return true
 	})
 	if w.result != waiting.Turn && w.result != waiting.Left {
@@ -201,5 +204,6 @@ func limitReturns(b *balancer, key waiting.Key, r *limiter.Refusal, needs int64,
 // mayPass reports whether the limit that refuses a request is one for which
 // requests wait.
 func mayPass(r *limiter.Refusal) bool {
-	return r.Reason == limiter.OverPart || (r.Reason == limiter.OverRate || r.Reason == limiter.InFlight) && r.Limit.Unit <= limiter.Minute
+	return r.Reason == limiter.OverPart ||
+		(r.Reason == limiter.OverRate || r.Reason == limiter.InFlight) && r.Limit.Unit <= limiter.Minute
 }

@@ -140,7 +140,8 @@ var worthScenarios = []worthScenario{
 // atRandom is a scenario of independent requests, so many times the quotas.
 func atRandom(load float64) worthScenario {
 	return worthScenario{
-		name: fmt.Sprintf("at random, %.1f times the quotas", load), deployments: uneven, rate: 20 * load, poisson: true, cooldown: 10, round: 10 * time.Minute,
+		name: fmt.Sprintf("at random, %.1f times the quotas", load), deployments: uneven, rate: 20 * load,
+		poisson: true, cooldown: 10, round: 10 * time.Minute,
 		about: "Quotas of 20, 60 and 120 requests in 10 s, for ten minutes. Requests come at random: in a window, there may be more of them than the quotas allow although there are fewer on average.",
 	}
 }

@@ -26,7 +26,10 @@ type deducted struct{ cost, sum int64 }
 // Deduct subtracts a request of this cost, in tokens, from what is left of the
 // limits.
 func (m *Meter) Deduct(cost int64) Mark {
-	return Mark{meter: m, order: m.sent.Add(1), deducted: [...]deducted{m.allowances[0].deduct(1), m.allowances[1].deduct(cost)}}
+	return Mark{
+		meter: m, order: m.sent.Add(1),
+		deducted: [...]deducted{m.allowances[0].deduct(1), m.allowances[1].deduct(cost)},
+	}
 }
 
 // Give subtracts a request from what is left of the limits, and counts its cost
@@ -116,7 +119,8 @@ func (m *Meter) Left(now time.Time) (left []Left) {
 	at := At(now)
 	for i, kind := range [...]string{"requests", "tokens"} {
 		if a := &m.allowances[i]; at < Instant(a.until.Load()) {
-			l := Left{Kind: kind, Limit: a.limit.Load(), Left: max(0, a.left(at)), Reset: time.Duration(Instant(a.until.Load()) - at)}
+			l := Left{Kind: kind, Limit: a.limit.Load(), Left: max(0, a.left(at)),
+				Reset: time.Duration(Instant(a.until.Load()) - at)}
 			if most := a.most.Load(); most > 0 {
 				l.Ratio, l.HasRatio = min(1, float64(l.Left)/float64(most)), true
 			}
@@ -179,7 +183,8 @@ func (a *allowance) learn(s said, r *Reply, i int, now Instant) {
 		return
 	}
 	a.at.Store(int64(sent))
-	a.base.Store(min(of.sum, a.estimated.Load()) + int64(s.remaining)) // of earlier requests, some may have come back since
+	// of earlier requests, some may have come back since
+	a.base.Store(min(of.sum, a.estimated.Load()) + int64(s.remaining))
 	a.refill.Store(math.Float64bits(s.refill))
 	a.most.Store(int64(s.most))
 	a.window.Store(int64(s.whole))

@@ -56,7 +56,8 @@ func (l Limits) Set(header http.Header, seconds bool) {
 }
 
 func isRateLimit(name string) bool {
-	return strings.HasPrefix(name, "X-Ratelimit-") || strings.HasPrefix(name, "X-Rate-Limit-") || strings.HasPrefix(name, "Anthropic-Ratelimit-")
+	return strings.HasPrefix(name, "X-Ratelimit-") || strings.HasPrefix(name, "X-Rate-Limit-") ||
+		strings.HasPrefix(name, "Anthropic-Ratelimit-")
 }
 
 // texts are the texts of the three fields of each limit: the limit, the

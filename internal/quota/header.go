@@ -93,7 +93,8 @@ func read(rate *verdict.Rate, longest time.Duration) (s said, ok bool) {
 	if s.remaining, isKnown = rate.Remaining.Number(); !isKnown {
 		return s, false
 	}
-	s.limit, s.remaining = min(s.limit, highestCost), min(s.remaining, highestCost) // some say "no limit" with a huge number
+	// some say "no limit" with a huge number
+	s.limit, s.remaining = min(s.limit, highestCost), min(s.remaining, highestCost)
 	s.most, s.window = s.limit, longest
 	reset, isNumber := rate.Reset.Number()
 	if isNumber {

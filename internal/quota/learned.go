@@ -125,7 +125,8 @@ func (m *Meter) current(now Instant) *learnedLimit {
 // if the limit is forgotten.
 func (l *learnedLimit) next(now Instant) *learnedLimit {
 	passed := int(int64(now-l.began) / int64(l.length))
-	next := &learnedLimit{began: l.began + Instant(passed)*Instant(l.length), most: l.most, length: l.length, quiet: l.quiet + passed}
+	next := &learnedLimit{began: l.began + Instant(passed)*Instant(l.length), most: l.most, length: l.length,
+		quiet: l.quiet + passed}
 	if next.quiet > quietWindows {
 		return nil
 	}

@@ -199,7 +199,8 @@ func showCallers(to io.Writer, answer []byte) error {
 			inFlight += " of " + strconv.Itoa(c.MaxRequests)
 		}
 		table.Row(cli.Printable(c.Pool), cli.Printable(c.Name), cmp.Or(cli.Printable(c.Tier), "-"),
-			limits[0][0], limits[0][1], inFlight, strconv.FormatUint(c.Refused, 10), strconv.FormatInt(c.TokensToday, 10),
+			limits[0][0], limits[0][1], inFlight, strconv.FormatUint(c.Refused, 10),
+			strconv.FormatInt(c.TokensToday, 10),
 			strconv.FormatInt(c.TokensMonth, 10))
 		for _, l := range limits[1:] {
 			table.Row("", "", "", l[0], l[1], "", "", "", "")
