@@ -45,28 +45,27 @@ func (m *Member) lacksBudget(now time.Time) bool {
 }
 
 // accepts returns when the member accepts the request: now, if it does not
-// throttle. It returns false if that is not known, because the member named no
-// time or asked to be called again immediately, or because a budget is used up.
+// throttle. It returns false if that is not known, because the member's latest
+// refusal named no time or asked to be called again immediately, or because a
+// budget is used up.
 func (m *Member) accepts(r *Ask, now time.Time) (back Return, ok bool) {
 	back = Return{Index: m.Index, At: now, Places: 1}
-	if !m.Throttles(r, now) {
-		return back, true
-	}
-	if m.lacksBudget(now) {
+	throttles := m.Throttles(r, now)
+	if throttles && m.lacksBudget(now) {
 		return back, false
 	}
 	shared := now.Add(m.quotaWait(r, now))
-	back.At = shared
 	for _, s := range r.throttles(m) {
 		c := s.Load()
-		if c == nil || !c.inForce(now) {
-			continue
-		}
-		if c.Guess > 0 || c.AsksAtOnce {
+		switch {
+		case c == nil:
+		case c.Guess > 0 || c.AsksAtOnce: // even if it is over
 			return back, false
+		case throttles && c.inForce(now):
+			back.At, back.Grace = later(back.At, c.Until), max(back.Grace, c.Grace())
 		}
-		back.At, back.Grace = later(back.At, c.Until), max(back.Grace, c.Grace())
 	}
+	back.At = later(back.At, shared)
 	back.Yields = shared.After(now) && back.At.Equal(shared)
 	return back, true
 }
