@@ -84,9 +84,9 @@ func orLimits(kind limiter.Kind, own, tier []Limit) []Limit {
 	}))
 }
 
-// checkAllowance returns an error if an option of an allowance is not valid. who
-// names the caller or the tier in errors. backends are the pool's backends: see
-// [Config.Check].
+// checkAllowance returns an error if an option of an allowance is not valid.
+// who names the caller or the tier in errors. backends are the pool's backends:
+// see [Config.Check].
 func (c *Config) checkAllowance(who string, a Allowance, backends []Backend) error {
 	limits, err := a.limits(who)
 	if err != nil {

@@ -149,8 +149,8 @@ func appendBody(message []byte, callers []callerUse) []byte {
 
 var errInvalid = errors.New("it is not a report of what callers use")
 
-// decodeHeader returns the pool, the writer and the version of a report. body is
-// the rest of the message.
+// decodeHeader returns the pool, the writer and the version of a report. body
+// is the rest of the message.
 func decodeHeader(message []byte) (r report, body []byte, err error) {
 	body, ok := bytes.CutPrefix(message, []byte(reportPrefix))
 	if !ok || len(body) < 2*digestSize+8 {

@@ -1,7 +1,7 @@
 package verdict
 
-// The classes of problems that are not the class of a reply. In the table, those
-// of a backend come first.
+// The classes of problems that are not the class of a reply. In the table,
+// those of a backend come first.
 const (
 	// Unhealthy means that the backend fails active health checks.
 	Unhealthy Class = "unhealthy"

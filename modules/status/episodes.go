@@ -15,10 +15,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// Episode is a series of cooldowns or silences of a backend for the same reason,
-// each soon after the previous one, or a problem of a pool. A provisioned
-// deployment under full load gets many cooldowns a second, and the page shows
-// them as one episode.
+// Episode is a series of cooldowns or silences of a backend for the same
+// reason, each soon after the previous one, or a problem of a pool. A
+// provisioned deployment under full load gets many cooldowns a second, and the
+// page shows them as one episode.
 type Episode struct {
 	Pool string `json:"-"`
 	// Backend is empty for a problem of the pool.

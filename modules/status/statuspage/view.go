@@ -124,8 +124,8 @@ func (b backendStatus) NeedsOperator() bool {
 	return slices.ContainsFunc(b.Cooldowns, func(cooldown status.Cooldown) bool { return cooldown.NeedsOperator })
 }
 
-// CurrentSilences and CurrentUntried return what is shown of silences: a backend
-// that cannot be reached is not called silent, too.
+// CurrentSilences and CurrentUntried return what is shown of silences: a
+// backend that cannot be reached is not called silent, too.
 func (b backendStatus) CurrentSilences() []status.Silence {
 	silences, _ := b.Current()
 	return silences
