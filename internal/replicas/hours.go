@@ -40,9 +40,9 @@ type keptHours struct {
 	records []state.Kept
 }
 
-// reloadHours is the longest time between two loads. A replica writes its hour
+// hoursInterval is the longest time between two loads. A replica writes its hour
 // once a minute.
-const reloadHours = 30 * time.Second
+const hoursInterval = 30 * time.Second
 
 // load returns the records of the groups. answers are the ids of the replicas
 // that have answered.
@@ -50,7 +50,7 @@ func (k *keptHours) load(ctx context.Context, store state.Store, groups, answers
 	answers = slices.Sorted(slices.Values(answers))
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if time.Since(k.loaded) < reloadHours && slices.Equal(k.groups, groups) && slices.Equal(k.answers, answers) {
+	if time.Since(k.loaded) < hoursInterval && slices.Equal(k.groups, groups) && slices.Equal(k.answers, answers) {
 		return k.records, nil
 	}
 	records, _, err := store.Load(ctx, groups)

@@ -148,12 +148,13 @@ type WebSocketResponse interface {
 // LoadWebSockets returns the first module that relays WebSockets, or nil if
 // there is none.
 func LoadWebSockets(ctx caddy.Context) (WebSocketModule, error) {
-	for _, info := range caddy.GetModules(WebSocketNamespace) {
-		module, err := ctx.LoadModuleByID(string(info.ID), nil)
-		if err != nil {
-			return nil, err
-		}
-		return module.(WebSocketModule), nil
+	modules := caddy.GetModules(WebSocketNamespace)
+	if len(modules) == 0 {
+		return nil, nil
 	}
-	return nil, nil
+	module, err := ctx.LoadModuleByID(string(modules[0].ID), nil)
+	if err != nil {
+		return nil, err
+	}
+	return module.(WebSocketModule), nil
 }
