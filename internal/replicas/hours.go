@@ -40,8 +40,8 @@ type keptHours struct {
 	records []state.Kept
 }
 
-// hoursInterval is the longest time between two loads. A replica writes its hour
-// once a minute.
+// hoursInterval is the longest time between two loads. A replica writes its
+// hour once a minute.
 const hoursInterval = 30 * time.Second
 
 // load returns the records of the groups. answers are the ids of the replicas
