@@ -24,7 +24,7 @@ type rule string
 
 const (
 	noReply       rule = "reset or cut before the headers; not HTTP"
-	onlyWhole     rule = "the last error reply of a class that fails over, but not throttled, credential, not_permitted or cut"
+	onlyWhole     rule = "the last complete error reply of a class that fails over, except for throttled, credential, not_permitted and no_credential"
 	noContent     rule = "200 for inference whose stream ends before any content"
 	errorIn200    rule = "200 for inference whose stream has an error before any content"
 	noAnswer      rule = "200 for inference that is neither JSON nor a stream"
@@ -33,9 +33,9 @@ const (
 	ownHints      rule = "unchanged except for `retry-after` and `retry-after-ms`"
 	callersKey    rule = "A request that such a backend refuses does not fail over"
 	rejected      rule = "502 `upstream_credentials_rejected`"
-	rateLimited   rule = "if any backend throttles: 429 `rate_limit_exceeded` with the shortest wait"
+	rateLimited   rule = "**A 429**, if any backend throttles. The headers `retry-after` and `retry-after-ms` have the shortest wait"
 	withheldError rule = "A compressed error or redirect that cannot be searched for keys to its end becomes an error `upstream_error` with its status."
-	addedFields   rule = "`Via` is added, and `Date` and `Content-Type` if the backend sends none."
+	addedFields   rule = "`Via` and [some other headers](clients.md#added-headers) are added."
 	removedFields rule = "Hop-by-hop headers, and headers and trailers [that apply to the backend's host](clients.md#removed-headers-and-credentials), are removed."
 	fewInterims   rule = "At most 20 interim (1xx) replies pass, without headers, and none to clients of HTTP/1.0."
 	fewTrailers   rule = "Trailers that RFC 9110 forbids are removed. HTTP/1.1 has none after a `content-length` or a 204 or 304."
