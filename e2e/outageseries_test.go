@@ -186,7 +186,7 @@ func (s *outageSite) wantAlerts(promtool string, alertnames []string) {
 		at   time.Duration
 		when string
 		fire []string
-	}{{phaseLength, "before", nil}, {phaseLength + alertsWithin, "during", alertnames}, {2*phaseLength + alertsWithin, "after", nil}} {
+	}{{phaseLength - scrapeInterval, "before", nil}, {phaseLength + alertsWithin, "during", alertnames}, {2*phaseLength + alertsWithin, "after", nil}} {
 		fmt.Fprintf(&file, "      - expr: 'group by (alertname) (ALERTS{alertstate=\"firing\"}) # %s the outage'\n        eval_time: %ds\n        exp_samples: [", want.when, int(want.at.Seconds()))
 		for i, alert := range want.fire {
 			if i > 0 {
