@@ -48,9 +48,12 @@
 // Throttles also show limits that a backend does not name. A limit of a window
 // is learned from the cost that was served between the ends of two cooldowns.
 // The rate at which a provisioned deployment works off requests is learned from
-// the cost between its throttles, which last for milliseconds. After a cooldown
-// of more than 10 s, a backend gets its requests back step by step: at first,
-// two requests at a time may wait for their first byte, and then more and more.
+// the cost between its throttles, which last for milliseconds. Shares of tiers
+// follow what throttles teach only while replies do not say what is left.
+//
+// After a cooldown of more than 10 s, a backend gets its requests back step by
+// step: at first, two requests at a time may wait for their first byte, and
+// then more and more.
 //
 // # Concurrent use
 //
@@ -147,10 +150,10 @@ func (m *Meter) Wait(t Tier, cost int64, now time.Time) time.Duration {
 		return 0
 	}
 	at, kept, wait := instant(now), of.kept(t), time.Millisecond
-	pause, predicts := m.predict(kept, cost, At(now))
-	wait = max(wait, pause)
+	predicted, known := m.predict(kept, cost, At(now))
+	wait = max(wait, predicted)
 	for k := range m.readings {
-		if kind(k) == throttle && predicts {
+		if kind(k) == throttle && known {
 			continue
 		}
 		until := reading(m.readings[k].Load()).fallsTo(1-kept, fades[k])
@@ -159,7 +162,7 @@ func (m *Meter) Wait(t Tier, cost int64, now time.Time) time.Duration {
 	for i := range m.allowances {
 		wait = max(wait, m.allowances[i].wait(kept, [limits]int64{requests: 1, tokens: cost}[i], At(now)))
 	}
-	return max(wait, m.current(At(now)).wait(kept, cost, At(now)))
+	return wait
 }
 
 // seeThrottle records that nothing is left until a time. After that, the

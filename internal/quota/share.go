@@ -54,12 +54,12 @@ func (g Group) kept(t Tier) (part float64) {
 // leaves reports whether, after a request of that cost, this part of the
 // backend is left.
 func (m *Meter) leaves(part float64, cost, at int64, now Instant) bool {
-	pause, predicts := m.predict(part, cost, now)
-	if pause >= time.Millisecond {
+	wait, known := m.predict(part, cost, now)
+	if wait >= time.Millisecond {
 		return false
 	}
 	for k := range m.readings {
-		if kind(k) == throttle && predicts {
+		if kind(k) == throttle && known {
 			continue
 		}
 		if reading(m.readings[k].Load()).above(1-part, fades[k], at) {
@@ -72,17 +72,29 @@ func (m *Meter) leaves(part float64, cost, at int64, now Instant) bool {
 			return false
 		}
 	}
-	return m.current(now).wait(part, cost, now) < time.Millisecond
+	return true
 }
 
-// predict returns the time until a request of that cost leaves this part of
-// what the backend works off. predicts is false if that is not known, or if the
-// backend itself reports its utilization.
-func (m *Meter) predict(part float64, cost int64, now Instant) (wait time.Duration, predicts bool) {
-	if reading(m.readings[utilization].Load()).isFresh(fades[utilization], now.millis()) {
+// predict returns the time until a request of that cost leaves this part of the
+// backend, by what throttles have taught. known reports whether more is known
+// than that the backend has throttled, so that the reading of the latest
+// throttle does not count.
+//
+// While the backend's own replies say what is left, predict returns 0. If both
+// estimates counted, more would be kept for other tiers than their shares. But a
+// limit that is named to this replica says nothing of the requests that other
+// replicas have sent since.
+func (m *Meter) predict(part float64, cost int64, now Instant) (wait time.Duration, known bool) {
+	at := now.millis()
+	if reading(m.readings[utilization].Load()).isFresh(fades[utilization], at) {
 		return 0, false
 	}
-	return m.drain.wait(part, cost, now, m.allowances[tokens].estimated.Load())
+	if int64(now) < m.allowances[tokens].until.Load() && m.elsewhere(at) == nil {
+		_, end := reading(m.readings[throttle].Load()).unpack()
+		return 0, at >= end
+	}
+	wait, known = m.drain.wait(part, cost, now, m.allowances[tokens].estimated.Load())
+	return max(wait, m.current(now).wait(part, cost, now)), known
 }
 
 // Got is the cost that each tier has got lately of the model, from all replicas

@@ -70,7 +70,7 @@ func TestAnUploadThatStallsIsAWait(t *testing.T) {
 		})
 		// by HTTP/2, an upload goes on for a moment when those with which it
 		// shares a window are cancelled, and then waits anew
-		wantAll(t, askTogether(w, 3, image, "X-Early", "a")(), "b", 2*time.Second+threshold, 8*time.Second)
+		wantAll(t, askTogether(w, 3, image, "X-Early", "a")(), "b", 2*time.Second+threshold, 5500*time.Millisecond)
 		w.WantCalls(map[string]int{"a": 3, "b": 3})
 		wantNoneInFlight(t)
 		time.Sleep(time.Minute)
