@@ -7,8 +7,23 @@ import (
 	"time"
 )
 
-// queue has the requests that wait for one thing. The lock of its Queues guards
-// it.
+// queue holds the requests that wait for one thing, such as a backend or a limit
+// of a caller. When that accepts requests again, the queue calls its first
+// request, which then tries. The next request is called after that one has gone
+// or has given up.
+//
+// The requests of a more important tier are first. Within a tier, the callers
+// take turns: a caller's next request gets the turn after that of its latest
+// one, or the tier's current turn if that is higher. So a caller with a hundred
+// waiting requests does not keep away one with a single request. Within a turn,
+// the request that came first is first.
+//
+// After a throttle, requests do not go all at once, because only a reply shows
+// whether the backend has room again. The first one to go is a probe. The next
+// one goes when the probe has its first byte or has taken long, and the others
+// follow at intervals: see gate.
+//
+// The lock of its Queues guards a queue.
 type queue struct {
 	of  *Queues
 	key Key

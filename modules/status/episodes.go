@@ -99,7 +99,7 @@ func (r *Recorders) Listener(ctx caddy.Context, name string) (pool.Listener, err
 	logger := ctx.Logger()
 	return Recorder(name), observe.On(ctx, observe.Started, func() {
 		watch.use(name, logger)
-		r.leave = watch.leave
+		r.leave = func() { watch.leave(name) }
 	})
 }
 

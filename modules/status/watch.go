@@ -24,8 +24,8 @@ import (
 const (
 	// lookInterval is the time between two looks.
 	lookInterval = 5 * time.Second
-	// beginsAfter is how long a problem must last before it is logged: nobody
-	// has to act on a cooldown of some seconds.
+	// beginsAfter is how long a problem must last before it is logged. A
+	// cooldown of some seconds needs no action.
 	beginsAfter = 15 * time.Second
 	// endsAfter is how long a problem must be away before its end is logged.
 	// When a cooldown is over, a backend counts as available until the next
@@ -35,11 +35,17 @@ const (
 
 // watched looks for the problems of all pools.
 type watched struct {
-	mu      sync.Mutex
-	users   int
-	timer   *time.Timer
-	loggers map[string]*zap.Logger // by pool
-	spells  map[incident]*spell
+	mu     sync.Mutex
+	timer  *time.Timer
+	pools  map[string]poolLog
+	spells map[incident]*spell
+}
+
+// poolLog is where the problems of a pool are logged. users is how many configs
+// use it: the current one and, during a reload, the old one.
+type poolLog struct {
+	users  int
+	logger *zap.Logger
 }
 
 // watch is that of the process.
@@ -57,24 +63,29 @@ type spell struct {
 	logged bool
 }
 
-// use has the problems of a pool logged. The timer stops when there has been a
-// leave for each use. A new config calls use before the old one calls leave, so
-// what is known of problems survives a reload.
+// use begins to log the problems of a pool, until leave was called for each use.
+// A new config calls use before the old one calls leave, so what is known of
+// problems survives a reload.
 func (w *watched) use(pool string, logger *zap.Logger) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.users++; w.users == 1 {
-		w.loggers, w.spells = make(map[string]*zap.Logger), make(map[incident]*spell)
+	if len(w.pools) == 0 {
+		w.pools, w.spells = make(map[string]poolLog), make(map[incident]*spell)
 		w.timer = time.AfterFunc(lookInterval, w.tick)
 	}
-	w.loggers[pool] = logger
+	w.pools[pool] = poolLog{w.pools[pool].users + 1, logger}
 }
 
-// leave ends a use.
-func (w *watched) leave() {
+// leave ends a use of a pool.
+func (w *watched) leave(pool string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.users--; w.users == 0 {
+	its := w.pools[pool]
+	if its.users--; its.users > 0 {
+		w.pools[pool] = its
+		return
+	}
+	if delete(w.pools, pool); len(w.pools) == 0 {
 		w.timer.Stop()
 	}
 }
@@ -82,7 +93,7 @@ func (w *watched) leave() {
 func (w *watched) tick() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.users == 0 {
+	if len(w.pools) == 0 {
 		return
 	}
 	w.look(time.Now())
@@ -94,7 +105,7 @@ func (w *watched) tick() {
 func (w *watched) look(now time.Time) {
 	states, there := replicas.Statuses(), make(map[string]bool)
 	for _, p := range Pools(now, nil) {
-		logger := w.loggers[p.Name]
+		logger := w.pools[p.Name].logger
 		if there[p.Name] = true; logger == nil {
 			continue
 		}

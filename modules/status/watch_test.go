@@ -38,7 +38,7 @@ func watchPool(t *testing.T) *watchedPool {
 	p.logs = logs
 	watch.use(p.name, zap.New(core))
 	t.Cleanup(func() {
-		watch.leave()
+		watch.leave(p.name)
 		pools.Default.Remove(entry)
 		entry.Pool.Close()
 	})
@@ -145,4 +145,21 @@ func TestEachProblemThatNeedsAPersonIsLoggedAsAnError(t *testing.T) {
 			t.Errorf("%s has no line in the log", r.Class)
 		}
 	}
+}
+
+func TestARemovedPoolIsNotWatched(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := new(watched)
+		w.use("stays", zap.NewNop())
+		w.use("removed", zap.NewNop())
+		w.use("stays", zap.NewNop()) // a reload
+		w.leave("stays")
+		w.leave("removed")
+		if len(w.pools) != 1 || w.pools["stays"].users != 1 {
+			t.Errorf("got %+v", w.pools)
+		}
+		if w.leave("stays"); len(w.pools) > 0 || w.timer.Stop() {
+			t.Errorf("after the last one got %+v, or the timer is still set", w.pools)
+		}
+	})
 }
