@@ -110,7 +110,7 @@ func (h *Handler) claimName(ctx caddy.Context) (config string, err error) {
 	if unnamed && pools.Default.Unnamed(ctx, h.Pool, h.namesCallers()) {
 		h.logger.Warn("several pools have no name: give each one a name, because reordering them in the file would give callers the stored objects of others")
 	}
-	return replicas.ConfigDigest(h)
+	return observe.ConfigDigest(h)
 }
 
 // checkOptions checks the options that no other part checks, and sets their
