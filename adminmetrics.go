@@ -5,7 +5,6 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
 func init() { caddy.RegisterModule(adminMetrics{}) }
@@ -29,10 +28,7 @@ func (adminMetrics) Provision(ctx caddy.Context) error {
 	if len(pools.Default.Entries()) == 0 {
 		return nil
 	}
-	if err := metrics.Register(ctx.GetMetricsRegistry()); err != nil || len(replicas.Statuses()) == 0 {
-		return err
-	}
-	return replicas.Register(ctx.GetMetricsRegistry())
+	return metrics.Register(ctx.GetMetricsRegistry())
 }
 
 // Routes implements caddy.AdminRouter.

@@ -14,7 +14,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
@@ -138,7 +137,7 @@ func targetOf(b *backend.Backend) *target {
 // startFresh clears the backend's state if it was learned with another key, now
 // and whenever the key changes. For other replicas, a backend with another key
 // is another backend.
-func (t *target) startFresh(link *replicas.Link, trail *observe.Trail) {
+func (t *target) startFresh(replication seam.Replication, trail *observe.Trail) {
 	key := t.backend.Key()
 	if key == nil {
 		return
@@ -147,7 +146,7 @@ func (t *target) startFresh(link *replicas.Link, trail *observe.Trail) {
 	key.Changed = func(digest string) {
 		t.StartFresh(digest)
 		t.forgetLacks()
-		link.Name(t.Member, t.backend.NameForReplicas())
+		replication.Name(t.Member, t.backend.NameForReplicas())
 		trail.APIKey(t.Name, digest)
 	}
 }

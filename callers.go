@@ -102,7 +102,7 @@ func (h *Handler) newCallers(ctx caddy.Context) (*callers.Callers, error) {
 		c.Place(tiers)
 		h.warnOfUnlimited(c, names)
 	})
-	h.link.Share(h.Pool, b.Callers)
+	h.replication.Share(h.Pool, b.Callers)
 	return c, observe.On(ctx, observe.Started, c.Start)
 }
 

@@ -124,7 +124,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 func init() {
@@ -296,21 +296,25 @@ type Handler struct {
 
 	attempt.WebSocketOptions
 
-	replicas.State
+	// StateRaw is the engine by which replicas share what they know, such as
+	// `redis`. Default: each replica finds out by itself.
+	//
+	//	state <engine> [{...}]
+	StateRaw json.RawMessage `json:"state,omitempty" caddy:"namespace=http.openai_lb.state inline_key=engine"`
 
 	// Sender makes the attempts at the backends. It is not an option: Provision
 	// creates it.
 	Sender *attempt.Sender `json:"-"`
 
-	logger     *zap.Logger
-	trail      *observe.Trail
-	warnAtEnd  func()         // warns of the sites of a config that has not started
-	keyFiles   keys.Reloader  // reads keys again that come from files
-	clientKeys *keys.Clients  // nil if callers need no key
-	link       *replicas.Link // nil without state
-	balancer   *balancer
-	callers    *callers.Callers // nil without limits
-	reader     *reader
+	logger      *zap.Logger
+	trail       *observe.Trail
+	warnAtEnd   func()        // warns of the sites of a config that has not started
+	keyFiles    keys.Reloader // reads keys again that come from files
+	clientKeys  *keys.Clients // nil if callers need no key
+	replication seam.Replication
+	balancer    *balancer
+	callers     *callers.Callers // nil without limits
+	reader      *reader
 }
 
 // ClientKey is a key with which a caller may use the balancer. A caller may

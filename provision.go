@@ -17,13 +17,14 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
+	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
 // CaddyModule returns the Caddy module information.
@@ -54,7 +55,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 // callers, and the reader of requests. After an error, Cleanup releases the
 // parts that were made.
 func (h *Handler) provision(ctx caddy.Context) error {
-	h.keyFiles.Logger = h.logger
+	h.keyFiles.Logger, h.replication = h.logger, seam.Alone{}
 	config, err := h.claimName(ctx)
 	if err != nil {
 		return err
@@ -78,7 +79,7 @@ func (h *Handler) provision(ctx caddy.Context) error {
 	if h.Sender, err = h.newSender(ctx); err != nil {
 		return err
 	}
-	if h.link, err = h.joinReplicas(ctx); err != nil {
+	if h.replication, err = h.joinReplicas(ctx); err != nil {
 		return err
 	}
 	if h.balancer, err = h.newBalancer(ctx, policy); err != nil {
@@ -171,14 +172,18 @@ func (h *Handler) newSender(ctx caddy.Context) (*attempt.Sender, error) {
 	return s, s.Provision(ctx)
 }
 
-// joinReplicas connects to the other replicas by the option state. It returns
-// nil without that option.
-func (h *Handler) joinReplicas(ctx caddy.Context) (*replicas.Link, error) {
-	link, err := h.Join(ctx)
-	if link == nil || err != nil {
-		return nil, err
+// joinReplicas connects the pool with the other replicas, if the option state
+// says how.
+func (h *Handler) joinReplicas(ctx caddy.Context) (seam.Replication, error) {
+	engine, err := directive.Load[state.Engine](ctx, h, "StateRaw", h.StateRaw)
+	if err != nil {
+		return seam.Alone{}, err
 	}
-	return link, observe.On(ctx, observe.Started, link.Start)
+	replication, err := seam.JoinReplicas(ctx, engine)
+	if err != nil {
+		return replication, err
+	}
+	return replication, observe.On(ctx, observe.Started, replication.Start)
 }
 
 // newBalancer makes the balancer, with the pool of the backends.
@@ -188,7 +193,8 @@ func (h *Handler) newBalancer(ctx caddy.Context, policy reverseproxy.Selector) (
 		return nil, err
 	}
 	rechecker := &backend.Rechecker{Context: ctx, Transport: h.Sender.RoundTripper, Backends: h.Backends}
-	listeners, queues := []pool.Listener{h.link, rechecker}, waiting.New(time.Duration(h.Wait), h.QuotaTiers() != nil)
+	listeners := []pool.Listener{h.replication, rechecker}
+	queues := waiting.New(time.Duration(h.Wait), h.QuotaTiers() != nil)
 	if queues != nil {
 		if err := observe.On(ctx, observe.Stopping, queues.Close); err != nil {
 			return nil, err
@@ -198,12 +204,12 @@ func (h *Handler) newBalancer(ctx caddy.Context, policy reverseproxy.Selector) (
 	targets := make([]*target, len(h.Backends))
 	for i, b := range h.Backends {
 		targets[i] = targetOf(b)
-		h.link.Name(targets[i].Member, b.NameForReplicas())
+		h.replication.Name(targets[i].Member, b.NameForReplicas())
 		if key := b.Key(); key != nil && key.InFile() {
 			h.keyFiles.Add("api_key of backend "+b.Name, key.Read)
 		}
 	}
-	h.link.Secrets(h.keyFiles.Add)
+	h.replication.Secrets(h.keyFiles.Add)
 	others, err := seam.Listeners(ctx, h.Pool)
 	if err != nil {
 		return nil, err
@@ -211,7 +217,7 @@ func (h *Handler) newBalancer(ctx caddy.Context, policy reverseproxy.Selector) (
 	b := newBalancer(h.Pool, targets, h.Sender, events, append(listeners, others...)...)
 	b.Pool.Watches = h.Silence == nil || *h.Silence
 	b.Pool.Steers = h.QuotaSteering == nil || *h.QuotaSteering
-	b.Pool.Replicas = h.link.Replicas
+	b.Pool.Replicas = h.replication.Replicas
 	b.settings = settings{
 		policy: policy, rateLimits: h.RatelimitHeaders, waiting: queues, fields: attempt.Public{}, loops: newLoopMark(),
 	}
@@ -238,8 +244,8 @@ func (h *Handler) newReader(ctx caddy.Context, policy reverseproxy.Selector) (*r
 	}
 	d := &reader{
 		readyPath: h.ReadyPath, buffers: h.Sender.RequestBuffers, models: backend.ModelsOf(h.Backends),
-		clientKeys: h.clientKeys, replaced: ctx, keyFiles: &h.keyFiles, callers: h.callers, replicated: h.link != nil,
-		rechecker: h.balancer.Rechecker.(*backend.Rechecker),
+		clientKeys: h.clientKeys, replaced: ctx, keyFiles: &h.keyFiles, callers: h.callers,
+		replicated: h.StateRaw != nil, rechecker: h.balancer.Rechecker.(*backend.Rechecker),
 	}
 	for _, b := range h.Backends {
 		d.passesThrough = d.passesThrough || b.Credentials.Passthrough
@@ -249,11 +255,12 @@ func (h *Handler) newReader(ctx caddy.Context, policy reverseproxy.Selector) (*r
 	if d.promptCache, err = h.Affinity.OpenPromptCache(h.Pool, h.balancer.Pool, prompts); err != nil {
 		return d, err
 	}
-	config := affinity.Config{Options: h.Affinity, Pool: h.Pool, Link: h.link, Logger: h.logger}
+	config := affinity.Config{Options: h.Affinity, Pool: h.Pool, Logger: h.logger}
 	var backends []*backend.Backend // in the order of targets
 	for _, t := range h.balancer.targets {
 		backends, config.Accounts = append(backends, t.backend), append(config.Accounts, t.backend.AccountKey)
 	}
+	config.Others = h.replication.Owners(h.Pool, config.Accounts)
 	if d.affinity, err = affinity.New(ctx, config); err != nil {
 		return d, err
 	}
@@ -280,10 +287,10 @@ func (h *Handler) publish(config string) {
 	h.balancer.Records = append(h.balancer.Records, h.callers.Record(), h.reader.affinity.Record())
 	pools.Default.Add(&h.balancer.Entry)
 	for _, t := range h.balancer.targets {
-		t.startFresh(h.link, h.trail)
+		t.startFresh(h.replication, h.trail)
 	}
-	h.link.Configured(h.Pool, config)
-	h.link.Open(h.balancer.Pool)
+	h.replication.Configured(h.Pool, config)
+	h.replication.Open(h.balancer.Pool)
 }
 
 // checkAffinity returns an error if affinity needs names of callers and there
@@ -326,7 +333,7 @@ func (h *Handler) Cleanup() error {
 		h.warnAtEnd()
 	}
 	h.keyFiles.Close()
-	errs := []error{h.link.Close()}
+	errs := []error{h.replication.Close()}
 	if h.balancer != nil {
 		h.balancer.waiting.Close()
 		pools.Default.Remove(&h.balancer.Entry)

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // site is a site with two pools that share by a server.
@@ -44,7 +44,7 @@ func TestHandlersShareOneConnectionThroughReloads(t *testing.T) {
 			t.Errorf("after a reload the connections are %v, before %v", now, first)
 		}
 	}
-	if n := len(replicas.Statuses()); n != 1 {
+	if n := len(seam.Statuses()); n != 1 {
 		t.Errorf("%d replicas run, want 1", n)
 	}
 	other := startServer(t)
@@ -52,13 +52,13 @@ func TestHandlersShareOneConnectionThroughReloads(t *testing.T) {
 	lbtest.WaitFor(t, func() bool { return len(other.connections()) == 1 && len(s.connections()) == 0 })
 	lbtest.Reload(t, "{\nadmin off\n}\n")
 	lbtest.WaitFor(t, func() bool { return len(other.connections()) == 0 && runtime.NumGoroutine() <= goroutines+5 })
-	if n := len(replicas.Statuses()); n != 0 {
+	if n := len(seam.Statuses()); n != 0 {
 		t.Errorf("%d replicas run after the last handler is gone", n)
 	}
 }
 
 func inTouchHere() bool {
-	statuses := replicas.Statuses()
+	statuses := seam.Statuses()
 	return len(statuses) == 1 && statuses[0].InTouch && len(statuses[0].Peers) == 1
 }
 
@@ -90,7 +90,7 @@ func TestTheAdminAPITellsWhoShares(t *testing.T) {
 	admin := fmt.Sprintf("127.0.0.1:%d", lbtest.FreePort(t))
 	lbtest.Run(t, strings.Replace(site(s, lbtest.FreePort(t), ""), "admin off", "admin "+admin, 1))
 	lbtest.WaitFor(t, inTouchHere)
-	var got []replicas.Status
+	var got []seam.EngineStatus
 	if err := json.Unmarshal([]byte(lbtest.Get(http.DefaultClient, "http://"+admin+"/openai_lb/replicas").Body), &got); err != nil {
 		t.Fatal(err)
 	}

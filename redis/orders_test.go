@@ -11,6 +11,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // orders counts how often a member is taken out of use or put back.
@@ -46,7 +47,7 @@ func TestTheLatestOrderHoldsInARedisThatKeepsNothing(t *testing.T) {
 			}
 			lbtest.WaitFor(t, func() bool {
 				in := 0
-				for _, s := range replicas.Statuses() {
+				for _, s := range seam.Statuses() {
 					if s.InTouch && len(s.Peers) == 3 {
 						in++
 					}

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/cli"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // With the option state, an operator asks one replica, and sees the sum of all.
@@ -61,7 +61,7 @@ const EveryReplica = "*"
 // Answerer answers a question of another replica with rows, as JSON. rest is
 // the question without its first word, and shared says which pools the replicas
 // share.
-type Answerer func(ctx context.Context, rest string, shared replicas.Shared) (rows any, err error)
+type Answerer func(ctx context.Context, rest string, shared seam.SharedPools) (rows any, err error)
 
 var answerers = make(map[string]Answerer)
 
@@ -74,11 +74,9 @@ func Answer(word string, by Answerer) {
 	answerers[word] = by
 }
 
-func init() { replicas.OnQuestion(AnswerQuestion) }
-
 // AnswerQuestion answers another replica, about the pools that it shares.
 // Anyone who can write to the engine may ask.
-func AnswerQuestion(ctx context.Context, question string, shared replicas.Shared) []byte {
+func AnswerQuestion(ctx context.Context, question string, shared seam.SharedPools) []byte {
 	word, rest, more := strings.Cut(question, " ")
 	by := answerers[word]
 	if by == nil || more && rest == "" {
@@ -123,11 +121,11 @@ func (r Read) Times(pool string) int {
 // AskAll asks the replicas with this name, and calls take for each row of their
 // answers. Without the option state, there are none.
 func AskAll[T any](ctx context.Context, name, question string, patience time.Duration, longest int,
-	take func(a replicas.Answer, row T) (pool string, full bool)) (r Read, err error) {
+	take func(a seam.PeerAnswer, row T) (pool string, full bool)) (r Read, err error) {
 	asking, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	answers, err := replicas.Ask(asking, question,
-		func(all []replicas.Answer) ([]replicas.Answer, error) { return chosen(all, name) })
+	answers, err := seam.AskReplicas(asking, question,
+		func(all []seam.PeerAnswer) ([]seam.PeerAnswer, error) { return chosen(all, name) })
 	if err != nil {
 		return r, err
 	}
@@ -141,8 +139,8 @@ func AskAll[T any](ctx context.Context, name, question string, patience time.Dur
 // ReadAnswers calls take for each row of the answers, of at most longest bytes.
 // take returns the row's pool, or an empty one if it ignores the row, and
 // whether the sum is full.
-func ReadAnswers[T any](ctx context.Context, answers []replicas.Answer, longest int,
-	take func(a replicas.Answer, row T) (pool string, full bool)) Read {
+func ReadAnswers[T any](ctx context.Context, answers []seam.PeerAnswer, longest int,
+	take func(a seam.PeerAnswer, row T) (pool string, full bool)) Read {
 	r := Read{Connected: true, Replicas: make([]Seen, len(answers)), Self: len(answers) == 0,
 		sharing: make(map[string]int)}
 	budget := int64(MaxAnswers)
@@ -197,7 +195,7 @@ func ReadRows[T any](from io.Reader, most, longest int, each func(row T) bool) b
 
 // chosen returns the answers of the replicas with this name: a host, or the
 // beginning of an id. Several engines may have one.
-func chosen(answers []replicas.Answer, name string) (its []replicas.Answer, err error) {
+func chosen(answers []seam.PeerAnswer, name string) (its []seam.PeerAnswer, err error) {
 	var names []string
 	for _, a := range answers {
 		names = append(names, cli.Printable(a.Host)+" "+a.ID)

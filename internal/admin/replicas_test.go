@@ -4,15 +4,15 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 func TestAReplicaIsFoundByItsHostOrTheBeginningOfItsID(t *testing.T) {
-	answers := []replicas.Answer{
-		{Peer: replicas.Peer{ID: "0000"}, Self: true},
-		{Peer: replicas.Peer{ID: "aaaabbbb", Host: "host-aaaabbbb"}},
-		{Peer: replicas.Peer{ID: "aaaacccc", Host: "host-aaaacccc"}},
-		{Peer: replicas.Peer{ID: "dddddddd", Host: "host-aaaabbbb"}, Engine: 1},
+	answers := []seam.PeerAnswer{
+		{Peer: seam.Peer{ID: "0000"}, Self: true},
+		{Peer: seam.Peer{ID: "aaaabbbb", Host: "host-aaaabbbb"}},
+		{Peer: seam.Peer{ID: "aaaacccc", Host: "host-aaaacccc"}},
+		{Peer: seam.Peer{ID: "dddddddd", Host: "host-aaaabbbb"}, Engine: 1},
 	}
 	for name, want := range map[string]string{
 		"*": "0000 aaaabbbb aaaacccc dddddddd", "host-aaaacccc": "aaaacccc", "aaaab": "aaaabbbb", "host-aaaabbbb": "aaaabbbb dddddddd",

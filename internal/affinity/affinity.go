@@ -8,8 +8,8 @@ import (
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
 // Affinity routes the requests of one pool to the accounts that store the
@@ -26,9 +26,10 @@ type Affinity struct {
 	logger  *zap.Logger
 	// strict reports whether a caller reaches only objects that it made.
 	strict bool
-	// others gives access to the owners that other replicas know. It may be
-	// nil. Learned owners are sent through that of the newest config.
-	others *replicas.Owners
+	// others gives access to the owners that other replicas know. It is nil if
+	// there are none. Learned owners are sent through that of the newest
+	// config.
+	others ownership.Others
 }
 
 // Config configures an Affinity.
@@ -39,8 +40,9 @@ type Config struct {
 	// Accounts are the accounts of the pool's backends, the best priority
 	// first. An account may be repeated.
 	Accounts []string
-	// Link connects the pool with other replicas. It is nil if there are none.
-	Link   *replicas.Link
+	// Others gives access to the owners that other replicas know. It is nil if
+	// there are none.
+	Others ownership.Others
 	Logger *zap.Logger
 }
 
@@ -55,8 +57,8 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 	if err := c.Options.check(); err != nil {
 		return nil, fmt.Errorf("affinity: %w", err)
 	}
-	a := &Affinity{strict: c.Callers == Strict, name: "ids of " + c.Pool, logger: c.Logger}
-	if c.Link == nil {
+	a := &Affinity{strict: c.Callers == Strict, name: "ids of " + c.Pool, logger: c.Logger, others: c.Others}
+	if c.Others == nil {
 		a.storage = ctx.Storage()
 	}
 	for _, account := range c.Accounts {
@@ -65,7 +67,6 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 		}
 	}
 	a.all = a.accounts
-	a.others = c.Link.Owners(c.Pool, a.all)
 	kept, again, _ := inUse.LoadOrNew(a.name, func() (caddy.Destructor, error) {
 		return newSavedOwners(c.Pool), nil
 	})
@@ -80,7 +81,7 @@ func New(ctx caddy.Context, c Config) (*Affinity, error) {
 // previous config apply, because the new config may still fail to load.
 func (a *Affinity) Start() {
 	a.owners.configure(a.storage, a.logger)
-	a.owners.others.Store(a.others)
+	a.owners.others.Store(&a.others)
 }
 
 // Among returns an Affinity for requests that may use only these accounts. It

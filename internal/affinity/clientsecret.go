@@ -123,6 +123,6 @@ func (p *Placement) learnSecret(account string, reply []byte) {
 	}
 	a.owners.memory.Put(key, o, now, ttl)
 	a.owners.secrets.add(a.owners.memory, p.caller, key)
-	a.owners.others.Load().Send(key, o, ttl)
+	a.owners.tell(key, o, ttl)
 	a.owners.saveIfDue(now)
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
 type id struct {
@@ -240,7 +239,7 @@ func (f *finder) lookUp() {
 // owner. If the id belongs to no caller, the replicas are asked again after
 // ownership.Unclaimed, because one may have been unable to answer, or may have
 // learned the caller since.
-func (f *finder) settle(it openID, found replicas.Found) ownership.Owner {
+func (f *finder) settle(it openID, found ownership.Found) ownership.Owner {
 	a, o, ttl := f.affinity, it.owner, min(found.TTL, idTTL)
 	if found.TTL > 0 {
 		if o.Caller = found.Caller; o.Account == "" || slices.Contains(a.all, found.Account) {

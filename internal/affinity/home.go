@@ -9,7 +9,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
 // A caller's objects are often used together: a file and a vector store, an
@@ -84,7 +83,7 @@ func (f *finder) lookUpHome(lastHere string) (home, last string) {
 	return f.keep(keys[0], found[0]), cmp.Or(lastHere, f.keep(keys[1], found[1]))
 }
 
-func (f *finder) keep(key ownership.Key, found replicas.Found) (account string) {
+func (f *finder) keep(key ownership.Key, found ownership.Found) (account string) {
 	a := f.affinity
 	if found.TTL <= 0 || !slices.Contains(a.accounts, found.Account) {
 		return ""

@@ -76,7 +76,7 @@ func (p *Placement) put(key ownership.Key, account string, caller ownership.Call
 	a, now := p.affinity, time.Now()
 	o, news := a.owners.loaded().Put(key, ownership.Owner{Account: account, Caller: caller}, now, idTTL)
 	if news && (len(a.all) > 1 || o.Caller.Named()) {
-		a.owners.others.Load().Send(key, o, idTTL)
+		a.owners.tell(key, o, idTTL)
 	}
 	a.owners.saveIfDue(now)
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 )
 
 // saveInterval is how often newly learned ids are saved.
@@ -29,7 +28,7 @@ type savedOwners struct {
 	// others gets the learned owners. Requests of a replaced config may still
 	// learn owners after that config was closed, so this is the newest
 	// config's.
-	others atomic.Pointer[replicas.Owners]
+	others atomic.Pointer[ownership.Others]
 	// guessed limits the ids from replies of new APIs, and secrets the client
 	// secrets. byToken holds the names of callers that made client secrets with
 	// a token instead of a key.
@@ -75,6 +74,13 @@ func (o *savedOwners) configure(storage certmagic.Storage, logger *zap.Logger) {
 	o.place.Store(to)
 	o.saver.Configure(to, logger)
 	o.saver.Record.KeepIn(pools.FolderOf(storage))
+}
+
+// tell tells the other replicas, if there are any, the owner of an id.
+func (o *savedOwners) tell(id ownership.Key, owner ownership.Owner, ttl time.Duration) {
+	if others := o.others.Load(); others != nil && *others != nil {
+		(*others).Send(id, owner, ttl)
+	}
 }
 
 // loaded returns the owners, including the saved ones. While the storage hangs

@@ -62,7 +62,7 @@ func (s *shared) run() *replicas.Replica {
 // config returns what the pool of a config with these accounts knows.
 func (s *shared) config(r *replicas.Replica, accounts ...string) *Affinity {
 	s.Helper()
-	a, err := New(storage(s.T, s.TempDir()), Config{Pool: "a pool", Accounts: accounts, Link: r.NewLink(), Logger: zap.NewNop()})
+	a, err := New(storage(s.T, s.TempDir()), Config{Pool: "a pool", Accounts: accounts, Others: r.NewLink().Owners("a pool", accounts), Logger: zap.NewNop()})
 	if err != nil {
 		s.Fatal(err)
 	}

@@ -1,14 +1,13 @@
 package lbtest
 
 import (
-	"encoding/json"
 	"sync"
 	"testing"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/state"
 	"github.com/openai-lb/caddy-openai-lb/state/statetest"
 )
@@ -47,11 +46,7 @@ func HubOf(name string) *statetest.Hub {
 // balancer does in Caddy once its config is in use.
 func Connect(t *testing.T, hub string) {
 	t.Helper()
-	raw, err := json.Marshal(map[string]string{"engine": "hub", "hub": hub})
-	if err != nil {
-		t.Fatal(err)
-	}
-	link, err := (&replicas.State{StateRaw: raw}).Join(Context(t))
+	link, err := seam.JoinReplicas(Context(t), &engine{Hub: hub})
 	if err != nil {
 		t.Fatal(err)
 	}

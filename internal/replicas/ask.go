@@ -1,19 +1,18 @@
 package replicas
 
 import (
-	"bytes"
-	"compress/flate"
 	"context"
 	"crypto/ecdh"
 	"crypto/hpke"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -21,37 +20,6 @@ import (
 // replica sends a question with a new public key. Each other replica encrypts
 // its answer with this key and puts it into the store for a few seconds, so the
 // store learns no names. Without a question, nothing is sent.
-
-// Answer is the answer of a replica to a question.
-type Answer struct {
-	Peer
-	// Self reports whether the replica is this one, which need not be asked.
-	// Connected reports whether this replica reaches the store, and Whole
-	// whether it reaches all servers of the store.
-	Self, Connected, Whole bool
-	// Engine numbers the engines of state in this process.
-	Engine int
-	Shared
-	// Packed is the compressed answer. It is nil if there is no answer.
-	Packed []byte
-}
-
-// Shared lists the pools of this process that share an engine, and the pools
-// that share other engines.
-type Shared struct{ Pools, Elsewhere []string }
-
-// Text returns the uncompressed answer. It may have any content and length,
-// because any client of the store can make one up.
-func (a Answer) Text() io.Reader { return flate.NewReader(bytes.NewReader(a.Packed)) }
-
-// Pack compresses an answer.
-func Pack(text []byte) []byte {
-	var packed bytes.Buffer
-	w, _ := flate.NewWriter(&packed, flate.BestSpeed) // a valid level
-	_, _ = w.Write(text)                              // to memory
-	_ = w.Close()
-	return packed.Bytes()
-}
 
 const (
 	askedGroup = "asked"
@@ -71,22 +39,24 @@ const (
 
 var (
 	kem      = hpke.DHKEM(ecdh.X25519())
-	answerer atomic.Pointer[func(ctx context.Context, question string, shared Shared) []byte]
+	answerer atomic.Pointer[answerFunc]
 )
 
-// OnQuestion sets the function that answers questions of other replicas about
-// some pools. It must return nil for an unknown question, because anyone who
-// can write to the store can ask.
-func OnQuestion(answer func(ctx context.Context, question string, shared Shared) []byte) {
-	answerer.Store(&answer)
-}
+// answerFunc answers a question of another replica about some pools. It returns
+// nil for an unknown question, because anyone who can write to the store can
+// ask.
+type answerFunc func(ctx context.Context, question string, shared seam.SharedPools) []byte
+
+func onQuestion(answer answerFunc) { answerer.Store(&answer) }
+
+func init() { onQuestion(admin.AnswerQuestion) }
 
 func seal(key []byte, text []byte) ([]byte, error) {
 	public, err := kem.NewPublicKey(key)
 	if err != nil {
 		return nil, err
 	}
-	return hpke.Seal(public, hpke.HKDFSHA256(), hpke.AES256GCM(), []byte("openai_lb answer"), Pack(text))
+	return hpke.Seal(public, hpke.HKDFSHA256(), hpke.AES256GCM(), []byte("openai_lb answer"), seam.Pack(text))
 }
 
 func open(key hpke.PrivateKey, sealed []byte) (packed []byte, err error) {
@@ -147,7 +117,7 @@ func (r *Replica) hearQuestion(m message) {
 }
 
 // shared returns the pools that share the engine, and those that do not.
-func (r *Replica) shared() (s Shared) {
+func (r *Replica) shared() (s seam.SharedPools) {
 	for _, other := range runningReplicas() {
 		for _, l := range other.openLinks() {
 			if other == r {
@@ -160,10 +130,9 @@ func (r *Replica) shared() (s Shared) {
 	return s
 }
 
-// Ask sends a question to other replicas. choose gets one Answer without a text
-// for each replica of all engines, and returns those to ask. Ask returns them,
-// with the texts that come before the context is done.
-func Ask(ctx context.Context, question string, choose func([]Answer) ([]Answer, error)) (answers []Answer, err error) {
+// Ask implements seam.ReplicationModule.
+func (Module) Ask(ctx context.Context, question string,
+	choose func([]seam.PeerAnswer) ([]seam.PeerAnswer, error)) (answers []seam.PeerAnswer, err error) {
 	replicas := runningReplicas()
 	for i, r := range replicas {
 		answers = append(answers, r.others(i)...)
@@ -181,14 +150,14 @@ func Ask(ctx context.Context, question string, choose func([]Answer) ([]Answer, 
 
 // others returns the replicas of the engine, this one first, without answers.
 // It includes replicas that are silent, unless they have announced their end.
-func (r *Replica) others(engine int) []Answer {
-	a := Answer{Peer: r.peers.self, Self: true, Engine: engine, Shared: r.shared()}
+func (r *Replica) others(engine int) []seam.PeerAnswer {
+	a := seam.PeerAnswer{Peer: r.peers.self, Self: true, Engine: engine, SharedPools: r.shared()}
 	a.Connected, a.Whole = r.connectivity.isConnected(), r.connectivity.isWhole()
 	a.Heard = time.Now()
-	answers := []Answer{a}
+	answers := []seam.PeerAnswer{a}
 	a.Self = false
-	for _, a.Peer = range r.peers.all() {
-		if a.ID != r.peers.self.ID {
+	for _, p := range r.peers.all() {
+		if a.Peer = p.Peer; a.ID != r.peers.self.ID {
 			answers = append(answers, a)
 		}
 	}
@@ -196,10 +165,10 @@ func (r *Replica) others(engine int) []Answer {
 }
 
 // ask asks the replicas of this engine, for as long as this replica runs.
-func (r *Replica) ask(ctx context.Context, question string, engine int, answers []Answer) {
-	missing, now := make(map[string]*Answer), time.Now()
+func (r *Replica) ask(ctx context.Context, question string, engine int, answers []seam.PeerAnswer) {
+	missing, now := make(map[string]*seam.PeerAnswer), time.Now()
 	for i, a := range answers {
-		if a.Engine == engine && a.Connected && !a.Self && !a.isSilent(now) {
+		if a.Engine == engine && a.Connected && !a.Self && !isSilent(a.Heard, now) {
 			missing[a.ID] = &answers[i]
 		}
 	}
@@ -224,7 +193,8 @@ func (r *Replica) ask(ctx context.Context, question string, engine int, answers 
 }
 
 // await sends a question and waits for the answers.
-func (r *Replica) await(ctx context.Context, question string, key hpke.PrivateKey, replicas map[string]*Answer) {
+func (r *Replica) await(ctx context.Context, question string, key hpke.PrivateKey,
+	replicas map[string]*seam.PeerAnswer) {
 	now, public := time.Now(), key.PublicKey().Bytes()
 	m := r.message(asked, now, now)
 	m.Ask, m.Key = question, public
@@ -234,7 +204,7 @@ func (r *Replica) await(ctx context.Context, question string, key hpke.PrivateKe
 		}) != nil {
 		return
 	}
-	missing := make(map[string]*Answer)
+	missing := make(map[string]*seam.PeerAnswer)
 	for id, answer := range replicas {
 		missing[answersGroup(public, id)] = answer
 	}

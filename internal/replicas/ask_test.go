@@ -17,13 +17,17 @@ import (
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/admin"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
 // answerWith has the replicas of a test answer questions.
 func answerWith(t *testing.T, answer func(question string, pools []string) []byte) {
-	t.Cleanup(func() { answerer.Store(nil) })
-	OnQuestion(func(_ context.Context, question string, shared Shared) []byte { return answer(question, shared.Pools) })
+	t.Cleanup(func() { onQuestion(admin.AnswerQuestion) })
+	onQuestion(func(_ context.Context, question string, shared seam.SharedPools) []byte {
+		return answer(question, shared.Pools)
+	})
 }
 
 // askFor asks for so long, and returns the texts, the own one without, in the
@@ -289,7 +293,7 @@ func FuzzAnswers(f *testing.F) {
 		if ok && !bytes.Equal(whole, append(bytes.Clone(part1), part2...)) && !bytes.Equal(whole, append(bytes.Clone(part2), part1...)) {
 			t.Errorf("joined are %q", whole)
 		}
-		if packed, err := open(key, whole); err == nil && !bytes.Equal(packed, Pack([]byte("alice"))) {
+		if packed, err := open(key, whole); err == nil && !bytes.Equal(packed, seam.Pack([]byte("alice"))) {
 			t.Errorf("opened is %q", packed)
 		}
 	})

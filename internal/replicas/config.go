@@ -5,18 +5,9 @@ import (
 	"slices"
 	"strings"
 	"time"
-)
 
-// Config identifies a replica's configuration of a pool that this replica has,
-// too.
-type Config struct {
-	Pool string `json:"pool"`
-	// Digest is a short digest of the options.
-	Digest string `json:"digest"`
-	// DiffersSince is since when the replica's configuration differs from this
-	// one's. It is nil if they are the same.
-	DiffersSince *time.Time `json:"differs_since"`
-}
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
+)
 
 const (
 	// shortSize is the number of characters of a short digest.
@@ -41,15 +32,13 @@ func areConfigs(configs map[string]string) bool {
 // Configured sets the digest of the configuration of the pool with this name.
 // Other replicas know it from Open to Close.
 func (l *Link) Configured(pool, digest string) {
-	if l != nil {
-		l.config = Config{Pool: pool, Digest: digest}
-	}
+	l.config = seam.PeerConfig{Pool: pool, Digest: digest}
 }
 
 // configure sets the configurations of this replica from its links. If several
 // links have the same pool, the newest one counts.
 func (p *peers) configure(links []*Link) {
-	own := make(map[string]Config)
+	own := make(map[string]seam.PeerConfig)
 	for _, l := range links {
 		if _, again := own[l.config.Pool]; l.config.Digest != "" && (again || len(own) < maxConfigs) {
 			own[l.config.Pool] = l.config
@@ -57,7 +46,8 @@ func (p *peers) configure(links []*Link) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.own = slices.SortedFunc(maps.Values(own), func(a, b Config) int { return strings.Compare(a.Pool, b.Pool) })
+	p.own = slices.SortedFunc(maps.Values(own),
+		func(a, b seam.PeerConfig) int { return strings.Compare(a.Pool, b.Pool) })
 }
 
 // configs returns the digests of this replica's configurations, by poolKey.
@@ -77,15 +67,15 @@ func poolKey(pool string) string { return digest(pool)[:shortSize] }
 // compare returns a replica's configurations of the pools that this replica
 // has, too, from a message that was heard at heard. before are its earlier
 // configurations. p.mu must be held.
-func (p *peers) compare(m message, before []Config, heard time.Time) (configs []Config) {
+func (p *peers) compare(m message, before []seam.PeerConfig, heard time.Time) (configs []seam.PeerConfig) {
 	for _, own := range p.own {
-		c := Config{Pool: own.Pool, Digest: m.Configs[poolKey(own.Pool)]}
+		c := seam.PeerConfig{Pool: own.Pool, Digest: m.Configs[poolKey(own.Pool)]}
 		if c.Digest == "" {
 			continue // it does not have the pool, or is of an older version
 		}
 		if c.Digest != own.Digest && m.From != p.self.ID {
 			c.DiffersSince = &heard
-			if i := slices.IndexFunc(before, func(b Config) bool { return b.Pool == c.Pool }); i >= 0 &&
+			if i := slices.IndexFunc(before, func(b seam.PeerConfig) bool { return b.Pool == c.Pool }); i >= 0 &&
 				before[i].DiffersSince != nil {
 				c.DiffersSince = before[i].DiffersSince
 			}
@@ -93,22 +83,4 @@ func (p *peers) compare(m message, before []Config, heard time.Time) (configs []
 		configs = append(configs, c)
 	}
 	return configs
-}
-
-// Differing returns the peers with a different configuration of the pool. since
-// is when the first of them started to differ.
-func Differing(statuses []Status, pool string) (peers []Peer, since time.Time) {
-	for _, s := range statuses {
-		for _, p := range s.Peers {
-			for _, c := range p.Configs {
-				if c.Pool != pool || c.DiffersSince == nil {
-					continue
-				}
-				if peers = append(peers, p); since.IsZero() || c.DiffersSince.Before(since) {
-					since = *c.DiffersSince
-				}
-			}
-		}
-	}
-	return peers, since
 }

@@ -138,7 +138,7 @@ func TestAReplicaThatAloneLostTheStoreIsMissed(t *testing.T) {
 		synctest.Wait()
 		missed := func() (ids []string) {
 			for _, a := range w.replicas[0].others(0) {
-				if !a.Self && a.isSilent(time.Now()) {
+				if !a.Self && isSilent(a.Heard, time.Now()) {
 					ids = append(ids, a.ID)
 				}
 			}

@@ -11,11 +11,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-// LastHours returns the last hour of callers, by pool, at the replicas that
-// have not answered, because they have ended or cannot be heard. It uses the
-// counts that each of them wrote last. answers are the ids of the replicas that
-// have answered.
-func LastHours(ctx context.Context, answers []string) map[string]map[limiter.CallerID]limiter.LastHour {
+// LastHours implements seam.ReplicationModule. It uses the counts that each of
+// the replicas that have not answered wrote last.
+func (Module) LastHours(ctx context.Context,
+	answers []string) map[string]map[limiter.CallerID]limiter.LastHour {
 	hours := make(map[string]map[limiter.CallerID]limiter.LastHour)
 	for _, r := range runningReplicas() {
 		for digest, callers := range r.lastHours(ctx, answers) {
@@ -74,9 +73,9 @@ func (r *Replica) lastHours(ctx context.Context, answers []string) map[string]ma
 	}
 	own := r.tally.Writers()
 	var others []string // how the ids of those that have answered begin
-	for _, peer := range r.peers.all() {
-		if slices.Contains(answers, peer.ID) {
-			others = append(others, peer.writers...)
+	for _, p := range r.peers.all() {
+		if slices.Contains(answers, p.ID) {
+			others = append(others, p.writers...)
 		}
 	}
 	return r.tally.Hours(time.Now(), kept, func(writer string) bool {

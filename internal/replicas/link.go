@@ -11,10 +11,11 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
-// Link connects a pool with the other replicas, as a listener of the pool. The
-// methods of a nil Link do nothing.
+// Link connects a pool with the other replicas, as a listener of the pool. It
+// is a seam.Replication.
 type Link struct {
 	replica *Replica
 	key     string // of the replica among those in use
@@ -26,7 +27,7 @@ type Link struct {
 	// option.
 	secrets map[string]func() error
 	pool    *pool.Pool
-	config  Config // without a digest: not known
+	config  seam.PeerConfig // without a digest: not known
 	// unshare ends sharing the use of callers.
 	unshare func()
 
@@ -44,9 +45,6 @@ func (r *Replica) NewLink() *Link {
 // replicas. Only a digest of the name leaves the process. If the member had
 // another backend before, that backend's state must be cleared first.
 func (l *Link) Name(m *pool.Member, name string) {
-	if l == nil {
-		return
-	}
 	l.mu.Lock()
 	l.names[m] = digest(name)
 	l.mu.Unlock()
@@ -62,9 +60,6 @@ func (l *Link) backends() map[*pool.Member]string {
 // Secrets calls add for each secret of the engine that is in a file. read
 // reloads the secret.
 func (l *Link) Secrets(add func(name string, read func() error)) {
-	if l == nil {
-		return
-	}
 	for _, option := range slices.Sorted(maps.Keys(l.secrets)) {
 		add(option+" of state "+l.engine, l.secrets[option])
 	}
@@ -72,9 +67,6 @@ func (l *Link) Secrets(add func(name string, read func() error)) {
 
 // Open starts applying events from other replicas to the members of the pool.
 func (l *Link) Open(p *pool.Pool) {
-	if l == nil {
-		return
-	}
 	l.pool = p
 	r := l.replica
 	r.mu.Lock()
@@ -87,17 +79,12 @@ func (l *Link) Open(p *pool.Pool) {
 // Share makes the callers of the pool with this name share their limits with
 // all replicas, until Close.
 func (l *Link) Share(pool string, callers *limiter.Callers) {
-	if l != nil {
-		l.unshare = l.replica.tally.Share(callersKey(pool), callers)
-		l.replica.due.give()
-	}
+	l.unshare = l.replica.tally.Share(callersKey(pool), callers)
+	l.replica.due.give()
 }
 
 // Replicas returns how many replicas share the store, this one included.
 func (l *Link) Replicas() int {
-	if l == nil {
-		return 1
-	}
 	return l.replica.peers.contact(time.Now()).Replicas
 }
 
@@ -106,9 +93,6 @@ func (l *Link) Start() { l.replica.start(l.logger, l.storage, "openai_lb/replica
 
 // Close ends the link. The last link also ends the replica.
 func (l *Link) Close() error {
-	if l == nil {
-		return nil
-	}
 	defer l.unshare() // after a last replica has sent what is used
 	r := l.replica
 	r.mu.Lock()
@@ -121,7 +105,7 @@ func (l *Link) Close() error {
 
 // Happened implements pool.Listener.
 func (l *Link) Happened(e pool.Event) {
-	if l == nil || e.Happening == pool.FellSilent || e.Happening == pool.Answered || e.Happening == pool.WasReset {
+	if e.Happening == pool.FellSilent || e.Happening == pool.Answered || e.Happening == pool.WasReset {
 		// another replica finds out itself, or hears what the order ended
 		return
 	}

@@ -268,7 +268,7 @@ func TestNoValueOfAnotherReplicaIsWithoutBounds(t *testing.T) {
 				t.Fatal(err)
 			}
 			time.Sleep(3 * time.Second)
-			if _, err := json.Marshal(Statuses()); err != nil {
+			if _, err := json.Marshal(Module{}.Statuses()); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -6,9 +6,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -62,32 +64,46 @@ func Register(registry prometheus.Registerer) error {
 		ownersOut, ownersDropped, lookupsTotal, lookupDuration, gauges{})
 }
 
+// adminMetrics is an admin API module that keeps the metrics registered while a
+// config is loaded. It has no routes. The admin API serves the registry of that
+// config before its pools are set up, and goes on serving it if that fails.
+type adminMetrics struct{}
+
+func init() { caddy.RegisterModule(adminMetrics{}) }
+
+// CaddyModule returns the Caddy module information.
+func (adminMetrics) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "admin.api.openai_lb_state_metrics",
+		New: func() caddy.Module { return new(adminMetrics) },
+	}
+}
+
+// Provision registers the metrics if a replica runs.
+func (adminMetrics) Provision(ctx caddy.Context) error {
+	if len(runningReplicas()) == 0 {
+		return nil
+	}
+	return Register(ctx.GetMetricsRegistry())
+}
+
+// Routes implements caddy.AdminRouter.
+func (adminMetrics) Routes() []caddy.AdminRoute { return nil }
+
 // running is the set of running replicas.
 var running sync.Map
 
-// Status is the state of a store, for operators.
-type Status struct {
-	// InTouch reports whether the store can be reached, with all its servers.
-	InTouch bool `json:"in_touch"`
-	// Near names the server that answers fastest, if the store has several.
-	Near string `json:"near,omitempty"`
-	// Queue is how many messages wait to be sent.
-	Queue int `json:"queue"`
-	// Self is the id of this one of them.
-	Self string `json:"self"`
-	// Peers are the replicas that share it, this one included.
-	Peers []Peer `json:"replicas"`
-	// Pools are the pools of this process that share it.
-	Pools []string `json:"-"`
-}
-
-// Statuses returns the status of every store in use.
-func Statuses() []Status {
+// Statuses implements seam.ReplicationModule.
+func (Module) Statuses() []seam.EngineStatus {
 	replicas := runningReplicas()
-	statuses := make([]Status, len(replicas))
+	statuses := make([]seam.EngineStatus, len(replicas))
 	for i, r := range replicas {
-		statuses[i] = Status{InTouch: r.connectivity.isWhole(), Queue: r.queue.len(), Self: r.peers.self.ID,
-			Peers: r.peers.list(time.Now()), Pools: r.shared().Pools}
+		peers := []seam.Peer{} // in JSON, none is an empty list
+		for _, p := range r.peers.list(time.Now()) {
+			peers = append(peers, p.Peer)
+		}
+		statuses[i] = seam.EngineStatus{InTouch: r.connectivity.isWhole(), Queue: r.queue.len(), Self: r.peers.self.ID,
+			Peers: peers, Pools: r.shared().Pools}
 		if spread, ok := r.store.(state.SpreadStore); ok {
 			statuses[i].Near = spread.Near()
 		}
@@ -128,7 +144,7 @@ func (gauges) Describe(descs chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (gauges) Collect(ch chan<- prometheus.Metric) {
-	statuses := Statuses()
+	statuses := Module{}.Statuses()
 	if len(statuses) == 0 {
 		return
 	}

@@ -16,8 +16,7 @@ import (
 
 // Owners shares the owners of one pool's ids between replicas. Each replica
 // sends the owners that it learns to the store, in the background, and asks the
-// store only for ids that it does not know. The methods of a nil Owners do
-// nothing.
+// store only for ids that it does not know. It is an ownership.Others.
 //
 // In the store, the key of an entry is a digest of the pool's name and of the
 // id's key. The value is a digest of the account and, if a caller owns the id,
@@ -38,10 +37,7 @@ func digestOf(account string) accountDigest {
 
 // Owners returns the owners of ids of a pool with these accounts. Pools with
 // the same name are the same pool for all replicas.
-func (l *Link) Owners(pool string, accounts []string) *Owners {
-	if l == nil {
-		return nil
-	}
+func (l *Link) Owners(pool string, accounts []string) ownership.Others {
 	o := &Owners{replica: l.replica, pool: pool, accounts: make(map[accountDigest]string, len(accounts))}
 	for _, account := range accounts {
 		o.accounts[digestOf(account)] = account
@@ -71,9 +67,6 @@ const maxOwned = 16_384
 
 // Send stores the owner of an id for the other replicas, in the background.
 func (o *Owners) Send(id ownership.Key, owner ownership.Owner, ttl time.Duration) {
-	if o == nil {
-		return
-	}
 	ownersDropped.Add(float64(o.replica.stored.queue.add(owned{o.pool, id, owner, ttl})))
 }
 
@@ -170,16 +163,6 @@ func (f *refusals) kept(r *Replica, err error) {
 	}
 }
 
-// Found is the owner of an id. TTL is how long that is valid. It is 0 if no
-// replica knows the owner.
-type Found struct {
-	ownership.Owner
-	TTL time.Duration
-	// Unsure reports whether a replica in another region may know the owner,
-	// although none that could be asked does.
-	Unsure bool
-}
-
 // Gone is the account of an owner whose account the pool does not have.
 const Gone = "gone"
 
@@ -188,8 +171,8 @@ const Gone = "gone"
 // the store usually takes, between [LeastPatience] and a second. It returns
 // ownership.ErrNoAnswer if no answer comes in time, and for a while after that
 // without asking, or ownership.ErrCrowded if too many lookups wait.
-func (o *Owners) Lookup(c ownership.Caller, ids []ownership.Key) (found []Found, err error) {
-	if o == nil || len(ids) == 0 {
+func (o *Owners) Lookup(c ownership.Caller, ids []ownership.Key) (found []ownership.Found, err error) {
+	if len(ids) == 0 {
 		return nil, ownership.ErrNoAnswer
 	}
 	r := o.replica
@@ -207,7 +190,7 @@ func (o *Owners) Lookup(c ownership.Caller, ids []ownership.Key) (found []Found,
 
 // find asks the store, and returns the outcome for metrics. found is nil
 // without an answer.
-func (o *Owners) find(ids []ownership.Key) (found []Found, outcome string) {
+func (o *Owners) find(ids []ownership.Key) (found []ownership.Found, outcome string) {
 	keys := make([]string, len(ids))
 	for i, id := range ids {
 		keys[i] = entryKey(o.pool, id)
@@ -234,8 +217,8 @@ func (o *Owners) find(ids []ownership.Key) (found []Found, outcome string) {
 
 // found decodes the store's entries. Any client of the store may have written
 // them.
-func (o *Owners) found(entries []state.Entry) (found []Found, outcome string) {
-	found, outcome = make([]Found, len(entries)), "unknown"
+func (o *Owners) found(entries []state.Entry) (found []ownership.Found, outcome string) {
+	found, outcome = make([]ownership.Found, len(entries)), "unknown"
 	for i, e := range entries {
 		const short, long = len(accountDigest{}), len(accountDigest{}) + 8
 		if e.TTL <= 0 || len(e.Value) != short && len(e.Value) != long {
@@ -245,7 +228,7 @@ func (o *Owners) found(entries []state.Entry) (found []Found, outcome string) {
 		if !ok {
 			account = Gone
 		}
-		found[i] = Found{Owner: ownership.Owner{Account: account}, TTL: e.TTL}
+		found[i] = ownership.Found{Owner: ownership.Owner{Account: account}, TTL: e.TTL}
 		if len(e.Value) == long {
 			found[i].Caller = ownership.Caller(binary.LittleEndian.Uint64(e.Value[short:]))
 		}

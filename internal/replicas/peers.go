@@ -17,6 +17,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -35,31 +36,27 @@ const (
 	maxPeers = 1024
 )
 
-// Peer is a replica. It may be this one.
-type Peer struct {
-	ID   string `json:"id"`
-	Host string `json:"host"`
-	// Since is when the replica started, and Heard is when it was last heard.
-	Since time.Time `json:"since"`
-	Heard time.Time `json:"heard"`
-	// Configs are the replica's configurations, sorted by pool.
-	Configs []Config `json:"configs"`
+// peer is a replica. It may be this one.
+type peer struct {
+	seam.Peer
 	// writers are prefixes of the ids under which the replica reports the use
 	// of its pools' callers.
 	writers []string
 }
 
-func (p *Peer) isSilent(now time.Time) bool { return now.Sub(p.Heard) >= lifetime }
+// isSilent reports whether a replica that was last heard at heard does not
+// count as running.
+func isSilent(heard, now time.Time) bool { return now.Sub(heard) >= lifetime }
 
 // peers are the replicas that share the store. A silent replica does not count
 // as running, but unless it has announced its end, it is remembered for a
 // while: it may run without the store.
 type peers struct {
 	// self is this replica. It does not change while the replica runs.
-	self Peer
+	self seam.Peer
 
 	mu    sync.Mutex
-	known map[string]Peer
+	known map[string]peer
 	// gone are the replicas that have announced their end lately, with the time
 	// when that was heard.
 	gone map[string]time.Time
@@ -68,7 +65,7 @@ type peers struct {
 	// read from the store.
 	said, back, read time.Time
 	// own are the configurations of this replica, sorted by pool.
-	own []Config
+	own []seam.PeerConfig
 	// formats are the other versions of the format that were logged.
 	formats map[otherVersion]bool
 }
@@ -76,11 +73,11 @@ type peers struct {
 func newPeers() peers {
 	id := make([]byte, digestSize/2)
 	rand.Read(id)
-	self := Peer{ID: hex.EncodeToString(id)}
+	self := seam.Peer{ID: hex.EncodeToString(id)}
 	if host, err := os.Hostname(); err == nil && isPlain(host) {
 		self.Host = host
 	}
-	return peers{self: self, known: make(map[string]Peer), gone: make(map[string]time.Time),
+	return peers{self: self, known: make(map[string]peer), gone: make(map[string]time.Time),
 		formats: make(map[otherVersion]bool)}
 }
 
@@ -102,11 +99,11 @@ func (p *peers) hear(m message, heard, now time.Time) (n int) {
 	_, isGone := p.gone[m.From]
 	isNews := !isGone && now.Sub(heard) < lifetime
 	if known && !before.Heard.After(heard) || !known && isNews && len(p.known) < maxPeers {
-		p.known[m.From] = Peer{ID: m.From, Host: m.Host, Since: time.UnixMilli(m.Since), Heard: heard,
-			Configs: p.compare(m, before.Configs, heard), writers: m.Writers}
+		p.known[m.From] = peer{seam.Peer{ID: m.From, Host: m.Host, Since: time.UnixMilli(m.Since), Heard: heard,
+			Configs: p.compare(m, before.Configs, heard)}, m.Writers}
 	}
-	for _, peer := range p.known {
-		if !peer.isSilent(now) {
+	for _, known := range p.known {
+		if !isSilent(known.Heard, now) {
 			n++
 		}
 	}
@@ -140,8 +137,9 @@ func (p *peers) cameBack(at time.Time) {
 // list returns the running replicas, the oldest first. This replica is always
 // among them, even if it does not hear itself because the store cannot be
 // reached.
-func (p *peers) list(now time.Time) []Peer {
-	return slices.DeleteFunc(p.all(), func(peer Peer) bool { return peer.isSilent(now) && peer.ID != p.self.ID })
+func (p *peers) list(now time.Time) []peer {
+	return slices.DeleteFunc(p.all(),
+		func(other peer) bool { return isSilent(other.Heard, now) && other.ID != p.self.ID })
 }
 
 // contact returns the number of running replicas, and the replicas that have
@@ -150,15 +148,15 @@ func (p *peers) list(now time.Time) []Peer {
 func (p *peers) contact(now time.Time) (c callers.Contact) {
 	var running []string
 	var vanished []limiter.Vanished
-	for _, peer := range p.all() {
+	for _, other := range p.all() {
 		switch {
-		case !peer.isSilent(now) || peer.ID == p.self.ID:
+		case !isSilent(other.Heard, now) || other.ID == p.self.ID:
 			c.Replicas++
-			running = append(running, peer.writers...)
-		case now.Sub(peer.Heard) < heldFor:
+			running = append(running, other.writers...)
+		case now.Sub(other.Heard) < heldFor:
 			c.Missing++
-			for _, w := range peer.writers {
-				vanished = append(vanished, limiter.Vanished{Writer: w, Until: peer.Heard.Add(heldFor)})
+			for _, w := range other.writers {
+				vanished = append(vanished, limiter.Vanished{Writer: w, Until: other.Heard.Add(heldFor)})
 			}
 		}
 	}
@@ -169,12 +167,11 @@ func (p *peers) contact(now time.Time) (c callers.Contact) {
 
 // all returns the running replicas and the silent ones that are remembered, the
 // oldest first.
-func (p *peers) all() []Peer {
+func (p *peers) all() []peer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	list := slices.AppendSeq([]Peer{}, maps.Values(p.known)) // in JSON, none is an empty list
-	slices.SortFunc(list, func(a, b Peer) int { return cmp.Or(a.Since.Compare(b.Since), strings.Compare(a.ID, b.ID)) })
-	return list
+	return slices.SortedFunc(maps.Values(p.known),
+		func(a, b peer) int { return cmp.Or(a.Since.Compare(b.Since), strings.Compare(a.ID, b.ID)) })
 }
 
 // forget removes the replicas that have been silent for missedFor. It must be
@@ -183,7 +180,7 @@ func (p *peers) all() []Peer {
 func (p *peers) forget(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	maps.DeleteFunc(p.known, func(_ string, peer Peer) bool { return now.Sub(peer.Heard) >= missedFor })
+	maps.DeleteFunc(p.known, func(_ string, other peer) bool { return now.Sub(other.Heard) >= missedFor })
 }
 
 // remove removes a replica that has announced its end.

@@ -22,8 +22,7 @@
 // replica used a limit, and Spread places use in time of which only the sum is
 // known.
 //
-// [Replica], [Link] and [Owners] are safe for concurrent use. The methods of a
-// nil Link do nothing, so a handler without an engine needs no checks.
+// [Replica], [Link] and [Owners] are safe for concurrent use.
 package replicas
 
 import (

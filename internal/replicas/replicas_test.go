@@ -495,7 +495,7 @@ func TestReplicasAreCounted(t *testing.T) {
 		if peers := w.replicas[1].peers.list(time.Now()); len(peers) != 2 {
 			t.Errorf("after one has left, %d are known, want 2", len(peers))
 		}
-		if s := Statuses(); len(s) != 2 || !s[0].InTouch || s[0].Queue != 0 {
+		if s := (Module{}).Statuses(); len(s) != 2 || !s[0].InTouch || s[0].Queue != 0 {
 			t.Errorf("the status is %+v", s)
 		}
 	})

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // cutOff runs a test with n replicas whose callers have these limits. cut cuts
@@ -228,11 +229,11 @@ func TestAPoolThatAnotherReplicaHasIsNotHeldBack(t *testing.T) {
 	now := time.Now()
 	p := newPeers()
 	for id, heard := range map[string]time.Duration{"former": 20 * time.Second, "new": time.Second, "gone": 30 * time.Second, "long gone": 70 * time.Second} {
-		peer := Peer{ID: id, Heard: now.Add(-heard), writers: []string{"abc"}}
+		other := peer{Peer: seam.Peer{ID: id, Heard: now.Add(-heard)}, writers: []string{"abc"}}
 		if id == "gone" {
-			peer.writers = []string{"abd", "abe"}
+			other.writers = []string{"abd", "abe"}
 		}
-		p.known[id] = peer
+		p.known[id] = other
 	}
 	c := p.contact(now)
 	until := now.Add(30 * time.Second)

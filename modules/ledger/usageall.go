@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // Replicas may share a storage, or have separate ones. So each replica first
@@ -32,10 +32,10 @@ const (
 )
 
 func init() {
-	admin.Answer(pagesQuestion, func(ctx context.Context, days string, shared replicas.Shared) (any, error) {
+	admin.Answer(pagesQuestion, func(ctx context.Context, days string, shared seam.SharedPools) (any, error) {
 		return listPages(ctx, days, shared)
 	})
-	admin.Answer(pageQuestion, func(ctx context.Context, ids string, shared replicas.Shared) (any, error) {
+	admin.Answer(pageQuestion, func(ctx context.Context, ids string, shared seam.SharedPools) (any, error) {
 		return pagesWith(ctx, strings.Fields(ids), shared)
 	})
 }
@@ -54,12 +54,12 @@ const (
 // ofEngine reports whether replicas that share a state engine exchange pages of
 // the pool. A pool that was removed or renamed has no engine, but its pages are
 // exchanged, too.
-func ofEngine(shared replicas.Shared, pool string) bool {
+func ofEngine(shared seam.SharedPools, pool string) bool {
 	return slices.Contains(shared.Pools, pool) || !slices.Contains(shared.Elsewhere, pool)
 }
 
 // listPages lists the pages of a period.
-func listPages(ctx context.Context, days string, shared replicas.Shared) (all []listing, err error) {
+func listPages(ctx context.Context, days string, shared seam.SharedPools) (all []listing, err error) {
 	of, err := periodOf(days)
 	if err != nil || string(of) != days {
 		return nil, cmp.Or(err, errors.New("not a period"))
@@ -72,7 +72,7 @@ func listPages(ctx context.Context, days string, shared replicas.Shared) (all []
 }
 
 // pagesWith returns the pages with these ids.
-func pagesWith(ctx context.Context, ids []string, shared replicas.Shared) ([]Page, error) {
+func pagesWith(ctx context.Context, ids []string, shared seam.SharedPools) ([]Page, error) {
 	pages, err := Pages(ctx, func(w Where) bool { return slices.Contains(ids, w.ID) && ofEngine(shared, w.Pool) })
 	return append([]Page{}, pages...), err
 }
@@ -114,15 +114,15 @@ func (s *pageSum) lacks(p Page) bool {
 }
 
 // wants reports whether a page in a replica's answer belongs to the sum.
-func (s *pageSum) wants(a replicas.Answer, p Page) bool {
-	return s.of.has(p.Day) && s.inPool(p.Pool) && ofEngine(a.Shared, p.Pool) && IsID(p.ID)
+func (s *pageSum) wants(a seam.PeerAnswer, p Page) bool {
+	return s.of.has(p.Day) && s.inPool(p.Pool) && ofEngine(a.SharedPools, p.Pool) && IsID(p.ID)
 }
 
 // list asks the replicas with this name for lists of their pages.
 func (s *pageSum) list(ctx context.Context, replica string) (listed []lists, r admin.Read, err error) {
 	number := 0
 	r, err = admin.AskAll(ctx, replica, pagesQuestion+" "+string(s.of), pagesPatience,
-		admin.MaxRow, func(a replicas.Answer, l listing) (pool string, full bool) {
+		admin.MaxRow, func(a seam.PeerAnswer, l listing) (pool string, full bool) {
 			if !s.wants(a, l.Page) {
 				return "", false
 			}
@@ -144,7 +144,7 @@ func (s *pageSum) fetch(ctx context.Context, ids []string) {
 		return
 	}
 	_, _ = admin.AskAll(ctx, admin.EveryReplica, pageQuestion+" "+strings.Join(ids, " "), pagesPatience,
-		admin.MaxAnswer, func(a replicas.Answer, p unread) (pool string, full bool) {
+		admin.MaxAnswer, func(a seam.PeerAnswer, p unread) (pool string, full bool) {
 			if !s.wants(a, p.Page) || !slices.Contains(ids, p.ID) || !s.lacks(p.Page) {
 				return "", false
 			}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // The first words of the questions that replicas ask each other. These
@@ -43,7 +43,7 @@ func init() {
 
 // answers returns an admin.Answerer that returns the rows of shared pools.
 func answers[T any](rows func(now time.Time, inPool func(string) bool) []T) admin.Answerer {
-	return func(_ context.Context, rest string, shared replicas.Shared) (any, error) {
+	return func(_ context.Context, rest string, shared seam.SharedPools) (any, error) {
 		if rest != "" {
 			return nil, errors.New("expected nothing after the first word")
 		}
@@ -124,8 +124,8 @@ func newBackends() *backendSum {
 
 // take returns a function that adds a backend from another replica's answer, if
 // it is in these pools.
-func (s *backendSum) take(inPool func(string) bool) func(a replicas.Answer, b Backend) (pool string, full bool) {
-	return func(a replicas.Answer, b Backend) (pool string, full bool) {
+func (s *backendSum) take(inPool func(string) bool) func(a seam.PeerAnswer, b Backend) (pool string, full bool) {
+	return func(a seam.PeerAnswer, b Backend) (pool string, full bool) {
 		if !inPool(b.Pool) || !slices.Contains(a.Pools, b.Pool) || !b.isSound() {
 			return "", false
 		}

@@ -13,33 +13,33 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // replica is what another replica that shares the pool llm answers.
-func replica(t testing.TB, id string, rows any) replicas.Answer {
+func replica(t testing.TB, id string, rows any) seam.PeerAnswer {
 	t.Helper()
 	text, err := json.Marshal(rows)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return replicas.Answer{Peer: replicas.Peer{ID: id, Host: "host-" + id}, Connected: true, Whole: true, Shared: inLLM, Packed: replicas.Pack(text)}
+	return seam.PeerAnswer{Peer: seam.Peer{ID: id, Host: "host-" + id}, Connected: true, Whole: true, SharedPools: inLLM, Packed: seam.Pack(text)}
 }
 
 var (
-	inLLM  = replicas.Shared{Pools: []string{"llm"}}
-	self   = replicas.Answer{Peer: replicas.Peer{ID: "0000"}, Self: true, Connected: true, Whole: true, Shared: inLLM}
-	silent = replicas.Answer{Peer: replicas.Peer{ID: "ffff"}, Connected: true, Whole: true, Shared: inLLM}
+	inLLM  = seam.SharedPools{Pools: []string{"llm"}}
+	self   = seam.PeerAnswer{Peer: seam.Peer{ID: "0000"}, Self: true, Connected: true, Whole: true, SharedPools: inLLM}
+	silent = seam.PeerAnswer{Peer: seam.Peer{ID: "ffff"}, Connected: true, Whole: true, SharedPools: inLLM}
 )
 
 func every(string) bool { return true }
 
-func backendsOf(answers ...replicas.Answer) (admin.Read, *backendSum) {
+func backendsOf(answers ...seam.PeerAnswer) (admin.Read, *backendSum) {
 	others := newBackends()
 	return admin.ReadAnswers(context.Background(), answers, admin.MaxRow, others.take(every)), others
 }
 
-func callersOf(answers ...replicas.Answer) (o OtherCallers) {
+func callersOf(answers ...seam.PeerAnswer) (o OtherCallers) {
 	o.sum = newCallers()
 	o.read = admin.ReadAnswers(context.Background(), answers, admin.MaxRow, o.take(every))
 	return o
@@ -114,8 +114,8 @@ func TestCallersAreAddedUpOverReplicas(t *testing.T) {
 }
 
 func TestMadeUpAnswersAreBounded(t *testing.T) {
-	list := func(row string, n int) replicas.Answer {
-		return replicas.Answer{Shared: inLLM, Packed: replicas.Pack([]byte("[" + strings.Repeat(row+",", n-1) + row + "]"))}
+	list := func(row string, n int) seam.PeerAnswer {
+		return seam.PeerAnswer{SharedPools: inLLM, Packed: seam.Pack([]byte("[" + strings.Repeat(row+",", n-1) + row + "]"))}
 	}
 	caller := func(more string) string { return `{"pool":"llm","name":"a"` + more + `}` }
 	reasons := make(map[string]int)
@@ -124,7 +124,7 @@ func TestMadeUpAnswersAreBounded(t *testing.T) {
 	}
 	many, _ := json.Marshal(reasons)
 	for name, test := range map[string]struct {
-		answer   replicas.Answer
+		answer   seam.PeerAnswer
 		rows     int
 		included bool
 	}{
@@ -136,16 +136,16 @@ func TestMadeUpAnswersAreBounded(t *testing.T) {
 		"a long name":  {list(`{"pool":"llm","name":"`+strings.Repeat("x", maxWord+1)+`"}`, 1), 0, true},
 		"a long tier":  {list(caller(`,"tier":"`+strings.Repeat("x", maxWord+1)+`"`), 1), 0, true},
 		"many reasons": {list(caller(`,"last_hour":{"refused":`+string(many)+"}"), 1), 0, true},
-		"no list":      {replicas.Answer{Shared: inLLM, Packed: replicas.Pack([]byte(`{"pool":"llm"}`))}, 0, false},
-		"half a list":  {replicas.Answer{Shared: inLLM, Packed: replicas.Pack([]byte("[" + caller("")))}, 1, false},
-		"null":         {replicas.Answer{Shared: inLLM, Packed: replicas.Pack([]byte("null"))}, 0, true},
+		"no list":      {seam.PeerAnswer{SharedPools: inLLM, Packed: seam.Pack([]byte(`{"pool":"llm"}`))}, 0, false},
+		"half a list":  {seam.PeerAnswer{SharedPools: inLLM, Packed: seam.Pack([]byte("[" + caller("")))}, 1, false},
+		"null":         {seam.PeerAnswer{SharedPools: inLLM, Packed: seam.Pack([]byte("null"))}, 0, true},
 	} {
 		o := callersOf(self, test.answer)
 		if o.Number != test.rows || o.read.Replicas[1].Included != test.included {
 			t.Errorf("%s: %d rows count, want %d; %+v", name, o.Number, test.rows, o.read.Replicas[1])
 		}
 	}
-	var answers []replicas.Answer
+	var answers []seam.PeerAnswer
 	for i := range admin.MaxSum/admin.MaxRows + 2 {
 		var rows []Caller
 		for j := range admin.MaxRows {
@@ -169,7 +169,7 @@ func TestMaxRequestsIsThatOfTheReplicasWithThePool(t *testing.T) {
 // the caller's last request.
 func TestMaxRequestsCountsReplicasWithoutTheCaller(t *testing.T) {
 	fresh, other := replica(t, "bbbb", []Caller{}), replica(t, "cccc", []Caller{})
-	fresh.Configs, other.Configs = []replicas.Config{{Pool: "llm"}}, []replicas.Config{{Pool: "other"}}
+	fresh.Configs, other.Configs = []seam.PeerConfig{{Pool: "llm"}}, []seam.PeerConfig{{Pool: "other"}}
 	o := callersOf(self, replica(t, "aaaa", []Caller{{Pool: "llm", Name: "alice", MaxRequests: 5}}), fresh, other, silent)
 	if got := o.With(time.Now(), every).Rows; len(got) != 1 || got[0].MaxRequests != 15 {
 		t.Errorf("three replicas with 5 each allow %+v", got)
@@ -235,8 +235,8 @@ func FuzzAnswers(f *testing.F) {
 	}
 	f.Add([]byte(`[{"pool":"llm","until":"9999-12-31T23:59:59-12:00"}]`), []byte(`[null,{}]`))
 	f.Fuzz(func(t *testing.T, one, other []byte) {
-		shared := replicas.Shared{Pools: []string{"llm", ""}}
-		answers := []replicas.Answer{self, {Shared: shared, Packed: replicas.Pack(one), Peer: replicas.Peer{Host: string(one)}}, {Shared: shared, Packed: replicas.Pack(other)}}
+		shared := seam.SharedPools{Pools: []string{"llm", ""}}
+		answers := []seam.PeerAnswer{self, {SharedPools: shared, Packed: seam.Pack(one), Peer: seam.Peer{Host: string(one)}}, {SharedPools: shared, Packed: seam.Pack(other)}}
 		var out strings.Builder
 		write := func(show func(text []byte) error, value any) {
 			text, err := json.Marshal(value)

@@ -15,7 +15,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // Caller is the use and the limits of a caller of a pool.
@@ -83,7 +83,7 @@ func (o *OtherCallers) askHours(ctx context.Context) {
 			answers = append(answers, seen.ID)
 		}
 	}
-	o.hours = replicas.LastHours(ctx, answers)
+	o.hours = seam.LastHours(ctx, answers)
 }
 
 func newCallers() sum[Caller] {
@@ -92,8 +92,8 @@ func newCallers() sum[Caller] {
 
 // take returns a function that adds a caller from another replica's answer, if
 // it is in these pools.
-func (o *OtherCallers) take(inPool func(string) bool) func(a replicas.Answer, c Caller) (pool string, full bool) {
-	return func(a replicas.Answer, c Caller) (pool string, full bool) {
+func (o *OtherCallers) take(inPool func(string) bool) func(a seam.PeerAnswer, c Caller) (pool string, full bool) {
+	return func(a seam.PeerAnswer, c Caller) (pool string, full bool) {
 		if !inPool(c.Pool) || !slices.Contains(a.Pools, c.Pool) || len(c.Limits) > limiter.MaxLimits ||
 			len(c.LastHour.Refused) > maxReasons {
 			return "", false

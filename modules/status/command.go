@@ -23,7 +23,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 func init() { cli.Add(commands) }
@@ -182,7 +182,7 @@ func showBuild(to io.Writer, answer []byte) error {
 // servers is near, and how many messages wait while the store cannot be
 // reached.
 func showReplicas(to io.Writer, answer []byte) error {
-	var statuses []replicas.Status
+	var statuses []seam.EngineStatus
 	if err := admin.Decode(answer, &statuses); err != nil {
 		return err
 	}
@@ -207,7 +207,7 @@ func showReplicas(to io.Writer, answer []byte) error {
 }
 
 // configsOf returns the digests of a replica's configs.
-func configsOf(p replicas.Peer) string {
+func configsOf(p seam.Peer) string {
 	var configs []string
 	for _, c := range p.Configs {
 		text := cli.Printable(c.Pool) + " " + c.Digest

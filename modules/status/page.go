@@ -9,7 +9,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // The status page shows sums over all replicas. Each replica answers one
@@ -74,7 +74,7 @@ func pageRows(now time.Time, inPool func(string) bool) []pageRow {
 	for _, c := range callersIn(now, inPool) {
 		rows = append(rows, pageRow{Pool: c.Pool, Caller: &c})
 	}
-	spans, states := metrics.Recent.Spans(), replicas.Statuses()
+	spans, states := metrics.Recent.Spans(), seam.Statuses()
 	counts, _ := metrics.Sum(spans)
 	for key, c := range counts {
 		if inPool(key.Pool) {
@@ -142,7 +142,7 @@ func newOthers(now time.Time) Others {
 }
 
 // take adds a row of another replica's answer, after checking it.
-func (o *Others) take(a replicas.Answer, row pageRow) (pool string, full bool) {
+func (o *Others) take(a seam.PeerAnswer, row pageRow) (pool string, full bool) {
 	if !slices.Contains(a.Pools, row.Pool) {
 		return "", false
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -65,7 +65,7 @@ const (
 // deployment throttles by design. A problem that needs an operator stays after
 // its cooldown, until a request shows that it is solved. states are the state
 // engines.
-func (p Pool) Problems(now time.Time, models []Model, states []replicas.Status) []Problem {
+func (p Pool) Problems(now time.Time, models []Model, states []seam.EngineStatus) []Problem {
 	list := problemList{}
 	if metrics.ReloadFailed() {
 		list.add(Problem{Class: ReloadFailed})
@@ -79,7 +79,7 @@ func (p Pool) Problems(now time.Time, models []Model, states []replicas.Status) 
 	if metrics.Of(p.Name).FirstBytes.At(now).Stuck() {
 		list.add(Problem{Class: NoFirstByte})
 	}
-	if others, since := replicas.Differing(states, p.Name); len(others) > 0 && now.Sub(since) >= tolerance {
+	if others, since := seam.Differing(states, p.Name); len(others) > 0 && now.Sub(since) >= tolerance {
 		list.add(Problem{Class: ConfigDiffers, Cause: hostsOf(others), Since: &since})
 	}
 	for _, s := range states {
@@ -117,7 +117,7 @@ func (p Problem) about() string {
 
 // allProblems returns the problems of these pools that this replica knows.
 func allProblems(now time.Time, inPool func(string) bool) []PoolProblem {
-	all, states := []PoolProblem{}, replicas.Statuses()
+	all, states := []PoolProblem{}, seam.Statuses()
 	for _, p := range Pools(now, nil) {
 		if !inPool(p.Name) {
 			continue
@@ -305,7 +305,7 @@ func (l problemList) withoutContradictions() (kept []Problem) {
 const tolerance = 5 * time.Minute
 
 // hostsOf returns the hosts of the first replicas, and how many more there are.
-func hostsOf(peers []replicas.Peer) string {
+func hostsOf(peers []seam.Peer) string {
 	hosts := make([]string, len(peers))
 	for i, p := range peers {
 		hosts[i] = cmp.Or(p.Host, p.ID)

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -18,7 +18,7 @@ func TestAReplicaThatIsNotConnectedIsAProblemOfThePoolsThatShareItsEngine(t *tes
 	for pool, want := range map[string][]string{"llm": {NotInTouch}, "alone": nil} {
 		for connected, want := range map[bool][]string{false: want, true: nil} {
 			var got []string
-			for _, p := range (Pool{Name: pool}).Problems(time.Now(), nil, []replicas.Status{{InTouch: connected, Pools: []string{"llm"}}}) {
+			for _, p := range (Pool{Name: pool}).Problems(time.Now(), nil, []seam.EngineStatus{{InTouch: connected, Pools: []string{"llm"}}}) {
 				got = append(got, p.Class)
 				if p.NeedsOperator || p.Models == nil || !strings.HasSuffix(p.RunbookURL, "#a-replica-is-not-connected") {
 					t.Errorf("the problem is %+v", p)

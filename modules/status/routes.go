@@ -12,7 +12,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 func init() {
@@ -63,7 +63,7 @@ func (a API) Routes() []caddy.AdminRoute {
 		{Pattern: backendsPath + "/{name}/{order}", Handler: caddy.AdminHandlerFunc(a.order)},
 		admin.Shows(callersPath, a.callers),
 		{Pattern: callersPath + "/{name}/{order}", Handler: caddy.AdminHandlerFunc(a.resetCaller)},
-		admin.Shows(replicasPath, func(*http.Request) (any, error) { return replicas.Statuses(), nil }),
+		admin.Shows(replicasPath, func(*http.Request) (any, error) { return seam.Statuses(), nil }),
 		admin.Shows(problemsPath, a.problems),
 		admin.Shows(versionPath, func(*http.Request) (any, error) { return thisBuild(), nil }),
 	}

@@ -8,7 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -103,7 +103,7 @@ func (w *watched) tick() {
 // look looks for problems, and logs those that have begun or ended. The caller
 // holds the lock.
 func (w *watched) look(now time.Time) {
-	states, there := replicas.Statuses(), make(map[string]bool)
+	states, there := seam.Statuses(), make(map[string]bool)
 	for _, p := range Pools(now, nil) {
 		logger := w.pools[p.Name].logger
 		if there[p.Name] = true; logger == nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/state"
 	"github.com/openai-lb/caddy-openai-lb/state/statetest"
@@ -226,7 +227,7 @@ func (r *replica) throttle(wait time.Duration) {
 	r.member.CoolDown(pool.Refusal{Reason: pool.Reason{Class: string(verdict.Throttled), Status: 429, Hint: "retry-after"}, Throttle: true, Model: "m", Wait: wait}, time.Now())
 }
 
-func (r *replica) owners() *replicas.Owners { return r.link.Owners("a pool", []string{"a", "b"}) }
+func (r *replica) owners() ownership.Others { return r.link.Owners("a pool", []string{"a", "b"}) }
 
 func (r *replica) find(id string) (account string, unsure bool) {
 	found, err := r.owners().Lookup(alice, []ownership.Key{ownership.KeyOf(id)})
@@ -258,7 +259,7 @@ func TestWhatHappensInOneRegionIsKnownInAll(t *testing.T) {
 				t.Errorf("replica %d has not heard of a drain", i)
 			}
 		}
-		for i, s := range replicas.Statuses() {
+		for i, s := range seam.Statuses() {
 			if !s.InTouch || len(s.Peers) != 4 {
 				t.Errorf("replica %d is in touch: %v, with %d", i, s.InTouch, len(s.Peers))
 			}
@@ -335,7 +336,7 @@ func TestARegionGoesOnWithoutTheOther(t *testing.T) {
 	share(t, func(w *world) {
 		w.cut.Store(true)
 		time.Sleep(5 * time.Second)
-		for i, s := range replicas.Statuses() {
+		for i, s := range seam.Statuses() {
 			if s.InTouch {
 				t.Errorf("replica %d is in touch with all", i)
 			}
@@ -354,7 +355,7 @@ func TestARegionGoesOnWithoutTheOther(t *testing.T) {
 				t.Errorf("replica %d knows a cooldown of %v, and is drained: %v", i, r.cooldownLeft(), r.member.Drained())
 			}
 		}
-		for i, s := range replicas.Statuses() {
+		for i, s := range seam.Statuses() {
 			if !s.InTouch || len(s.Peers) != 4 {
 				t.Errorf("replica %d is in touch: %v, with %d", i, s.InTouch, len(s.Peers))
 			}
@@ -447,7 +448,7 @@ func TestNothingWaitsForTheFarRegion(t *testing.T) {
 func TestTheNearServerIsNamed(t *testing.T) {
 	share(t, func(w *world) {
 		near := make(map[string]int)
-		for _, s := range replicas.Statuses() {
+		for _, s := range seam.Statuses() {
 			near[s.Near]++
 		}
 		if near["hub 1"] != 2 || near["hub 2"] != 2 {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
 
@@ -27,7 +27,7 @@ func configured(t *testing.T, pool string) (digests []string, answer string) {
 		}
 		answer = got.Body.String()
 	}
-	var statuses []replicas.Status
+	var statuses []seam.EngineStatus
 	if err := json.Unmarshal([]byte(answer), &statuses); err != nil {
 		t.Fatalf("%s: %v", answer, err)
 	}

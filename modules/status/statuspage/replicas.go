@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // shareView is what the page shows of the replicas that share state.
@@ -16,7 +16,7 @@ type shareView struct {
 
 // replicaView is one of them.
 type replicaView struct {
-	replicas.Peer
+	seam.Peer
 	// Silent reports whether it has not been heard from for a while.
 	Silent bool
 	// Self reports whether it is the one that the page is from.
@@ -44,7 +44,7 @@ func sharesOf(s Status) (shares []shareView) {
 }
 
 // shareSummaryOf returns a sentence with their number.
-func shareSummaryOf(s replicas.Status) string {
+func shareSummaryOf(s seam.EngineStatus) string {
 	switch n := len(s.Peers); {
 	case !s.InTouch:
 		return "Out of touch: this one goes on by itself."

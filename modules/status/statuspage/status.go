@@ -10,7 +10,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
@@ -22,9 +22,9 @@ type Status struct {
 	CaddyVersion string    `json:"caddy_version"`
 	Time         time.Time `json:"time"`
 	// WindowSeconds is the time of all counts: at most five minutes.
-	WindowSeconds float64           `json:"window_seconds"`
-	Pools         []poolStatus      `json:"pools"`
-	States        []replicas.Status `json:"states"`
+	WindowSeconds float64             `json:"window_seconds"`
+	Pools         []poolStatus        `json:"pools"`
+	States        []seam.EngineStatus `json:"states"`
 	// SumsOver are the replicas that share state: those that are Included are
 	// in all sums, of requests, backends, models and callers.
 	SumsOver  []admin.Seen `json:"sums_over"`
@@ -153,10 +153,10 @@ func statusAt(now time.Time, others status.Others) Status {
 	callers := others.With(now, func(string) bool { return true })
 	s := Status{
 		Version: metrics.Version(), CaddyVersion: metrics.CaddyVersion(), Time: now.UTC().Truncate(time.Millisecond),
-		WindowSeconds: length.Seconds(), Pools: []poolStatus{}, States: replicas.Statuses(),
+		WindowSeconds: length.Seconds(), Pools: []poolStatus{}, States: seam.Statuses(),
 		SumsOver: append([]admin.Seen{}, callers.Replicas...), connected: callers.Connected, asked: others.Asked,
 	}
-	s.cutOff = slices.ContainsFunc(s.States, func(s replicas.Status) bool { return !s.InTouch })
+	s.cutOff = slices.ContainsFunc(s.States, func(s seam.EngineStatus) bool { return !s.InTouch })
 	this := replica{}
 	if i := slices.IndexFunc(s.SumsOver, func(r admin.Seen) bool { return r.Self }); i >= 0 {
 		this = replica{s.SumsOver[i].ID, s.SumsOver[i].Name()}
@@ -185,7 +185,7 @@ func statusAt(now time.Time, others status.Others) Status {
 type replica struct{ id, name string }
 
 func poolStatusOf(now time.Time, p status.Pool, this replica, own status.View, others []*status.View,
-	states []replicas.Status) poolStatus {
+	states []seam.EngineStatus) poolStatus {
 	counts := maps.Clone(own.Counts)
 	maps.DeleteFunc(counts, func(key metrics.Key, _ metrics.Counts) bool { return key.Pool != p.Name })
 	traffic := own.Traffic
