@@ -23,10 +23,7 @@ var lower = []string{
 
 // users are the internal packages that import these, besides the root.
 var users = map[string][]string{
-	"metrics": {
-		"replicas", // registers its own metrics as metrics does
-		"lbtest",   // reads them
-	},
+	"metrics": {"lbtest"}, // reads them
 	"observe": {},
 }
 

@@ -125,7 +125,7 @@ func TestEachPanelShowsDataOfARealRun(t *testing.T) {
 	for _, p := range b.Panels {
 		for _, target := range p.Targets {
 			if strings.Contains(target.Expr, stateMetrics) {
-				continue // a test of internal/replicas compares them with the code
+				continue // a test of modules/replicas compares them with the code
 			}
 			query := fill.Replace(target.Expr)
 			missing[fmt.Sprintf("the panel %q: %s", p.Title, query)] = func() bool { return c.hasData(t, query) }

@@ -10,8 +10,8 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
+	"github.com/openai-lb/caddy-openai-lb/modules/replicas"
 )
 
 // orders counts how often a member is taken out of use or put back.

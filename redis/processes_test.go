@@ -23,7 +23,7 @@ import (
 
 	_ "github.com/openai-lb/caddy-openai-lb"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/modules/replicas"
 )
 
 // replicaVariable names the config of the Caddy that a process of this program

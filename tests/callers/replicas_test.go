@@ -13,7 +13,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/modules/replicas"
 )
 
 // otherReplica is what alice uses at another replica, as if that were in

@@ -21,7 +21,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/modules/replicas"
 	"github.com/openai-lb/caddy-openai-lb/modules/status"
 	"github.com/openai-lb/caddy-openai-lb/state/statetest"
 )

@@ -13,7 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/replicas"
+	"github.com/openai-lb/caddy-openai-lb/modules/replicas"
 	"github.com/openai-lb/caddy-openai-lb/modules/status"
 	"github.com/openai-lb/caddy-openai-lb/state/statetest"
 )
