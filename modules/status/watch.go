@@ -63,9 +63,9 @@ type spell struct {
 	logged bool
 }
 
-// use begins to log the problems of a pool, until leave was called for each use.
-// A new config calls use before the old one calls leave, so what is known of
-// problems survives a reload.
+// use begins to log the problems of a pool, until leave was called for each
+// use. A new config calls use before the old one calls leave, so what is known
+// of problems survives a reload.
 func (w *watched) use(pool string, logger *zap.Logger) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
