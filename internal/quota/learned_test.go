@@ -27,8 +27,8 @@ func TestASecondThrottleOfABurstHidesNoShorterWindow(t *testing.T) {
 	}
 }
 
-// TestThrottlesTeachOnlyWhatRepliesDoNotSay has a backend that has served little
-// in its last windows. Its replies may say themselves what is left.
+// TestThrottlesTeachOnlyWhatRepliesDoNotSay has a backend that has served
+// little in its last windows. Its replies may say themselves what is left.
 func TestThrottlesTeachOnlyWhatRepliesDoNotSay(t *testing.T) {
 	rest := header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "1000",
 		"X-Ratelimit-Reset-Tokens", "60")

@@ -81,8 +81,8 @@ func (m *Meter) leaves(part float64, cost, at int64, now Instant) bool {
 // throttle does not count.
 //
 // While the backend's own replies say what is left, predict returns 0. If both
-// estimates counted, more would be kept for other tiers than their shares. But a
-// limit that is named to this replica says nothing of the requests that other
+// estimates counted, more would be kept for other tiers than their shares. But
+// a limit that is named to this replica says nothing of the requests that other
 // replicas have sent since.
 func (m *Meter) predict(part float64, cost int64, now Instant) (wait time.Duration, known bool) {
 	at := now.millis()

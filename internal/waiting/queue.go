@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// queue holds the requests that wait for one thing, such as a backend or a limit
-// of a caller. When that accepts requests again, the queue calls its first
-// request, which then tries. The next request is called after that one has gone
-// or has given up.
+// queue holds the requests that wait for one thing, such as a backend or a
+// limit of a caller. When that accepts requests again, the queue calls its
+// first request, which then tries. The next request is called after that one
+// has gone or has given up.
 //
 // The requests of a more important tier are first. Within a tier, the callers
 // take turns: a caller's next request gets the turn after that of its latest
