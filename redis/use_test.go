@@ -12,7 +12,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/modules/replicas"
@@ -54,7 +53,7 @@ func reserve(t *testing.T, all *limiter.Callers, tokens int64) (r limiter.Reserv
 	t.Helper()
 	lbtest.WaitFor(t, func() bool { // until it is connected for a while
 		var refusal *limiter.Refusal
-		r, refusal = callers.Hear(all.Get(time.Now(), "alice"), limiter.Estimate{Prompt: tokens})
+		r, refusal = all.Get(time.Now(), "alice").Await(limiter.Estimate{Prompt: tokens})
 		return refusal == nil
 	})
 	return r

@@ -2,7 +2,6 @@ package callers
 
 import (
 	"maps"
-	"math/rand/v2"
 	"net/http"
 	"slices"
 	"sync/atomic"
@@ -255,48 +254,9 @@ type Admission struct {
 // is too small, Admit may wait to hear from the other replicas. After a
 // refusal, the Admission may be used only for Limits.
 func (c *Callers) Admit(now time.Time, name string, e limiter.Estimate) (a Admission, refusal *limiter.Refusal) {
-	if a, refusal = c.Try(now, name, e); refusal != nil && refusal.MayClaim() {
-		a.reservation, refusal = Hear(a.caller, e)
-	}
-	if refusal != nil {
-		a.caller.Refused(now, refusal)
-	}
+	a = c.admission(now, name)
+	a.reservation, refusal = a.caller.Admit(now, e)
 	return a, refusal
-}
-
-// hearing is the longest time that a request waits until this replica has heard
-// from the others. look is how often it checks that.
-const hearing, look = 500 * time.Millisecond, 5 * time.Millisecond
-
-// Hear tries to admit a request by a claim, if this replica's part of a limit
-// has no room for it. In a burst, one request at a time can make a claim. A
-// request that is larger than the part keeps trying until its time is over.
-func Hear(caller *limiter.Caller, e limiter.Estimate) (r limiter.Reservation, refusal *limiter.Refusal) {
-	for until := time.Now().Add(hearing); ; time.Sleep(rand.N(hearing / 4)) {
-		var claim *limiter.Claim
-		if claim, refusal = caller.Claim(time.Now(), e); refusal == nil {
-			if refusal = decide(claim, until); refusal == nil {
-				return claim.Reservation, nil
-			}
-		}
-		if refusal.Reason != limiter.Unheard || !time.Now().Before(until) {
-			return limiter.Reservation{}, refusal
-		}
-	}
-}
-
-// decide waits until the claim is decided or the time is over. It returns the
-// refusal, or nil if the request is admitted.
-func decide(claim *limiter.Claim, until time.Time) *limiter.Refusal {
-	for {
-		switch decided, refusal := claim.Decide(time.Now()); {
-		case decided:
-			return refusal
-		case !time.Now().Before(until):
-			return claim.Withdraw(time.Now())
-		}
-		time.Sleep(look)
-	}
 }
 
 // Try charges the caller's limits with the estimate, or returns why the request

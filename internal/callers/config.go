@@ -8,12 +8,9 @@
 // request has ended, the estimate is replaced with the real cost. Package
 // limiter does the counting.
 //
-// A [Tally] adds up the use at all replicas. Each replica decides immediately
-// and alone, by the reports that it has. Until the other replicas know its use,
-// it admits only its part of the remaining limit, so that the sum stays within
-// the limit (TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile in package
-// limiter). The use outlives reloads and restarts, even if several processes
-// share a storage (TestProcessesWithOneStorageDoNotForgetWhatTheOthersUsed).
+// Package tally adds up the use at all replicas. The use outlives reloads and
+// restarts, even if several processes share a storage
+// (TestProcessesWithOneStorageDoNotForgetWhatTheOthersUsed).
 package callers
 
 import (

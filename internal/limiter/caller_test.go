@@ -47,8 +47,8 @@ func exactly(tokens int64) Estimate { return Estimate{Prompt: tokens} }
 
 func spent(tokens int64) Cost { return Cost{Requests: 1, Prompt: tokens} }
 
-// Admit is Try, and counts a refusal.
-func (c *Caller) Admit(now time.Time, e Estimate) (Reservation, *Refusal) {
+// admit is Try, and counts a refusal.
+func (c *Caller) admit(now time.Time, e Estimate) (Reservation, *Refusal) {
 	r, refusal := c.Try(now, e)
 	if refusal != nil {
 		c.Refused(now, refusal)
@@ -58,7 +58,7 @@ func (c *Caller) Admit(now time.Time, e Estimate) (Reservation, *Refusal) {
 
 func admitted(t testing.TB, c *Caller, now time.Time, e Estimate) Reservation {
 	t.Helper()
-	r, refusal := c.Admit(now, e)
+	r, refusal := c.admit(now, e)
 	if refusal != nil {
 		t.Fatalf("%+v at %s is refused: %+v", e, now, *refusal)
 	}
@@ -67,7 +67,7 @@ func admitted(t testing.TB, c *Caller, now time.Time, e Estimate) Reservation {
 
 func refused(t testing.TB, c *Caller, now time.Time, e Estimate) Refusal {
 	t.Helper()
-	_, refusal := c.Admit(now, e)
+	_, refusal := c.admit(now, e)
 	if refusal == nil {
 		t.Fatalf("%+v at %s is admitted", e, now)
 	}
@@ -99,7 +99,7 @@ func TestOfFiftyParallelFirstRequestsALimitOfOneAdmitsOne(t *testing.T) {
 		var all sync.WaitGroup
 		for range 50 {
 			all.Go(func() {
-				if _, refusal := c.Admit(noon, Estimate{Prompt: 1, Output: Undeclared}); refusal == nil {
+				if _, refusal := c.admit(noon, Estimate{Prompt: 1, Output: Undeclared}); refusal == nil {
 					admitted.Add(1)
 				}
 			})
@@ -196,7 +196,7 @@ func TestAnSDKThatRetriesAfterA429DoesNotLockItselfOut(t *testing.T) {
 		c := caller(t, limit)
 		now := noon.Add(333 * time.Millisecond)
 		for range 300 {
-			_, refusal := c.Admit(now, exactly(7))
+			_, refusal := c.admit(now, exactly(7))
 			if refusal == nil {
 				continue
 			}
@@ -558,7 +558,7 @@ func TestAMarkIsReportedOnceInAWindow(t *testing.T) {
 	day := func(tokens ...int64) (percents []int) {
 		crossed = nil
 		for _, n := range tokens {
-			if r, refusal := c.Admit(at, exactly(n)); refusal == nil {
+			if r, refusal := c.admit(at, exactly(n)); refusal == nil {
 				r.settle(at)
 			}
 		}
@@ -629,9 +629,9 @@ func TestTheLargestFiguresDoNotOverflow(t *testing.T) {
 	c := caller(t, "tokens 1000000G/minute", "tokens 1000000G/month")
 	now := noon
 	for range 10_000 {
-		r, refusal := c.Admit(now, Estimate{Prompt: 1 << 62, Output: 1 << 62})
+		r, refusal := c.admit(now, Estimate{Prompt: 1 << 62, Output: 1 << 62})
 		if refusal != nil {
-			r, refusal = c.Admit(now, Estimate{})
+			r, refusal = c.admit(now, Estimate{})
 		}
 		if refusal != nil {
 			t.Fatal(refusal)
@@ -662,7 +662,7 @@ func BenchmarkAdmitAndSettle(b *testing.B) {
 			now := noon
 			for b.Loop() {
 				now = now.Add(100 * time.Microsecond)
-				r, refusal := a.Admit(now, Estimate{Prompt: 1000, Output: 500})
+				r, refusal := a.admit(now, Estimate{Prompt: 1000, Output: 500})
 				if refusal != nil {
 					b.Fatal(*refusal)
 				}
@@ -677,7 +677,7 @@ func TestAdmittingAndSettlingAllocatesNothing(t *testing.T) {
 	now := noon
 	if n := testing.AllocsPerRun(1000, func() {
 		now = now.Add(time.Second)
-		r, _ := a.Admit(now, Estimate{Prompt: 1000, Output: 500})
+		r, _ := a.admit(now, Estimate{Prompt: 1000, Output: 500})
 		r.Settle(now, Cost{Requests: 1, Prompt: 900, Output: 100, Counted: true})
 	}); n != 0 {
 		t.Errorf("%g allocations", n)
@@ -697,7 +697,7 @@ func TestAClockThatIsSetBackALittleRefusesNothingForLong(t *testing.T) {
 		}
 		passed, refusal := time.Duration(0), new(Refusal)
 		for ; refusal != nil; passed += 100 * time.Millisecond {
-			_, refusal = c.Admit(noon.Add(passed-back), exactly(1))
+			_, refusal = c.admit(noon.Add(passed-back), exactly(1))
 		}
 		if passed > 3500*time.Millisecond {
 			t.Errorf("a request is admitted %s after the clock was set back by %s", passed, back)

@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"math/rand/v2"
 	"slices"
 	"time"
 )
@@ -125,4 +126,52 @@ func (l *Claim) isFirst() bool {
 		}
 	}
 	return true
+}
+
+// hearing is the longest time that a request waits until this replica has heard
+// from the others. look is how often it checks that.
+const hearing, look = 500 * time.Millisecond, 5 * time.Millisecond
+
+// Admit charges all limits with the estimate, or returns why the request is
+// refused, and counts the refusal. If this replica's part of a limit is too
+// small, Admit may wait to hear from the other replicas.
+func (c *Caller) Admit(now time.Time, e Estimate) (r Reservation, refusal *Refusal) {
+	if r, refusal = c.Try(now, e); refusal != nil && refusal.MayClaim() {
+		r, refusal = c.Await(e)
+	}
+	if refusal != nil {
+		c.Refused(now, refusal)
+	}
+	return r, refusal
+}
+
+// Await tries to admit a request by a claim, if this replica's part of a limit
+// has no room for it. In a burst, one request at a time can make a claim. A
+// request that is larger than the part keeps trying until its time is over.
+func (c *Caller) Await(e Estimate) (r Reservation, refusal *Refusal) {
+	for until := time.Now().Add(hearing); ; time.Sleep(rand.N(hearing / 4)) {
+		var claim *Claim
+		if claim, refusal = c.Claim(time.Now(), e); refusal == nil {
+			if refusal = claim.await(until); refusal == nil {
+				return claim.Reservation, nil
+			}
+		}
+		if refusal.Reason != Unheard || !time.Now().Before(until) {
+			return Reservation{}, refusal
+		}
+	}
+}
+
+// await waits until the claim is decided or the time is over. It returns the
+// refusal, or nil if the request is admitted.
+func (l *Claim) await(until time.Time) *Refusal {
+	for {
+		switch decided, refusal := l.Decide(time.Now()); {
+		case decided:
+			return refusal
+		case !time.Now().Before(until):
+			return l.Withdraw(time.Now())
+		}
+		time.Sleep(look)
+	}
 }

@@ -11,7 +11,7 @@ func TestWhatExceedsALimitIsPaidBack(t *testing.T) {
 	for _, times := range []int64{1, 2, 3, 9} {
 		c, now, all := caller(t, "tokens 60k/minute"), noon, int64(0)
 		for now.Before(noon.Add(time.Hour)) {
-			r, refusal := c.Admit(now, Estimate{Prompt: 10, Output: Undeclared})
+			r, refusal := c.admit(now, Estimate{Prompt: 10, Output: Undeclared})
 			if refusal != nil {
 				now = now.Add(max(refusal.Wait, time.Millisecond))
 				continue

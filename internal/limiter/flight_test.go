@@ -10,7 +10,7 @@ import (
 // and returns their reservations.
 func all(c *Caller, now time.Time, number int, e Estimate) (open []Reservation) {
 	for range number {
-		if r, refusal := c.Admit(now, e); refusal == nil {
+		if r, refusal := c.admit(now, e); refusal == nil {
 			open = append(open, r)
 		}
 	}
@@ -206,7 +206,7 @@ func TestWhatMayFollowEndsWithTheRequests(t *testing.T) {
 		for len(open) > 0 || random.IntN(500) > 0 {
 			if random.IntN(3) == 0 {
 				declared := random.Int64N(4000)
-				if r, refusal := c.Admit(now, Estimate{Prompt: 1 + random.Int64N(100), Output: declared}); refusal == nil {
+				if r, refusal := c.admit(now, Estimate{Prompt: 1 + random.Int64N(100), Output: declared}); refusal == nil {
 					open = append(open, request{r, declared, 0})
 				}
 			}

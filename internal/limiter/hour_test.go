@@ -21,12 +21,12 @@ func TestACallerHasAHistoryOfAnHour(t *testing.T) {
 		}
 	}
 	wants(0, 0, 0, nil)
-	r, _ := c.Admit(noon, Estimate{Prompt: 60})
-	if _, refusal := c.Admit(noon, Estimate{Prompt: 1}); refusal == nil || refusal.Reason != TooMany {
+	r, _ := c.admit(noon, Estimate{Prompt: 60})
+	if _, refusal := c.admit(noon, Estimate{Prompt: 1}); refusal == nil || refusal.Reason != TooMany {
 		t.Fatalf("got %+v", refusal)
 	}
 	r.Settle(noon, Cost{Requests: 1, Prompt: 50, Output: 20})
-	if _, refusal := c.Admit(noon, Estimate{Prompt: 60}); refusal == nil {
+	if _, refusal := c.admit(noon, Estimate{Prompt: 60}); refusal == nil {
 		t.Fatal("the limit does not refuse")
 	}
 	c.RefusedBy(noon, ByModel)
@@ -56,7 +56,7 @@ func TestEachRefusalHasAName(t *testing.T) {
 func TestTheHistoryOfAServedRequestAllocatesNothing(t *testing.T) {
 	c := NewCallers(nil).Get(noon, "alice")
 	if n := testing.AllocsPerRun(100, func() {
-		r, _ := c.Admit(noon, Estimate{Prompt: 60})
+		r, _ := c.admit(noon, Estimate{Prompt: 60})
 		r.Settle(noon, Cost{Requests: 1, Prompt: 50})
 	}); n > 0 {
 		t.Errorf("%v allocations", n)

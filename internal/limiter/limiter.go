@@ -37,7 +37,7 @@
 // and adds up the use that the others report ([Caller.Heard]). The use that a
 // replica has not yet reported, or that the others do not know yet, is limited
 // to its part of the remaining limit ([Caller.Share]). A larger request waits
-// until the others know of it ([Caller.Claim]). So all replicas together keep a
+// until the others know of it ([Caller.Admit]). So all replicas together keep a
 // limit (TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile). While they do
 // not hear each other, each one uses an equal part of what was left. With
 // [Sharing].ByUse, a replica that used more before may go on to use its usual
@@ -51,8 +51,8 @@
 //
 // The methods of Callers, Caller and Left are safe for concurrent use. A
 // Reservation or a Claim belongs to one request, and one goroutine at a time
-// uses it. Nothing in this package reads the clock, and no method calls another
-// package while it holds a lock.
+// uses it. Only [Caller.Admit] and [Caller.Await] read the clock, because they
+// may wait. No method calls another package while it holds a lock.
 package limiter
 
 import (

@@ -173,7 +173,7 @@ func FuzzAdmitAndSettle(f *testing.F) {
 			switch random.IntN(8) {
 			case 0, 1, 2, 3:
 				tokens := 1 + random.Int64N(most)
-				r, refusal := c.Admit(now, exactly(tokens))
+				r, refusal := c.admit(now, exactly(tokens))
 				if want := m.admits(tokens, now); want != (refusal == nil) {
 					t.Fatalf("%d tokens at %s: want %t, got %+v", tokens, now, want, refusal)
 				}
@@ -277,7 +277,7 @@ func TestPartsAlwaysAddUp(t *testing.T) {
 			case 0:
 				c.Change(now, settings[random.IntN(len(settings))])
 			case 1, 2:
-				if r, refusal := c.Admit(now, exactly(1+random.Int64N(300))); refusal == nil {
+				if r, refusal := c.admit(now, exactly(1+random.Int64N(300))); refusal == nil {
 					open = append(open, r)
 				}
 			case 3:
@@ -336,7 +336,7 @@ func TestInNoWindowIsMoreThan25TwentyFourthsOfALimitAdmitted(t *testing.T) {
 		var admitted []charge
 		try := func(tokens int64) *Refusal {
 			c := replicas[random.IntN(len(replicas))]
-			r, refusal := c.Admit(now, exactly(tokens))
+			r, refusal := c.admit(now, exactly(tokens))
 			if refusal != nil {
 				return refusal
 			}

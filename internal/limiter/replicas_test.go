@@ -315,7 +315,7 @@ func TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile(t *testing.T) {
 		c.Share(noon, cut(2))
 	}
 	for now = noon.Add(time.Minute); now.Before(noon.Add(4 * time.Minute)); now = now.Add(5 * time.Second) {
-		if r, refusal := b.Admit(now, exactly(100)); refusal == nil {
+		if r, refusal := b.admit(now, exactly(100)); refusal == nil {
 			r.settle(now)
 		}
 	}
@@ -335,7 +335,7 @@ func TestARequestThatWaitsForAShareGetsIt(t *testing.T) {
 		now := noon
 		for range random.IntN(10) {
 			for _, c := range []*Caller{a, b} {
-				if r, refusal := c.Admit(now, exactly(random.Int64N(100))); refusal == nil {
+				if r, refusal := c.admit(now, exactly(random.Int64N(100))); refusal == nil {
 					r.Settle(now, spent(r.length))
 				}
 			}
@@ -349,7 +349,7 @@ func TestARequestThatWaitsForAShareGetsIt(t *testing.T) {
 		var refusal *Refusal
 		for range 100 {
 			var r Reservation
-			if r, refusal = a.Admit(now, need); refusal != nil {
+			if r, refusal = a.admit(now, need); refusal != nil {
 				break
 			}
 			r.Settle(now, spent(need.Prompt))
@@ -358,7 +358,7 @@ func TestARequestThatWaitsForAShareGetsIt(t *testing.T) {
 		began, tries := now, 0
 		for ; refusal != nil; tries++ {
 			now = now.Add(refusal.Wait)
-			_, refusal = a.Admit(now, need)
+			_, refusal = a.admit(now, need)
 		}
 		if waited := now.Sub(began); tries > 20 || waited > 70*time.Second {
 			t.Errorf("seed %d: a request was admitted after %d tries and %s", seed, tries, waited)

@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
@@ -49,7 +48,7 @@ func (r *limitedReplica) admit(name string, e limiter.Estimate, then func(limite
 	}
 	admitted, refusal := c.Try(time.Now(), e)
 	if refusal != nil && refusal.MayClaim() {
-		go func() { record(callers.Hear(c, e)) }()
+		go func() { record(c.Await(e)) }()
 		return
 	}
 	record(admitted, refusal)

@@ -15,9 +15,9 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
+	"github.com/openai-lb/caddy-openai-lb/internal/tally"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -145,7 +145,7 @@ func (p *peers) list(now time.Time) []peer {
 // contact returns the number of running replicas, and the replicas that have
 // vanished lately. A pool's writer has not vanished if another running replica
 // has it now.
-func (p *peers) contact(now time.Time) (c callers.Contact) {
+func (p *peers) contact(now time.Time) (c tally.Contact) {
 	var running []string
 	var vanished []limiter.Vanished
 	for _, other := range p.all() {

@@ -39,9 +39,9 @@ import (
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/tally"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -72,7 +72,7 @@ type Replica struct {
 	clock  clock
 	peers  peers
 	stored ownerStore
-	tally  callers.Tally
+	tally  tally.Tally
 	hours  keptHours
 	// questions are questions of other replicas that wait to be answered.
 	questions chan message
@@ -200,7 +200,7 @@ func (r *Replica) put(ctx context.Context, records []state.Record) error {
 }
 
 func (r *Replica) sendUse(ctx context.Context) {
-	r.tally.Run(ctx, r.put, func() callers.Contact {
+	r.tally.Run(ctx, r.put, func() tally.Contact {
 		contact := r.peers.contact(time.Now())
 		contact.Whole, contact.Cut = r.connectivity.reach()
 		return contact
@@ -248,7 +248,7 @@ func (r *Replica) listen(ctx context.Context) {
 	for {
 		err := r.store.Listen(ctx, func() { r.tally.Missed(); r.due.give() }, func(text []byte) {
 			m, err := parse(text)
-			if callers.IsReport(text) {
+			if tally.IsReport(text) {
 				m.Kind, err = used, r.tally.Hear(text, time.Now())
 			}
 			if err != nil {
@@ -335,7 +335,7 @@ func (r *Replica) pace(now time.Time) (wait, spread time.Duration) {
 		return jitter(interval), 0
 	}
 	every = min((every + interval - 1).Truncate(interval), longest)
-	return callers.UntilMoment(now.Add(r.clock.ahead()), every), mathrand.N(patience)
+	return tally.UntilMoment(now.Add(r.clock.ahead()), every), mathrand.N(patience)
 }
 
 // memberOf returns a member of the backend, or nil. It prefers a member to

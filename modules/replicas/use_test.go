@@ -15,8 +15,8 @@ import (
 
 	"github.com/caddyserver/certmagic"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/tally"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -92,7 +92,7 @@ func wantUsed(t *testing.T, name string, want int64, replicas ...*limitedReplica
 func (w *world) reports() func() [][]byte {
 	var all [][]byte
 	go w.hub.Store().Listen(w.Context(), func() {}, func(message []byte) {
-		if callers.IsReport(message) {
+		if tally.IsReport(message) {
 			all = append(all, bytes.Clone(message))
 		}
 	})
@@ -346,7 +346,7 @@ type oldPuts struct {
 }
 
 func (s *oldPuts) Put(ctx context.Context, records []state.Record) error {
-	if callers.IsReport(records[0].Message) {
+	if tally.IsReport(records[0].Message) {
 		s.all = append([][]state.Record{records}, s.all...)
 	}
 	return s.Store.Put(ctx, records)

@@ -1,4 +1,4 @@
-package callers
+package tally
 
 import (
 	"fmt"

@@ -1,4 +1,13 @@
-package callers
+// Package tally adds up the use of callers at all replicas.
+//
+// A [Tally] sends the use at this replica to the others, and applies their
+// reports to the limiters of callers. Each replica decides immediately and
+// alone, by the reports that it has. Until the other replicas know its use, it
+// admits only its part of the remaining limit, so that the sum stays within the
+// limit (TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile in package
+// limiter). Package replicas runs the Tally, and has the store through which
+// reports pass.
+package tally
 
 import (
 	"context"

@@ -1,0 +1,39 @@
+package callers
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+)
+
+func TestWhatATokenSaysIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		config := Config{Tiers: []Tier{{Name: "gold"}, {Name: "bronze"}}}
+		c := New(Options{Config: config, Pool: t.Name(), Logger: zap.NewNop()})
+		defer c.Close()
+		for day := range 90 {
+			for i := range 100 {
+				token := &keys.Identity{Name: fmt.Sprintf("%d of %d", i, day), Tier: "gold", Issued: time.Now()}
+				c.PlaceByToken(token)
+				a, _ := c.Admit(time.Now(), token.Name, limiter.Estimate{Prompt: 1})
+				a.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 1})
+				if c.of(token.Name) == c.blocks.Load().others.usual {
+					t.Fatal("it is not in the tier of its token")
+				}
+			}
+			time.Sleep(24 * time.Hour)
+		}
+		if n := len(c.byToken.Load().said); n > 400 {
+			t.Errorf("it is known what the tokens of %d callers say", n)
+		}
+		if n := len(c.kept.limiters.All()); n > 3300 {
+			t.Errorf("%d callers have limiters", n)
+		}
+	})
+}
