@@ -109,7 +109,7 @@ func (b *balancer) unserved(t *transaction, now time.Time) (a answer) {
 	if e.Class == apierror.AllThrottled || e.Class == apierror.OwnerThrottled {
 		a.owner = b.countThrottled(r)
 		if slices.ContainsFunc(b.targets, func(of *target) bool { return of.PassedOver(&s.board, now) }) {
-			t.bill.Reserved()
+			t.bill.reserved()
 		}
 	}
 	return a
@@ -191,8 +191,8 @@ func (b *balancer) setRateLimits(t *transaction, header http.Header, now time.Ti
 		t.search.update(now)
 		b.Pool.Limits(&t.search.board, now).Set(header, t.request.isAzure())
 	default:
-		if t.bill.Limited() {
-			t.bill.Limits(now).Set(header, t.request.isAzure())
+		if limits, ok := t.bill.rateLimits(now); ok {
+			limits.Set(header, t.request.isAzure())
 		}
 	}
 }

@@ -226,7 +226,7 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 		Header: q.credentials.Outgoing(q.incoming.Header, leaveOut), Body: &q.received,
 		Change: replay.Options{Request: &q.Body},
 		Asks:   q.asks(to, a.tiers), Secrets: to.Credentials.Secrets(a.credential, q.credentials), Fields: b.fields,
-		CountsTokens: true, CountsContent: q.caller.Name != "", CountsAll: q.readsUsage(bill, b.usage),
+		CountsTokens: true, CountsContent: q.caller.Name != "", CountsAll: q.readsUsage(b, bill),
 		FindsID:  q.Body.Background,
 		Interims: &s.interims, Client: q.writer, Marks: a.target, Socket: q.socket,
 	}

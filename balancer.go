@@ -32,6 +32,8 @@ type balancer struct {
 	metrics    *metrics.Pool
 	ownMetrics *metrics.Backend
 	models     metrics.Models
+	// admission limits callers. It is nil without limits.
+	admission seam.Admission
 	// usage lists the modules that record the usage of requests.
 	usage seam.UsageRecorders
 }

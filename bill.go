@@ -3,16 +3,80 @@ package openailb
 import (
 	"cmp"
 	"net/http"
+	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
+	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
-// bill is the charge for a request to its caller and to the caller's tier.
-type bill struct{ callers.Admission }
+// bill is the charge for a request to its caller and to the caller's tier. The
+// zero bill is that of a request that nothing limits.
+type bill struct {
+	// Reservation is the charge, once the request is admitted.
+	limiter.Reservation
+	// caller is the limiter of the request's caller, and grant what the caller
+	// may use. They are nil until a limit is checked.
+	caller *limiter.Caller
+	grant  *seam.Grant
+}
+
+// billOf returns a bill for the caller of a request, who has limits.
+func (d *reader) billOf(q *request, now time.Time) bill {
+	return bill{caller: d.admission.Caller(now, q.caller.Name), grant: q.grant}
+}
+
+// refused counts the refusal of the request by a limit.
+func (b *bill) refused(refusal *limiter.Refusal) { b.caller.Refused(time.Now(), refusal) }
+
+// reserved counts a request that was refused because the rest of the backends'
+// limits is reserved for other tiers.
+func (b *bill) reserved() {
+	if b.caller != nil {
+		b.caller.RefusedBy(time.Now(), limiter.ByReserve)
+	}
+}
+
+// upload counts a request as in flight while its body is received. If the
+// caller has too many requests, it returns the refusal. Otherwise the caller's
+// Uploaded must be called later.
+func (b *bill) upload() *limiter.Refusal {
+	refusal := b.caller.Upload()
+	if refusal != nil {
+		b.refused(refusal)
+	}
+	return refusal
+}
+
+// countsTokens reports whether a limit needs the tokens of the reply.
+func (b *bill) countsTokens() bool { return b.grant != nil && b.grant.LimitsTokens }
+
+// follow charges the output of a stream while it passes, as far as it exceeds
+// the estimate.
+func (b *bill) follow(r *usage.Reader) {
+	if b.countsTokens() && b.Open() {
+		_, output := b.Estimated()
+		r.Follow(b, output)
+	}
+}
+
+// Spend implements usage.Spender.
+func (b *bill) Spend(output int64) { b.Reservation.Spend(time.Now(), output) }
+
+// rateLimits returns, for each kind, the caller's limit with the smallest
+// fraction left. ok is false if the caller has none.
+func (b *bill) rateLimits(now time.Time) (l quota.Limits, ok bool) {
+	if b.grant == nil || !b.grant.Limited {
+		return l, false
+	}
+	for kind, use := range b.caller.Tightest(now) {
+		l[kind] = quota.Fields{Limit: use.Allowed, Remaining: use.Left(), Reset: use.Reset, Known: use.Limit.Amount > 0}
+	}
+	return l, true
+}
 
 // settle replaces the estimate by the cost of the finished request, and records
 // its usage. A background response that has reported no tokens yet is left
@@ -24,17 +88,22 @@ func (b *bill) settle(lb *balancer, q *request, s *search, o *outcome) {
 	now, cost, limited, leftID := q.started.Add(o.duration), b.cost(q, s, o), b.Open(), ""
 	if q.Body.Background && cost.Prompt > 0 && !o.tokens.Known() {
 		limit, _ := q.OutputLimit()
-		cost.Output, leftID = max(limit, b.Output()), o.usage.ID()
-		b.Leave(now, leftID)
-	} else {
-		b.Settle(now, cost)
+		_, output := b.Estimated()
+		if cost.Output, leftID = max(limit, output), o.usage.ID(); lb.admission != nil {
+			lb.admission.Leave(now, &b.Reservation, leftID)
+		}
+	} else if lb.admission != nil {
+		lb.admission.Settle(now, &b.Reservation, cost)
 	}
 	if cost.Requests > 0 {
 		lb.recordUsage(q, s, o, seam.Usage{Time: now, Cost: cost, LaterID: leftID})
 	}
 	if id := q.ResponseID(); id != "" && o.tokens.Known() {
 		lb.usage.Settle(id, o.tokens, o.serviceTier)
-		b.SettleLeft(now, id, limiter.Cost{Requests: 1, Prompt: o.tokens.Input, Output: o.tokens.Output})
+		if lb.admission != nil {
+			lb.admission.SettleLeft(now, id,
+				limiter.Cost{Requests: 1, Prompt: o.tokens.Input, Output: o.tokens.Output})
+		}
 	}
 	if limited {
 		s.wait.queues.Wake(now, q.caller.Name)
@@ -88,7 +157,10 @@ func (b *bill) cost(q *request, s *search, o *outcome) limiter.Cost {
 
 // prompt returns the estimated tokens of the prompt: the estimate of the limits
 // if they needed one, else one from its length.
-func (b *bill) prompt(q *request) int64 { return cmp.Or(b.Prompt(), q.PromptTokens(nil)) }
+func (b *bill) prompt(q *request) int64 {
+	prompt, _ := b.Estimated()
+	return cmp.Or(prompt, q.PromptTokens(nil))
+}
 
 // tokensCost returns the cost of the reply, which is the tokens that it
 // reports. Without a report, it is the estimate of the prompt, plus the fewest
@@ -112,7 +184,8 @@ func (b *bill) tokensCost(q *request, o *outcome, class verdict.Class) limiter.C
 	if limit, ok := q.OutputLimit(); estimated && ok && limit == 0 {
 		tokens.Output = 0 // some repeat what they were asked
 	} else if estimated && cut {
-		tokens.Output = max(tokens.Output, b.Output())
+		_, output := b.Estimated()
+		tokens.Output = max(tokens.Output, output)
 	}
 	return limiter.Cost{Requests: 1, Prompt: tokens.Input, Output: tokens.Output, Counted: !estimated && !cut,
 		Model: q.Model}

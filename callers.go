@@ -5,13 +5,12 @@ import (
 	"slices"
 
 	"github.com/caddyserver/caddy/v2"
-	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
-	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // newTrail starts the audit log, which records the config in use and changes of
@@ -71,54 +70,26 @@ func (h *Handler) warnOfSites(ctx caddy.Context) (err error) {
 	return err
 }
 
-// newCallers sets up the limits of callers. It returns nil without limits.
-func (h *Handler) newCallers(ctx caddy.Context) (*callers.Callers, error) {
-	backends, tokens := backendsForCallers(h.Backends), h.clientKeys.TokenTiers()
-	config, err := h.Config.WithFile()
-	if err := errors.Join(err, config.Check(h.clientKeys != nil, backends), config.CheckTiers(tokens)); err != nil {
+// newAdmission sets up the limits of callers. It returns nil without limits.
+func (h *Handler) newAdmission(ctx caddy.Context) (seam.Admission, error) {
+	b := h.balancer
+	a, err := h.Config.Open(ctx, seam.AdmissionConfig{
+		Pool: h.Pool, Backends: backendsForCallers(h.Backends), Keys: h.clientKeys, Files: &h.keyFiles, Entry: &b.Entry,
+		Replicated: h.StateRaw != nil, Logger: h.logger, Crossed: b.events.Crossed,
+	})
+	if a == nil || err != nil {
 		return nil, err
 	}
-	for _, warning := range config.Unused(h.clientKeys.Names(), h.clientKeys.Tiers(), tokens) {
-		h.logger.Warn(warning)
-	}
-	if h.clientKeys == nil {
-		return nil, nil
-	}
-	b := h.balancer
-	c := callers.New(callers.Options{
-		Config: config, Written: &h.Config, Pool: h.Pool, Backends: backends, Storage: ctx.Storage(), Logger: h.logger,
-		Crossed: b.events.Crossed,
-	})
-	if c == nil {
-		return nil, nil
-	}
-	if h.CallersFile != nil {
-		h.keyFiles.Add("limits of callers", c.Read)
-	}
-	b.Callers, b.tiers = callers.LimitersOf(h.Pool), h.QuotaTiers()
-	b.CallerNames = func() []string { return append(h.clientKeys.Names(), c.Names()...) }
-	b.Unlimited = func() []string { return c.Unlimited(h.clientKeys.Names()) }
-	h.clientKeys.Watch(func(names []string, tiers map[string]string) {
-		c.Place(tiers)
-		h.warnOfUnlimited(c, names)
-	})
+	b.admission, b.tiers = a, h.QuotaTiers()
 	h.replication.Share(h.Pool, b.Callers)
-	return c, observe.On(ctx, observe.Started, c.Start)
-}
-
-// warnOfUnlimited warns of those of the named callers that have no limits.
-func (h *Handler) warnOfUnlimited(c *callers.Callers, names []string) {
-	if unlimited := c.Unlimited(names); unlimited != nil {
-		h.logger.Warn("client keys without a caller block have no limits: 'caller *' limits or refuses them",
-			zap.String("pool", h.Pool), zap.Strings("callers", unlimited))
-	}
+	return a, observe.On(ctx, observe.Started, a.Start)
 }
 
 // backendsForCallers returns the backends' names and models, which the options
 // of callers refer to. A backend whose models have placeholders has no models
 // here, because these are not known before load.
-func backendsForCallers(backends []*backend.Backend) []callers.Backend {
-	names, known := backend.NamesOf(backends), make([]callers.Backend, len(backends))
+func backendsForCallers(backends []*backend.Backend) []seam.Backend {
+	names, known := backend.NamesOf(backends), make([]seam.Backend, len(backends))
 	for i, b := range backends {
 		if known[i].Name = names[i]; !slices.ContainsFunc(b.Model,
 			func(m backend.Model) bool { return hasPlaceholder(m.Name) }) {

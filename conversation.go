@@ -52,7 +52,7 @@ func (d *reader) converse(b *balancer, t *transaction) seam.WebSocketSession {
 		return seam.WebSocketSession{}
 	case q.socket == nil:
 		return seam.WebSocketSession{
-			Rules: c, Holds: d.clientKeys != nil || t.bill.Limited() || d.callers.SeesEach(q.caller.Name),
+			Rules: c, Holds: d.clientKeys != nil || q.grant.Limited || q.grant.SeesEach(),
 		}
 	}
 	first := c.next()
@@ -68,7 +68,8 @@ func (c *conversation) next() *response {
 	r := &response{balancer: c.balancer, last: c.handshake.search.attempts.last()}
 	r.request = request{
 		Request: q.Request, incoming: q.incoming, asked: q.asked, writer: q.writer, started: time.Now(),
-		caller: q.caller, entitled: q.entitled, anonymous: q.anonymous, inSession: q.Kind.IsHandshake(),
+		caller: q.caller, grant: c.grantOf(q.caller), entitled: q.entitled, anonymous: q.anonymous,
+		inSession: q.Kind.IsHandshake(),
 	}
 	r.request.Kind, r.outcome.status = openaiapi.Inference, http.StatusOK
 	r.wait.queues, r.placement = c.balancer.waiting, affinity.Anywhere
@@ -151,7 +152,7 @@ func (c *conversation) checkCaller() *seam.WebSocketRefusal {
 		refusal = refusalOf(err)
 	case who.Name != q.caller.Name:
 		refusal = apierror.WrongKey
-	case d.callers.Deny(who.Name):
+	case d.isDenied(d.grantOf(who), who.Name):
 		refusal = apierror.Denied
 	default:
 		return nil
@@ -193,7 +194,9 @@ func (c *conversation) Create(text []byte) (begun seam.WebSocketResponse, instea
 	}
 	q.received.Release()
 	if own.Response != nil {
-		r.bill.Settle(q.started, limiter.Cost{})
+		if c.admission != nil {
+			c.admission.Settle(q.started, &r.bill.Reservation, limiter.Cost{})
+		}
 		return nil, nil, &seam.WebSocketRefusal{Reply: own.Response}
 	}
 	return r.begin(), instead, nil
@@ -222,12 +225,12 @@ func (c *conversation) steer(text []byte) *seam.WebSocketRefusal {
 	q.received.Hold(text)
 	defer q.received.Release()
 	q.ReadEvent(text)
-	if c.callers != nil {
-		if e, refused := c.callers.MayUse(q.caller.Name, &q.Request, text, c.buffers); refused {
+	if c.admission != nil {
+		if e, refused := c.mayUse(q.grant, q.caller.Name, &q.Request, text); refused {
 			return &seam.WebSocketRefusal{Reply: e.Response(q.asked)}
 		}
 		estimate := limiter.Estimate{Prompt: q.PromptTokens(text), Within: true}
-		if refusal := c.callers.Check(q.started, q.caller.Name, estimate); refusal != nil {
+		if refusal := c.admission.Caller(q.started, q.caller.Name).Refuses(q.started, estimate); refusal != nil {
 			return &seam.WebSocketRefusal{Reply: c.exceededAnswer(c.balancer, &r.transaction, refusal).Response}
 		}
 	}
@@ -261,19 +264,20 @@ func (c *conversation) refuseMessage(kind string, audio bool, text []byte) *http
 	switch {
 	case kind == "", c.affinity.IsStrict(): // which knows only what a response.create or response.steer names
 		return apierror.UnclearEvent.Response(c.handshake.request.asked)
-	case c.callers == nil:
+	case c.admission == nil:
 		return nil
 	}
-	name := c.handshake.request.caller.Name
+	who, now := c.handshake.request.caller, time.Now()
 	if audio {
-		if refusal := c.callers.Check(time.Now(), name, limiter.Estimate{Prompt: 1, Within: true}); refusal != nil {
+		one := limiter.Estimate{Prompt: 1, Within: true}
+		if refusal := c.admission.Caller(now, who.Name).Refuses(now, one); refusal != nil {
 			return c.exceededAnswer(c.balancer, &c.next().transaction, refusal).Response
 		}
 	}
-	if c.callers.Models(name) != nil {
+	if grant := c.grantOf(who); grant.Models != nil {
 		asked := c.handshake.request.Request
 		asked.ReadEvent(text)
-		if e, refused := c.callers.MayUse(name, &asked, text, c.buffers); refused {
+		if e, refused := c.mayUse(grant, who.Name, &asked, text); refused {
 			return e.Response(c.handshake.request.asked)
 		}
 	}
@@ -287,6 +291,9 @@ func (c *conversation) Unasked() seam.WebSocketResponse {
 		placement := *steered
 		r.placement = &placement
 	}
-	r.bill.Admission = c.callers.Unasked(r.request.started, r.request.caller.Name)
+	if c.admission != nil {
+		r.bill = c.billOf(&r.request, r.request.started)
+		r.bill.Reservation = r.bill.caller.Unasked(r.request.started)
+	}
 	return r.begin()
 }

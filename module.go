@@ -313,7 +313,7 @@ type Handler struct {
 	clientKeys  *keys.Clients // nil if callers need no key
 	replication seam.Replication
 	balancer    *balancer
-	callers     *callers.Callers // nil without limits
+	admission   seam.Admission // nil if callers have no limits
 	reader      *reader
 }
 

@@ -85,7 +85,7 @@ func (h *Handler) provision(ctx caddy.Context) error {
 	if h.balancer, err = h.newBalancer(ctx, policy); err != nil {
 		return err
 	}
-	if h.callers, err = h.newCallers(ctx); err != nil {
+	if h.admission, err = h.newAdmission(ctx); err != nil {
 		return err
 	}
 	if h.reader, err = h.newReader(ctx, policy); err != nil {
@@ -243,9 +243,10 @@ func (h *Handler) newReader(ctx caddy.Context, policy reverseproxy.Selector) (*r
 		prompts = new(affinity.PromptCache)
 	}
 	d := &reader{
-		readyPath: h.ReadyPath, buffers: h.Sender.RequestBuffers, models: backend.ModelsOf(h.Backends),
-		clientKeys: h.clientKeys, replaced: ctx, keyFiles: &h.keyFiles, callers: h.callers,
-		replicated: h.StateRaw != nil, rechecker: h.balancer.Rechecker.(*backend.Rechecker),
+		readyPath: h.ReadyPath, buffers: h.Sender.RequestBuffers,
+		clientKeys: h.clientKeys, replaced: ctx, keyFiles: &h.keyFiles,
+		admission: h.admission, everything: &seam.Grant{Listed: backend.ModelsOf(h.Backends)},
+		rechecker: h.balancer.Rechecker.(*backend.Rechecker),
 	}
 	for _, b := range h.Backends {
 		d.passesThrough = d.passesThrough || b.Credentials.Passthrough
@@ -264,7 +265,11 @@ func (h *Handler) newReader(ctx caddy.Context, policy reverseproxy.Selector) (*r
 	if d.affinity, err = affinity.New(ctx, config); err != nil {
 		return d, err
 	}
-	for _, names := range h.callers.Sets() {
+	lists := [][]string{nil}
+	if h.admission != nil {
+		lists = h.admission.Backends()
+	}
+	for _, names := range lists {
 		d.entitlements = append(d.entitlements, affinity.Entitle(names, backends, d.affinity))
 	}
 	context.AfterFunc(ctx, func() { readers.CompareAndDelete(h.Pool, d) })
@@ -284,7 +289,10 @@ func (h *Handler) publish(config string) {
 	for _, r := range h.balancer.usage {
 		h.balancer.Records = append(h.balancer.Records, r.Records()...)
 	}
-	h.balancer.Records = append(h.balancer.Records, h.callers.Record(), h.reader.affinity.Record())
+	if h.admission != nil {
+		h.balancer.Records = append(h.balancer.Records, h.admission.Record())
+	}
+	h.balancer.Records = append(h.balancer.Records, h.reader.affinity.Record())
 	pools.Default.Add(&h.balancer.Entry)
 	for _, t := range h.balancer.targets {
 		t.startFresh(h.replication, h.trail)
@@ -349,7 +357,9 @@ func (h *Handler) Cleanup() error {
 	if d := h.reader; d != nil {
 		errs = append(errs, d.affinity.Close(), d.promptCache.Close())
 	}
-	errs = append(errs, h.callers.Close())
+	if h.admission != nil {
+		errs = append(errs, h.admission.Close())
+	}
 	if h.Sender != nil {
 		errs = append(errs, h.Sender.Cleanup())
 	}

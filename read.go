@@ -13,10 +13,10 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
-	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
@@ -30,10 +30,11 @@ type reader struct {
 	replaced context.Context
 	// keyFiles reloads files with keys when they change.
 	keyFiles *keys.Reloader
-	// callers are the callers' limits. It is nil without limits. entitlements
-	// are the sets of backends that callers may use, by the number of the set.
-	// The first set has all backends.
-	callers      *callers.Callers
+	// admission limits callers. It is nil without limits, when everything is
+	// what each caller may use. entitlements are the lists of backends that
+	// callers may use, by their numbers. The first one has all backends.
+	admission    seam.Admission
+	everything   *seam.Grant
 	entitlements []*affinity.Entitlement
 	affinity     *affinity.Affinity
 	// promptCache is nil if it is off.
@@ -45,12 +46,6 @@ type reader struct {
 	// passesThrough reports whether a backend requires the callers' own
 	// credentials.
 	passesThrough bool
-	// models are the models of all backends. It is nil unless every backend
-	// lists its models.
-	models []string
-	// replicated reports whether replicas share state. Each replica has a
-	// ledger in its own storage, which may be the same storage.
-	replicated bool
 	// tellsModels reports whether a backend depends on the model: it lists its
 	// models, or has its own name for one.
 	tellsModels bool
@@ -74,7 +69,7 @@ func (d *reader) latest(pool string) *reader {
 // if the request needs no backend.
 func (d *reader) read(b *balancer, t *transaction) (own apierror.Answer) {
 	q, r := &t.request, t.request.incoming
-	q.entitled = d.entitlements[0]
+	q.grant, q.entitled = d.everything, d.entitlements[0]
 	if r.TLS != nil && !r.TLS.HandshakeComplete {
 		// Anyone who has seen the request may have replayed it (RFC 8470), and
 		// it would be paid for twice.
@@ -129,8 +124,8 @@ func (d *reader) read(b *balancer, t *transaction) (own apierror.Answer) {
 		return apierror.OldWebSocket.Answer(r)
 	}
 	q.anonymous = d.passesThrough && q.credentials.None()
-	if models := d.modelsOf(q.caller.Name); models != nil {
-		if own = apierror.ModelList(r, route, models); own.Response != nil {
+	if q.grant.Listed != nil {
+		if own = apierror.ModelList(r, route, q.grant.Listed); own.Response != nil {
 			return own
 		}
 	}
@@ -156,11 +151,11 @@ func (d *reader) enter(b *balancer, t *transaction) (own apierror.Answer) {
 		if own = d.exceeded(b, t, limiter.Estimate{Prompt: 1}); own.Response != nil {
 			return own
 		}
-		if d.callers != nil { // its first message may come slowly, and is in memory
-			if refusal := t.bill.Upload(); refusal != nil {
+		if d.admission != nil { // its first message may come slowly, and is in memory
+			if refusal := t.bill.upload(); refusal != nil {
 				return d.exceededAnswer(b, t, refusal)
 			}
-			defer t.bill.Uploaded()
+			defer t.bill.caller.Uploaded()
 		}
 		socket, err := b.webSockets.Accept(q.writer, q.incoming, d.buffers, b.webSocketOptions)
 		if err != nil {
@@ -208,10 +203,10 @@ func (d *reader) identify(q *request) (refusal apierror.Error, refused bool) {
 	if err != nil {
 		return refusalOf(err), true
 	}
-	d.callers.PlaceByToken(who.Token)
-	q.caller, q.entitled = who, d.entitlements[d.callers.Set(who.Name)]
+	q.caller, q.grant = who, d.grantOf(who)
+	q.entitled = d.entitlements[q.grant.Backends]
 	addToLog(q.incoming, q.callerField)
-	return apierror.Denied, d.callers.Deny(who.Name)
+	return apierror.Denied, d.isDenied(q.grant, who.Name)
 }
 
 // refusalOf returns the answer to a request whose key or token is not valid for
@@ -230,25 +225,41 @@ func refusalOf(err error) apierror.Error {
 	return apierror.WrongKey
 }
 
-// modelsOf returns the models that a caller may use. It returns nil if the
-// caller may use any model.
-func (d *reader) modelsOf(caller string) []string {
-	if d.callers == nil {
-		return d.models
-	}
-	return d.callers.Listed(caller)
-}
-
 // exceeded returns the answer to a request if its caller is over a limit before
 // the body is read. It returns none if the request may wait for that limit.
 func (d *reader) exceeded(b *balancer, t *transaction, likely limiter.Estimate) (own apierror.Answer) {
-	now, q := time.Now(), &t.request
-	a, refusal := d.callers.Exceeded(now, q.caller.Name, likely)
-	if t.bill.Admission = a; refusal == nil || t.wait.mayLastUntil(refusal, q, now) {
+	if d.admission == nil {
 		return own
 	}
-	t.bill.Refused(refusal)
+	now, q := time.Now(), &t.request
+	t.bill = d.billOf(q, now)
+	refusal := t.bill.caller.Refuses(now, limiter.Estimate{Prompt: min(1, likely.Prompt)})
+	if refusal == nil {
+		return own
+	}
+	// the client waits for as long as the likely cost needs
+	if more := t.bill.caller.Refuses(now, likely); more != nil && more.Reason == refusal.Reason {
+		refusal = more
+	}
+	if t.wait.mayLastUntil(refusal, q, now) {
+		return own
+	}
+	t.bill.refused(refusal)
 	return d.exceededAnswer(b, t, refusal)
+}
+
+// shortBody is the size up to which bodies usually arrive together with the
+// headers.
+const shortBody = 64 << 10
+
+// likelyCost estimates the cost of a request before its body is read, without
+// the output. Of a long body, only the first part counts, because most of it
+// may be pictures.
+func likelyCost(r *http.Request, route openaiapi.Route) (e limiter.Estimate) {
+	if openaiapi.CostsTokens(r, route) {
+		e.Prompt = max(1, openaiapi.PromptCost(min(r.ContentLength, shortBody)))
+	}
+	return e
 }
 
 // receive reads the body of the request. It returns the answer if the body
@@ -257,15 +268,15 @@ func (d *reader) exceeded(b *balancer, t *transaction, likely limiter.Estimate) 
 // one of its caller's open requests while it arrives.
 func (d *reader) receive(b *balancer, t *transaction, route openaiapi.Route) (own apierror.Answer) {
 	q := &t.request
-	if length := q.incoming.ContentLength; d.callers != nil && length != 0 {
-		if own = d.exceeded(b, t, callers.LikelyCost(q.incoming, route)); own.Response != nil {
+	if length := q.incoming.ContentLength; d.admission != nil && length != 0 {
+		if own = d.exceeded(b, t, likelyCost(q.incoming, route)); own.Response != nil {
 			return own
 		}
-		if length < 0 || length > callers.ShortBody {
-			if refusal := t.bill.Upload(); refusal != nil {
+		if length < 0 || length > shortBody {
+			if refusal := t.bill.upload(); refusal != nil {
 				return d.exceededAnswer(b, t, refusal)
 			}
-			defer t.bill.Uploaded()
+			defer t.bill.caller.Uploaded()
 		}
 	}
 	if err := q.received.Buffer(q.incoming, d.buffers); err != nil {
@@ -277,20 +288,17 @@ func (d *reader) receive(b *balancer, t *transaction, route openaiapi.Route) (ow
 // exceededAnswer counts a request that a limit refuses, and returns its answer.
 func (d *reader) exceededAnswer(b *balancer, t *transaction, refusal *limiter.Refusal) apierror.Answer {
 	b.metrics.Limited(t.request.caller.Label, refusal)
-	return d.callers.Refuse(t.request.asked, time.Now(), t.request.caller.Name, refusal)
+	return d.admission.Refuse(t.request.asked, time.Now(), t.request.caller.Name, refusal)
 }
 
 // answerUsage returns the caller's use and limits. It is charged to no limit.
 func (d *reader) answerUsage(b *balancer, t *transaction) apierror.Answer {
 	r := t.request.asked
-	if d.callers == nil {
+	if d.admission == nil {
 		return apierror.NoUsage.Answer(r)
 	}
 	now, name := time.Now(), t.request.caller.Name
-	use := callers.OwnUseOf(callers.ReportOf(now, b.Name, d.callers.Use(now, name)), b.usage.OfCaller(now, name))
-	if d.replicated {
-		use.ModelsOf = callers.StorageModels
-	}
+	use := d.admission.Use(now, name, b.usage.OfCaller(now, name))
 	answer := apierror.Answer{Response: apierror.JSONResponse(r, http.StatusOK, use), Class: apierror.Usage}
 	answer.Header.Set("Cache-Control", "no-store")
 	return answer
@@ -299,25 +307,26 @@ func (d *reader) answerUsage(b *balancer, t *transaction) apierror.Answer {
 // limit charges the request to its caller. It returns the answer if the caller
 // may not send it.
 func (d *reader) limit(b *balancer, t *transaction) (own apierror.Answer) {
-	if d.callers == nil {
+	if d.admission == nil {
 		return own
 	}
 	q := &t.request
-	if d.callers.ServiceTiers(q.caller.Name) != nil {
+	if q.grant.ServiceTiers != nil {
 		q.ReadHeaderTier(q.asked.Header)
 	}
-	if e, refused := d.callers.MayUse(q.caller.Name, &q.Request, q.received.Buffered(), d.buffers); refused {
+	if e, refused := d.mayUse(q.grant, q.caller.Name, &q.Request, q.received.Buffered()); refused {
 		return e.Answer(q.asked)
 	}
-	if q.Clarity == openaiapi.Opaque && q.NeedsModel && d.callers.SeesEach(q.caller.Name) {
+	if q.Clarity == openaiapi.Opaque && q.NeedsModel && q.grant.SeesEach() {
 		return apierror.CompressedBody.Answer(q.asked)
 	}
 	estimate := q.estimate()
-	if estimate.Prompt > 0 && q.hasUnknownLength() && d.callers.LimitsTokens(q.caller.Name) {
+	if estimate.Prompt > 0 && q.hasUnknownLength() && q.grant.LimitsTokens {
 		return apierror.UnknownLength(d.buffers).Answer(q.asked)
 	}
 	var refusal *limiter.Refusal
-	if t.bill.Admission, refusal = t.wait.admit(b, q, d.callers, estimate); refusal != nil {
+	t.bill = d.billOf(q, time.Now())
+	if t.bill.Reservation, refusal = t.wait.admit(b, q, d.admission, estimate); refusal != nil {
 		if t.wait.result == waiting.Left {
 			return apierror.Answer{Class: string(verdict.ClientLeftWaiting)}
 		}

@@ -62,7 +62,8 @@ type request struct {
 
 	// caller is the sender of the request. It is empty if callers need no key.
 	caller keys.Caller
-	// entitled is the set of backends that the request may use.
+	// grant is what the caller may use, and entitled the set of backends in it.
+	grant    *seam.Grant
 	entitled *affinity.Entitlement
 	// credentials are the caller's own, for a backend with auth passthrough.
 	// anonymous reports whether the caller sent none for such a backend.
@@ -240,12 +241,13 @@ func (q *request) hasUnknownLength() bool {
 // readsUsage reports whether to read usage from the reply to a request that is
 // not known as inference. Its reply may report its own cost, or that of a
 // background response.
-func (q *request) readsUsage(bill *bill, recorders seam.UsageRecorders) bool {
+func (q *request) readsUsage(b *balancer, bill *bill) bool {
 	if q.Kind.Infers() {
 		return false
 	}
 	id := q.ResponseID()
-	return bill.CountsTokens() && !q.showsStored() || bill.Awaits(id) || recorders.Awaits(id)
+	return bill.countsTokens() && !q.showsStored() || b.usage.Awaits(id) ||
+		b.admission != nil && b.admission.Awaits(id)
 }
 
 // showsStored reports whether the reply shows a stored answer.

@@ -7,9 +7,9 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
 
@@ -127,42 +127,42 @@ func (w *wait) await(b *balancer, q *request, tier int, place *waiting.Place, tr
 
 // admit charges the request to its caller's limits, or returns the refusal of a
 // limit. It may first wait for a limit per second or per minute.
-func (w *wait) admit(b *balancer, q *request, c *callers.Callers,
-	e limiter.Estimate) (a callers.Admission, refusal *limiter.Refusal) {
+func (w *wait) admit(b *balancer, q *request, all seam.Admission,
+	e limiter.Estimate) (r limiter.Reservation, refusal *limiter.Refusal) {
 	name, now := q.caller.Name, time.Now()
-	key := waiting.Key{Caller: name}
+	c, key := all.Caller(now, name), waiting.Key{Caller: name}
 	if w.queues == nil {
-		return c.Admit(now, name, e)
+		return c.Admit(now, e)
 	}
 	until, who := w.ends(q, now), waiting.Who{Caller: name}
 	next, behind := w.queues.Ahead(now, key, who, nil)
 	if behind {
-		refusal = c.Check(now, name, e)
+		refusal = c.Refuses(now, e)
 	} else {
-		a, refusal = c.Try(now, name, e)
+		r, refusal = c.Try(now, e)
 	}
 	switch {
 	case refusal != nil:
 		next = limitReturns(b, key, refusal, refusal.Requested, now, until)
 	case !behind:
-		return a, nil
+		return r, nil
 	default: // there is room, but others came first
 		refusal = next.Reason.(*limiter.Refusal)
 		next.Places = limitReturns(b, key, refusal, e.Prompt+max(0, e.Output), now, until).Places
 	}
 	if !mayPass(refusal) || !w.mayLast(q, next.At, now) {
-		return c.Admit(now, name, e) // it may not wait: it is charged now if there is room
+		return c.Admit(now, e) // it may not wait: it is charged now if there is room
 	}
 	w.until = until
 	var place *waiting.Place
 	if place, w.result = w.queues.Join(now, who, until, len(q.received.Buffered()), next); place == nil {
-		if a, refusal = c.Admit(now, name, e); refusal == nil {
+		if r, refusal = c.Admit(now, e); refusal == nil {
 			w.result = "" // it did not have to wait
 		}
-		return a, refusal
+		return r, refusal
 	}
 	w.await(b, q, 0, place, func(now time.Time) bool {
-		if a, refusal = c.Try(now, name, e); refusal == nil {
+		if r, refusal = all.Caller(now, name).Try(now, e); refusal == nil {
 			place.Go(now, key)
 			return false
 		}
@@ -176,11 +176,11 @@ func (w *wait) admit(b *balancer, q *request, c *callers.Callers,
 		return true
 	})
 	if w.result != waiting.Turn && w.result != waiting.Left {
-		if a, refusal = c.Admit(time.Now(), name, e); refusal == nil {
+		if r, refusal = all.Caller(time.Now(), name).Admit(time.Now(), e); refusal == nil {
 			w.result = waiting.Turn
 		}
 	}
-	return a, refusal
+	return r, refusal
 }
 
 // returnOf returns when a request may be tried again after a refusal. The wait

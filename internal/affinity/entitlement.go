@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
-	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 )
 
 // Entitlement defines which backends of the pool some callers may use: all, or
@@ -26,15 +25,15 @@ type Entitlement struct {
 	accounts []string
 }
 
-// Entitle returns the entitlement of callers whose option backends is names. If
-// names is nil, they may use all backends.
+// Entitle returns the entitlement of callers that may use the backends with
+// these names. If names is nil, they may use all backends.
 func Entitle(names []string, backends []*backend.Backend, a *Affinity) *Entitlement {
 	e := &Entitlement{May: make([]bool, len(backends)), AllModels: make([]bool, len(backends)), Affinity: a}
 	digest, all := fnv.New64a(), true
 	var accounts []string
 	for i, b := range backends {
 		e.accounts = append(e.accounts, b.AccountKey)
-		if e.May[i] = callers.Matches(names, b.Name); !e.May[i] {
+		if e.May[i] = names == nil || slices.Contains(names, b.Name); !e.May[i] {
 			all = false
 			continue
 		}

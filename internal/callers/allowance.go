@@ -7,6 +7,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // Allowance limits one caller, or each caller of a tier.
@@ -87,7 +88,7 @@ func orLimits(kind limiter.Kind, own, tier []Limit) []Limit {
 // checkAllowance returns an error if an option of an allowance is not valid.
 // who names the caller or the tier in errors. backends are the pool's backends:
 // see [Config.Check].
-func (c *Config) checkAllowance(who string, a Allowance, backends []Backend) error {
+func (c *Config) checkAllowance(who string, a Allowance, backends []seam.Backend) error {
 	limits, err := a.limits(who)
 	if err != nil {
 		return err

@@ -5,20 +5,13 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
-// Backend is a backend in terms of the options of callers.
-type Backend struct {
-	// Name is the backend's name. It is empty if it is not known yet.
-	Name string
-	// Models are the models that the backend lists. It is nil if the backend
-	// serves any model, or if the models are not known yet.
-	Models []string
-}
-
-// Matches reports whether the name of a backend matches one of names, in which
+// matches reports whether the name of a backend matches one of names, in which
 // * stands for any characters. If names is nil, every backend matches.
-func Matches(names []string, backend string) bool {
+func matches(names []string, backend string) bool {
 	return names == nil || slices.ContainsFunc(names, func(name string) bool {
 		pattern := strings.ReplaceAll(regexp.QuoteMeta(name), `\*`, ".*")
 		return regexp.MustCompile("^(?s:" + pattern + ")$").MatchString(backend)
@@ -27,14 +20,14 @@ func Matches(names []string, backend string) bool {
 
 // checkBackends returns an error if a name of the option backends matches no
 // backend. who names the caller or the tier in errors.
-func checkBackends(who string, names []string, backends []Backend) error {
+func checkBackends(who string, names []string, backends []seam.Backend) error {
 	var there []string
 	for _, b := range backends {
 		there = append(there, b.Name)
 	}
 	return checkNames(who, "backend", names, func(name string) error {
 		if there == nil ||
-			slices.ContainsFunc(there, func(b string) bool { return b == "" || Matches([]string{name}, b) }) {
+			slices.ContainsFunc(there, func(b string) bool { return b == "" || matches([]string{name}, b) }) {
 			return nil
 		}
 		return fmt.Errorf("%s: no backend has the name '%s': expected some of %s, or a name with *",
@@ -44,13 +37,13 @@ func checkBackends(who string, names []string, backends []Backend) error {
 
 // modelsOf returns the models of the backends that match names. It returns nil
 // if one of these serves any model, or if the models are not known yet.
-func modelsOf(backends []Backend, names []string) (models []string) {
+func modelsOf(backends []seam.Backend, names []string) (models []string) {
 	known := make(map[string]bool)
 	for _, b := range backends {
 		switch {
 		case b.Name == "" && names != nil:
 			return nil
-		case !Matches(names, b.Name):
+		case !matches(names, b.Name):
 			continue
 		case b.Models == nil:
 			return nil

@@ -3,6 +3,8 @@ package callers
 import (
 	"strings"
 	"testing"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 func TestAStarStandsForAnyCharactersOfABackendsName(t *testing.T) {
@@ -18,7 +20,7 @@ func TestAStarStandsForAnyCharactersOfABackendsName(t *testing.T) {
 	} {
 		var got []string
 		for _, backend := range []string{"ptu", "ptu-1", "ptu-eu-1", "a.b[1]"} {
-			if Matches([]string{name}, backend) {
+			if matches([]string{name}, backend) {
 				got = append(got, backend)
 			}
 		}
@@ -32,7 +34,7 @@ func TestAStarStandsForAnyCharactersOfABackendsName(t *testing.T) {
 // known only at load.
 func TestBackendsAreCheckedAsFarAsTheyAreKnown(t *testing.T) {
 	c := Config{Callers: []Caller{{Name: "alice", Allowance: Allowance{Backends: []string{"ptu"}, Models: []string{"o3"}}}}}
-	for want, backends := range map[string][]Backend{
+	for want, backends := range map[string][]seam.Backend{
 		"":                             nil,
 		"no name":                      {{Models: []string{"gpt-4o"}}, {Name: "east", Models: []string{"gpt-4o"}}},
 		"no models":                    {{Name: "ptu"}, {Name: "east", Models: []string{"gpt-4o"}}},

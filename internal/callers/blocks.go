@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // blocks are the options of all callers in the current config.
@@ -45,20 +46,10 @@ type block struct {
 
 // entry holds the options of a caller in one tier.
 type entry struct {
+	seam.Grant
 	settings limiter.Settings
-	models   []string
-	// listed are the models that the caller's list of models shows. It is nil
-	// if they are not known.
-	listed []string
-	// set is the number of the caller's list of backends: see Callers.sets.
-	set    int
-	tiers  []string // service tiers
-	denied bool
 	// empty reports whether no option limits the caller.
 	empty bool
-	// limited reports whether there are limits. tokens reports whether there
-	// are limits of tokens.
-	limited, tokens bool
 }
 
 // blockOf returns the options of a caller in each tier.
@@ -77,22 +68,22 @@ func (c *Callers) blockOf(o *Options, caller Caller) *block {
 func (c *Callers) entryOf(o *Options, caller Caller, t Tier) *entry {
 	a := caller.orOf(t.Allowance)
 	limits, _ := a.limits("") // they were checked
-	e := &entry{set: c.setOf(a.Backends), tiers: a.ServiceTiers, denied: caller.Deny, empty: a.isEmpty(),
-		limited: len(limits) > 0, settings: limiter.Settings{
-			Limits: limits, Tier: t.Name, Tiers: o.TierNames(), Location: c.location,
-		}}
-	e.models, e.listed = modelsAmong(a.Models, modelsOf(o.Backends, a.Backends))
+	e := &entry{empty: a.isEmpty(), settings: limiter.Settings{
+		Limits: limits, Tier: t.Name, Tiers: o.TierNames(), Location: c.location,
+	}}
+	e.Denied, e.Backends, e.ServiceTiers, e.Limited = caller.Deny, c.setOf(a.Backends), a.ServiceTiers, len(limits) > 0
+	e.Models, e.Listed = modelsAmong(a.Models, modelsOf(o.Backends, a.Backends))
 	if a.MaxRequests != nil {
 		e.settings.MaxRequests = *a.MaxRequests
 	}
-	e.tokens = slices.ContainsFunc(limits, func(l limiter.Limit) bool { return l.Kind == limiter.Tokens })
+	e.LimitsTokens = slices.ContainsFunc(limits, func(l limiter.Limit) bool { return l.Kind == limiter.Tokens })
 	return e
 }
 
 // Place places callers in tiers, by name, until the next call. It has no effect
 // for a caller whose own block names a tier.
 func (c *Callers) Place(tiers map[string]string) {
-	if c == nil || len(tiers) == 0 && c.placed.Load() == nil {
+	if len(tiers) == 0 && c.placed.Load() == nil {
 		return
 	}
 	c.placed.Store(new(maps.Clone(tiers)))

@@ -61,12 +61,12 @@ func (b *byToken) set(name string, said saidByToken) {
 	b.said[name] = said
 }
 
-// PlaceByToken places a caller in the tier that its token names, unless the
+// placeByToken places a caller in the tier that its token names, unless the
 // caller's own block or its line in client_keys_file names one, or a newer
 // token is known. If the token names no tier, the caller is in the tier of
 // callers that nothing else places. token is nil for a request without a token.
-func (c *Callers) PlaceByToken(token *keys.Identity) {
-	if token == nil || c == nil || len(c.blocks.Load().others.inTier) == 0 {
+func (c *Callers) placeByToken(token *keys.Identity) {
+	if token == nil || len(c.blocks.Load().others.inTier) == 0 {
 		return
 	}
 	tokens := c.byToken.Load()

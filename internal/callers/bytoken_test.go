@@ -9,20 +9,19 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 func TestWhatATokenSaysIsForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		config := Config{Tiers: []Tier{{Name: "gold"}, {Name: "bronze"}}}
-		c := New(Options{Config: config, Pool: t.Name(), Logger: zap.NewNop()})
+		c := New(Options{Config: config, AdmissionConfig: seam.AdmissionConfig{Pool: t.Name(), Logger: zap.NewNop()}})
 		defer c.Close()
 		for day := range 90 {
 			for i := range 100 {
 				token := &keys.Identity{Name: fmt.Sprintf("%d of %d", i, day), Tier: "gold", Issued: time.Now()}
-				c.PlaceByToken(token)
-				a, _ := c.Admit(time.Now(), token.Name, limiter.Estimate{Prompt: 1})
-				a.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 1})
+				c.Grant(keys.Caller{Name: token.Name, Token: token})
+				spend(c, token.Name, 1)
 				if c.of(token.Name) == c.blocks.Load().others.usual {
 					t.Fatal("it is not in the tier of its token")
 				}

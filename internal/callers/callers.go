@@ -1,8 +1,8 @@
 package callers
 
 import (
+	"errors"
 	"maps"
-	"net/http"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -11,12 +11,11 @@ import (
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
-	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
-	"github.com/openai-lb/caddy-openai-lb/internal/quota"
-	"github.com/openai-lb/caddy-openai-lb/internal/usage"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // Callers limits the callers of a pool by the options of one config. Their use
@@ -45,6 +44,8 @@ type Callers struct {
 	storage certmagic.Storage
 	// location is the time zone in which days and months begin.
 	location *time.Location
+	// replicated reports whether replicas share state.
+	replicated bool
 }
 
 // Options are the arguments of New.
@@ -53,15 +54,44 @@ type Options struct {
 	// without them. It may be nil if there is no file.
 	Config
 	Written *Config
-	// Pool is the name of the pool. Backends are its backends.
-	Pool     string
-	Backends []Backend
+	// AdmissionConfig describes the pool.
+	seam.AdmissionConfig
 	// Storage is where the use of long windows is saved. If it is nil, nothing
 	// is saved.
 	Storage certmagic.Storage
-	Logger  *zap.Logger
-	// Crossed receives the marks that the use of limits reaches. It may be nil.
-	Crossed func(limiter.Crossing)
+}
+
+// Open sets up the limits of callers. It returns nil without limits.
+func (c *Config) Open(ctx caddy.Context, o seam.AdmissionConfig) (seam.Admission, error) {
+	config, err := c.WithFile()
+	tokens := o.Keys.TokenTiers()
+	if err := errors.Join(err, config.Check(o.Keys != nil, o.Backends), config.CheckTiers(tokens)); err != nil {
+		return nil, err
+	}
+	for _, warning := range config.Unused(o.Keys.Names(), o.Keys.Tiers(), tokens) {
+		o.Logger.Warn(warning)
+	}
+	if o.Keys == nil {
+		return nil, nil
+	}
+	all := New(Options{Config: config, Written: c, AdmissionConfig: o, Storage: ctx.Storage()})
+	if all == nil {
+		return nil, nil
+	}
+	if c.CallersFile != nil {
+		o.Files.Add("limits of callers", all.Read)
+	}
+	o.Entry.Callers, o.Entry.ResetCaller = all.kept.limiters, all.kept.reset
+	o.Entry.CallerNames = func() []string { return append(o.Keys.Names(), all.Names()...) }
+	o.Entry.Unlimited = func() []string { return all.Unlimited(o.Keys.Names()) }
+	o.Keys.Watch(func(names []string, tiers map[string]string) {
+		all.Place(tiers)
+		if unlimited := all.Unlimited(names); unlimited != nil {
+			o.Logger.Warn("client keys without a caller block have no limits: 'caller *' limits or refuses them",
+				zap.String("pool", o.Pool), zap.Strings("callers", unlimited))
+		}
+	})
+	return all, nil
 }
 
 // inUse keeps the limiters through config reloads.
@@ -74,7 +104,8 @@ func New(o Options) *Callers {
 	if len(o.Callers)+len(o.Tiers) == 0 && o.CallersFile == nil {
 		return nil
 	}
-	c := &Callers{sets: [][]string{nil}, name: o.Pool, log: o.Logger, crossed: o.Crossed, storage: o.Storage}
+	c := &Callers{sets: [][]string{nil}, name: o.Pool, log: o.Logger, crossed: o.Crossed, storage: o.Storage,
+		replicated: o.Replicated}
 	c.location, _ = o.Location() // it was checked
 	c.use(&o)
 	c.watched.options, c.watched.applied = o, o.Callers
@@ -88,8 +119,7 @@ func New(o Options) *Callers {
 	return c
 }
 
-// Start applies the options. Until then, the options of the previous config
-// apply, because the new config may still fail to load.
+// Start implements seam.Admission.
 func (c *Callers) Start() {
 	c.kept.configure(c.storage, c.log, c.crossed)
 	c.started.Store(true)
@@ -100,11 +130,8 @@ func (c *Callers) configure() {
 	c.kept.limiters.Configure(time.Now(), func(name string) limiter.Settings { return c.of(name).settings })
 }
 
-// Close releases the resources that New acquired, and saves the use.
+// Close implements seam.Admission. It saves the use.
 func (c *Callers) Close() error {
-	if c == nil {
-		return nil
-	}
 	c.started.Store(false)
 	if !c.kept.saver.Unread() { // otherwise it was not used, as when a config is only checked
 		c.kept.saver.Changed() // what other replicas have used may have
@@ -114,100 +141,43 @@ func (c *Callers) Close() error {
 	return err
 }
 
-// Record returns the record of when the use was saved. It returns nil if c is
-// nil.
-func (c *Callers) Record() *pools.Record {
-	if c == nil {
-		return nil
-	}
-	return &c.kept.saver.Record
-}
+// Record implements seam.Admission.
+func (c *Callers) Record() *pools.Record { return &c.kept.saver.Record }
 
-// LimitersOf returns the limiters of a pool in use. It returns nil if the pool
-// does not limit callers.
-func LimitersOf(pool string) *limiter.Callers {
-	if k := keptOf(pool); k != nil {
-		return k.limiters
-	}
-	return nil
-}
-
-func keptOf(pool string) (k *kept) {
-	inUse.Range(func(key, value any) bool {
-		if key == pool {
-			k = value.(*kept)
-		}
-		return k == nil
-	})
-	return k
-}
-
-// Reset clears the use of a pool's caller at all replicas, and saves that. It
-// returns false if no request of such a caller is known.
-func Reset(of, name string, order pool.Order) (known bool) {
-	k := keptOf(of)
-	if k == nil {
-		return false
-	}
+// reset clears the use of a caller at all replicas, and saves that. It returns
+// false if no request of such a caller is known.
+func (k *kept) reset(name string, order pool.Order) (known bool) {
 	k.saver.Await()
 	if !k.limiters.Reset(order.Time, name) {
 		return false
 	}
-	k.logger.Load().Named("audit").Info("caller reset", zap.String("pool", of), zap.String("caller", name),
+	k.logger.Load().Named("audit").Info("caller reset", zap.String("pool", k.pool), zap.String("caller", name),
 		zap.String("by", order.By), zap.String("reason", order.Reason))
 	k.saver.Changed()
 	k.saver.Save()
 	return true
 }
 
-// Models returns the models that a caller may use. It returns nil if the caller
-// may use all models.
-func (c *Callers) Models(name string) []string {
-	if c == nil {
-		return nil
+// Backends implements seam.Admission.
+func (c *Callers) Backends() [][]string {
+	lists := make([][]string, len(c.sets))
+	for i, names := range c.sets[1:] {
+		list := []string{}
+		for _, b := range c.watched.options.Backends {
+			if matches(names, b.Name) {
+				list = append(list, b.Name)
+			}
+		}
+		lists[1+i] = list
 	}
-	return c.of(name).models
+	return lists
 }
 
-// Listed returns the models that a caller may use and that its backends have.
-// It returns nil if these may be any models.
-func (c *Callers) Listed(name string) []string { return c.of(name).listed }
-
-// Sets returns the lists of backends that callers may use, by their numbers. A
-// list that is nil stands for all backends.
-func (c *Callers) Sets() [][]string {
-	if c == nil {
-		return [][]string{nil}
-	}
-	return c.sets
-}
-
-// Set returns the number of the list of backends that a caller may use.
-func (c *Callers) Set(name string) int {
-	if c == nil {
-		return 0
-	}
-	return c.of(name).set
-}
-
-// ServiceTiers returns the service tiers that a caller may use. If it returns
-// nil, the caller may use all in bodies, and none in the header.
-func (c *Callers) ServiceTiers(name string) []string { return c.of(name).tiers }
-
-// Deny reports whether all requests of a caller are refused. If so, it counts
-// the request.
-func (c *Callers) Deny(name string) bool {
-	denied := c != nil && c.of(name).denied
-	if denied {
-		c.refusedBy(name, limiter.ByDeny)
-	}
-	return denied
-}
-
-// refusedBy counts a request that was refused for a reason other than a limit.
-func (c *Callers) refusedBy(name string, by int) {
-	now := time.Now()
-	c.kept.limiters.Get(now, name).RefusedBy(now, by)
+// Grant implements seam.Admission. If the caller has sent a token, it is placed
+// in the tier that the token names.
+func (c *Callers) Grant(who keys.Caller) *seam.Grant {
+	c.placeByToken(who.Token)
+	return &c.of(who.Name).Grant
 }
 
 // Names returns the callers that have a block.
@@ -216,9 +186,6 @@ func (c *Callers) Names() []string { return slices.Collect(maps.Keys(c.blocks.Lo
 // Unlimited returns the names for which the config has neither a block nor a
 // tier with limits, if it limits any caller at all.
 func (c *Callers) Unlimited(names []string) (unlimited []string) {
-	if c == nil {
-		return nil
-	}
 	b := c.blocks.Load()
 	if b.named || !b.limits {
 		return nil
@@ -231,197 +198,19 @@ func (c *Callers) Unlimited(names []string) (unlimited []string) {
 	return unlimited
 }
 
-// LimitsTokens reports whether a caller has a limit of tokens.
-func (c *Callers) LimitsTokens(name string) bool { return c != nil && c.of(name).tokens }
-
-// SeesEach reports whether each request of a caller must be read, because of
-// its model, its service tier or its tokens.
-func (c *Callers) SeesEach(name string) bool {
-	return c != nil && (c.Models(name) != nil || c.ServiceTiers(name) != nil || c.LimitsTokens(name))
-}
-
-// Admission is a request's admission by its caller's limits, until it is
-// settled. The zero Admission is that of a request without a caller.
-type Admission struct {
-	reservation limiter.Reservation
-	caller      *limiter.Caller
-	entry       *entry
-	kept        *kept
-}
-
-// Admit charges the caller's limits with the estimate, or returns why the
-// request is refused, and counts the refusal. If this replica's part of a limit
-// is too small, Admit may wait to hear from the other replicas. After a
-// refusal, the Admission may be used only for Limits.
-func (c *Callers) Admit(now time.Time, name string, e limiter.Estimate) (a Admission, refusal *limiter.Refusal) {
-	a = c.admission(now, name)
-	a.reservation, refusal = a.caller.Admit(now, e)
-	return a, refusal
-}
-
-// Try charges the caller's limits with the estimate, or returns why the request
-// is refused. It does not wait for other replicas, and does not count the
-// refusal, because the request may be tried again.
-func (c *Callers) Try(now time.Time, name string, e limiter.Estimate) (a Admission, refusal *limiter.Refusal) {
-	a = c.admission(now, name)
-	a.reservation, refusal = a.caller.Try(now, e)
-	return a, refusal
-}
-
-// ShortBody is the size up to which bodies usually arrive together with the
-// headers.
-const ShortBody = 64 << 10
-
-// LikelyCost estimates the cost of a request before its body is read, without
-// the output. Of a long body, only the first part counts, because most of it
-// may be pictures.
-func LikelyCost(r *http.Request, route openaiapi.Route) (e limiter.Estimate) {
-	if openaiapi.CostsTokens(r, route) {
-		e.Prompt = max(1, openaiapi.PromptCost(min(r.ContentLength, ShortBody)))
-	}
-	return e
-}
-
-// Exceeded returns the refusal of any request of the caller, if none can be
-// admitted now, or nil. The refusal's wait is that of a request with the likely
-// cost. The Admission may be used only for Limits, Refused and Upload.
-func (c *Callers) Exceeded(now time.Time, name string,
-	likely limiter.Estimate) (a Admission, refusal *limiter.Refusal) {
-	if c == nil {
-		return a, nil
-	}
-	if a = c.admission(now, name); !a.entry.limited && a.entry.settings.MaxRequests == 0 {
-		return a, nil
-	}
-	if refusal = a.check(now, limiter.Estimate{Prompt: min(1, likely.Prompt)}); refusal == nil {
-		return a, nil
-	}
-	if more := a.check(now, likely); more != nil && more.Reason == refusal.Reason {
-		refusal = more
-	}
-	return a, refusal
-}
-
-// Refused counts the refusal of the request.
-func (a *Admission) Refused(refusal *limiter.Refusal) { a.caller.Refused(time.Now(), refusal) }
-
-// Reserved counts a request that was refused because the rest of the backends'
-// limits is reserved for other tiers.
-func (a *Admission) Reserved() {
-	if a.caller != nil {
-		a.caller.RefusedBy(time.Now(), limiter.ByReserve)
-	}
-}
-
-// Upload counts a request as in flight while its body is received. If the
-// caller has too many requests, it returns the refusal. Otherwise Uploaded must
-// be called later.
-func (a *Admission) Upload() *limiter.Refusal {
-	refusal := a.caller.Upload()
-	if refusal != nil {
-		a.Refused(refusal)
-	}
-	return refusal
-}
-
-// Uploaded records that the upload has ended.
-func (a *Admission) Uploaded() { a.caller.Uploaded() }
-
-// Unasked admits a response that a backend has started without a request of the
-// caller.
-func (c *Callers) Unasked(now time.Time, name string) (a Admission) {
-	if c != nil {
-		a = c.admission(now, name)
-		a.reservation = a.caller.Unasked(now)
-	}
-	return a
-}
-
-// Check returns the refusal that Admit would return, or nil, without charging
-// any limit.
-func (c *Callers) Check(now time.Time, name string, e limiter.Estimate) *limiter.Refusal {
-	a := c.admission(now, name)
-	return a.check(now, e)
-}
-
-func (a *Admission) check(now time.Time, e limiter.Estimate) *limiter.Refusal {
-	refusal := a.caller.Check(now, e)
-	if refusal != nil && refusal.MayClaim() {
-		return nil // Admit hears the others
-	}
-	return refusal
-}
-
-func (c *Callers) admission(now time.Time, name string) Admission {
+// Caller implements seam.Admission.
+func (c *Callers) Caller(now time.Time, name string) *limiter.Caller {
 	c.kept.saver.Await() // what was saved is added when it comes
-	return Admission{caller: c.kept.limiters.Get(now, name), entry: c.of(name), kept: c.kept}
+	return c.kept.limiters.Get(now, name)
 }
 
-// Use returns the state of a caller.
-func (c *Callers) Use(now time.Time, name string) limiter.Snapshot {
-	return c.admission(now, name).caller.Snapshot(now)
-}
-
-// Tier returns the number of the request's tier, counted from 1 in order of
-// importance. It returns 0 for a request without a tier, which is more
-// important than all tiers.
-func (a *Admission) Tier() int { return a.reservation.Tier() }
-
-// Demoted yields the IDs of the limits that moved the request to another tier.
-func (a *Admission) Demoted(yield func(limiter.ID) bool) { a.reservation.Demoted(yield) }
-
-// CountsTokens reports whether a limit needs the tokens of the reply.
-func (a *Admission) CountsTokens() bool { return a.entry != nil && a.entry.tokens }
-
-// Open reports whether the request was admitted and is not settled yet.
-func (a *Admission) Open() bool { return a.reservation.Open() }
-
-// Prompt returns the estimated tokens of the prompt.
-func (a *Admission) Prompt() int64 {
-	prompt, _ := a.reservation.Estimated()
-	return prompt
-}
-
-// Output returns the estimated tokens of the output.
-func (a *Admission) Output() int64 {
-	_, output := a.reservation.Estimated()
-	return output
-}
-
-// Follow charges the output of a stream while it passes, as far as it exceeds
-// the estimate.
-func (a *Admission) Follow(r *usage.Reader) {
-	if a.CountsTokens() && a.Open() {
-		r.Follow(a, a.Output())
+// Settle implements seam.Admission.
+func (c *Callers) Settle(now time.Time, r *limiter.Reservation, cost limiter.Cost) {
+	if r.Open() {
+		r.Settle(now, cost)
+		c.kept.saver.Changed()
 	}
 }
 
-// Spend implements usage.Spender.
-func (a *Admission) Spend(output int64) { a.reservation.Spend(time.Now(), output) }
-
-// Settle replaces the estimate with the real cost. Further calls do nothing.
-func (a *Admission) Settle(now time.Time, cost limiter.Cost) {
-	if a.Open() {
-		a.reservation.Settle(now, cost)
-		a.kept.saver.Changed()
-	}
-}
-
-// Limited reports whether the caller has limits. It is cheap enough to call for
-// each reply.
-func (a *Admission) Limited() bool { return a.entry != nil && a.entry.limited }
-
-// Limits returns, for each kind, the caller's limit with the smallest fraction
-// left.
-func (a *Admission) Limits(now time.Time) (l quota.Limits) {
-	for kind, use := range a.caller.Tightest(now) {
-		l[kind] = quota.Fields{Limit: use.Allowed, Remaining: use.Left(), Reset: use.Reset, Known: use.Limit.Amount > 0}
-	}
-	return l
-}
-
-// rounded rounds a wait up to milliseconds, which is the precision that clients
-// see.
-func rounded(d time.Duration) time.Duration {
-	return (d + time.Millisecond - 1).Truncate(time.Millisecond)
-}
+// Interface guards
+var _ seam.Admission = (*Callers)(nil)

@@ -2,15 +2,14 @@
 //
 // A caller is identified by a name. The block `caller <name>` has the caller's
 // limits. A caller without a block has those of the block `caller *`. A limit
-// that the block does not name comes from the caller's tier. [Callers] admits
-// each request before it is sent: it charges all limits of the caller with an
-// estimate, or returns the answer to a request that a limit refuses. When the
-// request has ended, the estimate is replaced with the real cost. Package
-// limiter does the counting.
+// that the block does not name comes from the caller's tier.
 //
-// Package tally adds up the use at all replicas. The use outlives reloads and
+// [Callers] implements [seam.Admission]. Package limiter counts the use and
+// admits requests; Callers configures its limiters by the options, answers the
+// requests that they refuse, and saves the use. The use outlives reloads and
 // restarts, even if several processes share a storage
-// (TestProcessesWithOneStorageDoNotForgetWhatTheOthersUsed).
+// (TestProcessesWithOneStorageDoNotForgetWhatTheOthersUsed). Package tally adds
+// up the use at all replicas.
 package callers
 
 import (
@@ -24,6 +23,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // Config has the options about callers.
@@ -119,7 +119,7 @@ const maxTiers = 8
 // Check returns an error if an option is not valid. named reports whether
 // callers have names. backends are those of the pool, or nil if they are not
 // known yet.
-func (c *Config) Check(named bool, backends []Backend) error {
+func (c *Config) Check(named bool, backends []seam.Backend) error {
 	if len(c.Tiers) > maxTiers {
 		return fmt.Errorf("tier '%s': expected at most %d tiers", c.Tiers[maxTiers].Name, maxTiers)
 	}
@@ -194,7 +194,7 @@ func (c *Config) checkTier(i int, t Tier) error {
 	return nil
 }
 
-func (c *Config) checkCaller(caller Caller, backends []Backend) error {
+func (c *Config) checkCaller(caller Caller, backends []seam.Backend) error {
 	switch {
 	case caller.Name == "":
 		return fmt.Errorf("%s has no name: expected the name of a client key, or *", caller.who())

@@ -25,16 +25,17 @@ const (
 
 // named returns the wait that the client is told.
 func named(refusal *limiter.Refusal) time.Duration {
-	wait := rounded(refusal.Wait)
+	// up to milliseconds, which is the precision that clients see
+	wait := (refusal.Wait + time.Millisecond - 1).Truncate(time.Millisecond)
 	if refusal.Limit.Unit <= limiter.Minute {
 		wait = min(wait, longestNamed)
 	}
 	return wait
 }
 
-// Refuse returns the answer to a request that a limit refuses. If the client
-// should not retry soon, the answer has no Retry-After, because some SDKs would
-// sleep for a day (openai-node 6.26 to 7.4).
+// Refuse implements seam.Admission. If the client should not retry soon, the
+// answer has no Retry-After, because some SDKs would sleep for a day
+// (openai-node 6.26 to 7.4).
 func (c *Callers) Refuse(r *http.Request, now time.Time, name string, refusal *limiter.Refusal) apierror.Answer {
 	answer, wait := c.reason(now, name, refusal).Answer(r), named(refusal)
 	kind, window := refusal.Names()

@@ -26,6 +26,7 @@ import (
 // file is removed if it was not written for an hour and its content was saved
 // again. With `state`, the saved use counts until the store answers.
 type kept struct {
+	pool     string
 	limiters *limiter.Callers
 	// background holds the charges of responses that were left in the
 	// background. If a response is forgotten, its charge stays.
@@ -50,7 +51,7 @@ type savedUse struct {
 const unwritten = time.Hour
 
 func newKept(pool string) *kept {
-	k := &kept{folder: "openai_lb/use/" + url.PathEscape(pool)}
+	k := &kept{pool: pool, folder: "openai_lb/use/" + url.PathEscape(pool)}
 	k.limiters, k.saver = limiter.NewCallers(k.crossed), pools.NewSaver("limits", k.load, k.store)
 	k.limiters.OnReset(func(caller string) {
 		if logger := k.logger.Load(); logger != nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // TestUseIsSavedAgainAfterAConfigThatSavesNothing has three configs of a pool.
@@ -24,20 +25,18 @@ func TestUseIsSavedAgainAfterAConfigThatSavesNothing(t *testing.T) {
 	storage := &certmagic.FileStorage{Path: t.TempDir()}
 	synctest.Test(t, func(t *testing.T) {
 		load := func(storage certmagic.Storage) *Callers {
-			c := New(Options{Config: config, Pool: t.Name(), Storage: storage, Logger: zap.NewNop()})
+			c := New(Options{Config: config, Storage: storage, AdmissionConfig: seam.AdmissionConfig{Pool: t.Name(), Logger: zap.NewNop()}})
 			c.Start()
 			t.Cleanup(func() { c.Close() })
 			return c
 		}
 		use := func(c *Callers, tokens int64) {
-			a, _ := c.Admit(time.Now(), "alice", limiter.Estimate{Prompt: tokens})
-			a.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: tokens})
+			spend(c, "alice", tokens)
 			time.Sleep(pools.SaveInterval)
 			synctest.Wait()
 		}
 		c := load(storage)
-		a, _ := c.Admit(time.Now(), "alice", limiter.Estimate{Prompt: 1})
-		a.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 1})
+		spend(c, "alice", 1)
 		use(load(nil), 2)
 		use(load(storage), 4)
 		text, err := storage.Load(t.Context(), c.kept.own())
@@ -154,13 +153,12 @@ func TestAStorageThatFailsIsLoggedOnce(t *testing.T) {
 		down := errors.New("read-only file system")
 		s := &brokenStorage{&certmagic.FileStorage{Path: path}, down, down}
 		core, logs := observer.New(zapcore.ErrorLevel)
-		c := New(Options{Config: config, Pool: t.Name(), Storage: s, Logger: zap.New(core)})
+		c := New(Options{Config: config, Storage: s, AdmissionConfig: seam.AdmissionConfig{Pool: t.Name(), Logger: zap.New(core)}})
 		defer c.Close()
 		wantLogged := func(reads, writes int) {
 			t.Helper()
 			for range 5 {
-				a, _ := c.Admit(time.Now(), "alice", limiter.Estimate{Prompt: 1})
-				a.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 1})
+				spend(c, "alice", 1)
 				time.Sleep(pools.SaveInterval + time.Second)
 			}
 			synctest.Wait()

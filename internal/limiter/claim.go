@@ -145,6 +145,16 @@ func (c *Caller) Admit(now time.Time, e Estimate) (r Reservation, refusal *Refus
 	return r, refusal
 }
 
+// Refuses returns the refusal that Admit would return, without charging any
+// limit. It returns nil if Admit would wait for the other replicas, which then
+// decide.
+func (c *Caller) Refuses(now time.Time, e Estimate) *Refusal {
+	if refusal := c.Check(now, e); refusal == nil || !refusal.MayClaim() {
+		return refusal
+	}
+	return nil
+}
+
 // Await tries to admit a request by a claim, if this replica's part of a limit
 // has no room for it. In a burst, one request at a time can make a claim. A
 // request that is larger than the part keeps trying until its time is over.

@@ -51,6 +51,9 @@ type Entry struct {
 	// Unlimited returns the callers that have keys, but no limits, although
 	// others have some. It is nil as Callers is.
 	Unlimited func() []string
+	// ResetCaller clears the use of a caller at all replicas. It returns false
+	// if no request of such a caller is known. It is nil as Callers is.
+	ResetCaller func(name string, order pool.Order) (known bool)
 	// Secrets are those of its config that come from files, or nil.
 	Secrets *keys.Reloader
 	// Records are the files that the pool keeps on disk. Some may be nil.

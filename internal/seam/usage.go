@@ -6,11 +6,12 @@
 // it where the interface says so. If a module is left out of a build, there is
 // nothing to call, and the core works without it.
 //
-// There are four seams. A [UsageModule] records what requests have used, such
-// as for a bill. An [EventsModule] hears when a cooldown starts or ends, and of
-// the orders of operators. A [WebSocketModule] relays the messages of open
-// WebSockets. A [ReplicationModule] shares what is learned with the other
-// replicas of the balancer, and asks them.
+// There are five seams. An [Admission] decides what callers may use, and how
+// much. A [UsageModule] records what requests have used, such as for a bill. An
+// [EventsModule] hears when a cooldown starts or ends, and of the orders of
+// operators. A [WebSocketModule] relays the messages of open WebSockets. A
+// [ReplicationModule] shares what is learned with the other replicas of the
+// balancer, and asks them.
 //
 // The core names a module only in the file that imports it
 // (TestOnlyItsImportFileNamesAModule, TestTheCoreImportsNoModule). A module

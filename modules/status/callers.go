@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
-	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/cli"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
@@ -19,27 +18,96 @@ import (
 )
 
 // Caller is the use and the limits of a caller of a pool.
-type Caller = callers.Report
+type Caller struct {
+	Pool string `json:"pool"`
+	Name string `json:"name"`
+	// Tier is the caller's own tier. It is empty if it has none.
+	Tier string `json:"tier"`
+
+	InFlight    int `json:"in_flight"`
+	MaxRequests int `json:"max_requests"`
+	// Limits are sorted: requests before tokens, and then by window.
+	Limits []CallerLimit `json:"limits"`
+	// Refused are the requests that a limit or MaxRequests has refused since
+	// the process started.
+	Refused uint64 `json:"refused"`
+	// LastHour has the caller's requests of the last hour.
+	LastHour limiter.LastHour `json:"last_hour,omitzero"`
+	// TokensToday and TokensMonth are the tokens of this day and month,
+	// requests in flight included.
+	TokensToday int64 `json:"tokens_today"`
+	TokensMonth int64 `json:"tokens_month"`
+	// Replicas is how many replicas share the limits without hearing each
+	// other, or 0.
+	Replicas int `json:"replicas_apart"`
+
+	// Own reports whether this process knows the caller. The use is then that
+	// of all replicas.
+	Own bool `json:"-"`
+}
 
 // CallerLimit is one limit of a caller.
-type CallerLimit = callers.LimitReport
+type CallerLimit struct {
+	// Kind is requests or tokens, and Window second, minute, hour, day or
+	// month.
+	Kind   string `json:"kind"`
+	Window string `json:"window"`
+	// Limit is how much this replica may use: all of the limit, or its share.
+	Limit int64 `json:"limit"`
+	Used  int64 `json:"used"`
+	Left  int64 `json:"left"`
+	// Then is the tier of requests over the limit. It is empty if they are
+	// refused.
+	Then string `json:"then"`
+	// Refused and Demoted are the requests that this limit has refused or given
+	// another tier.
+	Refused uint64 `json:"refused"`
+	Demoted uint64 `json:"demoted"`
+	// Ends is when the window ends.
+	Ends time.Time `json:"ends"`
+	// Resets is when nothing is used any more, if nothing else is, or nil.
+	Resets *time.Time `json:"resets"`
+}
+
+// UsedRatio returns the used fraction of the limit.
+func (l CallerLimit) UsedRatio() float64 { return float64(l.Used) / float64(max(1, l.Limit)) }
+
+// callerOf returns the use and the limits of a caller of a pool.
+func callerOf(now time.Time, pool string, s limiter.Snapshot) Caller {
+	c := Caller{
+		Pool: pool, Name: s.Name, Tier: s.Tier, InFlight: s.InFlight, MaxRequests: s.MaxRequests,
+		Limits:  []CallerLimit{},
+		Refused: s.Busy, TokensToday: s.Today, TokensMonth: s.Month, Replicas: s.Replicas, Own: true,
+	}
+	for _, u := range s.Limits {
+		c.Refused += u.Refused
+		l := CallerLimit{u.Limit.Kind.String(), u.Limit.Unit.String(), u.Allowed, u.Used, u.Left(), u.Limit.Then,
+			u.Refused, u.Demoted, moment(u.Ends), nil}
+		if u.Reset > 0 {
+			l.Resets = new(moment(now.Add(u.Reset)))
+		}
+		c.Limits = append(c.Limits, l)
+	}
+	return c
+}
 
 // Callers returns the callers of a pool, the busiest first: by the used part of
 // their fullest limit and, among equals, by their tokens today. It returns nil
 // if the pool does not limit callers.
 func Callers(now time.Time, pool string) (all []Caller) {
-	limiters := callers.LimitersOf(pool)
-	if limiters == nil {
-		return nil
-	}
+	var limiters *limiter.Callers
 	for _, entry := range pools.Default.Entries() {
-		if entry.Name == pool && entry.CallerNames != nil {
+		if entry.Name == pool && entry.Callers != nil {
+			limiters = entry.Callers
 			limiters.Name(now, entry.CallerNames())
 		}
 	}
+	if limiters == nil {
+		return nil
+	}
 	for _, c := range limiters.All() {
 		s := c.Snapshot(now)
-		of := callers.ReportOf(now, pool, s)
+		of := callerOf(now, pool, s)
 		if of.LastHour = s.Hour; s.Hour.Refused == nil {
 			of.LastHour.Refused = map[string]uint64{} // in JSON, none is an empty object
 		}

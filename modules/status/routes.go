@@ -8,7 +8,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
-	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
@@ -116,7 +115,7 @@ func (API) resetCaller(w http.ResponseWriter, r *http.Request) error {
 	}
 	var all []Caller
 	for _, entry := range pools.Default.Entries() {
-		if inPool(entry.Name) && callers.Reset(entry.Name, name, order) {
+		if inPool(entry.Name) && entry.ResetCaller != nil && entry.ResetCaller(name, order) {
 			all = append(all, slices.DeleteFunc(Callers(time.Now(), entry.Name),
 				func(c Caller) bool { return c.Name != name })...)
 		}

@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	limits "github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
@@ -119,7 +118,7 @@ func TestATierOfAnotherConfigHasNoShare(t *testing.T) {
 	for _, options := range []string{"caller alice {\ntokens 1k/day\n}", "caller alice {\ntier batch\n}\ntier batch {\nreserve 20%\n}"} {
 		inBubble(t, options, func(t *testing.T, w *world) {
 			w.chat(`{"model":"gpt-4o"}`).WantServed(t, "a")
-			limits.LimitersOf(w.Handler.Pool).Configure(time.Now(), func(string) limiter.Settings {
+			lbtest.LimitersOf(w.Handler.Pool).Configure(time.Now(), func(string) limiter.Settings {
 				return limiter.Settings{Tier: "nightly", Tiers: []string{"interactive", "batch", "nightly"}}
 			})
 			w.chat(`{"model":"gpt-4o"}`).WantServed(t, "a")

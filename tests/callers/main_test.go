@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	limits "github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
@@ -54,7 +53,7 @@ func (w *world) chat(body string) lbtest.Reply { return w.post(aliceKey, "/v1/ch
 
 // of returns what a caller has used.
 func (w *world) of(name string) limiter.Snapshot {
-	for _, c := range limits.LimitersOf(w.Handler.Pool).All() {
+	for _, c := range lbtest.LimitersOf(w.Handler.Pool).All() {
 		if c.Name() == name {
 			return c.Snapshot(time.Now())
 		}

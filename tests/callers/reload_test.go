@@ -11,7 +11,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	limits "github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
@@ -53,7 +52,7 @@ func TestAReloadThatLowersALimitKeepsWhatWasUsed(t *testing.T) {
 	if caddy.Load([]byte(broken), true) == nil {
 		t.Fatal("a config was loaded that cannot start")
 	}
-	for _, c := range limits.LimitersOf(s.pool).All() {
+	for _, c := range lbtest.LimitersOf(s.pool).All() {
 		if u := c.Snapshot(now()).Limits; len(u) != 1 || u[0].Limit.Amount != 1000 {
 			t.Errorf("after a config that failed, the limits are %v", u)
 		}
@@ -74,7 +73,7 @@ func block(option string) string {
 }
 
 func usedToday(pool string) (tokens int64) {
-	for _, c := range limits.LimitersOf(pool).All() {
+	for _, c := range lbtest.LimitersOf(pool).All() {
 		tokens += c.Snapshot(now()).Today
 	}
 	return tokens
@@ -107,7 +106,7 @@ func TestARequestWhoseErrorIsReplacedIsSettled(t *testing.T) {
 	lbtest.Run(t, config)
 	s.ask(t, options).WantStatus(t, 418)
 	lbtest.WaitFor(t, func() bool {
-		for _, c := range limits.LimitersOf(s.pool).All() {
+		for _, c := range lbtest.LimitersOf(s.pool).All() {
 			if u := c.Snapshot(now()); u.Today == 0 && u.Reserved == 0 && u.InFlight == 0 {
 				return true
 			}

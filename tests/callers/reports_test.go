@@ -11,7 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	limits "github.com/openai-lb/caddy-openai-lb/internal/callers"
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/modules/status"
 	"github.com/openai-lb/caddy-openai-lb/modules/status/statuspage"
@@ -80,7 +80,7 @@ func TestOperatorsSeeWhatCallersHaveUsed(t *testing.T) {
 
 func TestTheStatusPageShowsTheBusiestCallers(t *testing.T) {
 	inBubble(t, "caller * {\ntokens 1M/day\n}", func(t *testing.T, w *world) {
-		limiters := limits.LimitersOf(w.Handler.Pool)
+		limiters := lbtest.LimitersOf(w.Handler.Pool)
 		limiters.Get(time.Now(), "<b>hog</b>")
 		for i := range 1000 {
 			limiters.Get(time.Now(), "team-"+strconv.Itoa(i))

@@ -14,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
@@ -260,7 +259,7 @@ func meetRandomBackends(t *testing.T, data []byte) {
 			time.Sleep([]time.Duration{0, time.Millisecond, 3 * time.Second, 15 * time.Second, 2 * time.Minute}[c.of(5)])
 			synctest.Wait()
 		}
-		for _, caller := range callers.LimitersOf(w.Handler.Pool).All() {
+		for _, caller := range lbtest.LimitersOf(w.Handler.Pool).All() {
 			if s := caller.Snapshot(time.Now()); s.Reserved != 0 || s.InFlight != 0 {
 				t.Errorf("when all requests are over, %+v is reserved", s)
 			}

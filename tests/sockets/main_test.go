@@ -18,7 +18,6 @@ import (
 	"github.com/gobwas/ws"
 	"golang.org/x/net/websocket"
 
-	limits "github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
@@ -258,7 +257,7 @@ func responds(name string, input, output int) http.HandlerFunc {
 
 // of returns what a caller has used.
 func of(w *lbtest.World, name string) limiter.Snapshot {
-	for _, c := range limits.LimitersOf(w.Handler.Pool).All() {
+	for _, c := range lbtest.LimitersOf(w.Handler.Pool).All() {
 		if c.Name() == name {
 			return c.Snapshot(time.Now())
 		}

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	limits "github.com/openai-lb/caddy-openai-lb/internal/callers"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
@@ -32,7 +31,7 @@ func inBubbleOf(t *testing.T, options, limits string, test func(*testing.T, *wor
 
 // limitsOf returns what each caller has used.
 func limitsOf(w *world) (all []limiter.Snapshot) {
-	for _, c := range limits.LimitersOf(w.Handler.Pool).All() {
+	for _, c := range lbtest.LimitersOf(w.Handler.Pool).All() {
 		all = append(all, c.Snapshot(time.Now()))
 	}
 	return all

@@ -1,28 +1,54 @@
-package callers
+package openailb
 
 import (
 	"slices"
+	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
-// MayUse checks the model and the service tier of a request. If it is not
-// certain that the caller may use both, MayUse counts the refusal and returns
-// the error. received is the part of the body that was received so far. buffers
-// is the option request_buffers.
-func (c *Callers) MayUse(name string, q *openaiapi.Request, received []byte,
-	buffers int64) (e apierror.Error, refused bool) {
-	if models := c.Models(name); models != nil {
-		if e, refused = mayUseModel(models, q, received, buffers); refused {
-			c.refusedBy(name, limiter.ByModel)
+// grantOf returns what a caller may use.
+func (d *reader) grantOf(who keys.Caller) *seam.Grant {
+	if d.admission == nil {
+		return d.everything
+	}
+	return d.admission.Grant(who)
+}
+
+// isDenied reports whether all requests of a caller are refused. If so, it
+// counts the request.
+func (d *reader) isDenied(g *seam.Grant, name string) bool {
+	if g.Denied {
+		d.countRefusal(name, limiter.ByDeny)
+	}
+	return g.Denied
+}
+
+// countRefusal counts a request that was refused for a reason other than a
+// limit.
+func (d *reader) countRefusal(name string, by int) {
+	now := time.Now()
+	d.admission.Caller(now, name).RefusedBy(now, by)
+}
+
+// mayUse checks the model and the service tier of a request. If it is not
+// certain that the caller may use both, mayUse counts the refusal and returns
+// the error. received is the part of the body that was received so far.
+func (d *reader) mayUse(g *seam.Grant, name string, q *openaiapi.Request,
+	received []byte) (e apierror.Error, refused bool) {
+	if g.Models != nil {
+		if e, refused = mayUseModel(g.Models, q, received, d.buffers); refused {
+			d.countRefusal(name, limiter.ByModel)
 			return e, true
 		}
 	}
-	if tiers := c.ServiceTiers(name); tiers != nil {
-		if e, refused = mayUseTier(tiers, q, received, buffers); refused {
-			c.refusedBy(name, limiter.ByServiceTier)
+	if g.ServiceTiers != nil {
+		if e, refused = mayUseTier(g.ServiceTiers, q, received, d.buffers); refused {
+			d.countRefusal(name, limiter.ByServiceTier)
 		}
 	}
 	return e, refused
