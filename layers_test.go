@@ -26,7 +26,6 @@ var users = map[string][]string{
 	"metrics": {"lbtest"}, // reads them
 	"observe": {},
 	"callers": {}, // the core has only what seam.Admission says
-	"tally":   {}, // only the module that shares them between replicas
 }
 
 // internalImports returns the internal packages that each of them imports

@@ -8,8 +8,8 @@
 // admits requests; Callers configures its limiters by the options, answers the
 // requests that they refuse, and saves the use. The use outlives reloads and
 // restarts, even if several processes share a storage
-// (TestProcessesWithOneStorageDoNotForgetWhatTheOthersUsed). Package tally adds
-// up the use at all replicas.
+// (TestProcessesWithOneStorageDoNotForgetWhatTheOthersUsed). Other replicas
+// hear of it by [seam.Replication].
 package callers
 
 import (

@@ -709,7 +709,7 @@ func TestWhatALaterReportSaysBecomesKnownToo(t *testing.T) {
 	cs.Configure(noon, func(string) Settings { return Settings{Limits: limits(t, "tokens 120/minute")} })
 	cs.Share(noon, Sharing{Replicas: 3, Delay: 100 * time.Millisecond})
 	c, now := cs.Get(noon, "alice"), noon
-	// report sends what has changed, as a tally does
+	// report sends what has changed, as package usagesync does
 	var version, said uint64
 	report := func() {
 		if changes, _ := c.Changes(); changes != said {

@@ -22,7 +22,7 @@ func (r *Replica) compare(ctx context.Context, spread time.Duration) error {
 		return ctx.Err()
 	}
 	links := r.openLinks()
-	groups := append(r.tally.Groups(time.Now()), drainGroup)
+	groups := append(r.usage.Groups(time.Now()), drainGroup)
 	if read {
 		groups = append(groups, replicaGroup)
 	}
@@ -49,9 +49,9 @@ func (r *Replica) compare(ctx context.Context, spread time.Duration) error {
 	if missing == nil { // or else the far servers did not answer
 		r.stored.patience.took(now.Sub(sent))
 	}
-	r.tally.Follow(now, r.clock.ahead())
+	r.usage.Follow(now, r.clock.ahead())
 	known, sizes := make(map[recordKey]record), make(map[string]int)
-	for _, k := range r.tally.Loaded(kept, now) {
+	for _, k := range r.usage.Loaded(kept, now) {
 		sizes[k.Group]++
 		r.apply(k, known, now)
 	}
@@ -109,7 +109,7 @@ func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time)
 	case drained, resumed:
 		r.hearDrain(m, time.Time{}, now)
 	case alive:
-		r.tally.Count(now, r.peers.hear(m, now.Add(min(k.TTL-lifetime, -r.clock.age(m, now))), now))
+		r.usage.Count(now, r.peers.hear(m, now.Add(min(k.TTL-lifetime, -r.clock.age(m, now))), now))
 	case left:
 		r.peers.remove(m.From, now)
 	case given, asked:

@@ -61,7 +61,7 @@ func (k *keptHours) load(ctx context.Context, store state.Store, groups, answers
 }
 
 func (r *Replica) lastHours(ctx context.Context, answers []string) map[string]map[limiter.CallerID]limiter.LastHour {
-	groups := r.tally.HoursGroups()
+	groups := r.usage.HoursGroups()
 	if len(groups) == 0 || !r.connectivity.isConnected() {
 		return nil
 	}
@@ -71,14 +71,14 @@ func (r *Replica) lastHours(ctx context.Context, answers []string) map[string]ma
 	if err != nil {
 		return nil
 	}
-	own := r.tally.Writers()
+	own := r.usage.Writers()
 	var others []string // how the ids of those that have answered begin
 	for _, p := range r.peers.all() {
 		if slices.Contains(answers, p.ID) {
 			others = append(others, p.writers...)
 		}
 	}
-	return r.tally.Hours(time.Now(), kept, func(writer string) bool {
+	return r.usage.Hours(time.Now(), kept, func(writer string) bool {
 		return slices.Contains(own, writer) ||
 			slices.ContainsFunc(others, func(begin string) bool { return strings.HasPrefix(writer, begin) })
 	})

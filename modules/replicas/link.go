@@ -79,7 +79,7 @@ func (l *Link) Open(p *pool.Pool) {
 // Share makes the callers of the pool with this name share their limits with
 // all replicas, until Close.
 func (l *Link) Share(pool string, callers *limiter.Callers) {
-	l.unshare = l.replica.tally.Share(callersKey(pool), callers)
+	l.unshare = l.replica.usage.Share(callersKey(pool), callers)
 	l.replica.due.give()
 }
 
@@ -171,7 +171,7 @@ const maxEnded = 4096
 func (r *Replica) hear(m message, then, now time.Time) {
 	switch m.Kind {
 	case alive:
-		r.tally.Count(now, r.peers.hear(m, then, now))
+		r.usage.Count(now, r.peers.hear(m, then, now))
 	case left:
 		r.peers.remove(m.From, now)
 	case given:

@@ -83,7 +83,7 @@ const (
 	given kind = "given"
 	// asked is a question to all replicas.
 	asked kind = "ask"
-	// used stands for reports of package tally, which have another format.
+	// used stands for reports of package usagesync, which have another format.
 	used kind = "use"
 )
 

@@ -17,7 +17,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
-	"github.com/openai-lb/caddy-openai-lb/internal/tally"
+	"github.com/openai-lb/caddy-openai-lb/modules/replicas/usagesync"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -145,7 +145,7 @@ func (p *peers) list(now time.Time) []peer {
 // contact returns the number of running replicas, and the replicas that have
 // vanished lately. A pool's writer has not vanished if another running replica
 // has it now.
-func (p *peers) contact(now time.Time) (c tally.Contact) {
+func (p *peers) contact(now time.Time) (c usagesync.Contact) {
 	var running []string
 	var vanished []limiter.Vanished
 	for _, other := range p.all() {
@@ -234,7 +234,7 @@ func (r *Replica) alive(now time.Time) state.Record {
 	self := r.peers.self
 	m := r.message(alive, now, now)
 	m.Host, m.Since, m.Configs = self.Host, self.Since.UnixMilli(), r.peers.configs()
-	writers := r.tally.Writers()
+	writers := r.usage.Writers()
 	for _, writer := range writers[:min(len(writers), maxConfigs)] {
 		m.Writers = append(m.Writers, writer[:shortSize])
 	}

@@ -41,7 +41,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/tally"
+	"github.com/openai-lb/caddy-openai-lb/modules/replicas/usagesync"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -72,7 +72,7 @@ type Replica struct {
 	clock  clock
 	peers  peers
 	stored ownerStore
-	tally  tally.Tally
+	usage  usagesync.Syncer
 	hours  keptHours
 	// questions are questions of other replicas that wait to be answered.
 	questions chan message
@@ -200,7 +200,7 @@ func (r *Replica) put(ctx context.Context, records []state.Record) error {
 }
 
 func (r *Replica) sendUse(ctx context.Context) {
-	r.tally.Run(ctx, r.put, func() tally.Contact {
+	r.usage.Run(ctx, r.put, func() usagesync.Contact {
 		contact := r.peers.contact(time.Now())
 		contact.Whole, contact.Cut = r.connectivity.reach()
 		return contact
@@ -246,10 +246,10 @@ func (m *message) text() []byte {
 
 func (r *Replica) listen(ctx context.Context) {
 	for {
-		err := r.store.Listen(ctx, func() { r.tally.Missed(); r.due.give() }, func(text []byte) {
+		err := r.store.Listen(ctx, func() { r.usage.Missed(); r.due.give() }, func(text []byte) {
 			m, err := parse(text)
-			if tally.IsReport(text) {
-				m.Kind, err = used, r.tally.Hear(text, time.Now())
+			if usagesync.IsReport(text) {
+				m.Kind, err = used, r.usage.Hear(text, time.Now())
 			}
 			if err != nil {
 				r.invalid(err)
@@ -335,7 +335,7 @@ func (r *Replica) pace(now time.Time) (wait, spread time.Duration) {
 		return jitter(interval), 0
 	}
 	every = min((every + interval - 1).Truncate(interval), longest)
-	return tally.UntilMoment(now.Add(r.clock.ahead()), every), mathrand.N(patience)
+	return usagesync.UntilMoment(now.Add(r.clock.ahead()), every), mathrand.N(patience)
 }
 
 // memberOf returns a member of the backend, or nil. It prefers a member to
@@ -366,10 +366,10 @@ func (r *Replica) openLinks() []*Link {
 func (r *Replica) keepNumber(ctx context.Context, storage certmagic.Storage, key string) {
 	text, _ := storage.Load(ctx, key) // without a number, it is as at the first start
 	saved, _ := strconv.Atoi(string(text))
-	r.tally.Expect(time.Now(), saved)
+	r.usage.Expect(time.Now(), saved)
 	failed := 0 // the number of which the log says that it is not saved
 	for pause(ctx, lifetime) {
-		n := r.tally.Replicas()
+		n := r.usage.Replicas()
 		if n <= 0 || n == saved {
 			continue
 		}

@@ -20,7 +20,7 @@ func (w *world) again(r *limitedReplica, expected int, limits ...string) *limite
 	r.stop()
 	saved := r.callers.Save(time.Now())
 	next := w.startLimited(limits...)
-	next.tally.Expect(time.Now(), expected)
+	next.usage.Expect(time.Now(), expected)
 	next.callers.Restore(time.Now(), saved)
 	return next
 }

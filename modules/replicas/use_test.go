@@ -16,7 +16,7 @@ import (
 	"github.com/caddyserver/certmagic"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
-	"github.com/openai-lb/caddy-openai-lb/internal/tally"
+	"github.com/openai-lb/caddy-openai-lb/modules/replicas/usagesync"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -92,7 +92,7 @@ func wantUsed(t *testing.T, name string, want int64, replicas ...*limitedReplica
 func (w *world) reports() func() [][]byte {
 	var all [][]byte
 	go w.hub.Store().Listen(w.Context(), func() {}, func(message []byte) {
-		if tally.IsReport(message) {
+		if usagesync.IsReport(message) {
 			all = append(all, bytes.Clone(message))
 		}
 	})
@@ -346,7 +346,7 @@ type oldPuts struct {
 }
 
 func (s *oldPuts) Put(ctx context.Context, records []state.Record) error {
-	if tally.IsReport(records[0].Message) {
+	if usagesync.IsReport(records[0].Message) {
 		s.all = append([][]state.Record{records}, s.all...)
 	}
 	return s.Store.Put(ctx, records)
@@ -604,7 +604,7 @@ func TestReplicasThatStartTogetherShareALimitAtOnce(t *testing.T) {
 			for i := range all {
 				all[i] = w.startLimited("60/minute")
 				if knownBefore {
-					all[i].tally.Expect(time.Now(), 3)
+					all[i].usage.Expect(time.Now(), 3)
 				}
 			}
 			for !knownBefore && len(all[0].peers.list(time.Now()))+len(all[1].peers.list(time.Now()))+len(all[2].peers.list(time.Now())) < 9 {

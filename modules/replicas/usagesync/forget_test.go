@@ -1,4 +1,4 @@
-package tally
+package usagesync
 
 import (
 	"fmt"
@@ -9,7 +9,7 @@ import (
 // which all other replicas forget the ones before, too.
 func TestForgottenCallersAreNotSent(t *testing.T) {
 	from, to := tokenLimiters(t, "1M/minute"), tokenLimiters(t, "1M/minute")
-	var a, b Tally
+	var a, b Syncer
 	a.Share(digest, from)
 	b.Share(digest, to)
 	for month := range 5 {

@@ -1,13 +1,13 @@
-// Package tally adds up the use of callers at all replicas.
+// Package usagesync adds up the use of callers at all replicas.
 //
-// A [Tally] sends the use at this replica to the others, and applies their
+// A [Syncer] sends the use at this replica to the others, and applies their
 // reports to the limiters of callers. Each replica decides immediately and
 // alone, by the reports that it has. Until the other replicas know its use, it
 // admits only its part of the remaining limit, so that the sum stays within the
 // limit (TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile in package
-// limiter). Package replicas runs the Tally, and has the store through which
+// limiter). Package replicas runs the Syncer, and has the store through which
 // reports pass.
-package tally
+package usagesync
 
 import (
 	"context"
@@ -38,8 +38,8 @@ const (
 	misread = 500 * time.Millisecond
 )
 
-// Tally adds up the use of callers at all replicas, so that each caller has its
-// limits for all replicas together. It sends the use at this replica to the
+// Syncer adds up the use of callers at all replicas, so that each caller has
+// its limits for all replicas together. It sends the use at this replica to the
 // others, and applies their reports.
 //
 // Each replica is the only writer of its own use. Its reports contain the total
@@ -68,7 +68,7 @@ const (
 // If a replica hears the others but misses one that has not announced its end,
 // it holds the missing replica's part back for a minute (see
 // limiter.Callers.Hold).
-type Tally struct {
+type Syncer struct {
 	mu    sync.Mutex
 	pools []*sharedPool
 	// missed reports whether reports may have been missed, and loading whether
@@ -94,7 +94,7 @@ type Tally struct {
 
 // Share shares the use of a pool's callers until end is called. digest is a
 // hash of the pool's name, in 32 hexadecimal digits.
-func (t *Tally) Share(digest string, callers *limiter.Callers) (end func()) {
+func (t *Syncer) Share(digest string, callers *limiter.Callers) (end func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	i := slices.IndexFunc(t.pools, func(p *sharedPool) bool { return p.digest == digest && p.callers == callers })
@@ -122,7 +122,7 @@ func (t *Tally) Share(digest string, callers *limiter.Callers) (end func()) {
 }
 
 // news returns the channel that receives a value when a report is urgent.
-func (t *Tally) news() chan struct{} {
+func (t *Syncer) news() chan struct{} {
 	if t.urgent == nil {
 		t.urgent = make(chan struct{}, 1)
 	}
@@ -131,7 +131,7 @@ func (t *Tally) news() chan struct{} {
 
 // Run sends the use of the pools' callers with put, until the context is done.
 // contact returns which replicas are heard.
-func (t *Tally) Run(ctx context.Context, put func(context.Context, []state.Record) error, contact func() Contact) {
+func (t *Syncer) Run(ctx context.Context, put func(context.Context, []state.Record) error, contact func() Contact) {
 	ticks := time.NewTicker(fast)
 	defer ticks.Stop()
 	t.mu.Lock()
@@ -173,7 +173,7 @@ func (t *Tally) Run(ctx context.Context, put func(context.Context, []state.Recor
 
 // connect applies the state of the connection to the limits. It returns the
 // interval of urgent reports.
-func (t *Tally) connect(now time.Time, contact Contact) time.Duration {
+func (t *Syncer) connect(now time.Time, contact Contact) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := &t.connection
@@ -213,7 +213,7 @@ func (t *Tally) connect(now time.Time, contact Contact) time.Duration {
 }
 
 // apply applies the state of the connection to the limits of all pools.
-func (t *Tally) apply(now time.Time) {
+func (t *Syncer) apply(now time.Time) {
 	for _, p := range t.pools {
 		p.callers.Share(now, t.sharing())
 	}
@@ -221,7 +221,7 @@ func (t *Tally) apply(now time.Time) {
 
 // confirm records that the reports of a pool came back, unless reports of other
 // replicas may be missing.
-func (t *Tally) confirm(p *sharedPool) {
+func (t *Syncer) confirm(p *sharedPool) {
 	if t.lost.IsZero() && !t.missed && !t.loading {
 		p.callers.Confirm(p.back)
 	}
@@ -230,7 +230,7 @@ func (t *Tally) confirm(p *sharedPool) {
 // Expect sets the minimum number of replicas until this one is first connected.
 // Until then, this replica uses only its share, because the use of the others
 // is not known.
-func (t *Tally) Expect(now time.Time, n int) {
+func (t *Syncer) Expect(now time.Time, n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.loaded.IsZero() && n > t.replicas {
@@ -245,7 +245,7 @@ func (t *Tally) Expect(now time.Time, n int) {
 // Count records the number of replicas. If it is greater than before, this
 // replica shares the limits with them immediately: replicas that start together
 // know of each other before they have heard each other's use.
-func (t *Tally) Count(now time.Time, n int) {
+func (t *Syncer) Count(now time.Time, n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if n > t.replicas {
@@ -258,7 +258,7 @@ func (t *Tally) Count(now time.Time, n int) {
 // local one by ahead. So all replicas have the same windows, whatever their own
 // clocks show. A small difference is ignored, because it may be an error of
 // reading that clock.
-func (t *Tally) Follow(now time.Time, ahead time.Duration) {
+func (t *Syncer) Follow(now time.Time, ahead time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.read = ahead
@@ -280,7 +280,7 @@ func (t *Tally) Follow(now time.Time, ahead time.Duration) {
 
 // Writers returns the ids under which other replicas know the use of the pools'
 // callers.
-func (t *Tally) Writers() (writers []string) {
+func (t *Syncer) Writers() (writers []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, p := range t.pools {
@@ -292,7 +292,7 @@ func (t *Tally) Writers() (writers []string) {
 // Replicas returns the number of replicas that share the use of callers, or
 // that did when this one was last connected. It returns 0 if the number is not
 // known, or if there are no callers.
-func (t *Tally) Replicas() int {
+func (t *Syncer) Replicas() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.pools) == 0 {
@@ -302,7 +302,7 @@ func (t *Tally) Replicas() int {
 }
 
 // flush sends the records that are due. pace is the argument of collect.
-func (t *Tally) flush(ctx context.Context, now time.Time, put func(context.Context, []state.Record) error,
+func (t *Syncer) flush(ctx context.Context, now time.Time, put func(context.Context, []state.Record) error,
 	pace time.Duration) {
 	var b batch
 	t.mu.Lock()
@@ -328,14 +328,14 @@ func (t *Tally) flush(ctx context.Context, now time.Time, put func(context.Conte
 }
 
 // Missed records that reports may have been missed.
-func (t *Tally) Missed() {
+func (t *Syncer) Missed() {
 	t.mu.Lock()
 	t.missed = true
 	t.mu.Unlock()
 }
 
 // Groups returns the groups of records to load next.
-func (t *Tally) Groups(now time.Time) (groups []string) {
+func (t *Syncer) Groups(now time.Time) (groups []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.pools) == 0 {
@@ -359,7 +359,7 @@ func (t *Tally) Groups(now time.Time) (groups []string) {
 
 // Loaded applies the records of the pools' groups, and returns all other
 // records.
-func (t *Tally) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
+func (t *Syncer) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 	t.mu.Lock()
 	// marks has how long the marks of the pools are kept, groups those of
 	// reports, and courses the messages of those of courses
@@ -426,7 +426,7 @@ func (t *Tally) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 
 // refresh schedules the same record of an ended replica to be written again, so
 // that the store keeps it longer, if its use still counts.
-func (t *Tally) refresh(k state.Kept, r report, now time.Time) {
+func (t *Syncer) refresh(k state.Kept, r report, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !slices.ContainsFunc(r.callers, func(c callerUse) bool {
@@ -442,14 +442,14 @@ func (t *Tally) refresh(k state.Kept, r report, now time.Time) {
 
 // Hear applies a report of another replica. It returns an error if the message
 // is not a report of this version.
-func (t *Tally) Hear(message []byte, now time.Time) error {
+func (t *Syncer) Hear(message []byte, now time.Time) error {
 	_, err := t.hear(message, now)
 	return err
 }
 
 // hear applies a report. The result has no callers if the report is for none of
 // the pools here, or was sent by this replica.
-func (t *Tally) hear(message []byte, now time.Time) (r report, err error) {
+func (t *Syncer) hear(message []byte, now time.Time) (r report, err error) {
 	if len(message) > state.MaxMessage {
 		return r, errInvalid
 	}

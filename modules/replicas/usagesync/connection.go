@@ -1,4 +1,4 @@
-package tally
+package usagesync
 
 import (
 	"slices"
@@ -81,7 +81,7 @@ func (c *connection) sharing() limiter.Sharing {
 
 // wait returns how long an urgent report must wait. It need not wait if the
 // last one was sent at least an interval ago.
-func (t *Tally) wait(last time.Time, interval time.Duration) time.Duration {
+func (t *Syncer) wait(last time.Time, interval time.Duration) time.Duration {
 	now := time.Now()
 	left := interval - now.Sub(last)
 	if left > 0 && together(interval) {
@@ -92,7 +92,7 @@ func (t *Tally) wait(last time.Time, interval time.Duration) time.Duration {
 
 // untilMoment returns the time until the next moment at which all replicas
 // report.
-func (t *Tally) untilMoment(now time.Time, interval time.Duration) time.Duration {
+func (t *Syncer) untilMoment(now time.Time, interval time.Duration) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return UntilMoment(now.Add(t.read), interval)

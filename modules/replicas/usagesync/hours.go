@@ -1,4 +1,4 @@
-package tally
+package usagesync
 
 import (
 	"context"
@@ -42,7 +42,7 @@ func hoursGroup(digest string) string { return "hours-" + digest }
 
 // keepHours writes the callers' last hour to the store, if the time pace has
 // passed since it was last written.
-func (t *Tally) keepHours(ctx context.Context, now time.Time, put func(context.Context, []state.Record) error,
+func (t *Syncer) keepHours(ctx context.Context, now time.Time, put func(context.Context, []state.Record) error,
 	pace time.Duration) {
 	var records []state.Record
 	t.mu.Lock()
@@ -100,7 +100,7 @@ func (p *sharedPool) hours(now time.Time) (records []state.Record) {
 type Hours map[string]map[limiter.CallerID]limiter.LastHour
 
 // HoursGroups returns the groups of the records that Hours reads.
-func (t *Tally) HoursGroups() (groups []string) {
+func (t *Syncer) HoursGroups() (groups []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, p := range t.pools {
@@ -112,7 +112,7 @@ func (t *Tally) HoursGroups() (groups []string) {
 
 // Hours adds up the records of writers that have not answered. It ignores
 // invalid records, because any client of the store may have written them.
-func (t *Tally) Hours(now time.Time, kept []state.Kept, answered func(writer string) bool) Hours {
+func (t *Syncer) Hours(now time.Time, kept []state.Kept, answered func(writer string) bool) Hours {
 	t.mu.Lock()
 	now = now.Add(t.ahead)
 	t.mu.Unlock()

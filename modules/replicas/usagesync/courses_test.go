@@ -1,4 +1,4 @@
-package tally
+package usagesync
 
 import (
 	"fmt"
@@ -11,8 +11,8 @@ import (
 
 func TestCoursesOfManyCallersFitIntoMessages(t *testing.T) {
 	from, now := tokenLimiters(t, "1M/minute"), someTime
-	var tally Tally
-	tally.Share(digest, from)
+	var syncer Syncer
+	syncer.Share(digest, from)
 	const n = 500
 	for i := range n {
 		for range 20 {
@@ -20,7 +20,7 @@ func TestCoursesOfManyCallersFitIntoMessages(t *testing.T) {
 		}
 	}
 	now = now.Add(time.Minute)
-	p, b := tally.pools[0], new(batch)
+	p, b := syncer.pools[0], new(batch)
 	p.grow()
 	p.sendCourses(b, now)
 	var messages [][]byte
@@ -46,13 +46,13 @@ func TestCoursesOfManyCallersFitIntoMessages(t *testing.T) {
 // something was used, and not how much.
 func FuzzCourses(f *testing.F) {
 	other := tokenLimiters(f, "1M/minute")
-	var tally Tally
-	tally.Share(digest, other)
+	var syncer Syncer
+	syncer.Share(digest, other)
 	spend(other, someTime, "alice", 1000)
 	f.Add([]byte(`{}`))
 	f.Add(fmt.Appendf(nil, `{"writer":"a","version":1,"callers":{"1":[{"limit":"tokens/minute","last":%d,"used":[1,-1]}]}}`, math.MinInt64))
 	var b batch
-	tally.pools[0].collect(&b, someTime, 0)
+	syncer.pools[0].collect(&b, someTime, 0)
 	for _, r := range b.records {
 		f.Add(r.Message)
 	}
@@ -60,7 +60,7 @@ func FuzzCourses(f *testing.F) {
 		cs := tokenLimiters(t, "1M/minute")
 		for _, r := range b.records {
 			if r.Group == groupOf(digest) {
-				var starting Tally
+				var starting Syncer
 				starting.Share(digest, cs)
 				starting.Groups(someTime)
 				starting.Loaded([]state.Kept{

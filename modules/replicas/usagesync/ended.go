@@ -1,4 +1,4 @@
-package tally
+package usagesync
 
 import (
 	"bytes"
@@ -42,14 +42,14 @@ func (f found) add(r report) {
 
 // doubt schedules a check of whether the store has all that is known here of
 // other writers.
-func (t *Tally) doubt(now time.Time) {
+func (t *Syncer) doubt(now time.Time) {
 	if t.look.IsZero() {
 		t.look = now.Add(grace + rand.N(grace))
 	}
 }
 
 // restore schedules records of ended replicas that the store does not have.
-func (t *Tally) restore(now time.Time, stored found) {
+func (t *Syncer) restore(now time.Time, stored found) {
 	for _, p := range t.pools {
 		t.ended = append(t.ended, p.lost(now, stored)...)
 		p.looked = now
@@ -60,7 +60,7 @@ func (t *Tally) restore(now time.Time, stored found) {
 // store. It counts this use as known to the other replicas once they have had
 // the time to report theirs, too. While this replica is not connected, the wait
 // starts again.
-func (t *Tally) tell(now time.Time, connected bool) {
+func (t *Syncer) tell(now time.Time, connected bool) {
 	for _, p := range t.pools {
 		switch {
 		case !p.callers.Restored():
@@ -77,7 +77,7 @@ func (t *Tally) tell(now time.Time, connected bool) {
 
 // leave writes all that is known here of other writers if the store may have
 // lost it, because this replica ends.
-func (t *Tally) leave(now time.Time) {
+func (t *Syncer) leave(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.look.IsZero() {

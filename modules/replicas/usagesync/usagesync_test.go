@@ -1,4 +1,4 @@
-package tally
+package usagesync
 
 import (
 	"bytes"
@@ -44,7 +44,7 @@ func tokensUsed(cs *limiter.Callers, now time.Time, name string) int64 {
 }
 
 // sent returns what is due and is sent to others.
-func (t *Tally) sent(now time.Time) (records []state.Record) {
+func (t *Syncer) sent(now time.Time) (records []state.Record) {
 	t.flush(context.Background(), now, func(_ context.Context, r []state.Record) error {
 		records = heard(r)
 		return nil
@@ -60,7 +60,7 @@ func heard(records []state.Record) []state.Record {
 func TestTheUseOfManyCallersFitsIntoMessages(t *testing.T) {
 	now := someTime
 	from, to := tokenLimiters(t, "1M/minute"), tokenLimiters(t, "1M/minute")
-	var a, b Tally
+	var a, b Syncer
 	a.Share(digest, from)
 	b.Share(digest, to)
 	const n = 2000
@@ -108,7 +108,7 @@ func TestTheUseOfManyCallersFitsIntoMessages(t *testing.T) {
 
 func TestAFailedReportIsSentAgain(t *testing.T) {
 	cs := tokenLimiters(t, "1k/day")
-	var a Tally
+	var a Syncer
 	a.Share(digest, cs)
 	spend(cs, someTime, "alice", 100)
 	failed := func(context.Context, []state.Record) error { return errors.New("down") }
@@ -126,7 +126,7 @@ func TestAFailedReportIsSentAgain(t *testing.T) {
 
 func TestAReportIsNewerThanTheOneBeforeAlsoIfTheClockIsSetBack(t *testing.T) {
 	from, to := tokenLimiters(t, "1k/day"), tokenLimiters(t, "1k/day")
-	var a, b Tally
+	var a, b Syncer
 	a.Share(digest, from)
 	b.Share(digest, to)
 	var version string
@@ -158,7 +158,7 @@ func TestReplicasWhoseClocksDifferAddUpWhatCallersUse(t *testing.T) {
 	for _, off := range []time.Duration{5 * time.Minute, -5 * time.Minute, 40 * time.Second, -3 * time.Second, 7 * time.Hour} {
 		for _, limit := range []string{"1k/second", "1k/minute", "1k/hour", "1k/day"} {
 			from, to := tokenLimiters(t, limit), tokenLimiters(t, limit)
-			var a, b Tally
+			var a, b Syncer
 			a.Share(digest, from)
 			b.Share(digest, to)
 			now := someTime
@@ -186,7 +186,7 @@ func TestReplicasWhoseClocksDifferAddUpWhatCallersUse(t *testing.T) {
 func TestAMonthsUseOfAReplicaThatHasEndedIsKept(t *testing.T) {
 	now := someTime
 	ended, runs := tokenLimiters(t, "1k/month"), tokenLimiters(t, "1k/month")
-	var a, b Tally
+	var a, b Syncer
 	a.Share(digest, ended)
 	b.Share(digest, runs)
 	kept := make(map[string]state.Record)
@@ -199,7 +199,7 @@ func TestAMonthsUseOfAReplicaThatHasEndedIsKept(t *testing.T) {
 			kept[r.Key], until[r.Key] = r, now.Add(r.TTL)
 		}
 	}
-	load := func(to *Tally) {
+	load := func(to *Syncer) {
 		groups := strings.Join(to.Groups(now), " ")
 		var loaded []state.Kept
 		for key, r := range kept {
@@ -218,7 +218,7 @@ func TestAMonthsUseOfAReplicaThatHasEndedIsKept(t *testing.T) {
 		load(&b)
 		keep(b.sent(now))
 		again := tokenLimiters(t, "1k/month")
-		var c Tally
+		var c Syncer
 		c.Share(digest, again)
 		load(&c)
 		if got, want := tokensUsed(again, now, "alice"), int64(300); got != want && now.Month() == time.November {
@@ -273,7 +273,7 @@ func TestFourEntriesOfACallerTake32Bytes(t *testing.T) {
 
 func FuzzHear(f *testing.F) {
 	from := tokenLimiters(f, "1k/minute")
-	var a Tally
+	var a Syncer
 	a.Share(digest, from)
 	for i := range 5 {
 		spend(from, someTime, fmt.Sprint(i), int64(i)*100)
@@ -284,7 +284,7 @@ func FuzzHear(f *testing.F) {
 	f.Add([]byte(reportPrefix))
 	f.Fuzz(func(t *testing.T, message []byte) {
 		to := tokenLimiters(t, "1k/minute")
-		var b Tally
+		var b Syncer
 		b.Share(digest, to)
 		err := b.Hear(message, someTime)
 		if err == nil && !IsReport(message) {
@@ -315,7 +315,7 @@ func FuzzHear(f *testing.F) {
 func TestAPoolThatIsNotSharedAnyMoreIsNotLoaded(t *testing.T) {
 	hub := statetest.NewHub()
 	cs := tokenLimiters(t, "1k/day")
-	var a Tally
+	var a Syncer
 	end := a.Share(digest, cs)
 	spend(cs, someTime, "alice", 1)
 	if err := hub.Store().Put(t.Context(), a.sent(someTime)); err != nil {
@@ -333,8 +333,8 @@ func TestAPoolThatIsNotSharedAnyMoreIsNotLoaded(t *testing.T) {
 func TestUseDoesNotBecomeOlderWhileTheStoreHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cs := tokenLimiters(t, "60/minute")
-		var tally Tally
-		tally.Share(digest, cs)
+		var syncer Syncer
+		syncer.Share(digest, cs)
 		calls := 0
 		put := func(context.Context, []state.Record) error {
 			switch calls++; calls {
@@ -347,7 +347,7 @@ func TestUseDoesNotBecomeOlderWhileTheStoreHangs(t *testing.T) {
 			return nil
 		}
 		time.Sleep(7 * time.Second)
-		go tally.Run(t.Context(), put, func() Contact { return Contact{Whole: true, Replicas: 3} })
+		go syncer.Run(t.Context(), put, func() Contact { return Contact{Whole: true, Replicas: 3} })
 		time.Sleep(3*fast - 40*time.Millisecond)
 		spend(cs, time.Now(), "alice", 10) // sent at once
 		time.Sleep(20 * time.Millisecond)
@@ -367,19 +367,19 @@ func TestUseDoesNotBecomeOlderWhileTheStoreHangs(t *testing.T) {
 
 func TestOthersHearOnlyWhatHasChangedSince(t *testing.T) {
 	cs := tokenLimiters(t, "1M/minute")
-	var tally Tally
-	tally.Share(digest, cs)
+	var syncer Syncer
+	syncer.Share(digest, cs)
 	now := someTime
 	cs.Share(now, limiter.Sharing{Replicas: 3, Delay: fast})
 	for i := range maxRecent + 1 {
 		spend(cs, now, fmt.Sprint(i), 1)
 	}
-	tally.sent(now)
-	cs.Confirm(tally.pools[0].version)
+	syncer.sent(now)
+	cs.Confirm(syncer.pools[0].version)
 	// said returns of how many callers the record and its news are
 	said := func() (kept, news int) {
 		now = now.Add(slow)
-		records := tally.sent(now)
+		records := syncer.sent(now)
 		if len(records) != 1 {
 			t.Fatalf("%d records are sent", len(records))
 		}
@@ -401,7 +401,7 @@ func TestOthersHearOnlyWhatHasChangedSince(t *testing.T) {
 			t.Errorf("%d are kept, and %d sent, want %d and 1", kept, news, i+1)
 		}
 		if i%3 == 2 {
-			cs.Confirm(tally.pools[0].version) // also of those of which nothing new was said since
+			cs.Confirm(syncer.pools[0].version) // also of those of which nothing new was said since
 		}
 	}
 }

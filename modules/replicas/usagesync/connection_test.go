@@ -1,4 +1,4 @@
-package tally
+package usagesync
 
 import (
 	"context"
@@ -29,12 +29,12 @@ func TestManyReplicasReportAtTheSameMoments(t *testing.T) {
 			var reports, alone atomic.Int64
 			for range 4 {
 				cs, ahead := tokenLimiters(t, "1M/minute"), time.Duration(random.Int64N(int64(time.Hour)))
-				var tally Tally
-				tally.Share(digest, cs)
+				var syncer Syncer
+				syncer.Share(digest, cs)
 				time.Sleep(time.Duration(random.Int64N(int64(3 * time.Second))))
-				tally.Follow(time.Now(), ahead)
-				tally.Groups(time.Now())
-				tally.Loaded(nil, time.Now())
+				syncer.Follow(time.Now(), ahead)
+				syncer.Groups(time.Now())
+				syncer.Loaded(nil, time.Now())
 				put := func(_ context.Context, records []state.Record) error {
 					now := time.Now()
 					if ctx.Err() == nil {
@@ -44,13 +44,13 @@ func TestManyReplicasReportAtTheSameMoments(t *testing.T) {
 						}
 					}
 					for _, r := range heard(records) {
-						if err := tally.Hear(r.Message, now); err != nil { // it comes back
+						if err := syncer.Hear(r.Message, now); err != nil { // it comes back
 							t.Error(err)
 						}
 					}
 					return nil
 				}
-				go tally.Run(ctx, put, func() Contact { return Contact{Whole: true, Replicas: n} })
+				go syncer.Run(ctx, put, func() Contact { return Contact{Whole: true, Replicas: n} })
 				all = append(all, cs)
 			}
 			began := time.Now()

@@ -1,4 +1,4 @@
-package tally
+package usagesync
 
 import (
 	"fmt"
@@ -23,7 +23,7 @@ const (
 	maxRecent  = 48
 )
 
-// sharedPool is the state of a pool in a tally.
+// sharedPool is the state of a pool in a Syncer.
 type sharedPool struct {
 	// digest is a hash of the pool's name.
 	digest  string
