@@ -290,7 +290,7 @@ func TestCommentsNameTestsThatExist(t *testing.T) {
 func TestContributingHasALineForEachFileAndFolder(t *testing.T) {
 	text := lbtest.ReadFile(t, "CONTRIBUTING.md")
 	files, _ := filepath.Glob("*.go")
-	folders, _ := filepath.Glob("internal/*/")
+	folders, _ := filepath.Glob("internal/*")
 	for _, name := range append(files, folders...) {
 		if base := filepath.Base(name); !strings.HasSuffix(base, "_test.go") && !regexp.MustCompile("(?m)^\\|[^|]*`"+regexp.QuoteMeta(base)+"`").Match(text) {
 			t.Errorf("no table of CONTRIBUTING.md has a line for %s", name)

@@ -25,7 +25,7 @@ var lower = []string{
 var users = map[string][]string{
 	"metrics": {"lbtest"}, // reads them
 	"observe": {},
-	"callers": {}, // the core has only what seam.Admission says
+	"callers": {}, // only its options, in the root; the rest is behind seam.Admission
 }
 
 // internalImports returns the internal packages that each of them imports

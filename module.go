@@ -150,7 +150,7 @@ func init() {
 // The options of embedded structs are its options, too: docs/options.md lists
 // all of them. Requests use a Handler concurrently after Provision.
 //
-// It sets these placeholders, for access logs and deferred headers.:
+// It sets these placeholders, for access logs and deferred headers:
 //
 //   - {http.openai_lb.backend}: the name of the backend that replied, or of the
 //     last one that was tried. It is empty if the answer is not about one

@@ -85,6 +85,9 @@ func limited(kind, message string) apierror.Error {
 // described returns a limit in OpenAI's words, such as "tokens per min (TPM)".
 func described(l limiter.Limit) string {
 	unit := l.Unit.String()
+	if l.Unit == limiter.Month { // "TPM" are tokens per minute
+		return fmt.Sprintf("%s per %s", l.Kind, unit)
+	}
 	short := strings.ToUpper(l.Kind.String()[:1] + "P" + unit[:1])
 	if l.Unit == limiter.Minute {
 		unit = "min"

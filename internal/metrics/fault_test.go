@@ -11,7 +11,8 @@ import (
 )
 
 // TestTheAlertsHaveTheSameFaults compares the callers' faults of the code with
-// those of the alerts. In both, any other class is a fault of the service.
+// those of the alerts. In both, any other class is a fault of the service. The
+// dashboard leaves out the faults of callers, too.
 func TestTheAlertsHaveTheSameFaults(t *testing.T) {
 	find := func(file, pattern string) string {
 		t.Helper()
@@ -49,5 +50,16 @@ func TestTheAlertsHaveTheSameFaults(t *testing.T) {
 	slices.Sort(alerts)
 	if !slices.Equal(code, alerts) {
 		t.Errorf("callers' faults are %q in the code, and %q in the alerts", code, alerts)
+	}
+	dashboard := strings.Split(find("../../examples/grafana/openai-lb.json", `class!~\\"(ready[^"\\]*client_error[^"\\]*)`), "|")
+	for _, class := range code {
+		if !slices.Contains(dashboard, class) {
+			t.Errorf("the share that is served in the dashboard counts %s, which is a fault of the caller", class)
+		}
+	}
+	for _, class := range dashboard {
+		if FaultOf(class) == ServiceFault {
+			t.Errorf("the share that is served in the dashboard leaves out %s, which is a fault of the service", class)
+		}
 	}
 }

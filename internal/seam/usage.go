@@ -2,9 +2,12 @@
 // the optional modules, which the core does not know.
 //
 // A module registers itself with Caddy when it is imported, in the namespace of
-// its seam. Each handler then opens every module of that namespace, and calls
-// it where the interface says so. If a module is left out of a build, there is
-// nothing to call, and the core works without it.
+// its seam. The core opens each module that records usage or hears events, and
+// the first one for WebSockets and for replication, and calls it where the
+// interface says so. If a module is left out of a build, there is nothing to
+// call, and the core works without it. Only an Admission is no module of its
+// own: package callers, which has the options about callers, is part of each
+// build, and the seam keeps the rest of the core from these options.
 //
 // There are five seams. An [Admission] decides what callers may use, and how
 // much. A [UsageModule] records what requests have used, such as for a bill. An

@@ -34,6 +34,16 @@ const (
 	RateLimitReset HintSource = "x-ratelimit-reset"
 )
 
+// IsKnown reports whether the source is one of the constants above. A replica
+// accepts no other source from a cooldown that another replica reports.
+func (h HintSource) IsKnown() bool {
+	switch h {
+	case NoHint, RetryAfterMS, XMSRetryAfterMS, RetryAfter, ErrorText, RateLimitReset:
+		return true
+	}
+	return false
+}
+
 // ReadHint returns how long to wait before the sender of this reply may be
 // called again, and the source of that hint. Providers send such hints in many
 // forms, of which the official SDKs read only two. The first usable source

@@ -3,6 +3,8 @@ package verdict
 import (
 	"math"
 	"net/http"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -314,5 +316,26 @@ func TestTheCommonHintsAllocateNothing(t *testing.T) {
 		if n := testing.AllocsPerRun(100, func() { ReadHint(429, h, nil, now) }); n != 0 {
 			t.Errorf("%v: %v allocations", h, n)
 		}
+	}
+}
+
+// TestEachSourceOfHintsIsKnown because replicas refuse what others report with
+// an unknown source.
+func TestEachSourceOfHintsIsKnown(t *testing.T) {
+	text, err := os.ReadFile("hint.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sources := regexp.MustCompile(`(?m)^\t\w+ HintSource = "(.*)"$`).FindAllStringSubmatch(string(text), -1)
+	if len(sources) < 6 {
+		t.Errorf("found %d sources", len(sources))
+	}
+	for _, found := range sources {
+		if !HintSource(found[1]).IsKnown() {
+			t.Errorf("%q is not known", found[1])
+		}
+	}
+	if HintSource("retry-later").IsKnown() {
+		t.Error("any source is known")
 	}
 }

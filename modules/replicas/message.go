@@ -118,9 +118,6 @@ type cooldown struct {
 // maxLength is the maximum length of a cooldown from another replica.
 const maxLength = state.MaxTTL
 
-var hints = []verdict.HintSource{verdict.NoHint, verdict.RetryAfterMS, verdict.XMSRetryAfterMS, verdict.RetryAfter,
-	verdict.ErrorText, verdict.RateLimitReset}
-
 // concernsOthers reports whether the cooldown matters to other replicas: one of
 // them reported it, or the model exists. A client can make up models, and the
 // cooldown of a made-up model matters only to the replica that met it.
@@ -267,7 +264,7 @@ func (c *cooldown) check() error {
 		return err
 	}
 	switch {
-	case !verdict.Class(c.Class).Shared(), !slices.Contains(hints, verdict.HintSource(c.Hint)),
+	case !verdict.Class(c.Class).Shared(), !verdict.HintSource(c.Hint).IsKnown(),
 		c.Status < 0 || c.Status > 599, c.Cost < 0, c.Model != pool.ModelKey(c.Model),
 		pool.TiersOf(c.Tiers).String() != c.Tiers, c.Whole && (c.Model != "" || c.Tiers != "" || c.Operation != ""),
 		c.Operation != "" && (c.Throttle || !isOperation(c.Operation)), c.Cause != "" && !verdict.IsCode(c.Cause):

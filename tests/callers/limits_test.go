@@ -198,12 +198,14 @@ func TestAQuotaOfADayIsRefusedWithItsEndAndWithoutARetryAfter(t *testing.T) {
 }
 
 func TestARequestThatAloneExceedsALimitIsTooLarge(t *testing.T) {
-	inBubble(t, "caller alice {\ntokens 100/minute\n}", func(t *testing.T, w *world) {
-		got := w.chat(prompt(400, ""))
-		wantRefused(t, got, "rate_limit_exceeded", "tokens", "Request too large for alice on tokens per min (TPM): Limit 100, Requested 400. The input must be reduced in order to run successfully.")
-		wantHeaders(t, got, "X-Should-Retry", "false", "Retry-After", "")
-		w.wantUse(t, 0)
-	})
+	for unit, named := range map[string]string{"minute": "min (TPM)", "month": "month"} {
+		inBubble(t, "caller alice {\ntokens 100/"+unit+"\n}", func(t *testing.T, w *world) {
+			got := w.chat(prompt(400, ""))
+			wantRefused(t, got, "rate_limit_exceeded", "tokens", "Request too large for alice on tokens per "+named+": Limit 100, Requested 400. The input must be reduced in order to run successfully.")
+			wantHeaders(t, got, "X-Should-Retry", "false", "Retry-After", "")
+			w.wantUse(t, 0)
+		})
+	}
 }
 
 func TestACallerHasAtMostSoManyRequestsAtATime(t *testing.T) {
