@@ -73,9 +73,10 @@ func (h *Handler) warnOfSites(ctx caddy.Context) (err error) {
 // newAdmission sets up the limits of callers. It returns nil without limits.
 func (h *Handler) newAdmission(ctx caddy.Context) (seam.Admission, error) {
 	b := h.balancer
+	_, alone := h.replication.(seam.Alone)
 	a, err := h.Config.Open(ctx, seam.AdmissionConfig{
 		Pool: h.Pool, Backends: backendsForCallers(h.Backends), Keys: h.clientKeys, Files: &h.keyFiles, Entry: &b.Entry,
-		Replicated: h.StateRaw != nil, Logger: h.logger, Crossed: b.events.Crossed,
+		Replicated: !alone, Logger: h.logger, Crossed: b.events.Crossed,
 	})
 	if a == nil || err != nil {
 		return nil, err

@@ -148,3 +148,16 @@ func TestATeamSeesItsUseAtAllReplicas(t *testing.T) {
 		}})
 	})
 }
+
+// TestUsageSaysWhereItsModelsAreFrom because replicas have a bill each, unless
+// they share a storage.
+func TestUsageSaysWhereItsModelsAreFrom(t *testing.T) {
+	for state, want := range map[string]bool{"": false, "state hub " + lbtest.Unique("usage"): true} {
+		inBubble(t, "caller alice {\nrequests 3/day\n}\n"+state, func(t *testing.T, w *world) {
+			got := w.askUsage(http.MethodGet, "/v1/usage", aliceKey)
+			if strings.Contains(got.Body, `"models_of":"storage","models":[`) != want {
+				t.Errorf("with %q got %s", state, got.Body)
+			}
+		})
+	}
+}
