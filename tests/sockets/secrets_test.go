@@ -257,8 +257,8 @@ func TestAClientSecretOutlivesAReload(t *testing.T) {
 	url := "http://" + address + "/v1/realtime/"
 	lbtest.Post(client, url+"client_secrets", "{}", "Authorization", "Bearer "+aliceKey).WantServed(t, "a")
 	calls := func() lbtest.Reply {
-		client.CloseIdleConnections() // a reload closes them, perhaps just now
-		return lbtest.Post(client, url+"calls", "v=0\r\n", "Authorization", "Bearer "+ek, "Content-Type", "application/sdp")
+		// a reload closes the connections of clients, perhaps just now
+		return lbtest.Post(lbtest.NewClient(t), url+"calls", "v=0\r\n", "Authorization", "Bearer "+ek, "Content-Type", "application/sdp")
 	}
 	calls().WantServed(t, "a")
 	lbtest.Reload(t, config(aliceKey, "timezone Europe/Berlin"))
