@@ -22,6 +22,8 @@ type server struct {
 	bucket float64       // how many seconds of work it holds
 	// headers reports whether its replies say what is left.
 	headers bool
+	// names is the multiple of its limit that it names, if not 0.
+	names float64
 	// rounds reports whether it names whole seconds.
 	rounds bool
 
@@ -60,9 +62,9 @@ func (s *server) serve(cost int64, now time.Time) (ok bool, header http.Header, 
 		}
 		wait = s.ends.Sub(now)
 		if s.headers {
-			header.Set("X-Ratelimit-Limit-Tokens", fmt.Sprint(s.rate*60))
+			header.Set("X-Ratelimit-Limit-Tokens", fmt.Sprint(s.rate*60*max(1, s.names)))
 			header.Set("X-Ratelimit-Renewalperiod-Tokens", fmt.Sprint(s.window.Seconds()))
-			header.Set("X-Ratelimit-Remaining-Tokens", fmt.Sprint(most-s.used))
+			header.Set("X-Ratelimit-Remaining-Tokens", fmt.Sprint(most*max(1, s.names)-s.used))
 			header.Set("X-Ratelimit-Reset-Tokens", fmt.Sprint(math.Ceil(wait.Seconds())))
 		}
 	}
@@ -273,6 +275,23 @@ func TestATierWithinItsShareIsServed(t *testing.T) {
 					t.Errorf("%s, headers %t, %d replicas: %.2f%% refused, want 1%% at most; %.3f used, want %.2f", name, headers, replicas, 100*refused, used, tc.used)
 				}
 			}
+		}
+	}
+}
+
+// TestATierWithinItsShareIsServedByABackendThatNamesAHigherLimit, such as one
+// that other users of the deployment use up.
+func TestATierWithinItsShareIsServedByABackendThatNamesAHigherLimit(t *testing.T) {
+	for _, length := range []time.Duration{10 * time.Second, time.Minute} {
+		servers := windows(2, length, true)
+		for _, b := range servers {
+			b.names = 5
+		}
+		first, second := &stream{tier: 1, rate: .4 * 24}, &stream{tier: 2, rate: 3 * 24}
+		s := &shortage{servers: servers, replicas: 1, shares: &quota.Shares{1: .5, 2: .2}, steers: true, streams: []*stream{first, second}}
+		s.run(t, 9*time.Minute, 4*time.Minute)
+		if refused, used := first.refused/first.sent, s.used(300); refused > .02 || used < .92 {
+			t.Errorf("windows of %s: %.2f%% refused, want 2%% at most; %.3f used, want .92", length, 100*refused, used)
 		}
 	}
 }

@@ -22,11 +22,23 @@ func (m *Meter) CoolDown(c Cooldown, now time.Time) {
 	if !c.Throttle {
 		return
 	}
+	m.unexplained.Store(!m.explains(at))
 	m.seeThrottle(c.Until)
 	if c.Named {
 		m.learnLimit(end, at)
 		m.drain.throttle(c, end, at, m.allowances[tokens].estimated.Load())
 	}
+}
+
+// explains reports whether the backend's own replies agree with a throttle.
+// They do unless they say that much is left.
+func (m *Meter) explains(now Instant) bool {
+	if r := reading(m.readings[utilization].Load()); r.isFresh(fades[utilization], now.millis()) {
+		used, _ := r.unpack()
+		return float64(used) > usedUp*usedSteps
+	}
+	a := &m.allowances[tokens]
+	return int64(now) >= a.until.Load() || float64(a.left(now)) < (1-usedUp)*float64(a.most.Load())
 }
 
 // Disprove records that a cooldown was over before its end, because a request

@@ -49,7 +49,8 @@
 // is learned from the cost that was served between the ends of two cooldowns.
 // The rate at which a provisioned deployment works off requests is learned from
 // the cost between its throttles, which last for milliseconds. Shares of tiers
-// follow what throttles teach only while replies do not say what is left.
+// follow what throttles teach only while replies do not say what is left, or if
+// a throttle contradicts what they say: others may use the deployment, too.
 //
 // After a cooldown of more than 10 s, a backend gets its requests back step by
 // step: at first, two requests at a time may wait for their first byte, and
@@ -109,6 +110,9 @@ type Meter struct {
 	// learned is the limit that throttles show. It is nil before the first
 	// throttle.
 	learned atomic.Pointer[learnedLimit]
+	// unexplained reports whether the latest throttle came although, by the
+	// backend's own replies, there was room.
+	unexplained atomic.Bool
 	// drain predicts when a backend that works off requests continuously is
 	// full. ramp limits the requests after a long cooldown. It is nil at other
 	// times.

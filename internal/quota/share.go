@@ -80,20 +80,23 @@ func (m *Meter) leaves(part float64, cost, at int64, now Instant) bool {
 // than that the backend has throttled, so that the reading of the latest
 // throttle does not count.
 //
-// While the backend's own replies say what is left, predict returns 0. If both
-// estimates counted, more would be kept for other tiers than their shares. But
-// a limit that is named to this replica says nothing of the requests that other
-// replicas have sent since.
+// While the backend's own replies say what is left, and explain its latest
+// throttle, predict returns 0. If both estimates counted, more would be kept
+// for other tiers than their shares. But a limit that is named to this replica
+// says nothing of the requests that other replicas have sent since.
 func (m *Meter) predict(part float64, cost int64, now Instant) (wait time.Duration, known bool) {
 	at := now.millis()
-	if reading(m.readings[utilization].Load()).isFresh(fades[utilization], at) {
+	isUtilized := reading(m.readings[utilization].Load()).isFresh(fades[utilization], at)
+	if isUtilized && !m.unexplained.Load() {
 		return 0, false
 	}
-	if int64(now) < m.allowances[tokens].until.Load() && m.elsewhere(at) == nil {
+	if int64(now) < m.allowances[tokens].until.Load() && m.elsewhere(at) == nil && !m.unexplained.Load() {
 		_, end := reading(m.readings[throttle].Load()).unpack()
 		return 0, at >= end
 	}
-	wait, known = m.drain.wait(part, cost, now, m.allowances[tokens].estimated.Load())
+	if !isUtilized {
+		wait, known = m.drain.wait(part, cost, now, m.allowances[tokens].estimated.Load())
+	}
 	return max(wait, m.current(now).wait(part, cost, now)), known
 }
 
