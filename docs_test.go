@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -21,6 +20,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
@@ -409,7 +409,7 @@ func TestLogLinesInTheDocsAreThoseOfTheCode(t *testing.T) {
 		logger := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zapcore.EncoderConfig{
 			LevelKey: "level", NameKey: "logger", MessageKey: "msg", EncodeLevel: zapcore.LowercaseLevelEncoder, SkipLineEnding: true,
 		}), zapcore.AddSync(&logged), zap.DebugLevel)).Named("http.handlers.openai_lb")
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			l.Since, l.Until = time.Now(), time.Now().Add(length)
 			if happening == pool.Ended {
 				time.Sleep(length)

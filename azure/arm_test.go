@@ -8,10 +8,11 @@ import (
 	"net/url"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 // answers is a transport that gives these answers, one after the other, and the
@@ -66,7 +67,7 @@ func TestARequestToARMIsRepeatedWhenARMSays(t *testing.T) {
 		{"a refusal", []func() (*http.Response, error){says(403, `{"error":{"code":"AuthorizationFailed","message":"No.\n\u001b[2J eyJ0eXAiOiJKV1QiLCJhbGciOi.x"}}`)}, time.Minute, []int{0}, "/x: 403 Forbidden, AuthorizationFailed, No. �[2J …"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				transport := &answers{all: c.answers}
 				began := time.Now()
 				a := newARM(&url.URL{Scheme: "https", Host: "arm.example"}, transport, "TOKEN", began.Add(c.timeout))
@@ -88,7 +89,7 @@ func TestARequestToARMIsRepeatedWhenARMSays(t *testing.T) {
 }
 
 func TestNothingWaitsForARMAfterAnInterrupt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(10*time.Second, cancel)
 		began := time.Now()

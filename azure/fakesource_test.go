@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	openailb "github.com/openai-lb/caddy-openai-lb"
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 // fakeSource is a source with a token endpoint that tests direct.
@@ -41,7 +42,7 @@ type fakeRequest struct {
 // inBubble runs a test of a source in virtual time.
 func inBubble(t *testing.T, test func(*testing.T, *fakeSource)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		f := &fakeSource{t: t, life: time.Hour}
 		f.source = newSource(f.get)
 		core, logs := observer.New(zap.DebugLevel)

@@ -20,6 +20,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 )
 
@@ -68,7 +69,7 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 // fetched its keys if it could.
 func wired(t *testing.T, w *wire, test func(t *testing.T, o *Identity, logs *observer.ObservedLogs)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zapcore.DebugLevel)
 		i := newIssuer(wiredIssuer)
 		i.client.Transport = w

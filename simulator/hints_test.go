@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/simulator/internal/limits"
 	"github.com/openai-lb/caddy-openai-lb/simulator/internal/wire"
 )
@@ -180,7 +181,7 @@ func TestAProvisionedThrottleIsTheSizeOfItsOverflow(t *testing.T) {
 // A request that asks for 10^15 tokens fills the bucket for years. The wait
 // must not overflow into a negative one.
 func TestAHugeMaxTokensIsAWaitThatCanBeTold(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		h := provision(t, &Handler{PTU: 1, FirstTokenLatency: 1000 * ms})
 		go run(h, chatPath, `{"max_tokens":1000000000000000}`, "", 0)
 		synctest.Wait()

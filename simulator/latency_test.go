@@ -8,10 +8,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 const ms = caddy.Duration(time.Millisecond)
@@ -73,7 +74,7 @@ func inMilliseconds(durations []time.Duration) []int64 {
 }
 
 func TestAWholeReplyTakesTheTimeOfAllItsTokens(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		h := provision(t, &Handler{FirstTokenLatency: 300 * ms, TokenLatency: 20 * ms, OutputTokens: 10})
 		for body, want := range map[string]time.Duration{
 			`{}`:               500 * time.Millisecond,
@@ -87,7 +88,7 @@ func TestAWholeReplyTakesTheTimeOfAllItsTokens(t *testing.T) {
 }
 
 func TestAStreamComesTokenByToken(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		h := provision(t, &Handler{FirstTokenLatency: 300 * ms, TokenLatency: 20 * ms, OutputTokens: 3})
 		// Chat's headers come with its first token: filter, role, token, token,
 		// token, stop, done.
@@ -104,7 +105,7 @@ func TestAStreamComesTokenByToken(t *testing.T) {
 }
 
 func TestAThrottleTakesNoTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		h := provision(t, &Handler{FirstTokenLatency: 300 * ms, TokensPerMinute: 1})
 		if w, _ := run(h, chatPath, chatBody, "", 0); w.Code != 429 || w.header != 0 {
 			t.Errorf("got %d after %s", w.Code, w.header)
@@ -126,7 +127,7 @@ func TestAClientThatLeavesStopsTheGeneration(t *testing.T) {
 		"before a whole reply is begun":    {chatPath, chatBody, 100 * time.Millisecond, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				// One unit, with a bucket in which a second of work is nothing.
 				h := provision(t, &Handler{
 					PTU: 1, BucketSeconds: 1e6, OutputTokens: 1000,
@@ -194,7 +195,7 @@ func TestABodyOverTheServersLimitIs413(t *testing.T) {
 func TestAHangEndsWithItsClient(t *testing.T) {
 	for fault, wantEvents := range map[string]int{"hang_before_headers": 0, "hang_after:0": 0, "hang_after:3": 3} {
 		t.Run(fault, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				h := provision(t, &Handler{AllowFaultHeader: true})
 				begin := time.Now()
 				w, aborted := run(h, chatPath, streamBody, fault, time.Hour)
@@ -213,7 +214,7 @@ func TestAHangEndsWithItsClient(t *testing.T) {
 }
 
 func TestAHangEndsWithItsConfig(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ctx, unload := caddy.NewContext(caddy.Context{Context: context.Background()})
 		h := &Handler{AllowFaultHeader: true}
 		if err := h.Provision(ctx); err != nil {
@@ -232,7 +233,7 @@ func TestAHangEndsWithItsConfig(t *testing.T) {
 }
 
 func TestARequestInFlightOutlivesAReset(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		h := provision(t, &Handler{FirstTokenLatency: 100 * ms})
 		time.AfterFunc(50*time.Millisecond, func() {
 			h.state.reset()

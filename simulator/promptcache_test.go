@@ -5,8 +5,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 // cachedTokens asks for a chat, or for a response if the body has an input, and
@@ -44,7 +45,7 @@ func chatOf(model, system string, tokens ...int) string {
 }
 
 func TestAPromptThatBeginsWithAnEarlierOneIsCached(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		h := provision(t, &Handler{PromptCache: 4, FirstTokenLatency: 1000 * ms})
 		for _, step := range []struct {
 			what, body string
@@ -122,7 +123,7 @@ func TestNoMoreIsCachedThanThePromptHas(t *testing.T) {
 		"two kinds":          `{"model":"m","messages":["x"],"input":"` + long + `"}`,
 		"a rest":             `{"model":"m","messages":["` + long + `x"]}`,
 	} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			h := provision(t, &Handler{PromptCache: 4, FirstTokenLatency: 1000 * ms, TokenLatency: 10 * ms, OutputTokens: 3})
 			cachedTokens(t, h, body)
 			cached, took := cachedTokens(t, h, body)

@@ -6,10 +6,11 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 // blackHole is silent for the last 30 s of every two minutes.
@@ -44,7 +45,7 @@ func TestASilenceHitsTheRequestsThatAreInProgress(t *testing.T) {
 		"of a request that is not correct": {100 * s, "{", 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				h := provision(t, blackHole())
 				time.Sleep(c.at)
 				begun := time.Now()
@@ -76,7 +77,7 @@ func TestASilenceHitsTheRequestsThatAreInProgress(t *testing.T) {
 }
 
 func TestARequestThatIsSentIntoASilenceIsNotCharged(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		h := provision(t, blackHole())
 		h.keys = nil
 		time.Sleep(100 * time.Second)
@@ -88,7 +89,7 @@ func TestARequestThatIsSentIntoASilenceIsNotCharged(t *testing.T) {
 }
 
 func TestTheStatusPageAnswersDuringASilence(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		h := provision(t, blackHole())
 		time.Sleep(100 * time.Second)
 		w := httptest.NewRecorder()

@@ -8,10 +8,11 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 // withOptions is a simulator that has the options of a Caddyfile.
@@ -191,7 +192,7 @@ func TestATierThatIsNotHereIsAMistakeOfTheClients(t *testing.T) {
 }
 
 func TestFlexTakesItsTimeBeforeTheFirstByte(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		h := provision(t, withOptions(t, "flex_latency 100s\nfirst_token_latency 300ms\noutput_tokens 1"))
 		stream := strings.Replace(asking("flex"), "{", `{"stream":true,`, 1)
 		for body, want := range map[string]time.Duration{

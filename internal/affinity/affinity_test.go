@@ -20,6 +20,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
@@ -135,7 +136,7 @@ func TestNothingIsReadOrWrittenUntilARequestComes(t *testing.T) {
 func TestIDsAreSavedEveryFewMinutes(t *testing.T) {
 	folder := t.TempDir()
 	ctx := storage(t, folder)
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		a := open(t, ctx, zap.NewNop())
 		saved := func() int64 {
 			synctest.Wait()

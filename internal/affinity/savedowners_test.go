@@ -19,6 +19,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 )
@@ -91,7 +92,7 @@ func (a *Affinity) knows(caller, id string) bool {
 }
 
 func TestIDsAreSavedInTheStorageOfTheNewestConfig(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		before, after := &shelf{files: make(map[string][]byte)}, &shelf{files: make(map[string][]byte)}
 		a := before.on(t, zap.NewNop())
 		a.learn("b", "alice", "resp_11111111")
@@ -106,7 +107,7 @@ func TestIDsAreSavedInTheStorageOfTheNewestConfig(t *testing.T) {
 }
 
 func TestNothingIsSavedBeforeWhatWasSavedIsRead(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := &shelf{files: make(map[string][]byte)}
 		core, logs := observer.New(zapcore.ErrorLevel)
 		a := s.on(t, zap.New(core))
@@ -153,7 +154,7 @@ func TestNothingIsSavedBeforeWhatWasSavedIsRead(t *testing.T) {
 // TestAStorageThatCannotBeWrittenIsLoggedOnce, as that of a container with a
 // read-only file system, until it works again.
 func TestAStorageThatCannotBeWrittenIsLoggedOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := &shelf{files: make(map[string][]byte)}
 		core, logs := observer.New(zapcore.ErrorLevel)
 		a := s.on(t, zap.New(core))
@@ -178,7 +179,7 @@ func TestAStorageThatCannotBeWrittenIsLoggedOnce(t *testing.T) {
 }
 
 func TestAnEndWithoutAReadSavesNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := &shelf{files: map[string][]byte{savedKey: []byte("something")}, fails: errors.New("no route to host")}
 		core, logs := observer.New(zapcore.ErrorLevel)
 		a := s.on(t, zap.New(core))
@@ -198,7 +199,7 @@ func TestAnEndWithoutAReadSavesNothing(t *testing.T) {
 }
 
 func TestRequestsWaitAShortTimeForAHangingStorage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := &shelf{files: make(map[string][]byte), takes: time.Hour}
 		a := s.on(t, zap.NewNop())
 		begin := time.Now()
@@ -226,7 +227,7 @@ func TestRequestsWaitAShortTimeForAHangingStorage(t *testing.T) {
 }
 
 func TestACallerIsToComeBackWhileWhatWasSavedIsNotRead(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := &shelf{files: make(map[string][]byte)}
 		a := s.on(t, zap.NewNop())
 		a.learn("a", "alice", "resp_11111111")
@@ -263,7 +264,7 @@ func TestACallerIsToComeBackWhileWhatWasSavedIsNotRead(t *testing.T) {
 }
 
 func TestIDsThatCannotBeReadAreKeptAside(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := &shelf{files: map[string][]byte{savedKey: []byte("openai_lb ids 1\nof an older version")}}
 		core, logs := observer.New(zapcore.ErrorLevel)
 		for range 2 {

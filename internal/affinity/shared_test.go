@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 	"github.com/openai-lb/caddy-openai-lb/modules/replicas"
@@ -29,7 +30,7 @@ type shared struct {
 // inTouch runs a test in virtual time.
 func inTouch(t *testing.T, test func(*shared)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) { test(&shared{t, statetest.NewHub()}) })
+	bubble.Test(t, func(t *testing.T) { test(&shared{t, statetest.NewHub()}) })
 }
 
 // replica returns what a replica knows whose pool has these accounts.

@@ -9,16 +9,16 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
-	"testing/synctest"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
 func TestAClientThatReadsSlowlyIsNotAStall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		backend, wire := io.Pipe()
 		ctx, cancel := context.WithCancelCause(t.Context())
 		b := &body{response: new(http.Response), fields: All{}, source: backend, idle: 10 * time.Second, deadline: &deadline{cancel: cancel}}
@@ -74,7 +74,7 @@ func TestACutIsTheBackendsUnlessItsClientKeptItWaiting(t *testing.T) {
 		"a client that paused long ago":      {timedReads{s, s, s, s, s, s}, []time.Duration{ms, 3 * s, ms, ms, ms, ms}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				b := &body{response: new(http.Response), fields: All{}, source: &c.reads, idle: time.Hour, deadline: &deadline{}}
 				b.deadline.start(time.Hour, ErrIdle)
 				time.Sleep(3 * s) // until the reply begins
@@ -119,7 +119,7 @@ func (h *hesitant) Read(p []byte) (int, error) {
 func (*hesitant) Close() error { return nil }
 
 func TestTheBackendsOwnPauseIsNotItsClients(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		_, cancel := context.WithCancelCause(t.Context())
 		b := body{source: new(hesitant), response: new(http.Response), fields: All{}, idle: time.Minute, secrets: keys.Secrets{"sk-1234567890abcdef"},
 			deadline: &deadline{cancel: cancel}, watch: new(sse.Watcher)}
@@ -201,7 +201,7 @@ func TestAKeyIsReplacedWhereverItIs(t *testing.T) {
 // content, and checks what all of them hold.
 func TestEchoesAreHeldBackWithinALimit(t *testing.T) {
 	echo := "event: response.created\ndata: {\"type\":\"response.created\",\"instructions\":\"" + strings.Repeat("x", echoLimit) + "\"}\n\n"
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var all []*body
 		for range 2 * echoesLimit / echoLimit {
 			b := &body{source: io.NopCloser(strings.NewReader(echo)), response: new(http.Response), fields: All{}, idle: time.Minute, deadline: new(deadline)}

@@ -13,8 +13,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 func clientOf(t testing.TB) *http.Client {
@@ -104,7 +105,7 @@ func TestAFailedWriteOfAnUploadWaitsUntilItsReaderCloses(t *testing.T) {
 		{"the end of a TLS connection, which its reader writes", 1, 31, syscall.EPIPE, goesOn, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				conn, err := Dialing(func(context.Context, string, string) (net.Conn, error) {
 					return refusing{err: c.err}, nil
 				})(t.Context(), "tcp", "")

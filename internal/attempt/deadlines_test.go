@@ -4,14 +4,15 @@ import (
 	"context"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 // TestDeadlinesEndInTime has deadlines follow each other, some of which
 // end in time, and some not.
 func TestDeadlinesEndInTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		for i := range 100 {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			d := deadline{cancel: cancel}
@@ -39,7 +40,7 @@ func TestDeadlinesEndInTime(t *testing.T) {
 // TestADeadlineThatHasEndedLeavesTheNextOneAlone has one extended and ended
 // when another one has begun.
 func TestADeadlineThatHasEndedLeavesTheNextOneAlone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		first := deadline{cancel: func(error) { t.Error("the first ended though it was in time") }}
 		first.start(time.Second, errFirst)
 		first.end()

@@ -11,9 +11,9 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 )
 
@@ -32,7 +32,7 @@ func TestAnUploadThatNeverBeganHoldsBackNoWriteOfOthers(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				dial := func() net.Conn {
 					conn, _ := Dialing(func(context.Context, string, string) (net.Conn, error) { return broken{}, nil })(t.Context(), "tcp", "")
 					return conn

@@ -9,8 +9,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 // side is the backend's. Its other end is a pipe's.
@@ -68,7 +69,7 @@ func TestATunnelEndsAGracePeriodAfterOneOfItsSides(t *testing.T) {
 		"neither": {func(io.ReadWriteCloser, net.Conn, func()) { time.Sleep(time.Hour) }, time.Hour, time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				near, far := net.Pipe()
 				begin, backend, client := time.Now(), &side{near, make(chan time.Time, 1)}, new(client)
 				closing, unload := context.WithCancel(t.Context())
@@ -104,7 +105,7 @@ func (w *wrapped) SetWriteDeadline(at time.Time) error {
 }
 
 func TestTheEndOfAClientLimitsAWriteInProgressAndThoseAfterIt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		near, far := net.Pipe()
 		defer far.Close()
 		w := &wrapped{client: new(client)}

@@ -17,6 +17,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
@@ -130,7 +131,7 @@ func next(p *pool.Pool, tried ...*pool.Member) string {
 }
 
 func TestABackendIsCheckedAtOnceAndThenAtItsInterval(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := &server{status: 204}
 		began := time.Now()
 		_, unload := checked(t, s, "health_uri /health?deep=1\nhealth_interval 5s\napi_key sk-of-the-backend-1234\nheader X-Gateway blue\nheader -User-Agent")
@@ -169,7 +170,7 @@ func TestABackendIsASuspectFromACheckThatFailsUntilOneThatPasses(t *testing.T) {
 		{"another code of the class", "health_status 200", 204, false, pool.Reason{Class: "failed", Status: 204, Cause: "health_status"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				s, heard := &server{status: 200}, new(listener)
 				p, unload := checked(t, s, "health_uri /health\n"+c.options, heard)
 				defer unload()
@@ -209,7 +210,7 @@ func TestABackendIsASuspectFromACheckThatFailsUntilOneThatPasses(t *testing.T) {
 }
 
 func TestACheckThatPassesEndsTheTimeInWhichABackendIsUnreachable(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := &server{}
 		p, unload := checked(t, s, "health_uri /health\nhealth_interval 1s")
 		defer unload()
@@ -225,7 +226,7 @@ func TestACheckThatPassesEndsTheTimeInWhichABackendIsUnreachable(t *testing.T) {
 }
 
 func TestHealthChecksEndWithTheConfigAlsoOneThatHangs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // which notices a goroutine that stays
+	bubble.Test(t, func(t *testing.T) { // which notices a goroutine that stays
 		s, heard := &server{status: 200, hangs: true}, new(listener)
 		p, unload := checked(t, s, "health_uri /health", heard)
 		time.Sleep(time.Second)

@@ -13,6 +13,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -51,7 +52,7 @@ func usable(p *pool.Pool) bool {
 }
 
 func TestALostBackendIsTriedAtGrowingIntervalsUntilItIsReached(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var d dialer
 		p, _, _ := unreachablePool(t, &d)
 		attempts := 0
@@ -79,7 +80,7 @@ func TestALostBackendIsTriedAtGrowingIntervalsUntilItIsReached(t *testing.T) {
 }
 
 func TestAnErrorIsShownInShort(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		p, _, _ := unreachablePool(t, new(dialer))
 		time.Sleep(time.Second + recheckTimeout)
 		usable(p)
@@ -90,7 +91,7 @@ func TestAnErrorIsShownInShort(t *testing.T) {
 }
 
 func TestAReadinessProbeStartsAnAttemptAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var d dialer
 		p, c, _ := unreachablePool(t, &d)
 		c.RecheckAll(p, time.Now())
@@ -110,7 +111,7 @@ func TestAReadinessProbeStartsAnAttemptAtOnce(t *testing.T) {
 }
 
 func TestAConfigThatIsUnloadedLeavesLostBackendsToTheNextOne(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var d dialer
 		p, _, unload := unreachablePool(t, &d)
 		time.Sleep(time.Second)

@@ -3,17 +3,17 @@ package callers
 import (
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 func TestWhatATokenSaysIsForgotten(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		config := Config{Tiers: []Tier{{Name: "gold"}, {Name: "bronze"}}}
 		c := New(Options{Config: config, AdmissionConfig: seam.AdmissionConfig{Pool: t.Name(), Logger: zap.NewNop()}})
 		defer c.Close()

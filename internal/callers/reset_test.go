@@ -7,12 +7,12 @@ import (
 	"path"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
@@ -34,7 +34,7 @@ func (s *slowStorage) Load(ctx context.Context, key string) ([]byte, error) {
 // more.
 func TestARestartDoesNotUndoAReset(t *testing.T) {
 	files := &certmagic.FileStorage{Path: t.TempDir()}
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		process := 0
 		start := func(storage certmagic.Storage) *Callers {
 			process++

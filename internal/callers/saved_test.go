@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
@@ -23,7 +24,7 @@ import (
 // saved yet.
 func TestUseIsSavedAgainAfterAConfigThatSavesNothing(t *testing.T) {
 	storage := &certmagic.FileStorage{Path: t.TempDir()}
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		load := func(storage certmagic.Storage) *Callers {
 			c := New(Options{Config: config, Storage: storage, AdmissionConfig: seam.AdmissionConfig{Pool: t.Name(), Logger: zap.NewNop()}})
 			c.Start()
@@ -81,7 +82,7 @@ func (k *kept) spend(number int) (admitted int) {
 // the same time, and start anew one after the other.
 func TestProcessesWithOneStorageDoNotForgetWhatTheOthersUsed(t *testing.T) {
 	storage := &certmagic.FileStorage{Path: t.TempDir()}
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		for _, limit := range []string{"40/minute", "40/hour", "40/day", "40/month"} {
 			a, b := process(t, limit, storage, limit), process(t, limit, storage, limit)
 			all := a.spend(15) + b.spend(10)
@@ -102,7 +103,7 @@ func TestProcessesWithOneStorageDoNotForgetWhatTheOthersUsed(t *testing.T) {
 // and figures that are none.
 func TestWhatCannotBeReadOfSavedUseLosesNothingElse(t *testing.T) {
 	storage := &certmagic.FileStorage{Path: t.TempDir()}
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		a := process(t, "pool", storage, "40/day")
 		for key, text := range map[string]string{
 			a.folder + "/broken.json": `{"writers":{"x":{"callers":{"alice":[{"limit":"tokens/day","window":10957,"used":4}]`,
@@ -149,7 +150,7 @@ func (s *brokenStorage) Store(ctx context.Context, key string, text []byte) erro
 
 func TestAStorageThatFailsIsLoggedOnce(t *testing.T) {
 	path := t.TempDir()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		down := errors.New("read-only file system")
 		s := &brokenStorage{&certmagic.FileStorage{Path: path}, down, down}
 		core, logs := observer.New(zapcore.ErrorLevel)

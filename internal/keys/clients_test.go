@@ -8,10 +8,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 func newStore(t testing.TB, keys []ClientKey, file string) *Clients {
@@ -124,7 +125,7 @@ func TestALineWithoutALineFeedCountsOnceTheFileIsSettled(t *testing.T) {
 		}
 	}
 	one, two := long("one"), long("two")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		write("alice "+one+"\nbob "+two, 0)
 		s := newStore(t, nil, file)
 		wantKnown := func(key string, want bool) {

@@ -5,11 +5,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 // expiring returns clients whose file has these lines, and their log, in a
@@ -35,7 +36,7 @@ func TestAKeyIsValidUntilTheEndOfItsDay(t *testing.T) {
 		{time.FixedZone("east", 3600), 71 * time.Hour},
 		{time.FixedZone("west", -3600), 73 * time.Hour},
 	} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			c, _ := expiring(t, zone.Location, "alice "+long("one")+" expires=2000-01-03", "alice "+long("two"), "bob "+long("three"))
 			time.Sleep(zone.ends - 1)
 			if who, err := c.Identify(t.Context(), bearer(long("one"))); who.Name != "alice" || err != nil {
@@ -73,7 +74,7 @@ func TestAKeyThatExpiresSoonIsLoggedOnceADay(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				c, log := expiring(t, time.UTC, lines...)
 				for hour := range 12 * 24 { // until 2000-01-13
 					c = change(t, c, hour)

@@ -4,10 +4,11 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 // hanging waits for the keys of its issuer as long as it may, but knows those
@@ -28,7 +29,7 @@ func (h hanging) Identify(ctx context.Context, token string) (*Identity, error) 
 func (hanging) Tiers() []string { return []string{} }
 
 func TestARequestWithSeveralTokensWaitsForTheIssuerOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		c, err := NewClients(ClientsConfig{Tokens: hanging{"good"}, Label: strings.ToUpper, Logger: zap.NewNop()})
 		if err != nil {
 			t.Fatal(err)

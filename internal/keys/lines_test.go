@@ -6,8 +6,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 // wantKnown checks which keys are known.
@@ -34,7 +35,7 @@ func TestRemovalsAndValidLinesApplyNextToWrongOnes(t *testing.T) {
 		"carol " + three + " expires=2001-01-01":       `line 2: "carol" has the same key with another date`,
 		"x\nbob " + one + "\n\n#x\ny\nz\nz\nz\nz\nz\n": "line 2: expected a name, a key and at most tier=<name> and a date like expires=2027-01-31; line 6: ",
 	} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "keys")
 			write(t, file, "alice "+one+"\nbob "+two+"\n")
 			s := newStore(t, nil, file)
@@ -118,7 +119,7 @@ func TestAKeyThatCannotBeReadStaysAndTheOthersAreRead(t *testing.T) {
 func TestAFileThatIsBeingWrittenTakesNoKeyAway(t *testing.T) {
 	one, two := long("one"), long("two")
 	for _, half := range []string{"", "#", "# all ke", "alice " + one + "\n# and bo", "alice " + one + "\n  ", "alice", "alice " + one[:16], "bo"} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "keys")
 			write(t, file, "alice "+one+"\nbob "+two+"\n")
 			s := newStore(t, nil, file)

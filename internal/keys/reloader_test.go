@@ -10,10 +10,12 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 func TestSecretsAreReadAgainOnceASecond(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zap.DebugLevel)
 		r := Reloader{Logger: zap.New(core)}
 		var reads atomic.Int64
@@ -51,7 +53,7 @@ func TestSecretsAreReadAgainOnceASecond(t *testing.T) {
 }
 
 func TestAFileThatHangsTakesOneRequest(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		r := Reloader{Logger: zap.NewNop()}
 		hangs, requests := make(chan struct{}), 0
 		r.Add("the secret", func() error { <-hangs; return nil })
@@ -74,7 +76,7 @@ func TestAFileThatHangsTakesOneRequest(t *testing.T) {
 
 // With many keys, reading them takes longer than a request.
 func TestNoRequestReadsSecretsWhileOthersCome(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		r := Reloader{Logger: zap.NewNop()}
 		var reads atomic.Int64
 		r.Add("the secret", func() error {

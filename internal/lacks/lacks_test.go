@@ -3,12 +3,13 @@ package lacks
 import (
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 func TestANameIsLackedForAMinuteOrUntilItIsThere(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var s Set
 		s.Add("m", time.Now())
 		time.Sleep(Lasts - time.Nanosecond)
@@ -31,7 +32,7 @@ func TestANameIsLackedForAMinuteOrUntilItIsThere(t *testing.T) {
 }
 
 func TestMadeUpNamesTakeLimitedMemory(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var s Set
 		for i := range 10 * maxNames {
 			s.Add(fmt.Sprint(i), time.Now())

@@ -38,7 +38,6 @@ import (
 	"net/url"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -50,6 +49,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	openailb "github.com/openai-lb/caddy-openai-lb"
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 // World is a balancer, its clients and its backends, real but for the wires:
@@ -79,7 +79,7 @@ type World struct {
 func InBubble(t *testing.T, config string, test func(*testing.T, *World)) {
 	t.Helper()
 	emptyConfig() // outside of the bubble, whose end it outlives
-	synctest.Test(t, func(t *testing.T) { test(t, newWorld(t, config)) })
+	bubble.Test(t, func(t *testing.T) { test(t, newWorld(t, config)) })
 }
 
 // OverBothVersions runs a test with a client of HTTP/1.1 and one of HTTP/2.

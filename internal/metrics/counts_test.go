@@ -5,10 +5,11 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 // someSources are metrics that only this test counts.
@@ -65,7 +66,7 @@ func TestCountsAreThoseOfTheMetrics(t *testing.T) {
 }
 
 func TestAHistoryHasTheLastFiveMinutes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s, add := someSources()
 		request := func(n float64) { add(s.requests, n, "p", "", "a", "gpt-4o", "served", "200") }
 		request(100) // before the first user
@@ -118,7 +119,7 @@ func requests(spans []Span) (requests []float64) {
 }
 
 func TestASpanHasOnlyWhatWasCountedInIt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s, add := someSources()
 		add(s.requests, 1, "p", "", "a", "gpt-4o", "served", "200")
 		h := &History{totals: s.totals}

@@ -2,12 +2,13 @@ package metrics
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 func TestRequestsWaitForTheirFirstByte(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var f FirstBytes
 		wants := func(requests, overdue int64, oldest float64) {
 			t.Helper()

@@ -8,12 +8,12 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
@@ -139,7 +139,7 @@ func TestOfCallersThatShareALabelTheMostUsedLimitCounts(t *testing.T) {
 
 func TestACooldownCountsAsItGoesOn(t *testing.T) {
 	name := unique("goes-on")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := pool.NewMember("a", new(pool.Health))
 		m.Models = []string{"gpt"}
 		inUse(t, name, m)
@@ -166,7 +166,7 @@ func TestACooldownCountsAsItGoesOn(t *testing.T) {
 
 func TestABackendThatCannotBeReachedCountsUntilItIs(t *testing.T) {
 	name := unique("lost")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := pool.NewMember("a", new(pool.Health))
 		inUse(t, name, m)
 		lost := refusal(verdict.Unreachable, "", 0)
@@ -185,7 +185,7 @@ func TestABackendThatCannotBeReachedCountsUntilItIs(t *testing.T) {
 func TestTheSecondsOfACooldownNeverGoBack(t *testing.T) {
 	name := unique("never-back")
 	other := unique("never-back-2")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		health := new(pool.Health)
 		mine, theirs := pool.NewMember("a", health), pool.NewMember("a", health)
 		p := inUse(t, name, mine)
@@ -218,7 +218,7 @@ func TestTheSecondsOfACooldownNeverGoBack(t *testing.T) {
 // must see it. The backend serves the others.
 func TestACooldownOfAnOperationIsShownAndLeavesTheModelAvailable(t *testing.T) {
 	name := unique("operation")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := pool.NewMember("a", new(pool.Health))
 		m.Models = []string{"gpt"}
 		inUse(t, name, m)
@@ -236,7 +236,7 @@ func TestACooldownOfAnOperationIsShownAndLeavesTheModelAvailable(t *testing.T) {
 
 func TestACooldownOfTheWholeBackendCountsForEachModel(t *testing.T) {
 	name := unique("whole")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m := pool.NewMember("a", new(pool.Health))
 		m.Models = []string{"gpt", "embed"}
 		takesAny := pool.NewMember("b", new(pool.Health))
@@ -433,7 +433,7 @@ func BenchmarkNewSeries(b *testing.B) {
 
 // Clients can make up any number of models.
 func TestMadeUpModelsAreOneEntryOfTheSecondsOfCooldowns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		name, m := unique("made-up"), pool.NewMember("a", new(pool.Health))
 		m.Models, m.AnyModel = []string{"gpt"}, true
 		inUse(t, name, m)

@@ -7,7 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 // decodePieces decodes a body that comes in pieces of the size.
@@ -54,7 +55,7 @@ func TestADecoderLeavesNothingBehind(t *testing.T) {
 		if encoding == "" || encoding == "identity" {
 			continue
 		}
-		synctest.Test(t, func(*testing.T) {
+		bubble.Test(t, func(*testing.T) {
 			for size := range body {
 				d := NewDecoder(encoding, func([]byte) {})
 				if size > 0 {

@@ -2,9 +2,9 @@ package pool
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
 
@@ -19,7 +19,7 @@ var disproofs = map[string]func(m *Member){
 func TestADisprovedCooldownKeepsNoTierAway(t *testing.T) {
 	for name, disprove := range disproofs {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				p, m, _ := poolOf(t, "a:1:1")
 				defer p.Close()
 				p.Steers = true
@@ -60,7 +60,7 @@ func TestADisprovedCooldownKeepsNoTierAway(t *testing.T) {
 func TestNoRampFollowsADisprovedCooldown(t *testing.T) {
 	for name, disprove := range disproofs {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				p, m, _ := poolOf(t, "a:1:1", "b:2:1")
 				defer p.Close()
 				p.Steers = true

@@ -4,8 +4,9 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 func TestADrainedMemberIsTheLastChoice(t *testing.T) {
@@ -89,7 +90,7 @@ func (c told) Happened(e Event) {
 }
 
 func TestTheEndOfACooldownIsToldWhenItsTimeHasPassed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		began := time.Now()
 		heard := make(told, 10)
 		a, b := NewMember("a", new(Health)), NewMember("b", new(Health))
@@ -133,7 +134,7 @@ func TestTheEndOfACooldownIsToldWhenItsTimeHasPassed(t *testing.T) {
 }
 
 func TestAClosedPoolLeavesNoTimer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		heard := make(told, 1)
 		a := NewMember("a", new(Health))
 		p := New([]*Member{a}, heard)

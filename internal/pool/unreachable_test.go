@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 var cannotReach = Refusal{Reason: Reason{Class: "unreachable"}, Whole: true, Unreachable: true}
@@ -43,7 +45,7 @@ func TestALostBackendOutlivesAReload(t *testing.T) {
 		"a request that outlives it starts the cooldown": func(p *Pool, coolDown func()) { p.Close(); coolDown() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				health, due := new(Health), new(dues)
 				before, after := NewMember("a", health), NewMember("a", health)
 				p := New([]*Member{before})
@@ -67,7 +69,7 @@ func TestALostBackendOutlivesAReload(t *testing.T) {
 }
 
 func TestAnAttemptIsDueBesideALongerCooldown(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		due := new(dues)
 		m := NewMember("a", new(Health))
 		p := New([]*Member{m}, due)
@@ -181,7 +183,7 @@ func (l *turns) Happened(e Event) {
 // whose host is gone after its port was, and two addresses of which each
 // request gets another one.
 func TestAnotherCauseOfABackendThatCannotBeReachedIsReportedOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		m, seen := NewMember("a", new(Health)), new(turns)
 		p := New([]*Member{m}, seen)
 		defer p.Close()

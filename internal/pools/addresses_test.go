@@ -10,6 +10,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
 
@@ -37,7 +38,7 @@ func (a *Addresses) wantKnown(t *testing.T, want ...string) {
 }
 
 func TestAnAddressIsForgottenThatWasNotUsedForAnHour(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		a := &Addresses{Forgotten: func(string) {}}
 		first := a.Use(upstreams("a", "b", "c", "d"))
 		m := pool.NewMember("c", first[2])
@@ -70,7 +71,7 @@ func TestAnAddressIsForgottenThatWasNotUsedForAnHour(t *testing.T) {
 }
 
 func TestThousandsOfAddressesThatCameAndWentLeaveNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		a := &Addresses{Forgotten: func(string) {}}
 		defer a.Close()
 		for i := range 4000 {

@@ -6,10 +6,12 @@ import (
 	"testing/synctest"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 func TestNamesAreUniqueWithinAConfig(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var s Set
 		const one, other = "some options", "others"
 		before, unloadOld := caddy.NewContext(caddy.Context{Context: t.Context()})

@@ -5,18 +5,19 @@ import (
 	"errors"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 // TestARecordShowsAStorageThatFails checks also that neither changes nor their
 // absence show a storage that works as failing.
 func TestARecordShowsAStorageThatFails(t *testing.T) {
 	path := t.TempDir()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var full atomic.Bool
 		s := NewSaver("bill", nil, func(context.Context, certmagic.Storage) error {
 			if full.Load() {
@@ -47,7 +48,7 @@ func TestARecordShowsAStorageThatFails(t *testing.T) {
 // the first one.
 func TestARecordShowsAStorageThatHangs(t *testing.T) {
 	path := t.TempDir()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := NewSaver("bill", nil, func(context.Context, certmagic.Storage) error {
 			time.Sleep(time.Hour)
 			return nil

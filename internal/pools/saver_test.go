@@ -13,11 +13,13 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 func TestTheLogSaysThatAStorageFailsAndThatItWorksAgain(t *testing.T) {
 	path := t.TempDir()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var full atomic.Bool
 		s := NewSaver("bill", nil, func(context.Context, certmagic.Storage) error {
 			if full.Load() {
@@ -49,7 +51,7 @@ func TestTheLogSaysThatAStorageFailsAndThatItWorksAgain(t *testing.T) {
 
 func TestAStorageThatHangsDelaysTheEndOfAllPoolsOnce(t *testing.T) {
 	path := t.TempDir()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var hangs, saved atomic.Int64
 		var all []*Saver
 		for range 20 {
@@ -83,7 +85,7 @@ func TestAStorageThatHangsDelaysTheEndOfAllPoolsOnce(t *testing.T) {
 
 func TestAStorageThatAnswersAgainIsWaitedForAtTheEnd(t *testing.T) {
 	path := t.TempDir()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var saved atomic.Int64
 		hang := 35 * time.Second
 		s := NewSaver("bill", nil, func(context.Context, certmagic.Storage) error {

@@ -10,10 +10,10 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
-	"testing/synctest"
 	"time"
 	"unsafe"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
@@ -127,7 +127,7 @@ func TestAnUploadThatFailsIsTheClients(t *testing.T) {
 // up may have been written to until its end: the kernel takes the last bytes of
 // an upload also for a connection that the other side has closed.
 func TestAStallIsKnownForAShortTimeAfterTheUpload(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		client, feed := io.Pipe()
 		go func() {
 			io.WriteString(feed, strings.Repeat("x", 200))

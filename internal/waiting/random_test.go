@@ -5,9 +5,10 @@ import (
 	"runtime"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 	"weak"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 // TestACallerThatSendsMoreGetsAsMuch has a backend that accepts ten requests a
@@ -113,7 +114,7 @@ func TestOldQueuesAreForgotten(t *testing.T) {
 // TestNoCallIsLost whatever requests do.
 func TestNoCallIsLost(t *testing.T) {
 	for seed := range uint64(100) {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			l := New(2*time.Second, seed%2 == 0)
 			random := rand.New(rand.NewPCG(seed, 1))
 			var rm sync.Mutex

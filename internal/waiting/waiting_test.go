@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 var key = Key{Model: "gpt-4o"}
@@ -19,7 +21,7 @@ const many = 1e6
 // checks that no request waits in the end.
 func inBubble(t *testing.T, test func(*testing.T, *Queues)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := New(10*time.Second, false)
 		test(t, l)
 		time.Sleep(time.Second) // until no gate is left

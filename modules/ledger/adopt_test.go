@@ -15,6 +15,8 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 // leave writes a journal as of a process that was killed.
@@ -52,7 +54,7 @@ func TestAJournalThatCannotBeAddedHoldsUpNoOther(t *testing.T) {
 	if err := errors.Join(os.WriteFile(secret, nil, 0o600), os.Symlink(secret, filepath.Join(s.journals(), "3-1.journal"))); err != nil {
 		t.Fatal(err)
 	}
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zapcore.WarnLevel)
 		l := s.open(zap.New(core))
 		time.Sleep(time.Minute)
@@ -99,7 +101,7 @@ func (s *shelf) wantNone(t *testing.T) {
 // fails.
 func TestAWriteThatFailsLeavesNoHole(t *testing.T) {
 	s := newShelf(t)
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := s.open(zap.NewNop())
 		s.fails(nil, errors.New("no space left on device"))
 		add := func(caller string, size int) {
@@ -124,7 +126,7 @@ func TestAWriteThatFailsLeavesNoHole(t *testing.T) {
 // without a row that is not used any more.
 func TestALongOutageFillsNoDisk(t *testing.T) {
 	s := newShelf(t)
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := s.open(zap.NewNop())
 		s.fails(nil, errors.New("no space left on device"))
 		l.Add(time.Now(), keyOf("alice"), one, "resp_1")

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
@@ -50,7 +51,7 @@ func (s *shelf) journalFiles(t *testing.T) map[string][]byte {
 
 func TestAKillTakesNothingThatWasUsedBefore(t *testing.T) {
 	s := newShelf(t)
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := s.open(zap.NewNop())
 		for i := range 28 { // it is saved after 10 s, and after 21
 			l.Add(time.Now(), keyOf("alice"), one, "")
@@ -76,7 +77,7 @@ func TestAKillTakesNothingThatWasUsedBefore(t *testing.T) {
 
 func TestWhatIsSavedAlreadyIsNotWrittenIntoAJournal(t *testing.T) {
 	s := newShelf(t)
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := s.open(zap.NewNop())
 		for range 2 {
 			l.Add(time.Now(), keyOf("alice"), one, "")
@@ -93,7 +94,7 @@ func TestWhatIsSavedAlreadyIsNotWrittenIntoAJournal(t *testing.T) {
 
 func TestAJournalOfAProcessThatRunsIsLeftAlone(t *testing.T) {
 	s := newShelf(t)
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := s.open(zap.NewNop())
 		l.Add(time.Now(), keyOf("alice"), one, "")
 		time.Sleep(journalDelay)
@@ -112,7 +113,7 @@ func TestAJournalOfAProcessThatRunsIsLeftAlone(t *testing.T) {
 // several times.
 func TestNothingIsCountedTwiceWheneverAProcessIsKilled(t *testing.T) {
 	s := newShelf(t)
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := s.open(zap.NewNop())
 		for i := range 6 {
 			l.Add(time.Now(), keyOf(fmt.Sprint(i%2)), one, "")
@@ -161,7 +162,7 @@ func TestNothingIsCountedTwiceWheneverAProcessIsKilled(t *testing.T) {
 func TestWhateverHappensTheLedgerHasWhatWasUsed(t *testing.T) {
 	for seed := range uint64(10) {
 		s := newShelf(t)
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			random, want := rand.New(rand.NewPCG(seed, 1)), make(map[Key]int64)
 			all := []*Config{s.open(zap.NewNop()), s.open(zap.NewNop()), s.open(zap.NewNop())}
 			now := time.Now()
@@ -252,7 +253,7 @@ func TestAJournalChangesNoLaterVersionOfAPage(t *testing.T) {
 
 func TestAJournalWaitsForAStorageThatFails(t *testing.T) {
 	s := newShelf(t)
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := s.open(zap.NewNop())
 		l.Add(time.Now(), keyOf("alice"), one, "")
 		time.Sleep(journalDelay)
@@ -305,7 +306,7 @@ func TestADiskThatFailsIsWarnedOfOnceAndTheLedgerGoesOn(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newShelf(t)
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				core, logs := observer.New(zapcore.InfoLevel)
 				l := s.open(zap.New(core))
 				spoil(t, s, l)
@@ -343,7 +344,7 @@ func (l *Ledger) sum() (requests int64) {
 func TestThereAreTwoJournalsAtMostWhileTheStorageFails(t *testing.T) {
 	for _, size := range []int{0, maxJournal} {
 		s := newShelf(t)
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			l := s.open(zap.NewNop())
 			l.Add(time.Now(), keyOf("alice"), one, "")
 			time.Sleep(journalDelay)

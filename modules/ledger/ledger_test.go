@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
@@ -105,7 +106,7 @@ func keyOf(caller string) Key { return Key{Caller: caller, Model: "gpt-4o", Back
 
 func TestAPageIsSavedTenSecondsAfterAChange(t *testing.T) {
 	s := newShelf(t)
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := s.open(zap.NewNop())
 		for i := range 30 {
 			l.Add(time.Now(), keyOf("alice"), one, "")
@@ -126,7 +127,7 @@ func TestAPageIsSavedTenSecondsAfterAChange(t *testing.T) {
 
 func TestNothingIsLostWhileTheStorageFails(t *testing.T) {
 	s := newShelf(t)
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zapcore.ErrorLevel)
 		l := s.open(zap.New(core))
 		s.fails(errors.New("input/output error"), errors.New("no space left on device"))
@@ -161,7 +162,7 @@ func TestNothingIsLostWhileTheStorageFails(t *testing.T) {
 
 func TestAMonthIsInMemoryAtMostWhileTheStorageFails(t *testing.T) {
 	s := newShelf(t)
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := s.open(zap.NewNop())
 		s.fails(nil, errors.New("read-only file system"))
 		for day := range 3 * maxDays {
@@ -202,7 +203,7 @@ func TestAPageHas20000Rows(t *testing.T) {
 
 func TestPagesAreKeptFor400Days(t *testing.T) {
 	s := newShelf(t)
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		for _, pool := range []string{"main", "acme/../certificates"} {
 			p := Page{ID: "0123456789abcdef", Pool: pool, Day: time.Now().UTC().Format(time.DateOnly), Rows: []Row{{keyOf("alice"), one}}}
 			if err := s.Store(t.Context(), p.key(), []byte(`{"rows":[{"requests":1}]}`)); err != nil {
@@ -235,7 +236,7 @@ func TestPagesAreKeptFor400Days(t *testing.T) {
 
 func TestACallersUseByModelIsThatOfAllReplicasOfAStorage(t *testing.T) {
 	s := newShelf(t)
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		want := func(l *Config, caller string, want ...string) {
 			t.Helper()
 			time.Sleep(time.Second) // what is due now is saved
@@ -277,7 +278,7 @@ func TestACallersUseByModelIsThatOfAllReplicasOfAStorage(t *testing.T) {
 
 func TestAtMidnightNothingIsUsedToday(t *testing.T) {
 	s := newShelf(t)
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		a, b := s.open(zap.NewNop()), s.open(zap.NewNop())
 		time.Sleep(30*24*time.Hour + 23*time.Hour + 59*time.Minute + 59*time.Second)
 		for month := range 2 {
@@ -408,7 +409,7 @@ func FuzzKeyOfAPage(f *testing.F) {
 
 func TestAClockThatIsFarAheadDeletesNoPageAndOverwritesNone(t *testing.T) {
 	s := newShelf(t)
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		other := Page{ID: "0123456789abcdef", Pool: "main", Day: nameOf(time.Now().Unix() / dayLength)}
 		if err := s.Store(t.Context(), other.key(), []byte(`{"rows":[{"requests":1}]}`)); err != nil {
 			t.Fatal(err)

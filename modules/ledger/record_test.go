@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 // TestAJournalThatCannotBeWrittenIsShownUntilItCan has a file where the
@@ -15,7 +17,7 @@ import (
 // the disk is mended.
 func TestAJournalThatCannotBeWrittenIsShownUntilItCan(t *testing.T) {
 	s := newShelf(t)
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		l := s.open(zap.NewNop())
 		wantUnwritten := func(want ...string) {
 			t.Helper()

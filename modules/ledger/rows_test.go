@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 )
 
@@ -121,7 +121,7 @@ func (c *counting) Load(ctx context.Context, key string) ([]byte, error) {
 
 func TestAnAnswerToACallerReadsOnlyPagesThatHaveChanged(t *testing.T) {
 	s := &counting{shelf: newShelf(t)}
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		open := func() *Config {
 			c := &Config{newLedger("main"), s, zap.NewNop()}
 			c.configure(s.journals())

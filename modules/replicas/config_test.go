@@ -1,8 +1,3 @@
-//go:build !race
-
-// The race detector of Go 1.26 crashes (SIGSEGV in its stack depot) after very
-// many timers in bubbles of testing/synctest.
-
 package replicas
 
 import (

@@ -1,13 +1,9 @@
-//go:build !race
-
-// As in parts_test.go: the race detector crashes after very many timers in
-// bubbles.
-
 package replicas
 
 import (
 	"errors"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,15 +16,33 @@ type load struct {
 	*testing.T
 	replicas []*limitedReplica
 	random   *rand.Rand
+
+	mu sync.Mutex
 	// spent are the tokens by tenths of a second.
 	spent []int64
+}
+
+// spend adds tokens to the latest tenth of a second.
+func (l *load) spend(tokens int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.spent[len(l.spent)-1] += tokens
+}
+
+// count makes so many tenths of a second be counted.
+func (l *load) count(tenths int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for len(l.spent) < tenths {
+		l.spent = append(l.spent, 0)
+	}
 }
 
 // run sends requests for so long, of so many tokens a minute on average.
 func (l *load) run(tokens int, long time.Duration) {
 	const step = 100 * time.Millisecond
 	for range int(long / step) {
-		l.spent = append(l.spent, 0)
+		l.count(len(l.spent) + 1)
 		requests := float64(tokens) / 300 / float64(time.Minute/step)
 		n := int(requests)
 		if l.random.Float64() < requests-float64(n) {
@@ -37,7 +51,7 @@ func (l *load) run(tokens int, long time.Duration) {
 		for range n {
 			cost := limiter.Cost{Requests: 1, Prompt: 100 + l.random.Int64N(200), Output: l.random.Int64N(200), Counted: true}
 			l.replicas[l.random.IntN(len(l.replicas))].admit("alice", limiter.Estimate{Prompt: cost.Prompt, Output: limiter.Undeclared}, func(r limiter.Reservation) {
-				l.spent[len(l.spent)-1] += cost.Prompt + cost.Output
+				l.spend(cost.Prompt + cost.Output)
 				time.AfterFunc(5*time.Second, func() { r.Settle(time.Now(), cost) })
 			})
 		}
@@ -49,6 +63,8 @@ func (l *load) run(tokens int, long time.Duration) {
 // in any minute, and on average.
 func (l *load) want(limit, most, average float64, from time.Duration) {
 	l.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	spent := l.spent[from/(100*time.Millisecond):]
 	var sum, largest, minute int64
 	for i, tokens := range spent {
@@ -103,10 +119,8 @@ func TestRequestsForLongOutputsAfterShortOnesKeepALimitAtThreeReplicas(t *testin
 			begun := time.Now()
 			send := func(r *limitedReplica, output int64, lasts time.Duration) {
 				r.admit("alice", limiter.Estimate{Prompt: 50, Output: limiter.Undeclared}, func(admitted limiter.Reservation) {
-					for at := int(time.Since(begun) / (100 * time.Millisecond)); len(l.spent) <= at; {
-						l.spent = append(l.spent, 0)
-					}
-					l.spent[len(l.spent)-1] += 50 + output
+					l.count(int(time.Since(begun)/(100*time.Millisecond)) + 1)
+					l.spend(50 + output)
 					time.AfterFunc(lasts, func() {
 						admitted.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 50, Output: output, Counted: true})
 					})

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/state"
@@ -39,7 +40,7 @@ type testReplica struct {
 // share runs a test with n replicas that are in touch.
 func share(t *testing.T, n int, test func(*world)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		w := &world{T: t, hub: statetest.NewHub()}
 		for range n {
 			w.start()

@@ -1,8 +1,3 @@
-//go:build !race
-
-// As in parts_test.go: the race detector crashes after very many timers in
-// bubbles.
-
 package replicas
 
 import (

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/latency"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 )
@@ -24,7 +25,7 @@ func refusal(class, model string, wait time.Duration) pool.Refusal {
 }
 
 func TestCooldownsInARowAreOneEpisode(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		start := time.Now()
 		a, b := pool.NewMember("a", new(pool.Health)), pool.NewMember("b", new(pool.Health))
 		p := pool.New([]*pool.Member{a, b}, Recorder(t.Name()))
@@ -58,7 +59,7 @@ func TestCooldownsInARowAreOneEpisode(t *testing.T) {
 
 func TestEpisodesAreBounded(t *testing.T) {
 	name := fmt.Sprint(t.Name(), time.Now()) // what was recorded stays
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		a := pool.NewMember("a", new(pool.Health))
 		p := pool.New([]*pool.Member{a}, Recorder(name))
 		defer p.Close()
@@ -79,7 +80,7 @@ func TestEpisodesAreBounded(t *testing.T) {
 }
 
 func TestCooldownsAreInTheOrderOfTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		start := time.Now()
 		a, b, c := pool.NewMember("a", new(pool.Health)), pool.NewMember("b", new(pool.Health)), pool.NewMember("c", new(pool.Health))
 		p := pool.New([]*pool.Member{a, b, c}, Recorder(t.Name()))
@@ -117,7 +118,7 @@ func unreachable(cause string) pool.Refusal {
 // TestCausesWithDifferentRemediesAreDifferentEpisodes has a backend that
 // refuses connections, and loses its name while it does.
 func TestCausesWithDifferentRemediesAreDifferentEpisodes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		start := time.Now()
 		a := pool.NewMember("a", new(pool.Health))
 		p := pool.New([]*pool.Member{a}, Recorder(t.Name()))
@@ -155,7 +156,7 @@ func TestCausesWithDifferentRemediesAreDifferentEpisodes(t *testing.T) {
 // TestASilenceThatIsOverIsInTheRecentList has a backend that is silent for two
 // models, and slow for one of them before that is over.
 func TestASilenceThatIsOverIsInTheRecentList(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		start, a := time.Now(), pool.NewMember("a", new(pool.Health))
 		r := Recorder(t.Name())
 		tell := func(happening pool.Happening, model string) {
@@ -200,7 +201,7 @@ func TestASilenceThatIsOverIsInTheRecentList(t *testing.T) {
 // TestASilenceThatNoRequestEndsIsOver is about a backend that got another key,
 // or is gone.
 func TestASilenceThatNoRequestEndsIsOver(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		p := watchPool(t)
 		Recorder(p.name).Happened(pool.Event{Happening: pool.FellSilent, Member: p.a, Silence: latency.State{Use: latency.Use{Model: "gpt"}}})
 		if got := Episodes(p.name, 10); len(got) != 1 || got[0].Over(time.Now()) {

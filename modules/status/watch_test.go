@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
@@ -74,7 +75,7 @@ func (p *watchedPool) fail(m *pool.Member, model string, wait time.Duration) {
 }
 
 func TestThatNoBackendIsAvailableIsLoggedOnceAndSoIsItsEnd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		p := watchPool(t)
 		for range 6 * 5 { // five minutes, with a pause after each cooldown
 			for _, m := range []*pool.Member{p.a, p.b} {
@@ -96,7 +97,7 @@ func TestThatNoBackendIsAvailableIsLoggedOnceAndSoIsItsEnd(t *testing.T) {
 }
 
 func TestACooldownOfSomeSecondsIsNotLoggedAsAnOutage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		p := watchPool(t)
 		for range 20 {
 			p.fail(p.a, "gpt", 10*time.Second)
@@ -111,7 +112,7 @@ func TestACooldownOfSomeSecondsIsNotLoggedAsAnOutage(t *testing.T) {
 }
 
 func TestThatRequestsWaitIsLoggedOnceAndSoIsItsEnd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		p := watchPool(t)
 		first := []metrics.FirstByte{metrics.Of(p.name).FirstBytes.Begin(time.Now(), 0), metrics.Of(p.name).FirstBytes.Begin(time.Now(), 0)}
 		time.Sleep(10 * time.Minute)
@@ -148,7 +149,7 @@ func TestEachProblemThatNeedsAPersonIsLoggedAsAnError(t *testing.T) {
 }
 
 func TestARemovedPoolIsNotWatched(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		w := new(watched)
 		w.use("stays", zap.NewNop())
 		w.use("removed", zap.NewNop())

@@ -7,11 +7,11 @@ import (
 	"runtime"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/gobwas/ws"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
@@ -163,7 +163,7 @@ func FuzzWebSocket(f *testing.F) {
 		if len(client) > 300 || len(backend) > 300 {
 			return
 		}
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 0))
 			budget := NewBudget(8 << 20)
 			ctx, stop := context.WithCancel(t.Context())

@@ -12,13 +12,13 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/gobwas/ws"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
@@ -362,5 +362,5 @@ func (p *pair) over(t *testing.T) seam.WebSocketEnd {
 // any more.
 func inBubble(t *testing.T, test func(t *testing.T)) {
 	t.Helper()
-	synctest.Test(t, test)
+	bubble.Test(t, test)
 }

@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
@@ -162,7 +163,7 @@ type replica struct {
 // the others in another one, 80 ms away.
 func share(t *testing.T, test func(w *world)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		w := &world{T: t, hubs: [2]*statetest.Hub{statetest.NewHub(), statetest.NewHub()}}
 		for i := range 4 {
 			w.start(i / 2)

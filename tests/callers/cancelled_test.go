@@ -49,10 +49,7 @@ func (w *world) simulate(t *testing.T, backend string) (status func() simulator.
 // them are cancelled then.
 func TestTenThousandStreamsCancelledAtRandomLeaveNothingReserved(t *testing.T) {
 	streams, atATime := 10_000, 200
-	if lbtest.Race {
-		t.Skip("the race detector crashes with so many timers in a bubble: https://github.com/golang/go/issues/78156")
-	}
-	if testing.Short() {
+	if testing.Short() || lbtest.Race {
 		streams = 1000
 	}
 	inBubbleWith(t, "backend http://a {\nmodel x\n}\nbackend http://b {\nmodel y\n}\ncaller * {\ntokens 1G/minute\n}", func(t *testing.T, w *world) {

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
@@ -22,7 +23,7 @@ func TestManyReplicasReportAtTheSameMoments(t *testing.T) {
 		moment      time.Duration
 		least, most int64 // reports of four replicas in a minute
 	}{3: {0, 300, 4800}, 26: {150 * time.Millisecond, 1000, 1604}, 100: {400 * time.Millisecond, 300, 604}} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(1, uint64(n)))
 			ctx, cancel := context.WithCancel(t.Context())
 			var all []*limiter.Callers

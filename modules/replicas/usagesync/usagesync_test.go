@@ -10,9 +10,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/state"
 	"github.com/openai-lb/caddy-openai-lb/state/statetest"
@@ -331,7 +331,7 @@ func TestAPoolThatIsNotSharedAnyMoreIsNotLoaded(t *testing.T) {
 }
 
 func TestUseDoesNotBecomeOlderWhileTheStoreHangs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		cs := tokenLimiters(t, "60/minute")
 		var syncer Syncer
 		syncer.Share(digest, cs)

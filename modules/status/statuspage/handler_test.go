@@ -19,6 +19,7 @@ import (
 	_ "github.com/caddyserver/caddy/v2/modules/metrics" // the directive metrics
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/modules/replicas"
@@ -63,7 +64,7 @@ func ask(t *testing.T, h *Handler, method, target string) (*httptest.ResponseRec
 }
 
 func TestThePageShowsEveryBackendAndEscapesEverything(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		const evil = `<script>alert("x")</script>`
 		members := usePool(t, evil, evil+"1", "b", "c", "d")
 		members[evil+"1"].CoolDown(throttle(evil+strings.Repeat("long", 50), 90*time.Second), time.Now())
@@ -146,7 +147,7 @@ func TestThePageIsReadOnly(t *testing.T) {
 }
 
 func TestThePageShowsWhoShares(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		usePool(t, "p", "a")
 		hub := statetest.NewHub()
 		for range 3 {
@@ -234,7 +235,7 @@ func watch(t *testing.T, h *Handler) *watcher {
 }
 
 func TestAWatcherHearsOfChangesUntilItLeaves(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		a := usePool(t, "p", "a")["a"]
 		h, _ := newHandler(t, 1)
 		w := watch(t, h)
@@ -268,7 +269,7 @@ func TestAWatcherHearsOfChangesUntilItLeaves(t *testing.T) {
 }
 
 func TestWatchersAreBoundedAndEndWithTheConfig(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		h, unload := newHandler(t, 2)
 		first, second := watch(t, h), watch(t, h)
 		synctest.Wait()

@@ -7,11 +7,11 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/modules/replicas"
 	"github.com/openai-lb/caddy-openai-lb/modules/status"
@@ -21,7 +21,7 @@ import (
 // One of the replicas is dead, and still counts for 10 s. No page may wait for
 // it.
 func TestThePageWaitsForNoReplica(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		usePool(t, "llm", "a")
 		hub := statetest.NewHub()
 		var stop []func()
@@ -62,7 +62,7 @@ func TestThePageWaitsForNoReplica(t *testing.T) {
 }
 
 func TestReplicasWithDifferentConfigurationsAreAProblemAfterFiveMinutes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		usePool(t, "llm", "a")
 		usePool(t, "other", "a")
 		hub := statetest.NewHub()

@@ -7,9 +7,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/modules/status"
@@ -117,7 +117,7 @@ func viewOfOther(t *testing.T, pool, name string, counts map[metrics.Key]metrics
 }
 
 func TestThePageShowsSumsOverReplicas(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		members := usePool(t, t.Name(), "a", "b")
 		for _, m := range members {
 			m.Names = map[string]string{"gpt": "gpt"}
@@ -192,7 +192,7 @@ func problemLines(s poolStatus) (lines []string) {
 }
 
 func TestProblemsAreThoseThatNeedAnOperatorFirst(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		members := usePool(t, t.Name(), "a", "b", "c", "d")
 		for _, m := range members {
 			m.Names = map[string]string{"gpt": m.Name + "-gpt", "mini": m.Name + "-mini"}
@@ -273,7 +273,7 @@ func fieldsIn(value any, path string, into map[string]bool) {
 }
 
 func TestThePageIsAvailableAsJSON(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		members := usePool(t, t.Name(), "a", "b")
 		members["a"].Names = map[string]string{"gpt": "a-gpt"}
 		members["a"].CoolDown(throttle("a-gpt", time.Minute), time.Now())

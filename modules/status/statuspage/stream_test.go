@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 )
 
 // changed is what the page makes of its lines.
@@ -54,7 +56,7 @@ func TestOnlyTheLinesAreSentThatDiffer(t *testing.T) {
 }
 
 func TestEventsAreCompressedForBrowsersThatWantThat(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		usePool(t, "p", "a")
 		h, unload := newHandler(t, 1)
 		w := &watcher{header: make(http.Header), over: make(chan error, 1)}

@@ -4,9 +4,9 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/modules/status"
 )
@@ -134,7 +134,7 @@ func TestThePageSaysWhoEndsAProblem(t *testing.T) {
 		"refused":     {"Retried", "refuses connections", "every 60 s"},
 		"timeout":     {"Retried", "does not accept connections in time", "every 60 s"},
 	} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			usePool(t, t.Name(), "east", "west")["east"].CoolDown(pool.Refusal{
 				Reason: pool.Reason{Class: "unreachable", Cause: cause}, Whole: true, Unreachable: true,
 			}, time.Now())
