@@ -17,12 +17,6 @@ import (
 // number cannot act. An unknown object may contain anything, and counts as an
 // effect.
 
-// mayAct reports whether an inference operation has effects if its body asks
-// for them.
-func mayAct(operation string) bool {
-	return isOneOf(operation, "/responses", "/responses/compact", "/chat/completions", "/messages")
-}
-
 // hasEffect reports whether a member means that the request may have an effect.
 // at is the place of its object and member its own place. quoted is its name as
 // it is written.

@@ -12,22 +12,15 @@ import (
 // a failure. If a model works twice, that costs twice, but leaves no second
 // file or batch behind.
 //
-// The operation is written as in [Route]. Only the operations of this list
-// count, exactly as they are written. Paths below them, such as
+// The operation is written as in [Route]. Only those in the table inferences
+// count, exactly as they are written there. Paths below them, such as
 // /responses/{id}/cancel, are about stored objects.
 func IsInference(method, operation string) bool {
 	if method != http.MethodPost {
 		return false
 	}
-	switch strings.TrimSuffix(operation, "/") {
-	case "/chat/completions", "/completions", "/embeddings", "/moderations", "/rerank", "/decisions",
-		"/responses", "/responses/compact", "/responses/input_tokens",
-		"/messages", "/messages/count_tokens",
-		"/audio/speech", "/audio/transcriptions", "/audio/translations",
-		"/images/generations", "/images/edits", "/images/variations", "/images/embeddings":
-		return true
-	}
-	return false
+	_, known := inferences[strings.TrimSuffix(operation, "/")]
+	return known
 }
 
 // IsUsage reports whether a request asks for its caller's usage, which the
@@ -82,17 +75,9 @@ func mostCommon(operation string) string {
 	return strings.ToLower(asOthersRead(unescapeOr(operation, url.PathUnescape)))
 }
 
-// showsUsageIfAsked reports whether a stream of the operation contains its
-// usage only if the client asks for it.
-func showsUsageIfAsked(operation string) bool {
-	return isOneOf(operation, "/chat/completions", "/completions")
-}
-
 // CachesPrompts reports whether providers cache the prompts of an operation of
 // [IsInference].
-func CachesPrompts(operation string) bool {
-	return isOneOf(operation, "/chat/completions", "/completions", "/responses", "/responses/compact", "/messages", "/decisions")
-}
+func CachesPrompts(operation string) bool { return inferenceOf(operation).cachesPrompts }
 
 // repeatable reports whether a request may be retried if it is unknown whether
 // it was executed: it is inference, or its method is safe (RFC 9110 section

@@ -154,15 +154,11 @@ func parseBare(path string) Route {
 	if operation, ok := strings.CutPrefix(path, "/models"); ok && IsInference(http.MethodPost, operation) {
 		return Route{Dialect: Bare, Operation: operation}
 	}
-	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
-	switch first {
-	case "completions", "embeddings", "moderations", "rerank", "decisions", "messages", "audio", "images", "models":
-	default:
-		if _, ok := collections[first]; !ok {
-			return Route{Operation: path}
-		}
+	first := firstSegment(path)
+	if _, stores := collections[first]; stores || inferenceSegments[first] || first == "models" {
+		return Route{Dialect: Bare, Operation: path}
 	}
-	return Route{Dialect: Bare, Operation: path}
+	return Route{Operation: path}
 }
 
 // Name returns the unescaped deployment, which is the name of a model. It is

@@ -4,7 +4,6 @@ import (
 	"math"
 	"mime"
 	"net/http"
-	"strings"
 )
 
 // Request is a parsed request to the API. It is parsed once, before a backend
@@ -135,7 +134,7 @@ func Parse(r *http.Request, route Route, body Received, p *Prompt) Request {
 		(!q.Body.Clear || body.Whole && !q.Body.Whole || DisputedType(r.Header)) {
 		q.Clarity = Unclear
 	}
-	if q.Kind == Inference && mayAct(route.Operation) && (q.Body.Background || q.Body.Acts || q.Clarity != Clear) {
+	if q.Kind == Inference && inferenceOf(route.Operation).mayAct && (q.Body.Background || q.Body.Acts || q.Clarity != Clear) {
 		q.Kind = Acting
 	}
 	q.MayInfer = !q.NeedsModel && maybeInfers(r, route.Operation)
@@ -195,7 +194,7 @@ func (q *Request) IsUpload(method string) bool {
 // CanAskUsage reports whether the request is for a stream without its usage,
 // and the balancer can ask for the usage.
 func (q *Request) CanAskUsage() bool {
-	return q.Kind.Infers() && q.Body.Stream && q.Whole && q.Body.CanAskUsage() && showsUsageIfAsked(q.Route.Operation)
+	return q.Kind.Infers() && q.Body.Stream && q.Whole && q.Body.CanAskUsage() && inferenceOf(q.Route.Operation).showsUsageIfAsked
 }
 
 // PromptTokens estimates the tokens of the prompt in the body. It returns at
@@ -203,7 +202,7 @@ func (q *Request) CanAskUsage() bool {
 // costs no tokens.
 func (q *Request) PromptTokens(body []byte) int64 {
 	switch {
-	case !q.NeedsModel && (!q.MayInfer || !q.NamesModel()), countsOnly(q.Route.Operation):
+	case !q.NeedsModel && (!q.MayInfer || !q.NamesModel()), inferenceOf(q.Route.Operation).countsOnly:
 		return 0
 	case q.PromptLength == 0 && len(body) > 0: // a form, with a recording or a picture
 		return mediaTokens
@@ -214,32 +213,19 @@ func (q *Request) PromptTokens(body []byte) int64 {
 // CostsTokens reports whether a request to this route costs tokens if it has a
 // body.
 func CostsTokens(r *http.Request, route Route) bool {
-	return mayInfer(r.Method, route.Operation) && !countsOnly(route.Operation)
-}
-
-// countsOnly reports whether the operation only counts the tokens of a prompt.
-func countsOnly(operation string) bool {
-	return isOneOf(operation, "/responses/input_tokens", "/messages/count_tokens")
+	return mayInfer(r.Method, route.Operation) && !inferenceOf(route.Operation).countsOnly
 }
 
 // OutputLimit returns the maximum number of tokens in all requested answers
 // together. Only the members that the operation obeys count. ok is false if the
 // request does not limit its output.
 func (q *Request) OutputLimit() (limit int64, ok bool) {
-	most := &q.Body.MaxOutput
-	switch strings.TrimSuffix(q.Route.Operation, "/") {
-	case "/chat/completions":
-		limit = max(most.Tokens, most.Completion)
-	case "/completions", "/messages":
-		limit = most.Tokens
-	case "/responses", "/responses/compact":
-		limit = most.Output
-	case "/embeddings", "/moderations", "/rerank", "/decisions", "/images/embeddings", "/responses/input_tokens", "/messages/count_tokens":
+	output := inferenceOf(q.Route.Operation).output
+	if output == noOutput {
 		return 0, true
-	default:
-		if q.MayInfer {
-			limit = most.Largest()
-		}
+	}
+	if output != unknownOutput || q.MayInfer {
+		limit = output.limit(q.Body.MaxOutput)
 	}
 	if limit == 0 || !q.Body.Whole { // a larger one may follow
 		return 0, false

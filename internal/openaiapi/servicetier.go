@@ -85,7 +85,7 @@ func (b *Body) addTier(tier string, again bool) {
 // TakesServiceTier reports whether the API has service tiers for the request.
 // It has them for chats and responses.
 func (q *Request) TakesServiceTier() bool {
-	return q.Kind.Infers() && isOneOf(q.Route.Operation, "/chat/completions", "/responses")
+	return q.Kind.Infers() && inferenceOf(q.Route.Operation).hasServiceTiers
 }
 
 // ServiceTier returns the service tier that the client asks for. It is empty if

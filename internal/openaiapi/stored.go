@@ -230,11 +230,10 @@ func BodyNamesNothing(method, operation string) bool {
 	if method != http.MethodPost {
 		return false
 	}
-	switch operation {
-	case "/files", "/completions", "/embeddings", "/moderations", "/rerank", "/images/generations", "/images/variations":
-		return true
+	if known, ok := inferences[operation]; ok {
+		return known.namesNothing
 	}
-	return strings.HasPrefix(operation, "/audio/") && operation != "/audio/speech" ||
+	return operation == "/files" || strings.HasPrefix(operation, "/audio/") ||
 		strings.HasPrefix(operation, "/uploads/") && strings.HasSuffix(operation, "/parts")
 }
 
