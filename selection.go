@@ -693,9 +693,9 @@ func (s *search) lineUp(now time.Time) {
 	if s.board.At == nil {
 		s.fill(now)
 	}
-	who := waiting.Who{Caller: s.request.caller.Name, Tier: s.tier}
+	waiter := waiting.Waiter{Caller: s.request.caller.Name, Tier: s.tier}
 	for i := range s.board.At {
-		if _, ok := s.wait.queues.Ahead(now, s.queueOf(i), who, s.wait.place); ok {
+		if _, ok := s.wait.queues.Ahead(now, s.queueOf(i), waiter, s.wait.ticket); ok {
 			s.awaited = append(s.awaited, i)
 		}
 	}
@@ -739,7 +739,7 @@ func (s *search) waitForBackend(now time.Time) (*pool.Member, time.Time) {
 	returns := s.returns(now)
 	if len(returns) == 0 || !s.mayGoOn(now) || !now.Before(w.ends(s.request, now)) {
 		s.beforeWait = before
-		if w.place != nil {
+		if w.ticket != nil {
 			w.result = waiting.Over
 		}
 		s.leaveTo(returns, now)
@@ -750,18 +750,18 @@ func (s *search) waitForBackend(now time.Time) (*pool.Member, time.Time) {
 		return nil, now
 	}
 	var m *pool.Member
-	w.await(s.balancer, s.request, s.tier, w.place, func(at time.Time) (goesOn bool) {
+	w.await(s.balancer, s.request, s.tier, w.ticket, func(at time.Time) (goesOn bool) {
 		now = at
 		if m, returns = s.pickOrWait(now); m != nil {
-			w.place.Go(now, s.queueOf(m.Index))
+			w.ticket.Go(now, s.queueOf(m.Index))
 			return false
 		}
 		if len(returns) > 0 {
-			w.place.Stay(now, returns...)
+			w.ticket.Stay(now, returns...)
 			return true
 		}
 		w.result = waiting.Over
-		w.place.Leave(now)
+		w.ticket.Leave(now)
 		return false
 	})
 	if m == nil {

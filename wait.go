@@ -41,8 +41,8 @@ func errWait(text string) error {
 type wait struct {
 	// queues have the requests that wait. It is nil if requests do not wait.
 	queues *waiting.Queues
-	// place is where the request waits, or has waited, for a backend.
-	place *waiting.Place
+	// ticket is where the request waits, or has waited, for a backend.
+	ticket *waiting.Ticket
 	// until is when the wait ends. It is zero if the request has not waited.
 	until time.Time
 	// duration is how long the request has waited. result is how the wait
@@ -84,8 +84,8 @@ func (w *wait) mayLastUntil(r *limiter.Refusal, q *request, now time.Time) bool 
 // firstByte reports the first byte of the reply to the queues, which then wake
 // the next waiting request.
 func (w *wait) firstByte(now time.Time) {
-	if w.place != nil && w.result == waiting.Turn {
-		w.place.FirstByte(now)
+	if w.ticket != nil && w.result == waiting.Called {
+		w.ticket.FirstByte(now)
 	}
 }
 
@@ -93,26 +93,26 @@ func (w *wait) firstByte(now time.Time) {
 // keeps the one that the request has. It reports false if none is free.
 func (w *wait) joinForBackend(q *request, tier int, now time.Time, returns []waiting.Return) bool {
 	w.until = w.ends(q, now)
-	if w.place != nil {
-		w.place.Stay(now, returns...)
+	if w.ticket != nil {
+		w.ticket.Stay(now, returns...)
 		return true
 	}
-	w.place, w.result = w.queues.Join(now, waiting.Who{Caller: q.caller.Name, Tier: tier}, w.until,
+	w.ticket, w.result = w.queues.Join(now, waiting.Waiter{Caller: q.caller.Name, Tier: tier}, w.until,
 		len(q.received.Buffered()), returns...)
-	return w.place != nil
+	return w.ticket != nil
 }
 
-// await waits in a place. Each time that it is the request's turn, it calls
+// await waits with a ticket. Each time that it is the request's turn, it calls
 // try, until that returns false.
-func (w *wait) await(b *balancer, q *request, tier int, place *waiting.Place, try func(now time.Time) (goesOn bool)) {
+func (w *wait) await(b *balancer, q *request, tier int, ticket *waiting.Ticket, try func(now time.Time) (goesOn bool)) {
 	begun := time.Now()
 	b.metrics.Waits(1)
 	defer func() {
 		b.metrics.Waits(-1)
-		place.Leave(time.Now()) // a policy may panic, and the others must not wait for this request
+		ticket.Leave(time.Now()) // a policy may panic, and the others must not wait for this request
 	}()
 	for goesOn := true; goesOn; {
-		if w.result = place.Wait(q.asked.Context().Done()); w.result != waiting.Turn {
+		if w.result = ticket.Wait(q.asked.Context().Done()); w.result != waiting.Called {
 			break
 		}
 		goesOn = try(time.Now())
@@ -134,8 +134,8 @@ func (w *wait) admit(b *balancer, q *request, all seam.Admission,
 	if w.queues == nil {
 		return c.Admit(now, e)
 	}
-	until, who := w.ends(q, now), waiting.Who{Caller: name}
-	next, behind := w.queues.Ahead(now, key, who, nil)
+	until, waiter := w.ends(q, now), waiting.Waiter{Caller: name}
+	next, behind := w.queues.Ahead(now, key, waiter, nil)
 	if behind {
 		refusal = c.Refuses(now, e)
 	} else {
@@ -154,30 +154,30 @@ func (w *wait) admit(b *balancer, q *request, all seam.Admission,
 		return c.Admit(now, e) // it may not wait: it is charged now if there is room
 	}
 	w.until = until
-	var place *waiting.Place
-	if place, w.result = w.queues.Join(now, who, until, len(q.received.Buffered()), next); place == nil {
+	var ticket *waiting.Ticket
+	if ticket, w.result = w.queues.Join(now, waiter, until, len(q.received.Buffered()), next); ticket == nil {
 		if r, refusal = c.Admit(now, e); refusal == nil {
 			w.result = "" // it did not have to wait
 		}
 		return r, refusal
 	}
-	w.await(b, q, 0, place, func(now time.Time) bool {
+	w.await(b, q, 0, ticket, func(now time.Time) bool {
 		if r, refusal = all.Caller(now, name).Try(now, e); refusal == nil {
-			place.Go(now, key)
+			ticket.Go(now, key)
 			return false
 		}
 		if !mayPass(refusal) {
 			w.result = waiting.Over
-			place.Leave(now)
+			ticket.Leave(now)
 			return false
 		}
 		// until its time is over: others may give back what they did not use
-		place.Stay(now, limitReturns(b, key, refusal, refusal.Requested, now, until))
+		ticket.Stay(now, limitReturns(b, key, refusal, refusal.Requested, now, until))
 		return true
 	})
-	if w.result != waiting.Turn && w.result != waiting.Left {
+	if w.result != waiting.Called && w.result != waiting.Left {
 		if r, refusal = all.Caller(time.Now(), name).Admit(time.Now(), e); refusal == nil {
-			w.result = waiting.Turn
+			w.result = waiting.Called
 		}
 	}
 	return r, refusal

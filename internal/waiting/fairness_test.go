@@ -9,14 +9,14 @@ import (
 
 // joinAs gives a request of a caller a place for a second, at backends that
 // accept so many. It is nil if there is none.
-func joinAs(l *Queues, caller string, tier int, accept ...float64) *Place {
+func joinAs(l *Queues, caller string, tier int, accept ...float64) *Ticket {
 	var returns []Return
 	for backend, places := range accept {
 		if places > 0 {
 			returns = append(returns, Return{Key: Key{Backend: backend, Model: key.Model}, At: time.Now().Add(time.Second), Places: places})
 		}
 	}
-	p, _ := l.Join(time.Now(), Who{Caller: caller, Tier: tier}, time.Now().Add(time.Second), 10, returns...)
+	p, _ := l.Join(time.Now(), Waiter{Caller: caller, Tier: tier}, time.Now().Add(time.Second), 10, returns...)
 	return p
 }
 
@@ -25,14 +25,14 @@ func callers(l *Queues, backend int) (names string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if q := l.byKey[Key{Backend: backend, Model: key.Model}]; q != nil {
-		for _, s := range spots(q) {
-			names += s.who.Caller
+		for _, s := range positions(q) {
+			names += s.waiter.Caller
 		}
 	}
 	return names
 }
 
-func leaveAll(places []*Place) {
+func leaveAll(places []*Ticket) {
 	for _, p := range places {
 		if p != nil {
 			p.Leave(time.Now())
@@ -52,7 +52,7 @@ func TestCallersTakeTurns(t *testing.T) {
 		{"aaaaaaaaaa", "bbbbbbb", "ababababab"},
 	} {
 		inBubble(t, func(t *testing.T, l *Queues) {
-			var places []*Place
+			var places []*Ticket
 			for _, caller := range row.waiting + row.joins {
 				places = append(places, joinAs(l, string(caller), 1, float64(len(row.waiting))))
 			}
@@ -67,18 +67,18 @@ func TestCallersTakeTurns(t *testing.T) {
 func TestARequestThatTriesKeepsItsPlace(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Queues) {
 		tries := joinAs(l, "a", 1, 1)
-		want(t, tries, Turn, 0)
+		want(t, tries, Called, 0)
 		b := joinAs(l, "b", 0, 1)
 		if got := callers(l, 0); got != "ba" {
 			t.Errorf("the requests of %s wait, want ba", got)
 		}
-		leaveAll([]*Place{tries, b})
+		leaveAll([]*Ticket{tries, b})
 	})
 }
 
 func TestARequestTakesNoPlaceOfABetterTier(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Queues) {
-		places := []*Place{joinAs(l, "a", 1, 3), joinAs(l, "a", 1, 3), joinAs(l, "a", 1, 3)}
+		places := []*Ticket{joinAs(l, "a", 1, 3), joinAs(l, "a", 1, 3), joinAs(l, "a", 1, 3)}
 		if p := joinAs(l, "b", 2, 3); p != nil {
 			t.Error("b got a place")
 		}
@@ -88,7 +88,7 @@ func TestARequestTakesNoPlaceOfABetterTier(t *testing.T) {
 
 func TestABetterTierTakesThePlaceOfTheLastRequest(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Queues) {
-		places := []*Place{joinAs(l, "c", 1, 3), joinAs(l, "a", 2, 3), joinAs(l, "a", 2, 3)}
+		places := []*Ticket{joinAs(l, "c", 1, 3), joinAs(l, "a", 2, 3), joinAs(l, "a", 2, 3)}
 		places = append(places, joinAs(l, "c", 1, 3))
 		if got := callers(l, 0); got != "cca" {
 			t.Errorf("the requests of %s wait, want cca", got)
@@ -107,7 +107,7 @@ func TestThereAreAsManyPlacesAsBackendsAccept(t *testing.T) {
 		{[]float64{2, 6, 12}, 20}, {[]float64{3, 0, 4}, 7}, {[]float64{.2, .2}, 2},
 	} {
 		inBubble(t, func(t *testing.T, l *Queues) {
-			var places []*Place
+			var places []*Ticket
 			for range 30 {
 				places = append(places, joinAs(l, "", 0, row.accept...))
 			}
@@ -122,7 +122,7 @@ func TestThereAreAsManyPlacesAsBackendsAccept(t *testing.T) {
 // The requests of b may go to the second backend alone.
 func TestOneQueueForEachBackend(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Queues) {
-		places := []*Place{joinAs(l, "b", 2, 0, 5), joinAs(l, "a", 1, 5, 5), joinAs(l, "a", 3, 5, 5)}
+		places := []*Ticket{joinAs(l, "b", 2, 0, 5), joinAs(l, "a", 1, 5, 5), joinAs(l, "a", 3, 5, 5)}
 		if first, second := callers(l, 0), callers(l, 1); first != "aa" || second != "aba" {
 			t.Errorf("%s and %s wait, want aa and aba", first, second)
 		}
@@ -130,7 +130,7 @@ func TestOneQueueForEachBackend(t *testing.T) {
 			backend, tier int
 			behind        bool
 		}{{0, 0, false}, {0, 1, true}, {0, 2, true}, {1, 0, false}, {1, 1, true}, {2, 9, false}} {
-			if _, ok := l.Ahead(time.Now(), Key{Backend: row.backend, Model: key.Model}, Who{Caller: "c", Tier: row.tier}, nil); ok != row.behind {
+			if _, ok := l.Ahead(time.Now(), Key{Backend: row.backend, Model: key.Model}, Waiter{Caller: "c", Tier: row.tier}, nil); ok != row.behind {
 				t.Errorf("a new request of tier %d is behind others at backend %d: %t", row.tier, row.backend, ok)
 			}
 		}
@@ -141,18 +141,18 @@ func TestOneQueueForEachBackend(t *testing.T) {
 func TestARequestThatGoesLeavesAllQueues(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Queues) {
 		first, second := joinAs(l, "", 0, 5, 5), joinAs(l, "", 0, 0, 5)
-		want(t, first, Turn, 0)
+		want(t, first, Called, 0)
 		first.Go(time.Now(), Key{Backend: 0, Model: key.Model})
-		want(t, second, Turn, 0)
+		want(t, second, Called, 0)
 		second.Leave(time.Now())
 	})
 }
 
 func TestBodiesThatWaitHaveAllTheirMemoryTogether(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Queues) {
-		var places []*Place
+		var places []*Ticket
 		for range 9 {
-			p, none := l.Join(time.Now(), Who{}, time.Now().Add(time.Second), 32<<20, in(time.Second))
+			p, none := l.Join(time.Now(), Waiter{}, time.Now().Add(time.Second), 32<<20, in(time.Second))
 			if places = append(places, p); p == nil && none != Full {
 				t.Errorf("a request got no place: %s", none)
 			}
@@ -170,7 +170,7 @@ func TestAWorseTierLeavesMemoryToBetterOnes(t *testing.T) {
 			for {
 				r := in(time.Second)
 				r.Key = key
-				p, _ := l.Join(time.Now(), Who{Tier: tier}, time.Now().Add(time.Second), 1<<20, r)
+				p, _ := l.Join(time.Now(), Waiter{Tier: tier}, time.Now().Add(time.Second), 1<<20, r)
 				if p == nil {
 					return n
 				}
@@ -201,11 +201,11 @@ func TestTurnsAreThoseOfOneQueueAndTier(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, l *Queues) {
-				places := []*Place{joinAs(l, "b", 1, 9), joinAs(l, "b", 1, 9), joinAs(l, "b", 1, 9)}
+				places := []*Ticket{joinAs(l, "b", 1, 9), joinAs(l, "b", 1, 9), joinAs(l, "b", 1, 9)}
 				for range 20 {
 					r := in(0)
 					r.Key = elsewhere.key
-					p, _ := l.Join(time.Now(), Who{"a", elsewhere.tier}, time.Now().Add(time.Second), 1, r)
+					p, _ := l.Join(time.Now(), Waiter{"a", elsewhere.tier}, time.Now().Add(time.Second), 1, r)
 					p.Wait(nil)
 					p.Go(time.Now(), elsewhere.key)
 				}
@@ -221,7 +221,7 @@ func TestTurnsAreThoseOfOneQueueAndTier(t *testing.T) {
 
 func TestAQueueHasAtMostAThousandPlaces(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Queues) {
-		var places []*Place
+		var places []*Ticket
 		for range 1010 {
 			places = append(places, joinAs(l, "", 0, many))
 		}
@@ -248,10 +248,10 @@ func BenchmarkJoin(b *testing.B) {
 	}
 }
 
-// spots are the requests of a queue, in order.
-func spots(q *queue) (all []*spot) {
+// positions are the requests of a queue, in order.
+func positions(q *queue) (all []*position) {
 	for i := range q.lines {
-		all = append(all, q.lines[i].spots...)
+		all = append(all, q.lines[i].positions...)
 	}
 	return all
 }

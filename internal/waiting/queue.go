@@ -31,10 +31,10 @@ type queue struct {
 	lines []line
 	// called is the request that the queue has called and that tries right now,
 	// or nil.
-	called *Place
+	called *Ticket
 	// probe is the first request that has gone since the backend throttled. It
 	// is nil if none has.
-	probe *Place
+	probe *Ticket
 	// gate is when the next request may go because of the one before. When the
 	// probe has its first byte, the next one may go at open.
 	gate, open time.Time
@@ -43,11 +43,11 @@ type queue struct {
 
 // line has the requests of one tier in a queue, in order.
 type line struct {
-	spots []*spot
+	positions []*position
 	// places is how many of them hold a place in this queue.
 	places int
 	// first is the request that was first when the queue last advanced.
-	first *Place
+	first *Ticket
 	// turn is the highest turn of those that have gone, and callers are those
 	// of which requests wait.
 	turn    uint64
@@ -60,39 +60,39 @@ type turns struct {
 	last    uint64
 }
 
-// spot is a request in a queue. Its tier, turn and number are its order.
-type spot struct {
-	*Place
+// position is a request in a queue. Its tier, turn and number are its order.
+type position struct {
+	*Ticket
 	in   *queue
 	turn uint64
 	Return
 }
 
-func (s *spot) line() *line { return &s.in.lines[s.who.Tier] }
+func (s *position) line() *line { return &s.in.lines[s.waiter.Tier] }
 
-func compare(a, b *spot) int {
-	return cmp.Or(cmp.Compare(a.who.Tier, b.who.Tier), cmp.Compare(a.turn, b.turn), cmp.Compare(a.number, b.number))
+func compare(a, b *position) int {
+	return cmp.Or(cmp.Compare(a.waiter.Tier, b.waiter.Tier), cmp.Compare(a.turn, b.turn), cmp.Compare(a.number, b.number))
 }
 
 // yields reports whether worse tiers may go before the request, whose time has
 // not come.
-func (s *spot) yields(now time.Time) bool { return s.Yields && now.Before(s.At) }
+func (s *position) yields(now time.Time) bool { return s.Yields && now.Before(s.At) }
 
-// spotOf returns the spot in the queue of a request that comes now, or that
-// comes back with its place.
-func (q *queue) spotOf(p *Place, who Who, number uint64) *spot {
-	s := &spot{Place: p, in: q}
-	if p == nil {
-		s.Place = &Place{who: who, number: number}
+// positionOf returns the position in the queue of a request that comes now, or
+// that comes back with its ticket.
+func (q *queue) positionOf(t *Ticket, waiter Waiter, number uint64) *position {
+	s := &position{Ticket: t, in: q}
+	if t == nil {
+		s.Ticket = &Ticket{waiter: waiter, number: number}
 	}
-	if who.Tier < len(q.lines) {
-		l := &q.lines[who.Tier]
+	if waiter.Tier < len(q.lines) {
+		l := &q.lines[waiter.Tier]
 		s.turn = l.turn
-		if its, ok := l.callers[who.Caller]; ok {
+		if its, ok := l.callers[waiter.Caller]; ok {
 			s.turn = max(l.turn, its.last+1)
 		}
 	}
-	for _, before := range s.spots {
+	for _, before := range s.positions {
 		if before.in.key == q.key {
 			s.turn = min(s.turn, before.turn)
 		}
@@ -101,88 +101,88 @@ func (q *queue) spotOf(p *Place, who Who, number uint64) *spot {
 }
 
 // enter puts the request into the queues of its returns.
-func (p *Place) enter(now time.Time, returns []Return) {
-	l := p.of
-	spots := make([]*spot, 0, len(returns))
+func (t *Ticket) enter(now time.Time, returns []Return) {
+	l := t.of
+	positions := make([]*position, 0, len(returns))
 	for _, r := range returns {
 		q := l.byKey[r.Key]
 		if q == nil {
 			q = &queue{of: l, key: r.Key}
 			l.byKey[r.Key] = q
 		}
-		for len(q.lines) <= p.who.Tier {
+		for len(q.lines) <= t.waiter.Tier {
 			q.lines = append(q.lines, line{callers: make(map[string]turns)})
 		}
-		if r.At.After(now) && !r.Yields || q.probe == p { // it throttles
+		if r.At.After(now) && !r.Yields || q.probe == t { // it throttles
 			q.probe, q.gate = nil, time.Time{}
 		}
-		s := q.spotOf(p, p.who, p.number)
+		s := q.positionOf(t, t.waiter, t.number)
 		s.Return, s.Places = r, min(max(r.Places, 1), maxPlaces)
 		line := s.line()
-		at, _ := slices.BinarySearchFunc(line.spots, s, compare)
-		line.spots = slices.Insert(line.spots, at, s)
-		its := line.callers[p.who.Caller]
-		line.callers[p.who.Caller] = turns{its.waiting + 1, max(its.last, s.turn)}
-		spots = append(spots, s)
+		at, _ := slices.BinarySearchFunc(line.positions, s, compare)
+		line.positions = slices.Insert(line.positions, at, s)
+		its := line.callers[t.waiter.Caller]
+		line.callers[t.waiter.Caller] = turns{its.waiting + 1, max(its.last, s.turn)}
+		positions = append(positions, s)
 	}
-	p.spots, p.waits = spots, true
+	t.positions, t.waits = positions, true
 	l.waiting.Add(1)
-	bodies.Add(p.size)
+	bodies.Add(t.size)
 }
 
 // exit takes the request out of its queues, if it waits.
-func (p *Place) exit() {
-	if p.called != nil {
-		p.called.called = nil
+func (t *Ticket) exit() {
+	if t.called != nil {
+		t.called.called = nil
 	}
-	p.called, p.changed = nil, false
-	if !p.waits {
+	t.called, t.changed = nil, false
+	if !t.waits {
 		return
 	}
-	p.holdIn(nil)
-	for _, s := range p.spots {
+	t.holdIn(nil)
+	for _, s := range t.positions {
 		line := s.line()
-		if at, ok := slices.BinarySearchFunc(line.spots, s, compare); ok {
-			line.spots = slices.Delete(line.spots, at, at+1)
+		if at, ok := slices.BinarySearchFunc(line.positions, s, compare); ok {
+			line.positions = slices.Delete(line.positions, at, at+1)
 		}
-		its := line.callers[p.who.Caller]
+		its := line.callers[t.waiter.Caller]
 		if its.last == s.turn && s.turn > 0 { // the caller's next request gets this turn
 			its.last--
 		}
 		if its.waiting--; its.waiting > 0 {
-			line.callers[p.who.Caller] = its
+			line.callers[t.waiter.Caller] = its
 		} else {
-			delete(line.callers, p.who.Caller)
+			delete(line.callers, t.waiter.Caller)
 		}
 	}
-	p.waits = false
-	p.of.waiting.Add(-1)
-	bodies.Add(-p.size)
+	t.waits = false
+	t.of.waiting.Add(-1)
+	bodies.Add(-t.size)
 }
 
 // hold gives the request a place in the queue that has the most free ones. It
 // reports false if none is free.
-func (p *Place) hold() bool {
+func (t *Ticket) hold() bool {
 	var into *queue
 	most := .5 // rounded
-	for _, s := range p.spots {
-		if free := s.Places - float64(s.in.taken(p.who.Tier)); free >= most {
+	for _, s := range t.positions {
+		if free := s.Places - float64(s.in.taken(t.waiter.Tier)); free >= most {
 			into, most = s.in, free
 		}
 	}
 	if into == nil {
 		return false
 	}
-	p.holdIn(into)
+	t.holdIn(into)
 	return true
 }
 
-func (p *Place) holdIn(q *queue) {
-	if p.holds != nil {
-		p.holds.lines[p.who.Tier].places--
+func (t *Ticket) holdIn(q *queue) {
+	if t.holds != nil {
+		t.holds.lines[t.waiter.Tier].places--
 	}
-	if p.holds = q; q != nil {
-		q.lines[p.who.Tier].places++
+	if t.holds = q; q != nil {
+		q.lines[t.waiter.Tier].places++
 	}
 }
 
@@ -198,13 +198,13 @@ func (q *queue) taken(tier int) (n int) {
 
 // displace takes the place of the last request that comes after this one. It
 // reports false if there is none.
-func (p *Place) displace(now time.Time) bool {
-	for _, s := range p.spots {
-		last := s.in.lastHolder(p.who.Tier)
+func (t *Ticket) displace(now time.Time) bool {
+	for _, s := range t.positions {
+		last := s.in.lastHolder(t.waiter.Tier)
 		if last == nil || compare(last, s) <= 0 {
 			continue
 		}
-		p.holdIn(s.in)
+		t.holdIn(s.in)
 		if last.called == nil { // otherwise it tries right now
 			last.holdIn(nil)
 			if !last.hold() {
@@ -219,13 +219,13 @@ func (p *Place) displace(now time.Time) bool {
 
 // lastHolder returns the last request that holds a place in the queue which one
 // of this tier may take, or nil.
-func (q *queue) lastHolder(tier int) *spot {
+func (q *queue) lastHolder(tier int) *position {
 	for i := range slices.Backward(q.lines) {
 		l := &q.lines[i]
 		if l.places == 0 || q.of.apart && i != tier {
 			continue
 		}
-		for _, s := range slices.Backward(l.spots) {
+		for _, s := range slices.Backward(l.positions) {
 			if s.holds == q {
 				return s
 			}
@@ -235,10 +235,10 @@ func (q *queue) lastHolder(tier int) *spot {
 }
 
 // heads are the first requests of each tier.
-func (q *queue) heads() iter.Seq[*spot] {
-	return func(yield func(*spot) bool) {
+func (q *queue) heads() iter.Seq[*position] {
+	return func(yield func(*position) bool) {
 		for i := range q.lines {
-			if spots := q.lines[i].spots; len(spots) > 0 && !yield(spots[0]) {
+			if positions := q.lines[i].positions; len(positions) > 0 && !yield(positions[0]) {
 				return
 			}
 		}
@@ -248,7 +248,7 @@ func (q *queue) heads() iter.Seq[*spot] {
 // next returns the request that tries next, and when: the first one, unless it
 // yields to one of a worse tier that tries earlier. One whose time has come
 // does not. It returns nil if no request waits.
-func (q *queue) next(now time.Time) (s *spot, due time.Time) {
+func (q *queue) next(now time.Time) (s *position, due time.Time) {
 	for head := range q.heads() {
 		at := later(head.At, q.gate)
 		if s == nil || due.After(now) && at.Before(due) {
@@ -263,7 +263,7 @@ func (q *queue) next(now time.Time) (s *spot, due time.Time) {
 
 // follow sets when the next request may go after this one, which goes: the
 // backend accepts requests, whatever the others have found out.
-func (q *queue) follow(s *spot, now time.Time) {
+func (q *queue) follow(s *position, now time.Time) {
 	for head := range q.heads() {
 		head.At = now
 	}
@@ -271,7 +271,7 @@ func (q *queue) follow(s *spot, now time.Time) {
 	q.open = now.Add(max(min(s.Every, longest), shortestGap))
 	q.gate = q.open
 	if q.probe == nil {
-		s.probed, q.probe = q, s.Place
+		s.probed, q.probe = q, s.Ticket
 		q.gate = later(q.open, now.Add(min(s.Pause, longest)))
 	}
 }
@@ -303,8 +303,8 @@ func (q *queue) advance(now time.Time) {
 		q.timer.Stop()
 	}
 	for head := range q.heads() {
-		if l := head.line(); l.first != head.Place {
-			l.first, head.At = head.Place, now
+		if l := head.line(); l.first != head.Ticket {
+			l.first, head.At = head.Ticket, now
 		}
 	}
 	next, due := q.next(now)
@@ -322,8 +322,8 @@ func (q *queue) advance(now time.Time) {
 	case q.called != nil || next.called != nil:
 		return
 	case !now.Before(due):
-		q.called, next.called, next.changed = next.Place, q, false
-		next.end(Turn)
+		q.called, next.called, next.changed = next.Ticket, q, false
+		next.end(Called)
 		return
 	}
 	if q.timer == nil {
@@ -340,18 +340,18 @@ func (q *queue) ring() {
 }
 
 // advance advances the queues in which the request waits, or last waited.
-func (p *Place) advance(now time.Time) { advance(now, p.spots) }
+func (t *Ticket) advance(now time.Time) { advance(now, t.positions) }
 
-func advance(now time.Time, spots []*spot) {
-	for _, s := range spots {
+func advance(now time.Time, positions []*position) {
+	for _, s := range positions {
 		s.in.advance(now)
 	}
 }
 
-func (p *Place) end(r Result) {
-	p.result = r
+func (t *Ticket) end(r Result) {
+	t.result = r
 	select {
-	case p.wake <- struct{}{}:
+	case t.wake <- struct{}{}:
 	default:
 	}
 }

@@ -26,12 +26,12 @@ func TestACallerThatSendsMoreGetsAsMuch(t *testing.T) {
 			mu.Lock()
 			r.At = free
 			mu.Unlock()
-			p, _ := l.Join(now, Who{Caller: caller}, now.Add(2*time.Second), 1, r)
+			p, _ := l.Join(now, Waiter{Caller: caller}, now.Add(2*time.Second), 1, r)
 			if p == nil {
 				return
 			}
 			wg.Go(func() {
-				for p.Wait(nil) == Turn {
+				for p.Wait(nil) == Called {
 					mu.Lock()
 					now, at := time.Now(), free
 					if now.Before(at) {
@@ -69,15 +69,15 @@ func TestACallerThatSendsMoreGetsAsMuch(t *testing.T) {
 // of which waits in two queues.
 func TestOldQueuesAreForgotten(t *testing.T) {
 	l := New(time.Second, false)
-	var weaks []weak.Pointer[Place]
+	var weaks []weak.Pointer[Ticket]
 	gone := 0
 	const n = 1000
 	ret := func(b int) Return {
 		return Return{Key: Key{Backend: b}, Places: 10, At: time.Now()}
 	}
-	both := func(a, b int) *Place {
+	both := func(a, b int) *Ticket {
 		now := time.Now()
-		p, none := l.Join(now, Who{}, now.Add(time.Hour), 1, ret(a), ret(b))
+		p, none := l.Join(now, Waiter{}, now.Add(time.Hour), 1, ret(a), ret(b))
 		if p == nil {
 			t.Fatal(none)
 		}
@@ -87,7 +87,7 @@ func TestOldQueuesAreForgotten(t *testing.T) {
 	last := both(0, 1)
 	for i := 1; i < n; i++ {
 		next := both(i%3, (i+1)%3)
-		if last.Wait(nil) == Turn {
+		if last.Wait(nil) == Called {
 			last.Go(time.Now(), Key{Backend: i % 3})
 		} else {
 			last.Leave(time.Now())
@@ -140,7 +140,7 @@ func TestNoCallIsLost(t *testing.T) {
 					n := 0
 					for i := range q.lines {
 						held := 0
-						for j, s := range q.lines[i].spots {
+						for j, s := range q.lines[i].positions {
 							n++
 							if s.holds == q {
 								held++
@@ -148,10 +148,10 @@ func TestNoCallIsLost(t *testing.T) {
 							if s.holds == nil && s.called == nil {
 								t.Errorf("a request that waits holds no place")
 							}
-							if j > 0 && compare(q.lines[i].spots[j-1], s) >= 0 {
+							if j > 0 && compare(q.lines[i].positions[j-1], s) >= 0 {
 								t.Errorf("order")
 							}
-							if s.called != nil && s.result != Turn {
+							if s.called != nil && s.result != Called {
 								t.Errorf("seed %d: a call is lost", seed)
 							}
 						}
@@ -178,7 +178,7 @@ func TestNoCallIsLost(t *testing.T) {
 					if len(rs) == 0 {
 						return
 					}
-					p, _ := l.Join(now, Who{Caller: string(rune('a' + of(3))), Tier: of(3)}, until, of(1000), rs...)
+					p, _ := l.Join(now, Waiter{Caller: string(rune('a' + of(3))), Tier: of(3)}, until, of(1000), rs...)
 					if p == nil {
 						return
 					}
@@ -191,7 +191,7 @@ func TestNoCallIsLost(t *testing.T) {
 						if time.Now().After(until) {
 							t.Errorf("late by %s", time.Since(until))
 						}
-						if res != Turn {
+						if res != Called {
 							break
 						}
 						if of(3) == 0 {

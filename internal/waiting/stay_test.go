@@ -15,18 +15,18 @@ func TestARequestThatComesBackAndTakesAPlaceIsCalled(t *testing.T) {
 			return Return{Key: Key{Backend: backend, Model: key.Model}, Places: 1, At: time.Now().Add(d)}
 		}
 		until := time.Now().Add(9 * time.Second)
-		p, _ := l.Join(time.Now(), Who{Tier: 1}, until, 10, one(0, 0))
-		want(t, p, Turn, 0)
+		p, _ := l.Join(time.Now(), Waiter{Tier: 1}, until, 10, one(0, 0))
+		want(t, p, Called, 0)
 		p.Go(time.Now(), Key{Backend: 0, Model: key.Model})
 
-		worse, _ := l.Join(time.Now(), Who{Tier: 2}, until, 10, one(1, time.Second))
-		want(t, worse, Turn, 0)
+		worse, _ := l.Join(time.Now(), Waiter{Tier: 2}, until, 10, one(1, time.Second))
+		want(t, worse, Called, 0)
 		worse.Stay(time.Now(), one(1, time.Second))
 
 		p.Stay(time.Now(), one(1, time.Second))
-		want(t, p, Turn, 0) // it is the first one
+		want(t, p, Called, 0) // it is the first one
 		p.Stay(time.Now(), one(1, time.Second))
-		want(t, p, Turn, time.Second)
+		want(t, p, Called, time.Second)
 		p.Go(time.Now(), Key{Backend: 1, Model: key.Model})
 		want(t, worse, Full, 0)
 	})

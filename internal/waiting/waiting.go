@@ -98,8 +98,8 @@ type Key struct {
 	Tiers string
 }
 
-// Who is the caller of a request, and the tier of the request.
-type Who struct {
+// Waiter is the caller of a request, and the tier of the request.
+type Waiter struct {
 	Caller string
 	Tier   int
 }
@@ -123,18 +123,18 @@ type Return struct {
 	Yields bool
 }
 
-// Place is the place of one request. No two of its methods are called at the
-// same time.
-type Place struct {
+// Ticket is what a request has while it waits: its positions in queues, and its
+// place. No two of its methods are called at the same time.
+type Ticket struct {
 	of     *Queues
-	who    Who
+	waiter Waiter
 	number uint64 // in the order of arrival
 	until  time.Time
 	size   int64 // of its body
-	// spots are where it waits, or where it last did. waits reports whether it
-	// does.
-	spots []*spot
-	waits bool
+	// positions are where it waits, or where it last did. waits reports whether
+	// it does.
+	positions []*position
+	waits     bool
 	// holds is the queue in which it holds a place.
 	holds *queue
 	// called is the queue that has called it. It is nil unless it tries right
@@ -152,9 +152,9 @@ type Result string
 
 // The results.
 const (
-	// Turn: the request may try now. A request that waits has this result once
+	// Called: the request may try now. A request that waits has this result once
 	// it was sent.
-	Turn Result = "sent"
+	Called Result = "sent"
 	// Over: it has waited for as long as it may.
 	Over Result = "over"
 	// Full: there is no place for it, or none any more.
@@ -187,8 +187,8 @@ func (l *Queues) Len() int {
 
 // Ahead returns the return of a request that goes before one that comes now. ok
 // reports whether there is one, or whether the next one of the queue must not
-// go yet. p is the place of a request that has waited, or nil.
-func (l *Queues) Ahead(now time.Time, key Key, who Who, p *Place) (r Return, ok bool) {
+// go yet. t is the ticket of a request that has waited, or nil.
+func (l *Queues) Ahead(now time.Time, key Key, waiter Waiter, t *Ticket) (r Return, ok bool) {
 	if l.Len() == 0 {
 		return r, false
 	}
@@ -198,9 +198,9 @@ func (l *Queues) Ahead(now time.Time, key Key, who Who, p *Place) (r Return, ok 
 	if q == nil {
 		return r, false
 	}
-	its := q.spotOf(p, who, l.joined+1)
+	its := q.positionOf(t, waiter, l.joined+1)
 	for head := range q.heads() {
-		isFirst := head.Place != p && compare(head, its) < 0 && (head.who.Tier == who.Tier || !head.yields(now))
+		isFirst := head.Ticket != t && compare(head, its) < 0 && (head.waiter.Tier == waiter.Tier || !head.yields(now))
 		if isFirst || q.gate.After(now) {
 			return head.Return, true
 		}
@@ -208,125 +208,125 @@ func (l *Queues) Ahead(now time.Time, key Key, who Who, p *Place) (r Return, ok 
 	return r, false
 }
 
-// Join gives a request a place, in which it waits until a time at most. size is
-// that of its body. If it gets none, p is nil. A request that becomes the
-// first one tries at once: perhaps something has changed.
-func (l *Queues) Join(now time.Time, who Who, until time.Time, size int, returns ...Return) (p *Place, none Result) {
+// Join gives a request a ticket, with which it waits until a time at most. size
+// is that of its body. If there is no place for it, t is nil. A request that
+// becomes the first one tries at once: perhaps something has changed.
+func (l *Queues) Join(now time.Time, waiter Waiter, until time.Time, size int, returns ...Return) (t *Ticket, none Result) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
 		return nil, Stopped
 	}
-	if len(returns) == 0 || bodies.Load()+int64(size) > mostBodies(returns[0].Key, who.Tier) {
+	if len(returns) == 0 || bodies.Load()+int64(size) > mostBodies(returns[0].Key, waiter.Tier) {
 		return nil, Full
 	}
 	l.joined++
-	p = &Place{of: l, who: who, number: l.joined, until: until, size: int64(size), wake: make(chan struct{}, 1)}
-	p.enter(now, returns)
-	if !p.hold() && !p.displace(now) {
-		p.exit()
-		p.advance(now)
+	t = &Ticket{of: l, waiter: waiter, number: l.joined, until: until, size: int64(size), wake: make(chan struct{}, 1)}
+	t.enter(now, returns)
+	if !t.hold() && !t.displace(now) {
+		t.exit()
+		t.advance(now)
 		return nil, Full
 	}
-	p.advance(now)
-	return p, ""
+	t.advance(now)
+	return t, ""
 }
 
 // Wait waits until the request may try, or no longer waits.
-func (p *Place) Wait(done <-chan struct{}) Result {
-	over := time.NewTimer(time.Until(p.until))
+func (t *Ticket) Wait(done <-chan struct{}) Result {
+	over := time.NewTimer(time.Until(t.until))
 	defer over.Stop()
 	select {
-	case <-p.wake:
+	case <-t.wake:
 	case <-over.C:
 	case <-done:
 	}
-	l, now := p.of, time.Now()
+	l, now := t.of, time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	select {
 	case <-done:
-		p.leave(now)
+		t.leave(now)
 		return Left
 	default:
 	}
-	p.advance(now) // if its turn comes just now, only a timer is late
-	if p.result == "" {
-		p.leave(now)
-		p.result = Over
+	t.advance(now) // if its turn comes just now, only a timer is late
+	if t.result == "" {
+		t.leave(now)
+		t.result = Over
 	}
-	return p.result
+	return t.result
 }
 
 // Stay keeps the place, because a try did not succeed, or gives it back to a
 // request that has gone and was refused.
-func (p *Place) Stay(now time.Time, returns ...Return) {
-	l := p.of
+func (t *Ticket) Stay(now time.Time, returns ...Return) {
+	l := t.of
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
-		p.leave(now)
-		p.end(Stopped)
+		t.leave(now)
+		t.end(Stopped)
 		return
 	}
-	changed, before := p.changed, p.spots
-	p.exit()
-	p.result = "" // from here on, it may be called: a request that it displaces advances its queues
+	changed, before := t.changed, t.positions
+	t.exit()
+	t.result = "" // from here on, it may be called: a request that it displaces advances its queues
 	select {
-	case <-p.wake: // the wait ended at the same time
+	case <-t.wake: // the wait ended at the same time
 	default:
 	}
-	p.enter(now, returns)
-	if !p.hold() && !p.displace(now) {
-		p.holdIn(p.spots[0].in) // one more than is expected to be accepted
+	t.enter(now, returns)
+	if !t.hold() && !t.displace(now) {
+		t.holdIn(t.positions[0].in) // one more than is expected to be accepted
 	}
 	if changed {
-		for _, s := range p.spots {
+		for _, s := range t.positions {
 			s.At = now
 		}
 	}
 	advance(now, before)
-	p.advance(now)
+	t.advance(now)
 }
 
 // Go ends the wait of a request that is called: it goes to the backend of a
 // queue.
-func (p *Place) Go(now time.Time, key Key) {
-	p.of.mu.Lock()
-	defer p.of.mu.Unlock()
-	for _, s := range p.spots {
+func (t *Ticket) Go(now time.Time, key Key) {
+	t.of.mu.Lock()
+	defer t.of.mu.Unlock()
+	for _, s := range t.positions {
 		s.line().turn = max(s.line().turn, s.turn)
 		if q := s.in; q.key == key {
 			q.follow(s, now)
 		}
 	}
-	p.leave(now)
+	t.leave(now)
 }
 
 // FirstByte records that a request that has gone got the first byte of its
 // reply.
-func (p *Place) FirstByte(now time.Time) {
-	if p.of.Len() == 0 {
+func (t *Ticket) FirstByte(now time.Time) {
+	if t.of.Len() == 0 {
 		return
 	}
-	p.of.mu.Lock()
-	defer p.of.mu.Unlock()
-	if q := p.probed; q != nil && q.probe == p {
+	t.of.mu.Lock()
+	defer t.of.mu.Unlock()
+	if q := t.probed; q != nil && q.probe == t {
 		q.gate = q.open
 		q.advance(now)
 	}
 }
 
 // Leave ends the wait of a request that is called, but does not go.
-func (p *Place) Leave(now time.Time) {
-	p.of.mu.Lock()
-	defer p.of.mu.Unlock()
-	p.leave(now)
+func (t *Ticket) Leave(now time.Time) {
+	t.of.mu.Lock()
+	defer t.of.mu.Unlock()
+	t.leave(now)
 }
 
-func (p *Place) leave(now time.Time) {
-	p.exit()
-	p.advance(now)
+func (t *Ticket) leave(now time.Time) {
+	t.exit()
+	t.advance(now)
 }
 
 // Wake makes the first requests of the queue for this caller, or of all queues
@@ -358,7 +358,7 @@ func (l *Queues) Close() {
 	l.closed = true
 	for _, q := range l.byKey {
 		for i := range q.lines {
-			for _, s := range slices.Clone(q.lines[i].spots) {
+			for _, s := range slices.Clone(q.lines[i].positions) {
 				if s.called == nil && s.waits {
 					s.exit()
 					s.end(Stopped)

@@ -34,10 +34,10 @@ func inBubble(t *testing.T, test func(*testing.T, *Queues)) {
 }
 
 // join gives a request a place for a time, or fails.
-func join(t *testing.T, l *Queues, tier int, d time.Duration, r Return) *Place {
+func join(t *testing.T, l *Queues, tier int, d time.Duration, r Return) *Ticket {
 	t.Helper()
 	now := time.Now()
-	p, none := l.Join(now, Who{Tier: tier}, now.Add(d), 10, r)
+	p, none := l.Join(now, Waiter{Tier: tier}, now.Add(d), 10, r)
 	if p == nil {
 		t.Errorf("a request got no place: %s", none)
 	}
@@ -45,7 +45,7 @@ func join(t *testing.T, l *Queues, tier int, d time.Duration, r Return) *Place {
 }
 
 // want checks what comes of a wait, and when.
-func want(t *testing.T, p *Place, result Result, after time.Duration) {
+func want(t *testing.T, p *Ticket, result Result, after time.Duration) {
 	t.Helper()
 	begin := time.Now()
 	if got := p.Wait(nil); got != result || time.Since(begin) != after {
@@ -58,9 +58,9 @@ func in(d time.Duration) Return { return Return{Key: key, Places: many, At: time
 func TestTheFirstRequestTriesAtOnceAndThenWhenItMay(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Queues) {
 		p := join(t, l, 0, time.Second, in(time.Second))
-		want(t, p, Turn, 0)
+		want(t, p, Called, 0)
 		p.Stay(time.Now(), in(300*time.Millisecond))
-		want(t, p, Turn, 300*time.Millisecond)
+		want(t, p, Called, 300*time.Millisecond)
 		p.Go(time.Now(), key)
 	})
 }
@@ -73,7 +73,7 @@ func TestARequestTriesOnlyWhenItMayGoOrSomethingHasChanged(t *testing.T) {
 		for range 10 {
 			p := join(t, l, 0, 9*time.Second, in(time.Second))
 			wg.Go(func() {
-				for p.Wait(nil) == Turn {
+				for p.Wait(nil) == Called {
 					turns++
 					if turns <= 10 { // each finds out something else
 						p.Stay(time.Now(), in(500*time.Millisecond))
@@ -94,17 +94,17 @@ func TestARequestTriesOnlyWhenItMayGoOrSomethingHasChanged(t *testing.T) {
 func TestWakeHasTheFirstRequestTry(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Queues) {
 		first, second := join(t, l, 0, 9*time.Second, in(0)), join(t, l, 0, 9*time.Second, in(0))
-		want(t, first, Turn, 0)
+		want(t, first, Called, 0)
 		l.Wake(time.Now(), "") // while it tries
 		first.Stay(time.Now(), in(time.Second))
-		want(t, first, Turn, 0)
+		want(t, first, Called, 0)
 		first.Stay(time.Now(), in(time.Second))
 		l.Wake(time.Now(), "alice")
 		synctest.Wait()
 		time.AfterFunc(100*time.Millisecond, func() { l.Wake(time.Now(), "") })
-		want(t, first, Turn, 100*time.Millisecond)
+		want(t, first, Called, 100*time.Millisecond)
 		first.Go(time.Now(), key)
-		want(t, second, Turn, time.Millisecond)
+		want(t, second, Called, time.Millisecond)
 		second.Go(time.Now(), key)
 	})
 }
@@ -127,26 +127,26 @@ func TestTheOthersFollowAProbeAtItsFirstByteOrAfterAPause(t *testing.T) {
 	} {
 		inBubble(t, func(t *testing.T, l *Queues) {
 			r := every20(time.Second, row.pause)
-			var places []*Place
+			var places []*Ticket
 			for range 4 {
 				places = append(places, join(t, l, 0, 9*time.Second, r))
 			}
-			want(t, places[0], Turn, 0)
+			want(t, places[0], Called, 0)
 			places[0].Stay(time.Now(), r)
-			want(t, places[0], Turn, time.Second)
+			want(t, places[0], Called, time.Second)
 			places[0].Go(time.Now(), key)
 			time.AfterFunc(row.firstByte, func() { places[0].FirstByte(time.Now()) })
-			want(t, places[1], Turn, row.want)
+			want(t, places[1], Called, row.want)
 			places[1].Go(time.Now(), key)
-			want(t, places[2], Turn, 20*time.Millisecond)
+			want(t, places[2], Called, 20*time.Millisecond)
 			places[2].Go(time.Now(), key)
 			places[1].Stay(time.Now(), every20(time.Second, row.pause)) // it was refused
-			want(t, places[1], Turn, 0)
+			want(t, places[1], Called, 0)
 			places[1].Stay(time.Now(), every20(time.Second, row.pause))
 			places[0].FirstByte(time.Now()) // of the probe before
-			want(t, places[1], Turn, time.Second)
+			want(t, places[1], Called, time.Second)
 			places[1].Go(time.Now(), key)
-			want(t, places[3], Turn, min(500*time.Millisecond, max(row.pause, 20*time.Millisecond)))
+			want(t, places[3], Called, min(500*time.Millisecond, max(row.pause, 20*time.Millisecond)))
 			places[3].Go(time.Now(), key)
 			time.Sleep(2 * time.Hour)
 		})
@@ -161,9 +161,9 @@ func TestTheTurnPassesOnWhenARequestLeaves(t *testing.T) {
 		if got := first.Wait(ctx.Done()); got != Left { // although it is its turn
 			t.Errorf("it is %s", got)
 		}
-		want(t, second, Turn, 0)
+		want(t, second, Called, 0)
 		second.Leave(time.Now())
-		want(t, third, Turn, 0)
+		want(t, third, Called, 0)
 		third.Leave(time.Now())
 	})
 }
@@ -171,11 +171,11 @@ func TestTheTurnPassesOnWhenARequestLeaves(t *testing.T) {
 func TestEachWaitEndsInTime(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Queues) {
 		first, second, third := join(t, l, 0, time.Second, in(0)), join(t, l, 0, 2*time.Second, in(0)), join(t, l, 0, 500*time.Millisecond, in(0))
-		want(t, first, Turn, 0)
+		want(t, first, Called, 0)
 		first.Stay(time.Now(), in(5*time.Second))
 		want(t, third, Over, 500*time.Millisecond)
 		want(t, first, Over, 500*time.Millisecond)
-		want(t, second, Turn, 0)
+		want(t, second, Called, 0)
 		second.Stay(time.Now(), in(5*time.Second))
 		want(t, second, Over, time.Second)
 	})
@@ -184,18 +184,18 @@ func TestEachWaitEndsInTime(t *testing.T) {
 func TestCloseEndsAllWaits(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Queues) {
 		first, second, gone := join(t, l, 1, 9*time.Second, in(0)), join(t, l, 1, 9*time.Second, in(0)), join(t, l, 0, 9*time.Second, in(0))
-		want(t, first, Turn, 0)
+		want(t, first, Called, 0)
 		first.Stay(time.Now(), in(time.Second))
-		want(t, gone, Turn, 0)
+		want(t, gone, Called, 0)
 		gone.Go(time.Now(), key)
-		want(t, first, Turn, time.Millisecond)
+		want(t, first, Called, time.Millisecond)
 		l.Close()
 		want(t, second, Stopped, 0)
 		first.Stay(time.Now(), in(time.Second))
 		want(t, first, Stopped, 0)
 		gone.Stay(time.Now(), in(time.Second))
 		want(t, gone, Stopped, 0)
-		if p, none := l.Join(time.Now(), Who{}, time.Now().Add(time.Second), 10, in(0)); p != nil || none != Stopped {
+		if p, none := l.Join(time.Now(), Waiter{}, time.Now().Add(time.Second), 10, in(0)); p != nil || none != Stopped {
 			t.Errorf("a request got the place %v: %s", p, none)
 		}
 	})
@@ -222,7 +222,7 @@ func TestRandomWaitsKeepTheOrder(t *testing.T) {
 					ctx, leave = context.WithTimeout(ctx, time.Duration(1+chance(500))*time.Millisecond)
 				}
 				wait := time.Duration(1+chance(3000)) * time.Millisecond
-				p, none := l.Join(time.Now(), Who{Tier: chance(3)}, time.Now().Add(wait), 10, in(0))
+				p, none := l.Join(time.Now(), Waiter{Tier: chance(3)}, time.Now().Add(wait), 10, in(0))
 				if p == nil {
 					t.Fatal(none)
 				}
@@ -231,7 +231,7 @@ func TestRandomWaitsKeepTheOrder(t *testing.T) {
 					begin, again := time.Now(), chance(3)
 					for {
 						switch p.Wait(ctx.Done()) {
-						case Turn:
+						case Called:
 						case Over:
 							if took := time.Since(begin); took < wait {
 								t.Errorf("a wait of %s is over after %s", wait, took)
@@ -256,7 +256,7 @@ func TestRandomWaitsKeepTheOrder(t *testing.T) {
 						}
 						l.mu.Lock()
 						s := l.byKey[key]
-						if s.called != p || !slices.IsSortedFunc(spots(s), compare) {
+						if s.called != p || !slices.IsSortedFunc(positions(s), compare) {
 							t.Error("the order is wrong, or a request goes that is not called")
 						}
 						l.mu.Unlock()
@@ -280,15 +280,15 @@ func TestRandomWaitsKeepTheOrder(t *testing.T) {
 func TestAReturnFromATryDoesNotHideAChangeFromTheRequestThatTries(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Queues) {
 		first, second := join(t, l, 0, 5*time.Second, in(time.Second)), join(t, l, 0, 5*time.Second, in(time.Second))
-		want(t, first, Turn, 0)
+		want(t, first, Called, 0)
 		first.Go(time.Now(), key)
-		want(t, second, Turn, time.Millisecond)
+		want(t, second, Called, time.Millisecond)
 		l.Wake(time.Now(), "")
 		first.Stay(time.Now(), in(3*time.Second))
 		second.Stay(time.Now(), in(3*time.Second)) // it was found out before the change
-		want(t, first, Turn, 0)
+		want(t, first, Called, 0)
 		first.Leave(time.Now())
-		want(t, second, Turn, 0)
+		want(t, second, Called, 0)
 		second.Leave(time.Now())
 	})
 }
@@ -296,17 +296,17 @@ func TestAReturnFromATryDoesNotHideAChangeFromTheRequestThatTries(t *testing.T) 
 // Requests differ: what the first one has found out is not true for the next
 // one.
 func TestTheNextRequestTriesAtOnceWhenTheFirstOneLeaves(t *testing.T) {
-	for name, leave := range map[string]func(*Queues, *Place){
-		"its client leaves": func(_ *Queues, p *Place) { done := make(chan struct{}); close(done); p.Wait(done) },
-		"it is over":        func(_ *Queues, p *Place) { p.Wait(nil) },
+	for name, leave := range map[string]func(*Queues, *Ticket){
+		"its client leaves": func(_ *Queues, p *Ticket) { done := make(chan struct{}); close(done); p.Wait(done) },
+		"it is over":        func(_ *Queues, p *Ticket) { p.Wait(nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, l *Queues) {
 				first, second := join(t, l, 0, time.Second, in(0)), join(t, l, 0, 9*time.Second, in(0))
-				want(t, first, Turn, 0)
+				want(t, first, Called, 0)
 				first.Stay(time.Now(), in(5*time.Second))
 				leave(l, first)
-				want(t, second, Turn, 0)
+				want(t, second, Called, 0)
 				second.Leave(time.Now())
 			})
 		})
@@ -316,9 +316,9 @@ func TestTheNextRequestTriesAtOnceWhenTheFirstOneLeaves(t *testing.T) {
 func TestARequestMayWaitUntilTheEndOfItsTime(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Queues) {
 		first, second := join(t, l, 0, time.Second, in(0)), join(t, l, 0, time.Second, in(0))
-		want(t, first, Turn, 0)
+		want(t, first, Called, 0)
 		first.Stay(time.Now(), in(time.Second))
-		want(t, first, Turn, time.Second)
+		want(t, first, Called, time.Second)
 		first.Go(time.Now(), key)
 		second.Leave(time.Now())
 	})
@@ -327,22 +327,22 @@ func TestARequestMayWaitUntilTheEndOfItsTime(t *testing.T) {
 func TestABetterTierDoesNotWaitForWhatAWorseOneHasFoundOut(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Queues) {
 		worse := join(t, l, 2, 9*time.Second, in(0))
-		want(t, worse, Turn, 0)
+		want(t, worse, Called, 0)
 		better := join(t, l, 1, 9*time.Second, in(0))
 		worse.Stay(time.Now(), in(5*time.Second))
-		want(t, better, Turn, 0)
+		want(t, better, Called, 0)
 		better.Stay(time.Now(), in(time.Second))
-		want(t, better, Turn, time.Second)
+		want(t, better, Called, time.Second)
 		better.Go(time.Now(), key)
-		want(t, worse, Turn, time.Millisecond)
+		want(t, worse, Called, time.Millisecond)
 		worse.Go(time.Now(), key)
 		better = join(t, l, 1, 9*time.Second, in(0))
-		want(t, better, Turn, time.Millisecond)
+		want(t, better, Called, time.Millisecond)
 		better.Stay(time.Now(), in(time.Second))
 		worse.Stay(time.Now(), in(5*time.Second)) // it was refused
-		want(t, better, Turn, time.Second)
+		want(t, better, Called, time.Second)
 		better.Leave(time.Now())
-		want(t, worse, Turn, 4*time.Second) // as it has found out itself
+		want(t, worse, Called, 4*time.Second) // as it has found out itself
 		worse.Leave(time.Now())
 	})
 }
@@ -355,28 +355,28 @@ func yields(d time.Duration) Return {
 func TestATierThatHasGotItsShareLetsOthersGoAndIsFirstWhenBothMay(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Queues) {
 		better, worse := join(t, l, 1, 9*time.Second, in(0)), join(t, l, 2, 9*time.Second, in(0))
-		want(t, better, Turn, 0)
+		want(t, better, Called, 0)
 		better.Stay(time.Now(), yields(2*time.Second))
-		want(t, worse, Turn, 0)
+		want(t, worse, Called, 0)
 		worse.Stay(time.Now(), in(time.Second))
-		want(t, worse, Turn, time.Second)
+		want(t, worse, Called, time.Second)
 		worse.Stay(time.Now(), in(time.Second))
-		want(t, better, Turn, time.Second)
+		want(t, better, Called, time.Second)
 		better.Go(time.Now(), key)
-		want(t, worse, Turn, time.Millisecond)
+		want(t, worse, Called, time.Millisecond)
 		worse.Go(time.Now(), key)
 	})
 }
 
 func TestEachTierStandsBehindThoseThatDoNotYieldToIt(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Queues) {
-		places := []*Place{join(t, l, 1, 9*time.Second, in(0)), join(t, l, 2, 9*time.Second, in(0)), join(t, l, 3, 9*time.Second, in(0))}
-		want(t, places[0], Turn, 0)
+		places := []*Ticket{join(t, l, 1, 9*time.Second, in(0)), join(t, l, 2, 9*time.Second, in(0)), join(t, l, 3, 9*time.Second, in(0))}
+		want(t, places[0], Called, 0)
 		places[0].Stay(time.Now(), yields(2*time.Second))
-		want(t, places[1], Turn, 0)
+		want(t, places[1], Called, 0)
 		places[1].Stay(time.Now(), Return{Key: key, Places: many, At: time.Now().Add(time.Second), Reason: "two"})
 		for tier, reason := range []any{nil, "all", "two", "two"} {
-			if r, ok := l.Ahead(time.Now(), key, Who{Tier: tier}, nil); r.Reason != reason || ok != (tier > 0) {
+			if r, ok := l.Ahead(time.Now(), key, Waiter{Tier: tier}, nil); r.Reason != reason || ok != (tier > 0) {
 				t.Errorf("a request of tier %d stands behind %v (%v), want %v", tier, r.Reason, ok, reason)
 			}
 		}
@@ -392,18 +392,18 @@ func TestATierThatHasGotItsShareTakesNoPlaceOfAWorseOne(t *testing.T) {
 		two := func(yields bool) Return {
 			return Return{Key: key, Places: 2, At: time.Now().Add(time.Second), Yields: yields}
 		}
-		var places []*Place
-		for i, who := range []struct {
+		var places []*Ticket
+		for i, waiter := range []struct {
 			tier   int
 			yields bool
 			place  bool
 		}{{1, true, true}, {1, true, true}, {1, true, false}, {2, false, true}, {2, false, true}, {2, false, false}} {
-			p, _ := l.Join(time.Now(), Who{Tier: who.tier}, time.Now().Add(time.Second), 10, two(who.yields))
-			if (p != nil) != who.place {
-				t.Errorf("request %d of tier %d has place %v", i, who.tier, p)
+			p, _ := l.Join(time.Now(), Waiter{Tier: waiter.tier}, time.Now().Add(time.Second), 10, two(waiter.yields))
+			if (p != nil) != waiter.place {
+				t.Errorf("request %d of tier %d has place %v", i, waiter.tier, p)
 			}
 			if i == 0 {
-				want(t, p, Turn, 0)
+				want(t, p, Called, 0)
 				p.Stay(time.Now(), two(true))
 			}
 			places = append(places, p)
@@ -418,20 +418,20 @@ func TestAWorseTierStandsBehindABetterOneWhoseTimeHasCome(t *testing.T) {
 			return Return{Key: key, Places: many, At: time.Now().Add(500 * time.Millisecond), Pause: 50 * time.Millisecond, Yields: true}
 		}
 		first, second := join(t, l, 1, 9*time.Second, r()), join(t, l, 1, 9*time.Second, r())
-		want(t, first, Turn, 0)
+		want(t, first, Called, 0)
 		first.Stay(time.Now(), r())
-		if _, ok := l.Ahead(time.Now(), key, Who{Tier: 2}, nil); ok {
+		if _, ok := l.Ahead(time.Now(), key, Waiter{Tier: 2}, nil); ok {
 			t.Error("it stands behind one that yields")
 		}
-		want(t, first, Turn, 500*time.Millisecond)
-		if _, ok := l.Ahead(time.Now(), key, Who{Tier: 2}, nil); !ok {
+		want(t, first, Called, 500*time.Millisecond)
+		if _, ok := l.Ahead(time.Now(), key, Waiter{Tier: 2}, nil); !ok {
 			t.Error("it stands behind none while the better one tries")
 		}
 		first.Go(time.Now(), key)
-		if _, ok := l.Ahead(time.Now(), key, Who{Tier: 2}, nil); !ok {
+		if _, ok := l.Ahead(time.Now(), key, Waiter{Tier: 2}, nil); !ok {
 			t.Error("it stands behind none while the better one waits for the pause")
 		}
-		want(t, second, Turn, 50*time.Millisecond)
+		want(t, second, Called, 50*time.Millisecond)
 		second.Go(time.Now(), key)
 	})
 }
@@ -440,12 +440,12 @@ func TestAWorseTierStandsBehindABetterOneWhoseTimeHasCome(t *testing.T) {
 // third tier ends, too.
 func TestTheEndOfAWaitTakesNoTurnFromABetterTier(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Queues) {
-		places := []*Place{join(t, l, 1, 9*time.Second, in(0)), join(t, l, 2, time.Second, in(0)), join(t, l, 3, time.Second, in(0))}
-		want(t, places[0], Turn, 0)
+		places := []*Ticket{join(t, l, 1, 9*time.Second, in(0)), join(t, l, 2, time.Second, in(0)), join(t, l, 3, time.Second, in(0))}
+		want(t, places[0], Called, 0)
 		places[0].Stay(time.Now(), yields(5*time.Second))
-		want(t, places[1], Turn, 0)
+		want(t, places[1], Called, 0)
 		places[1].Stay(time.Now(), in(time.Second))
-		want(t, places[1], Turn, time.Second)
+		want(t, places[1], Called, time.Second)
 		for _, p := range places {
 			p.Leave(time.Now())
 		}
@@ -455,11 +455,11 @@ func TestTheEndOfAWaitTakesNoTurnFromABetterTier(t *testing.T) {
 func TestTheEndOfAWorseTiersWaitIsNothingNewForTheFirstRequest(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Queues) {
 		first := join(t, l, 1, 9*time.Second, in(0))
-		want(t, first, Turn, 0)
+		want(t, first, Called, 0)
 		first.Stay(time.Now(), in(3*time.Second))
 		worse := join(t, l, 2, time.Second, in(0))
 		go worse.Wait(nil)
-		want(t, first, Turn, 3*time.Second)
+		want(t, first, Called, 3*time.Second)
 		first.Leave(time.Now())
 	})
 }
@@ -467,13 +467,13 @@ func TestTheEndOfAWorseTiersWaitIsNothingNewForTheFirstRequest(t *testing.T) {
 func TestARequestThatIsRefusedAndYieldsBeginsANewRound(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Queues) {
 		first, second := join(t, l, 1, 9*time.Second, in(0)), join(t, l, 2, 9*time.Second, in(0))
-		want(t, first, Turn, 0)
+		want(t, first, Called, 0)
 		first.Stay(time.Now(), Return{Key: key, Places: many, At: time.Now().Add(100 * time.Millisecond), Pause: time.Second})
-		want(t, first, Turn, 100*time.Millisecond)
+		want(t, first, Called, 100*time.Millisecond)
 		first.Go(time.Now(), key)
 		time.Sleep(10 * time.Millisecond)
 		first.Stay(time.Now(), yields(5*time.Second))
-		want(t, second, Turn, 0)
+		want(t, second, Called, 0)
 		second.Go(time.Now(), key)
 		first.Leave(time.Now())
 	})
@@ -482,14 +482,14 @@ func TestARequestThatIsRefusedAndYieldsBeginsANewRound(t *testing.T) {
 func TestNextIsWhatTheFirstRequestHasFoundOut(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Queues) {
 		first, second := join(t, l, 0, 9*time.Second, Return{Key: key, Places: many, Reason: "a"}), join(t, l, 0, 9*time.Second, Return{Key: key, Places: many, Reason: "a and b"})
-		want(t, first, Turn, 0)
+		want(t, first, Called, 0)
 		first.Stay(time.Now(), Return{Key: key, Places: many, At: time.Now(), Pause: time.Second, Reason: "a"})
-		want(t, first, Turn, 0)
+		want(t, first, Called, 0)
 		first.Go(time.Now(), key)
-		if r, ok := l.Ahead(time.Now(), key, Who{Tier: 0}, nil); !ok || r.Reason != "a and b" {
+		if r, ok := l.Ahead(time.Now(), key, Waiter{Tier: 0}, nil); !ok || r.Reason != "a and b" {
 			t.Errorf("the next request waits for %v (%v), want a and b", r.Reason, ok)
 		}
-		want(t, second, Turn, 500*time.Millisecond)
+		want(t, second, Called, 500*time.Millisecond)
 		second.Go(time.Now(), key)
 	})
 }
