@@ -139,12 +139,13 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 }
 
 func (h *Handler) callerOptions() directive.Options {
-	return h.Config.Directives().Check(func() error {
+	module := seam.Callers()
+	return module.Directives(&h.Config).Check(func() error {
 		var backends []seam.Backend
 		if h.BackendsFromEnv == "" {
 			backends = backendsForCallers(h.Backends)
 		}
-		return h.Config.Check(h.namesCallers(), backends)
+		return module.Check(&h.Config, h.namesCallers(), backends)
 	})
 }
 

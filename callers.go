@@ -40,16 +40,12 @@ func (h *Handler) newClientKeys(ctx caddy.Context) (*keys.Clients, error) {
 	if h.ClientKeys != nil && len(h.ClientKeys) == 0 {
 		return nil, errors.New("client_keys is an empty list: expected at least one key")
 	}
-	location, err := h.Location()
-	if err != nil {
-		return nil, err
-	}
 	tokens, err := h.LoadIdentity(ctx)
 	if err != nil {
 		return nil, err
 	}
 	config := keys.ClientsConfig{
-		File: h.ClientKeysFile, Tokens: tokens, Tiers: h.TierNames(), Location: location,
+		File: h.ClientKeysFile, Tokens: tokens, Tiers: h.shared.TierNames, Location: h.shared.Location,
 		Label: metrics.Caller, Logger: h.logger, Audit: h.trail.Keys,
 	}
 	for _, k := range h.ClientKeys {
@@ -74,14 +70,14 @@ func (h *Handler) warnOfSites(ctx caddy.Context) (err error) {
 func (h *Handler) newAdmission(ctx caddy.Context) (seam.Admission, error) {
 	b := h.balancer
 	_, alone := h.replication.(seam.Alone)
-	a, err := h.Config.Open(ctx, seam.AdmissionConfig{
+	a, err := seam.Callers().Open(ctx, &h.Config, seam.AdmissionConfig{
 		Pool: h.Pool, Backends: backendsForCallers(h.Backends), Keys: h.clientKeys, Files: &h.keyFiles, Entry: &b.Entry,
 		Replicated: !alone, Logger: h.logger, Crossed: b.events.Crossed,
 	})
 	if a == nil || err != nil {
 		return nil, err
 	}
-	b.admission, b.tiers = a, h.QuotaTiers()
+	b.admission, b.tiers = a, h.shared.Tiers
 	h.replication.Share(h.Pool, b.Callers)
 	return a, observe.On(ctx, observe.Started, a.Start)
 }

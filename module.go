@@ -121,7 +121,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
-	"github.com/openai-lb/caddy-openai-lb/internal/callers"
+	"github.com/openai-lb/caddy-openai-lb/internal/calleroptions"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
@@ -279,7 +279,7 @@ type Handler struct {
 
 	keys.TokenOption
 
-	callers.Config
+	calleroptions.Config
 
 	// TransportRaw is Caddy's own `http` transport, which connects to the
 	// backends: TLS, proxies, timeouts. Default: its defaults.
@@ -311,6 +311,7 @@ type Handler struct {
 	warnAtEnd   func()        // warns of the sites of a config that has not started
 	keyFiles    keys.Reloader // reads keys again that come from files
 	clientKeys  *keys.Clients // nil if callers need no key
+	shared      seam.SharedOptions
 	replication seam.Replication
 	balancer    *balancer
 	admission   seam.Admission // nil if callers have no limits

@@ -63,6 +63,9 @@ func (h *Handler) provision(ctx caddy.Context) error {
 	if h.trail, err = h.newTrail(ctx, config); err != nil {
 		return err
 	}
+	if h.shared, err = seam.Callers().Shared(&h.Config); err != nil {
+		return err
+	}
 	if h.clientKeys, err = h.newClientKeys(ctx); err != nil {
 		return err
 	}
@@ -194,7 +197,7 @@ func (h *Handler) newBalancer(ctx caddy.Context, policy reverseproxy.Selector) (
 	}
 	rechecker := &backend.Rechecker{Context: ctx, Transport: h.Sender.RoundTripper, Backends: h.Backends}
 	listeners := []pool.Listener{h.replication, rechecker}
-	queues := waiting.New(time.Duration(h.Wait), h.QuotaTiers() != nil)
+	queues := waiting.New(time.Duration(h.Wait), h.shared.Tiers != nil)
 	if queues != nil {
 		if err := observe.On(ctx, observe.Stopping, queues.Close); err != nil {
 			return nil, err

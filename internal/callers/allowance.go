@@ -10,54 +10,15 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
-// Allowance limits one caller, or each caller of a tier.
-type Allowance struct {
-	// Requests are limits of the number of requests, one for each unit.
-	// Default: none.
-	//
-	//	requests <n>/<unit> [then <tier>]
-	Requests []Limit `json:"requests,omitempty"`
-
-	// Tokens are limits of the number of tokens, one for each unit. Default:
-	// none.
-	//
-	//	tokens <n>/<unit> [then <tier>]
-	Tokens []Limit `json:"tokens,omitempty"`
-
-	// MaxRequests is how many requests a caller may have at a time. Default: no
-	// limit.
-	//
-	//	max_requests <n>
-	MaxRequests *int `json:"max_requests,omitempty"`
-
-	// Models are the models that requests may name. Default: all.
-	//
-	//	models <name...>
-	Models []string `json:"models,omitempty"`
-
-	// Backends are the only backends that the requests may use, by their names,
-	// in which `*` stands for any characters. Default: all.
-	//
-	//	backends <name...>
-	Backends []string `json:"backends,omitempty"`
-
-	// ServiceTiers are the service tiers that requests may name, also in
-	// `x-ms-service-tier`: flex, default, fast (or priority, its older name),
-	// ultrafast or auto. Default: all in bodies.
-	//
-	//	service_tiers <tier...>
-	ServiceTiers []string `json:"service_tiers,omitempty"`
-}
-
-// isEmpty reports whether no option is set, so that there are no limits.
-func (a Allowance) isEmpty() bool {
+// isEmpty reports whether no option of an allowance is set, so that there are no limits.
+func isEmpty(a Allowance) bool {
 	return len(a.Requests)+len(a.Tokens)+len(a.Models)+len(a.Backends)+len(a.ServiceTiers) == 0 && a.MaxRequests == nil
 }
 
-// orOf returns the allowance of a caller in a tier. An option that the caller's
-// own allowance does not set has the tier's value. Limits with different units
-// are different options.
-func (a Allowance) orOf(tier Allowance) Allowance {
+// orAllowance returns the allowance a of a caller in a tier. An option that the
+// caller's own allowance does not set has the tier's value. Limits with
+// different units are different options.
+func orAllowance(a, tier Allowance) Allowance {
 	a.Requests, a.Tokens = orLimits(limiter.Requests, a.Requests, tier.Requests),
 		orLimits(limiter.Tokens, a.Tokens, tier.Tokens)
 	if a.MaxRequests == nil {
@@ -89,7 +50,7 @@ func orLimits(kind limiter.Kind, own, tier []Limit) []Limit {
 // who names the caller or the tier in errors. backends are the pool's backends:
 // see [Config.Check].
 func (c *Config) checkAllowance(who string, a Allowance, backends []seam.Backend) error {
-	limits, err := a.limits(who)
+	limits, err := parseLimits(a, who)
 	if err != nil {
 		return err
 	}
@@ -162,8 +123,8 @@ func checkNames(who, what string, names []string, check func(name string) error)
 	return nil
 }
 
-// limits parses the limits. who names the caller or the tier in errors.
-func (a Allowance) limits(who string) (limits []limiter.Limit, err error) {
+// parseLimits parses the limits of an allowance. who names the caller or the tier in errors.
+func parseLimits(a Allowance, who string) (limits []limiter.Limit, err error) {
 	for _, of := range []struct {
 		kind   limiter.Kind
 		limits []Limit

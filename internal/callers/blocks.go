@@ -29,7 +29,7 @@ func (c *Callers) use(o *Options) {
 			made.byName[caller.Name] = b
 		}
 	}
-	made.limits = len(o.Callers) > 0 || slices.ContainsFunc(o.Tiers, func(t Tier) bool { return !t.isEmpty() })
+	made.limits = len(o.Callers) > 0 || slices.ContainsFunc(o.Tiers, func(t Tier) bool { return !isEmpty(t.Allowance) })
 	c.blocks.Store(made)
 }
 
@@ -66,9 +66,9 @@ func (c *Callers) blockOf(o *Options, caller Caller) *block {
 
 // entryOf returns the options of a caller in tier t.
 func (c *Callers) entryOf(o *Options, caller Caller, t Tier) *entry {
-	a := caller.orOf(t.Allowance)
-	limits, _ := a.limits("") // they were checked
-	e := &entry{empty: a.isEmpty(), settings: limiter.Settings{
+	a := orAllowance(caller.Allowance, t.Allowance)
+	limits, _ := parseLimits(a, "") // they were checked
+	e := &entry{empty: isEmpty(a), settings: limiter.Settings{
 		Limits: limits, Tier: t.Name, Tiers: o.TierNames(), Location: c.location,
 	}}
 	e.Denied, e.Backends, e.ServiceTiers, e.Limited = caller.Deny, c.setOf(a.Backends), a.ServiceTiers, len(limits) > 0

@@ -9,7 +9,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 )
 
-// Directives returns the options of callers in a Caddyfile. Check must be
+// directives returns the options about callers in a Caddyfile. Check must be
 // called after the whole block was read.
 //
 //	caller <name>|* deny
@@ -29,7 +29,7 @@ import (
 //	    <as for caller, but tier...>
 //	}
 //	timezone <name>
-func (c *Config) Directives() directive.Options {
+func (c *Config) directives() directive.Options {
 	return directive.Options{
 		"caller": directive.Func(c.unmarshalCaller).Repeatable(),
 		"tier":   directive.Func(c.unmarshalTier).Repeatable(),
@@ -50,18 +50,20 @@ func (c *Config) unmarshalCaller(d *caddyfile.Dispenser) error {
 	if caller.Deny = d.NextArg() && d.Val() == "deny"; d.Val() != caller.Name && !caller.Deny {
 		return d.Errf("caller '%s': unexpected argument '%s', expected deny or a block", caller.Name, d.Val())
 	}
-	err := directive.Block(d, caller.options(caller.who()), directive.Options{"tier": directive.String(&caller.Tier)})
+	err := directive.Block(d, optionsOf(&caller.Allowance, callerNamed(caller.Name)), directive.Options{
+		"tier": directive.String(&caller.Tier),
+	})
 	c.Callers = append(c.Callers, caller)
 	return err
 }
 
-// options returns the options in the block of a caller or a tier. who is its
+// optionsOf returns the options in the block of a caller or a tier. who is its
 // name in errors.
-func (a *Allowance) options(who string) directive.Options {
+func optionsOf(a *Allowance, who string) directive.Options {
 	most := new(int)
 	return directive.Options{
-		"requests": a.limitOption(who, limiter.Requests, &a.Requests),
-		"tokens":   a.limitOption(who, limiter.Tokens, &a.Tokens),
+		"requests": limitOption(a, who, limiter.Requests, &a.Requests),
+		"tokens":   limitOption(a, who, limiter.Tokens, &a.Tokens),
 		"max_requests": directive.Int(most, 1, directive.MaxInt).Check(func() error {
 			a.MaxRequests = most
 			return nil
@@ -72,7 +74,7 @@ func (a *Allowance) options(who string) directive.Options {
 	}
 }
 
-func (a *Allowance) limitOption(who string, kind limiter.Kind, into *[]Limit) directive.Option {
+func limitOption(a *Allowance, who string, kind limiter.Kind, into *[]Limit) directive.Option {
 	text := "a limit such as 600/minute and an optional 'then <tier>'"
 	return directive.Args(text, 1, 3, func(args []string) error {
 		l := Limit{Limit: args[0]}
@@ -86,7 +88,7 @@ func (a *Allowance) limitOption(who string, kind limiter.Kind, into *[]Limit) di
 			l.Then = args[2]
 		}
 		*into = append(*into, l)
-		_, err := a.limits(who)
+		_, err := parseLimits(*a, who)
 		return err
 	}).Repeatable()
 }
@@ -96,7 +98,7 @@ func (c *Config) unmarshalTier(d *caddyfile.Dispenser) error {
 	if err := directive.Argument(d, &t.Name); err != nil {
 		return err
 	}
-	who := t.who()
+	who := tierNamed(t.Name)
 	for _, word := range d.RemainingArgs() {
 		if word != "default" || t.Default {
 			return d.Errf("%s: unexpected argument '%s', expected [default]", who, word)
@@ -110,7 +112,7 @@ func (c *Config) unmarshalTier(d *caddyfile.Dispenser) error {
 	if err := c.checkLastTier(); err != nil {
 		return d.WrapErr(err)
 	}
-	return directive.Block(d, c.Tiers[len(c.Tiers)-1].options(who), directive.Options{
+	return directive.Block(d, optionsOf(&c.Tiers[len(c.Tiers)-1].Allowance, who), directive.Options{
 		"reserve": directive.Args("a percentage such as 50%", 1, 1, c.reserve),
 	})
 }
@@ -120,7 +122,7 @@ func (c *Config) reserve(args []string) error {
 	last := len(c.Tiers) - 1
 	percent, err := parsePercent(args[0])
 	if err != nil {
-		return fmt.Errorf("%s: reserve %w", c.Tiers[last].who(), err)
+		return fmt.Errorf("%s: reserve %w", tierNamed(c.Tiers[last].Name), err)
 	}
 	c.Tiers[last].Reserve = &percent
 	return c.checkLastTier()

@@ -61,8 +61,8 @@ type Options struct {
 	Storage certmagic.Storage
 }
 
-// Open sets up the limits of callers. It returns nil without limits.
-func (c *Config) Open(ctx caddy.Context, o seam.AdmissionConfig) (seam.Admission, error) {
+// open sets up the limits of callers. It returns nil without limits.
+func (c *Config) open(ctx caddy.Context, o seam.AdmissionConfig) (seam.Admission, error) {
 	config, err := c.WithFile()
 	tokens := o.Keys.TokenTiers()
 	if err := errors.Join(err, config.Check(o.Keys != nil, o.Backends), config.CheckTiers(tokens)); err != nil {
@@ -211,6 +211,3 @@ func (c *Callers) Settle(now time.Time, r *limiter.Reservation, cost limiter.Cos
 		c.kept.saver.Changed()
 	}
 }
-
-// Interface guards
-var _ seam.Admission = (*Callers)(nil)

@@ -1,15 +1,3 @@
-// Package callers limits the use of each caller.
-//
-// A caller is identified by a name. The block `caller <name>` has the caller's
-// limits. A caller without a block has those of the block `caller *`. A limit
-// that the block does not name comes from the caller's tier.
-//
-// [Callers] implements [seam.Admission]. Package limiter counts the use and
-// admits requests; Callers configures its limiters by the options, answers the
-// requests that they refuse, and saves the use. The use outlives reloads and
-// restarts, even if several processes share a storage
-// (TestProcessesWithOneStorageDoNotForgetWhatTheOthersUsed). Other replicas
-// hear of it by [seam.Replication].
 package callers
 
 import (
@@ -22,93 +10,25 @@ import (
 	"strings"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/calleroptions"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
-// Config has the options about callers.
-type Config struct {
-	// Callers are the limits of callers: keys with the same name share limits.
-	// Default: no limits.
-	//
-	//	caller <name>|* deny
-	//	caller <name>|* {
-	Callers []Caller `json:"callers,omitempty"`
+// These are the options, by short names.
+type (
+	// Caller is the block of options of one caller.
+	Caller = calleroptions.Caller
+	// Tier is a class of callers.
+	Tier = calleroptions.Tier
+	// Limit is how much a caller may use in a unit of time.
+	Limit = calleroptions.Limit
+	// Allowance limits one caller, or each caller of a tier.
+	Allowance = calleroptions.Allowance
+)
 
-	// CallersFile is a file with blocks of `caller` that is read again when it
-	// changes: limits, the tier and `deny`. Default: none.
-	//
-	//	callers_file <path>
-	CallersFile *string `json:"callers_file,omitempty"`
-
-	// Tiers are classes of callers, the most important one first; repeatable,
-	// at most 8. Default: none.
-	//
-	//	tier <name> [default]
-	//	tier <name> [default] {
-	Tiers []Tier `json:"tiers,omitempty"`
-
-	// Timezone is where days and months of limits begin: a name of the IANA
-	// database, such as `Europe/Berlin`. Default: UTC.
-	//
-	//	timezone <name>
-	Timezone string `json:"timezone,omitempty"`
-}
-
-// Caller is the block of options of one caller.
-type Caller struct {
-	// Name is the name of its client keys. `*` is each caller without its own
-	// entry, counted separately. Required.
-	Name string `json:"name"`
-
-	// Allowance has the limits in the caller's block. A line of its tier that
-	// its block does not have applies, too.
-	Allowance
-
-	// Tier is the tier of the caller's requests. Default: that of its line in
-	// client_keys_file, or of its token, or the default tier.
-	//
-	//	tier <name>
-	Tier string `json:"tier,omitempty"`
-
-	// Deny refuses all requests of the caller with a 403, and excludes the
-	// other options. With the name `*`, a client key is good only for callers
-	// with their own entry. Default: false.
-	Deny bool `json:"deny,omitempty"`
-}
-
-// Limit is how much a caller may use in a second, a minute, an hour, a day or a
-// month.
-type Limit struct {
-	// Limit is a number and a unit, such as `200k/minute`. The number is a
-	// whole number from 1 to 10^15, which may end in k, M or G. The unit is
-	// second, minute, hour, day or month. Required.
-	Limit string `json:"limit"`
-
-	// Then is the tier of requests over the limit. Default: they are refused.
-	Then string `json:"then,omitempty"`
-}
-
-// Tier is a class of callers.
-type Tier struct {
-	// Name is the tier's name. Required.
-	Name string `json:"name"`
-
-	// Reserve is the share of its backends that the tier keeps for its
-	// requests, in percent, while they ask for the model. The shares of all
-	// tiers are at most 100%. Default: none; the tier gets what others leave.
-	//
-	//	reserve <percent>%
-	Reserve *int `json:"reserve,omitempty"`
-
-	// Default makes it the tier of callers for which nothing else names one.
-	// Default: the last tier is.
-	Default bool `json:"default,omitempty"`
-
-	// Allowance has the limits of each caller of the tier. A limit in the
-	// caller's own block replaces the same limit here.
-	Allowance
-}
+// Config has the options about callers. Its methods read and check them.
+type Config calleroptions.Config
 
 // everyOther is the name of the block for callers without their own block.
 const everyOther = "*"
@@ -130,11 +50,11 @@ func (c *Config) Check(named bool, backends []seam.Backend) error {
 		if err := c.checkTier(i, t); err != nil {
 			return err
 		}
-		if err := c.checkAllowance(t.who(), t.Allowance, backends); err != nil {
+		if err := c.checkAllowance(tierNamed(t.Name), t.Allowance, backends); err != nil {
 			return err
 		}
-		if !named && (t.Reserve != nil || !t.isEmpty()) {
-			return errUnnamed(t.who())
+		if !named && (t.Reserve != nil || !isEmpty(t.Allowance)) {
+			return errUnnamed(tierNamed(t.Name))
 		}
 	}
 	if c.CallersFile != nil && !named {
@@ -146,9 +66,9 @@ func (c *Config) Check(named bool, backends []seam.Backend) error {
 		case err != nil:
 			return err
 		case given[caller.Name]:
-			return fmt.Errorf("%s is given twice: expected one block with all of its limits", caller.who())
+			return fmt.Errorf("%s is given twice: expected one block with all of its limits", callerNamed(caller.Name))
 		case !named:
-			return errUnnamed(caller.who())
+			return errUnnamed(callerNamed(caller.Name))
 		}
 		given[caller.Name] = true
 	}
@@ -161,22 +81,22 @@ func errUnnamed(option string) error {
 	return fmt.Errorf("%s requires client_key, client_keys_file or caller_identity, because callers need names", option)
 }
 
-// who names the tier in errors and warnings.
-func (t Tier) who() string { return "tier '" + t.Name + "'" }
+// tierNamed names a tier in errors and warnings.
+func tierNamed(name string) string { return "tier '" + name + "'" }
 
-// who names the caller in errors and warnings.
-func (c Caller) who() string { return "caller '" + c.Name + "'" }
+// callerNamed names a caller in errors and warnings.
+func callerNamed(name string) string { return "caller '" + name + "'" }
 
 // checkTier returns an error if an option of the i-th tier is not valid by
 // itself or next to the tiers before it. It does not check the allowance.
 func (c *Config) checkTier(i int, t Tier) error {
 	switch {
 	case t.Name == "":
-		return fmt.Errorf("%s has no name", t.who())
+		return fmt.Errorf("%s has no name", tierNamed(t.Name))
 	case slices.ContainsFunc(c.Tiers[:i], func(other Tier) bool { return other.Name == t.Name }):
-		return fmt.Errorf("%s is given twice", t.who())
+		return fmt.Errorf("%s is given twice", tierNamed(t.Name))
 	case t.Reserve != nil && (*t.Reserve < 1 || *t.Reserve > 100):
-		return fmt.Errorf("%s: reserve '%d%%' is not from 1%% to 100%%", t.who(), *t.Reserve)
+		return fmt.Errorf("%s: reserve '%d%%' is not from 1%% to 100%%", tierNamed(t.Name), *t.Reserve)
 	}
 	all := 0
 	for _, t := range c.Tiers[:i+1] {
@@ -186,10 +106,10 @@ func (c *Config) checkTier(i int, t Tier) error {
 	}
 	if t.Reserve != nil && all > 100 {
 		return fmt.Errorf("%s: reserve '%d%%' makes the shares of all tiers %d%%, expected at most 100%%",
-			t.who(), *t.Reserve, all)
+			tierNamed(t.Name), *t.Reserve, all)
 	}
 	if first := slices.IndexFunc(c.Tiers, func(other Tier) bool { return other.Default }); t.Default && first < i {
-		return fmt.Errorf("%s: default is given twice: also for %s", t.who(), c.Tiers[first].who())
+		return fmt.Errorf("%s: default is given twice: also for %s", tierNamed(t.Name), tierNamed(c.Tiers[first].Name))
 	}
 	return nil
 }
@@ -197,17 +117,17 @@ func (c *Config) checkTier(i int, t Tier) error {
 func (c *Config) checkCaller(caller Caller, backends []seam.Backend) error {
 	switch {
 	case caller.Name == "":
-		return fmt.Errorf("%s has no name: expected the name of a client key, or *", caller.who())
-	case caller.Deny && !caller.withoutOptions():
-		return fmt.Errorf("%s: deny excludes all other options", caller.who())
+		return fmt.Errorf("%s has no name: expected the name of a client key, or *", callerNamed(caller.Name))
+	case caller.Deny && !withoutOptions(caller):
+		return fmt.Errorf("%s: deny excludes all other options", callerNamed(caller.Name))
 	case caller.Tier != "" && !c.hasTier(caller.Tier):
-		return fmt.Errorf("%s: %s", caller.who(), c.noTier(caller.Tier))
+		return fmt.Errorf("%s: %s", callerNamed(caller.Name), c.noTier(caller.Tier))
 	}
-	return c.checkAllowance(caller.who(), caller.Allowance, backends)
+	return c.checkAllowance(callerNamed(caller.Name), caller.Allowance, backends)
 }
 
-// withoutOptions reports whether the block has no options besides deny.
-func (c Caller) withoutOptions() bool { return c.isEmpty() && c.Tier == "" }
+// withoutOptions reports whether a caller's block has no options besides deny.
+func withoutOptions(c Caller) bool { return isEmpty(c.Allowance) && c.Tier == "" }
 
 func (c *Config) hasTier(name string) bool { return slices.Contains(c.TierNames(), name) }
 
@@ -296,11 +216,11 @@ func (c *Config) Unused(names []string, tiers map[string]string, ofTokens []stri
 	others := slices.ContainsFunc(c.Callers, func(caller Caller) bool { return caller.Name == everyOther })
 	used, order := map[string]bool{c.defaultTier(): !others &&
 		(ofTokens != nil || len(c.Callers)+len(names) > 0)}, c.TierNames()
-	if len(c.Tiers) == 1 && c.Tiers[0].isEmpty() {
+	if len(c.Tiers) == 1 && isEmpty(c.Tiers[0].Allowance) {
 		warnings = append(warnings, "tier '"+order[0]+"' is the only one, so it has no effect: all callers are in it")
 	}
 	ends := func(who, whose, tier string, a Allowance) {
-		warnings = append(warnings, a.mistakes(who)...)
+		warnings = append(warnings, mistakes(a, who)...)
 		for _, l := range slices.Concat(a.Requests, a.Tokens) {
 			if used[l.Then] = true; l.Then != "" && slices.Index(order, l.Then) <= slices.Index(order, tier) {
 				warnings = append(warnings,
@@ -310,9 +230,9 @@ func (c *Config) Unused(names []string, tiers map[string]string, ofTokens []stri
 		}
 	}
 	for _, caller := range c.Callers {
-		who, tier := caller.who(), cmp.Or(caller.Tier, tiers[caller.Name], c.defaultTier())
+		who, tier := callerNamed(caller.Name), cmp.Or(caller.Tier, tiers[caller.Name], c.defaultTier())
 		in := slices.IndexFunc(c.Tiers, func(t Tier) bool { return t.Name == tier })
-		if caller.withoutOptions() && !caller.Deny && (in < 0 || c.Tiers[in].isEmpty()) {
+		if withoutOptions(caller) && !caller.Deny && (in < 0 || isEmpty(c.Tiers[in].Allowance)) {
 			warnings = append(warnings, who+" has no options, so nothing limits it")
 		}
 		if caller.Name != everyOther && ofTokens == nil && !known[caller.Name] {
@@ -325,19 +245,19 @@ func (c *Config) Unused(names []string, tiers map[string]string, ofTokens []stri
 		used[tier] = true
 	}
 	for _, t := range c.Tiers {
-		ends(t.who(), "", t.Name, t.Allowance)
+		ends(tierNamed(t.Name), "", t.Name, t.Allowance)
 	}
 	for _, t := range c.Tiers {
 		if !used[t.Name] {
-			warnings = append(warnings, t.who()+" has no caller, so it has no effect")
+			warnings = append(warnings, tierNamed(t.Name)+" has no caller, so it has no effect")
 		}
 	}
 	return warnings
 }
 
 // mistakes returns warnings about limits that have no effect.
-func (a Allowance) mistakes(who string) (warnings []string) {
-	limits, _ := a.limits(who) // they were checked
+func mistakes(a Allowance, who string) (warnings []string) {
+	limits, _ := parseLimits(a, who) // they were checked
 	for _, shorter := range limits {
 		for _, longer := range limits {
 			if shorter.Kind == longer.Kind && shorter.Unit < longer.Unit && longer.Amount < shorter.Amount &&

@@ -135,8 +135,8 @@ func (c *Config) with(path string, text []byte) (Config, error) {
 			merged.Callers[i] = its
 			continue
 		}
-		its.Allowance, its.Tier, its.Deny = its.orOf(given.Allowance), cmp.Or(its.Tier, given.Tier), given.Deny &&
-			its.withoutOptions()
+		its.Deny = given.Deny && withoutOptions(its)
+		its.Allowance, its.Tier = orAllowance(its.Allowance, given.Allowance), cmp.Or(its.Tier, given.Tier)
 		merged.Callers[i] = its
 	}
 	return merged, nil

@@ -48,6 +48,11 @@ func Refused(instead string) Option {
 	}}
 }
 
+// Unavailable makes an option that is always an error, because of the build.
+func Unavailable(why error) Option {
+	return Option{refused: true, read: func(d *caddyfile.Dispenser) error { return d.WrapErr(why) }}
+}
+
 // Repeatable allows the option to be given more than once.
 func (o Option) Repeatable() Option {
 	o.repeatable = true

@@ -4,13 +4,107 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/calleroptions"
+	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 )
+
+// AdmissionNamespace is the namespace of Caddy modules that implement
+// AdmissionModule.
+const AdmissionNamespace = "http.openai_lb.admission"
+
+// AdmissionModule applies the options about callers. It reads and checks them,
+// and opens the Admission of each pool that has limits. Without such a module,
+// each of these options is an error. Callers may still have keys and tokens,
+// and so names.
+//
+// The methods are called while a config is read or set up, and not during
+// requests. They make no request and start no goroutine, because `caddy
+// validate` calls them, too.
+type AdmissionModule interface {
+	// Directives returns the options in a Caddyfile, which are read to c.
+	Directives(c *calleroptions.Config) directive.Options
+	// Check returns an error if an option is not valid. It is called after a
+	// Caddyfile was read. named reports whether callers have names. backends
+	// are those of the pool, or nil if they are not known yet.
+	Check(c *calleroptions.Config, named bool, backends []Backend) error
+	// Shared returns the options that other parts of the core apply.
+	Shared(c *calleroptions.Config) (SharedOptions, error)
+	// Open checks the options and sets up the limits of a pool's callers. It
+	// returns nil without limits.
+	Open(ctx caddy.Context, c *calleroptions.Config, o AdmissionConfig) (Admission, error)
+}
+
+// SharedOptions are the options about callers that other parts of the core
+// apply: client keys, waiting requests, and the choice of backends.
+type SharedOptions struct {
+	// TierNames are the names of the tiers, in order of importance.
+	TierNames []string
+	// Tiers are the tiers by their numbers. The first one, with number 0, is
+	// that of requests without a tier. Tiers is nil if no tier keeps a share.
+	Tiers []quota.Tier
+	// Location is the time zone in which days begin.
+	Location *time.Location
+}
+
+// Callers returns the module for the options about callers. In a build without
+// one, it returns an AdmissionModule that refuses these options.
+func Callers() AdmissionModule {
+	modules := caddy.GetModules(AdmissionNamespace)
+	if len(modules) == 0 {
+		return everyone{}
+	}
+	return modules[0].New().(AdmissionModule)
+}
+
+// everyone is the AdmissionModule of a build without such a module: every
+// caller may use everything. Each option about callers is an error that names
+// the module that is missing.
+type everyone struct{}
+
+// Directives returns options that are errors.
+func (everyone) Directives(*calleroptions.Config) directive.Options {
+	options := make(directive.Options)
+	for _, name := range []string{"caller", "callers_file", "tier", "timezone"} {
+		options[name] = directive.Unavailable(missing(name, "callers"))
+	}
+	return options
+}
+
+// Check returns an error if an option is set.
+func (everyone) Check(c *calleroptions.Config, _ bool, _ []Backend) error {
+	switch {
+	case len(c.Callers) > 0:
+		return missing("caller '"+c.Callers[0].Name+"'", "callers")
+	case c.CallersFile != nil:
+		return missing("callers_file", "callers")
+	case len(c.Tiers) > 0:
+		return missing("tier '"+c.Tiers[0].Name+"'", "callers")
+	case c.Timezone != "":
+		return missing("timezone", "callers")
+	}
+	return nil
+}
+
+// Shared returns an error if an option is set.
+func (e everyone) Shared(c *calleroptions.Config) (SharedOptions, error) {
+	return SharedOptions{Location: time.UTC}, e.Check(c, false, nil)
+}
+
+// Open returns an error if an option is set, or if tokens name tiers.
+func (e everyone) Open(_ caddy.Context, c *calleroptions.Config, o AdmissionConfig) (Admission, error) {
+	if tiers := o.Keys.TokenTiers(); len(tiers) > 0 {
+		return nil, missing("caller_identity: tier '"+tiers[0]+"'", "callers")
+	}
+	return nil, e.Check(c, o.Keys != nil, o.Backends)
+}
 
 // Admission decides what the callers of a pool may use, and how much. Package
 // limiter counts their use; an Admission configures it, and keeps the use

@@ -2,7 +2,6 @@ package seam
 
 import (
 	"context"
-	"errors"
 
 	"github.com/caddyserver/caddy/v2"
 
@@ -127,7 +126,7 @@ func JoinReplicas(ctx caddy.Context, engine state.Engine) (Replication, error) {
 	}
 	module := replication()
 	if module == nil {
-		return Alone{}, errors.New("state is not available: this binary was built without the module replicas (build tag openai_lb_replicas)")
+		return Alone{}, missing("state", "replicas")
 	}
 	joined, err := module.Join(ctx, engine)
 	if err != nil {

@@ -3,14 +3,13 @@
 //
 // A module registers itself with Caddy when it is imported, in the namespace of
 // its seam. The core opens each module that records usage or hears events, and
-// the first one for WebSockets and for replication, and calls it where the
-// interface says so. If a module is left out of a build, there is nothing to
-// call, and the core works without it. Only an Admission is no module of its
-// own: package callers, which has the options about callers, is part of each
-// build, and the seam keeps the rest of the core from these options.
+// the first one for admission, for WebSockets and for replication, and calls it
+// where the interface says so. If a module is left out of a build, there is
+// nothing to call, and the core works without it. An option that needs the
+// module is an error then, which names the module.
 //
-// There are five seams. An [Admission] decides what callers may use, and how
-// much. A [UsageModule] records what requests have used, such as for a bill. An
+// There are five seams. An [AdmissionModule] decides what callers may use, and
+// how much. A [UsageModule] records what requests have used, such as for a bill. An
 // [EventsModule] hears when a cooldown starts or ends, and of the orders of
 // operators. A [WebSocketModule] relays the messages of open WebSockets. A
 // [ReplicationModule] shares what is learned with the other replicas of the
@@ -23,6 +22,7 @@
 package seam
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -31,6 +31,13 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 )
+
+// missing returns the error of an option in a build without the module that the
+// option needs.
+func missing(option, module string) error {
+	return fmt.Errorf("%s is not available: this binary was built without the module %s (build tag openai_lb_%[2]s)",
+		option, module)
+}
 
 // UsageNamespace is the namespace of Caddy modules that implement UsageModule.
 const UsageNamespace = "http.openai_lb.usage_recorders"
