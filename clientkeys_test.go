@@ -244,10 +244,7 @@ func TestWrongClientKeysAreRefusedWithoutTheKey(t *testing.T) {
 		{"a key from no file", "client_key x {file./nowhere}", []string{`client_key "x"`, "/nowhere: no such file"}},
 		{"a line with a key alone", "client_keys_file " + file("x y\n\nsk-secret\n"), []string{"line 3", "expected a name, a key and at most tier=<name> and a date like expires=2027-01-31"}},
 		{"a date that is none", "client_keys_file " + file("x sk-secret-of-bobs expires=2027-02-30\n"), []string{"line 1", "a date like expires=2027-01-31"}},
-		{"a tier of a line that is not declared", "tier gold\ntier bronze\nclient_keys_file " + file("x sk-secret-of-bobs-key tier=gold\ny sk-secret-of-alice tier=silver\n"), []string{"line 2: its tier is not declared: expected one of gold, bronze"}},
 		{"a tier of a line where there are none", "client_keys_file " + file("x sk-secret-of-bobs-key expires=2099-01-01 tier=gold\n"), []string{"line 1: its tier is not declared: expected 'tier <name>' in openai_lb"}},
-		{"two tiers of a caller", "tier gold\ntier bronze\nclient_keys_file " + file("x sk-secret-of-bobs-key tier=gold\nx sk-secret-of-bobs-too\nx sk-secret-of-bobs-new tier=bronze\n"), []string{`line 3: "x" has another tier in a line before`}},
-		{"two tiers in a line", "tier gold\nclient_keys_file " + file("x sk-secret-of-bobs-key tier=gold tier=gold\n"), []string{"line 1: expected a name, a key and at most tier=<name>"}},
 		{"another word after a key", "client_keys_file " + file("x sk-secret-of-bobs sk-secret\n"), []string{"line 1", "a date like expires=2027-01-31"}},
 		{"a file given twice", "client_keys_file a\nclient_keys_file b", []string{"Caddyfile:5", "given twice"}},
 	} {

@@ -314,7 +314,7 @@ func TestEachOptionIsSetSomewhere(t *testing.T) {
 	option, options := regexp.MustCompile(`(?m)^\t+"(\w+)": +(?:directive|pools|backend|c)\b`), 0
 	for file, blocks := range map[string][]string{
 		"caddyfile.go": {"openai_lb"}, "internal/attempt/health.go": {"openai_lb"}, "internal/attempt/options.go": {"openai_lb"},
-		"internal/backend/caddyfile.go": {"backend"}, "internal/affinity/options.go": {"affinity"}, "internal/callers/caddyfile.go": {"openai_lb", "caller", "tier"},
+		"internal/backend/caddyfile.go": {"backend"}, "internal/affinity/options.go": {"affinity"}, "modules/callers/caddyfile.go": {"openai_lb", "caller", "tier"},
 	} {
 		for _, match := range option.FindAllStringSubmatch(string(lbtest.ReadFile(t, file)), -1) {
 			options++

@@ -25,7 +25,8 @@ var lower = []string{
 var users = map[string][]string{
 	"metrics": {"lbtest"}, // reads them
 	"observe": {},
-	"callers": {}, // only its options, in the root; the rest is behind seam.Admission
+	// the options, which a module behind seam.AdmissionModule applies
+	"calleroptions": {"seam"},
 }
 
 // internalImports returns the internal packages that each of them imports

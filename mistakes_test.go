@@ -73,7 +73,6 @@ func TestAMistakeThatOnlyLoadingShowsNamesItsLine(t *testing.T) {
 	t.Setenv("TWO", "sk-0123456789abcdef")
 	folder := t.TempDir()
 	lbtest.WriteFile(t, folder+"/key", "sk-of-carol-0123456\n")
-	lbtest.WriteFile(t, folder+"/keys", "carol sk-of-carol-0123456\n")
 	for name, c := range map[string]struct{ options, want string }{
 		"an empty variable":           {"backend http://a\nbackend http://b {\nweight 2\napi_key {env.EMPTY}\n}", "backend 2 (b): api_key: evaluated placeholder {env.EMPTY} is empty, at Caddyfile:13"},
 		"a missing file":              {"backend http://a {\napi_key {file./no/such/file}\n}", "backend 1 (a): api_key: open /no/such/file: no such file or directory, at Caddyfile:11"},
@@ -82,7 +81,6 @@ func TestAMistakeThatOnlyLoadingShowsNamesItsLine(t *testing.T) {
 		"an empty client key":         {"backend http://a\nclient_key alice {env.ONE}\nclient_key bob {env.EMPTY}", `client_key "bob": evaluated placeholder {env.EMPTY} is empty, at Caddyfile:12`},
 		"keys that become equal":      {"backend http://a\nclient_key alice {env.ONE}\nclient_key carol {file." + folder + "/key}\nclient_key bob {env.TWO}", `client_key "bob": it is also the key of "alice", at Caddyfile:13`},
 		"no client_keys_file":         {"backend http://a\n\nclient_keys_file /no/such/file", "client_keys_file: open /no/such/file: no such file or directory, at Caddyfile:12"},
-		"no callers_file":             {"backend http://a\nclient_keys_file " + folder + "/keys\ncallers_file /no/such/file", "callers_file: open /no/such/file: no such file or directory, at Caddyfile:12"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			log := t.TempDir() + "/log"

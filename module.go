@@ -37,8 +37,8 @@
 //     Selection has no effect.
 //
 // Importing this package registers them, and the packages in modules/, which
-// add WebSockets, the status page, the bill and commands. With the build tag
-// openai_lb_core, those are left out.
+// add limits of callers, WebSockets, the status page, the bill and commands.
+// With the build tag openai_lb_core, those are left out.
 //
 // # Promises
 //

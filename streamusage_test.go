@@ -1,3 +1,5 @@
+//go:build !openai_lb_core || openai_lb_callers
+
 package openailb_test
 
 import (

@@ -156,7 +156,7 @@ func optionsPage(page string) string {
 		"<!-- syntax -->\n```text\n"+syntax+"```")
 	var readers []*ast.File
 	for _, path := range []string{"caddyfile.go", "internal/attempt/health.go", "internal/attempt/options.go", "internal/backend/caddyfile.go",
-		"internal/affinity/options.go", "internal/callers/caddyfile.go"} {
+		"internal/affinity/options.go", "modules/callers/caddyfile.go"} {
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
 		must(err)
 		readers = append(readers, file)

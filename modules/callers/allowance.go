@@ -10,13 +10,14 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
-// isEmpty reports whether no option of an allowance is set, so that there are no limits.
+// isEmpty reports whether no option of an allowance is set, so that there are
+// no limits.
 func isEmpty(a Allowance) bool {
 	return len(a.Requests)+len(a.Tokens)+len(a.Models)+len(a.Backends)+len(a.ServiceTiers) == 0 && a.MaxRequests == nil
 }
 
-// orAllowance returns the allowance a of a caller in a tier. An option that the
-// caller's own allowance does not set has the tier's value. Limits with
+// orAllowance returns the allowance of a caller in a tier. An option that the
+// caller's own allowance a does not set has the tier's value. Limits with
 // different units are different options.
 func orAllowance(a, tier Allowance) Allowance {
 	a.Requests, a.Tokens = orLimits(limiter.Requests, a.Requests, tier.Requests),
@@ -123,7 +124,8 @@ func checkNames(who, what string, names []string, check func(name string) error)
 	return nil
 }
 
-// parseLimits parses the limits of an allowance. who names the caller or the tier in errors.
+// parseLimits parses the limits of an allowance. who names the caller or the
+// tier in errors.
 func parseLimits(a Allowance, who string) (limits []limiter.Limit, err error) {
 	for _, of := range []struct {
 		kind   limiter.Kind

@@ -22,6 +22,8 @@
 //   - A request of a caller allocates nothing here
 //     (TestAdmissionAllocatesNothing), and any number of tokens needs little
 //     memory (TestWhatATokenSaysIsForgotten).
+//   - A wrong option is an error with its line and its value
+//     (TestAWrongOptionOfACallerIsRefusedByLineAndValue).
 package callers
 
 import (
