@@ -134,7 +134,8 @@ func Parse(r *http.Request, route Route, body Received, p *Prompt) Request {
 		(!q.Body.Clear || body.Whole && !q.Body.Whole || DisputedType(r.Header)) {
 		q.Clarity = Unclear
 	}
-	if q.Kind == Inference && inferenceOf(route.Operation).mayAct && (q.Body.Background || q.Body.Acts || q.Clarity != Clear) {
+	if q.Kind == Inference && inferenceOf(route.Operation).mayAct &&
+		(q.Body.Background || q.Body.Acts || q.Clarity != Clear) {
 		q.Kind = Acting
 	}
 	q.MayInfer = !q.NeedsModel && maybeInfers(r, route.Operation)
@@ -194,7 +195,8 @@ func (q *Request) IsUpload(method string) bool {
 // CanAskUsage reports whether the request is for a stream without its usage,
 // and the balancer can ask for the usage.
 func (q *Request) CanAskUsage() bool {
-	return q.Kind.Infers() && q.Body.Stream && q.Whole && q.Body.CanAskUsage() && inferenceOf(q.Route.Operation).showsUsageIfAsked
+	return q.Kind.Infers() && q.Body.Stream && q.Whole && q.Body.CanAskUsage() &&
+		inferenceOf(q.Route.Operation).showsUsageIfAsked
 }
 
 // PromptTokens estimates the tokens of the prompt in the body. It returns at

@@ -71,7 +71,8 @@ type position struct {
 func (s *position) line() *line { return &s.in.lines[s.waiter.Tier] }
 
 func compare(a, b *position) int {
-	return cmp.Or(cmp.Compare(a.waiter.Tier, b.waiter.Tier), cmp.Compare(a.turn, b.turn), cmp.Compare(a.number, b.number))
+	return cmp.Or(cmp.Compare(a.waiter.Tier, b.waiter.Tier), cmp.Compare(a.turn, b.turn),
+		cmp.Compare(a.number, b.number))
 }
 
 // yields reports whether worse tiers may go before the request, whose time has

@@ -211,7 +211,8 @@ func (l *Queues) Ahead(now time.Time, key Key, waiter Waiter, t *Ticket) (r Retu
 // Join gives a request a ticket, with which it waits until a time at most. size
 // is that of its body. If there is no place for it, t is nil. A request that
 // becomes the first one tries at once: perhaps something has changed.
-func (l *Queues) Join(now time.Time, waiter Waiter, until time.Time, size int, returns ...Return) (t *Ticket, none Result) {
+func (l *Queues) Join(now time.Time, waiter Waiter, until time.Time, size int,
+	returns ...Return) (t *Ticket, none Result) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
