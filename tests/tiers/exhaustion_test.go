@@ -219,8 +219,8 @@ func TestWhatNoTierThatAsksKeepsIsUsed(t *testing.T) {
 	}
 	for _, wait := range []string{"", "wait 1s\n"} {
 		for tiers, bronze := range map[string]float64{strings.Replace(threeShares, "reserve 20%", "", 1): 4. / 3, threeShares: 0} {
-			got := askIn(t, wait+tiers, []simulator.Handler{{PTU: 1000, BucketSeconds: .2, Name: mute}}, 90*time.Second, steadily(4./3, 4./3, bronze))
-			wantParts(t, got, 30, 90, .05, .7, .3, 0)
+			got := askIn(t, wait+tiers, []simulator.Handler{{PTU: 1000, BucketSeconds: .2, Name: mute}}, 3*time.Minute, steadily(4./3, 4./3, bronze))
+			wantParts(t, got, 30, 180, .05, .7, .3, 0)
 		}
 	}
 }
