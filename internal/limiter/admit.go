@@ -97,7 +97,9 @@ const (
 	OverQuota
 	// TooLarge means that the prompt alone exceeds a limit.
 	TooLarge
-	// TooMany means that the caller has its maximum of concurrent requests.
+	// TooMany means that the caller has its maximum of concurrent requests, or
+	// that this replica has its part of them. In the latter case, Used is less
+	// than Allowed, and a Claim may admit the request.
 	TooMany
 	// OverPart means that this replica's part of the remaining limit is used
 	// up. It gets another part when the other replicas know of its use.
@@ -143,7 +145,7 @@ func (c *Caller) Try(now time.Time, e Estimate) (Reservation, *Refusal) {
 	c.mu.Lock()
 	at := c.roll(now)
 	c.confirm(at)
-	r, refusal := c.check(at, e, c.allowed)
+	r, refusal := c.check(at, e, c.allowed, c.slots)
 	var crossed []Crossing
 	if refusal == nil {
 		crossed = c.charge(at, &r)
@@ -160,7 +162,7 @@ func (c *Caller) Check(now time.Time, e Estimate) *Refusal {
 	defer c.mu.Unlock()
 	at := c.roll(now)
 	c.confirm(at)
-	_, refusal := c.check(at, e, c.allowed)
+	_, refusal := c.check(at, e, c.allowed, c.slots)
 	return refusal
 }
 
@@ -185,9 +187,10 @@ func (c *Caller) Refused(now time.Time, refusal *Refusal) {
 }
 
 // check returns the reservation of a request, or why it is refused. allows
-// returns how much of a limit may be used.
+// returns how much of a limit may be used, and slots how many requests may be in
+// flight here.
 func (c *Caller) check(at int64, e Estimate,
-	allows func(m *counter, at, used int64) int64) (r Reservation, refusal *Refusal) {
+	allows func(m *counter, at, used int64) int64, slots func(at int64) int64) (r Reservation, refusal *Refusal) {
 	its := c.usual.known(e.Model, at)
 	prompt, output := c.usual.estimate(e, its)
 	r = Reservation{caller: c, moment: moment{at: at - c.clock.ahead}, reset: c.reset, charged: c.active,
@@ -239,7 +242,7 @@ func (c *Caller) check(at int64, e Estimate,
 		}
 	}
 	if refusal == nil && !e.Within {
-		refusal = c.tooMany()
+		refusal = c.tooMany(at, slots)
 	}
 	if refusal != nil {
 		return Reservation{}, refusal
@@ -270,36 +273,6 @@ func (c *Caller) delay(m *counter, at int64, r *Refusal) {
 // rounded.
 const shareWait = 250 * time.Millisecond
 
-// tooMany returns the refusal of a further request if the caller has its
-// maximum of concurrent requests, or nil.
-func (c *Caller) tooMany() *Refusal {
-	if c.maxRequests == 0 || c.inFlight < c.maxRequests {
-		return nil
-	}
-	return &Refusal{Reason: TooMany, Allowed: int64(c.maxRequests), Used: int64(c.inFlight), Requested: 1,
-		Wait: time.Second}
-}
-
-// Upload counts a request as in flight while its body is received, before it
-// can be admitted. If the caller has too many requests, it returns the refusal.
-// Otherwise Uploaded must be called later.
-func (c *Caller) Upload() *Refusal {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	refusal := c.tooMany()
-	if refusal == nil {
-		c.inFlight++
-	}
-	return refusal
-}
-
-// Uploaded records that the body was received or that its upload was aborted.
-func (c *Caller) Uploaded() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.inFlight--
-}
-
 func (c *Caller) charge(at int64, r *Reservation) (crossed []Crossing) {
 	c.admitted++
 	r.number = c.admitted
@@ -310,14 +283,14 @@ func (c *Caller) charge(at int64, r *Reservation) (crossed []Crossing) {
 			m.charge(1, at)
 		}
 	}
+	if !r.within {
+		c.begin()
+	}
 	c.tell(at)
 	for id := range r.Demoted {
 		m := &c.counters[id]
 		m.demoted++
 		crossed = c.reached(crossed, id, 100, m.use(at), m.limit.Amount)
-	}
-	if !r.within {
-		c.inFlight++
 	}
 	c.reserved += r.prompt + r.output
 	c.add(&r.flight, 1)

@@ -14,8 +14,8 @@ import (
 type Settings struct {
 	// Limits has at most one limit of each kind and unit.
 	Limits []Limit
-	// MaxRequests is the maximum number of concurrent requests. It is 0 if
-	// there is no maximum.
+	// MaxRequests is the maximum number of concurrent requests, at all replicas
+	// together. It is 0 if there is no maximum.
 	MaxRequests int
 	// Tier is the caller's tier. Tiers are all tiers in order of importance.
 	Tier  string
@@ -48,12 +48,15 @@ type Caller struct {
 	location    *time.Location
 	tier        tier
 	maxRequests int
-	// inFlight is the number of uploads and of admitted requests that have not
-	// ended. reserved is the tokens that these requests were charged with. busy
+	// inFlight is the number of uploads and of admitted requests here that have
+	// not ended. reserved is the tokens that these requests were charged with. busy
 	// is how many requests were refused because of maxRequests.
-	inFlight int
-	reserved int64
-	busy     uint64
+	inFlight   int
+	reserved   int64
+	busy       uint64
+	concurrent concurrent
+	// waiting is the number of requests that wait because of maxRequests.
+	waiting int
 	// unspent is how much output the requests in flight may still have beyond
 	// their charges. Each limit of tokens may assume another maximum, so there
 	// is one sum for each unit.
@@ -137,6 +140,7 @@ func (c *Caller) Change(now time.Time, s Settings) {
 	if !now.IsZero() {
 		at := c.roll(now)
 		c.divide(at)
+		c.addUpInFlight(at)
 	}
 }
 

@@ -28,10 +28,20 @@ type Claim struct {
 	// figures are the other replicas' uses of each limit when the claim was
 	// made.
 	figures [MaxLimits][]figure
+	// isBeyond reports whether this replica had its part of the requests in
+	// flight. flights are those of the other replicas at that time.
+	isBeyond bool
+	flights  []flightFigure
 }
 
 // MayClaim reports whether a claim may admit the request.
-func (r *Refusal) MayClaim() bool { return r.Reason == Unheard || r.Reason == OverPart }
+func (r *Refusal) MayClaim() bool { return r.Reason == OverPart || r.passesSoon() }
+
+// passesSoon reports whether the request should wait for the other replicas, even
+// if another request has a claim: it may pass as soon as they know of that.
+func (r *Refusal) passesSoon() bool {
+	return r.Reason == Unheard || r.Reason == TooMany && r.Used < r.Allowed
+}
 
 // Claim makes a claim for a request, or returns why the request is refused. A
 // caller has at most one claim at a time.
@@ -39,18 +49,20 @@ func (c *Caller) Claim(now time.Time, e Estimate) (claim *Claim, refusal *Refusa
 	c.mu.Lock()
 	at := c.roll(now)
 	c.confirm(at)
-	r, refusal := c.check(at, e, c.allowed)
+	r, refusal := c.check(at, e, c.allowed, c.slots)
 	why := refusal
 	if refusal != nil && refusal.MayClaim() && !c.claims && !c.sharing.Apart {
-		r, refusal = c.check(at, e, func(m *counter, _, _ int64) int64 { return m.limit.Amount })
+		r, refusal = c.check(at, e, func(m *counter, _, _ int64) int64 { return m.limit.Amount }, c.free)
 	}
 	var crossed []Crossing
 	if refusal == nil {
+		isBeyond := !e.Within && c.tooMany(at, c.slots) != nil
 		crossed = c.charge(at, &r)
-		claim = &Claim{Reservation: r, why: why}
+		claim = &Claim{Reservation: r, why: why, isBeyond: isBeyond}
 		for id, m := range c.all() {
 			claim.figures[id] = slices.Clone(m.figures)
 		}
+		claim.flights = slices.Clone(c.concurrent.figures)
 		if why != nil {
 			c.claims = true
 			c.reports.hurry()
@@ -97,6 +109,9 @@ func (l *Claim) Withdraw(now time.Time) *Refusal {
 // exceeds reports whether the request and the use of all replicas exceed a
 // limit.
 func (l *Claim) exceeds(at int64) bool {
+	if l.isBeyond && int64(l.caller.inFlight) > l.caller.free(at) {
+		return true
+	}
 	for id, m := range l.caller.countersIn(l.charged) {
 		if m.limit.Amount == 0 || m.then > 0 || l.reset != l.caller.reset {
 			continue
@@ -115,6 +130,12 @@ func (l *Claim) exceeds(at int64) bool {
 // isFirst reports whether this replica's id is lower than the ids of all
 // replicas whose use has grown since the claim was made.
 func (l *Claim) isFirst() bool {
+	if l.isBeyond && !l.isFirstInFlight() {
+		return false
+	}
+	if l.why.Reason == TooMany {
+		return true // its use is within this replica's part
+	}
 	for id, m := range l.caller.countersIn(l.charged) {
 		for _, f := range m.figures {
 			isAsBefore := slices.ContainsFunc(l.figures[id], func(before figure) bool {
@@ -126,6 +147,15 @@ func (l *Claim) isFirst() bool {
 		}
 	}
 	return true
+}
+
+// isFirstInFlight reports the same of requests in flight.
+func (l *Claim) isFirstInFlight() bool {
+	return !slices.ContainsFunc(l.caller.concurrent.figures, func(f flightFigure) bool {
+		isAsBefore := slices.ContainsFunc(l.flights,
+			func(before flightFigure) bool { return before.key == f.key && before.n >= f.n })
+		return !isAsBefore && f.n > 0 && f.replica < l.caller.reports.writer
+	})
 }
 
 // hearing is the longest time that a request waits until this replica has heard
@@ -159,6 +189,7 @@ func (c *Caller) Refuses(now time.Time, e Estimate) *Refusal {
 // has no room for it. In a burst, one request at a time can make a claim. A
 // request that is larger than the part keeps trying until its time is over.
 func (c *Caller) Await(e Estimate) (r Reservation, refusal *Refusal) {
+	waits := false
 	for until := time.Now().Add(hearing); ; time.Sleep(rand.N(hearing / 4)) {
 		var claim *Claim
 		if claim, refusal = c.Claim(time.Now(), e); refusal == nil {
@@ -166,8 +197,14 @@ func (c *Caller) Await(e Estimate) (r Reservation, refusal *Refusal) {
 				return claim.Reservation, nil
 			}
 		}
-		if refusal.Reason != Unheard || !time.Now().Before(until) {
+		if !refusal.passesSoon() || !time.Now().Before(until) {
 			return Reservation{}, refusal
+		}
+		if refusal.Reason == TooMany && !waits {
+			if waits = c.wait(); !waits {
+				return Reservation{}, refusal
+			}
+			defer c.waited()
 		}
 	}
 }

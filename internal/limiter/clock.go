@@ -53,6 +53,7 @@ func (c *Caller) set(from, to int64) {
 	for id := range c.counters {
 		c.counters[id].set(ID(id), from, to, c.location)
 	}
+	c.concurrent.shift(to - from)
 	c.latest.at = min(c.latest.at, to)
 	c.changes.Add(1) // what is used is that of other windows
 }

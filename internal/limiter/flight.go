@@ -158,6 +158,7 @@ func (r *Reservation) Leave(now time.Time) (later Reservation) {
 	r.Spend(now, most)
 	c.mu.Lock()
 	c.ended(r)
+	c.changes.Add(1)
 	c.mu.Unlock()
 	later, r.caller = *r, nil
 	later.over = true

@@ -43,6 +43,10 @@
 // [Sharing].ByUse, a replica that used more before may go on to use its usual
 // part then, so that N replicas together may use up to 2 - 1/N times the limit.
 //
+// The maximum of concurrent requests is shared in the same way, by the numbers
+// in flight ([Caller.ReportInFlight], [Caller.HeardInFlight]). Those of a
+// replica that has ended or vanished no longer count ([Callers.Running]).
+//
 // A restart loses no use: a process saves what the others may not know
 // ([Callers.Save]), and the next one counts it ([Callers.Restore]) until they
 // do ([Callers.Told]).

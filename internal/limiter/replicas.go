@@ -250,6 +250,12 @@ func (c *Caller) Share(now time.Time, s Sharing) {
 	defer c.mu.Unlock()
 	at := c.roll(now)
 	c.arrived(at)
+	switch {
+	case s == Sharing{}:
+		c.concurrent = concurrent{peak: int64(c.inFlight)}
+	case s.Apart && !c.sharing.Apart:
+		c.concurrent.apart = at
+	}
 	for _, m := range c.all() {
 		switch {
 		case s.Apart:
@@ -267,6 +273,7 @@ func (c *Caller) Share(now time.Time, s Sharing) {
 		}
 	}
 	c.sharing = s
+	c.addUpInFlight(at)
 }
 
 // Course says when a replica used a sliding limit: Used is its use in each of

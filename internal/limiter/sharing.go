@@ -35,6 +35,8 @@ type reports struct {
 	// urgent receives a value when a caller has used an eighth of this
 	// replica's part since the last report.
 	urgent atomic.Pointer[chan<- struct{}]
+	// running is nil until it is known which replicas run.
+	running atomic.Pointer[running]
 	// resets is called with the name of a caller that another replica has
 	// reset.
 	resets atomic.Pointer[func(name string)]
@@ -116,6 +118,7 @@ func (c *Caller) Report(now time.Time, version uint64, entries []Entry) []Entry 
 		for _, m := range c.all() {
 			m.sent.copy(&m.own)
 		}
+		c.concurrent.sent = -1
 	}
 	return c.usage(entries)
 }
@@ -147,6 +150,7 @@ func (c *Caller) arrived(at int64) (more bool) {
 		return false
 	}
 	c.latest, c.known = latest{}, l.number
+	more = c.concurrent.confirmed()
 	for _, m := range c.all() {
 		m.told.copy(&m.sent)
 		more = more || m.own.used != m.sent.used
@@ -279,7 +283,7 @@ func (c *Caller) tell(at int64) {
 	if c.sharing.Replicas <= 1 {
 		return
 	}
-	hurry := false
+	hurry := c.tellInFlight(at)
 	for _, m := range c.all() {
 		if m.limit.Amount == 0 {
 			continue

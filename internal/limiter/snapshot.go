@@ -31,8 +31,9 @@ type Snapshot struct {
 	Limits []Use
 	// Today and Month are the tokens used in the current day and month.
 	Today, Month int64
-	// InFlight is the number of requests in flight. MaxRequests is their
-	// maximum. Busy is how many requests were refused because of it.
+	// InFlight is the number of requests in flight here. MaxRequests is their
+	// maximum at all replicas, or this replica's part while it does not hear the
+	// others. Busy is how many requests were refused because of it.
 	InFlight, MaxRequests int
 	Busy                  uint64
 	// Reserved is the tokens that the requests in flight were charged with.
@@ -66,6 +67,9 @@ func (c *Caller) Snapshot(now time.Time) Snapshot {
 		}
 	}
 	if c.sharing.Apart {
+		if c.maxRequests > 0 {
+			s.MaxRequests = int(c.slots(at))
+		}
 		s.Replicas = c.sharing.Replicas
 	}
 	s.Today = c.counters[counted[0]].use(at)

@@ -142,17 +142,16 @@ func (p *peers) list(now time.Time) []peer {
 		func(other peer) bool { return isSilent(other.Heard, now) && other.ID != p.self.ID })
 }
 
-// contact returns the number of running replicas, and the replicas that have
-// vanished lately. A pool's writer has not vanished if another running replica
+// contact returns the running replicas, and the replicas that have vanished
+// lately. A pool's writer has not vanished if another running replica
 // has it now.
 func (p *peers) contact(now time.Time) (c usagesync.Contact) {
-	var running []string
 	var vanished []limiter.Vanished
 	for _, other := range p.all() {
 		switch {
 		case !isSilent(other.Heard, now) || other.ID == p.self.ID:
 			c.Replicas++
-			running = append(running, other.writers...)
+			c.Running = append(c.Running, other.writers...)
 		case now.Sub(other.Heard) < heldFor:
 			c.Missing++
 			for _, w := range other.writers {
@@ -161,7 +160,7 @@ func (p *peers) contact(now time.Time) (c usagesync.Contact) {
 		}
 	}
 	c.Vanished = slices.DeleteFunc(vanished,
-		func(v limiter.Vanished) bool { return slices.Contains(running, v.Writer) })
+		func(v limiter.Vanished) bool { return slices.Contains(c.Running, v.Writer) })
 	return c
 }
 

@@ -95,6 +95,37 @@ func TestWhatACallerUsesAtOneReplicaCountsAtAnotherWithinAFlush(t *testing.T) {
 	})
 }
 
+// TestRequestsAtAnotherReplicaCountAsThoseAtATime with the numbers of both in
+// the error.
+func TestRequestsAtAnotherReplicaCountAsThoseAtATime(t *testing.T) {
+	hub := lbtest.Unique("hub")
+	inBubble(t, "caller alice {\nmax_requests 3\n}\nstate hub "+hub, func(t *testing.T, w *world) {
+		lbtest.Connect(t, hub)
+		other := anotherReplica(t, hub, w.Handler.Pool, "1G/day")
+		other.alice.Change(time.Now(), limiter.Settings{MaxRequests: 3})
+		time.Sleep(3 * time.Second) // they know each other
+		var there []limiter.Reservation
+		for range 3 { // this waits until the others know of it
+			r, refusal := other.alice.Admit(time.Now(), limiter.Estimate{Prompt: 1})
+			if refusal != nil {
+				t.Fatalf("got %+v", refusal)
+			}
+			there = append(there, r)
+		}
+		pass(late)
+		w.AllReply(used(1, 1))
+		got := w.chat(`{}`)
+		wantRefused(t, got, "rate_limit_exceeded", "requests", "Rate limit reached for alice on requests in progress: Limit 3, Used 3. Please try again in 1s.")
+		wantHeaders(t, got, "Retry-After", "1")
+		there[0].Settle(time.Now(), limiter.Cost{})
+		pass(2 * late)
+		w.chat(`{}`).WantServed(t, "a")
+		for _, r := range there[1:] {
+			r.Settle(time.Now(), limiter.Cost{})
+		}
+	})
+}
+
 // TestARestartWhileTheStoreIsDownGivesNobodyALimitAgain has each limit used up
 // in a store that is then gone, at this replica and at another one.
 func TestARestartWhileTheStoreIsDownGivesNobodyALimitAgain(t *testing.T) {

@@ -73,6 +73,13 @@ type member struct {
 	full, said uint64
 }
 
+// use returns the caller's use for a report with this version.
+func (m *member) use(now time.Time, version uint64) callerUse {
+	use := callerUse{id: m.ID(), entries: m.Report(now, version, nil)}
+	use.inFlight, use.hasInFlight = m.ReportInFlight()
+	return use
+}
+
 // recentKey is the end of the key of a replica's report of changes.
 const recentKey = " recent"
 
@@ -211,7 +218,7 @@ func (p *sharedPool) sendChanged(b *batch, now time.Time, changed int) {
 				c.due = true
 				break
 			}
-			use := callerUse{m.ID(), m.Report(now, p.version, nil)}
+			use := m.use(now, p.version)
 			if uses = append(uses, use); changes != m.said {
 				news = append(news, use)
 			}
@@ -232,7 +239,7 @@ func (p *sharedPool) sendChunk(b *batch, i int, now time.Time) {
 	for i, m := range c.members {
 		m.full, _ = m.Changes() // what changes now is sent again
 		m.said = m.full
-		uses[i] = callerUse{m.ID(), m.Report(now, p.version, nil)}
+		uses[i] = m.use(now, p.version)
 	}
 	body := appendBody(nil, uses)
 	for maxHeader+len(body) > state.MaxMessage {

@@ -20,6 +20,9 @@ type Contact struct {
 	// Cut reports whether replicas of this region are heard, but those of
 	// another region are not.
 	Cut bool
+	// Running lists prefixes of the ids under which the replicas that are heard
+	// report use.
+	Running []string
 	// Missing is the number of further replicas that were heard lately and have
 	// not announced their end. Vanished lists them, once for each of their
 	// pools.

@@ -76,10 +76,13 @@ func (t *Syncer) tell(now time.Time, connected bool) {
 }
 
 // leave writes all that is known here of other writers if the store may have
-// lost it, because this replica ends.
+// lost it, because this replica ends. Nothing is in flight here any more.
 func (t *Syncer) leave(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	for _, p := range t.pools {
+		p.callers.Leave()
+	}
 	if !t.look.IsZero() {
 		t.restore(now, nil)
 	}
@@ -125,7 +128,7 @@ func (p *sharedPool) recordsOf(writer string, uses []limiter.OtherUse) []state.R
 	version := uses[0].Version
 	all := make([]callerUse, len(uses))
 	for i, u := range uses {
-		all[i] = callerUse{u.Caller, u.Entries}
+		all[i] = callerUse{id: u.Caller, entries: u.Entries} // nothing is in flight any more
 	}
 	message := append(appendHeader(nil, p.digest, writer, version), appendBody(nil, all)...)
 	if len(message) > state.MaxMessage {

@@ -28,10 +28,11 @@ import (
 //
 //	shape    a bit for each entry, as bitOf says, as a varint
 //	number   of callers, as a varint
-//	callers  each an id of 16 bytes, then as varints its latest reset, if the
-//	         shape has resetBit, and the use of each entry
+//	callers  each an id of 16 bytes, then a varint for each bit of the shape:
+//	         first for those from resetBit on, then the use of each entry
 //
-// So a caller with four entries takes about 32 bytes.
+// So a caller with four entries takes about 32 bytes. Bits above inFlightBit are
+// for later versions, which may add values: they are skipped.
 type report struct {
 	pool, writer string
 	version      uint64
@@ -42,11 +43,15 @@ type report struct {
 type callerUse struct {
 	id      limiter.CallerID
 	entries []limiter.Entry
+	// inFlight is the number of its requests in flight, if it has a maximum of
+	// them.
+	inFlight    int64
+	hasInFlight bool
 }
 
 // reportPrefix begins all reports, but no other message. Its last byte is the
 // version of the format. Reports of other versions are ignored.
-const reportPrefix = "use\x02"
+const reportPrefix = "use\x03"
 
 // IsReport reports whether a message is a report, perhaps of another version.
 func IsReport(message []byte) bool { return bytes.HasPrefix(message, []byte(reportPrefix[:3])) }
@@ -60,6 +65,9 @@ const (
 	entries = 2 * 2 * units
 	// resetBit is set in the shape of callers that have had a reset.
 	resetBit = 1 << entries
+	// inFlightBit is set in the shape of callers with a maximum of requests in
+	// flight.
+	inFlightBit = resetBit << 1
 	// maxHeader is the maximum number of bytes before the groups.
 	maxHeader = len(reportPrefix) + 2*digestSize + 8 + units*binary.MaxVarintLen64
 )
@@ -108,15 +116,18 @@ func appendBody(message []byte, callers []callerUse) []byte {
 	}
 	all := make([]shaped, 0, len(callers))
 	for _, c := range callers {
-		s := shaped{callerUse: callerUse{id: c.id}}
+		s := shaped{callerUse: callerUse{id: c.id, inFlight: c.inFlight, hasInFlight: c.hasInFlight}}
 		for _, e := range c.entries {
 			if bit, ok := w.bitOf(e); ok {
 				s.shape |= 1 << bit
 				s.entries = append(s.entries, e)
 			}
 		}
+		if s.hasInFlight {
+			s.shape |= inFlightBit
+		}
 		if s.shape != 0 {
-			if s.entries[0].Reset > 0 {
+			if len(s.entries) > 0 && s.entries[0].Reset > 0 {
 				s.shape |= resetBit
 			}
 			slices.SortFunc(s.entries, func(a, b limiter.Entry) int {
@@ -137,6 +148,9 @@ func appendBody(message []byte, callers []callerUse) []byte {
 			message = append(message, c.id[:]...)
 			if c.shape&resetBit != 0 {
 				message = binary.AppendUvarint(message, uint64(c.entries[0].Reset))
+			}
+			if c.hasInFlight {
+				message = binary.AppendUvarint(message, uint64(max(0, c.inFlight)))
 			}
 			for _, e := range c.entries {
 				message = binary.AppendUvarint(message, uint64(max(0, e.Used)))
@@ -181,7 +195,7 @@ func (r *report) decode(body []byte) error {
 	for in.Len() > 0 && !failed {
 		shape, n := uvarint(), uvarint()
 		bytesAtLeast := uint64(idSize + bits.OnesCount64(shape))
-		if shape == 0 || shape >= 2*resetBit || n == 0 || n > uint64(in.Len())/bytesAtLeast {
+		if shape == 0 || n == 0 || n > uint64(in.Len())/bytesAtLeast {
 			return errInvalid
 		}
 		for range n {
@@ -189,12 +203,20 @@ func (r *report) decode(body []byte) error {
 			_, err := io.ReadFull(in, c.id[:])
 			failed = failed || err != nil
 			reset := uint64(0)
-			if shape&resetBit != 0 {
-				reset = uvarint()
+			for mask := shape &^ (resetBit - 1); mask != 0; mask &= mask - 1 {
+				value := uvarint()
+				switch {
+				case value > math.MaxInt64:
+					return errInvalid
+				case mask&-mask == resetBit:
+					reset = value
+				case mask&-mask == inFlightBit:
+					c.inFlight, c.hasInFlight = int64(value), true
+				}
 			}
-			for mask := shape &^ resetBit; mask != 0; mask &= mask - 1 {
+			for mask := shape & (resetBit - 1); mask != 0; mask &= mask - 1 {
 				used := uvarint()
-				if used > math.MaxInt64 || reset > math.MaxInt64 {
+				if used > math.MaxInt64 {
 					return errInvalid
 				}
 				c.entries = append(c.entries, w.entry(bits.TrailingZeros64(mask), int64(used), int64(reset)))

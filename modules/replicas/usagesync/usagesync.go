@@ -68,6 +68,9 @@ const (
 // If a replica hears the others but misses one that has not announced its end,
 // it holds the missing replica's part back for a minute (see
 // limiter.Callers.Hold).
+//
+// Requests in flight of callers that have a maximum of them ride on the reports.
+// They count while their replica runs (see limiter.Callers.Running).
 type Syncer struct {
 	mu    sync.Mutex
 	pools []*sharedPool
@@ -202,6 +205,11 @@ func (t *Syncer) connect(now time.Time, contact Contact) time.Duration {
 			for _, p := range t.pools {
 				p.callers.Hold(now, missed, contact.Replicas+contact.Missing)
 			}
+		}
+	}
+	if contact.Whole {
+		for _, p := range t.pools {
+			p.callers.Running(now, contact.Running, contact.Vanished, contact.Replicas+contact.Missing)
 		}
 	}
 	t.tell(now, contact.Whole)
@@ -485,6 +493,9 @@ func (t *Syncer) hear(message []byte, now time.Time) (r report, err error) {
 	for _, callers := range pools {
 		for _, c := range r.callers {
 			callers.Heard(now, c.id, r.writer, r.version, c.entries)
+			if c.hasInFlight {
+				callers.HeardInFlight(now, c.id, r.writer, r.version, c.inFlight)
+			}
 		}
 	}
 	return r, nil

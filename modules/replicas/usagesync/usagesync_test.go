@@ -3,6 +3,7 @@ package usagesync
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -240,20 +241,45 @@ func TestAReportArrivesAsItWas(t *testing.T) {
 		ids[i] = limiter.IDOf(fmt.Sprint(i))
 	}
 	use := []callerUse{
-		{ids[4], []limiter.Entry{{ID: 0, Window: 1 << 40, Used: 0}, {ID: 9, Window: 24323, Used: math.MaxInt64}}},
-		{ids[3], []limiter.Entry{{ID: 9, Window: 24323, Used: 3}}},
-		{ids[1], []limiter.Entry{{ID: 9, Window: 24323, Used: 1}}},
-		{ids[2], []limiter.Entry{{ID: 0, Window: 1 << 40, Used: 3, Reset: 1 << 50}, {ID: 9, Window: 24323, Used: 0, Reset: 1 << 50}}},
-		{ids[0], []limiter.Entry{{ID: 9, Window: 24323, Used: 0, Reset: math.MaxInt64}}},
+		{id: ids[4], entries: []limiter.Entry{{ID: 0, Window: 1 << 40, Used: 0}, {ID: 9, Window: 24323, Used: math.MaxInt64}}},
+		{id: ids[3], entries: []limiter.Entry{{ID: 9, Window: 24323, Used: 3}}},
+		{id: ids[1], entries: []limiter.Entry{{ID: 9, Window: 24323, Used: 1}}},
+		{id: ids[2], entries: []limiter.Entry{{ID: 0, Window: 1 << 40, Used: 3, Reset: 1 << 50}, {ID: 9, Window: 24323, Used: 0, Reset: 1 << 50}}},
+		{id: ids[0], entries: []limiter.Entry{{ID: 9, Window: 24323, Used: 0, Reset: math.MaxInt64}}},
+		{id: limiter.IDOf("5"), entries: []limiter.Entry{{ID: 9, Window: 24323, Used: 7}}, inFlight: 300, hasInFlight: true},
+		{id: limiter.IDOf("6"), inFlight: 0, hasInFlight: true}, // an upload is no use yet
 	}
 	message := appendBody(appendHeader(nil, digest, strings.Repeat("ab", 16), 1<<63), use)
 	r, body, err := decodeHeader(message)
 	if err == nil {
 		err = r.decode(body)
 	}
-	want := report{digest, strings.Repeat("ab", 16), 1 << 63, []callerUse{use[1], use[2], use[0], use[4], use[3]}}
+	want := report{digest, strings.Repeat("ab", 16), 1 << 63, []callerUse{use[1], use[2], use[0], use[4], use[3], use[6], use[5]}}
 	if err != nil || !reflect.DeepEqual(r, want) {
 		t.Errorf("got %+v, %v", r, err)
+	}
+}
+
+// TestValuesOfALaterVersionAreSkipped so that reports can have more of a caller.
+func TestValuesOfALaterVersionAreSkipped(t *testing.T) {
+	message := appendHeader(nil, digest, digest, 1)
+	for range units {
+		message = binary.AppendVarint(message, 100)
+	}
+	message = binary.AppendUvarint(message, 1|resetBit|inFlightBit|inFlightBit<<1|1<<40)
+	message = binary.AppendUvarint(message, 1)
+	id := limiter.IDOf("alice")
+	message = append(message, id[:]...)
+	for _, value := range []uint64{5, 6, 7000, 8, 9} { // the reset, in flight, two unknown ones, the use
+		message = binary.AppendUvarint(message, value)
+	}
+	r, body, err := decodeHeader(message)
+	if err == nil {
+		err = r.decode(body)
+	}
+	want := callerUse{id: id, entries: []limiter.Entry{{Window: 100, Used: 9, Reset: 5}}, inFlight: 6, hasInFlight: true}
+	if err != nil || len(r.callers) != 1 || !reflect.DeepEqual(r.callers[0], want) {
+		t.Errorf("got %+v, %v, want %+v", r.callers, err, want)
 	}
 }
 
@@ -261,7 +287,7 @@ func TestAReportArrivesAsItWas(t *testing.T) {
 func TestFourEntriesOfACallerTake32Bytes(t *testing.T) {
 	var use []callerUse
 	for i := range maxCallers {
-		use = append(use, callerUse{limiter.IDOf(fmt.Sprint(i)), []limiter.Entry{
+		use = append(use, callerUse{id: limiter.IDOf(fmt.Sprint(i)), entries: []limiter.Entry{
 			{ID: 6, Window: 29_000_000, Used: 200_000}, {ID: 6, Window: 28_999_999, Used: 200_000}, {ID: 8, Window: 20_000, Used: 5_000_000}, {ID: 9, Window: 24_000, Used: 100_000_000},
 		}})
 	}
@@ -279,6 +305,11 @@ func FuzzHear(f *testing.F) {
 		spend(from, someTime, fmt.Sprint(i), int64(i)*100)
 	}
 	for _, r := range a.sent(someTime) {
+		f.Add(r.Message)
+	}
+	from.Configure(someTime, func(string) limiter.Settings { return limiter.Settings{MaxRequests: 300} })
+	from.Get(someTime, "0").Upload()
+	for _, r := range a.sent(someTime.Add(slow)) {
 		f.Add(r.Message)
 	}
 	f.Add([]byte(reportPrefix))
