@@ -192,10 +192,6 @@ func (o OtherCallers) With(now time.Time, inPool func(string) bool) admin.All[Ca
 			all.rows[i].LastHour.Add(hour)
 		}
 	}
-	for i := range all.rows {
-		row := &all.rows[i]
-		row.MaxRequests *= o.read.Times(row.Pool) // each replica allows so many
-	}
 	slices.SortStableFunc(all.rows, busier)
 	return admin.All[Caller]{Connected: o.read.Connected, Replicas: o.read.Replicas, Rows: all.rows}
 }
