@@ -288,7 +288,8 @@ func (c *Caller) HeardInFlight(now time.Time, replica string, version uint64, n 
 		func(f flightFigure, key uint64) int { return cmp.Compare(f.key, key) })
 	switch {
 	case !known && len(f.figures) < maxFigures:
-		f.figures = slices.Insert(f.figures, i, flightFigure{replica: replica, key: key, runs: c.reports.running.Load().runs(replica)})
+		runs := c.reports.running.Load().runs(replica)
+		f.figures = slices.Insert(f.figures, i, flightFigure{replica: replica, key: key, runs: runs})
 	case !known || f.figures[i].version >= version:
 		return
 	}
