@@ -187,8 +187,8 @@ func (c *Caller) Refused(now time.Time, refusal *Refusal) {
 }
 
 // check returns the reservation of a request, or why it is refused. allows
-// returns how much of a limit may be used, and slots how many requests may be in
-// flight here.
+// returns how much of a limit may be used, and slots how many requests may be
+// in flight here.
 func (c *Caller) check(at int64, e Estimate,
 	allows func(m *counter, at, used int64) int64, slots func(at int64) int64) (r Reservation, refusal *Refusal) {
 	its := c.usual.known(e.Model, at)

@@ -49,8 +49,8 @@ type Caller struct {
 	tier        tier
 	maxRequests int
 	// inFlight is the number of uploads and of admitted requests here that have
-	// not ended. reserved is the tokens that these requests were charged with. busy
-	// is how many requests were refused because of maxRequests.
+	// not ended. reserved is the tokens that these requests were charged with.
+	// busy is how many requests were refused because of maxRequests.
 	inFlight   int
 	reserved   int64
 	busy       uint64

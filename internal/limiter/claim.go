@@ -37,8 +37,9 @@ type Claim struct {
 // MayClaim reports whether a claim may admit the request.
 func (r *Refusal) MayClaim() bool { return r.Reason == OverPart || r.passesSoon() }
 
-// passesSoon reports whether the request should wait for the other replicas, even
-// if another request has a claim: it may pass as soon as they know of that.
+// passesSoon reports whether the request should wait for the other replicas,
+// even if another request has a claim: it may pass as soon as they know of
+// that.
 func (r *Refusal) passesSoon() bool {
 	return r.Reason == Unheard || r.Reason == TooMany && r.Used < r.Allowed
 }

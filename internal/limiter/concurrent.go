@@ -115,8 +115,8 @@ func (c *Caller) addUpInFlight(at int64) {
 	}
 }
 
-// equal returns an equal part of the maximum for each of some replicas, at least
-// one request.
+// equal returns an equal part of the maximum for each of some replicas, at
+// least one request.
 func (c *Caller) equal(replicas int) int64 { return max(1, int64(c.maxRequests/max(1, replicas))) }
 
 // free returns how many requests the other replicas leave.
@@ -329,8 +329,8 @@ func (r *running) heldUntil(replica string, before, ahead int64) int64 {
 }
 
 // Running sets the replicas whose requests in flight count: those that run, by
-// prefixes of their ids, and those that have vanished. Of the latter, at most an
-// equal part of a caller's maximum counts, which shared replicas share.
+// prefixes of their ids, and those that have vanished. Of the latter, at most
+// an equal part of a caller's maximum counts, which shared replicas share.
 func (cs *Callers) Running(now time.Time, writers []string, vanished []Vanished, shared int) {
 	cs.mu.RLock()
 	defer cs.mu.RUnlock()

@@ -32,8 +32,8 @@ type Snapshot struct {
 	// Today and Month are the tokens used in the current day and month.
 	Today, Month int64
 	// InFlight is the number of requests in flight here. MaxRequests is their
-	// maximum at all replicas, or this replica's part while it does not hear the
-	// others. Busy is how many requests were refused because of it.
+	// maximum at all replicas, or this replica's part while it does not hear
+	// the others. Busy is how many requests were refused because of it.
 	InFlight, MaxRequests int
 	Busy                  uint64
 	// Reserved is the tokens that the requests in flight were charged with.

@@ -152,8 +152,8 @@ type Result string
 
 // The results.
 const (
-	// Called: the request may try now. A request that waits has this result once
-	// it was sent.
+	// Called: the request may try now. A request that waits has this result
+	// once it was sent.
 	Called Result = "sent"
 	// Over: it has waited for as long as it may.
 	Over Result = "over"

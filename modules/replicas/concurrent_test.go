@@ -176,8 +176,8 @@ func TestABusyReplicaMayHaveAllOfMaxRequests(t *testing.T) {
 	}
 }
 
-// TestReplicasHaveAllOfMaxRequestsTogether and no more, if each of them is asked
-// for all of it.
+// TestReplicasHaveAllOfMaxRequestsTogether and no more, if each of them is
+// asked for all of it.
 func TestReplicasHaveAllOfMaxRequestsTogether(t *testing.T) {
 	for _, n := range []int{3, 10} {
 		for _, most := range []int{5, 30, 200} {

@@ -31,8 +31,8 @@ import (
 //	callers  each an id of 16 bytes, then a varint for each bit of the shape:
 //	         first for those from resetBit on, then the use of each entry
 //
-// So a caller with four entries takes about 32 bytes. Bits above inFlightBit are
-// for later versions, which may add values: they are skipped.
+// So a caller with four entries takes about 32 bytes. Bits above inFlightBit
+// are for later versions, which may add values: they are skipped.
 type report struct {
 	pool, writer string
 	version      uint64

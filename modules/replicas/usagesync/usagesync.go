@@ -69,8 +69,8 @@ const (
 // it holds the missing replica's part back for a minute (see
 // limiter.Callers.Hold).
 //
-// Requests in flight of callers that have a maximum of them ride on the reports.
-// They count while their replica runs (see limiter.Callers.Running).
+// Requests in flight of callers that have a maximum of them ride on the
+// reports. They count while their replica runs (see limiter.Callers.Running).
 type Syncer struct {
 	mu    sync.Mutex
 	pools []*sharedPool

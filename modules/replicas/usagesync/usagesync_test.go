@@ -260,7 +260,8 @@ func TestAReportArrivesAsItWas(t *testing.T) {
 	}
 }
 
-// TestValuesOfALaterVersionAreSkipped so that reports can have more of a caller.
+// TestValuesOfALaterVersionAreSkipped so that reports can have more of a
+// caller.
 func TestValuesOfALaterVersionAreSkipped(t *testing.T) {
 	message := appendHeader(nil, digest, digest, 1)
 	for range units {
