@@ -49,9 +49,11 @@ type Caller struct {
 	tier        tier
 	maxRequests int
 	// inFlight is the number of uploads and of admitted requests here that have
-	// not ended. reserved is the tokens that these requests were charged with.
-	// busy is how many requests were refused because of maxRequests.
+	// not ended, and uploads that of the former. reserved is the tokens that
+	// these requests were charged with. busy is how many requests were refused
+	// because of maxRequests.
 	inFlight   int
+	uploads    int
 	reserved   int64
 	busy       uint64
 	concurrent concurrent
@@ -134,6 +136,13 @@ func (c *Caller) Change(now time.Time, s Settings) {
 	}
 	for _, id := range counted {
 		active |= 1 << id
+	}
+	if s.MaxRequests != c.maxRequests && !now.IsZero() {
+		if c.maxRequests == 0 {
+			c.concurrent.peak = c.admittedInFlight() // nothing was reported before
+		}
+		c.changes.Add(1)
+		c.reports.hurry()
 	}
 	c.active, c.location, c.maxRequests = active, location, s.MaxRequests
 	c.tier = tier{s.Tier, 1 + slices.Index(s.Tiers, s.Tier)}

@@ -110,7 +110,7 @@ func (l *Claim) Withdraw(now time.Time) *Refusal {
 // exceeds reports whether the request and the use of all replicas exceed a
 // limit.
 func (l *Claim) exceeds(at int64) bool {
-	if l.isBeyond && int64(l.caller.inFlight) > l.caller.free(at) {
+	if l.isBeyond && l.caller.maxRequests > 0 && int64(l.caller.inFlight) > l.caller.free(at) {
 		return true
 	}
 	for id, m := range l.caller.countersIn(l.charged) {
@@ -160,7 +160,8 @@ func (l *Claim) isFirstInFlight() bool {
 }
 
 // hearing is the longest time that a request waits until this replica has heard
-// from the others. look is how often it checks that.
+// from the others, unless there are so many that their reports take longer.
+// look is how often it checks that.
 const hearing, look = 500 * time.Millisecond, 5 * time.Millisecond
 
 // Admit charges all limits with the estimate, or returns why the request is
@@ -186,12 +187,21 @@ func (c *Caller) Refuses(now time.Time, e Estimate) *Refusal {
 	return nil
 }
 
+// patience is how long a request waits until this replica has heard from the
+// others. Its report may wait for an interval, which is half of the delay, and
+// is confirmed after the delay.
+func (c *Caller) patience() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return max(hearing, c.sharing.Delay*3/2+hearing/5)
+}
+
 // Await tries to admit a request by a claim, if this replica's part of a limit
 // has no room for it. In a burst, one request at a time can make a claim. A
 // request that is larger than the part keeps trying until its time is over.
 func (c *Caller) Await(e Estimate) (r Reservation, refusal *Refusal) {
 	waits := false
-	for until := time.Now().Add(hearing); ; time.Sleep(rand.N(hearing / 4)) {
+	for until := time.Now().Add(c.patience()); ; time.Sleep(rand.N(hearing / 4)) {
 		var claim *Claim
 		if claim, refusal = c.Claim(time.Now(), e); refusal == nil {
 			if refusal = claim.await(until); refusal == nil {

@@ -31,6 +31,9 @@ import (
 // A replica that does not hear the others may have an equal part of the
 // maximum, and at least one request. In the first minute, requests that the
 // others had before still run, and it takes nothing from the room for these.
+//
+// An upload counts only at its own replica, until the request is admitted. If
+// others counted it, uploads at two replicas could refuse each other.
 
 // concurrent is the part of a caller's state that replicas need to share its
 // maximum of concurrent requests. The caller's mutex guards it.
@@ -82,8 +85,12 @@ const unheardFor = int64(time.Minute)
 // begin counts a further request in flight.
 func (c *Caller) begin() {
 	c.inFlight++
-	c.concurrent.peak = max(c.concurrent.peak, int64(c.inFlight))
+	c.concurrent.peak = max(c.concurrent.peak, c.admittedInFlight())
 }
+
+// admittedInFlight returns how many requests in flight the other replicas
+// should know of: all but uploads.
+func (c *Caller) admittedInFlight() int64 { return int64(c.inFlight - c.uploads) }
 
 // elsewhere returns how many requests are in flight at the other replicas, as
 // far as that is known.
@@ -98,6 +105,9 @@ func (c *Caller) elsewhere(at int64) int64 {
 func (c *Caller) addUpInFlight(at int64) {
 	f := &c.concurrent
 	f.others, f.until = 0, 0
+	if c.sharing == (Sharing{}) {
+		return // a report that comes after the end of sharing
+	}
 	shared := c.sharing.Replicas
 	if r := c.reports.running.Load(); r != nil {
 		shared = max(shared, r.shared)
@@ -170,8 +180,8 @@ func (c *Caller) Upload() *Refusal {
 	}
 	refusal := c.tooMany(c.clock.latest, slots)
 	if refusal == nil {
-		c.begin()
-		c.changes.Add(1)
+		c.inFlight++
+		c.uploads++
 	}
 	return refusal
 }
@@ -181,7 +191,7 @@ func (c *Caller) Uploaded() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.inFlight--
-	c.changes.Add(1)
+	c.uploads--
 }
 
 // wait counts a request that waits because this replica has its part. No more
@@ -230,7 +240,7 @@ func (c *Caller) ReportInFlight() (n int64, ok bool) {
 	case f.reported == 0:
 		return 0, false
 	}
-	if f.peak = int64(c.inFlight); n > f.peak {
+	if f.peak = c.admittedInFlight(); n > f.peak {
 		c.changes.Add(1) // the next report has the lower number
 	}
 	f.reported, f.told = n, min(f.told, n)
@@ -286,19 +296,30 @@ func (c *Caller) HeardInFlight(now time.Time, replica string, version uint64, n 
 	f := &c.concurrent
 	i, known := slices.BinarySearchFunc(f.figures, key,
 		func(f flightFigure, key uint64) int { return cmp.Compare(f.key, key) })
+	isRecent := now.Sub(time.UnixMicro(int64(min(version, 1<<62)))) < repeated
 	switch {
-	case !known && len(f.figures) < maxFigures:
-		runs := c.reports.running.Load().runs(replica)
-		f.figures = slices.Insert(f.figures, i, flightFigure{replica: replica, key: key, runs: runs})
-	case !known || f.figures[i].version >= version:
+	case known && f.figures[i].version >= version:
 		return
+	case !known:
+		runs := c.reports.running.Load().runs(replica)
+		if !runs && !isRecent || len(f.figures) == maxFigures {
+			return
+		}
+		f.figures = slices.Insert(f.figures, i, flightFigure{replica: replica, key: key, runs: runs})
 	}
 	other := &f.figures[i]
-	other.version, other.heard, other.n = version, at, min(n, maxInFlight)
-	if said := time.UnixMicro(int64(min(version, 1<<62))); !other.runs && now.Sub(said) < repeated {
+	if n = min(n, maxInFlight); n == other.n && other.runs {
+		other.version, other.heard = version, at
+		return
+	}
+	other.version, other.heard, other.n = version, at, n
+	if !other.runs && isRecent {
 		other.held = max(other.held, at+int64(unknownFor))
 	}
 	c.addUpInFlight(at)
+	if c.sharing.Replicas > 1 && f.peak > f.reported {
+		c.tellInFlight(at) // less is left than when these requests were admitted
+	}
 }
 
 // running are the other replicas whose requests in flight count. It does not

@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -159,8 +160,9 @@ func TestAReplicaThatHearsNobodyHasItsPartOfTheRequests(t *testing.T) {
 // TestNoMoreRequestsWaitThanMayBeInFlight because each holds its body.
 func TestNoMoreRequestsWaitThanMayBeInFlight(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		_, alice := counting(9)
+		cs, alice := counting(9)
 		alice.Change(time.Now(), Settings{MaxRequests: 9})
+		cs.Share(time.Now(), Sharing{Replicas: 3, Delay: 100 * time.Millisecond})
 		alice.beginAll(time.Now())
 		began := time.Now()
 		var mu sync.Mutex
@@ -202,5 +204,47 @@ func TestWithoutAMaximumNothingInFlightIsReported(t *testing.T) {
 		if n, ok := alice.ReportInFlight(); n != 0 || ok != want {
 			t.Errorf("in report %d: %d, %t", i, n, ok)
 		}
+	}
+}
+
+func TestARequestThatWaitsIsAdmittedWhenTheMaximumIsRemoved(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		cs := NewCallers(nil)
+		cs.Configure(time.Now(), func(string) Settings { return Settings{MaxRequests: 3} })
+		cs.Share(time.Now(), Sharing{Replicas: 3, Delay: 100 * time.Millisecond})
+		alice := cs.Get(time.Now(), "alice")
+		alice.beginAll(time.Now())
+		time.AfterFunc(50*time.Millisecond, func() { cs.Configure(time.Now(), func(string) Settings { return Settings{} }) })
+		time.AfterFunc(60*time.Millisecond, func() { said(cs, alice, time.Now(), 1) })
+		if _, refusal := alice.Await(Estimate{Prompt: 1}); refusal != nil {
+			t.Errorf("it is refused: %+v", refusal)
+		}
+	})
+}
+
+// TestAReportAfterTheEndOfSharingDoesNotCount although no one will say that its
+// replica has ended.
+func TestAReportAfterTheEndOfSharingDoesNotCount(t *testing.T) {
+	cs, alice := counting(3)
+	cs.Share(noon, Sharing{})
+	cs.HeardInFlight(noon, alice.ID(), "b1", 1, 3)
+	if _, refusal := alice.Try(noon.Add(time.Hour), Estimate{Prompt: 1}); refusal != nil {
+		t.Errorf("it is refused: %+v", refusal)
+	}
+}
+
+// TestReplicasThatEndedLongAgoTakeNoMemory even if a store still has their
+// reports.
+func TestReplicasThatEndedLongAgoTakeNoMemory(t *testing.T) {
+	_, alice := counting(30)
+	for i := range 2 * maxFigures {
+		alice.HeardInFlight(noon, fmt.Sprint("x", i), uint64(noon.Add(-time.Hour).UnixMicro()), 1)
+	}
+	alice.HeardInFlight(noon, "b1", uint64(noon.UnixMicro()), 30)
+	if n := len(alice.concurrent.figures); n != 1 {
+		t.Errorf("%d replicas are remembered, want 1", n)
+	}
+	if _, refusal := alice.Try(noon, Estimate{Prompt: 1}); refusal == nil {
+		t.Error("the requests of a replica that runs do not count")
 	}
 }

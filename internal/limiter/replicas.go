@@ -252,7 +252,7 @@ func (c *Caller) Share(now time.Time, s Sharing) {
 	c.arrived(at)
 	switch {
 	case s == Sharing{}:
-		c.concurrent = concurrent{peak: int64(c.inFlight)}
+		c.concurrent = concurrent{peak: c.admittedInFlight()}
 	case s.Apart && !c.sharing.Apart:
 		c.concurrent.apart = at
 	}

@@ -365,3 +365,91 @@ func TestRequestsInFlightOutliveAReload(t *testing.T) {
 		next.Close()
 	})
 }
+
+// TestUploadsAtTwoReplicasDoNotRefuseEachOther when they end: as many of them
+// are admitted as there may be.
+func TestUploadsAtTwoReplicasDoNotRefuseEachOther(t *testing.T) {
+	count(t, 2, 4, func(w *world, all []*limitedReplica, _ []*cutStore) {
+		for _, r := range all {
+			for range 4 {
+				if refusal := r.callers.Get(time.Now(), "alice").Upload(); refusal != nil {
+					t.Fatalf("an upload is refused: %+v", refusal)
+				}
+			}
+			if refusal := r.callers.Get(time.Now(), "alice").Upload(); refusal == nil {
+				t.Error("a replica has five uploads at a time")
+			}
+		}
+		time.Sleep(5 * time.Second)
+		admitted := 0
+		for range 4 {
+			for _, r := range all {
+				c := r.callers.Get(time.Now(), "alice")
+				c.Uploaded()
+				if _, refusal := c.Admit(time.Now(), limiter.Estimate{Prompt: 1}); refusal == nil {
+					admitted++
+				}
+			}
+		}
+		if admitted != 4 {
+			t.Errorf("%d of 8 are admitted, want 4", admitted)
+		}
+	})
+}
+
+// TestMaxRequestsOfANewConfigCountsWhatRuns also at the other replicas.
+func TestMaxRequestsOfANewConfigCountsWhatRuns(t *testing.T) {
+	count(t, 2, 0, func(w *world, all []*limitedReplica, _ []*cutStore) {
+		o := newInFlight()
+		o.try(all[0], 50, always(time.Second)) // these do not run any more
+		o.try(all[0], 10, always(50*time.Second))
+		time.Sleep(5 * time.Second)
+		for _, r := range all {
+			r.callers.Configure(time.Now(), func(string) limiter.Settings { return limiter.Settings{MaxRequests: 15} })
+		}
+		time.Sleep(500 * time.Millisecond)
+		if n := o.fill(all[1], time.Hour); n != 15 {
+			t.Errorf("%d are in flight, want 15", n)
+		}
+	})
+}
+
+// TestRequestsThatAReplicaHasNotReportedYetCount because it reports them when
+// others fill up what is left.
+func TestRequestsThatAReplicaHasNotReportedYetCount(t *testing.T) {
+	count(t, 2, 100, func(w *world, all []*limitedReplica, _ []*cutStore) {
+		o := newInFlight()
+		for range 10 {
+			o.try(all[0], 4, always(time.Hour))
+			time.Sleep(300 * time.Millisecond)
+		}
+		time.Sleep(4 * time.Second)
+		o.try(all[1], 1, always(time.Hour))
+		time.Sleep(600 * time.Millisecond) // that is reported
+		o.try(all[1], 3, always(time.Hour))
+		for range 15 {
+			o.try(all[0], 70, always(time.Hour))
+			time.Sleep(100 * time.Millisecond)
+		}
+		if now, most := o.take(); most > 100 || now < 99 {
+			t.Errorf("%d, and at most %d, of 100 are in flight", now, most)
+		}
+	})
+}
+
+// TestASingleRequestIsAdmittedAtEachOfManyReplicas that have less than one
+// request each, so that each request waits for the reports of all.
+func TestASingleRequestIsAdmittedAtEachOfManyReplicas(t *testing.T) {
+	count(t, 70, 20, func(w *world, all []*limitedReplica, _ []*cutStore) {
+		o, admitted := newInFlight(), 0
+		for i := range 5 {
+			o.try(all[i], 1, always(5*time.Second))
+			time.Sleep(2 * time.Second)
+			admitted += o.of(all[i])
+			time.Sleep(10 * time.Second)
+		}
+		if admitted != 5 {
+			t.Errorf("%d of 5 requests are admitted", admitted)
+		}
+	})
+}
