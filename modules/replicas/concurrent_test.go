@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
@@ -440,6 +441,9 @@ func TestRequestsThatAReplicaHasNotReportedYetCount(t *testing.T) {
 // TestASingleRequestIsAdmittedAtEachOfManyReplicas that have less than one
 // request each, so that each request waits for the reports of all.
 func TestASingleRequestIsAdmittedAtEachOfManyReplicas(t *testing.T) {
+	if bubble.Race {
+		t.Skip("seventy replicas take a minute")
+	}
 	count(t, 70, 20, func(w *world, all []*limitedReplica, _ []*cutStore) {
 		o, admitted := newInFlight(), 0
 		for i := range 5 {
