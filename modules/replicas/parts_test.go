@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
@@ -249,6 +250,9 @@ func TestWhateverHappensALimitHoldsAtAllReplicasTogether(t *testing.T) {
 // TestALimitHoldsAtManyReplicasFromIdle has callers that ask for three times
 // their limit, each request at any replica.
 func TestALimitHoldsAtManyReplicasFromIdle(t *testing.T) {
+	if bubble.Race {
+		t.Skip("thirty replicas take a minute")
+	}
 	const n, number = 30, 20
 	limit(t, n, []string{"600/minute"}, func(w *world, all []*limitedReplica) {
 		w.hub.Delay(2*time.Millisecond, 2*time.Millisecond)
