@@ -187,9 +187,10 @@ func (c *Caller) Refuses(now time.Time, e Estimate) *Refusal {
 	return nil
 }
 
-// patience is how long a request waits until this replica has heard from the
-// others. Its report may wait for an interval, which is half of the delay, and
-// is confirmed after the delay.
+// patience is the longest time that a request waits until this replica has
+// heard from the others. Its report is sent within an interval, which is half
+// of the delay, and is confirmed after the delay. A tenth of a second is for
+// the store.
 func (c *Caller) patience() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
