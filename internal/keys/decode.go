@@ -3,7 +3,6 @@ package keys
 import (
 	"html"
 	"strconv"
-	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
 )
@@ -66,8 +65,7 @@ func take(text []byte, depth, limit int, ok func(byte) bool) (taken string, n in
 // hexadecimal decodes that many hexadecimal digits: 2 for a byte, 4 for a
 // UTF-16 character.
 func hexadecimal(text []byte, depth, digits int) (decoded string, n int, whole bool) {
-	taken, n, whole := take(text, depth, digits,
-		func(c byte) bool { return strings.IndexByte("0123456789abcdefABCDEF", c) >= 0 })
+	taken, n, whole := take(text, depth, digits, isHex)
 	code, err := strconv.ParseUint(taken, 16, 16)
 	switch {
 	case len(taken) < digits || err != nil:
@@ -108,7 +106,7 @@ func escaped(text []byte, depth int) (decoded string, n int, whole bool) {
 // entity decodes the HTML entity after an ampersand.
 func entity(text []byte, depth int) (decoded string, n int, whole bool) {
 	name, n, whole := take(text, depth, maxEntity,
-		func(c byte) bool { return c == '#' || c >= '0' && c <= '9' || c|0x20 >= 'a' && c|0x20 <= 'z' })
+		func(c byte) bool { return c == '#' || isAlphanumeric(c) })
 	if name == "" || !whole {
 		return "", 0, whole
 	}
@@ -122,3 +120,7 @@ func entity(text []byte, depth int) (decoded string, n int, whole bool) {
 	}
 	return decoded, n + length, true
 }
+
+func isHex(c byte) bool { return c >= '0' && c <= '9' || c|0x20 >= 'a' && c|0x20 <= 'f' }
+
+func isAlphanumeric(c byte) bool { return c >= '0' && c <= '9' || c|0x20 >= 'a' && c|0x20 <= 'z' }

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // Redacted replaces a key in a log. It is Caddy's own word.
@@ -46,7 +47,7 @@ func (s Secrets) In(text string) bool {
 			return true
 		}
 	}
-	if !long || !mayEncode(text) {
+	if !long || !strings.ContainsAny(text, encoders) {
 		return false
 	}
 	for encoded := []byte(text); len(encoded) > 0; encoded = encoded[1:] {
@@ -173,9 +174,9 @@ func (b *starredBody) star() {
 			}
 			n, whole := match(b.held[b.ready:], secret, maxDepth)
 			if !whole {
-				if all, literal := match(b.held[b.ready:], secret, 0); literal { // one that looks encoded itself
-					n, whole = all, true
-				}
+				var literal int // of a secret that looks encoded itself
+				literal, whole = match(b.held[b.ready:], secret, 0)
+				n = max(n, literal)
 			}
 			switch {
 			case whole:
@@ -193,15 +194,23 @@ func (b *starredBody) star() {
 const beginning = 4
 
 // candidates finds the places in a text where a secret may be. Such a place
-// contains the first beginning bytes of a secret, or an encoder within these
-// bytes, or is cut off within them at the end of the text. candidates caches
-// the next place of each of these, so that it searches the text once for each.
-// The zero candidates has searched nothing.
+// contains the first beginning bytes of a secret, or an encoded character
+// within these bytes, or is cut off within them at the end of the text.
+// candidates caches the next place of each of these, so that it searches the
+// text once for each. The zero candidates has searched nothing.
 type candidates struct {
 	// at are the next offsets plus one: of each encoder, and of the first few
 	// secrets.
 	at [8]int
+	// bytes are the bytes of all secrets, once an encoder was found.
+	bytes byteSet
 }
+
+// byteSet is a set of bytes, one bit for each.
+type byteSet [4]uint64
+
+func (b *byteSet) add(c byte)      { b[c>>6] |= 1 << (c & 63) }
+func (b *byteSet) has(c byte) bool { return b[c>>6]>>(c&63)&1 != 0 }
 
 // after returns the first candidate at or after an offset, or the length of the
 // text.
@@ -214,7 +223,7 @@ func (c *candidates) after(text []byte, from int, secrets Secrets) int {
 		if c.at[i] <= from { // behind, or not known yet
 			var n int // of a secret that is shorter than a beginning, each byte may be the first
 			if i < len(encoders) {
-				n = bytes.IndexByte(text[from:], encoders[i])
+				n = c.indexEncoded(text[from:], encoders[i], secrets)
 			} else if secret := secrets[i-len(encoders)]; len(secret) >= beginning {
 				n = indexOf(text[from:], secret[:beginning])
 			}
@@ -228,31 +237,105 @@ func (c *candidates) after(text []byte, from int, secrets Secrets) int {
 	return first
 }
 
-// indexOf returns the index of a word in a text, or -1, like bytes.Index.
+// indexOf returns the index of a word in a text, or -1, like bytes.Index. It
+// searches for the byte of the word that is rarest in replies.
 func indexOf(text []byte, word string) int {
-	for from := 0; ; {
-		n := bytes.IndexByte(text[from:], word[len(word)-1])
+	rarest := 0
+	for i := range word {
+		if frequencies[word[i]] < frequencies[word[rarest]] {
+			rarest = i
+		}
+	}
+	for from := rarest; from < len(text); from++ {
+		n := bytes.IndexByte(text[from:], word[rarest])
 		if n < 0 {
 			return -1
 		}
-		from += n + 1
-		if begin := from - len(word); begin >= 0 && string(text[begin:from]) == word {
+		from += n
+		if begin := from - rarest; begin+len(word) <= len(text) && string(text[begin:begin+len(word)]) == word {
 			return begin
 		}
 	}
+	return -1
+}
+
+// frequencies say how often a byte occurs in a JSON reply with an English text,
+// compared to others. A byte that is not listed is rare.
+var frequencies = func() (f [256]uint8) {
+	const rareFirst = "XQZJYVKGWBHUODLFRCNPSTIMEAqzj9876xk543v021}{bgy_fpwmu]['.-,cdl:hrnsioate \""
+	for i := range len(rareFirst) {
+		f[rareFirst[i]] = uint8(1 + i)
+	}
+	return f
+}()
+
+// indexEncoded returns the index of the first encoder in a text that may begin
+// an encoded character of a secret, or -1. Nearly all encoders in a JSON reply
+// do not, such as those of \n, \" and \u00e9.
+func (c *candidates) indexEncoded(text []byte, encoder byte, secrets Secrets) int {
+	for at := 0; ; at++ {
+		n := bytes.IndexByte(text[at:], encoder)
+		if n < 0 {
+			return -1
+		}
+		if c.bytes == (byteSet{}) {
+			for _, secret := range secrets {
+				for i := range len(secret) {
+					c.bytes.add(secret[i])
+				}
+			}
+		}
+		if at += n; mayEncode(text[at:], &c.bytes) {
+			return at
+		}
+	}
+}
+
+// mayEncode reports whether an encoder, with which the text begins, may begin
+// an encoded character of this set. If that takes more than a look at the text
+// after it, mayEncode reports true.
+func mayEncode(text []byte, set *byteSet) bool {
+	if len(text) < len(`\u0000`) || encodes(text[1]) || set.has(text[0]) {
+		return true
+	}
+	switch next := text[1]; {
+	case text[0] == '%':
+		return isHex(next)
+	case text[0] == '&':
+		return next == '#' || isAlphanumeric(next)
+	case next == 'u':
+		return mayEncodeUTF16(text[2:6], set)
+	case next == 'x':
+		return true
+	case next == '/', next == '"', next == '\'':
+		return set.has(next)
+	}
+	return false
+}
+
+// mayEncodeUTF16 reports whether four hexadecimal digits may be those of a
+// character of this set, or of an encoder. Each character beyond ASCII may be
+// in the set if any is.
+func mayEncodeUTF16(digits []byte, set *byteSet) bool {
+	var code uint16
+	for _, c := range digits {
+		if !isHex(c) {
+			return true // it may be encoded itself
+		}
+		if code = code<<4 | uint16(c&0xf); c > '9' {
+			code += 9
+		}
+	}
+	if code < utf8.RuneSelf {
+		return encodes(byte(code)) || set.has(byte(code))
+	}
+	return set[2]|set[3] != 0
 }
 
 // encoders are the bytes with which an encoded character begins.
 const encoders = `%\&`
 
 func encodes(c byte) bool { return c == encoders[0] || c == encoders[1] || c == encoders[2] }
-
-// mayEncode reports whether the text has an encoder. It is faster than
-// strings.ContainsAny, which first builds a set.
-func mayEncode(text string) bool {
-	return strings.IndexByte(text, encoders[0]) >= 0 || strings.IndexByte(text, encoders[1]) >= 0 ||
-		strings.IndexByte(text, encoders[2]) >= 0
-}
 
 // match reports whether a text, decoded, begins with the whole secret, and
 // returns the length of that part of the text. If whole is false, n is above 0

@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"html"
 	"io"
+	"maps"
+	"math/rand/v2"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -55,6 +58,7 @@ var encodings = map[string]func(string) string{
 	"a path":           url.PathEscape,
 	"all of a query":   percentAll,
 	"Python":           func(s string) string { return strings.ReplaceAll(strconv.Quote(s), "/", `\x2f`) },
+	"all of C":         func(s string) string { return strings.ReplaceAll(percentAll(s), "%", `\x`) },
 }
 
 func each(encode func(rune) string) func(string) string {
@@ -109,6 +113,61 @@ func TestASecretIsFoundAsItsReaderDecodesIt(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestASecretIsFoundAsIfEveryPlaceWasTried compares texts made of parts of
+// secrets and of encodings with a search that skips nothing.
+func TestASecretIsFoundAsIfEveryPlaceWasTried(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for _, secrets := range []Secrets{
+		{"sk-a/b+c=d"}, {`sk-\/looks&amp;encoded%2Fitself`}, {"sk-ü/🔑+x", "another-secret"}, {`sk-a&b<c>"d\e'f`},
+		{`sk-5%25\u-key`}, {"u005cx2f-key", "0025amp;-key"},
+	} {
+		parts := []string{"%", `\`, "&", "u", "x", "n", "#", ";", "00", "5c", "25", "26", "2f", "amp", "sol", `"`, "/", "'", " ", "\n", "ü"}
+		for _, secret := range secrets {
+			parts = append(parts, secret, secret[:3], secret[3:], secret[:6], secret[6:], secret[3:6])
+			for _, name := range slices.Sorted(maps.Keys(encodings)) {
+				encode := encodings[name]
+				parts = append(parts, encode(secret), encode(secret[6:]), encode(encode(secret[:6])))
+			}
+		}
+		starred := 0
+		for range 500 {
+			var text string
+			for range 1 + random.IntN(6) {
+				text += parts[random.IntN(len(parts))]
+			}
+			want := starEverywhere(text, secrets)
+			got, err := io.ReadAll(secrets.Body(io.NopCloser(iotest.HalfReader(strings.NewReader(text)))))
+			if err != nil || string(got) != want {
+				t.Fatalf("%q in %q becomes %q (%v), want %q", secrets, text, got, err, want)
+			}
+			if want != text {
+				starred++
+			}
+		}
+		if starred < 40 {
+			t.Errorf("only %d of the texts have one of %q", starred, secrets)
+		}
+	}
+}
+
+func starEverywhere(text string, secrets Secrets) string {
+	held := []byte(text)
+	for at := range held {
+		for _, secret := range secrets {
+			n, whole := match(held[at:], secret, maxDepth)
+			if !whole {
+				n, whole = match(held[at:], secret, 0)
+			}
+			for i := range n {
+				if whole {
+					held[at+i] = '*'
+				}
+			}
+		}
+	}
+	return string(held)
 }
 
 func TestASecretThatLooksEncodedIsFound(t *testing.T) {
@@ -190,12 +249,21 @@ func TestASecretInAHeaderIsFoundHoweverItIsEncoded(t *testing.T) {
 	}
 }
 
-// BenchmarkStar reads an event of a stream, as it comes through a WebSocket.
+// BenchmarkStar reads an event of a stream, as it comes through a WebSocket,
+// and a long one that has a text with escapes.
 func BenchmarkStar(b *testing.B) {
+	const event = `{"type":"response.completed","sequence_number":9,"response":{"id":"resp_0123456789","object":"response","status":"completed","model":"gpt-5","output":[{"type":"message","content":[{"type":"output_text","text":"Hello, how may I assist you today?"}]}],"usage":{"input_tokens":5,"output_tokens":7,"total_tokens":12}}}`
 	secrets := Secrets{"sk-backend-0123456789abcdef0123456789abcdef", "sk-alice-0123456789abcdef"}
-	text := []byte(`{"type":"response.completed","sequence_number":9,"response":{"id":"resp_0123456789","object":"response","status":"completed","model":"gpt-5","output":[{"type":"message","content":[{"type":"output_text","text":"Hello, how may I assist you today?"}]}],"usage":{"input_tokens":5,"output_tokens":7,"total_tokens":12}}}`)
-	b.SetBytes(int64(len(text)))
-	for b.Loop() {
-		secrets.Star(text, true)
+	for name, content := range map[string]string{
+		"an event": event,
+		"64 KiB":   strings.Repeat(`A caf\u00e9 and so-called \"hyphens\", at 100 % of the price.\n`, 1<<10),
+	} {
+		b.Run(name, func(b *testing.B) {
+			text := []byte(content)
+			b.SetBytes(int64(len(text)))
+			for b.Loop() {
+				secrets.Star(text, true)
+			}
+		})
 	}
 }
