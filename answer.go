@@ -191,7 +191,7 @@ func (b *balancer) setRateLimits(t *transaction, header http.Header, now time.Ti
 		t.search.update(now)
 		b.Pool.Limits(&t.search.board, now).Set(header, t.request.isAzure())
 	default:
-		if limits, ok := t.bill.rateLimits(now); ok {
+		if limits, ok := t.bill.rateLimits(now, t.request.Model); ok {
 			limits.Set(header, t.request.isAzure())
 		}
 	}

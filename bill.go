@@ -66,13 +66,13 @@ func (b *bill) follow(r *usage.Reader) {
 // Spend implements usage.Spender.
 func (b *bill) Spend(output int64) { b.Reservation.Spend(time.Now(), output) }
 
-// rateLimits returns, for each kind, the caller's limit with the smallest
-// fraction left. ok is false if the caller has none.
-func (b *bill) rateLimits(now time.Time) (l quota.Limits, ok bool) {
+// rateLimits returns, for each kind, the caller's limit of a request for the
+// model with the smallest fraction left. ok is false if the caller has none.
+func (b *bill) rateLimits(now time.Time, model string) (l quota.Limits, ok bool) {
 	if b.grant == nil || !b.grant.Limited {
 		return l, false
 	}
-	for kind, use := range b.caller.Tightest(now) {
+	for kind, use := range b.caller.Tightest(now, model) {
 		l[kind] = quota.Fields{Limit: use.Allowed, Remaining: use.Left(), Reset: use.Reset, Known: use.Limit.Amount > 0}
 	}
 	return l, true
@@ -106,7 +106,7 @@ func (b *bill) settle(lb *balancer, q *request, s *search, o *outcome) {
 		}
 	}
 	if limited {
-		s.wait.queues.Wake(now, q.caller.Name)
+		s.wait.queues.Wake(now, q.caller.Name, b.grant.LimitedModels...)
 	}
 }
 

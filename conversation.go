@@ -229,7 +229,7 @@ func (c *conversation) steer(text []byte) *seam.WebSocketRefusal {
 		if e, refused := c.mayUse(q.grant, q.caller.Name, &q.Request, text); refused {
 			return &seam.WebSocketRefusal{Reply: e.Response(q.asked)}
 		}
-		estimate := limiter.Estimate{Prompt: q.PromptTokens(text), Within: true}
+		estimate := limiter.Estimate{Prompt: q.PromptTokens(text), Model: q.Model, Within: true}
 		if refusal := c.admission.Caller(q.started, q.caller.Name).Refuses(q.started, estimate); refusal != nil {
 			return &seam.WebSocketRefusal{Reply: c.exceededAnswer(c.balancer, &r.transaction, refusal).Response}
 		}
@@ -269,7 +269,7 @@ func (c *conversation) refuseMessage(kind string, audio bool, text []byte) *http
 	}
 	who, now := c.handshake.request.caller, time.Now()
 	if audio {
-		one := limiter.Estimate{Prompt: 1, Within: true}
+		one := limiter.Estimate{Prompt: 1, Model: c.handshake.request.Model, Within: true}
 		if refusal := c.admission.Caller(now, who.Name).Refuses(now, one); refusal != nil {
 			return c.exceededAnswer(c.balancer, &c.next().transaction, refusal).Response
 		}
@@ -293,7 +293,7 @@ func (c *conversation) Unasked() seam.WebSocketResponse {
 	}
 	if c.admission != nil {
 		r.bill = c.billOf(&r.request, r.request.started)
-		r.bill.Reservation = r.bill.caller.Unasked(r.request.started)
+		r.bill.Reservation = r.bill.caller.Unasked(r.request.started, r.request.Model)
 	}
 	return r.begin()
 }

@@ -40,7 +40,7 @@ func (d *reader) countRefusal(name string, by int) {
 // the error. received is the part of the body that was received so far.
 func (d *reader) mayUse(g *seam.Grant, name string, q *openaiapi.Request,
 	received []byte) (e apierror.Error, refused bool) {
-	if g.Models != nil {
+	if g.Models != nil || g.LimitedModels != nil {
 		if e, refused = mayUseModel(g.Models, q, received, d.buffers); refused {
 			d.countRefusal(name, limiter.ByModel)
 			return e, true
@@ -55,7 +55,8 @@ func (d *reader) mayUse(g *seam.Grant, name string, q *openaiapi.Request,
 }
 
 // mayUseModel returns the error for a request that is not certain to be for one
-// of the models.
+// of the models or, if models is nil, for the model that it seems to name. Such
+// a request might evade the limit of a model.
 func mayUseModel(models []string, q *openaiapi.Request, received []byte,
 	buffers int64) (e apierror.Error, refused bool) {
 	needsModel := q.NeedsModel || q.MayInfer
@@ -68,9 +69,13 @@ func mayUseModel(models []string, q *openaiapi.Request, received []byte,
 			return apierror.CompressedBody, true
 		case q.CutOff():
 			return apierror.ModelBeyondBuffer(buffers), true
-		case q.Clarity == openaiapi.Unclear, q.HidesModel(received), !q.NamesModel(), q.Body.NamesSeveral():
+		case q.Clarity == openaiapi.Unclear, q.HidesModel(received), q.Body.NamesSeveral(),
+			models != nil && !q.NamesModel():
 			return apierror.MissingModel(models), true
 		}
+	}
+	if models == nil {
+		return apierror.Error{}, false
 	}
 	if q.Model != "" && !slices.Contains(models, q.Model) {
 		return apierror.UnknownModel(q.Model, models), true

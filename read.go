@@ -233,7 +233,7 @@ func (d *reader) exceeded(b *balancer, t *transaction, likely limiter.Estimate) 
 	}
 	now, q := time.Now(), &t.request
 	t.bill = d.billOf(q, now)
-	refusal := t.bill.caller.Refuses(now, limiter.Estimate{Prompt: min(1, likely.Prompt)})
+	refusal := t.bill.caller.Refuses(now, limiter.Estimate{Prompt: min(1, likely.Prompt), Model: likely.Model})
 	if refusal == nil {
 		return own
 	}
@@ -256,6 +256,7 @@ const shortBody = 64 << 10
 // the output. Of a long body, only the first part counts, because most of it
 // may be pictures.
 func likelyCost(r *http.Request, route openaiapi.Route) (e limiter.Estimate) {
+	e.Model = route.Name()
 	if openaiapi.CostsTokens(r, route) {
 		e.Prompt = max(1, openaiapi.PromptCost(min(r.ContentLength, shortBody)))
 	}
@@ -332,8 +333,8 @@ func (d *reader) limit(b *balancer, t *transaction) (own apierror.Answer) {
 		}
 		return d.exceededAnswer(b, t, refusal)
 	}
-	for id := range t.bill.Demoted {
-		b.metrics.Demoted(q.caller.Label, id)
+	for limit := range t.bill.Demoted {
+		b.metrics.Demoted(q.caller.Label, limit)
 	}
 	return own
 }

@@ -219,7 +219,7 @@ func (q *request) isLate() bool {
 // estimate returns the likely cost of the request to its caller.
 func (q *request) estimate() limiter.Estimate {
 	if q.Kind.IsHandshake() {
-		return limiter.Estimate{} // each response in it has its own
+		return limiter.Estimate{Model: q.Model} // each response in it has its own
 	}
 	e := limiter.Estimate{Prompt: q.PromptTokens(q.received.Buffered()), Model: q.Model, Replies: q.Body.N,
 		Within: q.inSession}

@@ -2,6 +2,7 @@ package openailb
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -131,6 +132,9 @@ func (w *wait) admit(b *balancer, q *request, all seam.Admission,
 	e limiter.Estimate) (r limiter.Reservation, refusal *limiter.Refusal) {
 	name, now := q.caller.Name, time.Now()
 	c, key := all.Caller(now, name), waiting.Key{Caller: name}
+	if slices.Contains(q.grant.LimitedModels, q.Model) {
+		key.Model = q.Model
+	}
 	if w.queues == nil {
 		return c.Admit(now, e)
 	}

@@ -50,19 +50,20 @@ type Reservation struct {
 	reset            int64
 	charged, demoted uint16
 	tier             uint8
-	// outputs reports whether the request can have output.
-	outputs bool
+	// grew is the set of units whose limits of tokens were charged with output
+	// beyond the estimate, and last is the time of the latest such charge.
+	grew uint8
+	// over reports whether the request has ended, even if its output goes on.
+	// within is Estimate.Within.
+	over, within bool
 	// length is Estimate.Prompt. prompt and output are the estimated tokens
 	// that were charged.
 	length, prompt, output int64
 	flight
-	// grew is the set of counters that were charged with output beyond the
-	// estimate, and last is the time of the latest such charge.
 	last moment
-	grew uint16
-	// over reports whether the request has ended, even if its output goes on.
-	// within is Estimate.Within.
-	over, within bool
+	// ofModel is the charge to the limits of the request's model. It is nil if
+	// the model has none.
+	ofModel *Reservation
 }
 
 // Tier returns the number of the request's tier, counted from 1 in order of
@@ -70,10 +71,19 @@ type Reservation struct {
 // important than all tiers.
 func (r *Reservation) Tier() int { return int(r.tier) }
 
-// Demoted yields the IDs of the limits that moved the request to another tier.
-func (r *Reservation) Demoted(yield func(ID) bool) {
+// Demoted yields the limits that moved the request to another tier, without
+// their amounts.
+func (r *Reservation) Demoted(yield func(Limit) bool) {
 	for id := range ID(MaxLimits) {
-		if r.demoted&(1<<id) != 0 && !yield(id) {
+		if r.demoted&(1<<id) != 0 && !yield(Limit{Kind: id.Kind(), Unit: id.Unit()}) {
+			return
+		}
+	}
+	if r.ofModel == nil {
+		return
+	}
+	for l := range r.ofModel.Demoted {
+		if l.Model = r.model; !yield(l) {
 			return
 		}
 	}
@@ -142,17 +152,35 @@ func (r *Refusal) Names() (kind, window string) {
 // returns the reason. It does not count the refusal, because the request may be
 // tried again: see Refused.
 func (c *Caller) Try(now time.Time, e Estimate) (Reservation, *Refusal) {
-	c.mu.Lock()
-	at := c.roll(now)
-	c.confirm(at)
-	r, refusal := c.check(at, e, c.allowed, c.slots)
-	var crossed []Crossing
-	if refusal == nil {
-		crossed = c.charge(at, &r)
-	}
-	c.mu.Unlock()
+	r, refusal, crossed := c.try(now, e)
 	c.report(crossed)
 	return r, refusal
+}
+
+// try returns what Try returns, and the marks to report. The limits of the
+// request's model are charged under the caller's lock, when the caller's own
+// limits have admitted the request, so that either all are charged or none.
+func (c *Caller) try(now time.Time, e Estimate) (r Reservation, refusal *Refusal, crossed []Crossing) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := c.roll(now)
+	c.confirm(at)
+	if r, refusal = c.check(at, e, c.allowed, c.slots); refusal != nil {
+		return r, refusal, nil
+	}
+	if m := c.models[e.Model]; m != nil {
+		var its Reservation
+		if its, refusal, crossed = m.try(now, e); refusal != nil {
+			return Reservation{}, refusal, nil
+		}
+		r.join(its)
+	}
+	return r, nil, append(crossed, c.charge(at, &r)...)
+}
+
+// join adds the charge to the limits of the request's model.
+func (r *Reservation) join(ofModel Reservation) {
+	r.ofModel, r.tier = &ofModel, max(r.tier, ofModel.tier)
 }
 
 // Check returns the refusal that Try would return, or nil, without charging any
@@ -163,6 +191,9 @@ func (c *Caller) Check(now time.Time, e Estimate) *Refusal {
 	at := c.roll(now)
 	c.confirm(at)
 	_, refusal := c.check(at, e, c.allowed, c.slots)
+	if m := c.models[e.Model]; m != nil && refusal == nil {
+		return m.Check(now, e)
+	}
 	return refusal
 }
 
@@ -175,15 +206,29 @@ func (c *Caller) Refused(now time.Time, refusal *Refusal) {
 		c.busy++
 		c.hour.refuse(at, byMaxRequests)
 	} else {
-		id := refusal.Limit.ID()
-		c.counters[id].refused++
-		c.hour.refuse(at, int(id))
-		if refusal.Reason <= OverQuota {
-			crossed = c.reached(crossed, id, 100, refusal.Used, refusal.Allowed)
-		}
+		c.hour.refuse(at, int(refusal.Limit.ID()))
+		crossed = c.refusedBy(now, refusal)
 	}
 	c.mu.Unlock()
 	c.report(crossed)
+}
+
+// refusedBy counts a refusal at the limit, which a reload may have removed.
+func (c *Caller) refusedBy(now time.Time, refusal *Refusal) []Crossing {
+	of, id := c, refusal.Limit.ID()
+	if model := refusal.Limit.Model; model != "" {
+		if of = c.models[model]; of == nil {
+			return nil
+		}
+		of.mu.Lock()
+		defer of.mu.Unlock()
+		of.roll(now)
+	}
+	of.counters[id].refused++
+	if refusal.Reason > OverQuota {
+		return nil
+	}
+	return of.reached(nil, id, 100, refusal.Used, refusal.Allowed)
 }
 
 // check returns the reservation of a request, or why it is refused. allows
@@ -194,7 +239,7 @@ func (c *Caller) check(at int64, e Estimate,
 	its := c.usual.known(e.Model, at)
 	prompt, output := c.usual.estimate(e, its)
 	r = Reservation{caller: c, moment: moment{at: at - c.clock.ahead}, reset: c.reset, charged: c.active,
-		tier: uint8(c.tier.number), outputs: e.Output != 0, within: e.Within, length: e.Prompt, prompt: prompt,
+		tier: uint8(c.tier.number), within: e.Within, length: e.Prompt, prompt: prompt,
 		output: output}
 	r.flight = c.flightOf(e, its, output)
 	for id, m := range c.all() {
@@ -287,8 +332,7 @@ func (c *Caller) charge(at int64, r *Reservation) (crossed []Crossing) {
 		c.begin()
 	}
 	c.tell(at)
-	for id := range r.Demoted {
-		m := &c.counters[id]
+	for id, m := range c.countersIn(r.demoted) {
 		m.demoted++
 		crossed = c.reached(crossed, id, 100, m.use(at), m.limit.Amount)
 	}
@@ -297,13 +341,17 @@ func (c *Caller) charge(at int64, r *Reservation) (crossed []Crossing) {
 	return crossed
 }
 
-// Unasked returns the reservation of a response that started without a request.
-// Nothing is charged until it is settled.
-func (c *Caller) Unasked(now time.Time) Reservation {
+// Unasked returns the reservation of a response of a model that started without
+// a request. Nothing is charged until it is settled.
+func (c *Caller) Unasked(now time.Time, model string) Reservation {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return Reservation{caller: c, moment: moment{at: c.roll(now) - c.clock.ahead, number: c.admitted}, reset: c.reset,
+	r := Reservation{caller: c, moment: moment{at: c.roll(now) - c.clock.ahead, number: c.admitted}, reset: c.reset,
 		tier: uint8(c.tier.number), over: true}
+	if m := c.models[model]; m != nil {
+		r.join(m.Unasked(now, ""))
+	}
+	return r
 }
 
 // Settle replaces the estimate with the real cost. An excess is given back to
@@ -315,6 +363,9 @@ func (r *Reservation) Settle(now time.Time, cost Cost) {
 		return
 	}
 	r.caller = nil
+	if r.ofModel != nil {
+		r.ofModel.Settle(now, cost)
+	}
 	requests := max(0, cost.Requests)
 	tokens := limited(cost.Prompt) + limited(cost.Output)
 	c.mu.Lock()
@@ -332,7 +383,7 @@ func (r *Reservation) Settle(now time.Time, cost Cost) {
 			charged = 0
 		}
 		grown := int64(0)
-		if r.grew&(1<<id) != 0 {
+		if id.Kind() == Tokens && r.grew&(1<<id.Unit()) != 0 {
 			grown = r.spent - r.output
 		}
 		m.roll(id, at, c.location, c.admitted+1)
@@ -344,7 +395,9 @@ func (r *Reservation) Settle(now time.Time, cost Cost) {
 			m.refund(-excess-first, r.last.number, min(r.last.at+c.clock.ahead, at))
 		}
 	}
-	c.hour.add(at, requests, tokens)
+	if !c.isModel {
+		c.hour.add(at, requests, tokens)
+	}
 	if !r.over {
 		c.ended(r)
 	}

@@ -12,7 +12,7 @@ import (
 
 // Settings are the limits of a caller in a config.
 type Settings struct {
-	// Limits has at most one limit of each kind and unit.
+	// Limits has at most one limit of each kind, unit and model.
 	Limits []Limit
 	// MaxRequests is the maximum number of concurrent requests, at all replicas
 	// together. It is 0 if there is no maximum.
@@ -83,9 +83,14 @@ type Caller struct {
 	// another replica was last reported to the hook. Each is 0 before the first
 	// one.
 	reset, resetReported int64
-	clock                clock
-	usual                usual
-	hour                 hour
+	// models are the limiters of single models, and isModel reports whether the
+	// caller is one of another caller: see Callers.change. The lock of Callers
+	// guards changes of both, too.
+	models  map[string]*Caller
+	isModel bool
+	clock   clock
+	usual   usual
+	hour    hour
 }
 
 // tier is the caller's tier: its name, and its number, counted from 1. The
@@ -115,8 +120,8 @@ func (c *Caller) ID() CallerID { return c.id }
 // because reports need them: the tokens of a day and a month.
 var counted = []ID{Limit{Kind: Tokens, Unit: Day}.ID(), Limit{Kind: Tokens, Unit: Month}.ID()}
 
-// Change applies the settings of a new config. A limit keeps its use even if
-// its amount changes.
+// Change applies the settings of a new config, but no limits of single models.
+// A limit keeps its use even if its amount changes.
 func (c *Caller) Change(now time.Time, s Settings) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -592,20 +592,20 @@ func TestAMarkIsReportedOnceInAWindow(t *testing.T) {
 
 func TestTheTightestLimitIsTheOneWithTheSmallestPartLeft(t *testing.T) {
 	c := caller(t, "tokens 1k/minute", "tokens 100k/day", "requests 10/minute")
-	if u := c.Tightest(noon)[Tokens]; u.Left() != 1000 || u.Reset != 0 {
+	if u := c.Tightest(noon, "")[Tokens]; u.Left() != 1000 || u.Reset != 0 {
 		t.Errorf("got %+v", u)
 	}
 	admitted(t, c, noon.Add(45*time.Second), exactly(900)).settle(noon.Add(45 * time.Second))
-	if u := c.Tightest(noon.Add(45 * time.Second))[Tokens]; u.Limit.Unit != Minute || u.Left() != 100 || u.Reset != time.Minute {
+	if u := c.Tightest(noon.Add(45*time.Second), "")[Tokens]; u.Limit.Unit != Minute || u.Left() != 100 || u.Reset != time.Minute {
 		t.Errorf("got %+v", u)
 	}
-	if u := c.Tightest(noon.Add(75 * time.Second))[Tokens]; u.Used != 900 || u.Reset != 30*time.Second {
+	if u := c.Tightest(noon.Add(75*time.Second), "")[Tokens]; u.Used != 900 || u.Reset != 30*time.Second {
 		t.Errorf("got %+v", u)
 	}
-	if u := c.Tightest(noon.Add(3 * time.Minute))[Tokens]; u.Limit.Unit != Day || u.Left() != 99_100 || u.Reset != 12*time.Hour-3*time.Minute {
+	if u := c.Tightest(noon.Add(3*time.Minute), "")[Tokens]; u.Limit.Unit != Day || u.Left() != 99_100 || u.Reset != 12*time.Hour-3*time.Minute {
 		t.Errorf("got %+v", u)
 	}
-	if u := caller(t, "tokens 1/day").Tightest(noon)[Requests]; u.Limit.Amount != 0 {
+	if u := caller(t, "tokens 1/day").Tightest(noon, "")[Requests]; u.Limit.Amount != 0 {
 		t.Error("there is a limit of requests")
 	}
 }

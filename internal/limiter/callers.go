@@ -87,8 +87,18 @@ func (cs *Callers) Configure(now time.Time, settings func(name string) Settings)
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	cs.settings = settings
-	for name, c := range cs.byName {
-		c.Change(now, settings(name))
+	for _, c := range cs.byName {
+		cs.change(now, c)
+	}
+}
+
+// Apply applies the settings of a caller again, because they have changed.
+func (cs *Callers) Apply(now time.Time, name string) {
+	cs.Get(now, name)
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if c := cs.byName[name]; c != nil {
+		cs.change(now, c)
 	}
 }
 
@@ -109,17 +119,23 @@ func (cs *Callers) Get(now time.Time, name string) *Caller {
 		cs.forget(now)
 		cs.evict()
 		c = cs.ofID(now, IDOf(name))
-		c.mu.Lock()
-		c.name = name
-		c.mu.Unlock()
+		cs.add(c, name)
+		cs.byName[name] = c
 		if cs.settings != nil {
-			c.Change(now, cs.settings(name))
+			cs.change(now, c)
 		}
-		cs.number++
-		cs.byName[name], c.number = c, cs.number
-		cs.inOrder = append(cs.inOrder, c)
 	}
 	return c
+}
+
+// add gives a caller a name and a number.
+func (cs *Callers) add(c *Caller, name string) {
+	c.mu.Lock()
+	c.name = name
+	c.mu.Unlock()
+	cs.number++
+	c.number = cs.number
+	cs.inOrder = append(cs.inOrder, c)
 }
 
 func (cs *Callers) ofID(now time.Time, id CallerID) *Caller {
@@ -135,7 +151,7 @@ func (cs *Callers) ofID(now time.Time, id CallerID) *Caller {
 }
 
 // From returns the named callers whose numbers are greater than number, in the
-// order of their first requests.
+// order of their first requests, and the limiters of their models.
 func (cs *Callers) From(number int) []*Caller {
 	cs.mu.RLock()
 	defer cs.mu.RUnlock()

@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"cmp"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -32,6 +33,9 @@ type Claim struct {
 	// flight. flights are those of the other replicas at that time.
 	isBeyond bool
 	flights  []flightFigure
+	// ofModel is the claim to the limits of the request's model. It is nil if
+	// the model has none.
+	ofModel *Claim
 }
 
 // MayClaim reports whether a claim may admit the request.
@@ -47,7 +51,16 @@ func (r *Refusal) passesSoon() bool {
 // Claim makes a claim for a request, or returns why the request is refused. A
 // caller has at most one claim at a time.
 func (c *Caller) Claim(now time.Time, e Estimate) (claim *Claim, refusal *Refusal) {
+	claim, refusal, crossed := c.claim(now, e)
+	c.report(crossed)
+	return claim, refusal
+}
+
+// claim returns what Claim returns, and the marks to report. The limits of the
+// request's model are charged as by try.
+func (c *Caller) claim(now time.Time, e Estimate) (claim *Claim, refusal *Refusal, crossed []Crossing) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	at := c.roll(now)
 	c.confirm(at)
 	r, refusal := c.check(at, e, c.allowed, c.slots)
@@ -55,56 +68,82 @@ func (c *Caller) Claim(now time.Time, e Estimate) (claim *Claim, refusal *Refusa
 	if refusal != nil && refusal.MayClaim() && !c.claims && !c.sharing.Apart {
 		r, refusal = c.check(at, e, func(m *counter, _, _ int64) int64 { return m.limit.Amount }, c.free)
 	}
-	var crossed []Crossing
-	if refusal == nil {
-		isBeyond := !e.Within && c.tooMany(at, c.slots) != nil
-		crossed = c.charge(at, &r)
-		claim = &Claim{Reservation: r, why: why, isBeyond: isBeyond}
-		for id, m := range c.all() {
-			claim.figures[id] = slices.Clone(m.figures)
-		}
-		claim.flights = slices.Clone(c.concurrent.figures)
-		if why != nil {
-			c.claims = true
-			c.reports.hurry()
-		}
+	if refusal != nil {
+		return nil, refusal, nil
 	}
-	c.mu.Unlock()
-	c.report(crossed)
-	return claim, refusal
+	claim = &Claim{why: why, isBeyond: !e.Within && c.tooMany(at, c.slots) != nil,
+		flights: slices.Clone(c.concurrent.figures)}
+	if m := c.models[e.Model]; m != nil {
+		if claim.ofModel, refusal, crossed = m.claim(now, e); refusal != nil {
+			return nil, refusal, nil
+		}
+		r.join(claim.ofModel.Reservation)
+	}
+	crossed = append(crossed, c.charge(at, &r)...)
+	claim.Reservation = r
+	for id, m := range c.all() {
+		claim.figures[id] = slices.Clone(m.figures)
+	}
+	if why != nil {
+		c.claims = true
+		c.reports.hurry()
+	}
+	return claim, nil, crossed
 }
 
 // Decide reports whether the claim is decided. If it is, and there is no
 // refusal, the request is admitted, and its reservation must be settled.
 func (l *Claim) Decide(now time.Time) (decided bool, refusal *Refusal) {
+	decided, refusal = l.decide(now)
+	if m := l.ofModel; m != nil && refusal == nil {
+		var isDecided bool
+		isDecided, refusal = m.decide(now)
+		decided = decided && isDecided
+	}
+	if refusal != nil {
+		l.Withdraw(now)
+		return true, refusal
+	}
+	return decided, nil
+}
+
+// decide returns the same for one caller or one model. It gives nothing back.
+func (l *Claim) decide(now time.Time) (decided bool, refusal *Refusal) {
 	c := l.caller
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	at := c.roll(now)
 	c.confirm(at)
 	exceeds, known := l.why != nil && l.exceeds(at), c.known >= l.number || l.why == nil
-	undecided := !known || exceeds && l.isFirst()
-	if !undecided && !exceeds {
-		c.claims = c.claims && l.why == nil
-	}
-	c.mu.Unlock()
 	switch {
-	case undecided:
+	case !known || exceeds && l.isFirst():
 		return false, nil
 	case exceeds:
-		return true, l.Withdraw(now)
+		return true, l.why
 	}
+	l.release()
 	return true, nil
 }
 
+// release lets another request make a claim, and returns the refusal that this
+// claim avoids. It returns nil if the claim was decided before.
+func (l *Claim) release() (why *Refusal) {
+	l.caller.claims = l.caller.claims && l.why == nil
+	why, l.why = l.why, nil
+	return why
+}
+
 // Withdraw gives the charge back, and returns the refusal of the request.
-func (l *Claim) Withdraw(now time.Time) *Refusal {
+func (l *Claim) Withdraw(now time.Time) (refusal *Refusal) {
 	c := l.caller
-	c.mu.Lock()
-	c.claims = false
-	c.mu.Unlock()
+	for part := l; part != nil; part = part.ofModel {
+		part.caller.mu.Lock()
+		refusal = cmp.Or(refusal, part.release())
+		part.caller.mu.Unlock()
+	}
 	l.Settle(now, Cost{})
 	c.reports.hurry() // another one may wait for that
-	return l.why
+	return refusal
 }
 
 // exceeds reports whether the request and the use of all replicas exceed a

@@ -45,7 +45,8 @@ const (
 // flight is the state of a request while it is in flight.
 type flight struct {
 	model string
-	// replies is the number of requested replies.
+	// replies is the number of requested replies. It is 0 if the request can
+	// have no output.
 	replies int64
 	// most is the request's maximum output. Each limit of tokens may assume
 	// another maximum, so there is one for each unit.
@@ -61,7 +62,10 @@ func (f *flight) left(u Unit) int64 { return max(0, f.most[u]-f.spent) }
 // flightOf returns the state of a request that starts with a charge for output.
 // its is the use of the request's model, or nil if there was none.
 func (c *Caller) flightOf(e Estimate, its *modelUse, output int64) flight {
-	f := flight{model: e.Model, replies: max(1, e.Replies), spent: output}
+	f := flight{model: e.Model, spent: output}
+	if e.Output != 0 {
+		f.replies = max(1, e.Replies)
+	}
 	if e.Prompt <= 0 || e.Output == 0 {
 		return f
 	}
@@ -107,6 +111,13 @@ func (c *Caller) overFlight(r *Reservation, l Limit, used int64) *Refusal {
 
 // Spend charges the request's output so far, as far as it exceeds the charge.
 func (r *Reservation) Spend(now time.Time, output int64) {
+	if r.ofModel != nil {
+		r.ofModel.Spend(now, output)
+	}
+	r.spend(now, output)
+}
+
+func (r *Reservation) spend(now time.Time, output int64) {
 	c, more := r.caller, limited(output)-r.spent
 	if c == nil || more <= 0 {
 		return
@@ -120,13 +131,13 @@ func (r *Reservation) Spend(now time.Time, output int64) {
 	for id, m := range c.all() {
 		if id.Kind() == Tokens {
 			m.charge(more, at)
-			r.grew |= 1 << id
+			r.grew |= 1 << id.Unit()
 		}
 	}
 	c.add(&r.flight, -1)
 	r.spent, r.last = r.spent+more, moment{at - c.clock.ahead, c.admitted}
 	c.add(&r.flight, 1)
-	if r.outputs {
+	if r.replies > 0 {
 		c.usual.of(r.model, at).atLeast(output, r.replies)
 	}
 	c.reserved += more
@@ -155,7 +166,11 @@ func (r *Reservation) Leave(now time.Time) (later Reservation) {
 	for _, each := range r.flight.most {
 		most = max(most, each)
 	}
-	r.Spend(now, most)
+	r.spend(now, most)
+	if r.ofModel != nil {
+		ofModel := r.ofModel.Leave(now)
+		r.ofModel = &ofModel
+	}
 	c.mu.Lock()
 	c.ended(r)
 	c.changes.Add(1)

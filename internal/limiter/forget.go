@@ -50,7 +50,7 @@ func (cs *Callers) forget(now time.Time) {
 	}
 	cs.swept = now
 	for _, c := range cs.byID {
-		if now.UnixNano()-c.seen.Load() > int64(unseen) && c.idle(now) {
+		if !c.isModel && now.UnixNano()-c.seen.Load() > int64(unseen) && c.idle(now) {
 			cs.remove(c)
 		}
 	}
@@ -74,9 +74,9 @@ func (cs *Callers) evict() {
 			return
 		}
 		c.mu.Lock()
-		isBusy := c.inFlight > 0
+		stays := c.inFlight > 0 || c.isModel
 		c.mu.Unlock()
-		if !isBusy {
+		if !stays {
 			cs.remove(c)
 			evicted++
 			cs.evicted.Add(1)
@@ -88,6 +88,9 @@ func (cs *Callers) evict() {
 func (cs *Callers) Evicted() int64 { return cs.evicted.Load() }
 
 func (cs *Callers) remove(c *Caller) {
+	for _, m := range c.models {
+		cs.remove(m)
+	}
 	c.forgotten.Store(true)
 	delete(cs.byID, c.id)
 	if cs.byName[c.name] == c {
@@ -96,7 +99,7 @@ func (cs *Callers) remove(c *Caller) {
 }
 
 // idle reports whether the caller has no use that counts. A reset counts as a
-// charge.
+// charge. All use of its models is use of the caller, too.
 func (c *Caller) idle(now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

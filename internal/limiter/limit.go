@@ -51,6 +51,9 @@ type Limit struct {
 	Kind   Kind
 	Amount int64
 	Unit   Unit
+	// Model is the only model whose requests count. If it is empty, those of
+	// all models count.
+	Model string
 	// Then is the tier of requests over the limit. If it is empty, they are
 	// refused.
 	Then string
@@ -85,6 +88,9 @@ func parseAmount(text string) (amount int64, ok bool) {
 // String returns the limit as it is written in a config.
 func (l Limit) String() string {
 	text := l.amount() + "/" + l.Unit.String()
+	if l.Model != "" {
+		text += " " + l.Model
+	}
 	if l.Then != "" {
 		text += " then " + l.Then
 	}
@@ -103,10 +109,11 @@ func (l Limit) amount() string {
 }
 
 // ID identifies a limit of a caller. A caller has at most one limit of each
-// kind and unit.
+// kind and unit for all models, and one for each model.
 type ID uint8
 
-// MaxLimits is the maximum number of limits of a caller.
+// MaxLimits is the maximum number of limits of a caller for all models, and of
+// those for one model.
 const MaxLimits = kinds * units
 
 // ID returns the limit's id.

@@ -38,12 +38,16 @@ func (cs *Callers) Reset(now time.Time, name string) (known bool) {
 	return known
 }
 
-// Reset clears the caller's use and estimates. Requests in flight cost nothing.
+// Reset clears the caller's use and estimates, also of single models. Requests
+// in flight cost nothing.
 func (c *Caller) Reset(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
 	c.renew(at, max(at/int64(time.Microsecond), c.reset+1))
+	for _, m := range c.models {
+		m.Reset(now)
+	}
 	c.reports.hurry()
 }
 

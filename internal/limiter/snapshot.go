@@ -1,6 +1,10 @@
 package limiter
 
-import "time"
+import (
+	"maps"
+	"slices"
+	"time"
+)
 
 // Use is the use of a limit.
 type Use struct {
@@ -27,7 +31,8 @@ func (u *Use) Left() int64 { return max(0, u.Allowed-u.Used) }
 type Snapshot struct {
 	// Tier is the caller's tier. It is empty if the caller has none.
 	Name, Tier string
-	// Limits are the caller's limits, by kind and then by unit.
+	// Limits are the caller's limits, by kind and then by unit: those of all
+	// models, and then those of each model.
 	Limits []Use
 	// Today and Month are the tokens used in the current day and month.
 	Today, Month int64
@@ -66,6 +71,9 @@ func (c *Caller) Snapshot(now time.Time) Snapshot {
 			s.Limits = append(s.Limits, c.useOf(m, at))
 		}
 	}
+	for _, model := range slices.Sorted(maps.Keys(c.models)) {
+		s.Limits = append(s.Limits, c.models[model].Snapshot(now).Limits...)
+	}
 	if c.sharing.Apart {
 		if c.maxRequests > 0 {
 			s.MaxRequests = int(c.slots(at))
@@ -77,11 +85,15 @@ func (c *Caller) Snapshot(now time.Time) Snapshot {
 	return s
 }
 
-// Tightest returns, for each kind, the limit with the smallest fraction left.
-// The Amount of its Limit is 0 if there is no limit of that kind.
-func (c *Caller) Tightest(now time.Time) (tightest [kinds]Use) {
+// Tightest returns, for each kind, the limit of a request for the model with
+// the smallest fraction left. The Amount of its Limit is 0 if there is no limit
+// of that kind.
+func (c *Caller) Tightest(now time.Time, model string) (tightest [kinds]Use) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if m := c.models[model]; m != nil {
+		tightest = m.Tightest(now, "")
+	}
 	at := c.roll(now)
 	c.confirm(at)
 	for id, m := range c.all() {

@@ -84,11 +84,11 @@ func (u *usual) learn(now int64, r *Reservation, cost Cost, held uint64) {
 		if r.length > 0 && cost.Prompt > 0 {
 			a.learnPrompt(limited(r.length), limited(cost.Prompt))
 		}
-		if r.outputs {
+		if r.replies > 0 {
 			a.learnOutput(limited(cost.Output))
 		}
 	}
-	if r.outputs {
+	if r.replies > 0 {
 		if its.atLeast(cost.Output, r.replies); held >= r.number {
 			its.vouch(cost.Output)
 		}

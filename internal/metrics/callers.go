@@ -10,13 +10,13 @@ import (
 
 var (
 	callerLimitedTotal = counter("caller_limited_total",
-		"Requests that a limit of their caller refused, by the limit.", "pool", "caller", "kind", "window")
+		"Requests that a limit of their caller refused, by the limit.", "pool", "caller", "kind", "window", "model")
 	callerDemotedTotal = counter("caller_demoted_total",
-		"Requests that a limit of their caller gave another tier, by the limit.", "pool", "caller", "kind", "window")
+		"Requests that a limit of their caller gave another tier, by the limit.", "pool", "caller", "kind", "window", "model")
 
 	limitUsedDesc = desc("caller_limit_used_ratio",
 		"Which part of a caller's limit is used, 0 to 1 and above. Of callers that share a label: the largest part.",
-		"pool", "caller", "kind", "window")
+		"pool", "caller", "kind", "window", "model")
 	estimateDesc = desc("caller_estimate_ratio",
 		"The estimated tokens of a caller's last requests, divided by the tokens that replies reported.", "pool", "caller")
 	forgottenDesc = desc("callers_forgotten_total",
@@ -27,13 +27,13 @@ var (
 // label, see Caller.
 func (p *Pool) Limited(caller string, r *limiter.Refusal) {
 	kind, window := r.Names()
-	callerLimitedTotal.WithLabelValues(p.name, caller, kind, window).Inc()
+	callerLimitedTotal.WithLabelValues(p.name, caller, kind, window, r.Limit.Model).Inc()
 }
 
 // Demoted counts a request that a limit of its caller gave another tier. The
 // caller is a label, see Caller.
-func (p *Pool) Demoted(caller string, limit limiter.ID) {
-	callerDemotedTotal.WithLabelValues(p.name, caller, limit.Kind().String(), limit.Unit().String()).Inc()
+func (p *Pool) Demoted(caller string, l limiter.Limit) {
+	callerDemotedTotal.WithLabelValues(p.name, caller, l.Kind.String(), l.Unit.String(), l.Model).Inc()
 }
 
 // callerGauges has the values of the gauges of callers by their labels. Several
@@ -51,7 +51,7 @@ type callerLabels struct{ pool, caller string }
 
 type limitLabels struct {
 	callerLabels
-	kind, window string
+	kind, window, model string
 }
 
 func newCallerGauges() *callerGauges {
@@ -68,7 +68,7 @@ func (g *callerGauges) add(pool string, callers *limiter.Callers, now time.Time)
 	for _, c := range callers.All() {
 		s, its := c.Snapshot(now), callerLabels{pool, Caller(c.Name())}
 		for _, u := range s.Limits {
-			limit := limitLabels{its, u.Limit.Kind.String(), u.Limit.Unit.String()}
+			limit := limitLabels{its, u.Limit.Kind.String(), u.Limit.Unit.String(), u.Limit.Model}
 			g.used[limit] = max(g.used[limit], u.Ratio())
 		}
 		if s.Reported > 0 {
@@ -82,7 +82,7 @@ func (g *callerGauges) add(pool string, callers *limiter.Callers, now time.Time)
 func (g *callerGauges) collect(metrics chan<- prometheus.Metric) {
 	for its, used := range g.used {
 		metrics <- prometheus.MustNewConstMetric(limitUsedDesc, prometheus.GaugeValue, used, its.pool, its.caller,
-			its.kind, its.window)
+			its.kind, its.window, its.model)
 	}
 	for pool, n := range g.forgotten {
 		metrics <- prometheus.MustNewConstMetric(forgottenDesc, prometheus.CounterValue, n, pool)

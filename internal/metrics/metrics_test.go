@@ -134,7 +134,7 @@ func TestOfCallersThatShareALabelTheMostUsedLimitCounts(t *testing.T) {
 		pools.Default.Remove(entry)
 		p.Close()
 	})
-	wantValues(t, name, map[string]float64{"caller_limit_used_ratio other tokens day": .8, "caller_estimate_ratio other": 2})
+	wantValues(t, name, map[string]float64{"caller_limit_used_ratio other tokens  day": .8, "caller_estimate_ratio other": 2})
 }
 
 func TestACooldownCountsAsItGoesOn(t *testing.T) {

@@ -199,10 +199,14 @@ type Grant struct {
 	// the caller may use all in bodies, and none in the header.
 	ServiceTiers []string
 	// Limited reports whether there are limits of requests or tokens, and
-	// LimitsTokens whether there are some of tokens.
+	// LimitsTokens whether there are some of tokens. LimitedModels are the
+	// models that have limits of their own.
 	Limited, LimitsTokens bool
+	LimitedModels         []string
 }
 
 // SeesEach reports whether each request of the caller must be read, because of
 // its model, its service tier or its tokens.
-func (g *Grant) SeesEach() bool { return g.Models != nil || g.ServiceTiers != nil || g.LimitsTokens }
+func (g *Grant) SeesEach() bool {
+	return g.Models != nil || g.ServiceTiers != nil || g.LimitsTokens || g.LimitedModels != nil
+}

@@ -90,7 +90,8 @@ type Queues struct {
 // caller.
 type Key struct {
 	Caller string
-	// Backend is the index of the backend, and Model its name of the model.
+	// Backend is the index of the backend, and Model its name of the model, or
+	// a model for which the caller has limits of its own.
 	Backend int
 	Model   string
 	// Tiers are the service tiers of the requests, if the backend may throttle
@@ -330,9 +331,10 @@ func (t *Ticket) leave(now time.Time) {
 	t.advance(now)
 }
 
-// Wake makes the first requests of the queue for this caller, or of all queues
-// for backends if caller is empty, try again, because something has changed.
-func (l *Queues) Wake(now time.Time, caller string) {
+// Wake makes the first requests of the queues for this caller and for its
+// limits of these models, or of all queues for backends if caller is empty, try
+// again, because something has changed.
+func (l *Queues) Wake(now time.Time, caller string, models ...string) {
 	if l.Len() == 0 {
 		return
 	}
@@ -340,6 +342,9 @@ func (l *Queues) Wake(now time.Time, caller string) {
 	defer l.mu.Unlock()
 	if caller != "" {
 		l.byKey[Key{Caller: caller}].retry(now)
+		for _, model := range models {
+			l.byKey[Key{Caller: caller, Model: model}].retry(now)
+		}
 		return
 	}
 	for key, q := range l.byKey {

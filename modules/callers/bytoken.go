@@ -84,7 +84,6 @@ func (c *Callers) placeByToken(token *keys.Identity) {
 		return
 	}
 	if tokens.set(token.Name, said); said.tier != before.tier && c.started.Load() { // what was used stays
-		now := time.Now()
-		c.kept.limiters.Get(now, token.Name).Change(now, c.of(token.Name).settings)
+		c.kept.limiters.Apply(time.Now(), token.Name)
 	}
 }

@@ -2,6 +2,7 @@ package replicas
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -16,6 +17,8 @@ type load struct {
 	*testing.T
 	replicas []*limitedReplica
 	random   *rand.Rand
+	// model is the model that the requests name.
+	model string
 
 	mu sync.Mutex
 	// spent are the tokens by tenths of a second.
@@ -49,8 +52,8 @@ func (l *load) run(tokens int, long time.Duration) {
 			n++
 		}
 		for range n {
-			cost := limiter.Cost{Requests: 1, Prompt: 100 + l.random.Int64N(200), Output: l.random.Int64N(200), Counted: true}
-			l.replicas[l.random.IntN(len(l.replicas))].admit("alice", limiter.Estimate{Prompt: cost.Prompt, Output: limiter.Undeclared}, func(r limiter.Reservation) {
+			cost := limiter.Cost{Requests: 1, Prompt: 100 + l.random.Int64N(200), Output: l.random.Int64N(200), Counted: true, Model: l.model}
+			l.replicas[l.random.IntN(len(l.replicas))].admit("alice", limiter.Estimate{Prompt: cost.Prompt, Output: limiter.Undeclared, Model: l.model}, func(r limiter.Reservation) {
 				l.spend(cost.Prompt + cost.Output)
 				time.AfterFunc(5*time.Second, func() { r.Settle(time.Now(), cost) })
 			})
@@ -140,6 +143,47 @@ func TestRequestsForLongOutputsAfterShortOnesKeepALimitAtThreeReplicas(t *testin
 			}
 			time.Sleep(20 * time.Second)
 			l.want(200_000, 110, 10, 0)
+		})
+	}
+}
+
+// TestThreeReplicasKeepTheLimitsOfModels and a limit of all models, also while
+// the store is down. One model has no limit of its own. Each asks for as much
+// as all may use together.
+func TestThreeReplicasKeepTheLimitsOfModels(t *testing.T) {
+	for _, whole := range []float64{240_000, 120_000} {
+		limits := map[string]float64{"luna": 60_000, "terra": 90_000, "sol": whole}
+		texts := []string{fmt.Sprintf("%.0f/minute", whole), "60k/minute luna", "90k/minute terra"}
+		limit(t, 3, texts, func(w *world, all []*limitedReplica) {
+			loads := make(map[string]*load)
+			for model, limit := range limits {
+				loads[model] = &load{T: t, replicas: all, random: rand.New(rand.NewPCG(1, uint64(limit))), model: model}
+			}
+			run := func(long time.Duration) {
+				var running sync.WaitGroup
+				for _, l := range loads {
+					running.Go(func() { l.run(int(whole), long) })
+				}
+				running.Wait()
+			}
+			want := func(average float64, from time.Duration) {
+				t.Helper()
+				together := &load{T: t}
+				for model, limit := range limits {
+					l := loads[model]
+					l.want(limit, 110, 10, from)
+					together.count(len(l.spent))
+					for i, tokens := range l.spent {
+						together.spent[i] += tokens
+					}
+				}
+				together.want(whole, 110, average, from)
+			}
+			run(4 * time.Minute)
+			want(70, 0)
+			w.hub.Fail(errors.New("down"))
+			run(3 * time.Minute)
+			want(85, 4*time.Minute)
 		})
 	}
 }

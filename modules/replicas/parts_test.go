@@ -36,10 +36,10 @@ func (a *admits) soFar() []time.Time {
 	return slices.Clone(a.times)
 }
 
-// try sends so many requests of one token to a replica, at once.
+// try sends so many requests of one token for luna to a replica, at once.
 func (a *admits) try(r *limitedReplica, requests int) {
 	for range requests {
-		r.admit("alice", limiter.Estimate{Prompt: 1}, func(admitted limiter.Reservation) {
+		r.admit("alice", limiter.Estimate{Prompt: 1, Model: "luna"}, func(admitted limiter.Reservation) {
 			a.add()
 			admitted.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 1})
 		})
@@ -95,16 +95,17 @@ func TestRequestsAtOnceAtEachReplicaDoNotPassALimitTogether(t *testing.T) {
 
 // TestARequestOfALimitsSizeAtEachReplicaIsAdmittedOnce has one at each replica
 // at the same moment, every minute, and then one at only one of them, which is
-// admitted.
+// admitted. The limit is that of all models, of one, or both.
 func TestARequestOfALimitsSizeAtEachReplicaIsAdmittedOnce(t *testing.T) {
-	for _, size := range []int64{60_000, 40_000, 21_000} {
-		limit(t, 3, []string{"60k/minute"}, func(w *world, all []*limitedReplica) {
+	for i, size := range []int64{60_000, 40_000, 21_000, 60_000, 40_000, 21_000, 60_000, 40_000, 21_000} {
+		limits := [][]string{{"60k/minute"}, {"60k/minute", "60k/minute luna"}, {"90k/minute", "60k/minute luna"}}[i/3]
+		limit(t, 3, limits, func(w *world, all []*limitedReplica) {
 			w.hub.Delay(2*time.Millisecond, 2*time.Millisecond)
 			admitting := 0
 			for range 10 {
 				var used atomic.Int64
 				for _, r := range all {
-					r.admit("alice", limiter.Estimate{Prompt: size}, func(admitted limiter.Reservation) {
+					r.admit("alice", limiter.Estimate{Prompt: size, Model: "luna"}, func(admitted limiter.Reservation) {
 						used.Add(size)
 						admitted.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: size})
 					})
@@ -112,7 +113,12 @@ func TestARequestOfALimitsSizeAtEachReplicaIsAdmittedOnce(t *testing.T) {
 				time.Sleep(2 * time.Second)
 				sum := used.Load()
 				if sum > 60_000 {
-					t.Errorf("requests of %d used %d tokens of 60k", size, sum)
+					t.Errorf("requests of %d used %d tokens of %s", size, sum, limits)
+				}
+				for _, u := range all[0].callers.Get(time.Now(), "alice").Snapshot(time.Now()).Limits {
+					if u.Used != sum { // those that were refused gave it back
+						t.Errorf("after requests of %d, %d are used of %s, want %d", size, u.Used, u.Limit, sum)
+					}
 				}
 				if sum > 0 {
 					admitting++
@@ -120,14 +126,14 @@ func TestARequestOfALimitsSizeAtEachReplicaIsAdmittedOnce(t *testing.T) {
 				time.Sleep(time.Minute)
 			}
 			if admitting < 5 { // at random times, one comes first
-				t.Errorf("of requests of %d, some were admitted in %d of 10 minutes", size, admitting)
+				t.Errorf("%s: of requests of %d, some were admitted in %d of 10 minutes", limits, size, admitting)
 			}
 			began := time.Now()
 			var alone admits
-			all[1].admit("alice", limiter.Estimate{Prompt: size}, func(limiter.Reservation) { alone.add() })
+			all[1].admit("alice", limiter.Estimate{Prompt: size, Model: "luna"}, func(limiter.Reservation) { alone.add() })
 			time.Sleep(2 * time.Second)
 			if at := alone.soFar(); len(at) == 0 || at[0].Sub(began) > 250*time.Millisecond {
-				t.Errorf("a request of %d alone at %s was admitted at %v", size, began, at)
+				t.Errorf("%s: a request of %d alone at %s was admitted at %v", limits, size, began, at)
 			}
 		})
 	}
@@ -212,10 +218,12 @@ func TestAReplicaThatStartsKnowsWhenALimitWasUsed(t *testing.T) {
 }
 
 // TestWhateverHappensALimitHoldsAtAllReplicasTogether has bursts come anywhere,
-// and a store that hangs, is down and loses its data.
+// and a store that hangs, is down and loses its data. The limit is that of all
+// models, of one, or both.
 func TestWhateverHappensALimitHoldsAtAllReplicasTogether(t *testing.T) {
 	for seed := range uint64(6) {
-		limit(t, 2+int(seed)%4, []string{"300/minute"}, func(w *world, all []*limitedReplica) {
+		limits := [][]string{{"300/minute"}, {"300/minute luna"}, {"300/minute", "300/minute luna"}}[seed%3]
+		limit(t, 2+int(seed)%4, limits, func(w *world, all []*limitedReplica) {
 			random, goOn := rand.New(rand.NewPCG(seed, 7)), func() {}
 			w.hub.Delay(3*time.Millisecond, 3*time.Millisecond)
 			var got admits

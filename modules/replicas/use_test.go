@@ -51,10 +51,12 @@ func (w *world) startLimitedWith(store state.Store, limits ...string) *limitedRe
 	r := &limitedReplica{w.startWith(store), limiter.NewCallers(nil)}
 	var settings limiter.Settings
 	for _, text := range limits {
+		text, model, _ := strings.Cut(text, " ")
 		l, err := limiter.ParseLimit(limiter.Tokens, text)
 		if err != nil {
 			w.Fatal(err)
 		}
+		l.Model = model
 		settings.Limits = append(settings.Limits, l)
 	}
 	r.callers.Configure(time.Now(), func(string) limiter.Settings { return settings })
