@@ -34,6 +34,10 @@ var chaosTiers = []struct {
 	perMinute int
 }{{"gold", 30_000}, {"silver", 20_000}, {"bronze", 12_000}}
 
+// chaosModel is a model of which callers may use half of their limit. All but
+// modest ones ask for it in every second request.
+const chaosModel = "gpt-4o-mini"
+
 // chaosCaller is a client. A modest one never asks for more than its share of
 // the limit, which is the limit divided by the number of replicas, whatever its
 // requests cost in the end. The others ask for twice the limit.
@@ -46,8 +50,9 @@ type chaosCaller struct {
 
 	mu sync.Mutex
 	// used are the tokens that backends reported, and asked those that it has
-	// declared, by the time of the request.
-	used, asked []use
+	// declared, by the time of the request. mini are those of used that were of
+	// chaosModel.
+	used, asked, mini []use
 	// results are how many requests ended with a status. 0: the connection
 	// broke.
 	results map[int]int
@@ -126,9 +131,9 @@ func (c *chaosRun) restart(i int) {
 // processes of their own, while Redis is stopped, loses its data and restarts,
 // a replica is killed, and all restart while Redis is gone: one of these every
 // twelve seconds. As backends report it, no caller uses more than 110 % of a
-// limit in any 60 s, whether it declares its outputs or not, and none that
-// stays within its share is refused. In the end all replicas have the same use
-// by day, also after a rolling restart.
+// limit in any 60 s, of all models or of one, whether it declares its outputs
+// or not, and none that stays within its share is refused. In the end all
+// replicas have the same use by day, also after a rolling restart.
 //
 //	go test -run LimitsHoldInChaos -chaos 10m -timeout 20m -v .
 func TestLimitsHoldInChaos(t *testing.T) {
@@ -149,7 +154,7 @@ func TestLimitsHoldInChaos(t *testing.T) {
 		caller := &chaosCaller{name: fmt.Sprintf("c%02d", i), key: fmt.Sprintf("0123456789abcdef%02d", i), tier: tier.name,
 			limit: tier.perMinute, modest: i%4 == 0, declares: i%8 < 4, results: make(map[int]int)}
 		c.callers, c.byName[caller.name] = append(c.callers, caller), caller
-		fmt.Fprintf(&options, "client_key %s %s\ncaller %[1]s {\ntokens %[3]d/minute\ntokens %[4]d/day\ntier %[5]s\n}\n", caller.name, caller.key, tier.perMinute, perDay, tier.name)
+		fmt.Fprintf(&options, "client_key %s %s\ncaller %[1]s {\ntokens %[3]d/minute\ntokens %[4]d/day\ntokens %[6]d/minute %[7]s\ntier %[5]s\n}\n", caller.name, caller.key, tier.perMinute, perDay, tier.name, tier.perMinute/2, chaosModel)
 	}
 	c.options = options.String()
 	for i := range c.replicas {
@@ -279,6 +284,9 @@ func (c *chaosRun) send(client *http.Client, caller *chaosCaller, words, output 
 	if caller.declares {
 		request["max_tokens"] = output
 	}
+	if !caller.modest && rand.IntN(2) == 0 {
+		request["model"] = chaosModel
+	}
 	body, err := json.Marshal(request)
 	if err != nil {
 		c.Error(err)
@@ -316,6 +324,7 @@ func (c *chaosRun) post(caller *chaosCaller, body []byte, at int) *http.Request 
 func (c *chaosRun) serve(w http.ResponseWriter, r *http.Request) {
 	var request struct {
 		User     string
+		Model    string
 		Stream   bool
 		Messages []struct{ Content string }
 	}
@@ -328,7 +337,11 @@ func (c *chaosRun) serve(w http.ResponseWriter, r *http.Request) {
 	output := 1 + rand.IntN(longest)
 	caller := c.byName[request.User]
 	caller.mu.Lock()
-	caller.used = append(caller.used, use{time.Now(), prompt + output, r.Header.Get("X-Replica")})
+	used := use{time.Now(), prompt + output, r.Header.Get("X-Replica")}
+	caller.used = append(caller.used, used)
+	if request.Model == chaosModel {
+		caller.mini = append(caller.mini, used)
+	}
 	caller.mu.Unlock()
 	usage := fmt.Sprintf(`{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}`, prompt, output, prompt+output)
 	if !request.Stream {
@@ -349,7 +362,7 @@ func (c *chaosRun) serve(w http.ResponseWriter, r *http.Request) {
 // check checks what the backends have reported, and the refusals.
 func (c *chaosRun) check() {
 	for _, tier := range chaosTiers {
-		results, highest, average := make(map[int]int), 0.0, 0.0
+		results, highest, ofModel, average := make(map[int]int), 0.0, 0.0, 0.0
 		busy := 0
 		for _, caller := range c.callers {
 			if caller.tier != tier.name {
@@ -361,6 +374,11 @@ func (c *chaosRun) check() {
 			highest = max(highest, ratio)
 			if ratio > 1.1 {
 				c.Errorf("%s used %.0f %% of its limit in the 60 s before %s:\n%s", caller.name, 100*ratio, end.Format(time.TimeOnly), seconds(caller.used, end))
+			}
+			mini, end := most(caller.mini, time.Minute)
+			ratio = float64(mini) / float64(caller.limit/2)
+			if ofModel = max(ofModel, ratio); ratio > 1.1 {
+				c.Errorf("%s used %.0f %% of its limit of a model in the 60 s before %s:\n%s", caller.name, 100*ratio, end.Format(time.TimeOnly), seconds(caller.mini, end))
 			}
 			if !caller.modest {
 				sum := 0
@@ -378,8 +396,8 @@ func (c *chaosRun) check() {
 			}
 			caller.mu.Unlock()
 		}
-		c.Logf("%s: at most %.1f %% of a limit in 60 s, on average %.1f %% where twice as much was asked for; answers: %v",
-			tier.name, 100*highest, 100*average/float64(max(1, busy)), results)
+		c.Logf("%s: at most %.1f %% of a limit in 60 s, and %.1f %% of that of a model, on average %.1f %% where twice as much was asked for; answers: %v",
+			tier.name, 100*highest, 100*ofModel, 100*average/float64(max(1, busy)), results)
 	}
 }
 

@@ -66,6 +66,10 @@ type Limit struct {
 	// second, minute, hour, day or month. Required.
 	Limit string `json:"limit"`
 
+	// Model is the only model whose requests count, by the name that clients
+	// send. Default: requests for all models count.
+	Model string `json:"model,omitempty"`
+
 	// Then is the tier of requests over the limit. Default: they are refused.
 	Then string `json:"then,omitempty"`
 }
@@ -93,16 +97,16 @@ type Tier struct {
 
 // Allowance limits one caller, or each caller of a tier.
 type Allowance struct {
-	// Requests are limits of the number of requests, one for each unit.
-	// Default: none.
+	// Requests are limits of the number of requests, one for each unit and
+	// model. Default: none.
 	//
-	//	requests <n>/<unit> [then <tier>]
+	//	requests <n>/<unit> [<model>] [then <tier>]
 	Requests []Limit `json:"requests,omitempty"`
 
-	// Tokens are limits of the number of tokens, one for each unit. Default:
-	// none.
+	// Tokens are limits of the number of tokens, one for each unit and model.
+	// Default: none.
 	//
-	//	tokens <n>/<unit> [then <tier>]
+	//	tokens <n>/<unit> [<model>] [then <tier>]
 	Tokens []Limit `json:"tokens,omitempty"`
 
 	// MaxRequests is how many requests a caller may have at a time. Default: no

@@ -18,7 +18,7 @@ func isEmpty(a Allowance) bool {
 
 // orAllowance returns the allowance of a caller in a tier. An option that the
 // caller's own allowance a does not set has the tier's value. Limits with
-// different units are different options.
+// different units or models are different options.
 func orAllowance(a, tier Allowance) Allowance {
 	a.Requests, a.Tokens = orLimits(limiter.Requests, a.Requests, tier.Requests),
 		orLimits(limiter.Tokens, a.Tokens, tier.Tokens)
@@ -35,15 +35,16 @@ func orAllowance(a, tier Allowance) Allowance {
 	return a
 }
 
-// orLimits returns the caller's limits, and the tier's limits for other units.
-// All of them must be valid.
+// orLimits returns the caller's limits, and the tier's limits for other units
+// and models. All of them must be valid.
 func orLimits(kind limiter.Kind, own, tier []Limit) []Limit {
 	unit := func(l Limit) limiter.Unit {
 		limit, _ := limiter.ParseLimit(kind, l.Limit)
 		return limit.Unit
 	}
 	return slices.Concat(own, slices.DeleteFunc(slices.Clone(tier), func(l Limit) bool {
-		return slices.ContainsFunc(own, func(other Limit) bool { return unit(other) == unit(l) })
+		return slices.ContainsFunc(own,
+			func(other Limit) bool { return unit(other) == unit(l) && other.Model == l.Model })
 	}))
 }
 
@@ -66,24 +67,7 @@ func (c *Config) checkAllowance(who string, a Allowance, backends []seam.Backend
 	if err := checkBackends(who, a.Backends, backends); err != nil {
 		return err
 	}
-	var models []string
-	var has map[string]bool
-	if a.Models != nil {
-		models = modelsOf(backends, a.Backends)
-		has = setOf(models)
-	}
-	err = checkNames(who, "model", a.Models, func(model string) error {
-		if models == nil || has[model] {
-			return nil
-		}
-		may := ""
-		if a.Backends != nil {
-			may = "that it may use "
-		}
-		return fmt.Errorf("%s: no backend %shas the model '%s': expected some of %s",
-			who, may, model, strings.Join(models, ", "))
-	})
-	if err != nil {
+	if err := checkModels(who, a, limits, backends); err != nil {
 		return err
 	}
 	if a.ServiceTiers != nil && len(a.ServiceTiers) == 0 {
@@ -99,6 +83,33 @@ func (c *Config) checkAllowance(who string, a Allowance, backends []seam.Backend
 		}
 	}
 	return nil
+}
+
+// checkModels returns an error if no backend has a model of an allowance.
+func checkModels(who string, a Allowance, limits []limiter.Limit, backends []seam.Backend) error {
+	if a.Models == nil && !slices.ContainsFunc(limits, func(l limiter.Limit) bool { return l.Model != "" }) {
+		return nil
+	}
+	models := modelsOf(backends, a.Backends)
+	has := setOf(models)
+	check := func(model string) error {
+		if models == nil || has[model] {
+			return nil
+		}
+		may := ""
+		if a.Backends != nil {
+			may = "that it may use "
+		}
+		return fmt.Errorf("%s: no backend %shas the model '%s': expected some of %s",
+			who, may, model, strings.Join(models, ", "))
+	}
+	err := checkNames(who, "model", a.Models, check)
+	for _, l := range limits {
+		if err == nil && l.Model != "" {
+			err = check(l.Model)
+		}
+	}
+	return err
 }
 
 // checkNames returns an error if a list of names is empty, has an empty name or
@@ -136,12 +147,23 @@ func parseLimits(a Allowance, who string) (limits []limiter.Limit, err error) {
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", who, err)
 			}
-			l.Then = text.Then
-			if slices.ContainsFunc(limits, func(other limiter.Limit) bool { return other.ID() == l.ID() }) {
-				return nil, fmt.Errorf("%s: %s per %s is given twice: '%s'", who, l.Kind, l.Unit, text.Limit)
+			l.Model, l.Then = text.Model, text.Then
+			if slices.ContainsFunc(limits,
+				func(other limiter.Limit) bool { return other.ID() == l.ID() && other.Model == l.Model }) {
+				return nil, fmt.Errorf("%s: %s per %s is given twice: '%s'",
+					who, l.Kind, ofModel(l.Unit.String(), l.Model), text.Limit)
 			}
 			limits = append(limits, l)
 		}
 	}
 	return limits, nil
+}
+
+// ofModel adds the model of a limit to a text. It is empty if requests for all
+// models count.
+func ofModel(text, model string) string {
+	if model == "" {
+		return text
+	}
+	return text + " of " + model
 }

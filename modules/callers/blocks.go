@@ -76,7 +76,12 @@ func (c *Callers) entryOf(o *Options, caller Caller, t Tier) *entry {
 	if a.MaxRequests != nil {
 		e.settings.MaxRequests = *a.MaxRequests
 	}
-	e.LimitsTokens = slices.ContainsFunc(limits, func(l limiter.Limit) bool { return l.Kind == limiter.Tokens })
+	for _, l := range limits {
+		e.LimitsTokens = e.LimitsTokens || l.Kind == limiter.Tokens
+		if l.Model != "" && !slices.Contains(e.LimitedModels, l.Model) {
+			e.LimitedModels = append(e.LimitedModels, l.Model)
+		}
+	}
 	return e
 }
 

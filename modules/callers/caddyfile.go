@@ -14,8 +14,8 @@ import (
 //
 //	caller <name>|* deny
 //	caller <name>|* {
-//	    requests      <n>/<unit> [then <tier>]
-//	    tokens        <n>/<unit> [then <tier>]
+//	    requests      <n>/<unit> [<model>] [then <tier>]
+//	    tokens        <n>/<unit> [<model>] [then <tier>]
 //	    max_requests  <n>
 //	    models        <name...>
 //	    backends      <name...>
@@ -75,17 +75,21 @@ func optionsOf(a *Allowance, who string) directive.Options {
 }
 
 func limitOption(a *Allowance, who string, kind limiter.Kind, into *[]Limit) directive.Option {
-	text := "a limit such as 600/minute and an optional 'then <tier>'"
-	return directive.Args(text, 1, 3, func(args []string) error {
-		l := Limit{Limit: args[0]}
-		if len(args) > 1 {
-			if args[1] != "then" {
-				return fmt.Errorf("%s '%s': unexpected argument '%s', expected 'then <tier>'", kind, l.Limit, args[1])
-			}
-			if len(args) == 2 || args[2] == "" {
-				return fmt.Errorf("%s '%s': expected the name of a tier after then", kind, l.Limit)
-			}
-			l.Then = args[2]
+	text := "a limit such as 600/minute, an optional model and an optional 'then <tier>'"
+	return directive.Args(text, 1, 4, func(args []string) error {
+		l, rest := Limit{Limit: args[0]}, args[1:]
+		if len(rest) > 0 && rest[0] != "then" {
+			l.Model, rest = rest[0], rest[1:]
+		}
+		switch {
+		case len(rest) == 0:
+		case rest[0] != "then":
+			return fmt.Errorf("%s '%s': unexpected argument '%s' after the model '%s', expected 'then <tier>'",
+				kind, l.Limit, rest[0], l.Model)
+		case len(rest) == 1 || rest[1] == "":
+			return fmt.Errorf("%s '%s': expected the name of a tier after then", kind, l.Limit)
+		default:
+			l.Then = rest[1]
 		}
 		*into = append(*into, l)
 		_, err := parseLimits(*a, who)

@@ -22,7 +22,12 @@ func TestAWrongOptionOfACallerIsRefusedByLineAndValue(t *testing.T) {
 		{"a limit of an unknown unit", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\nrequests 5/week\n}", []string{"Caddyfile:6", "5/week", "expected <number>/<unit>, such as 200k/minute, with a whole number from 1 to 10^15, which may end in k, M or G, and the unit second, minute, hour, day or month"}},
 		{"a limit of no unit", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\nrequests 5\n}", []string{"Caddyfile:6", "5", "expected <number>/<unit>, such as 200k/minute, with a whole number from 1 to 10^15, which may end in k, M or G, and the unit second, minute, hour, day or month"}},
 		{"the same limit twice", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\ntokens 5/day\ntokens 6/day\n}", []string{"Caddyfile:7", "caller 'alice': tokens per day is given twice: '6/day'"}},
-		{"a limit and a word", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\ntokens 5/day else x\n}", []string{"Caddyfile:6", "'else'", "expected 'then <tier>'"}},
+		{"a limit and a word", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\ntokens 5/day o3 x\n}", []string{"Caddyfile:6", "tokens '5/day': unexpected argument 'x' after the model 'o3', expected 'then <tier>'"}},
+		{"a limit of two models", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\ntokens 5/day o3 gpt-4o\n}", []string{"Caddyfile:6", "tokens '5/day': unexpected argument 'gpt-4o' after the model 'o3', expected 'then <tier>'"}},
+		{"a limit of a model then nothing", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\ntokens 5/day o3 then\n}", []string{"Caddyfile:6", "expected the name of a tier after then"}},
+		{"the same limit of a model twice", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\ntokens 5/day\ntokens 5/day o3\ntokens 6/day o3\n}", []string{"Caddyfile:8", "caller 'alice': tokens per day of o3 is given twice: '6/day'"}},
+		{"a limit of a model that no backend has", "backend http://a {\nmodel gpt-4o\n}\nclient_key alice sk-0123456789abcdef\ncaller alice {\ntokens 5/day o3\n}", []string{"Caddyfile:7", "caller 'alice': no backend has the model 'o3': expected some of gpt-4o"}},
+		{"a limit of a tier of a model that no backend of the tier has", "backend http://a {\nmodel gpt-4o\n}\nbackend http://b {\nmodel o3\n}\nclient_key alice sk-0123456789abcdef\ntier x {\nbackends a\nrequests 5/day o3\n}", []string{"Caddyfile:10", "tier 'x': no backend that it may use has the model 'o3': expected some of gpt-4o"}},
 		{"a limit then nothing", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\ntokens 5/day then\n}", []string{"Caddyfile:6", "expected the name of a tier after then"}},
 		{"a limit then no tier", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller bob {\n}\ncaller alice {\ntokens 5/day then x\n}\ncaller * {\n}\ntier y", []string{"Caddyfile:7", "caller 'alice': tokens 5/day then x: tier 'x' is not declared: expected one of y"}},
 		{"a tier that is not declared", "backend http://a\nclient_key alice sk-0123456789abcdef\ncaller alice {\ntier x\n}", []string{"Caddyfile:5", "caller 'alice': tier 'x' is not declared: expected 'tier x' in openai_lb"}},
@@ -62,7 +67,7 @@ func TestAWrongOptionOfACallerIsRefusedByLineAndValue(t *testing.T) {
 		{"another word after a tier", "backend http://a\nclient_key alice sk-0123456789abcdef\ntier x default gold", []string{"Caddyfile:5", "tier 'x': unexpected argument 'gold', expected [default]"}},
 		{"a tier without a name", "backend http://a\ntier", []string{"Caddyfile:4", "tier requires an argument"}},
 		{"limits of a tier without client keys", "backend http://a\ntier x {\nmax_requests 1\n}", []string{"Caddyfile:4", "tier 'x' requires client_key, client_keys_file or caller_identity"}},
-		{"a caller's limit without a number", "backend http://a\ncaller a {\ntokens\n}", []string{"Caddyfile:5", "tokens requires a limit such as 600/minute and an optional 'then <tier>', and has 0 arguments"}},
+		{"a caller's limit without a number", "backend http://a\ncaller a {\ntokens\n}", []string{"Caddyfile:5", "tokens requires a limit such as 600/minute, an optional model and an optional 'then <tier>', and has 0 arguments"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := lbtest.ValidateCaddyfile(t, ":0 {\nopenai_lb {\n"+c.block+"\n}\n}\n")

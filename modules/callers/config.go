@@ -221,7 +221,15 @@ func (c *Config) Unused(names []string, tiers map[string]string, ofTokens []stri
 	}
 	ends := func(who, whose, tier string, a Allowance) {
 		warnings = append(warnings, mistakes(a, who)...)
+		models := a.Models
+		if in := slices.Index(order, tier); models == nil && in >= 0 {
+			models = c.Tiers[in].Models
+		}
 		for _, l := range slices.Concat(a.Requests, a.Tokens) {
+			if l.Model != "" && models != nil && !slices.Contains(models, l.Model) {
+				warnings = append(warnings,
+					who+": '"+l.Limit+" "+l.Model+"' has no effect, because models does not include '"+l.Model+"'")
+			}
 			if used[l.Then] = true; l.Then != "" && slices.Index(order, l.Then) <= slices.Index(order, tier) {
 				warnings = append(warnings,
 					who+": '"+l.Limit+" then "+l.Then+"' changes no tier, because '"+l.Then+
@@ -260,8 +268,9 @@ func mistakes(a Allowance, who string) (warnings []string) {
 	limits, _ := parseLimits(a, who) // they were checked
 	for _, shorter := range limits {
 		for _, longer := range limits {
-			if shorter.Kind == longer.Kind && shorter.Unit < longer.Unit && longer.Amount < shorter.Amount &&
-				longer.Then == "" {
+			applies := longer.Model == "" || longer.Model == shorter.Model
+			if shorter.Kind == longer.Kind && applies && longer.Amount < shorter.Amount && longer.Then == "" &&
+				shorter.Unit <= longer.Unit {
 				warnings = append(warnings,
 					who+": '"+shorter.Kind.String()+" "+shorter.String()+"' has no effect, because "+longer.String()+" is less")
 			}

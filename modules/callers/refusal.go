@@ -40,8 +40,8 @@ func (c *Callers) Refuse(r *http.Request, now time.Time, name string, refusal *l
 	answer, wait := c.reason(now, name, refusal).Answer(r), named(refusal)
 	kind, window := refusal.Names()
 	answer.Limit = &apierror.Limit{
-		Name: strings.TrimSuffix(kind+"/"+window, "/"), Allowed: refusal.Allowed, Used: refusal.Used,
-		Requested: refusal.Requested,
+		Name:    ofModel(strings.TrimSuffix(kind+"/"+window, "/"), refusal.Limit.Model),
+		Allowed: refusal.Allowed, Used: refusal.Used, Requested: refusal.Requested,
 	}
 	if refusal.Reason == limiter.TooLarge || refusal.Reason == limiter.OverQuota || wait > longestWait {
 		answer.Header["X-Should-Retry"] = []string{"false"}
@@ -68,7 +68,8 @@ func (c *Callers) reason(now time.Time, name string, refusal *limiter.Refusal) a
 			name, described(refusal.Limit), refusal.Allowed, refusal.Requested))
 	case limiter.OverQuota:
 		e := limited("insufficient_quota", fmt.Sprintf("You exceeded your quota: %s has used %d of %d %s per %s, and this request needs %d. The quota begins anew at %s.",
-			name, refusal.Used, refusal.Allowed, kind, refusal.Limit.Unit, refusal.Requested,
+			name, refusal.Used, refusal.Allowed, kind, ofModel(refusal.Limit.Unit.String(), refusal.Limit.Model),
+			refusal.Requested,
 			now.Add(refusal.Wait).In(c.location).Round(time.Second).Format(time.RFC3339)))
 		e.Code = "insufficient_quota"
 		return e
@@ -82,15 +83,16 @@ func limited(kind, message string) apierror.Error {
 		Class: apierror.CallerLimited}
 }
 
-// described returns a limit in OpenAI's words, such as "tokens per min (TPM)".
+// described returns a limit in OpenAI's words, such as "tokens per min (TPM)",
+// and its model.
 func described(l limiter.Limit) string {
 	unit := l.Unit.String()
 	if l.Unit == limiter.Month { // "TPM" are tokens per minute
-		return fmt.Sprintf("%s per %s", l.Kind, unit)
+		return ofModel(fmt.Sprintf("%s per %s", l.Kind, unit), l.Model)
 	}
 	short := strings.ToUpper(l.Kind.String()[:1] + "P" + unit[:1])
 	if l.Unit == limiter.Minute {
 		unit = "min"
 	}
-	return fmt.Sprintf("%s per %s (%s)", l.Kind, unit, short)
+	return ofModel(fmt.Sprintf("%s per %s (%s)", l.Kind, unit, short), l.Model)
 }

@@ -30,6 +30,7 @@ const storageModels = "storage"
 type limitUse struct {
 	Kind   string    `json:"kind"`
 	Window string    `json:"window"`
+	Model  string    `json:"model"`
 	Limit  int64     `json:"limit"`
 	Used   int64     `json:"used"`
 	Left   int64     `json:"left"`
@@ -50,8 +51,8 @@ func (c *Callers) Use(now time.Time, name string, models any) any {
 		own.ModelsOf = storageModels
 	}
 	for _, u := range s.Limits {
-		l := limitUse{u.Limit.Kind.String(), u.Limit.Unit.String(), u.Allowed, u.Used, u.Left(), u.Limit.Then,
-			moment(u.Ends), nil}
+		l := limitUse{u.Limit.Kind.String(), u.Limit.Unit.String(), u.Limit.Model, u.Allowed, u.Used, u.Left(),
+			u.Limit.Then, moment(u.Ends), nil}
 		if u.Reset > 0 {
 			l.Resets = new(moment(now.Add(u.Reset)))
 		}

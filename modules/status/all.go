@@ -28,6 +28,8 @@ const (
 	// maxWord is the maximum length of a name in a row, and maxReasons the
 	// maximum number of reasons for refusals.
 	maxWord, maxReasons = 256, 16
+	// maxLimits is the maximum number of limits of a caller.
+	maxLimits = 1024
 	// maxCooldowns is the maximum number of cooldowns and silences of a
 	// backend.
 	maxCooldowns = 4096

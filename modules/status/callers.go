@@ -26,7 +26,8 @@ type Caller struct {
 
 	InFlight    int `json:"in_flight"`
 	MaxRequests int `json:"max_requests"`
-	// Limits are sorted: requests before tokens, and then by window.
+	// Limits are sorted: requests before tokens, and then by window. Those of
+	// single models follow, by model.
 	Limits []CallerLimit `json:"limits"`
 	// Refused are the requests that a limit or MaxRequests has refused since
 	// the process started.
@@ -52,6 +53,9 @@ type CallerLimit struct {
 	// month.
 	Kind   string `json:"kind"`
 	Window string `json:"window"`
+	// Model is the only model whose requests count. It is empty if requests for
+	// all models count.
+	Model string `json:"model"`
 	// Limit is how much this replica may use: all of the limit, or its share.
 	Limit int64 `json:"limit"`
 	Used  int64 `json:"used"`
@@ -81,8 +85,8 @@ func callerOf(now time.Time, pool string, s limiter.Snapshot) Caller {
 	}
 	for _, u := range s.Limits {
 		c.Refused += u.Refused
-		l := CallerLimit{u.Limit.Kind.String(), u.Limit.Unit.String(), u.Allowed, u.Used, u.Left(), u.Limit.Then,
-			u.Refused, u.Demoted, moment(u.Ends), nil}
+		l := CallerLimit{u.Limit.Kind.String(), u.Limit.Unit.String(), u.Limit.Model, u.Allowed, u.Used, u.Left(),
+			u.Limit.Then, u.Refused, u.Demoted, moment(u.Ends), nil}
 		if u.Reset > 0 {
 			l.Resets = new(moment(now.Add(u.Reset)))
 		}
@@ -162,13 +166,13 @@ func newCallers() sum[Caller] {
 // it is in these pools.
 func (o *OtherCallers) take(inPool func(string) bool) func(a seam.PeerAnswer, c Caller) (pool string, full bool) {
 	return func(a seam.PeerAnswer, c Caller) (pool string, full bool) {
-		if !inPool(c.Pool) || !slices.Contains(a.Pools, c.Pool) || len(c.Limits) > limiter.MaxLimits ||
+		if !inPool(c.Pool) || !slices.Contains(a.Pools, c.Pool) || len(c.Limits) > maxLimits ||
 			len(c.LastHour.Refused) > maxReasons {
 			return "", false
 		}
 		words := slices.AppendSeq([]string{c.Name, c.Tier}, maps.Keys(c.LastHour.Refused))
 		for _, l := range c.Limits {
-			words = append(words, l.Kind, l.Window, l.Then)
+			words = append(words, l.Kind, l.Window, l.Model, l.Then)
 		}
 		if !areWords(words...) {
 			return "", false
@@ -219,7 +223,8 @@ func addCaller(c, other *Caller) {
 	c.TokensToday, c.TokensMonth = max(c.TokensToday, other.TokensToday), max(c.TokensMonth, other.TokensMonth)
 	c.Limits = slices.Clone(c.Limits)
 	for _, o := range other.Limits {
-		i := slices.IndexFunc(c.Limits, func(l CallerLimit) bool { return l.Kind == o.Kind && l.Window == o.Window })
+		i := slices.IndexFunc(c.Limits,
+			func(l CallerLimit) bool { return l.Kind == o.Kind && l.Window == o.Window && l.Model == o.Model })
 		if i < 0 {
 			continue // its configuration differs
 		}
@@ -250,6 +255,9 @@ func showCallers(to io.Writer, answer []byte) error {
 		var limits [][2]string
 		for _, l := range c.Limits {
 			limit := fmt.Sprintf("%d %s/%s", l.Limit, cli.Printable(l.Kind), cli.Printable(l.Window))
+			if l.Model != "" {
+				limit += " of " + cli.Printable(l.Model)
+			}
 			if l.Then != "" {
 				limit += " then " + cli.Printable(l.Then)
 			}

@@ -1,6 +1,7 @@
 package status
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
@@ -24,10 +25,23 @@ func TestCallersAreATableWithALineForEachLimit(t *testing.T) {
 func TestTheTableOfCallersSaysWhichTierALimitLeavesThem(t *testing.T) {
 	var out strings.Builder
 	err := showCallers(&out, []byte(`[{"pool": "p", "name": "alice", "tier": "batch", "tokens_today": 1460, "tokens_month": 3000,
-		"limits": [{"kind": "tokens", "window": "day", "limit": 150, "used": 1460, "then": "left\u001bover"}]}]`))
-	want := "POOL  CALLER  TIER   LIMIT                          USED         IN FLIGHT  REFUSED  TODAY  MONTH\n" +
-		"p     alice   batch  150 tokens/day then left�over  1460 (973%)  0          0        1460   3000\n"
+		"limits": [{"kind": "tokens", "window": "day", "limit": 150, "used": 1460, "then": "left\u001bover"},
+			{"kind": "tokens", "window": "day", "model": "o\u001b3", "limit": 50, "used": 5, "then": "other"}]}]`))
+	want := "POOL  CALLER  TIER   LIMIT                            USED         IN FLIGHT  REFUSED  TODAY  MONTH\n" +
+		"p     alice   batch  150 tokens/day then left�over    1460 (973%)  0          0        1460   3000\n" +
+		"                     50 tokens/day of o�3 then other  5 (10%)                                 \n"
 	if err != nil || out.String() != want {
 		t.Errorf("got %v\n%s\nwant\n%s", err, out.String(), want)
+	}
+}
+
+func TestLimitsOfModelsAreAddedUpByModel(t *testing.T) {
+	all := Caller{Limits: []CallerLimit{{Kind: "tokens", Window: "day", Used: 7, Refused: 1}, {Kind: "tokens", Window: "day", Model: "o3", Used: 5, Refused: 2}}}
+	addCaller(&all, &Caller{Limits: []CallerLimit{
+		{Kind: "tokens", Window: "day", Model: "o3", Used: 6, Refused: 10}, {Kind: "tokens", Window: "day", Model: "luna", Used: 9},
+	}})
+	want := []CallerLimit{{Kind: "tokens", Window: "day", Used: 7, Refused: 1}, {Kind: "tokens", Window: "day", Model: "o3", Used: 6, Refused: 12}}
+	if !slices.Equal(all.Limits, want) {
+		t.Errorf("got %+v, want %+v", all.Limits, want)
 	}
 }

@@ -13,12 +13,13 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
 
-const limited = "caller alice {\nrequests 1k/day\ntokens 1M/day\n}"
+// limited are limits of all models, and of the one that requests name.
+const limited = "caller alice {\nrequests 1k/day\ntokens 1M/day\ntokens 1M/day gpt-4o\n}"
 
 // longEvent is an event of 200 words.
 var longEvent = `data: {"choices":[{"delta":{"content":"` + strings.Repeat("word ", 200) + `"}}]}` + "\n\n"
 
-// wantCost checks what alice has used.
+// wantCost checks what alice has used, all of whose tokens are of one model.
 func (w *world) wantCost(t *testing.T, requests, tokens int64) {
 	t.Helper()
 	synctest.Wait()
@@ -26,6 +27,9 @@ func (w *world) wantCost(t *testing.T, requests, tokens int64) {
 	for _, use := range w.of("alice").Limits {
 		if use.Limit.Kind.String() == "requests" && use.Used != requests {
 			t.Errorf("alice has used %d requests, want %d", use.Used, requests)
+		}
+		if use.Limit.Model != "" && use.Used != tokens {
+			t.Errorf("of the model, alice has used %d tokens, want %d", use.Used, tokens)
 		}
 	}
 }
@@ -111,7 +115,7 @@ func TestARequestIsChargedOnceAndNotPerAttempt(t *testing.T) {
 			}
 			used(7, 5)(rw, r)
 		})
-		w.chat(`{}`)
+		w.chat(`{"model":"gpt-4o"}`)
 		if w.TotalCalls() != 2 {
 			t.Errorf("%d calls, want 2", w.TotalCalls())
 		}

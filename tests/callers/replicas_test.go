@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,13 +21,16 @@ import (
 // another process.
 type otherReplica struct{ alice *limiter.Caller }
 
-// anotherReplica starts one whose callers have a limit of tokens.
+// anotherReplica starts one whose callers have a limit of tokens, perhaps for
+// one model.
 func anotherReplica(t *testing.T, hub, pool, tokens string) otherReplica {
 	t.Helper()
+	tokens, model, _ := strings.Cut(tokens, " ")
 	limit, err := limiter.ParseLimit(limiter.Tokens, tokens)
 	if err != nil {
 		t.Fatal(err)
 	}
+	limit.Model = model
 	callers := limiter.NewCallers(nil)
 	callers.Configure(time.Now(), func(string) limiter.Settings { return limiter.Settings{Limits: []limiter.Limit{limit}} })
 	r := replicas.New(lbtest.HubOf(hub).Store(), zap.NewNop())
@@ -46,7 +50,7 @@ func anotherReplica(t *testing.T, hub, pool, tokens string) otherReplica {
 
 // spend uses tokens.
 func (r otherReplica) spend(tokens int64) {
-	a, _ := r.alice.Try(time.Now(), limiter.Estimate{Prompt: 1})
+	a, _ := r.alice.Try(time.Now(), limiter.Estimate{Prompt: 1, Model: "gpt-4o"})
 	a.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: tokens})
 }
 

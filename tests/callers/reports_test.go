@@ -79,7 +79,7 @@ func TestOperatorsSeeWhatCallersHaveUsed(t *testing.T) {
 }
 
 func TestTheStatusPageShowsTheBusiestCallers(t *testing.T) {
-	inBubble(t, "caller * {\ntokens 1M/day\n}", func(t *testing.T, w *world) {
+	inBubble(t, "caller * {\ntokens 1M/day\ntokens 3M/day gpt-4o\n}", func(t *testing.T, w *world) {
 		limiters := lbtest.LimitersOf(w.Handler.Pool)
 		limiters.Get(time.Now(), "<b>hog</b>")
 		for i := range 1000 {
@@ -110,7 +110,7 @@ func TestTheStatusPageShowsTheBusiestCallers(t *testing.T) {
 		}
 		const alice = `<th role="rowheader" scope="row">alice</th>`
 		used := "75 % <small>750 k of 1 M tokens/day, resets at " + time.Now().UTC().AddDate(0, 0, 1).Format("2 Jan") + " 00:00</small>"
-		wants("", 10, alice, used, `<a href="?callers">All 1002 callers</a>`, `<b>3</b> <small>3 tokens/day</small>`)
+		wants("", 10, alice, used, "<small>750 k of 3 M tokens/day of gpt-4o, resets at ", `<a href="?callers">All 1002 callers</a>`, `<b>3</b> <small>3 tokens/day</small>`)
 		wants("?callers", 100, alice, used, "And 902 more", "1002 callers. In the last hour, 3 requests of 1 of them were refused.", "&lt;b&gt;hog&lt;/b&gt;", ` id="search" name="search"`)
 		wants("?callers&search=TEAM-99", 11, "11 found of 1002 callers.", `data-caller="team-990"`, `value="TEAM-99"`)
 		wants("?callers&search=%3Cb%3Ehog", 1, `value="&lt;b&gt;hog"`, "&lt;b&gt;hog&lt;/b&gt;")

@@ -96,7 +96,7 @@ func TestAReplyThatBringsAUsageIsChargedWhateverItsPath(t *testing.T) {
 		"a failure":                 {"POST", "/v1/score", `{}`, lbtest.Says(400, `{"usage":{"prompt_tokens":70,"completion_tokens":500}}`), 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, limited, func(t *testing.T, w *world) {
+			inBubble(t, "caller alice {\nrequests 1k/day\ntokens 1M/day\n}", func(t *testing.T, w *world) {
 				w.AllReply(c.reply)
 				r := w.Request(c.method, c.path, strings.NewReader(c.body))
 				r.Header.Set("Authorization", "Bearer "+aliceKey)

@@ -18,7 +18,7 @@ import (
 // TestEachMessageHasTheBackendsNameOfTheModel also when two responses are asked
 // for at once.
 func TestEachMessageHasTheBackendsNameOfTheModel(t *testing.T) {
-	lbtest.InBubble(t, keyed("backend http://a {\nmodel gpt-5 deployment-5\n}\ncaller alice {\ntokens 100k/day\n}"), func(t *testing.T, w *lbtest.World) {
+	lbtest.InBubble(t, keyed("backend http://a {\nmodel gpt-5 deployment-5\n}\ncaller alice {\ntokens 100k/day gpt-5\n}"), func(t *testing.T, w *lbtest.World) {
 		got := make(chan string, 1)
 		answer := responds("a", 7, 5)
 		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
@@ -42,7 +42,7 @@ func TestEachMessageHasTheBackendsNameOfTheModel(t *testing.T) {
 		if m := <-got; m != strings.Replace(hi, "gpt-5", "deployment-5", 1) {
 			t.Errorf("the backend got %q", m)
 		}
-		if u := of(w, "alice"); u.Today != 24 || u.InFlight != 0 || u.Reserved != 0 {
+		if u := of(w, "alice"); u.Today != 24 || u.Limits[0].Used != 24 || u.InFlight != 0 || u.Reserved != 0 {
 			t.Errorf("alice has used %+v", u)
 		}
 	})

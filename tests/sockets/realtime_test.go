@@ -51,7 +51,9 @@ func inSession(t *testing.T, options string, test func(t *testing.T, w *lbtest.W
 }
 
 func TestResponsesOfARealtimeSessionAreChargedWhatTheyReport(t *testing.T) {
-	for name, options := range map[string]string{"a limit": "caller alice {\ntokens 10k/day\n}", "no limit of hers": "caller bob {\ntokens 10k/day\n}"} {
+	for name, options := range map[string]string{
+		"a limit": "caller alice {\ntokens 10k/day\n}", "no limit of hers": "caller bob {\ntokens 10k/day\n}", "a limit of the model": "caller alice {\ntokens 10k/day gpt-realtime\n}",
+	} {
 		t.Run(name, func(t *testing.T) {
 			inSession(t, options, func(t *testing.T, w *lbtest.World, c *client) {
 				for i := range 3 {
@@ -66,7 +68,7 @@ func TestResponsesOfARealtimeSessionAreChargedWhatTheyReport(t *testing.T) {
 				c.wantServed("a")
 				c.Close()
 				time.Sleep(time.Minute)
-				if s := of(w, "alice"); s.Today != 480 || s.Reserved != 0 || s.InFlight != 0 {
+				if s := of(w, "alice"); s.Today != 480 || s.Reserved != 0 || s.InFlight != 0 || len(s.Limits) > 0 && s.Limits[0].Used != 480 {
 					t.Errorf("alice has used %+v", s)
 				}
 			})
@@ -75,56 +77,60 @@ func TestResponsesOfARealtimeSessionAreChargedWhatTheyReport(t *testing.T) {
 }
 
 func TestASessionWhoseTokensAreUsedUpStaysOpen(t *testing.T) {
-	inSession(t, "caller alice {\ntokens 200/minute\n}", func(t *testing.T, w *lbtest.World, c *client) {
-		c.say(`{"type":"response.create"}`)
-		c.wantServed("a")
-		c.say(`{"type":"response.create"}`)
-		for e := c.hears(); e.Type != "response.done" || e.Response.StatusDetails.Error.Code != "rate_limit_exceeded"; e = c.hears() {
-			if e.Type == "error" {
-				t.Fatal(e.raw)
+	for _, limit := range []string{"tokens 200/minute", "tokens 200/minute gpt-realtime"} {
+		inSession(t, "caller alice {\n"+limit+"\n}", func(t *testing.T, w *lbtest.World, c *client) {
+			c.say(`{"type":"response.create"}`)
+			c.wantServed("a")
+			c.say(`{"type":"response.create"}`)
+			for e := c.hears(); e.Type != "response.done" || e.Response.StatusDetails.Error.Code != "rate_limit_exceeded"; e = c.hears() {
+				if e.Type == "error" {
+					t.Fatal(e.raw)
+				}
 			}
-		}
-		c.say(`{"type":"conversation.item.create","event_id":"mine"}`)
-		if e := c.hears(); e.Type != "echo" {
-			t.Errorf("the client got %s", e.raw)
-		}
-		time.Sleep(2 * time.Minute)
-		c.say(`{"type":"response.create"}`)
-		c.wantServed("a")
-	})
+			c.say(`{"type":"conversation.item.create","event_id":"mine"}`)
+			if e := c.hears(); e.Type != "echo" {
+				t.Errorf("the client got %s", e.raw)
+			}
+			time.Sleep(2 * time.Minute)
+			c.say(`{"type":"response.create"}`)
+			c.wantServed("a")
+		})
+	}
 }
 
 // TestAudioDoesNotPassWhileTheTokensAreUsedUp because a session may begin a
 // response after it by itself. The client is told once a second.
 func TestAudioDoesNotPassWhileTheTokensAreUsedUp(t *testing.T) {
-	inSession(t, "caller alice {\ntokens 120/minute\n}", func(t *testing.T, w *lbtest.World, c *client) {
-		const audio, other = `{"type":"input_audio_buffer.append","event_id":"mine","audio":"AAAA"}`, `{"type":"conversation.item.create"}`
-		wantEcho := func(of string) {
-			t.Helper()
-			if e := c.hears(); e.Type != "echo" || !strings.Contains(e.raw, of) {
-				t.Errorf("the client got %s, want an echo of %s", e.raw, of)
-			}
-		}
-		c.say(audio)
-		wantEcho(audio)
-		c.say(`{"type":"response.create"}`)
-		c.wantServed("a")
-		synctest.Wait()
-		for range 2 {
-			c.say(audio)
-			if e := c.hears(); e.Type != "error" || e.Error.Code != "rate_limit_exceeded" || e.Error.EventID != "mine" {
-				t.Errorf("the client got %s", e.raw)
+	for _, limit := range []string{"tokens 120/minute", "tokens 120/minute gpt-realtime"} {
+		inSession(t, "caller alice {\n"+limit+"\n}", func(t *testing.T, w *lbtest.World, c *client) {
+			const audio, other = `{"type":"input_audio_buffer.append","event_id":"mine","audio":"AAAA"}`, `{"type":"conversation.item.create"}`
+			wantEcho := func(of string) {
+				t.Helper()
+				if e := c.hears(); e.Type != "echo" || !strings.Contains(e.raw, of) {
+					t.Errorf("the client got %s, want an echo of %s", e.raw, of)
+				}
 			}
 			c.say(audio)
+			wantEcho(audio)
+			c.say(`{"type":"response.create"}`)
+			c.wantServed("a")
+			synctest.Wait()
+			for range 2 {
+				c.say(audio)
+				if e := c.hears(); e.Type != "error" || e.Error.Code != "rate_limit_exceeded" || e.Error.EventID != "mine" {
+					t.Errorf("the client got %s", e.raw)
+				}
+				c.say(audio)
+				c.say(audio)
+				c.say(other)
+				wantEcho(other)
+				time.Sleep(time.Second)
+			}
+			time.Sleep(2 * time.Minute)
 			c.say(audio)
-			c.say(other)
-			wantEcho(other)
-			time.Sleep(time.Second)
-		}
-		time.Sleep(2 * time.Minute)
-		c.say(audio)
-		wantEcho(audio)
-	})
+			wantEcho(audio)
+		})
+	}
 }
 
 func TestAMessageThatCanBeReadInTwoWaysDoesNotPass(t *testing.T) {

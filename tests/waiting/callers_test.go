@@ -74,6 +74,37 @@ func TestARequestWaitsForItsCallersLimitByTheMinute(t *testing.T) {
 	})
 }
 
+// TestARequestWaitsForTheLimitOfItsModel behind others for that model, but not
+// with those for other models. What a request gives back wakes the next one.
+func TestARequestWaitsForTheLimitOfItsModel(t *testing.T) {
+	inBubbleOf(t, "wait 10s", "requests 100/second\ntokens 1k/second gpt-4o", func(t *testing.T, w *world) {
+		// the request is charged with much more than it uses
+		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+			time.Sleep(100 * time.Millisecond)
+			lbtest.Says(200, `{"usage":{"prompt_tokens":10,"completion_tokens":1}}`)(rw, r)
+		})
+		w.wantServed(t, slices.Repeat([]string{aliceKey}, 8)...)
+		begin := time.Now()
+		for range 10 {
+			r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"model":"o3"}`))
+			r.Header.Set("Authorization", "Bearer "+aliceKey)
+			r.Header.Set("X-Number", "9")
+			w.Send(r).WantServed(t, "a")
+		}
+		if took := time.Since(begin); took != time.Second {
+			t.Errorf("ten requests for another model took %s, want 1s", took)
+		}
+		w.wg.Wait()
+		if took := time.Since(begin); took > time.Second {
+			t.Errorf("they took %s", took)
+		}
+		order := slices.DeleteFunc(w.numbers("a"), func(n int) bool { return n == 9 })
+		if !slices.Equal(order, []int{0, 1, 2, 3, 4, 5, 6, 7}) {
+			t.Errorf("they went in the order %v", order)
+		}
+	})
+}
+
 func TestBobDoesNotWaitForAlicesLimit(t *testing.T) {
 	inBubbleOf(t, "wait 2s", "requests 1/second", func(t *testing.T, w *world) {
 		w.wantServed(t, aliceKey, aliceKey)

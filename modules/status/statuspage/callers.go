@@ -202,6 +202,9 @@ func limitsOf(c status.Caller) (views []limitView) {
 		}
 		text := fmt.Sprintf("%s of %s %s/%s", short(float64(l.Used)), short(float64(l.Limit)), cut(l.Kind),
 			cut(l.Window))
+		if l.Model != "" {
+			text += " of " + cut(l.Model)
+		}
 		views = append(views, limitView{text, percent(&ratio), l.Then, resets,
 			math.Round(100 * min(1, max(0, ratio))), ratio >= 1})
 	}
