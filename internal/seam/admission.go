@@ -40,6 +40,19 @@ type AdmissionModule interface {
 	// Open checks the options and sets up the limits of a pool's callers. It
 	// returns nil without limits.
 	Open(ctx caddy.Context, c *calleroptions.Config, o AdmissionConfig) (Admission, error)
+	// OpenQuotas sets up the quotas of a pool's backends.
+	OpenQuotas(ctx caddy.Context, o QuotaConfig) (Limits, error)
+}
+
+// QuotaConfig describes the quotas of the backends of a pool: what the options
+// requests and tokens limit.
+type QuotaConfig struct {
+	Pool string
+	// Quotas are the limits of each backend that has some, by its health key.
+	Quotas map[string][]limiter.Limit
+	// Location is the time zone in which days and months begin.
+	Location *time.Location
+	Logger   *zap.Logger
 }
 
 // SharedOptions are the options about callers that other parts of the core
@@ -106,32 +119,31 @@ func (e everyone) Open(_ caddy.Context, c *calleroptions.Config, o AdmissionConf
 	return nil, e.Check(c, o.Keys != nil, o.Backends)
 }
 
-// Admission decides what the callers of a pool may use, and how much. Package
-// limiter counts their use; an Admission configures it, and keeps the use
-// through reloads and restarts. Without one, every caller may use everything.
+// OpenQuotas returns an error, because it is called if there are quotas.
+func (everyone) OpenQuotas(caddy.Context, QuotaConfig) (Limits, error) {
+	return nil, missing("requests and tokens of a backend", "callers")
+}
+
+// Limits limits the use of the callers of a pool, or of its backends. Package
+// limiter counts the use; a Limits configures it, and keeps the use through
+// reloads and restarts.
 //
-// The methods Grant, Caller, Settle, Leave, Awaits and SettleLeft are called
-// during requests, by many goroutines at a time, so they must not allocate for
-// each request. Caller may wait for a moment for use that was saved; no other
-// method waits.
-type Admission interface {
+// The methods Caller, Settle, Leave, Awaits and SettleLeft are called during
+// requests, by many goroutines at a time, so they must not allocate for each
+// request. Caller may wait for a moment for use that was saved; no other method
+// waits.
+type Limits interface {
 	// Start is called when the config is in use. Until then, the options of the
 	// previous config apply.
 	Start()
+	// Limiters returns the limiters, whose use replicas share.
+	Limiters() *limiter.Callers
 	// Record returns the state of the file that has the use, so that operators
 	// see when writing fails.
 	Record() *pools.Record
-	// Backends returns the lists of backends that grants name by their numbers.
-	// nil stands for all backends, and is the first one. The lists do not
-	// change.
-	Backends() [][]string
-	// Grant returns what a caller may use. It is called when a request comes,
-	// and applies to it until its end.
-	Grant(who keys.Caller) *Grant
-	// Caller returns the limiter of a caller, which admits its requests.
+	// Caller returns the limiter of a caller, or of a backend by its health
+	// key. It admits requests.
 	Caller(now time.Time, name string) *limiter.Caller
-	// Refuse returns the answer to a request that a limit refuses.
-	Refuse(r *http.Request, now time.Time, name string, refusal *limiter.Refusal) apierror.Answer
 	// Settle replaces the estimate of an admitted request with its real cost.
 	// Further calls do nothing.
 	Settle(now time.Time, r *limiter.Reservation, cost limiter.Cost)
@@ -146,12 +158,28 @@ type Admission interface {
 	// background with its real cost. A request of any caller may have returned
 	// that cost.
 	SettleLeft(now time.Time, id string, cost limiter.Cost)
-	// Use returns what a caller sees of its own use and limits, for JSON. It
-	// contains models, which is the caller's use of each model.
-	Use(now time.Time, name string, models any) any
 	// Close is called when the config is no longer in use, or has not been set
 	// up.
 	Close() error
+}
+
+// Admission decides what the callers of a pool may use, and how much. Without
+// one, every caller may use everything. Grant is called during requests, as the
+// methods of Limits are.
+type Admission interface {
+	Limits
+	// Backends returns the lists of backends that grants name by their numbers.
+	// nil stands for all backends, and is the first one. The lists do not
+	// change.
+	Backends() [][]string
+	// Grant returns what a caller may use. It is called when a request comes,
+	// and applies to it until its end.
+	Grant(who keys.Caller) *Grant
+	// Refuse returns the answer to a request that a limit refuses.
+	Refuse(r *http.Request, now time.Time, name string, refusal *limiter.Refusal) apierror.Answer
+	// Use returns what a caller sees of its own use and limits, for JSON. It
+	// contains models, which is the caller's use of each model.
+	Use(now time.Time, name string, models any) any
 }
 
 // AdmissionConfig describes the pool whose callers an Admission limits.

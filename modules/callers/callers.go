@@ -14,7 +14,6 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
-	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
@@ -36,7 +35,7 @@ type Callers struct {
 	// sets are the lists of backends that callers may use. The first one is
 	// nil, which stands for all backends.
 	sets [][]string
-	kept *kept
+	keptUse
 	name string
 	log  *zap.Logger
 	// crossed receives the marks that the use of limits reaches.
@@ -94,9 +93,6 @@ func (c *Config) open(ctx caddy.Context, o seam.AdmissionConfig) (seam.Admission
 	return all, nil
 }
 
-// inUse keeps the limiters through config reloads.
-var inUse = caddy.NewUsagePool()
-
 // New returns the callers of a pool. It returns nil if the config has neither
 // callers nor tiers. The config must have been checked. The result must be
 // closed.
@@ -112,8 +108,9 @@ func New(o Options) *Callers {
 	if o.Written != nil {
 		c.watched.options.Config = *o.Written
 	}
-	value, again, _ := inUse.LoadOrNew(c.name, func() (caddy.Destructor, error) { return newKept(c.name), nil })
-	if c.kept = value.(*kept); !again {
+	var again bool
+	if c.keptUse, again = keep(subjectCallers, c.name); !again {
+		c.kept.reportResets()
 		c.Start()
 	}
 	return c
@@ -133,16 +130,8 @@ func (c *Callers) configure() {
 // Close implements seam.Admission. It saves the use.
 func (c *Callers) Close() error {
 	c.started.Store(false)
-	if !c.kept.saver.Unread() { // otherwise it was not used, as when a config is only checked
-		c.kept.saver.Changed() // what other replicas have used may have
-	}
-	pools.SaveLast(c.kept.saver.Save)
-	_, err := inUse.Delete(c.name)
-	return err
+	return c.keptUse.Close()
 }
-
-// Record implements seam.Admission.
-func (c *Callers) Record() *pools.Record { return &c.kept.saver.Record }
 
 // reset clears the use of a caller at all replicas, and saves that. It returns
 // false if no request of such a caller is known.
@@ -196,18 +185,4 @@ func (c *Callers) Unlimited(names []string) (unlimited []string) {
 		}
 	}
 	return unlimited
-}
-
-// Caller implements seam.Admission.
-func (c *Callers) Caller(now time.Time, name string) *limiter.Caller {
-	c.kept.saver.Await() // what was saved is added when it comes
-	return c.kept.limiters.Get(now, name)
-}
-
-// Settle implements seam.Admission.
-func (c *Callers) Settle(now time.Time, r *limiter.Reservation, cost limiter.Cost) {
-	if r.Open() {
-		r.Settle(now, cost)
-		c.kept.saver.Changed()
-	}
 }

@@ -1,5 +1,6 @@
 // Package callers limits the use of each caller, and has the options for that:
-// caller, callers_file, tier and timezone.
+// caller, callers_file, tier and timezone. It also limits what backends get, by
+// the options requests and tokens of a backend.
 //
 // A caller is identified by a name. The block `caller <name>` has the caller's
 // limits. A caller without a block has those of the block `caller *`. A limit

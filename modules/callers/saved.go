@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
@@ -26,6 +27,7 @@ import (
 // file is removed if it was not written for an hour and its content was saved
 // again. With `state`, the saved use counts until the store answers.
 type kept struct {
+	subject
 	pool     string
 	limiters *limiter.Callers
 	// background holds the charges of responses that were left in the
@@ -50,15 +52,78 @@ type savedUse struct {
 // written it.
 const unwritten = time.Hour
 
-func newKept(pool string) *kept {
-	k := &kept{pool: pool, folder: "openai_lb/use/" + url.PathEscape(pool)}
-	k.limiters, k.saver = limiter.NewCallers(k.crossed), pools.NewSaver("limits", k.load, k.store)
+// subject says whose use is kept: its name in logs, the name of its record, and
+// the folder in the storage with a folder of each pool.
+type subject struct{ whose, record, parent string }
+
+var (
+	subjectCallers  = subject{"callers", "limits", "openai_lb/use/"}
+	subjectBackends = subject{"backends", "quotas", "openai_lb/quotas/"}
+)
+
+// folderOf returns the folder of a pool.
+func (s subject) folderOf(pool string) string { return s.parent + url.PathEscape(pool) }
+
+func newKept(s subject, pool string) *kept {
+	k := &kept{subject: s, pool: pool, folder: s.folderOf(pool)}
+	k.limiters, k.saver = limiter.NewCallers(k.crossed), pools.NewSaver(s.record, k.load, k.store)
+	return k
+}
+
+// reportResets records in the audit log that another replica has reset a
+// caller.
+func (k *kept) reportResets() {
 	k.limiters.OnReset(func(caller string) {
 		if logger := k.logger.Load(); logger != nil {
-			logger.Named("audit").Info("caller reset", zap.String("pool", pool), zap.String("caller", caller), zap.Bool("elsewhere", true))
+			logger.Named("audit").Info("caller reset", zap.String("pool", k.pool), zap.String("caller", caller),
+				zap.Bool("elsewhere", true))
 		}
 	})
-	return k
+}
+
+// inUse keeps the limiters through config reloads, by their folders.
+var inUse = caddy.NewUsagePool()
+
+// keptUse has the kept state of a pool. It implements the methods of
+// seam.Limits that need nothing else.
+type keptUse struct{ kept *kept }
+
+// keep returns the kept state of a pool. again reports whether a config uses it
+// already.
+func keep(s subject, pool string) (u keptUse, again bool) {
+	value, again, _ := inUse.LoadOrNew(s.folderOf(pool),
+		func() (caddy.Destructor, error) { return newKept(s, pool), nil })
+	return keptUse{value.(*kept)}, again
+}
+
+// Limiters implements seam.Limits.
+func (u keptUse) Limiters() *limiter.Callers { return u.kept.limiters }
+
+// Record implements seam.Limits.
+func (u keptUse) Record() *pools.Record { return &u.kept.saver.Record }
+
+// Caller implements seam.Limits.
+func (u keptUse) Caller(now time.Time, name string) *limiter.Caller {
+	u.kept.saver.Await() // what was saved is added when it comes
+	return u.kept.limiters.Get(now, name)
+}
+
+// Settle implements seam.Limits.
+func (u keptUse) Settle(now time.Time, r *limiter.Reservation, cost limiter.Cost) {
+	if r.Open() {
+		r.Settle(now, cost)
+		u.kept.saver.Changed()
+	}
+}
+
+// Close implements seam.Limits. It saves the use.
+func (u keptUse) Close() error {
+	if !u.kept.saver.Unread() { // otherwise it was not used, as when a config is only checked
+		u.kept.saver.Changed() // what other replicas have used may have
+	}
+	pools.SaveLast(u.kept.saver.Save)
+	_, err := inUse.Delete(u.kept.folder)
+	return err
 }
 
 // own returns the key of this process's file.
@@ -88,7 +153,7 @@ func (k *kept) crossed(x limiter.Crossing) {
 func (k *kept) load(ctx context.Context, storage certmagic.Storage) error {
 	keys, err := storage.List(ctx, k.folder, false)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return &pools.StorageError{What: "could not read saved use of callers", Key: k.folder, Err: err}
+		return &pools.StorageError{What: "could not read saved use of " + k.whose, Key: k.folder, Err: err}
 	}
 	k.old = nil
 	for _, key := range keys {
@@ -98,10 +163,10 @@ func (k *kept) load(ctx context.Context, storage certmagic.Storage) error {
 		case errors.Is(err, fs.ErrNotExist):
 			continue
 		case err != nil:
-			return &pools.StorageError{What: "could not read saved use of callers", Key: key, Err: err}
+			return &pools.StorageError{What: "could not read saved use of " + k.whose, Key: key, Err: err}
 		}
 		if err := json.Unmarshal(text, &saved); err != nil {
-			k.logger.Load().Error("could not read saved use of callers, going on without it",
+			k.logger.Load().Error("could not read saved use of "+k.whose+", going on without it",
 				zap.String("key", key), zap.Error(err))
 			continue
 		}
@@ -124,7 +189,7 @@ func (k *kept) store(ctx context.Context, storage certmagic.Storage) error {
 		err = storage.Store(ctx, k.own(), text)
 	}
 	if err != nil {
-		return &pools.StorageError{What: "could not save use of callers", Key: k.own(), Err: err}
+		return &pools.StorageError{What: "could not save use of " + k.whose, Key: k.own(), Err: err}
 	}
 	for _, key := range k.old {
 		_ = storage.Delete(ctx, key) // it is removed after a restart then

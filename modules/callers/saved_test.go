@@ -49,7 +49,7 @@ func TestUseIsSavedAgainAfterAConfigThatSavesNothing(t *testing.T) {
 
 // process starts a process with a pool, whose limiters are separate.
 func process(t *testing.T, pool string, storage certmagic.Storage, limit string) *kept {
-	k := newKept(pool)
+	k := newKept(subjectCallers, pool)
 	k.configure(storage, zap.NewNop(), nil)
 	l, err := limiter.ParseLimit(limiter.Tokens, limit)
 	if err != nil {

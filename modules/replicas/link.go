@@ -79,7 +79,11 @@ func (l *Link) Open(p *pool.Pool) {
 // Share makes the callers of the pool with this name share their limits with
 // all replicas, until Close.
 func (l *Link) Share(pool string, callers *limiter.Callers) {
-	l.unshare = l.replica.usage.Share(callersKey(pool), callers)
+	before, end := l.unshare, l.replica.usage.Share(callersKey(pool), callers)
+	l.unshare = func() {
+		before()
+		end()
+	}
 	l.replica.due.give()
 }
 
