@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// Throttles reports whether a throttle, or the reserved shares of other tiers,
-// keep the request away from the member.
+// Throttles reports whether a throttle, the member's quota, or the reserved
+// shares of other tiers, keep the request away from the member.
 func (m *Member) Throttles(r *Ask, now time.Time) bool {
-	return r.At[m.Index].takes() && (m.standing(r, now) >= guessCooldown || m.isReserved(r, now))
+	return r.At[m.Index].takes() && (m.standing(r, now) >= guessCooldown || r.IsOver(m, now) || m.isReserved(r, now))
 }
 
 // hasThrottle reports whether a slot of the request at the member holds a
@@ -55,6 +55,7 @@ func (m *Member) accepts(r *Ask, now time.Time) (back Return, ok bool) {
 		return back, false
 	}
 	shared := now.Add(m.quotaWait(r, now))
+	back.At = later(back.At, r.overUntil(m, now))
 	for _, s := range r.throttles(m) {
 		c := s.Load()
 		switch {
@@ -91,9 +92,16 @@ func (p *Pool) Returns(r *Ask, behind []int, now, until time.Time) (all []Return
 		if !back.At.After(now) && !slices.Contains(behind, m.Index) {
 			return nil
 		}
-		if q := m.limitOf(r, r.At[m.Index].Model); q != nil {
+		q := m.limitOf(r, r.At[m.Index].Model)
+		if q != nil {
 			will := q.Returning(r.Cost, until.Sub(back.At), replicas)
 			back.Places, back.Every = will.Requests, will.Every
+		}
+		if r.IsOver(m, now) {
+			places := (*r.Over)[m.Index].PerSecond * until.Sub(now).Seconds()
+			if q == nil || places < back.Places {
+				back.Places = places
+			}
 		}
 		all = append(all, back)
 	}

@@ -148,7 +148,7 @@ func (p *Pool) chooseByKey(r *Ask, a *Affinity, now time.Time, chosen *Member, b
 	}
 	if to.Member != home {
 		p.Relocations.put(a.Key, relocation{tag: to.digest.tag,
-			fled: moved.fled || home.hasThrottle(r) ||
+			fled: moved.fled || home.hasThrottle(r) || r.IsOver(home, now) ||
 				r.At[home.Index].takes() && (p.isSpent(home, r, quota.At(now)) || home.isPaused(r, now))}, now)
 	} else if moved.tag != 0 {
 		p.Relocations.forget(a.Key)

@@ -18,6 +18,9 @@ type Ask struct {
 	// Weights are the members' weights for the request's model: see
 	// [Pool.Weights].
 	Weights *Weights
+	// Over says at which members a quota keeps the request away, by the
+	// members' indexes. It is nil in a pool without quotas.
+	Over *[]Over
 	// Cost is how many tokens of a rate limit the request uses up.
 	Cost int64
 	// Tier is the caller's tier.
@@ -43,16 +46,38 @@ type Ask struct {
 	// ready, the request is not used as a probe in the first 10 s after a
 	// cooldown.
 	Streamed bool
+	// forgives reports whether the request may also go to members that have
+	// refused it, and to members for which other requests waited first.
+	forgives bool
 	// The wait for the first byte is compared with that of requests of the same
 	// Kind and Operation. Operation has no trailing slash.
 	Kind      latency.Kind
 	Operation string
-	// forgives reports whether the request may also go to members that have
-	// refused it, and to members for which other requests waited first.
-	forgives bool
-	shares   shares
-	anywhere *anywhere // nil: not found out, as for nearly all requests
+	shares    shares
+	anywhere  *anywhere // nil: not found out, as for nearly all requests
 }
+
+// Over is the quota of a member, as far as it keeps a request away. A quota is
+// a limit of the operator's. The zero Over keeps no request away.
+type Over struct {
+	// Until is when the quota has room for the request.
+	Until time.Time
+	// PerSecond is for how many requests like this one the quota has room in
+	// each second, at this replica.
+	PerSecond float64
+}
+
+// overUntil returns when the member's quota has room for the request. It is
+// zero if there is room now.
+func (r *Ask) overUntil(m *Member, now time.Time) (until time.Time) {
+	if r.Over != nil && now.Before((*r.Over)[m.Index].Until) {
+		return (*r.Over)[m.Index].Until
+	}
+	return until
+}
+
+// IsOver reports whether the member's quota keeps the request away.
+func (r *Ask) IsOver(m *Member, now time.Time) bool { return !r.overUntil(m, now).IsZero() }
 
 // answer is the cached answer to a yes-no question.
 type answer uint8

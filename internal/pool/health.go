@@ -177,8 +177,10 @@ func (m *Member) standing(r *Ask, now time.Time) (worst standing) {
 	return worst
 }
 
-// returns returns when the last of the member's cooldowns for the request ends.
+// returns returns when the last of the member's cooldowns for the request ends,
+// and its quota has room.
 func (m *Member) returns(r *Ask, now time.Time) (end time.Time) {
+	end = r.overUntil(m, now)
 	if m.health.hasNoCooldown() {
 		return end
 	}

@@ -58,6 +58,9 @@
 //   - A member is a backend as one pool sees it, with a priority and a weight.
 //     [Health] is the state of a backend. Pools share it, and it outlives them.
 //   - A member is drained if its weight is 0, or by an operator's order.
+//   - A quota is a limit that the operator sets on what a member gets. While it
+//     has no room for a request, the member gets the request as little as if it
+//     throttled, but it has no cooldown: see [Over].
 //   - A member's limits have room unless its replies, and the requests sent
 //     since, show that too little is left: see package quota. Limits only
 //     change the order of members, unless tiers keep shares.
@@ -395,7 +398,7 @@ func (p *Pool) Wait(r *Ask, now time.Time) time.Duration {
 
 // rank returns how good a choice the member is for the request.
 func (m *Member) rank(r *Ask, now time.Time) (rank rank) {
-	if at := &r.At[m.Index]; !at.takes() || !r.mayTry(at) || m.Full() || m.isReserved(r, now) {
+	if at := &r.At[m.Index]; !at.takes() || !r.mayTry(at) || m.Full() || r.IsOver(m, now) || m.isReserved(r, now) {
 		return nobody
 	}
 	switch standing := m.standing(r, now); {

@@ -234,7 +234,7 @@ func (p *Pool) Limits(r *Ask, now time.Time) (sums quota.Limits) {
 			if !ok || m.Drained() {
 				continue
 			}
-			coolingDown := m.standing(r, now) > trialDue || !m.healthy()
+			coolingDown := m.standing(r, now) > trialDue || !m.healthy() || r.IsOver(m, now)
 			f := m.limitOf(r, model).Fields(i, coolingDown, now)
 			wait := f.Reset
 			if coolingDown {
