@@ -103,7 +103,9 @@ func (b *balancer) unserved(t *transaction, now time.Time) (a answer) {
 		e.Class = string(verdict.NotHere)
 	}
 	a.Answer = e.Answer(q.asked)
-	if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable {
+	switch {
+	case e.Class == string(verdict.TooLarge): // it would be too large again
+	case e.Status == http.StatusTooManyRequests, e.Status == http.StatusServiceUnavailable:
 		verdict.SetHint(a.Header, wait)
 	}
 	if e.Class == apierror.AllThrottled || e.Class == apierror.OwnerThrottled {
@@ -137,6 +139,9 @@ func (r refusals) why(q *request, s *search, wait time.Duration) apierror.Error 
 		if class := s.attempts[i].class; class.Failover() {
 			last = class
 		}
+	}
+	if refusal := s.tooLarge(); refusal != nil && last == "" && r.Throttled == nil && !r.Busy {
+		return tooLargeFor(refusal)
 	}
 	return apierror.Unserved(r.Why, r.all, r.object, last, wait)
 }

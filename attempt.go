@@ -69,6 +69,9 @@ func (l attemptList) last() *attemptRecord {
 	return &l[len(l)-1]
 }
 
+// number returns how many attempts there are.
+func (l attemptList) number() int32 { return int32(len(l)) } //nolint:gosec // there are few
+
 // anyIs reports whether one of the attempts has the class.
 func (l attemptList) anyIs(class verdict.Class) bool {
 	return slices.ContainsFunc(l, func(a attemptRecord) bool { return a.class == class })
@@ -226,7 +229,7 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 		Header: q.credentials.Outgoing(q.incoming.Header, leaveOut), Body: &q.received,
 		Change: replay.Options{Request: &q.Body},
 		Asks:   q.asks(to, a.tiers), Secrets: to.Credentials.Secrets(a.credential, q.credentials), Fields: b.fields,
-		CountsTokens: true, CountsContent: q.caller.Name != "", CountsAll: q.readsUsage(b, bill),
+		CountsTokens: true, CountsContent: s.needsTokens(), CountsAll: q.readsUsage(b, bill),
 		FindsID:  q.Body.Background,
 		Interims: &s.interims, Client: q.writer, Marks: a.target, Socket: q.socket,
 	}
@@ -255,7 +258,7 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 	} else {
 		b.loops.add(out.Header)
 	}
-	out.Change.AskUsage = q.caller.Name != "" && (to.StreamUsage == nil || *to.StreamUsage) && q.CanAskUsage() &&
+	out.Change.AskUsage = s.needsTokens() && (to.StreamUsage == nil || *to.StreamUsage) && q.CanAskUsage() &&
 		openaiapi.KnowsStreamOptions(&out.URL)
 	if s.placement.Teaches() {
 		out.IDs = func(res *http.Response) attempt.IDReader {
@@ -267,6 +270,10 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 	}
 	return out
 }
+
+// needsTokens reports whether a caller or a quota is charged for the tokens of
+// the reply.
+func (s *search) needsTokens() bool { return s.request.caller.Name != "" || s.charge() != nil }
 
 // watchSilence sets up the move of the request to another backend while this
 // one is silent. It does nothing for a body that is not kept: the backend gets

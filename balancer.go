@@ -34,6 +34,8 @@ type balancer struct {
 	models     metrics.Models
 	// admission limits callers. It is nil without limits.
 	admission seam.Admission
+	// quotas limits what backends get. It is nil without quotas.
+	quotas seam.Limits
 	// usage lists the modules that record the usage of requests.
 	usage seam.UsageRecorders
 }

@@ -2,6 +2,7 @@ package openailb
 
 import (
 	"cmp"
+	"math"
 	"net/http"
 	"time"
 
@@ -55,16 +56,36 @@ func (b *bill) upload() *limiter.Refusal {
 func (b *bill) countsTokens() bool { return b.grant != nil && b.grant.LimitsTokens }
 
 // follow charges the output of a stream while it passes, as far as it exceeds
-// the estimate.
-func (b *bill) follow(r *usage.Reader) {
+// the estimates of the caller's limits and of the backend's quotas.
+func (b *bill) follow(r *usage.Reader, c *charge) {
+	least := int64(math.MaxInt64)
 	if b.countsTokens() && b.Open() {
-		_, output := b.Estimated()
-		r.Follow(b, output)
+		_, least = b.Estimated()
+		r.Follow(b, least)
+	}
+	if c != nil {
+		_, output := c.Estimated()
+		r.Follow(bothSpend{b, c}, min(least, output))
 	}
 }
 
 // Spend implements usage.Spender.
 func (b *bill) Spend(output int64) { b.Reservation.Spend(time.Now(), output) }
+
+// bothSpend charges the output of a stream to the caller's limits and to the
+// backend's quotas.
+type bothSpend struct {
+	*bill
+	charge *charge
+}
+
+// Spend implements usage.Spender.
+func (b bothSpend) Spend(output int64) {
+	if b.countsTokens() {
+		b.bill.Spend(output)
+	}
+	b.charge.Spend(time.Now(), output)
+}
 
 // rateLimits returns, for each kind, the caller's limit of a request for the
 // model with the smallest fraction left. ok is false if the caller has none.
@@ -86,27 +107,47 @@ func (b *bill) settle(lb *balancer, q *request, s *search, o *outcome) {
 		return // its responses have bills of their own
 	}
 	now, cost, limited, leftID := q.started.Add(o.duration), b.cost(q, s, o), b.Open(), ""
-	if q.Body.Background && cost.Prompt > 0 && !o.tokens.Known() {
+	goesOn := q.Body.Background && cost.Prompt > 0 && !o.tokens.Known()
+	if goesOn {
 		limit, _ := q.OutputLimit()
 		_, output := b.Estimated()
-		if cost.Output, leftID = max(limit, output), o.usage.ID(); lb.admission != nil {
-			lb.admission.Leave(now, &b.Reservation, leftID)
-		}
-	} else if lb.admission != nil {
-		lb.admission.Settle(now, &b.Reservation, cost)
+		cost.Output, leftID = max(limit, output), o.usage.ID()
 	}
 	if cost.Requests > 0 {
 		lb.recordUsage(q, s, o, seam.Usage{Time: now, Cost: cost, LaterID: leftID})
 	}
+	if lb.admission != nil {
+		settleOrLeave(lb.admission, &b.Reservation, q, o, cost, goesOn)
+	}
+	if c := s.charge(); c != nil && c.Open() {
+		its := bill{Reservation: c.Reservation}
+		if cost = its.cost(q, s, o); cost == (limiter.Cost{}) {
+			cost = c.unserved()
+		}
+		settleOrLeave(lb.quotas, &c.Reservation, q, o, cost, goesOn)
+		s.wait.queues.Wake(now, "")
+	}
 	if id := q.ResponseID(); id != "" && o.tokens.Known() {
 		lb.usage.Settle(id, o.tokens, o.serviceTier)
-		if lb.admission != nil {
-			lb.admission.SettleLeft(now, id,
-				limiter.Cost{Requests: 1, Prompt: o.tokens.Input, Output: o.tokens.Output})
+		cost = limiter.Cost{Requests: 1, Prompt: o.tokens.Input, Output: o.tokens.Output}
+		for _, limits := range [...]seam.Limits{lb.admission, lb.quotas} {
+			if limits != nil {
+				limits.SettleLeft(now, id, cost)
+			}
 		}
 	}
 	if limited {
 		s.wait.queues.Wake(now, q.caller.Name, b.grant.LimitedModels...)
+	}
+}
+
+// settleOrLeave replaces an estimate by the cost of the finished request, or
+// leaves it open if its response goes on in the background.
+func settleOrLeave(limits seam.Limits, r *limiter.Reservation, q *request, o *outcome, cost limiter.Cost, goesOn bool) {
+	if now := q.started.Add(o.duration); goesOn {
+		limits.Leave(now, r, o.usage.ID())
+	} else {
+		limits.Settle(now, r, cost)
 	}
 }
 

@@ -52,13 +52,15 @@ func (d *reader) converse(b *balancer, t *transaction) seam.WebSocketSession {
 		return seam.WebSocketSession{}
 	case q.socket == nil:
 		return seam.WebSocketSession{
-			Rules: c, Holds: d.clientKeys != nil || q.grant.Limited || q.grant.SeesEach(),
+			Rules: c, Holds: d.clientKeys != nil || q.grant.Limited || q.grant.SeesEach() ||
+				t.search.attempts.last().target.backend.Quotas != nil,
 		}
 	}
 	first := c.next()
 	placement := *t.placement
 	first.request.started, first.placement = q.started, &placement
 	first.bill, t.bill = t.bill, bill{}
+	first.search.quotas, t.search.quotas = t.search.quotas, nil
 	return seam.WebSocketSession{Rules: c, First: first.begin(), Holds: true}
 }
 
@@ -89,7 +91,7 @@ func (r *response) begin() *response {
 	r.search.attempts = append(r.search.attempts, attemptRecord{
 		target: r.last.target, started: r.request.started, deployment: r.last.deployment, counted: true,
 	})
-	if r.outcome.usage = r.counts.Begin(streamed.Header); r.request.caller.Name != "" {
+	if r.outcome.usage = r.counts.Begin(streamed.Header); r.search.needsTokens() {
 		r.counts.CountContent()
 	}
 	r.counts.Watch(&r.watcher)
@@ -192,6 +194,9 @@ func (c *conversation) Create(text []byte) (begun seam.WebSocketResponse, instea
 			instead = nil
 		}
 	}
+	if own.Response == nil {
+		own = r.chargeQuotas()
+	}
 	q.received.Release()
 	if own.Response != nil {
 		if c.admission != nil {
@@ -200,6 +205,30 @@ func (c *conversation) Create(text []byte) (begun seam.WebSocketResponse, instea
 		return nil, nil, &seam.WebSocketRefusal{Reply: own.Response}
 	}
 	return r.begin(), instead, nil
+}
+
+// chargeQuotas charges the response to the quotas of the WebSocket's backend.
+// It returns the answer if they have no room.
+func (r *response) chargeQuotas() (own apierror.Answer) {
+	now, b := time.Now(), r.balancer
+	c := b.limiterOf(r.last.target, now)
+	if c == nil {
+		return own
+	}
+	reservation, refusal := c.Admit(now, r.request.estimate())
+	r.search.quotas = &quotaSearch{charge: &charge{reservation, b.quotas}}
+	return b.overQuota(r.request.asked, refusal)
+}
+
+// checkQuotas returns the answer to a message that adds to the prompt, if the
+// quotas of the WebSocket's backend have no room for it.
+func (c *conversation) checkQuotas(e limiter.Estimate) (own apierror.Answer) {
+	now := time.Now()
+	l := c.balancer.limiterOf(c.handshake.search.attempts.last().target, now)
+	if l == nil {
+		return own
+	}
+	return c.balancer.overQuota(c.handshake.request.asked, l.Refuses(now, e))
 }
 
 // place finds the accounts that may get the message. It returns the answer if
@@ -225,14 +254,17 @@ func (c *conversation) steer(text []byte) *seam.WebSocketRefusal {
 	q.received.Hold(text)
 	defer q.received.Release()
 	q.ReadEvent(text)
+	estimate := limiter.Estimate{Prompt: q.PromptTokens(text), Model: q.Model, Within: true}
 	if c.admission != nil {
 		if e, refused := c.mayUse(q.grant, q.caller.Name, &q.Request, text); refused {
 			return &seam.WebSocketRefusal{Reply: e.Response(q.asked)}
 		}
-		estimate := limiter.Estimate{Prompt: q.PromptTokens(text), Model: q.Model, Within: true}
 		if refusal := c.admission.Caller(q.started, q.caller.Name).Refuses(q.started, estimate); refusal != nil {
 			return &seam.WebSocketRefusal{Reply: c.exceededAnswer(c.balancer, &r.transaction, refusal).Response}
 		}
+	}
+	if own := c.checkQuotas(estimate); own.Response != nil {
+		return &seam.WebSocketRefusal{Reply: own.Response}
 	}
 	if own := c.place(r); own.Response != nil {
 		return &seam.WebSocketRefusal{Reply: own.Response}
@@ -261,15 +293,20 @@ func (c *conversation) Refuse(kind string, text []byte) *seam.WebSocketRefusal {
 // refuseMessage checks a message that asks for no response, and returns the
 // answer if it must not pass, else nil.
 func (c *conversation) refuseMessage(kind string, audio bool, text []byte) *http.Response {
-	switch {
-	case kind == "", c.affinity.IsStrict(): // which knows only what a response.create or response.steer names
+	if kind == "" || c.affinity.IsStrict() { // which knows only what a response.create or response.steer names
 		return apierror.UnclearEvent.Response(c.handshake.request.asked)
-	case c.admission == nil:
+	}
+	one := limiter.Estimate{Prompt: 1, Model: c.handshake.request.Model, Within: true}
+	if audio {
+		if own := c.checkQuotas(one); own.Response != nil {
+			return own.Response
+		}
+	}
+	if c.admission == nil {
 		return nil
 	}
 	who, now := c.handshake.request.caller, time.Now()
 	if audio {
-		one := limiter.Estimate{Prompt: 1, Model: c.handshake.request.Model, Within: true}
 		if refusal := c.admission.Caller(now, who.Name).Refuses(now, one); refusal != nil {
 			return c.exceededAnswer(c.balancer, &c.next().transaction, refusal).Response
 		}
@@ -294,6 +331,10 @@ func (c *conversation) Unasked() seam.WebSocketResponse {
 	if c.admission != nil {
 		r.bill = c.billOf(&r.request, r.request.started)
 		r.bill.Reservation = r.bill.caller.Unasked(r.request.started, r.request.Model)
+	}
+	if l := c.balancer.limiterOf(r.last.target, r.request.started); l != nil {
+		reservation := l.Unasked(r.request.started, r.request.Model)
+		r.search.quotas = &quotaSearch{charge: &charge{reservation, c.balancer.quotas}}
 	}
 	return r.begin()
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -81,10 +82,11 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 	a, now := s.attempts.last(), time.Now()
 	switch {
 	case j.left:
-		a.giveBack(j)
+		s.giveBack(r, j)
 		return
 	case j.refusal != nil:
 		a.reservation.Return() // no backend got all of it
+		s.charge().settle(limiter.Cost{})
 		return
 	}
 	to, model := a.target, q.cooldownModel(a.target.backend)
@@ -119,7 +121,7 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 	}
 	b.learnQuota(q, a, s.tier, r, rates, now)
 	q.learnLacks(to, r, now)
-	a.giveBack(j)
+	s.giveBack(r, j)
 	if r.Connected || r.Status > 0 {
 		to.Reached()
 	}
@@ -176,11 +178,16 @@ func (b *balancer) coolDown(q *request, s *search, r *attempt.Reply, now time.Ti
 	}
 }
 
-// giveBack returns the attempt's deduction to the backend's limits if the
-// backend has not executed the request.
-func (a *attemptRecord) giveBack(j judgement) {
-	if j.unexecuted {
-		a.reservation.Return()
+// giveBack returns the attempt's deduction to the backend's limits, and its
+// charge to the backend's quotas, if the backend has not executed the request.
+// A request that is its client's mistake is charged to quotas nevertheless.
+func (s *search) giveBack(r *attempt.Reply, j judgement) {
+	if !j.unexecuted {
+		return
+	}
+	s.attempts.last().reservation.Return()
+	if r.Class != verdict.ClientError {
+		s.charge().settle(limiter.Cost{})
 	}
 }
 

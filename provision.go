@@ -88,6 +88,9 @@ func (h *Handler) provision(ctx caddy.Context) error {
 	if h.balancer, err = h.newBalancer(ctx, policy); err != nil {
 		return err
 	}
+	if err := h.newQuotas(ctx); err != nil {
+		return err
+	}
 	if h.admission, err = h.newAdmission(ctx); err != nil {
 		return err
 	}
@@ -292,8 +295,10 @@ func (h *Handler) publish(config string) {
 	for _, r := range h.balancer.usage {
 		h.balancer.Records = append(h.balancer.Records, r.Records()...)
 	}
-	if h.admission != nil {
-		h.balancer.Records = append(h.balancer.Records, h.admission.Record())
+	for _, limits := range []seam.Limits{h.admission, h.balancer.quotas} {
+		if limits != nil {
+			h.balancer.Records = append(h.balancer.Records, limits.Record())
+		}
 	}
 	h.balancer.Records = append(h.balancer.Records, h.reader.affinity.Record())
 	pools.Default.Add(&h.balancer.Entry)
@@ -352,6 +357,9 @@ func (h *Handler) Cleanup() error {
 		metrics.Left()
 		for _, r := range h.balancer.usage {
 			errs = append(errs, r.Close())
+		}
+		if h.balancer.quotas != nil {
+			errs = append(errs, h.balancer.quotas.Close())
 		}
 		for _, t := range h.balancer.targets {
 			errs = append(errs, pools.UnloadHealth(t.backend.HealthKey))

@@ -247,7 +247,7 @@ func (q *request) readsUsage(b *balancer, bill *bill) bool {
 	}
 	id := q.ResponseID()
 	return bill.countsTokens() && !q.showsStored() || b.usage.Awaits(id) ||
-		b.admission != nil && b.admission.Awaits(id)
+		b.admission != nil && b.admission.Awaits(id) || b.quotas != nil && b.quotas.Awaits(id)
 }
 
 // showsStored reports whether the reply shows a stored answer.

@@ -68,7 +68,7 @@ func (b *balancer) commit(t *transaction, r *attempt.Reply, now time.Time) *http
 		removeHopByHop(r.Response.Header) // before the fields of our own, which a backend's Connection may name
 	}
 	res, counts := r.Commit(t.request.writer, now, nil)
-	t.bill.follow(counts)
+	t.bill.follow(counts, s.charge())
 	t.outcome.usage = counts
 	s.forbidRetry(res.Header)
 	b.setRateLimits(t, res.Header, now)

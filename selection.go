@@ -51,6 +51,10 @@ type search struct {
 	// placement is the transaction's.
 	placement *affinity.Placement
 
+	// quotas is what is known of the quotas of backends. It is nil without
+	// quotas.
+	quotas *quotaSearch
+
 	// attempts are the attempts so far, including the one in progress.
 	// firstAttempt is the storage of the first one.
 	attempts     attemptList
@@ -75,7 +79,9 @@ type search struct {
 	// beforeWait is how many attempts were made before the request waited, and
 	// beforeSilence how many before it left a silent backend. A backend that
 	// throttled in one of these attempts may be tried again.
-	beforeWait, beforeSilence int
+	beforeWait, beforeSilence int32
+	// interims is how many interim responses the backends have sent.
+	interims atomic.Int32
 	// hasMoved reports whether the request has left a silent backend. mayReturn
 	// reports whether it may go back to silent backends, because no other is
 	// left.
@@ -106,8 +112,6 @@ type search struct {
 	// digest is the request's digest, kept because the body of a final attempt
 	// is gone. It is 0 if final is false.
 	digest uint64
-	// interims is how many interim responses the backends have sent.
-	interims atomic.Int32
 
 	// best is the reply that the client gets if no backend serves the request.
 	best keptReply
@@ -171,6 +175,9 @@ func (s *search) Next() *attemptRecord {
 	if m == nil {
 		return nil
 	}
+	if s.quotas != nil {
+		now = time.Now() // the search may have waited for other replicas
+	}
 	s.current = s.balancer.targets[m.Index]
 	if last := s.attempts.last(); last != nil && last.class.Failover() && last.target != s.current {
 		last.target.metrics.FailedOver(string(last.class))
@@ -206,6 +213,9 @@ func (s *search) Tell(r *attempt.Reply, j judgement) step {
 	next := s.decide(r, j)
 	if next != serve { // a reply that goes to the client may still break off
 		a.count()
+	}
+	if next == again {
+		s.charge().settle(s.charge().unserved()) // if it was not given back
 	}
 	return next
 }
@@ -328,7 +338,7 @@ func (s *search) move() *pool.Member {
 	to, last := s.silence.Moved(), s.attempts.last()
 	silent := last != nil && last.class == verdict.Silent
 	if silent && !s.hasMoved {
-		s.beforeSilence = len(s.attempts)
+		s.beforeSilence = s.attempts.number()
 	}
 	if to == nil {
 		s.gaveUp = s.gaveUp || silent
@@ -336,6 +346,10 @@ func (s *search) move() *pool.Member {
 	}
 	s.hasMoved = true
 	if !silent {
+		to.Release()
+		return nil
+	}
+	if !s.chargeQuotas(to, time.Now()) {
 		to.Release()
 		return nil
 	}
@@ -357,8 +371,13 @@ func (s *search) choose(now time.Time) *pool.Member {
 		s.update(now)
 		m = s.ask(now)
 	}
+	if m == nil && s.claimQuotas() {
+		s.update(now)
+		m = s.ask(now)
+	}
 	if first {
 		s.balancer.countReserved(&s.board, m, now)
+		s.countOver(m, now)
 	}
 	return m
 }
@@ -366,6 +385,11 @@ func (s *search) choose(now time.Time) *pool.Member {
 // ask asks the pool once, and counts the backends from which it steered away.
 func (s *search) ask(now time.Time) *pool.Member {
 	m := s.balancer.Pool.Pick(&s.board, now)
+	for m != nil && !s.chargeQuotas(m, now) {
+		m.Release()
+		s.readQuotas(now)
+		m = s.balancer.Pool.Pick(&s.board, now)
+	}
 	if m != nil {
 		for _, other := range s.board.Steered {
 			to := s.balancer.targets[other.Index]
@@ -437,7 +461,7 @@ func (s *search) hasAttempts() bool {
 		return false
 	}
 	most := s.request.maxAttempts
-	return most == 0 || len(s.attempts)-s.placement.Misses()-s.attempts.throttles(s.beforeWait) < most
+	return most == 0 || len(s.attempts)-s.placement.Misses()-s.attempts.throttles(int(s.beforeWait)) < most
 }
 
 // allowReturn allows the request to go back to silent backends, if it has
@@ -465,6 +489,7 @@ func (s *search) update(now time.Time) {
 		s.fill(now)
 	}
 	s.bar(now)
+	s.readQuotas(now)
 }
 
 // fill sets up the board.
@@ -496,6 +521,7 @@ func (s *search) fill(now time.Time) {
 		s.board.Policy = pools.Policy(b.policy, s.askPolicy)
 	}
 	s.findLackingPath(now)
+	s.beginQuotas()
 }
 
 // findLackingPath finds the backends that lack the path, or open no WebSocket
@@ -605,7 +631,7 @@ func (s *search) barAttempted() (ownCredential bool) {
 		at.Tried, at.Refused = true, a.class.Promise()
 		at.Takes = at.Takes && a.class != verdict.NotHere // it does not offer what the request asks for
 		switch {
-		case a.class == verdict.Throttled && i < max(s.beforeWait, s.beforeSilence),
+		case a.class == verdict.Throttled && i < int(max(s.beforeWait, s.beforeSilence)),
 			a.class == verdict.Silent && s.mayReturn:
 			// it may be tried again
 		case a.class == verdict.Throttled:
@@ -729,7 +755,7 @@ func (s *search) waitForBackend(now time.Time) (*pool.Member, time.Time) {
 		return nil, now
 	}
 	before := s.beforeWait
-	s.beforeWait = len(s.attempts)
+	s.beforeWait = s.attempts.number()
 	s.lineUp(now)
 	for i := range s.attempts {
 		if a := &s.attempts[i]; a.class == verdict.Throttled {

@@ -197,12 +197,18 @@ func returnOf(r *limiter.Refusal, now time.Time) time.Time {
 // tried again, which refuses it or another one. There are places for as much as
 // the limit grants until the wait ends, divided by the number of replicas.
 func limitReturns(b *balancer, key waiting.Key, r *limiter.Refusal, needs int64, now, until time.Time) waiting.Return {
+	places := b.grantedPerSecond(r, needs) * until.Sub(now).Seconds()
+	return waiting.Return{Key: key, At: returnOf(r, now), Places: places, Reason: r}
+}
+
+// grantedPerSecond returns how many requests that need so much of a limit it
+// grants in a second, divided by the number of replicas.
+func (b *balancer) grantedPerSecond(r *limiter.Refusal, needs int64) float64 {
 	if r.Limit.Kind == limiter.Requests {
 		needs = 1
 	}
 	each := float64(max(1, min(needs, r.Limit.Amount)) * int64(max(1, b.Pool.Replicas())))
-	granted := float64(r.Limit.Amount) * float64(until.Sub(now)) / float64(r.Limit.Unit.Length())
-	return waiting.Return{Key: key, At: returnOf(r, now), Places: granted / each, Reason: r}
+	return float64(r.Limit.Amount) / r.Limit.Unit.Length().Seconds() / each
 }
 
 // mayPass reports whether the limit that refuses a request is one for which

@@ -14,6 +14,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -190,6 +191,15 @@ func retryLater(what string, wait time.Duration, all bool, class, object, ownerC
 		Kind:    "rate_limit_error", Code: "rate_limit_exceeded", Class: class}
 }
 
+// TooLargeForQuotas is the error for a request whose prompt is larger than the
+// quotas of all backends that have its model. limit is one of them.
+func TooLargeForQuotas(unit string, limit, requested int64) Error {
+	return Error{Status: http.StatusTooManyRequests,
+		Message: fmt.Sprintf("Request too large for the quotas of the backends on tokens per %s: Limit %d, Requested %d. The input must be reduced in order to run successfully.",
+			unit, limit, requested),
+		Kind: "tokens", Code: "rate_limit_exceeded", Class: string(verdict.TooLarge)}
+}
+
 // NoCredential is the error while there is no credential for a backend, or if
 // the credential that was sent has been replaced and the body cannot be sent
 // again.
@@ -338,6 +348,9 @@ func (e Error) Response(req *http.Request) *http.Response {
 	}
 	if e == NotProcessed || e == NoMemory || e == OwnersUnknown || e == TokenUnchecked {
 		verdict.SetHint(res.Header, time.Second)
+	}
+	if e.Class == string(verdict.TooLarge) {
+		res.Header["X-Should-Retry"] = []string{"false"}
 	}
 	switch e.Status {
 	case http.StatusTooEarly:

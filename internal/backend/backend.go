@@ -29,6 +29,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
@@ -123,6 +124,21 @@ type Backend struct {
 	//	max_requests <n>
 	MaxRequests int `json:"max_requests,omitempty"`
 
+	// Requests is how many requests for inference the backend gets in a second,
+	// minute, hour, day or month; repeatable. Default: no quota.
+	//
+	// It is a number and a unit, such as `600/minute`, as in a caller's limit.
+	// A request over the quota goes to another backend.
+	//
+	//	requests <n>/<unit>
+	Requests []string `json:"requests,omitempty"`
+
+	// Tokens is how many tokens the backend gets in a second, minute, hour, day
+	// or month, such as `200k/minute`; repeatable. Default: no quota.
+	//
+	//	tokens <n>/<unit>
+	Tokens []string `json:"tokens,omitempty"`
+
 	// HealthURI is the path of the backend's health checks, for a self-hosted
 	// server. Default: it is not checked.
 	//
@@ -174,6 +190,9 @@ type Resolved struct {
 	// HealthKey identifies the stored health of the backend, and AccountKey the
 	// account with its stored objects.
 	HealthKey, AccountKey string
+	// Quotas are the limits of Requests and Tokens. Backends with the same
+	// HealthKey have the same.
+	Quotas []limiter.Limit
 
 	tierInHeader  bool // the service tier is in a header, not in the body
 	followsLimits bool // no weight was given

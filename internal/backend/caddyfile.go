@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 )
 
@@ -60,6 +62,8 @@ func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"deployment":   directive.Text(&b.Deployment),
 		"model":        directive.Args("a name and an optional deployment", 1, 2, b.addModel(make(map[string]bool))).Repeatable(),
 		"max_requests": directive.Int(&b.MaxRequests, 1, directive.MaxInt),
+		"requests":     b.quotaOption(&b.Requests),
+		"tokens":       b.quotaOption(&b.Tokens),
 		"stream_usage": directive.Off(&b.StreamUsage),
 		"account":      directive.Text(&b.Account),
 		"service_tier": directive.Text(&b.ServiceTier),
@@ -94,6 +98,32 @@ func (b *Backend) checkTogether() error {
 		return keys.AuthConfig{Scheme: b.Auth, APIKey: b.APIKey, Header: b.Header}.Check()
 	}
 	return nil
+}
+
+func (b *Backend) quotaOption(into *[]string) directive.Option {
+	return directive.Args("a quota such as 600/minute", 1, 1, func(args []string) error {
+		*into = append(*into, args[0])
+		_, err := b.parseQuotas()
+		return err
+	}).Repeatable()
+}
+
+// parseQuotas parses the options requests and tokens.
+func (b *Backend) parseQuotas() (quotas []limiter.Limit, err error) {
+	for i, texts := range [][]string{limiter.Requests: b.Requests, limiter.Tokens: b.Tokens} {
+		for _, text := range texts {
+			l, err := limiter.ParseLimit(limiter.Kind(i), text) //nolint:gosec // there are two
+			if err != nil {
+				return nil, err
+			}
+			if slices.ContainsFunc(quotas, func(other limiter.Limit) bool { return other.ID() == l.ID() }) {
+				return nil, fmt.Errorf("%s per %s is given twice: '%s'", l.Kind, l.Unit, text)
+			}
+			quotas = append(quotas, l)
+		}
+	}
+	slices.SortFunc(quotas, func(x, y limiter.Limit) int { return cmp.Compare(x.ID(), y.ID()) })
+	return quotas, nil
 }
 
 func (b *Backend) addHeader(args []string) error {

@@ -40,6 +40,22 @@ func Provision(ctx caddy.Context, backends []*Backend) error {
 	for i, name := range NamesOf(backends) {
 		backends[i].Name = name
 	}
+	return checkQuotas(backends)
+}
+
+// checkQuotas returns an error if two backends with the same URL and credential
+// have different quotas.
+func checkQuotas(backends []*Backend) error {
+	first := make(map[string]*Backend)
+	for i, b := range backends {
+		same := first[b.HealthKey]
+		if same == nil {
+			first[b.HealthKey] = b
+		} else if !slices.Equal(same.Quotas, b.Quotas) {
+			return fmt.Errorf("%s: requests and tokens are not the same as those of '%s', which has the same URL and credential: expected the same in both",
+				b.label(i), same.Name)
+		}
+	}
 	return nil
 }
 
@@ -122,6 +138,9 @@ func (b *Backend) provision(ctx caddy.Context) error {
 	}
 	if b.MaxRequests < 0 { // in JSON
 		return fmt.Errorf("max_requests '%d' is not a whole number of 1 or more", b.MaxRequests)
+	}
+	if b.Quotas, err = b.parseQuotas(); err != nil {
+		return err
 	}
 	if err := CheckRank(b.Priority, *b.Weight); err != nil {
 		return err

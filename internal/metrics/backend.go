@@ -96,6 +96,10 @@ func (b *Backend) PassedOver(tier string) {
 	b.passedOver.of(clean(tier)).Inc()
 }
 
+// OverQuota counts a request that skipped this backend because its quota has no
+// room.
+func (b *Backend) OverQuota() { overQuotaTotal.WithLabelValues(b.pool.name, b.name).Inc() }
+
 // Affinity counts a request with this kind of affinity, by its result. Without
 // a result, it counts nothing.
 func (p *Pool) Affinity(kind, result string) {

@@ -25,6 +25,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/prometheus/client_golang/prometheus"
@@ -54,6 +55,9 @@ type Entry struct {
 	// ResetCaller clears the use of a caller at all replicas. It returns false
 	// if no request of such a caller is known. It is nil as Callers is.
 	ResetCaller func(name string, order pool.Order) (known bool)
+	// Quota returns the use of a member's quotas. It is nil if no backend has
+	// any.
+	Quota func(m *pool.Member, now time.Time) []limiter.Use
 	// Secrets are those of its config that come from files, or nil.
 	Secrets *keys.Reloader
 	// Records are the files that the pool keeps on disk. Some may be nil.

@@ -79,6 +79,8 @@ type Backend struct {
 
 	Counts
 
+	// Quotas are the use of its own quotas. They are omitted if there are none.
+	Quotas []Quota `json:"quotas,omitempty"`
 	// Drain is the order by which an operator took it out of use, or nil.
 	Drain *Drain `json:"drain"`
 	// LastError is the latest failure that started a cooldown.
@@ -97,6 +99,24 @@ type Backend struct {
 
 	member *pool.Member
 }
+
+// Quota is the use of a quota of a backend, at all replicas.
+type Quota struct {
+	// Kind is requests or tokens, and Window second, minute, hour, day or
+	// month.
+	Kind   string `json:"kind"`
+	Window string `json:"window"`
+	// Limit is how much this replica may use: all of the quota, or its share.
+	Limit int64 `json:"limit"`
+	Used  int64 `json:"used"`
+	Left  int64 `json:"left"`
+	// PassedOver is how many requests went to another backend, or were refused,
+	// because the quota had no room, since the process started.
+	PassedOver uint64 `json:"passed_over"`
+}
+
+// UsedRatio returns the used fraction of the quota.
+func (q Quota) UsedRatio() float64 { return float64(q.Used) / float64(max(1, q.Limit)) }
 
 // WorstCooldown is the most important cooldown of a backend. A cooldown of the
 // whole backend comes before a cooldown of a model, and among equals the one
@@ -239,6 +259,12 @@ func Pools(now time.Time, counts map[metrics.Key]metrics.Counts) (all []Pool) {
 		for _, s := range entry.Pool.Snapshot(now) {
 			b := backendOf(s, now)
 			b.Pool = p.Name
+			if entry.Quota != nil {
+				for _, u := range entry.Quota(s.Member, now) {
+					b.Quotas = append(b.Quotas, Quota{u.Limit.Kind.String(), u.Limit.Unit.String(), u.Allowed, u.Used,
+						u.Left(), u.Refused})
+				}
+			}
 			b.Counts = countsOf(counts[metrics.Key{Pool: p.Name, Backend: b.Name}])
 			p.Backends = append(p.Backends, b)
 		}

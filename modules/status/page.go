@@ -219,7 +219,8 @@ func (v *View) add(id string, row pageRow) (ok bool) {
 // isSound reports whether a backend from another replica is small enough to be
 // shown.
 func (b *Backend) isSound() bool {
-	return areWords(b.Name, b.State) && len(b.Cooldowns)+len(b.Due)+len(b.Silences)+len(b.Untried) <= maxCooldowns
+	rows := len(b.Cooldowns) + len(b.Due) + len(b.Silences) + len(b.Untried) + len(b.Quotas)
+	return areWords(b.Name, b.State) && rows <= maxCooldowns
 }
 
 // Together returns the pool with its backends as all replicas see them: this

@@ -197,7 +197,7 @@ func (p *Problem) describe() {
 
 // recordNames describes the records of a pool on disk, by their names.
 var recordNames = map[string]string{
-	"bill": "the bill", "journal": "the journal of the bill", "limits": "the use of limits", "stored_objects": "who owns stored objects",
+	"bill": "the bill", "journal": "the journal of the bill", "limits": "the use of limits", "quotas": "the use of quotas", "stored_objects": "who owns stored objects",
 }
 
 func (l *problemList) addModels(models []Model) {

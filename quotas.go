@@ -1,0 +1,233 @@
+package openailb
+
+import (
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/observe"
+	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
+)
+
+// newQuotas sets up the quotas of backends: their options requests and tokens.
+func (h *Handler) newQuotas(ctx caddy.Context) error {
+	quotas := make(map[string][]limiter.Limit)
+	for _, b := range h.Backends {
+		if b.Quotas != nil {
+			quotas[b.HealthKey] = b.Quotas
+		}
+	}
+	if len(quotas) == 0 {
+		return nil
+	}
+	limits, err := seam.Callers().OpenQuotas(ctx,
+		seam.QuotaConfig{Pool: h.Pool, Quotas: quotas, Location: h.shared.Location, Logger: h.logger})
+	if err != nil {
+		return err
+	}
+	b := h.balancer
+	b.quotas = limits
+	b.Quota = func(m *pool.Member, now time.Time) (uses []limiter.Use) {
+		if c := b.limiterOf(b.targets[m.Index], now); c != nil {
+			uses = c.Snapshot(now).Limits
+		}
+		return uses
+	}
+	h.replication.Share("quotas of "+h.Pool, limits.Limiters())
+	return observe.On(ctx, observe.Started, limits.Start)
+}
+
+// limiterOf returns the limiter of a backend's quotas, or nil if the backend
+// has none.
+func (b *balancer) limiterOf(to *target, now time.Time) *limiter.Caller {
+	if to.backend.Quotas == nil {
+		return nil
+	}
+	return b.quotas.Caller(now, to.backend.HealthKey)
+}
+
+// quotaSearch is what a search knows of the quotas of backends.
+//
+// A backend whose quota refuses the request gets it as little as one that
+// throttles. The chosen backend is charged before its attempt. If another
+// request has used the quota up in the meantime, the search chooses again. If
+// only this replica's part of the quota is used up, another backend serves; if
+// none is left, the search waits once for the other replicas.
+type quotaSearch struct {
+	estimate limiter.Estimate
+	// over says which backends' quotas keep the request away, for the pool.
+	over []pool.Over
+	// refusals are those of the quotas, by the indexes of the backends.
+	refusals []*limiter.Refusal
+	// claims reports whether the search waits for the other replicas, and
+	// claimed are the indexes of the backends for which it has.
+	claims  bool
+	claimed []int
+	// charge is that of the backend that was chosen last. It is nil if the
+	// backend has no quotas.
+	charge *charge
+}
+
+// charge is the charge of an attempt to the quotas of its backend. The nil
+// charge is that of a backend without quotas.
+type charge struct {
+	limiter.Reservation
+	limits seam.Limits
+}
+
+// settle replaces the estimate with the cost, once.
+func (c *charge) settle(cost limiter.Cost) {
+	if c != nil {
+		c.limits.Settle(time.Now(), &c.Reservation, cost)
+	}
+}
+
+// unserved is the cost of an attempt that the backend may have executed, but
+// whose reply nobody got: the request and its prompt.
+func (c *charge) unserved() limiter.Cost {
+	if c == nil {
+		return limiter.Cost{}
+	}
+	prompt, _ := c.Estimated()
+	return limiter.Cost{Requests: 1, Prompt: prompt}
+}
+
+// beginQuotas prepares the search for the quotas of backends, which limit
+// inference.
+func (s *search) beginQuotas() {
+	if s.balancer.quotas != nil && s.request.Kind.Infers() {
+		n := len(s.balancer.targets)
+		s.quotas = &quotaSearch{estimate: s.request.estimate(), over: make([]pool.Over, n),
+			refusals: make([]*limiter.Refusal, n)}
+		s.board.Over = &s.quotas.over
+	}
+}
+
+// readQuotas finds out which quotas keep the request away from their backends.
+func (s *search) readQuotas(now time.Time) {
+	q := s.quotas
+	if q == nil {
+		return
+	}
+	for i, to := range s.balancer.targets {
+		at, c := &s.board.At[i], s.balancer.limiterOf(to, now)
+		q.over[i], q.refusals[i] = pool.Over{}, nil
+		if c == nil || !at.Takes || at.Bar == pool.Spent {
+			continue
+		}
+		refusal := c.Check(now, q.estimate)
+		if refusal == nil || q.claims && refusal.MayClaim() && !slices.Contains(q.claimed, i) {
+			continue
+		}
+		if q.refusals[i] = refusal; refusal.Reason == limiter.TooLarge {
+			at.Bar = pool.Unfit
+		} else {
+			q.over[i] = pool.Over{Until: returnOf(refusal, now),
+				PerSecond: s.balancer.grantedPerSecond(refusal, refusal.Requested)}
+		}
+	}
+}
+
+// chargeQuotas charges the quotas of the backend that was chosen. It reports
+// false if they have no room.
+func (s *search) chargeQuotas(to *pool.Member, now time.Time) bool {
+	q := s.quotas
+	if q == nil {
+		return true
+	}
+	q.charge = nil
+	c := s.balancer.limiterOf(s.balancer.targets[to.Index], now)
+	if c == nil {
+		return true
+	}
+	r, refusal := c.Try(now, q.estimate)
+	if refusal != nil && q.claims && refusal.MayClaim() {
+		q.claimed = append(q.claimed, to.Index)
+		r, refusal = c.Await(q.estimate)
+	}
+	if refusal != nil {
+		return false
+	}
+	q.charge = &charge{r, s.balancer.quotas}
+	return true
+}
+
+// charge returns the charge of the latest attempt to the quotas of its backend.
+func (s *search) charge() *charge {
+	if s.quotas == nil {
+		return nil
+	}
+	return s.quotas.charge
+}
+
+// claimQuotas makes the search wait for the other replicas, if they may leave a
+// backend's quota to the request. It reports whether that is new.
+func (s *search) claimQuotas() bool {
+	q := s.quotas
+	if q == nil || q.claims {
+		return false
+	}
+	q.claims = slices.ContainsFunc(q.refusals, func(r *limiter.Refusal) bool { return r != nil && r.MayClaim() })
+	return q.claims
+}
+
+// countOver counts the backends that the request passed over because of their
+// quotas: those up to the priority of the chosen backend, or of any priority if
+// none was chosen.
+func (s *search) countOver(chosen *pool.Member, now time.Time) {
+	if s.quotas == nil {
+		return
+	}
+	for i, refusal := range s.quotas.refusals {
+		to := s.balancer.targets[i]
+		if refusal == nil || chosen != nil && to.Priority > chosen.Priority {
+			continue
+		}
+		to.metrics.OverQuota()
+		s.balancer.limiterOf(to, now).Refused(now, refusal)
+		if c := s.balancer.logger.Check(zap.DebugLevel, "backend over its quota"); c != nil {
+			c.Write(zap.String("backend", to.Name), s.request.callerField(), zap.Stringer("quota", refusal.Limit),
+				zap.Int64("used", refusal.Used), zap.Int64("requested", refusal.Requested),
+				zap.Duration("wait", refusal.Wait))
+		}
+	}
+}
+
+// tooLarge returns the refusal of a quota that is smaller than the prompt. It
+// returns nil if there is none.
+func (s *search) tooLarge() *limiter.Refusal {
+	if s.quotas == nil {
+		return nil
+	}
+	for _, refusal := range s.quotas.refusals {
+		if refusal != nil && refusal.Reason == limiter.TooLarge {
+			return refusal
+		}
+	}
+	return nil
+}
+
+// overQuota returns the answer to a message of a WebSocket, if the quotas of
+// its backend refuse it.
+func (b *balancer) overQuota(r *http.Request, refusal *limiter.Refusal) (own apierror.Answer) {
+	if refusal == nil {
+		return own
+	}
+	if refusal.Reason == limiter.TooLarge {
+		return tooLargeFor(refusal).Answer(r)
+	}
+	own = apierror.RateLimited(refusal.Wait, false, "").Answer(r)
+	verdict.SetHint(own.Header, refusal.Wait)
+	return own
+}
+
+func tooLargeFor(r *limiter.Refusal) apierror.Error {
+	return apierror.TooLargeForQuotas(r.Limit.Unit.String(), r.Limit.Amount, r.Requested)
+}
