@@ -82,10 +82,10 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 	a, now := s.attempts.last(), time.Now()
 	switch {
 	case j.left:
-		s.giveBack(r, j)
+		s.giveBack(r, j, now)
 		return
 	case j.refusal != nil:
-		a.reservation.Return() // no backend got all of it
+		s.undeduct(now) // no backend got all of it
 		s.charge().settle(limiter.Cost{})
 		return
 	}
@@ -121,7 +121,7 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 	}
 	b.learnQuota(q, a, s.tier, r, rates, now)
 	q.learnLacks(to, r, now)
-	s.giveBack(r, j)
+	s.giveBack(r, j, now)
 	if r.Connected || r.Status > 0 {
 		to.Reached()
 	}
@@ -178,17 +178,24 @@ func (b *balancer) coolDown(q *request, s *search, r *attempt.Reply, now time.Ti
 	}
 }
 
-// giveBack returns the attempt's deduction to the backend's limits, and its
-// charge to the backend's quotas, if the backend has not executed the request.
-// A request that is its client's mistake is charged to quotas nevertheless.
-func (s *search) giveBack(r *attempt.Reply, j judgement) {
+// giveBack undoes the attempt's deduction, and returns its charge to the
+// backend's quotas, if the backend has not executed the request. A request that
+// is its client's mistake is charged to quotas nevertheless.
+func (s *search) giveBack(r *attempt.Reply, j judgement, now time.Time) {
 	if !j.unexecuted {
 		return
 	}
-	s.attempts.last().reservation.Return()
+	s.undeduct(now)
 	if r.Class != verdict.ClientError {
 		s.charge().settle(limiter.Cost{})
 	}
+}
+
+// undeduct returns the deduction of the latest attempt to the backend's limits
+// and to the request's caller.
+func (s *search) undeduct(now time.Time) {
+	s.attempts.last().reservation.Return()
+	s.board.Caller.Get(-s.request.Cost, now)
 }
 
 // learnEnd records that a reply was cut, or contained an error, after its
@@ -241,14 +248,16 @@ func (b *balancer) knowsQuota() bool {
 	return b.Pool.Steers || b.rateLimits == rateLimitsOfPool || b.waiting != nil
 }
 
-// deduct deducts the request from the backend's remaining limits, for the
-// caller's tier.
-func (b *balancer) deduct(q *request, to *target, tiers pool.ServiceTiers, tier int, now time.Time) quota.Mark {
+// deduct deducts a request from the remaining limits of the backend to which it
+// is sent, for its caller and the caller's tier.
+func (b *balancer) deduct(s *search, tiers pool.ServiceTiers, now time.Time) quota.Mark {
+	q, to := s.request, s.current
+	s.board.Caller.Get(q.Cost, now)
 	switch {
 	case !q.hasQuota(to), tiers.HaveOwnLimits():
 		return quota.Mark{}
-	case b.tiers != nil:
-		return to.Give(q.cooldownModel(to.backend), q.Cost, tier, now)
+	case b.tiers != nil || s.board.Caller != nil:
+		return to.Give(q.cooldownModel(to.backend), q.Cost, s.tier, now)
 	case !b.knowsQuota():
 		return quota.Mark{}
 	}

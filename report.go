@@ -179,10 +179,11 @@ func (b *balancer) countThrottled(r refusals) (owner *target) {
 }
 
 // countReserved counts the backends that the request skipped because only the
-// shares of other tiers are left there. These are the skipped backends up to
-// the priority of the chosen backend, or of any priority if none was chosen.
+// shares of other tiers or callers are left there. These are the skipped
+// backends up to the priority of the chosen backend, or of any priority if none
+// was chosen.
 func (b *balancer) countReserved(ask *pool.Ask, chosen *pool.Member, now time.Time) {
-	if ask.Tier.Shares == nil {
+	if ask.Tier.Shares == nil && ask.Caller == nil {
 		return
 	}
 	for _, t := range b.targets {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"net/http"
 	"slices"
 	"strings"
@@ -186,7 +187,7 @@ func (s *search) Next() *attemptRecord {
 	at.Tried, at.Bar = true, pool.Spent // so that the request does not move to where it is; bar finds out anew
 	s.attempts = append(s.attempts, attemptRecord{
 		target: s.current, started: now, tiers: at.Tiers,
-		reservation: s.balancer.deduct(s.request, s.current, at.Tiers, s.tier, now),
+		reservation: s.balancer.deduct(s, at.Tiers, now),
 		deployment:  s.current.deploymentLabel(s.request),
 	})
 	return s.attempts.last()
@@ -364,6 +365,9 @@ func (s *search) choose(now time.Time) *pool.Member {
 	s.lineUp(now)
 	if s.update(now); first && s.balancer.tiers != nil {
 		s.balancer.Pool.Demand(&s.board, now) // other tiers leave its share for such requests
+	}
+	if first && s.mayShare(now) {
+		s.balancer.Pool.DemandShare(&s.board, s.callerID(), now)
 	}
 	s.stayHome(now)
 	m := s.ask(now)
@@ -561,6 +565,22 @@ func (s *search) callerTier() quota.Tier {
 		return quota.Tier{Number: s.tier}
 	}
 	return s.balancer.tiers[s.tier]
+}
+
+// mayShare reports whether backends are shared among callers, and the request's
+// caller gets a share. As for tiers, no share covers stored objects and
+// operations other than inference.
+func (s *search) mayShare(now time.Time) bool {
+	p := s.balancer.Pool
+	return p.Callers.AreShort(now) && p.Steers && s.request.caller.Name != "" && s.request.Kind.Infers() &&
+		s.placement.Anywhere()
+}
+
+// callerID identifies the request's caller, for its share.
+func (s *search) callerID() quota.CallerID {
+	q := s.request
+	return quota.CallerID{Caller: maphash.String(digests, q.caller.Name), Model: maphash.String(digests, q.Model),
+		Tier: s.tier}
 }
 
 // isUnusual reports whether every backend that takes the request gets it with a

@@ -25,6 +25,9 @@ type Ask struct {
 	Cost int64
 	// Tier is the caller's tier.
 	Tier quota.Tier
+	// Caller is the request's caller while callers share the members. It is nil
+	// unless DemandShare has set it.
+	Caller *Caller
 	// Policy chooses among members of one priority. It is nil for the choice by
 	// weight. It must not keep the slice, and may return nil to leave the
 	// choice to the weights. It does not apply to requests with a key: see
@@ -55,6 +58,14 @@ type Ask struct {
 	Operation string
 	shares    shares
 	anywhere  *anywhere // nil: not found out, as for nearly all requests
+}
+
+// Caller is what a request's caller asks for and gets.
+type Caller struct {
+	use *quota.CallerUse
+	// dues are the parts of the members that other callers are due, at the
+	// instant of the request's shares.
+	dues []float64
 }
 
 // Over is the quota of a member, as far as it keeps a request away. A quota is

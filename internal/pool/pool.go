@@ -140,6 +140,9 @@ type Pool struct {
 	// one does.
 	Replicas func() int
 
+	// Callers shares members that throttle among callers.
+	Callers quota.Callers
+
 	listeners []Listener
 	returns   returns
 	// follows reports whether any weights follow limits.

@@ -45,6 +45,9 @@ func (m *Member) Given(now time.Time) map[string]quota.Given { return m.health.q
 func (m *Member) learnCooldown(c *Cooldown, remote bool, now time.Time) {
 	if q := m.meterOf(c); q != nil {
 		q.CoolDown(c.learned(remote), now)
+		if c.Throttle {
+			m.pool.Callers.SeeThrottle(q.Window(now), c.Until, now)
+		}
 		m.health.paces.Store(true)
 	}
 }
@@ -135,17 +138,58 @@ func (p *Pool) Demand(r *Ask, now time.Time) {
 	}
 }
 
+// DemandShare records that a caller asks for the request's model, so that the
+// request leaves other callers their shares.
+func (p *Pool) DemandShare(r *Ask, id quota.CallerID, now time.Time) {
+	var members uint64
+	for _, m := range p.Members {
+		if r.At[m.Index].takes() {
+			members |= 1 << (m.Index % 64)
+		}
+	}
+	r.Caller = &Caller{p.Callers.Ask(id, members, r.Cost, now), make([]float64, len(r.At))}
+}
+
+// Get counts the cost of a request that is sent. A negative cost is that of one
+// that was not executed. A nil Caller counts nothing.
+func (c *Caller) Get(cost int64, now time.Time) {
+	if c != nil {
+		c.use.Get(cost, now)
+	}
+}
+
+// find finds out what other callers are due.
+func (c *Caller) find(now quota.Instant) {
+	if c == nil {
+		return
+	}
+	clear(c.dues)
+	for members, part := range c.use.Dues(now) {
+		for i := range c.dues {
+			c.dues[i] += part * float64(members>>(i%64)&1)
+		}
+	}
+}
+
+// due returns the part of a member that other callers are due.
+func (c *Caller) due(m *Member) float64 {
+	if c == nil {
+		return 0
+	}
+	return c.dues[m.Index]
+}
+
 // PassedOver reports whether the rest of the member's limits is reserved for
-// other tiers.
+// other tiers, or due to other callers.
 func (m *Member) PassedOver(r *Ask, now time.Time) bool {
 	return r.At[m.Index].takes() && m.isReserved(r, now)
 }
 
 // isReserved reports whether the rest of the model's limits at the member is
-// reserved for other tiers, and the request's tier has used up its own share.
-// The answer is cached for one instant.
+// reserved for other tiers, and the request's tier has used up its own share,
+// or whether it is due to other callers. The answer is cached for one instant.
 func (m *Member) isReserved(r *Ask, now time.Time) bool {
-	if r.Tier.Shares == nil {
+	if r.Tier.Shares == nil && r.Caller == nil {
 		return false
 	}
 	instant := quota.At(now)
@@ -154,13 +198,16 @@ func (m *Member) isReserved(r *Ask, now time.Time) bool {
 		for i := range r.At {
 			r.At[i].reserved = unasked
 		}
+		r.Caller.find(instant)
 	}
 	at := &r.At[m.Index]
 	if at.reserved == unasked {
 		at.reserved = no
 		if q := m.limitOf(r, at.Model); q != nil {
-			of, reserved := q.Reserved(r.Tier, r.Cost, instant)
-			if reserved && (!r.Tier.KeepsShare() || !m.pool.isWithinShare(r, of, instant)) {
+			of, tiers := q.Kept(r.Tier, instant)
+			callers := r.Caller.due(m)
+			if !q.Leaves(tiers+callers, r.Cost, instant) &&
+				(callers > 0 || !r.Tier.KeepsShare() || !m.pool.isWithinShare(r, of, instant)) {
 				at.reserved = yes
 			}
 		}
@@ -209,8 +256,8 @@ func (m *Member) quotaFor(r *Ask) *quota.Meter {
 	return nil
 }
 
-// quotaWait returns how long reserved shares of other tiers keep the request
-// away.
+// quotaWait returns how long the shares of other tiers and callers keep the
+// request away.
 func (m *Member) quotaWait(r *Ask, now time.Time) time.Duration {
 	if !m.isReserved(r, now) {
 		return 0
@@ -219,7 +266,8 @@ func (m *Member) quotaWait(r *Ask, now time.Time) time.Duration {
 	if q == nil { // a reload has just cleared the meters: see StartFresh
 		return 0
 	}
-	return q.Wait(r.Tier, r.Cost, now)
+	_, tiers := q.Kept(r.Tier, quota.At(now))
+	return q.Wait(tiers+r.Caller.due(m), r.Cost, now)
 }
 
 // Limits returns the sums of the limits of all members to which the request can

@@ -3,6 +3,7 @@ package pool
 import (
 	"cmp"
 	"fmt"
+	"hash/maphash"
 	"math"
 	"math/rand/v2"
 	"net/http"
@@ -76,11 +77,16 @@ func (s *server) serve(cost int64, now time.Time) (ok bool, header http.Header, 
 
 // stream is a number of requests a second of one tier, of costs around 100.
 type stream struct {
-	tier int
+	tier   int
+	caller string
+	// at are the indexes of the servers that it may use. nil: all
+	at   []int
 	rate float64
 
 	sent, served, refused float64
 }
+
+var hashes = maphash.MakeSeed()
 
 // shortage is a pool, at some replicas, before which streams of requests come.
 type shortage struct {
@@ -92,6 +98,8 @@ type shortage struct {
 	uneven   bool // costs differ
 	steers   bool
 	sticky   bool // each request belongs to one of some sessions
+	seed     uint64
+	callers  []asking // for wantShares
 
 	calls, refusals float64
 }
@@ -99,7 +107,7 @@ type shortage struct {
 // run sends requests for so long, and counts from a time on.
 func (s *shortage) run(t *testing.T, long, from time.Duration) {
 	t.Helper()
-	random := rand.New(rand.NewPCG(5, 6))
+	random := rand.New(rand.NewPCG(5+s.seed, 6))
 	pools := make([]testPool, s.replicas)
 	names := make([]string, len(s.servers))
 	for i := range names {
@@ -179,7 +187,13 @@ func (s *shortage) send(pools []testPool, p testPool, of *stream, cost int64, no
 		r.affinity.Key = 1 + uint64(s.calls)%50
 	}
 	ask := r.of(p.Pool)
+	for i := range ask.At {
+		ask.At[i].Takes = of.at == nil || slices.Contains(of.at, i)
+	}
 	p.Demand(ask, now)
+	if of.caller != "" && p.Callers.AreShort(now) {
+		p.DemandShare(ask, quota.CallerID{Caller: maphash.String(hashes, of.caller), Tier: of.tier}, now)
+	}
 	if counted {
 		of.sent++
 	}
@@ -194,6 +208,7 @@ func (s *shortage) send(pools []testPool, p testPool, of *stream, cost int64, no
 		ask.At[m.Index].Bar = Spent
 		began := now
 		mark := m.Give("m", cost, of.tier, now)
+		ask.Caller.Get(cost, now)
 		ok, header, wait := s.servers[m.Index].serve(cost, now)
 		seen := quota.Reply{Mark: mark, Sent: began, Rates: verdict.ReadRates(header), Throttles: !ok, Served: ok, Cost: cost}
 		if ok {
@@ -214,6 +229,7 @@ func (s *shortage) send(pools []testPool, p testPool, of *stream, cost int64, no
 		}
 		m.Quota("m").See(seen, "m", now)
 		mark.Return()
+		ask.Caller.Get(-cost, now)
 		m.CoolDown(Refusal{Reason: Reason{Class: "throttled", Status: 429}, Throttle: true, Model: "m", Cost: cost, Wait: max(wait, 50*time.Millisecond), Started: began}, now)
 		m.Release()
 		for _, other := range pools {

@@ -30,6 +30,24 @@ func (m *Meter) CoolDown(c Cooldown, now time.Time) {
 	}
 }
 
+// Window returns the length of the windows of the backend's limits, as far as
+// it is known, and 0 for a backend that works off requests continuously.
+func (m *Meter) Window(now time.Time) (length time.Duration) {
+	if m.drain.Load() != nil {
+		return 0
+	}
+	at := At(now)
+	if l := m.current(at); l != nil {
+		length = l.length
+	}
+	for i := range m.allowances {
+		if a := &m.allowances[i]; int64(at) < a.until.Load() {
+			length = max(length, time.Duration(a.window.Load()))
+		}
+	}
+	return length
+}
+
 // explains reports whether the backend's own replies agree with a throttle.
 // They do unless they say that much is left.
 func (m *Meter) explains(now Instant) bool {

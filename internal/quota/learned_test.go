@@ -57,10 +57,11 @@ func TestThrottlesTeachOnlyWhatRepliesDoNotSay(t *testing.T) {
 			m.Hear("b", Given{}, now)
 		}
 		see(m, tc.said, false, now)
-		if _, got := m.Reserved(beyond(2, .8), 1, At(now)); got != tc.want {
+		_, kept := m.Kept(beyond(2, .8), At(now))
+		if got := !m.Leaves(kept, 1, At(now)); got != tc.want {
 			t.Errorf("%s: reserved is %v, want %v", name, got, tc.want)
 		}
-		if wait := m.Wait(beyond(2, .8), 1, now); wait > 0 != tc.want {
+		if wait := m.Wait(kept, 1, now); wait > 0 != tc.want {
 			t.Errorf("%s: the wait is %v, although reserved is %v", name, wait, tc.want)
 		}
 	}

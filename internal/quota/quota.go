@@ -43,6 +43,16 @@
 // minute. Above that, it may use only backends of which more than 70 % is left.
 // After gold has sent nothing for a minute, bronze may use everything.
 //
+// # Shares of callers
+//
+// The callers of a tier, or of no tier, share what it gets by max-min fairness
+// while backends throttle: a caller that asks for less than its fair share gets
+// all of that, and the others get equal parts of the rest. A caller that got
+// more lately may use a backend only if more is left there than the others are
+// due: those that got less than they asked for, and less than the fair share.
+// [Callers] counts this for each pool, from the first throttle until a minute
+// after the last one.
+//
 // # What throttles teach
 //
 // Throttles also show limits that a backend does not name. A limit of a window
@@ -58,9 +68,9 @@
 //
 // # Concurrent use
 //
-// Meter and Table are safe for concurrent use. Their zero values are ready to
-// use. Only changes of a Table and [Meter.Hear] take a lock. A Got belongs to
-// one request.
+// Meter, Table and Callers are safe for concurrent use. Their zero values are
+// ready to use. Only changes of a Table and [Meter.Hear] take a lock. A Got
+// belongs to one request.
 package quota
 
 import (
@@ -134,26 +144,30 @@ func (m *Meter) Ask(tier int, now time.Time) {
 	}
 }
 
-// Reserved reports whether the rest of the backend is reserved for other tiers.
-// of is the backend's group.
-func (m *Meter) Reserved(t Tier, cost int64, now Instant) (of Group, reserved bool) {
+// Kept returns the part of the backend that is reserved for other tiers. of is
+// the backend's group.
+func (m *Meter) Kept(t Tier, now Instant) (of Group, part float64) {
 	if t.Shares == nil {
-		return 0, false
+		return 0, 0
 	}
 	of = m.Group(t, now)
-	kept := of.kept(t)
-	return of, kept > 0 && !m.leaves(kept, cost, now.millis(), now)
+	return of, of.kept(t)
 }
 
-// Wait returns the time until the backend has more left than is reserved for
-// other tiers, if no further reply changes that. It returns 0 if Reserved
-// reports false.
-func (m *Meter) Wait(t Tier, cost int64, now time.Time) time.Duration {
-	of, reserved := m.Reserved(t, cost, At(now))
-	if !reserved {
+// Leaves reports whether, after a request of that cost, this part of the
+// backend is left. More than 1 counts as 1.
+func (m *Meter) Leaves(part float64, cost int64, now Instant) bool {
+	return part == 0 || m.leaves(min(1, part), cost, now.millis(), now)
+}
+
+// Wait returns the time until the backend leaves this part, if no further reply
+// changes that. It returns 0 if it does.
+func (m *Meter) Wait(kept float64, cost int64, now time.Time) time.Duration {
+	if m.Leaves(kept, cost, At(now)) {
 		return 0
 	}
-	at, kept, wait := instant(now), of.kept(t), time.Millisecond
+	kept = min(1, kept)
+	at, wait := instant(now), time.Millisecond
 	predicted, known := m.predict(kept, cost, At(now))
 	wait = max(wait, predicted)
 	for k := range m.readings {

@@ -36,7 +36,7 @@ func asked() *Meter {
 func wantWait(t *testing.T, m *Meter, tier Tier, seconds, want float64) {
 	t.Helper()
 	m.gives(tier.Number, 1, at(seconds))
-	if got := m.Wait(tier, 1, at(seconds)).Seconds(); got < want-.01 || got > want+.01 {
+	if got := m.waits(tier, at(seconds)).Seconds(); got < want-.01 || got > want+.01 {
 		t.Errorf("after %v s the tier waits %v s, want %v", seconds, got, want)
 	}
 }
@@ -44,10 +44,16 @@ func wantWait(t *testing.T, m *Meter, tier Tier, seconds, want float64) {
 // keepsAway reports whether requests of the tier may not go to the backend,
 // which is the only one.
 func (m *Meter) keepsAway(t Tier, now time.Time) bool {
-	of, reserved := m.Reserved(t, 1, At(now))
+	of, kept := m.Kept(t, At(now))
 	got := Got{Group: of}
 	got.Add(m, t, At(now))
-	return reserved && (!t.KeepsShare() || !got.IsWithinShare(t))
+	return !m.Leaves(kept, 1, At(now)) && (!t.KeepsShare() || !got.IsWithinShare(t))
+}
+
+// waits is how long the shares of others keep requests of the tier away.
+func (m *Meter) waits(t Tier, now time.Time) time.Duration {
+	_, kept := m.Kept(t, At(now))
+	return m.Wait(kept, 1, now)
 }
 
 // gives has a tier get something, which is not deducted from limits.
@@ -90,7 +96,7 @@ func TestAWaitIsExact(t *testing.T) {
 			reset := "X-Ratelimit-Reset-Tokens"
 			see(m, header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", strconv.Itoa(random.IntN(1000)), reset, strconv.Itoa(1+random.IntN(60))), false, start)
 		}
-		wait := m.Wait(tier, 1, start)
+		wait := m.waits(tier, start)
 		if m.gives(2, 1, start.Add(wait)); m.keepsAway(tier, start.Add(wait)) || wait > 2*time.Millisecond && !m.keepsAway(tier, start.Add(wait-2*time.Millisecond)) {
 			t.Fatalf("it waits %s for %v, which is not when that is left", wait, tier.Shares[1])
 		}
@@ -131,7 +137,7 @@ func TestATierBeyondItsShareLeavesThoseOfOthersThatAskedInTheLastMinute(t *testi
 		}
 		m.gives(tc.tier.Number, 1, at(tc.after))
 		see(m, header("Azure-Openai-Deployment-Utilization", "100%"), false, at(tc.after))
-		if got := m.Wait(tc.tier, 1, at(tc.after)) > 0; got != tc.want {
+		if got := m.waits(tc.tier, at(tc.after)) > 0; got != tc.want {
 			t.Errorf("%s: kept away is %v, want %v", name, got, tc.want)
 		}
 	}

@@ -35,10 +35,10 @@ func (b *bucket) take(cost float64, now time.Time) (taken bool, used float64) {
 // keepsAway reports whether requests of the tier may not go to a backend, which
 // is the only one.
 func keepsAway(q *quota.Meter, t quota.Tier, now time.Time) bool {
-	of, reserved := q.Reserved(t, 1, quota.At(now))
+	of, kept := q.Kept(t, quota.At(now))
 	got := quota.Got{Group: of}
 	got.Add(q, t, quota.At(now))
-	return reserved && (!t.KeepsShare() || !got.IsWithinShare(t))
+	return !q.Leaves(kept, 1, quota.At(now)) && (!t.KeepsShare() || !got.IsWithinShare(t))
 }
 
 var shares = quota.Shares{0, .5, .3, .2}

@@ -1,6 +1,7 @@
 package tiers
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -74,7 +75,8 @@ func ask(t *testing.T, backends []simulator.Handler, long time.Duration, asks ma
 	return askIn(t, threeShares, backends, long, asks)
 }
 
-// askIn is ask with these tiers.
+// askIn is ask with these tiers. A name in asks such as gold/small is that of
+// another caller of the tier, and /small that of a caller without a tier.
 func askIn(t *testing.T, tiers string, backends []simulator.Handler, long time.Duration, asks map[string]demand) (seconds map[string][]part) {
 	t.Helper()
 	config, whole := "openai_lb {\npool "+lbtest.Unique("tiers")+"\n"+tiers+"\n", 0.
@@ -86,8 +88,13 @@ func askIn(t *testing.T, tiers string, backends []simulator.Handler, long time.D
 		}
 		config += fmt.Sprintf("backend http://b%d {\nname b%d\nmodel gpt-4o\npriority %d\n}\n", i, i, priority)
 	}
-	for tier := range asks {
-		config += fmt.Sprintf("client_key %s %s\ncaller %s {\ntier %s\n}\n", tier, keyOf(tier), tier, tier)
+	for name := range asks {
+		tier, caller, _ := strings.Cut(name, "/")
+		caller = cmp.Or(caller, tier)
+		config += fmt.Sprintf("client_key %s %s\n", caller, keyOf(caller))
+		if tier != "" {
+			config += fmt.Sprintf("caller %s {\ntier %s\n}\n", caller, tier)
+		}
 	}
 	seconds = make(map[string][]part)
 	lbtest.InBubble(t, config+"}", func(t *testing.T, w *lbtest.World) {
@@ -106,9 +113,9 @@ func askIn(t *testing.T, tiers string, backends []simulator.Handler, long time.D
 		var mu sync.Mutex
 		var all sync.WaitGroup
 		begin := time.Now()
-		for tier, asks := range asks {
-			random, of := rand.New(rand.NewPCG(uint64(len(tier)), 7)), make([]part, int(long.Seconds())+1)
-			seconds[tier] = of
+		for name, asks := range asks {
+			random, of := rand.New(rand.NewPCG(uint64(len(name)), 7)), make([]part, int(long.Seconds())+1)
+			seconds[name] = of
 			all.Go(func() {
 				const most = 8 // times the capacity
 				for {
@@ -122,7 +129,7 @@ func askIn(t *testing.T, tiers string, backends []simulator.Handler, long time.D
 					}
 					all.Go(func() {
 						r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(body))
-						r.Header.Set("Authorization", "Bearer "+keyOf(tier))
+						r.Header.Set("Authorization", "Bearer "+keyOf(name))
 						got := w.Send(r)
 						mu.Lock()
 						defer mu.Unlock()
@@ -132,7 +139,7 @@ func askIn(t *testing.T, tiers string, backends []simulator.Handler, long time.D
 							of[int(at.Seconds())].served += 1 / whole
 						case http.StatusTooManyRequests:
 						default:
-							t.Errorf("%s got %d: %s", tier, got.Status, got.Body)
+							t.Errorf("%s got %d: %s", name, got.Status, got.Body)
 						}
 					})
 				}
@@ -153,7 +160,7 @@ func between(seconds []part, from, to int) (sum part) {
 	return sum
 }
 
-func keyOf(caller string) string { return "sk-0123456789-" + caller }
+func keyOf(name string) string { return "sk-0123456789-" + name[strings.IndexByte(name, '/')+1:] }
 
 // wantParts checks which part of the capacity each tier gets between two
 // seconds.
