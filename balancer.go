@@ -134,6 +134,7 @@ func targetOf(b *backend.Backend) *target {
 	m.Account, m.FollowsLimits = b.AccountKey, b.FollowsLimits()
 	m.Models, m.AnyModel = b.Names(), b.Models == nil && b.Deployment == ""
 	m.Names, m.Deployment, m.ServiceTier = b.Models, b.Deployment, b.ServiceTier
+	m.SharedLimits = b.SharedLimits
 	upstream := &reverseproxy.Upstream{Host: new(reverseproxy.Host), Dial: b.Dial()}
 	return &target{Member: m, backend: b, upstream: upstream, address: attempt.AddressOf(upstream)}
 }

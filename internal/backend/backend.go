@@ -139,6 +139,16 @@ type Backend struct {
 	//	tokens <n>/<unit>
 	Tokens []string `json:"tokens,omitempty"`
 
+	// SharedLimits is whether all models of the backend draw on the same rate
+	// limits. Default: each model has its own.
+	//
+	// The balancer then keeps one account of what is left, for all models
+	// together: for the shares of tiers and callers, for weights, and for
+	// backends without room. A cooldown is still of one model.
+	//
+	//	shared_limits
+	SharedLimits bool `json:"shared_limits,omitempty"`
+
 	// HealthURI is the path of the backend's health checks, for a self-hosted
 	// server. Default: it is not checked.
 	//

@@ -68,6 +68,7 @@ func (b *Backend) unmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"account":      directive.Text(&b.Account),
 		"service_tier": directive.Text(&b.ServiceTier),
 
+		"shared_limits": directive.Flag(&b.SharedLimits),
 		"trace_context": directive.Flag(&b.TraceContext),
 
 		"health_uri":      directive.Text(&b.HealthURI),

@@ -32,7 +32,7 @@ func Mistakes(backends []*Backend) (warnings []string) {
 func (b *Backend) options() string {
 	text, _ := json.Marshal(&Backend{ // its options were read from JSON
 		Deployment: b.Deployment, Account: b.Account, Model: b.Model, MaxRequests: b.MaxRequests,
-		StreamUsage: b.StreamUsage, TraceContext: b.TraceContext,
+		SharedLimits: b.SharedLimits, StreamUsage: b.StreamUsage, TraceContext: b.TraceContext,
 	})
 	return string(text)
 }

@@ -117,3 +117,24 @@ func TestWithEnoughForAllNoCallerIsKeptAway(t *testing.T) {
 		}
 	}
 }
+
+// TestWithSharedLimitsATierKeepsItsShareOfAllModels has the other tier flood
+// another model.
+func TestWithSharedLimitsATierKeepsItsShareOfAllModels(t *testing.T) {
+	for name, servers := range map[string]func() []*server{
+		"windows": func() []*server { return windows(2, 10*time.Second, false) },
+		"minutes": func() []*server { return windows(1, time.Minute, true) },
+		"buckets": func() []*server { return buckets(1, 2, true) },
+	} {
+		for _, shared := range []bool{true, false} {
+			first, second := &stream{tier: 1, rate: 24}, &stream{tier: 2, rate: 9 * 24, model: "n"}
+			s := &shortage{servers: servers(), replicas: 1, steers: true, sharedLimits: shared, shares: &quota.Shares{1: .5, 2: .5}, streams: []*stream{first, second}}
+			s.run(t, 5*time.Minute, 2*time.Minute)
+			part, used := first.served/2400/180, s.used(180)
+			t.Logf("%s, shared_limits %v: the tier gets %.3f of %.3f", name, shared, part, used)
+			if shared && (math.Abs(part-.5) > .05 || used < .96) || !shared && part > .35 {
+				t.Errorf("%s, shared_limits %v: the tier gets %.3f of %.3f, want .5", name, shared, part, used)
+			}
+		}
+	}
+}

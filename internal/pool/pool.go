@@ -192,6 +192,9 @@ type Member struct {
 	// ServiceTier is the service tier of all requests that the member gets. It
 	// is empty if each request keeps its own.
 	ServiceTier string
+	// SharedLimits reports whether all models draw on the same limits, so that
+	// they have one meter.
+	SharedLimits bool
 	// Checks is the member's state outside the pool. It may be nil.
 	Checks Checks
 

@@ -12,10 +12,21 @@ import (
 // that the member does not know, because clients can make up names.
 func (m *Member) Quota(model string) *quota.Meter {
 	q := m.quotaOf(model)
-	if q == nil && m.Knows(model) {
-		return m.health.quotas.Make(ModelKey(model))
+	if q == nil && (m.SharedLimits || m.Knows(model)) {
+		return m.health.quotas.Make(m.limitKey(model))
 	}
 	return q
+}
+
+// allModels is the key of the meter of limits that all models share.
+const allModels = "*"
+
+// limitKey returns the key of a model's meter.
+func (m *Member) limitKey(model string) string {
+	if m.SharedLimits {
+		return allModels
+	}
+	return ModelKey(model)
 }
 
 // Deduct subtracts a request that is sent to the member from the remaining
@@ -110,8 +121,8 @@ func (p *Pool) findSteered(r *Ask, its grade, now time.Time) {
 // quotaOf returns the meter of a model at the member, or nil. A valid name of
 // ordinary length is the same as its key.
 func (m *Member) quotaOf(model string) *quota.Meter {
-	if len(model) > maxModelName {
-		model = ModelKey(model)
+	if m.SharedLimits || len(model) > maxModelName {
+		model = m.limitKey(model)
 	}
 	return m.health.quotas.Of(model)
 }
@@ -142,10 +153,15 @@ func (p *Pool) Demand(r *Ask, now time.Time) {
 // request leaves other callers their shares.
 func (p *Pool) DemandShare(r *Ask, id quota.CallerID, now time.Time) {
 	var members uint64
+	shared := true
 	for _, m := range p.Members {
 		if r.At[m.Index].takes() {
 			members |= 1 << (m.Index % 64)
+			shared = shared && m.SharedLimits
 		}
+	}
+	if shared {
+		id.Model = 0
 	}
 	r.Caller = &Caller{p.Callers.Ask(id, members, r.Cost, now), make([]float64, len(r.At))}
 }

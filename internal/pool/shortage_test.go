@@ -79,6 +79,7 @@ func (s *server) serve(cost int64, now time.Time) (ok bool, header http.Header, 
 type stream struct {
 	tier   int
 	caller string
+	model  string // "": m
 	// at are the indexes of the servers that it may use. nil: all
 	at   []int
 	rate float64
@@ -99,7 +100,10 @@ type shortage struct {
 	steers   bool
 	sticky   bool // each request belongs to one of some sessions
 	seed     uint64
-	callers  []asking // for wantShares
+	// sharedLimits reports whether all models draw on the limits of a server,
+	// and the pool knows it.
+	sharedLimits bool
+	callers      []asking // for wantShares
 
 	calls, refusals float64
 }
@@ -125,6 +129,8 @@ func (s *shortage) run(t *testing.T, long, from time.Duration) {
 		}
 		for _, m := range members {
 			m.health.rememberServed("m")
+			m.health.rememberServed("n")
+			m.SharedLimits = s.sharedLimits
 		}
 	}
 	type event struct {
@@ -182,7 +188,8 @@ func (s *shortage) run(t *testing.T, long, from time.Duration) {
 }
 
 func (s *shortage) send(pools []testPool, p testPool, of *stream, cost int64, now time.Time, counted bool, add func(time.Time, func(time.Time))) {
-	r := &asks{model: "m", cost: cost, tier: quota.Tier{Number: of.tier, Shares: s.shares}}
+	model := cmp.Or(of.model, "m")
+	r := &asks{model: model, cost: cost, tier: quota.Tier{Number: of.tier, Shares: s.shares}}
 	if s.sticky {
 		r.affinity.Key = 1 + uint64(s.calls)%50
 	}
@@ -207,7 +214,7 @@ func (s *shortage) send(pools []testPool, p testPool, of *stream, cost int64, no
 		}
 		ask.At[m.Index].Bar = Spent
 		began := now
-		mark := m.Give("m", cost, of.tier, now)
+		mark := m.Give(model, cost, of.tier, now)
 		ask.Caller.Get(cost, now)
 		ok, header, wait := s.servers[m.Index].serve(cost, now)
 		seen := quota.Reply{Mark: mark, Sent: began, Rates: verdict.ReadRates(header), Throttles: !ok, Served: ok, Cost: cost}
@@ -217,8 +224,8 @@ func (s *shortage) send(pools []testPool, p testPool, of *stream, cost int64, no
 				s.calls++
 			}
 			add(now.Add(300*time.Millisecond), func(now time.Time) {
-				m.Answered(Scope{Model: "m"}, began)
-				m.Quota("m").See(seen, "m", now)
+				m.Answered(Scope{Model: model}, began)
+				m.Quota(model).See(seen, model, now)
 				m.Release()
 			})
 			return
@@ -227,10 +234,10 @@ func (s *shortage) send(pools []testPool, p testPool, of *stream, cost int64, no
 			s.calls++
 			s.refusals++
 		}
-		m.Quota("m").See(seen, "m", now)
+		m.Quota(model).See(seen, model, now)
 		mark.Return()
 		ask.Caller.Get(-cost, now)
-		m.CoolDown(Refusal{Reason: Reason{Class: "throttled", Status: 429}, Throttle: true, Model: "m", Cost: cost, Wait: max(wait, 50*time.Millisecond), Started: began}, now)
+		m.CoolDown(Refusal{Reason: Reason{Class: "throttled", Status: 429}, Throttle: true, Model: model, Cost: cost, Wait: max(wait, 50*time.Millisecond), Started: began}, now)
 		m.Release()
 		for _, other := range pools {
 			if other.Pool != p.Pool {
