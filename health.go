@@ -257,7 +257,7 @@ func (b *balancer) deduct(s *search, tiers pool.ServiceTiers, now time.Time) quo
 	case !q.hasQuota(to), tiers.HaveOwnLimits():
 		return quota.Mark{}
 	case b.tiers != nil || s.board.Caller != nil:
-		return to.Give(q.cooldownModel(to.backend), q.Cost, s.tier, now)
+		return to.DeductFor(q.cooldownModel(to.backend), q.Cost, s.tier, now)
 	case !b.knowsQuota():
 		return quota.Mark{}
 	}

@@ -236,10 +236,10 @@ func (cs *Callers) Follow(now time.Time, ahead time.Duration) {
 
 // Spread distributes the use of other replicas over time for all callers: see
 // [Caller.Spread].
-func (cs *Callers) Spread(now time.Time, courses map[CallerID]map[string][]Course) {
+func (cs *Callers) Spread(now time.Time, timelines map[CallerID]map[string][]Timeline) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	for id, c := range cs.byID {
-		c.Spread(now, courses[id])
+		c.Spread(now, timelines[id])
 	}
 }

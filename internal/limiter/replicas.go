@@ -171,8 +171,8 @@ type OtherUse struct {
 	// because the use in a window that is over hardly changes.
 	Version uint64
 	Entries []Entry
-	// Courses say when it was used, if a previous process has saved that.
-	Courses []Course
+	// Timelines say when it was used, if a previous process has saved that.
+	Timelines []Timeline
 }
 
 // Others returns the known use of the other replicas in windows of a minute or
@@ -207,8 +207,8 @@ func (c *Caller) others(now time.Time) map[string]OtherUse {
 			others[f.replica] = use
 		}
 		for replica, use := range others {
-			if course, ok := c.counters[id].savedCourse(id, replica); ok {
-				use.Courses = append(use.Courses, course)
+			if timeline, ok := c.counters[id].savedTimeline(id, replica); ok {
+				use.Timelines = append(use.Timelines, timeline)
 				others[replica] = use
 			}
 		}
@@ -216,9 +216,9 @@ func (c *Caller) others(now time.Time) map[string]OtherUse {
 	return others
 }
 
-// savedCourse returns the course of a replica's use, if a previous process has
-// saved it.
-func (m *counter) savedCourse(id ID, replica string) (course Course, ok bool) {
+// savedTimeline returns the timeline of a replica's use, if a previous process
+// has saved it.
+func (m *counter) savedTimeline(id ID, replica string) (timeline Timeline, ok bool) {
 	var both [2 * parts]int64
 	last := -1
 	for _, f := range m.figures {
@@ -234,9 +234,9 @@ func (m *counter) savedCourse(id ID, replica string) (course Course, ok bool) {
 		}
 	}
 	if last < 0 {
-		return Course{}, false
+		return Timeline{}, false
 	}
-	return Course{ID: id, Last: (m.index-1)*parts + int64(last),
+	return Timeline{ID: id, Last: (m.index-1)*parts + int64(last),
 		Used: slices.Clone(both[max(0, last-parts) : last+1])}, true
 }
 
@@ -276,11 +276,11 @@ func (c *Caller) Share(now time.Time, s Sharing) {
 	c.addUpInFlight(at)
 }
 
-// Course says when a replica used a sliding limit: Used is its use in each of
+// Timeline says when a replica used a sliding limit: Used is its use in each of
 // the latest parts of the windows, oldest first, over at most one window. Last
 // is the number of the last part. The part that begins with 1970 has the number
 // 0.
-type Course struct {
+type Timeline struct {
 	ID   ID      `json:"limit"`
 	Last int64   `json:"last"`
 	Used []int64 `json:"used"`
@@ -288,9 +288,9 @@ type Course struct {
 	Version uint64 `json:"-"`
 }
 
-// Courses returns the courses of this replica's use of the limits by the minute
-// and by the hour.
-func (c *Caller) Courses(now time.Time) (courses []Course) {
+// Timelines returns the timelines of this replica's use of the limits by the
+// minute and by the hour.
+func (c *Caller) Timelines(now time.Time) (timelines []Timeline) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
@@ -306,21 +306,21 @@ func (c *Caller) Courses(now time.Time) (courses []Course) {
 		if first > last {
 			continue
 		}
-		course := Course{ID: id, Last: (m.index-1)*parts + int64(last)}
+		timeline := Timeline{ID: id, Last: (m.index-1)*parts + int64(last)}
 		for part := first; part <= last; part++ {
-			course.Used = append(course.Used, m.own.in(part))
+			timeline.Used = append(timeline.Used, m.own.in(part))
 		}
-		courses = append(courses, course)
+		timelines = append(timelines, timeline)
 	}
-	return courses
+	return timelines
 }
 
 // Spread places the use of the other replicas in time, after this replica has
 // heard it for the first time. A report has only the sum of a window. A
-// [Course], here by replica, or what a previous process has saved, says when it
-// was used. Without either, the use of the current window is spread evenly up
-// to now, and that of the previous window over its second half.
-func (c *Caller) Spread(now time.Time, courses map[string][]Course) {
+// [Timeline], here by replica, or what a previous process has saved, says when
+// it was used. Without either, the use of the current window is spread evenly
+// up to now, and that of the previous window over its second half.
+func (c *Caller) Spread(now time.Time, timelines map[string][]Timeline) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
@@ -335,12 +335,12 @@ func (c *Caller) Spread(now time.Time, courses map[string][]Course) {
 		m.debt = debt{} // it is not known how what was loaded was used
 		placed, used := sums{parts: new([2][parts]int64)}, m.others.used
 		for _, f := range m.figures {
-			all := courses[f.replica]
-			i := slices.IndexFunc(all, func(c Course) bool { return c.ID == ID(id) })
+			all := timelines[f.replica]
+			i := slices.IndexFunc(all, func(c Timeline) bool { return c.ID == ID(id) })
 			switch w := int(f.window - m.index + 1); {
 			case w < 0 || w > 1:
 			case i >= 0 && all[i].Version >= f.saved:
-				m.placeCourse(&placed, f, w, all[i], m.part(at))
+				m.placeTimeline(&placed, f, w, all[i], m.part(at))
 			case f.parts != nil:
 				placeSaved(&placed, f, w, m.part(at))
 			}
@@ -353,17 +353,17 @@ func (c *Caller) Spread(now time.Time, courses map[string][]Course) {
 	}
 }
 
-// placeCourse distributes a replica's use in one of the two windows by its
-// course, and puts the rest before or after the course. It places nothing after
-// the part now.
-func (m *counter) placeCourse(placed *sums, f figure, w int, course Course, now int) {
-	last := course.Last - (m.index-1)*parts // as parts are numbered here
+// placeTimeline distributes a replica's use in one of the two windows by its
+// timeline, and puts the rest before or after the timeline. It places nothing
+// after the part now.
+func (m *counter) placeTimeline(placed *sums, f figure, w int, timeline Timeline, now int) {
+	last := timeline.Last - (m.index-1)*parts // as parts are numbered here
 	first, end, left := w*parts, (w+1)*parts-1, f.used
-	if last < int64(first) || last >= 2*parts || len(course.Used) > parts+1 {
+	if last < int64(first) || last >= 2*parts || len(timeline.Used) > parts+1 {
 		return
 	}
-	for i, used := range course.Used {
-		if part := int(last) + 1 - len(course.Used) + i; first <= part && part <= end {
+	for i, used := range timeline.Used {
+		if part := int(last) + 1 - len(timeline.Used) + i; first <= part && part <= end {
 			used = min(left, max(0, used))
 			placed.change(min(part, now), used)
 			left -= used

@@ -656,26 +656,26 @@ func TestAReplicaThatStartsKnowsWhenTheOthersUsedALimit(t *testing.T) {
 		spend(a, second)
 		spend(b, second+1)
 	}
-	courses := map[string][]Course{"a": a.Courses(noon.Add(56 * time.Second)), "b": b.Courses(noon.Add(57 * time.Second))}
-	spend(b, 58) // after its course was written
+	timelines := map[string][]Timeline{"a": a.Timelines(noon.Add(56 * time.Second)), "b": b.Timelines(noon.Add(57 * time.Second))}
+	spend(b, 58) // after its timeline was written
 	now := noon.Add(80 * time.Second)
 	for _, its := range []struct {
-		courses []Course
-		want    int64
+		timelines []Timeline
+		want      int64
 	}{
-		{courses["b"], 70},
+		{timelines["b"], 70},
 		{nil, 30 + 40*11/30},
-		{[]Course{{ID: minute, Last: courses["b"][0].Last, Used: make([]int64, parts+2)}}, 30 + 40*11/30},
-		{[]Course{{ID: minute, Last: math.MaxInt64, Used: courses["b"][0].Used}}, 30 + 40*11/30},
-		{[]Course{{ID: minute, Last: courses["b"][0].Last, Used: slices.Repeat([]int64{math.MaxInt64}, parts+1)}}, 30},
+		{[]Timeline{{ID: minute, Last: timelines["b"][0].Last, Used: make([]int64, parts+2)}}, 30 + 40*11/30},
+		{[]Timeline{{ID: minute, Last: math.MaxInt64, Used: timelines["b"][0].Used}}, 30 + 40*11/30},
+		{[]Timeline{{ID: minute, Last: timelines["b"][0].Last, Used: slices.Repeat([]int64{math.MaxInt64}, parts+1)}}, 30},
 	} {
 		c := caller(t, "tokens 60/minute")
 		c.Heard(now, "a", 1, a.Report(now, 1, nil))
 		c.Heard(now, "b", 1, b.Report(now, 1, nil))
-		courses["b"] = its.courses
-		c.Spread(now, courses)
+		timelines["b"] = its.timelines
+		c.Spread(now, timelines)
 		if got := used(t, c, noon.Add(109*time.Second), "tokens/minute"); got < its.want || got > its.want+5 { // rounded up
-			t.Errorf("with %v, 59 s after the first use %d are used, want %d", its.courses, got, its.want)
+			t.Errorf("with %v, 59 s after the first use %d are used, want %d", its.timelines, got, its.want)
 		}
 		if got := used(t, c, noon.Add(121*time.Second), "tokens/minute"); got != 0 {
 			t.Errorf("%d are used, want 0", got)

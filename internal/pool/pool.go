@@ -14,21 +14,21 @@
 //		return p.Wait(ask, now)            // or p.Why(ask, now)
 //	}
 //	defer m.Release()                      // gives the place back
-//	mark := m.Give(model, cost, tier, now) // or m.Deduct(model, cost)
+//	mark := m.DeductFor(model, cost, tier, now) // or m.Deduct(model, cost)
 //	… // send it
 //	m.Reached()                            // any reply came
 //	m.Served(scope, started)               // or m.Answered, or m.CoolDown
 //	mark.Return()                          // only if it was not executed
 //
-// [Member.Give] and [Member.Deduct] both subtract the request's cost from what
-// is left of the member's limits. Give also counts the cost in the use of the
-// request's tier, which matters only if tiers keep shares. [Member.Served] and
-// [Member.Answered] both end cooldowns. Served also remembers that the member
-// has the model, which a reply about a client's mistake does not show.
-// [Member.CoolDown] starts or extends a cooldown after a refusal or a failure.
-// If the request fails over, the member's [At] in the Ask gets a [Bar], and
-// Pick is called again. Before the first pick, [Pool.Demand] counts the
-// request's tier as active.
+// [Member.DeductFor] and [Member.Deduct] both subtract the request's cost from
+// what is left of the member's limits. DeductFor also counts the cost in the
+// use of the request's tier, which matters only if tiers keep shares.
+// [Member.Served] and [Member.Answered] both end cooldowns. Served also
+// remembers that the member has the model, which a reply about a client's
+// mistake does not show. [Member.CoolDown] starts or extends a cooldown after a
+// refusal or a failure. If the request fails over, the member's [At] in the Ask
+// gets a [Bar], and Pick is called again. Before the first pick, [Pool.Demand]
+// counts the request's tier as active.
 //
 // A [Wait] tracks how long a request waits for its first byte, and moves it
 // away from a silent member.

@@ -433,7 +433,7 @@ func BenchmarkPick(b *testing.B) {
 		half := http.Header{"Azure-Openai-Deployment-Utilization": {"50%"}}
 		for _, m := range p.Members {
 			m.Quota("m").Ask(2, start)
-			m.Quota("m").Give(1, 1, start)
+			m.Quota("m").DeductFor(1, 1, start)
 			m.Quota("m").See(quota.Reply{Rates: verdict.ReadRates(half), Sent: start}, "m", start)
 		}
 		r := (&asks{model: "m", cost: 1, tier: quota.Tier{Number: 1, Shares: &quota.Shares{1: .5, 2: .2}}}).of(p.Pool)
@@ -445,7 +445,7 @@ func BenchmarkPick(b *testing.B) {
 		b.ReportAllocs()
 		p := sixteen(b)
 		for _, m := range p.Members {
-			given(m, 1, 2, 1, 2)
+			deductFor(m, 1, 2, 1, 2)
 		}
 		r := (&asks{model: "m", cost: 1, tier: quota.Tier{Number: 2, Shares: sharesOf}}).of(p.Pool)
 		now := start

@@ -39,18 +39,20 @@ func (m *Member) Deduct(model string, cost int64) quota.Mark {
 	return quota.Mark{}
 }
 
-// Give does the same as Deduct, and counts the cost in the use of the request's
-// tier, for the shares of tiers.
-func (m *Member) Give(model string, cost int64, tier int, now time.Time) quota.Mark {
+// DeductFor does the same as Deduct, and counts the cost in the use of the
+// request's tier, for the shares of tiers.
+func (m *Member) DeductFor(model string, cost int64, tier int, now time.Time) quota.Mark {
 	if q := m.Quota(model); q != nil {
-		return q.Give(tier, cost, now)
+		return q.DeductFor(tier, cost, now)
 	}
 	return quota.Mark{}
 }
 
-// Given returns how much each tier has got lately, by the member's models.
+// TierCosts returns how much each tier has got lately, by the member's models.
 // Models of which no tier has got anything are left out.
-func (m *Member) Given(now time.Time) map[string]quota.Given { return m.health.quotas.Given(now) }
+func (m *Member) TierCosts(now time.Time) map[string]quota.TierCosts {
+	return m.health.quotas.TierCosts(now)
+}
 
 // learnCooldown records a cooldown of a model in its meter.
 func (m *Member) learnCooldown(c *Cooldown, remote bool, now time.Time) {

@@ -298,16 +298,16 @@ func BenchmarkPickWithRoom(b *testing.B) {
 // sharesOf are those of two tiers.
 var sharesOf = &quota.Shares{1: .5, 2: .5}
 
-// given has a member that is full give the first tier and the second one such
-// costs, where these tiers ask.
-func given(m *Member, first, second int64, asking ...int) {
+// deductFor has a member that is full give the first tier and the second one
+// such costs, where these tiers ask.
+func deductFor(m *Member, first, second int64, asking ...int) {
 	m.health.rememberServed("m")
 	q := m.Quota("m")
 	for _, tier := range asking {
 		q.Ask(tier, start)
 	}
-	q.Give(1, first, start)
-	q.Give(2, second, start)
+	q.DeductFor(1, first, start)
+	q.DeductFor(2, second, start)
 	q.See(quota.Reply{Rates: verdict.ReadRates(http.Header{"Azure-Openai-Deployment-Utilization": {"100%"}}), Sent: start}, "m", start)
 }
 
@@ -320,8 +320,8 @@ func TestAShareIsOneOfAllMembersForWhichTheSameTiersAsk(t *testing.T) {
 		"only the first one": {[]int{1}, ""},
 	} {
 		p, m, _ := poolOf(t, "a:1:1", "b:2:1")
-		given(m["a"], 10, 11, 1, 2) // beyond its share of a
-		given(m["b"], 11, 10, tc.elsewhere...)
+		deductFor(m["a"], 10, 11, 1, 2) // beyond its share of a
+		deductFor(m["b"], 11, 10, tc.elsewhere...)
 		ask := (&asks{model: "m", tier: quota.Tier{Number: 2, Shares: sharesOf}}).of(p.Pool)
 		ask.At[m["b"].Index].Bar = Spent
 		got := ""
@@ -339,13 +339,13 @@ func TestAMemberCountsOnceThatAPoolHasTwice(t *testing.T) {
 	again, b := NewMember("again", a.health), NewMember("b", new(Health))
 	b.Priority = 2
 	p := New([]*Member{a, again, b})
-	given(a, 10, 20, 1, 2)
-	given(b, 22, 10, 1, 2)
+	deductFor(a, 10, 20, 1, 2)
+	deductFor(b, 22, 10, 1, 2)
 	ask := (&asks{model: "m", tier: quota.Tier{Number: 2, Shares: sharesOf}}).of(p)
 	if got := p.Pick(ask, start); got == nil {
 		t.Error("a counts twice")
 	}
-	given(b, 0, 3, 1, 2)
+	deductFor(b, 0, 3, 1, 2)
 	if got := p.Pick(ask, start.Add(time.Millisecond)); got != nil {
 		t.Errorf("beyond its share it gets %s", got.Name)
 	}
@@ -353,8 +353,8 @@ func TestAMemberCountsOnceThatAPoolHasTwice(t *testing.T) {
 
 func TestOnlyMembersCountThatTheTierMayUse(t *testing.T) {
 	p, m, _ := poolOf(t, "a:1:1", "b:2:1")
-	given(m["a"], 10, 11, 1, 2)
-	given(m["b"], 11, 10, 1, 2)
+	deductFor(m["a"], 10, 11, 1, 2)
+	deductFor(m["b"], 11, 10, 1, 2)
 	ask := (&asks{model: "m", tier: quota.Tier{Number: 2, Shares: sharesOf}}).of(p.Pool)
 	ask.At[m["b"].Index].Takes = false
 	if got := p.Pool.Pick(ask, start); got != nil {
@@ -366,7 +366,7 @@ func TestOnlyMembersCountThatTheTierMayUse(t *testing.T) {
 // that it passed over, for which nothing is found out anew.
 func TestAnAnswerAboutSharesHoldsForAnInstant(t *testing.T) {
 	p, m, _ := poolOf(t, "a:1:1", "b:2:1")
-	given(m["a"], 10, 11, 1, 2)
+	deductFor(m["a"], 10, 11, 1, 2)
 	ask := (&asks{model: "m", tier: quota.Tier{Number: 2, Shares: sharesOf}}).of(p.Pool)
 	if got := p.Pool.Pick(ask, start); got != m["b"] {
 		t.Errorf("it gets %s", got.Name)
@@ -391,7 +391,7 @@ func BenchmarkShares(b *testing.B) {
 			}
 			p, members, _ := poolOf(b, names...)
 			for _, m := range members {
-				given(m, 10, 11, 1, 2)
+				deductFor(m, 10, 11, 1, 2)
 			}
 			for b.Loop() {
 				r := (&asks{model: "m", tier: quota.Tier{Number: 2, Shares: sharesOf}}).of(p.Pool)

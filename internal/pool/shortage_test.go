@@ -160,10 +160,10 @@ func (s *shortage) run(t *testing.T, long, from time.Duration) {
 		tell = func(now time.Time) {
 			for i, p := range pools {
 				for j, m := range p.Members {
-					for model, given := range m.Given(now) {
+					for model, costs := range m.TierCosts(now) {
 						for k, other := range pools {
 							if k != i {
-								other.Members[j].Quota(model).Hear(fmt.Sprint(i), given, now)
+								other.Members[j].Quota(model).Hear(fmt.Sprint(i), costs, now)
 							}
 						}
 					}
@@ -214,7 +214,7 @@ func (s *shortage) send(pools []testPool, p testPool, of *stream, cost int64, no
 		}
 		ask.At[m.Index].Bar = Spent
 		began := now
-		mark := m.Give(model, cost, of.tier, now)
+		mark := m.DeductFor(model, cost, of.tier, now)
 		ask.Caller.Get(cost, now)
 		ok, header, wait := s.servers[m.Index].serve(cost, now)
 		seen := quota.Reply{Mark: mark, Sent: began, Rates: verdict.ReadRates(header), Throttles: !ok, Served: ok, Cost: cost}

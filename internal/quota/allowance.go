@@ -32,12 +32,12 @@ func (m *Meter) Deduct(cost int64) Mark {
 	}
 }
 
-// Give subtracts a request from what is left of the limits, and counts its cost
-// in the use of its tier.
-func (m *Meter) Give(tier int, cost int64, now time.Time) Mark {
+// DeductFor subtracts a request from what is left of the limits, and counts its
+// cost in the use of its tier.
+func (m *Meter) DeductFor(tier int, cost int64, now time.Time) Mark {
 	k := m.Deduct(cost)
 	k.tier, k.cost, k.sent = tier, min(cost, highestCost), instant(now)
-	m.given.add(tier, k.cost, k.sent)
+	m.counter.add(tier, k.cost, k.sent)
 	m.spend(k.cost, now)
 	return k
 }
@@ -50,7 +50,7 @@ func (k Mark) Return() {
 		return
 	}
 	if k.cost > 0 {
-		k.meter.given.takeBack(k.tier, k.cost, k.sent)
+		k.meter.counter.takeBack(k.tier, k.cost, k.sent)
 		k.meter.unspend(k.cost, k.sent)
 	}
 	for i, d := range k.deducted {

@@ -54,7 +54,7 @@ func TestThrottlesTeachOnlyWhatRepliesDoNotSay(t *testing.T) {
 		m.Ask(1, now)
 		m.spend(40, now) // of 100, of which gold keeps 80
 		if tc.replicas {
-			m.Hear("b", Given{}, now)
+			m.Hear("b", TierCosts{}, now)
 		}
 		see(m, tc.said, false, now)
 		_, kept := m.Kept(beyond(2, .8), At(now))

@@ -128,10 +128,10 @@ type Meter struct {
 	// times.
 	drain drains
 	ramp  atomic.Pointer[ramp]
-	// given counts the cost that tiers got from this replica, and others from
+	// counter counts the cost that tiers got from this replica, and others from
 	// the other replicas.
-	given  given
-	others others
+	counter costCounter
+	others  others
 	// asks are when requests of each tier last asked for the model. 0: never.
 	asks [MaxTiers + 1]atomic.Int64
 }

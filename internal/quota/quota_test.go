@@ -58,7 +58,7 @@ func (m *Meter) waits(t Tier, now time.Time) time.Duration {
 
 // gives has a tier get something, which is not deducted from limits.
 func (m *Meter) gives(tier int, cost int64, now time.Time) {
-	m.given.add(tier, cost, instant(now))
+	m.counter.add(tier, cost, instant(now))
 }
 
 // see has the meter see a reply to a request that was just sent.
@@ -190,8 +190,8 @@ func TestWithinALimitByTheMinuteAMinuteCounts(t *testing.T) {
 func TestARequestThatIsNotExecutedIsGivenBack(t *testing.T) {
 	m := new(Meter)
 	m.Ask(1, start)
-	m.Give(1, 10, start)
-	mark := m.Give(2, 10, start)
+	m.DeductFor(1, 10, start)
+	mark := m.DeductFor(2, 10, start)
 	see(m, header(), true, start)
 	silver := Tier{Number: 2, Shares: keeps}
 	if !m.keepsAway(silver, start) {
@@ -233,7 +233,7 @@ func TestSharesOfALimit(t *testing.T) {
 					if m.Ask(tier, now); m.keepsAway(Tier{Number: tier, Shares: keeps}, now) || left < cost {
 						continue
 					}
-					mark := m.Give(tier, cost, now)
+					mark := m.DeductFor(tier, cost, now)
 					left -= cost
 					if ms >= 60_000 {
 						got[tier] += cost / (limit * (minutes - 1.))
@@ -333,7 +333,7 @@ func TestNothingAllocates(t *testing.T) {
 	full := header("Azure-Openai-Deployment-Utilization", "100%", "X-Ratelimit-Limit-Tokens", "100", "X-Ratelimit-Remaining-Tokens", "0")
 	if n := testing.AllocsPerRun(100, func() {
 		table.Of("gpt-4o").Ask(1, start)
-		m.Give(2, 1, start)
+		m.DeductFor(2, 1, start)
 		see(m, full, true, start)
 		m.keepsAway(batch, start)
 	}); n > 0 {
@@ -353,17 +353,17 @@ func BenchmarkReserved(b *testing.B) {
 func TestWhatIsTakenBackAfterItsPartDoesNotCount(t *testing.T) {
 	m := new(Meter)
 	m.gives(1, 5, at(0))
-	mark := m.Give(1, 7, at(0))
+	mark := m.DeductFor(1, 7, at(0))
 	for _, step := range []struct {
 		seconds float64
 		want    int64
 	}{{0, 12}, {6, 12}} {
-		if got := m.Given(at(step.seconds))[1][1]; got != step.want {
+		if got := m.TierCosts(at(step.seconds))[1][1]; got != step.want {
 			t.Errorf("after %v s the tier has got %d, want %d", step.seconds, got, step.want)
 		}
 	}
 	mark.Return()
-	if got := m.Given(at(6))[1][1]; got != 5 {
+	if got := m.TierCosts(at(6))[1][1]; got != 5 {
 		t.Errorf("the tier has got %d after 7 of 12 came back", got)
 	}
 }
@@ -371,11 +371,11 @@ func TestWhatIsTakenBackAfterItsPartDoesNotCount(t *testing.T) {
 func TestWhatIsAddedToThePartBeforeCounts(t *testing.T) {
 	m := new(Meter)
 	m.gives(1, 5, at(0))
-	if got := m.Given(at(6))[1][1]; got != 5 { // so it is summed up
+	if got := m.TierCosts(at(6))[1][1]; got != 5 { // so it is summed up
 		t.Fatalf("the tier has got %d, want 5", got)
 	}
 	m.gives(1, 7, at(4.9)) // a request whose time was taken just before the part was over
-	if got := m.Given(at(6))[1][1]; got != 12 {
+	if got := m.TierCosts(at(6))[1][1]; got != 12 {
 		t.Errorf("the tier has got %d, want 12", got)
 	}
 }
@@ -388,19 +388,19 @@ func TestSharesInParallel(t *testing.T) {
 			for ms := range 20_000 {
 				now := start.Add(time.Duration(ms) * time.Millisecond)
 				m.Ask(1, now)
-				mark := m.Give(1+i%3, 1, now)
+				mark := m.DeductFor(1+i%3, 1, now)
 				if m.keepsAway(tier, now); ms%2 == 0 {
 					mark.Return()
 				}
 				if ms%1000 == 0 {
-					m.Hear(strconv.Itoa(i), m.Given(now), now)
+					m.Hear(strconv.Itoa(i), m.TierCosts(now), now)
 				}
 				see(m, header(), ms%7 == 0, now)
 			}
 		})
 	}
 	all.Wait()
-	got := m.Given(start.Add(20 * time.Second))
+	got := m.TierCosts(start.Add(20 * time.Second))
 	for i, want := range [...]int64{30_000, 30_000, 20_000} { // in 20 s
 		if sum := got[1][1+i]; sum != want {
 			t.Errorf("tier %d got %d, want %d", 1+i, sum, want)
@@ -411,7 +411,7 @@ func TestSharesInParallel(t *testing.T) {
 func TestWhatOtherReplicasSayIsBounded(t *testing.T) {
 	m := new(Meter)
 	for i := range 2 * maxOthers {
-		m.Hear(strconv.Itoa(i), Given{{1: -1, 2: math.MaxInt64}, {1: math.MinInt64, 2: math.MaxInt64}}, start)
+		m.Hear(strconv.Itoa(i), TierCosts{{1: -1, 2: math.MaxInt64}, {1: math.MinInt64, 2: math.MaxInt64}}, start)
 	}
 	if n := len(m.others.replicas); n != maxOthers {
 		t.Errorf("%d replicas are kept", n)
@@ -421,7 +421,7 @@ func TestWhatOtherReplicasSayIsBounded(t *testing.T) {
 	if !m.keepsAway(Tier{Number: 2, Shares: &Shares{1: .5, 2: .5}}, start) && m.elsewhere(instant(start))[1][2] <= 0 {
 		t.Error("the sum is not right")
 	}
-	m.Hear("0", Given{}, at(6))
+	m.Hear("0", TierCosts{}, at(6))
 	if n := len(m.others.replicas); n != 1 {
 		t.Errorf("%d replicas are kept that are gone", n-1)
 	}
@@ -432,7 +432,7 @@ func TestAClockThatIsFarOffDoesNoHarm(t *testing.T) {
 		m, start := new(Meter), start.Add(time.Duration(i)*part*time.Millisecond)
 		for _, now := range []time.Time{{}, time.Unix(-1<<40, 0), time.Unix(1<<40, 0), start} {
 			m.Ask(1, now)
-			mark := m.Give(2, 1, now)
+			mark := m.DeductFor(2, 1, now)
 			see(m, header(), true, now)
 			if !m.keepsAway(Tier{Number: 2, Shares: keeps}, now) && now.Equal(start) {
 				t.Error("what it got does not count")

@@ -104,7 +104,7 @@ func (m *Meter) predict(part float64, cost int64, now Instant) (wait time.Durati
 // and at all backends of a group, in the group's span.
 type Got struct {
 	Group Group
-	given [MaxTiers + 1]int64
+	costs [MaxTiers + 1]int64
 }
 
 // span returns the index of the group's span in spans.
@@ -122,10 +122,10 @@ func (g *Got) Add(m *Meter, t Tier, now Instant) {
 		return
 	}
 	at, span := now.millis(), g.Group.span()
-	m.given.addTo(&g.given, span, at)
+	m.counter.addTo(&g.costs, span, at)
 	if elsewhere := m.elsewhere(at); elsewhere != nil {
 		for tier, cost := range elsewhere[span] {
-			g.given[tier] += cost
+			g.costs[tier] += cost
 		}
 	}
 }
@@ -138,11 +138,11 @@ func (g *Got) Add(m *Meter, t Tier, now Instant) {
 // fade.
 func (g *Got) IsWithinShare(t Tier) bool {
 	all, share := int64(0), t.Shares[t.Number]
-	for _, cost := range g.given {
+	for _, cost := range g.costs {
 		all += max(0, cost)
 	}
 	if bits.TrailingZeros16(uint16(g.Group)) == t.Number {
 		share = 1 - g.Group.kept(t)
 	}
-	return float64(g.given[t.Number]) <= share*float64(all)
+	return float64(g.costs[t.Number]) <= share*float64(all)
 }

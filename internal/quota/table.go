@@ -96,17 +96,17 @@ func (t *Table) Snapshot(now time.Time) (states []State) {
 	return states
 }
 
-// Given returns the cost that each tier has got lately, by model. Models of
+// TierCosts returns the cost that each tier has got lately, by model. Models of
 // which no tier has got anything are left out.
-func (t *Table) Given(now time.Time) map[string]Given {
+func (t *Table) TierCosts(now time.Time) map[string]TierCosts {
 	known := t.meters.Load()
 	if known == nil {
 		return nil
 	}
-	all := make(map[string]Given)
+	all := make(map[string]TierCosts)
 	for model, m := range known.byModel {
-		if given := m.Given(now); !given.IsZero() {
-			all[model] = given
+		if costs := m.TierCosts(now); !costs.IsZero() {
+			all[model] = costs
 		}
 	}
 	return all

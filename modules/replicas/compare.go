@@ -78,7 +78,7 @@ func (r *Replica) showLife(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	now := time.Now()
-	if err := r.store.Put(ctx, append(r.given(now), r.alive(now))); !errors.Is(err, state.ErrFull) {
+	if err := r.store.Put(ctx, append(r.tierCosts(now), r.alive(now))); !errors.Is(err, state.ErrFull) {
 		return err
 	}
 	return nil // it is in touch
@@ -112,7 +112,7 @@ func (r *Replica) apply(k state.Kept, known map[recordKey]record, now time.Time)
 		r.usage.Count(now, r.peers.hear(m, now.Add(min(k.TTL-lifetime, -r.clock.age(m, now))), now))
 	case left:
 		r.peers.remove(m.From, now)
-	case given, asked:
+	case tierCosts, asked:
 		// shares are sent again soon, and a question is over by then
 	default:
 		// the rest may be a little longer than the message says, if two

@@ -178,8 +178,8 @@ func (r *Replica) hear(m message, then, now time.Time) {
 		r.usage.Count(now, r.peers.hear(m, then, now))
 	case left:
 		r.peers.remove(m.From, now)
-	case given:
-		r.hearGiven(m, then)
+	case tierCosts:
+		r.hearTierCosts(m, then)
 	case asked:
 		r.hearQuestion(m)
 	case drained, resumed:

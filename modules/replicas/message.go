@@ -79,8 +79,8 @@ const (
 	// drained and resumed are orders for a member.
 	drained kind = "drain"
 	resumed kind = "resume"
-	// given reports the use by tier.
-	given kind = "given"
+	// tierCosts reports the use by tier.
+	tierCosts kind = "tier_costs"
 	// asked is a question to all replicas.
 	asked kind = "ask"
 	// used stands for reports of package usagesync, which have another format.
@@ -234,7 +234,7 @@ func (m *message) check() error {
 			return errors.New("it is not from a replica")
 		}
 		return nil
-	case given:
+	case tierCosts:
 		if slices.ContainsFunc(m.Shares,
 			func(s backendShare) bool { return !isDigest(s.Backend) || s.Model != pool.ModelKey(s.Model) }) {
 			return errors.New("it names no backend or no model")

@@ -44,7 +44,7 @@ func TestWhatNoReplicaWritesIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, change := range [][2]string{
-		{`"v":1`, `"v":2`}, {`"kind":"cooldown"`, `"kind":"ban"`}, {`"kind":"cooldown"`, `"kind":"given","shares":[{"backend":"x"}]`}, {`"kind":"cooldown"`, `"kind":"given","shares":[{"backend":"BACKEND","model":"` + strings.Repeat("m", 300) + `"}]`}, {"ME", "me"}, {"BACKEND", "https://a"}, {`"sent":1`, `"sent":-1`}, {`"sent":1`, `"sent":9223372036854775807`},
+		{`"v":1`, `"v":2`}, {`"kind":"cooldown"`, `"kind":"ban"`}, {`"kind":"cooldown"`, `"kind":"tier_costs","shares":[{"backend":"x"}]`}, {`"kind":"cooldown"`, `"kind":"tier_costs","shares":[{"backend":"BACKEND","model":"` + strings.Repeat("m", 300) + `"}]`}, {"ME", "me"}, {"BACKEND", "https://a"}, {`"sent":1`, `"sent":-1`}, {`"sent":1`, `"sent":9223372036854775807`},
 		{`"sent":1`, `"sent":1,"at":-1`}, {`"sent":1`, `"sent":1,"at":9223372036854775807`}, {`"kind":"cooldown"`, `"kind":"alive","since":9223372036854775807`},
 		{`"id":"f"`, `"id":"g"`}, {"throttled", "made_up"}, {"throttled", "credential"}, {`"length":10`, `"length":9`}, {`"left":10`, `"left":-1`},
 		{`"length":10,"left":10`, `"length":86400001,"left":86400001`}, {`"class"`, `"status":600,"class"`}, {`"class"`, `"cost":-1,"class"`}, {`"class"`, `"guess":-1,"class"`}, {`"class"`, `"guess":86400001,"class"`},

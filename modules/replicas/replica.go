@@ -19,7 +19,7 @@
 // cannot be reached, each replica goes on alone.
 //
 // Use of callers has three words, which package limiter defines: a Sharing says
-// which part of a limit a replica may use on its own, a Course says when a
+// which part of a limit a replica may use on its own, a Timeline says when a
 // replica used a limit, and Spread places use in time of which only the sum is
 // known.
 //

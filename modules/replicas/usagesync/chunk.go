@@ -47,10 +47,10 @@ type sharedPool struct {
 	// looked is when this replica last checked that the store has all use of
 	// other writers that is known here.
 	looked time.Time
-	// coursesAt is when courses were last written, and coursesOf the sum of the
-	// callers' changes at that time.
-	coursesAt time.Time
-	coursesOf uint64
+	// timelinesAt is when timelines were last written, and timelinesOf the sum
+	// of the callers' changes at that time.
+	timelinesAt time.Time
+	timelinesOf uint64
 	// version is the version of the latest report. back is the version of the
 	// latest report that came back from the store.
 	version, back uint64
@@ -112,7 +112,7 @@ type batch struct {
 func (b *batch) failed() {
 	for _, p := range b.pools {
 		p.resend()
-		p.coursesOf, p.coursesAt = 0, time.Time{}
+		p.timelinesOf, p.timelinesAt = 0, time.Time{}
 		for _, c := range p.chunks {
 			for _, m := range c.members {
 				m.Unreported()
@@ -151,7 +151,7 @@ func (p *sharedPool) collect(b *batch, now time.Time, pace time.Duration) {
 		b.records = append(b.records, mark)
 	}
 	if len(b.records) > records {
-		p.sendCourses(b, now)
+		p.sendTimelines(b, now)
 		b.pools = append(b.pools, p)
 	}
 }

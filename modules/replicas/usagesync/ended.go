@@ -107,13 +107,13 @@ func (p *sharedPool) lost(now time.Time, stored found) (records []state.Record) 
 			for n < min(len(uses), maxCallers) && uses[n].Version == uses[0].Version {
 				n++
 			}
-			// the courses come first: who finds the records finds these
-			writing := courseWriter{
+			// the timelines come first: who finds the records finds these
+			writing := timelineWriter{
 				digest: p.digest, writer: writer, version: uses[0].Version,
 				ended: fmt.Sprintf("ended %x ", uses[0].Caller),
 			}
 			for _, u := range uses[:n] {
-				writing.add(u.Caller, u.Courses)
+				writing.add(u.Caller, u.Timelines)
 			}
 			records = append(append(records, writing.end()...), p.recordsOf(writer, uses[:n])...)
 			uses = uses[n:]

@@ -358,7 +358,7 @@ func (t *Syncer) Groups(now time.Time) (groups []string) {
 			groups = append(groups, groupOf(p.digest))
 		}
 		if !p.heard {
-			groups = append(groups, coursesGroup(p.digest))
+			groups = append(groups, timelinesGroup(p.digest))
 		}
 	}
 	slices.Sort(groups)
@@ -370,23 +370,23 @@ func (t *Syncer) Groups(now time.Time) (groups []string) {
 func (t *Syncer) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) {
 	t.mu.Lock()
 	// marks has how long the marks of the pools are kept, groups those of
-	// reports, and courses the messages of those of courses
-	marks, groups, courses := make(map[string]time.Duration), make(map[string]bool), make(map[string][][]byte)
+	// reports, and timelines the messages of those of timelines
+	marks, groups, timelines := make(map[string]time.Duration), make(map[string]bool), make(map[string][][]byte)
 	for _, p := range t.pools {
-		marks[markOf(p.callers.Writer())], groups[groupOf(p.digest)], courses[coursesGroup(p.digest)] = 0, true, nil
+		marks[markOf(p.callers.Writer())], groups[groupOf(p.digest)], timelines[timelinesGroup(p.digest)] = 0, true, nil
 	}
 	t.mu.Unlock()
 	var reports []state.Kept
 	for _, k := range kept {
 		_, isMark := marks[k.Group]
-		of, isCourse := courses[k.Group]
+		of, isTimeline := timelines[k.Group]
 		switch {
 		case isMark:
 			if !k.Partial {
 				marks[k.Group] = k.TTL
 			}
-		case isCourse:
-			courses[k.Group] = append(of, k.Message)
+		case isTimeline:
+			timelines[k.Group] = append(of, k.Message)
 		case groups[k.Group]:
 			reports = append(reports, k)
 		default:
@@ -425,7 +425,7 @@ func (t *Syncer) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) 
 		for _, p := range t.pools {
 			if !p.heard && !t.missed { // otherwise it may not be in what was loaded
 				p.heard = true
-				p.callers.Spread(now, coursesIn(courses[coursesGroup(p.digest)]))
+				p.callers.Spread(now, timelinesIn(timelines[timelinesGroup(p.digest)]))
 			}
 		}
 	}

@@ -12,13 +12,13 @@ import (
 
 // backendShare is the use of a model at a backend, by tier.
 type backendShare struct {
-	Backend string      `json:"backend"`
-	Model   string      `json:"model"`
-	Given   quota.Given `json:"given"`
+	Backend string          `json:"backend"`
+	Model   string          `json:"model"`
+	Costs   quota.TierCosts `json:"costs"`
 }
 
 const (
-	givenGroup = "given"
+	tierCostsGroup = "tier-costs"
 	// maxShares is the maximum number of shares that a replica sends.
 	maxShares = 200
 	// shareSpace is the number of bytes of a message for shares. The rest is
@@ -26,9 +26,9 @@ const (
 	shareSpace = state.MaxMessage - 256
 )
 
-// given returns messages with the use by tier at this replica. No replica loads
-// these records, because they are sent again as long as they matter.
-func (r *Replica) given(now time.Time) (records []state.Record) {
+// tierCosts returns messages with the use by tier at this replica. No replica
+// loads these records, because they are sent again as long as they matter.
+func (r *Replica) tierCosts(now time.Time) (records []state.Record) {
 	shares := r.shares(now)
 	for len(shares) > 0 {
 		n, size := 0, 0
@@ -43,10 +43,10 @@ func (r *Replica) given(now time.Time) (records []state.Record) {
 			shares = shares[1:]
 			continue
 		}
-		m := r.message(given, now, now)
+		m := r.message(tierCosts, now, now)
 		m.Shares, shares = shares[:n], shares[n:]
 		records = append(records, state.Record{
-			Group: givenGroup, Key: fmt.Sprint(m.From, " ", len(records)), Mode: state.Replace, TTL: lifetime,
+			Group: tierCostsGroup, Key: fmt.Sprint(m.From, " ", len(records)), Mode: state.Replace, TTL: lifetime,
 			Message: m.text(),
 		})
 	}
@@ -61,23 +61,23 @@ func (r *Replica) shares(now time.Time) (shares []backendShare) {
 				continue
 			}
 			seen[backend] = true
-			for model, given := range m.Given(now) {
-				shares = append(shares, backendShare{backend, model, given})
+			for model, costs := range m.TierCosts(now) {
+				shares = append(shares, backendShare{backend, model, costs})
 			}
 		}
 	}
 	return shares[:min(len(shares), maxShares)]
 }
 
-// hearGiven adds another replica's use by tier to the meters of the models.
-func (r *Replica) hearGiven(m message, then time.Time) {
+// hearTierCosts adds another replica's use by tier to the meters of the models.
+func (r *Replica) hearTierCosts(m message, then time.Time) {
 	if m.From == r.peers.self.ID || time.Since(then) >= quota.OthersLast {
 		return
 	}
 	for _, s := range m.Shares {
 		if member := r.memberOf(s.Backend, pool.Cooldown{}); member != nil {
 			if q := member.Quota(s.Model); q != nil {
-				q.Hear(m.From, s.Given, then)
+				q.Hear(m.From, s.Costs, then)
 			}
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
-func TestCoursesOfManyCallersFitIntoMessages(t *testing.T) {
+func TestTimelinesOfManyCallersFitIntoMessages(t *testing.T) {
 	from, now := tokenLimiters(t, "1M/minute"), someTime
 	var syncer Syncer
 	syncer.Share(digest, from)
@@ -22,7 +22,7 @@ func TestCoursesOfManyCallersFitIntoMessages(t *testing.T) {
 	now = now.Add(time.Minute)
 	p, b := syncer.pools[0], new(batch)
 	p.grow()
-	p.sendCourses(b, now)
+	p.sendTimelines(b, now)
 	var messages [][]byte
 	for _, r := range b.records {
 		if len(r.Message) > state.MaxMessage {
@@ -33,18 +33,18 @@ func TestCoursesOfManyCallersFitIntoMessages(t *testing.T) {
 		}
 		messages = append(messages, r.Message)
 	}
-	if found := coursesIn(messages); len(found) != n {
+	if found := timelinesIn(messages); len(found) != n {
 		t.Errorf("%d of %d callers are found in %d messages", len(found), n, len(messages))
 	}
-	p.sendCourses(b, now.Add(time.Hour))
+	p.sendTimelines(b, now.Add(time.Hour))
 	if len(b.records) != len(messages) {
-		t.Error("courses that have not changed are sent again")
+		t.Error("timelines that have not changed are sent again")
 	}
 }
 
-// FuzzCourses has a replica that starts load any courses. They change when
+// FuzzTimelines has a replica that starts load any timelines. They change when
 // something was used, and not how much.
-func FuzzCourses(f *testing.F) {
+func FuzzTimelines(f *testing.F) {
 	other := tokenLimiters(f, "1M/minute")
 	var syncer Syncer
 	syncer.Share(digest, other)
@@ -64,7 +64,7 @@ func FuzzCourses(f *testing.F) {
 				starting.Share(digest, cs)
 				starting.Groups(someTime)
 				starting.Loaded([]state.Kept{
-					{Group: r.Group, Key: r.Key, TTL: r.TTL, Message: r.Message}, {Group: coursesGroup(digest), Key: "any", TTL: time.Hour, Message: message},
+					{Group: r.Group, Key: r.Key, TTL: r.TTL, Message: r.Message}, {Group: timelinesGroup(digest), Key: "any", TTL: time.Hour, Message: message},
 				}, someTime)
 			}
 		}

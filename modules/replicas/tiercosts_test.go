@@ -55,7 +55,7 @@ func (w *world) exhaust(long time.Duration, to func(tier int) int) (got quota.Sh
 		if q.Ask(tier, now); keepsAway(q, quota.Tier{Number: tier, Shares: &shares}, now) {
 			continue
 		}
-		mark := q.Give(tier, cost, now)
+		mark := q.DeductFor(tier, cost, now)
 		taken, used := b.take(cost, now)
 		header := make(http.Header)
 		if taken {
@@ -110,8 +110,8 @@ func TestWhatTiersHaveGotIsForgottenWithTheReplicaThatSaidIt(t *testing.T) {
 	share(t, 2, func(w *world) {
 		tier := quota.Tier{Number: 3, Shares: &shares}
 		here, there := w.at(0, "a").Quota("m"), w.at(1, "a").Quota("m")
-		there.Give(1, 100, time.Now())
-		here.Give(3, 100, time.Now())
+		there.DeductFor(1, 100, time.Now())
+		here.DeductFor(3, 100, time.Now())
 		above := func(want bool) {
 			t.Helper()
 			here.See(quota.Reply{Rates: verdict.ReadRates(make(http.Header)), Throttles: true, Sent: time.Now()}, "m", time.Now())
@@ -141,12 +141,12 @@ func TestSharesOfManyModelsAreSentInSeveralMessages(t *testing.T) {
 		}
 		for _, name := range names {
 			for tier := range shares {
-				w.at(0, "a").Quota(name).Give(tier, 1<<40, time.Now())
+				w.at(0, "a").Quota(name).DeductFor(tier, 1<<40, time.Now())
 			}
 		}
 		time.Sleep(time.Second + interval/2)
 		for _, name := range names {
-			w.at(1, "a").Quota(name).Give(3, 100, time.Now())
+			w.at(1, "a").Quota(name).DeductFor(3, 100, time.Now())
 			q := w.at(1, "a").Quota(name)
 			q.See(quota.Reply{Rates: verdict.ReadRates(make(http.Header)), Throttles: true, Sent: time.Now()}, name, time.Now())
 			if !keepsAway(q, quota.Tier{Number: 3, Shares: &quota.Shares{0, .9, 0, .1}}, time.Now()) {
@@ -156,12 +156,12 @@ func TestSharesOfManyModelsAreSentInSeveralMessages(t *testing.T) {
 	})
 }
 
-// FuzzGiven passes any shares to a replica, and asks the quotas about them.
-func FuzzGiven(f *testing.F) {
-	f.Add(`[{"backend":"`+digest("a")+`","model":"m","given":[[1,2,3],[4,5,6]]}]`, int64(5))
-	f.Add(`[{"backend":"`+digest("a")+`","model":"m","given":[[-1,9223372036854775807],[9223372036854775807,9223372036854775807]]}]`, int64(1))
+// FuzzTierCosts passes any shares to a replica, and asks the quotas about them.
+func FuzzTierCosts(f *testing.F) {
+	f.Add(`[{"backend":"`+digest("a")+`","model":"m","costs":[[1,2,3],[4,5,6]]}]`, int64(5))
+	f.Add(`[{"backend":"`+digest("a")+`","model":"m","costs":[[-1,9223372036854775807],[9223372036854775807,9223372036854775807]]}]`, int64(1))
 	f.Fuzz(func(t *testing.T, shared string, cost int64) {
-		text := `{"v":1,"kind":"given","from":"` + digest("r") + `","sent":1,"shares":` + shared + `}`
+		text := `{"v":1,"kind":"tier_costs","from":"` + digest("r") + `","sent":1,"shares":` + shared + `}`
 		m, err := parse([]byte(text))
 		if err != nil || !json.Valid([]byte(text)) {
 			return
@@ -171,10 +171,10 @@ func FuzzGiven(f *testing.F) {
 		now := time.Now()
 		q := member.Quota("m")
 		for _, s := range m.Shares {
-			q.Hear(m.From, s.Given, now)
-			q.Hear(digest("s"), s.Given, now)
+			q.Hear(m.From, s.Costs, now)
+			q.Hear(digest("s"), s.Costs, now)
 		}
-		q.Give(3, max(0, cost), now)
+		q.DeductFor(3, max(0, cost), now)
 		q.See(quota.Reply{Rates: verdict.ReadRates(make(http.Header)), Throttles: true, Sent: now}, "m", now)
 		keepsAway(q, quota.Tier{Number: 3, Shares: &shares}, now)
 	})

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Given is the cost of the requests that a backend recently got for a model, in
-// each of the spans and by the numbers of the requests' tiers.
-type Given [len(spans)][MaxTiers + 1]int64
+// TierCosts is the cost of the requests that a backend recently got for a
+// model, in each of the spans and by the numbers of the requests' tiers.
+type TierCosts [len(spans)][MaxTiers + 1]int64
 
 // spans are the lengths of the periods in which the use of a tier is compared,
 // in parts: 10 s for backends that work off requests continuously, and a minute
@@ -25,9 +25,9 @@ const (
 	parts = 14
 )
 
-// given counts the cost that each tier has got, in a ring of parts. The sum of
-// the parts that are over is computed once, when the next part begins.
-type given struct {
+// costCounter counts the cost that each tier has got, in a ring of parts. The
+// sum of the parts that are over is computed once, when the next part begins.
+type costCounter struct {
 	parts [parts]atomic.Pointer[costs] // nil: nothing was added
 	past  atomic.Pointer[past]         // nil: it is not summed up
 	// changes counts changes of parts that may already be in the sum. If it has
@@ -47,7 +47,7 @@ type costs struct {
 type past struct {
 	number        int64 // of the part that began
 	changes       int64 // how many it has
-	whole, oldest Given
+	whole, oldest TierCosts
 }
 
 // outdated is never the number of changes.
@@ -61,7 +61,7 @@ func indexOf(number int64) int { return int(uint64(number) % parts) } //nolint:g
 // cleared ones, because concurrent additions to cleared counters would be lost.
 // A part whose number is far in the future comes from a clock that was wrong,
 // and is replaced.
-func (g *given) add(tier int, cost, at int64) {
+func (g *costCounter) add(tier int, cost, at int64) {
 	place, number := &g.parts[indexOf(at/part)], at/part
 	p := place.Load()
 	for p == nil || p.number < number || p.number > number+parts {
@@ -77,7 +77,7 @@ func (g *given) add(tier int, cost, at int64) {
 
 // outdate makes the sum be computed again after a change of a part that may be
 // in it. A request may end just as the next part begins.
-func (g *given) outdate(number int64) {
+func (g *costCounter) outdate(number int64) {
 	if known := g.past.Load(); known == nil || known.number != number {
 		g.changes.Add(1)
 	}
@@ -85,7 +85,7 @@ func (g *given) outdate(number int64) {
 
 // takeBack subtracts a cost that was added at then, unless its part is no
 // longer kept.
-func (g *given) takeBack(tier int, cost, then int64) {
+func (g *costCounter) takeBack(tier int, cost, then int64) {
 	p := g.parts[indexOf(then/part)].Load()
 	if p == nil || p.number != then/part {
 		return
@@ -95,7 +95,7 @@ func (g *given) takeBack(tier int, cost, then int64) {
 }
 
 // addTo adds the cost that each tier has got in a span.
-func (g *given) addTo(all *[MaxTiers + 1]int64, span int, at int64) {
+func (g *costCounter) addTo(all *[MaxTiers + 1]int64, span int, at int64) {
 	now := at / part
 	known := g.past.Load()
 	if known == nil || known.number != now || known.changes != g.changes.Load() {
@@ -121,7 +121,7 @@ func (g *given) addTo(all *[MaxTiers + 1]int64, span int, at int64) {
 }
 
 // sumUp returns the sum of the parts before the part with this number.
-func (g *given) sumUp(number int64) *past {
+func (g *costCounter) sumUp(number int64) *past {
 	sum := &past{number: number, changes: g.changes.Load()}
 	for age := range int64(parts - 1) {
 		p := g.parts[indexOf(number-age-1)].Load()
@@ -143,16 +143,16 @@ func (g *given) sumUp(number int64) *past {
 	return sum
 }
 
-// Given returns the cost that each tier has got from this replica.
-func (m *Meter) Given(now time.Time) (all Given) {
+// TierCosts returns the cost that each tier has got from this replica.
+func (m *Meter) TierCosts(now time.Time) (all TierCosts) {
 	for span := range all {
-		m.given.addTo(&all[span], span, instant(now))
+		m.counter.addTo(&all[span], span, instant(now))
 	}
 	return all
 }
 
 // IsZero reports whether all costs are 0.
-func (g *Given) IsZero() bool { return *g == Given{} }
+func (g *TierCosts) IsZero() bool { return *g == TierCosts{} }
 
 // others holds the costs that tiers have got from other replicas.
 type others struct {
@@ -164,7 +164,7 @@ type others struct {
 
 // heard is a report, or a sum of reports, that counts until a time.
 type heard struct {
-	given Given
+	costs TierCosts
 	until int64
 }
 
@@ -173,12 +173,12 @@ const (
 	// again within 3 s.
 	OthersLast = 5 * time.Second
 	maxOthers  = 1024
-	// highestGiven keeps sums from overflowing.
-	highestGiven = 1 << 40
+	// highestHeard keeps sums from overflowing.
+	highestHeard = 1 << 40
 )
 
 // Hear records a report of the costs that tiers have got from another replica.
-func (m *Meter) Hear(replica string, given Given, now time.Time) {
+func (m *Meter) Hear(replica string, costs TierCosts, now time.Time) {
 	o, at := &m.others, instant(now)
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -189,7 +189,7 @@ func (m *Meter) Hear(replica string, given Given, now time.Time) {
 	if o.replicas == nil {
 		o.replicas = make(map[string]heard)
 	}
-	o.replicas[replica] = heard{given, until}
+	o.replicas[replica] = heard{costs, until}
 	sum := new(heard)
 	for name, other := range o.replicas {
 		if at >= other.until {
@@ -197,9 +197,9 @@ func (m *Meter) Hear(replica string, given Given, now time.Time) {
 			continue
 		}
 		sum.until = max(sum.until, other.until)
-		for i := range sum.given {
-			for tier := range sum.given[i] {
-				sum.given[i][tier] += max(0, min(other.given[i][tier], highestGiven))
+		for i := range sum.costs {
+			for tier := range sum.costs[i] {
+				sum.costs[i][tier] += max(0, min(other.costs[i][tier], highestHeard))
 			}
 		}
 	}
@@ -208,9 +208,9 @@ func (m *Meter) Hear(replica string, given Given, now time.Time) {
 
 // elsewhere returns the costs that tiers have got from other replicas. It
 // returns nil if none are known.
-func (m *Meter) elsewhere(at int64) *Given {
+func (m *Meter) elsewhere(at int64) *TierCosts {
 	if sum := m.others.sum.Load(); sum != nil && at < sum.until {
-		return &sum.given
+		return &sum.costs
 	}
 	return nil
 }
