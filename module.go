@@ -37,8 +37,9 @@
 //     Selection has no effect.
 //
 // Importing this package registers them, and the packages in modules/, which
-// add limits of callers, WebSockets, the status page, the bill and commands.
-// With the build tag openai_lb_core, those are left out.
+// add limits of callers and backends, replicas, WebSockets, the status page,
+// the bill, the handover and commands. The build tag openai_lb_core leaves
+// those out for which there is no tag openai_lb_<name>.
 //
 // # Promises
 //

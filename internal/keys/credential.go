@@ -17,7 +17,7 @@ type Source interface {
 	// it has a valid one, nor after the context is done. After an error, the
 	// request fails over to another backend, and this one cools down for a
 	// minute, or for as long as the error's method RetryAfter() time.Duration
-	// says. The error must not contain a secret.
+	// says if that is less. The error must not contain a secret.
 	Credential(ctx context.Context) (Credential, error)
 
 	// Renew returns another credential after the backend refused this one with

@@ -1,5 +1,6 @@
 // Package limiter counts the requests and tokens of callers, and admits
-// requests that are within their callers' limits.
+// requests that are within their callers' limits. To this package, a backend
+// with a quota is a caller, too: its name is the backend's health key.
 //
 // A caller may have several limits, each a number of requests or tokens in a
 // second, a minute, an hour, a day or a month. Before a request is sent,

@@ -2,7 +2,7 @@
 // called now, which one is next, and, if none may be called, the shortest wait.
 // It keeps cooldowns, and remembers which member gets the requests of a
 // session. It gets the time only from its arguments, and does not depend on
-// HTTP or Caddy.
+// Caddy. Of HTTP, it knows status codes and header fields.
 //
 // # The life of a request
 //

@@ -9,11 +9,11 @@
 // module is an error then, which names the module.
 //
 // There are five seams. An [AdmissionModule] decides what callers may use, and
-// how much. A [UsageModule] records what requests have used, such as for a
-// bill. An [EventsModule] hears when a cooldown starts or ends, and of the
-// orders of operators. A [WebSocketModule] relays the messages of open
-// WebSockets. A [ReplicationModule] shares what is learned with the other
-// replicas of the balancer, and asks them.
+// how much, and limits what backends get. A [UsageModule] records what requests
+// have used, such as for a bill. An [EventsModule] hears when a cooldown starts
+// or ends, and of the orders of operators. A [WebSocketModule] relays the
+// messages of open WebSockets. A [ReplicationModule] shares what is learned
+// with the other replicas of the balancer, and asks them.
 //
 // The core names a module only in the file that imports it
 // (TestOnlyItsImportFileNamesAModule, TestTheCoreImportsNoModule). A module

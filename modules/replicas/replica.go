@@ -1,7 +1,8 @@
 // Package replicas is the module that shares state between the replicas of a
 // balancer: cooldowns and drains of backends, the accounts of stored objects,
-// and the use of callers. The core and other modules know only its interfaces,
-// [seam.ReplicationModule] and [seam.Replication].
+// and the use of callers, of quotas of backends, and of tiers. The core and
+// other modules know only its interfaces, [seam.ReplicationModule] and
+// [seam.Replication].
 //
 // A handler that names an engine uses the [Replica] of that engine, together
 // with all handlers of the process that name the same engine. Its [Link]

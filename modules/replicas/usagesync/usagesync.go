@@ -1,4 +1,5 @@
-// Package usagesync adds up the use of callers at all replicas.
+// Package usagesync adds up the use of callers, and of quotas of backends, at
+// all replicas.
 //
 // A [Syncer] sends the use at this replica to the others, and applies their
 // reports to the limiters of callers. Each replica decides immediately and
