@@ -48,9 +48,10 @@ var (
 	utilizationDesc = desc("deployment_utilization_ratio",
 		"What a provisioned Azure deployment last said of its utilization, 0 to 1 and above.", "pool", "backend", "deployment")
 	writtenDesc = desc("record_written_timestamp_seconds",
-		"When the bill, its journal, the use of limits or quotas, or the owners of stored objects were last written.", "pool", "record")
+		"When the bill, its journal, the use of limits and quotas, or stored objects' owners were last written.",
+		"pool", "record")
 	unwrittenDesc = desc("record_unwritten_seconds",
-		"How long the oldest change of the bill, its journal, the use of limits or quotas, or the owners of stored objects waits to be written.",
+		"How long the oldest change of the bill, its journal, the use of limits and quotas, or stored objects' owners waits to be written.",
 		"pool", "record")
 	staleDesc = desc("secret_stale",
 		"Whether a secret in a file could not be reloaded, so that an older one is in use: 1 or 0.", "pool", "secret")
