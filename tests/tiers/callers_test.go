@@ -14,8 +14,8 @@ import (
 // asks for little.
 func TestInExhaustionCallersGetFairShares(t *testing.T) {
 	forEachPool(t, func(t *testing.T, _ string, backends []simulator.Handler) {
-		got := askIn(t, "", backends, 4*time.Minute, map[string]demand{"/large": steady(5.4), "/small": steady(.6), "/tiny": steady(.1)})
-		wantOf(t, got, map[string]float64{"/large": .45, "/small": .45, "/tiny": .1})
+		got := askIn(t, "tier all {\nreserve 100%\n}", backends, 4*time.Minute, map[string]demand{"all/large": steady(5.4), "all/small": steady(.6), "all/tiny": steady(.1)})
+		wantOf(t, got, map[string]float64{"all/large": .45, "all/small": .45, "all/tiny": .1})
 	})
 }
 

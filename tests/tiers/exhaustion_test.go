@@ -76,7 +76,7 @@ func ask(t *testing.T, backends []simulator.Handler, long time.Duration, asks ma
 }
 
 // askIn is ask with these tiers. A name in asks such as gold/small is that of
-// another caller of the tier, and /small that of a caller without a tier.
+// another caller of the tier.
 func askIn(t *testing.T, tiers string, backends []simulator.Handler, long time.Duration, asks map[string]demand) (seconds map[string][]part) {
 	t.Helper()
 	config, whole := "openai_lb {\npool "+lbtest.Unique("tiers")+"\n"+tiers+"\n", 0.
@@ -91,10 +91,7 @@ func askIn(t *testing.T, tiers string, backends []simulator.Handler, long time.D
 	for name := range asks {
 		tier, caller, _ := strings.Cut(name, "/")
 		caller = cmp.Or(caller, tier)
-		config += fmt.Sprintf("client_key %s %s\n", caller, keyOf(caller))
-		if tier != "" {
-			config += fmt.Sprintf("caller %s {\ntier %s\n}\n", caller, tier)
-		}
+		config += fmt.Sprintf("client_key %s %s\ncaller %s {\ntier %s\n}\n", caller, keyOf(caller), caller, tier)
 	}
 	seconds = make(map[string][]part)
 	lbtest.InBubble(t, config+"}", func(t *testing.T, w *lbtest.World) {
