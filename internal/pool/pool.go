@@ -385,12 +385,13 @@ const shortestWait = time.Second
 
 // Wait returns the shortest wait until a member can serve the request. While
 // other members throttle, silent members do not count, because the time of
-// their return is not known.
+// their return is not known, nor do members that do not suit the request.
 func (p *Pool) Wait(r *Ask, now time.Time) time.Duration {
 	soonest := time.Duration(math.MaxInt64)
 	throttles := slices.ContainsFunc(p.Members, func(m *Member) bool { return m.Throttles(r, now) })
 	for _, m := range p.Members {
-		if !r.At[m.Index].takes() || throttles && m.silence(r) != nil && !m.Throttles(r, now) {
+		at := &r.At[m.Index]
+		if !at.takes() || throttles && (at.Bar == Unfit || m.silence(r) != nil) && !m.Throttles(r, now) {
 			continue
 		}
 		wait := m.returns(r, now).Sub(now)

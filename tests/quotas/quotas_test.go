@@ -340,3 +340,18 @@ func TestOperatorsSeeTheUseOfAQuota(t *testing.T) {
 		}
 	}, "requests 2/hour", "")
 }
+
+func TestABackendWhoseQuotaIsTooSmallDoesNotShortenTheWait(t *testing.T) {
+	inBubble(t, "", func(t *testing.T, w *world) {
+		w.Backends["b"].Replies(lbtest.Throttled("30"))
+		w.Post(prompt(500, "")).WantStatus(t, 429)
+		time.Sleep(10 * time.Second)
+		w.wantOverButThrottled(w.Post(prompt(500, "")), 20)
+	}, "tokens 200/minute", "")
+	inBubble(t, "", func(t *testing.T, w *world) {
+		w.AllReply(used(50, 10))
+		w.Post(prompt(500, "")).WantServed(t, "b")
+		time.Sleep(10 * time.Second)
+		w.wantOverButThrottled(w.Post(prompt(500, "")), 50)
+	}, "tokens 200/minute", "requests 1/minute")
+}
