@@ -22,6 +22,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
@@ -215,8 +216,12 @@ func (s *search) Tell(r *attempt.Reply, j judgement) step {
 	if next != serve { // a reply that goes to the client may still break off
 		a.count()
 	}
-	if next == again {
-		s.charge().settle(s.charge().unserved()) // if it was not given back
+	if next == again { // the charge is settled if it was given back
+		cost := s.charge().unserved()
+		if j.unexecuted { // its account lacks an object
+			cost = limiter.Cost{Requests: 1}
+		}
+		s.charge().settle(cost)
 	}
 	return next
 }

@@ -355,3 +355,15 @@ func TestABackendWhoseQuotaIsTooSmallDoesNotShortenTheWait(t *testing.T) {
 		w.wantOverButThrottled(w.Post(prompt(500, "")), 50)
 	}, "tokens 200/minute", "requests 1/minute")
 }
+
+func TestAnAccountThatLacksAnObjectIsChargedWithOneRequest(t *testing.T) {
+	const quota = "requests 100/minute\ntokens 10k/minute"
+	inBubble(t, "", func(t *testing.T, w *world) {
+		w.Backends["a"].Replies(lbtest.Says(400, `{"error":{"message":"Previous response with id 'resp_0123456789abcdef' not found.","type":"invalid_request_error","param":"previous_response_id","code":"previous_response_not_found"}}`))
+		w.Backends["b"].Replies(lbtest.Says(200, `{"id":"resp_1123456789abcdef","object":"response","status":"completed","output":[],"usage":{"input_tokens":60,"output_tokens":5}}`))
+		w.Send(w.Request(http.MethodPost, "/v1/responses", strings.NewReader(prompt(50, `"previous_response_id":"resp_0123456789abcdef",`)))).WantServed(t, "b")
+		synctest.Wait()
+		w.wantUsed("a", 1, 0)
+		w.wantUsed("b", 1, 65)
+	}, quota, quota)
+}
