@@ -27,9 +27,18 @@ type conversation struct {
 	handshake *transaction
 	// checked is when the caller's key was last checked.
 	checked time.Time
-	// steered is the placement of the objects that the latest response.steer
-	// names. The response that the session then begins on its own uses it.
-	steered atomic.Pointer[affinity.Placement]
+	// model is that of the latest response.create in a WebSocket of responses.
+	model string
+	// steered is the latest response.steer. The response that the session then
+	// begins on its own is for it.
+	steered atomic.Pointer[steered]
+}
+
+// steered is a response.steer: the placement of the objects that it names, and
+// the model of the response to which it adds.
+type steered struct {
+	placement affinity.Placement
+	model     string
 }
 
 // response is one response in a conversation.
@@ -46,7 +55,8 @@ type response struct {
 // first response.create, except in a realtime session. The messages of a
 // WebSocket that is not for inference are not read.
 func (d *reader) converse(b *balancer, t *transaction) seam.WebSocketSession {
-	q, c := &t.request, &conversation{reader: d, balancer: b, handshake: t, checked: time.Now()}
+	q := &t.request
+	c := &conversation{reader: d, balancer: b, handshake: t, checked: time.Now(), model: q.Model}
 	switch {
 	case q.Kind == openaiapi.WebSocket:
 		return seam.WebSocketSession{}
@@ -204,6 +214,7 @@ func (c *conversation) Create(text []byte) (begun seam.WebSocketResponse, instea
 		}
 		return nil, nil, &seam.WebSocketRefusal{Reply: own.Response}
 	}
+	c.model = q.Model
 	return r.begin(), instead, nil
 }
 
@@ -253,8 +264,9 @@ func (c *conversation) steer(text []byte) *seam.WebSocketRefusal {
 	q := &r.request
 	q.received.Hold(text)
 	defer q.received.Release()
+	q.Model = c.model
 	q.ReadEvent(text)
-	estimate := limiter.Estimate{Prompt: q.PromptTokens(text), Model: q.Model, Within: true}
+	estimate := limiter.Estimate{Prompt: q.PromptTokens(text), Model: c.model, Within: true}
 	if c.admission != nil {
 		if e, refused := c.mayUse(q.grant, q.caller.Name, &q.Request, text); refused {
 			return &seam.WebSocketRefusal{Reply: e.Response(q.asked)}
@@ -269,7 +281,7 @@ func (c *conversation) steer(text []byte) *seam.WebSocketRefusal {
 	if own := c.place(r); own.Response != nil {
 		return &seam.WebSocketRefusal{Reply: own.Response}
 	}
-	c.steered.Store(r.placement)
+	c.steered.Store(&steered{*r.placement, c.model}) // whatever it names itself
 	return nil
 }
 
@@ -325,8 +337,8 @@ func (c *conversation) refuseMessage(kind string, audio bool, text []byte) *http
 func (c *conversation) Unasked() seam.WebSocketResponse {
 	r := c.next()
 	if steered := c.steered.Load(); steered != nil {
-		placement := *steered
-		r.placement = &placement
+		placement := steered.placement
+		r.placement, r.request.Model = &placement, steered.model
 	}
 	if c.admission != nil {
 		r.bill = c.billOf(&r.request, r.request.started)

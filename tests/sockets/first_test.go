@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/net/websocket"
@@ -518,6 +519,53 @@ func TestAHandshakeWaitsForABackendThatThrottles(t *testing.T) {
 		c := dial(t, w, session, aliceKey)
 		if took := time.Since(begun); took < 500*time.Millisecond || took > 510*time.Millisecond {
 			t.Errorf("the handshake took %s", took)
+		}
+		c.Close()
+		time.Sleep(time.Minute)
+	})
+}
+
+// TestASteeredResponseIsOfTheModelOfTheResponseBefore even if the WebSocket was
+// opened for another model: it counts for that model's limits.
+func TestASteeredResponseIsOfTheModelOfTheResponseBefore(t *testing.T) {
+	inPool(t, "caller alice {\ntokens 1k/day gpt-5\n}", func(t *testing.T, w *lbtest.World) {
+		n := 0
+		w.AllReply(speaks(func(socket *websocket.Conn, message string) {
+			event := func(kind, id string) {
+				websocket.Message.Send(socket, fmt.Sprintf(`{"type":"response.%s","response":{"id":"%s","object":"response","usage":{"input_tokens":7,"output_tokens":5}}}`, kind, id))
+			}
+			var asked struct {
+				Type, Model string
+				Previous    string `json:"previous_response_id"`
+			}
+			json.Unmarshal([]byte(message), &asked)
+			if asked.Type == "response.steer" {
+				event("incomplete", asked.Previous)
+			}
+			n++
+			id := fmt.Sprintf("resp_a_%010d", n)
+			if event("created", id); asked.Model == "luna" {
+				event("completed", id)
+			}
+		}))
+		c := dial(t, w, "/v1/responses", aliceKey)
+		c.say(`{"type":"response.create","model":"luna","input":"Hi","max_output_tokens":5}`)
+		c.hears()
+		c.hears()
+		c.say(`{"type":"response.create","model":"gpt-5","input":"Hi","max_output_tokens":5}`)
+		id := c.hears().Response.ID
+		steer := func() {
+			c.say(`{"type":"response.steer","previous_response_id":"` + id + `","model":"luna","input":"louder"}`)
+		}
+		for i := range int64(3) {
+			steer()
+			c.hears()
+			id = c.hears().Response.ID
+			synctest.Wait()
+			limits := lbtest.LimitersOf(w.Handler.Pool).Get(time.Now(), "alice").Snapshot(time.Now()).Limits
+			if used := limits[0].Used; used < 12*(i+1) {
+				t.Errorf("after %d steers, %d tokens of the model are used", i+1, used)
+			}
 		}
 		c.Close()
 		time.Sleep(time.Minute)
