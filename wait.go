@@ -131,15 +131,15 @@ func (w *wait) await(b *balancer, q *request, tier int, ticket *waiting.Ticket, 
 func (w *wait) admit(b *balancer, q *request, all seam.Admission,
 	e limiter.Estimate) (r limiter.Reservation, refusal *limiter.Refusal) {
 	name, now := q.caller.Name, time.Now()
-	c, key := all.Caller(now, name), waiting.Key{Caller: name}
-	if slices.Contains(q.grant.LimitedModels, q.Model) {
-		key.Model = q.Model
-	}
+	c := all.Caller(now, name)
 	if w.queues == nil {
 		return c.Admit(now, e)
 	}
 	until, waiter := w.ends(q, now), waiting.Waiter{Caller: name}
-	next, behind := w.queues.Ahead(now, key, waiter, nil)
+	next, behind := w.queues.Ahead(now, waiting.Key{Caller: name}, waiter, nil)
+	if !behind && slices.Contains(q.grant.LimitedModels, q.Model) {
+		next, behind = w.queues.Ahead(now, waiting.Key{Caller: name, Model: q.Model}, waiter, nil)
+	}
 	if behind {
 		refusal = c.Refuses(now, e)
 	} else {
@@ -147,12 +147,12 @@ func (w *wait) admit(b *balancer, q *request, all seam.Admission,
 	}
 	switch {
 	case refusal != nil:
-		next = limitReturns(b, key, refusal, refusal.Requested, now, until)
+		next = limitReturns(b, name, refusal, refusal.Requested, now, until)
 	case !behind:
 		return r, nil
 	default: // there is room, but others came first
 		refusal = next.Reason.(*limiter.Refusal)
-		next.Places = limitReturns(b, key, refusal, e.Prompt+max(0, e.Output), now, until).Places
+		next.Places = limitReturns(b, name, refusal, e.Prompt+max(0, e.Output), now, until).Places
 	}
 	if !mayPass(refusal) || !w.mayLast(q, next.At, now) {
 		return c.Admit(now, e) // it may not wait: it is charged now if there is room
@@ -167,7 +167,7 @@ func (w *wait) admit(b *balancer, q *request, all seam.Admission,
 	}
 	w.await(b, q, 0, ticket, func(now time.Time) bool {
 		if r, refusal = all.Caller(now, name).Try(now, e); refusal == nil {
-			ticket.Go(now, key)
+			ticket.Go(now, next.Key)
 			return false
 		}
 		if !mayPass(refusal) {
@@ -176,7 +176,8 @@ func (w *wait) admit(b *balancer, q *request, all seam.Admission,
 			return false
 		}
 		// until its time is over: others may give back what they did not use
-		ticket.Stay(now, limitReturns(b, key, refusal, refusal.Requested, now, until))
+		next = limitReturns(b, name, refusal, refusal.Requested, now, until)
+		ticket.Stay(now, next)
 		return true
 	})
 	if w.result != waiting.Called && w.result != waiting.Left {
@@ -194,9 +195,11 @@ func returnOf(r *limiter.Refusal, now time.Time) time.Time {
 }
 
 // limitReturns returns when a request that needs so much of a limit may be
-// tried again, which refuses it or another one. There are places for as much as
-// the limit grants until the wait ends, divided by the number of replicas.
-func limitReturns(b *balancer, key waiting.Key, r *limiter.Refusal, needs int64, now, until time.Time) waiting.Return {
+// tried again, which refuses it or another one. It waits in the queue of the
+// limits of all models, or of those of one. There are places for as much as the
+// limit grants until the wait ends, divided by the number of replicas.
+func limitReturns(b *balancer, caller string, r *limiter.Refusal, needs int64, now, until time.Time) waiting.Return {
+	key := waiting.Key{Caller: caller, Model: r.Limit.Model}
 	places := b.grantedPerSecond(r, needs) * until.Sub(now).Seconds()
 	return waiting.Return{Key: key, At: returnOf(r, now), Places: places, Reason: r}
 }

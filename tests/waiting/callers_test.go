@@ -105,6 +105,24 @@ func TestARequestWaitsForTheLimitOfItsModel(t *testing.T) {
 	})
 }
 
+// TestARequestForALimitedModelWaitsInTurnForTheLimitOfAllModels holds that no
+// more requests wait for that limit than it has room for.
+func TestARequestForALimitedModelWaitsInTurnForTheLimitOfAllModels(t *testing.T) {
+	inBubbleOf(t, "wait 10s", "requests 1/minute\nrequests 100/minute gpt-4o", func(t *testing.T, w *world) {
+		w.Send(w.request(0, aliceKey)).WantServed(t, "a")
+		time.Sleep(55 * time.Second)
+		w.wantServed(t, aliceKey)
+		begin := time.Now()
+		r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"model":"o3"}`))
+		r.Header.Set("Authorization", "Bearer "+aliceKey)
+		w.Send(r).WantError(t, http.StatusTooManyRequests, "rate_limit_exceeded")
+		if took := time.Since(begin); took > time.Second {
+			t.Errorf("it has waited %s behind a request that gets all there is", took)
+		}
+		w.wg.Wait()
+	})
+}
+
 func TestBobDoesNotWaitForAlicesLimit(t *testing.T) {
 	inBubbleOf(t, "wait 2s", "requests 1/second", func(t *testing.T, w *world) {
 		w.wantServed(t, aliceKey, aliceKey)
