@@ -157,10 +157,13 @@ func (p *Pool) DemandShare(r *Ask, id quota.CallerID, now time.Time) {
 	var members uint64
 	shared := true
 	for _, m := range p.Members {
-		if r.At[m.Index].takes() {
+		if at := &r.At[m.Index]; at.takes() && !at.Tiers.HaveOwnLimits() {
 			members |= 1 << (m.Index % 64)
 			shared = shared && m.SharedLimits
 		}
+	}
+	if members == 0 {
+		return // no other request could leave it anything
 	}
 	if shared {
 		id.Model = 0

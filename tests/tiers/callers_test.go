@@ -2,6 +2,8 @@ package tiers
 
 import (
 	"math"
+	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -29,6 +31,49 @@ func TestInExhaustionCallersShareWhatTheirTierGets(t *testing.T) {
 	for _, wait := range []string{"", "wait 1s\n"} {
 		got := askIn(t, wait+tiers, pools["three backends"], 4*time.Minute, map[string]demand{"gold/large": steady(5.4), "gold/small": steady(.6), "silver": steady(2)})
 		wantOf(t, got, map[string]float64{"gold/large": .3, "gold/small": .3, "silver": .4})
+	}
+}
+
+// TestARequestThatMoreCapacityWouldNotServeIsDueNothing has the backend throttle
+// once, another caller send requests that no backend takes, and a caller that
+// gets all that it asks for.
+func TestARequestThatMoreCapacityWouldNotServeIsDueNothing(t *testing.T) {
+	const backends = "backend http://b {\nmodel gpt-4o\nshared_limits\n}\nbackend http://other {\nmodel gpt-5\n}\n" +
+		"client_key large sk-large-0123456789\nclient_key small sk-small-0123456789\n"
+	for name, tc := range map[string]struct {
+		options string
+		reply   http.HandlerFunc
+		status  int
+	}{
+		"not allowed there": {"caller small {\nbackends other\n}", nil, 404},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, "openai_lb {\npool "+lbtest.Unique("tiers")+"\n"+backends+tc.options+"\n}", func(t *testing.T, w *lbtest.World) {
+				post := func(caller string) lbtest.Reply {
+					r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(chat))
+					r.Header.Set("Authorization", "Bearer sk-"+caller+"-0123456789")
+					return w.Send(r)
+				}
+				b := w.Backends["b"]
+				b.Recovers()
+				post("large")
+				b.Replies(lbtest.Status(429, "Retry-After-Ms", "50"))
+				post("large")
+				time.Sleep(5 * time.Second)
+				for range 5 {
+					if tc.reply != nil {
+						b.Replies(tc.reply)
+					}
+					if got := post("small"); got.Status != tc.status {
+						t.Fatalf("the other caller got %d: %s", got.Status, got.Body)
+					}
+					b.Replies(lbtest.Says(200, `{"id":"chatcmpl-1","choices":[]}`, "Azure-OpenAI-Deployment-Utilization", "80%"))
+					if got := post("large"); got.Status != http.StatusOK {
+						t.Fatalf("got %d: %s", got.Status, got.Body)
+					}
+				}
+			})
+		})
 	}
 }
 
