@@ -92,6 +92,7 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, socket seam.WebS
 // answer if an attempt decided it, or else an empty one.
 func (b *balancer) fetch(t *transaction) (*attempt.Reply, apierror.Answer) {
 	q, s := &t.request, &t.search
+	defer s.withdraw()
 	for s.Next() != nil {
 		reply := b.attempt(q, s, &t.bill)
 		judgement := judge(q, s, reply)

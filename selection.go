@@ -582,6 +582,14 @@ func (s *search) mayShare(now time.Time) bool {
 		s.placement.Anywhere()
 }
 
+// withdraw takes back the demand for the caller's share of a request that was
+// refused, but not for a limit: others would leave free what it cannot use.
+func (s *search) withdraw() {
+	if last := s.attempts.last(); last != nil && last.class != verdict.Throttled {
+		s.board.Caller.Withdraw(s.request.Cost, time.Now())
+	}
+}
+
 // callerID identifies the request's caller, for its share.
 func (s *search) callerID() quota.CallerID {
 	q := s.request

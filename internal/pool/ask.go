@@ -66,6 +66,8 @@ type Caller struct {
 	// dues are the parts of the members that other callers are due, at the
 	// instant of the request's shares.
 	dues []float64
+	// got is the cost of the request's attempts that counts.
+	got int64
 }
 
 // Over is the quota of a member, as far as it keeps a request away. A quota is

@@ -168,14 +168,24 @@ func (p *Pool) DemandShare(r *Ask, id quota.CallerID, now time.Time) {
 	if shared {
 		id.Model = 0
 	}
-	r.Caller = &Caller{p.Callers.Ask(id, members, r.Cost, now), make([]float64, len(r.At))}
+	r.Caller = &Caller{use: p.Callers.Ask(id, members, r.Cost, now), dues: make([]float64, len(r.At))}
 }
 
 // Get counts the cost of a request that is sent. A negative cost is that of one
 // that was not executed. A nil Caller counts nothing.
 func (c *Caller) Get(cost int64, now time.Time) {
 	if c != nil {
+		c.got += cost
 		c.use.Get(cost, now)
+	}
+}
+
+// Withdraw records that a request that got nothing would not have been served
+// by more capacity either, so that it is due nothing. A nil Caller counts
+// nothing.
+func (c *Caller) Withdraw(cost int64, now time.Time) {
+	if c != nil && c.got == 0 {
+		c.use.Withdraw(cost, now)
 	}
 }
 

@@ -146,6 +146,11 @@ func (u *CallerUse) Get(cost int64, now time.Time) {
 	u.got.add(cost, instant(now), u.of.halves.Load())
 }
 
+// Withdraw takes back a request that the caller has asked for.
+func (u *CallerUse) Withdraw(cost int64, now time.Time) {
+	u.asked.add(-cost, instant(now), u.of.halves.Load())
+}
+
 // Dues yields what the caller leaves to the others of its tier, if it is above
 // its share: for each that got less than it is due, a bit for each member that
 // it may use, and the part of these members that it is due.

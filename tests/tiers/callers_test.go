@@ -35,8 +35,8 @@ func TestInExhaustionCallersShareWhatTheirTierGets(t *testing.T) {
 }
 
 // TestARequestThatMoreCapacityWouldNotServeIsDueNothing has the backend throttle
-// once, another caller send requests that no backend takes, and a caller that
-// gets all that it asks for.
+// once, another caller send requests that the backend refuses as mistakes, or
+// that no backend takes, and a caller that gets all that it asks for.
 func TestARequestThatMoreCapacityWouldNotServeIsDueNothing(t *testing.T) {
 	const backends = "backend http://b {\nmodel gpt-4o\nshared_limits\n}\nbackend http://other {\nmodel gpt-5\n}\n" +
 		"client_key large sk-large-0123456789\nclient_key small sk-small-0123456789\n"
@@ -45,6 +45,7 @@ func TestARequestThatMoreCapacityWouldNotServeIsDueNothing(t *testing.T) {
 		reply   http.HandlerFunc
 		status  int
 	}{
+		"a mistake":         {"", lbtest.Status(400), 400},
 		"not allowed there": {"caller small {\nbackends other\n}", nil, 404},
 	} {
 		t.Run(name, func(t *testing.T) {
