@@ -118,6 +118,26 @@ func TestWithEnoughForAllNoCallerIsKeptAway(t *testing.T) {
 	}
 }
 
+// TestInAShortageNothingIsKeptForRequestsThatNeverFit has a caller send requests
+// that are larger than all that a server serves in a window.
+func TestInAShortageNothingIsKeptForRequestsThatNeverFit(t *testing.T) {
+	for _, headers := range []bool{false, true} {
+		used := make(map[string]float64)
+		for _, caller := range []string{"", "caller"} {
+			most, large := &stream{caller: caller, rate: 9 * 24}, &stream{caller: caller, rate: 1, cost: 14400}
+			if caller != "" {
+				large.caller = "another"
+			}
+			s := &shortage{servers: windows(2, 10*time.Second, headers), replicas: 1, steers: true, streams: []*stream{most, large}}
+			s.run(t, 12*time.Minute, 2*time.Minute)
+			used[caller] = s.used(600)
+		}
+		if used["caller"] < .9*used[""] {
+			t.Errorf("headers %t: %.3f is used, and %.3f without shares", headers, used["caller"], used[""])
+		}
+	}
+}
+
 // TestWithSharedLimitsATierKeepsItsShareOfAllModels has the other tier flood
 // another model.
 func TestWithSharedLimitsATierKeepsItsShareOfAllModels(t *testing.T) {

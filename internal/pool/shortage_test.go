@@ -83,6 +83,7 @@ type stream struct {
 	// at are the indexes of the servers that it may use. nil: all
 	at   []int
 	rate float64
+	cost int64 // 0: 100
 
 	sent, served, refused float64
 }
@@ -147,7 +148,7 @@ func (s *shortage) run(t *testing.T, long, from time.Duration) {
 		var come func(now time.Time)
 		come = func(now time.Time) {
 			add(now.Add(time.Duration(random.ExpFloat64()/of.rate*float64(time.Second))), come)
-			cost := int64(100)
+			cost := cmp.Or(of.cost, 100)
 			if s.uneven {
 				cost = 20 + random.Int64N(161)
 			}

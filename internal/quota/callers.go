@@ -48,6 +48,9 @@ const (
 	// level counts as served. If it were more, callers above the level would
 	// leave free what chance refuses to the others.
 	nearlyAll = .96
+	// hopeless is how many requests a caller asks for until it counts as idle
+	// if it got none of them.
+	hopeless = 8
 )
 
 // CallerID identifies the requests of a caller for a model, in a tier. Caller
@@ -65,6 +68,9 @@ type CallerUse struct {
 	// latest request.
 	members    atomic.Uint64
 	asked, got fading
+	// cost is that of its latest request, and begun the instant of its first
+	// one, in milliseconds.
+	cost, begun atomic.Int64
 }
 
 // AreShort reports whether a backend has throttled lately, so that callers get
@@ -105,6 +111,7 @@ func (c *Callers) Ask(id CallerID, members uint64, cost int64, now time.Time) *C
 	at := instant(now)
 	u := c.useOf(id, at)
 	u.members.Store(members)
+	u.cost.Store(cost)
 	u.asked.add(cost, at, c.halves.Load())
 	return u
 }
@@ -133,12 +140,21 @@ func (c *Callers) useOf(id CallerID, at int64) *CallerUse {
 	}
 	free.asked.Store(0)
 	free.got.Store(0)
+	free.begun.Store(at)
 	begun := id // id itself would always be allocated
 	free.id.Store(&begun)
 	return free
 }
 
 func (u *CallerUse) isIdle(at int64) bool { return u.asked.since(at) >= idleAfter.Milliseconds() }
+
+// isHopeless reports whether none of many requests was served, as if they were
+// larger than the backends' whole limits. What is left free for such a caller
+// is used by nobody.
+func (u *CallerUse) isHopeless(asked, got float64, at, halves int64) bool {
+	each := float64(u.cost.Load())
+	return at-u.begun.Load() > halves && asked > hopeless*each && got < each/2
+}
 
 // Get counts the cost of a request that is sent for the caller. A negative cost
 // is that of one that was not executed.
@@ -205,8 +221,12 @@ func (c *counts) read(u *CallerUse, at int64) {
 		got, members := other.got.sum(at, halves), other.members.Load()
 		c.all += got
 		c.members |= members
-		if its.Tier == id.Tier && !other.isIdle(at) {
-			c.active[c.n] = count{other.asked.sum(at, halves), got, members}
+		if its.Tier != id.Tier || other.isIdle(at) {
+			continue
+		}
+		asked := other.asked.sum(at, halves)
+		if other == u || !other.isHopeless(asked, got, at, halves) {
+			c.active[c.n] = count{asked, got, members}
 			c.n++
 		}
 	}
