@@ -188,7 +188,9 @@ func (l *Queues) Len() int {
 
 // Ahead returns the return of a request that goes before one that comes now. ok
 // reports whether there is one, or whether the next one of the queue must not
-// go yet. t is the ticket of a request that has waited, or nil.
+// go yet. t is the ticket of a request that has waited, or nil. A request that
+// yields goes only before others of its caller: what is left may be due to
+// other callers of its tier.
 func (l *Queues) Ahead(now time.Time, key Key, waiter Waiter, t *Ticket) (r Return, ok bool) {
 	if l.Len() == 0 {
 		return r, false
@@ -201,7 +203,7 @@ func (l *Queues) Ahead(now time.Time, key Key, waiter Waiter, t *Ticket) (r Retu
 	}
 	its := q.positionOf(t, waiter, l.joined+1)
 	for head := range q.heads() {
-		isFirst := head.Ticket != t && compare(head, its) < 0 && (head.waiter.Tier == waiter.Tier || !head.yields(now))
+		isFirst := head.Ticket != t && compare(head, its) < 0 && (head.waiter == waiter || !head.yields(now))
 		if isFirst || q.gate.After(now) {
 			return head.Return, true
 		}

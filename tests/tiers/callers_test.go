@@ -34,6 +34,16 @@ func TestInExhaustionCallersShareWhatTheirTierGets(t *testing.T) {
 	}
 }
 
+// TestACallerDoesNotWaitBehindOneThatLeavesItsShare has a PTU and a long wait,
+// so that requests of the large caller always wait.
+func TestACallerDoesNotWaitBehindOneThatLeavesItsShare(t *testing.T) {
+	if lbtest.Race {
+		t.Skip("it sends thousands of requests, one after the other")
+	}
+	got := askIn(t, "wait 10s\n", pools["a PTU"], 4*time.Minute, map[string]demand{"/large": steady(3), "/small": steady(.3)})
+	wantOf(t, got, map[string]float64{"/large": .7, "/small": .3})
+}
+
 // TestARequestThatMoreCapacityWouldNotServeIsDueNothing has the backend throttle
 // once, another caller send requests that the backend refuses as mistakes, or
 // that no backend takes, and a caller that gets all that it asks for.
