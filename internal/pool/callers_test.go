@@ -118,6 +118,21 @@ func TestWithEnoughForAllNoCallerIsKeptAway(t *testing.T) {
 	}
 }
 
+// TestInAShortageWithoutThrottlesCallersGetFairShares has a tier that keeps more
+// than it uses, so that the other one never meets a throttle where limits are
+// named.
+func TestInAShortageWithoutThrottlesCallersGetFairShares(t *testing.T) {
+	for _, length := range []time.Duration{10 * time.Second, time.Minute} {
+		large, small := &stream{tier: 1, caller: "large", rate: 9 * 24}, &stream{tier: 1, caller: "small", rate: 3}
+		idle := &stream{tier: 2, caller: "idle", rate: .5}
+		s := &shortage{servers: windows(2, length, true), replicas: 1, steers: true, streams: []*stream{large, small, idle}, shares: &quota.Shares{1: .6, 2: .4}}
+		s.run(t, 5*time.Minute, 2*time.Minute)
+		if served := small.served / 100 / small.sent; served < .9 || s.used(180) < .93 {
+			t.Errorf("windows of %s: the small caller gets %.2f of what it asks for, and %.3f is used", length, served, s.used(180))
+		}
+	}
+}
+
 // TestInAShortageNothingIsKeptForRequestsThatNeverFit has a caller send requests
 // that are larger than all that a server serves in a window.
 func TestInAShortageNothingIsKeptForRequestsThatNeverFit(t *testing.T) {

@@ -240,6 +240,8 @@ func (m *Member) isReserved(r *Ask, now time.Time) bool {
 			if !q.Leaves(tiers+callers, r.Cost, instant) &&
 				(callers > 0 || !r.Tier.KeepsShare() || !m.pool.isWithinShare(r, of, instant)) {
 				at.reserved = yes
+				// where limits are named, shares may prevent all throttles
+				m.pool.Callers.SeeThrottle(q.Window(now), now, now)
 			}
 		}
 	}

@@ -81,7 +81,8 @@ func (c *Callers) AreShort(now time.Time) bool {
 }
 
 // SeeThrottle records a throttle that ends at end, of a backend whose limits
-// have windows of this length. The length is 0 if it is not known.
+// have windows of this length. The length is 0 if it is not known. A request
+// that leaves a backend to other tiers counts as one, too.
 func (c *Callers) SeeThrottle(window time.Duration, end, now time.Time) {
 	if !c.AreShort(now) {
 		c.halves.Store(shortestHalf.Milliseconds())
