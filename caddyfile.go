@@ -112,6 +112,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"lb_policy":         pools.PolicyOption(&h.LBPolicyRaw),
 		"lb_retries":        directive.IntPointer(&h.LBRetries, maxInt),
 		"lb_try_duration":   directive.Duration(&h.LBTryDuration),
+		"fair_shares":       directive.Flag(&h.FairShares),
 		"wait":              directive.Args("a duration", 1, 1, func(args []string) error { return setWait(&h.Wait, args) }),
 		"client_key": directive.Args("a name and a key", 2, 2, func(args []string) error {
 			h.ClientKeys = append(h.ClientKeys, ClientKey{Name: args[0], Key: args[1]})
@@ -127,7 +128,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		}),
 		"reverse_proxy": directive.Refused(insteadOfProxy),
 	}.Check(func() error {
-		return h.checkAffinity(h.namesCallers())
+		return h.checkNamed()
 	}))...)
 	if err != nil {
 		return err

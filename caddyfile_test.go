@@ -159,6 +159,7 @@ func TestAWrongCaddyfileIsRefusedByLineAndValue(t *testing.T) {
 		{"a model with an unknown placeholder", "backend http://a {\nmodel m {nothing.here}\n}", []string{"Caddyfile:4", "model: unrecognized placeholder {nothing.here}"}},
 		{"a header with an unknown placeholder", "backend http://a {\nheader X {nothing.here}\n}", []string{"Caddyfile:4", "header X: unrecognized placeholder {nothing.here}"}},
 		{"a key for nobody at a host from a variable", "backend {env.OPENAI_LB_TEST_UNSET} {\napi_key k\nauth none\n}", []string{"Caddyfile:5", "auth none does not take an api_key"}},
+		{"fair shares without names", "backend http://a\nfair_shares", []string{"Caddyfile:4", "fair_shares requires client_key, client_keys_file or caller_identity"}},
 		{"strict callers without names", "backend http://a\naffinity {\ncallers strict\n}", []string{"Caddyfile:4", "affinity: callers strict requires client_key, client_keys_file or caller_identity"}},
 		{"a mistake in the transport", "backend http://a\ntransport http {\ntls_client_auth /dev/null /dev/null\n}", []string{"http: ", "client certificate"}},
 	} {

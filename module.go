@@ -233,6 +233,13 @@ type Handler struct {
 	//	lb_try_duration <duration>
 	LBTryDuration caddy.Duration `json:"lb_try_duration,omitempty"`
 
+	// FairShares is whether callers of one tier, or without a tier, get equal
+	// parts of what the backends serve while they throttle, or all that they
+	// ask for if that is less. Default: each gets by how much it asks for.
+	//
+	//	fair_shares
+	FairShares bool `json:"fair_shares,omitempty"`
+
 	// Wait is how long requests wait while all backends throttle, up to 10s. As
 	// many wait as backends are known to accept in that time. Default: no
 	// request waits.

@@ -137,7 +137,7 @@ func (h *Handler) checkOptions() error {
 	case h.LBTryDuration < 0:
 		return fmt.Errorf("lb_try_duration '%s' is not a duration above 0", time.Duration(h.LBTryDuration))
 	}
-	return errors.Join(checkWait(h.Wait), h.WebSocketOptions.Check(), h.checkAffinity(h.namesCallers()))
+	return errors.Join(checkWait(h.Wait), h.WebSocketOptions.Check(), h.checkNamed())
 }
 
 // provisionBackends sets up the backends, including those that the environment
@@ -223,7 +223,7 @@ func (h *Handler) newBalancer(ctx caddy.Context, policy reverseproxy.Selector) (
 	b := newBalancer(h.Pool, targets, h.Sender, events, append(listeners, others...)...)
 	b.Pool.Watches = h.Silence == nil || *h.Silence
 	b.Pool.Steers = h.QuotaSteering == nil || *h.QuotaSteering
-	b.Pool.Replicas = h.replication.Replicas
+	b.Pool.Replicas, b.sharesFairly = h.replication.Replicas, h.FairShares
 	b.settings = settings{
 		policy: policy, rateLimits: h.RatelimitHeaders, waiting: queues, fields: attempt.Public{}, loops: newLoopMark(),
 	}
@@ -311,9 +311,17 @@ func (h *Handler) publish(config string) {
 
 // checkAffinity returns an error if affinity needs names of callers and there
 // are none.
-func (h *Handler) checkAffinity(named bool) error {
-	if h.Affinity != nil && h.Affinity.Callers == affinity.Strict && !named {
-		return errors.New("affinity: callers strict requires client_key, client_keys_file or caller_identity, because callers need names")
+func (h *Handler) checkNamed() error {
+	option := ""
+	switch {
+	case h.namesCallers():
+	case h.Affinity != nil && h.Affinity.Callers == affinity.Strict:
+		option = "affinity: callers strict"
+	case h.FairShares:
+		option = "fair_shares"
+	}
+	if option != "" {
+		return errors.New(option + " requires client_key, client_keys_file or caller_identity, because callers need names")
 	}
 	return nil
 }

@@ -573,13 +573,12 @@ func (s *search) callerTier() quota.Tier {
 }
 
 // mayShare reports whether backends are shared among callers, and the request's
-// caller gets a share. That is so only where tiers keep shares, because a pool
-// without them leaves nothing free for anybody. As for tiers, no share covers
-// stored objects and operations other than inference.
+// caller gets a share. As for tiers, no share covers stored objects and
+// operations other than inference.
 func (s *search) mayShare(now time.Time) bool {
 	p := s.balancer.Pool
-	return s.balancer.tiers != nil && p.Callers.AreShort(now) && p.Steers && s.request.caller.Name != "" && s.request.Kind.Infers() &&
-		s.placement.Anywhere()
+	return s.balancer.sharesFairly && p.Callers.AreShort(now) && p.Steers && s.request.caller.Name != "" &&
+		s.request.Kind.Infers() && s.placement.Anywhere()
 }
 
 // withdraw takes back the demand for the caller's share of a request that was

@@ -118,9 +118,9 @@ func TestWithEnoughForAllNoCallerIsKeptAway(t *testing.T) {
 	}
 }
 
-// TestInAShortageWithoutThrottlesCallersGetFairShares has a tier that keeps more
-// than it uses, so that the other one never meets a throttle where limits are
-// named.
+// TestInAShortageWithoutThrottlesCallersGetFairShares has a tier that keeps
+// more than it uses, so that the other one never meets a throttle where limits
+// are named.
 func TestInAShortageWithoutThrottlesCallersGetFairShares(t *testing.T) {
 	for _, length := range []time.Duration{10 * time.Second, time.Minute} {
 		large, small := &stream{tier: 1, caller: "large", rate: 9 * 24}, &stream{tier: 1, caller: "small", rate: 3}
@@ -133,8 +133,8 @@ func TestInAShortageWithoutThrottlesCallersGetFairShares(t *testing.T) {
 	}
 }
 
-// TestInAShortageNothingIsKeptForRequestsThatNeverFit has a caller send requests
-// that are larger than all that a server serves in a window.
+// TestInAShortageNothingIsKeptForRequestsThatNeverFit has a caller send
+// requests that are larger than all that a server serves in a window.
 func TestInAShortageNothingIsKeptForRequestsThatNeverFit(t *testing.T) {
 	for _, headers := range []bool{false, true} {
 		used := make(map[string]float64)

@@ -45,13 +45,13 @@
 //
 // # Shares of callers
 //
-// Where tiers keep shares, the callers of a tier, or of no tier, share what it
-// gets by max-min fairness while backends throttle: a caller that asks for less
-// than its fair share gets all of that, and the others get equal parts of the
-// rest. A caller that got more lately may use a backend only if more is left
-// there than the others are due: those that got less than they asked for, and
-// less than the fair share. [Callers] counts this for each pool, from the first
-// throttle until a minute after the last one.
+// With the option fair_shares, the callers of a tier, or of no tier, share what
+// it gets by max-min fairness while backends throttle: a caller that asks for
+// less than its fair share gets all of that, and the others get equal parts of
+// the rest. A caller that got more lately may use a backend only if more is
+// left there than the others are due: those that got less than they asked for,
+// and less than the fair share. [Callers] counts this for each pool, from the
+// first throttle until a minute after the last one.
 //
 // # What throttles teach
 //

@@ -16,7 +16,7 @@ import (
 // asks for little.
 func TestInExhaustionCallersGetFairShares(t *testing.T) {
 	forEachPool(t, func(t *testing.T, _ string, backends []simulator.Handler) {
-		got := askIn(t, "tier all {\nreserve 100%\n}", backends, 4*time.Minute, map[string]demand{"all/large": steady(5.4), "all/small": steady(.6), "all/tiny": steady(.1)})
+		got := askIn(t, "fair_shares\ntier all", backends, 4*time.Minute, map[string]demand{"all/large": steady(5.4), "all/small": steady(.6), "all/tiny": steady(.1)})
 		wantOf(t, got, map[string]float64{"all/large": .45, "all/small": .45, "all/tiny": .1})
 	})
 }
@@ -27,7 +27,7 @@ func TestInExhaustionCallersShareWhatTheirTierGets(t *testing.T) {
 	if lbtest.Race {
 		t.Skip("it sends thousands of requests, one after the other")
 	}
-	const tiers = "tier gold {\nreserve 60%\n}\ntier silver {\nreserve 40%\n}"
+	const tiers = "fair_shares\ntier gold {\nreserve 60%\n}\ntier silver {\nreserve 40%\n}"
 	for _, wait := range []string{"", "wait 1s\n"} {
 		got := askIn(t, wait+tiers, pools["three backends"], 4*time.Minute, map[string]demand{"gold/large": steady(5.4), "gold/small": steady(.6), "silver": steady(2)})
 		wantOf(t, got, map[string]float64{"gold/large": .3, "gold/small": .3, "silver": .4})
@@ -40,15 +40,16 @@ func TestACallerDoesNotWaitBehindOneThatLeavesItsShare(t *testing.T) {
 	if lbtest.Race {
 		t.Skip("it sends thousands of requests, one after the other")
 	}
-	got := askIn(t, "wait 10s\n", pools["a PTU"], 4*time.Minute, map[string]demand{"/large": steady(3), "/small": steady(.3)})
-	wantOf(t, got, map[string]float64{"/large": .7, "/small": .3})
+	got := askIn(t, "wait 10s\nfair_shares\ntier all", pools["a PTU"], 4*time.Minute, map[string]demand{"all/large": steady(3), "all/small": steady(.3)})
+	wantOf(t, got, map[string]float64{"all/large": .7, "all/small": .3})
 }
 
-// TestARequestThatMoreCapacityWouldNotServeIsDueNothing has the backend throttle
-// once, another caller send requests that the backend refuses as mistakes, or
-// that no backend takes, and a caller that gets all that it asks for.
+// TestARequestThatMoreCapacityWouldNotServeIsDueNothing has the backend
+// throttle once, another caller send requests that the backend refuses as
+// mistakes, or that no backend takes, and a caller that gets all that it asks
+// for.
 func TestARequestThatMoreCapacityWouldNotServeIsDueNothing(t *testing.T) {
-	const backends = "backend http://b {\nmodel gpt-4o\nshared_limits\n}\nbackend http://other {\nmodel gpt-5\n}\n" +
+	const backends = "fair_shares\nbackend http://b {\nmodel gpt-4o\nshared_limits\n}\nbackend http://other {\nmodel gpt-5\n}\n" +
 		"client_key large sk-large-0123456789\nclient_key small sk-small-0123456789\n"
 	for name, tc := range map[string]struct {
 		options string
