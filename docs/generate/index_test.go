@@ -51,8 +51,8 @@ func TestTheIndexLeadsToTheSectionThatExplainsAnOption(t *testing.T) {
 	options, rest, _ := strings.Cut(index, "\n## Metrics\n")
 	for link, within := range map[string]string{
 		"[`caller`](callers.md#what-callers-may-use)":                     options,
-		"[`requests`](callers.md#what-callers-may-use)":                   options,
-		"[`tokens`](callers.md#what-callers-may-use)":                     options,
+		"[`max_requests`](options.md#a-backend)":                          options,
+		"[`reserve`](callers.md#what-callers-may-use)":                    options,
 		"[`timezone`](callers.md#what-callers-may-use)":                   options,
 		"[`callers_file`](callers.md#limits-in-a-file)":                   options,
 		"[`wait`](callers.md#short-waits)":                                options,
