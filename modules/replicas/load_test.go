@@ -171,7 +171,7 @@ func TestThreeReplicasKeepTheLimitsOfModels(t *testing.T) {
 				together := &load{T: t}
 				for model, limit := range limits {
 					l := loads[model]
-					l.want(limit, 110, 10, from)
+					l.want(limit, 110, 0, from) // others may leave it little
 					together.count(len(l.spent))
 					for i, tokens := range l.spent {
 						together.spent[i] += tokens
