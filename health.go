@@ -119,7 +119,7 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 		}
 		to.answeredAt.Store(now.UnixNano())
 	}
-	b.learnQuota(q, a, s.tier, r, rates, now)
+	b.learnQuota(q, a, int(s.tier), r, rates, now)
 	q.learnLacks(to, r, now)
 	s.giveBack(r, j, now)
 	if r.Connected || r.Status > 0 {
@@ -257,7 +257,7 @@ func (b *balancer) deduct(s *search, tiers pool.ServiceTiers, now time.Time) quo
 	case !q.hasQuota(to), tiers.HaveOwnLimits():
 		return quota.Mark{}
 	case b.tiers != nil || s.board.Caller != nil:
-		return to.DeductFor(q.cooldownModel(to.backend), q.Cost, s.tier, now)
+		return to.DeductFor(q.cooldownModel(to.backend), q.Cost, int(s.tier), now)
 	case !b.knowsQuota():
 		return quota.Mark{}
 	}

@@ -46,8 +46,6 @@ import (
 type search struct {
 	balancer *balancer
 	request  *request
-	// tier is the number of the caller's tier. It is 0 without a tier.
-	tier int
 	// wait is the request's wait for a limit of its caller and for a backend.
 	wait *wait
 	// placement is the transaction's.
@@ -84,6 +82,8 @@ type search struct {
 	beforeWait, beforeSilence int32
 	// interims is how many interim responses the backends have sent.
 	interims atomic.Int32
+	// tier is the number of the caller's tier. It is 0 without a tier.
+	tier int32
 	// hasMoved reports whether the request has left a silent backend. mayReturn
 	// reports whether it may go back to silent backends, because no other is
 	// left.
@@ -158,7 +158,8 @@ func (k *keptReply) take() *http.Response {
 // begin prepares the search for its first attempt. The request has been read,
 // and does not change afterwards.
 func (s *search) begin(b *balancer, q *request, placement *affinity.Placement, w *wait, tier int) {
-	s.balancer, s.request, s.placement, s.wait, s.tier = b, q, placement, w, tier
+	s.balancer, s.request, s.placement, s.wait = b, q, placement, w
+	s.tier = int32(tier) //nolint:gosec // there are at most quota.MaxTiers
 	s.attempts = s.firstAttempt[:0]
 }
 
@@ -566,8 +567,8 @@ func (s *search) askPolicy(members []*pool.Member) *pool.Member {
 // nor for operations other than inference, which have separate limits. During a
 // reload, a tier's number may be from the other config and so out of range.
 func (s *search) callerTier() quota.Tier {
-	if s.tier == 0 || s.tier >= len(s.balancer.tiers) || !s.request.Kind.Infers() || !s.placement.Anywhere() {
-		return quota.Tier{Number: s.tier}
+	if s.tier == 0 || int(s.tier) >= len(s.balancer.tiers) || !s.request.Kind.Infers() || !s.placement.Anywhere() {
+		return quota.Tier{Number: int(s.tier)}
 	}
 	return s.balancer.tiers[s.tier]
 }
@@ -593,7 +594,7 @@ func (s *search) withdraw() {
 func (s *search) callerID() quota.CallerID {
 	q := s.request
 	return quota.CallerID{Caller: maphash.String(digests, q.caller.Name), Model: maphash.String(digests, q.Model),
-		Tier: s.tier}
+		Tier: int(s.tier)}
 }
 
 // isUnusual reports whether every backend that takes the request gets it with a
@@ -752,7 +753,7 @@ func (s *search) lineUp(now time.Time) {
 	if s.board.At == nil {
 		s.fill(now)
 	}
-	waiter := waiting.Waiter{Caller: s.request.caller.Name, Tier: s.tier}
+	waiter := waiting.Waiter{Caller: s.request.caller.Name, Tier: int(s.tier)}
 	for i := range s.board.At {
 		if _, ok := s.wait.queues.Ahead(now, s.queueOf(i), waiter, s.wait.ticket); ok {
 			s.awaited = append(s.awaited, i)
@@ -804,12 +805,12 @@ func (s *search) waitForBackend(now time.Time) (*pool.Member, time.Time) {
 		s.leaveTo(returns, now)
 		return nil, now
 	}
-	if !w.joinForBackend(s.request, s.tier, now, returns) {
+	if !w.joinForBackend(s.request, int(s.tier), now, returns) {
 		s.leaveTo(returns, now)
 		return nil, now
 	}
 	var m *pool.Member
-	w.await(s.balancer, s.request, s.tier, w.ticket, func(at time.Time) (goesOn bool) {
+	w.await(s.balancer, s.request, int(s.tier), w.ticket, func(at time.Time) (goesOn bool) {
 		now = at
 		if m, returns = s.pickOrWait(now); m != nil {
 			w.ticket.Go(now, s.queueOf(m.Index))
