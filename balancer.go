@@ -34,8 +34,6 @@ type balancer struct {
 	models     metrics.Models
 	// admission limits callers. It is nil without limits.
 	admission seam.Admission
-	// sharesFairly reports whether callers of one tier get fair shares.
-	sharesFairly bool
 	// quotas limits what backends get. It is nil without quotas.
 	quotas seam.Limits
 	// usage lists the modules that record the usage of requests.

@@ -22,6 +22,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/internal/quota"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 	"github.com/openai-lb/caddy-openai-lb/state"
@@ -223,7 +224,10 @@ func (h *Handler) newBalancer(ctx caddy.Context, policy reverseproxy.Selector) (
 	b := newBalancer(h.Pool, targets, h.Sender, events, append(listeners, others...)...)
 	b.Pool.Watches = h.Silence == nil || *h.Silence
 	b.Pool.Steers = h.QuotaSteering == nil || *h.QuotaSteering
-	b.Pool.Replicas, b.sharesFairly = h.replication.Replicas, h.FairShares
+	b.Pool.Replicas = h.replication.Replicas
+	if h.FairShares {
+		b.Pool.Callers = new(quota.Callers)
+	}
 	b.settings = settings{
 		policy: policy, rateLimits: h.RatelimitHeaders, waiting: queues, fields: attempt.Public{}, loops: newLoopMark(),
 	}

@@ -89,8 +89,8 @@ func (c *charge) settle(cost limiter.Cost) {
 	}
 }
 
-// unserved is the cost of an attempt that the backend may have executed, but
-// whose reply nobody got: the request and its prompt.
+// unserved is the cost of an attempt that failed, although the backend may have
+// executed the request: one request and its prompt.
 func (c *charge) unserved() limiter.Cost {
 	if c == nil {
 		return limiter.Cost{}

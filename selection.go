@@ -578,7 +578,7 @@ func (s *search) callerTier() quota.Tier {
 // operations other than inference.
 func (s *search) mayShare(now time.Time) bool {
 	p := s.balancer.Pool
-	return s.balancer.sharesFairly && p.Callers.AreShort(now) && p.Steers && s.request.caller.Name != "" &&
+	return p.Callers != nil && p.Callers.AreShort(now) && p.Steers && s.request.caller.Name != "" &&
 		s.request.Kind.Infers() && s.placement.Anywhere()
 }
 

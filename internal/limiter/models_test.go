@@ -131,8 +131,8 @@ func TestALimitOfAModelMovesRequestsToAnotherTier(t *testing.T) {
 	}
 }
 
-// TestWhatAStreamGrowsIsChargedToBothLimits while it grows, and what a response
-// costs that goes on in the background, or that nobody asked for.
+// TestWhatAStreamGrowsIsChargedToBothLimits while it grows. So is the cost of a
+// response in the background, and of one that a session begins by itself.
 func TestWhatAStreamGrowsIsChargedToBothLimits(t *testing.T) {
 	cs := modelCallers(t, "tokens 1M/day", "tokens 1M/day luna")
 	c := cs.Get(noon, "alice")

@@ -140,8 +140,9 @@ type Pool struct {
 	// one does.
 	Replicas func() int
 
-	// Callers shares members that throttle among callers.
-	Callers quota.Callers
+	// Callers shares members that throttle among callers. It is nil if they get
+	// by how much they ask for.
+	Callers *quota.Callers
 
 	listeners []Listener
 	returns   returns

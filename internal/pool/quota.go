@@ -59,7 +59,7 @@ func (m *Member) learnCooldown(c *Cooldown, remote bool, now time.Time) {
 	if q := m.meterOf(c); q != nil {
 		q.CoolDown(c.learned(remote), now)
 		if c.Throttle {
-			m.pool.Callers.SeeThrottle(q.Window(now), c.Until, now)
+			m.seeShortage(q, c.Until, now)
 		}
 		m.health.paces.Store(true)
 	}
@@ -210,6 +210,14 @@ func (c *Caller) due(m *Member) float64 {
 	return c.dues[m.Index]
 }
 
+// seeShortage records that the member has no room until end, so that callers
+// share it.
+func (m *Member) seeShortage(q *quota.Meter, end, now time.Time) {
+	if m.pool.Callers != nil {
+		m.pool.Callers.SeeThrottle(q.Window(now), end, now)
+	}
+}
+
 // PassedOver reports whether the rest of the member's limits is reserved for
 // other tiers, or due to other callers.
 func (m *Member) PassedOver(r *Ask, now time.Time) bool {
@@ -241,7 +249,7 @@ func (m *Member) isReserved(r *Ask, now time.Time) bool {
 				(callers > 0 || !r.Tier.KeepsShare() || !m.pool.isWithinShare(r, of, instant)) {
 				at.reserved = yes
 				// where limits are named, shares may prevent all throttles
-				m.pool.Callers.SeeThrottle(q.Window(now), now, now)
+				m.seeShortage(q, now, now)
 			}
 		}
 	}

@@ -125,6 +125,7 @@ func (s *shortage) run(t *testing.T, long, from time.Duration) {
 		var members map[string]*Member
 		pools[i], members, _ = poolOf(t, names...)
 		pools[i].Close() // its timer is real
+		pools[i].Callers = new(quota.Callers)
 		if pools[i].Steers = s.steers; s.sticky {
 			pools[i].Relocations = new(Relocations)
 		}

@@ -48,8 +48,8 @@ const (
 	// level counts as served. If it were more, callers above the level would
 	// leave free what chance refuses to the others.
 	nearlyAll = .96
-	// hopeless is how many requests a caller asks for until it counts as idle
-	// if it got none of them.
+	// hopeless is after how many requests a caller that got none of them is
+	// left out of the shares, until it gets one.
 	hopeless = 8
 )
 
@@ -150,8 +150,8 @@ func (c *Callers) useOf(id CallerID, at int64) *CallerUse {
 func (u *CallerUse) isIdle(at int64) bool { return u.asked.since(at) >= idleAfter.Milliseconds() }
 
 // isHopeless reports whether none of many requests was served, as if they were
-// larger than the backends' whole limits. What is left free for such a caller
-// is used by nobody.
+// larger than the backends' whole limits. Nobody could use what others leave
+// free for such a caller.
 func (u *CallerUse) isHopeless(asked, got float64, at, halves int64) bool {
 	each := float64(u.cost.Load())
 	return at-u.begun.Load() > halves && asked > hopeless*each && got < each/2

@@ -107,7 +107,8 @@ func TestTokensAreSettledByWhatTheBackendReports(t *testing.T) {
 	}
 }
 
-// TestAStreamIsAskedForItsUsage because without a caller nobody else needs it.
+// TestAStreamIsAskedForItsUsage if the backend has a quota, also in a pool
+// whose callers have no names.
 func TestAStreamIsAskedForItsUsage(t *testing.T) {
 	for quota, want := range map[string]bool{"": false, "tokens 1M/hour": true} {
 		inBubble(t, "", func(t *testing.T, w *world) {

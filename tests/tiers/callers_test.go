@@ -21,6 +21,15 @@ func TestInExhaustionCallersGetFairShares(t *testing.T) {
 	})
 }
 
+// TestWithoutTheOptionCallersGetByHowMuchTheyAsk of a tier that keeps a share.
+func TestWithoutTheOptionCallersGetByHowMuchTheyAsk(t *testing.T) {
+	if lbtest.Race {
+		t.Skip("it sends thousands of requests, one after the other")
+	}
+	got := askIn(t, "tier all {\nreserve 100%\n}", pools["three backends"], 4*time.Minute, map[string]demand{"all/large": steady(5.4), "all/small": steady(.6)})
+	wantOf(t, got, map[string]float64{"all/large": .9, "all/small": .1})
+}
+
 // TestInExhaustionCallersShareWhatTheirTierGets has two callers in one tier,
 // whose requests may wait.
 func TestInExhaustionCallersShareWhatTheirTierGets(t *testing.T) {
