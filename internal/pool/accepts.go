@@ -15,8 +15,8 @@ func (m *Member) Throttles(r *Ask, now time.Time) bool {
 // throttle: an active one, or one that has ended and still waits for the result
 // of its probe.
 func (m *Member) hasThrottle(r *Ask) bool {
-	throttles := r.throttles(m)
-	return slices.ContainsFunc(throttles[:], func(s *slot) bool { return s.Load() != nil })
+	var few [maxSlots]*slot
+	return len(r.throttles(m, few[:0])) > 0
 }
 
 // Return says when a member accepts a request.
@@ -56,7 +56,8 @@ func (m *Member) accepts(r *Ask, now time.Time) (back Return, ok bool) {
 	}
 	shared := now.Add(m.quotaWait(r, now))
 	back.At = later(back.At, r.overUntil(m, now))
-	for _, s := range r.throttles(m) {
+	var few [maxSlots]*slot
+	for _, s := range r.throttles(m, few[:0]) {
 		c := s.Load()
 		switch {
 		case c == nil:

@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"cmp"
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/latency"
@@ -176,28 +175,33 @@ func (r *Ask) mayTry(at *At) bool {
 	return at.Bar == Free || r.forgives && (at.Bar == Throttled || at.Bar == Behind)
 }
 
-// slots returns all slots whose cooldowns apply to the request at the member,
-// throttles first.
-func (r *Ask) slots(m *Member) [9]*slot {
+// cooldowns are the sets of cooldowns that apply to the request at the member.
+func (r *Ask) cooldowns(m *Member) (sets scopes) {
 	at, models := &r.At[m.Index], &m.health.models
-	sets := scopes{noCooldowns, noCooldowns, noCooldowns, noCooldowns}
 	if at.Tiers.meetUsual() {
 		if at.general == nil {
 			at.general = models.find(Scope{Model: at.Model})
 		}
-		sets.usual = cmp.Or(at.general, noCooldowns)
-		sets.usualOfOperation = m.health.ofOperation(Scope{Model: at.Model, Operation: r.Operation})
+		sets.usual = at.general
+		sets.usualOfOperation = models.findOperation(Scope{Model: at.Model, Operation: r.Operation})
 	}
 	if at.Tiers != UsualTiers {
-		sets.own = cmp.Or(models.find(Scope{Model: at.Model, Tiers: at.Tiers}), noCooldowns)
-		sets.ownOfOperation = m.health.ofOperation(Scope{at.Model, at.Tiers, r.Operation})
+		sets.own = models.find(Scope{Model: at.Model, Tiers: at.Tiers})
+		sets.ownOfOperation = models.findOperation(Scope{at.Model, at.Tiers, r.Operation})
 	}
-	return m.health.slots(sets)
+	return sets
 }
 
-func (r *Ask) throttles(m *Member) [3]*slot {
-	all := r.slots(m)
-	return [3]*slot(all[:3])
+// slots appends the slots that hold a cooldown of the request at the member,
+// throttles first.
+func (r *Ask) slots(m *Member, to []*slot) []*slot {
+	return m.health.slots(r.cooldowns(m), to)
+}
+
+// throttles appends the slots that hold a throttle of the request at the
+// member.
+func (r *Ask) throttles(m *Member, to []*slot) []*slot {
+	return m.health.throttles(r.cooldowns(m), to)
 }
 
 // Why describes why no member can get a request now.

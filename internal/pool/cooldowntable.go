@@ -18,6 +18,8 @@ import (
 // real model.
 type cooldownTable struct {
 	sets atomic.Pointer[[tableSets][setSize]atomic.Pointer[scopedCooldowns]] // nil: there are none
+	// operations reports whether a scope ever named an operation.
+	operations atomic.Bool
 }
 
 // There is room for many more models than backends have, so that hardly any set
@@ -63,6 +65,15 @@ func (t *cooldownTable) find(its Scope) *cooldownSet {
 		}
 	}
 	return nil
+}
+
+// findOperation returns the cooldowns of a scope that names an operation, or
+// nil. Nearly always there are none, or the request has no operation.
+func (t *cooldownTable) findOperation(its Scope) *cooldownSet {
+	if its.Operation == "" || !t.operations.Load() {
+		return nil
+	}
+	return t.find(its)
 }
 
 // place returns the place for a scope, and the scope that would be replaced
@@ -115,6 +126,9 @@ func (t *cooldownTable) add(m *Member, its Scope, now time.Time) *cooldownSet {
 		return known
 	}
 	place, _ := t.place(m, its, now)
+	if its.Operation != "" {
+		t.operations.Store(true)
+	}
 	c := &scopedCooldowns{scope: its, named: m.Knows(its.Model)}
 	place.Store(c)
 	return &c.cooldownSet

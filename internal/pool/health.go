@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"cmp"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -61,9 +60,6 @@ type Scope struct {
 	// permission for one operation. No throttle applies to a single operation.
 	Operation string
 }
-
-// noCooldowns are the cooldowns of a scope that has had none.
-var noCooldowns = new(cooldownSet)
 
 // These limits bound the memory that clients can use up by naming many models.
 const (
@@ -134,20 +130,6 @@ func (h *Health) namesakesOf(name string) *namesakes {
 	return value.(*namesakes)
 }
 
-func (h *Health) of(its Scope) *cooldownSet {
-	its.Model = ModelKey(its.Model)
-	return cmp.Or(h.models.find(its), noCooldowns)
-}
-
-// ofOperation returns the cooldowns of a scope that names an operation. For a
-// request without an operation, it returns noCooldowns.
-func (h *Health) ofOperation(its Scope) *cooldownSet {
-	if its.Operation == "" {
-		return noCooldowns
-	}
-	return h.of(its)
-}
-
 // remember returns the cooldowns of a scope for writing, and adds the scope if
 // it is new. The caller holds the lock.
 func (m *Member) remember(its Scope, now time.Time) *cooldownSet {
@@ -169,10 +151,9 @@ func (m *Member) standing(r *Ask, now time.Time) (worst standing) {
 	if m.health.hasNoCooldown() {
 		return ready
 	}
-	for _, s := range r.slots(m) {
-		if s.Load() != nil {
-			worst = max(worst, s.standing(r.Cost, now))
-		}
+	var few [maxSlots]*slot
+	for _, s := range r.slots(m, few[:0]) {
+		worst = max(worst, s.standing(r.Cost, now))
 	}
 	return worst
 }
@@ -184,7 +165,8 @@ func (m *Member) returns(r *Ask, now time.Time) (end time.Time) {
 	if m.health.hasNoCooldown() {
 		return end
 	}
-	for _, s := range r.slots(m) {
+	var few [maxSlots]*slot
+	for _, s := range r.slots(m, few[:0]) {
 		end = later(end, s.until(now))
 	}
 	return end
@@ -199,19 +181,35 @@ func (h *Health) hasNoCooldown() bool {
 
 // scopes are the cooldowns that apply to a request: those of the usual service
 // tiers, and those of its own group if that is another one, each for all
-// operations and for the request's operation. Fields without cooldowns are
-// noCooldowns.
+// operations and for the request's operation. Each is nil if there are none.
 type scopes struct{ usual, own, usualOfOperation, ownOfOperation *cooldownSet }
 
-// slots returns the slots of all cooldowns that apply to a request, throttles
-// first.
-func (h *Health) slots(c scopes) [9]*slot {
-	whole := &h.whole
-	return [...]*slot{
-		&whole.throttle, &c.usual.throttle, &c.own.throttle,
-		&whole.failure, &c.usual.failure, &c.own.failure, &c.usualOfOperation.failure, &c.ownOfOperation.failure,
-		&h.unreachable.slot,
+// maxSlots is the maximum number of slots with cooldowns that apply to a
+// request: a throttle and a failure of the whole backend, of the usual service
+// tiers and of its own, a failure of the operation for both groups of tiers,
+// and the cooldown of a backend that cannot be reached.
+const maxSlots = 9
+
+// slots appends the slots that hold a cooldown, throttles first.
+func (h *Health) slots(c scopes, to []*slot) []*slot {
+	to = h.throttles(c, to)
+	for _, set := range [...]*cooldownSet{&h.whole, c.usual, c.own, c.usualOfOperation, c.ownOfOperation} {
+		if set != nil {
+			to = set.failure.appendTo(to)
+		}
 	}
+	return h.unreachable.appendTo(to)
+}
+
+// throttles appends the slots that hold a throttle. There is none of a single
+// operation.
+func (h *Health) throttles(c scopes, to []*slot) []*slot {
+	for _, set := range [...]*cooldownSet{&h.whole, c.usual, c.own} {
+		if set != nil {
+			to = set.throttle.appendTo(to)
+		}
+	}
+	return to
 }
 
 // claim reserves the right to send the request to the member. It fails if the
@@ -224,10 +222,8 @@ func (m *Member) claim(r *Ask, now time.Time) bool {
 	if m.health.hasNoCooldown() {
 		return true
 	}
-	for _, s := range r.slots(m) {
-		if s.Load() == nil {
-			continue
-		}
+	var few [maxSlots]*slot
+	for _, s := range r.slots(m, few[:0]) {
 		ok, over := s.claim(r.Cost, now)
 		m.tellEnd(over, false)
 		if !ok {
@@ -239,7 +235,8 @@ func (m *Member) claim(r *Ask, now time.Time) bool {
 
 // claimTry reserves the right to try the member although it throttles.
 func (m *Member) claimTry(r *Ask, now time.Time) bool {
-	for _, s := range r.throttles(m) {
+	var few [maxSlots]*slot
+	for _, s := range r.throttles(m, few[:0]) {
 		if !s.claimTry(r.Cost, now) {
 			return false
 		}
@@ -264,21 +261,24 @@ func (m *Member) Answered(its Scope, started time.Time) {
 	if m.health.hasNoCooldown() {
 		return
 	}
-	all := Scope{Model: its.Model, Tiers: its.Tiers}
-	sets := scopes{noCooldowns, noCooldowns, noCooldowns, noCooldowns}
+	its.Model = ModelKey(its.Model)
+	all, models := Scope{Model: its.Model, Tiers: its.Tiers}, &m.health.models
+	own := models.find(all)
+	var sets scopes
 	if its.Tiers.meetUsual() {
-		sets.usual = m.health.of(Scope{Model: its.Model})
-		sets.usualOfOperation = m.health.ofOperation(Scope{Model: its.Model, Operation: its.Operation})
+		sets.usual = models.find(Scope{Model: its.Model})
+		sets.usualOfOperation = models.findOperation(Scope{Model: its.Model, Operation: its.Operation})
 	}
 	if its.Tiers != UsualTiers {
-		sets.own, sets.ownOfOperation = m.health.of(all), m.health.ofOperation(its)
+		sets.own, sets.ownOfOperation = own, models.findOperation(its)
 	}
-	for _, s := range m.health.slots(sets) {
-		if s.Load() != nil {
-			m.tellDisproved(s.clear(started), false, started)
-		}
+	var few [maxSlots]*slot
+	for _, s := range m.health.slots(sets, few[:0]) {
+		m.tellDisproved(s.clear(started), false, started)
 	}
-	m.health.of(all).rests.served(started)
+	if own != nil {
+		own.rests.served(started)
+	}
 }
 
 // Knows reports whether the config names the model or the member has served it.

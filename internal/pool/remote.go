@@ -72,12 +72,18 @@ func (m *Member) find(c Cooldown) *cooldownEntry {
 	return nil
 }
 
-// known returns the set of cooldowns to which c belongs, for reading.
+// known returns the set of cooldowns to which c belongs, for reading. It is
+// empty if there are none.
 func (h *Health) known(c Cooldown) *cooldownSet {
 	if c.Whole {
 		return &h.whole
 	}
-	return h.of(c.Scope())
+	its := c.Scope()
+	its.Model = ModelKey(its.Model)
+	if known := h.models.find(its); known != nil {
+		return known
+	}
+	return new(cooldownSet)
 }
 
 // hasRoom reports whether a cooldown of the scope can be stored. It may replace

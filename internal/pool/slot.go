@@ -39,6 +39,14 @@ const (
 // slot holds one cooldown. It is nil if there is none.
 type slot struct{ atomic.Pointer[cooldownEntry] }
 
+// appendTo appends the slot if it holds a cooldown.
+func (s *slot) appendTo(to []*slot) []*slot {
+	if s.Load() != nil {
+		to = append(to, s)
+	}
+	return to
+}
+
 func (s *slot) standing(cost int64, now time.Time) standing {
 	c := s.Load()
 	if c == nil {
