@@ -146,6 +146,8 @@ type Pool struct {
 
 	listeners []Listener
 	returns   returns
+	// draws are the sums of the configured weights: see sumsOf.
+	draws []float64
 	// follows reports whether any weights follow limits.
 	follows bool
 	learned learnedWeights
@@ -232,6 +234,7 @@ func New(members []*Member, listeners ...Listener) *Pool {
 		m.Index, m.pool, m.digest, m.before = i, p, digestOf(m.Name), latest[m.health]
 		latest[m.health] = m
 	}
+	p.draws = p.sumsOf((*Member).configuredShare)
 	p.follows = p.compares()
 	p.findAccounts()
 	p.watchReturns()
@@ -317,16 +320,31 @@ func (p *Pool) tier(best grade, r *Ask, now time.Time) iter.Seq[*Member] {
 	}
 }
 
-// choose returns the member for the request, and its grade. It makes one pass
-// over the members. Among members of the best grade, each replaces the one
-// chosen so far with a probability of its weight divided by the sum of the
-// weights so far. So each member is finally chosen in proportion to its weight.
-// One random number suffices: after each decision, its unused part is again
-// uniformly distributed. steered reports whether members were left out only
-// because their limits have no room.
+// choose returns the member for the request, and its grade. steered reports
+// whether members were left out only because their limits have no room.
+//
+// It first draws a member of the first priority by weight alone. Nearly always,
+// that one is as good as a member can be, and then it is the choice: the others
+// need not be looked at. Otherwise choose makes one pass over all members.
+// Among members of the best grade, each replaces the one chosen so far with a
+// probability of its weight divided by the sum of the weights so far. One
+// random number suffices: after each decision, its unused part is again
+// uniformly distributed.
+//
+// Either way, each member of the best grade is chosen in proportion to its
+// weight. Let such members have the part g of all weights, and one of them the
+// part w. It is drawn with the probability w, and chosen by the pass with
+// (1-g) * w/g. The sum is w/g.
 func (p *Pool) choose(r *Ask, now time.Time) (to place, best grade, steered bool) {
 	best.rank = nobody
 	at := quota.At(now)
+	a := &r.Affinity
+	byKey := p.Relocations != nil && a.Key != 0
+	if !byKey && a.Maker == nil && r.Policy == nil && len(p.Members) > 0 {
+		if m := p.draw(r); m.rank(r, now) == open && !p.isSpent(m, r, at) {
+			return m.place(), grade{rank: open, priority: m.Priority}, false
+		}
+	}
 	var chosen *Member
 	var total, random float64
 	var steers bool // a member is paused
@@ -363,8 +381,7 @@ func (p *Pool) choose(r *Ask, now time.Time) (to place, best grade, steered bool
 		return place{}, best, false
 	}
 	steered = steered || steers && best.rank == open
-	a := &r.Affinity
-	if p.Relocations != nil && a.Key != 0 {
+	if byKey {
 		return p.chooseByKey(r, a, now, chosen, best), best, steered
 	}
 	if a.Maker != nil {

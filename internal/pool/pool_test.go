@@ -163,6 +163,27 @@ func TestWeightsAreSharesOfTheBestPriority(t *testing.T) {
 	}
 }
 
+// TestMembersThatAreLeftOutDoNotChangeTheOtherShares as a request that was for
+// one of them is shared by weight, too.
+func TestMembersThatAreLeftOutDoNotChangeTheOtherShares(t *testing.T) {
+	p, members, _ := poolOf(t, "cooling:1:4", "a:1:1", "full:1:3", "b:1:2", "drained:1:0", "c:1:3", "d:2:1")
+	p.Steers = true
+	members["cooling"].CoolDown(throttle(10, 1), start)
+	says(members["full"], 0, 0, start)
+	counts := make(map[string]int)
+	for range 6000 {
+		counts[picks(p, 1, start)]++
+	}
+	for name, want := range map[string]int{"a": 1000, "b": 2000, "c": 3000} {
+		if got := counts[name]; got < want-120 || got > want+120 {
+			t.Errorf("%s gets %d of 6000 requests, want %d", name, got, want)
+		}
+	}
+	if len(counts) != 3 {
+		t.Errorf("shares are %v, want only those of a, b and c", counts)
+	}
+}
+
 func TestSuspectsShareByPriorityAndWeight(t *testing.T) {
 	p, members, _ := poolOf(t, "a:1:1", "b:1:2", "c:2:1")
 	for _, m := range members {

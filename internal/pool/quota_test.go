@@ -79,6 +79,7 @@ func TestARequestRecordsWhomItPassedOver(t *testing.T) {
 		says(m[name], 0, 0, start)
 	}
 	m["cooling"].CoolDown(throttle(60, 1), start)
+	Random = func() float64 { return 0 } // each request is first for a
 	r := &asks{model: "m", cost: 1}
 	if got := p.Pick(r, start); got != m["b"] || !slices.Equal(r.steered, []string{"a", "c"}) {
 		t.Errorf("it went to %s, past %v", got.Name, r.steered)
@@ -92,6 +93,12 @@ func TestARequestRecordsWhomItPassedOver(t *testing.T) {
 	r = &asks{model: "m", cost: 1}
 	if p.Pick(r, start); r.steered != nil {
 		t.Errorf("it passed %v over, but no member has room", r.steered)
+	}
+	says(m["b"], 5, 900, start)
+	Random = func() float64 { return .3 } // for b
+	r = &asks{model: "m", cost: 1}
+	if got := p.Pick(r, start); got != m["b"] || r.steered != nil {
+		t.Errorf("it went to %s, past %v", got.Name, r.steered)
 	}
 }
 

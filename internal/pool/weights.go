@@ -3,6 +3,7 @@ package pool
 import (
 	"cmp"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,7 +49,7 @@ const (
 // Weights are the weights of members and of their accounts, by the members'
 // indexes. They are immutable. The weight of an account is the sum of the
 // weights of its members of the same priority.
-type Weights struct{ members, accounts []float64 }
+type Weights struct{ members, accounts, draws []float64 }
 
 // learnedWeights holds the weights of a pool's members for each model. The zero
 // learnedWeights is ready to use.
@@ -197,6 +198,7 @@ func (w *modelWeights) compare(p *Pool, model string, now time.Time) {
 	for i, m := range p.Members {
 		next.accounts[i] = sums[ranked{m.Account, m.Priority}]
 	}
+	next.draws = p.sumsOf(func(m *Member) float64 { return next.members[m.Index] })
 	w.current.Store(&next)
 }
 
@@ -265,6 +267,37 @@ func (m *Member) LearnedWeights() map[string]float64 {
 // configuredShare returns the member's configured weight. It is 1 for a drained
 // member.
 func (m *Member) configuredShare() float64 { return float64(max(m.Weight, 1)) }
+
+// sumsOf returns the sums of the first one, two and so on of the weights of the
+// members of the first priority.
+func (p *Pool) sumsOf(weight func(*Member) float64) (sums []float64) {
+	sum := 0.0
+	for _, m := range p.Members {
+		if m.Priority != p.Members[0].Priority {
+			break
+		}
+		sum += weight(m)
+		sums = append(sums, sum)
+	}
+	return sums
+}
+
+// draw returns a member of the first priority, each with a probability in
+// proportion to its weight for the request.
+func (p *Pool) draw(r *Ask) *Member {
+	sums := p.draws
+	if r.Weights != nil {
+		sums = r.Weights.draws
+	}
+	at := Random() * sums[len(sums)-1]
+	i, _ := slices.BinarySearchFunc(sums, at, func(sum, at float64) int {
+		if sum <= at {
+			return -1
+		}
+		return 1
+	})
+	return p.Members[min(i, len(sums)-1)]
+}
 
 // share returns the member's weight for the request.
 func (r *Ask) share(m *Member) float64 {

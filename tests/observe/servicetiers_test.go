@@ -152,7 +152,7 @@ func TestTheAccessLogSaysWhichServiceTierServed(t *testing.T) {
 
 func TestARequestIsCountedByTheServiceTierOfItsBackend(t *testing.T) {
 	pool := lbtest.Unique("tier-of-backend")
-	lbtest.InBubble(t, "openai_lb {\npool "+pool+"\nbackend http://a {\nservice_tier priority\n}\nbackend http://b {\nservice_tier default\n}\n}", func(t *testing.T, w *lbtest.World) {
+	lbtest.InBubble(t, "openai_lb {\npool "+pool+"\nbackend http://a {\nservice_tier priority\n}\nbackend http://b {\npriority 2\nservice_tier default\n}\n}", func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(servedBy("default"))
 		w.Backends["b"].Replies(servedBy("default"))
 		w.Post(`{"model":"gpt-4o"}`).WantStatus(t, 200)
