@@ -385,6 +385,20 @@ func TestErrorsInTheDocsAreThoseOfTheCode(t *testing.T) {
 	}
 }
 
+// TestEveryClassOfAReplyIsExplained reads the classes where they are declared.
+func TestEveryClassOfAReplyIsExplained(t *testing.T) {
+	page := string(lbtest.ReadFile(t, "docs/replies.md"))
+	declared := regexp.MustCompile(`Class = "(\w+)"`).FindAllSubmatch(lbtest.ReadFile(t, "internal/verdict/class.go"), -1)
+	if len(declared) < 20 {
+		t.Fatalf("found only %d classes", len(declared))
+	}
+	for _, class := range declared {
+		if name := string(class[1]); !strings.Contains(page, "**"+name+"**") {
+			t.Errorf("docs/replies.md does not explain the class %s", name)
+		}
+	}
+}
+
 // TestLogLinesInTheDocsAreThoseOfTheCode takes the lines about cooldowns that
 // the docs show, and has each of them logged.
 func TestLogLinesInTheDocsAreThoseOfTheCode(t *testing.T) {
