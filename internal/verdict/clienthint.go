@@ -33,7 +33,8 @@ func SetHint(header http.Header, wait time.Duration) {
 // form.
 func RewriteHints(header http.Header, wait time.Duration) {
 	hinted := false
-	for _, name := range []string{"Retry-After", "Retry-After-Ms", "X-Ms-Retry-After-Ms"} {
+	for i := range hintHeaders {
+		name := hintHeaders[i].name
 		hinted = hinted || header[name] != nil
 		delete(header, name)
 	}

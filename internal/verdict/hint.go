@@ -34,20 +34,33 @@ const (
 	RateLimitReset HintSource = "x-ratelimit-reset"
 )
 
+// hintHeaders are the headers that contain a hint, the most specific one first,
+// with the function that parses their values.
+var hintHeaders = []struct {
+	name   string // in canonical form
+	source HintSource
+	parse  func(value string, header http.Header, now time.Time) (wait time.Duration, ok bool)
+}{
+	{"Retry-After-Ms", RetryAfterMS, parseMilliseconds},
+	{"X-Ms-Retry-After-Ms", XMSRetryAfterMS, parseMilliseconds},
+	{"Retry-After", RetryAfter, parseRetryAfter},
+}
+
 // IsKnown reports whether the source is one of the constants above. A replica
 // accepts no other source from a cooldown that another replica reports.
 func (h HintSource) IsKnown() bool {
-	switch h {
-	case NoHint, RetryAfterMS, XMSRetryAfterMS, RetryAfter, ErrorText, RateLimitReset:
-		return true
+	for i := range hintHeaders {
+		if hintHeaders[i].source == h {
+			return true
+		}
 	}
-	return false
+	return h == NoHint || h == ErrorText || h == RateLimitReset
 }
 
 // ReadHint returns how long to wait before the sender of this reply may be
 // called again, and the source of that hint. Providers send such hints in many
 // forms, of which the official SDKs read only two. The first usable source
-// wins, in the order of the constants above: the more specific a source is, the
+// wins, in the order of the constants: the more specific a source is, the
 // closer it is to the wait that is really needed. An x-ratelimit-reset header
 // says when the whole budget is refilled. That can be sixty times later than
 // the moment when this request would have passed, so it comes last. If a header
@@ -70,19 +83,12 @@ func (h HintSource) IsKnown() bool {
 // because the same clock wrote both. If there is none, they are compared with
 // now.
 func ReadHint(status int, header http.Header, body []byte, now time.Time) (wait time.Duration, source HintSource) {
-	for _, v := range header["Retry-After-Ms"] {
-		if wait, ok := parseNumber(v, time.Millisecond); ok {
-			return wait, RetryAfterMS
-		}
-	}
-	for _, v := range header["X-Ms-Retry-After-Ms"] {
-		if wait, ok := parseNumber(v, time.Millisecond); ok {
-			return wait, XMSRetryAfterMS
-		}
-	}
-	for _, v := range header["Retry-After"] {
-		if wait, ok := parseRetryAfter(v, header, now); ok {
-			return wait, RetryAfter
+	for i := range hintHeaders {
+		of := &hintHeaders[i]
+		for _, v := range header[of.name] {
+			if wait, ok := of.parse(v, header, now); ok {
+				return wait, of.source
+			}
 		}
 	}
 	if status != http.StatusTooManyRequests && status != http.StatusServiceUnavailable {
@@ -106,6 +112,10 @@ func HintOf(class Class, status int, header http.Header, body []byte,
 		status = http.StatusTooManyRequests
 	}
 	return ReadHint(status, header, body, now)
+}
+
+func parseMilliseconds(v string, _ http.Header, _ time.Time) (time.Duration, bool) {
+	return parseNumber(v, time.Millisecond)
 }
 
 // parseRetryAfter parses the two forms of RFC 9110 section 10.2.3,
