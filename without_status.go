@@ -5,6 +5,8 @@ package openailb
 import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 // In a build without the module, the directive is rejected with the reason.
@@ -13,7 +15,7 @@ func init() {
 	httpcaddyfile.RegisterHandlerDirective("openai_lb_status",
 		func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 			h.Next()
-			return nil, h.Err("openai_lb_status is not available: this binary was built without the module status (build tag openai_lb_status)")
+			return nil, h.WrapErr(seam.Missing("openai_lb_status", "status"))
 		})
 	httpcaddyfile.RegisterDirectiveOrder("openai_lb_status", httpcaddyfile.Before, "metrics")
 }

@@ -70,6 +70,24 @@ func ValidateCaddyfile(t testing.TB, caddyfile string) error {
 	return Validate(t, config)
 }
 
+// WantRefused runs a subtest of this name: the lines of a block of openai_lb,
+// which begin at line 3 of its Caddyfile, are refused with an error that
+// contains each of these texts.
+func WantRefused(t *testing.T, name, block string, texts ...string) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) {
+		err := ValidateCaddyfile(t, ":0 {\nopenai_lb {\n"+block+"\n}\n}\n")
+		if err == nil {
+			t.Fatal("it was accepted")
+		}
+		for _, text := range texts {
+			if !strings.Contains(err.Error(), text) {
+				t.Errorf("the error is %q, want it to say %q", err, text)
+			}
+		}
+	})
+}
+
 // PoolOf writes an openai_lb block with these backends, in one priority, and
 // these options.
 func PoolOf(names, options string) string {

@@ -86,7 +86,7 @@ type everyone struct{}
 func (everyone) Directives(*calleroptions.Config) directive.Options {
 	options := make(directive.Options)
 	for _, name := range []string{"caller", "callers_file", "tier", "timezone"} {
-		options[name] = directive.Unavailable(missing(name, "callers"))
+		options[name] = directive.Unavailable(Missing(name, "callers"))
 	}
 	return options
 }
@@ -95,13 +95,13 @@ func (everyone) Directives(*calleroptions.Config) directive.Options {
 func (everyone) Check(c *calleroptions.Config, _ bool, _ []Backend) error {
 	switch {
 	case len(c.Callers) > 0:
-		return missing("caller '"+c.Callers[0].Name+"'", "callers")
+		return Missing("caller '"+c.Callers[0].Name+"'", "callers")
 	case c.CallersFile != nil:
-		return missing("callers_file", "callers")
+		return Missing("callers_file", "callers")
 	case len(c.Tiers) > 0:
-		return missing("tier '"+c.Tiers[0].Name+"'", "callers")
+		return Missing("tier '"+c.Tiers[0].Name+"'", "callers")
 	case c.Timezone != "":
-		return missing("timezone", "callers")
+		return Missing("timezone", "callers")
 	}
 	return nil
 }
@@ -114,14 +114,14 @@ func (e everyone) Shared(c *calleroptions.Config) (SharedOptions, error) {
 // Open returns an error if an option is set, or if tokens name tiers.
 func (e everyone) Open(_ caddy.Context, c *calleroptions.Config, o AdmissionConfig) (Admission, error) {
 	if tiers := o.Keys.TokenTiers(); len(tiers) > 0 {
-		return nil, missing("caller_identity: tier '"+tiers[0]+"'", "callers")
+		return nil, Missing("caller_identity: tier '"+tiers[0]+"'", "callers")
 	}
 	return nil, e.Check(c, o.Keys != nil, o.Backends)
 }
 
 // OpenQuotas returns an error, because it is called if there are quotas.
 func (everyone) OpenQuotas(caddy.Context, QuotaConfig) (Limits, error) {
-	return nil, missing("requests and tokens of a backend", "callers")
+	return nil, Missing("requests and tokens of a backend", "callers")
 }
 
 // Limits limits the use of the callers of a pool, or of its backends. Package

@@ -126,7 +126,7 @@ func JoinReplicas(ctx caddy.Context, engine state.Engine) (Replication, error) {
 	}
 	module := replication()
 	if module == nil {
-		return Alone{}, missing("state", "replicas")
+		return Alone{}, Missing("state", "replicas")
 	}
 	joined, err := module.Join(ctx, engine)
 	if err != nil {

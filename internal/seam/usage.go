@@ -32,9 +32,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 )
 
-// missing returns the error of an option in a build without the module that the
+// Missing returns the error of an option in a build without the module that the
 // option needs.
-func missing(option, module string) error {
+func Missing(option, module string) error {
 	return fmt.Errorf("%s is not available: this binary was built without the module %s (build tag openai_lb_%[2]s)",
 		option, module)
 }

@@ -69,17 +69,7 @@ func TestAWrongOptionOfACallerIsRefusedByLineAndValue(t *testing.T) {
 		{"limits of a tier without client keys", "backend http://a\ntier x {\nmax_requests 1\n}", []string{"Caddyfile:4", "tier 'x' requires client_key, client_keys_file or caller_identity"}},
 		{"a caller's limit without a number", "backend http://a\ncaller a {\ntokens\n}", []string{"Caddyfile:5", "tokens requires a limit such as 600/minute, an optional model and an optional 'then <tier>', and has 0 arguments"}},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			err := lbtest.ValidateCaddyfile(t, ":0 {\nopenai_lb {\n"+c.block+"\n}\n}\n")
-			if err == nil {
-				t.Fatal("it was accepted")
-			}
-			for _, want := range c.want {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("the error is %q, want it to say %q", err, want)
-				}
-			}
-		})
+		lbtest.WantRefused(t, c.name, c.block, c.want...)
 	}
 }
 
