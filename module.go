@@ -38,8 +38,9 @@
 //
 // Importing this package registers them, and the packages in modules/, which
 // add limits of callers and backends, replicas, WebSockets, the status page,
-// the bill, the handover and commands. The build tag openai_lb_core leaves
-// those out for which there is no tag openai_lb_<name>.
+// the bill, the handover and commands. A build with the tag openai_lb_core has
+// only the optional packages that further tags name: the tag openai_lb_status,
+// for instance, adds modules/status.
 //
 // # Promises
 //
@@ -50,7 +51,7 @@
 //   - A request that may have been executed is not sent again, unless it is
 //     inference without other effects (TestNothingIsDoneTwice,
 //     TestARequestStopsWhereItMayHaveRun).
-//   - A reply passes byte for byte, but for the rules in docs/replies.md
+//   - A reply passes byte for byte, except for the rules in docs/replies.md
 //     (TestRandomRepliesReachClientsAsTheyAre).
 //   - A reply that its backend cut is cut for the client, too
 //     (TestACutReplyIsCutForTheClient).
@@ -61,8 +62,8 @@
 //     it (TestTheOwnerIsNeverReplaced).
 //   - One request that is too large for every backend takes none of them from
 //     other callers (TestOneHugeRequestTakesThePoolFromNobody).
-//   - A reload keeps cooldowns (TestACooldownSurvivesReloadsUnderLoad) and cuts
-//     no stream (TestAReloadLosesNoOpenStream).
+//   - A reload keeps cooldowns (TestACooldownSurvivesReloadsUnderLoad). It cuts
+//     no stream over HTTP/1.1 or HTTP/2 (TestAReloadLosesNoOpenStream).
 //
 // SECURITY.md has further promises, each with its tests.
 //
@@ -165,8 +166,9 @@ func init() {
 //   - {http.openai_lb.classes}: the class of the reply to each attempt, like
 //     `ptu=throttled,east=served`.
 //   - {http.openai_lb.affinity}: why that backend was chosen: owner (it stores
-//     the objects that the request names), asked (it was asked for them), cache
-//     (where the session's prompt is cached), learned (a free choice, and the
+//     the objects that the request names), asked (their owner was not known, so
+//     it was asked for them), home (the caller's objects are made there), cache
+//     (the session's prompt is cached there), learned (a free choice, and the
 //     reply named objects) or none.
 //   - {http.openai_lb.affinity_result}: the outcome: hit, move or miss, as in
 //     metrics. It is empty if the choice was free.
@@ -176,6 +178,9 @@ func init() {
 //     token.
 //   - {http.openai_lb.tier}: the number of the request's tier, counted from 1
 //     in order of importance. It is empty if there is none.
+//   - {http.openai_lb.tier_requested}, {http.openai_lb.tier_served}: the
+//     service tiers, as in metrics. Both are empty if the request named none
+//     and default served it.
 //   - {http.openai_lb.limit}: the limit of the caller that refused the request,
 //     like tokens/minute. It is empty if none did.
 //   - {http.openai_lb.limit_allowed}, {http.openai_lb.limit_used},
@@ -190,6 +195,9 @@ func init() {
 //     of the prompt, and those of them that came from a cache.
 //   - {http.openai_lb.tokens_output}, {http.openai_lb.tokens_reasoning}: the
 //     tokens of the answer, and those of them that were not shown.
+//   - {http.openai_lb.tokens_estimated}: true if the tokens are an estimate,
+//     because the stream was aborted.
+//   - {http.openai_lb.aborted_after}: the seconds until an aborted reply ended.
 type Handler struct {
 	// Pool is the name of the pool in logs, metrics and the admin API. Default:
 	// `openai_lb`; further ones of a file are `openai_lb_2` and so on.
@@ -227,22 +235,23 @@ type Handler struct {
 	//	lb_retries <n>
 	LBRetries *int `json:"lb_retries,omitempty"`
 
-	// LBTryDuration is how long after the request came a further attempt may
-	// start. Default: no limit.
+	// LBTryDuration is the time after a request's arrival within which a
+	// further attempt may start. Default: no limit.
 	//
 	//	lb_try_duration <duration>
 	LBTryDuration caddy.Duration `json:"lb_try_duration,omitempty"`
 
-	// FairShares is whether callers of one tier, or without a tier, get equal
-	// parts of what the backends serve while they throttle, or all that they
-	// ask for if that is less. Default: each gets by how much it asks for.
+	// FairShares is whether the callers of a tier get equal parts of what the
+	// tier gets while backends throttle; a caller that asks for less than its
+	// part gets all of that. Callers without a tier count as one tier. Default:
+	// a caller that sends more requests gets a larger part.
 	//
 	//	fair_shares
 	FairShares bool `json:"fair_shares,omitempty"`
 
-	// Wait is how long requests wait while all backends throttle, up to 10s. As
-	// many wait as backends are known to accept in that time. Default: no
-	// request waits.
+	// Wait is how long requests wait while all backends throttle, up to 10s.
+	// Only as many wait as the backends are known to accept in that time.
+	// Default: no request waits.
 	//
 	//	wait <duration>
 	Wait caddy.Duration `json:"wait,omitempty"`
@@ -255,7 +264,7 @@ type Handler struct {
 
 	attempt.PassiveHealth
 
-	// RatelimitHeaders is whose limits the `x-ratelimit-*` of replies name:
+	// RatelimitHeaders is whose limits the headers `x-ratelimit-*` show:
 	// `caller`, `pool` or `off`. Default: `caller`.
 	//
 	//	ratelimit_headers caller|pool|off
@@ -304,8 +313,8 @@ type Handler struct {
 
 	attempt.WebSocketOptions
 
-	// StateRaw is the engine by which replicas share what they know, such as
-	// `redis`. Default: each replica finds out by itself.
+	// StateRaw is the engine by which replicas share their state, such as
+	// `redis`. Default: replicas share nothing.
 	//
 	//	state <engine> [{...}]
 	StateRaw json.RawMessage `json:"state,omitempty" caddy:"namespace=http.openai_lb.state inline_key=engine"`

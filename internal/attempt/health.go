@@ -15,20 +15,21 @@ import (
 // PassiveHealth configures what the balancer learns from replies: which replies
 // start a cooldown, and how long it lasts.
 type PassiveHealth struct {
-	// FailDuration is how long one failure makes a backend a suspect, and a
-	// guess if a 429 names no time. Default: 10s.
+	// FailDuration is how long a backend stays a suspect after a failure, and
+	// how long a cooldown lasts if a 429 names no time. Default: 10s.
 	//
 	//	fail_duration <duration>
 	FailDuration caddy.Duration `json:"fail_duration,omitempty"`
 
-	// RetryAfterMax is the longest cooldown of a backend that throttles, and
-	// that of an account without budget. Default: 5m.
+	// RetryAfterMax is the longest cooldown of a backend that throttles or has
+	// no budget left, and the cooldown without budget if the reply names no
+	// time. Default: 5m.
 	//
 	//	retry_after_max <duration>
 	RetryAfterMax caddy.Duration `json:"retry_after_max,omitempty"`
 
-	// Silence is whether silent backends are passed over, and requests moved
-	// from them. Default: on.
+	// Silence is whether requests avoid silent backends, and those that wait
+	// there move to other backends. Default: on.
 	//
 	//	silence off
 	Silence *bool `json:"silence,omitempty"`

@@ -58,8 +58,9 @@ const namespaceOfIdentities = "http.openai_lb.caller_identity"
 
 // TokenOption is the option that names the module for tokens.
 type TokenOption struct {
-	// CallerIdentityRaw identifies callers by tokens of an identity provider,
-	// next to client keys, such as `oidc`. Default: only keys identify callers.
+	// CallerIdentityRaw is a module that identifies callers by tokens of an
+	// identity provider, such as `oidc`, next to client keys. Default: only
+	// keys identify callers.
 	//
 	//	caller_identity <module> [{...}]
 	CallerIdentityRaw json.RawMessage `json:"caller_identity,omitempty" caddy:"namespace=http.openai_lb.caller_identity inline_key=module"`
