@@ -36,11 +36,11 @@ type outage struct {
 }
 
 const (
-	silentNext  = "meanwhile: One request tries it after 1, 2, 4, 8 and then every 16 s. If it stays so, see how the provider is."
+	silentNext  = "meanwhile: One request tries it after 1, 2, 4, 8 and then every 16 s. If it stays silent, check the status page of the provider."
 	expiredNext = "needs action: Renew its certificate, or trust the issuer with tls_trust_pool."
 	dnsNext     = "needs action: Correct the host in its URL, or the DNS zone or resolver."
-	diskNext    = "needs action: Free or mend the disk or the storage. A restart now loses it."
-	keyNext     = "needs action: Put a valid key in place of it."
+	diskNext    = "needs action: Free space on the disk, or fix the disk or the storage. A restart now loses what is not saved."
+	keyNext     = "needs action: Replace its key with a valid one."
 )
 
 var outages = []outage{
@@ -70,7 +70,7 @@ var outages = []outage{
 		end:   func(s *outageSite) { s.each((*outageBackend).answer) },
 		problems: slices.Concat([]string{
 			"no backend is available. needs action: Solve the problems of its backends.",
-			"requests wait and get no byte. needs action: See which backends hang, and how their provider is. Add or resume others.",
+			"requests wait and get no byte. needs action: See which backends hang, and check the status page of their provider. Add or resume other backends.",
 		}, of(outageBackends, "accepts requests and sends nothing. "+silentNext)),
 		log: [][]string{
 			{`"backend silent"`, `"east"`}, {`"backend silent"`, `"last"`},
@@ -106,7 +106,7 @@ var outages = []outage{
 		name:     "Redis is gone",
 		begin:    func(s *outageSite) { s.redis.stop() },
 		end:      func(s *outageSite) { s.redis.start() },
-		problems: []string{"not connected to other replicas. meanwhile: This replica goes on alone, and tries to connect. See whether it reaches the engine of state."},
+		problems: []string{"not connected to other replicas. meanwhile: This replica works on its own, and tries to connect. See whether it reaches the engine of state."},
 		log:      [][]string{{`"warn"`, `"not connected to other replicas"`}},
 		over:     [][]string{{`"connected to other replicas"`, `"seconds"`}},
 		alerts:   []string{"OpenAILBReplicaNotConnected"},

@@ -80,7 +80,7 @@ const (
 // Remedies lists the remedies of the problems of a backend. For each class,
 // rows for one cause come before the row for all other causes.
 var Remedies = []Remedy{
-	{Credential, "", "refuses its key", true, "Put a valid key in place of it.", refusedAlert, cooldownLine, ""},
+	{Credential, "", "refuses its key", true, "Replace its key with a valid one.", refusedAlert, cooldownLine, ""},
 	{NotPermitted, "", "does not permit what its key is used for", true, "Give its key the role or the scope that the request needs.", refusedAlert, cooldownLine, ""},
 	{NoModel, "", "does not have the model", true, "Deploy the model there, or leave it out of the options of the backend.", "OpenAILBModelMissing", cooldownLine, ""},
 	{Quota, "", "has no budget left", true, "Raise the budget of its account, or pay for it.", "OpenAILBQuotaUsedUp", cooldownLine, ""},
@@ -94,8 +94,8 @@ var Remedies = []Remedy{
 	{Unreachable, "", "cannot be reached", false, rechecked, unreachableAlert, cooldownLine, ""},
 	{NoCredential, "", "has no credential to send", false, "A request tries it again when there is one. If that takes long, see the log.", "OpenAILBNoCredential", cooldownLine, ""},
 	{Timeout, "", "did not answer in time", false, retried, "", cooldownLine, ""},
-	{Silent, "", "accepts requests and sends nothing", false, "One request tries it after 1, 2, 4, 8 and then every 16 s. If it stays so, see how the provider is.", "OpenAILBBackendSilent", "backend silent", ""},
-	{Slow, "", "answers much later than usual", false, "Requests go to others first. It ends with a reply in time.", "", "backend slow", ""},
+	{Silent, "", "accepts requests and sends nothing", false, "One request tries it after 1, 2, 4, 8 and then every 16 s. If it stays silent, check the status page of the provider.", "OpenAILBBackendSilent", "backend silent", ""},
+	{Slow, "", "answers much later than usual", false, "Requests go to other backends first. It ends with a reply in time.", "", "backend slow", ""},
 	{Unhealthy, "", "fails health checks", false, "It is checked again at each health_interval. The log has the cause.", "", "backend fails its health checks", ""},
 	{Overloaded, "", "is overloaded", false, retried, "", cooldownLine, ""},
 	{BrokenStream, "", "broke off a stream", false, retried, "", cooldownLine, ""},
@@ -106,12 +106,12 @@ var Remedies = []Remedy{
 // PoolRemedies lists the remedies of the problems of a pool or of a replica.
 var PoolRemedies = []Remedy{
 	{Unavailable, "", "no backend is available", true, "Solve the problems of its backends.", "OpenAILBModelNotServed", "no backend is available", "a backend is available again"},
-	{NoFirstByte, "", "requests wait and get no byte", true, "See which backends hang, and how their provider is. Add or resume others.", "OpenAILBNoFirstByte", "requests wait and get no byte", "requests no longer wait"},
-	{NotWritten, "", "not saved", true, "Free or mend the disk or the storage. A restart now loses it.", "OpenAILBNotSaved", diskLine, ""},
-	{StaleSecret, "", "could not reload", true, "Mend the file. The log says what is wrong with it.", "OpenAILBSecretStale", "could not reload secret", ""},
+	{NoFirstByte, "", "requests wait and get no byte", true, "See which backends hang, and check the status page of their provider. Add or resume other backends.", "OpenAILBNoFirstByte", "requests wait and get no byte", "requests no longer wait"},
+	{NotWritten, "", "not saved", true, "Free space on the disk, or fix the disk or the storage. A restart now loses what is not saved.", "OpenAILBNotSaved", diskLine, ""},
+	{StaleSecret, "", "could not reload", true, "Fix the file. The log says what is wrong with it.", "OpenAILBSecretStale", "could not reload secret", ""},
 	{ReloadFailed, "", "the latest configuration could not be loaded", true, "The log says what is wrong with it. Correct it, and reload, or go back with reload --force. A restart now would fail.", "OpenAILBReloadFailed", caddyLine, ""},
 	{ConfigDiffers, "", "configured differently", true, "Load the same configuration at each replica.", "OpenAILBReplicasDiffer", "configured differently", "configured alike again"},
-	{NotInTouch, "", "not connected to other replicas", false, "This replica goes on alone, and tries to connect. See whether it reaches the engine of state.", "OpenAILBReplicaNotConnected", "not connected to other replicas", ""},
+	{NotInTouch, "", "not connected to other replicas", false, "This replica works on its own, and tries to connect. See whether it reaches the engine of state.", "OpenAILBReplicaNotConnected", "not connected to other replicas", ""},
 	{AllThrottled, "", "all backends throttle", false, "Each has said when it accepts requests again. If that is usual, add capacity.", "", cooldownLine, ""},
 }
 

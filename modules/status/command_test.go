@@ -32,8 +32,8 @@ func TestATableShowsWhatClientsMadeUpWithoutEffectOnATerminal(t *testing.T) {
 		"p b was drained at 2026-01-02T03:04:05Z by al�ice: why\n" +
 		"p b fails health checks. meanwhile: It is checked again at each health_interval. The log has the cause.\n" +
 		"p c answers with errors. meanwhile: A request tries it again when its cooldown is over.\n" +
-		"p d accepts requests and sends nothing. meanwhile: One request tries it after 1, 2, 4, 8 and then every 16 s. If it stays so, see how the provider is.\n" +
-		"p d answers much later than usual. meanwhile: Requests go to others first. It ends with a reply in time.\n" +
+		"p d accepts requests and sends nothing. meanwhile: One request tries it after 1, 2, 4, 8 and then every 16 s. If it stays silent, check the status page of the provider.\n" +
+		"p d answers much later than usual. meanwhile: Requests go to other backends first. It ends with a reply in time.\n" +
 		"p d is silent since 2026-01-02T03:04:06Z: gpt�-4o\n" +
 		"p d is slow since 2026-01-02T03:04:07Z: gpt\n"
 	if err != nil || out.String() != want {
@@ -65,7 +65,7 @@ func TestWhatNeedsActionComesFirst(t *testing.T) {
 	lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
 	want := []string{
 		"p gpt�, b, c, 1 more: no backend is available. needs action: Solve the problems.",
-		"p b58 refuses its key. needs action: Put a valid key in place of it.",
+		"p b58 refuses its key. needs action: Replace its key with a valid one.",
 		"",
 	}
 	if err != nil || !slices.Equal(lines[:3], want) || !strings.HasPrefix(lines[3], "POOL ") {
