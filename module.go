@@ -76,18 +76,18 @@
 // # Terms
 //
 // A backend is drained by an operator or by weight 0, and silent if it accepts
-// requests and sends nothing. The words to learn, as docs/glossary.md has them:
+// requests and sends nothing. The terms to know, as docs/glossary.md has them:
 //
 //   - Account: what a provider bills, and where it stores objects: responses,
 //     conversations, files, batches. Backends with the same host and credential
-//     share one. `account <name>` makes others share one.
+//     share an account. With `account <name>`, other backends share one, too.
 //   - Attempt: one request to one backend.
-//   - Caller: who sends requests, known by a client key or a token. Callers
-//     have limits.
+//   - Caller: a client with a name, which its client key or token says. Callers
+//     may have limits.
 //   - Class: what a reply means, such as served, throttled or failed.
 //   - Cooldown: the time in which a backend gets no requests, for one model or
 //     for all. Other projects call it an ejection.
-//   - Hint: what a reply says of the time when its backend accepts requests
+//   - Hint: the part of a reply that says when its backend accepts requests
 //     again.
 //   - Member: a backend as one pool sees it, with a priority and a weight.
 //   - Owner: the account that has a stored object. Requests that name the
@@ -97,12 +97,12 @@
 //   - Probe: the one request that goes first after a cooldown. If it is
 //     refused, another cooldown begins. Other projects call this state
 //     half-open.
-//   - Reply: what came of an attempt: a response, or the reason why there is
+//   - Reply: the result of an attempt: a response, or the reason why there is
 //     none.
 //   - Suspect: a backend with a cooldown because it failed: it could not be
-//     reached, timed out or answered with a server error. So is one that is
-//     silent, or fails its health checks. It is tried only when no ready or
-//     drained backend is left.
+//     reached, timed out or answered with a server error. A backend that is
+//     silent, or fails its health checks, is a suspect, too. It is tried only
+//     when no ready or drained backend is left.
 //   - Throttle: a cooldown that a backend asked for, mostly by a 429 with a
 //     Retry-After. It lasts as long as the backend asked, up to
 //     retry_after_max, and the backend is not called before its end. If no time
