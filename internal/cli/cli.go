@@ -29,16 +29,16 @@ func init() {
 		Short: "Shows the backends of openai_lb, and takes them out of use",
 		Long: `
 Shows the backends of the running Caddy's load balancers, takes a backend out
-of use, puts it back, or ends its cooldowns. A drain survives a reload of the
-configuration, and ends with the process. With the option state, it applies to
-all replicas, also to those that start later. The command also shows callers,
-gives them their use back, adds up what was used, and shows replicas. With the
-option state, status, callers and usage show the sum over all replicas, or with
---replica one of them.
+of use, puts it back into use, or ends its cooldowns. A drain survives a reload
+of the configuration, and ends with the process. With the option state, a drain
+applies to all replicas, also to those that start later. The command also shows
+callers, resets their use, adds up requests and tokens for bills, and shows
+replicas. With the option state, status, callers and usage show the sum over all
+replicas. With --replica, they show one replica.
 
-It calls Caddy's admin API at --address, if that is given. Otherwise, the
-address comes from the --config file, or is Caddy's default. The command reads
-only the option admin of a Caddyfile, so no other variable has to be set.
+The command calls Caddy's admin API at --address, if that is given. Otherwise,
+the address comes from the --config file, or is Caddy's default. Of a Caddyfile,
+the command reads only the option admin, so other variables need not be set.
 `,
 		CobraFunc: addCommands,
 	})

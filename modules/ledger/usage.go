@@ -81,13 +81,15 @@ func usageCommand() *cobra.Command {
 		Short: "Adds up requests and tokens of a month or a day, for bills",
 		Long: `
 Adds up the ledger: the requests of a month or a day in UTC, and their tokens, as
-backends have reported them. Tokens without a report are in the columns estimated.
+backends have reported them. Tokens that no backend reported are in the columns
+estimated_input and estimated_output.
 
-With --config, it reads the ledger from the storage of that configuration, which
-has all replicas with this storage, up to the last 10 seconds. Otherwise, it asks
-the admin API at each --address, or at Caddy's default one: a replica knows what it
-has in memory, and what is in its storage. With the option state, it asks the others.
-Replicas may share a storage: each page of the ledger counts once.
+With --config, the command reads the ledger from the storage of that configuration.
+It has the requests of all replicas with this storage, except those of the last 10
+seconds. Otherwise, the command asks the admin API at each --address, or at Caddy's
+default address. A replica answers with what it has in memory and in its storage,
+and, with the option state, with what the other replicas have. Replicas may share a
+storage: each page of the ledger counts once.
 
 With --prices, there is a column cost. The file is a CSV of prices per million tokens
 with the columns model, service_tier, input, cached and output:
@@ -96,10 +98,10 @@ with the columns model, service_tier, input, cached and output:
   gpt-5.5,,2.50,1.25,10.00
   gpt-5.5,priority,4.25,2.125,17.00
 
-Without service_tier, a price is that of all other service tiers. cached may be
-missing. A model without a price has no cost, with a warning.
+A row without service_tier is for all service tiers without their own row. The
+column cached may be missing. A model without a price has no cost, and a warning.
 
-With --check, it compares the tokens of each model with a provider's export, a CSV
+With --check, the command compares the tokens of each model with a provider's export, a CSV
 with the names of OpenAI's usage API (model, input_tokens, output_tokens,
 start_time) or of Azure Monitor (ModelDeploymentName, ProcessedPromptTokens,
 GeneratedTokens, Timestamp). --columns gives other names. --backend selects the
@@ -112,7 +114,7 @@ ignored. The status is 1 if a model differs by more than 1 percent.
 	flags := command.Flags()
 	flags.StringVar(&o.month, "month", "", "Month, such as 2026-11 (default: this month)")
 	flags.StringVar(&o.day, "day", "", "Day, such as 2026-11-25")
-	flags.StringSliceVar(&o.by, "by", []string{"caller", "model"}, "Columns to add up by: "+strings.Join(Columns, ", "))
+	flags.StringSliceVar(&o.by, "by", []string{"caller", "model"}, "Columns by which to add up: "+strings.Join(Columns, ", "))
 	flags.StringVar(&o.format, "format", "table", "table or csv")
 	flags.StringVarP(&o.config, "config", "c", "", "Configuration file, whose storage has the ledger")
 	flags.StringVarP(&o.adapter, "adapter", "a", "", "Name of the config adapter to apply to it")
@@ -121,7 +123,7 @@ ignored. The status is 1 if a model differs by more than 1 percent.
 	flags.StringVar(&o.prices, "prices", "", "CSV file of prices")
 	flags.StringVar(&o.check, "check", "", "CSV file of a provider's export to compare with")
 	flags.StringToStringVar(&o.columns, "columns", nil, "Names of columns of --check, such as model=Deployment,input=Tokens")
-	flags.String("replica", admin.EveryReplica, "Only what this replica knows: its host, or the beginning of its id")
+	flags.String("replica", admin.EveryReplica, "Shows only what one replica knows: its host, or the beginning of its id")
 	command.MarkFlagsMutuallyExclusive("config", "replica")
 	command.MarkFlagsMutuallyExclusive("month", "day")
 	command.MarkFlagsMutuallyExclusive("config", "address")

@@ -39,21 +39,21 @@ func commands() []*cobra.Command {
 		call{method: http.MethodPost, path: backendsPath + "/%s/reset", show: showBackends})
 	callers := newCommand("callers", "Shows what callers have used of their limits, the busiest first",
 		call{method: http.MethodGet, path: callersPath, show: showCallers})
-	resetCaller := newCommand("reset <caller>", "Gives a caller its use back, at all replicas: its limits and estimates begin anew",
+	resetCaller := newCommand("reset <caller>", "Resets the use of a caller at all replicas, so that its limits and estimates begin anew",
 		call{method: http.MethodPost, path: callersPath + "/%s/reset", show: showCallers})
 	callers.AddCommand(resetCaller)
 	status := newCommand("status", "Shows all backends, and what is wrong",
 		call{method: http.MethodGet, path: backendsPath, show: showBackends, problems: true})
 	for _, command := range []*cobra.Command{status, callers} {
-		command.Flags().String("replica", admin.EveryReplica, "Only what this replica knows: its host, or the beginning of its id")
+		command.Flags().String("replica", admin.EveryReplica, "Shows only what one replica knows: its host, or the beginning of its id")
 	}
 	for _, command := range []*cobra.Command{drain, resume, reset, resetCaller} {
 		command.Flags().String("reason", "", "Why, for the log and for other operators")
-		command.Flags().String("by", "", "Who gives the order, for the log and for other operators (default: you, as user@host)")
+		command.Flags().String("by", "", "Who gives the order, for the log and for other operators (default: user@host)")
 	}
 	replicas := newCommand("replicas", "Shows the replicas that share state, when each was last heard from, and whose configuration differs",
 		call{method: http.MethodGet, path: replicasPath, show: showReplicas})
-	version := newCommand("version", "Shows the version of this binary, or with --address or --config that of the running Caddy",
+	version := newCommand("version", "Shows the version of this binary; with --address or --config, the version of the running Caddy",
 		call{method: http.MethodGet, path: versionPath, show: showBuild})
 	for command, example := range map[*cobra.Command]string{
 		status: "status --pool openai_lb", callers: "callers --json", resetCaller: `callers reset alice --reason "a wrong report"`,

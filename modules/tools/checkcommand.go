@@ -31,27 +31,27 @@ func checkCommand() *cobra.Command {
 		Short: "Checks the backends of a configuration before it is live",
 		Long: `
 Sets up a configuration without starting it, and asks each backend of each
-openai_lb for its models: name resolution, connection, TLS, credential, models,
-latency and what is left of the rate limit. No port is opened, no replica hears
-of it, no cooldown starts, and no key is shown. Upstreams of a plain
-reverse_proxy are not checked.
+openai_lb for its models. This checks name resolution, connection, TLS, credential
+and models, and shows the latency and what is left of the rate limit. No port is
+opened, no replica hears of it, no cooldown starts, and no key is shown. Upstreams
+of a plain reverse_proxy are not checked.
 
 The status is 1 if the configuration is not valid, or if a backend cannot serve:
 the host cannot be resolved or reached, TLS fails, there is no reply in time, the
 credential is missing or refused, the budget is used up, the reply is a 5xx, or a
-model that the options name is missing. Warnings do not change the status: a
-throttle, a certificate that expires within 14 days, a model that the provider shuts
-down within 60 days, no list of models, or one that needs no credential and so proves
-nothing.
+model that the options name is missing. Warnings do not change the status. There is
+a warning for a throttle, a certificate that expires within 14 days, a model that the
+provider shuts down within 60 days, a backend without a list of models, and a backend
+whose list needs no credential, so that it does not prove that the key is valid.
 
 Azure lists no deployments. So each deployment that the options name gets a request
-without messages, which costs nothing, and shows a deployment that is missing and a
-credential that is refused. With --spend, each model that the options name gets a
-request for one token, at any backend.
+without messages. It costs nothing, and shows whether the deployment is missing or
+refuses the credential. With --spend, each model that the options name gets a request
+for one token, at any kind of backend.
 
 With --offline, nothing is sent, and a stand-in replaces each {env.X} and {file.X}
-that is not set: the structure and the options are validated, for CI. Caddy itself
-replaces {$X}, which needs a value or a default.
+that is not set. This validates the structure and the options, for instance in CI.
+Caddy itself replaces {$X}, which needs a value or a default.
 `,
 		Example: "  caddy openai-lb check --config /etc/caddy/Caddyfile\n  caddy openai-lb check --offline",
 		Args:    cobra.NoArgs, SilenceUsage: true,

@@ -16,15 +16,15 @@ func importCommand() *cobra.Command {
 		Short: "Prints a Caddyfile for the configuration of another balancer",
 		Long: `
 Prints a Caddyfile that does what the configuration of another balancer does. A
-comment at its top says what does not carry over, and on which line it was. Keys
-never appear in it: they become placeholders such as {env.EAST_KEY}, and a comment
-says which variable to set.
+comment at the top lists what does not carry over, with its line. Keys never appear
+in the Caddyfile: they become placeholders such as {env.EAST_KEY}, and a comment says
+which variables to set.
 
 litellm reads the file of LiteLLM's proxy, or the values of its Helm chart. With
 --helm, it prints values for the chart of openai_lb instead. apim reads backends,
-pools and policies of Azure API Management. Nothing is sent. Then read the Caddyfile,
-and check it with 'caddy openai-lb check'. Microsoft's sample openai-aca-lb needs no
-import: the option backends_from_env reads its variables.
+pools and policies of Azure API Management. Nothing is sent. Read the Caddyfile
+before you use it, and check it with 'caddy openai-lb check'. Microsoft's sample
+openai-aca-lb needs no import: the option backends_from_env reads its variables.
 `,
 		Example: "  caddy openai-lb import litellm config.yaml >Caddyfile\n  caddy openai-lb import apim backends.json policy.xml >Caddyfile",
 		Args:    cobra.NoArgs, SilenceUsage: true,
@@ -60,8 +60,8 @@ func importAPIMCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use: "apim <file>...", Short: "Reads backends and policies of Azure API Management",
 		Long: `
-Reads backends, pools and policies of Azure API Management. Each file is JSON, as
-'az rest' prints backends, or an exported template, or the XML of a policy:
+Reads backends, pools and policies of Azure API Management. Each file is a list of
+backends in JSON, as 'az rest' prints it, an exported template, or the XML of a policy:
 
   az rest --url "/subscriptions/.../service/<name>/backends?api-version=2024-05-01" >backends.json
 
