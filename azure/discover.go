@@ -42,26 +42,27 @@ func discoverCommand(read tools.ReadBackends) *cobra.Command {
 	d := &discovery{read: read}
 	command := &cobra.Command{
 		Use:   "discover",
-		Short: "Prints a Caddyfile for the deployments of an Azure subscription, or compares one with them",
+		Short: "Prints a Caddyfile for the deployments of an Azure subscription, or compares a Caddyfile with them",
 		Example: "  caddy openai-lb discover --subscription <id> >Caddyfile\n" +
 			"  caddy openai-lb discover --subscription <id> --check /etc/caddy/Caddyfile",
 		Long: `
 Asks Azure Resource Manager for the deployments of all Azure OpenAI and Foundry
 resources in a subscription, or in one of its resource groups, and prints a
-Caddyfile: provisioned deployments (PTUs) in priority 1, the others in priority 2
-with weights by capacity, each with its model, and with its SKU, version, limits and
-retirement date in a comment.
+Caddyfile. Provisioned deployments (PTUs) are in priority 1, the others in priority 2
+with weights by capacity. Each has its model, and a comment with its SKU, version,
+limits and retirement date.
 
   caddy openai-lb discover --subscription <id> >Caddyfile
 
-With --check, it compares a Caddyfile with them, and prints each deployment without a
-backend, each backend without a deployment, and each model that retires within 60
-days. The status is 1 if there is any, 0 if there is none, and 2 after an error.
+With --check, the command compares a Caddyfile with the deployments, and prints each
+deployment without a backend, each backend without a deployment, and each model that
+retires within 60 days. The status is 1 if it prints any, 0 if it prints none, and 2
+after an error.
 
   caddy openai-lb discover --subscription <id> --check /etc/caddy/Caddyfile
 
-The identity is that of the flags, by default the first that works of the environment
-and the Azure CLI. The role Cognitive Services OpenAI User of the subscription or the
+The flags choose the identity. By default, the command uses the first identity that
+works, of the environment and the Azure CLI. The role Cognitive Services OpenAI User of the subscription or the
 resource group is enough. Nothing is changed at Azure, and no key is read or shown.
 `,
 		SilenceUsage: true,

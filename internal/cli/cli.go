@@ -30,8 +30,8 @@ func init() {
 		Long: `
 Shows the backends of the running Caddy's load balancers, takes a backend out
 of use, puts it back into use, or ends its cooldowns. A drain survives a reload
-of the configuration, and ends with the process. With the option state, a drain
-applies to all replicas, also to those that start later. The command also shows
+of the configuration. Without the option state, it ends with the process. With
+this option, it applies to all replicas, also to those that start later. The command also shows
 callers, resets their use, adds up requests and tokens for bills, and shows
 replicas. With the option state, status, callers and usage show the sum over all
 replicas. With --replica, they show one replica.
