@@ -294,8 +294,8 @@ func (b *balancer) learnQuota(q *request, a *attemptRecord, tier int, r *attempt
 // policy openai_lb again, which chooses the next upstream. Without that policy,
 // the transport has no effect.
 //
-// The options silence and quota_steering are not allowed: the handler openai_lb
-// has them.
+// The options silence and quota_steering are not available here: only the
+// handler openai_lb has them.
 type Transport struct {
 	attempt.PassiveHealth
 	attempt.Options

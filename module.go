@@ -200,9 +200,9 @@ func init() {
 //   - {http.openai_lb.aborted_after}: the seconds until an aborted reply ended.
 type Handler struct {
 	// Pool is the name of the pool in logs, metrics and the admin API. Default:
-	// `openai_lb`; further ones of a file are `openai_lb_2` and so on.
+	// `openai_lb`; further pools of a file are `openai_lb_2` and so on.
 	//
-	// No two pools have the same name, unless all of their options are the
+	// Two pools may have the same name only if all of their options are the
 	// same.
 	//
 	//	pool <name>
@@ -359,10 +359,10 @@ const defaultPool = "openai_lb"
 //
 // A source has these methods, which package keys describes:
 //
-//	// Credential returns the credential for one attempt. It must not wait
-//	// while it has a valid one. After an error, the request fails over, and
-//	// the backend cools down for a minute, or as long as the error's method
-//	// RetryAfter() time.Duration says, if that is less.
+//	// Credential returns the credential for one attempt. If the source has a
+//	// valid one, it must return immediately. After an error, the request
+//	// fails over, and the backend gets a cooldown of a minute, or less if the
+//	// error has a method RetryAfter() time.Duration that returns less.
 //	Credential(ctx context.Context) (Credential, error)
 //
 //	// Renew returns another credential after the backend refused this one
@@ -376,8 +376,8 @@ type CredentialSource = keys.Source
 
 // Credential authenticates a request. Its fields are strings: Header and Value
 // are the header, and Secret is the key or token in Value, which no reply or
-// log may repeat. Without Secret, that is Value without its scheme, such as
-// Bearer.
+// log may repeat. If Secret is empty, all of Value counts as the secret, except
+// its scheme, such as Bearer.
 type Credential = keys.Credential
 
 // CallerIdentity identifies callers by tokens, as an Identity. Caddy modules in

@@ -875,8 +875,8 @@ func (s *search) forbidRetry(header http.Header) {
 // lb_retries and lb_try_duration limit that. Without them, a request may try
 // every upstream.
 type Selection struct {
-	// Pool names the pool of upstreams in logs, metrics and the admin API. No
-	// two pools have the same name, unless all of their options are the same.
+	// Pool names the pool of upstreams in logs, metrics and the admin API. Two
+	// pools may have the same name only if all of their options are the same.
 	// Default: reverse_proxy.
 	Pool string `json:"pool,omitempty"`
 

@@ -150,7 +150,7 @@ type Backend struct {
 	SharedLimits bool `json:"shared_limits,omitempty"`
 
 	// HealthURI is the path of the backend's health checks, for a self-hosted
-	// server. Default: it is not checked.
+	// server. Default: no health checks.
 	//
 	// A check is a GET at the backend's address, with its headers and without
 	// its key. From a check that fails until one that passes, the backend is a
@@ -170,7 +170,8 @@ type Backend struct {
 	//	health_status <status>
 	HealthStatus int `json:"health_status,omitempty"`
 
-	// StreamUsage is whether streams may be asked for their usage. Default: on.
+	// StreamUsage is whether the balancer may ask the backend for the usage of
+	// streams. Default: on.
 	//
 	//	stream_usage off
 	StreamUsage *bool `json:"stream_usage,omitempty"`

@@ -13,11 +13,11 @@ import (
 // it: `auth <name>` uses the module of that name. Many requests use a source
 // concurrently.
 type Source interface {
-	// Credential returns the credential for one attempt. It must not wait while
-	// it has a valid one, nor after the context is done. After an error, the
-	// request fails over to another backend, and this one cools down for a
-	// minute, or for as long as the error's method RetryAfter() time.Duration
-	// says if that is less. The error must not contain a secret.
+	// Credential returns the credential for one attempt. If the source has a
+	// valid one, or if the context is done, it must return immediately. After an
+	// error, the request fails over to another backend, and this backend gets a
+	// cooldown of a minute, or less if the error has a method RetryAfter()
+	// time.Duration that returns less. The error must not contain a secret.
 	Credential(ctx context.Context) (Credential, error)
 
 	// Renew returns another credential after the backend refused this one with
