@@ -243,8 +243,8 @@ type Handler struct {
 
 	// FairShares is whether the callers of a tier get equal parts of what the
 	// tier gets while backends throttle; a caller that asks for less than its
-	// part gets all of that. Callers without a tier count as one tier. Default:
-	// a caller that sends more requests gets a larger part.
+	// part gets nearly all of that. Callers without a tier count as one tier.
+	// Default: a caller that sends more requests gets a larger part.
 	//
 	//	fair_shares
 	FairShares bool `json:"fair_shares,omitempty"`
