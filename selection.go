@@ -499,7 +499,6 @@ func (s *search) update(now time.Time) {
 		s.fill(now)
 	}
 	s.bar(now)
-	s.readQuotas(now)
 }
 
 // fill sets up the board.
@@ -618,10 +617,11 @@ func (s *search) bar(now time.Time) {
 		}
 	}
 	s.barred = s.barred || len(s.attempts) > 0 || s.awaited != nil || s.lackPath != nil || s.makesObject()
+	ownCredential := s.barred && s.barAttempted()
+	s.readQuotas(now) // before anything depends on whether a backend accepts the request
 	if !s.barred {
-		return // all are free
+		return // all others are free
 	}
-	ownCredential := s.barAttempted()
 	s.barLackingPath(now)
 	for i, to := range s.balancer.targets {
 		if at := &s.board.At[i]; ownCredential && !to.backend.Credentials.Passthrough {

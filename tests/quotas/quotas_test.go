@@ -368,3 +368,21 @@ func TestAnAccountThatLacksAnObjectIsChargedWithOneRequest(t *testing.T) {
 		w.wantUsed("b", 1, 65)
 	}, quota, quota)
 }
+
+// TestABackendOverItsQuotaIsNoReasonToLeaveTheOther looks at a path that the
+// other backend has lacked: it is asked again, as while this one throttles.
+func TestABackendOverItsQuotaIsNoReasonToLeaveTheOther(t *testing.T) {
+	for name, tc := range map[string]struct{ quota, body string }{
+		"used up":   {"requests 1/hour", small},
+		"too small": {"tokens 200/hour", prompt(500, `"max_tokens":10,`)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, "", func(t *testing.T, w *world) {
+				w.Backends["a"].Replies(lbtest.Says(404, `{"detail":"Not Found"}`))
+				w.Post(small).WantServed(t, "b")
+				w.Backends["a"].Recovers()
+				w.Post(tc.body).WantServed(t, "a")
+			}, "", tc.quota)
+		})
+	}
+}
