@@ -312,8 +312,8 @@ func (s *search) close() {
 	s.firstByte.End()
 	s.best.drop()
 	s.release()
-	if to := s.silence.Moved(); to != nil { // the client left just then
-		to.Release()
+	if its := s.silence.Moved(); its != nil { // the client left just then
+		its.To.Unpick(&s.board, its.At)
 	}
 }
 
@@ -342,26 +342,22 @@ func (s *search) release() {
 // nil. If the reply arrived at that moment, the request does not move and the
 // backend is released.
 func (s *search) move() *pool.Member {
-	to, last := s.silence.Moved(), s.attempts.last()
+	its, last := s.silence.Moved(), s.attempts.last()
 	silent := last != nil && last.class == verdict.Silent
 	if silent && !s.hasMoved {
 		s.beforeSilence = s.attempts.number()
 	}
-	if to == nil {
+	if its == nil {
 		s.gaveUp = s.gaveUp || silent
 		return nil
 	}
 	s.hasMoved = true
-	if !silent {
-		to.Release()
-		return nil
-	}
-	if !s.chargeQuotas(to, time.Now()) {
-		to.Release()
+	if !silent || !s.chargeQuotas(its.To, time.Now()) {
+		its.To.Unpick(&s.board, its.At)
 		return nil
 	}
 	last.target.metrics.Moved()
-	return to
+	return its.To
 }
 
 // choose asks the pool for the backend that gets the request, and records the
@@ -396,7 +392,7 @@ func (s *search) choose(now time.Time) *pool.Member {
 func (s *search) ask(now time.Time) *pool.Member {
 	m := s.balancer.Pool.Pick(&s.board, now)
 	for m != nil && !s.chargeQuotas(m, now) {
-		m.Release()
+		m.Unpick(&s.board, now)
 		s.readQuotas(now)
 		m = s.balancer.Pool.Pick(&s.board, now)
 	}

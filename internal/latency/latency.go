@@ -405,3 +405,14 @@ func (t *Tracker) Try(now time.Time) bool {
 	t.pause.Store(min(2*pause, int64(longestPause)))
 	return true
 }
+
+// Untry gives back the right to try the backend that Try or Claim gave to a
+// request at this time.
+func (t *Tracker) Untry(at time.Time) {
+	t.trial.CompareAndSwap(momentOf(nanos(at), false), 0)
+	due := t.due.Load()
+	pause := due - nanos(at)
+	if pause > 0 && t.pause.Load() == min(2*pause, int64(longestPause)) && t.due.CompareAndSwap(due, nanos(at)) {
+		t.pause.Store(pause)
+	}
+}

@@ -244,6 +244,21 @@ func (m *Member) claimTry(r *Ask, now time.Time) bool {
 	return true
 }
 
+// Unpick undoes the pick of the member for a request that is not sent there. It
+// gives back the reserved place, and the right to be the probe or to try the
+// member, so that others do not wait for the result. picked is the time of the
+// pick.
+func (m *Member) Unpick(r *Ask, picked time.Time) {
+	if p := m.health.latencies.Of(r.useAt(m)); p != nil {
+		p.Untry(picked)
+	}
+	var few [maxSlots]*slot
+	for _, s := range r.slots(m, few[:0]) {
+		s.unclaim(picked)
+	}
+	m.Release()
+}
+
 // Served records that an attempt of this scope was served. It remembers the
 // model, and ends the cooldowns that started before the attempt.
 func (m *Member) Served(its Scope, started time.Time) {

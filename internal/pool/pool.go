@@ -504,7 +504,8 @@ func (p place) reserve() bool {
 	return true
 }
 
-// Release gives back the place that Pick or PickAnswering reserved. It is
-// called once for each reserved place, however the request ended, and never if
-// they returned nil.
+// Release gives back the place that Pick or PickAnswering reserved, after the
+// request was sent. It is called once for each reserved place, however the
+// request ended, and never if they returned nil. If the request is not sent,
+// Unpick is called instead.
 func (m *Member) Release() { m.namesakes.inFlight.Add(-1) }

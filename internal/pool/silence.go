@@ -15,8 +15,8 @@ type Wait struct {
 	request *Ask
 	moves   Moves
 	member  *Member
-	// to is the member to which the request moves. A place is reserved there.
-	to *Member
+	// moved is where the request moves. It is nil if it does not move.
+	moved *Moving
 	// tracker is nil until a member is known to serve the model.
 	tracker *latency.Tracker
 	waits   latency.Request
@@ -42,13 +42,21 @@ type Moves struct {
 	May, GivesUp bool
 }
 
+// Moving is the move of a request from a silent member to another one.
+type Moving struct {
+	// To is the member to which it moves. A place is reserved there.
+	To *Member
+	// At is when that member was picked.
+	At time.Time
+}
+
 // unknown is how often a request checks its wait while the usual wait is not
 // known.
 const unknown = time.Second
 
 // Begin starts to track a request that will be sent to the member.
 func (w *Wait) Begin(r *Ask, m *Member, moves Moves) {
-	*w = Wait{request: r, moves: moves, member: m, left: w.left, leads: w.leads, to: w.to}
+	*w = Wait{request: r, moves: moves, member: m, left: w.left, leads: w.leads, moved: w.moved}
 	w.waits.Kind = r.Kind
 }
 
@@ -58,11 +66,11 @@ func (w *Wait) Sent(now time.Time) time.Duration {
 	return w.follow(now)
 }
 
-// Moved returns the member to which the request moves, or nil if it does not
-// move. A place is reserved there until Release.
-func (w *Wait) Moved() (to *Member) {
-	to, w.to = w.to, nil
-	return to
+// Moved returns where the request moves, or nil if it does not move. The place
+// there is reserved until Release or Unpick.
+func (w *Wait) Moved() (its *Moving) {
+	its, w.moved = w.moved, nil
+	return its
 }
 
 // follow updates the tracker and the thresholds. It returns the time until the
@@ -123,9 +131,11 @@ func (w *Wait) Late(now time.Time) time.Duration {
 // reports whether it found one.
 func (w *Wait) move(now time.Time) bool {
 	if w.moves.May && (w.moves.Until.IsZero() || !now.After(w.moves.Until)) {
-		w.to = w.member.pool.PickAnswering(w.request, w.waits.Threshold, now)
+		if to := w.member.pool.PickAnswering(w.request, w.waits.Threshold, now); to != nil {
+			w.moved = &Moving{to, now}
+		}
 	}
-	return w.to != nil
+	return w.moved != nil
 }
 
 // Heard implements attempt.Watch.

@@ -175,7 +175,7 @@ func TestARequestThatWaitsForAModelThatIsNotKnownMoves(t *testing.T) {
 		t.Error("another one follows before the first got its byte")
 	}
 	first.Left(at(1))
-	if to := first.Moved(); to != members["b"] {
+	if to := first.Moved(); to == nil || to.To != members["b"] {
 		t.Errorf("it moves to %v", to)
 	}
 	first.Begin(r.of(p.Pool), members["b"], Moves{})

@@ -109,7 +109,7 @@ func (s *slot) claimTry(cost int64, now time.Time) bool {
 		return c.check.Load() != 0 || c.check.claim(c, now)
 	}
 	last := c.tried.Load()
-	return c.tryable(now) && c.tried.CompareAndSwap(last, int64(now.Sub(c.Since))+1)
+	return c.tryable(now) && c.tried.CompareAndSwap(last, since(c, now))
 }
 
 // checkableBy reports whether a request of this cost may check the cooldown.
@@ -145,6 +145,15 @@ func (s *slot) claim(cost int64, now time.Time) (ok bool, over *cooldownEntry) {
 		over = c
 	}
 	return true, over
+}
+
+// unclaim gives back the rights that were taken at this time.
+func (s *slot) unclaim(at time.Time) {
+	if c := s.Load(); c != nil {
+		for _, t := range [...]*trial{&c.probe, &c.check, &c.tried} {
+			t.CompareAndSwap(since(c, at), 0)
+		}
+	}
 }
 
 // clear ends a cooldown after an attempt has succeeded, if the attempt started
