@@ -116,16 +116,23 @@ func (b *bill) settle(lb *balancer, q *request, s *search, o *outcome) {
 	if cost.Requests > 0 {
 		lb.recordUsage(q, s, o, seam.Usage{Time: now, Cost: cost, LaterID: leftID})
 	}
-	if lb.admission != nil {
-		settleOrLeave(lb.admission, &b.Reservation, q, o, cost, goesOn)
+	switch {
+	case lb.admission == nil:
+	case goesOn:
+		lb.admission.Leave(now, &b.Reservation, leftID)
+	default:
+		lb.admission.Settle(now, &b.Reservation, cost)
 	}
 	if c := s.charge(); c != nil && c.Open() {
 		its := bill{Reservation: c.Reservation}
 		if cost = its.cost(q, s, o); cost == (limiter.Cost{}) {
 			cost = c.unserved()
 		}
-		settleOrLeave(lb.quotas, &c.Reservation, q, o, cost, goesOn)
-		s.wait.queues.Wake(now, "")
+		if goesOn {
+			lb.quotas.Leave(now, &c.Reservation, leftID)
+		} else {
+			c.settle(cost)
+		}
 	}
 	if id := q.ResponseID(); id != "" && o.tokens.Known() {
 		lb.usage.Settle(id, o.tokens, o.serviceTier)
@@ -135,19 +142,10 @@ func (b *bill) settle(lb *balancer, q *request, s *search, o *outcome) {
 				limits.SettleLeft(now, id, cost)
 			}
 		}
+		s.wait.queues.Wake(now, "")
 	}
 	if limited {
 		s.wait.queues.Wake(now, q.caller.Name, b.grant.LimitedModels...)
-	}
-}
-
-// settleOrLeave replaces an estimate by the cost of the finished request, or
-// leaves it open if its response goes on in the background.
-func settleOrLeave(limits seam.Limits, r *limiter.Reservation, q *request, o *outcome, cost limiter.Cost, goesOn bool) {
-	if now := q.started.Add(o.duration); goesOn {
-		limits.Leave(now, r, o.usage.ID())
-	} else {
-		limits.Settle(now, r, cost)
 	}
 }
 

@@ -227,7 +227,7 @@ func (r *response) chargeQuotas() (own apierror.Answer) {
 		return own
 	}
 	reservation, refusal := c.Admit(now, r.request.estimate())
-	r.search.quotas = &quotaSearch{charge: &charge{reservation, b.quotas}}
+	r.search.quotas = &quotaSearch{charge: &charge{reservation, b}}
 	return b.overQuota(r.request.asked, refusal)
 }
 
@@ -346,7 +346,7 @@ func (c *conversation) Unasked() seam.WebSocketResponse {
 	}
 	if l := c.balancer.limiterOf(r.last.target, r.request.started); l != nil {
 		reservation := l.Unasked(r.request.started, r.request.Model)
-		r.search.quotas = &quotaSearch{charge: &charge{reservation, c.balancer.quotas}}
+		r.search.quotas = &quotaSearch{charge: &charge{reservation, c.balancer}}
 	}
 	return r.begin()
 }

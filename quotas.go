@@ -79,13 +79,16 @@ type quotaSearch struct {
 // charge is that of a backend without quotas.
 type charge struct {
 	limiter.Reservation
-	limits seam.Limits
+	balancer *balancer
 }
 
-// settle replaces the estimate with the cost, once.
+// settle replaces the estimate with the cost, once. The requests that wait for
+// backends try again, because the cost may be less.
 func (c *charge) settle(cost limiter.Cost) {
-	if c != nil {
-		c.limits.Settle(time.Now(), &c.Reservation, cost)
+	if c != nil && c.Open() {
+		now := time.Now()
+		c.balancer.quotas.Settle(now, &c.Reservation, cost)
+		c.balancer.waiting.Wake(now, "")
 	}
 }
 
@@ -155,7 +158,7 @@ func (s *search) chargeQuotas(to *pool.Member, now time.Time) bool {
 	if refusal != nil {
 		return false
 	}
-	q.charge = &charge{r, s.balancer.quotas}
+	q.charge = &charge{r, s.balancer}
 	return true
 }
 

@@ -83,6 +83,14 @@ func used(prompt, output int) http.HandlerFunc {
 	return lbtest.Says(200, `{"id":"chatcmpl-1","choices":[],"usage":`+usage(prompt, output)+`}`)
 }
 
+// after gives a reply later.
+func after(wait time.Duration, reply http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(wait)
+		reply(w, r)
+	}
+}
+
 func usage(prompt, output int) string {
 	return fmt.Sprintf(`{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}`, prompt, output, prompt+output)
 }

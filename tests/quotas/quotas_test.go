@@ -237,6 +237,46 @@ func TestAWaitLastsUntilAQuotaHasRoom(t *testing.T) {
 	}, "requests 1/minute")
 }
 
+// TestAWaitEndsWhenAChargeIsGivenBack has requests that are charged with nearly
+// all of a quota, and cost less in the end. It would have room only later.
+func TestAWaitEndsWhenAChargeIsGivenBack(t *testing.T) {
+	const id, lasts = "resp_0123456789abcdef", 55 * time.Second
+	responses := func(w *world, method, path, body string) lbtest.Reply {
+		return w.Send(w.Request(method, "/v1/responses"+path, strings.NewReader(body)))
+	}
+	for name, large := range map[string]func(w *world){
+		"a response that is short": func(w *world) {
+			w.Backends["a"].Replies(after(lasts, used(50, 10)))
+			w.Post(prompt(50, `"max_tokens":940,`))
+		},
+		"an account that lacks an object": func(w *world) {
+			w.Backends["a"].Replies(after(lasts, lbtest.Says(400, `{"error":{"message":"Previous response with id '`+id+`' not found.","type":"invalid_request_error","param":"previous_response_id","code":"previous_response_not_found"}}`)))
+			responses(w, http.MethodPost, "", prompt(50, `"max_output_tokens":940,"previous_response_id":"`+id+`",`))
+		},
+		"a response in the background": func(w *world) {
+			queued := `{"id":"` + id + `","object":"response","status":"queued","background":true,"usage":null}`
+			w.Backends["a"].Replies(lbtest.Says(200, queued))
+			responses(w, http.MethodPost, "", prompt(50, `"background":true,"max_output_tokens":940,`))
+			time.Sleep(lasts)
+			w.Backends["a"].Replies(lbtest.Says(200, strings.Replace(queued, "null", `{"input_tokens":50,"output_tokens":10}`, 1)))
+			responses(w, http.MethodGet, "/"+id, "")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, "wait 10s", func(t *testing.T, w *world) {
+				begun := time.Now()
+				go large(w)
+				time.Sleep(53*time.Second + 400*time.Millisecond)
+				w.Backends["a"].Recovers()
+				w.Post(small).WantServed(t, "a")
+				if took := time.Since(begun); took < lasts || took > lasts+100*time.Millisecond {
+					t.Errorf("the request was sent after %s, want %s", took, lasts)
+				}
+			}, "tokens 1000/minute", "tokens 10/minute")
+		})
+	}
+}
+
 func TestASessionMovesFromABackendOverItsQuotaAndStays(t *testing.T) {
 	config := "openai_lb {\npool " + lbtest.Unique("quotas") + "\n"
 	for _, name := range []string{"a", "b", "c"} {
