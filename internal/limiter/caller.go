@@ -80,9 +80,10 @@ type Caller struct {
 	// latest is the latest report that is not yet confirmed.
 	latest latest
 	// reset is the time of the latest reset. resetReported is when a reset of
-	// another replica was last reported to the hook. Each is 0 before the first
-	// one.
-	reset, resetReported int64
+	// another replica was last reported to the hook; a caller shares it with
+	// the limiters of its models. Each is 0 before the first one.
+	reset         int64
+	resetReported *atomic.Int64
 	// models are the limiters of single models, and isModel reports whether the
 	// caller is one of another caller: see Callers.change. The lock of Callers
 	// guards changes of both, too.
@@ -102,7 +103,8 @@ type tier struct {
 
 // newCaller returns a caller that has used nothing. hook may be nil.
 func newCaller(name string, id CallerID, hook func(Crossing), r *reports) *Caller {
-	c := &Caller{name: name, id: id, hook: hook, reports: r, usual: newUsual}
+	c := &Caller{name: name, id: id, hook: hook, reports: r, usual: newUsual,
+		resetReported: new(atomic.Int64)}
 	for id := range ID(MaxLimits) {
 		c.counters[id].limit = Limit{Kind: id.Kind(), Unit: id.Unit()}
 	}

@@ -42,7 +42,7 @@ func (cs *Callers) change(now time.Time, c *Caller) {
 			cs.add(m, c.name)
 		}
 		m.mu.Lock()
-		m.isModel = true
+		m.isModel, m.resetReported = true, c.resetReported
 		m.mu.Unlock()
 		m.Change(now, Settings{Limits: its, Tier: s.Tier, Tiers: s.Tiers, Location: s.Location})
 		models[model] = m

@@ -72,13 +72,13 @@ func (c *Caller) hasOwn() bool {
 }
 
 // resetReport returns the function that reports a reset, which must be called
-// without the lock. It returns nil if a reset was reported shortly before.
+// without the lock. It returns nil if a reset was reported shortly before: an
+// order resets the caller and each of its models.
 func (c *Caller) resetReport(at int64) func(name string) {
-	heard := c.reports.resets.Load()
-	if heard == nil || c.resetReported != 0 && at-c.resetReported < resetReports {
+	heard, last := c.reports.resets.Load(), c.resetReported.Load()
+	if heard == nil || last != 0 && at-last < resetReports || !c.resetReported.CompareAndSwap(last, at) {
 		return nil
 	}
-	c.resetReported = at
 	return *heard
 }
 

@@ -185,29 +185,31 @@ func TestABalancerThatStartsWhileTheStoreIsDownUsesItsShare(t *testing.T) {
 // TestEachReplicaLogsAResetThatItHears from another one, or from whoever can
 // write to the store.
 func TestEachReplicaLogsAResetThatItHears(t *testing.T) {
-	hub := lbtest.Unique("hub")
-	inBubble(t, "caller alice {\ntokens 1000/day\n}\nstate hub "+hub, func(t *testing.T, w *world) {
-		lbtest.Connect(t, hub)
-		other := anotherReplica(t, hub, w.Handler.Pool, "1000/day")
-		time.Sleep(3 * time.Second) // they know each other
-		other.alice.Reset(time.Now())
-		pass(late)
-		if logged := w.Logged("caller reset"); len(logged) != 0 {
-			t.Errorf("a reset that took nothing away from here is logged: %v", logged)
-		}
-		w.AllReply(used(20, 80))
-		for i := range 4 {
-			w.chat(prompt(20, `"max_tokens":1,`)).WantServed(t, "a")
-			for range 3 {
-				other.alice.Reset(time.Now())
-				pass(late)
+	for _, limits := range []string{"tokens 1000/day", "tokens 1000/day gpt-4o"} {
+		hub := lbtest.Unique("hub")
+		inBubble(t, "caller alice {\n"+limits+"\n}\nstate hub "+hub, func(t *testing.T, w *world) {
+			lbtest.Connect(t, hub)
+			other := anotherReplica(t, hub, w.Handler.Pool, strings.TrimPrefix(limits, "tokens "))
+			time.Sleep(3 * time.Second) // they know each other
+			other.alice.Reset(time.Now())
+			pass(late)
+			if logged := w.Logged("caller reset"); len(logged) != 0 {
+				t.Errorf("a reset that took nothing away from here is logged: %v", logged)
 			}
-			w.wantUse(t, 0)
-			logged := w.Logged("caller reset")
-			if len(logged) != i+1 || fmt.Sprint(logged[i].ContextMap()) != "map[caller:alice elsewhere:true pool:"+w.Handler.Pool+"]" {
-				t.Fatalf("logged is %v", logged)
+			w.AllReply(used(20, 80))
+			for i := range 4 {
+				w.chat(prompt(20, `"max_tokens":1,`)).WantServed(t, "a")
+				for range 3 {
+					other.alice.Reset(time.Now())
+					pass(late)
+				}
+				w.wantUse(t, 0)
+				logged := w.Logged("caller reset")
+				if len(logged) != i+1 || fmt.Sprint(logged[i].ContextMap()) != "map[caller:alice elsewhere:true pool:"+w.Handler.Pool+"]" {
+					t.Fatalf("%s: logged is %v", limits, logged)
+				}
+				time.Sleep(time.Minute)
 			}
-			time.Sleep(time.Minute)
-		}
-	})
+		})
+	}
 }
