@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -45,6 +46,8 @@ var (
 	quotaDesc = desc("quota_left_ratio",
 		"The part that is left of a backend's limit, by its newest reply and what was sent since.",
 		"pool", "backend", "deployment", "type")
+	quotaUsedDesc = desc("backend_quota_used_ratio",
+		"Which part of a quota of a backend is used, 0 to 1 and above.", "pool", "backend", "kind", "window")
 	utilizationDesc = desc("deployment_utilization_ratio",
 		"What a provisioned Azure deployment last said of its utilization, 0 to 1 and above.", "pool", "backend", "deployment")
 	writtenDesc = desc("record_written_timestamp_seconds",
@@ -61,7 +64,7 @@ var (
 func (state) Describe(descs chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		availableDesc, remainingDesc, reasonsDesc, silentDesc, slowDesc, usualDesc, drainedDesc, infoDesc, inFlightDesc,
-		ratelimitDesc, quotaDesc, utilizationDesc, limitUsedDesc, estimateDesc, forgottenDesc, staleDesc, writtenDesc,
+		ratelimitDesc, quotaDesc, quotaUsedDesc, utilizationDesc, limitUsedDesc, estimateDesc, forgottenDesc, staleDesc, writtenDesc,
 		unwrittenDesc, waitingFirstDesc, oldestFirstDesc, overdueFirstDesc, soundDesc,
 	} {
 		descs <- d
@@ -84,6 +87,9 @@ func (state) Collect(metrics chan<- prometheus.Metric) {
 			if key := [2]string{p.name, b.name}; !seen[key] { // a plain reverse_proxy may have an upstream twice
 				seen[key] = true
 				b.collect(s, now, metrics)
+				if entry.Quota != nil {
+					b.collectQuotas(entry.Quota(s.Member, now), metrics)
+				}
 			}
 		}
 		callers.add(p.name, entry.Callers, now)
@@ -143,6 +149,14 @@ func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus
 		if last.utilization.known.Load() {
 			gauge(utilizationDesc, last.utilization.value(), deployment)
 		}
+	}
+}
+
+// collectQuotas collects which part of each of the backend's quotas is used.
+func (b *Backend) collectQuotas(uses []limiter.Use, metrics chan<- prometheus.Metric) {
+	for _, u := range uses {
+		metrics <- prometheus.MustNewConstMetric(quotaUsedDesc, prometheus.GaugeValue, u.Ratio(), b.pool.name, b.name,
+			u.Limit.Kind.String(), u.Limit.Unit.String())
 	}
 }
 

@@ -7,6 +7,9 @@ const (
 	Unhealthy Class = "unhealthy"
 	// Slow means that the backend was silent, and now answers, but too late.
 	Slow Class = "slow"
+	// OverQuota means that a quota of the backend by the hour or longer is used
+	// up.
+	OverQuota Class = "over_quota"
 	// Unavailable means that no backend can serve a model, and AllThrottled
 	// that all of them throttle.
 	Unavailable  Class = "unavailable"
@@ -97,6 +100,7 @@ var Remedies = []Remedy{
 	{Silent, "", "accepts requests and sends nothing", false, "One request tries it after 1, 2, 4, 8 and then every 16 s. If it stays silent, check the status page of the provider.", "OpenAILBBackendSilent", "backend silent", ""},
 	{Slow, "", "answers much later than usual", false, "Requests go to other backends first. It ends with a reply in time.", "", "backend slow", ""},
 	{Unhealthy, "", "fails health checks", false, "It is checked again at each health_interval. The log has the cause.", "", "backend fails its health checks", ""},
+	{OverQuota, "", "has used up its quota", false, "Requests pass it over until there is room again. If that is too long, raise its requests or tokens.", "", "backend over its quota", ""},
 	{Overloaded, "", "is overloaded", false, retried, "", cooldownLine, ""},
 	{BrokenStream, "", "broke off a stream", false, retried, "", cooldownLine, ""},
 	{Throttled, "", "throttles", false, "It has said when it accepts requests again.", "", cooldownLine, ""},

@@ -113,6 +113,8 @@ type Quota struct {
 	// PassedOver is how many requests went to another backend, or were refused,
 	// because the quota had no room, since the process started.
 	PassedOver uint64 `json:"passed_over"`
+	// Ends is when the window ends.
+	Ends time.Time `json:"ends"`
 }
 
 // UsedRatio returns the used fraction of the quota.
@@ -262,7 +264,7 @@ func Pools(now time.Time, counts map[metrics.Key]metrics.Counts) (all []Pool) {
 			if entry.Quota != nil {
 				for _, u := range entry.Quota(s.Member, now) {
 					b.Quotas = append(b.Quotas, Quota{u.Limit.Kind.String(), u.Limit.Unit.String(), u.Allowed, u.Used,
-						u.Left(), u.Refused})
+						u.Left(), u.Refused, moment(u.Ends)})
 				}
 			}
 			b.Counts = countsOf(counts[metrics.Key{Pool: p.Name, Backend: b.Name}])

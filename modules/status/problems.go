@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/cli"
+	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
@@ -51,6 +53,7 @@ type Problem struct {
 // describes them.
 const (
 	Unhealthy     = string(verdict.Unhealthy)
+	OverQuota     = string(verdict.OverQuota) // the cause is the quota's kind and window
 	Unavailable   = string(verdict.Unavailable)
 	NotInTouch    = string(verdict.NotInTouch)
 	NoFirstByte   = string(verdict.NoFirstByte)
@@ -216,6 +219,11 @@ func (l *problemList) addBackend(b Backend) {
 	for _, s := range b.Silences {
 		its.add(Problem{Backend: b.Name, Class: s.Class(), Models: []string{s.Model}, Since: &s.Since})
 	}
+	for _, q := range b.Quotas {
+		if q.isUsedUp() {
+			its.add(q.problem(b.Name))
+		}
+	}
 	for i, cooldown := range slices.Concat(b.Cooldowns, b.Due) {
 		due := i >= len(b.Cooldowns)
 		if cooldown.Class == string(verdict.Throttled) || cooldown.ServiceTier != "" || due && !cooldown.NeedsOperator {
@@ -234,6 +242,24 @@ func (l *problemList) addBackend(b Backend) {
 	for _, p := range its.withoutContradictions() {
 		l.merge(p)
 	}
+}
+
+// isUsedUp reports whether a quota by the hour or longer has less than a
+// hundredth left: most requests need more than a few tokens. Quotas by the
+// minute and second soon have room, so that nobody need know.
+func (q Quota) isUsedUp() bool {
+	return q.Window != limiter.Second.String() && q.Window != limiter.Minute.String() && q.Left <= q.Limit/100
+}
+
+// problem returns the problem of a backend whose quota is used up. Only days
+// and months end at once: within an hour, there is room again bit by bit.
+func (q Quota) problem(backend string) Problem {
+	p := Problem{Backend: backend, Class: OverQuota, Cause: q.Kind + "/" + q.Window,
+		Detail: fmt.Sprintf("%d %s per %s", q.Limit, q.Kind, q.Window)}
+	if q.Window != limiter.Hour.String() {
+		p.Detail, p.Until = p.Detail+", until "+cli.UTC(q.Ends), &q.Ends
+	}
+	return p
 }
 
 // nearness says how near to an answer a backend is that has a problem of the
@@ -357,6 +383,7 @@ var runbooks = map[string]string{
 	NotWritten:                   "the-disk-is-full",
 	ReloadFailed:                 "a-reload-has-failed",
 	ConfigDiffers:                "replicas-have-different-configurations",
+	OverQuota:                    "a-backend-has-used-up-its-quota",
 	Silent:                       "a-backend-is-silent",
 	Slow:                         "a-backend-is-silent",
 	apierror.OwnerThrottled:      "429-the-account-that-stores--is-rate-limited",

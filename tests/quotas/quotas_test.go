@@ -371,7 +371,8 @@ func TestOperatorsSeeTheUseOfAQuota(t *testing.T) {
 			w.Post(small).WantStatus(t, 200)
 		}
 		for _, b := range status.Backends(time.Now(), func(pool string) bool { return pool == w.Handler.Pool }) {
-			want := []status.Quota{{Kind: "requests", Window: "hour", Limit: 2, Used: 2, PassedOver: 1}}
+			ends := time.Now().UTC().Truncate(time.Hour).Add(time.Hour)
+			want := []status.Quota{{Kind: "requests", Window: "hour", Limit: 2, Used: 2, PassedOver: 1, Ends: ends}}
 			if b.Name == "b" {
 				want = nil
 			}
@@ -380,6 +381,59 @@ func TestOperatorsSeeTheUseOfAQuota(t *testing.T) {
 			}
 		}
 	}, "requests 2/hour", "")
+}
+
+// TestAQuotaThatIsUsedUpForLongIsAProblem unlike one that has room again in a
+// minute.
+func TestAQuotaThatIsUsedUpForLongIsAProblem(t *testing.T) {
+	for quota, want := range map[string]string{
+		"requests 1/minute":                 "",
+		"requests 2/hour":                   "",
+		"requests 1/hour":                   "a has used up its quota: 1 requests per hour",
+		"tokens 60/day":                     "a has used up its quota: 60 tokens per day, until 2000-01-02T00:00:00Z",
+		"tokens 1k/month":                   "",
+		"requests 1/minute\nrequests 1/day": "a has used up its quota: 1 requests per day, until 2000-01-02T00:00:00Z",
+	} {
+		t.Run(quota, func(t *testing.T) {
+			inBubble(t, "", func(t *testing.T, w *world) {
+				w.AllReply(used(50, 10))
+				problems := func() (text string) {
+					for _, p := range status.Pools(time.Now(), nil) {
+						if p.Name != w.Handler.Pool {
+							continue
+						}
+						for _, its := range p.Problems(time.Now(), nil, nil) {
+							text += its.Backend + " " + its.Meaning
+							if its.Class != status.OverQuota || its.NeedsOperator || !strings.HasSuffix(its.RunbookURL, "#a-backend-has-used-up-its-quota") {
+								t.Errorf("the problem is %+v", its)
+							}
+						}
+					}
+					return text
+				}
+				if got := problems(); got != "" {
+					t.Errorf("before the first request, %q is a problem", got)
+				}
+				w.Post(small).WantServed(t, "a")
+				if got := problems(); got != want {
+					t.Errorf("got %q, want %q", got, want)
+				}
+				time.Sleep(24 * time.Hour)
+				if got := problems(); got != "" {
+					t.Errorf("a day later, %q is a problem", got)
+				}
+			}, quota, "")
+		})
+	}
+}
+
+func TestTheUseOfAQuotaIsAMetric(t *testing.T) {
+	inBubble(t, "", func(t *testing.T, w *world) {
+		w.AllReply(used(50, 10))
+		w.Post(small).WantServed(t, "a")
+		lbtest.WantSums(t, w.Handler.Pool, "backend_quota_used_ratio backend=a kind=requests window=hour 0.5",
+			"backend_quota_used_ratio backend=a kind=tokens window=day 0.06", "backend_quota_used_ratio backend=b 0")
+	}, "requests 2/hour\ntokens 1k/day", "")
 }
 
 func TestABackendWhoseQuotaIsTooSmallDoesNotShortenTheWait(t *testing.T) {
