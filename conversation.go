@@ -227,6 +227,9 @@ func (r *response) chargeQuotas() (own apierror.Answer) {
 		return own
 	}
 	reservation, refusal := c.Admit(now, r.request.estimate())
+	if refusal != nil {
+		b.reportOver(r.last.target, &r.request, refusal)
+	}
 	r.search.quotas = &quotaSearch{charge: &charge{reservation, b}}
 	return b.overQuota(r.request.asked, refusal)
 }

@@ -193,13 +193,19 @@ func (s *search) countOver(chosen *pool.Member, now time.Time) {
 		if refusal == nil || chosen != nil && to.Priority > chosen.Priority {
 			continue
 		}
-		to.metrics.OverQuota()
 		s.balancer.limiterOf(to, now).Refused(now, refusal)
-		if c := s.balancer.logger.Check(zap.DebugLevel, "backend over its quota"); c != nil {
-			c.Write(zap.String("backend", to.Name), s.request.callerField(), zap.Stringer("quota", refusal.Limit),
-				zap.Int64("used", refusal.Used), zap.Int64("requested", refusal.Requested),
-				zap.Duration("wait", refusal.Wait))
-		}
+		s.balancer.reportOver(to, s.request, refusal)
+	}
+}
+
+// reportOver counts and logs a request, or a response in a WebSocket, that a
+// backend does not get because of its quota.
+func (b *balancer) reportOver(to *target, q *request, refusal *limiter.Refusal) {
+	to.metrics.OverQuota()
+	if c := b.logger.Check(zap.DebugLevel, "backend over its quota"); c != nil {
+		c.Write(zap.String("backend", to.Name), q.callerField(), zap.Stringer("quota", refusal.Limit),
+			zap.Int64("used", refusal.Used), zap.Int64("requested", refusal.Requested),
+			zap.Duration("wait", refusal.Wait))
 	}
 }
 

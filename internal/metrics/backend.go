@@ -96,8 +96,8 @@ func (b *Backend) PassedOver(tier string) {
 	b.passedOver.of(clean(tier)).Inc()
 }
 
-// OverQuota counts a request that skipped this backend because its quota has no
-// room.
+// OverQuota counts a request, or a response in a WebSocket, that this backend
+// does not get because its quota has no room.
 func (b *Backend) OverQuota() { overQuotaTotal.WithLabelValues(b.pool.name, b.name).Inc() }
 
 // Affinity counts a request with this kind of affinity, by its result. Without

@@ -78,7 +78,7 @@ var (
 	tierPassedOverTotal = counter("tier_passed_over_total",
 		"Requests that a backend did not get because only shares of other tiers are left of it.", "pool", "backend", "tier")
 	overQuotaTotal = counter("quota_passed_over_total",
-		"Requests that passed a backend over because its quota has no room.", "pool", "backend")
+		"Requests, and responses in WebSockets, that a backend did not get because its quota has no room.", "pool", "backend")
 	waitedTotal = counter("waited_total",
 		"Requests that had to wait because of the option wait, by the result.", "pool", "result")
 	waitedSeconds = histogram("waited_seconds",

@@ -28,6 +28,20 @@ func wantUsed(t *testing.T, w *lbtest.World, want ...int64) {
 	}
 }
 
+// wantRefused checks how many responses did not reach backend a because of its
+// quota, by the metric, the admin API and the log.
+func wantRefused(t *testing.T, w *lbtest.World, want int) {
+	t.Helper()
+	lbtest.WantSums(t, w.Handler.Pool, fmt.Sprint("quota_passed_over_total ", want))
+	entry := lbtest.EntryOf(w.Handler.Pool)
+	if got := entry.Quota(entry.Pool.Members[0], time.Now())[0].Refused; got != uint64(want) {
+		t.Errorf("the quota has refused %d, want %d", got, want)
+	}
+	if got := len(w.Logged("backend over its quota")); got != want {
+		t.Errorf("the log has %d refusals, want %d", got, want)
+	}
+}
+
 func TestEachResponseOfARealtimeSessionIsChargedToTheQuotaOfItsBackend(t *testing.T) {
 	lbtest.InBubble(t, withQuota("requests 100/minute\ntokens 1M/hour"), func(t *testing.T, w *lbtest.World) {
 		w.Backends["a"].Replies(speaks(realtime(70, 50)))
@@ -72,6 +86,7 @@ func TestASessionOverTheQuotaOfItsBackendStaysOpen(t *testing.T) {
 		time.Sleep(time.Minute)
 		w.WantCalls(map[string]int{"a": 1, "b": 0})
 		w.WantNobodyBlamed()
+		wantRefused(t, w, 1) // audio is no response
 	})
 }
 
@@ -103,5 +118,6 @@ func TestTheMessagesOfAWebSocketOfResponsesAreChargedToAQuota(t *testing.T) {
 		c.Close()
 		time.Sleep(time.Minute)
 		w.WantCalls(map[string]int{"a": 1, "b": 0})
+		wantRefused(t, w, 1)
 	})
 }
