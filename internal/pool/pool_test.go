@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -105,8 +106,20 @@ func poolThatTells(t testing.TB, members []string, listeners ...Listener) (testP
 	}
 	p := New(all, listeners...)
 	t.Cleanup(p.Close) // or its timer goes off in another test
-	Random = rand.New(rand.NewPCG(1, 2)).Float64
+	Random = seeded(1, 2)
 	return testPool{p, new(func([]*Member) *Member)}, byName
+}
+
+// seeded returns a source of random numbers for many goroutines, which are the
+// same in each run.
+func seeded(seed1, seed2 uint64) func() float64 {
+	var mu sync.Mutex
+	source := rand.New(rand.NewPCG(seed1, seed2))
+	return func() float64 {
+		mu.Lock()
+		defer mu.Unlock()
+		return source.Float64()
+	}
 }
 
 func throttle(seconds float64, cost int64) Refusal {
