@@ -23,7 +23,7 @@ func (c *Clients) Audited() []AuditedKey {
 	known := *c.known.Load()
 	all := make([]AuditedKey, 0, len(known))
 	for key, client := range known {
-		all = append(all, AuditedKey{Caller: client.Name, ID: key, By: client.by, Expires: client.expiry.at,
+		all = append(all, AuditedKey{Caller: client.Name, ID: key, By: client.source, Expires: client.expiry.at,
 			Expired: client.expiry.isOver()})
 	}
 	return all

@@ -78,11 +78,11 @@ func (a *Auth) Provision(ctx caddy.Context, c AuthConfig) error {
 	a.Scheme = c.scheme()
 	switch a.Scheme {
 	case SchemeAPIKey, SchemeBearer:
-		as := Bearer
+		newCredential := Bearer
 		if a.Scheme == SchemeAPIKey {
-			as = apiKey
+			newCredential = apiKey
 		}
-		key, err := newKey(c.APIKey, as)
+		key, err := newKey(c.APIKey, newCredential)
 		if err != nil {
 			return fmt.Errorf("api_key: %w", err)
 		}
@@ -142,14 +142,14 @@ func (c AuthConfig) Check() error {
 	case scheme == schemePassthrough || scheme == schemeNone:
 		return nil
 	}
-	own := "Authorization"
+	header := "Authorization"
 	if scheme == SchemeAPIKey {
-		own = "Api-Key"
+		header = "Api-Key"
 	}
 	for name := range c.Header {
-		if strings.EqualFold(name, own) {
+		if strings.EqualFold(name, header) {
 			return fmt.Errorf("header %s would replace the credential of auth %s: use auth none with header, or leave the header out",
-				own, scheme)
+				header, scheme)
 		}
 	}
 	return nil

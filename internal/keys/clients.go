@@ -115,12 +115,12 @@ type Clients struct {
 	known atomic.Pointer[map[blinded]client]
 }
 
-// client is a caller with one of its keys. by is the source of the key: config
-// or file.
+// client is a caller with one of its keys. source is the origin of the key:
+// config or file.
 type client struct {
 	Caller
 	expiry *expiry
-	by     string
+	source string
 	// digest is the digest of the key, if the key expires.
 	digest blinded
 }
@@ -230,13 +230,13 @@ func (c *Clients) resolve() (problems []string) {
 func (c *Clients) use() {
 	known := make(map[blinded]client, len(c.given)+len(c.listed))
 	c.tiers = make(map[string]string)
-	add := func(keys []foundKey, by string) (problems []string) {
+	add := func(keys []foundKey, source string) (problems []string) {
 		for i := range keys {
 			k := &keys[i]
 			if *k == (foundKey{}) {
 				continue // it could not be read, or the line has none
 			}
-			if err := c.add(known, k, by); err != nil {
+			if err := c.add(known, k, source); err != nil {
 				problems = append(problems, err.Error())
 			}
 		}
@@ -254,8 +254,8 @@ func (c *Clients) use() {
 		if before == nil {
 			continue
 		}
-		if was := (*before)[key].expiry; was != nil {
-			client.expiry.over = was.over
+		if previous := (*before)[key].expiry; previous != nil {
+			client.expiry.noticed = previous.noticed
 		}
 	}
 	if c.changed != nil {
@@ -267,7 +267,7 @@ func (c *Clients) use() {
 // foundKey is a key and its place for errors: in the config or in a line of the
 // file, counted from 1.
 type foundKey struct {
-	where     string
+	inConfig  string
 	line      int
 	name, key string
 	tier      string    // empty: the line names none
@@ -294,22 +294,22 @@ func (k *foundKey) place() string {
 	if k.line > 0 {
 		return fmt.Sprintf("line %d", k.line)
 	}
-	return k.where
+	return k.inConfig
 }
 
 // resolve replaces the placeholders of a key.
 func (k ClientKey) resolve() (foundKey, error) {
 	key, err := ResolveKey(k.Key)
 	if err != nil {
-		return foundKey{}, fmt.Errorf("%s: %w", k.where(), err)
+		return foundKey{}, fmt.Errorf("%s: %w", k.nameForError(), err)
 	}
-	found := foundKey{where: k.where(), name: k.Name, key: key}
+	found := foundKey{inConfig: k.nameForError(), name: k.Name, key: key}
 	found.check()
 	return found, nil
 }
 
-// where returns the name of the key for an error.
-func (k ClientKey) where() string {
+// nameForError returns the name of the key for an error.
+func (k ClientKey) nameForError() string {
 	if utf8.RuneCountInString(k.Name) < minKey { // a longer one may be the key, written in its place
 		return fmt.Sprintf("client_key %q", k.Name)
 	}
@@ -329,9 +329,9 @@ type WrittenKeys struct {
 // is not valid, or if another caller has the same key.
 func (w *WrittenKeys) Add(k ClientKey) error {
 	if err := CheckWritten(k.Key); err != nil {
-		return fmt.Errorf("%s: %w", k.where(), err)
+		return fmt.Errorf("%s: %w", k.nameForError(), err)
 	}
-	found := foundKey{where: k.where(), name: k.Name, key: strings.TrimSpace(k.Key)}
+	found := foundKey{inConfig: k.nameForError(), name: k.Name, key: strings.TrimSpace(k.Key)}
 	isWhole := !strings.Contains(found.key, "{")
 	if !isWhole {
 		found.key = rand.Text() // it is not known yet
@@ -343,7 +343,7 @@ func (w *WrittenKeys) Add(k ClientKey) error {
 		return w.addPlaceholder(k)
 	}
 	if other, again := w.names[found.digest]; again && other != k.Name {
-		return fmt.Errorf("%s: it is also the key of %q", k.where(), other)
+		return fmt.Errorf("%s: it is also the key of %q", k.nameForError(), other)
 	}
 	if w.names == nil {
 		w.names = make(map[blinded]string)
@@ -356,7 +356,7 @@ func (w *WrittenKeys) Add(k ClientKey) error {
 // name has the same text, and so the same key.
 func (w *WrittenKeys) addPlaceholder(k ClientKey) error {
 	if other, again := w.placeholders[k.Key]; again && other != k.Name {
-		return fmt.Errorf("%s: it is also the key of %q", k.where(), other)
+		return fmt.Errorf("%s: it is also the key of %q", k.nameForError(), other)
 	}
 	if w.placeholders == nil {
 		w.placeholders = make(map[string]string)
@@ -412,7 +412,7 @@ func (k *foundKey) setDigest(digest [sha256.Size]byte) {
 
 // add adds a key, or the digest of one, to the known keys. An unfinished key is
 // only checked.
-func (c *Clients) add(known map[blinded]client, k *foundKey, by string) error {
+func (c *Clients) add(known map[blinded]client, k *foundKey, source string) error {
 	if k.wrong != "" {
 		return k.err()
 	}
@@ -430,20 +430,20 @@ func (c *Clients) add(known map[blinded]client, k *foundKey, by string) error {
 	if k.tier != "" {
 		c.tiers[k.name] = k.tier
 	}
-	known[k.digest] = c.newClient(k, by)
+	known[k.digest] = c.newClient(k, source)
 	return nil
 }
 
 // newClient returns the client for a key. It reuses the label of a key that was
 // known before.
-func (c *Clients) newClient(k *foundKey, by string) client {
-	made := client{Caller{Name: k.name, KeyID: k.id}, never, by, blinded{}}
+func (c *Clients) newClient(k *foundKey, source string) client {
+	made := client{Caller{Name: k.name, KeyID: k.id}, never, source, blinded{}}
 	if !k.expires.IsZero() {
 		made.expiry = &expiry{at: k.expires}
 	}
 	if before := c.known.Load(); before != nil {
-		if was := (*before)[k.digest]; was.Name == k.name {
-			made.Label = was.Label
+		if previous := (*before)[k.digest]; previous.Name == k.name {
+			made.Label = previous.Label
 			return made
 		}
 	}
@@ -462,32 +462,33 @@ func blindedOf(digest [sha256.Size]byte) blinded {
 // backend. Unknown keys next to a known one are ignored, because they may be
 // for a backend, and so are expired keys. If the keys belong to different
 // callers, it returns ErrTwoCallers.
-func (c *Clients) Identify(ctx context.Context, presented *Presented) (who Caller, err error) {
+func (c *Clients) Identify(ctx context.Context, presented *Presented) (caller Caller, err error) {
 	known, tokens := *c.known.Load(), tokens{ctx: ctx}
 	defer tokens.end()
 	err = ErrNoKey
 	presented.remove(func(key string, identifies bool) bool {
-		found, ours, problem := c.find(&tokens, known, key)
+		found, mustRemove, problem := c.find(&tokens, known, key)
 		switch {
 		case !identifies:
-		case problem == nil && who.Name == "":
-			who, err = found, nil
-		case problem == nil && who.Name != found.Name:
+		case problem == nil && caller.Name == "":
+			caller, err = found, nil
+		case problem == nil && caller.Name != found.Name:
 			err = ErrTwoCallers
-		case problem != nil && who.Name == "" && (errors.Is(err, ErrNoKey) || !errors.Is(problem, errUnknownKey)):
+		case problem != nil && caller.Name == "" && (errors.Is(err, ErrNoKey) || !errors.Is(problem, errUnknownKey)):
 			err = problem
 		}
-		return ours
+		return mustRemove
 	})
 	if err != nil {
 		return Caller{}, err
 	}
-	return who, nil
+	return caller, nil
 }
 
-// find returns the caller that has a key or a token. ours reports whether the
-// key or token must not reach a backend.
-func (c *Clients) find(tokens *tokens, known map[blinded]client, key string) (who Caller, ours bool, err error) {
+// find returns the caller that has a key or a token. mustRemove reports whether
+// the key or token must not reach a backend.
+func (c *Clients) find(tokens *tokens, known map[blinded]client,
+	key string) (caller Caller, mustRemove bool, err error) {
 	var text [128]byte // longer than nearly all keys, so they are not copied to the heap
 	client, found := known[blindedOf(sha256.Sum256(append(text[:0], key...)))]
 	switch {

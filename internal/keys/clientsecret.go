@@ -24,12 +24,12 @@ func (p *Presented) WithoutClientSecret(secret string) {
 	p.remove(func(key string, _ bool) bool { return key == secret })
 }
 
-// Holder returns the caller that has a key for which is returns true. It
+// Holder returns the caller that has a key for which matches returns true. It
 // returns ErrExpired if that key has expired.
-func (c *Clients) Holder(is func(Caller) bool) (Caller, error) {
+func (c *Clients) Holder(matches func(Caller) bool) (Caller, error) {
 	for _, client := range *c.known.Load() {
 		switch {
-		case !is(client.Caller):
+		case !matches(client.Caller):
 		case client.expiry.isOver():
 			return Caller{}, ErrExpired
 		default:

@@ -63,17 +63,17 @@ type Key struct {
 	// Changed is called with the new digest when the key has changed.
 	Changed func(digest string)
 
-	raw     string
-	as      func(key string) Credential
-	current atomic.Pointer[Credential] // made once, and not for each request
+	raw           string
+	newCredential func(key string) Credential
+	current       atomic.Pointer[Credential] // made once, and not for each request
 
 	mu sync.Mutex // guards the reading
 }
 
-// newKey reads a key. as, which is [apiKey] or [Bearer], makes a credential of
-// it.
-func newKey(raw string, as func(key string) Credential) (*Key, error) {
-	k := &Key{raw: raw, as: as}
+// newKey reads a key. newCredential, which is [apiKey] or [Bearer], makes a
+// credential of it.
+func newKey(raw string, newCredential func(key string) Credential) (*Key, error) {
+	k := &Key{raw: raw, newCredential: newCredential}
 	return k, k.Read()
 }
 
@@ -85,7 +85,7 @@ func (k *Key) Read() error {
 	if err != nil {
 		return err
 	}
-	before, now := k.current.Load(), k.as(key)
+	before, now := k.current.Load(), k.newCredential(key)
 	if before != nil && *before == now {
 		return nil
 	}

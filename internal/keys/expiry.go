@@ -39,9 +39,9 @@ func parseExpiry(field string, location *time.Location) (time.Time, error) {
 // expiry is when a key expires.
 type expiry struct {
 	at time.Time // zero: never
-	// over reports whether the expiry was noticed. The mutex of Clients guards
-	// it.
-	over bool
+	// noticed reports whether the expiry was noticed. The mutex of Clients
+	// guards it.
+	noticed bool
 }
 
 // notices has the time at which the expiry of each key was last logged. It
@@ -82,8 +82,8 @@ func (c *Clients) noticeExpiry(now time.Time) (expired bool) {
 	for _, client := range c.expiring {
 		e := client.expiry
 		left := e.at.Sub(now)
-		if left <= 0 && !e.over {
-			e.over, expired = true, true
+		if left <= 0 && !e.noticed {
+			e.noticed, expired = true, true
 		}
 		if left <= 0 || left > expiryNotice || !dueNotice(client.digest, now) {
 			continue

@@ -117,7 +117,7 @@ func (p *Presented) HidesContent(header http.Header) bool {
 			return true
 		}
 	}
-	return p.keys.inAny(header["Content-Type"]) || p.keys.inAny(header["Content-Encoding"])
+	return p.keys.containsAny(header["Content-Type"]) || p.keys.containsAny(header["Content-Encoding"])
 }
 
 // namedBy yields the fields that the values of a Connection header name (RFC

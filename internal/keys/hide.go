@@ -112,7 +112,7 @@ func (s Secrets) Body(body io.ReadCloser) io.ReadCloser {
 // text is not complete, it returns the index from which a secret may begin
 // whose end is still missing.
 func (s Secrets) Star(text []byte, complete bool) (ready int) {
-	b := starredBody{secrets: s, held: text}
+	b := starredBody{secrets: s, buffered: text}
 	if complete {
 		b.err = io.EOF
 	}
@@ -123,10 +123,10 @@ func (s Secrets) Star(text []byte, complete bool) (ready int) {
 type starredBody struct {
 	io.ReadCloser
 	secrets Secrets
-	// held is data that was read and not returned yet. No secret begins before
-	// ready.
-	held  []byte
-	ready int
+	// buffered is data that was read and not returned yet. No secret begins
+	// before ready.
+	buffered []byte
+	ready    int
 	// err is the error or the end that followed the data.
 	err error
 }
@@ -137,51 +137,51 @@ func (b *starredBody) Read(p []byte) (int, error) {
 		buf := make([]byte, len(p))
 		var n int
 		n, b.err = b.ReadCloser.Read(buf)
-		b.held = append(b.held, buf[:n]...)
+		b.buffered = append(b.buffered, buf[:n]...)
 		b.star()
 	}
-	n := copy(p, b.held[:b.ready])
-	b.held, b.ready = b.held[n:], b.ready-n
+	n := copy(p, b.buffered[:b.ready])
+	b.buffered, b.ready = b.buffered[n:], b.ready-n
 	if n > 0 || len(p) == 0 {
 		return n, nil
 	}
 	return 0, b.err
 }
 
-// star replaces the secrets in held, and stops where a secret may begin whose
-// end was not read yet. Each byte of each reply passes here. To be fast, it
-// skips text in which no secret can begin, and checks two bytes before it tries
-// to match.
+// star replaces the secrets in buffered, and stops where a secret may begin
+// whose end was not read yet. Each byte of each reply passes here. To be fast,
+// it skips text in which no secret can begin, and checks two bytes before it
+// tries to match.
 func (b *starredBody) star() {
 	if len(b.secrets) == 0 {
-		b.ready = len(b.held)
+		b.ready = len(b.buffered)
 		return
 	}
 	var next candidates
-	for near := b.ready; b.ready < len(b.held); b.ready++ {
-		if b.ready >= near {
-			at := next.after(b.held, b.ready, b.secrets)
-			b.ready, near = max(b.ready, at-(beginning-1)), at+1
-			if b.ready == len(b.held) {
+	for candidate := b.ready; b.ready < len(b.buffered); b.ready++ {
+		if b.ready >= candidate {
+			at := next.after(b.buffered, b.ready, b.secrets)
+			b.ready, candidate = max(b.ready, at-(beginning-1)), at+1
+			if b.ready == len(b.buffered) {
 				break
 			}
 		}
-		first := b.held[b.ready]
+		first := b.buffered[b.ready]
 		for _, secret := range b.secrets {
-			if !encodes(first) && (first != secret[0] || b.ready+1 < len(b.held) && b.held[b.ready+1] != secret[1] &&
-				!encodes(b.held[b.ready+1])) {
+			if !encodes(first) && (first != secret[0] || b.ready+1 < len(b.buffered) &&
+				b.buffered[b.ready+1] != secret[1] && !encodes(b.buffered[b.ready+1])) {
 				continue
 			}
-			n, whole := match(b.held[b.ready:], secret, maxDepth)
+			n, whole := match(b.buffered[b.ready:], secret, maxDepth)
 			if !whole {
 				var literal int // of a secret that looks encoded itself
-				literal, whole = match(b.held[b.ready:], secret, 0)
+				literal, whole = match(b.buffered[b.ready:], secret, 0)
 				n = max(n, literal)
 			}
 			switch {
 			case whole:
 				for i := range n {
-					b.held[b.ready+i] = '*'
+					b.buffered[b.ready+i] = '*'
 				}
 			case n > 0 && b.err == nil:
 				return

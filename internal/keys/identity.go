@@ -146,9 +146,9 @@ func (c *Clients) TokenTiers() []string {
 	return c.config.Tokens.Tiers()
 }
 
-// ofToken returns the caller of a token. ours reports whether the token must
-// not reach a backend.
-func (c *Clients) ofToken(ctx context.Context, token string) (who Caller, ours bool, err error) {
+// ofToken returns the caller of a token. mustRemove reports whether the token
+// must not reach a backend.
+func (c *Clients) ofToken(ctx context.Context, token string) (caller Caller, mustRemove bool, err error) {
 	identity, err := c.config.Tokens.Identify(ctx, token)
 	switch {
 	case err == nil:

@@ -7,16 +7,16 @@ import (
 
 // keySet is the keys of a request. Nearly every request has at most one.
 type keySet struct {
-	one  string
-	more []string
+	first string
+	more  []string
 }
 
 func (k *keySet) add(key string) {
 	switch {
-	case len(key) < minLength, key == k.one:
+	case len(key) < minLength, key == k.first:
 		return
-	case k.one == "":
-		k.one = key
+	case k.first == "":
+		k.first = key
 	default:
 		k.more = append(k.more, key)
 	}
@@ -31,14 +31,14 @@ func (k *keySet) addProtocols(values []string) {
 	})
 }
 
-// in reports whether a value is one of the keys, with or without a scheme such
-// as Bearer.
-func (k *keySet) in(value string) bool {
-	return k.one != "" &&
-		(isKey(value, k.one) || slices.ContainsFunc(k.more, func(key string) bool { return isKey(value, key) }))
+// contains reports whether a value is one of the keys, with or without a scheme
+// such as Bearer.
+func (k *keySet) contains(value string) bool {
+	return k.first != "" &&
+		(isKey(value, k.first) || slices.ContainsFunc(k.more, func(key string) bool { return isKey(value, key) }))
 }
 
-func (k *keySet) inAny(values []string) bool { return slices.ContainsFunc(values, k.in) }
+func (k *keySet) containsAny(values []string) bool { return slices.ContainsFunc(values, k.contains) }
 
 func isKey(value, key string) bool {
 	if len(value) < len(key) {

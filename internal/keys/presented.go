@@ -48,7 +48,7 @@ func Read(header http.Header, rawQuery string) (presented Presented, query strin
 func (p *Presented) Outgoing(header http.Header, leaveOut func(name string) bool) http.Header {
 	out := make(http.Header, len(header)+2) // and a User-Agent, and a credential
 	for name, values := range header {
-		if kindOf(name) == public && !p.keys.inAny(values) && (leaveOut == nil || !leaveOut(name)) {
+		if kindOf(name) == public && !p.keys.containsAny(values) && (leaveOut == nil || !leaveOut(name)) {
 			out[name] = values
 		}
 	}
@@ -58,7 +58,7 @@ func (p *Presented) Outgoing(header http.Header, leaveOut func(name string) bool
 	for name := range namedBy(header["Connection"]) {
 		out.Del(name)
 	}
-	isKey := func(protocol string) bool { return IsCredentialProtocol(protocol) || p.keys.in(protocol) }
+	isKey := func(protocol string) bool { return IsCredentialProtocol(protocol) || p.keys.contains(protocol) }
 	if kept := protocolsWithout(p.Protocols, isKey); kept != nil {
 		out["Sec-Websocket-Protocol"] = kept
 	}
@@ -119,7 +119,8 @@ func (p *Presented) takeQuery(rawQuery string) string {
 		}
 		return "", true
 	})
-	return replaceParams(rawQuery, func(q param) (string, bool) { return "", !HoldsKey(q.name) && !p.keys.in(q.value) })
+	return replaceParams(rawQuery,
+		func(q param) (string, bool) { return "", !HoldsKey(q.name) && !p.keys.contains(q.value) })
 }
 
 // remove removes every key for which match returns true, in all places.
@@ -161,14 +162,14 @@ func (p *Presented) remove(match func(key string, identifies bool) bool) {
 	p.Protocols = protocolsWithout(p.Protocols, func(protocol string) bool {
 		return hasPrefixFold(protocol, keyProtocol) && matches(protocol[len(keyProtocol):], true)
 	})
-	if removed.one == "" {
+	if removed.first == "" {
 		return
 	}
 	// where no key is expected
 	p.Header = slices.DeleteFunc(p.Header,
-		func(line Line) bool { return !HoldsKey(line.Name) && removed.inAny(line.Values) })
-	p.RawQuery = replaceParams(p.RawQuery, func(q param) (string, bool) { return "", !removed.in(q.value) })
-	p.Protocols = protocolsWithout(p.Protocols, removed.in)
+		func(line Line) bool { return !HoldsKey(line.Name) && removed.containsAny(line.Values) })
+	p.RawQuery = replaceParams(p.RawQuery, func(q param) (string, bool) { return "", !removed.contains(q.value) })
+	p.Protocols = protocolsWithout(p.Protocols, removed.contains)
 }
 
 func (p Presented) each(visit func(key string)) {

@@ -51,20 +51,20 @@ type search struct {
 // refuse a request because of its sender.
 func (s *search) walk(routes caddyhttp.RouteList, hosts []string, guarded bool) (answers, guards bool) {
 	for _, route := range routes {
-		its, choosy := hosts, !ignoreCaller(route.MatcherSets)
+		routeHosts, choosy := hosts, !ignoreCaller(route.MatcherSets)
 		ofSite := hostsOf(route)
 		if ofSite != nil {
-			its = ofSite
+			routeHosts = ofSite
 		}
 		answersHere, guardsHere := false, false
 		for _, h := range route.Handlers {
 			before := guarded || guards || choosy || guardsHere
 			if h == s.handler && !before {
-				s.sites = append(s.sites,
-					slices.DeleteFunc(slices.Clone(its), func(host string) bool { return !isPublicName(host) })...)
+				s.sites = append(s.sites, slices.DeleteFunc(slices.Clone(routeHosts),
+					func(host string) bool { return !isPublicName(host) })...)
 			}
 			if subroute, ok := h.(*caddyhttp.Subroute); ok {
-				a, g := s.walk(subroute.Routes, its, before)
+				a, g := s.walk(subroute.Routes, routeHosts, before)
 				answersHere, guardsHere = answersHere || a, guardsHere || g
 			} else if !slices.Contains(passive, nameOf(h)) {
 				answersHere, guardsHere = true, guardsHere || !answersAnybody(h)

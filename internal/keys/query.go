@@ -29,7 +29,7 @@ type param struct{ name, value, written string }
 // replaceParams calls replace for each parameter. If keep is false, the
 // parameter is replaced by with, or removed if with is empty. A semicolon
 // separates parameters like an ampersand, because some servers read it so.
-func replaceParams(rawQuery string, replace func(param) (with string, keep bool)) string {
+func replaceParams(rawQuery string, replace func(param) (replacement string, keep bool)) string {
 	if rawQuery == "" {
 		return ""
 	}
@@ -38,12 +38,12 @@ func replaceParams(rawQuery string, replace func(param) (with string, keep bool)
 	for rest, separator := rawQuery, ""; ; {
 		pair, next, after := cutPair(rest)
 		written, value, _ := strings.Cut(pair, "=")
-		if with, keep := replace(param{unescaped(written), unescaped(value), written}); !keep {
+		if replacement, keep := replace(param{unescaped(written), unescaped(value), written}); !keep {
 			if !changed {
 				kept.WriteString(strings.TrimSuffix(rawQuery[:len(rawQuery)-len(rest)], separator))
 				changed = true
 			}
-			pair = with
+			pair = replacement
 		}
 		if changed && pair != "" {
 			if kept.Len() > 0 {

@@ -146,11 +146,11 @@ func (r *Reloader) Secrets() (secrets []Secret) {
 	}
 	r.Refresh()
 	for _, s := range r.sources {
-		its := Secret{Name: s.name}
+		secret := Secret{Name: s.name}
 		if failed := s.failed.Load(); failed != nil {
-			its.StaleSince = failed.since
+			secret.StaleSince = failed.since
 		}
-		secrets = append(secrets, its)
+		secrets = append(secrets, secret)
 	}
 	return secrets
 }

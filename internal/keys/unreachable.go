@@ -14,21 +14,21 @@ import (
 // before it can reach a handler for which looksFor returns true. It returns nil
 // if requests reach such a handler.
 func Unreachable(app *caddyhttp.App, looksFor func(caddyhttp.MiddlewareHandler) bool) []string {
-	u := unreachable{looksFor: looksFor, in: make(map[string]bool)}
+	u := unreachable{looksFor: looksFor, answerers: make(map[string]bool)}
 	for _, server := range app.Servers {
 		u.walk(server.Routes, "")
 	}
 	if u.reached {
 		return nil
 	}
-	return slices.Sorted(maps.Keys(u.in))
+	return slices.Sorted(maps.Keys(u.answerers))
 }
 
 // unreachable finds handlers that no request reaches.
 type unreachable struct {
-	looksFor func(caddyhttp.MiddlewareHandler) bool
-	in       map[string]bool
-	reached  bool
+	looksFor  func(caddyhttp.MiddlewareHandler) bool
+	answerers map[string]bool
+	reached   bool
 }
 
 // walk follows requests through routes. answered is the name of the handler
@@ -36,24 +36,24 @@ type unreachable struct {
 // of the handler that answers all of them after the routes, or empty.
 func (u *unreachable) walk(routes caddyhttp.RouteList, answered string) string {
 	for _, route := range routes {
-		here := answered
+		answerer := answered
 		for _, h := range route.Handlers {
 			if subroute, ok := h.(*caddyhttp.Subroute); ok {
-				here = u.walk(subroute.Routes, here)
+				answerer = u.walk(subroute.Routes, answerer)
 				continue
 			}
 			if u.looksFor(h) {
-				u.reached = u.reached || here == ""
-				if here != "" {
-					u.in[here] = true
+				u.reached = u.reached || answerer == ""
+				if answerer != "" {
+					u.answerers[answerer] = true
 				}
 			}
-			if here == "" && answersEverything(h) {
-				here = nameOf(h)
+			if answerer == "" && answersEverything(h) {
+				answerer = nameOf(h)
 			}
 		}
 		if len(route.MatcherSets) == 0 {
-			answered = here
+			answered = answerer
 		}
 	}
 	return answered

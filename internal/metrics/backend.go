@@ -39,7 +39,7 @@ var (
 func Of(pool string) *Pool {
 	byNameMu.Lock()
 	defer byNameMu.Unlock()
-	name := poolLabels.of(clean(pool))
+	name := poolLabels.labelOf(clean(pool))
 	p, ok := byName[name]
 	if !ok {
 		p = &Pool{
@@ -49,14 +49,14 @@ func Of(pool string) *Pool {
 			backends:     make(map[string]*Backend),
 		}
 		callerTokens := callerTokensTotal.MustCurryWith(prometheus.Labels{"pool": name})
-		p.callerTokens.find = func(of bill) tokenCounters {
+		p.callerTokens.find = func(b bill) tokenCounters {
 			return countersOf(callerTokens.MustCurryWith(prometheus.Labels{
-				"caller": of.caller, "model": of.model, "tier_served": of.tier,
+				"caller": b.caller, "model": b.model, "tier_served": b.tier,
 			}))
 		}
 		p.callerTokens.bound, p.callerTokens.coarser = callerTokensBound, []func(bill) bill{
-			func(of bill) bill { of.model = Other; return of },
-			func(of bill) bill { of.demand = demand{Other, Other}; return of },
+			func(b bill) bill { b.model = Other; return b },
+			func(b bill) bill { b.demand = demand{Other, Other}; return b },
 		}
 		byName[name] = p
 	}
@@ -88,12 +88,12 @@ func (b *Backend) Moved() { movedTotal.WithLabelValues(b.pool.name, b.name).Inc(
 
 // Steered counts a request that skipped this backend because the backend's
 // limits have no room.
-func (b *Backend) Steered(deployment string) { b.steered.of(deployment).Inc() }
+func (b *Backend) Steered(deployment string) { b.steered.getOrAdd(deployment).Inc() }
 
 // PassedOver counts a request that skipped this backend because only shares of
 // other tiers are left there.
 func (b *Backend) PassedOver(tier string) {
-	b.passedOver.of(clean(tier)).Inc()
+	b.passedOver.getOrAdd(clean(tier)).Inc()
 }
 
 // OverQuota counts a request, or a response in a WebSocket, that this backend
@@ -159,7 +159,7 @@ type attempt struct{ deployment, class string }
 func (p *Pool) Backend(backend string) *Backend {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	name := p.labels.of(clean(backend))
+	name := p.labels.labelOf(clean(backend))
 	b, ok := p.backends[name]
 	if !ok {
 		b = newBackend(p, name)
@@ -180,7 +180,7 @@ func Forget(pool, backend string) {
 	delete(p.backends, name)
 	p.labels.forget(name)
 	forgetSeries(prometheus.Labels{"pool": p.name, "backend": name})
-	cooldowns.forget(func(its cooldownLabels) bool { return its.pool == p.name && its.backend == name })
+	cooldowns.forget(func(labels cooldownLabels) bool { return labels.pool == p.name && labels.backend == name })
 }
 
 // forgetPools removes the counts of pools that no config has any more, and
@@ -200,7 +200,7 @@ func forgetPools() {
 		delete(byName, name)
 		poolLabels.forget(name)
 		forgetSeries(prometheus.Labels{"pool": name})
-		cooldowns.forget(func(its cooldownLabels) bool { return its.pool == name })
+		cooldowns.forget(func(labels cooldownLabels) bool { return labels.pool == name })
 		Recent.forget(name)
 	}
 }
@@ -224,28 +224,29 @@ func (b *Backend) free() {
 	}
 }
 
-func forgetSeries(its prometheus.Labels) {
+func forgetSeries(labels prometheus.Labels) {
 	for _, c := range collectors {
 		if c, ok := c.(interface{ DeletePartialMatch(prometheus.Labels) int }); ok {
-			c.DeletePartialMatch(its)
+			c.DeletePartialMatch(labels)
 		}
 	}
 }
 
 func newBackend(p *Pool, name string) *Backend {
-	its := prometheus.Labels{"pool": p.name, "backend": name}
-	b := &Backend{pool: p, name: name, duration: requestDuration.With(its)}
+	labels := prometheus.Labels{"pool": p.name, "backend": name}
+	b := &Backend{pool: p, name: name, duration: requestDuration.With(labels)}
 	word := func(label string) []string { return []string{label} }
-	b.requests.find = counters(requestsTotal, its,
+	b.requests.find = counters(requestsTotal, labels,
 		func(a answer) []string { return []string{a.caller, a.model, a.class, strconv.Itoa(a.code)} })
-	b.attempts.find = counters(attemptsTotal, its, func(a attempt) []string { return []string{a.deployment, a.class} })
-	b.failovers.find = counters(failoversTotal, its, word)
-	b.hints.find = counters(hintsTotal, its, word)
-	b.unknown.find = counters(tokensUnknownTotal, its, word)
-	b.steered.find = counters(steeredTotal, its, word)
-	b.passedOver.find = counters(tierPassedOverTotal, its, word)
-	b.serviceTiers.find = counters(serviceTierRequestsTotal, its, func(tiers [2]string) []string { return tiers[:] })
-	b.spilled.find = counters(spilloverTotal, its,
+	b.attempts.find = counters(attemptsTotal, labels,
+		func(a attempt) []string { return []string{a.deployment, a.class} })
+	b.failovers.find = counters(failoversTotal, labels, word)
+	b.hints.find = counters(hintsTotal, labels, word)
+	b.unknown.find = counters(tokensUnknownTotal, labels, word)
+	b.steered.find = counters(steeredTotal, labels, word)
+	b.passedOver.find = counters(tierPassedOverTotal, labels, word)
+	b.serviceTiers.find = counters(serviceTierRequestsTotal, labels, func(tiers [2]string) []string { return tiers[:] })
+	b.spilled.find = counters(spilloverTotal, labels,
 		func(s spill) []string { return []string{s.deployment, s.status, s.result} })
 	b.requests.bound, b.requests.coarser = requestsBound, []func(answer) answer{
 		func(a answer) answer { a.model = Other; return a },
@@ -254,7 +255,7 @@ func newBackend(p *Pool, name string) *Backend {
 	b.attempts.bound, b.attempts.coarser = attemptsBound, []func(attempt) attempt{
 		func(a attempt) attempt { a.deployment = Other; return a },
 	}
-	tokens := tokensTotal.MustCurryWith(its)
+	tokens := tokensTotal.MustCurryWith(labels)
 	b.tokens.find = func(s served) tokenCounters {
 		return countersOf(tokens.MustCurryWith(prometheus.Labels{
 			"model": s.model, "deployment": s.deployment, "tier_served": s.tier,
@@ -265,36 +266,36 @@ func newBackend(p *Pool, name string) *Backend {
 	}
 	b.last.find = func(string) *lastSeen { return new(lastSeen) }
 	if name != "" {
-		b.firstByte = timeToFirstByte.With(its)
+		b.firstByte = timeToFirstByte.With(labels)
 	}
 	return b
 }
 
 // counters returns the function that finds a backend's counter by its other
 // labels.
-func counters[K any](all *prometheus.CounterVec, its prometheus.Labels,
+func counters[K any](all *prometheus.CounterVec, backend prometheus.Labels,
 	labels func(K) []string) func(K) prometheus.Counter {
-	of := all.MustCurryWith(its)
-	return func(key K) prometheus.Counter { return of.WithLabelValues(labels(key)...) }
+	vec := all.MustCurryWith(backend)
+	return func(key K) prometheus.Counter { return vec.WithLabelValues(labels(key)...) }
 }
 
 // Attempted counts an attempt. The deployment is a label, see Deployment.
 func (b *Backend) Attempted(deployment, class string) {
-	b.attempts.of(attempt{deployment, class}).Inc()
+	b.attempts.getOrAdd(attempt{deployment, class}).Inc()
 }
 
 // FailedOver counts a request that failed over to another backend.
-func (b *Backend) FailedOver(class string) { b.failovers.of(class).Inc() }
+func (b *Backend) FailedOver(class string) { b.failovers.getOrAdd(class).Inc() }
 
 // Throttled counts a throttle by the source of its hint.
 func (b *Backend) Throttled(source string) {
-	b.hints.of(cmp.Or(source, "none")).Inc()
+	b.hints.getOrAdd(cmp.Or(source, "none")).Inc()
 }
 
 // Answered counts a request that got this backend's reply. Caller and model are
 // labels, see Caller and Models. firstByte is 0 if there was no first byte.
 func (b *Backend) Answered(caller, model, class string, code int, duration, firstByte time.Duration) {
-	b.requests.of(answer{demand{caller, model}, class, code}).Inc()
+	b.requests.getOrAdd(answer{demand{caller, model}, class, code}).Inc()
 	b.duration.Observe(duration.Seconds())
 	if firstByte > 0 && b.firstByte != nil {
 		b.firstByte.Observe(firstByte.Seconds())
@@ -320,19 +321,19 @@ func (c *tokenCounters) add(t usage.Tokens) {
 // Used counts the tokens that a reply reported, by the service tier that served
 // it.
 func (b *Backend) Used(caller, model, deployment, tier string, t usage.Tokens) {
-	of := b.tokens.of(served{model, deployment, tier})
-	of.add(t)
+	counters := b.tokens.getOrAdd(served{model, deployment, tier})
+	counters.add(t)
 	if caller != "" {
-		of = b.pool.callerTokens.of(bill{demand{caller, model}, tier})
-		of.add(t)
+		counters = b.pool.callerTokens.getOrAdd(bill{demand{caller, model}, tier})
+		counters.add(t)
 	}
 }
 
 // ServiceTier counts a request for a service tier, by the tier that the reply
 // names, if any.
 func (b *Backend) ServiceTier(asked, served string) {
-	b.serviceTiers.of([2]string{asked, cmp.Or(served, "unknown")}).Inc()
+	b.serviceTiers.getOrAdd([2]string{asked, cmp.Or(served, "unknown")}).Inc()
 }
 
 // UsedUnknown counts a reply that did not report its tokens.
-func (b *Backend) UsedUnknown(deployment string) { b.unknown.of(deployment).Inc() }
+func (b *Backend) UsedUnknown(deployment string) { b.unknown.getOrAdd(deployment).Inc() }

@@ -66,29 +66,29 @@ func (g *callerGauges) add(pool string, callers *limiter.Callers, now time.Time)
 	}
 	g.forgotten[pool] += float64(callers.Evicted())
 	for _, c := range callers.All() {
-		s, its := c.Snapshot(now), callerLabels{pool, Caller(c.Name())}
+		s, labels := c.Snapshot(now), callerLabels{pool, Caller(c.Name())}
 		for _, u := range s.Limits {
-			limit := limitLabels{its, u.Limit.Kind.String(), u.Limit.Unit.String(), u.Limit.Model}
+			limit := limitLabels{labels, u.Limit.Kind.String(), u.Limit.Unit.String(), u.Limit.Model}
 			g.used[limit] = max(g.used[limit], u.Ratio())
 		}
 		if s.Reported > 0 {
-			sum := g.estimates[its]
+			sum := g.estimates[labels]
 			sum.estimated, sum.reported = sum.estimated+s.Estimated, sum.reported+s.Reported
-			g.estimates[its] = sum
+			g.estimates[labels] = sum
 		}
 	}
 }
 
 func (g *callerGauges) collect(metrics chan<- prometheus.Metric) {
-	for its, used := range g.used {
-		metrics <- prometheus.MustNewConstMetric(limitUsedDesc, prometheus.GaugeValue, used, its.pool, its.caller,
-			its.kind, its.window, its.model)
+	for labels, used := range g.used {
+		metrics <- prometheus.MustNewConstMetric(limitUsedDesc, prometheus.GaugeValue, used, labels.pool, labels.caller,
+			labels.kind, labels.window, labels.model)
 	}
 	for pool, n := range g.forgotten {
 		metrics <- prometheus.MustNewConstMetric(forgottenDesc, prometheus.CounterValue, n, pool)
 	}
-	for its, sum := range g.estimates {
+	for labels, sum := range g.estimates {
 		metrics <- prometheus.MustNewConstMetric(estimateDesc, prometheus.GaugeValue, sum.estimated/sum.reported,
-			its.pool, its.caller)
+			labels.pool, labels.caller)
 	}
 }

@@ -19,21 +19,21 @@ func (p *Pool) Happened(e pool.Event) {
 	if e.Member.Spares(e.Cooldown) {
 		return // other requests are served
 	}
-	its := cooldownLabels{p.name, clean(e.Member.Name), Deployment(e.Member, e.Cooldown.Model), e.Cooldown.Class}
-	which := cooldownKey{p.name, e.Member.Name, e.Cooldown.Model, "", e.Cooldown.Throttle, e.Cooldown.Whole,
+	labels := cooldownLabels{p.name, clean(e.Member.Name), Deployment(e.Member, e.Cooldown.Model), e.Cooldown.Class}
+	key := cooldownKey{p.name, e.Member.Name, e.Cooldown.Model, "", e.Cooldown.Throttle, e.Cooldown.Whole,
 		e.Cooldown.Unreachable}
-	if its.deployment == Other {
-		which.model, which.class = Other, its.class
+	if labels.deployment == Other {
+		key.model, key.class = Other, labels.class
 	}
 	// a sum over replicas has each cooldown once
 	if counts := e.Happening == pool.Began || e.Happening == pool.Turned; counts && !e.Remote {
-		cooldownsTotal.WithLabelValues(its.pool, its.backend, its.deployment, its.class).Inc()
+		cooldownsTotal.WithLabelValues(labels.pool, labels.backend, labels.deployment, labels.class).Inc()
 	}
 	switch now := time.Now(); e.Happening {
 	case pool.Began, pool.Grew, pool.Turned:
-		cooldowns.open(which, its, e.Cooldown, now)
+		cooldowns.open(key, labels, e.Cooldown, now)
 	case pool.Ended:
-		cooldowns.end(which, now)
+		cooldowns.end(key, now)
 	}
 }
 
@@ -78,7 +78,7 @@ func (c openCooldown) seconds(now time.Time) float64 {
 }
 
 // open counts a cooldown that has started, grown or changed its class.
-func (s *cooldownSeconds) open(which cooldownKey, its cooldownLabels, c pool.Cooldown, now time.Time) {
+func (s *cooldownSeconds) open(key cooldownKey, labels cooldownLabels, c pool.Cooldown, now time.Time) {
 	until := c.Until // unless an event ends it before
 	if c.Unreachable {
 		until = now.AddDate(100, 0, 0) // it lasts until the backend is reached
@@ -88,22 +88,22 @@ func (s *cooldownSeconds) open(which cooldownKey, its cooldownLabels, c pool.Coo
 	if s.inForce == nil {
 		s.inForce, s.settled = make(map[cooldownKey]openCooldown), make(map[cooldownLabels]float64)
 	}
-	if before := s.inForce[which].until; which.isOfMany() && before.After(until) {
+	if before := s.inForce[key].until; key.isOfMany() && before.After(until) {
 		until = before
 	}
-	s.settle(which, now)
-	s.inForce[which] = openCooldown{its, now, until}
+	s.settle(key, now)
+	s.inForce[key] = openCooldown{labels, now, until}
 }
 
 // end ends a cooldown, unless other cooldowns with the same key may be active.
 // Such cooldowns end when their time has passed.
-func (s *cooldownSeconds) end(which cooldownKey, now time.Time) {
-	if which.isOfMany() {
+func (s *cooldownSeconds) end(key cooldownKey, now time.Time) {
+	if key.isOfMany() {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.settle(which, now)
+	s.settle(key, now)
 }
 
 // membersInUse returns the set of backends in use, each as the label of its
@@ -126,26 +126,26 @@ func Left() {
 	used, now := membersInUse(), time.Now()
 	cooldowns.mu.Lock()
 	defer cooldowns.mu.Unlock()
-	for which := range cooldowns.inForce {
-		if !used[[2]string{which.pool, which.backend}] {
-			cooldowns.settle(which, now)
+	for key := range cooldowns.inForce {
+		if !used[[2]string{key.pool, key.backend}] {
+			cooldowns.settle(key, now)
 		}
 	}
 }
 
 // forget removes the counts with these labels. None of them may have an active
 // cooldown that should count.
-func (s *cooldownSeconds) forget(these func(cooldownLabels) bool) {
+func (s *cooldownSeconds) forget(matches func(cooldownLabels) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	maps.DeleteFunc(s.inForce, func(_ cooldownKey, c openCooldown) bool { return these(c.cooldownLabels) })
-	maps.DeleteFunc(s.settled, func(its cooldownLabels, _ float64) bool { return these(its) })
+	maps.DeleteFunc(s.inForce, func(_ cooldownKey, c openCooldown) bool { return matches(c.cooldownLabels) })
+	maps.DeleteFunc(s.settled, func(labels cooldownLabels, _ float64) bool { return matches(labels) })
 }
 
-func (s *cooldownSeconds) settle(which cooldownKey, now time.Time) {
-	if c, ok := s.inForce[which]; ok {
+func (s *cooldownSeconds) settle(key cooldownKey, now time.Time) {
+	if c, ok := s.inForce[key]; ok {
 		s.settled[c.cooldownLabels] += c.seconds(now)
-		delete(s.inForce, which)
+		delete(s.inForce, key)
 	}
 }
 
@@ -157,9 +157,9 @@ func (s *cooldownSeconds) Describe(descs chan<- *prometheus.Desc) { descs <- coo
 
 // Collect implements prometheus.Collector.
 func (s *cooldownSeconds) Collect(metrics chan<- prometheus.Metric) {
-	for its, seconds := range s.sums(time.Now()) {
-		metrics <- prometheus.MustNewConstMetric(cooldownSecondsDesc, prometheus.CounterValue, seconds, its.pool,
-			its.backend, its.deployment, its.class)
+	for labels, seconds := range s.sums(time.Now()) {
+		metrics <- prometheus.MustNewConstMetric(cooldownSecondsDesc, prometheus.CounterValue, seconds, labels.pool,
+			labels.backend, labels.deployment, labels.class)
 	}
 }
 
@@ -169,15 +169,15 @@ func (s *cooldownSeconds) sums(now time.Time) map[cooldownLabels]float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sums := make(map[cooldownLabels]float64, len(s.settled)+len(s.inForce))
-	for which, c := range s.inForce {
+	for key, c := range s.inForce {
 		if !now.Before(c.until) {
-			s.settle(which, now) // no event has reported its end
+			s.settle(key, now) // no event has reported its end
 			continue
 		}
 		sums[c.cooldownLabels] += c.seconds(now)
 	}
-	for its, seconds := range s.settled {
-		sums[its] += seconds
+	for labels, seconds := range s.settled {
+		sums[labels] += seconds
 	}
 	return sums
 }

@@ -99,11 +99,11 @@ func Totals() map[Key]Counts { return counted.totals() }
 func (s sources) totals() map[Key]Counts {
 	totals := make(map[Key]Counts)
 	add := func(key Key, c Counts) { totals[key] = totals[key].Plus(c) }
-	each(s.requests, func(of Key, labels map[string]string, m *dto.Metric) {
-		of.Model, of.Class = labels["model"], labels["class"]
-		add(of, Counts{Requests: m.GetCounter().GetValue()})
+	each(s.requests, func(key Key, labels map[string]string, m *dto.Metric) {
+		key.Model, key.Class = labels["model"], labels["class"]
+		add(key, Counts{Requests: m.GetCounter().GetValue()})
 	})
-	each(s.attempts, func(of Key, labels map[string]string, m *dto.Metric) {
+	each(s.attempts, func(key Key, labels map[string]string, m *dto.Metric) {
 		c := Counts{Attempts: m.GetCounter().GetValue()}
 		switch class := verdict.Class(labels["class"]); {
 		case class == verdict.Throttled:
@@ -111,34 +111,34 @@ func (s sources) totals() map[Key]Counts {
 		case class.Blames():
 			c.Failures = c.Attempts
 		}
-		add(of, c)
+		add(key, c)
 	})
-	each(s.failovers, func(of Key, _ map[string]string, m *dto.Metric) {
-		add(of, Counts{Failovers: m.GetCounter().GetValue()})
+	each(s.failovers, func(key Key, _ map[string]string, m *dto.Metric) {
+		add(key, Counts{Failovers: m.GetCounter().GetValue()})
 	})
-	each(s.tokens, func(of Key, labels map[string]string, m *dto.Metric) {
+	each(s.tokens, func(key Key, labels map[string]string, m *dto.Metric) {
 		// Input includes cached tokens, and output includes reasoning tokens.
 		if kind := labels["type"]; kind == "input" || kind == "output" {
-			add(of, Counts{Tokens: m.GetCounter().GetValue()})
+			add(key, Counts{Tokens: m.GetCounter().GetValue()})
 		}
 	})
-	each(s.firstByte, func(of Key, _ map[string]string, m *dto.Metric) {
-		add(of, Counts{FirstByte: histogramOf(m.GetHistogram())})
+	each(s.firstByte, func(key Key, _ map[string]string, m *dto.Metric) {
+		add(key, Counts{FirstByte: histogramOf(m.GetHistogram())})
 	})
 	return totals
 }
 
 // each calls do for each series of a metric, with its backend and all of its
 // labels.
-func each(metric prometheus.Collector, do func(of Key, labels map[string]string, m *dto.Metric)) {
+func each(metric prometheus.Collector, do func(key Key, labels map[string]string, m *dto.Metric)) {
 	all := make(chan prometheus.Metric)
 	go func() {
 		metric.Collect(all)
 		close(all)
 	}()
-	for one := range all {
+	for series := range all {
 		var m dto.Metric
-		if one.Write(&m) != nil {
+		if series.Write(&m) != nil {
 			continue // it is missing in /metrics, too
 		}
 		labels := make(map[string]string)

@@ -45,7 +45,7 @@ func (s *slots) at(slot int64) *atomic.Int32 { return &s[slot&(numberOfSlots-1)]
 
 // FirstByte is the wait of one request. The zero FirstByte does not wait.
 type FirstByte struct {
-	of         *FirstBytes
+	counts     *FirstBytes
 	began, due int64
 }
 
@@ -60,17 +60,17 @@ func (f *FirstBytes) Begin(now time.Time, usual time.Duration) FirstByte {
 }
 
 // Waits reports whether the request waits.
-func (w *FirstByte) Waits() bool { return w.of != nil }
+func (w *FirstByte) Waits() bool { return w.counts != nil }
 
 // End ends the wait, if there is one.
 func (w *FirstByte) End() {
-	if w.of == nil {
+	if w.counts == nil {
 		return
 	}
-	w.of.number.Add(-1)
-	w.of.began.at(w.began).Add(-1)
-	w.of.due.at(w.due).Add(-1)
-	w.of = nil
+	w.counts.number.Add(-1)
+	w.counts.began.at(w.began).Add(-1)
+	w.counts.due.at(w.due).Add(-1)
+	w.counts = nil
 }
 
 // Waiting describes the requests that wait for their first byte: how many there

@@ -31,7 +31,7 @@ func (b *Backend) Saw(deployment string, rates verdict.Rates) {
 	if !hasRequests && !hasTokens && !hasUsed {
 		return
 	}
-	last := b.last.of(deployment)
+	last := b.last.getOrAdd(deployment)
 	if hasRequests {
 		last.requests.set(requests)
 	}

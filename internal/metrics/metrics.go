@@ -135,8 +135,8 @@ var collectors = []prometheus.Collector{build, &cooldowns, state{}}
 
 // Register registers the metrics with the registry of a config.
 func Register(registry prometheus.Registerer) error {
-	if its, ok := registry.(*prometheus.Registry); ok {
-		findLastReload(its)
+	if r, ok := registry.(*prometheus.Registry); ok {
+		findLastReload(r)
 	}
 	return RegisterAll(registry, collectors...)
 }
@@ -171,7 +171,7 @@ func (l *labels) forget(name string) {
 	delete(l.given, name)
 }
 
-func (l *labels) of(name string) string {
+func (l *labels) labelOf(name string) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.given == nil {
@@ -187,7 +187,7 @@ func (l *labels) of(name string) string {
 var callers labels
 
 // Caller returns the label of a caller.
-func Caller(name string) string { return callers.of(clean(name)) }
+func Caller(name string) string { return callers.labelOf(clean(name)) }
 
 // Models maps the names that clients use for models to labels: each name in the
 // config has its own, and all other names share one.

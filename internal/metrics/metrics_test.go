@@ -96,11 +96,11 @@ func TestSoManyCallersAreToldApart(t *testing.T) {
 	var l labels
 	for range 2 {
 		for i := range maxLabels {
-			if name := fmt.Sprint("caller-", i); l.of(name) != name {
-				t.Fatalf("%s is %s", name, l.of(name))
+			if name := fmt.Sprint("caller-", i); l.labelOf(name) != name {
+				t.Fatalf("%s is %s", name, l.labelOf(name))
 			}
 		}
-		if got := l.of("one more"); got != Other {
+		if got := l.labelOf("one more"); got != Other {
 			t.Errorf("the next one is %s, want %s", got, Other)
 		}
 	}
@@ -401,19 +401,19 @@ func TestANewSeriesCostsLittle(t *testing.T) {
 	s.find = func(int) *int { return new(int) }
 	i := 0
 	for ; i < 5000; i++ {
-		s.of(i)
+		s.getOrAdd(i)
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	for ; i < 10_000; i++ {
-		*s.of(i)++
+		*s.getOrAdd(i)++
 	}
 	runtime.ReadMemStats(&after)
 	if each := (after.TotalAlloc - before.TotalAlloc) / 5000; each > 1000 {
 		t.Errorf("a new series takes %d bytes", each)
 	}
 	for ; i > 5000; i-- {
-		if n := *s.of(i - 1); n != 1 {
+		if n := *s.getOrAdd(i - 1); n != 1 {
 			t.Fatalf("series %d has %d", i-1, n)
 		}
 	}
@@ -427,7 +427,7 @@ func BenchmarkNewSeries(b *testing.B) {
 		if i%1000 == 0 {
 			s = &series[answer, *int]{find: func(answer) *int { return counter }}
 		}
-		s.of(answer{demand{"alice", "gpt"}, "served", i % 1000})
+		s.getOrAdd(answer{demand{"alice", "gpt"}, "served", i % 1000})
 	}
 }
 

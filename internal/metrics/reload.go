@@ -18,15 +18,15 @@ var lastReload struct {
 // findLastReload finds these gauges. Caddy registers them with the registry of
 // each config, and exposes them nowhere else.
 func findLastReload(registry *prometheus.Registry) {
-	find := func(name, help string, into *atomic.Pointer[prometheus.Metric]) {
-		ours := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
-		err := registry.Register(ours)
-		if there, ok := errors.AsType[prometheus.AlreadyRegisteredError](err); ok {
-			if its, ok := there.ExistingCollector.(prometheus.Metric); ok {
-				into.Store(&its)
+	find := func(name, help string, found *atomic.Pointer[prometheus.Metric]) {
+		gauge := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+		err := registry.Register(gauge)
+		if registered, ok := errors.AsType[prometheus.AlreadyRegisteredError](err); ok {
+			if metric, ok := registered.ExistingCollector.(prometheus.Metric); ok {
+				found.Store(&metric)
 			}
 		} else if err == nil {
-			registry.Unregister(ours)
+			registry.Unregister(gauge)
 		}
 	}
 	find("caddy_config_last_reload_successful",
@@ -43,9 +43,9 @@ func ReloadFailed() bool {
 
 // gaugeValue returns the value of a gauge, or 0 if it was not found.
 func gaugeValue(gauge *atomic.Pointer[prometheus.Metric]) float64 {
-	its := gauge.Load()
+	metric := gauge.Load()
 	var value dto.Metric
-	if its == nil || (*its).Write(&value) != nil {
+	if metric == nil || (*metric).Write(&value) != nil {
 		return 0
 	}
 	return value.GetGauge().GetValue()

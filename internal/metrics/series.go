@@ -67,7 +67,7 @@ func (s *series[K, M]) seen(key K) (m M) {
 	return m
 }
 
-func (s *series[K, M]) of(key K) M {
+func (s *series[K, M]) getOrAdd(key K) M {
 	if known := s.known.Load(); known != nil {
 		if m, ok := (*known)[key]; ok {
 			return m

@@ -27,12 +27,12 @@ func (b *Backend) Spilled(deployment string, res *http.Response) {
 	if res.Header[spilledFrom] == nil {
 		return
 	}
-	of := spill{deployment, res.Header.Get(spilledError), "served"}
-	if !slices.Contains(spillErrors, of.status) {
-		of.status = Other
+	labels := spill{deployment, res.Header.Get(spilledError), "served"}
+	if !slices.Contains(spillErrors, labels.status) {
+		labels.status = Other
 	}
 	if res.StatusCode >= 300 {
-		of.result = "failed"
+		labels.result = "failed"
 	}
-	b.spilled.of(of).Inc()
+	b.spilled.getOrAdd(labels).Inc()
 }

@@ -125,8 +125,8 @@ func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus
 	gauge(drainedDesc, bit(s.Drained))
 	gauge(infoDesc, 1, strconv.Itoa(s.Member.Priority), strconv.Itoa(s.Member.Weight))
 	gauge(inFlightDesc, float64(s.InFlight))
-	for _, its := range reasonsOf(s) {
-		gauge(reasonsDesc, 1, its.deployment, its.class, its.cause)
+	for _, r := range reasonsOf(s) {
+		gauge(reasonsDesc, 1, r.deployment, r.class, r.cause)
 	}
 	b.collectLatencies(s, gauge)
 	collectLimits(s, gauge)
@@ -172,13 +172,13 @@ func (b *Backend) collectLatencies(s pool.State, gauge func(d *prometheus.Desc, 
 			usual[[2]string{deployment, kind}] = max(usual[[2]string{deployment, kind}], wait)
 		}
 	}
-	for deployment, is := range silent {
-		gauge(silentDesc, bit(is), deployment)
+	for deployment, isSilent := range silent {
+		gauge(silentDesc, bit(isSilent), deployment)
 		gauge(slowDesc, bit(slow[deployment]), deployment)
 	}
-	for its, wait := range usual {
+	for key, wait := range usual {
 		if wait > 0 {
-			gauge(usualDesc, wait.Seconds(), its[0], its[1])
+			gauge(usualDesc, wait.Seconds(), key[0], key[1])
 		}
 	}
 }
@@ -188,13 +188,13 @@ func (b *Backend) collectLatencies(s pool.State, gauge func(d *prometheus.Desc, 
 func collectLimits(s pool.State, gauge func(d *prometheus.Desc, value float64, labels ...string)) {
 	left := make(map[[2]string]float64)
 	for _, l := range s.Limits {
-		its := [2]string{Deployment(s.Member, l.Model), l.Kind}
-		if least, ok := left[its]; l.HasRatio && (!ok || l.Ratio < least) {
-			left[its] = l.Ratio
+		key := [2]string{Deployment(s.Member, l.Model), l.Kind}
+		if least, ok := left[key]; l.HasRatio && (!ok || l.Ratio < least) {
+			left[key] = l.Ratio
 		}
 	}
-	for its, ratio := range left {
-		gauge(quotaDesc, ratio, its[0], its[1])
+	for key, ratio := range left {
+		gauge(quotaDesc, ratio, key[0], key[1])
 	}
 }
 
@@ -274,10 +274,10 @@ func reasonsOf(s pool.State) (reasons []reason) {
 		if s.Member.Spares(c) && c.Operation == "" {
 			continue // other requests are served, and nobody need act
 		}
-		its := reason{attempt{Deployment(s.Member, c.Model), c.Class},
+		r := reason{attempt{Deployment(s.Member, c.Model), c.Class},
 			verdict.RemedyOf(verdict.Class(c.Class), c.Cause).Cause}
-		if !slices.Contains(reasons, its) {
-			reasons = append(reasons, its)
+		if !slices.Contains(reasons, r) {
+			reasons = append(reasons, r)
 		}
 	}
 	return reasons
