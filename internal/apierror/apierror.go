@@ -311,8 +311,8 @@ const http2Left = "client disconnected"
 // UnreadableBody is the error for a request body that could not be read: it is
 // over a limit, or malformed, or the client left.
 func UnreadableBody(err error) Error {
-	if own, ok := errors.AsType[Error](err); ok {
-		return own
+	if e, ok := errors.AsType[Error](err); ok {
+		return e
 	}
 	if tooLarge, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return Invalid(http.StatusRequestEntityTooLarge, "request_too_large",

@@ -17,9 +17,9 @@ func AuditLogger(module *zap.Logger, pool string) *zap.Logger {
 	return module.Named("audit").With(zap.String("pool", pool))
 }
 
-// said is the state of a pool as the log has it, so that only changes are
-// logged.
-type said struct {
+// loggedState is the state of a pool as the log has it, so that only changes
+// are logged.
+type loggedState struct {
 	// config is the config in use, and digest that of the pool's options.
 	config any
 	digest string
@@ -36,7 +36,7 @@ type id struct {
 
 var (
 	mu    sync.Mutex
-	pools = make(map[string]*said)
+	pools = make(map[string]*loggedState)
 )
 
 // Trail logs how the config and the keys of a pool differ from what the audit
@@ -63,7 +63,7 @@ func (t *Trail) Begin(digest string, given []keys.AuditedKey, backends map[strin
 	defer mu.Unlock()
 	last, again := pools[t.pool]
 	if !again {
-		last = &said{keys: make(map[id]keys.AuditedKey)}
+		last = &loggedState{keys: make(map[id]keys.AuditedKey)}
 		pools[t.pool] = last
 		for _, k := range given { // a start adds none
 			k.Expired = false
@@ -95,8 +95,8 @@ func (t *Trail) APIKey(backend, digest string) {
 	}
 }
 
-func (t *Trail) apiKeyChanged(backend, by string) {
-	t.log.Info("api_key changed", zap.String("backend", backend), zap.String("by", by))
+func (t *Trail) apiKeyChanged(backend, source string) {
+	t.log.Info("api_key changed", zap.String("backend", backend), zap.String("by", source))
 }
 
 // End logs that no config has the pool any longer, unless another one has it.
@@ -119,32 +119,32 @@ func (t *Trail) Keys(given []keys.AuditedKey) {
 }
 
 // update logs how the keys differ from those before, caller by caller.
-func (s *said) update(log *zap.Logger, given []keys.AuditedKey) {
+func (s *loggedState) update(log *zap.Logger, given []keys.AuditedKey) {
 	before, now := s.keys, make(map[id]keys.AuditedKey, len(given))
 	callers := make(map[string]*changes)
-	of := func(caller string) *changes {
+	changesOf := func(caller string) *changes {
 		if callers[caller] == nil {
 			callers[caller] = new(changes)
 		}
 		return callers[caller]
 	}
 	for _, k := range given {
-		its := id{k.Caller, k.ID}
-		now[its] = k
-		old, known := before[its]
+		key := id{k.Caller, k.ID}
+		now[key] = k
+		old, known := before[key]
 		switch {
 		case !known:
-			of(k.Caller).added = append(of(k.Caller).added, k)
+			changesOf(k.Caller).added = append(changesOf(k.Caller).added, k)
 		case !old.Expires.Equal(k.Expires):
-			of(k.Caller).changed = append(of(k.Caller).changed, k)
+			changesOf(k.Caller).changed = append(changesOf(k.Caller).changed, k)
 		}
 		if k.Expired && (!old.Expired || !old.Expires.Equal(k.Expires)) {
-			of(k.Caller).expired = append(of(k.Caller).expired, k)
+			changesOf(k.Caller).expired = append(changesOf(k.Caller).expired, k)
 		}
 	}
-	for its, old := range before {
-		if _, still := now[its]; !still {
-			of(its.caller).removed = append(of(its.caller).removed, old)
+	for key, old := range before {
+		if _, still := now[key]; !still {
+			changesOf(key.caller).removed = append(changesOf(key.caller).removed, old)
 		}
 	}
 	for _, caller := range slices.Sorted(maps.Keys(callers)) {

@@ -60,7 +60,7 @@ type Events struct {
 
 type cooldownKey struct {
 	backend               string
-	its                   pool.Scope
+	scope                 pool.Scope
 	throttle, whole, lost bool
 }
 
@@ -99,14 +99,14 @@ func (s *Events) Happened(e pool.Event) {
 func (s *Events) started(e pool.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	its := keyOf(e)
-	if s.begun[its] && e.Happening == pool.Grew {
+	key := keyOf(e)
+	if s.begun[key] && e.Happening == pool.Grew {
 		return
 	}
 	if s.begun == nil {
 		s.begun = make(map[cooldownKey]bool)
 	}
-	s.begun[its] = true
+	s.begun[key] = true
 	data := s.data(e)
 	data["status"], data["hint"], data["cause"], data["error"] = e.Cooldown.Status, e.Cooldown.Hint, e.Cooldown.Cause,
 		e.Cooldown.Error
@@ -116,11 +116,11 @@ func (s *Events) started(e pool.Event) {
 func (s *Events) ended(e pool.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	its := keyOf(e)
+	key := keyOf(e)
 	before := e.Cooldown.Since.Before(s.since) && isLong(e.Cooldown) &&
 		verdict.Class(e.Cooldown.Class) != verdict.NoModel
-	if s.begun[its] || before {
-		delete(s.begun, its)
+	if s.begun[key] || before {
+		delete(s.begun, key)
 		s.emit(cooldownEndedEvent, s.data(e))
 	}
 }

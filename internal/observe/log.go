@@ -90,7 +90,7 @@ func (l *Log) Happened(e pool.Event) {
 func fields(e pool.Event) []zap.Field {
 	return []zap.Field{zap.String("backend", e.Member.Name), optional("deployment", e.Cooldown.Model),
 		optional("operation", e.Cooldown.Operation), optional("service_tier", e.Cooldown.Tiers.String()),
-		zap.String("class", e.Cooldown.Class), zap.Float64("seconds", seconds(lengthOf(e))), elsewhere(e)}
+		zap.String("class", e.Cooldown.Class), zap.Float64("seconds", seconds(lengthOf(e))), elsewhereField(e)}
 }
 
 // lengthOf returns how long the event's cooldown lasts or, if it has ended, has
@@ -109,10 +109,10 @@ func silenceFields(e pool.Event) []zap.Field {
 
 func orderFields(e pool.Event) []zap.Field {
 	return []zap.Field{zap.String("backend", e.Member.Name), optional("by", e.Order.By),
-		optional("reason", e.Order.Reason), elsewhere(e)}
+		optional("reason", e.Order.Reason), elsewhereField(e)}
 }
 
-func elsewhere(e pool.Event) zap.Field {
+func elsewhereField(e pool.Event) zap.Field {
 	if e.Remote {
 		return zap.Bool("elsewhere", true)
 	}
@@ -122,8 +122,8 @@ func elsewhere(e pool.Event) zap.Field {
 // nextOf returns the next step for an operator, if the cooldown lasts until it
 // is taken.
 func nextOf(c pool.Cooldown) zap.Field {
-	if its := verdict.RemedyOf(verdict.Class(c.Class), c.Cause); its.NeedsOperator {
-		return zap.String("next", its.Next)
+	if remedy := verdict.RemedyOf(verdict.Class(c.Class), c.Cause); remedy.NeedsOperator {
+		return zap.String("next", remedy.Next)
 	}
 	return zap.Skip()
 }

@@ -89,8 +89,8 @@ const (
 	noAffinity = "none"
 )
 
-func known(is bool, f zap.Field) zap.Field {
-	if !is {
+func known(isKnown bool, f zap.Field) zap.Field {
+	if !isKnown {
 		f.Type = zapcore.SkipType
 	}
 	return f

@@ -31,10 +31,10 @@ const partCount = 64
 // the memory per id.
 type part struct {
 	mu sync.Mutex
-	// chains are the indexes of the first entry of each chain. held is the
+	// chains are the indexes of the first entry of each chain. count is the
 	// number of ids in all chains. There is at least one chain for each id.
 	chains []uint32
-	held   int
+	count  int
 	// entries are linked in a list from the oldest to the newest. The first
 	// entry only holds the ends of that list.
 	entries []entry
@@ -67,7 +67,7 @@ func (p *part) chain(id Key) *uint32 {
 
 // find returns the index of an id's entry, or 0.
 func (p *part) find(id Key) uint32 {
-	if p.held == 0 {
+	if p.count == 0 {
 		return 0
 	}
 	at := *p.chain(id)
@@ -96,7 +96,7 @@ func (m *Memory) Len() (n int) {
 	for i := range m.parts {
 		p := &m.parts[i]
 		p.mu.Lock()
-		n += p.held
+		n += p.count
 		p.mu.Unlock()
 	}
 	return n
@@ -149,7 +149,7 @@ func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Ow
 		}
 		p.forget(at)
 	}
-	for p.held >= m.limit {
+	for p.count >= m.limit {
 		p.forget(p.entries[0].newer)
 	}
 	p.add(e)
@@ -209,8 +209,8 @@ func (p *part) add(e entry) {
 	if p.entries == nil {
 		p.entries = make([]entry, 1)
 	}
-	if p.held == len(p.chains) {
-		p.chains = make([]uint32, max(8, 2*p.held))
+	if p.count == len(p.chains) {
+		p.chains = make([]uint32, max(8, 2*p.count))
 		for at := p.entries[0].newer; at != 0; at = p.entries[at].newer {
 			p.link(at)
 		}
@@ -227,7 +227,7 @@ func (p *part) add(e entry) {
 	p.entries[e.older].newer = at
 	p.entries[0].older = at
 	p.link(at)
-	p.held++
+	p.count++
 }
 
 // forget removes an entry. The caller holds the lock.
@@ -238,7 +238,7 @@ func (p *part) forget(at uint32) {
 		link = &p.entries[*link].next
 	}
 	*link = e.next
-	p.held--
+	p.count--
 	p.entries[e.older].newer = e.newer
 	p.entries[e.newer].older = e.older
 	*e = entry{newer: p.free}

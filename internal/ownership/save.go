@@ -75,9 +75,9 @@ func (m *Memory) Load(saved []byte, now time.Time) (ids int, err error) {
 	if crc32.ChecksumIEEE(body) != binary.LittleEndian.Uint32(sum) || len(body) < len(magic) {
 		return 0, errDamaged
 	}
-	in := bytes.NewBuffer(body[len(magic):])
+	input := bytes.NewBuffer(body[len(magic):])
 	number := func(size int) (n int64) {
-		for i, b := range in.Next(size) {
+		for i, b := range input.Next(size) {
 			n |= int64(b) << (8 * i)
 		}
 		return n
@@ -85,14 +85,14 @@ func (m *Memory) Load(saved []byte, now time.Time) (ids int, err error) {
 	accounts := make([]string, 0, 16)
 	for n := number(4); n > 0; n-- {
 		length := int(number(2))
-		text := in.Next(length)
+		text := input.Next(length)
 		if len(text) < length || length > maxAccount || len(accounts) == maxAccounts {
 			return 0, errDamaged
 		}
 		accounts = append(accounts, string(text))
 	}
 	count := number(4)
-	left := in.Bytes()
+	left := input.Bytes()
 	if int64(len(left)) != count*savedID {
 		return 0, errDamaged
 	}

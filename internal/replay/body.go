@@ -206,11 +206,11 @@ func (b *Body) Attach(out *http.Request, o *Options) *Upload {
 		out.Body, out.ContentLength = http.NoBody, 0
 		return &Upload{body: b}
 	}
-	up := b.upload(o)
-	if up.decoded {
+	upload := b.upload(o)
+	if upload.decoded {
 		delete(out.Header, "Content-Encoding")
 	}
-	out.Body, out.ContentLength = up.reader(), up.length
+	out.Body, out.ContentLength = upload.reader(), upload.length
 	if trailers {
 		out.ContentLength = -1 // HTTP/1.1 carries trailers in chunks only
 	}
@@ -218,13 +218,13 @@ func (b *Body) Attach(out *http.Request, o *Options) *Upload {
 		// lets net/http recover by itself from an idle connection that died
 		out.GetBody = func() (io.ReadCloser, error) {
 			if again := b.upload(o); again != nil {
-				up.settled.Store(true)
+				upload.settled.Store(true)
 				return again.reader(), nil
 			}
 			return nil, errGone
 		}
 	}
-	return up
+	return upload
 }
 
 // hideIdempotenceKeys writes the headers in another case for which net/http
@@ -254,40 +254,40 @@ func (b *Body) upload(o *Options) *Upload {
 	if len(segments) <= 1 {
 		return b.asItCame(o)
 	}
-	up := &Upload{body: b, length: b.length, decoded: b.coded() != nil}
-	if up.length >= 0 {
+	upload := &Upload{body: b, length: b.length, decoded: b.coded() != nil}
+	if upload.length >= 0 {
 		for _, segment := range segments {
-			up.length += int64(len(segment))
+			upload.length += int64(len(segment))
 		}
-		up.length -= int64(len(b.prefix))
+		upload.length -= int64(len(b.prefix))
 	}
-	if b.tail == nil && up.length <= wholeBodySize {
-		up.joined = GetBuffer(int(up.length))
+	if b.tail == nil && upload.length <= wholeBodySize {
+		upload.joined = GetBuffer(int(upload.length))
 		for _, segment := range segments {
-			up.joined.Bytes = append(up.joined.Bytes, segment...)
+			upload.joined.Bytes = append(upload.joined.Bytes, segment...)
 		}
-		up.setSmall(up.joined.Bytes)
-		return up
+		upload.setSmall(upload.joined.Bytes)
+		return upload
 	}
 	b.readers++
-	up.long = &reader{body: b, progress: o.Progress, segments: segments}
-	return up
+	upload.long = &reader{body: b, progress: o.Progress, segments: segments}
+	return upload
 }
 
 // asItCame makes a body ready in which nothing changes.
 func (b *Body) asItCame(o *Options) *Upload {
-	up, text := &Upload{body: b, length: b.length}, b.prefix
+	upload, text := &Upload{body: b, length: b.length}, b.prefix
 	if coded := b.coded(); coded != nil {
 		text = coded.Bytes
-		up.length = int64(len(text))
+		upload.length = int64(len(text))
 	}
 	b.readers++
-	if b.tail == nil && up.length <= wholeBodySize {
-		up.setSmall(text)
+	if b.tail == nil && upload.length <= wholeBodySize {
+		upload.setSmall(text)
 	} else {
-		up.long = &reader{body: b, progress: o.Progress, segments: [][]byte{text}}
+		upload.long = &reader{body: b, progress: o.Progress, segments: [][]byte{text}}
 	}
-	return up
+	return upload
 }
 
 // Release frees the part in memory. Only readers that still send it keep it.

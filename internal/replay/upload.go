@@ -103,11 +103,11 @@ type reader struct {
 	// writing reports whether a part of the first segment is being written,
 	// straight from the memory of the body. It is given back only after that.
 	writing bool
-	// behind is how late the client is, by leastPace, and since is when the
+	// lateness is how late the client is, by leastPace, and since is when the
 	// reader began to wait for it. Zero: the reader does not wait.
-	behind time.Duration
-	since  time.Time
-	ended  time.Time // is when the end of the body was read, or zero
+	lateness time.Duration
+	since    time.Time
+	ended    time.Time // is when the end of the body was read, or zero
 }
 
 // Read implements io.Reader.
@@ -120,7 +120,7 @@ func (r *reader) Read(p []byte) (int, error) {
 	n, err = r.body.readTail(p)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.behind = max(0, r.behind+time.Since(r.since)-time.Duration(n)*time.Second/leastPace)
+	r.lateness = max(0, r.lateness+time.Since(r.since)-time.Duration(n)*time.Second/leastPace)
 	if r.since = (time.Time{}); err != nil && r.ended.IsZero() {
 		r.ended = time.Now()
 	}
@@ -221,9 +221,9 @@ func (r *reader) late() time.Duration {
 	case !r.ended.IsZero() && time.Since(r.ended) >= stall:
 		return 0 // nothing more is waited for
 	case r.since.IsZero():
-		return r.behind
+		return r.lateness
 	}
-	return r.behind + time.Since(r.since)
+	return r.lateness + time.Since(r.since)
 }
 
 func (r *reader) abandon() bool {

@@ -27,8 +27,8 @@ func (b *beginning) skip(data []byte) []byte {
 	if len(known) > 0 && bytes.HasPrefix(data, known) {
 		return data[b.length-overlap:]
 	}
-	if same := commonLength(known, data); same >= minBeginning {
-		b.length = same
+	if common := commonLength(known, data); common >= minBeginning {
+		b.length = common
 	} else {
 		b.length = copy(b.text[:], data[:nameless(data)])
 	}

@@ -59,7 +59,7 @@ var errorName = []byte(`"error"`)
 // then parses the data, and finds out which object has the error. Text that
 // contains "error" does not match, because JSON escapes its quotes.
 func mayHoldError(data []byte) bool {
-	for hasRR(skipText(data)) {
+	for mayHaveDoubleR(skipText(data)) {
 		value, found := NextMember(data, errorName)
 		if !found || !beginsEmpty(value) {
 			return found
@@ -116,26 +116,26 @@ func skipText(data []byte) []byte {
 	return data[at-1:] // the last quote may begin a name
 }
 
-// hasRR reports whether the data may have two letters r in a row, which are
-// rare except in "error". It takes a fraction of the time of bytes.Index, which
-// stops at each of the many quotes.
-func hasRR(data []byte) bool {
+// mayHaveDoubleR reports whether the data may have two letters r in a row,
+// which are rare except in "error". It takes a fraction of the time of
+// bytes.Index, which stops at each of the many quotes.
+func mayHaveDoubleR(data []byte) bool {
 	for ; len(data) >= 29; data = data[28:] { // four steps at once
-		if rr(data)|rr(data[7:])|rr(data[14:])|rr(data[21:]) != 0 {
+		if findDoubleR(data)|findDoubleR(data[7:])|findDoubleR(data[14:])|findDoubleR(data[21:]) != 0 {
 			return true
 		}
 	}
 	for ; len(data) >= 8; data = data[7:] {
-		if rr(data) != 0 {
+		if findDoubleR(data) != 0 {
 			return true
 		}
 	}
 	return bytes.Contains(data, []byte("rr"))
 }
 
-// rr returns a number other than 0 if there are two letters r in a row among
-// the first eight bytes, and sometimes if there is an r and an s.
-func rr(b []byte) uint64 {
+// findDoubleR returns a number other than 0 if there are two letters r in a row
+// among the first eight bytes, and sometimes if there is an r and an s.
+func findDoubleR(b []byte) uint64 {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	x := binary.LittleEndian.Uint64(b) ^ ones*'r' // a zero byte for each r
 	zeros := (x - ones) &^ x & highs              // the high bit of each zero byte

@@ -52,9 +52,9 @@ type Splitter struct {
 	begun bool // the first line was read, and with it the byte order mark
 	gotCR bool // a line feed that comes next is the rest of a line's end
 
-	partial kept // the beginning of a line that has not ended
-	within  bool // the beginning of the line was read already, because the line is so long
-	inData  bool // that is a data line
+	partial    kept // the beginning of a line that has not ended
+	inLongLine bool // the beginning of the line was read already, because the line is so long
+	inData     bool // that is a data line
 
 	inEvent    bool // a line of an event that has not ended was read
 	begin, end int  // where the event lies in the piece
@@ -106,7 +106,7 @@ func (s *Splitter) Split(piece []byte, each func(Event)) {
 		if line := piece[at:end]; s.inLine() {
 			s.keep(line)
 			s.takePartial()
-			s.within = false
+			s.inLongLine = false
 		} else if len(line) > 0 {
 			s.beginEvent(line, at)
 			s.takeLine(line)
@@ -117,7 +117,7 @@ func (s *Splitter) Split(piece []byte, each func(Event)) {
 		at = next
 	}
 	if s.hasAny {
-		s.own() // before partial, where it may lie, is written
+		s.joinData() // before partial, where it may lie, is written
 	}
 	if rest := piece[at:]; len(rest) > 0 {
 		if !s.inLine() {
@@ -132,7 +132,7 @@ func (s *Splitter) Split(piece []byte, each func(Event)) {
 // after it. SDKs read such an event as well.
 func (s *Splitter) End(each func(Event)) {
 	s.takePartial()
-	s.within = false
+	s.inLongLine = false
 	s.end = 0
 	s.endEvent(each)
 }
@@ -154,7 +154,7 @@ func (s *Splitter) Unfinished() int {
 }
 
 // inLine reports whether a line has begun in an earlier piece and not ended.
-func (s *Splitter) inLine() bool { return len(s.partial.text) > 0 || s.within }
+func (s *Splitter) inLine() bool { return len(s.partial.text) > 0 || s.inLongLine }
 
 // beginEvent records that an event begins with this line of the piece. It does
 // nothing within an event, or if the line is a comment.
@@ -174,7 +174,7 @@ func indexFrom(b []byte, at int, c byte) int {
 // keep adds to the line that has not ended. If the line is too long to be kept,
 // it reads the line's beginning, and then each further piece.
 func (s *Splitter) keep(b []byte) {
-	if !s.within {
+	if !s.inLongLine {
 		n := min(len(b), maxLine-len(s.partial.text))
 		s.partial.add(b[:n])
 		if b = b[n:]; len(b) == 0 {
@@ -182,7 +182,7 @@ func (s *Splitter) keep(b []byte) {
 		}
 		s.inData = false
 		s.takePartial()
-		s.within = true
+		s.inLongLine = true
 	}
 	if s.inData && len(b) > 0 {
 		s.exceed(b)
@@ -238,7 +238,7 @@ func (s *Splitter) takeData(value []byte) {
 		}
 		return
 	}
-	s.own()
+	s.joinData()
 	s.join(lineFeed)
 	s.join(value)
 }
@@ -266,8 +266,8 @@ func (s *Splitter) exceed(b []byte) {
 	s.long = true
 }
 
-// own copies the data to joined, unless it is there.
-func (s *Splitter) own() {
+// joinData copies the data to joined, unless it is there.
+func (s *Splitter) joinData() {
 	if len(s.joined.text) == 0 {
 		s.joined.add(s.data)
 		s.data = s.joined.text

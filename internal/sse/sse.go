@@ -97,7 +97,7 @@ func (w *Watcher) Finish() {
 // ended.
 func (w *Watcher) Failing() bool {
 	s := &w.splitter
-	if !s.inEvent || s.within || s.long {
+	if !s.inEvent || s.inLongLine || s.long {
 		return false // there is none, or it cannot be read
 	}
 	line, _ := cutField(s.partial.text, "data")

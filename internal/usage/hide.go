@@ -55,8 +55,8 @@ func (h *hider) Read(p []byte) (int, error) {
 		n, h.err = h.stream.Read(buf[front:])
 		text := h.filter(buf[:front+n], front)
 		ready := len(text)
-		if held := h.splitter.Unfinished(); h.err == nil && held <= maxHeld {
-			ready -= held
+		if unfinished := h.splitter.Unfinished(); h.err == nil && unfinished <= maxHeld {
+			ready -= unfinished
 		}
 		n = copy(p, text[:ready]) // which is where it is already, if there was room
 		h.front, h.ready = append(h.front[:0], text[n:]...), ready-n

@@ -107,7 +107,7 @@ type counts struct {
 	known  uint16 // has a bit for each value
 }
 
-func (c *counts) of(n node) int64 { return c.values[n-firstCount] }
+func (c *counts) value(n node) int64 { return c.values[n-firstCount] }
 
 func (c *counts) has(n node) bool { return c.known>>(n-firstCount)&1 != 0 }
 
@@ -124,21 +124,22 @@ func (c *counts) set(n node, count int64) {
 func (c *counts) add(later *counts) {
 	for n := firstCount; n <= lastCount; n++ {
 		if later.has(n) {
-			c.set(n, later.of(n))
+			c.set(n, later.value(n))
 		}
 	}
 }
 
 func (c *counts) tokens() Tokens {
-	t := Tokens{Input: c.of(prompt), Cached: c.of(cached), Output: c.of(completion), Reasoning: c.of(reasoning)}
+	t := Tokens{Input: c.value(prompt), Cached: c.value(cached),
+		Output: c.value(completion), Reasoning: c.value(reasoning)}
 	if !c.has(completion) {
-		t.Output = c.of(output)
+		t.Output = c.value(output)
 	}
 	if !c.has(prompt) {
-		t.Input = c.of(input)
+		t.Input = c.value(input)
 		if !c.has(cached) { // Anthropic's input tokens do not include those read from or written to its cache
-			t.Cached = c.of(cacheRead)
-			t.Input += c.of(cacheRead) + c.of(cacheWrite)
+			t.Cached = c.value(cacheRead)
+			t.Input += c.value(cacheRead) + c.value(cacheWrite)
 		}
 	}
 	t.known = c.has(prompt) || c.has(input) || c.has(completion) || c.has(output)
