@@ -77,12 +77,12 @@ func (e *Entitlement) findAllModels(backends []*backend.Backend) {
 // HasAllModels reports whether the account serves all models that the callers
 // may use. If no account does, it reports true.
 func (e *Entitlement) HasAllModels(account string) bool {
-	some := false
-	for i, its := range e.accounts {
-		if e.AllModels[i] && its == account {
+	found := false
+	for i, a := range e.accounts {
+		if e.AllModels[i] && a == account {
 			return true
 		}
-		some = some || e.AllModels[i]
+		found = found || e.AllModels[i]
 	}
-	return !some
+	return !found
 }

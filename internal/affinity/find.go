@@ -15,8 +15,8 @@ import (
 type id struct {
 	ownership.Key
 	kind openaiapi.IDKind
-	// own reports whether the id must belong to the request's caller.
-	own bool
+	// mustBeOwned reports whether the id must belong to the request's caller.
+	mustBeOwned bool
 	// caller is the caller that the id belongs to, as far as that is known.
 	caller ownership.Caller
 }
@@ -88,12 +88,12 @@ func (a *Affinity) find(r *Request, stored openaiapi.Stored) (*Placement, apierr
 	f := finder{Placement: p, store: a.owners.loaded(), now: time.Now()}
 	f.unread = a.owners.saver.Unread()
 	for i, text := range stored.IDs {
-		f.own = a.strict && i == 0 // the others are below it
+		f.mustBeOwned = a.strict && i == 0 // the others are below it
 		f.take(openaiapi.ObjectID, []byte(text))
 	}
-	f.own = a.strict
+	f.mustBeOwned = a.strict
 	r.Body.EachID(r.Text, f.take)
-	f.own = false
+	f.mustBeOwned = false
 	for _, text := range stored.Guesses {
 		f.take(openaiapi.GuessedID, []byte(text))
 	}
@@ -127,10 +127,10 @@ type finder struct {
 	now     time.Time
 	refusal apierror.Error
 	refused bool
-	// own reports whether the next id must belong to the caller.
-	own bool
-	// owns are the ids that are known to belong to the caller.
-	owns []ownership.Key
+	// mustBeOwned reports whether the next id must belong to the caller.
+	mustBeOwned bool
+	// ownedKeys are the ids that are known to belong to the caller.
+	ownedKeys []ownership.Key
 	// open are the ids about which other replicas may know more.
 	open []openID
 }
@@ -153,13 +153,13 @@ func (f *finder) take(kind openaiapi.IDKind, text []byte) {
 
 // takeAs adds an id of the request under another key than the digest of text.
 func (f *finder) takeAs(key ownership.Key, kind openaiapi.IDKind, text []byte) {
-	it := id{Key: key, kind: kind, own: f.own}
-	f.named = append(f.named, it)
-	o, _ := f.store.Get(it.Key, f.now)
+	object := id{Key: key, kind: kind, mustBeOwned: f.mustBeOwned}
+	f.named = append(f.named, object)
+	o, _ := f.store.Get(object.Key, f.now)
 	if f.othersMayKnow(o) {
-		f.open = append(f.open, openID{it, text, o})
+		f.open = append(f.open, openID{object, text, o})
 	} else {
-		f.apply(it, text, o)
+		f.apply(object, text, o)
 	}
 }
 
@@ -169,36 +169,36 @@ func (f *finder) takeAs(key ownership.Key, kind openaiapi.IDKind, text []byte) {
 func (f *finder) othersMayKnow(o ownership.Owner) bool {
 	a := f.affinity
 	return a.others != nil && !o.Caller.Named() &&
-		(f.caller != 0 && (f.own || o.Caller == 0) || o.Account == "" && len(a.all) > 1)
+		(f.caller != 0 && (f.mustBeOwned || o.Caller == 0) || o.Account == "" && len(a.all) > 1)
 }
 
 // apply applies the known owner of an id to the placement. If the config no
 // longer has the owner's account, that account may have another name or key
 // now, so the account counts as unknown. The caller is known anyway. An object
 // in an account that the caller may not use does not exist for the caller.
-func (f *finder) apply(it id, text []byte, o ownership.Owner) {
-	if it.Key == f.subject && o.Caller == f.caller {
+func (f *finder) apply(object id, text []byte, o ownership.Owner) {
+	if object.Key == f.subject && o.Caller == f.caller {
 		f.creation = max(f.creation, createsParts)
 	}
-	it.caller = o.Caller
+	object.caller = o.Caller
 	if f.caller != 0 && o.Caller == f.caller {
-		f.owns = append(f.owns, it.Key)
+		f.ownedKeys = append(f.ownedKeys, object.Key)
 	}
 	switch {
-	case it.own && f.unread && !o.Caller.Named():
+	case object.mustBeOwned && f.unread && !o.Caller.Named():
 		f.refuse(apierror.OwnersUnknown)
-	case !o.MayUse(f.caller), it.own && o.Caller != f.caller:
-		f.refuse(notFound(it.kind, string(text)))
+	case !o.MayUse(f.caller), object.mustBeOwned && o.Caller != f.caller:
+		f.refuse(notFound(object.kind, string(text)))
 	case !slices.Contains(f.affinity.all, o.Account):
-		if it.kind != openaiapi.GuessedID {
-			f.unknown = append(f.unknown, it)
+		if object.kind != openaiapi.GuessedID {
+			f.unknown = append(f.unknown, object)
 		}
 	case !slices.Contains(f.affinity.accounts, o.Account):
-		if it.kind != openaiapi.ItemID { // which may come whole
-			f.refuse(notFound(it.kind, string(text)))
+		if object.kind != openaiapi.ItemID { // which may come whole
+			f.refuse(notFound(object.kind, string(text)))
 		}
 	case f.basis != owned:
-		f.basis, f.account, f.first.text, f.first.kind = owned, o.Account, string(text), it.kind
+		f.basis, f.account, f.first.text, f.first.kind = owned, o.Account, string(text), object.kind
 	case f.account != o.Account:
 		f.refuse(apart(f.first.text, string(text)))
 	}
@@ -217,21 +217,21 @@ func (f *finder) lookUp() {
 	}
 	found, err := f.affinity.others.Lookup(f.caller, keys)
 	if errors.Is(err, ownership.ErrCrowded) ||
-		err != nil && slices.ContainsFunc(f.open, func(it openID) bool { return it.own }) {
+		err != nil && slices.ContainsFunc(f.open, func(object openID) bool { return object.mustBeOwned }) {
 		f.refuse(apierror.OwnersUnknown)
 		return
 	}
-	for i, it := range f.open {
-		o := it.owner
+	for i, object := range f.open {
+		o := object.owner
 		switch {
 		case err != nil:
 		case !found[i].Unsure:
-			o = f.settle(it, found[i])
-		case it.own:
+			o = f.settle(object, found[i])
+		case object.mustBeOwned:
 			f.refuse(apierror.OwnersUnknown)
 			return
 		}
-		f.apply(it.id, it.text, o)
+		f.apply(object.id, object.text, o)
 	}
 }
 
@@ -239,18 +239,18 @@ func (f *finder) lookUp() {
 // owner. If the id belongs to no caller, the replicas are asked again after
 // ownership.Unclaimed, because one may have been unable to answer, or may have
 // learned the caller since.
-func (f *finder) settle(it openID, found ownership.Found) ownership.Owner {
-	a, o, ttl := f.affinity, it.owner, min(found.TTL, idTTL)
+func (f *finder) settle(object openID, found ownership.Found) ownership.Owner {
+	a, o, ttl := f.affinity, object.owner, min(found.TTL, idTTL)
 	if found.TTL > 0 {
 		if o.Caller = found.Caller; o.Account == "" || slices.Contains(a.all, found.Account) {
 			o.Account = found.Account
 		}
 	}
-	if o.Caller == 0 && f.caller != 0 && !it.own {
+	if o.Caller == 0 && f.caller != 0 && !object.mustBeOwned {
 		o.Caller = ownership.NoCaller
 	}
 	if slices.Contains(a.all, o.Account) {
-		o, _ = f.store.Put(it.Key, o, f.now, ttl)
+		o, _ = f.store.Put(object.Key, o, f.now, ttl)
 	}
 	return o
 }
@@ -273,7 +273,7 @@ func notFound(kind openaiapi.IDKind, text string) apierror.Error {
 	return apierror.Invalid(http.StatusNotFound, "not_found", "No such object: "+text)
 }
 
-func apart(one, other string) apierror.Error {
+func apart(first, second string) apierror.Error {
 	return apierror.Invalid(http.StatusBadRequest, "objects_in_different_accounts", "The request names objects that are stored in different accounts: "+
-		pool.CutText(one, longestShown)+" and "+pool.CutText(other, longestShown)+". No account has both.")
+		pool.CutText(first, longestShown)+" and "+pool.CutText(second, longestShown)+". No account has both.")
 }

@@ -13,7 +13,7 @@ import (
 // API may have a new id that is never used again, as in a chat. It is also used
 // for client secrets, because each session may have a new one.
 type bounded struct {
-	most    int // of a caller
+	limit   int // of a caller
 	mu      sync.Mutex
 	callers map[ownership.Caller]*recentKeys
 }
@@ -39,8 +39,8 @@ const (
 func (g *bounded) add(m *ownership.Memory, c ownership.Caller, key ownership.Key) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	of := g.callers[c]
-	if of == nil {
+	recent := g.callers[c]
+	if recent == nil {
 		if g.callers == nil {
 			g.callers = make(map[ownership.Caller]*recentKeys)
 		}
@@ -50,14 +50,14 @@ func (g *bounded) add(m *ownership.Memory, c ownership.Caller, key ownership.Key
 			}
 			delete(g.callers, other)
 		}
-		of = new(recentKeys)
-		g.callers[c] = of
+		recent = new(recentKeys)
+		g.callers[c] = recent
 	}
-	if len(of.keys) < g.most {
-		of.keys = append(of.keys, key)
+	if len(recent.keys) < g.limit {
+		recent.keys = append(recent.keys, key)
 		return
 	}
-	m.Forget(of.keys[of.next])
-	of.keys[of.next] = key
-	of.next = (of.next + 1) % g.most
+	m.Forget(recent.keys[recent.next])
+	recent.keys[recent.next] = key
+	recent.next = (recent.next + 1) % g.limit
 }

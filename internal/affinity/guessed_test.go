@@ -10,7 +10,7 @@ import (
 
 // TestGuessedIDsOfACallerAreBounded has a caller push out only its own.
 func TestGuessedIDsOfACallerAreBounded(t *testing.T) {
-	g := bounded{most: maxGuessed}
+	g := bounded{limit: maxGuessed}
 	m, now := ownership.NewMemory(maxIDs), time.Now()
 	key := func(n uint64) ownership.Key { return ownership.KeyOf(binary.LittleEndian.AppendUint64(nil, n)) }
 	alice, bob := ownership.CallerNamed("alice"), ownership.CallerNamed("bob")

@@ -35,8 +35,8 @@ import (
 func homeOf(c ownership.Caller) ownership.Key { return keyOf("home", c) }
 func lastOf(c ownership.Caller) ownership.Key { return keyOf("last", c) }
 
-func keyOf(what string, c ownership.Caller) ownership.Key {
-	return ownership.KeyOf(binary.LittleEndian.AppendUint64([]byte(what+"\x00"), uint64(c))) // no id has a NUL
+func keyOf(purpose string, c ownership.Caller) ownership.Key {
+	return ownership.KeyOf(binary.LittleEndian.AppendUint64([]byte(purpose+"\x00"), uint64(c))) // no id has a NUL
 }
 
 // findHome finds the caller's home for a request that makes an object.

@@ -108,7 +108,7 @@ func (r *IDReader) event(e sse.Event) {
 		data, r.text = r.text, nil
 	}
 	switch kind := e.Kind(); {
-	case r.placement.within != "":
+	case r.placement.parent != "":
 		if r.chats && !bytes.HasSuffix(kind, []byte(".created")) {
 			return
 		}
@@ -133,8 +133,8 @@ func (r *IDReader) learn(text []byte) {
 	if r.placement.minter != nil {
 		r.placement.learnSecret(r.account, text)
 	}
-	if p := r.placement; p.within != "" {
-		openaiapi.EachMade(text, p.within, func(name openaiapi.MadeName) {
+	if p := r.placement; p.parent != "" {
+		openaiapi.EachMade(text, p.parent, func(name openaiapi.MadeName) {
 			if r.read++; r.read <= openaiapi.MaxIDs {
 				p.learnMade(r.account, name)
 			}

@@ -19,9 +19,9 @@ func (p *Placement) Served(account string, res *http.Response) {
 	}
 	p.remember(account)
 	p.wasAsked = p.asked()
-	for _, it := range p.unknown {
-		if it.kind != openaiapi.ItemID || len(p.missing) > 0 {
-			p.put(it.Key, account, it.caller) // the reply proves where the object is, but not whose it is
+	for _, object := range p.unknown {
+		if object.kind != openaiapi.ItemID || len(p.missing) > 0 {
+			p.put(object.Key, account, object.caller) // the reply proves where the object is, but not whose it is
 		}
 	}
 	if p.unknown = nil; p.ids != noIDs && len(res.Header["Location"]) > 0 {
@@ -69,7 +69,7 @@ func (p *Placement) isNew(key ownership.Key) bool {
 }
 
 func (p *Placement) names(key ownership.Key) bool {
-	return slices.ContainsFunc(p.named, func(it id) bool { return it.Key == key })
+	return slices.ContainsFunc(p.named, func(object id) bool { return object.Key == key })
 }
 
 func (p *Placement) put(key ownership.Key, account string, caller ownership.Caller) {

@@ -22,10 +22,10 @@ import (
 // over an object by an update that repeats the object's name, or by a request
 // whose reply repeats the request's text.
 
-// maxSaid is the maximum number of texts of a request that are compared with
-// the names in its reply. If there are more, the caller does not become the
-// owner of these names.
-const maxSaid = 10_000
+// maxSentTexts is the maximum number of texts of a request that are compared
+// with the names in its reply. If there are more, the caller does not become
+// the owner of these names.
+const maxSentTexts = 10_000
 
 // takeNames adds the possible names in the path and the body of a request to a
 // new API.
@@ -43,27 +43,27 @@ func (f *finder) takeNames(r *Request, stored *openaiapi.Stored) {
 	if !stored.Creates {
 		return
 	}
-	f.within = stored.Within
-	f.said = make(map[ownership.Key]struct{})
+	f.parent = stored.Parent
+	f.sentTexts = make(map[ownership.Key]struct{})
 	for _, n := range stored.Names {
-		f.said[ownership.KeyOf(n.Text)] = struct{}{}
+		f.sentTexts[ownership.KeyOf(n.Text)] = struct{}{}
 	}
-	if f.creation = createsNothing; r.showsAll() && f.says(r) {
+	if f.creation = createsNothing; r.showsAll() && f.recordTexts(r) {
 		f.creation = createsAll
 	}
 }
 
-// says records the texts of the body. It reports whether it has recorded all of
-// them.
-func (f *finder) says(r *Request) (all bool) {
+// recordTexts records the texts of the body. It reports whether it has recorded
+// all of them.
+func (f *finder) recordTexts(r *Request) (all bool) {
 	each := openaiapi.EachString
 	if r.Body.IsForm() {
 		each = openaiapi.EachLine
 	}
 	all = true
 	each(r.Text, func(text []byte) bool {
-		f.said[ownership.KeyOf(text)] = struct{}{}
-		all = len(f.said) < maxSaid
+		f.sentTexts[ownership.KeyOf(text)] = struct{}{}
+		all = len(f.sentTexts) < maxSentTexts
 		return all
 	})
 	return all
@@ -82,7 +82,7 @@ func keyOfName(n openaiapi.PathName) ownership.Key {
 func (f *finder) checkNames(r *Request, stored *openaiapi.Stored) {
 	for _, n := range stored.Names {
 		switch {
-		case slices.Contains(f.owns, keyOfName(n)):
+		case slices.Contains(f.ownedKeys, keyOfName(n)):
 			if stored.OddPath {
 				f.refuse(apierror.InvalidPath("The path must be spelled as in the API's documentation."))
 			}
@@ -108,7 +108,7 @@ func (f *finder) checkNames(r *Request, stored *openaiapi.Stored) {
 // learnMade records the name of an object that a request to a new API has made.
 func (p *Placement) learnMade(account string, name openaiapi.MadeName) {
 	a, now := p.affinity, time.Now()
-	if _, repeated := p.said[ownership.KeyOf(name.Text)]; repeated {
+	if _, repeated := p.sentTexts[ownership.KeyOf(name.Text)]; repeated {
 		return
 	}
 	var caller ownership.Caller

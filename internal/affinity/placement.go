@@ -35,11 +35,11 @@ type Placement struct {
 	// minter is the origin of the client secret in the reply. It is nil for
 	// other replies.
 	minter *Secret
-	// within is the path below which the reply of a new API names objects. It
-	// is empty for known APIs. said are the texts of a request to a new API,
-	// which the reply may repeat.
-	within string
-	said   map[ownership.Key]struct{}
+	// parent is the path below which the reply of a new API names objects. It
+	// is empty for known APIs. sentTexts are the texts of a request to a new
+	// API, which the reply may repeat.
+	parent    string
+	sentTexts map[ownership.Key]struct{}
 	// makes is the kind of object that the request makes. free reports whether
 	// the request names no objects. maker is how the pool chooses the account.
 	makes openaiapi.Made
@@ -198,7 +198,7 @@ func (p *Placement) Why(a pool.Affinity) string {
 // after an account did not know it.
 func (p *Placement) asked() bool {
 	return p.wasAsked || len(p.missing) > 0 ||
-		p.Asks() && slices.ContainsFunc(p.unknown, func(it id) bool { return it.kind != openaiapi.ItemID })
+		p.Asks() && slices.ContainsFunc(p.unknown, func(object id) bool { return object.kind != openaiapi.ItemID })
 }
 
 // Result returns, for metrics, whether the owner of the objects that the

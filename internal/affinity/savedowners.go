@@ -50,7 +50,7 @@ type savedPlace struct {
 }
 
 func newSavedOwners(pool string) *savedOwners {
-	o := &savedOwners{guessed: bounded{most: maxGuessed}, secrets: bounded{most: maxSecrets},
+	o := &savedOwners{guessed: bounded{limit: maxGuessed}, secrets: bounded{limit: maxSecrets},
 		memory: ownership.NewMemory(maxIDs), key: "openai_lb/ids_" + url.PathEscape(pool)}
 	o.saver = pools.NewSaver("stored_objects", o.load, o.store)
 	return o

@@ -190,7 +190,7 @@ func fieldName(part []byte, newline string) (name string, headers int, plain boo
 	var disposition []byte
 	plain = true
 	head := part[:min(len(part), maxPartHeaders)]
-	for at, ours := 0, false; ; {
+	for at, inDisposition := 0, false; ; {
 		n := bytes.IndexByte(head[at:], '\n')
 		if n < 0 {
 			return "", 0, false
@@ -205,16 +205,16 @@ func fieldName(part []byte, newline string) (name string, headers int, plain boo
 			break
 		}
 		key, value, _ := bytes.Cut(head[start:at], []byte(":"))
-		is := bytes.EqualFold(bytes.TrimSpace(key), contentDisposition)
-		first := is && disposition == nil && len(key) == len(contentDisposition)
-		plain = plain && is == first && bytes.IndexByte(line, '\r') < 0 && !isEncoded(key, value)
+		isDisposition := bytes.EqualFold(bytes.TrimSpace(key), contentDisposition)
+		first := isDisposition && disposition == nil && len(key) == len(contentDisposition)
+		plain = plain && isDisposition == first && bytes.IndexByte(line, '\r') < 0 && !isEncoded(key, value)
 		if line[0] == ' ' || line[0] == '\t' {
-			if ours { // folded, which is white space to ParseMediaType
+			if inDisposition { // folded, which is white space to ParseMediaType
 				disposition = disposition[:len(disposition)+at-start]
 			}
 			continue
 		}
-		if ours = first; ours {
+		if inDisposition = first; inDisposition {
 			disposition = value
 		}
 	}

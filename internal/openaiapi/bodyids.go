@@ -147,17 +147,17 @@ func (w *walker) object(i int, at place, depth int) (end int) {
 		if value < 0 {
 			return endOf(b, i+1)
 		}
-		within := w.grammar.under(at, name)
-		if value < len(b) && b[value] == '"' && !within.isText() { // as most are
+		inner := w.grammar.under(at, name)
+		if value < len(b) && b[value] == '"' && !inner.isText() { // as most are
 			end = skipString(b, value)
 		} else {
-			end = w.value(value, within, depth)
+			end = w.value(value, inner, depth)
 		}
 		if end < 0 {
 			return -1
 		}
 		if at == top || at == item || at == tool {
-			w.acts = w.acts || hasEffect(at, within, name, b[value:end])
+			w.acts = w.acts || hasEffect(at, inner, name, b[value:end])
 		}
 		if w.prompt != nil && depth == messageDepth {
 			switch string(name) {

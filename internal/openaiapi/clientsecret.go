@@ -29,11 +29,11 @@ func ClientSecretIn(reply []byte) (secret string, until time.Time, ok bool) {
 	if begin >= len(reply) || reply[begin] != '{' {
 		return "", time.Time{}, false
 	}
-	in := reply[begin:]
-	if older := memberOf(in, "client_secret"); len(older) > 0 && older[0] == '{' {
-		in = older
+	object := reply[begin:]
+	if older := memberOf(object, "client_secret"); len(older) > 0 && older[0] == '{' {
+		object = older
 	}
-	value, expires := memberOf(in, "value"), memberOf(in, "expires_at")
+	value, expires := memberOf(object, "value"), memberOf(object, "expires_at")
 	if len(value) == 0 || value[0] != '"' {
 		return "", time.Time{}, false
 	}

@@ -67,11 +67,11 @@ var (
 
 // isOddlyNamed reports whether servers that ignore case or blanks may read the
 // name as one of these.
-func isOddlyNamed(name []byte, these []string) bool {
+func isOddlyNamed(name []byte, names []string) bool {
 	if isPlainName(name) { // nearly all
 		return false
 	}
-	for _, wanted := range these {
+	for _, wanted := range names {
 		if string(name) != wanted && isOdd(name, wanted) {
 			return true
 		}
@@ -114,16 +114,16 @@ func isPlainObject(name string) bool {
 }
 
 // isHarmless reports whether a type is one of these, in any dated version.
-func isHarmless(quoted []byte, these map[string]bool) bool {
+func isHarmless(quoted []byte, types map[string]bool) bool {
 	if quoted[0] != '"' {
 		return false
 	}
 	name := unquoteBytes(quoted)
-	if these[string(name)] {
+	if types[string(name)] {
 		return true
 	}
 	undated, date, ok := strings.Cut(string(name), "_20")
-	return ok && strings.Trim(date, "0123456789_") == "" && these[undated]
+	return ok && strings.Trim(date, "0123456789_") == "" && types[undated]
 }
 
 // harmlessTools are the types of tools without lasting effects: the client runs
@@ -160,18 +160,18 @@ func isNewContainer(value []byte) bool {
 	if value[0] != '{' {
 		return false
 	}
-	for quoted, its := range Members(value) {
+	for quoted, member := range Members(value) {
 		switch name := string(decodeName(quoted)); {
 		case name == "type":
-			if kind := Text(its); kind != "auto" && kind != "container_auto" && kind != "local" {
+			if kind := Text(member); kind != "auto" && kind != "container_auto" && kind != "local" {
 				return false
 			}
 		case name == "network_policy":
-			if !isNull(its) && Text(memberOf(its, "type")) != "disabled" {
+			if !isNull(member) && Text(memberOf(member, "type")) != "disabled" {
 				return false
 			}
 		case name == "id", name == "container_id":
-			if !isNull(its) {
+			if !isNull(member) {
 				return false
 			}
 		case !isPlainName([]byte(name)):

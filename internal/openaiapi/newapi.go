@@ -40,17 +40,17 @@ func IsNewAPI(operation string) bool {
 type PathName struct {
 	// Text is the segment.
 	Text string
-	// Within is the path before the segment.
-	Within string
+	// Parent is the path before the segment.
+	Parent string
 	// Word reports whether the segment may be a word of the API instead.
 	Word bool
 }
 
 // Scoped returns a unique text for a name that is unique only within its
 // collection.
-func (n PathName) Scoped() string { return scoped(n.Within, n.Text) }
+func (n PathName) Scoped() string { return scoped(n.Parent, n.Text) }
 
-func scoped(within, name string) string { return "\x00" + within + "/" + name } // no id has a NUL
+func scoped(parent, name string) string { return "\x00" + parent + "/" + name } // no id has a NUL
 
 // IsGlobal reports whether the name is unique across collections.
 func (n PathName) IsGlobal() bool { return !n.Word && isID(n.Text) }
@@ -63,14 +63,14 @@ func (s *Stored) readNewAPI(method, operation string) {
 	s.OddPath = strings.TrimSuffix(path, "/") != read || strings.Count(path, "/") != strings.Count(operation, "/")
 	s.Creates = method == http.MethodPost || method == http.MethodPut
 	s.Teaches = s.Creates
-	within := ""
+	parent := ""
 	for i, segment := range strings.Split(strings.TrimPrefix(read, "/"), "/") {
 		if i > 0 {
-			s.Names = append(s.Names, PathName{segment, within, isWord(segment)})
+			s.Names = append(s.Names, PathName{segment, parent, isWord(segment)})
 		}
-		within += "/" + strings.ToLower(segment)
+		parent += "/" + strings.ToLower(segment)
 	}
-	s.Within = within
+	s.Parent = parent
 }
 
 // isWord reports whether a segment of a path may be a word of an API, such as
@@ -164,14 +164,14 @@ const maxMade = 16
 
 // EachMade calls f with the names of the objects that a request below this path
 // has made, according to its reply.
-func EachMade(reply []byte, within string, f func(MadeName)) {
+func EachMade(reply []byte, parent string, f func(MadeName)) {
 	w := walker{body: reply, grammar: inNewReply}
 	begin := skipSpace(reply, 0)
 	if begin < len(reply) && reply[begin] == '{' { // and not a list, which shows what there was before
 		w.value(begin, top, 0)
 	}
 	for _, id := range w.ids[:min(len(w.ids), maxMade)] {
-		n := PathName{Text: string(unquoteBytes(reply[id.span.start:id.span.end])), Within: within}
+		n := PathName{Text: string(unquoteBytes(reply[id.span.start:id.span.end])), Parent: parent}
 		if hasBlank(n.Text) {
 			continue
 		}

@@ -38,8 +38,8 @@ func infersByWebSocket(operation string) bool {
 
 // isOneOf reports whether an operation, written as in Route, is one of these,
 // with or without a trailing slash.
-func isOneOf(operation string, these ...string) bool {
-	return slices.Contains(these, strings.TrimSuffix(operation, "/"))
+func isOneOf(operation string, operations ...string) bool {
+	return slices.Contains(operations, strings.TrimSuffix(operation, "/"))
 }
 
 // mayInfer reports whether a server may treat the request as [IsInference],

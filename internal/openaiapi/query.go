@@ -35,8 +35,8 @@ func SetParam(rawQuery, name, value string) string {
 	pairs := strings.Split(rawQuery, "&")
 	found := false
 	for i, pair := range pairs {
-		its, ok := Param(pair, name)
-		if found = found || ok; ok && its != value {
+		current, ok := Param(pair, name)
+		if found = found || ok; ok && current != value {
 			written, _, _ := strings.Cut(pair, "=")
 			pairs[i] = written + escaped
 		}

@@ -32,12 +32,12 @@ type Stored struct {
 	Guesses []string
 
 	// NewAPI reports whether the operation is unknown: see [IsNewAPI]. Then
-	// Names are the possible names of objects in its path, and Within is the
+	// Names are the possible names of objects in its path, and Parent is the
 	// path in which its reply names objects. OddPath reports whether some
 	// servers read other names in the path.
 	NewAPI  bool
 	Names   []PathName
-	Within  string
+	Parent  string
 	OddPath bool
 }
 
