@@ -200,7 +200,7 @@ func (f *finder) apply(object id, text []byte, o ownership.Owner) {
 	case f.basis != owned:
 		f.basis, f.account, f.first.text, f.first.kind = owned, o.Account, string(text), object.kind
 	case f.account != o.Account:
-		f.refuse(apart(f.first.text, string(text)))
+		f.refuse(differentAccounts(f.first.text, string(text)))
 	}
 }
 
@@ -273,7 +273,7 @@ func notFound(kind openaiapi.IDKind, text string) apierror.Error {
 	return apierror.Invalid(http.StatusNotFound, "not_found", "No such object: "+text)
 }
 
-func apart(first, second string) apierror.Error {
+func differentAccounts(first, second string) apierror.Error {
 	return apierror.Invalid(http.StatusBadRequest, "objects_in_different_accounts", "The request names objects that are stored in different accounts: "+
 		pool.CutText(first, longestShown)+" and "+pool.CutText(second, longestShown)+". No account has both.")
 }

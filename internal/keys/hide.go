@@ -160,7 +160,7 @@ func (b *starredBody) star() {
 	var next candidates
 	for candidate := b.ready; b.ready < len(b.buffered); b.ready++ {
 		if b.ready >= candidate {
-			at := next.after(b.buffered, b.ready, b.secrets)
+			at := next.nextFrom(b.buffered, b.ready, b.secrets)
 			b.ready, candidate = max(b.ready, at-(beginning-1)), at+1
 			if b.ready == len(b.buffered) {
 				break
@@ -212,9 +212,9 @@ type byteSet [4]uint64
 func (b *byteSet) add(c byte)      { b[c>>6] |= 1 << (c & 63) }
 func (b *byteSet) has(c byte) bool { return b[c>>6]>>(c&63)&1 != 0 }
 
-// after returns the first candidate at or after an offset, or the length of the
-// text.
-func (c *candidates) after(text []byte, from int, secrets Secrets) int {
+// nextFrom returns the first candidate at or after an offset, or the length of
+// the text.
+func (c *candidates) nextFrom(text []byte, from int, secrets Secrets) int {
 	if len(encoders)+len(secrets) > len(c.at) {
 		return from // each byte is one
 	}

@@ -27,10 +27,10 @@ type Reloader struct {
 	Logger *zap.Logger
 
 	sources []*source
-	// looked is when the files were last read. asked reports whether a request
-	// has arrived since.
-	looked atomic.Pointer[time.Time]
-	asked  atomic.Bool
+	// lastRead is when the files were last read. asked reports whether a
+	// request has arrived since.
+	lastRead atomic.Pointer[time.Time]
+	asked    atomic.Bool
 	// reading is held while the files are read. It guards timer.
 	reading sync.Mutex
 	timer   *time.Timer
@@ -82,8 +82,8 @@ func (r *Reloader) Refresh() {
 	now := time.Now()
 	// Both times are monotonic: setting the clock does not change the
 	// difference.
-	looked := r.looked.Load()
-	if looked != nil && now.Sub(*looked) < ReloadInterval || !r.looked.CompareAndSwap(looked, &now) {
+	looked := r.lastRead.Load()
+	if looked != nil && now.Sub(*looked) < ReloadInterval || !r.lastRead.CompareAndSwap(looked, &now) {
 		return
 	}
 	r.look(now)
@@ -99,7 +99,7 @@ func (r *Reloader) look(now time.Time) {
 		s.refresh(r.Logger, now)
 	}
 	looked := time.Now() // it may have taken long
-	r.looked.Store(&looked)
+	r.lastRead.Store(&looked)
 	if r.timer == nil {
 		r.timer = time.AfterFunc(backgroundInterval, r.lookAgain)
 	} else {
@@ -116,7 +116,7 @@ func (r *Reloader) Close() { r.closed.Store(true) }
 func (r *Reloader) lookAgain() {
 	if r.asked.Swap(false) && !r.closed.Load() {
 		now := time.Now()
-		r.looked.Store(&now)
+		r.lastRead.Store(&now)
 		r.look(now)
 	}
 }

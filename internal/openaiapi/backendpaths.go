@@ -93,12 +93,12 @@ func (p Paths) Rewrite(u *url.URL, route Route, asked, model string) ModelPlace 
 	}
 	switch {
 	case route.Dialect == Bare:
-		path = below(u, v1, route.Operation)
+		path = joinBase(u, v1, route.Operation)
 		if u.RawQuery != "" && !strings.HasSuffix(v1, "/models") { // where Foundry wants it
 			u.RawQuery = DropParams(u.RawQuery, "api-version")
 		}
 	case route.Dialect != AzureClassic:
-		path = below(u, v1, route.Operation)
+		path = joinBase(u, v1, route.Operation)
 	case !p.HasClassic():
 		path = p.v1 + route.Operation
 		u.RawQuery = DropParams(u.RawQuery, "api-version")
@@ -159,9 +159,9 @@ func hasNoEscape(path string) bool {
 	return true
 }
 
-// below returns base + operation. It avoids the allocation if that is the path
-// of u, as it often is.
-func below(u *url.URL, base, operation string) string {
+// joinBase returns base + operation. It avoids the allocation if that is the
+// path of u, as it often is.
+func joinBase(u *url.URL, base, operation string) string {
 	if path := u.Path; len(path) == len(base)+len(operation) && strings.HasPrefix(path, base) &&
 		strings.HasSuffix(path, operation) {
 		return path

@@ -84,7 +84,7 @@ type Body struct {
 
 	// others are the places of further models: fallbacks, and the settings of a
 	// session.
-	others []other
+	others []furtherModels
 
 	// inSession reports whether models has the models of a session, which are
 	// members of an inner object or of a form field.
@@ -361,7 +361,7 @@ func (b *Body) withTier(all []splice, tier string) []splice {
 // newModel returns the text to write in each place of a model, or as the first
 // member or part. It returns nil if the model stays as it is.
 func (b Body) newModel(body []byte, model string) []byte {
-	if model == "" || b.models.first.end == 0 && b.models.before == "" || b.says(body, model) {
+	if model == "" || b.models.first.end == 0 && b.models.before == "" || b.namesEverywhere(body, model) {
 		return nil
 	}
 	value, ok := b.encode(model)
@@ -374,20 +374,20 @@ func (b Body) newModel(body []byte, model string) []byte {
 	return value
 }
 
-// says reports whether the body names exactly this model everywhere.
-func (b Body) says(body []byte, model string) bool {
-	if !b.HasModel || b.Model != model || !b.saysAt(b.models.first, body, model) {
+// namesEverywhere reports whether the body names exactly this model everywhere.
+func (b Body) namesEverywhere(body []byte, model string) bool {
+	if !b.HasModel || b.Model != model || !b.namesAt(b.models.first, body, model) {
 		return false
 	}
 	for _, s := range b.models.others {
-		if !b.saysAt(s, body, model) {
+		if !b.namesAt(s, body, model) {
 			return false
 		}
 	}
 	return true
 }
 
-func (b Body) saysAt(s span, body []byte, model string) bool {
+func (b Body) namesAt(s span, body []byte, model string) bool {
 	switch {
 	case b.form != nil && !b.inSession:
 		return string(body[s.start:s.end]) == model

@@ -88,7 +88,7 @@ func parseForm(body []byte, boundary string) Body {
 		case at == memberServiceTier:
 			b.addTier(TierName(cmp.Or(string(body[value.start:value.end]), OtherTier)), b.ServiceTier != "")
 		case whole && (at == top || at == memberModels):
-			b.addOther(other{value, at == top})
+			b.addOther(furtherModels{value, at == top})
 		case whole && at == named && len(b.objects.ids) <= MaxIDs && isID(bareText(body[value.start:value.end])):
 			b.objects.ids = append(b.objects.ids, id{ObjectID, value})
 		case whole && at.isText() && value.end > value.start:

@@ -60,7 +60,7 @@ func ParseJSON(body []byte, p *Prompt) (b Body) {
 		case memberOddModel:
 			b.Clear = false
 		case top, memberModels:
-			b.addOther(other{span{value, end}, at == top})
+			b.addOther(furtherModels{span{value, end}, at == top})
 		case memberModel:
 			last = span{}
 			if body[value] == '"' {

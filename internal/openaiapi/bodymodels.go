@@ -6,14 +6,14 @@ import (
 	"net/http"
 )
 
-// other is a member of a body with further models: a list of fallbacks, or the
-// settings of a session.
-type other struct {
+// furtherModels is a member of a body that names further models: a list of
+// fallbacks, or the settings of a session.
+type furtherModels struct {
 	span
 	session bool
 }
 
-func (b *Body) addOther(o other) {
+func (b *Body) addOther(o furtherModels) {
 	if len(b.others) == maxModels {
 		b.Clear = false
 		return

@@ -81,7 +81,7 @@ func (d *Decoder) Close() {
 
 // Read implements io.Reader, for the decoders.
 func (d *Decoder) Read(p []byte) (int, error) {
-	if !d.more() {
+	if !d.waitForPiece() {
 		return 0, io.EOF
 	}
 	n := copy(p, d.piece)
@@ -92,7 +92,7 @@ func (d *Decoder) Read(p []byte) (int, error) {
 // ReadByte implements io.ByteReader. Without it, the gzip and zlib decoders
 // would add a buffer.
 func (d *Decoder) ReadByte() (byte, error) {
-	if !d.more() {
+	if !d.waitForPiece() {
 		return 0, io.EOF
 	}
 	b := d.piece[0]
@@ -100,9 +100,9 @@ func (d *Decoder) ReadByte() (byte, error) {
 	return b, nil
 }
 
-// more waits for the next piece if the current one is used up. It reports false
-// at the end of the body.
-func (d *Decoder) more() bool {
+// waitForPiece waits for the next piece if the current one is used up. It
+// reports false at the end of the body.
+func (d *Decoder) waitForPiece() bool {
 	for len(d.piece) == 0 && !d.atEnd {
 		d.atEnd = !d.wait(struct{}{})
 	}

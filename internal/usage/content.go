@@ -59,13 +59,13 @@ func (c *content) count(p []byte) {
 			}
 			c.state, c.named, p = inText, 0, p[i+1:]
 		default:
-			p = c.between(p)
+			p = c.readBetween(p)
 		}
 	}
 }
 
-// between reads one byte after a string or a colon.
-func (c *content) between(p []byte) []byte {
+// readBetween reads one byte after a string or a colon.
+func (c *content) readBetween(p []byte) []byte {
 	switch b := p[0]; {
 	case b == ' ' || b == '\n' || b == '\r' || b == '\t':
 	case b == ':' && c.state == after:

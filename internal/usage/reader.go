@@ -109,8 +109,8 @@ func (r *Reader) event(e sse.Event) {
 	}
 }
 
-// more reads the next part of an event that is too long to be kept.
-func (r *Reader) more(data []byte) {
+// readMore reads the next part of an event that is too long to be kept.
+func (r *Reader) readMore(data []byte) {
 	if !r.long {
 		r.long = true
 		r.scanner.begin()
@@ -125,7 +125,7 @@ func (r *Reader) Watch(w *sse.Watcher) {
 		return
 	}
 	r.watcher = w
-	w.Each, w.Long = r.event, r.more
+	w.Each, w.Long = r.event, r.readMore
 	if r.counts {
 		w.Piece = r.piece
 	}
