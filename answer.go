@@ -29,10 +29,10 @@ type answer struct {
 // answer returns the response to a request that no backend serves. This is, in
 // this order, an answer that needed no backend, a backend's reply that says
 // more than the balancer could, or the balancer's own error.
-func (b *balancer) answer(t *transaction, own apierror.Answer) answer {
+func (b *balancer) answer(t *transaction, ownAnswer apierror.Answer) answer {
 	s, now := &t.search, time.Now()
-	a := answer{Answer: own}
-	if own == (apierror.Answer{}) && !s.left {
+	a := answer{Answer: ownAnswer}
+	if ownAnswer == (apierror.Answer{}) && !s.left {
 		a = b.answerAfter(t, now)
 	}
 	if a.Response == nil {
@@ -96,7 +96,7 @@ func (b *balancer) unserved(t *transaction, now time.Time) (a answer) {
 	q, s := &t.request, &t.search
 	r := s.explain(now)
 	wait := b.Pool.Wait(&s.board, now)
-	e := r.why(q, s, wait)
+	e := r.errorFor(q, s, wait)
 	if e.Class == apierror.AllThrottled && s.isUnusual() {
 		// the backends have nothing left of this service tier, and serve other
 		// requests
@@ -110,7 +110,7 @@ func (b *balancer) unserved(t *transaction, now time.Time) (a answer) {
 	}
 	if e.Class == apierror.AllThrottled || e.Class == apierror.OwnerThrottled {
 		a.owner = b.countThrottled(r)
-		if slices.ContainsFunc(b.targets, func(of *target) bool { return of.PassedOver(&s.board, now) }) {
+		if slices.ContainsFunc(b.targets, func(to *target) bool { return to.PassedOver(&s.board, now) }) {
 			t.bill.reserved()
 		}
 	}
@@ -129,8 +129,8 @@ type refusals struct {
 	object string
 }
 
-// why returns the error that says why no backend could serve the request.
-func (r refusals) why(q *request, s *search, wait time.Duration) apierror.Error {
+// errorFor returns the error that says why no backend could serve the request.
+func (r refusals) errorFor(q *request, s *search, wait time.Duration) apierror.Error {
 	if !r.Takes && !s.attempts.anyIs(verdict.NotHere) { // otherwise one took it, and its reply was cut
 		return r.whyNoneTakes(q, s)
 	}

@@ -228,7 +228,7 @@ func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request 
 		Incoming: q.incoming, Address: a.target.address, URL: *q.incoming.URL, Host: q.incoming.Host,
 		Header: q.credentials.Outgoing(q.incoming.Header, leaveOut), Body: &q.received,
 		Change: replay.Options{Request: &q.Body},
-		Asks:   q.asks(to, a.tiers), Secrets: to.Credentials.Secrets(a.credential, q.credentials), Fields: b.fields,
+		Traits: q.traits(to, a.tiers), Secrets: to.Credentials.Secrets(a.credential, q.credentials), Fields: b.fields,
 		CountsTokens: true, CountsContent: s.needsTokens(), CountsAll: q.readsUsage(b, bill),
 		FindsID:  q.Body.Background,
 		Interims: &s.interims, Client: q.writer, Marks: a.target, Socket: q.socket,

@@ -124,8 +124,8 @@ func (b *bill) settle(lb *balancer, q *request, s *search, o *outcome) {
 		lb.admission.Settle(now, &b.Reservation, cost)
 	}
 	if c := s.charge(); c != nil && c.Open() {
-		its := bill{Reservation: c.Reservation}
-		if cost = its.cost(q, s, o); cost == (limiter.Cost{}) {
+		quotaBill := bill{Reservation: c.Reservation}
+		if cost = quotaBill.cost(q, s, o); cost == (limiter.Cost{}) {
 			cost = c.unserved()
 		}
 		if goesOn {

@@ -152,9 +152,9 @@ func (c *conversation) checkCaller() *seam.WebSocketRefusal {
 	}
 	d.keyFiles.Refresh()
 	presented, _ := keys.Read(q.incoming.Header, q.incoming.URL.RawQuery)
-	who, err := d.clientKeys.Identify(q.asked.Context(), &presented)
+	caller, err := d.clientKeys.Identify(q.asked.Context(), &presented)
 	if q.secret != nil { // which only had to be good when the session began
-		who, err = d.holder(q.secret)
+		caller, err = d.holder(q.secret)
 	}
 	var refusal apierror.Error
 	switch {
@@ -162,9 +162,9 @@ func (c *conversation) checkCaller() *seam.WebSocketRefusal {
 		return &seam.WebSocketRefusal{Reply: refusalOf(err).Response(q.asked)}
 	case err != nil:
 		refusal = refusalOf(err)
-	case who.Name != q.caller.Name:
+	case caller.Name != q.caller.Name:
 		refusal = apierror.WrongKey
-	case d.isDenied(d.grantOf(who), who.Name):
+	case d.isDenied(d.grantOf(caller), caller.Name):
 		refusal = apierror.Denied
 	default:
 		return nil
@@ -192,27 +192,27 @@ func (c *conversation) Create(text []byte) (begun seam.WebSocketResponse, instea
 	} else {
 		q.parse(q.Route, c.promptCache)
 	}
-	own := c.limit(c.balancer, &r.transaction)
-	if own != (apierror.Answer{}) && own.Response == nil { // the client left while the response waited
-		own.Response = apierror.NotProcessed.Response(q.asked)
+	answer := c.limit(c.balancer, &r.transaction)
+	if answer != (apierror.Answer{}) && answer.Response == nil { // the client left while the response waited
+		answer.Response = apierror.NotProcessed.Response(q.asked)
 	}
-	if own.Response == nil && !q.inSession {
-		own = c.place(r)
+	if answer.Response == nil && !q.inSession {
+		answer = c.place(r)
 		u := *q.asked.URL
 		_, changes := to.Direct(&u, make(http.Header), &q.Request, q.Route)
 		if instead = q.Body.With(text, changes); len(instead) == 1 {
 			instead = nil
 		}
 	}
-	if own.Response == nil {
-		own = r.chargeQuotas()
+	if answer.Response == nil {
+		answer = r.chargeQuotas()
 	}
 	q.received.Release()
-	if own.Response != nil {
+	if answer.Response != nil {
 		if c.admission != nil {
 			c.admission.Settle(q.started, &r.bill.Reservation, limiter.Cost{})
 		}
-		return nil, nil, &seam.WebSocketRefusal{Reply: own.Response}
+		return nil, nil, &seam.WebSocketRefusal{Reply: answer.Response}
 	}
 	c.model = q.Model
 	return r.begin(), instead, nil
@@ -220,11 +220,11 @@ func (c *conversation) Create(text []byte) (begun seam.WebSocketResponse, instea
 
 // chargeQuotas charges the response to the quotas of the WebSocket's backend.
 // It returns the answer if they have no room.
-func (r *response) chargeQuotas() (own apierror.Answer) {
+func (r *response) chargeQuotas() (answer apierror.Answer) {
 	now, b := time.Now(), r.balancer
 	c := b.limiterOf(r.last.target, now)
 	if c == nil {
-		return own
+		return answer
 	}
 	reservation, refusal := c.Admit(now, r.request.estimate())
 	if refusal != nil {
@@ -236,24 +236,24 @@ func (r *response) chargeQuotas() (own apierror.Answer) {
 
 // checkQuotas returns the answer to a message that adds to the prompt, if the
 // quotas of the WebSocket's backend have no room for it.
-func (c *conversation) checkQuotas(e limiter.Estimate) (own apierror.Answer) {
+func (c *conversation) checkQuotas(e limiter.Estimate) (answer apierror.Answer) {
 	now := time.Now()
 	l := c.balancer.limiterOf(c.handshake.search.attempts.last().target, now)
 	if l == nil {
-		return own
+		return answer
 	}
 	return c.balancer.overQuota(c.handshake.request.asked, l.Refuses(now, e))
 }
 
 // place finds the accounts that may get the message. It returns the answer if
 // the account of this WebSocket is not one of them.
-func (c *conversation) place(r *response) (own apierror.Answer) {
+func (c *conversation) place(r *response) (answer apierror.Answer) {
 	q, to := &r.request, r.last.target.backend
-	r.placement, own = c.findAccounts(q, c.balancer.targets)
-	if own.Response == nil && (!to.Takes(&q.Request, q.anonymous) || !r.placement.Allows(to.AccountKey)) {
-		own = apierror.AnotherWebSocket.Answer(q.asked)
+	r.placement, answer = c.findAccounts(q, c.balancer.targets)
+	if answer.Response == nil && (!to.Takes(&q.Request, q.anonymous) || !r.placement.Allows(to.AccountKey)) {
+		answer = apierror.AnotherWebSocket.Answer(q.asked)
 	}
-	return own
+	return answer
 }
 
 // steer checks a response.steer, which adds input to a response, and returns
@@ -278,11 +278,11 @@ func (c *conversation) steer(text []byte) *seam.WebSocketRefusal {
 			return &seam.WebSocketRefusal{Reply: c.exceededAnswer(c.balancer, &r.transaction, refusal).Response}
 		}
 	}
-	if own := c.checkQuotas(estimate); own.Response != nil {
-		return &seam.WebSocketRefusal{Reply: own.Response}
+	if answer := c.checkQuotas(estimate); answer.Response != nil {
+		return &seam.WebSocketRefusal{Reply: answer.Response}
 	}
-	if own := c.place(r); own.Response != nil {
-		return &seam.WebSocketRefusal{Reply: own.Response}
+	if answer := c.place(r); answer.Response != nil {
+		return &seam.WebSocketRefusal{Reply: answer.Response}
 	}
 	c.steered.Store(&steered{*r.placement, c.model}) // whatever it names itself
 	return nil
@@ -311,25 +311,25 @@ func (c *conversation) refuseMessage(kind string, audio bool, text []byte) *http
 	if kind == "" || c.affinity.IsStrict() { // which knows only what a response.create or response.steer names
 		return apierror.UnclearEvent.Response(c.handshake.request.asked)
 	}
-	one := limiter.Estimate{Prompt: 1, Model: c.handshake.request.Model, Within: true}
+	estimate := limiter.Estimate{Prompt: 1, Model: c.handshake.request.Model, Within: true}
 	if audio {
-		if own := c.checkQuotas(one); own.Response != nil {
-			return own.Response
+		if answer := c.checkQuotas(estimate); answer.Response != nil {
+			return answer.Response
 		}
 	}
 	if c.admission == nil {
 		return nil
 	}
-	who, now := c.handshake.request.caller, time.Now()
+	caller, now := c.handshake.request.caller, time.Now()
 	if audio {
-		if refusal := c.admission.Caller(now, who.Name).Refuses(now, one); refusal != nil {
+		if refusal := c.admission.Caller(now, caller.Name).Refuses(now, estimate); refusal != nil {
 			return c.exceededAnswer(c.balancer, &c.next().transaction, refusal).Response
 		}
 	}
-	if grant := c.grantOf(who); grant.Models != nil {
+	if grant := c.grantOf(caller); grant.Models != nil {
 		asked := c.handshake.request.Request
 		asked.ReadEvent(text)
-		if e, refused := c.mayUse(grant, who.Name, &asked, text); refused {
+		if e, refused := c.mayUse(grant, caller.Name, &asked, text); refused {
 			return e.Response(c.handshake.request.asked)
 		}
 	}

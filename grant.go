@@ -12,11 +12,11 @@ import (
 )
 
 // grantOf returns what a caller may use.
-func (d *reader) grantOf(who keys.Caller) *seam.Grant {
+func (d *reader) grantOf(caller keys.Caller) *seam.Grant {
 	if d.admission == nil {
 		return d.everything
 	}
-	return d.admission.Grant(who)
+	return d.admission.Grant(caller)
 }
 
 // isDenied reports whether all requests of a caller are refused. If so, it
@@ -30,9 +30,9 @@ func (d *reader) isDenied(g *seam.Grant, name string) bool {
 
 // countRefusal counts a request that was refused for a reason other than a
 // limit.
-func (d *reader) countRefusal(name string, by int) {
+func (d *reader) countRefusal(name string, reason int) {
 	now := time.Now()
-	d.admission.Caller(now, name).RefusedBy(now, by)
+	d.admission.Caller(now, name).RefusedBy(now, reason)
 }
 
 // mayUse checks the model and the service tier of a request. If it is not

@@ -62,11 +62,11 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, socket seam.WebS
 	show(b, t)
 	aborted := true
 	defer func() { b.finish(t, aborted) }()
-	own := h.reader.read(b, t)
+	ownAnswer := h.reader.read(b, t)
 	t.search.begin(b, &t.request, t.placement, &t.wait, t.bill.Tier())
 	var reply *attempt.Reply
-	if own == (apierror.Answer{}) {
-		reply, own = b.fetch(t)
+	if ownAnswer == (apierror.Answer{}) {
+		reply, ownAnswer = b.fetch(t)
 	}
 	if t.request.socket == nil && (len(t.search.attempts) > 0 || t.request.received.Begun()) {
 		// A handler that follows, by Caddy's intercept, must send the request
@@ -78,7 +78,7 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, socket seam.WebS
 	}
 	var a answer
 	if reply == nil {
-		a = b.answer(t, own)
+		a = b.answer(t, ownAnswer)
 	}
 	if err := b.respond(t, reply, a); err != nil {
 		panic(http.ErrAbortHandler) // the client must not take what it has for all of the reply
@@ -101,10 +101,10 @@ func (b *balancer) fetch(t *transaction) (*attempt.Reply, apierror.Answer) {
 		case serve:
 			return reply, apierror.Answer{}
 		case stop:
-			return nil, s.own
+			return nil, s.answer
 		}
 	}
-	return nil, s.own
+	return nil, s.answer
 }
 
 // begin sets up the transaction for a request.

@@ -387,7 +387,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	case !ok || p.selection.transport != t:
 		return t.sender.RoundTripper.RoundTrip(req)
 	case p.search.current == nil:
-		return responseTo(req, p.group.answer(&p.transaction, p.own)), nil
+		return responseTo(req, p.group.answer(&p.transaction, p.answer)), nil
 	}
 	b, q, s := p.group.balancer, &p.request, &p.search
 	reply := p.send(t.sender, req)
@@ -402,7 +402,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	case step == again:
 		return nil, errNext
 	case step == stop:
-		return responseTo(req, b.answer(&p.transaction, s.own)), nil
+		return responseTo(req, b.answer(&p.transaction, s.answer)), nil
 	}
 	s.decided()
 	res, _ := reply.Commit(q.writer, time.Now(), func(end attempt.End) { b.learnEnd(q, s, end) })

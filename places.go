@@ -15,8 +15,8 @@ import (
 // command sends only JSON, so its errors name no line.
 var placesInFiles = struct {
 	sync.Mutex
-	of map[string]directive.Places
-}{of: make(map[string]directive.Places)}
+	byJSON map[string]directive.Places
+}{byJSON: make(map[string]directive.Places)}
 
 // maxPlaces limits the entries for files that are read and never loaded.
 const maxPlaces = 100
@@ -30,10 +30,10 @@ func (h *Handler) rememberPlaces(helper httpcaddyfile.Helper) {
 	places := directive.PlacesOf(helper.Dispenser)
 	placesInFiles.Lock()
 	defer placesInFiles.Unlock()
-	if len(placesInFiles.of) >= maxPlaces {
-		clear(placesInFiles.of)
+	if len(placesInFiles.byJSON) >= maxPlaces {
+		clear(placesInFiles.byJSON)
 	}
-	placesInFiles.of[string(text)] = places
+	placesInFiles.byJSON[string(text)] = places
 }
 
 // takePlaces removes and returns the lines of a handler that is about to be
@@ -46,7 +46,7 @@ func (h *Handler) takePlaces() directive.Places {
 	}
 	placesInFiles.Lock()
 	defer placesInFiles.Unlock()
-	places := placesInFiles.of[string(text)]
-	delete(placesInFiles.of, string(text))
+	places := placesInFiles.byJSON[string(text)]
+	delete(placesInFiles.byJSON, string(text))
 	return places
 }

@@ -62,8 +62,8 @@ func (b *balancer) limiterOf(to *target, now time.Time) *limiter.Caller {
 // none is left, the search waits once for the other replicas.
 type quotaSearch struct {
 	estimate limiter.Estimate
-	// over says which backends' quotas keep the request away, for the pool.
-	over []pool.Over
+	// exceeded says which backends' quotas keep the request away, for the pool.
+	exceeded []pool.Over
 	// refusals are those of the quotas, by the indexes of the backends.
 	refusals []*limiter.Refusal
 	// claims reports whether the search waits for the other replicas, and
@@ -107,9 +107,9 @@ func (c *charge) unserved() limiter.Cost {
 func (s *search) beginQuotas() {
 	if s.balancer.quotas != nil && s.request.Kind.Infers() {
 		n := len(s.balancer.targets)
-		s.quotas = &quotaSearch{estimate: s.request.estimate(), over: make([]pool.Over, n),
+		s.quotas = &quotaSearch{estimate: s.request.estimate(), exceeded: make([]pool.Over, n),
 			refusals: make([]*limiter.Refusal, n)}
-		s.board.Over = &s.quotas.over
+		s.board.Over = &s.quotas.exceeded
 	}
 }
 
@@ -121,7 +121,7 @@ func (s *search) readQuotas(now time.Time) {
 	}
 	for i, to := range s.balancer.targets {
 		at, c := &s.board.At[i], s.balancer.limiterOf(to, now)
-		q.over[i], q.refusals[i] = pool.Over{}, nil
+		q.exceeded[i], q.refusals[i] = pool.Over{}, nil
 		if c == nil || !at.Takes || at.Bar == pool.Spent {
 			continue
 		}
@@ -132,7 +132,7 @@ func (s *search) readQuotas(now time.Time) {
 		if q.refusals[i] = refusal; refusal.Reason == limiter.TooLarge {
 			at.Bar = pool.Unfit
 		} else {
-			q.over[i] = pool.Over{Until: returnOf(refusal, now),
+			q.exceeded[i] = pool.Over{Until: returnOf(refusal, now),
 				PerSecond: s.balancer.grantedPerSecond(refusal, refusal.Requested)}
 		}
 	}
@@ -225,16 +225,16 @@ func (s *search) tooLarge() *limiter.Refusal {
 
 // overQuota returns the answer to a message of a WebSocket, if the quotas of
 // its backend refuse it.
-func (b *balancer) overQuota(r *http.Request, refusal *limiter.Refusal) (own apierror.Answer) {
+func (b *balancer) overQuota(r *http.Request, refusal *limiter.Refusal) (answer apierror.Answer) {
 	if refusal == nil {
-		return own
+		return answer
 	}
 	if refusal.Reason == limiter.TooLarge {
 		return tooLargeFor(refusal).Answer(r)
 	}
-	own = apierror.RateLimited(refusal.Wait, false, "").Answer(r)
-	verdict.SetHint(own.Header, refusal.Wait)
-	return own
+	answer = apierror.RateLimited(refusal.Wait, false, "").Answer(r)
+	verdict.SetHint(answer.Header, refusal.Wait)
+	return answer
 }
 
 func tooLargeFor(r *limiter.Refusal) apierror.Error {

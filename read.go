@@ -67,7 +67,7 @@ func (d *reader) latest(pool string) *reader {
 // read reads and checks the request: who sent it, which operation and model it
 // asks for, its limits, and the accounts that may get it. It returns the answer
 // if the request needs no backend.
-func (d *reader) read(b *balancer, t *transaction) (own apierror.Answer) {
+func (d *reader) read(b *balancer, t *transaction) (answer apierror.Answer) {
 	q, r := &t.request, t.request.incoming
 	q.grant, q.entitled = d.everything, d.entitlements[0]
 	if r.TLS != nil && !r.TLS.HandshakeComplete {
@@ -111,12 +111,12 @@ func (d *reader) read(b *balancer, t *transaction) (own apierror.Answer) {
 		return apierror.NoWebSockets.Answer(r)
 	}
 	if openaiapi.IsHandshake(r) && openaiapi.MayBeResponses(route.Operation) {
-		own = d.enter(b, t)
+		answer = d.enter(b, t)
 	} else {
-		own = d.receive(b, t, route)
+		answer = d.receive(b, t, route)
 	}
-	if own.Response != nil {
-		return own
+	if answer.Response != nil {
+		return answer
 	}
 	q.parse(route, d.promptCache)
 	q.trustSession()
@@ -125,31 +125,31 @@ func (d *reader) read(b *balancer, t *transaction) (own apierror.Answer) {
 	}
 	q.anonymous = d.passesThrough && q.credentials.None()
 	if q.grant.Listed != nil {
-		if own = apierror.ModelList(r, route, q.grant.Listed); own.Response != nil {
-			return own
+		if answer = apierror.ModelList(r, route, q.grant.Listed); answer.Response != nil {
+			return answer
 		}
 	}
 	if d.tellsModels && q.CutOff() && q.Model == "" && !q.IsUpload(r.Method) {
 		return apierror.ModelBeyondBuffer(d.buffers).Answer(r)
 	}
-	if own = d.limit(b, t); own != (apierror.Answer{}) {
-		return own
+	if answer = d.limit(b, t); answer != (apierror.Answer{}) {
+		return answer
 	}
-	t.placement, own = d.findAccounts(q, b.targets)
-	return own
+	t.placement, answer = d.findAccounts(q, b.targets)
+	return answer
 }
 
 // enter opens the WebSocket of a client, and reads its first message, which is
 // the request: it names the model and the response to continue from. It returns
 // the answer if no such message arrives.
-func (d *reader) enter(b *balancer, t *transaction) (own apierror.Answer) {
+func (d *reader) enter(b *balancer, t *transaction) (answer apierror.Answer) {
 	q := &t.request
 	if q.socket == nil && !b.opensSocket(q) {
 		return apierror.NoWebSocket.Answer(q.asked)
 	}
 	if q.socket == nil { // otherwise it is the next message, after the balancer's own answer
-		if own = d.exceeded(b, t, limiter.Estimate{Prompt: 1}); own.Response != nil {
-			return own
+		if answer = d.exceeded(b, t, limiter.Estimate{Prompt: 1}); answer.Response != nil {
+			return answer
 		}
 		if d.admission != nil { // its first message may come slowly, and is in memory
 			if refusal := t.bill.upload(); refusal != nil {
@@ -177,7 +177,7 @@ func (d *reader) enter(b *balancer, t *transaction) (own apierror.Answer) {
 		q.deadline = q.deadline.Add(came)
 	}
 	q.received.Hold(text)
-	return own
+	return answer
 }
 
 // opensSocket reports whether a backend that the request may use opens a
@@ -196,17 +196,17 @@ func (d *reader) identify(q *request) (refusal apierror.Error, refused bool) {
 		d.findSecret(q)
 		return apierror.Error{}, false
 	}
-	who, err := d.clientKeys.Identify(q.asked.Context(), &q.credentials)
+	caller, err := d.clientKeys.Identify(q.asked.Context(), &q.credentials)
 	if err != nil && d.findSecret(q) {
-		who, err = d.holder(q.secret)
+		caller, err = d.holder(q.secret)
 	}
 	if err != nil {
 		return refusalOf(err), true
 	}
-	q.caller, q.grant = who, d.grantOf(who)
+	q.caller, q.grant = caller, d.grantOf(caller)
 	q.entitled = d.entitlements[q.grant.Backends]
 	addToLog(q.incoming, q.callerField)
-	return apierror.Denied, d.isDenied(q.grant, who.Name)
+	return apierror.Denied, d.isDenied(q.grant, caller.Name)
 }
 
 // refusalOf returns the answer to a request whose key or token is not valid for
@@ -227,22 +227,22 @@ func refusalOf(err error) apierror.Error {
 
 // exceeded returns the answer to a request if its caller is over a limit before
 // the body is read. It returns none if the request may wait for that limit.
-func (d *reader) exceeded(b *balancer, t *transaction, likely limiter.Estimate) (own apierror.Answer) {
+func (d *reader) exceeded(b *balancer, t *transaction, likely limiter.Estimate) (answer apierror.Answer) {
 	if d.admission == nil {
-		return own
+		return answer
 	}
 	now, q := time.Now(), &t.request
 	t.bill = d.billOf(q, now)
 	refusal := t.bill.caller.Refuses(now, limiter.Estimate{Prompt: min(1, likely.Prompt), Model: likely.Model})
 	if refusal == nil {
-		return own
+		return answer
 	}
 	// the client waits for as long as the likely cost needs
 	if more := t.bill.caller.Refuses(now, likely); more != nil && more.Reason == refusal.Reason {
 		refusal = more
 	}
 	if t.wait.mayLastUntil(refusal, q, now) {
-		return own
+		return answer
 	}
 	t.bill.refused(refusal)
 	return d.exceededAnswer(b, t, refusal)
@@ -267,11 +267,11 @@ func likelyCost(r *http.Request, route openaiapi.Route) (e limiter.Estimate) {
 // cannot be read, or if the caller is over a limit: otherwise a caller could
 // fill the memory with uploads. For the same reason, a longer body counts as
 // one of its caller's open requests while it arrives.
-func (d *reader) receive(b *balancer, t *transaction, route openaiapi.Route) (own apierror.Answer) {
+func (d *reader) receive(b *balancer, t *transaction, route openaiapi.Route) (answer apierror.Answer) {
 	q := &t.request
 	if length := q.incoming.ContentLength; d.admission != nil && length != 0 {
-		if own = d.exceeded(b, t, likelyCost(q.incoming, route)); own.Response != nil {
-			return own
+		if answer = d.exceeded(b, t, likelyCost(q.incoming, route)); answer.Response != nil {
+			return answer
 		}
 		if length < 0 || length > shortBody {
 			if refusal := t.bill.upload(); refusal != nil {
@@ -283,7 +283,7 @@ func (d *reader) receive(b *balancer, t *transaction, route openaiapi.Route) (ow
 	if err := q.received.Buffer(q.incoming, d.buffers); err != nil {
 		return apierror.UnreadableBody(err).Answer(q.asked)
 	}
-	return own
+	return answer
 }
 
 // exceededAnswer counts a request that a limit refuses, and returns its answer.
@@ -307,9 +307,9 @@ func (d *reader) answerUsage(b *balancer, t *transaction) apierror.Answer {
 
 // limit charges the request to its caller. It returns the answer if the caller
 // may not send it.
-func (d *reader) limit(b *balancer, t *transaction) (own apierror.Answer) {
+func (d *reader) limit(b *balancer, t *transaction) (answer apierror.Answer) {
 	if d.admission == nil {
-		return own
+		return answer
 	}
 	q := &t.request
 	if q.grant.ServiceTiers != nil {
@@ -336,12 +336,12 @@ func (d *reader) limit(b *balancer, t *transaction) (own apierror.Answer) {
 	for limit := range t.bill.Demoted {
 		b.metrics.Demoted(q.caller.Label, limit)
 	}
-	return own
+	return answer
 }
 
 // findAccounts returns the accounts that may get the request, or the answer if
 // no account may. A list goes to the first account.
-func (d *reader) findAccounts(q *request, targets []*target) (accounts *affinity.Placement, own apierror.Answer) {
+func (d *reader) findAccounts(q *request, targets []*target) (accounts *affinity.Placement, answer apierror.Answer) {
 	if q.Body.TooManyIDs() {
 		return affinity.Anywhere, apierror.TooManyIDs(openaiapi.MaxIDs).Answer(q.asked)
 	}
@@ -362,7 +362,7 @@ func (d *reader) findAccounts(q *request, targets []*target) (accounts *affinity
 	if accounts.IsList() {
 		settleList(accounts, q, targets)
 	}
-	return accounts, own
+	return accounts, answer
 }
 
 // settleList routes a list request to the first account by priority. An account

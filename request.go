@@ -91,10 +91,10 @@ func (q *request) parse(route openaiapi.Route, cache *affinity.PromptCache) {
 	}
 }
 
-// asks returns the parts of the request that decide the meaning of a backend's
-// reply. tiers is the group of the attempt's service tier.
-func (q *request) asks(to *backend.Backend, tiers pool.ServiceTiers) attempt.Asks {
-	return attempt.Asks{Kind: q.Kind, Stream: q.Body.Stream, Operation: q.Route.Operation, Model: to.NameOf(q.Model),
+// traits returns the parts of the request that decide the meaning of a
+// backend's reply. tiers is the group of the attempt's service tier.
+func (q *request) traits(to *backend.Backend, tiers pool.ServiceTiers) attempt.Traits {
+	return attempt.Traits{Kind: q.Kind, Stream: q.Body.Stream, Operation: q.Route.Operation, Model: to.NameOf(q.Model),
 		Cost: q.Cost, Tiers: tiers}
 }
 

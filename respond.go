@@ -136,7 +136,7 @@ func write(w http.ResponseWriter, res *http.Response, begun bool) error {
 		caddyhttp.IsIncremental(res.Header)
 	header := w.Header()
 	delete(header, "Server") // a proxy says Via instead, also with the answers of its own
-	header["Via"] = append(header["Via"], via(res))
+	header["Via"] = append(header["Via"], viaField(res))
 	addFields(header, res.Header)
 	closes := true // unless a handler around this one panics
 	defer func() {
@@ -169,9 +169,9 @@ func write(w http.ResponseWriter, res *http.Response, begun bool) error {
 	return nil
 }
 
-// via is the field with which a proxy names itself (RFC 9110 section 7.6.3), as
-// Caddy's reverse_proxy does.
-func via(res *http.Response) string {
+// viaField returns the field with which a proxy names itself (RFC 9110 section
+// 7.6.3), as Caddy's reverse_proxy does.
+func viaField(res *http.Response) string {
 	if res.ProtoMajor == 1 && res.ProtoMinor == 1 {
 		return "1.1 Caddy"
 	}

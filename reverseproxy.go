@@ -31,8 +31,8 @@ type proxiedRequest struct {
 	transaction
 	group     *upstreamGroup
 	selection *Selection
-	// own is the answer to a request that needs no upstream.
-	own apierror.Answer
+	// answer is the answer to a request that needs no upstream.
+	answer apierror.Answer
 }
 
 // proxiedRequestVar is the request variable in which the policy passes the
@@ -70,15 +70,15 @@ func (s *Selection) requestOf(upstreams reverseproxy.UpstreamPool, r *http.Reque
 }
 
 // read reads and parses the request, as far as a reply's meaning depends on it.
-// It sets own if the request needs no upstream.
+// It sets answer if the request needs no upstream.
 func (p *proxiedRequest) read() {
 	q := &p.request
 	if openaiapi.IsExtendedConnect(q.incoming) {
-		p.own = apierror.NoExtendedConnect.Answer(q.incoming)
+		p.answer = apierror.NoExtendedConnect.Answer(q.incoming)
 	} else if openaiapi.IsEchoOrTunnel(q.incoming) {
-		p.own = apierror.MethodNotAllowed.Answer(q.incoming)
+		p.answer = apierror.MethodNotAllowed.Answer(q.incoming)
 	} else if err := q.received.Buffer(q.incoming, p.selection.transport.sender.RequestBuffers); err != nil {
-		p.own = apierror.UnreadableBody(err).Answer(q.incoming)
+		p.answer = apierror.UnreadableBody(err).Answer(q.incoming)
 	}
 	asked := openaiapi.Parse(q.incoming, openaiapi.ParsePath(q.incoming.URL.EscapedPath()), q.received.Received(), nil)
 	q.Kind, q.Route, q.Cost, q.Whole, q.Body.Stream = asked.Kind, asked.Route, asked.Cost, true, asked.Body.Stream
@@ -87,7 +87,7 @@ func (p *proxiedRequest) read() {
 // next starts the next attempt and returns it. It returns nil if no upstream is
 // left.
 func (p *proxiedRequest) next() *attemptRecord {
-	if p.own != (apierror.Answer{}) {
+	if p.answer != (apierror.Answer{}) {
 		return nil
 	}
 	a := p.search.Next()
@@ -105,7 +105,7 @@ func (p *proxiedRequest) send(sender *attempt.Sender, req *http.Request) *attemp
 		Last: true,
 		// the values of the header are not changed in place
 		Incoming: req, URL: *req.URL, Host: req.Host, Header: maps.Clone(req.Header),
-		Body: &q.received, Asks: q.asks(a.target.backend, pool.UsualTiers), Fields: p.group.fields,
+		Body: &q.received, Traits: q.traits(a.target.backend, pool.UsualTiers), Fields: p.group.fields,
 		Interims: &p.search.interims, Marks: a.target,
 	})
 }

@@ -117,9 +117,9 @@ type search struct {
 
 	// best is the reply that the client gets if no backend serves the request.
 	best keptReply
-	// own is the balancer's own answer, if an attempt decided it. It has a
+	// answer is the balancer's own answer, if an attempt decided it. It has a
 	// class and no response if the client left while the request waited.
-	own apierror.Answer
+	answer apierror.Answer
 }
 
 // keptReply is the latest reply that says more to the client than the
@@ -253,7 +253,7 @@ func (s *search) answerRefusal(r *attempt.Reply, refusal *apierror.Error) {
 	if r.Upload().Stalled() && !r.Upload().Ended() {
 		answerUpload(s.request.writer, s.request.incoming)
 	}
-	s.own = refusal.Answer(s.request.asked)
+	s.answer = refusal.Answer(s.request.asked)
 }
 
 // keepOrDiscard keeps the reply in case that the client gets no better one, or
@@ -264,10 +264,10 @@ func (s *search) keepOrDiscard(r *attempt.Reply) bool {
 	switch {
 	case s.executed && !r.Presentable():
 		r.Discard()
-		s.own.Response = apierror.Executed(r.Class).Response(q.asked)
+		s.answer.Response = apierror.Executed(r.Class).Response(q.asked)
 	case !sendable && errors.Is(r.Err, attempt.ErrUnprocessed):
 		r.Discard()
-		s.own.Response = apierror.NotProcessed.Response(q.asked)
+		s.answer.Response = apierror.NotProcessed.Response(q.asked)
 	// The rest of a long error may be lost when its upload is ended.
 	case r.SaysMore() && (r.Whole || !sendable || q.received.Whole()):
 		s.best.set(r.Response, len(s.attempts)-1, false)
@@ -513,8 +513,8 @@ func (s *search) fill(now time.Time) {
 	var name, key string // of the model at the latest backend: most backends have the same
 	tiers := pool.TiersOf(q.ServiceTier())
 	for i, to := range b.targets {
-		if its := q.cooldownModel(to.backend); its != name {
-			name, key = its, pool.ModelKey(its)
+		if model := q.cooldownModel(to.backend); model != name {
+			name, key = model, pool.ModelKey(model)
 		}
 		at := &s.board.At[i]
 		at.Model, at.Takes = key, q.entitled.May[i] && to.backend.Takes(&q.Request, q.anonymous)
@@ -765,10 +765,10 @@ func (s *search) queueOf(i int) waiting.Key {
 
 // returns returns which backends accept the request again before its wait ends.
 func (s *search) returns(now time.Time) (all []waiting.Return) {
-	behind := s.awaited
+	awaited := s.awaited
 	s.awaited = nil
 	s.update(now)
-	for _, r := range s.balancer.Pool.Returns(&s.board, behind, now, s.wait.ends(s.request, now)) {
+	for _, r := range s.balancer.Pool.Returns(&s.board, awaited, now, s.wait.ends(s.request, now)) {
 		all = append(all, waiting.Return{Key: s.queueOf(r.Index), At: r.At, Places: r.Places, Pause: r.Grace,
 			Every: r.Every, Yields: r.Yields})
 	}
@@ -824,7 +824,7 @@ func (s *search) waitForBackend(now time.Time) (*pool.Member, time.Time) {
 		now = time.Now()
 		s.leaveTo(returns, now)
 		if w.result == waiting.Left {
-			s.own = apierror.Answer{Class: string(verdict.ClientLeftWaiting)}
+			s.answer = apierror.Answer{Class: string(verdict.ClientLeftWaiting)}
 		}
 	}
 	return m, now

@@ -136,11 +136,11 @@ func (w *wait) admit(b *balancer, q *request, all seam.Admission,
 		return c.Admit(now, e)
 	}
 	until, waiter := w.ends(q, now), waiting.Waiter{Caller: name}
-	next, behind := w.queues.Ahead(now, waiting.Key{Caller: name}, waiter, nil)
-	if !behind && slices.Contains(q.grant.LimitedModels, q.Model) {
-		next, behind = w.queues.Ahead(now, waiting.Key{Caller: name, Model: q.Model}, waiter, nil)
+	next, isBehind := w.queues.Ahead(now, waiting.Key{Caller: name}, waiter, nil)
+	if !isBehind && slices.Contains(q.grant.LimitedModels, q.Model) {
+		next, isBehind = w.queues.Ahead(now, waiting.Key{Caller: name, Model: q.Model}, waiter, nil)
 	}
-	if behind {
+	if isBehind {
 		refusal = c.Refuses(now, e)
 	} else {
 		r, refusal = c.Try(now, e)
@@ -148,7 +148,7 @@ func (w *wait) admit(b *balancer, q *request, all seam.Admission,
 	switch {
 	case refusal != nil:
 		next = limitReturns(b, name, refusal, refusal.Requested, now, until)
-	case !behind:
+	case !isBehind:
 		return r, nil
 	default: // there is room, but others came first
 		refusal = next.Reason.(*limiter.Refusal)

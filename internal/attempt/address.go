@@ -26,8 +26,8 @@ func AddressOf(u *reverseproxy.Upstream) *Address {
 // those of reverse_proxy that name the upstream's address. The option
 // tls_server_name of Caddy's transport may contain one.
 func (a *Address) placeholders(whole *caddy.Replacer) *caddy.Replacer {
-	own := caddy.NewEmptyReplacer()
-	own.Map(func(name string) (any, bool) {
+	replacer := caddy.NewEmptyReplacer()
+	replacer.Map(func(name string) (any, bool) {
 		switch name {
 		case "http.reverse_proxy.upstream.address", "http.reverse_proxy.upstream.hostport":
 			return a.dial, true
@@ -41,5 +41,5 @@ func (a *Address) placeholders(whole *caddy.Replacer) *caddy.Replacer {
 		}
 		return whole.Get(name)
 	})
-	return own
+	return replacer
 }

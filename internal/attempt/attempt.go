@@ -99,7 +99,7 @@ type Request struct {
 	// Change describes the changes of the body.
 	Change replay.Options
 
-	Asks Asks
+	Traits Traits
 	// Last reports whether no other attempt can follow.
 	Last bool
 	// Final reports whether the body will not be sent again after this attempt,
@@ -150,8 +150,8 @@ type Request struct {
 	sent
 }
 
-// Asks are the parts of a request that decide the meaning of a reply.
-type Asks struct {
+// Traits are the parts of a request that decide the meaning of a reply.
+type Traits struct {
 	Kind   openaiapi.Kind
 	Stream bool
 	// Operation is the request's operation, as in [openaiapi.Route]. Model is
@@ -276,7 +276,7 @@ func (s *Sender) send(t *Request) *Reply {
 	}
 	if err != nil {
 		t.trip.timeout.end()
-		reply.Failure = t.trip.why(err)
+		reply.Failure = t.trip.failure(err)
 		reply.Class = reply.Failure.class
 		reply.judgeSocket(s)
 		return reply
@@ -312,22 +312,22 @@ func (t *Request) begin(s *Sender) {
 	if t.Address != nil {
 		t.out.Trailer = nil // no operation has any, and they may hold whatever a header may
 	}
-	if t.Asks.mustStream() {
+	if t.Traits.mustStream() {
 		openaiapi.AcceptStream(t.Header)
 	}
 	if t.Change.AskUsage {
 		t.Header["Accept-Encoding"] = []string{"identity"} // its chunk has to be taken out again
 	}
-	t.Change.Repeatable, t.Change.Progress = t.Asks.Kind.Repeatable(), &t.trip.timeout
+	t.Change.Repeatable, t.Change.Progress = t.Traits.Kind.Repeatable(), &t.trip.timeout
 	t.trip.upload = t.Body.Attach(t.out, &t.Change)
 	if t.Final {
 		t.trip.final = t.Body
 	}
-	limit := s.firstByte(t.Asks.Stream, t.Last)
+	limit := s.firstByte(t.Traits.Stream, t.Last)
 	switch {
 	case t.handshakes():
 		limit = handshakeTimeout
-	case t.Asks.Tiers == pool.Flex:
+	case t.Traits.Tiers == pool.Flex:
 		limit = max(limit, slowTimeout)
 	}
 	if t.impatient = t.Patience > 0 && t.Patience < limit; t.impatient {
@@ -355,7 +355,7 @@ func (t *Request) sendsAgain(err error) bool {
 		return false
 	}
 	t.trip.endUpload()
-	t.trip.again = true
+	t.trip.isSecond = true
 	t.trip.sent.Store(false)
 	t.trip.upload = t.Body.Attach(t.out, &t.Change)
 	return true
@@ -370,7 +370,7 @@ func (t *Request) check(res *http.Response) error {
 	case res.StatusCode == http.StatusSwitchingProtocols && !switches(t.Header, res): // it would be empty
 		return ErrWrongProtocol
 	case !t.opens(res) && !t.trip.timeout.stop():
-		return t.trip.timeout.why()
+		return t.trip.timeout.err()
 	}
 	if res.StatusCode != http.StatusOK || res.Body == http.NoBody {
 		t.trip.timeout.heard()
@@ -381,7 +381,7 @@ func (t *Request) check(res *http.Response) error {
 // opens reports whether the time limit of the request continues until the first
 // byte of the body.
 func (t *Request) opens(res *http.Response) bool {
-	return t.Asks.Kind.Infers() && res.StatusCode == http.StatusOK && t.kind == openaiapi.TypeEventStream &&
+	return t.Traits.Kind.Infers() && res.StatusCode == http.StatusOK && t.kind == openaiapi.TypeEventStream &&
 		!openaiapi.IsCompressed(res.Header)
 }
 
@@ -391,12 +391,12 @@ func (t *Request) watchOver(s *Sender, res *http.Response) *body {
 	if res.Body == http.NoBody || res.StatusCode == http.StatusSwitchingProtocols {
 		return nil
 	}
-	t.body = body{source: t.exact.of(res), response: res, secrets: t.Secrets, fields: t.Fields,
+	t.body = body{source: t.exact.bodyOf(res), response: res, secrets: t.Secrets, fields: t.Fields,
 		deadline: &t.trip.timeout, idle: time.Duration(s.StreamIdleTimeout)}
 	if !openaiapi.IsCompressed(res.Header) {
 		t.body.random = t.Secrets.Random()
 	}
-	if t.Asks.Tiers == pool.Flex {
+	if t.Traits.Tiers == pool.Flex {
 		t.body.idle = max(t.body.idle, slowTimeout)
 	}
 	res.Body = &t.body
@@ -407,7 +407,7 @@ func (t *Request) watchOver(s *Sender, res *http.Response) *body {
 // For inference, it is a failure of the backend. Other operations may not use
 // WebSockets, so their reply is passed on.
 func (r *Reply) judgeHandshake(s *Sender) {
-	if r.sent.handshakes() && r.Status >= 200 && r.Status < 300 && r.sent.Asks.Kind.Infers() {
+	if r.sent.handshakes() && r.Status >= 200 && r.Status < 300 && r.sent.Traits.Kind.Infers() {
 		r.breakOff(ErrNoUpgrade)
 	}
 	r.judgeSocket(s)

@@ -27,7 +27,7 @@ const (
 	echoLimit   = 8 << 20
 	echoesLimit = 256 << 20
 	// openingRead is the smallest size of a read ahead. Each further read is as
-	// long as the data held so far.
+	// long as the data buffered so far.
 	openingRead = 4 << 10
 	// firstRead is the size of the first read of a stream. Caddy's proxy reads
 	// as much at a time: events that arrive together are passed on with one
@@ -82,18 +82,19 @@ type body struct {
 
 // ahead is the part of a body that was read ahead of the client.
 type ahead struct {
-	// held is the beginning of the body. heldErr is the error or the end that
-	// followed it.
-	held    []byte
-	heldErr error
-	// buffer is the storage of held. It is nil if that is allocated separately.
+	// buffered is the beginning of the body. bufferedErr is the error or the
+	// end that followed it.
+	buffered    []byte
+	bufferedErr error
+	// buffer is the storage of buffered. It is nil if that is allocated
+	// separately.
 	buffer *replay.Buffer
-	// echoed is how much of held counts toward echoesLimit.
+	// echoed is how much of buffered counts toward echoesLimit.
 	echoed int64
 	// pending delivers the result of a read ahead that is in progress.
 	pending chan readAhead
-	// rest is the data after held that is kept back because a secret may begin
-	// there.
+	// rest is the data after buffered that is kept back because a secret may
+	// begin there.
 	rest []byte
 	// copied is a copy of the response from before the first pending read,
 	// which may add trailers to the original. late is the same copy, if the
@@ -115,9 +116,9 @@ const patience = 500 * time.Millisecond
 // tokens.
 func (b *body) goOut(reply *Reply) *usage.Reader {
 	b.reply = reply
-	b.waits = len(b.held) == 0 && b.heldErr == nil
+	b.waits = len(b.buffered) == 0 && b.bufferedErr == nil
 	b.keepBack()
-	if b.heldErr == nil {
+	if b.bufferedErr == nil {
 		b.deadline.measure()
 	}
 	return b.tokens
@@ -138,10 +139,10 @@ var echoes atomic.Int64
 // mayHoldMore reports whether more of a stream than openingLimit may be held
 // back. If so, it counts the next read in echoes.
 func (b *body) mayHoldMore() bool {
-	if len(b.held) >= echoLimit || !b.watch.Undecided(openingLimit) {
+	if len(b.buffered) >= echoLimit || !b.watch.Undecided(openingLimit) {
 		return false
 	}
-	more := int64(len(b.held)-openingLimit+b.nextReadLength()) - b.echoed // less if the last read was short
+	more := int64(len(b.buffered)-openingLimit+b.nextReadLength()) - b.echoed // less if the last read was short
 	if echoes.Add(more) > echoesLimit {
 		echoes.Add(-more)
 		return false
@@ -150,9 +151,9 @@ func (b *body) mayHoldMore() bool {
 	return true
 }
 
-// dropHeld drops the held data.
-func (b *body) dropHeld() {
-	b.held = nil
+// dropBuffered drops the buffered data.
+func (b *body) dropBuffered() {
+	b.buffered = nil
 	if b.echoed > 0 {
 		echoes.Add(-b.echoed)
 		b.echoed = 0
@@ -161,10 +162,10 @@ func (b *body) dropHeld() {
 
 // nextReadLength returns the length of the next read ahead.
 func (b *body) nextReadLength() int {
-	if len(b.held) >= openingLimit {
-		return min(openingLimit, echoLimit-len(b.held))
+	if len(b.buffered) >= openingLimit {
+		return min(openingLimit, echoLimit-len(b.buffered))
 	}
-	return min(max(openingRead, len(b.held)), openingLimit-len(b.held))
+	return min(max(openingRead, len(b.buffered)), openingLimit-len(b.buffered))
 }
 
 // nextRead returns a buffer for the next read ahead.
@@ -192,14 +193,14 @@ func (b *body) readMore(timeout <-chan time.Time) bool {
 
 func (b *body) take(more readAhead) {
 	b.pending = nil
-	if b.held == nil {
-		b.held = more.data
+	if b.buffered == nil {
+		b.buffered = more.data
 	} else {
-		b.held = append(b.held, more.data...)
+		b.buffered = append(b.buffered, more.data...)
 	}
-	b.heldErr = more.err
+	b.bufferedErr = more.err
 	b.see(more.data, more.err)
-	b.star(b.held, true)
+	b.star(b.buffered, true)
 }
 
 // failing reports whether a stream has begun an event that may be an error and
@@ -218,15 +219,16 @@ func (b *body) star(data []byte, complete bool) (ready int) {
 	return b.random.Star(data, complete)
 }
 
-// keepBack moves the end of the held data to rest if a secret may begin there.
+// keepBack moves the end of the buffered data to rest if a secret may begin
+// there.
 func (b *body) keepBack() {
-	ready := b.star(b.held, b.heldErr != nil)
-	if ready == len(b.held) {
+	ready := b.star(b.buffered, b.bufferedErr != nil)
+	if ready == len(b.buffered) {
 		return
 	}
-	b.rest = slices.Clone(b.held[ready:])
-	if b.held = b.held[:ready]; ready == 0 {
-		b.held = nil
+	b.rest = slices.Clone(b.buffered[ready:])
+	if b.buffered = b.buffered[:ready]; ready == 0 {
+		b.buffered = nil
 	}
 }
 
@@ -239,7 +241,7 @@ func (b *body) see(data []byte, err error) {
 		if b.watch.Watch(data); end {
 			b.watch.Finish()
 		}
-	case end && len(data) == len(b.held):
+	case end && len(data) == len(b.buffered):
 		b.tokens.Whole(data)
 	default:
 		b.tokens.Write(data)
@@ -253,31 +255,31 @@ func (b *body) see(data []byte, err error) {
 // errors.
 func (b *body) read(p []byte) (int, error) {
 	n, err := b.source.Read(p)
-	return n, verdict.Own(err)
+	return n, verdict.OwnWords(err)
 }
 
 // Read implements io.Reader.
 func (b *body) Read(p []byte) (n int, err error) {
 	switch {
-	case len(b.held) > 0:
-		n = copy(p, b.held)
-		if b.held = b.held[n:]; len(b.held) > 0 {
+	case len(b.buffered) > 0:
+		n = copy(p, b.buffered)
+		if b.buffered = b.buffered[n:]; len(b.buffered) > 0 {
 			return n, nil
 		}
 		b.buffer.Put() // only Read reads it by now
 		b.buffer = nil
-		b.dropHeld()
-		if err = b.heldErr; err == nil {
+		b.dropBuffered()
+		if err = b.bufferedErr; err == nil {
 			return n, nil
 		}
-	case b.heldErr != nil:
-		err = b.heldErr
+	case b.bufferedErr != nil:
+		err = b.bufferedErr
 	default:
 		b.deadline.start(b.idle, ErrIdle)
 		if b.pending != nil {
 			b.take(<-b.pending)
 			if len(b.rest) > 0 {
-				b.held, b.rest = append(b.rest, b.held...), nil
+				b.buffered, b.rest = append(b.rest, b.buffered...), nil
 			}
 			b.keepBack()
 		} else {
@@ -286,7 +288,7 @@ func (b *body) Read(p []byte) (n int, err error) {
 		if !b.deadline.stop() && err != nil && !errors.Is(err, io.EOF) {
 			err = ErrIdle
 		}
-		if b.held != nil || b.heldErr != nil || n == 0 && len(b.rest) > 0 && len(p) > 0 {
+		if b.buffered != nil || b.bufferedErr != nil || n == 0 && len(b.rest) > 0 && len(p) > 0 {
 			return b.Read(p)
 		}
 	}
@@ -369,8 +371,8 @@ func (t *Request) judgeEnd(stream *sse.Watcher) error {
 		return ErrInStream
 	case e != nil:
 	case stream.Ended:
-		t.Marks.Ended(t.Asks.Model, t.Asks.Operation)
-	case endsByProtocol(t.Asks.Operation), t.Marks.Ends(t.Asks.Model, t.Asks.Operation):
+		t.Marks.Ended(t.Traits.Model, t.Traits.Operation)
+	case endsByProtocol(t.Traits.Operation), t.Marks.Ends(t.Traits.Model, t.Traits.Operation):
 		return ErrUnfinished
 	}
 	return nil
@@ -379,7 +381,7 @@ func (t *Request) judgeEnd(stream *sse.Watcher) error {
 // Close implements io.Closer. A reply that is closed before its end is not
 // broken, because its client left.
 func (b *body) Close() error {
-	b.dropHeld()
+	b.dropBuffered()
 	b.reply = nil
 	b.deadline.end()
 	b.tokens.Close()

@@ -60,10 +60,10 @@ type conn struct {
 	// closed is closed with the connection.
 	closed  chan struct{}
 	closing sync.Once
-	// uploads is how many long bodies are being sent. held reports whether a
+	// uploads is how many long bodies are being sent. delayed reports whether a
 	// write has been delayed.
 	uploads atomic.Int32
-	held    atomic.Bool
+	delayed atomic.Bool
 }
 
 // uploadBegins records that a long body is sent on one of net/http's
@@ -105,7 +105,7 @@ func closeWrite(to any) error {
 // Write implements io.Writer.
 func (c *conn) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
-	if err != nil && c.uploads.Load() > 0 && len(p) >= piece && !c.held.Swap(true) {
+	if err != nil && c.uploads.Load() > 0 && len(p) >= piece && !c.delayed.Swap(true) {
 		c.awaitClose(err)
 	}
 	return n, err

@@ -187,9 +187,9 @@ func (d *deadline) stop() bool {
 	return d.expired == nil
 }
 
-// why returns the reason of the step that took too long. It returns nil if all
+// err returns the error of the step that took too long. It returns nil if all
 // steps were in time.
-func (d *deadline) why() error {
+func (d *deadline) err() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.expired

@@ -17,8 +17,8 @@ type exact struct {
 	next [1]byte
 }
 
-// of returns the body of the response, as an exact body if that is needed.
-func (e *exact) of(res *http.Response) io.ReadCloser {
+// bodyOf returns the body of the response, as an exact body if that is needed.
+func (e *exact) bodyOf(res *http.Response) io.ReadCloser {
 	if res.ProtoMajor < 2 || res.ContentLength < 0 {
 		return res.Body
 	}

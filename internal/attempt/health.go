@@ -96,7 +96,7 @@ type Cooldown struct {
 // that accepts no request on two connections only has too many streams, so it
 // gets no cooldown.
 func (p *PassiveHealth) CooldownFor(r *Reply, busy bool) (c Cooldown, coolsDown bool) {
-	asks := r.asks()
+	traits := r.traits()
 	switch r.Class {
 	case verdict.Throttled:
 		unnamed := time.Duration(min(p.FailDuration, p.RetryAfterMax))
@@ -114,14 +114,14 @@ func (p *PassiveHealth) CooldownFor(r *Reply, busy bool) (c Cooldown, coolsDown 
 		c.Wait = min(max(p.hinted(r, time.Duration(p.RetryAfterMax)), time.Duration(p.FailDuration)),
 			time.Duration(p.RetryAfterMax))
 	case verdict.NoModel:
-		if !asks.Kind.Infers() { // another operation has no cooldown for a model
+		if !traits.Kind.Infers() { // another operation has no cooldown for a model
 			return c, false
 		}
 		c = Cooldown{Wait: misconfigured, MayBeOfRequest: true}
 	case verdict.Credential, verdict.NotPermitted:
 		// a credential for inference may lack every other permission, that to
 		// open a WebSocket included, and uvicorn answers 403 where it has none
-		if !asks.Kind.Infers() || r.refusesHandshake() && (r.Class == verdict.NotPermitted ||
+		if !traits.Kind.Infers() || r.refusesHandshake() && (r.Class == verdict.NotPermitted ||
 			r.Status == http.StatusForbidden) {
 			return c, false
 		}

@@ -26,13 +26,13 @@ var ErrNoAnswer = &verdict.CauseError{Word: "no_answer", Text: "the reply is a s
 var ErrNoStream = &verdict.CauseError{Word: "no_stream", Text: "the reply is JSON, but the request is for a stream"}
 
 // answers reports whether the reply must be JSON or a stream.
-func (a *Asks) answers() bool {
+func (a *Traits) answers() bool {
 	return a.Kind.Infers() && !a.Kind.IsHandshake() && !strings.HasPrefix(a.Operation, "/audio/")
 }
 
 // mustStream reports whether the reply must be a stream. Operations without
 // streams ignore that one was asked for.
-func (a *Asks) mustStream() bool {
+func (a *Traits) mustStream() bool {
 	if !a.Stream || !a.answers() {
 		return false
 	}
@@ -46,14 +46,14 @@ func (a *Asks) mustStream() bool {
 // mayBeWhole reports whether JSON instead of a stream may be the answer.
 // OpenAI's specification has no stream for the old completions, and servers
 // that are generated from it answer with one JSON.
-func (a *Asks) mayBeWhole(text []byte) bool {
+func (a *Traits) mayBeWhole(text []byte) bool {
 	return strings.TrimSuffix(a.Operation, "/") == "/completions" && bytes.Contains(text, []byte(`"choices"`))
 }
 
 // isNoAnswer reports whether a successful reply cannot be an answer, because it
 // is a redirect or has no body.
 func (r *Reply) isNoAnswer() bool {
-	if !r.sent.Asks.answers() || r.sent.Socket != nil || r.Status < 200 {
+	if !r.sent.Traits.answers() || r.sent.Socket != nil || r.Status < 200 {
 		return false
 	}
 	return r.Status >= 300 || r.Status == http.StatusNoContent || r.Status == http.StatusResetContent ||
@@ -100,20 +100,20 @@ func (r *Reply) openUntyped() (*sse.Error, error) {
 	timeout := time.NewTimer(openingTimeout)
 	defer timeout.Stop()
 	for {
-		switch looksLike(b.held) {
+		switch looksLike(b.buffered) {
 		case likeStream:
 			return nil, nil
 		case likeOther:
 			return nil, ErrNoAnswer
 		}
-		if b.heldErr != nil || len(b.held) >= openingLimit || !b.readMore(timeout.C) {
+		if b.bufferedErr != nil || len(b.buffered) >= openingLimit || !b.readMore(timeout.C) {
 			break
 		}
 	}
 	switch {
-	case b.heldErr != nil && !b.whole():
-		return nil, b.heldErr
-	case b.whole() && looksLike(b.held) == likeNothing:
+	case b.bufferedErr != nil && !b.whole():
+		return nil, b.bufferedErr
+	case b.whole() && looksLike(b.buffered) == likeNothing:
 		return nil, ErrNoAnswer
 	}
 	return r.judgeJSON()
@@ -123,17 +123,17 @@ func (r *Reply) openUntyped() (*sse.Error, error) {
 // returns the error that the JSON contains, or an error if the reply does not
 // have the right format.
 func (r *Reply) judgeJSON() (*sse.Error, error) {
-	asks := &r.sent.Asks
-	failure := r.body.errorIn(strings.HasSuffix(asks.Operation, "/responses"))
+	traits := &r.sent.Traits
+	failure := r.body.errorIn(strings.HasSuffix(traits.Operation, "/responses"))
 	switch text, all := r.body.text(); {
 	case failure != nil:
 	case !all: // it cannot be read
-	case asks.mustStream() && looksLike(text) == likeJSON && asks.mayBeWhole(text):
-	case asks.mustStream() && looksLike(text) == likeJSON:
+	case traits.mustStream() && looksLike(text) == likeJSON && traits.mayBeWhole(text):
+	case traits.mustStream() && looksLike(text) == likeJSON:
 		return nil, ErrNoStream
-	case asks.mustStream() && looksLike(text) != likeStream:
+	case traits.mustStream() && looksLike(text) != likeStream:
 		return nil, ErrNoAnswer
-	case !asks.Stream && r.body.notJSON():
+	case !traits.Stream && r.body.notJSON():
 		return nil, ErrNotJSON
 	case r.body.whole():
 		r.decompress(r.secrets().Random())
@@ -144,6 +144,6 @@ func (r *Reply) judgeJSON() (*sse.Error, error) {
 // isUntyped reports whether a reply whose Content-Type is neither JSON nor a
 // stream must be checked by its first bytes.
 func (r *Reply) isUntyped() bool {
-	return r.sent.Asks.answers() && r.Status == http.StatusOK && r.body != nil &&
+	return r.sent.Traits.answers() && r.Status == http.StatusOK && r.body != nil &&
 		!openaiapi.IsCompressed(r.Response.Header)
 }

@@ -25,9 +25,9 @@ import (
 // The reply to a GET is passed on at once, because a stored response that
 // failed long ago is not a failure.
 func (s *Sender) open(r *Reply) {
-	asks, res := &r.sent.Asks, r.Response
-	inferred := asks.Kind.Infers() && r.Status == http.StatusOK
-	once := !asks.Kind.Repeatable() && r.Status < 300
+	traits, res := &r.sent.Traits, r.Response
+	inferred := traits.Kind.Infers() && r.Status == http.StatusOK
+	once := !traits.Kind.Repeatable() && r.Status < 300
 	kind := r.sent.kind
 	if r.body != nil && r.sent.IDs != nil {
 		r.body.ids = r.sent.IDs(res)
@@ -67,15 +67,15 @@ func (r *Reply) openStream() (*sse.Error, error) {
 }
 
 func (r *Reply) openJSON() (*sse.Error, error) {
-	asks := &r.sent.Asks
-	mustBeJSON := asks.Kind.Infers() && !asks.Stream
+	traits := &r.sent.Traits
+	mustBeJSON := traits.Kind.Infers() && !traits.Stream
 	if r.body == nil {
 		if mustBeJSON {
 			return nil, ErrNotJSON
 		}
 		return nil, nil
 	}
-	if err := r.body.readJSON(); err != nil || !asks.Kind.Infers() {
+	if err := r.body.readJSON(); err != nil || !traits.Kind.Infers() {
 		return nil, err
 	}
 	return r.judgeJSON()
@@ -121,7 +121,7 @@ func (b *body) openStream() (*sse.Error, error) {
 	inTime := b.deadline.stop()
 	b.take(readAhead{buf[:n], err})
 	if !inTime {
-		return nil, b.deadline.why()
+		return nil, b.deadline.err()
 	}
 	b.heard(n, err)
 	var timeout *time.Timer
@@ -130,13 +130,13 @@ func (b *body) openStream() (*sse.Error, error) {
 			return b.watch.Failure, nil
 		}
 		switch opening := b.watch.Opening; {
-		case opening == sse.Content && (b.heldErr != nil || !b.failing()):
+		case opening == sse.Content && (b.bufferedErr != nil || !b.failing()):
 			return nil, nil
 		case opening == sse.Failure:
 			return b.watch.Failure, nil
-		case opening == sse.End, b.heldErr != nil:
+		case opening == sse.End, b.bufferedErr != nil:
 			return nil, ErrEmpty
-		case len(b.held) >= openingLimit && !b.mayHoldMore():
+		case len(b.buffered) >= openingLimit && !b.mayHoldMore():
 			return nil, nil
 		}
 		if timeout == nil {
@@ -153,7 +153,7 @@ func (b *body) openStream() (*sse.Error, error) {
 // too long for the stream's watcher to keep.
 func (b *body) longFailure() *sse.Error {
 	b.watch.OpensLong = false // it is read once
-	if failure := sse.LongFailure(b.held); failure != nil {
+	if failure := sse.LongFailure(b.buffered); failure != nil {
 		b.watch.Opening, b.watch.Failure = sse.Failure, failure
 	}
 	return b.watch.Failure
@@ -171,11 +171,11 @@ func (b *body) readJSON() error {
 	if b.whole() {
 		return nil
 	}
-	return b.heldErr
+	return b.bufferedErr
 }
 
 // whole reports whether all of the body was read ahead.
-func (b *body) whole() bool { return errors.Is(b.heldErr, io.EOF) }
+func (b *body) whole() bool { return errors.Is(b.bufferedErr, io.EOF) }
 
 // errorIn returns the error that the reply contains, if all of it was read
 // ahead. creates reports whether a response object in it was created by this
@@ -194,7 +194,7 @@ func (b *body) errorIn(creates bool) *sse.Error {
 // text returns the held data, decompressed. all reports whether the text is
 // complete.
 func (b *body) text() (text []byte, all bool) {
-	return openaiapi.Decompress(b.held, openaiapi.ContentCoding(b.response.Header), openingLimit)
+	return openaiapi.Decompress(b.buffered, openaiapi.ContentCoding(b.response.Header), openingLimit)
 }
 
 // notJSON reports whether all of a reply was read ahead and is not valid JSON.
@@ -246,7 +246,7 @@ func (b *body) readWhole(length int) {
 		b.heard(more, err)
 	}
 	if !b.deadline.stop() && !errors.Is(err, io.EOF) {
-		err = b.deadline.why()
+		err = b.deadline.err()
 	}
 	b.take(readAhead{buf[:n:n], err})
 }
@@ -258,7 +258,7 @@ func (b *body) readFirst() {
 	n, err := b.read(buf)
 	b.heard(n, err)
 	if !b.deadline.stop() && !errors.Is(err, io.EOF) {
-		err = b.deadline.why()
+		err = b.deadline.err()
 	}
 	b.take(readAhead{buf[:n], err})
 }
@@ -269,7 +269,7 @@ func (b *body) readUntil(limit time.Duration) bool {
 	b.readFirst()
 	timeout := time.NewTimer(limit)
 	defer timeout.Stop()
-	for b.heldErr == nil && len(b.held) < openingLimit {
+	for b.bufferedErr == nil && len(b.buffered) < openingLimit {
 		if !b.readMore(timeout.C) {
 			return false
 		}

@@ -197,7 +197,7 @@ func ErrorField(err error) zap.Field {
 // backends report in many forms. A refusal is about the usual tiers, too, only
 // if its tier shares their limits and the reply says that these are used up.
 func (r *Reply) AboutTiers() pool.ServiceTiers {
-	tiers := r.asks().Tiers
+	tiers := r.traits().Tiers
 	if tiers.ShareLimits() && r.Class == verdict.Throttled && verdict.NoneLeft(r.Response.Header) {
 		return pool.UsualTiers
 	}
@@ -210,13 +210,13 @@ func (r *Reply) isImpatient() bool {
 	return r.Class == verdict.Timeout && r.sent != nil && r.sent.impatient
 }
 
-// asks returns the parts of the request that decide the meaning of the reply.
+// traits returns the parts of the request that decide the meaning of the reply.
 // It is empty if the request was not sent.
-func (r *Reply) asks() Asks {
+func (r *Reply) traits() Traits {
 	if r.sent == nil {
-		return Asks{}
+		return Traits{}
 	}
-	return r.sent.Asks
+	return r.sent.Traits
 }
 
 func (r *Reply) secrets() keys.Secrets {
@@ -270,9 +270,9 @@ func (r *Reply) judge() {
 		r.Missing = verdict.Missing(r.Status, text)
 		r.AboutAudience = verdict.AboutAudience(r.Status, text)
 	}
-	infers := r.sent.Asks.Kind.Infers() && !r.sent.handshakes()
+	infers := r.sent.Traits.Kind.Infers() && !r.sent.handshakes()
 	r.Class = verdict.Judge(verdict.Reply{
-		Status: r.Status, Header: r.Response.Header, Body: text, Cost: r.sent.Asks.Cost, Infers: infers,
+		Status: r.Status, Header: r.Response.Header, Body: text, Cost: r.sent.Traits.Cost, Infers: infers,
 	})
 	r.LacksPath = infers && r.Class == verdict.NotHere && verdict.LacksPath(r.Status, text)
 	if r.Status >= 300 {

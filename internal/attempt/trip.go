@@ -67,9 +67,9 @@ type trip struct {
 	// it was used before.
 	latest net.Conn
 	reused bool
-	// again reports whether the request is sent for the second time, because
+	// isSecond reports whether the request is sent for the second time, because
 	// the first connection lost it.
-	again bool
+	isSecond bool
 	// shares reports whether a connection may be shared by requests although it
 	// does not look like HTTP/2, because HTTP/2 is used without TLS.
 	shares bool
@@ -187,7 +187,7 @@ func (t *trip) gotConn(got httptrace.GotConnInfo) {
 		hideSurplus()
 	}
 	t.certain.Store(!got.Reused && !t.shares && !isHTTP2(got.Conn))
-	if t.again && got.Reused && !t.shares && !isHTTP2(got.Conn) {
+	if t.isSecond && got.Reused && !t.shares && !isHTTP2(got.Conn) {
 		_ = got.Conn.Close() // so that net/http takes the next one, and at last a new one
 		return
 	}
@@ -226,7 +226,7 @@ const brokenHTTP1 = "net/http: HTTP/1.x transport connection broken: "
 // a reply. Servers close idle connections, perhaps just when the next request
 // is on its way, so this says nothing about the backend.
 func (t *trip) lost(err error) bool {
-	if !t.reused || t.again || t.Err() != nil {
+	if !t.reused || t.isSecond || t.Err() != nil {
 		return false
 	}
 	text, network := err.Error(), (*net.OpError)(nil)
@@ -318,10 +318,10 @@ const (
 	invalidHeader      = "net/http: invalid header field"
 )
 
-// why returns the Failure for an error of the round trip.
-func (t *trip) why(err error) Failure {
+// failure returns the Failure for an error of the round trip.
+func (t *trip) failure(err error) Failure {
 	t.endUpload()
-	f := Failure{Err: verdict.Own(err), class: verdict.Unreachable, Connected: t.connections.Load() > 0}
+	f := Failure{Err: verdict.OwnWords(err), class: verdict.Unreachable, Connected: t.connections.Load() > 0}
 	ended := context.Cause(t)
 	switch {
 	case errors.Is(err, ErrNoReply), errors.Is(ended, ErrNoReply), isHeaderTimeout(err):

@@ -25,7 +25,7 @@ func (broken) Write([]byte) (int, error) { return 0, syscall.ECONNRESET }
 func TestAnUploadThatNeverBeganHoldsBackNoWriteOfOthers(t *testing.T) {
 	for name, fails := range map[string]func(sent *trip, again func() net.Conn){
 		"net/http refuses to send it": func(sent *trip, _ func() net.Conn) {
-			sent.why(errors.New("http2: " + headerListTooLarge))
+			sent.failure(errors.New("http2: " + headerListTooLarge))
 		},
 		"net/http takes another connection": func(sent *trip, again func() net.Conn) {
 			httptrace.ContextClientTrace(sent).GotConn(httptrace.GotConnInfo{Conn: again()})

@@ -14,7 +14,7 @@ import (
 )
 
 // handshakes reports whether the request opens a WebSocket.
-func (t *Request) handshakes() bool { return t.Asks.Kind.IsHandshake() || t.Socket != nil }
+func (t *Request) handshakes() bool { return t.Traits.Kind.IsHandshake() || t.Socket != nil }
 
 // refusesHandshake reports whether the reply answers the handshake of a
 // WebSocket, and not its first message.
@@ -84,7 +84,7 @@ func (s *Sender) openSocket(r *Reply) {
 	conn := original.Body.(io.ReadWriteCloser)
 	r.backend = t.Socket.Backend(conn)
 	limit := s.firstByte(true, t.Last)
-	if t.Asks.Tiers == pool.Flex {
+	if t.Traits.Tiers == pool.Flex {
 		limit = max(limit, slowTimeout)
 	}
 	t.trip.timeout.start(limit, ErrNoReply)
@@ -93,14 +93,14 @@ func (s *Sender) openSocket(r *Reply) {
 	failure, err := r.backend.Ask(t.Change.Request.With(t.Socket.Asked(), t.Change.Changes)...)
 	stop()
 	if !t.trip.timeout.stop() {
-		err = t.trip.timeout.why()
+		err = t.trip.timeout.err()
 	} else if t.trip.Err() != nil {
 		err = context.Cause(&t.trip)
 	}
 	var fault apierror.Error
 	if err != nil && !errors.As(err, &fault) {
 		conn.Close()
-		r.breakOff(verdict.Own(err))
+		r.breakOff(verdict.OwnWords(err))
 		if errors.Is(err, ErrNoReply) {
 			r.Class = verdict.Timeout
 		}

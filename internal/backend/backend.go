@@ -250,8 +250,8 @@ func (b *Backend) Understands(r *openaiapi.Request) bool {
 	if b.Models == nil {
 		return true
 	}
-	_, has := b.Models[r.Model]
-	return has || r.Model == "" && !r.NeedsModel
+	_, listed := b.Models[r.Model]
+	return listed || r.Model == "" && !r.NeedsModel
 }
 
 // FollowsLimits reports whether the backend's weight follows its limits,

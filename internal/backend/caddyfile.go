@@ -19,18 +19,18 @@ import (
 
 // Directive returns the option backend of a Caddyfile. It may be given once for
 // each backend.
-func Directive(into *[]*Backend) directive.Option {
+func Directive(backends *[]*Backend) directive.Option {
 	return directive.Func(func(d *caddyfile.Dispenser) error {
 		b, begin := new(Backend), *d
 		err := b.unmarshalCaddyfile(d)
 		if err == nil && b.Name != "" &&
-			slices.ContainsFunc(*into, func(other *Backend) bool { return other.Name == b.Name }) {
+			slices.ContainsFunc(*backends, func(other *Backend) bool { return other.Name == b.Name }) {
 			err = begin.WrapErr(errTakenName)
 		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", b.label(len(*into)), err)
+			return fmt.Errorf("%s: %w", b.label(len(*backends)), err)
 		}
-		*into = append(*into, b)
+		*backends = append(*backends, b)
 		return nil
 	}).Repeatable()
 }
@@ -101,9 +101,9 @@ func (b *Backend) checkTogether() error {
 	return nil
 }
 
-func (b *Backend) quotaOption(into *[]string) directive.Option {
+func (b *Backend) quotaOption(names *[]string) directive.Option {
 	return directive.Args("a quota such as 600/minute", 1, 1, func(args []string) error {
-		*into = append(*into, args[0])
+		*names = append(*names, args[0])
 		_, err := b.parseQuotas()
 		return err
 	}).Repeatable()

@@ -85,7 +85,7 @@ func (c *Rechecker) checkHealth(m *pool.Member, b *Backend) {
 		if connected {
 			class = verdict.Failed
 		}
-		err = verdict.Own(err)
+		err = verdict.OwnWords(err)
 		m.FailedCheck(pool.Reason{Class: string(class), Status: status, Cause: verdict.CauseOf(err),
 			Error: pool.CutText(err.Error(), maxRecheckError)})
 	}

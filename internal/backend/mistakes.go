@@ -15,10 +15,10 @@ func Mistakes(backends []*Backend) (warnings []string) {
 	first := make(map[string]*Backend)
 	for _, b := range backends {
 		key := b.HealthKey + " " + b.options()
-		if same := first[key]; same != nil {
+		if other := first[key]; other != nil {
 			warnings = append(warnings,
 				fmt.Sprintf("backend '%s' is '%s' once more: the same URL and credential, so both throttle together",
-					b.Name, same.Name))
+					b.Name, other.Name))
 			continue
 		}
 		first[key] = b

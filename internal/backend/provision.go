@@ -48,12 +48,12 @@ func Provision(ctx caddy.Context, backends []*Backend) error {
 func checkQuotas(backends []*Backend) error {
 	first := make(map[string]*Backend)
 	for i, b := range backends {
-		same := first[b.HealthKey]
-		if same == nil {
+		other := first[b.HealthKey]
+		if other == nil {
 			first[b.HealthKey] = b
-		} else if !slices.Equal(same.Quotas, b.Quotas) {
+		} else if !slices.Equal(other.Quotas, b.Quotas) {
 			return fmt.Errorf("%s: requests and tokens are not the same as those of '%s', which has the same URL and credential: expected the same in both",
-				b.label(i), same.Name)
+				b.label(i), other.Name)
 		}
 	}
 	return nil

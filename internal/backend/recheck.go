@@ -52,7 +52,7 @@ func (c *Rechecker) RecheckAll(p *pool.Pool, now time.Time) {
 
 func (c *Rechecker) recheck(m *pool.Member) {
 	defer m.EndRecheck()
-	err := verdict.Own(c.connect(m))
+	err := verdict.OwnWords(c.connect(m))
 	if err == nil || c.Context.Err() != nil {
 		return
 	}

@@ -25,13 +25,13 @@ func (e *CauseError) Error() string { return e.Text }
 // refused, unroutable, reset, closed, certificate, tls, timeout and malformed.
 // For all other errors it is other. It is empty without an error.
 func CauseOf(err error) string {
-	var own *CauseError
+	var known *CauseError
 	var timeout net.Error
 	switch {
 	case err == nil:
 		return ""
-	case errors.As(err, &own):
-		return own.Word
+	case errors.As(err, &known):
+		return known.Word
 	case errors.As(err, new(*net.DNSError)):
 		return "dns"
 	case errors.Is(err, syscall.ECONNREFUSED):
@@ -98,18 +98,18 @@ var wordings = regexp.MustCompile(`^(?:net/http: HTTP/1\.x transport connection 
 	`(?:malformed|invalid|bad|unsupported|empty|http chunk|chunked|header line) [\w -]+|` +
 	`(?:Proxy Authentication Required|Forbidden|Bad Gateway|Service Unavailable|Gateway Timeout)$)`)
 
-// Own returns the error in words of this project or of the packages that report
-// it. It leaves out quotes of a reply, which may contain a key.
-func Own(err error) error {
+// OwnWords returns the error in words of this project or of the packages that
+// report it. It leaves out quotes of a reply, which may contain a key.
+func OwnWords(err error) error {
 	if err == nil || err == io.EOF { //nolint:errorlint // only io.EOF itself ends a body
 		return err
 	}
-	return own(err)
+	return ownWords(err)
 }
 
-// own is separate from Own because its variables escape to the heap, and nearly
-// all reads of a reply return no error.
-func own(err error) error {
+// ownWords is separate from OwnWords because its variables escape to the heap,
+// and nearly all reads of a reply return no error.
+func ownWords(err error) error {
 	var known *CauseError
 	var network *net.OpError
 	switch {
@@ -126,7 +126,7 @@ func own(err error) error {
 	}
 	switch {
 	case errors.As(err, &network) && network.Op == "proxyconnect":
-		inner := Own(network.Err)
+		inner := OwnWords(network.Err)
 		return &CauseError{CauseOf(inner), "proxy: " + inner.Error()}
 	case network != nil:
 		return network

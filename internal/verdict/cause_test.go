@@ -143,7 +143,7 @@ func TestWhatABackendSentIsNotPartOfAnError(t *testing.T) {
 		`dial tcp 192.0.2.1:443: connect: connection refused`:                                              {"refused", "dial tcp 192.0.2.1:443: connect: connection refused"},
 		`something else, EOF`: {"other", "the connection failed"},
 	} {
-		own, ok := errors.AsType[*CauseError](Own(errors.New(text)))
+		own, ok := errors.AsType[*CauseError](OwnWords(errors.New(text)))
 		if !ok || *own != want {
 			t.Errorf("%s becomes %v", text, own)
 		}
@@ -155,7 +155,7 @@ func TestWhatABackendSentIsNotPartOfAnError(t *testing.T) {
 		fmt.Errorf("a: %w", io.EOF): "unexpected EOF", // which must not end a body as if it were whole
 		io.EOF:                      "EOF",
 	} {
-		if got := Own(err).Error(); got != want {
+		if got := OwnWords(err).Error(); got != want {
 			t.Errorf("%v becomes %q", err, got)
 		}
 	}
@@ -163,7 +163,7 @@ func TestWhatABackendSentIsNotPartOfAnError(t *testing.T) {
 
 func TestAReadWithoutAnErrorAllocatesNothing(t *testing.T) {
 	for _, err := range []error{nil, io.EOF} {
-		if n := testing.AllocsPerRun(100, func() { _ = Own(err) }); n > 0 {
+		if n := testing.AllocsPerRun(100, func() { _ = OwnWords(err) }); n > 0 {
 			t.Errorf("%v allocations for %v", n, err)
 		}
 	}

@@ -57,7 +57,7 @@ func TestAnErrorSaysWhyACertificateIsNotAccepted(t *testing.T) {
 			res.Body.Close()
 			t.Fatal("the certificate is accepted")
 		}
-		for _, text := range []string{err.Error(), Own(err).Error()} {
+		for _, text := range []string{err.Error(), OwnWords(err).Error()} {
 			if got := DetailOf(CauseOf(err), text); got != want {
 				t.Errorf("%q is %q, want %q", text, got, want)
 			}

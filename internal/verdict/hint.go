@@ -84,10 +84,10 @@ func (h HintSource) IsKnown() bool {
 // now.
 func ReadHint(status int, header http.Header, body []byte, now time.Time) (wait time.Duration, source HintSource) {
 	for i := range hintHeaders {
-		of := &hintHeaders[i]
-		for _, v := range header[of.name] {
-			if wait, ok := of.parse(v, header, now); ok {
-				return wait, of.source
+		h := &hintHeaders[i]
+		for _, v := range header[h.name] {
+			if wait, ok := h.parse(v, header, now); ok {
+				return wait, h.source
 			}
 		}
 	}

@@ -186,8 +186,8 @@ func readWait(text []byte) (time.Duration, bool) {
 	for _, word := range []string{"about ", "approximately ", "around "} {
 		text = bytes.TrimPrefix(text, []byte(word))
 	}
-	for _, one := range []string{"a ", "an ", "one "} {
-		if r, ok := bytes.CutPrefix(text, []byte(one)); ok {
+	for _, article := range []string{"a ", "an ", "one "} {
+		if r, ok := bytes.CutPrefix(text, []byte(article)); ok {
 			end := 0
 			for end < len(r) && isLetter(r[end]) {
 				end++

@@ -63,35 +63,35 @@ func (r *Rate) orElse(remaining Values) {
 // add adds a field such as Limit-Tokens. first or second has its values,
 // depending on the spelling.
 func (r *Rates) add(field string, first, second []string) {
-	what, of, _ := strings.Cut(field, "-")
+	kind, unit, _ := strings.Cut(field, "-")
 	rate := &r.Requests
-	switch of {
+	switch unit {
 	case "Requests":
 	case "Tokens":
 		rate = &r.Tokens
 	default:
 		return
 	}
-	var into *Values
-	switch what {
+	var values *Values
+	switch kind {
 	case "Limit":
-		into = &rate.Limit
+		values = &rate.Limit
 	case "Remaining":
-		into = &rate.Remaining
+		values = &rate.Remaining
 	case "Reset":
-		into = &rate.Reset
+		values = &rate.Reset
 	case "Renewalperiod":
-		into = &rate.Renewal
+		values = &rate.Renewal
 	default:
 		return
 	}
 	switch {
-	case *into != nil:
-		*into = slices.Concat(first, *into, second)
+	case *values != nil:
+		*values = slices.Concat(first, *values, second)
 	case first != nil:
-		*into = first
+		*values = first
 	default:
-		*into = second
+		*values = second
 	}
 }
 

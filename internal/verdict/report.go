@@ -141,18 +141,18 @@ func (r report) exceedsContext() bool {
 // OpenRouter's: "This request requires more credits, or fewer max_tokens. You
 // requested up to 65536 tokens, but can only afford 2500."
 func (r report) aboutItsTokens() bool {
-	return r.says("Request too large for", "fewer max_tokens", "can only afford")
+	return r.messageContains("Request too large for", "fewer max_tokens", "can only afford")
 }
 
 // overloaded reports whether the backend is overloaded. Some such errors have
 // only a text: OpenAI's "Selected model is at capacity" within a stream, and
 // "That model is currently overloaded with other requests".
 func (r report) overloaded() bool {
-	return r.means(Overloaded) || r.says("is at capacity", "currently overloaded")
+	return r.means(Overloaded) || r.messageContains("is at capacity", "currently overloaded")
 }
 
-// says reports whether the message contains one of these texts.
-func (r report) says(texts ...string) bool {
+// messageContains reports whether the message contains one of these texts.
+func (r report) messageContains(texts ...string) bool {
 	return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(r.message, text) })
 }
 
@@ -160,5 +160,6 @@ func (r report) says(texts ...string) bool {
 // such errors have only a text: OpenAI's for a key that is restricted to parts
 // of the API, and Azure's for an identity whose role lacks an operation.
 func (r report) notPermitted() bool {
-	return r.means(NotPermitted) || r.says("insufficient permissions for this operation", "lacks the required data action")
+	return r.means(NotPermitted) ||
+		r.messageContains("insufficient permissions for this operation", "lacks the required data action")
 }

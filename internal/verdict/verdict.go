@@ -147,7 +147,7 @@ func Missing(status int, body []byte) bool {
 	}
 	return strings.HasSuffix(r.code, "_not_found") && !r.means(NoModel) || r.code == unreadableContent ||
 		r.kind == unreadableContent ||
-		r.says("not found", "No such ", "does not exist", "could not be verified")
+		r.messageContains("not found", "No such ", "does not exist", "could not be verified")
 }
 
 // AboutAudience returns the message of a refusal that may be about the audience
