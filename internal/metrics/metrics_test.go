@@ -323,8 +323,8 @@ func TestCountingAllocatesNothing(t *testing.T) {
 // bounded sets the bound of a metric to this many more series, for one test.
 func bounded(t *testing.T, b *bound, more int64) {
 	t.Helper()
-	before := b.most.Swap(b.used.Load() + more)
-	t.Cleanup(func() { b.most.Store(before) })
+	before := b.limit.Swap(b.used.Load() + more)
+	t.Cleanup(func() { b.limit.Store(before) })
 }
 
 func valueOf(t *testing.T, c prometheus.Counter) float64 {
@@ -339,7 +339,7 @@ func valueOf(t *testing.T, c prometheus.Counter) float64 {
 func TestOfTooManySeriesTheModelIsGivenUpFirstAndThenTheCaller(t *testing.T) {
 	name := unique("many")
 	bounded(t, requestsBound, 10)
-	most := requestsBound.most.Load()
+	most := requestsBound.limit.Load()
 	b := Of(name).Backend("a")
 	t.Cleanup(func() { Forget(name, "a") }) // or each later scrape has them
 	merged := valueOf(t, requestsBound.merged)

@@ -32,26 +32,27 @@ type series[K comparable, M any] struct {
 	number int
 }
 
-// bound limits the series of a metric in all pools. There may be most series
-// with all labels, and half as many more for each step to coarser keys. There
-// is always room for the coarsest keys, whose number the configs limit.
+// bound limits the series of a metric in all pools. The limit is the number of
+// series with all labels. Half as many more are allowed for each step to
+// coarser keys. There is always room for the coarsest keys, whose number the
+// configs limit.
 type bound struct {
-	most, used atomic.Int64
+	limit, used atomic.Int64
 	// merged counts how often a coarser key was used.
 	merged prometheus.Counter
 }
 
-func newBound(metric string, most int64) *bound {
+func newBound(metric string, limit int64) *bound {
 	b := &bound{merged: mergedTotal.WithLabelValues(metric)}
-	b.most.Store(most)
+	b.limit.Store(limit)
 	return b
 }
 
 // hasRoom reports whether another series may be added, after the key was made
 // coarser that many times.
 func (b *bound) hasRoom(coarser int) bool {
-	most := b.most.Load()
-	return b.used.Load() < most+most*int64(coarser)/2
+	limit := b.limit.Load()
+	return b.used.Load() < limit+limit*int64(coarser)/2
 }
 
 // seen returns the series if it exists, else the zero value.
