@@ -8,9 +8,11 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
+	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
 )
 
@@ -219,4 +221,126 @@ func (b *balancer) grantedPerSecond(r *limiter.Refusal, needs int64) float64 {
 func mayPass(r *limiter.Refusal) bool {
 	return r.Reason == limiter.OverPart ||
 		(r.Reason == limiter.OverRate || r.Reason == limiter.InFlight) && r.Limit.Unit <= limiter.Minute
+}
+
+// The rest is the wait of a search for backends.
+
+// mayWait reports whether the request may wait for a backend. A request for an
+// object that one account stores may not.
+func (s *search) mayWait() bool { return s.placement.Anywhere() }
+
+// lineUp keeps a request from the backends for which others wait that go
+// first.
+func (s *search) lineUp(now time.Time) {
+	s.awaited = nil
+	if s.wait.queues.Len() == 0 || !s.mayWait() {
+		return
+	}
+	if s.board.At == nil {
+		s.fill(now)
+	}
+	waiter := waiting.Waiter{Caller: s.request.caller.Name, Tier: int(s.tier)}
+	for i := range s.board.At {
+		if _, ok := s.wait.queues.Ahead(now, s.queueOf(i), waiter, s.wait.ticket); ok {
+			s.awaited = append(s.awaited, i)
+		}
+	}
+}
+
+// queueOf returns the queue in which the request waits for a backend.
+func (s *search) queueOf(i int) waiting.Key {
+	at := &s.board.At[i]
+	return waiting.Key{Backend: i, Model: at.Model, Tiers: at.Tiers.String()}
+}
+
+// returns returns which backends accept the request again before its wait ends.
+func (s *search) returns(now time.Time) (all []waiting.Return) {
+	awaited := s.awaited
+	s.awaited = nil
+	s.update(now)
+	for _, r := range s.balancer.Pool.Returns(&s.board, awaited, now, s.wait.ends(s.request, now)) {
+		all = append(all, waiting.Return{Key: s.queueOf(r.Index), At: r.At, Places: r.Places, Pause: r.Grace,
+			Every: r.Every, Yields: r.Yields})
+	}
+	return all
+}
+
+// waitForBackend waits until a backend accepts the request, which all refuse
+// because they throttle. It returns nil if none does in time, or if there is no
+// place. A request that a backend has refused goes back there only from its
+// place in the queue.
+func (s *search) waitForBackend(now time.Time) (*pool.Member, time.Time) {
+	w := s.wait
+	if !s.mayWait() {
+		return nil, now
+	}
+	before := s.beforeWait
+	s.beforeWait = s.attempts.number()
+	s.lineUp(now)
+	for i := range s.attempts {
+		if a := &s.attempts[i]; a.class == verdict.Throttled {
+			s.awaited = append(s.awaited, a.target.Index)
+		}
+	}
+	returns := s.returns(now)
+	if len(returns) == 0 || !s.mayGoOn(now) || !now.Before(w.ends(s.request, now)) {
+		s.beforeWait = before
+		if w.ticket != nil {
+			w.result = waiting.Over
+		}
+		s.leaveTo(returns, now)
+		return nil, now
+	}
+	if !w.joinForBackend(s.request, int(s.tier), now, returns) {
+		s.leaveTo(returns, now)
+		return nil, now
+	}
+	var m *pool.Member
+	w.await(s.balancer, s.request, int(s.tier), w.ticket, func(at time.Time) (goesOn bool) {
+		now = at
+		if m, returns = s.pickOrWait(now); m != nil {
+			w.ticket.Go(now, s.queueOf(m.Index))
+			return false
+		}
+		if len(returns) > 0 {
+			w.ticket.Stay(now, returns...)
+			return true
+		}
+		w.result = waiting.Over
+		w.ticket.Leave(now)
+		return false
+	})
+	if m == nil {
+		now = time.Now()
+		s.leaveTo(returns, now)
+		if w.result == waiting.Left {
+			s.answer = apierror.Answer{Class: string(verdict.ClientLeftWaiting)}
+		}
+	}
+	return m, now
+}
+
+// leaveTo leaves the backends for which the request would wait to others.
+func (s *search) leaveTo(returns []waiting.Return, now time.Time) {
+	s.awaited = nil
+	for _, r := range returns {
+		s.awaited = append(s.awaited, r.Key.Backend)
+	}
+	s.update(now)
+}
+
+// pickOrWait returns the backend that gets the request now, or when backends
+// accept it.
+func (s *search) pickOrWait(now time.Time) (m *pool.Member, returns []waiting.Return) {
+	for range 2 { // after the pick, a cooldown may have ended
+		s.lineUp(now)
+		s.update(now)
+		if m = s.ask(now); m != nil {
+			return m, nil
+		}
+		if returns = s.returns(now); len(returns) > 0 {
+			return nil, returns
+		}
+	}
+	return nil, nil
 }
