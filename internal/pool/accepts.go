@@ -73,11 +73,11 @@ func (m *Member) accepts(r *Ask, now time.Time) (back Return, ok bool) {
 }
 
 // Returns returns the members that accept the request again before until. The
-// members in behind are those for which others wait, or which have refused the
+// members in barred are those for which others wait, or which have refused the
 // request: the request may also wait for these if they accept it now. If any
 // other member does not throttle, it only has no room, and there is nothing to
 // wait for.
-func (p *Pool) Returns(r *Ask, behind []int, now, until time.Time) (all []Return) {
+func (p *Pool) Returns(r *Ask, barred []int, now, until time.Time) (all []Return) {
 	replicas := 1
 	if p.Replicas != nil {
 		replicas = p.Replicas()
@@ -90,7 +90,7 @@ func (p *Pool) Returns(r *Ask, behind []int, now, until time.Time) (all []Return
 		if !ok || back.At.After(until) {
 			continue
 		}
-		if !back.At.After(now) && !slices.Contains(behind, m.Index) {
+		if !back.At.After(now) && !slices.Contains(barred, m.Index) {
 			return nil
 		}
 		q := m.limitOf(r, r.At[m.Index].Model)

@@ -103,9 +103,9 @@ const (
 // shares caches, for one instant, whether the request's tier is within its
 // share of a group of members. The answer for a single member is in [At].
 type shares struct {
-	at     quota.Instant
-	groups [3]quota.Group // 0: none
-	within [3]bool
+	at       quota.Instant
+	groups   [3]quota.Group // 0: none
+	isWithin [3]bool
 }
 
 // At is the meaning and the history of a request at one member.
@@ -186,8 +186,8 @@ func (r *Ask) cooldowns(m *Member) (sets scopes) {
 		sets.usualOfOperation = models.findOperation(Scope{Model: at.Model, Operation: r.Operation})
 	}
 	if at.Tiers != UsualTiers {
-		sets.own = models.find(Scope{Model: at.Model, Tiers: at.Tiers})
-		sets.ownOfOperation = models.findOperation(Scope{at.Model, at.Tiers, r.Operation})
+		sets.group = models.find(Scope{Model: at.Model, Tiers: at.Tiers})
+		sets.groupOfOperation = models.findOperation(Scope{at.Model, at.Tiers, r.Operation})
 	}
 	return sets
 }

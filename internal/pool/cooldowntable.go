@@ -41,17 +41,17 @@ var modelSeed = maphash.MakeSeed()
 
 // set returns the set of a scope, whose Model must be a ModelKey. It returns
 // nil if the table is empty.
-func (t *cooldownTable) set(its Scope) *[setSize]atomic.Pointer[scopedCooldowns] {
+func (t *cooldownTable) set(scope Scope) *[setSize]atomic.Pointer[scopedCooldowns] {
 	sets := t.sets.Load()
 	if sets == nil {
 		return nil
 	}
-	return &sets[maphash.String(modelSeed, its.Model)%tableSets]
+	return &sets[maphash.String(modelSeed, scope.Model)%tableSets]
 }
 
 // find returns the cooldowns of a scope, or nil.
-func (t *cooldownTable) find(its Scope) *cooldownSet {
-	set := t.set(its)
+func (t *cooldownTable) find(scope Scope) *cooldownSet {
+	set := t.set(scope)
 	if set == nil {
 		return nil
 	}
@@ -60,7 +60,7 @@ func (t *cooldownTable) find(its Scope) *cooldownSet {
 		if c == nil { // no place before it becomes free again
 			return nil
 		}
-		if c.scope == its {
+		if c.scope == scope {
 			return &c.cooldownSet
 		}
 	}
@@ -69,25 +69,25 @@ func (t *cooldownTable) find(its Scope) *cooldownSet {
 
 // findOperation returns the cooldowns of a scope that names an operation, or
 // nil. Nearly always there are none, or the request has no operation.
-func (t *cooldownTable) findOperation(its Scope) *cooldownSet {
-	if its.Operation == "" || !t.operations.Load() {
+func (t *cooldownTable) findOperation(scope Scope) *cooldownSet {
+	if scope.Operation == "" || !t.operations.Load() {
 		return nil
 	}
-	return t.find(its)
+	return t.find(scope)
 }
 
 // place returns the place for a scope, and the scope that would be replaced
 // there, or nil. The caller holds the lock.
-func (t *cooldownTable) place(m *Member, its Scope,
+func (t *cooldownTable) place(m *Member, scope Scope,
 	now time.Time) (place *atomic.Pointer[scopedCooldowns], leaves *scopedCooldowns) {
 	if t.sets.Load() == nil {
 		t.sets.Store(new([tableSets][setSize]atomic.Pointer[scopedCooldowns]))
 	}
-	set := t.set(its)
+	set := t.set(scope)
 	var least worth
 	for i := range set {
 		c := set[i].Load()
-		if c == nil || c.scope == its {
+		if c == nil || c.scope == scope {
 			return &set[i], nil
 		}
 		if w := m.worthOf(c, now); leaves == nil || w.compare(least) < 0 {
@@ -121,15 +121,15 @@ func (w worth) compare(other worth) int {
 
 // add returns the cooldowns of a scope, and adds the scope if it is new. The
 // caller holds the lock.
-func (t *cooldownTable) add(m *Member, its Scope, now time.Time) *cooldownSet {
-	if known := t.find(its); known != nil {
+func (t *cooldownTable) add(m *Member, scope Scope, now time.Time) *cooldownSet {
+	if known := t.find(scope); known != nil {
 		return known
 	}
-	place, _ := t.place(m, its, now)
-	if its.Operation != "" {
+	place, _ := t.place(m, scope, now)
+	if scope.Operation != "" {
 		t.operations.Store(true)
 	}
-	c := &scopedCooldowns{scope: its, named: m.Knows(its.Model)}
+	c := &scopedCooldowns{scope: scope, named: m.Knows(scope.Model)}
 	place.Store(c)
 	return &c.cooldownSet
 }

@@ -88,9 +88,9 @@ func (*Health) Destruct() error { return nil }
 func (m *Member) StartFresh(identity string) {
 	h := m.health
 	h.mu.Lock()
-	var over []*cooldownEntry
+	var ended []*cooldownEntry
 	if h.identity != "" && h.identity != identity {
-		over = h.endAll()
+		ended = h.endAll()
 		h.models.clear()
 		h.served.Store(nil)
 		h.ended.Store(nil)
@@ -100,20 +100,20 @@ func (m *Member) StartFresh(identity string) {
 	}
 	h.identity = identity
 	h.mu.Unlock()
-	for _, c := range over {
+	for _, c := range ended {
 		m.tellEnd(c, false)
 	}
 }
 
 // endAll ends all cooldowns and returns them. Each may be nil. The caller holds
 // the lock.
-func (h *Health) endAll() (over []*cooldownEntry) {
-	over = append(over, h.unreachable.Swap(nil))
+func (h *Health) endAll() (ended []*cooldownEntry) {
+	ended = append(ended, h.unreachable.Swap(nil))
 	for c := range h.all() {
 		throttle, failure := c.end()
-		over = append(over, throttle, failure)
+		ended = append(ended, throttle, failure)
 	}
-	return over
+	return ended
 }
 
 // namesakes is the state that members with the same name and backend share.
@@ -132,9 +132,9 @@ func (h *Health) namesakesOf(name string) *namesakes {
 
 // remember returns the cooldowns of a scope for writing, and adds the scope if
 // it is new. The caller holds the lock.
-func (m *Member) remember(its Scope, now time.Time) *cooldownSet {
-	its.Model = ModelKey(its.Model)
-	return m.health.models.add(m, its, now)
+func (m *Member) remember(scope Scope, now time.Time) *cooldownSet {
+	scope.Model = ModelKey(scope.Model)
+	return m.health.models.add(m, scope, now)
 }
 
 func (h *Health) hasServed(model string) bool { return h.served.has(ModelKey(model)) }
@@ -182,7 +182,7 @@ func (h *Health) hasNoCooldown() bool {
 // scopes are the cooldowns that apply to a request: those of the usual service
 // tiers, and those of its own group if that is another one, each for all
 // operations and for the request's operation. Each is nil if there are none.
-type scopes struct{ usual, own, usualOfOperation, ownOfOperation *cooldownSet }
+type scopes struct{ usual, group, usualOfOperation, groupOfOperation *cooldownSet }
 
 // maxSlots is the maximum number of slots with cooldowns that apply to a
 // request: a throttle and a failure of the whole backend, of the usual service
@@ -193,7 +193,7 @@ const maxSlots = 9
 // slots appends the slots that hold a cooldown, throttles first.
 func (h *Health) slots(c scopes, to []*slot) []*slot {
 	to = h.throttles(c, to)
-	for _, set := range [...]*cooldownSet{&h.whole, c.usual, c.own, c.usualOfOperation, c.ownOfOperation} {
+	for _, set := range [...]*cooldownSet{&h.whole, c.usual, c.group, c.usualOfOperation, c.groupOfOperation} {
 		if set != nil {
 			to = set.failure.appendTo(to)
 		}
@@ -204,7 +204,7 @@ func (h *Health) slots(c scopes, to []*slot) []*slot {
 // throttles appends the slots that hold a throttle. There is none of a single
 // operation.
 func (h *Health) throttles(c scopes, to []*slot) []*slot {
-	for _, set := range [...]*cooldownSet{&h.whole, c.usual, c.own} {
+	for _, set := range [...]*cooldownSet{&h.whole, c.usual, c.group} {
 		if set != nil {
 			to = set.throttle.appendTo(to)
 		}
@@ -224,8 +224,8 @@ func (m *Member) claim(r *Ask, now time.Time) bool {
 	}
 	var few [maxSlots]*slot
 	for _, s := range r.slots(m, few[:0]) {
-		ok, over := s.claim(r.Cost, now)
-		m.tellEnd(over, false)
+		ok, ended := s.claim(r.Cost, now)
+		m.tellEnd(ended, false)
 		if !ok {
 			return false
 		}
@@ -261,38 +261,38 @@ func (m *Member) Unpick(r *Ask, picked time.Time) {
 
 // Served records that an attempt of this scope was served. It remembers the
 // model, and ends the cooldowns that started before the attempt.
-func (m *Member) Served(its Scope, started time.Time) {
-	if !m.health.hasServed(its.Model) {
-		m.health.rememberServed(its.Model)
+func (m *Member) Served(scope Scope, started time.Time) {
+	if !m.health.hasServed(scope.Model) {
+		m.health.rememberServed(scope.Model)
 	}
-	m.Answered(its, started)
+	m.Answered(scope, started)
 }
 
 // Answered records that an attempt of this scope got a reply which shows that
 // the member works. It ends the cooldowns that started before the attempt. It
 // does not remember the model: a reply about a client's mistake does not show
 // that the model exists.
-func (m *Member) Answered(its Scope, started time.Time) {
+func (m *Member) Answered(scope Scope, started time.Time) {
 	if m.health.hasNoCooldown() {
 		return
 	}
-	its.Model = ModelKey(its.Model)
-	all, models := Scope{Model: its.Model, Tiers: its.Tiers}, &m.health.models
-	own := models.find(all)
+	scope.Model = ModelKey(scope.Model)
+	all, models := Scope{Model: scope.Model, Tiers: scope.Tiers}, &m.health.models
+	group := models.find(all)
 	var sets scopes
-	if its.Tiers.meetUsual() {
-		sets.usual = models.find(Scope{Model: its.Model})
-		sets.usualOfOperation = models.findOperation(Scope{Model: its.Model, Operation: its.Operation})
+	if scope.Tiers.meetUsual() {
+		sets.usual = models.find(Scope{Model: scope.Model})
+		sets.usualOfOperation = models.findOperation(Scope{Model: scope.Model, Operation: scope.Operation})
 	}
-	if its.Tiers != UsualTiers {
-		sets.own, sets.ownOfOperation = own, models.findOperation(its)
+	if scope.Tiers != UsualTiers {
+		sets.group, sets.groupOfOperation = group, models.findOperation(scope)
 	}
 	var few [maxSlots]*slot
 	for _, s := range m.health.slots(sets, few[:0]) {
 		m.tellDisproved(s.clear(started), false, started)
 	}
-	if own != nil {
-		own.rests.served(started)
+	if group != nil {
+		group.rests.served(started)
 	}
 }
 
@@ -379,11 +379,11 @@ func (m *Member) put(next Cooldown, now time.Time, remote bool) Happening {
 	} else {
 		into = m.cooldowns(c.Whole, c.Scope(), now).slot(c.Throttle)
 	}
-	happened, over := into.put(c, remote)
+	happened, ended := into.put(c, remote)
 	pools := slices.Clone(m.health.pools)
 	m.health.mu.Unlock()
 	m.learnCooldown(&c.Cooldown, remote, now)
-	m.tellEnd(over, remote)
+	m.tellEnd(ended, remote)
 	if happened != nothing {
 		m.tell(Event{Happening: happened, Cooldown: c.Cooldown, Remote: remote})
 	}
@@ -395,19 +395,19 @@ func (m *Member) put(next Cooldown, now time.Time, remote bool) Happening {
 
 // cooldowns returns the set to which the cooldown for a refusal belongs. The
 // caller holds the lock.
-func (m *Member) cooldowns(whole bool, its Scope, now time.Time) *cooldownSet {
+func (m *Member) cooldowns(whole bool, scope Scope, now time.Time) *cooldownSet {
 	if whole {
 		return &m.health.whole
 	}
-	return m.remember(its, now)
+	return m.remember(scope, now)
 }
 
 // Doubt puts a throttle in doubt: the throttle of the scope, or of the whole
 // backend, that started at since.
-func (m *Member) Doubt(whole bool, its Scope, since time.Time) {
+func (m *Member) Doubt(whole bool, scope Scope, since time.Time) {
 	m.health.mu.Lock()
-	c := m.health.known(Cooldown{Whole: whole, Model: its.Model, Tiers: its.Tiers,
-		Operation: its.Operation}).throttle.cast(since)
+	c := m.health.known(Cooldown{Whole: whole, Model: scope.Model, Tiers: scope.Tiers,
+		Operation: scope.Operation}).throttle.cast(since)
 	m.health.mu.Unlock()
 	if c != nil {
 		m.tell(Event{Happening: Doubted, Cooldown: c.Cooldown})

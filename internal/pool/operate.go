@@ -81,10 +81,10 @@ func (m *Member) execute(happening Happening, o Order, remote bool) {
 func (m *Member) Reset(o Order) {
 	m.tell(Event{Happening: WasReset, Order: o})
 	m.health.mu.Lock()
-	over := m.health.endAll()
+	ended := m.health.endAll()
 	m.health.ended.Store(nil)
 	m.health.mu.Unlock()
-	for _, c := range over {
+	for _, c := range ended {
 		m.tellDisproved(c, false, time.Now())
 	}
 }

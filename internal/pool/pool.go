@@ -251,20 +251,20 @@ func NewMember(name string, health *Health) *Member {
 // it until Release. It returns nil if the request can go to no member.
 func (p *Pool) Pick(r *Ask, now time.Time) *Member {
 	for {
-		m, its, steered := p.choose(r, now)
+		m, best, steered := p.choose(r, now)
 		if m.Member == nil {
 			return nil
 		}
 		if !m.reserve() {
 			continue // another request took the last place
 		}
-		if its.rank < suspect && !m.claim(r, now) || its.rank >= suspect && !m.claimTry(r, now) {
+		if best.rank < suspect && !m.claim(r, now) || best.rank >= suspect && !m.claimTry(r, now) {
 			m.Release()
 			continue // another request became the probe, or tries it
 		}
 		p.count(m.Member, now)
 		if r.Steered = r.Steered[:0]; steered {
-			p.findSteered(r, its, now)
+			p.findSteered(r, best, now)
 		}
 		return m.Member
 	}

@@ -110,11 +110,11 @@ func (p *Pool) isSpent(m *Member, r *Ask, now quota.Instant) bool {
 
 // findSteered fills r.Steered with the members that would have been as good as
 // the chosen one, or better, if their limits had room.
-func (p *Pool) findSteered(r *Ask, its grade, now time.Time) {
+func (p *Pool) findSteered(r *Ask, best grade, now time.Time) {
 	for _, m := range p.Members {
-		spent := grade{its.rank, its.priority, true}
-		if !its.spent && p.isOf(spent, m, r, now) ||
-			its.rank == open && m.Priority <= its.priority && m.rank(r, now) == paused {
+		spent := grade{best.rank, best.priority, true}
+		if !best.spent && p.isOf(spent, m, r, now) ||
+			best.rank == open && m.Priority <= best.priority && m.rank(r, now) == paused {
 			r.Steered = append(r.Steered, m)
 		}
 	}
@@ -262,7 +262,7 @@ func (p *Pool) isWithinShare(r *Ask, of quota.Group, now quota.Instant) bool {
 	s := &r.shares
 	i := slices.IndexFunc(s.groups[:], func(known quota.Group) bool { return known == of || known == 0 })
 	if i >= 0 && s.groups[i] == of {
-		return s.within[i]
+		return s.isWithin[i]
 	}
 	got := quota.Got{Group: of}
 	for _, m := range p.Members {
@@ -270,11 +270,11 @@ func (p *Pool) isWithinShare(r *Ask, of quota.Group, now quota.Instant) bool {
 			got.Add(q, r.Tier, now)
 		}
 	}
-	within := got.IsWithinShare(r.Tier)
+	isWithin := got.IsWithinShare(r.Tier)
 	if i >= 0 {
-		s.groups[i], s.within[i] = of, within
+		s.groups[i], s.isWithin[i] = of, isWithin
 	}
-	return within
+	return isWithin
 }
 
 // repeats reports whether an earlier member with the same backend has the same

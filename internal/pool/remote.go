@@ -78,9 +78,9 @@ func (h *Health) known(c Cooldown) *cooldownSet {
 	if c.Whole {
 		return &h.whole
 	}
-	its := c.Scope()
-	its.Model = ModelKey(its.Model)
-	if known := h.models.find(its); known != nil {
+	scope := c.Scope()
+	scope.Model = ModelKey(scope.Model)
+	if known := h.models.find(scope); known != nil {
 		return known
 	}
 	return new(cooldownSet)
@@ -90,10 +90,10 @@ func (h *Health) known(c Cooldown) *cooldownSet {
 // an active cooldown only if its model is known and the model of that cooldown
 // is not. Otherwise two cooldowns that are reported again and again would keep
 // replacing each other.
-func (m *Member) hasRoom(its Scope, now time.Time) bool {
+func (m *Member) hasRoom(scope Scope, now time.Time) bool {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
-	its.Model = ModelKey(its.Model)
-	_, leaves := m.health.models.place(m, its, now)
-	return leaves == nil || leaves.returns(now).IsZero() || m.Knows(its.Model) && !m.Knows(leaves.scope.Model)
+	scope.Model = ModelKey(scope.Model)
+	_, leaves := m.health.models.place(m, scope, now)
+	return leaves == nil || leaves.returns(now).IsZero() || m.Knows(scope.Model) && !m.Knows(leaves.scope.Model)
 }

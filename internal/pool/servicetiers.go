@@ -61,8 +61,8 @@ func (m *Member) Meets(c Cooldown) bool {
 	if m.ServiceTier == "" || c.Whole || c.Unreachable {
 		return true
 	}
-	its := TiersOf(m.ServiceTier)
-	return its == c.Tiers || c.Tiers == UsualTiers && its.meetUsual()
+	tiers := TiersOf(m.ServiceTier)
+	return tiers == c.Tiers || c.Tiers == UsualTiers && tiers.meetUsual()
 }
 
 // Spares reports whether the cooldown leaves the member its usual requests. It

@@ -178,8 +178,8 @@ var silences = [...]Happening{latency.Nothing: nothing, latency.FellSilent: Fell
 // follow returns the tracker for the request at the member. It returns nil
 // while no member has served the model, because clients can make up names.
 func (p *Pool) follow(r *Ask, m *Member, now time.Time) *latency.Tracker {
-	if its := m.health.latencies.Of(r.useAt(m)); its != nil {
-		return its
+	if tracker := m.health.latencies.Of(r.useAt(m)); tracker != nil {
+		return tracker
 	}
 	if !p.anywhere(r, now).served {
 		return nil
@@ -193,17 +193,17 @@ func (p *Pool) TooLong(r *Ask, m *Member, now time.Time) time.Duration {
 	if !r.At[m.Index].takes() || !p.Watches || r.Kind == latency.Unfollowed {
 		return 0
 	}
-	its := m.health.latencies.Of(r.useAt(m))
-	if its == nil {
+	tracker := m.health.latencies.Of(r.useAt(m))
+	if tracker == nil {
 		return 0
 	}
-	return p.usual(r, its, now).Threshold()
+	return p.usual(r, tracker, now).Threshold()
 }
 
 // usual returns the usual wait for the request at the tracker's member. Until
 // that is known, it is the usual wait at all members.
-func (p *Pool) usual(r *Ask, its *latency.Tracker, now time.Time) latency.Usual {
-	usual := its.Usual(r.Kind)
+func (p *Pool) usual(r *Ask, tracker *latency.Tracker, now time.Time) latency.Usual {
+	usual := tracker.Usual(r.Kind)
 	if usual.Known() {
 		return usual
 	}
@@ -325,7 +325,7 @@ func (p *Pool) PickAnswering(r *Ask, threshold time.Duration, now time.Time) *Me
 	r, forgiving.forgives = &forgiving, true
 	for {
 		var chosen *Member
-		var its *latency.Tracker
+		var tracker *latency.Tracker
 		best, total := grade{rank: suspect}, 0.0
 		for _, m := range p.Members {
 			rank := m.rank(r, now)
@@ -341,18 +341,18 @@ func (p *Pool) PickAnswering(r *Ask, threshold time.Duration, now time.Time) *Me
 			if rank == best.rank && spent && !best.spent {
 				continue
 			}
-			if its := (grade{rank, m.Priority, spent}); its != best {
-				best, total = its, 0
+			if g := (grade{rank, m.Priority, spent}); g != best {
+				best, total = g, 0
 			}
 			if total += r.share(m); Random()*total < r.share(m) {
-				chosen, its = m, follows
+				chosen, tracker = m, follows
 			}
 		}
 		switch {
 		case chosen == nil:
 			return nil
 		case !chosen.place().reserve():
-		case its.Claim(now, threshold) && chosen.claim(r, now):
+		case tracker.Claim(now, threshold) && chosen.claim(r, now):
 			p.count(chosen, now)
 			return chosen
 		default:

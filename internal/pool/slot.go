@@ -125,9 +125,9 @@ func (c *cooldownEntry) muchLarger(cost int64) bool {
 }
 
 // claim reserves the right to send a request, as the trial or after it. It
-// fails while another request is the trial. over is the cooldown that this call
-// ended because its probe was not refused, or nil.
-func (s *slot) claim(cost int64, now time.Time) (ok bool, over *cooldownEntry) {
+// fails while another request is the trial. ended is the cooldown that this
+// call ended because its probe was not refused, or nil.
+func (s *slot) claim(cost int64, now time.Time) (ok bool, ended *cooldownEntry) {
 	c := s.Load()
 	if c == nil {
 		return true, nil
@@ -142,9 +142,9 @@ func (s *slot) claim(cost int64, now time.Time) (ok bool, over *cooldownEntry) {
 		return false, nil
 	}
 	if s.CompareAndSwap(c, nil) {
-		over = c
+		ended = c
 	}
-	return true, over
+	return true, ended
 }
 
 // unclaim gives back the rights that were taken at this time.
@@ -159,7 +159,7 @@ func (s *slot) unclaim(at time.Time) {
 // clear ends a cooldown after an attempt has succeeded, if the attempt started
 // after the backend last asked for the cooldown, or if it was a check of the
 // cooldown. It returns the cooldown that it ended, or nil.
-func (s *slot) clear(started time.Time) (over *cooldownEntry) {
+func (s *slot) clear(started time.Time) (ended *cooldownEntry) {
 	c := s.Load()
 	if c == nil || !started.After(c.extended) && (c.check.Load() == 0 || started.Before(c.check.at(c))) {
 		return nil
@@ -172,9 +172,9 @@ func (s *slot) clear(started time.Time) (over *cooldownEntry) {
 
 // put starts or extends a cooldown. It never shortens one: a refusal that asks
 // for less changes only the cost, and the reason if the class is new for this
-// cooldown or, for an unreachable backend, the cause. over is the previous
+// cooldown or, for an unreachable backend, the cause. ended is the previous
 // cooldown if its time has passed, or nil. The caller holds the lock.
-func (s *slot) put(c *cooldownEntry, remote bool) (happened Happening, over *cooldownEntry) {
+func (s *slot) put(c *cooldownEntry, remote bool) (happened Happening, ended *cooldownEntry) {
 	current := s.Load()
 	if current == nil || !current.inForce(c.Since) {
 		c.classes, c.causes = []string{c.Class}, []string{c.Cause}

@@ -213,13 +213,13 @@ func (w *modelWeights) weigh(members []*Member, model string, to []float64, step
 	for kind := limitKinds - 1; kind >= 0; kind-- { // tokens are scarcer than requests
 		lowest, highest, alike := math.MaxInt, 0, true
 		for i, m := range members {
-			its := steps[i][kind].inUse
+			inUse := steps[i][kind].inUse
 			switch {
 			case m.Weight != 0 && !m.FollowsLimits:
 				alike = false
 			case counts(m):
-				alike = alike && its > 0
-				lowest, highest = min(lowest, its), max(highest, its)
+				alike = alike && inUse > 0
+				lowest, highest = min(lowest, inUse), max(highest, inUse)
 			}
 		}
 		if !alike || highest == 0 {
