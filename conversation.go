@@ -269,7 +269,7 @@ func (c *conversation) steer(text []byte) *seam.WebSocketRefusal {
 	defer q.received.Release()
 	q.Model = c.model
 	q.ReadEvent(text)
-	estimate := limiter.Estimate{Prompt: q.PromptTokens(text), Model: c.model, Within: true}
+	estimate := limiter.Estimate{Prompt: q.PromptTokens(text), Model: c.model, IsPart: true}
 	if c.admission != nil {
 		if e, refused := c.mayUse(q.grant, q.caller.Name, &q.Request, text); refused {
 			return &seam.WebSocketRefusal{Reply: e.Response(q.asked)}
@@ -311,7 +311,7 @@ func (c *conversation) refuseMessage(kind string, audio bool, text []byte) *http
 	if kind == "" || c.affinity.IsStrict() { // which knows only what a response.create or response.steer names
 		return apierror.UnclearEvent.Response(c.handshake.request.asked)
 	}
-	estimate := limiter.Estimate{Prompt: 1, Model: c.handshake.request.Model, Within: true}
+	estimate := limiter.Estimate{Prompt: 1, Model: c.handshake.request.Model, IsPart: true}
 	if audio {
 		if answer := c.checkQuotas(estimate); answer.Response != nil {
 			return answer.Response

@@ -222,7 +222,7 @@ func (q *request) estimate() limiter.Estimate {
 		return limiter.Estimate{Model: q.Model} // each response in it has its own
 	}
 	e := limiter.Estimate{Prompt: q.PromptTokens(q.received.Buffered()), Model: q.Model, Replies: q.Body.N,
-		Within: q.inSession}
+		IsPart: q.inSession}
 	if limit, ok := q.OutputLimit(); ok {
 		e.Output = limit
 	} else {

@@ -17,9 +17,9 @@ type Estimate struct {
 	// replies. They determine how large the output may be.
 	Model   string
 	Replies int64
-	// Within reports whether the request is part of another one that is in
+	// IsPart reports whether the request is part of another one that is in
 	// flight, so that it does not count towards MaxRequests.
-	Within bool
+	IsPart bool
 }
 
 // Undeclared is the Output of a request that does not limit it.
@@ -53,9 +53,9 @@ type Reservation struct {
 	// grew is the set of units whose limits of tokens were charged with output
 	// beyond the estimate, and last is the time of the latest such charge.
 	grew uint8
-	// over reports whether the request has ended, even if its output goes on.
-	// within is Estimate.Within.
-	over, within bool
+	// hasEnded reports whether the request has ended, even if its output goes
+	// on. isPart is Estimate.IsPart.
+	hasEnded, isPart bool
 	// length is Estimate.Prompt. prompt and output are the estimated tokens
 	// that were charged.
 	length, prompt, output int64
@@ -169,11 +169,11 @@ func (c *Caller) try(now time.Time, e Estimate) (r Reservation, refusal *Refusal
 		return r, refusal, nil
 	}
 	if m := c.models[e.Model]; m != nil {
-		var its Reservation
-		if its, refusal, crossed = m.try(now, e); refusal != nil {
+		var ofModel Reservation
+		if ofModel, refusal, crossed = m.try(now, e); refusal != nil {
 			return Reservation{}, refusal, nil
 		}
-		r.join(its)
+		r.join(ofModel)
 	}
 	return r, nil, append(crossed, c.charge(at, &r)...)
 }
@@ -236,12 +236,12 @@ func (c *Caller) refusedBy(now time.Time, refusal *Refusal) []Crossing {
 // in flight here.
 func (c *Caller) check(at int64, e Estimate,
 	allows func(m *counter, at, used int64) int64, slots func(at int64) int64) (r Reservation, refusal *Refusal) {
-	its := c.usual.known(e.Model, at)
-	prompt, output := c.usual.estimate(e, its)
+	use := c.usual.known(e.Model, at)
+	prompt, output := c.usual.estimate(e, use)
 	r = Reservation{caller: c, moment: moment{at: at - c.clock.ahead}, reset: c.reset, charged: c.active,
-		tier: uint8(c.tier.number), within: e.Within, length: e.Prompt, prompt: prompt,
+		tier: uint8(c.tier.number), isPart: e.IsPart, length: e.Prompt, prompt: prompt,
 		output: output}
-	r.flight = c.flightOf(e, its, output)
+	r.flight = c.flightOf(e, use, output)
 	for id, m := range c.all() {
 		need := int64(1)
 		if id.Kind() == Tokens {
@@ -260,14 +260,14 @@ func (c *Caller) check(at int64, e Estimate,
 			need = max(need, c.room(&r, m.limit))
 			fits = add(used, min(need, m.limit.Amount)) <= m.limit.Amount
 		}
-		var over *Refusal
+		var inFlight *Refusal
 		if fits && id.Kind() == Tokens {
-			over = c.overFlight(&r, m.limit, used)
+			inFlight = c.overFlight(&r, m.limit, used)
 			// a larger reservation would keep other requests out for longer
 			r.most[id.Unit()] = min(r.most[id.Unit()], max(0, m.limit.Amount-used-prompt))
 		}
 		switch {
-		case fits && over == nil && (!large || m.then > 0):
+		case fits && inFlight == nil && (!large || m.then > 0):
 		case m.then > 0:
 			r.demoted |= 1 << id
 			r.tier = max(r.tier, m.then)
@@ -276,8 +276,8 @@ func (c *Caller) check(at int64, e Estimate,
 			switch {
 			case large:
 				next.Reason, next.Requested = TooLarge, prompt
-			case over != nil:
-				next = *over
+			case inFlight != nil:
+				next = *inFlight
 			default:
 				c.delay(m, at, &next)
 			}
@@ -286,7 +286,7 @@ func (c *Caller) check(at int64, e Estimate,
 			}
 		}
 	}
-	if refusal == nil && !e.Within {
+	if refusal == nil && !e.IsPart {
 		refusal = c.tooMany(at, slots)
 	}
 	if refusal != nil {
@@ -328,7 +328,7 @@ func (c *Caller) charge(at int64, r *Reservation) (crossed []Crossing) {
 			m.charge(1, at)
 		}
 	}
-	if !r.within {
+	if !r.isPart {
 		c.begin()
 	}
 	c.tell(at)
@@ -347,7 +347,7 @@ func (c *Caller) Unasked(now time.Time, model string) Reservation {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := Reservation{caller: c, moment: moment{at: c.roll(now) - c.clock.ahead, number: c.admitted}, reset: c.reset,
-		tier: uint8(c.tier.number), over: true}
+		tier: uint8(c.tier.number), hasEnded: true}
 	if m := c.models[model]; m != nil {
 		r.join(m.Unasked(now, ""))
 	}
@@ -398,11 +398,11 @@ func (r *Reservation) Settle(now time.Time, cost Cost) {
 	if !c.isModel {
 		c.hour.add(at, requests, tokens)
 	}
-	if !r.over {
+	if !r.hasEnded {
 		c.ended(r)
 	}
 	if cost.Counted {
-		c.usual.learn(at, r, cost, c.held)
+		c.usual.learn(at, r, cost, c.keptOut)
 	}
 	c.tell(at)
 	crossed := c.crossed(at)

@@ -64,9 +64,9 @@ type Caller struct {
 	// is one sum for each unit.
 	unspent [units]int64
 	// admitted is how many requests were admitted. It numbers their
-	// reservations. held is the value of admitted when the requests in flight
-	// last kept another request out.
-	admitted, held uint64
+	// reservations. keptOut is the value of admitted when the requests in
+	// flight last kept another request out.
+	admitted, keptOut uint64
 	// known is the number of the latest request that the other replicas know.
 	// claims reports whether a claim is pending.
 	known   uint64

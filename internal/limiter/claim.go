@@ -71,7 +71,7 @@ func (c *Caller) claim(now time.Time, e Estimate) (claim *Claim, refusal *Refusa
 	if refusal != nil {
 		return nil, refusal, nil
 	}
-	claim = &Claim{why: why, isBeyond: !e.Within && c.tooMany(at, c.slots) != nil,
+	claim = &Claim{why: why, isBeyond: !e.IsPart && c.tooMany(at, c.slots) != nil,
 		flights: slices.Clone(c.concurrent.figures)}
 	if m := c.models[e.Model]; m != nil {
 		if claim.ofModel, refusal, crossed = m.claim(now, e); refusal != nil {

@@ -93,8 +93,8 @@ func (m *counter) shift(from, to int64, next window) {
 		m.figures[i].window += next.index - m.index
 		m.figures[i].version = 0 // some of the others had set their clocks already: what they say again counts
 	}
-	for i := range m.held {
-		m.held[i].until += to - from
+	for i := range m.heldParts {
+		m.heldParts[i].until += to - from
 	}
 	m.window = next
 	by := m.part(to) - last

@@ -64,9 +64,9 @@ type flightFigure struct {
 	key, version uint64
 	heard, n     int64
 	// runs reports whether the replica counts as running. If not, at most an
-	// equal part of the maximum counts until the time held.
-	runs bool
-	held int64
+	// equal part of the maximum counts until the time heldUntil.
+	runs      bool
+	heldUntil int64
 }
 
 // maxInFlight is the largest number of requests that another replica can
@@ -116,10 +116,10 @@ func (c *Caller) addUpInFlight(at int64) {
 		switch other := &f.figures[i]; {
 		case other.runs:
 			f.others += other.n
-		case at < other.held:
+		case at < other.heldUntil:
 			f.others += min(other.n, c.equal(shared))
-			if f.until == 0 || other.held < f.until {
-				f.until = other.held
+			if f.until == 0 || other.heldUntil < f.until {
+				f.until = other.heldUntil
 			}
 		}
 	}
@@ -155,14 +155,14 @@ func (c *Caller) tooMany(at int64, slots func(at int64) int64) *Refusal {
 	if c.maxRequests == 0 {
 		return nil
 	}
-	own, most := int64(c.inFlight), slots(at)
-	if own < most {
+	used, most := int64(c.inFlight), slots(at)
+	if used < most {
 		return nil
 	}
-	r := &Refusal{Reason: TooMany, Allowed: int64(c.maxRequests), Used: own + c.elsewhere(at), Requested: 1,
+	r := &Refusal{Reason: TooMany, Allowed: int64(c.maxRequests), Used: used + c.elsewhere(at), Requested: 1,
 		Wait: time.Second}
 	if c.sharing.Apart {
-		r.Allowed, r.Used = most, own
+		r.Allowed, r.Used = most, used
 	}
 	return r
 }
@@ -314,7 +314,7 @@ func (c *Caller) HeardInFlight(now time.Time, replica string, version uint64, n 
 	}
 	other.version, other.heard, other.n = version, at, n
 	if !other.runs && isRecent {
-		other.held = max(other.held, at+int64(unknownFor))
+		other.heldUntil = max(other.heldUntil, at+int64(unknownFor))
 	}
 	c.addUpInFlight(at)
 	if c.sharing.Replicas > 1 && f.peak > f.reported {
@@ -380,12 +380,12 @@ func (c *Caller) countRunning(now time.Time) {
 		other := &f.figures[i]
 		ran := other.runs
 		if other.runs = all.runs(other.replica); ran && !other.runs {
-			other.held = 0 // it has ended, unless it has vanished
+			other.heldUntil = 0 // it has ended, unless it has vanished
 		}
-		other.held = all.heldUntil(other.replica, other.held, c.clock.ahead)
+		other.heldUntil = all.heldUntil(other.replica, other.heldUntil, c.clock.ahead)
 	}
 	f.figures = slices.DeleteFunc(f.figures, func(other flightFigure) bool {
-		return !other.runs && at >= other.held && at-other.heard >= int64(repeated)
+		return !other.runs && at >= other.heldUntil && at-other.heard >= int64(repeated)
 	})
 	c.addUpInFlight(at)
 }
@@ -398,6 +398,6 @@ func (f *concurrent) shift(by int64) {
 	}
 	for i := range f.figures {
 		f.figures[i].heard += by
-		f.figures[i].held += by
+		f.figures[i].heldUntil += by
 	}
 }

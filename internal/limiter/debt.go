@@ -96,11 +96,11 @@ func (m *counter) use(now int64) int64 {
 // repaid returns the time until enough of the debt is paid back to leave room
 // for need.
 func (m *counter) repaid(now, need int64) int64 {
-	over := m.debt.excess - (m.limit.Amount - need)
-	if m.calendar() || over <= 0 || m.owed(now) == 0 {
+	excess := m.debt.excess - (m.limit.Amount - need)
+	if m.calendar() || excess <= 0 || m.owed(now) == 0 {
 		return 0
 	}
-	high, low := bits.Mul64(uint64(over), uint64(m.end-m.start))
+	high, low := bits.Mul64(uint64(excess), uint64(m.end-m.start))
 	takes, _ := bits.Div64(high, low, uint64(m.limit.Amount))
 	return max(0, m.debt.from+int64(min(takes, 1<<61))+1-now)
 }

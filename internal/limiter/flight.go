@@ -60,8 +60,8 @@ type flight struct {
 func (f *flight) left(u Unit) int64 { return max(0, f.most[u]-f.spent) }
 
 // flightOf returns the state of a request that starts with a charge for output.
-// its is the use of the request's model, or nil if there was none.
-func (c *Caller) flightOf(e Estimate, its *modelUse, output int64) flight {
+// use is the use of the request's model, or nil if there was none.
+func (c *Caller) flightOf(e Estimate, use *modelUse, output int64) flight {
 	f := flight{model: e.Model, spent: output}
 	if e.Output != 0 {
 		f.replies = max(1, e.Replies)
@@ -70,8 +70,8 @@ func (c *Caller) flightOf(e Estimate, its *modelUse, output int64) flight {
 		return f
 	}
 	var known *outputs
-	if its != nil {
-		known = &its.outputs
+	if use != nil {
+		known = &use.outputs
 	}
 	for id, m := range c.all() {
 		if id.Kind() == Tokens {
@@ -105,7 +105,7 @@ func (c *Caller) overFlight(r *Reservation, l Limit, used int64) *Refusal {
 	if unspent == 0 || need == 0 || add(with, need) <= l.Amount {
 		return nil
 	}
-	c.held = c.admitted
+	c.keptOut = c.admitted
 	return &Refusal{Reason: InFlight, Limit: l, Allowed: l.Amount, Used: with, Requested: need, Wait: time.Second}
 }
 
@@ -148,7 +148,7 @@ func (r *Reservation) spend(now time.Time, output int64) {
 }
 
 func (c *Caller) ended(r *Reservation) {
-	if !r.within {
+	if !r.isPart {
 		c.inFlight--
 	}
 	c.reserved -= r.prompt + r.spent
@@ -176,7 +176,7 @@ func (r *Reservation) Leave(now time.Time) (later Reservation) {
 	c.changes.Add(1)
 	c.mu.Unlock()
 	later, r.caller = *r, nil
-	later.over = true
+	later.hasEnded = true
 	return later
 }
 
@@ -214,34 +214,34 @@ var seed = maphash.MakeSeed()
 // of returns the use of a model for writing, and adds it if it is new.
 func (u *usual) of(model string, now int64) *modelUse {
 	key := maphash.String(seed, model)
-	its := u.byModel[key]
-	if its == nil {
+	use := u.byModel[key]
+	if use == nil {
 		if u.byModel == nil {
 			u.byModel = make(map[uint64]*modelUse)
 		}
 		if len(u.byModel) >= maxModels {
 			key = 0
-			its = u.byModel[key]
+			use = u.byModel[key]
 		}
-		if its == nil {
-			its = &modelUse{noAverages, outputs{since: now}}
-			u.byModel[key] = its
+		if use == nil {
+			use = &modelUse{noAverages, outputs{since: now}}
+			u.byModel[key] = use
 		}
 	}
-	its.forget(now)
-	return its
+	use.forget(now)
+	return use
 }
 
 // known returns the use of a model, or nil if there was none.
 func (u *usual) known(model string, now int64) *modelUse {
-	its := u.byModel[maphash.String(seed, model)]
-	if its == nil && len(u.byModel) >= maxModels {
-		its = u.byModel[0]
+	use := u.byModel[maphash.String(seed, model)]
+	if use == nil && len(u.byModel) >= maxModels {
+		use = u.byModel[0]
 	}
-	if its != nil {
-		its.forget(now)
+	if use != nil {
+		use.forget(now)
 	}
-	return its
+	return use
 }
 
 // most returns the maximum output that a limit of this amount, which some

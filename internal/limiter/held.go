@@ -25,8 +25,8 @@ type Vanished struct {
 	Until time.Time
 }
 
-// held is the part of a limit that is held back for a replica.
-type held struct {
+// heldPart is the part of a limit that is held back for a replica.
+type heldPart struct {
 	// key identifies the replica, as in figure.
 	key uint64
 	// least is the minimum that counts as the replica's use before the time
@@ -59,7 +59,7 @@ func (c *Caller) hold(now time.Time, vanished []Vanished, replicas int) {
 			}
 			m.release(f.key) // a figure of it in another window was before
 			if least := min(m.usedBy(f.key, at), m.limit.Amount/int64(replicas)); least > 0 {
-				m.held = append(m.held, held{f.key, least, at + int64(vanished[i].Until.Sub(now))})
+				m.heldParts = append(m.heldParts, heldPart{f.key, least, at + int64(vanished[i].Until.Sub(now))})
 			}
 		}
 	}
@@ -73,13 +73,13 @@ func (c *Caller) release(key uint64) {
 }
 
 func (m *counter) release(key uint64) {
-	m.held = slices.DeleteFunc(m.held, func(h held) bool { return h.key == key })
+	m.heldParts = slices.DeleteFunc(m.heldParts, func(h heldPart) bool { return h.key == key })
 }
 
 // heldBack returns how much counts as used by vanished replicas in addition to
 // their known use.
 func (m *counter) heldBack(now int64) (back int64) {
-	for _, h := range m.held {
+	for _, h := range m.heldParts {
 		if now < h.until {
 			back = add(back, max(0, h.least-m.usedBy(h.key, now)))
 		}
@@ -89,7 +89,7 @@ func (m *counter) heldBack(now int64) (back int64) {
 
 // heldFor returns the time until nothing is held back.
 func (m *counter) heldFor(now int64) (left int64) {
-	for _, h := range m.held {
+	for _, h := range m.heldParts {
 		left = max(left, h.until-now)
 	}
 	return left

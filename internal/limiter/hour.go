@@ -66,10 +66,10 @@ func (h *hour) at(now int64) int64 {
 		ahead = hourParts
 	}
 	for i := part; i > part-ahead; i-- {
-		over := (i + hourParts) % hourParts
-		h.parts[over] = struct{ requests, tokens int64 }{}
+		index := (i + hourParts) % hourParts
+		h.parts[index] = struct{ requests, tokens int64 }{}
 		if h.refused != nil {
-			h.refused[over] = [refusals]uint32{}
+			h.refused[index] = [refusals]uint32{}
 		}
 	}
 	h.current = part

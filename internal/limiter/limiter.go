@@ -75,10 +75,10 @@ type counter struct {
 	// window.
 	window
 	first [2]uint64
-	// own is the use at this replica. told is the part of it that the other
+	// local is the use at this replica. told is the part of it that the other
 	// replicas know, and sent is the part that they will know after the latest
 	// report.
-	own, told, sent sums
+	local, told, sent sums
 	// untold is the use by previous processes of this replica that the other
 	// replicas may not know.
 	untold sums
@@ -90,11 +90,10 @@ type counter struct {
 	// others is their sum.
 	figures []figure
 	others  sums
-	// held are the parts that are held back for vanished replicas. joined is
-	// when a replica was last added, or when this replica last heard the others
-	// again.
-	held   []held
-	joined int64
+	// heldParts are held back for vanished replicas. joined is when a replica
+	// was last added, or when this replica last heard the others again.
+	heldParts []heldPart
+	joined    int64
 	// lost is the value of others when this replica last stopped hearing the
 	// other replicas.
 	lost  sums
@@ -158,12 +157,12 @@ func (s *sums) spread(used int64, first, last int) {
 // values of since, it leaves at most amount in place, and moves the rest to the
 // first part of the previous window.
 func (s *sums) bound(since *sums, amount int64) {
-	over := add(s.used[0], s.used[1]) - add(since.used[0], since.used[1]) - amount
-	for i := parts - 1; i > 0 && over > 0; i-- {
-		older := min(over, max(0, s.parts[0][i]-since.in(i)))
+	excess := add(s.used[0], s.used[1]) - add(since.used[0], since.used[1]) - amount
+	for i := parts - 1; i > 0 && excess > 0; i-- {
+		older := min(excess, max(0, s.parts[0][i]-since.in(i)))
 		s.parts[0][i] -= older
 		s.parts[0][0] += older
-		over -= older
+		excess -= older
 	}
 }
 
@@ -204,7 +203,7 @@ func (m *counter) divide(now int64) {
 		m.last = new([2][parts]int64)
 	}
 	for _, s := range m.sums() {
-		both := s == &m.own || s == &m.others
+		both := s == &m.local || s == &m.others
 		switch limited := m.limit.Amount > 0; {
 		case m.calendar(), s.used == [2]int64{} && (!limited || !both), !limited && s != &m.others:
 			s.parts = nil
@@ -255,11 +254,11 @@ func (m *counter) roll(id ID, now int64, location *time.Location, next uint64) {
 		m.wrote = [2]bool{m.wrote[1], false}
 		m.first = [2]uint64{m.first[1], next}
 	case -1: // midnight is at another time
-		used := m.own.used[1]
-		m.later = later{index, used, add(used, m.own.used[0]), m.first[1]}
+		used := m.local.used[1]
+		m.later = later{index, used, add(used, m.local.used[0]), m.first[1]}
 		m.move(0, 1)
 		m.forgetLast()
-		m.own.change(m.part(now), used)
+		m.local.change(m.part(now), used)
 		m.wrote = [2]bool{false, m.wrote[0] || m.wrote[1]}
 		m.first[1] = m.first[0]
 	default:
@@ -286,10 +285,10 @@ type later struct {
 // moveBack splits a merged day or month again when midnight was moved back. Use
 // since the merge belongs to the later one.
 func (m *counter) moveBack() {
-	since := max(0, m.own.used[1]-m.later.both)
-	used := [2]int64{max(0, m.own.used[1]-since-m.later.used), min(m.own.used[1], m.later.used+since)}
+	since := max(0, m.local.used[1]-m.later.both)
+	used := [2]int64{max(0, m.local.used[1]-since-m.later.used), min(m.local.used[1], m.later.used+since)}
 	m.move(1, 0)
-	m.own.used = used
+	m.local.used = used
 	m.wrote = [2]bool{m.wrote[1], m.wrote[1]}
 	m.first = [2]uint64{m.first[1], m.later.first}
 }
@@ -299,7 +298,7 @@ func (m *counter) charge(amount, now int64) {
 		m.touch(now)
 		m.owe(now, amount)
 	}
-	m.own.change(m.part(now), amount)
+	m.local.change(m.part(now), amount)
 	m.wrote[1] = true
 }
 
@@ -310,7 +309,7 @@ func (m *counter) touch(now int64) {
 		return
 	}
 	last, length := &m.last[part/parts][part%parts], m.end-m.start
-	if *last > 0 || m.own.in(part)+m.others.in(part) == 0 {
+	if *last > 0 || m.local.in(part)+m.others.in(part) == 0 {
 		*last = max(*last, (now-m.start+length)*parts%length+1)
 	}
 }
@@ -355,11 +354,11 @@ func (m *counter) refund(amount int64, number uint64, at int64) {
 		part = min(max(part, first), first+parts-1)
 	}
 	m.owe(at, -amount)
-	m.own.change(part, -amount)
+	m.local.change(part, -amount)
 }
 
 func (m *counter) sums() [6]*sums {
-	return [...]*sums{&m.own, &m.told, &m.sent, &m.untold, &m.others, &m.lost}
+	return [...]*sums{&m.local, &m.told, &m.sent, &m.untold, &m.others, &m.lost}
 }
 
 func (m *counter) move(from, to int) {
@@ -378,11 +377,11 @@ func (m *counter) oldest(now int64) int { return int((now - m.start) * parts / (
 
 // spent returns the use in the window that ends now.
 func (m *counter) spent(now int64) int64 {
-	used := add(m.own.used[1], m.others.used[1])
-	if m.own.parts == nil {
+	used := add(m.local.used[1], m.others.used[1])
+	if m.local.parts == nil {
 		return used
 	}
-	oldest, later := m.own.from(m.oldest(now))
+	oldest, later := m.local.from(m.oldest(now))
 	if m.others.used[0] > 0 {
 		o, l := m.others.from(m.oldest(now))
 		oldest, later = add(oldest, o), add(later, l)
@@ -414,11 +413,11 @@ func (m *counter) wait(now, need int64, sharing Sharing) time.Duration {
 	if back == 0 {
 		return wait
 	}
-	held := time.Duration(m.heldFor(now)) // then there is more room, and perhaps earlier
+	left := time.Duration(m.heldFor(now)) // then there is more room, and perhaps earlier
 	if need = add(need, back); need <= m.limit.Amount {
-		held = min(held, m.waitUnheld(now, need, sharing))
+		left = min(left, m.waitUnheld(now, need, sharing))
 	}
-	return max(wait, held)
+	return max(wait, left)
 }
 
 // waitUnheld returns the same wait without the use that is held back for
@@ -435,9 +434,9 @@ func (m *counter) waitUnheld(now, need int64, sharing Sharing) time.Duration {
 	}
 	room := m.limit.Amount - need // without the parts after i
 	for i := 2*parts - 1; i >= 0; i-- {
-		part := add(m.own.in(i), m.others.in(i))
+		part := add(m.local.in(i), m.others.in(i))
 		if sharing.Replicas > 1 {
-			unheard := max(0, m.own.in(i)-m.told.in(i)+m.untold.in(i))
+			unheard := max(0, m.local.in(i)-m.told.in(i)+m.untold.in(i))
 			part = add(part, m.whole(unheard, sharing)-unheard)
 		}
 		if part <= room {

@@ -242,10 +242,10 @@ func addUp(t *testing.T, c *Caller) {
 	t.Helper()
 	for id := range ID(MaxLimits) {
 		m := &c.counters[id]
-		if slides := m.limit.Amount > 0 && !m.calendar(); slides != (m.own.parts != nil) || slides && m.others.parts == nil {
+		if slides := m.limit.Amount > 0 && !m.calendar(); slides != (m.local.parts != nil) || slides && m.others.parts == nil {
 			t.Fatalf("%s: parts of the limit %s", id, m.limit)
 		}
-		for _, s := range []sums{m.own, m.others} {
+		for _, s := range []sums{m.local, m.others} {
 			for w, used := range s.used {
 				sum := used
 				if s.parts != nil {

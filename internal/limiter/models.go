@@ -33,7 +33,7 @@ func (cs *Callers) change(now time.Time, c *Caller) {
 			m.mu.Unlock()
 		}
 	}
-	for model, its := range limits {
+	for model, modelLimits := range limits {
 		if model == "" {
 			continue
 		}
@@ -44,7 +44,7 @@ func (cs *Callers) change(now time.Time, c *Caller) {
 		m.mu.Lock()
 		m.isModel, m.resetReported = true, c.resetReported
 		m.mu.Unlock()
-		m.Change(now, Settings{Limits: its, Tier: s.Tier, Tiers: s.Tiers, Location: s.Location})
+		m.Change(now, Settings{Limits: modelLimits, Tier: s.Tier, Tiers: s.Tiers, Location: s.Location})
 		models[model] = m
 	}
 	s.Limits = limits[""]

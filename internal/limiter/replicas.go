@@ -52,7 +52,7 @@ func (c *Caller) usage(entries []Entry) []Entry {
 	for id, m := range c.all() {
 		for w, wrote := range m.wrote {
 			if wrote {
-				entries = append(entries, Entry{id, m.index - 1 + int64(w), m.own.used[w], c.reset})
+				entries = append(entries, Entry{id, m.index - 1 + int64(w), m.local.used[w], c.reset})
 			}
 		}
 	}
@@ -134,7 +134,7 @@ func (m *counter) figureOf(key uint64, window int64) (i int, known bool) {
 
 // sumOthers drops the figures of windows that are over, and adds up the rest.
 func (m *counter) sumOthers(now int64) {
-	m.held = slices.DeleteFunc(m.held, func(h held) bool { return now >= h.until })
+	m.heldParts = slices.DeleteFunc(m.heldParts, func(h heldPart) bool { return now >= h.until })
 	if m.figures != nil {
 		m.figures = slices.DeleteFunc(m.figures,
 			func(f figure) bool { return f.window < m.index-1 || f.window > m.index+1 })
@@ -295,12 +295,12 @@ func (c *Caller) Timelines(now time.Time) (timelines []Timeline) {
 	defer c.mu.Unlock()
 	at := c.roll(now)
 	for id, m := range c.all() {
-		if m.own.parts == nil || id.Unit() == Second {
+		if m.local.parts == nil || id.Unit() == Second {
 			continue
 		}
 		last := m.part(at)
 		first := max(0, last-parts)
-		for first <= last && m.own.in(first) == 0 {
+		for first <= last && m.local.in(first) == 0 {
 			first++
 		}
 		if first > last {
@@ -308,7 +308,7 @@ func (c *Caller) Timelines(now time.Time) (timelines []Timeline) {
 		}
 		timeline := Timeline{ID: id, Last: (m.index-1)*parts + int64(last)}
 		for part := first; part <= last; part++ {
-			timeline.Used = append(timeline.Used, m.own.in(part))
+			timeline.Used = append(timeline.Used, m.local.in(part))
 		}
 		timelines = append(timelines, timeline)
 	}

@@ -64,7 +64,7 @@ func (c *Caller) counts(at int64, e Entry) bool {
 // hasOwn reports whether this replica has any use that counts.
 func (c *Caller) hasOwn() bool {
 	for _, m := range c.all() {
-		if m.own.used != [2]int64{} {
+		if m.local.used != [2]int64{} {
 			return true
 		}
 	}

@@ -122,9 +122,9 @@ func (cs *Callers) Restore(now time.Time, saved SavedUse) {
 	}
 }
 
-// save returns the known use of the caller, by writer. own is the id of this
+// save returns the known use of the caller, by writer. self is the id of this
 // replica.
-func (c *Caller) save(now time.Time, own string) map[string]SavedFigures {
+func (c *Caller) save(now time.Time, self string) map[string]SavedFigures {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
@@ -144,7 +144,7 @@ func (c *Caller) save(now time.Time, own string) map[string]SavedFigures {
 	version := uint64(max(0, now.UnixMicro()))
 	for _, e := range c.usage(nil) {
 		m := &c.counters[e.ID]
-		add(own, e, version, &m.own, max(0, e.Used-m.told.used[e.Window-m.index+1]))
+		add(self, e, version, &m.local, max(0, e.Used-m.told.used[e.Window-m.index+1]))
 	}
 	for i := range c.counters {
 		m := &c.counters[i]
@@ -217,13 +217,13 @@ func (f *Saved) parts() []int64 {
 	if len(f.Parts) == 0 || f.ID.Unit().Calendar() {
 		return nil
 	}
-	ours, left := make([]int64, parts), f.Used
+	uses, left := make([]int64, parts), f.Used
 	for i, used := range f.Parts {
 		used = min(left, max(0, used))
 		left -= used
-		ours[min(((i+1)*parts+len(f.Parts)-1)/len(f.Parts), parts)-1] += used
+		uses[min(((i+1)*parts+len(f.Parts)-1)/len(f.Parts), parts)-1] += used
 	}
-	return ours
+	return uses
 }
 
 // age moves use that was just heard to the parts that a previous process has

@@ -116,7 +116,7 @@ func (c *Caller) Report(now time.Time, version uint64, entries []Entry) []Entry 
 	if c.latest.version == 0 {
 		c.latest = latest{version, c.admitted, at}
 		for _, m := range c.all() {
-			m.sent.copy(&m.own)
+			m.sent.copy(&m.local)
 		}
 		c.concurrent.sent = -1
 	}
@@ -153,7 +153,7 @@ func (c *Caller) arrived(at int64) (more bool) {
 	more = c.concurrent.confirmed()
 	for _, m := range c.all() {
 		m.told.copy(&m.sent)
-		more = more || m.own.used != m.sent.used
+		more = more || m.local.used != m.sent.used
 	}
 	return more
 }
@@ -174,9 +174,9 @@ func (s *sums) copy(from *sums) {
 // unheard returns how much this replica and its previous processes have used
 // that the other replicas do not know.
 func (m *counter) unheard(now int64, sharing Sharing) int64 {
-	used := m.own.used[1] - m.told.used[1] + m.untold.used[1]
-	if m.own.parts != nil {
-		oldest, later := m.own.from(m.oldest(now))
+	used := m.local.used[1] - m.told.used[1] + m.untold.used[1]
+	if m.local.parts != nil {
+		oldest, later := m.local.from(m.oldest(now))
 		toldOldest, toldLater := m.told.from(m.oldest(now))
 		untoldOldest, untoldLater := m.untold.from(m.oldest(now))
 		oldest, later = oldest-toldOldest+untoldOldest, later-toldLater+untoldLater
@@ -213,9 +213,9 @@ func (m *counter) whole(portion int64, sharing Sharing) int64 {
 // limit.
 func (m *counter) measure(now int64) {
 	m.usualPart = 0
-	own := m.spentOf(&m.told, now)
-	if all := add(own, m.spentOf(&m.others, now)); all > 0 {
-		m.usualPart = float64(own) / float64(all)
+	local := m.spentOf(&m.told, now)
+	if all := add(local, m.spentOf(&m.others, now)); all > 0 {
+		m.usualPart = float64(local) / float64(all)
 	}
 }
 

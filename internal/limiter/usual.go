@@ -50,18 +50,18 @@ const (
 func (a *averages) ratio() float64 { return min(max(a.prompt/a.length, leastRatio), mostRatio) }
 
 // estimate returns the likely cost of a request: the prompt's length times the
-// ratio, and twice the average output, or less if the request allows less. its
+// ratio, and twice the average output, or less if the request allows less. use
 // is the use of the request's model, or nil if there was none.
-func (u *usual) estimate(e Estimate, its *modelUse) (prompt, output int64) {
+func (u *usual) estimate(e Estimate, use *modelUse) (prompt, output int64) {
 	if e.Prompt <= 0 {
 		return 0, 0
 	}
 	prompts, outputs := &u.averages, &u.averages
-	if its != nil && its.promptCount > 0 {
-		prompts = &its.averages
+	if use != nil && use.promptCount > 0 {
+		prompts = &use.averages
 	}
-	if its != nil && its.outputCount > 0 {
-		outputs = &its.averages
+	if use != nil && use.outputCount > 0 {
+		outputs = &use.averages
 	}
 	prompt = int64(math.Ceil(float64(limited(e.Prompt)) * prompts.ratio()))
 	twice := max(1, int64(math.Ceil(2*outputs.output)))
@@ -76,11 +76,12 @@ func (u *usual) estimate(e Estimate, its *modelUse) (prompt, output int64) {
 // would make the caller's estimates too high for hundreds of requests.
 const mostLearned = 1 << 20
 
-// learn updates the averages with the cost of a request. held is Caller.held.
-func (u *usual) learn(now int64, r *Reservation, cost Cost, held uint64) {
+// learn updates the averages with the cost of a request. keptOut is
+// Caller.keptOut.
+func (u *usual) learn(now int64, r *Reservation, cost Cost, keptOut uint64) {
 	cost.Prompt, cost.Output = min(cost.Prompt, mostLearned), min(limited(cost.Output), mostLearned)
-	its := u.of(cost.Model, now)
-	for _, a := range []*averages{&u.averages, &its.averages} {
+	use := u.of(cost.Model, now)
+	for _, a := range []*averages{&u.averages, &use.averages} {
 		if r.length > 0 && cost.Prompt > 0 {
 			a.learnPrompt(limited(r.length), limited(cost.Prompt))
 		}
@@ -89,8 +90,8 @@ func (u *usual) learn(now int64, r *Reservation, cost Cost, held uint64) {
 		}
 	}
 	if r.replies > 0 {
-		if its.atLeast(cost.Output, r.replies); held >= r.number {
-			its.vouch(cost.Output)
+		if use.atLeast(cost.Output, r.replies); keptOut >= r.number {
+			use.vouch(cost.Output)
 		}
 	}
 	if estimated, reported := r.prompt+r.output, limited(cost.Prompt)+limited(cost.Output); estimated > 0 &&

@@ -27,8 +27,8 @@ func TestASettlementGoesToTheWindowThatWasChargedWhereverMidnightIs(t *testing.T
 				c.Change(at, Settings{Limits: l, Location: zone(before)})
 				for _, id := range []ID{l[0].ID(), l[1].ID()} {
 					m := &c.counters[id]
-					if got := m.own.used[0] + m.own.used[1]; got != 1127 {
-						t.Fatalf("%02d:00, from UTC%+d to %+d and back: %s is %v, want 1127 in all", hour, before, after, id, m.own.used)
+					if got := m.local.used[0] + m.local.used[1]; got != 1127 {
+						t.Fatalf("%02d:00, from UTC%+d to %+d and back: %s is %v, want 1127 in all", hour, before, after, id, m.local.used)
 					}
 				}
 			}
