@@ -27,10 +27,10 @@ func Ask(address, method, path string, query url.Values) ([]byte, error) {
 	}
 	res, err := caddycmd.AdminAPIRequest(address, method, path, nil, nil)
 	if err != nil {
-		var said struct{ Error string }
-		if _, body, ok := strings.Cut(err.Error(), ": {"); ok && json.Unmarshal([]byte("{"+body), &said) == nil &&
-			said.Error != "" {
-			return nil, errors.New(cli.Printable(said.Error))
+		var reply struct{ Error string }
+		if _, body, ok := strings.Cut(err.Error(), ": {"); ok && json.Unmarshal([]byte("{"+body), &reply) == nil &&
+			reply.Error != "" {
+			return nil, errors.New(cli.Printable(reply.Error))
 		}
 		return nil, fmt.Errorf("the admin API at %s: %s", cli.Printable(address), cli.Printable(err.Error()))
 	}

@@ -195,7 +195,7 @@ func ReadRows[T any](from io.Reader, most, longest int, each func(row T) bool) b
 
 // chosen returns the answers of the replicas with this name: a host, or the
 // beginning of an id. Several engines may have one.
-func chosen(answers []seam.PeerAnswer, name string) (its []seam.PeerAnswer, err error) {
+func chosen(answers []seam.PeerAnswer, name string) (matching []seam.PeerAnswer, err error) {
 	var names []string
 	for _, a := range answers {
 		names = append(names, cli.Printable(a.Host)+" "+a.ID)
@@ -210,10 +210,10 @@ func chosen(answers []seam.PeerAnswer, name string) (its []seam.PeerAnswer, err 
 				name, Listed(names))
 		}
 		engines[a.Engine] = true
-		its = append(its, a)
+		matching = append(matching, a)
 	}
-	if len(its) == 0 && name != EveryReplica {
+	if len(matching) == 0 && name != EveryReplica {
 		return nil, Refuse(http.StatusNotFound, "no replica is called '%s': there are %s", name, Listed(names))
 	}
-	return its, nil
+	return matching, nil
 }

@@ -146,15 +146,15 @@ type streak struct {
 func (s *Streaks) Refused(use Use, digest uint64) (ends bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	its := s.of[use]
-	if its == nil {
-		its = s.begin(use)
+	streak := s.of[use]
+	if streak == nil {
+		streak = s.begin(use)
 	}
-	if slices.Contains(its.refused[:its.length], digest) {
+	if slices.Contains(streak.refused[:streak.length], digest) {
 		return false
 	}
-	its.refused[its.length] = digest
-	if its.length++; its.length < inARow {
+	streak.refused[streak.length] = digest
+	if streak.length++; streak.length < inARow {
 		return false
 	}
 	s.end(use)
@@ -172,10 +172,10 @@ func (s *Streaks) begin(use Use) *streak {
 			break
 		}
 	}
-	its := new(streak)
-	s.of[Use{strings.Clone(use.Model), strings.Clone(use.Operation)}] = its
+	added := new(streak)
+	s.of[Use{strings.Clone(use.Model), strings.Clone(use.Operation)}] = added
 	s.length.Store(int32(len(s.of)))
-	return its
+	return added
 }
 
 // end ends the streak of a use. The caller holds the lock.

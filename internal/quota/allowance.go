@@ -167,7 +167,7 @@ type allowance struct {
 // request was sent, because backends count a request when it arrives. If two
 // replies arrive at the same moment, only one is recorded. A reading that the
 // backend's own replies contradict does not count: see doubt.
-func (a *allowance) learn(s said, r *Reply, i int, now Instant) {
+func (a *allowance) learn(s rateInfo, r *Reply, i int, now Instant) {
 	if !a.learning.CompareAndSwap(false, true) {
 		return
 	}
@@ -207,7 +207,7 @@ const maxServed = 3
 
 // grows updates the doubt with a reading. It reports whether the reading is
 // wrong.
-func (d *doubt) grows(s said, r *Reply, cost int64, now Instant) bool {
+func (d *doubt) grows(s rateInfo, r *Reply, cost int64, now Instant) bool {
 	switch {
 	case r.Throttles:
 		*d = doubt{}

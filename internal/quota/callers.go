@@ -125,14 +125,14 @@ func (c *Callers) useOf(id CallerID, at int64) *CallerUse {
 	uses := c.uses.Load()
 	for i := range uint64(maxCallers) {
 		u := &uses[(first+i)%maxCallers]
-		its := u.id.Load()
-		if its != nil && *its == id {
+		known := u.id.Load()
+		if known != nil && *known == id {
 			return u
 		}
-		if free == nil && (its == nil || u.isIdle(at)) {
+		if free == nil && (known == nil || u.isIdle(at)) {
 			free = u
 		}
-		if its == nil {
+		if known == nil {
 			break
 		}
 	}
@@ -215,14 +215,14 @@ func (c *counts) read(u *CallerUse, at int64) {
 	uses := u.of.uses.Load()
 	for i := range uses {
 		other := &uses[i]
-		its := other.id.Load()
-		if its == nil || its.Model != id.Model {
+		otherID := other.id.Load()
+		if otherID == nil || otherID.Model != id.Model {
 			continue
 		}
 		got, members := other.got.sum(at, halves), other.members.Load()
 		c.all += got
 		c.members |= members
-		if its.Tier != id.Tier || other.isIdle(at) {
+		if otherID.Tier != id.Tier || other.isIdle(at) {
 			continue
 		}
 		asked := other.asked.sum(at, halves)
@@ -236,20 +236,20 @@ func (c *counts) read(u *CallerUse, at int64) {
 // level returns the cost that a caller may have got. It sorts the counts.
 func (c *counts) level() float64 {
 	var asked, got float64
-	for _, its := range c.active[:c.n] {
-		asked += its.asked
-		got += its.got
+	for _, count := range c.active[:c.n] {
+		asked += count.asked
+		got += count.got
 	}
 	if nearlyAll*asked <= got {
 		return math.Inf(1) // all get what they ask for
 	}
 	slices.SortFunc(c.active[:c.n], func(a, b count) int { return cmp.Compare(a.asked, b.asked) })
 	level := 0.
-	for i, its := range c.active[:c.n] { // each gets what it asks for, or an equal part of the rest
-		if level = got / float64(c.n-i); its.asked > level {
+	for i, count := range c.active[:c.n] { // each gets what it asks for, or an equal part of the rest
+		if level = got / float64(c.n-i); count.asked > level {
 			break
 		}
-		got -= its.asked
+		got -= count.asked
 	}
 	return level
 }

@@ -95,8 +95,8 @@ func (m *Meter) IsFull(now Instant) bool {
 	if r == nil {
 		return false
 	}
-	full, over := r.isFull(now, m.sent.Load())
-	if over {
+	full, ended := r.isFull(now, m.sent.Load())
+	if ended {
 		m.ramp.CompareAndSwap(r, nil)
 	}
 	return full

@@ -32,8 +32,8 @@ func (m *Meter) See(r Reply, model string, now time.Time) {
 		m.see(utilization, used/100, now)
 	}
 	for i, rate := range [...]*verdict.Rate{requests: &r.Rates.Requests, tokens: &r.Rates.Tokens} {
-		if said, ok := read(rate, windows[i]); ok && isOf(&r.Rates, model) {
-			m.allowances[i].learn(said, &r, i, At(now))
+		if info, ok := read(rate, windows[i]); ok && isOf(&r.Rates, model) {
+			m.allowances[i].learn(info, &r, i, At(now))
 		}
 	}
 	if r.Throttles {
@@ -62,8 +62,8 @@ var windows = [limits]time.Duration{requests: 10 * time.Second, tokens: time.Min
 // to a limit per day, which does not show how busy the backend is.
 const longestReset = time.Hour
 
-// said is a reply's information about a rate limit.
-type said struct {
+// rateInfo is a reply's information about a rate limit.
+type rateInfo struct {
 	limit, remaining float64
 	// most is how much of the limit there is in a window. It is 0 if that is
 	// not known.
@@ -84,7 +84,7 @@ type said struct {
 // it names the limit per minute: of 120 requests per minute, 19 remain after
 // the first one. So with a number of seconds, the requests in a window are
 // known only if the reply names the window's length.
-func read(rate *verdict.Rate, longest time.Duration) (s said, ok bool) {
+func read(rate *verdict.Rate, longest time.Duration) (s rateInfo, ok bool) {
 	var isLimited, isKnown bool
 	s.limit, isLimited = rate.Limit.Number()
 	if !isLimited || s.limit == 0 {

@@ -132,15 +132,15 @@ type Meter struct {
 	// the other replicas.
 	counter costCounter
 	others  others
-	// asks are when requests of each tier last asked for the model. 0: never.
-	asks [MaxTiers + 1]atomic.Int64
+	// askedAt is when requests of each tier last asked for the model. 0: never.
+	askedAt [MaxTiers + 1]atomic.Int64
 }
 
 // Ask records that a request of a tier asks for the model, so that the tier
 // counts as active.
 func (m *Meter) Ask(tier int, now time.Time) {
-	if at := instant(now); m.asks[tier].Load() < at {
-		m.asks[tier].Store(at)
+	if at := instant(now); m.askedAt[tier].Load() < at {
+		m.askedAt[tier].Store(at)
 	}
 }
 

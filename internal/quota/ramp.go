@@ -34,9 +34,9 @@ const (
 )
 
 // isFull reports whether the allowed number of requests wait for their first
-// byte. sent is how many requests were ever sent. over reports whether the ramp
-// has ended.
-func (r *ramp) isFull(now Instant, sent int64) (full, over bool) {
+// byte. sent is how many requests were ever sent. ended reports whether the
+// ramp has ended.
+func (r *ramp) isFull(now Instant, sent int64) (full, ended bool) {
 	if now < r.begins {
 		return false, false // the cooldown keeps them away
 	}

@@ -33,7 +33,7 @@ func (m *Meter) Group(t Tier, now Instant) Group {
 func (m *Meter) askers(of *Shares, at int64) (g Group) {
 	elsewhere := m.elsewhere(at)
 	for i, share := range of {
-		if share > 0 && (at < m.asks[i].Load()+memory.Milliseconds() || elsewhere != nil && elsewhere[1][i] > 0) {
+		if share > 0 && (at < m.askedAt[i].Load()+memory.Milliseconds() || elsewhere != nil && elsewhere[1][i] > 0) {
 			g |= 1 << i
 		}
 	}

@@ -174,7 +174,7 @@ type Admission interface {
 	Backends() [][]string
 	// Grant returns what a caller may use. It is called when a request comes,
 	// and applies to it until its end.
-	Grant(who keys.Caller) *Grant
+	Grant(caller keys.Caller) *Grant
 	// Refuse returns the answer to a request that a limit refuses.
 	Refuse(r *http.Request, now time.Time, name string, refusal *limiter.Refusal) apierror.Answer
 	// Use returns what a caller sees of its own use and limits, for JSON. It

@@ -89,8 +89,8 @@ func (q *queue) positionOf(t *Ticket, waiter Waiter, number uint64) *position {
 	if waiter.Tier < len(q.lines) {
 		l := &q.lines[waiter.Tier]
 		s.turn = l.turn
-		if its, ok := l.callers[waiter.Caller]; ok {
-			s.turn = max(l.turn, its.last+1)
+		if caller, ok := l.callers[waiter.Caller]; ok {
+			s.turn = max(l.turn, caller.last+1)
 		}
 	}
 	for _, before := range s.positions {
@@ -122,8 +122,8 @@ func (t *Ticket) enter(now time.Time, returns []Return) {
 		line := s.line()
 		at, _ := slices.BinarySearchFunc(line.positions, s, compare)
 		line.positions = slices.Insert(line.positions, at, s)
-		its := line.callers[t.waiter.Caller]
-		line.callers[t.waiter.Caller] = turns{its.waiting + 1, max(its.last, s.turn)}
+		caller := line.callers[t.waiter.Caller]
+		line.callers[t.waiter.Caller] = turns{caller.waiting + 1, max(caller.last, s.turn)}
 		positions = append(positions, s)
 	}
 	t.positions, t.waits = positions, true
@@ -146,12 +146,12 @@ func (t *Ticket) exit() {
 		if at, ok := slices.BinarySearchFunc(line.positions, s, compare); ok {
 			line.positions = slices.Delete(line.positions, at, at+1)
 		}
-		its := line.callers[t.waiter.Caller]
-		if its.last == s.turn && s.turn > 0 { // the caller's next request gets this turn
-			its.last--
+		caller := line.callers[t.waiter.Caller]
+		if caller.last == s.turn && s.turn > 0 { // the caller's next request gets this turn
+			caller.last--
 		}
-		if its.waiting--; its.waiting > 0 {
-			line.callers[t.waiter.Caller] = its
+		if caller.waiting--; caller.waiting > 0 {
+			line.callers[t.waiter.Caller] = caller
 		} else {
 			delete(line.callers, t.waiter.Caller)
 		}

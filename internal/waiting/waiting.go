@@ -201,9 +201,9 @@ func (l *Queues) Ahead(now time.Time, key Key, waiter Waiter, t *Ticket) (r Retu
 	if q == nil {
 		return r, false
 	}
-	its := q.positionOf(t, waiter, l.joined+1)
+	s := q.positionOf(t, waiter, l.joined+1)
 	for head := range q.heads() {
-		isFirst := head.Ticket != t && compare(head, its) < 0 && (head.waiter == waiter || !head.yields(now))
+		isFirst := head.Ticket != t && compare(head, s) < 0 && (head.waiter == waiter || !head.yields(now))
 		if isFirst || q.gate.After(now) {
 			return head.Return, true
 		}
@@ -238,11 +238,11 @@ func (l *Queues) Join(now time.Time, waiter Waiter, until time.Time, size int,
 
 // Wait waits until the request may try, or no longer waits.
 func (t *Ticket) Wait(done <-chan struct{}) Result {
-	over := time.NewTimer(time.Until(t.until))
-	defer over.Stop()
+	timer := time.NewTimer(time.Until(t.until))
+	defer timer.Stop()
 	select {
 	case <-t.wake:
-	case <-over.C:
+	case <-timer.C:
 	case <-done:
 	}
 	l, now := t.of, time.Now()
