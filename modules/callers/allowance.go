@@ -25,11 +25,11 @@ func orAllowance(a, tier Allowance) Allowance {
 	if a.MaxRequests == nil {
 		a.MaxRequests = tier.MaxRequests
 	}
-	for _, list := range []struct{ own, tier *[]string }{
+	for _, list := range []struct{ caller, tier *[]string }{
 		{&a.Models, &tier.Models}, {&a.Backends, &tier.Backends}, {&a.ServiceTiers, &tier.ServiceTiers},
 	} {
-		if *list.own == nil {
-			*list.own = *list.tier
+		if *list.caller == nil {
+			*list.caller = *list.tier
 		}
 	}
 	return a
@@ -37,56 +37,56 @@ func orAllowance(a, tier Allowance) Allowance {
 
 // orLimits returns the caller's limits, and the tier's limits for other units
 // and models. All of them must be valid.
-func orLimits(kind limiter.Kind, own, tier []Limit) []Limit {
+func orLimits(kind limiter.Kind, caller, tier []Limit) []Limit {
 	unit := func(l Limit) limiter.Unit {
 		limit, _ := limiter.ParseLimit(kind, l.Limit)
 		return limit.Unit
 	}
-	return slices.Concat(own, slices.DeleteFunc(slices.Clone(tier), func(l Limit) bool {
-		return slices.ContainsFunc(own,
+	return slices.Concat(caller, slices.DeleteFunc(slices.Clone(tier), func(l Limit) bool {
+		return slices.ContainsFunc(caller,
 			func(other Limit) bool { return unit(other) == unit(l) && other.Model == l.Model })
 	}))
 }
 
 // checkAllowance returns an error if an option of an allowance is not valid.
-// who names the caller or the tier in errors. backends are the pool's backends:
-// see [Config.Check].
-func (c *Config) checkAllowance(who string, a Allowance, backends []seam.Backend) error {
-	limits, err := parseLimits(a, who)
+// holder names the caller or the tier in errors. backends are the pool's
+// backends: see [Config.Check].
+func (c *Config) checkAllowance(holder string, a Allowance, backends []seam.Backend) error {
+	limits, err := parseLimits(a, holder)
 	if err != nil {
 		return err
 	}
 	for _, l := range limits {
 		if l.Then != "" && !c.hasTier(l.Then) {
-			return fmt.Errorf("%s: %s %s: %s", who, l.Kind, l, c.noTier(l.Then))
+			return fmt.Errorf("%s: %s %s: %s", holder, l.Kind, l, c.noTier(l.Then))
 		}
 	}
 	if a.MaxRequests != nil && *a.MaxRequests < 1 {
-		return fmt.Errorf("%s: max_requests '%d' is not a whole number of 1 or more", who, *a.MaxRequests)
+		return fmt.Errorf("%s: max_requests '%d' is not a whole number of 1 or more", holder, *a.MaxRequests)
 	}
-	if err := checkBackends(who, a.Backends, backends); err != nil {
+	if err := checkBackends(holder, a.Backends, backends); err != nil {
 		return err
 	}
-	if err := checkModels(who, a, limits, backends); err != nil {
+	if err := checkModels(holder, a, limits, backends); err != nil {
 		return err
 	}
 	if a.ServiceTiers != nil && len(a.ServiceTiers) == 0 {
-		return fmt.Errorf("%s: service_tiers is an empty list: expected at least one name", who)
+		return fmt.Errorf("%s: service_tiers is an empty list: expected at least one name", holder)
 	}
 	for i, tier := range a.ServiceTiers {
 		switch {
 		case !openaiapi.IsServiceTier(tier):
 			return fmt.Errorf("%s: service tier '%s' is not known: expected some of %s",
-				who, tier, openaiapi.ServiceTierNames())
+				holder, tier, openaiapi.ServiceTierNames())
 		case slices.Contains(a.ServiceTiers[:i], tier):
-			return fmt.Errorf("%s: service tier '%s' is given twice", who, tier)
+			return fmt.Errorf("%s: service tier '%s' is given twice", holder, tier)
 		}
 	}
 	return nil
 }
 
 // checkModels returns an error if no backend has a model of an allowance.
-func checkModels(who string, a Allowance, limits []limiter.Limit, backends []seam.Backend) error {
+func checkModels(holder string, a Allowance, limits []limiter.Limit, backends []seam.Backend) error {
 	if a.Models == nil && !slices.ContainsFunc(limits, func(l limiter.Limit) bool { return l.Model != "" }) {
 		return nil
 	}
@@ -101,9 +101,9 @@ func checkModels(who string, a Allowance, limits []limiter.Limit, backends []sea
 			may = "that it may use "
 		}
 		return fmt.Errorf("%s: no backend %shas the model '%s': expected some of %s",
-			who, may, model, strings.Join(models, ", "))
+			holder, may, model, strings.Join(models, ", "))
 	}
-	err := checkNames(who, "model", a.Models, check)
+	err := checkNames(holder, "model", a.Models, check)
 	for _, l := range limits {
 		if err == nil && l.Model != "" {
 			err = check(l.Model)
@@ -113,19 +113,19 @@ func checkModels(who string, a Allowance, limits []limiter.Limit, backends []sea
 }
 
 // checkNames returns an error if a list of names is empty, has an empty name or
-// a name twice, or if check returns one. who names the caller or the tier in
+// a name twice, or if check returns one. holder names the caller or the tier in
 // errors, and what is a word for one name, such as model.
-func checkNames(who, what string, names []string, check func(name string) error) error {
+func checkNames(holder, what string, names []string, check func(name string) error) error {
 	if names != nil && len(names) == 0 {
-		return fmt.Errorf("%s: %ss is an empty list: expected at least one name", who, what)
+		return fmt.Errorf("%s: %ss is an empty list: expected at least one name", holder, what)
 	}
 	given := make(map[string]bool, len(names))
 	for _, name := range names {
 		switch {
 		case name == "":
-			return fmt.Errorf("%s: %ss has an empty name", who, what)
+			return fmt.Errorf("%s: %ss has an empty name", holder, what)
 		case given[name]:
-			return fmt.Errorf("%s: %s '%s' is given twice", who, what, name)
+			return fmt.Errorf("%s: %s '%s' is given twice", holder, what, name)
 		}
 		if err := check(name); err != nil {
 			return err
@@ -135,9 +135,9 @@ func checkNames(who, what string, names []string, check func(name string) error)
 	return nil
 }
 
-// parseLimits parses the limits of an allowance. who names the caller or the
+// parseLimits parses the limits of an allowance. holder names the caller or the
 // tier in errors.
-func parseLimits(a Allowance, who string) (limits []limiter.Limit, err error) {
+func parseLimits(a Allowance, holder string) (limits []limiter.Limit, err error) {
 	for _, of := range []struct {
 		kind   limiter.Kind
 		limits []Limit
@@ -145,13 +145,13 @@ func parseLimits(a Allowance, who string) (limits []limiter.Limit, err error) {
 		for _, text := range of.limits {
 			l, err := limiter.ParseLimit(of.kind, text.Limit)
 			if err != nil {
-				return nil, fmt.Errorf("%s: %w", who, err)
+				return nil, fmt.Errorf("%s: %w", holder, err)
 			}
 			l.Model, l.Then = text.Model, text.Then
 			if slices.ContainsFunc(limits,
 				func(other limiter.Limit) bool { return other.ID() == l.ID() && other.Model == l.Model }) {
 				return nil, fmt.Errorf("%s: %s per %s is given twice: '%s'",
-					who, l.Kind, ofModel(l.Unit.String(), l.Model), text.Limit)
+					holder, l.Kind, ofModel(l.Unit.String(), l.Model), text.Limit)
 			}
 			limits = append(limits, l)
 		}

@@ -19,19 +19,19 @@ func matches(names []string, backend string) bool {
 }
 
 // checkBackends returns an error if a name of the option backends matches no
-// backend. who names the caller or the tier in errors.
-func checkBackends(who string, names []string, backends []seam.Backend) error {
+// backend. holder names the caller or the tier in errors.
+func checkBackends(holder string, names []string, backends []seam.Backend) error {
 	var there []string
 	for _, b := range backends {
 		there = append(there, b.Name)
 	}
-	return checkNames(who, "backend", names, func(name string) error {
+	return checkNames(holder, "backend", names, func(name string) error {
 		if there == nil ||
 			slices.ContainsFunc(there, func(b string) bool { return b == "" || matches([]string{name}, b) }) {
 			return nil
 		}
 		return fmt.Errorf("%s: no backend has the name '%s': expected some of %s, or a name with *",
-			who, name, strings.Join(there, ", "))
+			holder, name, strings.Join(there, ", "))
 	})
 }
 

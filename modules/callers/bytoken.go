@@ -11,54 +11,54 @@ import (
 // byToken holds the tiers that the tokens of callers name. There may be many
 // callers, and new ones come at any time.
 type byToken struct {
-	mu   sync.RWMutex
-	said map[string]saidByToken
+	mu         sync.RWMutex
+	placements map[string]placement
 	// swept is when old entries were last removed.
 	swept time.Time
 	// placing is held while a caller is placed in a tier.
 	placing sync.Mutex
 }
 
-// saidByToken is the content of a caller's newest token.
-type saidByToken struct {
+// placement is the content of a caller's newest token.
+type placement struct {
 	// tier is the tier that the token names. It may be empty. It has no effect
 	// if the caller's own block names a tier.
 	tier   string
 	issued time.Time
 }
 
-// maxSaid is the maximum number of remembered callers. If a caller is
+// maxPlacements is the maximum number of remembered callers. If a caller is
 // forgotten, its next token sets its tier again.
-const maxSaid = 100_000
+const maxPlacements = 100_000
 
 // maxAge is the age at which a token is forgotten. Tokens are seldom valid for
 // a day. If an older one is still used, the next request with it is remembered
 // again.
 const maxAge = 48 * time.Hour
 
-func (b *byToken) of(name string) saidByToken {
+func (b *byToken) of(name string) placement {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
-	return b.said[name]
+	return b.placements[name]
 }
 
-func (b *byToken) set(name string, said saidByToken) {
+func (b *byToken) set(name string, p placement) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.said == nil {
-		b.said = make(map[string]saidByToken)
+	if b.placements == nil {
+		b.placements = make(map[string]placement)
 	}
 	if now := time.Now(); now.Sub(b.swept) > time.Hour {
 		b.swept = now
-		maps.DeleteFunc(b.said, func(_ string, said saidByToken) bool { return now.Sub(said.issued) > maxAge })
+		maps.DeleteFunc(b.placements, func(_ string, p placement) bool { return now.Sub(p.issued) > maxAge })
 	}
-	if _, known := b.said[name]; !known && len(b.said) >= maxSaid {
-		for some := range b.said {
-			delete(b.said, some)
+	if _, known := b.placements[name]; !known && len(b.placements) >= maxPlacements {
+		for some := range b.placements {
+			delete(b.placements, some)
 			break
 		}
 	}
-	b.said[name] = said
+	b.placements[name] = p
 }
 
 // placeByToken places a caller in the tier that its token names, unless the
@@ -79,11 +79,11 @@ func (c *Callers) placeByToken(token *keys.Identity) {
 	}
 	tokens.placing.Lock()
 	defer tokens.placing.Unlock()
-	before, said := tokens.of(token.Name), saidByToken{tier: token.Tier, issued: token.Issued}
+	before, latest := tokens.of(token.Name), placement{tier: token.Tier, issued: token.Issued}
 	if !token.Issued.After(before.issued) {
 		return
 	}
-	if tokens.set(token.Name, said); said.tier != before.tier && c.started.Load() { // what was used stays
+	if tokens.set(token.Name, latest); latest.tier != before.tier && c.started.Load() { // what was used stays
 		c.kept.limiters.Apply(time.Now(), token.Name)
 	}
 }

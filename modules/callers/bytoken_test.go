@@ -28,7 +28,7 @@ func TestWhatATokenSaysIsForgotten(t *testing.T) {
 			}
 			time.Sleep(24 * time.Hour)
 		}
-		if n := len(c.byToken.Load().said); n > 400 {
+		if n := len(c.byToken.Load().placements); n > 400 {
 			t.Errorf("it is known what the tokens of %d callers say", n)
 		}
 		if n := len(c.kept.limiters.All()); n > 3300 {

@@ -57,13 +57,13 @@ func (c *Config) unmarshalCaller(d *caddyfile.Dispenser) error {
 	return err
 }
 
-// optionsOf returns the options in the block of a caller or a tier. who is its
-// name in errors.
-func optionsOf(a *Allowance, who string) directive.Options {
+// optionsOf returns the options in the block of a caller or a tier. holder is
+// its name in errors.
+func optionsOf(a *Allowance, holder string) directive.Options {
 	most := new(int)
 	return directive.Options{
-		"requests": limitOption(a, who, limiter.Requests, &a.Requests),
-		"tokens":   limitOption(a, who, limiter.Tokens, &a.Tokens),
+		"requests": limitOption(a, holder, limiter.Requests, &a.Requests),
+		"tokens":   limitOption(a, holder, limiter.Tokens, &a.Tokens),
 		"max_requests": directive.Int(most, 1, directive.MaxInt).Check(func() error {
 			a.MaxRequests = most
 			return nil
@@ -74,7 +74,7 @@ func optionsOf(a *Allowance, who string) directive.Options {
 	}
 }
 
-func limitOption(a *Allowance, who string, kind limiter.Kind, into *[]Limit) directive.Option {
+func limitOption(a *Allowance, holder string, kind limiter.Kind, into *[]Limit) directive.Option {
 	text := "a limit such as 600/minute, an optional model and an optional 'then <tier>'"
 	return directive.Args(text, 1, 4, func(args []string) error {
 		l, rest := Limit{Limit: args[0]}, args[1:]
@@ -92,7 +92,7 @@ func limitOption(a *Allowance, who string, kind limiter.Kind, into *[]Limit) dir
 			l.Then = rest[1]
 		}
 		*into = append(*into, l)
-		_, err := parseLimits(*a, who)
+		_, err := parseLimits(*a, holder)
 		return err
 	}).Repeatable()
 }
@@ -102,21 +102,21 @@ func (c *Config) unmarshalTier(d *caddyfile.Dispenser) error {
 	if err := directive.Argument(d, &t.Name); err != nil {
 		return err
 	}
-	who := tierNamed(t.Name)
+	holder := tierNamed(t.Name)
 	for _, word := range d.RemainingArgs() {
 		if word != "default" || t.Default {
-			return d.Errf("%s: unexpected argument '%s', expected [default]", who, word)
+			return d.Errf("%s: unexpected argument '%s', expected [default]", holder, word)
 		}
 		t.Default = true
 	}
 	c.Tiers = append(c.Tiers, t)
 	if len(c.Tiers) > maxTiers {
-		return d.Errf("%s: expected at most %d tiers", who, maxTiers)
+		return d.Errf("%s: expected at most %d tiers", holder, maxTiers)
 	}
 	if err := c.checkLastTier(); err != nil {
 		return d.WrapErr(err)
 	}
-	return directive.Block(d, optionsOf(&c.Tiers[len(c.Tiers)-1].Allowance, who), directive.Options{
+	return directive.Block(d, optionsOf(&c.Tiers[len(c.Tiers)-1].Allowance, holder), directive.Options{
 		"reserve": directive.Args("a percentage such as 50%", 1, 1, c.reserve),
 	})
 }

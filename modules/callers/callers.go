@@ -164,9 +164,9 @@ func (c *Callers) Backends() [][]string {
 
 // Grant implements seam.Admission. If the caller has sent a token, it is placed
 // in the tier that the token names.
-func (c *Callers) Grant(who keys.Caller) *seam.Grant {
-	c.placeByToken(who.Token)
-	return &c.of(who.Name).Grant
+func (c *Callers) Grant(caller keys.Caller) *seam.Grant {
+	c.placeByToken(caller.Token)
+	return &c.of(caller.Name).Grant
 }
 
 // Names returns the callers that have a block.

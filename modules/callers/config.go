@@ -219,8 +219,8 @@ func (c *Config) Unused(names []string, tiers map[string]string, ofTokens []stri
 	if len(c.Tiers) == 1 && isEmpty(c.Tiers[0].Allowance) {
 		warnings = append(warnings, "tier '"+order[0]+"' is the only one, so it has no effect: all callers are in it")
 	}
-	ends := func(who, whose, tier string, a Allowance) {
-		warnings = append(warnings, mistakes(a, who)...)
+	ends := func(holder, prefix, tier string, a Allowance) {
+		warnings = append(warnings, mistakes(a, holder)...)
 		models := a.Models
 		if in := slices.Index(order, tier); models == nil && in >= 0 {
 			models = c.Tiers[in].Models
@@ -228,26 +228,26 @@ func (c *Config) Unused(names []string, tiers map[string]string, ofTokens []stri
 		for _, l := range slices.Concat(a.Requests, a.Tokens) {
 			if l.Model != "" && models != nil && !slices.Contains(models, l.Model) {
 				warnings = append(warnings,
-					who+": '"+l.Limit+" "+l.Model+"' has no effect, because models does not include '"+l.Model+"'")
+					holder+": '"+l.Limit+" "+l.Model+"' has no effect, because models does not include '"+l.Model+"'")
 			}
 			if used[l.Then] = true; l.Then != "" && slices.Index(order, l.Then) <= slices.Index(order, tier) {
 				warnings = append(warnings,
-					who+": '"+l.Limit+" then "+l.Then+"' changes no tier, because '"+l.Then+
-						"' is not less important than "+whose+"'"+tier+"'")
+					holder+": '"+l.Limit+" then "+l.Then+"' changes no tier, because '"+l.Then+
+						"' is not less important than "+prefix+"'"+tier+"'")
 			}
 		}
 	}
 	for _, caller := range c.Callers {
-		who, tier := callerNamed(caller.Name), cmp.Or(caller.Tier, tiers[caller.Name], c.defaultTier())
+		holder, tier := callerNamed(caller.Name), cmp.Or(caller.Tier, tiers[caller.Name], c.defaultTier())
 		in := slices.IndexFunc(c.Tiers, func(t Tier) bool { return t.Name == tier })
 		if withoutOptions(caller) && !caller.Deny && (in < 0 || isEmpty(c.Tiers[in].Allowance)) {
-			warnings = append(warnings, who+" has no options, so nothing limits it")
+			warnings = append(warnings, holder+" has no options, so nothing limits it")
 		}
 		if caller.Name != everyOther && ofTokens == nil && !known[caller.Name] {
-			warnings = append(warnings, who+" has no client key, so its limits have no effect")
+			warnings = append(warnings, holder+" has no client key, so its limits have no effect")
 		}
 		used[tier] = true
-		ends(who, "the caller's tier ", tier, caller.Allowance)
+		ends(holder, "the caller's tier ", tier, caller.Allowance)
 	}
 	for _, tier := range slices.AppendSeq(slices.Clone(ofTokens), maps.Values(tiers)) {
 		used[tier] = true
@@ -264,15 +264,16 @@ func (c *Config) Unused(names []string, tiers map[string]string, ofTokens []stri
 }
 
 // mistakes returns warnings about limits that have no effect.
-func mistakes(a Allowance, who string) (warnings []string) {
-	limits, _ := parseLimits(a, who) // they were checked
+func mistakes(a Allowance, holder string) (warnings []string) {
+	limits, _ := parseLimits(a, holder) // they were checked
 	for _, shorter := range limits {
 		for _, longer := range limits {
 			applies := longer.Model == "" || longer.Model == shorter.Model
 			if shorter.Kind == longer.Kind && applies && longer.Amount < shorter.Amount && longer.Then == "" &&
 				shorter.Unit <= longer.Unit {
 				warnings = append(warnings,
-					who+": '"+shorter.Kind.String()+" "+shorter.String()+"' has no effect, because "+longer.String()+" is less")
+					holder+": '"+shorter.Kind.String()+" "+shorter.String()+"' has no effect, because "+
+						longer.String()+" is less")
 			}
 		}
 	}

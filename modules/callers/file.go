@@ -124,20 +124,20 @@ func (c *Config) with(path string, text []byte) (Config, error) {
 		return merged, fmt.Errorf("callers_file %s: %w", path, err)
 	}
 	merged.Callers = slices.Clone(c.Callers)
-	for _, its := range read.Callers {
-		i := slices.IndexFunc(c.Callers, func(given Caller) bool { return given.Name == its.Name })
+	for _, caller := range read.Callers {
+		i := slices.IndexFunc(c.Callers, func(given Caller) bool { return given.Name == caller.Name })
 		if i < 0 {
-			merged.Callers = append(merged.Callers, its)
+			merged.Callers = append(merged.Callers, caller)
 			continue
 		}
 		given := c.Callers[i]
-		if its.Deny {
-			merged.Callers[i] = its
+		if caller.Deny {
+			merged.Callers[i] = caller
 			continue
 		}
-		its.Deny = given.Deny && withoutOptions(its)
-		its.Allowance, its.Tier = orAllowance(its.Allowance, given.Allowance), cmp.Or(its.Tier, given.Tier)
-		merged.Callers[i] = its
+		caller.Deny = given.Deny && withoutOptions(caller)
+		caller.Allowance, caller.Tier = orAllowance(caller.Allowance, given.Allowance), cmp.Or(caller.Tier, given.Tier)
+		merged.Callers[i] = caller
 	}
 	return merged, nil
 }

@@ -43,12 +43,12 @@ type limitUse struct {
 // Use implements seam.Admission.
 func (c *Callers) Use(now time.Time, name string, models any) any {
 	s := c.Caller(now, name).Snapshot(now)
-	own := use{
+	result := use{
 		Pool: c.name, Name: s.Name, Tier: s.Tier, MaxRequests: s.MaxRequests, Limits: []limitUse{},
 		TokensToday: s.Today, TokensMonth: s.Month, Replicas: s.Replicas, Models: models,
 	}
 	if c.replicated {
-		own.ModelsOf = storageModels
+		result.ModelsOf = storageModels
 	}
 	for _, u := range s.Limits {
 		l := limitUse{u.Limit.Kind.String(), u.Limit.Unit.String(), u.Limit.Model, u.Allowed, u.Used, u.Left(),
@@ -56,9 +56,9 @@ func (c *Callers) Use(now time.Time, name string, models any) any {
 		if u.Reset > 0 {
 			l.Resets = new(moment(now.Add(u.Reset)))
 		}
-		own.Limits = append(own.Limits, l)
+		result.Limits = append(result.Limits, l)
 	}
-	return own
+	return result
 }
 
 // moment returns a time in the precision and zone of reports.

@@ -54,7 +54,7 @@ const unwritten = time.Hour
 
 // subject says whose use is kept: its name in logs, the name of its record, and
 // the folder in the storage with a folder of each pool.
-type subject struct{ whose, record, parent string }
+type subject struct{ name, record, parent string }
 
 var (
 	subjectCallers  = subject{"callers", "limits", "openai_lb/use/"}
@@ -126,8 +126,8 @@ func (u keptUse) Close() error {
 	return err
 }
 
-// own returns the key of this process's file.
-func (k *kept) own() string { return k.folder + "/" + k.limiters.Writer() + ".json" }
+// fileKey returns the key of this process's file.
+func (k *kept) fileKey() string { return k.folder + "/" + k.limiters.Writer() + ".json" }
 
 // Destruct implements caddy.Destructor.
 func (k *kept) Destruct() error {
@@ -153,7 +153,7 @@ func (k *kept) crossed(x limiter.Crossing) {
 func (k *kept) load(ctx context.Context, storage certmagic.Storage) error {
 	keys, err := storage.List(ctx, k.folder, false)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return &pools.StorageError{What: "could not read saved use of " + k.whose, Key: k.folder, Err: err}
+		return &pools.StorageError{What: "could not read saved use of " + k.name, Key: k.folder, Err: err}
 	}
 	k.old = nil
 	for _, key := range keys {
@@ -163,10 +163,10 @@ func (k *kept) load(ctx context.Context, storage certmagic.Storage) error {
 		case errors.Is(err, fs.ErrNotExist):
 			continue
 		case err != nil:
-			return &pools.StorageError{What: "could not read saved use of " + k.whose, Key: key, Err: err}
+			return &pools.StorageError{What: "could not read saved use of " + k.name, Key: key, Err: err}
 		}
 		if err := json.Unmarshal(text, &saved); err != nil {
-			k.logger.Load().Error("could not read saved use of "+k.whose+", going on without it",
+			k.logger.Load().Error("could not read saved use of "+k.name+", going on without it",
 				zap.String("key", key), zap.Error(err))
 			continue
 		}
@@ -186,10 +186,10 @@ func (k *kept) store(ctx context.Context, storage certmagic.Storage) error {
 	}
 	text, err := json.Marshal(savedUse{Writers: k.limiters.Save(time.Now())})
 	if err == nil {
-		err = storage.Store(ctx, k.own(), text)
+		err = storage.Store(ctx, k.fileKey(), text)
 	}
 	if err != nil {
-		return &pools.StorageError{What: "could not save use of " + k.whose, Key: k.own(), Err: err}
+		return &pools.StorageError{What: "could not save use of " + k.name, Key: k.fileKey(), Err: err}
 	}
 	for _, key := range k.old {
 		_ = storage.Delete(ctx, key) // it is removed after a restart then

@@ -40,7 +40,7 @@ func TestUseIsSavedAgainAfterAConfigThatSavesNothing(t *testing.T) {
 		spend(c, "alice", 1)
 		use(load(nil), 2)
 		use(load(storage), 4)
-		text, err := storage.Load(t.Context(), c.kept.own())
+		text, err := storage.Load(t.Context(), c.kept.fileKey())
 		if err != nil || !strings.Contains(string(text), `"limit":"tokens/day","window":10957,"used":7`) {
 			t.Errorf("saved is %s (%v), want 7 tokens of the day", text, err)
 		}
