@@ -132,11 +132,11 @@ type Difference struct {
 
 // Percent returns by how many percent our number differs from the exported one.
 // It may be infinite.
-func Percent(ours, exported int64) float64 {
-	if ours == exported {
+func Percent(counted, exported int64) float64 {
+	if counted == exported {
 		return 0
 	}
-	return 100 * float64(ours-exported) / float64(exported)
+	return 100 * float64(counted-exported) / float64(exported)
 }
 
 // MaxPercent is by how many percent a model may differ from an export.
@@ -150,16 +150,16 @@ func (d *Difference) Differs() bool {
 
 // Compare compares entries with an export by model, ignoring versions.
 func Compare(entries []Entry, export Export) (all []Difference) {
-	ours := make(Export)
+	counted := make(Export)
 	for _, e := range entries {
 		if input, output := e.Input+e.EstimatedInput, e.Output+e.EstimatedOutput; input+output > 0 {
-			ours.of(e.Model).Add(Use{Input: input, Output: output})
+			counted.of(e.Model).Add(Use{Input: input, Output: output})
 		}
 	}
 	for model := range maps.Keys(export) {
-		ours.of(model)
+		counted.of(model)
 	}
-	for model, u := range ours {
+	for model, u := range counted {
 		theirs := export.of(model)
 		all = append(all, Difference{model, u.Input, theirs.Input, u.Output, theirs.Output})
 	}

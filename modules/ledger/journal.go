@@ -273,8 +273,8 @@ func (j *journal) tryCreate(folder string) error {
 // isThere reports whether a file still has its name.
 func isThere(file *os.File) bool {
 	named, err := os.Stat(file.Name())
-	its, statErr := file.Stat()
-	return err == nil && statErr == nil && os.SameFile(named, its)
+	opened, statErr := file.Stat()
+	return err == nil && statErr == nil && os.SameFile(named, opened)
 }
 
 // turn returns the files that are not needed once all changes until now are

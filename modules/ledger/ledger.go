@@ -227,8 +227,8 @@ func (*Ledger) Destruct() error { return nil }
 func (l *Ledger) Add(now time.Time, k Key, u Use, later string) {
 	number := now.Unix() / dayLength
 	k.ServiceTier = cmp.Or(k.ServiceTier, openaiapi.DefaultTier)
-	its := &l.shards[rand.IntN(shards)]
-	if later != "" || !its.add(dayKey{number, k}, u) {
+	shard := &l.shards[rand.IntN(shards)]
+	if later != "" || !shard.add(dayKey{number, k}, u) {
 		l.mu.Lock()
 		row := l.at(number).add(k, u)
 		l.mu.Unlock()
@@ -236,7 +236,7 @@ func (l *Ledger) Add(now time.Time, k Key, u Use, later string) {
 		case later != "":
 			l.left.Add(later, leftUse{number, k, row, u})
 		case row == k:
-			its.hold(dayKey{number, row})
+			shard.hold(dayKey{number, row})
 		}
 	}
 	l.noted()

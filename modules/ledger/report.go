@@ -44,14 +44,14 @@ type otherPage struct {
 func newOtherPage(p *Page, info certmagic.KeyInfo) *otherPage {
 	o := &otherPage{p.Day, info.Modified, info.Size, make(map[string]map[string]Use)}
 	for _, row := range p.Rows {
-		its := o.use[row.Caller]
-		if its == nil {
-			its = make(map[string]Use)
-			o.use[row.Caller] = its
+		byModel := o.use[row.Caller]
+		if byModel == nil {
+			byModel = make(map[string]Use)
+			o.use[row.Caller] = byModel
 		}
-		u := its[row.Model]
+		u := byModel[row.Model]
 		u.Add(row.Use)
-		its[row.Model] = u
+		byModel[row.Model] = u
 	}
 	return o
 }

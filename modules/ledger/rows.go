@@ -53,8 +53,8 @@ func (r *rows) get(k Key) *Row { return r.of[k.Caller][k] }
 // find returns the row for a key. If there is no room for a separate row, it
 // returns a coarser one.
 func (r *rows) find(k Key) *Row {
-	own := r.of[k.Caller]
-	if row := own[k]; row != nil {
+	callerRows := r.of[k.Caller]
+	if row := callerRows[k]; row != nil {
 		return row
 	}
 	bound := maxOwn
@@ -63,12 +63,12 @@ func (r *rows) find(k Key) *Row {
 	}
 	for _, c := range coarser {
 		key := c.of(k)
-		if row := own[key]; row != nil {
+		if row := callerRows[key]; row != nil {
 			return row
 		}
 		isFree := r.number < int(c.part*maxRows)-1 &&
-			(key == restOf(k.Caller) || len(own) < int(c.part*float64(bound))-1)
-		if isFree || len(own) < few && r.number < maxRows-1 {
+			(key == restOf(k.Caller) || len(callerRows) < int(c.part*float64(bound))-1)
+		if isFree || len(callerRows) < few && r.number < maxRows-1 {
 			return r.make(key)
 		}
 	}
@@ -94,20 +94,20 @@ func (r *rows) make(k Key) *Row {
 }
 
 func (r *rows) remove(row *Row) {
-	own := r.of[row.Caller]
-	if own[row.Key] != row {
+	callerRows := r.of[row.Caller]
+	if callerRows[row.Key] != row {
 		return
 	}
-	delete(own, row.Key)
-	if r.number--; len(own) == 0 {
+	delete(callerRows, row.Key)
+	if r.number--; len(callerRows) == 0 {
 		delete(r.of, row.Caller)
 	}
 }
 
 func (r *rows) all() iter.Seq[*Row] {
 	return func(yield func(*Row) bool) {
-		for _, own := range r.of {
-			for _, row := range own {
+		for _, callerRows := range r.of {
+			for _, row := range callerRows {
 				if !yield(row) {
 					return
 				}

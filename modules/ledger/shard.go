@@ -11,13 +11,13 @@ import "sync"
 // days, because whether there is room for it depends on the other rows.
 const shards = 16
 
-// maxHeld is the maximum number of rows in a shard.
-const maxHeld = 1000
+// maxShardRows is the maximum number of rows in a shard.
+const maxShardRows = 1000
 
 // shard has the use of requests since it was last collected.
 type shard struct {
 	mu   sync.Mutex
-	held map[dayKey]*Use
+	rows map[dayKey]*Use
 
 	_ [64]byte // so that two shards do not share a cache line
 }
@@ -32,11 +32,11 @@ type dayKey struct {
 func (s *shard) add(k dayKey, u Use) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	held := s.held[k]
-	if held == nil {
+	use := s.rows[k]
+	if use == nil {
 		return false
 	}
-	held.Add(u)
+	use.Add(u)
 	return true
 }
 
@@ -44,11 +44,11 @@ func (s *shard) add(k dayKey, u Use) bool {
 func (s *shard) hold(k dayKey) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.held == nil {
-		s.held = make(map[dayKey]*Use)
+	if s.rows == nil {
+		s.rows = make(map[dayKey]*Use)
 	}
-	if s.held[k] == nil && len(s.held) < maxHeld {
-		s.held[k] = new(Use)
+	if s.rows[k] == nil && len(s.rows) < maxShardRows {
+		s.rows[k] = new(Use)
 	}
 }
 
@@ -63,9 +63,9 @@ func (l *Ledger) collect() {
 func (s *shard) collect(l *Ledger) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for k, u := range s.held {
+	for k, u := range s.rows {
 		if *u == (Use{}) {
-			delete(s.held, k)
+			delete(s.rows, k)
 			continue
 		}
 		l.at(k.number).add(k.Key, *u)

@@ -43,7 +43,7 @@ func TestShardsHoldOnlyWhatIsInUse(t *testing.T) {
 		l.mu.Unlock()
 	}
 	for i := range l.shards {
-		if n := len(l.shards[i].held); n != 1 {
+		if n := len(l.shards[i].rows); n != 1 {
 			t.Errorf("a shard holds %d rows, want that of the caller who was there last", n)
 		}
 	}

@@ -309,11 +309,11 @@ func (o *usageOptions) showDifferences(out io.Writer, all []Difference) error {
 }
 
 // percent returns a difference, or nil if the export has none of the tokens.
-func percent(ours, exported int64) any {
-	if exported == 0 && ours != 0 {
+func percent(counted, exported int64) any {
+	if exported == 0 && counted != 0 {
 		return nil
 	}
-	return Percent(ours, exported)
+	return Percent(counted, exported)
 }
 
 // formula matches text that a spreadsheet would execute in a cell. Some

@@ -129,8 +129,8 @@ func (s *pageSum) list(ctx context.Context, replica string) (listed []lists, r a
 			if len(listed) == 0 || listed[len(listed)-1].id != a.ID {
 				listed = append(listed, lists{id: a.ID})
 			}
-			its := &listed[len(listed)-1]
-			its.rows = append(its.rows, l)
+			list := &listed[len(listed)-1]
+			list.rows = append(list.rows, l)
 			number++
 			return l.Pool, number >= admin.MaxSum
 		})
@@ -164,8 +164,8 @@ func (s *pageSum) fetch(ctx context.Context, ids []string) {
 func (s *pageSum) fetchAll(ctx context.Context, listed []lists) {
 	var ids []string
 	rows := 0
-	for _, its := range listed {
-		for _, l := range its.rows {
+	for _, list := range listed {
+		for _, l := range list.rows {
 			if !s.lacks(l.Page) || slices.Contains(ids, l.ID) {
 				continue
 			}
@@ -179,14 +179,14 @@ func (s *pageSum) fetchAll(ctx context.Context, listed []lists) {
 	s.fetch(ctx, ids)
 }
 
-// allPages returns the pages of all replicas, or of one. own are this replica's
-// pages.
+// allPages returns the pages of all replicas, or of one. local are this
+// replica's pages.
 func allPages(ctx context.Context, replica string, of period, inPool func(string) bool,
-	own []Page) (all admin.All[Page], err error) {
+	local []Page) (all admin.All[Page], err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute) // however many pages somebody lists
 	defer cancel()
 	s := pageSum{of: of, inPool: inPool, have: make(map[Where]int64)}
-	for _, p := range own {
+	for _, p := range local {
 		s.add(p)
 	}
 	listed, r, err := s.list(ctx, replica)
@@ -195,13 +195,13 @@ func allPages(ctx context.Context, replica string, of period, inPool func(string
 	}
 	s.fetchAll(ctx, listed)
 	wanted := make(map[string]bool)
-	for _, its := range listed {
-		for _, l := range its.rows {
+	for _, list := range listed {
+		for _, l := range list.rows {
 			wanted[l.ID] = true
 		}
-		if slices.ContainsFunc(its.rows, func(l listing) bool { return s.lacks(l.Page) }) {
+		if slices.ContainsFunc(list.rows, func(l listing) bool { return s.lacks(l.Page) }) {
 			r.Replicas[slices.IndexFunc(r.Replicas,
-				func(seen admin.Seen) bool { return seen.ID == its.id })].Included = false
+				func(seen admin.Seen) bool { return seen.ID == list.id })].Included = false
 		}
 	}
 	if !r.Self {
