@@ -69,7 +69,7 @@ func answersGroup(key []byte, id string) string { return "answer-" + digest(stri
 
 // answer answers the questions of other replicas until the context is done.
 func (r *Replica) answer(ctx context.Context) {
-	var said []byte
+	var packed []byte
 	var question string
 	var at time.Time
 	for pause(ctx, answerPause) {
@@ -84,12 +84,12 @@ func (r *Replica) answer(ctx context.Context) {
 			continue
 		}
 		if m.Ask != question || time.Since(at) >= sameAnswer {
-			question, at, said = m.Ask, time.Now(), (*answer)(ctx, m.Ask, r.shared())
+			question, at, packed = m.Ask, time.Now(), (*answer)(ctx, m.Ask, r.shared())
 		}
-		if said == nil {
+		if packed == nil {
 			continue
 		}
-		sealed, err := seal(m.Key, said)
+		sealed, err := seal(m.Key, packed)
 		if err != nil || len(sealed) > state.MaxRecords*answerPart {
 			continue
 		}
@@ -217,8 +217,8 @@ func (r *Replica) await(ctx context.Context, question string, key hpke.PrivateKe
 		for _, k := range kept {
 			parts[k.Group] = append(parts[k.Group], k)
 		}
-		for group, its := range parts {
-			sealed, whole := joined(its)
+		for group, records := range parts {
+			sealed, whole := joined(records)
 			if answer := missing[group]; whole && answer != nil {
 				answer.Packed, _ = open(key, sealed)
 				delete(missing, group)

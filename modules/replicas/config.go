@@ -38,15 +38,15 @@ func (l *Link) Configured(pool, digest string) {
 // configure sets the configurations of this replica from its links. If several
 // links have the same pool, the newest one counts.
 func (p *peers) configure(links []*Link) {
-	own := make(map[string]seam.PeerConfig)
+	configs := make(map[string]seam.PeerConfig)
 	for _, l := range links {
-		if _, again := own[l.config.Pool]; l.config.Digest != "" && (again || len(own) < maxConfigs) {
-			own[l.config.Pool] = l.config
+		if _, again := configs[l.config.Pool]; l.config.Digest != "" && (again || len(configs) < maxConfigs) {
+			configs[l.config.Pool] = l.config
 		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.own = slices.SortedFunc(maps.Values(own),
+	p.ownConfigs = slices.SortedFunc(maps.Values(configs),
 		func(a, b seam.PeerConfig) int { return strings.Compare(a.Pool, b.Pool) })
 }
 
@@ -54,8 +54,8 @@ func (p *peers) configure(links []*Link) {
 func (p *peers) configs() map[string]string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	configs := make(map[string]string, len(p.own))
-	for _, c := range p.own {
+	configs := make(map[string]string, len(p.ownConfigs))
+	for _, c := range p.ownConfigs {
 		configs[poolKey(c.Pool)] = c.Digest
 	}
 	return configs
@@ -68,12 +68,12 @@ func poolKey(pool string) string { return digest(pool)[:shortSize] }
 // has, too, from a message that was heard at heard. before are its earlier
 // configurations. p.mu must be held.
 func (p *peers) compare(m message, before []seam.PeerConfig, heard time.Time) (configs []seam.PeerConfig) {
-	for _, own := range p.own {
-		c := seam.PeerConfig{Pool: own.Pool, Digest: m.Configs[poolKey(own.Pool)]}
+	for _, local := range p.ownConfigs {
+		c := seam.PeerConfig{Pool: local.Pool, Digest: m.Configs[poolKey(local.Pool)]}
 		if c.Digest == "" {
 			continue // it does not have the pool, or is of an older version
 		}
-		if c.Digest != own.Digest && m.From != p.self.ID {
+		if c.Digest != local.Digest && m.From != p.self.ID {
 			c.DiffersSince = &heard
 			if i := slices.IndexFunc(before, func(b seam.PeerConfig) bool { return b.Pool == c.Pool }); i >= 0 &&
 				before[i].DiffersSince != nil {

@@ -28,8 +28,8 @@ type order struct {
 	number int64
 	// out reports whether the order takes the member out of use.
 	out bool
-	// said is the operator's order.
-	said pool.Order
+	// origin is the order as the operator gave it.
+	origin pool.Order
 	// sent is when a replica last sent the order.
 	sent time.Time
 	// given is the local time of an order that was given here before the
@@ -69,9 +69,9 @@ func (o order) left(shows int64) time.Duration {
 }
 
 func (m *message) order(sent time.Time) order {
-	o := order{number: m.Order, out: m.Kind == drained, said: pool.Order{By: m.By, Reason: m.Reason}, sent: sent}
+	o := order{number: m.Order, out: m.Kind == drained, origin: pool.Order{By: m.By, Reason: m.Reason}, sent: sent}
 	if m.Order > 0 {
-		o.said.Time = time.UnixMicro(m.Order)
+		o.origin.Time = time.UnixMicro(m.Order)
 	}
 	return o
 }
@@ -96,7 +96,7 @@ func (r *Replica) ordered(m *pool.Member, i *item) {
 		i.order.given = i.at
 	}
 	r.drains.known[key] = i.order
-	m.HearDrained(i.order.out, i.order.said) // perhaps an older order was applied just now
+	m.HearDrained(i.order.out, i.order.origin) // perhaps an older order was applied just now
 }
 
 // hearDrain applies an order from another replica or from the store if it is
@@ -110,8 +110,8 @@ func (r *Replica) hearDrain(m message, sent, now time.Time) {
 		return
 	}
 	if ok && !known.before(o) { // it is the same order
-		if o.said.By == "" && o.said.Reason == "" { // sent by an earlier version
-			o.said = known.said
+		if o.origin.By == "" && o.origin.Reason == "" { // sent by an earlier version
+			o.origin = known.origin
 		}
 		if known.sent.After(sent) {
 			o.sent = known.sent
@@ -135,7 +135,7 @@ func (r *Replica) applyOrder(key drainKey, o order) (there bool) {
 	for _, l := range r.openLinks() {
 		for member, backend := range l.backends() {
 			if backend == key.backend && digest(member.Name) == key.member {
-				member.HearDrained(o.out, o.said)
+				member.HearDrained(o.out, o.origin)
 				there = true
 			}
 		}
@@ -153,8 +153,8 @@ func (r *Replica) repeatOrders(links []*Link, known map[recordKey]record, now ti
 			if _, ok := r.drains.known[key]; ok {
 				continue
 			}
-			if said := m.TakenOut(); said != nil {
-				r.drains.known[key] = order{out: true, said: *said} // from before the members were shared
+			if drain := m.TakenOut(); drain != nil {
+				r.drains.known[key] = order{out: true, origin: *drain} // from before the members were shared
 			}
 		}
 	}

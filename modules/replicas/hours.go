@@ -71,7 +71,7 @@ func (r *Replica) lastHours(ctx context.Context, answers []string) map[string]ma
 	if err != nil {
 		return nil
 	}
-	own := r.usage.Writers()
+	writers := r.usage.Writers()
 	var others []string // how the ids of those that have answered begin
 	for _, p := range r.peers.all() {
 		if slices.Contains(answers, p.ID) {
@@ -79,7 +79,7 @@ func (r *Replica) lastHours(ctx context.Context, answers []string) map[string]ma
 		}
 	}
 	return r.usage.Hours(time.Now(), kept, func(writer string) bool {
-		return slices.Contains(own, writer) ||
+		return slices.Contains(writers, writer) ||
 			slices.ContainsFunc(others, func(begin string) bool { return strings.HasPrefix(writer, begin) })
 	})
 }

@@ -136,7 +136,7 @@ func (l *Link) Happened(e pool.Event) {
 		if i.kind, i.member = resumed, digest(e.Member.Name); e.Happening == pool.Drained {
 			i.kind = drained
 		}
-		if i.order.said = e.Order; !e.Remote {
+		if i.order.origin = e.Order; !e.Remote {
 			r.ordered(e.Member, &i)
 		}
 	}

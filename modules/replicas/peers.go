@@ -60,12 +60,12 @@ type peers struct {
 	// gone are the replicas that have announced their end lately, with the time
 	// when that was heard.
 	gone map[string]time.Time
-	// said is when this replica last sent its sign of life. back is when its
+	// sent is when this replica last sent its sign of life. back is when its
 	// sign of life last came back. read is when all signs of life were last
 	// read from the store.
-	said, back, read time.Time
-	// own are the configurations of this replica, sorted by pool.
-	own []seam.PeerConfig
+	sent, back, read time.Time
+	// ownConfigs are the configurations of this replica, sorted by pool.
+	ownConfigs []seam.PeerConfig
 	// formats are the other versions of the format that were logged.
 	formats map[otherVersion]bool
 }
@@ -117,8 +117,8 @@ func (p *peers) hear(m message, heard, now time.Time) (n int) {
 func (p *peers) toRead(now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	silent := p.back.Before(p.said)
-	p.said = now
+	silent := p.back.Before(p.sent)
+	p.sent = now
 	return silent || now.Sub(p.read) >= lifetime/2
 }
 

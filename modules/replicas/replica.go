@@ -215,7 +215,7 @@ func (r *Replica) record(i item, now time.Time) (record state.Record, ok bool) {
 	m.Backend = i.backend
 	switch i.kind {
 	case drained, resumed:
-		m.Member, m.Order, m.By, m.Reason = i.member, i.order.number, i.order.said.By, i.order.said.Reason
+		m.Member, m.Order, m.By, m.Reason = i.member, i.order.number, i.order.origin.By, i.order.origin.Reason
 		if record, ok = r.recordOrder(i, now); !ok {
 			return record, false
 		}

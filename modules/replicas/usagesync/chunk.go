@@ -67,10 +67,10 @@ type chunk struct {
 }
 
 // member is a caller in a chunk. full is its number of changes when its chunk
-// was last sent. said is its number of changes when it was last sent at all.
+// was last sent. latest is its number of changes when it was last sent at all.
 type member struct {
 	*limiter.Caller
-	full, said uint64
+	full, latest uint64
 }
 
 // use returns the caller's use for a report with this version.
@@ -189,7 +189,7 @@ func (p *sharedPool) changed() (n int, hurry bool) {
 			if changes != m.full {
 				n++
 			}
-			if changes != m.said {
+			if changes != m.latest {
 				news, hurry = true, hurry || hurries
 			}
 		}
@@ -219,10 +219,10 @@ func (p *sharedPool) sendChanged(b *batch, now time.Time, changed int) {
 				break
 			}
 			use := m.use(now, p.version)
-			if uses = append(uses, use); changes != m.said {
+			if uses = append(uses, use); changes != m.latest {
 				news = append(news, use)
 			}
-			m.said = changes
+			m.latest = changes
 		}
 	}
 	if short {
@@ -238,7 +238,7 @@ func (p *sharedPool) sendChunk(b *batch, i int, now time.Time) {
 	uses := make([]callerUse, len(c.members))
 	for i, m := range c.members {
 		m.full, _ = m.Changes() // what changes now is sent again
-		m.said = m.full
+		m.latest = m.full
 		uses[i] = m.use(now, p.version)
 	}
 	body := appendBody(nil, uses)

@@ -73,11 +73,11 @@ type timelineWriter struct {
 const timelinesRoom = state.MaxMessage - 128
 
 func (w *timelineWriter) add(id limiter.CallerID, all []limiter.Timeline) {
-	its, err := json.Marshal(all)
+	text, err := json.Marshal(all)
 	if len(all) == 0 || err != nil { // numbers can be marshaled
 		return
 	}
-	if len(w.text)+len(its)+40 > timelinesRoom {
+	if len(w.text)+len(text)+40 > timelinesRoom {
 		w.next()
 	}
 	w.longest = max(w.longest, time.Minute)
@@ -87,7 +87,7 @@ func (w *timelineWriter) add(id limiter.CallerID, all []limiter.Timeline) {
 	if len(w.text) > 0 {
 		w.text = append(w.text, ',')
 	}
-	w.text = append(fmt.Appendf(w.text, `"%x":`, id), its...)
+	w.text = append(fmt.Appendf(w.text, `"%x":`, id), text...)
 }
 
 // next ends a record. The store keeps it only while its windows count, so that
@@ -124,14 +124,14 @@ func timelinesIn(messages [][]byte) map[limiter.CallerID]map[string][]limiter.Ti
 	slices.SortFunc(all, func(a, b timelines) int { return cmp.Compare(a.Version, b.Version) })
 	found := make(map[limiter.CallerID]map[string][]limiter.Timeline)
 	for _, c := range all {
-		for id, its := range c.Callers {
+		for id, lines := range c.Callers {
 			if found[id] == nil {
 				found[id] = make(map[string][]limiter.Timeline)
 			}
-			for i := range its {
-				its[i].Version = c.Version
+			for i := range lines {
+				lines[i].Version = c.Version
 			}
-			found[id][c.Writer] = its
+			found[id][c.Writer] = lines
 		}
 	}
 	return found
