@@ -108,11 +108,11 @@ func allBackends(ctx context.Context, replica string, inPool func(string) bool) 
 	if err != nil {
 		return a, err
 	}
-	var own []Backend
+	var local []Backend
 	if r.Self {
-		own = Backends(time.Now(), inPool)
+		local = Backends(time.Now(), inPool)
 	}
-	return admin.All[Backend]{Connected: r.Connected, Replicas: r.Replicas, Rows: others.with(own, r)}, nil
+	return admin.All[Backend]{Connected: r.Connected, Replicas: r.Replicas, Rows: others.with(local, r)}, nil
 }
 
 // backendSum is a sum of backends.
@@ -137,9 +137,9 @@ func (s *backendSum) take(inPool func(string) bool) func(a seam.PeerAnswer, b Ba
 }
 
 // with returns the sum of these backends and of this replica's own.
-func (s *backendSum) with(own []Backend, r admin.Read) []Backend {
+func (s *backendSum) with(local []Backend, r admin.Read) []Backend {
 	all := newBackends()
-	for _, b := range own {
+	for _, b := range local {
 		b.seenBy(admin.AskedOf(r.Replicas))
 		all.add(b)
 	}
@@ -211,8 +211,8 @@ func union[T any](all, more []T, key func(T) any, worse func(x, y T) bool) []T {
 // states, it adds how many of them see this one.
 func (b *Backend) stateText() string {
 	n := 0
-	for _, its := range b.States {
-		n += its
+	for _, count := range b.States {
+		n += count
 	}
 	text := strings.ReplaceAll(b.State, "_", " ")
 	if len(b.States) < 2 {

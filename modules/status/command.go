@@ -126,17 +126,17 @@ func (c call) run(command *cobra.Command, flags caddycmd.Flags, args []string) e
 	if flags.Changed("pool") {
 		query.Set("pool", flags.String("pool"))
 	}
-	whose := flags.Lookup("replica") != nil
+	hasReplica := flags.Lookup("replica") != nil
 	order := maps.Clone(query)
 	if flags.Lookup("by") != nil {
 		order.Set("by", cmp.Or(flags.String("by"), operator()))
 		order.Set("reason", flags.String("reason"))
 	}
-	if whose {
+	if hasReplica {
 		order.Set("replica", flags.String("replica"))
 	}
 	answer, err := admin.Ask(address, c.method, c.path, order)
-	if err == nil && whose {
+	if err == nil && hasReplica {
 		show, failed := c.show, error(nil)
 		if c.problems && !flags.Bool("json") && flags.String("replica") == admin.EveryReplica {
 			var problems []byte
@@ -299,9 +299,9 @@ func (l *problemLines) add(line string, needsOperator bool) {
 func (l *problemLines) addBackend(b Backend) {
 	var problems problemList
 	problems.addBackend(b)
-	who := cli.Printable(b.Pool) + " " + cli.Printable(b.Name)
+	backend := cli.Printable(b.Pool) + " " + cli.Printable(b.Name)
 	if b.Drain != nil {
-		l.add(who+" was drained"+drainOf(*b.Drain), false)
+		l.add(backend+" was drained"+drainOf(*b.Drain), false)
 	}
 	for _, p := range problems {
 		l.add(lineOf(b.Pool, b.Name, p), p.NeedsOperator)
@@ -309,10 +309,10 @@ func (l *problemLines) addBackend(b Backend) {
 	silences, untried := b.Current()
 	for _, u := range untried {
 		l.add(fmt.Sprintf("%s was silent, and has not been tried since %s: %s",
-			who, cli.UTC(u.Since), modelText(u.Model, u.Deployment)), false)
+			backend, cli.UTC(u.Since), modelText(u.Model, u.Deployment)), false)
 	}
 	for _, s := range silences {
-		l.add(fmt.Sprintf("%s is %s since %s: %s", who, s.Class(), cli.UTC(s.Since),
+		l.add(fmt.Sprintf("%s is %s since %s: %s", backend, s.Class(), cli.UTC(s.Since),
 			modelText(s.Model, s.Deployment)), false)
 	}
 }
@@ -322,17 +322,17 @@ func modelText(model, deployment string) string {
 	return cmp.Or(cli.Printable(model), cli.Printable(deployment), "(none named)")
 }
 
-// lineOf returns a problem as a line. who is the backend or the models that it
-// is about.
-func lineOf(pool, who string, p Problem) string {
+// lineOf returns a problem as a line. about is the backend or the models that
+// it is about.
+func lineOf(pool, about string, p Problem) string {
 	prefix := "meanwhile: "
 	if p.NeedsOperator {
 		prefix = "needs action: "
 	}
-	if who != "" {
-		who = cli.Printable(who) + " "
+	if about != "" {
+		about = cli.Printable(about) + " "
 	}
-	return fmt.Sprintf("%s %s%s. %s%s", cli.Printable(pool), who, cli.Printable(p.Meaning), prefix,
+	return fmt.Sprintf("%s %s%s. %s%s", cli.Printable(pool), about, cli.Printable(p.Meaning), prefix,
 		cli.Printable(p.Next))
 }
 

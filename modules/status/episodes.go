@@ -128,9 +128,9 @@ func (r Recorder) Happened(e pool.Event) {
 			r.cooledDown(e)
 		}
 	case pool.Ended:
-		if its := find(string(r), e.Member.Name, e.Cooldown.Class, e.Cooldown.Cause, e.Cooldown.Since); its >= 0 &&
+		if i := find(string(r), e.Member.Name, e.Cooldown.Class, e.Cooldown.Cause, e.Cooldown.Since); i >= 0 &&
 			!e.Member.Spares(e.Cooldown) {
-			episodes.all[its].end(time.Now())
+			episodes.all[i].end(time.Now())
 		}
 	}
 }
@@ -185,11 +185,11 @@ func (r Recorder) fellSilent(e pool.Event) {
 // answered records that a silence is over. The caller holds the lock.
 func (r Recorder) answered(e pool.Event) {
 	now := time.Now()
-	its := find(string(r), e.Member.Name, Silent, "", now)
-	if its < 0 || !episodes.all[its].Lasts {
+	i := find(string(r), e.Member.Name, Silent, "", now)
+	if i < 0 || !episodes.all[i].Lasts {
 		return
 	}
-	episode := &episodes.all[its]
+	episode := &episodes.all[i]
 	if delete(episode.silent, e.Silence.Use); len(episode.silent) == 0 {
 		episode.end(now)
 	}
@@ -210,12 +210,12 @@ func find(pool, backend, class, cause string, since time.Time) int {
 // take removes the episode that an event of this time continues, and returns
 // it, or else a new one. The caller holds the lock, and puts it back.
 func take(pool, backend, class, cause string, since time.Time) (episode Episode) {
-	its := find(pool, backend, class, cause, since)
-	if its < 0 {
+	i := find(pool, backend, class, cause, since)
+	if i < 0 {
 		return Episode{Pool: pool, Backend: backend, Class: class, Since: since}
 	}
-	episode = episodes.all[its]
-	episodes.all = slices.Delete(episodes.all, its, its+1)
+	episode = episodes.all[i]
+	episodes.all = slices.Delete(episodes.all, i, i+1)
 	return episode
 }
 
@@ -255,8 +255,8 @@ func recordProblem(pool, class string, models []string, since time.Time) {
 func recordEnd(pool, class string, until time.Time) {
 	episodes.Lock()
 	defer episodes.Unlock()
-	if its := find(pool, "", class, "", until); its >= 0 {
-		episodes.all[its].end(until)
+	if i := find(pool, "", class, "", until); i >= 0 {
+		episodes.all[i].end(until)
 	}
 }
 

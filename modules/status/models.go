@@ -83,15 +83,15 @@ func (p Pool) Models(others ...string) []Model {
 // forModel returns the state of the backend for a model. named are all models
 // that are shown.
 func (b Backend) forModel(model, deployment string, named map[string]bool) ModelBackend {
-	its := ModelBackend{Backend: b.Name, Deployment: deployment, Priority: b.Priority, State: b.State,
+	backend := ModelBackend{Backend: b.Name, Deployment: deployment, Priority: b.Priority, State: b.State,
 		Healthy: b.Healthy}
-	if its.State == CoolingDown || its.State == Silent || its.State == Slow {
-		its.State = Available
+	if backend.State == CoolingDown || backend.State == Silent || backend.State == Slow {
+		backend.State = Available
 	}
 	for _, s := range b.Silences {
 		concerns := s.Deployment == pool.ModelKey(deployment) || model == metrics.Other && !named[s.Model]
-		if its.State == Available && concerns {
-			its.State = s.Class()
+		if backend.State == Available && concerns {
+			backend.State = s.Class()
 		}
 	}
 	for _, cooldown := range b.Cooldowns {
@@ -103,14 +103,14 @@ func (b Backend) forModel(model, deployment string, named map[string]bool) Model
 		if !concerns || cooldown.spares() {
 			continue
 		}
-		if its.State != Drained && its.State != Probing {
-			its.State = CoolingDown
+		if backend.State != Drained && backend.State != Probing {
+			backend.State = CoolingDown
 		}
-		if its.Until == nil || its.Until.Before(cooldown.Until) {
-			its.Class, its.Until, its.RemainingMs = cooldown.Class, &cooldown.Until, cooldown.RemainingMs
+		if backend.Until == nil || backend.Until.Before(cooldown.Until) {
+			backend.Class, backend.Until, backend.RemainingMs = cooldown.Class, &cooldown.Until, cooldown.RemainingMs
 		}
 	}
-	return its
+	return backend
 }
 
 // deploymentAt returns the member's name for a model as clients name it. It

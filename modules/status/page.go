@@ -259,27 +259,27 @@ func (b Backend) clone() Backend {
 
 // SeenBy returns the pool as the replica of a view sees it.
 func (p Pool) SeenBy(now time.Time, v *View) Pool {
-	its := make([]Backend, 0, len(v.Backends))
+	backends := make([]Backend, 0, len(v.Backends))
 	for _, b := range v.Backends {
-		i := slices.IndexFunc(p.Backends, func(own Backend) bool { return own.Name == b.Name })
+		i := slices.IndexFunc(p.Backends, func(known Backend) bool { return known.Name == b.Name })
 		if i < 0 {
 			continue // its models are not known here
 		}
 		b.member = p.Backends[i].member
 		b.age(now)
-		its = append(its, b)
+		backends = append(backends, b)
 	}
-	p.Backends = its
+	p.Backends = backends
 	return p
 }
 
 // age removes cooldowns whose time has passed since the answer.
 func (b *Backend) age(now time.Time) {
-	over := func(cooldown Cooldown) bool { return !cooldown.UntilReached && !now.Before(cooldown.Until) }
-	if !slices.ContainsFunc(b.Cooldowns, over) {
+	ended := func(cooldown Cooldown) bool { return !cooldown.UntilReached && !now.Before(cooldown.Until) }
+	if !slices.ContainsFunc(b.Cooldowns, ended) {
 		return
 	}
-	b.Cooldowns = slices.DeleteFunc(slices.Clone(b.Cooldowns), over)
+	b.Cooldowns = slices.DeleteFunc(slices.Clone(b.Cooldowns), ended)
 	if b.State == CoolingDown && !slices.ContainsFunc(b.Cooldowns,
 		func(cooldown Cooldown) bool { return !cooldown.spares() }) {
 		b.State, b.WorstCooldown = Probing, WorstCooldown{}
@@ -290,9 +290,9 @@ func (b *Backend) age(now time.Time) {
 // ProblemsOf merges the problems of this replica, whose name is given, with
 // those of other replicas. Each problem lists the replicas that have it, unless
 // all do.
-func ProblemsOf(name string, own []Problem, views []*View) []Problem {
+func ProblemsOf(name string, local []Problem, views []*View) []Problem {
 	list := problemList{}
-	for _, p := range own {
+	for _, p := range local {
 		p.Replicas = []string{name}
 		list.merge(p)
 	}
@@ -302,12 +302,12 @@ func ProblemsOf(name string, own []Problem, views []*View) []Problem {
 		}
 	}
 	for i := range list {
-		its := &list[i]
-		slices.Sort(its.Replicas)
-		if its.Replicas = slices.Compact(its.Replicas); len(its.Replicas) > len(views) {
-			its.Replicas = nil
+		p := &list[i]
+		slices.Sort(p.Replicas)
+		if p.Replicas = slices.Compact(p.Replicas); len(p.Replicas) > len(views) {
+			p.Replicas = nil
 		}
-		its.Models = unique(its.Models)
+		p.Models = unique(p.Models)
 	}
 	list.sort()
 	return list
@@ -326,8 +326,8 @@ func unique(names []string) []string {
 
 // EpisodesOf merges the episodes of this replica with those of other replicas,
 // because several replicas know of the same cooldown.
-func EpisodesOf(own []Episode, views []*View, limit int) []Episode {
-	all := slices.Clone(own)
+func EpisodesOf(local []Episode, views []*View, limit int) []Episode {
+	all := slices.Clone(local)
 	for _, v := range views {
 		for _, e := range v.Episodes {
 			i := slices.IndexFunc(all, func(other Episode) bool {
@@ -338,15 +338,15 @@ func EpisodesOf(own []Episode, views []*View, limit int) []Episode {
 				all = append(all, e)
 				continue
 			}
-			its := &all[i]
-			times, since, lasts := max(its.Times, e.Times), its.Since, its.Lasts || e.Lasts
+			same := &all[i]
+			times, since, lasts := max(same.Times, e.Times), same.Since, same.Lasts || e.Lasts
 			if e.Since.Before(since) {
 				since = e.Since
 			}
-			if e.Latest.After(its.Latest) {
-				*its = e
+			if e.Latest.After(same.Latest) {
+				*same = e
 			}
-			its.Times, its.Since, its.Lasts = times, since, lasts
+			same.Times, same.Since, same.Lasts = times, since, lasts
 		}
 	}
 	slices.SortStableFunc(all, func(a, b Episode) int { return b.Latest.Compare(a.Latest) })
@@ -364,10 +364,10 @@ func (t *Traffic) Add(other Traffic) {
 		longer, shorter = slices.Clone(shorter), longer
 	}
 	for i, span := range shorter {
-		its := &longer[len(longer)-len(shorter)+i]
-		its.Requests += span.Requests
-		its.Failovers += span.Failovers
-		its.Tokens += span.Tokens
+		sum := &longer[len(longer)-len(shorter)+i]
+		sum.Requests += span.Requests
+		sum.Failovers += span.Failovers
+		sum.Tokens += span.Tokens
 	}
 	t.Spans = longer
 }

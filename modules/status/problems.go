@@ -182,8 +182,8 @@ func (l *problemList) merge(p Problem) {
 
 // describe sets the texts of the problem.
 func (p *Problem) describe() {
-	its := verdict.RemedyOf(verdict.Class(p.Class), p.Cause)
-	p.Meaning, p.Next, p.RunbookURL = its.Meaning, its.Next, RunbookURL(p.Class)
+	remedy := verdict.RemedyOf(verdict.Class(p.Class), p.Cause)
+	p.Meaning, p.Next, p.RunbookURL = remedy.Meaning, remedy.Next, RunbookURL(p.Class)
 	about := p.Detail
 	switch p.Class {
 	case StaleSecret:
@@ -212,16 +212,16 @@ func (l *problemList) addModels(models []Model) {
 }
 
 func (l *problemList) addBackend(b Backend) {
-	var its problemList
+	var problems problemList
 	if !b.Healthy {
-		its.add(Problem{Backend: b.Name, Class: Unhealthy})
+		problems.add(Problem{Backend: b.Name, Class: Unhealthy})
 	}
 	for _, s := range b.Silences {
-		its.add(Problem{Backend: b.Name, Class: s.Class(), Models: []string{s.Model}, Since: &s.Since})
+		problems.add(Problem{Backend: b.Name, Class: s.Class(), Models: []string{s.Model}, Since: &s.Since})
 	}
 	for _, q := range b.Quotas {
 		if q.isUsedUp() {
-			its.add(q.problem(b.Name))
+			problems.add(q.problem(b.Name))
 		}
 	}
 	for i, cooldown := range slices.Concat(b.Cooldowns, b.Due) {
@@ -237,9 +237,9 @@ func (l *problemList) addBackend(b Backend) {
 		if cooldown.Scope == ModelScope {
 			p.Models = []string{cooldown.Model}
 		}
-		its.merge(p)
+		problems.merge(p)
 	}
-	for _, p := range its.withoutContradictions() {
+	for _, p := range problems.withoutContradictions() {
 		l.merge(p)
 	}
 }
@@ -282,15 +282,15 @@ func nearness(class string) int {
 // Current returns the silences of the backend that are true at the same time as
 // its other problems, and what it has not been tried for.
 func (b Backend) Current() (silences []Silence, untried []Untried) {
-	var its problemList
-	its.addBackend(b)
+	var problems problemList
+	problems.addBackend(b)
 	for _, s := range b.Silences {
-		if slices.ContainsFunc(its,
+		if slices.ContainsFunc(problems,
 			func(p Problem) bool { return p.Class == s.Class() && slices.Contains(p.Models, s.Model) }) {
 			silences = append(silences, s)
 		}
 	}
-	if !slices.ContainsFunc(its, func(p Problem) bool { return nearness(p.Class) < nearness(Silent) }) {
+	if !slices.ContainsFunc(problems, func(p Problem) bool { return nearness(p.Class) < nearness(Silent) }) {
 		untried = b.Untried
 	}
 	return silences, untried

@@ -80,9 +80,9 @@ func (w *watched) use(pool string, logger *zap.Logger) {
 func (w *watched) leave(pool string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	its := w.pools[pool]
-	if its.users--; its.users > 0 {
-		w.pools[pool] = its
+	p := w.pools[pool]
+	if p.users--; p.users > 0 {
+		w.pools[pool] = p
 		return
 	}
 	if delete(w.pools, pool); len(w.pools) == 0 {
@@ -113,9 +113,9 @@ func (w *watched) look(now time.Time) {
 		w.report(p.Name, logger, now)
 		endSilences(p, now)
 	}
-	for its := range w.spells {
-		if !there[its.pool] { // the pool is in no config any more
-			delete(w.spells, its)
+	for i := range w.spells {
+		if !there[i.pool] { // the pool is in no config any more
+			delete(w.spells, i)
 		}
 	}
 }
@@ -131,24 +131,24 @@ func (w *watched) see(pool string, problems []Problem, now time.Time) {
 			models = []string{""}
 		}
 		for _, model := range models {
-			its := incident{pool, p.Class, model}
-			if w.spells[its] == nil {
-				w.spells[its] = &spell{since: now}
+			i := incident{pool, p.Class, model}
+			if w.spells[i] == nil {
+				w.spells[i] = &spell{since: now}
 			}
-			w.spells[its].last = now
+			w.spells[i].last = now
 		}
 	}
 }
 
 // report logs what has begun or ended, with one line for all models.
 func (w *watched) report(pool string, logger *zap.Logger, now time.Time) {
-	for _, its := range verdict.PoolRemedies {
-		if its.Over == "" {
+	for _, remedy := range verdict.PoolRemedies {
+		if remedy.Over == "" {
 			continue
 		}
-		begun, over, stays, since, last := []string{}, []string{}, false, now, time.Time{}
+		begun, ended, stays, since, last := []string{}, []string{}, false, now, time.Time{}
 		for i, s := range w.spells {
-			if i.pool != pool || i.class != string(its.Class) {
+			if i.pool != pool || i.class != string(remedy.Class) {
 				continue
 			}
 			switch {
@@ -157,7 +157,7 @@ func (w *watched) report(pool string, logger *zap.Logger, now time.Time) {
 				begun, since = append(begun, i.model), earlier(since, s.since)
 			case !s.last.Equal(now) && now.Sub(s.last) >= endsAfter:
 				if delete(w.spells, i); s.logged {
-					over, since, last = append(over, i.model), earlier(since, s.since), later(last, s.last)
+					ended, since, last = append(ended, i.model), earlier(since, s.since), later(last, s.last)
 				}
 			}
 			stays = stays || s.logged && now.Sub(s.last) < endsAfter
@@ -165,18 +165,18 @@ func (w *watched) report(pool string, logger *zap.Logger, now time.Time) {
 		if len(begun) > 0 {
 			slices.Sort(begun)
 			level := zap.WarnLevel
-			if its.NeedsOperator {
+			if remedy.NeedsOperator {
 				level = zap.ErrorLevel
 			}
-			logger.Log(level, its.Log, zap.String("pool", pool), modelsField(begun), zap.String("next", its.Next))
-			recordProblem(pool, string(its.Class), begun, since)
+			logger.Log(level, remedy.Log, zap.String("pool", pool), modelsField(begun), zap.String("next", remedy.Next))
+			recordProblem(pool, string(remedy.Class), begun, since)
 		}
-		if len(over) > 0 {
-			slices.Sort(over)
-			logger.Info(its.Over, zap.String("pool", pool), modelsField(over),
+		if len(ended) > 0 {
+			slices.Sort(ended)
+			logger.Info(remedy.Over, zap.String("pool", pool), modelsField(ended),
 				zap.Float64("seconds", last.Sub(since).Round(time.Second).Seconds()))
 			if !stays {
-				recordEnd(pool, string(its.Class), last)
+				recordEnd(pool, string(remedy.Class), last)
 			}
 		}
 	}

@@ -162,13 +162,13 @@ func statusAt(now time.Time, others status.Others) Status {
 		this = replica{s.SumsOver[i].ID, s.SumsOver[i].Name()}
 	}
 	for _, p := range status.Pools(now, counts) {
-		own := status.View{
+		local := status.View{
 			Counts: counts, Episodes: status.Episodes(p.Name, maxEpisodes),
 			Traffic: status.Traffic{
 				Waiting: metrics.Of(p.Name).FirstBytes.At(now), Spans: status.SpansOf(p.Name, spans),
 			},
 		}
-		s.Pools = append(s.Pools, poolStatusOf(now, p, this, own, others.Views[p.Name], s.States))
+		s.Pools = append(s.Pools, poolStatusOf(now, p, this, local, others.Views[p.Name], s.States))
 	}
 	for i := range s.Pools {
 		for _, c := range callers.Rows {
@@ -184,11 +184,11 @@ func statusAt(now time.Time, others status.Others) Status {
 // option state.
 type replica struct{ id, name string }
 
-func poolStatusOf(now time.Time, p status.Pool, this replica, own status.View, others []*status.View,
+func poolStatusOf(now time.Time, p status.Pool, this replica, local status.View, others []*status.View,
 	states []seam.EngineStatus) poolStatus {
-	counts := maps.Clone(own.Counts)
+	counts := maps.Clone(local.Counts)
 	maps.DeleteFunc(counts, func(key metrics.Key, _ metrics.Counts) bool { return key.Pool != p.Name })
-	traffic := own.Traffic
+	traffic := local.Traffic
 	for _, v := range others {
 		for key, c := range v.Counts {
 			counts[key] = counts[key].Plus(c)
@@ -203,7 +203,7 @@ func poolStatusOf(now time.Time, p status.Pool, this replica, own status.View, o
 		Waiting:   traffic.Waiting,
 		Backends:  backendStatuses(together, counts, others),
 		Models:    modelStatuses(together, counts),
-		Cooldowns: append([]status.Episode{}, status.EpisodesOf(own.Episodes, others, maxEpisodes)...),
+		Cooldowns: append([]status.Episode{}, status.EpisodesOf(local.Episodes, others, maxEpisodes)...),
 		Spans:     traffic.Spans, Unlimited: append([]string{}, p.Unlimited...), replicas: 1 + len(others),
 	}
 	s.countClasses(counts)
@@ -228,14 +228,14 @@ func poolStatusOf(now time.Time, p status.Pool, this replica, own status.View, o
 func (m *modelStatus) countAway(seen [][]status.Model) {
 	m.replicas = len(seen)
 	for _, models := range seen {
-		for _, its := range models {
-			if its.Model != m.Model.Model {
+		for _, model := range models {
+			if model.Model != m.Model.Model {
 				continue
 			}
-			if status.WhyNone(its) != "" {
+			if status.WhyNone(model) != "" {
 				m.NoneAt++
 			}
-			for _, b := range its.Backends {
+			for _, b := range model.Backends {
 				if !b.Usable() {
 					m.AwayAt[b.Backend]++
 				}
@@ -346,7 +346,7 @@ func modelStatuses(p status.Pool, counts map[metrics.Key]metrics.Counts) []model
 		for _, b := range p.Backends { // by priority
 			n := served[key{m.Model, b.Name}]
 			serves := slices.ContainsFunc(m.Backends,
-				func(its status.ModelBackend) bool { return its.Backend == b.Name })
+				func(mb status.ModelBackend) bool { return mb.Backend == b.Name })
 			if n == 0 && !serves {
 				continue
 			}

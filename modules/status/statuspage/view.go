@@ -100,7 +100,7 @@ func (s poolStatus) Condition(b backendStatus) string {
 		return words(b.State)
 	}
 	for _, m := range s.Models {
-		usable := func(its status.ModelBackend) bool { return its.Backend == b.Name && its.Usable() }
+		usable := func(mb status.ModelBackend) bool { return mb.Backend == b.Name && mb.Usable() }
 		if m.Model.Model != "" && slices.ContainsFunc(m.Backends, usable) {
 			return coolingDownForSome
 		}
