@@ -244,10 +244,10 @@ func (a *apim) setIdentity(b *block, clientID string) {
 // none of its own.
 func (a *apim) authenticate(b *block) {
 	for _, h := range a.policy.headers {
-		switch own := b.key != "" || b.auth != ""; {
+		switch hasOwn := b.key != "" || b.auth != ""; {
 		case h.removed:
 			a.removeHeader(b, h)
-		case own && isCredential(h.name):
+		case hasOwn && isCredential(h.name):
 		case strings.EqualFold(h.name, "api-key"):
 			a.setKey(b, h.value, h.line)
 		case strings.EqualFold(h.name, "Authorization"):

@@ -78,7 +78,7 @@ func (o *backendCheck) readShutdowns(models []openaiapi.ListedModel, now time.Ti
 	ending := make(map[time.Time][]string)
 	for _, m := range models {
 		named := len(o.Checked.Models) == 0 ||
-			slices.ContainsFunc(o.Checked.Models, func(its CheckedModel) bool { return isListed(its.Name, m.ID) })
+			slices.ContainsFunc(o.Checked.Models, func(c CheckedModel) bool { return isListed(c.Name, m.ID) })
 		if named && m.EndsSoon(now) {
 			ending[m.Shutdown] = append(ending[m.Shutdown], m.ID)
 		}

@@ -39,12 +39,12 @@ var Memory = sync.OnceValue(func() *Budget {
 // Used returns how many bytes are held.
 func (b *Budget) Used() int64 { return b.used.Load() }
 
-// take reserves n more bytes for a message that holds held bytes. It reports
+// take reserves n more bytes for a message that holds size bytes. It reports
 // false, and reserves nothing, if the message would be too long.
-func (b *Budget) take(held, n int64) bool {
+func (b *Budget) take(size, n int64) bool {
 	for {
 		used := b.used.Load()
-		if held+n > b.limit-(used+n) {
+		if size+n > b.limit-(used+n) {
 			return false
 		}
 		if b.used.CompareAndSwap(used, used+n) {

@@ -179,7 +179,7 @@ func (c *Client) message() (m message, err error) {
 	t := timed{conn: c.conn}
 	defer t.end()
 	for {
-		if !c.in.within() {
+		if !c.in.inMessage() {
 			t.end()
 			c.receiving.Store(false)
 			if _, err = c.in.from.Peek(1); err != nil {

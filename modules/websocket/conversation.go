@@ -71,11 +71,11 @@ func (c *Conversation) settleFailing(stream string) (open int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.open = slices.DeleteFunc(c.open, func(r openResponse) bool {
-		over := r.failing && r.stream == stream
-		if over {
+		ended := r.failing && r.stream == stream
+		if ended {
 			r.Settle(false, true)
 		}
-		return over
+		return ended
 	})
 	return len(c.open)
 }
@@ -116,12 +116,12 @@ func (c *Conversation) failed(e sse.Event) {
 	case c.open[i].doubtful || c.open[i].begun():
 		c.open[i].failing = true
 	default:
-		over := c.open[i].WebSocketResponse
+		response := c.open[i].WebSocketResponse
 		if !c.realtime { // in which it costs not even a request
-			over.Watcher().Take(e)
+			response.Watcher().Take(e)
 		}
 		c.open = slices.Delete(c.open, i, i+1)
-		over.Settle(true, false)
+		response.Settle(true, false)
 	}
 }
 
@@ -279,9 +279,9 @@ func (c *Conversation) received(e sse.Event) {
 		r.id, r.doubtful, r.failing = id, false, false
 	}
 	if r.Watcher().Take(e); ends {
-		over := r.WebSocketResponse
+		response := r.WebSocketResponse
 		c.open = slices.Delete(c.open, i, i+1)
-		over.Settle(status == "failed", false)
+		response.Settle(status == "failed", false)
 	}
 }
 

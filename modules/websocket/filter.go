@@ -16,7 +16,7 @@ const maxHeld = 4 << 10
 // there, and is passed on before the next piece.
 type filter struct {
 	secrets keys.Secrets
-	held    []byte
+	rest    []byte
 }
 
 // pass returns the part of the message that may be passed on, after its next
@@ -26,9 +26,9 @@ func (f *filter) pass(text []byte, last bool) []byte {
 	if len(f.secrets) == 0 {
 		return text
 	}
-	if len(f.held) > 0 {
-		text = append(f.held, text...)
-		f.held = nil
+	if len(f.rest) > 0 {
+		text = append(f.rest, text...)
+		f.rest = nil
 	}
 	ready := f.secrets.Star(text, last)
 	if last || ready == len(text) {
@@ -40,6 +40,6 @@ func (f *filter) pass(text []byte, last bool) []byte {
 		}
 		ready += long
 	}
-	f.held = bytes.Clone(text[ready:])
+	f.rest = bytes.Clone(text[ready:])
 	return text[:ready]
 }

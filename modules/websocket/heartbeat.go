@@ -30,14 +30,14 @@ type heartbeat struct {
 
 	mu    sync.Mutex
 	timer *time.Timer
-	over  bool
+	ended bool
 }
 
 // begin starts the heartbeat.
 func (h *heartbeat) begin(o Options, side *reader, to *writer, gone, abort func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.timer != nil || h.over {
+	if h.timer != nil || h.ended {
 		return
 	}
 	h.options, h.side, h.to, h.gone, h.abort = o, side, to, gone, abort
@@ -67,10 +67,10 @@ func (h *heartbeat) beat() {
 func (h *heartbeat) again(after time.Duration) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if !h.over {
+	if !h.ended {
 		h.timer.Reset(after)
 	}
-	return !h.over
+	return !h.ended
 }
 
 // isOwn reports whether a pong answers one of the balancer's pings.
@@ -84,7 +84,7 @@ func (h *heartbeat) isOwn(pong []byte) bool {
 func (h *heartbeat) end() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.over = true; h.timer != nil {
+	if h.ended = true; h.timer != nil {
 		h.timer.Stop()
 	}
 }

@@ -161,8 +161,8 @@ func (r *reader) read(room []byte) (p piece, err error) {
 	return p, nil
 }
 
-// within reports whether a message has begun and not ended.
-func (r *reader) within() bool {
+// inMessage reports whether a message has begun and not ended.
+func (r *reader) inMessage() bool {
 	return r.state.Fragmented() || r.begun && !r.isControl()
 }
 

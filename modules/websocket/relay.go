@@ -377,8 +377,8 @@ type direction struct {
 	// because messages have to be read.
 	tunnel func(io.Reader) error
 
-	out    *batch // is nil if nothing waits to be written
-	within bool   // a message was begun that has not ended
+	out       *batch // is nil if nothing waits to be written
+	inMessage bool   // a message was begun that has not ended
 }
 
 // errWrite ends a direction because a write to the other side has failed.
@@ -445,10 +445,10 @@ func (d *direction) add(p piece) error {
 		d.out = takeBatch()
 	}
 	op := p.op
-	if d.within {
+	if d.inMessage {
 		op = ws.OpContinuation
 	}
-	d.within = !p.last
+	d.inMessage = !p.last
 	d.out.add(d.to.head(op, p.last), text)
 	if p.last && d.to.hasPending() {
 		return d.flush()
@@ -463,7 +463,7 @@ func (d *direction) flush() error {
 	out := d.out
 	d.out = nil
 	defer out.put()
-	if err := d.to.flush(out, d.within); err != nil {
+	if err := d.to.flush(out, d.inMessage); err != nil {
 		return errWrite
 	}
 	return nil

@@ -297,7 +297,7 @@ func TestASideThatIsNotReadIsNotSilent(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		p := open(t, Options{})
 		b := p.toBackend(t)
-		b.beat.over = true // it would be closed, and is not what is tested
+		b.beat.ended = true // it would be closed, and is not what is tested
 		go func() { p.ended <- p.Relay(b, seam.WebSocketSession{}) }()
 		sent := make(chan bool)
 		go func() {

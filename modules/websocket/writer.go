@@ -17,22 +17,22 @@ type writer struct {
 	to     io.Writer
 	masked bool // as a client's frames are
 
-	within  bool     // a message was begun that has not ended
-	ending  bool     // a close frame of our own was written or waits, after which no other one may be
-	closed  bool     // a close frame was written, after which nothing may follow
-	pending [][]byte // frames of our own that wait
-	waiting int      // how many bytes those have
+	inMessage bool     // a message was begun that has not ended
+	ending    bool     // a close frame of our own was written or waits, after which no other one may be
+	closed    bool     // a close frame was written, after which nothing may follow
+	pending   [][]byte // frames of our own that wait
+	waiting   int      // how many bytes those have
 }
 
-// flush writes the frames of b. within reports whether they end in the middle
-// of a message. After a close frame, it writes nothing.
-func (w *writer) flush(b *batch, within bool) error {
+// flush writes the frames of b. inMessage reports whether they end in the
+// middle of a message. After a close frame, it writes nothing.
+func (w *writer) flush(b *batch, inMessage bool) error {
 	w.take()
 	defer w.give()
 	if w.closed || len(b.frames) == 0 {
 		return nil
 	}
-	w.within = within
+	w.inMessage = inMessage
 	if err := w.write(b.frames); err != nil {
 		return err
 	}
@@ -41,12 +41,12 @@ func (w *writer) flush(b *batch, within bool) error {
 
 // catchUp writes the waiting frames if they may be written now.
 func (w *writer) catchUp() error {
-	if w.within || len(w.pending) == 0 {
+	if w.inMessage || len(w.pending) == 0 {
 		return nil
 	}
-	own := w.pending
+	frames := w.pending
 	w.pending, w.waiting, w.closed = nil, 0, w.ending
-	return w.write(bytes.Join(own, nil))
+	return w.write(bytes.Join(frames, nil))
 }
 
 func (w *writer) write(frames []byte) error {
@@ -98,7 +98,7 @@ func (w *writer) say(text []byte) error {
 	switch {
 	case w.ending:
 		return nil
-	case !w.within:
+	case !w.inMessage:
 		return w.write(b.frames)
 	case len(w.pending) >= maxPending, w.waiting+len(b.frames) > maxPendingBytes:
 		return errManyWaiting
