@@ -166,7 +166,7 @@ func (x *exchange) storedResponse() *wire.Reply {
 	if !ok {
 		return wire.Invalid(http.StatusNotFound, fmt.Sprintf("Response with id '%s' not found.", id))
 	}
-	switch x.r.Method + " " + x.route.object.within {
+	switch x.r.Method + " " + x.route.object.part {
 	case "GET ":
 		if query := x.r.URL.Query(); query.Get("stream") == "true" {
 			x.resume(resp, query.Get("starting_after"))

@@ -40,10 +40,10 @@ func (c collection) notHere(id string) *wire.Reply {
 
 // objectPath is a path to an object taken apart.
 type objectPath struct {
-	name   string // of the collection
-	id     string
-	within string // what of the object is asked for, or a verb
-	item   string // the id of an object in that
+	name string // of the collection
+	id   string
+	part string // what of the object is asked for, or a verb
+	item string // the id of an object in that
 }
 
 // parseObjectPath takes apart what follows /v1/.
@@ -66,10 +66,10 @@ func (x *exchange) object() *wire.Reply {
 	if json.Unmarshal(x.h.state.stored(p.id), &o) != nil || o["object"] != c.kind {
 		return c.notHere(p.id)
 	}
-	if p.name == "vector_stores" && p.within == "files" {
+	if p.name == "vector_stores" && p.part == "files" {
 		return x.fileOfStore(p.id, p.item)
 	}
-	switch p.name + " " + method + " " + p.within {
+	switch p.name + " " + method + " " + p.part {
 	case p.name + " GET ":
 		return wire.JSON(http.StatusOK, o)
 	case p.name + " DELETE ":

@@ -33,12 +33,12 @@ func choices(name string, message object, finish any) []object {
 
 // chat is the whole reply.
 func (g *Generation) chat() object {
-	said := object{"role": "assistant", "content": g.text()}
+	message := object{"role": "assistant", "content": g.text()}
 	if g.call != nil {
-		said = g.call.message(g.text())
+		message = g.call.message(g.text())
 	}
 	chat := g.newChat("chat.completion")
-	chat["choices"], chat["prompt_filter_results"], chat["usage"] = choices("message", said, g.finishReason()),
+	chat["choices"], chat["prompt_filter_results"], chat["usage"] = choices("message", message, g.finishReason()),
 		promptFilter, g.usage()
 	return chat
 }

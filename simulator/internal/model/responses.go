@@ -84,8 +84,8 @@ func (r *Response) Finish() Stored {
 		r.body["status"], r.body["incomplete_details"] = "incomplete", object{"reason": "max_output_tokens"}
 	}
 	item := maps.Clone(r.item)
-	name, said := r.content(r.text())
-	item["status"], item[name] = r.body["status"], said
+	name, content := r.content(r.text())
+	item["status"], item[name] = r.body["status"], content
 	r.body["output"] = []any{item}
 	r.body["usage"] = object{
 		"input_tokens": r.Prompt, "input_tokens_details": object{"cached_tokens": r.Cached},
@@ -119,9 +119,9 @@ func (r *Response) Events() iter.Seq[Event] {
 		item := maps.Clone(r.item)
 		name, nothing := r.content("")
 		item["status"], item[name] = "in_progress", nothing
-		kind, said := "output_text", "text"
+		kind, field := "output_text", "text"
 		if r.call != nil {
-			kind, said = "function_call_arguments", "arguments"
+			kind, field = "function_call_arguments", "arguments"
 		}
 		send(Event{}, "created", object{"response": r.body})
 		send(Event{}, "in_progress", object{"response": r.body})
@@ -139,7 +139,7 @@ func (r *Response) Events() iter.Seq[Event] {
 				return
 			}
 		}
-		send(Event{}, kind+".done", about(object{said: r.text(), "logprobs": []any{}}))
+		send(Event{}, kind+".done", about(object{field: r.text(), "logprobs": []any{}}))
 		if r.call == nil {
 			send(Event{}, "content_part.done", about(object{"part": outputText(r.text())}))
 		}

@@ -65,11 +65,11 @@ func (c *Client) Socket(subprotocol string, serve func(*Socket)) {
 			return nil
 		},
 		Handler: func(socket *websocket.Conn) {
-			messages, over := make(chan []byte), make(chan struct{})
+			messages, done := make(chan []byte), make(chan struct{})
 			s := &Socket{Messages: messages, conn: opened.conn, socket: socket, client: c, left: make(chan struct{})}
-			go s.listen(messages, over)
+			go s.listen(messages, done)
 			defer socket.Close()
-			defer close(over)
+			defer close(done)
 			serve(s)
 		},
 	}.ServeHTTP(opened, c.r)
@@ -93,7 +93,7 @@ func (o opening) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 
 // listen passes the client's messages on until there are no more, or none is
 // wanted.
-func (s *Socket) listen(messages chan<- []byte, over <-chan struct{}) {
+func (s *Socket) listen(messages chan<- []byte, done <-chan struct{}) {
 	defer close(messages)
 	defer close(s.left)
 	for {
@@ -103,7 +103,7 @@ func (s *Socket) listen(messages chan<- []byte, over <-chan struct{}) {
 		}
 		select {
 		case messages <- message:
-		case <-over:
+		case <-done:
 			return
 		}
 	}
