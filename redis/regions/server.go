@@ -31,17 +31,17 @@ type server struct {
 }
 
 func newServer(s state.Store, name string) *server {
-	its := &server{Store: s, name: name}
-	its.puts = newLine(func(ctx context.Context, records []state.Record, waited time.Duration) ([]int, error) {
+	srv := &server{Store: s, name: name}
+	srv.puts = newLine(func(ctx context.Context, records []state.Record, waited time.Duration) ([]int, error) {
 		if records = shortened(records, waited); len(records) == 0 {
 			return nil, nil
 		}
 		return nil, s.Put(ctx, records)
 	})
-	its.keeps = newLine(func(ctx context.Context, entries []state.Entry, _ time.Duration) ([]int, error) {
+	srv.keeps = newLine(func(ctx context.Context, entries []state.Entry, _ time.Duration) ([]int, error) {
 		return s.Keep(ctx, entries)
 	})
-	return its
+	return srv
 }
 
 // shortened returns the records with what is left of their times to live,

@@ -353,7 +353,7 @@ func merged(lists [][]state.Kept) (kept []state.Kept) {
 	for _, list := range lists {
 		for _, k := range list {
 			key := recordKey{k.Group, k.Key}
-			k.Partial = slices.ContainsFunc(all, func(its map[recordKey]string) bool { return its[key] != k.Version })
+			k.Partial = slices.ContainsFunc(all, func(m map[recordKey]string) bool { return m[key] != k.Version })
 			if i := slices.IndexFunc(at[key],
 				func(i int) bool { return bytes.Equal(kept[i].Message, k.Message) }); i >= 0 {
 				same := &kept[at[key][i]]
