@@ -24,9 +24,9 @@ func Address(flags caddycmd.Flags) (string, error) {
 	if address != "" || file == "" {
 		return cmp.Or(address, caddy.DefaultAdminListen), nil
 	}
-	var of struct{ Admin caddy.AdminConfig }
-	err := ReadOption("admin", file, flags.String("adapter"), &of)
-	config := of.Admin
+	var parsed struct{ Admin caddy.AdminConfig }
+	err := ReadOption("admin", file, flags.String("adapter"), &parsed)
+	config := parsed.Admin
 	switch {
 	case err != nil:
 		return "", fmt.Errorf("could not read the address of the admin API from %s: %w", file, err)

@@ -215,20 +215,20 @@ func (c *Caller) Refused(now time.Time, refusal *Refusal) {
 
 // refusedBy counts a refusal at the limit, which a reload may have removed.
 func (c *Caller) refusedBy(now time.Time, refusal *Refusal) []Crossing {
-	of, id := c, refusal.Limit.ID()
+	counted, id := c, refusal.Limit.ID()
 	if model := refusal.Limit.Model; model != "" {
-		if of = c.models[model]; of == nil {
+		if counted = c.models[model]; counted == nil {
 			return nil
 		}
-		of.mu.Lock()
-		defer of.mu.Unlock()
-		of.roll(now)
+		counted.mu.Lock()
+		defer counted.mu.Unlock()
+		counted.roll(now)
 	}
-	of.counters[id].refused++
+	counted.counters[id].refused++
 	if refusal.Reason > OverQuota {
 		return nil
 	}
-	return of.reached(nil, id, 100, refusal.Used, refusal.Allowed)
+	return counted.reached(nil, id, 100, refusal.Used, refusal.Allowed)
 }
 
 // check returns the reservation of a request, or why it is refused. allows

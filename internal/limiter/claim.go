@@ -23,9 +23,9 @@ import (
 // ends with Decide or Withdraw.
 type Claim struct {
 	Reservation
-	// why is the refusal that the claim avoids. It is nil if this replica's
+	// avoided is the refusal that the claim avoids. It is nil if this replica's
 	// part had room for the request when the claim was made.
-	why *Refusal
+	avoided *Refusal
 	// figures are the other replicas' uses of each limit when the claim was
 	// made.
 	figures [MaxLimits][]figure
@@ -64,14 +64,14 @@ func (c *Caller) claim(now time.Time, e Estimate) (claim *Claim, refusal *Refusa
 	at := c.roll(now)
 	c.confirm(at)
 	r, refusal := c.check(at, e, c.allowed, c.slots)
-	why := refusal
+	avoided := refusal
 	if refusal != nil && refusal.MayClaim() && !c.claims && !c.sharing.Apart {
 		r, refusal = c.check(at, e, func(m *counter, _, _ int64) int64 { return m.limit.Amount }, c.free)
 	}
 	if refusal != nil {
 		return nil, refusal, nil
 	}
-	claim = &Claim{why: why, isBeyond: !e.IsPart && c.tooMany(at, c.slots) != nil,
+	claim = &Claim{avoided: avoided, isBeyond: !e.IsPart && c.tooMany(at, c.slots) != nil,
 		flights: slices.Clone(c.concurrent.figures)}
 	if m := c.models[e.Model]; m != nil {
 		if claim.ofModel, refusal, crossed = m.claim(now, e); refusal != nil {
@@ -84,7 +84,7 @@ func (c *Caller) claim(now time.Time, e Estimate) (claim *Claim, refusal *Refusa
 	for id, m := range c.all() {
 		claim.figures[id] = slices.Clone(m.figures)
 	}
-	if why != nil {
+	if avoided != nil {
 		c.claims = true
 		c.reports.hurry()
 	}
@@ -114,12 +114,12 @@ func (l *Claim) decide(now time.Time) (decided bool, refusal *Refusal) {
 	defer c.mu.Unlock()
 	at := c.roll(now)
 	c.confirm(at)
-	exceeds, known := l.why != nil && l.exceeds(at), c.known >= l.number || l.why == nil
+	exceeds, known := l.avoided != nil && l.exceeds(at), c.known >= l.number || l.avoided == nil
 	switch {
 	case !known || exceeds && l.isFirst():
 		return false, nil
 	case exceeds:
-		return true, l.why
+		return true, l.avoided
 	}
 	l.release()
 	return true, nil
@@ -127,10 +127,10 @@ func (l *Claim) decide(now time.Time) (decided bool, refusal *Refusal) {
 
 // release lets another request make a claim, and returns the refusal that this
 // claim avoids. It returns nil if the claim was decided before.
-func (l *Claim) release() (why *Refusal) {
-	l.caller.claims = l.caller.claims && l.why == nil
-	why, l.why = l.why, nil
-	return why
+func (l *Claim) release() (avoided *Refusal) {
+	l.caller.claims = l.caller.claims && l.avoided == nil
+	avoided, l.avoided = l.avoided, nil
+	return avoided
 }
 
 // Withdraw gives the charge back, and returns the refusal of the request.
@@ -173,7 +173,7 @@ func (l *Claim) isFirst() bool {
 	if l.isBeyond && !l.isFirstInFlight() {
 		return false
 	}
-	if l.why.Reason == TooMany {
+	if l.avoided.Reason == TooMany {
 		return true // its use is within this replica's part
 	}
 	for id, m := range l.caller.countersIn(l.charged) {

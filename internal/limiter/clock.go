@@ -105,7 +105,7 @@ func (m *counter) shift(from, to int64, next window) {
 		s.shift(by, m.part(to))
 	}
 	m.forgetLast()
-	m.wrote = [2]bool{m.wrote[0] || m.wrote[1], m.wrote[0] || m.wrote[1]}
+	m.charged = [2]bool{m.charged[0] || m.charged[1], m.charged[0] || m.charged[1]}
 }
 
 // shift moves the use by some parts, but not beyond the part last.
@@ -132,7 +132,7 @@ func (m *counter) unite(next window) {
 		}
 		s.used = [2]int64{0, add(s.used[0], s.used[1])}
 	}
-	m.wrote = [2]bool{false, m.wrote[1] || isBefore && m.wrote[0]}
+	m.charged = [2]bool{false, m.charged[1] || isBefore && m.charged[0]}
 	for _, f := range slices.Clone(m.figures) {
 		if f.window != m.index {
 			continue

@@ -100,13 +100,13 @@ func (c *Caller) room(r *Reservation, l Limit) int64 {
 // assumes that each replica has as many requests in flight as this one.
 func (c *Caller) overFlight(r *Reservation, l Limit, used int64) *Refusal {
 	unspent := c.unspent[l.Unit]
-	with := add(used, multiply(unspent, c.sharing.Replicas))
+	total := add(used, multiply(unspent, c.sharing.Replicas))
 	need := r.prompt + r.output + multiply(r.left(l.Unit), c.sharing.Replicas)
-	if unspent == 0 || need == 0 || add(with, need) <= l.Amount {
+	if unspent == 0 || need == 0 || add(total, need) <= l.Amount {
 		return nil
 	}
 	c.keptOut = c.admitted
-	return &Refusal{Reason: InFlight, Limit: l, Allowed: l.Amount, Used: with, Requested: need, Wait: time.Second}
+	return &Refusal{Reason: InFlight, Limit: l, Allowed: l.Amount, Used: total, Requested: need, Wait: time.Second}
 }
 
 // Spend charges the request's output so far, as far as it exceeds the charge.

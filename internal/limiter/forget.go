@@ -105,7 +105,7 @@ func (c *Caller) idle(now time.Time) bool {
 	defer c.mu.Unlock()
 	c.roll(now)
 	for _, m := range c.all() {
-		if m.wrote[1] || m.others.used[1] > 0 || !m.calendar() && (m.wrote[0] || m.others.used[0] > 0) {
+		if m.charged[1] || m.others.used[1] > 0 || !m.calendar() && (m.charged[0] || m.others.used[0] > 0) {
 			return false
 		}
 	}

@@ -99,9 +99,9 @@ type counter struct {
 	lost  sums
 	debt  debt
 	later later
-	// wrote reports whether this replica had any charge in the previous and in
-	// the current window.
-	wrote [2]bool
+	// charged reports whether this replica had any charge in the previous and
+	// in the current window.
+	charged [2]bool
 	// usualPart is this replica's fraction of the use of all replicas, from 0
 	// to 1, when it last heard the others.
 	usualPart float64
@@ -251,7 +251,7 @@ func (m *counter) roll(id ID, now int64, location *time.Location, next uint64) {
 		}
 		m.debt.next(m.calendar())
 		m.move(1, 0)
-		m.wrote = [2]bool{m.wrote[1], false}
+		m.charged = [2]bool{m.charged[1], false}
 		m.first = [2]uint64{m.first[1], next}
 	case -1: // midnight is at another time
 		used := m.local.used[1]
@@ -259,14 +259,14 @@ func (m *counter) roll(id ID, now int64, location *time.Location, next uint64) {
 		m.move(0, 1)
 		m.forgetLast()
 		m.local.change(m.part(now), used)
-		m.wrote = [2]bool{false, m.wrote[0] || m.wrote[1]}
+		m.charged = [2]bool{false, m.charged[0] || m.charged[1]}
 		m.first[1] = m.first[0]
 	default:
 		m.debt.next(m.calendar())
 		m.debt.next(m.calendar())
 		m.move(1, 0)
 		m.move(1, 0)
-		m.wrote = [2]bool{}
+		m.charged = [2]bool{}
 		m.first = [2]uint64{next, next}
 	}
 	m.marked = 0
@@ -289,7 +289,7 @@ func (m *counter) moveBack() {
 	used := [2]int64{max(0, m.local.used[1]-since-m.later.used), min(m.local.used[1], m.later.used+since)}
 	m.move(1, 0)
 	m.local.used = used
-	m.wrote = [2]bool{m.wrote[1], m.wrote[1]}
+	m.charged = [2]bool{m.charged[1], m.charged[1]}
 	m.first = [2]uint64{m.first[1], m.later.first}
 }
 
@@ -299,7 +299,7 @@ func (m *counter) charge(amount, now int64) {
 		m.owe(now, amount)
 	}
 	m.local.change(m.part(now), amount)
-	m.wrote[1] = true
+	m.charged[1] = true
 }
 
 // touch records that something is charged now.

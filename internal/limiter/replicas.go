@@ -50,8 +50,8 @@ const maxFigures = 4096
 // usage appends this replica's own use to entries.
 func (c *Caller) usage(entries []Entry) []Entry {
 	for id, m := range c.all() {
-		for w, wrote := range m.wrote {
-			if wrote {
+		for w, isCharged := range m.charged {
+			if isCharged {
 				entries = append(entries, Entry{id, m.index - 1 + int64(w), m.local.used[w], c.reset})
 			}
 		}

@@ -95,7 +95,7 @@ func (c *Caller) renew(at, reset int64) {
 	}
 	c.divide(at)
 	for _, m := range c.all() {
-		m.wrote[1] = true
+		m.charged[1] = true
 	}
 	c.tell(at)
 }

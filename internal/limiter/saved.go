@@ -83,15 +83,15 @@ func (cs *Callers) Save(now time.Time) SavedUse {
 	for _, c := range all {
 		name, isNamed := names[c]
 		for writer, figures := range c.save(now, cs.writer) {
-			of := saved[writer]
-			if of == nil {
-				of = &SavedCallers{Named: make(map[string]SavedFigures), Unnamed: make(map[string]SavedFigures)}
-				saved[writer] = of
+			callers := saved[writer]
+			if callers == nil {
+				callers = &SavedCallers{Named: make(map[string]SavedFigures), Unnamed: make(map[string]SavedFigures)}
+				saved[writer] = callers
 			}
 			if isNamed {
-				of.Named[name] = figures
+				callers.Named[name] = figures
 			} else {
-				of.Unnamed[hex.EncodeToString(c.id[:])] = figures
+				callers.Unnamed[hex.EncodeToString(c.id[:])] = figures
 			}
 		}
 	}
@@ -229,17 +229,17 @@ func (f *Saved) parts() []int64 {
 // age moves use that was just heard to the parts that a previous process has
 // saved for it.
 func (m *counter) age(now int64, f *figure) {
-	w, heard := int(f.window-m.index+1), m.part(now)
+	w, current := int(f.window-m.index+1), m.part(now)
 	if m.others.parts == nil || w > 1 || f.parts == nil {
 		return
 	}
 	if w == 0 {
-		heard = parts - 1
+		current = parts - 1
 	}
 	m.forgetLast()
 	for i, used := range f.parts {
-		m.others.change(heard, -used)
-		m.others.change(min(w*parts+i, heard), used)
+		m.others.change(current, -used)
+		m.others.change(min(w*parts+i, current), used)
 	}
 }
 

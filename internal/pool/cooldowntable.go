@@ -79,7 +79,7 @@ func (t *cooldownTable) findOperation(scope Scope) *cooldownSet {
 // place returns the place for a scope, and the scope that would be replaced
 // there, or nil. The caller holds the lock.
 func (t *cooldownTable) place(m *Member, scope Scope,
-	now time.Time) (place *atomic.Pointer[scopedCooldowns], leaves *scopedCooldowns) {
+	now time.Time) (place *atomic.Pointer[scopedCooldowns], replaced *scopedCooldowns) {
 	if t.sets.Load() == nil {
 		t.sets.Store(new([tableSets][setSize]atomic.Pointer[scopedCooldowns]))
 	}
@@ -90,11 +90,11 @@ func (t *cooldownTable) place(m *Member, scope Scope,
 		if c == nil || c.scope == scope {
 			return &set[i], nil
 		}
-		if w := m.worthOf(c, now); leaves == nil || w.compare(least) < 0 {
-			place, leaves, least = &set[i], c, w
+		if w := m.worthOf(c, now); replaced == nil || w.compare(least) < 0 {
+			place, replaced, least = &set[i], c, w
 		}
 	}
-	return place, leaves
+	return place, replaced
 }
 
 // worth ranks the scopes of a full set. A model that the member knows is worth

@@ -460,9 +460,9 @@ func (m *Member) PassedCheck() {
 
 // FailedCheck records that the member has failed a health check. The member is
 // a suspect until it passes one.
-func (m *Member) FailedCheck(why Reason) {
+func (m *Member) FailedCheck(reason Reason) {
 	if !m.failing.Swap(true) {
-		m.tell(Event{Happening: CheckFailed, Reason: why})
+		m.tell(Event{Happening: CheckFailed, Reason: reason})
 	}
 }
 

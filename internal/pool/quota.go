@@ -243,10 +243,10 @@ func (m *Member) isReserved(r *Ask, now time.Time) bool {
 	if at.reserved == unasked {
 		at.reserved = no
 		if q := m.limitOf(r, at.Model); q != nil {
-			of, tiers := q.Kept(r.Tier, instant)
+			group, tiers := q.Kept(r.Tier, instant)
 			callers := r.Caller.due(m)
 			if !q.Leaves(tiers+callers, r.Cost, instant) &&
-				(callers > 0 || !r.Tier.KeepsShare() || !m.pool.isWithinShare(r, of, instant)) {
+				(callers > 0 || !r.Tier.KeepsShare() || !m.pool.isWithinShare(r, group, instant)) {
 				at.reserved = yes
 				// where limits are named, shares may prevent all throttles
 				m.seeShortage(q, now, now)
@@ -258,13 +258,13 @@ func (m *Member) isReserved(r *Ask, now time.Time) bool {
 
 // isWithinShare reports whether the request's tier has got no more than its
 // share of all members of a group. The answer is cached for one instant.
-func (p *Pool) isWithinShare(r *Ask, of quota.Group, now quota.Instant) bool {
+func (p *Pool) isWithinShare(r *Ask, group quota.Group, now quota.Instant) bool {
 	s := &r.shares
-	i := slices.IndexFunc(s.groups[:], func(known quota.Group) bool { return known == of || known == 0 })
-	if i >= 0 && s.groups[i] == of {
+	i := slices.IndexFunc(s.groups[:], func(known quota.Group) bool { return known == group || known == 0 })
+	if i >= 0 && s.groups[i] == group {
 		return s.isWithin[i]
 	}
-	got := quota.Got{Group: of}
+	got := quota.Got{Group: group}
 	for _, m := range p.Members {
 		if q := m.quotaFor(r); q != nil && !m.repeats(q, r) {
 			got.Add(q, r.Tier, now)
@@ -272,7 +272,7 @@ func (p *Pool) isWithinShare(r *Ask, of quota.Group, now quota.Instant) bool {
 	}
 	isWithin := got.IsWithinShare(r.Tier)
 	if i >= 0 {
-		s.groups[i], s.isWithin[i] = of, isWithin
+		s.groups[i], s.isWithin[i] = group, isWithin
 	}
 	return isWithin
 }

@@ -94,6 +94,6 @@ func (m *Member) hasRoom(scope Scope, now time.Time) bool {
 	m.health.mu.Lock()
 	defer m.health.mu.Unlock()
 	scope.Model = ModelKey(scope.Model)
-	_, leaves := m.health.models.place(m, scope, now)
-	return leaves == nil || leaves.returns(now).IsZero() || m.Knows(scope.Model) && !m.Knows(leaves.scope.Model)
+	_, replaced := m.health.models.place(m, scope, now)
+	return replaced == nil || replaced.returns(now).IsZero() || m.Knows(scope.Model) && !m.Knows(replaced.scope.Model)
 }

@@ -237,14 +237,14 @@ func (p *Pool) anywhere(r *Ask, now time.Time) *anywhere {
 			continue
 		}
 		a.served = a.served || m.health.hasServed(model)
-		there := m.health.latencies.Of(r.useAt(m))
-		if there == nil {
+		tracker := m.health.latencies.Of(r.useAt(m))
+		if tracker == nil {
 			continue
 		}
-		if a.usual = a.usual.With(there.Usual(r.Kind)); a.usual.Replies > 0 {
+		if a.usual = a.usual.With(tracker.Usual(r.Kind)); a.usual.Replies > 0 {
 			continue
 		}
-		if s := there.Slowest(); s.Wait > slowest.Wait {
+		if s := tracker.Slowest(); s.Wait > slowest.Wait {
 			slowest = s
 		}
 	}

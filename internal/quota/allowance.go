@@ -175,7 +175,7 @@ func (a *allowance) learn(s rateInfo, r *Reply, i int, now Instant) {
 	if r.Mark.order < a.order.Load() {
 		return
 	}
-	sent, of := At(r.Sent), r.Mark.deducted[i]
+	sent, deducted := At(r.Sent), r.Mark.deducted[i]
 	a.order.Store(r.Mark.order)
 	a.limit.Store(int64(s.limit))
 	if a.doubt.grows(s, r, [...]int64{1, r.Cost}[i], now) {
@@ -184,7 +184,7 @@ func (a *allowance) learn(s rateInfo, r *Reply, i int, now Instant) {
 	}
 	a.at.Store(int64(sent))
 	// of earlier requests, some may have come back since
-	a.base.Store(min(of.sum, a.estimated.Load()) + int64(s.remaining))
+	a.base.Store(min(deducted.sum, a.estimated.Load()) + int64(s.remaining))
 	a.refill.Store(math.Float64bits(s.refill))
 	a.most.Store(int64(s.most))
 	a.window.Store(int64(s.whole))

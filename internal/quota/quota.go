@@ -144,14 +144,14 @@ func (m *Meter) Ask(tier int, now time.Time) {
 	}
 }
 
-// Kept returns the part of the backend that is reserved for other tiers. of is
-// the backend's group.
-func (m *Meter) Kept(t Tier, now Instant) (of Group, part float64) {
+// Kept returns the part of the backend that is reserved for other tiers. group
+// is the backend's group.
+func (m *Meter) Kept(t Tier, now Instant) (group Group, part float64) {
 	if t.Shares == nil {
 		return 0, 0
 	}
-	of = m.Group(t, now)
-	return of, of.kept(t)
+	group = m.Group(t, now)
+	return group, group.kept(t)
 }
 
 // Leaves reports whether, after a request of that cost, this part of the

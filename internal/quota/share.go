@@ -30,9 +30,9 @@ func (m *Meter) Group(t Tier, now Instant) Group {
 
 // askers returns the tiers with a share that are active, because their requests
 // have asked for the model lately, here or at other replicas.
-func (m *Meter) askers(of *Shares, at int64) (g Group) {
+func (m *Meter) askers(shares *Shares, at int64) (g Group) {
 	elsewhere := m.elsewhere(at)
-	for i, share := range of {
+	for i, share := range shares {
 		if share > 0 && (at < m.askedAt[i].Load()+memory.Milliseconds() || elsewhere != nil && elsewhere[1][i] > 0) {
 			g |= 1 << i
 		}
