@@ -91,9 +91,9 @@ func checkModels(holder string, a Allowance, limits []limiter.Limit, backends []
 		return nil
 	}
 	models := modelsOf(backends, a.Backends)
-	has := setOf(models)
+	known := setOf(models)
 	check := func(model string) error {
-		if models == nil || has[model] {
+		if models == nil || known[model] {
 			return nil
 		}
 		may := ""

@@ -21,17 +21,17 @@ func matches(names []string, backend string) bool {
 // checkBackends returns an error if a name of the option backends matches no
 // backend. holder names the caller or the tier in errors.
 func checkBackends(holder string, names []string, backends []seam.Backend) error {
-	var there []string
+	var known []string
 	for _, b := range backends {
-		there = append(there, b.Name)
+		known = append(known, b.Name)
 	}
 	return checkNames(holder, "backend", names, func(name string) error {
-		if there == nil ||
-			slices.ContainsFunc(there, func(b string) bool { return b == "" || matches([]string{name}, b) }) {
+		if known == nil ||
+			slices.ContainsFunc(known, func(b string) bool { return b == "" || matches([]string{name}, b) }) {
 			return nil
 		}
 		return fmt.Errorf("%s: no backend has the name '%s': expected some of %s, or a name with *",
-			holder, name, strings.Join(there, ", "))
+			holder, name, strings.Join(known, ", "))
 	})
 }
 
@@ -72,7 +72,7 @@ func modelsAmong(models, have []string) (may, listed []string) {
 	if models == nil || have == nil {
 		return models, slices.Concat(models, have)
 	}
-	has := setOf(have)
-	may = slices.DeleteFunc(slices.Clone(models), func(model string) bool { return !has[model] })
+	known := setOf(have)
+	may = slices.DeleteFunc(slices.Clone(models), func(model string) bool { return !known[model] })
 	return may, may
 }

@@ -160,8 +160,8 @@ func Compare(entries []Entry, export Export) (all []Difference) {
 		counted.of(model)
 	}
 	for model, u := range counted {
-		theirs := export.of(model)
-		all = append(all, Difference{model, u.Input, theirs.Input, u.Output, theirs.Output})
+		exported := export.of(model)
+		all = append(all, Difference{model, u.Input, exported.Input, u.Output, exported.Output})
 	}
 	slices.SortFunc(all, func(a, b Difference) int { return cmp.Compare(a.Model, b.Model) })
 	return all

@@ -28,13 +28,13 @@ func (p Prices) cost(r *Row) (cost float64, ok bool) {
 	if input == 0 && output == 0 && r.Cached == 0 {
 		return 0, true
 	}
-	var of price
+	var rates price
 	for _, tier := range []string{r.ServiceTier, openaiapi.SynonymOf(r.ServiceTier), ""} {
-		if of, ok = p[[2]string{r.Model, tier}]; ok {
+		if rates, ok = p[[2]string{r.Model, tier}]; ok {
 			break
 		}
 	}
-	return (float64(input)*of.input + float64(r.Cached)*of.cached + float64(output)*of.output) / 1e6, ok
+	return (float64(input)*rates.input + float64(r.Cached)*rates.cached + float64(output)*rates.output) / 1e6, ok
 }
 
 // ReadPrices reads a CSV file with the columns model, input and output, and

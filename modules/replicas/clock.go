@@ -52,9 +52,9 @@ func (c *clock) at(here time.Time) int64 {
 // age returns how long ago a message was sent, at most maxLength. It returns 0
 // if that is not known.
 func (c *clock) age(m message, now time.Time) time.Duration {
-	shows := c.at(now)
-	if shows == 0 || m.At == 0 || m.At > shows {
+	storeTime := c.at(now)
+	if storeTime == 0 || m.At == 0 || m.At > storeTime {
 		return 0
 	}
-	return time.Duration(min(shows-m.At, maxLength.Microseconds())) * time.Microsecond
+	return time.Duration(min(storeTime-m.At, maxLength.Microseconds())) * time.Microsecond
 }

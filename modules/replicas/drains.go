@@ -64,8 +64,8 @@ func (o order) kind() kind {
 func (o order) version() string { return fmt.Sprintf("%019d %s", o.number, o.kind()) }
 
 // left returns how long an order to resume a member is still repeated.
-func (o order) left(shows int64) time.Duration {
-	return min(remembered, remembered-time.Duration(shows-o.number)*time.Microsecond)
+func (o order) left(storeTime int64) time.Duration {
+	return min(remembered, remembered-time.Duration(storeTime-o.number)*time.Microsecond)
 }
 
 func (m *message) order(sent time.Time) order {
@@ -79,8 +79,8 @@ func (m *message) order(sent time.Time) order {
 // date returns the time by the store's clock. If that clock is not known, it
 // returns the local time, and exact is false.
 func (r *Replica) date(here time.Time) (micros int64, exact bool) {
-	if shows := r.clock.at(here); shows > 0 {
-		return shows, true
+	if storeTime := r.clock.at(here); storeTime > 0 {
+		return storeTime, true
 	}
 	return here.UnixMicro(), false
 }
@@ -91,8 +91,8 @@ func (r *Replica) ordered(m *pool.Member, i *item) {
 	defer r.drains.mu.Unlock()
 	key := drainKey{i.backend, i.member}
 	i.order.out, i.order.sent = i.kind == drained, i.at
-	shows, exact := r.date(i.at)
-	if i.order.number = max(shows, r.drains.known[key].number+1); !exact {
+	storeTime, exact := r.date(i.at)
+	if i.order.number = max(storeTime, r.drains.known[key].number+1); !exact {
 		i.order.given = i.at
 	}
 	r.drains.known[key] = i.order
@@ -126,8 +126,8 @@ func (r *Replica) hearDrain(m message, sent, now time.Time) {
 // not too far in the future. It may be ahead of the store's clock, because that
 // clock may have been set back.
 func (r *Replica) believes(o order, now time.Time) bool {
-	shows, _ := r.date(now)
-	return o.number <= shows+remembered.Microseconds()
+	storeTime, _ := r.date(now)
+	return o.number <= storeTime+remembered.Microseconds()
 }
 
 // applyOrder applies an order, and reports whether its member exists here.
@@ -158,13 +158,13 @@ func (r *Replica) repeatOrders(links []*Link, known map[recordKey]record, now ti
 			}
 		}
 	}
-	shows, _ := r.date(now)
+	storeTime, _ := r.date(now)
 	for key, o := range r.drains.known {
 		if !o.given.IsZero() {
 			o.number, o.given = r.clock.at(o.given), time.Time{}
 			r.drains.known[key] = o
 		}
-		if !o.out && o.left(shows) <= 0 || !r.applyOrder(key, o) {
+		if !o.out && o.left(storeTime) <= 0 || !r.applyOrder(key, o) {
 			delete(r.drains.known, key)
 			continue
 		}
@@ -188,8 +188,8 @@ func (r *Replica) recordOrder(i item, now time.Time) (record state.Record, ok bo
 		record.Mode = state.Replace
 	}
 	if !i.order.out {
-		shows, _ := r.date(now)
-		record.TTL = i.order.left(shows)
+		storeTime, _ := r.date(now)
+		record.TTL = i.order.left(storeTime)
 	}
 	return record, i.order.out || record.TTL > 0
 }

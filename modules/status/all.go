@@ -177,11 +177,11 @@ func (b *Backend) add(other *Backend) {
 	if b.LastError == nil || other.LastError != nil && other.LastError.Time.After(b.LastError.Time) {
 		b.LastError = other.LastError
 	}
-	of := func(x Cooldown) any {
+	key := func(x Cooldown) any {
 		return [...]string{x.Scope, x.Model, x.Deployment, x.ServiceTier, x.Operation, x.Class}
 	}
 	earlier := func(x, y Cooldown) bool { return x.Until.Before(y.Until) }
-	b.Cooldowns, b.Due = union(b.Cooldowns, other.Cooldowns, of, earlier), union(b.Due, other.Due, of, earlier)
+	b.Cooldowns, b.Due = union(b.Cooldowns, other.Cooldowns, key, earlier), union(b.Due, other.Due, key, earlier)
 	b.Silences = union(b.Silences, other.Silences, func(x Silence) any { return [...]string{x.Model, x.Deployment} },
 		func(x, y Silence) bool { return x.Since.After(y.Since) })
 	b.Untried = union(b.Untried, other.Untried, func(x Untried) any { return [...]string{x.Model, x.Deployment} },

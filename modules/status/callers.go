@@ -111,11 +111,11 @@ func Callers(now time.Time, pool string) (all []Caller) {
 	}
 	for _, c := range limiters.All() {
 		s := c.Snapshot(now)
-		of := callerOf(now, pool, s)
-		if of.LastHour = s.Hour; s.Hour.Refused == nil {
-			of.LastHour.Refused = map[string]uint64{} // in JSON, none is an empty object
+		caller := callerOf(now, pool, s)
+		if caller.LastHour = s.Hour; s.Hour.Refused == nil {
+			caller.LastHour.Refused = map[string]uint64{} // in JSON, none is an empty object
 		}
-		all = append(all, of)
+		all = append(all, caller)
 	}
 	slices.SortStableFunc(all, busier)
 	return all

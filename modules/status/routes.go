@@ -106,8 +106,8 @@ func (API) callers(r *http.Request) (any, error) {
 // callers.
 func (API) resetCaller(w http.ResponseWriter, r *http.Request) error {
 	name := r.PathValue("name")
-	if what := r.PathValue("order"); what != "reset" {
-		return admin.Refuse(http.StatusNotFound, "'%s' is not reset", what)
+	if action := r.PathValue("order"); action != "reset" {
+		return admin.Refuse(http.StatusNotFound, "'%s' is not reset", action)
 	}
 	order, inPool, err := orderOf(w, r)
 	if err != nil {

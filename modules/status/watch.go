@@ -103,10 +103,10 @@ func (w *watched) tick() {
 // look looks for problems, and logs those that have begun or ended. The caller
 // holds the lock.
 func (w *watched) look(now time.Time) {
-	states, there := seam.Statuses(), make(map[string]bool)
+	states, configured := seam.Statuses(), make(map[string]bool)
 	for _, p := range Pools(now, nil) {
 		logger := w.pools[p.Name].logger
-		if there[p.Name] = true; logger == nil {
+		if configured[p.Name] = true; logger == nil {
 			continue
 		}
 		w.see(p.Name, p.Problems(now, p.Models(p.others()...), states), now)
@@ -114,7 +114,7 @@ func (w *watched) look(now time.Time) {
 		endSilences(p, now)
 	}
 	for i := range w.spells {
-		if !there[i.pool] { // the pool is in no config any more
+		if !configured[i.pool] { // the pool is in no config any more
 			delete(w.spells, i)
 		}
 	}

@@ -109,9 +109,9 @@ func (c *checker) check(ctx context.Context, entries []*pools.Entry) []*Checked 
 	var checks []*backendCheck
 	var wait sync.WaitGroup
 	for _, e := range entries {
-		of := e.Rechecker.(*backend.Rechecker)
-		for _, b := range of.Backends {
-			o := &backendCheck{checker: c, Backend: b, transport: of.Transport, Checked: Checked{
+		rechecker := e.Rechecker.(*backend.Rechecker)
+		for _, b := range rechecker.Backends {
+			o := &backendCheck{checker: c, Backend: b, transport: rechecker.Transport, Checked: Checked{
 				Pool: e.Name, Backend: b.Name, Status: CheckOK, Address: b.Dial(), Credential: credentialOf(b),
 				Models: []CheckedModel{}, Milliseconds: map[string]int64{}, Remaining: map[string]int64{},
 				Problems: []CheckedProblem{},

@@ -44,14 +44,14 @@ func (l *litellm) setBlocks() {
 // setNames names the backends of a URL that has several by their keys: by
 // default, logs and metrics have the host.
 func (l *litellm) setNames() {
-	of := make(map[string]int)
+	count := make(map[string]int)
 	for _, b := range l.blocks {
-		of[b.url]++
+		count[b.url]++
 	}
 	taken := make(map[string]bool)
 	for _, b := range l.blocks {
 		match := usedVariable.FindStringSubmatch(b.key)
-		if of[b.url] == 1 || match == nil {
+		if count[b.url] == 1 || match == nil {
 			continue
 		}
 		name := strings.ReplaceAll(strings.ToLower(match[1]), "_", "-")

@@ -70,12 +70,12 @@ const firstCapacity = 1 << 10
 // not for the length that a frame announces. It reports false if the budget is
 // used up.
 func (m *message) grow(n, all int) bool {
-	has := cap(m.text)
-	if len(m.text)+n <= has {
+	capacity := cap(m.text)
+	if len(m.text)+n <= capacity {
 		return true
 	}
-	wanted := max(min(2*has, all), len(m.text)+n, min(firstCapacity, all))
-	if !m.budget.take(int64(has), int64(wanted-has)) {
+	wanted := max(min(2*capacity, all), len(m.text)+n, min(firstCapacity, all))
+	if !m.budget.take(int64(capacity), int64(wanted-capacity)) {
 		return false
 	}
 	m.text = append(make([]byte, 0, wanted), m.text...)

@@ -125,17 +125,17 @@ func (c *Client) serve(read func() error) {
 var errClosed = errors.New("the WebSocket is closed")
 
 // ended handles the end of the client's side for this reason.
-func (c *Client) ended(why error) {
+func (c *Client) ended(err error) {
 	c.mu.Lock()
 	r := c.relay
 	if r == nil {
-		errors.As(why, &c.fault)
+		errors.As(err, &c.fault)
 	}
 	waits := c.fault != nil && c.asked.text == nil // Next returns the fault, so that the client is told
 	c.mu.Unlock()
 	switch {
 	case r != nil:
-		if r.clientEnded(why); errors.As(why, new(*Close)) {
+		if r.clientEnded(err); errors.As(err, new(*Close)) {
 			c.drain()
 		}
 	case c.fault != nil && !waits:
@@ -342,8 +342,8 @@ func (c *Client) timely(limit time.Duration, write func() error) error {
 	return err
 }
 
-func (c *Client) closeSoon(why *Close) {
-	_ = c.soon(func() error { return c.out.close(why) }) // a client that cannot be told is gone
+func (c *Client) closeSoon(reason *Close) {
+	_ = c.soon(func() error { return c.out.close(reason) }) // a client that cannot be told is gone
 }
 
 // Next implements seam.WebSocket. The message must begin to arrive within 10

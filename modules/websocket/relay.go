@@ -204,14 +204,14 @@ func (r *relay) copyFromClient() error {
 }
 
 // clientEnded handles the end of the client's side.
-func (r *relay) clientEnded(why error) {
+func (r *relay) clientEnded(err error) {
 	fault := new(Close)
 	switch {
-	case errors.Is(why, errClosed), errors.Is(why, errRefused):
+	case errors.Is(err, errClosed), errors.Is(err, errRefused):
 		r.limit(Grace)
-	case errors.As(why, &fault):
+	case errors.As(err, &fault):
 		r.shut(fault)
-	case errors.Is(why, io.EOF) && r.limit(Grace) && closeWrite(r.backend.conn) == nil:
+	case errors.Is(err, io.EOF) && r.limit(Grace) && closeWrite(r.backend.conn) == nil:
 	default: // it is gone
 		r.limit(0)
 	}
@@ -265,8 +265,8 @@ func (r *relay) dataFromBackend(p piece) []byte {
 
 // backendEnded handles the end of the backend's side, and decides whether the
 // WebSocket is broken.
-func (r *relay) backendEnded(why error) {
-	if errors.Is(why, errClosed) {
+func (r *relay) backendEnded(err error) {
+	if errors.Is(err, errClosed) {
 		r.limit(Grace)
 		return
 	}
@@ -274,21 +274,21 @@ func (r *relay) backendEnded(why error) {
 	r.mu.Lock()
 	var reason error
 	switch {
-	case r.backendClosed, r.clientClosed, errors.Is(why, errWrite):
+	case r.backendClosed, r.clientClosed, errors.Is(err, errWrite):
 	case r.failed != nil:
 		reason = r.failed
 	case r.shutting, r.timer != nil: // by the balancer, or after the client's end
-	case errors.As(why, &fault):
+	case errors.As(err, &fault):
 		reason = errUnreadable
 	default:
-		reason = closedIfEnd(why)
+		reason = closedIfEnd(err)
 	}
 	r.end.Broken, r.end.Begun = reason, r.end.Begun || r.backend.in.frames > 0
 	r.mu.Unlock()
 	switch {
 	case fault != nil && reason != nil:
 		r.shut(&Close{ws.StatusInternalServerError, "the server sent what cannot be read"})
-	case errors.Is(why, io.EOF) && r.limit(Grace) && closeWrite(r.client.conn) == nil:
+	case errors.Is(err, io.EOF) && r.limit(Grace) && closeWrite(r.client.conn) == nil:
 	default:
 		r.limit(0)
 	}
@@ -301,12 +301,12 @@ func (r *relay) backendSilent() {
 }
 
 // shut closes the WebSocket on the balancer's own initiative.
-func (r *relay) shut(why *Close) {
+func (r *relay) shut(reason *Close) {
 	if r.stop() {
 		return
 	}
 	r.limit(lingering)
-	_ = r.client.out.close(why) // a side that cannot be told is gone, or closed in time
+	_ = r.client.out.close(reason) // a side that cannot be told is gone, or closed in time
 	_ = r.backend.out.close(goingAway)
 }
 

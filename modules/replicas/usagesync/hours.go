@@ -118,7 +118,7 @@ func (t *Syncer) Hours(now time.Time, kept []state.Kept, answered func(writer st
 	t.mu.Unlock()
 	// after a record of many callers may come two of fewer, of which the second
 	// has another name: of each writer and caller, the latest version counts
-	type of struct {
+	type hourKey struct {
 		pool, writer string
 		caller       limiter.CallerID
 	}
@@ -126,7 +126,7 @@ func (t *Syncer) Hours(now time.Time, kept []state.Kept, answered func(writer st
 		version uint64
 		parts   []limiter.HourPart
 	}
-	latest := make(map[of]hour)
+	latest := make(map[hourKey]hour)
 	for _, k := range kept {
 		var r hoursRecord
 		if json.Unmarshal(k.Message, &r) != nil || r.Format != hoursFormat || k.Group != hoursGroup(r.Pool) ||
@@ -134,7 +134,7 @@ func (t *Syncer) Hours(now time.Time, kept []state.Kept, answered func(writer st
 			continue
 		}
 		for id, parts := range r.Callers {
-			key := of{pool: r.Pool, writer: r.Writer, caller: id}
+			key := hourKey{pool: r.Pool, writer: r.Writer, caller: id}
 			if latest[key].parts == nil || latest[key].version < r.Version {
 				latest[key] = hour{r.Version, parts}
 			}

@@ -380,14 +380,14 @@ func (t *Syncer) Loaded(kept []state.Kept, now time.Time) (others []state.Kept) 
 	var reports []state.Kept
 	for _, k := range kept {
 		_, isMark := marks[k.Group]
-		of, isTimeline := timelines[k.Group]
+		messages, isTimeline := timelines[k.Group]
 		switch {
 		case isMark:
 			if !k.Partial {
 				marks[k.Group] = k.TTL
 			}
 		case isTimeline:
-			timelines[k.Group] = append(of, k.Message)
+			timelines[k.Group] = append(messages, k.Message)
 		case groups[k.Group]:
 			reports = append(reports, k)
 		default:

@@ -157,9 +157,9 @@ func statusAt(now time.Time, others status.Others) Status {
 		SumsOver: append([]admin.Seen{}, callers.Replicas...), connected: callers.Connected, asked: others.Asked,
 	}
 	s.cutOff = slices.ContainsFunc(s.States, func(s seam.EngineStatus) bool { return !s.InTouch })
-	this := replica{}
+	self := replica{}
 	if i := slices.IndexFunc(s.SumsOver, func(r admin.Seen) bool { return r.Self }); i >= 0 {
-		this = replica{s.SumsOver[i].ID, s.SumsOver[i].Name()}
+		self = replica{s.SumsOver[i].ID, s.SumsOver[i].Name()}
 	}
 	for _, p := range status.Pools(now, counts) {
 		local := status.View{
@@ -168,7 +168,7 @@ func statusAt(now time.Time, others status.Others) Status {
 				Waiting: metrics.Of(p.Name).FirstBytes.At(now), Spans: status.SpansOf(p.Name, spans),
 			},
 		}
-		s.Pools = append(s.Pools, poolStatusOf(now, p, this, local, others.Views[p.Name], s.States))
+		s.Pools = append(s.Pools, poolStatusOf(now, p, self, local, others.Views[p.Name], s.States))
 	}
 	for i := range s.Pools {
 		for _, c := range callers.Rows {
@@ -184,7 +184,7 @@ func statusAt(now time.Time, others status.Others) Status {
 // option state.
 type replica struct{ id, name string }
 
-func poolStatusOf(now time.Time, p status.Pool, this replica, local status.View, others []*status.View,
+func poolStatusOf(now time.Time, p status.Pool, self replica, local status.View, others []*status.View,
 	states []seam.EngineStatus) poolStatus {
 	counts := maps.Clone(local.Counts)
 	maps.DeleteFunc(counts, func(key metrics.Key, _ metrics.Counts) bool { return key.Pool != p.Name })
@@ -196,7 +196,7 @@ func poolStatusOf(now time.Time, p status.Pool, this replica, local status.View,
 		traffic.Add(v.Traffic)
 	}
 	total := metrics.By(counts, func(metrics.Key) string { return "" })[""]
-	together := p.Together(now, this.id, others, counts)
+	together := p.Together(now, self.id, others, counts)
 	s := poolStatus{
 		Pool: p.Name, Failovers: int64(total.Failovers), Tokens: int64(total.Tokens),
 		FirstByte: quantilesOf(total.FirstByte),
@@ -213,7 +213,7 @@ func poolStatusOf(now time.Time, p status.Pool, this replica, local status.View,
 		names = append(names, m.Model.Model)
 	}
 	seen := [][]status.Model{p.Models(names...)}
-	s.Problems = status.ProblemsOf(this.name, p.Problems(now, seen[0], states), others)
+	s.Problems = status.ProblemsOf(self.name, p.Problems(now, seen[0], states), others)
 	for _, v := range others {
 		seen = append(seen, p.SeenBy(now, v).Models(names...))
 	}

@@ -112,11 +112,11 @@ func (s poolStatus) Condition(b backendStatus) string {
 func (s poolStatus) At(b backendStatus) string { return at(b.States[b.State], s.replicas) }
 
 // at returns at how many of several replicas something is so, if not at all.
-func at(n, of int) string {
-	if n == 0 || n >= of {
+func at(n, total int) string {
+	if n == 0 || n >= total {
 		return ""
 	}
-	return fmt.Sprintf(" at %d of %s", n, several(of, "replica"))
+	return fmt.Sprintf(" at %d of %s", n, several(total, "replica"))
 }
 
 // NeedsOperator reports whether a cooldown of the backend needs an operator.
@@ -243,14 +243,14 @@ func (m modelStatus) Away() []status.ModelBackend {
 
 // Why returns why a backend is not usable for the model.
 func (m modelStatus) Why(b status.ModelBackend) string {
-	why := b.State
+	reason := b.State
 	switch {
 	case !b.Healthy:
-		why = failing
+		reason = failing
 	case b.Class != "":
-		why = words(b.Class)
+		reason = words(b.Class)
 	}
-	return words(why) + at(m.AwayAt[b.Backend], m.replicas)
+	return words(reason) + at(m.AwayAt[b.Backend], m.replicas)
 }
 
 // episodeText returns what a row of the recent cooldowns and silences is about.
