@@ -78,11 +78,11 @@ func (a *arm) discover(ctx context.Context, subscription, group string) ([]*acco
 		return nil, err
 	}
 	accounts = slices.DeleteFunc(accounts,
-		func(of *account) bool { return of == nil || !slices.Contains(accountKinds, of.Kind) })
+		func(a *account) bool { return a == nil || !slices.Contains(accountKinds, a.Kind) })
 	slices.SortFunc(accounts,
 		func(a, b *account) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID)) })
-	for _, of := range accounts {
-		if err := a.readDeployments(ctx, of); err != nil {
+	for _, account := range accounts {
+		if err := a.readDeployments(ctx, account); err != nil {
 			return nil, err
 		}
 	}
@@ -91,10 +91,11 @@ func (a *arm) discover(ctx context.Context, subscription, group string) ([]*acco
 
 // readDeployments reads the deployments of an account, and when their models
 // retire.
-func (a *arm) readDeployments(ctx context.Context, of *account) error {
-	parts := accountID.FindStringSubmatch(of.ID)
+func (a *arm) readDeployments(ctx context.Context, account *account) error {
+	parts := accountID.FindStringSubmatch(account.ID)
 	if parts == nil {
-		return fmt.Errorf("the account %s has an id that is not one: %s", printable(of.Name), printable(of.ID))
+		return fmt.Errorf("the account %s has an id that is not one: %s",
+			printable(account.Name), printable(account.ID))
 	}
 	path := "/subscriptions/" + url.PathEscape(parts[1]) + "/resourceGroups/" + url.PathEscape(parts[2]) +
 		"/providers/Microsoft.CognitiveServices/accounts/" + url.PathEscape(parts[3])
@@ -102,17 +103,17 @@ func (a *arm) readDeployments(ctx context.Context, of *account) error {
 	if err != nil {
 		return err
 	}
-	of.deployments = slices.DeleteFunc(all, func(d *deployment) bool { return d == nil })
-	if len(of.deployments) == 0 {
+	account.deployments = slices.DeleteFunc(all, func(d *deployment) bool { return d == nil })
+	if len(account.deployments) == 0 {
 		return nil
 	}
 	models, err := list[offered](ctx, a, path+"/models")
 	if err != nil {
 		return err
 	}
-	slices.SortStableFunc(of.deployments, func(a, b *deployment) int { return cmp.Compare(a.Name, b.Name) })
-	for _, d := range of.deployments {
-		d.account = of
+	slices.SortStableFunc(account.deployments, func(a, b *deployment) int { return cmp.Compare(a.Name, b.Name) })
+	for _, d := range account.deployments {
+		d.account = account
 		for _, m := range models {
 			if m.modelVersion == d.Properties.Model {
 				d.retires = m.retires(d.SKU.Name)
@@ -126,9 +127,9 @@ func (a *arm) readDeployments(ctx context.Context, of *account) error {
 // another day than for those of others.
 func (m *offered) retires(sku string) time.Time {
 	date := m.Deprecation.Inference
-	for _, its := range m.SKUs {
-		if strings.EqualFold(its.Name, sku) {
-			date = cmp.Or(its.DeprecationDate, date)
+	for _, s := range m.SKUs {
+		if strings.EqualFold(s.Name, sku) {
+			date = cmp.Or(s.DeprecationDate, date)
 		}
 	}
 	for _, layout := range []string{time.RFC3339, "2006-01-02T15:04:05", time.DateOnly} {
@@ -142,14 +143,14 @@ func (m *offered) retires(sku string) time.Time {
 // host returns the host of the account's API for a backend: that of Azure
 // OpenAI if it has several. It is empty if the account has only a regional one,
 // which accepts no tokens.
-func (of *account) host() string {
-	hosts := of.hosts()
+func (a *account) host() string {
+	hosts := a.hosts()
 	for _, host := range hosts {
 		if strings.Contains(host, ".openai.azure.") {
 			return host
 		}
 	}
-	if of.Properties.CustomSubDomainName == "" || len(hosts) == 0 {
+	if a.Properties.CustomSubDomainName == "" || len(hosts) == 0 {
 		return ""
 	}
 	return hosts[0]
@@ -159,10 +160,10 @@ func (of *account) host() string {
 var regional = regexp.MustCompile(`\.(api|tts|stt)\.|\.api\.cognitive\.`)
 
 // hosts returns the hosts of the account, first that of its endpoint.
-func (of *account) hosts() (hosts []string) {
-	endpoints := []string{of.Properties.Endpoint}
-	for _, name := range slices.Sorted(maps.Keys(of.Properties.Endpoints)) {
-		endpoints = append(endpoints, of.Properties.Endpoints[name])
+func (a *account) hosts() (hosts []string) {
+	endpoints := []string{a.Properties.Endpoint}
+	for _, name := range slices.Sorted(maps.Keys(a.Properties.Endpoints)) {
+		endpoints = append(endpoints, a.Properties.Endpoints[name])
 	}
 	for _, endpoint := range endpoints {
 		u, err := url.Parse(endpoint)
@@ -178,11 +179,11 @@ func (of *account) hosts() (hosts []string) {
 
 // has reports whether a backend with this host is of the account. Accounts with
 // a subdomain have it in several domains.
-func (of *account) has(host string) bool {
+func (a *account) has(host string) bool {
 	host = strings.ToLower(host)
 	first, _, _ := strings.Cut(host, ".")
-	return slices.Contains(of.hosts(), host) ||
-		first == strings.ToLower(of.Properties.CustomSubDomainName) && openaiapi.IsAzure(host)
+	return slices.Contains(a.hosts(), host) ||
+		first == strings.ToLower(a.Properties.CustomSubDomainName) && openaiapi.IsAzure(host)
 }
 
 // provisioned reports whether the deployment has reserved throughput (PTUs).

@@ -31,7 +31,7 @@ func differences(backends []tools.Configured, accounts []*account, now time.Time
 			func(name string) bool { return strings.Contains(name, standIn) }) {
 			return nil, fmt.Errorf("%s: its url or a model has a variable or a file that is not set here", b)
 		}
-		i := slices.IndexFunc(accounts, func(of *account) bool { return of.has(b.Host) })
+		i := slices.IndexFunc(accounts, func(a *account) bool { return a.has(b.Host) })
 		switch {
 		case i >= 0:
 			found = append(found, b.differences(accounts[i], served)...)
@@ -39,8 +39,8 @@ func differences(backends []tools.Configured, accounts []*account, now time.Time
 			found = append(found, fmt.Sprintf("%s: no account has the host %s", b, b.Host))
 		}
 	}
-	for _, of := range accounts {
-		for _, d := range of.deployments {
+	for _, account := range accounts {
+		for _, d := range account.deployments {
 			if d.unusable() != "" {
 				continue
 			}
@@ -59,22 +59,23 @@ func differences(backends []tools.Configured, accounts []*account, now time.Time
 
 // differences records which deployments of its account the backend serves. A
 // backend without models serves all.
-func (b pooled) differences(of *account, served map[*deployment]bool) (found []string) {
-	for _, d := range of.deployments {
+func (b pooled) differences(account *account, served map[*deployment]bool) (found []string) {
+	for _, d := range account.deployments {
 		if len(b.Models) == 0 {
 			served[d] = true
 		}
 	}
 	for _, name := range b.Models {
-		i := slices.IndexFunc(of.deployments, func(d *deployment) bool { return strings.EqualFold(d.Name, name) })
+		i := slices.IndexFunc(account.deployments, func(d *deployment) bool { return strings.EqualFold(d.Name, name) })
 		if i < 0 {
-			found = append(found, printable(fmt.Sprintf("%s: the account %s has no deployment '%s'", b, of.Name, name)))
+			found = append(found,
+				printable(fmt.Sprintf("%s: the account %s has no deployment '%s'", b, account.Name, name)))
 			continue
 		}
-		if reason := of.deployments[i].unusable(); reason != "" {
+		if reason := account.deployments[i].unusable(); reason != "" {
 			found = append(found, printable(fmt.Sprintf("%s: the deployment '%s' cannot serve: %s", b, name, reason)))
 		}
-		served[of.deployments[i]] = true
+		served[account.deployments[i]] = true
 	}
 	return found
 }

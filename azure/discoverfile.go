@@ -55,11 +55,11 @@ func site(from string, accounts []*account, auth []string) string {
 // sorted returns the deployments of all accounts that a backend can have, those
 // with provisioned throughput first, and says why the others are left out.
 func sorted(accounts []*account) (usable []*deployment, notes []string) {
-	for _, of := range accounts {
-		if len(of.deployments) == 0 {
-			notes = append(notes, of.Name+" has no deployments")
+	for _, account := range accounts {
+		if len(account.deployments) == 0 {
+			notes = append(notes, account.Name+" has no deployments")
 		}
-		for _, d := range of.deployments {
+		for _, d := range account.deployments {
 			if reason := cmp.Or(d.unusable(), d.unwritable()); reason != "" {
 				notes = append(notes, d.String()+": "+reason)
 				continue

@@ -26,13 +26,13 @@ type shared struct {
 
 func newShared(s settings) *shared {
 	i := newIdentity(s)
-	own := &shared{source: newSource(i.token), identity: i}
-	own.fields = []zap.Field{zap.String("scope", s.scope)}
+	result := &shared{source: newSource(i.token), identity: i}
+	result.fields = []zap.Field{zap.String("scope", s.scope)}
 	if s.otherScope != "" {
 		s.scope, s.otherScope = s.otherScope, ""
-		own.other = newShared(s)
+		result.other = newShared(s)
 	}
-	return own
+	return result
 }
 
 // Destruct ends the sources after their last use.
