@@ -80,14 +80,14 @@ func payload(token string) (c claims, err error) {
 // audience, and it is or was valid.
 func (o *Identity) verify(ctx context.Context, now time.Time, token string) (*verified, error) {
 	v := new(verified)
-	said, err := payload(token)
+	c, err := payload(token)
 	switch {
 	case err != nil:
 		return v, err
-	case !o.isOurs(said):
+	case !o.isOurs(c):
 		return v, keys.ErrForeignToken
 	}
-	if _, err := valid(said, now); err != nil {
+	if _, err := valid(c, now); err != nil {
 		return v, err // no key is fetched for it
 	}
 	set := &keysFor{issuer: o.issuer}
@@ -100,19 +100,19 @@ func (o *Identity) verify(ctx context.Context, now time.Time, token string) (*ve
 	case err != nil: // without the text, which may have some of the token
 		return v, errSignature
 	}
-	said = nil // nothing that was not signed
-	if err := signed.Claims(&said); err != nil {
+	c = nil // nothing that was not signed
+	if err := signed.Claims(&c); err != nil {
 		return v, errMalformed
 	}
 	v.keys = set.used
-	o.name(v, said)
-	v.expires, err = valid(said, now)
+	o.name(v, c)
+	v.expires, err = valid(c, now)
 	return v, err
 }
 
 // valid returns when a token expires, or why it is not valid.
-func valid(said claims, now time.Time) (expires time.Time, err error) {
-	expires, ok := said.time("exp")
+func valid(c claims, now time.Time) (expires time.Time, err error) {
+	expires, ok := c.time("exp")
 	switch {
 	case !ok:
 		return expires, errNoExpiry
@@ -120,7 +120,7 @@ func valid(said claims, now time.Time) (expires time.Time, err error) {
 		return expires, keys.ErrExpired
 	}
 	for _, name := range []string{"nbf", "iat"} {
-		if at, ok := said.time(name); ok && now.Before(at.Add(-skew)) || !ok && said[name] != nil {
+		if at, ok := c.time(name); ok && now.Before(at.Add(-skew)) || !ok && c[name] != nil {
 			return expires, errTooEarly
 		}
 	}
@@ -128,10 +128,10 @@ func valid(said claims, now time.Time) (expires time.Time, err error) {
 }
 
 // name records which caller and tier a token names.
-func (o *Identity) name(v *verified, said claims) {
+func (o *Identity) name(v *verified, c claims) {
 	var dated bool
-	v.identity.Issued, dated = said.time("iat")
-	switch texts := said.texts(o.Caller); {
+	v.identity.Issued, dated = c.time("iat")
+	switch texts := c.texts(o.Caller); {
 	case o.Tier != nil && !dated:
 		v.unnamed = errors.New("tier requires the claim iat")
 	case len(texts) != 1:
@@ -147,9 +147,9 @@ func (o *Identity) name(v *verified, said claims) {
 	if o.Tier == nil {
 		return
 	}
-	has := said.texts(o.Tier.Claim)
+	values := c.texts(o.Tier.Claim)
 	for _, value := range o.Tier.Values {
-		if slices.Contains(has, value.Value) {
+		if slices.Contains(values, value.Value) {
 			v.identity.Tier = value.Tier
 			return
 		}
