@@ -14,10 +14,11 @@ import (
 // concurrently.
 type Source interface {
 	// Credential returns the credential for one attempt. If the source has a
-	// valid one, or if the context is done, it must return immediately. After an
-	// error, the request fails over to another backend, and this backend gets a
-	// cooldown of a minute, or less if the error has a method RetryAfter()
-	// time.Duration that returns less. The error must not contain a secret.
+	// valid one, or if the context is done, it must return immediately. After
+	// an error, the request fails over to another backend, and this backend
+	// gets a cooldown of a minute, or less if the error has a method
+	// RetryAfter() time.Duration that returns less. The error must not contain
+	// a secret.
 	Credential(ctx context.Context) (Credential, error)
 
 	// Renew returns another credential after the backend refused this one with

@@ -64,8 +64,8 @@ var (
 func (state) Describe(descs chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		availableDesc, remainingDesc, reasonsDesc, silentDesc, slowDesc, usualDesc, drainedDesc, infoDesc, inFlightDesc,
-		ratelimitDesc, quotaDesc, quotaUsedDesc, utilizationDesc, limitUsedDesc, estimateDesc, forgottenDesc, staleDesc, writtenDesc,
-		unwrittenDesc, waitingFirstDesc, oldestFirstDesc, overdueFirstDesc, soundDesc,
+		ratelimitDesc, quotaDesc, quotaUsedDesc, utilizationDesc, limitUsedDesc, estimateDesc, forgottenDesc, staleDesc,
+		writtenDesc, unwrittenDesc, waitingFirstDesc, oldestFirstDesc, overdueFirstDesc, soundDesc,
 	} {
 		descs <- d
 	}
