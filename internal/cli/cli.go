@@ -31,10 +31,10 @@ func init() {
 Shows the backends of the running Caddy's load balancers, takes a backend out
 of use, puts it back into use, or ends its cooldowns. A drain survives a reload
 of the configuration. Without the option state, it ends with the process. With
-this option, it applies to all replicas, also to those that start later. The command also shows
-callers, resets their use, adds up requests and tokens for bills, and shows
-replicas. With the option state, status, callers and usage show the sum over all
-replicas. With --replica, they show one replica.
+this option, it applies to all replicas, also to those that start later. The
+command also shows callers, resets their use, adds up requests and tokens for
+bills, and shows replicas. With the option state, status, callers and usage show
+the sum over all replicas. With --replica, they show one replica.
 
 The command calls Caddy's admin API at --address, if that is given. Otherwise,
 the address comes from the --config file, or is Caddy's default. Of a Caddyfile,
