@@ -34,14 +34,14 @@ const (
 	callersKey    rule = "A request that such a backend refuses does not fail over"
 	rejected      rule = "502 `upstream_credentials_rejected`"
 	rateLimited   rule = "**A 429**, if any backend throttles. The headers `retry-after` and `retry-after-ms` have the shortest wait"
-	withheldError rule = "A compressed error or redirect that cannot be searched for keys to its end becomes an error `upstream_error` with its status."
+	withheldError rule = "A compressed error or redirect that cannot be searched for keys to its end is replaced by an error `upstream_error` with the same status."
 	addedFields   rule = "`Via` and [some other headers](clients.md#added-headers) are added."
 	removedFields rule = "Hop-by-hop headers, and headers and trailers [that apply to the backend's host](clients.md#removed-headers-and-credentials), are removed."
 	fewInterims   rule = "At most 20 interim (1xx) replies pass, without headers, and none to clients of HTTP/1.0."
 	fewTrailers   rule = "Trailers that RFC 9110 forbids are removed. HTTP/1.1 has none after a `content-length` or a 204 or 304."
-	cutLong       rule = "If a longer reply is cut, also if only its JSON or its compression ends too early, the client gets a cut 200"
+	cutLong       rule = "If a longer reply is cut, or its JSON or its compression ends too early, the client gets a cut 200"
 	noEndMark     rule = "A stream of `/responses` or `/messages` without an end mark is cut"
-	cutEarlier    rule = "A reply that was cut is cut, perhaps earlier"
+	cutEarlier    rule = "A cut reply is cut for the client, too, perhaps earlier."
 )
 
 func TestTheDocsHaveEachRuleByWhichRepliesDiffer(t *testing.T) {
