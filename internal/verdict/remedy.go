@@ -7,8 +7,8 @@ const (
 	Unhealthy Class = "unhealthy"
 	// Slow means that the backend was silent, and now answers, but too late.
 	Slow Class = "slow"
-	// OverQuota means that a quota of the backend by the hour or longer is used
-	// up.
+	// OverQuota means that a quota of the backend by the day or the month is
+	// used up.
 	OverQuota Class = "over_quota"
 	// Unavailable means that no backend can serve a model, and AllThrottled
 	// that all of them throttle.

@@ -244,22 +244,19 @@ func (l *problemList) addBackend(b Backend) {
 	}
 }
 
-// isUsedUp reports whether a quota by the hour or longer has less than a
-// hundredth left: most requests need more than a few tokens. Quotas by the
-// minute and second soon have room, so that nobody need know.
+// isUsedUp reports whether a quota by the day or the month has a hundredth or
+// less left: most requests need more than a few tokens. Shorter quotas get room
+// back bit by bit, so that they would be used up at one moment and not at the
+// next.
 func (q Quota) isUsedUp() bool {
-	return q.Window != limiter.Second.String() && q.Window != limiter.Minute.String() && q.Left <= q.Limit/100
+	return (q.Window == limiter.Day.String() || q.Window == limiter.Month.String()) &&
+		q.Used > 0 && q.Left <= q.Limit/100
 }
 
-// problem returns the problem of a backend whose quota is used up. Only days
-// and months end at once: within an hour, there is room again bit by bit.
+// problem returns the problem of a backend whose quota is used up.
 func (q Quota) problem(backend string) Problem {
-	p := Problem{Backend: backend, Class: OverQuota, Cause: q.Kind + "/" + q.Window,
-		Detail: fmt.Sprintf("%d %s per %s", q.Limit, q.Kind, q.Window)}
-	if q.Window != limiter.Hour.String() {
-		p.Detail, p.Until = p.Detail+", until "+cli.UTC(q.Ends), &q.Ends
-	}
-	return p
+	return Problem{Backend: backend, Class: OverQuota, Cause: q.Kind + "/" + q.Window, Until: &q.Ends,
+		Detail: fmt.Sprintf("%d %s per %s, until %s", q.Limit, q.Kind, q.Window, cli.UTC(q.Ends))}
 }
 
 // nearness says how near to an answer a backend is that has a problem of the

@@ -383,13 +383,13 @@ func TestOperatorsSeeTheUseOfAQuota(t *testing.T) {
 	}, "requests 2/hour", "")
 }
 
-// TestAQuotaThatIsUsedUpForLongIsAProblem unlike one that has room again in a
-// minute.
+// TestAQuotaThatIsUsedUpForLongIsAProblem unlike one that gets room back bit by
+// bit.
 func TestAQuotaThatIsUsedUpForLongIsAProblem(t *testing.T) {
 	for quota, want := range map[string]string{
 		"requests 1/minute":                 "",
-		"requests 2/hour":                   "",
-		"requests 1/hour":                   "a has used up its quota: 1 requests per hour",
+		"requests 1/hour":                   "",
+		"requests 2/day":                    "",
 		"tokens 60/day":                     "a has used up its quota: 60 tokens per day, until 2000-01-02T00:00:00Z",
 		"tokens 1k/month":                   "",
 		"requests 1/minute\nrequests 1/day": "a has used up its quota: 1 requests per day, until 2000-01-02T00:00:00Z",
