@@ -74,7 +74,10 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 	a, now := s.attempts.last(), time.Now()
 	switch {
 	case j.left:
-		s.giveBack(r, j, now)
+		if j.unexecuted {
+			s.undeduct(now)
+			s.returnCharge(r)
+		}
 		return
 	case j.refusal != nil:
 		s.undeduct(now) // no backend got all of it
@@ -113,13 +116,18 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 	}
 	b.learnQuota(q, a, int(s.tier), r, rates, now)
 	q.learnLacks(to, r, now)
-	s.giveBack(r, j, now)
+	if j.unexecuted {
+		s.undeduct(now)
+	}
 	if r.Connected || r.Status > 0 {
 		to.Reached()
 	}
 	// the refusal of an outdated key says nothing about the current one
 	if q.secret != nil || !to.backend.Credentials.Outdated(a.credential) {
 		b.coolDown(q, s, r, now)
+	}
+	if j.unexecuted {
+		s.returnCharge(r) // last, because it wakes requests that wait for the backend
 	}
 }
 
@@ -170,14 +178,10 @@ func (b *balancer) coolDown(q *request, s *search, r *attempt.Reply, now time.Ti
 	}
 }
 
-// giveBack undoes the attempt's deduction, and returns its charge to the
-// backend's quotas, if the backend has not executed the request. A request that
-// is its client's mistake is charged to quotas nevertheless.
-func (s *search) giveBack(r *attempt.Reply, j judgement, now time.Time) {
-	if !j.unexecuted {
-		return
-	}
-	s.undeduct(now)
+// returnCharge returns the charge of the latest attempt to the quotas of its
+// backend, which has not executed the request. A request that is its client's
+// mistake is charged nevertheless.
+func (s *search) returnCharge(r *attempt.Reply) {
 	if r.Class != verdict.ClientError {
 		s.charge().settle(limiter.Cost{})
 	}

@@ -62,8 +62,8 @@ func (b *balancer) limiterOf(to *target, now time.Time) *limiter.Caller {
 // none is left, the search waits once for the other replicas.
 type quotaSearch struct {
 	estimate limiter.Estimate
-	// exceeded says which backends' quotas keep the request away, for the pool.
-	exceeded []pool.Over
+	// members says which backends' quotas keep the request away, for the pool.
+	members pool.Quotas
 	// refusals are those of the quotas, by the indexes of the backends.
 	refusals []*limiter.Refusal
 	// claims reports whether the search waits for the other replicas, and
@@ -107,9 +107,9 @@ func (c *charge) unserved() limiter.Cost {
 func (s *search) beginQuotas() {
 	if s.balancer.quotas != nil && s.request.Kind.Infers() {
 		n := len(s.balancer.targets)
-		s.quotas = &quotaSearch{estimate: s.request.estimate(), exceeded: make([]pool.Over, n),
+		s.quotas = &quotaSearch{estimate: s.request.estimate(), members: pool.Quotas{Over: make([]pool.Over, n)},
 			refusals: make([]*limiter.Refusal, n)}
-		s.board.Over = &s.quotas.exceeded
+		s.board.Quotas = &s.quotas.members
 	}
 }
 
@@ -121,7 +121,7 @@ func (s *search) readQuotas(now time.Time) {
 	}
 	for i, to := range s.balancer.targets {
 		at, c := &s.board.At[i], s.balancer.limiterOf(to, now)
-		q.exceeded[i], q.refusals[i] = pool.Over{}, nil
+		q.members.Over[i], q.refusals[i] = pool.Over{}, nil
 		if c == nil || !at.Takes || at.Bar == pool.Spent {
 			continue
 		}
@@ -132,7 +132,7 @@ func (s *search) readQuotas(now time.Time) {
 		if q.refusals[i] = refusal; refusal.Reason == limiter.TooLarge {
 			at.Bar = pool.Unfit
 		} else {
-			q.exceeded[i] = pool.Over{Until: returnOf(refusal, now),
+			q.members.Over[i] = pool.Over{Until: returnOf(refusal, now),
 				PerSecond: s.balancer.grantedPerSecond(refusal, refusal.Requested)}
 		}
 	}

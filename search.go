@@ -201,7 +201,7 @@ func (s *search) Tell(r *attempt.Reply, j judgement) step {
 	if next != serve { // a reply that goes to the client may still break off
 		a.count()
 	}
-	if next == again { // the charge is settled if it was given back
+	if next == again { // a charge that was given back is settled already
 		cost := s.charge().unserved()
 		if j.unexecuted { // its account lacks an object
 			cost = limiter.Cost{Requests: 1}
@@ -297,7 +297,7 @@ func (s *search) close() {
 	s.best.drop()
 	s.release()
 	if moving := s.silence.Moved(); moving != nil { // the client left just then
-		moving.To.Unpick(&s.board, moving.At)
+		moving.Undo()
 	}
 }
 
@@ -337,7 +337,7 @@ func (s *search) move() *pool.Member {
 	}
 	s.hasMoved = true
 	if !silent || !s.chargeQuotas(moving.To, time.Now()) {
-		moving.To.Unpick(&s.board, moving.At)
+		moving.Undo()
 		return nil
 	}
 	last.target.metrics.Moved()
@@ -376,8 +376,8 @@ func (s *search) choose(now time.Time) *pool.Member {
 func (s *search) ask(now time.Time) *pool.Member {
 	m := s.balancer.Pool.Pick(&s.board, now)
 	for m != nil && !s.chargeQuotas(m, now) {
-		m.Unpick(&s.board, now)
-		s.readQuotas(now)
+		m.Unpick(&s.board)
+		s.update(now)
 		m = s.balancer.Pool.Pick(&s.board, now)
 	}
 	if m != nil {

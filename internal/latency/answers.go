@@ -41,14 +41,15 @@ func (t *Tracker) Answers(now time.Time, threshold time.Duration) Answers {
 }
 
 // Claim reports whether a request may move to the backend. While it is not
-// known whether the backend answers, it gives that right to one request.
-func (t *Tracker) Claim(now time.Time, threshold time.Duration) bool {
-	last := t.trial.Load()
+// known whether the backend answers, it gives that right to one request. undo
+// gives the right back. It is nil if none was taken.
+func (t *Tracker) Claim(now time.Time, threshold time.Duration) (undo func(), ok bool) {
+	last, claimed := t.trial.Load(), momentOf(nanos(now), false)
 	switch t.Answers(now, threshold) {
 	case Yes:
-		return true
+		return nil, true
 	case Perhaps:
-		return t.trial.CompareAndSwap(last, momentOf(nanos(now), false))
+		return func() { t.trial.CompareAndSwap(claimed, last) }, t.trial.CompareAndSwap(last, claimed)
 	}
-	return false
+	return nil, false
 }

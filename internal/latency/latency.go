@@ -392,27 +392,22 @@ func (t *Tracker) IsSilent() bool { return t.silent.Load() != 0 }
 func (t *Tracker) Due(now time.Time) bool { return nanos(now) >= t.due.Load() }
 
 // Try reports whether a request may be sent to the backend: the silence has
-// ended, or the request becomes the next one that tries the backend.
-func (t *Tracker) Try(now time.Time) bool {
+// ended, or the request becomes the next one that tries the backend. undo gives
+// that right back. It is nil if none was taken.
+func (t *Tracker) Try(now time.Time) (undo func(), ok bool) {
 	due, at := t.due.Load(), nanos(now)
 	if t.silent.Load() == 0 {
-		return true
+		return nil, true
 	}
 	pause := t.pause.Load()
-	if at < due || !t.due.CompareAndSwap(due, at+pause) {
-		return false
+	next := at + pause
+	if at < due || !t.due.CompareAndSwap(due, next) {
+		return nil, false
 	}
 	t.pause.Store(min(2*pause, int64(longestPause)))
-	return true
-}
-
-// Untry gives back the right to try the backend that Try or Claim gave to a
-// request at this time.
-func (t *Tracker) Untry(at time.Time) {
-	t.trial.CompareAndSwap(momentOf(nanos(at), false), 0)
-	due := t.due.Load()
-	pause := due - nanos(at)
-	if pause > 0 && t.pause.Load() == min(2*pause, int64(longestPause)) && t.due.CompareAndSwap(due, nanos(at)) {
-		t.pause.Store(pause)
-	}
+	return func() {
+		if t.due.CompareAndSwap(next, due) {
+			t.pause.Store(pause)
+		}
+	}, true
 }

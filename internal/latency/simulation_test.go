@@ -73,7 +73,7 @@ func (s *simulation) run(n int, perSecond float64) {
 			s.after(time.Duration(s.random.ExpFloat64()/perSecond*float64(time.Second)), arrive)
 		}
 		to := s.random.IntN(2)
-		if _, silent := s.backends[to].Silent(); silent && (!s.backends[to].Due(s.now) || !s.backends[to].Try(s.now)) {
+		if _, silent := s.backends[to].Silent(); silent && (!s.backends[to].Due(s.now) || !tries(s.backends[to], s.now)) {
 			if _, both := s.backends[1-to].Silent(); !both {
 				to = 1 - to
 			}
@@ -147,7 +147,7 @@ func (s *simulation) look(r *request, sent time.Time) {
 	its, other := s.backends[r.backend], s.backends[1-r.backend]
 	f := its.Look(&r.Request, s.now)
 	if f.Moves && r.from == nil && its.Lead(&r.Request, s.now) {
-		if other.Claim(s.now, r.Threshold) {
+		if _, ok := other.Claim(s.now, r.Threshold); ok {
 			s.moves++
 			its.Left(&r.Request, s.now, 0)
 			r.from, r.leads, r.backend = its, r.Threshold, 1-r.backend

@@ -99,7 +99,7 @@ func (p *Pool) Returns(r *Ask, barred []int, now, until time.Time) (all []Return
 			back.Places, back.Every = will.Requests, will.Every
 		}
 		if r.IsOver(m, now) {
-			places := (*r.Over)[m.Index].PerSecond * until.Sub(now).Seconds()
+			places := r.Quotas.Over[m.Index].PerSecond * until.Sub(now).Seconds()
 			if q == nil || places < back.Places {
 				back.Places = places
 			}

@@ -17,9 +17,9 @@ type Ask struct {
 	// Weights are the members' weights for the request's model: see
 	// [Pool.Weights].
 	Weights *Weights
-	// Over says at which members a quota keeps the request away, by the
-	// members' indexes. It is nil in a pool without quotas.
-	Over *[]Over
+	// Quotas says at which members a quota keeps the request away. It is nil in
+	// a pool without quotas.
+	Quotas *Quotas
 	// Cost is how many tokens of a rate limit the request uses up.
 	Cost int64
 	// Tier is the caller's tier.
@@ -36,6 +36,7 @@ type Ask struct {
 	Affinity Affinity
 	// Steered lists the members that the latest pick passed over because their
 	// limits have no room for the request, while another member's limits have.
+	// There are none if the member that the pick drew first has room.
 	Steered []*Member
 
 	// Once reports whether the request can be sent only once. While another
@@ -69,6 +70,15 @@ type Caller struct {
 	got int64
 }
 
+// Quotas are the quotas of the members, as far as they keep a request away.
+type Quotas struct {
+	// Over has the quota of each member, by the members' indexes.
+	Over []Over
+	// taken are the rights that the latest pick has taken: a quota may refuse
+	// the request after the pick.
+	taken rights
+}
+
 // Over is the quota of a member, as far as it keeps a request away. A quota is
 // a limit of the operator's. The zero Over keeps no request away.
 type Over struct {
@@ -82,8 +92,8 @@ type Over struct {
 // overUntil returns when the member's quota has room for the request. It is
 // zero if there is room now.
 func (r *Ask) overUntil(m *Member, now time.Time) (until time.Time) {
-	if r.Over != nil && now.Before((*r.Over)[m.Index].Until) {
-		return (*r.Over)[m.Index].Until
+	if r.Quotas != nil && now.Before(r.Quotas.Over[m.Index].Until) {
+		return r.Quotas.Over[m.Index].Until
 	}
 	return until
 }
@@ -175,7 +185,8 @@ func (r *Ask) mayTry(at *At) bool {
 	return at.Bar == Free || r.forgives && (at.Bar == Throttled || at.Bar == Behind)
 }
 
-// cooldowns are the sets of cooldowns that apply to the request at the member.
+// cooldowns returns the sets of cooldowns that apply to the request at the
+// member.
 func (r *Ask) cooldowns(m *Member) (sets scopes) {
 	at, models := &r.At[m.Index], &m.health.models
 	if at.Tiers.meetUsual() {

@@ -142,12 +142,8 @@ type trial struct{ atomic.Int64 }
 
 func (t *trial) at(c *cooldownEntry) time.Time { return c.Since.Add(time.Duration(t.Load() - 1)) }
 
-func (t *trial) claim(c *cooldownEntry, now time.Time) bool {
-	return t.CompareAndSwap(0, since(c, now))
-}
-
-// since returns the value of a trial that is sent now.
-func since(c *cooldownEntry, now time.Time) int64 { return int64(now.Sub(c.Since)) + 1 }
+// trialAt returns the value of a trial that was sent at this time.
+func (c *cooldownEntry) trialAt(at time.Time) int64 { return int64(at.Sub(c.Since)) + 1 }
 
 // pending reports whether the trial was sent so recently that it may still be
 // refused. A throttling backend refuses immediately, so no refusal within the

@@ -186,8 +186,8 @@ type scopes struct{ usual, group, usualOfOperation, groupOfOperation *cooldownSe
 
 // maxSlots is the maximum number of slots with cooldowns that apply to a
 // request: a throttle and a failure of the whole backend, of the usual service
-// tiers and of its own, a failure of the operation for both groups of tiers,
-// and the cooldown of a backend that cannot be reached.
+// tiers and of the request's own group, a failure of the operation for both
+// groups of tiers, and the cooldown of a backend that cannot be reached.
 const maxSlots = 9
 
 // slots appends the slots that hold a cooldown, throttles first.
@@ -212,50 +212,71 @@ func (h *Health) throttles(c scopes, to []*slot) []*slot {
 	return to
 }
 
+// rights are what a request has taken by a pick, besides the place: to be the
+// probe of a cooldown, to check one that is in doubt, to try a throttle of
+// guessed length or a silent member. Other requests wait for the result. The
+// zero rights are none.
+type rights struct{ undo []func() }
+
+// add adds a right that undo gives back. undo may be nil, for none.
+func (r *rights) add(undo func()) {
+	if undo != nil {
+		r.undo = append(r.undo, undo)
+	}
+}
+
+// giveBack gives all of them back, for a request that is not sent.
+func (r *rights) giveBack() {
+	for _, undo := range r.undo {
+		undo()
+	}
+	r.undo = nil
+}
+
 // claim reserves the right to send the request to the member. It fails if the
 // member's cooldown or silence allows only one request and another request took
-// that right.
-func (m *Member) claim(r *Ask, now time.Time) bool {
-	if p := m.silence(r); p != nil && r.At[m.Index].isFollowed() && !p.Try(now) {
-		return false
+// that right. Then it takes nothing.
+func (m *Member) claim(r *Ask, now time.Time, taken *rights) bool {
+	if p := m.silence(r); p != nil && r.At[m.Index].isFollowed() {
+		undo, ok := p.Try(now)
+		if !ok {
+			return false
+		}
+		taken.add(undo)
 	}
 	if m.health.hasNoCooldown() {
 		return true
 	}
 	var few [maxSlots]*slot
 	for _, s := range r.slots(m, few[:0]) {
-		ok, ended := s.claim(r.Cost, now)
+		ok, ended := s.claim(r.Cost, now, taken)
 		m.tellEnd(ended, false)
 		if !ok {
+			taken.giveBack()
 			return false
 		}
 	}
 	return true
 }
 
-// claimTry reserves the right to try the member although it throttles.
-func (m *Member) claimTry(r *Ask, now time.Time) bool {
+// claimTry reserves the right to try the member although it throttles. If it
+// fails, it takes nothing.
+func (m *Member) claimTry(r *Ask, now time.Time, taken *rights) bool {
 	var few [maxSlots]*slot
 	for _, s := range r.throttles(m, few[:0]) {
-		if !s.claimTry(r.Cost, now) {
+		if !s.claimTry(r.Cost, now, taken) {
+			taken.giveBack()
 			return false
 		}
 	}
 	return true
 }
 
-// Unpick undoes the pick of the member for a request that is not sent there. It
-// gives back the reserved place, and the right to be the probe or to try the
-// member, so that others do not wait for the result. picked is the time of the
-// pick.
-func (m *Member) Unpick(r *Ask, picked time.Time) {
-	if p := m.health.latencies.Of(r.useAt(m)); p != nil {
-		p.Untry(picked)
-	}
-	var few [maxSlots]*slot
-	for _, s := range r.slots(m, few[:0]) {
-		s.unclaim(picked)
-	}
+// Unpick undoes the latest pick, of this member, if its quota refuses the
+// request. It gives back the place and the rights, so that others do not wait
+// for a result.
+func (m *Member) Unpick(r *Ask) {
+	r.Quotas.taken.giveBack()
 	m.Release()
 }
 

@@ -9,7 +9,7 @@ func TestAMemberOverItsQuotaWaitsForItAndHasNoCooldown(t *testing.T) {
 	tested, m := poolThatTells(t, []string{"a:1:1", "b:2:1"})
 	p := tested.Pool
 	over := make([]Over, 2)
-	r := &Ask{At: []At{{Model: "m", Takes: true}, {Model: "m", Takes: true}}, Over: &over}
+	r := &Ask{At: []At{{Model: "m", Takes: true}, {Model: "m", Takes: true}}, Quotas: &Quotas{Over: over}}
 	pick := func(now time.Time) string {
 		chosen := p.Pick(r, now)
 		if chosen == nil {

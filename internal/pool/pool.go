@@ -248,7 +248,8 @@ func NewMember(name string, health *Health) *Member {
 }
 
 // Pick chooses the member that gets the request next, and reserves a place at
-// it until Release. It returns nil if the request can go to no member.
+// it until Release or Unpick. It returns nil if the request can go to no
+// member.
 func (p *Pool) Pick(r *Ask, now time.Time) *Member {
 	for {
 		m, best, steered := p.choose(r, now)
@@ -258,9 +259,13 @@ func (p *Pool) Pick(r *Ask, now time.Time) *Member {
 		if !m.reserve() {
 			continue // another request took the last place
 		}
-		if best.rank < suspect && !m.claim(r, now) || best.rank >= suspect && !m.claimTry(r, now) {
+		var taken rights
+		if best.rank < suspect && !m.claim(r, now, &taken) || best.rank >= suspect && !m.claimTry(r, now, &taken) {
 			m.Release()
 			continue // another request became the probe, or tries it
+		}
+		if r.Quotas != nil {
+			r.Quotas.taken = taken
 		}
 		p.count(m.Member, now)
 		if r.Steered = r.Steered[:0]; steered {
@@ -332,9 +337,10 @@ func (p *Pool) tier(best grade, r *Ask, now time.Time) iter.Seq[*Member] {
 // uniformly distributed.
 //
 // Either way, each member of the best grade is chosen in proportion to its
-// weight. Let such members have the part g of all weights, and one of them the
-// part w. It is drawn with the probability w, and chosen by the pass with
-// (1-g) * w/g. The sum is w/g.
+// weight. Let the open members of the first priority that have room have the
+// part g of its weights, and one of them the part w. It is drawn with the
+// probability w, and chosen by the pass with (1-g) * w/g. The sum is w/g. If
+// there are none, the pass alone decides.
 func (p *Pool) choose(r *Ask, now time.Time) (to place, best grade, steered bool) {
 	best.rank = nobody
 	at := quota.At(now)
@@ -504,8 +510,8 @@ func (p place) reserve() bool {
 	return true
 }
 
-// Release gives back the place that Pick or PickAnswering reserved, after the
-// request was sent. It is called once for each reserved place, however the
-// request ended, and never if they returned nil. If the request is not sent,
-// Unpick is called instead.
+// Release gives back the place that Pick or PickAnswering reserved. It is
+// called once for each reserved place, however the request ended, and never if
+// they returned nil. If the request was not sent, so that its result will never
+// be known, Unpick or Undo is called instead.
 func (m *Member) Release() { m.namesakes.inFlight.Add(-1) }

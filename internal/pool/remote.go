@@ -50,7 +50,7 @@ func (m *Member) HearDisproved(c Cooldown) {
 // HearProbe records that another replica sends the probe of a cooldown.
 func (m *Member) HearProbe(c Cooldown, now time.Time) {
 	if known := m.find(c); known != nil {
-		known.probe.claim(known, now)
+		known.probe.CompareAndSwap(0, known.trialAt(now))
 	}
 }
 

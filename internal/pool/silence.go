@@ -46,8 +46,14 @@ type Moves struct {
 type Moving struct {
 	// To is the member to which it moves. A place is reserved there.
 	To *Member
-	// At is when that member was picked.
-	At time.Time
+	// taken are the rights that the pick of that member has taken.
+	taken rights
+}
+
+// Undo gives back the place and the rights, for a request that does not move.
+func (m *Moving) Undo() {
+	m.taken.giveBack()
+	m.To.Release()
 }
 
 // unknown is how often a request checks its wait while the usual wait is not
@@ -67,10 +73,10 @@ func (w *Wait) Sent(now time.Time) time.Duration {
 }
 
 // Moved returns where the request moves, or nil if it does not move. The place
-// there is reserved until Release or Unpick.
-func (w *Wait) Moved() (its *Moving) {
-	its, w.moved = w.moved, nil
-	return its
+// there is reserved until Release or Undo.
+func (w *Wait) Moved() (moved *Moving) {
+	moved, w.moved = w.moved, nil
+	return moved
 }
 
 // follow updates the tracker and the thresholds. It returns the time until the
@@ -131,9 +137,7 @@ func (w *Wait) Late(now time.Time) time.Duration {
 // reports whether it found one.
 func (w *Wait) move(now time.Time) bool {
 	if w.moves.May && (w.moves.Until.IsZero() || !now.After(w.moves.Until)) {
-		if to := w.member.pool.PickAnswering(w.request, w.waits.Threshold, now); to != nil {
-			w.moved = &Moving{to, now}
-		}
+		w.moved = w.member.pool.PickAnswering(w.request, w.waits.Threshold, now)
 	}
 	return w.moved != nil
 }
@@ -313,6 +317,18 @@ func (at *At) rankIf(silence *latency.Tracker, once bool, now time.Time) rank {
 	return open
 }
 
+// claimAnswering reserves the right to move the request to the member. If it
+// fails, it takes nothing.
+func (m *Member) claimAnswering(r *Ask, tracker *latency.Tracker, threshold time.Duration, now time.Time,
+	taken *rights) bool {
+	undo, ok := tracker.Claim(now, threshold)
+	if !ok {
+		return false
+	}
+	taken.add(undo)
+	return m.claim(r, now, taken)
+}
+
 // PickAnswering chooses a member for a request that waits at a silent one, and
 // reserves a place at it as Pick does. threshold is the request's threshold at
 // the silent member. The new member must answer in time and must not be a
@@ -320,12 +336,13 @@ func (at *At) rankIf(silence *latency.Tracker, once bool, now time.Time) rank {
 // other requests waited first. Priority, room in the limits and weight decide.
 // Policies do not, because they may use data that belongs to the request's
 // goroutine. PickAnswering returns nil if there is no such member.
-func (p *Pool) PickAnswering(r *Ask, threshold time.Duration, now time.Time) *Member {
+func (p *Pool) PickAnswering(r *Ask, threshold time.Duration, now time.Time) *Moving {
 	forgiving := *r
 	r, forgiving.forgives = &forgiving, true
 	for {
 		var chosen *Member
 		var tracker *latency.Tracker
+		var taken rights
 		best, total := grade{rank: suspect}, 0.0
 		for _, m := range p.Members {
 			rank := m.rank(r, now)
@@ -352,9 +369,9 @@ func (p *Pool) PickAnswering(r *Ask, threshold time.Duration, now time.Time) *Me
 		case chosen == nil:
 			return nil
 		case !chosen.place().reserve():
-		case tracker.Claim(now, threshold) && chosen.claim(r, now):
+		case chosen.claimAnswering(r, tracker, threshold, now, &taken):
 			p.count(chosen, now)
-			return chosen
+			return &Moving{chosen, taken}
 		default:
 			chosen.Release()
 		}

@@ -98,11 +98,11 @@ func TestARequestMovesOnlyWhereItMayGo(t *testing.T) {
 	ask(members["late"], &asks{model: "m", kind: streamed}, at(-20)).Heard(at(0))
 	r := asks{model: "m", kind: streamed, tried: []*Member{members["a"]}}
 	for _, want := range []string{"b", "drained", ""} {
-		m, got := p.PickAnswering(r.of(p.Pool), time.Second, at(0.1)), ""
-		if m != nil {
-			got = m.Name
-			m.Release()
-			r.tried = append(r.tried, m)
+		moving, got := p.PickAnswering(r.of(p.Pool), time.Second, at(0.1)), ""
+		if moving != nil {
+			got = moving.To.Name
+			moving.To.Release()
+			r.tried = append(r.tried, moving.To)
 		}
 		if got != want {
 			t.Errorf("the request moves to %q, want %q", got, want)
@@ -121,11 +121,11 @@ func TestARequestMovesWhereTheLimitsHaveRoom(t *testing.T) {
 	r := asks{model: "m", cost: 100, kind: streamed, tried: []*Member{members["a"]}}
 	for _, want := range []string{"b", "spent", "far"} { // never the worse priority
 		for range 20 {
-			m := p.PickAnswering(r.of(p.Pool), time.Second, at(0.1))
-			if m == nil || m.Name != want {
-				t.Fatalf("the request moves to %v, want %s", m, want)
+			moving := p.PickAnswering(r.of(p.Pool), time.Second, at(0.1))
+			if moving == nil || moving.To.Name != want {
+				t.Fatalf("the request moves to %v, want %s", moving, want)
 			}
-			m.Release()
+			moving.To.Release()
 		}
 		r.tried = append(r.tried, members[want])
 	}

@@ -100,16 +100,16 @@ func (c *cooldownEntry) nextTry() time.Time {
 // claimTry takes the right to be the next request that tries a throttle. It
 // succeeds if no throttle is in force, or none that holds for a request of this
 // cost.
-func (s *slot) claimTry(cost int64, now time.Time) bool {
+func (s *slot) claimTry(cost int64, now time.Time, taken *rights) bool {
 	c := s.Load()
 	switch {
 	case c == nil || !c.inForce(now):
 		return true
 	case c.checkableBy(cost) && !c.check.pending(c, now):
-		return c.check.Load() != 0 || c.check.claim(c, now)
+		return c.check.Load() != 0 || s.take(c, checkOf, 0, now, taken)
 	}
 	last := c.tried.Load()
-	return c.tryable(now) && c.tried.CompareAndSwap(last, since(c, now))
+	return c.tryable(now) && s.take(c, tryOf, last, now, taken)
 }
 
 // checkableBy reports whether a request of this cost may check the cooldown.
@@ -127,15 +127,15 @@ func (c *cooldownEntry) muchLarger(cost int64) bool {
 // claim reserves the right to send a request, as the trial or after it. It
 // fails while another request is the trial. ended is the cooldown that this
 // call ended because its probe was not refused, or nil.
-func (s *slot) claim(cost int64, now time.Time) (ok bool, ended *cooldownEntry) {
+func (s *slot) claim(cost int64, now time.Time, taken *rights) (ok bool, ended *cooldownEntry) {
 	c := s.Load()
 	if c == nil {
 		return true, nil
 	}
 	if c.inForce(now) {
-		return c.checkableBy(cost) && (c.check.claim(c, now) || !c.check.pending(c, now)), nil
+		return c.checkableBy(cost) && (s.take(c, checkOf, 0, now, taken) || !c.check.pending(c, now)), nil
 	}
-	if c.probe.claim(c, now) {
+	if s.take(c, probeOf, 0, now, taken) {
 		return true, nil
 	}
 	if c.probe.pending(c, now) {
@@ -147,14 +147,26 @@ func (s *slot) claim(cost int64, now time.Time) (ok bool, ended *cooldownEntry) 
 	return true, ended
 }
 
-// unclaim gives back the rights that were taken at this time.
-func (s *slot) unclaim(at time.Time) {
-	if c := s.Load(); c != nil {
-		for _, t := range [...]*trial{&c.probe, &c.check, &c.tried} {
-			t.CompareAndSwap(since(c, at), 0)
-		}
+// take sets one of the trials of the cooldown c to now, if it is still before.
+// It reports whether it was, and records in taken how to undo that, also after
+// the cooldown has grown in the meantime.
+func (s *slot) take(c *cooldownEntry, which func(*cooldownEntry) *trial, before int64, now time.Time,
+	taken *rights) bool {
+	value := c.trialAt(now)
+	if !which(c).CompareAndSwap(before, value) {
+		return false
 	}
+	taken.add(func() {
+		if current := s.Load(); current != nil && current.Since.Equal(c.Since) {
+			which(current).CompareAndSwap(value, before)
+		}
+	})
+	return true
 }
+
+func probeOf(c *cooldownEntry) *trial { return &c.probe }
+func checkOf(c *cooldownEntry) *trial { return &c.check }
+func tryOf(c *cooldownEntry) *trial   { return &c.tried }
 
 // clear ends a cooldown after an attempt has succeeded, if the attempt started
 // after the backend last asked for the cooldown, or if it was a check of the

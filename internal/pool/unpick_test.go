@@ -5,6 +5,13 @@ import (
 	"time"
 )
 
+// withQuotas has the request in a pool with quotas, which keep it away from no
+// member.
+func withQuotas(r *Ask) *Ask {
+	r.Quotas = &Quotas{Over: make([]Over, len(r.At))}
+	return r
+}
+
 // TestAPickThatIsUndoneKeepsNobodyAway undoes picks that give one request a
 // right: another one gets it at once, and only one does.
 func TestAPickThatIsUndoneKeepsNobodyAway(t *testing.T) {
@@ -30,7 +37,7 @@ func TestAPickThatIsUndoneKeepsNobodyAway(t *testing.T) {
 			p.Watches = true
 			tc.rests(t, members["a"], members["b"])
 			pick := func() (*Ask, *Member) {
-				r := (&asks{model: "m", cost: tc.cost, kind: streamed}).of(p.Pool)
+				r := withQuotas((&asks{model: "m", cost: tc.cost, kind: streamed}).of(p.Pool))
 				return r, p.Pool.Pick(r, tc.picks)
 			}
 			for range 3 {
@@ -38,7 +45,7 @@ func TestAPickThatIsUndoneKeepsNobodyAway(t *testing.T) {
 				if m != members["a"] {
 					t.Fatalf("%v is picked, want a", m)
 				}
-				m.Unpick(r, tc.picks)
+				m.Unpick(r)
 			}
 			pick()
 			if _, m := pick(); m == members["a"] {
@@ -57,15 +64,101 @@ func TestAMoveThatIsUndoneKeepsNobodyAway(t *testing.T) {
 	p.Watches = true
 	r := (&asks{model: "m", kind: streamed, tried: []*Member{members["a"]}}).of(p.Pool)
 	members["b"].CoolDown(throttle(10, 1), start)
-	move := func() *Member { return p.PickAnswering(r, time.Second, at(10)) }
+	move := func() *Moving { return p.PickAnswering(r, time.Second, at(10)) }
 	for range 3 {
-		if m := move(); m != members["b"] {
-			t.Fatalf("it moves to %v, want b", m)
+		moving := move()
+		if moving == nil || moving.To != members["b"] {
+			t.Fatalf("it moves to %v, want b", moving)
 		}
-		members["b"].Unpick(r, at(10))
+		moving.Undo()
 	}
 	move()
-	if m := move(); m != nil {
-		t.Errorf("two requests move to %s", m.Name)
+	if moving := move(); moving != nil {
+		t.Errorf("two requests move to %s", moving.To.Name)
+	}
+}
+
+// TestAnUndoneLastResortIsNoTrialOfASilence picks a silent member as the last
+// one that is left, and undoes that.
+func TestAnUndoneLastResortIsNoTrialOfASilence(t *testing.T) {
+	p, members, _ := poolOf(t, "a:1:1")
+	p.Watches = true
+	a := members["a"]
+	silent(t, a, "m", start)
+	r := withQuotas((&asks{model: "m", kind: streamed}).of(p.Pool))
+	for _, second := range []float64{1, 3, 7, 15} {
+		if m := p.Pool.Pick(r, at(second)); m != a {
+			t.Fatalf("%v is picked", m)
+		}
+	}
+	now := at(20)
+	if rank := a.rank(r, now); rank != suspect {
+		t.Fatalf("the rank is %d", rank)
+	}
+	p.Pool.Pick(r, now).Unpick(r)
+	if rank := a.rank(r, now); rank != suspect {
+		t.Errorf("the rank is %d, want %d: the next trial is due at 31 s", rank, suspect)
+	}
+}
+
+// during calls a function at the end of a cooldown, once.
+type during struct{ call func() }
+
+func (d *during) Happened(e Event) {
+	if d.call != nil && e.Happening == Ended {
+		call := d.call
+		d.call = nil
+		call()
+	}
+}
+
+// TestAPickThatLosesOneRightKeepsNone has another request take the probe of a
+// failure just after this one got the right to try a silence.
+func TestAPickThatLosesOneRightKeepsNone(t *testing.T) {
+	heard := new(during)
+	p, members := poolThatTells(t, []string{"a:1:1", "b:2:1"}, heard)
+	p.Watches = true
+	a := members["a"]
+	silent(t, a, "m", start)
+	whole := throttle(1, 1)
+	whole.Whole, whole.Model = true, ""
+	a.CoolDown(whole, start)
+	fails := failure(2)
+	fails.Whole, fails.Model = true, ""
+	a.CoolDown(fails, start)
+	// the probe of the throttle was sent, and not refused
+	sent := a.health.whole.throttle.Load()
+	sent.probe.Store(sent.trialAt(at(1)))
+	now := at(3)
+	other := (&asks{model: "n", kind: streamed, cost: 1}).of(p.Pool)
+	heard.call = func() {
+		if m := p.Pool.Pick(other, now.Add(-time.Millisecond)); m != a {
+			t.Fatalf("the other one goes to %v", m)
+		}
+	}
+	r := (&asks{model: "m", kind: streamed, cost: 1}).of(p.Pool)
+	due := a.silence(r).Due(now)
+	if m := p.Pool.Pick(r, now); m != members["b"] || !due {
+		t.Fatalf("it goes to %v, due %t", m, due)
+	}
+	if !a.silence(r).Due(now) {
+		t.Error("the request went to b, but others do not try a's silence")
+	}
+}
+
+// TestAnUndoneLastResortIsNoProbe of a request that came at the same time as
+// the probe, as on a system whose clock is coarse.
+func TestAnUndoneLastResortIsNoProbe(t *testing.T) {
+	p, members, _ := poolOf(t, "a:1:1")
+	members["a"].CoolDown(failure(10), start)
+	now := at(10)
+	r := withQuotas((&asks{model: "m", kind: streamed, cost: 1}).of(p.Pool))
+	p.Pool.Pick(r, now) // the probe
+	if rank := members["a"].rank(r, now); rank != suspect {
+		t.Fatalf("the rank is %d", rank)
+	}
+	p.Pool.Pick(r, now).Unpick(r) // as the last resort
+	if rank := members["a"].rank(r, now); rank != suspect {
+		t.Errorf("the rank is %d: there would be a second probe", rank)
 	}
 }

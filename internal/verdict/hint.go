@@ -60,14 +60,15 @@ func (h HintSource) IsKnown() bool {
 // ReadHint returns how long to wait before the sender of this reply may be
 // called again, and the source of that hint. Providers send such hints in many
 // forms, of which the official SDKs read only two. The first usable source
-// wins, in the order of the constants: the more specific a source is, the
-// closer it is to the wait that is really needed. An x-ratelimit-reset header
-// says when the whole budget is refilled. That can be sixty times later than
-// the moment when this request would have passed, so it comes last. If a header
-// has several values, the first usable one wins. Negative, NaN, infinite, empty
-// and unreadable values are not usable. A finite number that is too large for a
-// time.Duration is usable: it becomes the longest Duration there is. Without a
-// usable source, wait is 0 and source is NoHint.
+// wins: hintHeaders in their order, then the error's text, then the resets. The
+// more specific a source is, the closer it is to the wait that is really
+// needed. An x-ratelimit-reset header says when the whole budget is refilled.
+// That can be sixty times later than the moment when this request would have
+// passed, so it comes last. If a header has several values, the first usable
+// one wins. Negative, NaN, infinite, empty and unreadable values are not
+// usable. A finite number that is too large for a time.Duration is usable: it
+// becomes the longest Duration there is. Without a usable source, wait is 0 and
+// source is NoHint.
 //
 // Nothing is rounded and nothing is clamped. A provisioned Azure deployment
 // asks for exactly 43 ms; an exhausted standard deployment asks for 86400 s.

@@ -49,3 +49,34 @@ func TestARequestThatAQuotaRefusesIsNoProbe(t *testing.T) {
 		w.Post(small).WantServed(t, "a")
 	}, "tokens 1000/hour", "")
 }
+
+// TestABackendThatLacksAPathIsAskedAgainWhenTheOtherOneIsJustUsedUp has another
+// request use up the quota of b after b was chosen.
+func TestABackendThatLacksAPathIsAskedAgainWhenTheOtherOneIsJustUsedUp(t *testing.T) {
+	inBubble(t, "lb_policy interrupted", func(t *testing.T, w *world) {
+		w.Backends["a"].Replies(lbtest.Says(404, `{"detail":"Not Found"}`))
+		w.Post(small).WantServed(t, "b")
+		w.Backends["a"].Recovers()
+		other := func() { w.Post(strings.Replace(small, "gpt-4o", "gpt-5", 1)).WantServed(t, "b") }
+		interruption.Store(&other)
+		w.Post(small).WantServed(t, "a")
+	}, "", "requests 2/hour")
+}
+
+// TestARequestIsNotWokenForABackendThatHasJustThrottled has a throttle give its
+// charge back while another request waits for the quota. The cooldown must come
+// first, which would go wrong in two of a hundred cases.
+func TestARequestIsNotWokenForABackendThatHasJustThrottled(t *testing.T) {
+	for range 100 {
+		inBubble(t, "wait 10s", func(t *testing.T, w *world) {
+			w.Backends["a"].Replies(after(55*time.Second, lbtest.Throttled("30")))
+			go w.Post(small)
+			time.Sleep(53*time.Second + 400*time.Millisecond)
+			w.Backends["a"].Replies(lbtest.Throttled("30"))
+			w.Post(small)
+			if calls := len(w.Backends["a"].Received()); calls > 1 {
+				t.Error("the backend that had just throttled was called again")
+			}
+		}, "requests 1/minute")
+	}
+}
