@@ -323,8 +323,8 @@ func (s *search) release() {
 }
 
 // move returns the backend to which the request moves from a silent one, or
-// nil. If the reply arrived at that moment, the request does not move and the
-// backend is released.
+// nil. If the reply arrived at that moment, or if the quota of the backend has
+// no room, the request does not move, and the move is undone.
 func (s *search) move() *pool.Member {
 	moving, last := s.silence.Moved(), s.attempts.last()
 	silent := last != nil && last.class == verdict.Silent

@@ -49,7 +49,9 @@ func (t *Tracker) Claim(now time.Time, threshold time.Duration) (undo func(), ok
 	case Yes:
 		return nil, true
 	case Perhaps:
-		return func() { t.trial.CompareAndSwap(claimed, last) }, t.trial.CompareAndSwap(last, claimed)
+		if t.trial.CompareAndSwap(last, claimed) {
+			return func() { t.trial.CompareAndSwap(claimed, last) }, true
+		}
 	}
 	return nil, false
 }

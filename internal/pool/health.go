@@ -235,7 +235,7 @@ func (r *rights) giveBack() {
 
 // claim reserves the right to send the request to the member. It fails if the
 // member's cooldown or silence allows only one request and another request took
-// that right. Then it takes nothing.
+// that right. Then the caller gives back what it has taken so far.
 func (m *Member) claim(r *Ask, now time.Time, taken *rights) bool {
 	if p := m.silence(r); p != nil && r.At[m.Index].isFollowed() {
 		undo, ok := p.Try(now)
@@ -252,7 +252,6 @@ func (m *Member) claim(r *Ask, now time.Time, taken *rights) bool {
 		ok, ended := s.claim(r.Cost, now, taken)
 		m.tellEnd(ended, false)
 		if !ok {
-			taken.giveBack()
 			return false
 		}
 	}
@@ -260,12 +259,11 @@ func (m *Member) claim(r *Ask, now time.Time, taken *rights) bool {
 }
 
 // claimTry reserves the right to try the member although it throttles. If it
-// fails, it takes nothing.
+// fails, the caller gives back what it has taken so far.
 func (m *Member) claimTry(r *Ask, now time.Time, taken *rights) bool {
 	var few [maxSlots]*slot
 	for _, s := range r.throttles(m, few[:0]) {
 		if !s.claimTry(r.Cost, now, taken) {
-			taken.giveBack()
 			return false
 		}
 	}

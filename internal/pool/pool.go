@@ -261,6 +261,7 @@ func (p *Pool) Pick(r *Ask, now time.Time) *Member {
 		}
 		var taken rights
 		if best.rank < suspect && !m.claim(r, now, &taken) || best.rank >= suspect && !m.claimTry(r, now, &taken) {
+			taken.giveBack()
 			m.Release()
 			continue // another request became the probe, or tries it
 		}

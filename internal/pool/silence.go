@@ -318,7 +318,7 @@ func (at *At) rankIf(silence *latency.Tracker, once bool, now time.Time) rank {
 }
 
 // claimAnswering reserves the right to move the request to the member. If it
-// fails, it takes nothing.
+// fails, the caller gives back what it has taken so far.
 func (m *Member) claimAnswering(r *Ask, tracker *latency.Tracker, threshold time.Duration, now time.Time,
 	taken *rights) bool {
 	undo, ok := tracker.Claim(now, threshold)
@@ -373,6 +373,7 @@ func (p *Pool) PickAnswering(r *Ask, threshold time.Duration, now time.Time) *Mo
 			p.count(chosen, now)
 			return &Moving{chosen, taken}
 		default:
+			taken.giveBack()
 			chosen.Release()
 		}
 	}

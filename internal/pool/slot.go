@@ -147,18 +147,19 @@ func (s *slot) claim(cost int64, now time.Time, taken *rights) (ok bool, ended *
 	return true, ended
 }
 
-// take sets one of the trials of the cooldown c to now, if it is still before.
-// It reports whether it was, and records in taken how to undo that, also after
+// take records in one of the trials of the cooldown c that a request is sent
+// now. It fails if the trial no longer has its previous value, because another
+// request was faster. It adds to taken how to undo that, which works even if
 // the cooldown has grown in the meantime.
-func (s *slot) take(c *cooldownEntry, which func(*cooldownEntry) *trial, before int64, now time.Time,
+func (s *slot) take(c *cooldownEntry, which func(*cooldownEntry) *trial, previous int64, now time.Time,
 	taken *rights) bool {
 	value := c.trialAt(now)
-	if !which(c).CompareAndSwap(before, value) {
+	if !which(c).CompareAndSwap(previous, value) {
 		return false
 	}
 	taken.add(func() {
 		if current := s.Load(); current != nil && current.Since.Equal(c.Since) {
-			which(current).CompareAndSwap(value, before)
+			which(current).CompareAndSwap(value, previous)
 		}
 	})
 	return true

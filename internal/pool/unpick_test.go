@@ -162,3 +162,38 @@ func TestAnUndoneLastResortIsNoProbe(t *testing.T) {
 		t.Errorf("the rank is %d: there would be a second probe", rank)
 	}
 }
+
+// TestAMoveThatLosesOneRightKeepsNone has another request take the probe of a
+// failure just after this one got the right to find out whether b answers.
+func TestAMoveThatLosesOneRightKeepsNone(t *testing.T) {
+	heard := new(during)
+	p, members := poolThatTells(t, []string{"a:1:1", "b:2:1"}, heard)
+	p.Watches = true
+	b := members["b"]
+	whole := throttle(1, 1)
+	whole.Whole, whole.Model = true, ""
+	b.CoolDown(whole, start)
+	fails := failure(2)
+	fails.Whole, fails.Model = true, ""
+	b.CoolDown(fails, start)
+	// the probe of the throttle was sent, and not refused
+	sent := b.health.whole.throttle.Load()
+	sent.probe.Store(sent.trialAt(at(1)))
+	now := at(3)
+	other := (&asks{model: "n", kind: streamed, cost: 1, tried: []*Member{members["a"]}}).of(p.Pool)
+	heard.call = func() {
+		if m := p.Pool.Pick(other, now.Add(-time.Millisecond)); m != b {
+			t.Fatalf("the other one goes to %v", m)
+		}
+	}
+	r := (&asks{model: "m", kind: streamed, cost: 1, tried: []*Member{members["a"]}}).of(p.Pool)
+	if moving := p.PickAnswering(r, time.Second, now); moving != nil {
+		t.Fatalf("it moves to %s", moving.To.Name)
+	}
+	if heard.call != nil {
+		t.Fatal("nothing came between")
+	}
+	if _, ok := b.health.latencies.Of(r.useAt(b)).Claim(now, time.Second); !ok {
+		t.Error("the request did not move, but no other one may find out whether b answers")
+	}
+}

@@ -48,7 +48,8 @@ const (
 
 // Weights are the weights of members and of their accounts, by the members'
 // indexes. They are immutable. The weight of an account is the sum of the
-// weights of its members of the same priority.
+// weights of its members of the same priority. draws are the sums of the
+// weights of the members: see sumsOf.
 type Weights struct{ members, accounts, draws []float64 }
 
 // learnedWeights holds the weights of a pool's members for each model. The zero
@@ -268,8 +269,8 @@ func (m *Member) LearnedWeights() map[string]float64 {
 // member.
 func (m *Member) configuredShare() float64 { return float64(max(m.Weight, 1)) }
 
-// sumsOf returns the sums of the first one, two and so on of the weights of the
-// members of the first priority.
+// sumsOf returns, for each member of the first priority, the sum of its weight
+// and of the weights of the members before it. draw finds a member in these.
 func (p *Pool) sumsOf(weight func(*Member) float64) (sums []float64) {
 	sum := 0.0
 	for _, m := range p.Members {
