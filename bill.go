@@ -6,9 +6,9 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -18,10 +18,10 @@ import (
 // zero bill is that of a request that nothing limits.
 type bill struct {
 	// Reservation is the charge, once the request is admitted.
-	limiter.Reservation
+	ratelimit.Reservation
 	// caller is the limiter of the request's caller, and grant what the caller
 	// may use. They are nil until a limit is checked.
-	caller *limiter.Caller
+	caller ratelimit.Limiter
 	grant  *seam.Grant
 }
 
@@ -31,20 +31,20 @@ func (d *reader) billOf(q *request, now time.Time) bill {
 }
 
 // refused counts the refusal of the request by a limit.
-func (b *bill) refused(refusal *limiter.Refusal) { b.caller.Refused(time.Now(), refusal) }
+func (b *bill) refused(refusal *ratelimit.Refusal) { b.caller.Refused(time.Now(), refusal) }
 
 // reserved counts a request that was refused because the rest of the backends'
 // limits is reserved for other tiers.
 func (b *bill) reserved() {
 	if b.caller != nil {
-		b.caller.RefusedBy(time.Now(), limiter.ByReserve)
+		b.caller.RefusedBy(time.Now(), ratelimit.ByReserve)
 	}
 }
 
 // upload counts a request as in flight while its body is received. If the
 // caller has too many requests, it returns the refusal. Otherwise the caller's
 // Uploaded must be called later.
-func (b *bill) upload() *limiter.Refusal {
+func (b *bill) upload() *ratelimit.Refusal {
 	refusal := b.caller.Upload()
 	if refusal != nil {
 		b.refused(refusal)
@@ -119,24 +119,24 @@ func (b *bill) settle(lb *balancer, q *request, s *search, o *outcome) {
 	switch {
 	case lb.admission == nil:
 	case goesOn:
-		lb.admission.Leave(now, &b.Reservation, leftID)
+		lb.admission.Leave(now, b.Reservation, leftID)
 	default:
-		lb.admission.Settle(now, &b.Reservation, cost)
+		lb.admission.Settle(now, b.Reservation, cost)
 	}
 	if c := s.charge(); c != nil && c.Open() {
 		quotaBill := bill{Reservation: c.Reservation}
-		if cost = quotaBill.cost(q, s, o); cost == (limiter.Cost{}) {
+		if cost = quotaBill.cost(q, s, o); cost == (ratelimit.Cost{}) {
 			cost = c.unserved()
 		}
 		if goesOn {
-			lb.quotas.Leave(now, &c.Reservation, leftID)
+			lb.quotas.Leave(now, c.Reservation, leftID)
 		} else {
 			c.settle(cost)
 		}
 	}
 	if id := q.ResponseID(); id != "" && o.tokens.Known() {
 		lb.usage.Settle(id, o.tokens, o.serviceTier)
-		cost = limiter.Cost{Requests: 1, Prompt: o.tokens.Input, Output: o.tokens.Output}
+		cost = ratelimit.Cost{Requests: 1, Prompt: o.tokens.Input, Output: o.tokens.Output}
 		for _, limits := range [...]seam.Limits{lb.admission, lb.quotas} {
 			if limits != nil {
 				limits.SettleLeft(now, id, cost)
@@ -168,10 +168,10 @@ func (b *balancer) recordUsage(q *request, s *search, o *outcome, u seam.Usage) 
 // cost returns the cost of the request to its caller. The balancer's own
 // refusals and failures of backends cost nothing. A client error costs one
 // request, and so does a failure that the request itself caused.
-func (b *bill) cost(q *request, s *search, o *outcome) limiter.Cost {
+func (b *bill) cost(q *request, s *search, o *outcome) ratelimit.Cost {
 	a := o.answeredBy(s)
 	if a == nil {
-		return limiter.Cost{}
+		return ratelimit.Cost{}
 	}
 	failed := o.status >= 500 || o.status == http.StatusTooManyRequests
 	class := a.outcome()
@@ -189,9 +189,9 @@ func (b *bill) cost(q *request, s *search, o *outcome) limiter.Cost {
 		failed = true
 	}
 	if failed && !s.attempts.failedByItself() {
-		return limiter.Cost{}
+		return ratelimit.Cost{}
 	}
-	return limiter.Cost{Requests: 1}
+	return ratelimit.Cost{Requests: 1}
 }
 
 // prompt returns the estimated tokens of the prompt: the estimate of the limits
@@ -205,13 +205,13 @@ func (b *bill) prompt(q *request) int64 {
 // reports. Without a report, it is the estimate of the prompt, plus the fewest
 // tokens that the reply's content can have. A reply that was cut costs at least
 // the request's output estimate, because the backend may have produced more.
-func (b *bill) tokensCost(q *request, o *outcome, class verdict.Class) limiter.Cost {
+func (b *bill) tokensCost(q *request, o *outcome, class verdict.Class) ratelimit.Cost {
 	if q.Kind.IsHandshake() {
-		return limiter.Cost{Requests: 1}
+		return ratelimit.Cost{Requests: 1}
 	}
 	tokens, estimated, prompt := o.tokens, false, b.prompt(q)
 	if prompt == 0 && (!tokens.Known() || q.showsStored()) {
-		return limiter.Cost{Requests: 1} // no model has answered
+		return ratelimit.Cost{Requests: 1} // no model has answered
 	}
 	cut := o.aborted || class == verdict.BrokenStream
 	if cut || !tokens.Known() {
@@ -226,6 +226,6 @@ func (b *bill) tokensCost(q *request, o *outcome, class verdict.Class) limiter.C
 		_, output := b.Estimated()
 		tokens.Output = max(tokens.Output, output)
 	}
-	return limiter.Cost{Requests: 1, Prompt: tokens.Input, Output: tokens.Output, Counted: !estimated && !cut,
+	return ratelimit.Cost{Requests: 1, Prompt: tokens.Input, Output: tokens.Output, Counted: !estimated && !cut,
 		Model: q.Model}
 }

@@ -78,7 +78,7 @@ func (h *Handler) newAdmission(ctx caddy.Context) (seam.Admission, error) {
 		return nil, err
 	}
 	b.admission, b.tiers = a, h.shared.Tiers
-	h.replication.Share(h.Pool, a.Limiters())
+	h.replication.Share(h.Pool, a)
 	return a, observe.On(ctx, observe.Started, a.Start)
 }
 

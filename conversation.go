@@ -10,8 +10,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
@@ -210,7 +210,7 @@ func (c *conversation) Create(text []byte) (begun seam.WebSocketResponse, instea
 	q.received.Release()
 	if answer.Response != nil {
 		if c.admission != nil {
-			c.admission.Settle(q.started, &r.bill.Reservation, limiter.Cost{})
+			c.admission.Settle(q.started, r.bill.Reservation, ratelimit.Cost{})
 		}
 		return nil, nil, &seam.WebSocketRefusal{Reply: answer.Response}
 	}
@@ -236,7 +236,7 @@ func (r *response) chargeQuotas() (answer apierror.Answer) {
 
 // checkQuotas returns the answer to a message that adds to the prompt, if the
 // quotas of the WebSocket's backend have no room for it.
-func (c *conversation) checkQuotas(e limiter.Estimate) (answer apierror.Answer) {
+func (c *conversation) checkQuotas(e ratelimit.Estimate) (answer apierror.Answer) {
 	now := time.Now()
 	l := c.balancer.limiterOf(c.handshake.search.attempts.last().target, now)
 	if l == nil {
@@ -269,7 +269,7 @@ func (c *conversation) steer(text []byte) *seam.WebSocketRefusal {
 	defer q.received.Release()
 	q.Model = c.model
 	q.ReadEvent(text)
-	estimate := limiter.Estimate{Prompt: q.PromptTokens(text), Model: c.model, IsPart: true}
+	estimate := ratelimit.Estimate{Prompt: q.PromptTokens(text), Model: c.model, IsPart: true}
 	if c.admission != nil {
 		if e, refused := c.mayUse(q.grant, q.caller.Name, &q.Request, text); refused {
 			return &seam.WebSocketRefusal{Reply: e.Response(q.asked)}
@@ -311,7 +311,7 @@ func (c *conversation) refuseMessage(kind string, audio bool, text []byte) *http
 	if kind == "" || c.affinity.IsStrict() { // which knows only what a response.create or response.steer names
 		return apierror.UnclearEvent.Response(c.handshake.request.asked)
 	}
-	estimate := limiter.Estimate{Prompt: 1, Model: c.handshake.request.Model, IsPart: true}
+	estimate := ratelimit.Estimate{Prompt: 1, Model: c.handshake.request.Model, IsPart: true}
 	if audio {
 		if answer := c.checkQuotas(estimate); answer.Response != nil {
 			return answer.Response

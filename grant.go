@@ -6,8 +6,8 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
@@ -23,7 +23,7 @@ func (d *reader) grantOf(caller keys.Caller) *seam.Grant {
 // counts the request.
 func (d *reader) isDenied(g *seam.Grant, name string) bool {
 	if g.Denied {
-		d.countRefusal(name, limiter.ByDeny)
+		d.countRefusal(name, ratelimit.ByDeny)
 	}
 	return g.Denied
 }
@@ -42,13 +42,13 @@ func (d *reader) mayUse(g *seam.Grant, name string, q *openaiapi.Request,
 	received []byte) (e apierror.Error, refused bool) {
 	if g.Models != nil || g.LimitedModels != nil {
 		if e, refused = mayUseModel(g.Models, q, received, d.buffers); refused {
-			d.countRefusal(name, limiter.ByModel)
+			d.countRefusal(name, ratelimit.ByModel)
 			return e, true
 		}
 	}
 	if g.ServiceTiers != nil {
 		if e, refused = mayUseTier(g.ServiceTiers, q, received, d.buffers); refused {
-			d.countRefusal(name, limiter.ByServiceTier)
+			d.countRefusal(name, ratelimit.ByServiceTier)
 		}
 	}
 	return e, refused

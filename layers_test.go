@@ -29,16 +29,34 @@ var users = map[string][]string{
 	"calleroptions": {"seam"},
 }
 
+// forModules are the internal packages that only modules use, so that a core
+// without modules is built without them.
+var forModules = []string{"admin", "background", "cli", "limiter"}
+
 // internalImports returns the internal packages that each of them imports
-// outside of tests. `go list` would need the cache of modules, which is in the
-// home folder: tests have another one.
+// outside of tests.
 func internalImports(t *testing.T) map[string][]string {
 	t.Helper()
-	files, err := filepath.Glob("internal/*/*.go")
+	folders, err := filepath.Glob("internal/*")
 	if err != nil {
 		t.Fatal(err)
 	}
 	imports := make(map[string][]string)
+	for _, folder := range folders {
+		imports[filepath.Base(folder)] = importsOf(t, filepath.Join(folder, "*.go"))
+	}
+	return imports
+}
+
+// importsOf returns the internal packages that files import, except tests. `go
+// list` would need the cache of modules, which is in the home folder: tests
+// have another one.
+func importsOf(t *testing.T, pattern string) (imports []string) {
+	t.Helper()
+	files, err := filepath.Glob(pattern)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, name := range files {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
@@ -47,11 +65,9 @@ func internalImports(t *testing.T) map[string][]string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		from := filepath.Base(filepath.Dir(name))
-		imports[from] = slices.Grow(imports[from], 1) // also of a package that imports none
 		for _, i := range file.Imports {
-			if _, to, ok := strings.Cut(strings.Trim(i.Path.Value, `"`), "/caddy-openai-lb/internal/"); ok && !slices.Contains(imports[from], to) {
-				imports[from] = append(imports[from], to)
+			if _, to, ok := strings.Cut(strings.Trim(i.Path.Value, `"`), "/caddy-openai-lb/internal/"); ok && !slices.Contains(imports, to) {
+				imports = append(imports, to)
 			}
 		}
 	}
@@ -94,6 +110,18 @@ func TestAPackageUsesOnlyThoseOfLowerLayers(t *testing.T) {
 	for _, name := range []string{"pool", "verdict", "openaiapi", "replay", "keys", "backend", "metrics", "observe"} {
 		if _, ok := imports[name]; !ok {
 			t.Errorf("there is no package %s", name)
+		}
+	}
+}
+
+func TestTheCoreDoesNotUseWhatModulesShare(t *testing.T) {
+	imports := internalImports(t)
+	imports["root"] = importsOf(t, "*.go")
+	for name, used := range imports {
+		for _, shared := range forModules {
+			if slices.Contains(used, shared) && name != "lbtest" && !slices.Contains(forModules, name) {
+				t.Errorf("%s imports %s", name, shared)
+			}
 		}
 	}
 }

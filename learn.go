@@ -8,9 +8,9 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -81,7 +81,7 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 		return
 	case j.refusal != nil:
 		s.undeduct(now) // no backend got all of it
-		s.charge().settle(limiter.Cost{})
+		s.charge().settle(ratelimit.Cost{})
 		return
 	}
 	to, model := a.target, q.cooldownModel(a.target.backend)
@@ -183,7 +183,7 @@ func (b *balancer) coolDown(q *request, s *search, r *attempt.Reply, now time.Ti
 // mistake is charged nevertheless.
 func (s *search) returnCharge(r *attempt.Reply) {
 	if r.Class != verdict.ClientError {
-		s.charge().settle(limiter.Cost{})
+		s.charge().settle(ratelimit.Cost{})
 	}
 }
 

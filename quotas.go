@@ -9,16 +9,16 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/observe"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
 // newQuotas sets up the quotas of backends: their options requests and tokens.
 func (h *Handler) newQuotas(ctx caddy.Context) error {
-	quotas := make(map[string][]limiter.Limit)
+	quotas := make(map[string][]ratelimit.Limit)
 	for _, b := range h.Backends {
 		if b.Quotas != nil {
 			quotas[b.HealthKey] = b.Quotas
@@ -34,19 +34,19 @@ func (h *Handler) newQuotas(ctx caddy.Context) error {
 	}
 	b := h.balancer
 	b.quotas = limits
-	b.Quota = func(m *pool.Member, now time.Time) (uses []limiter.Use) {
+	b.Quota = func(m *pool.Member, now time.Time) (uses []ratelimit.Use) {
 		if c := b.limiterOf(b.targets[m.Index], now); c != nil {
 			uses = c.Snapshot(now).Limits
 		}
 		return uses
 	}
-	h.replication.Share("quotas of "+h.Pool, limits.Limiters())
+	h.replication.Share("quotas of "+h.Pool, limits)
 	return observe.On(ctx, observe.Started, limits.Start)
 }
 
 // limiterOf returns the limiter of a backend's quotas, or nil if the backend
 // has none.
-func (b *balancer) limiterOf(to *target, now time.Time) *limiter.Caller {
+func (b *balancer) limiterOf(to *target, now time.Time) ratelimit.Limiter {
 	if to.backend.Quotas == nil {
 		return nil
 	}
@@ -61,11 +61,11 @@ func (b *balancer) limiterOf(to *target, now time.Time) *limiter.Caller {
 // only this replica's part of the quota is used up, another backend serves; if
 // none is left, the search waits once for the other replicas.
 type quotaSearch struct {
-	estimate limiter.Estimate
+	estimate ratelimit.Estimate
 	// members says which backends' quotas keep the request away, for the pool.
 	members pool.Quotas
 	// refusals are those of the quotas, by the indexes of the backends.
-	refusals []*limiter.Refusal
+	refusals []*ratelimit.Refusal
 	// claims reports whether the search waits for the other replicas, and
 	// claimed are the indexes of the backends for which it has.
 	claims  bool
@@ -78,28 +78,28 @@ type quotaSearch struct {
 // charge is the charge of an attempt to the quotas of its backend. The nil
 // charge is that of a backend without quotas.
 type charge struct {
-	limiter.Reservation
+	ratelimit.Reservation
 	balancer *balancer
 }
 
 // settle replaces the estimate with the cost, once. The requests that wait for
 // backends try again, because the cost may be less.
-func (c *charge) settle(cost limiter.Cost) {
+func (c *charge) settle(cost ratelimit.Cost) {
 	if c != nil && c.Open() {
 		now := time.Now()
-		c.balancer.quotas.Settle(now, &c.Reservation, cost)
+		c.balancer.quotas.Settle(now, c.Reservation, cost)
 		c.balancer.waiting.Wake(now, "")
 	}
 }
 
 // unserved is the cost of an attempt that failed, although the backend may have
 // executed the request: one request and its prompt.
-func (c *charge) unserved() limiter.Cost {
+func (c *charge) unserved() ratelimit.Cost {
 	if c == nil {
-		return limiter.Cost{}
+		return ratelimit.Cost{}
 	}
 	prompt, _ := c.Estimated()
-	return limiter.Cost{Requests: 1, Prompt: prompt}
+	return ratelimit.Cost{Requests: 1, Prompt: prompt}
 }
 
 // beginQuotas prepares the search for the quotas of backends, which limit
@@ -108,7 +108,7 @@ func (s *search) beginQuotas() {
 	if s.balancer.quotas != nil && s.request.Kind.Infers() {
 		n := len(s.balancer.targets)
 		s.quotas = &quotaSearch{estimate: s.request.estimate(), members: pool.Quotas{Over: make([]pool.Over, n)},
-			refusals: make([]*limiter.Refusal, n)}
+			refusals: make([]*ratelimit.Refusal, n)}
 		s.board.Quotas = &s.quotas.members
 	}
 }
@@ -129,7 +129,7 @@ func (s *search) readQuotas(now time.Time) {
 		if refusal == nil || q.claims && refusal.MayClaim() && !slices.Contains(q.claimed, i) {
 			continue
 		}
-		if q.refusals[i] = refusal; refusal.Reason == limiter.TooLarge {
+		if q.refusals[i] = refusal; refusal.Reason == ratelimit.TooLarge {
 			at.Bar = pool.Unfit
 		} else {
 			q.members.Over[i] = pool.Over{Until: returnOf(refusal, now),
@@ -177,7 +177,7 @@ func (s *search) claimQuotas() bool {
 	if q == nil || q.claims {
 		return false
 	}
-	q.claims = slices.ContainsFunc(q.refusals, func(r *limiter.Refusal) bool { return r != nil && r.MayClaim() })
+	q.claims = slices.ContainsFunc(q.refusals, func(r *ratelimit.Refusal) bool { return r != nil && r.MayClaim() })
 	return q.claims
 }
 
@@ -200,7 +200,7 @@ func (s *search) countOver(chosen *pool.Member, now time.Time) {
 
 // reportOver counts and logs a request, or a response in a WebSocket, that a
 // backend does not get because of its quota.
-func (b *balancer) reportOver(to *target, q *request, refusal *limiter.Refusal) {
+func (b *balancer) reportOver(to *target, q *request, refusal *ratelimit.Refusal) {
 	to.metrics.OverQuota()
 	if c := b.logger.Check(zap.DebugLevel, "backend over its quota"); c != nil {
 		c.Write(zap.String("backend", to.Name), q.callerField(), zap.Stringer("quota", refusal.Limit),
@@ -211,12 +211,12 @@ func (b *balancer) reportOver(to *target, q *request, refusal *limiter.Refusal) 
 
 // tooLarge returns the refusal of a quota that is smaller than the prompt. It
 // returns nil if there is none.
-func (s *search) tooLarge() *limiter.Refusal {
+func (s *search) tooLarge() *ratelimit.Refusal {
 	if s.quotas == nil {
 		return nil
 	}
 	for _, refusal := range s.quotas.refusals {
-		if refusal != nil && refusal.Reason == limiter.TooLarge {
+		if refusal != nil && refusal.Reason == ratelimit.TooLarge {
 			return refusal
 		}
 	}
@@ -225,11 +225,11 @@ func (s *search) tooLarge() *limiter.Refusal {
 
 // overQuota returns the answer to a message of a WebSocket, if the quotas of
 // its backend refuse it.
-func (b *balancer) overQuota(r *http.Request, refusal *limiter.Refusal) (answer apierror.Answer) {
+func (b *balancer) overQuota(r *http.Request, refusal *ratelimit.Refusal) (answer apierror.Answer) {
 	if refusal == nil {
 		return answer
 	}
-	if refusal.Reason == limiter.TooLarge {
+	if refusal.Reason == ratelimit.TooLarge {
 		return tooLargeFor(refusal).Answer(r)
 	}
 	answer = apierror.RateLimited(refusal.Wait, false, "").Answer(r)
@@ -237,6 +237,6 @@ func (b *balancer) overQuota(r *http.Request, refusal *limiter.Refusal) (answer 
 	return answer
 }
 
-func tooLargeFor(r *limiter.Refusal) apierror.Error {
+func tooLargeFor(r *ratelimit.Refusal) apierror.Error {
 	return apierror.TooLargeForQuotas(r.Limit.Unit.String(), r.Limit.Amount, r.Requested)
 }

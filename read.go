@@ -14,8 +14,8 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/backend"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
@@ -148,7 +148,7 @@ func (d *reader) enter(b *balancer, t *transaction) (answer apierror.Answer) {
 		return apierror.NoWebSocket.Answer(q.asked)
 	}
 	if q.socket == nil { // otherwise it is the next message, after the balancer's own answer
-		if answer = d.exceeded(b, t, limiter.Estimate{Prompt: 1}); answer.Response != nil {
+		if answer = d.exceeded(b, t, ratelimit.Estimate{Prompt: 1}); answer.Response != nil {
 			return answer
 		}
 		if d.admission != nil { // its first message may come slowly, and is in memory
@@ -227,13 +227,13 @@ func refusalOf(err error) apierror.Error {
 
 // exceeded returns the answer to a request if its caller is over a limit before
 // the body is read. It returns none if the request may wait for that limit.
-func (d *reader) exceeded(b *balancer, t *transaction, likely limiter.Estimate) (answer apierror.Answer) {
+func (d *reader) exceeded(b *balancer, t *transaction, likely ratelimit.Estimate) (answer apierror.Answer) {
 	if d.admission == nil {
 		return answer
 	}
 	now, q := time.Now(), &t.request
 	t.bill = d.billOf(q, now)
-	refusal := t.bill.caller.Refuses(now, limiter.Estimate{Prompt: min(1, likely.Prompt), Model: likely.Model})
+	refusal := t.bill.caller.Refuses(now, ratelimit.Estimate{Prompt: min(1, likely.Prompt), Model: likely.Model})
 	if refusal == nil {
 		return answer
 	}
@@ -255,7 +255,7 @@ const shortBody = 64 << 10
 // likelyCost estimates the cost of a request before its body is read, without
 // the output. Of a long body, only the first part counts, because most of it
 // may be pictures.
-func likelyCost(r *http.Request, route openaiapi.Route) (e limiter.Estimate) {
+func likelyCost(r *http.Request, route openaiapi.Route) (e ratelimit.Estimate) {
 	e.Model = route.Name()
 	if openaiapi.CostsTokens(r, route) {
 		e.Prompt = max(1, openaiapi.PromptCost(min(r.ContentLength, shortBody)))
@@ -287,7 +287,7 @@ func (d *reader) receive(b *balancer, t *transaction, route openaiapi.Route) (an
 }
 
 // exceededAnswer counts a request that a limit refuses, and returns its answer.
-func (d *reader) exceededAnswer(b *balancer, t *transaction, refusal *limiter.Refusal) apierror.Answer {
+func (d *reader) exceededAnswer(b *balancer, t *transaction, refusal *ratelimit.Refusal) apierror.Answer {
 	b.metrics.Limited(t.request.caller.Label, refusal)
 	return d.admission.Refuse(t.request.asked, time.Now(), t.request.caller.Name, refusal)
 }
@@ -325,7 +325,7 @@ func (d *reader) limit(b *balancer, t *transaction) (answer apierror.Answer) {
 	if estimate.Prompt > 0 && q.hasUnknownLength() && q.grant.LimitsTokens {
 		return apierror.UnknownLength(d.buffers).Answer(q.asked)
 	}
-	var refusal *limiter.Refusal
+	var refusal *ratelimit.Refusal
 	t.bill = d.billOf(q, time.Now())
 	if t.bill.Reservation, refusal = t.wait.admit(b, q, d.admission, estimate); refusal != nil {
 		if t.wait.result == waiting.Left {

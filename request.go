@@ -16,9 +16,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/lacks"
 	"github.com/openai-lb/caddy-openai-lb/internal/latency"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/replay"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
@@ -217,16 +217,16 @@ func (q *request) isLate() bool {
 }
 
 // estimate returns the likely cost of the request to its caller.
-func (q *request) estimate() limiter.Estimate {
+func (q *request) estimate() ratelimit.Estimate {
 	if q.Kind.IsHandshake() {
-		return limiter.Estimate{Model: q.Model} // each response in it has its own
+		return ratelimit.Estimate{Model: q.Model} // each response in it has its own
 	}
-	e := limiter.Estimate{Prompt: q.PromptTokens(q.received.Buffered()), Model: q.Model, Replies: q.Body.N,
+	e := ratelimit.Estimate{Prompt: q.PromptTokens(q.received.Buffered()), Model: q.Model, Replies: q.Body.N,
 		IsPart: q.inSession}
 	if limit, ok := q.OutputLimit(); ok {
 		e.Output = limit
 	} else {
-		e.Output = limiter.Undeclared
+		e.Output = ratelimit.Undeclared
 	}
 	return e
 }

@@ -10,9 +10,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -204,7 +204,7 @@ func (s *search) Tell(r *attempt.Reply, j judgement) step {
 	if next == again { // a charge that was given back is settled already
 		cost := s.charge().unserved()
 		if j.unexecuted { // its account lacks an object
-			cost = limiter.Cost{Requests: 1}
+			cost = ratelimit.Cost{Requests: 1}
 		}
 		s.charge().settle(cost)
 	}

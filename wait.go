@@ -9,8 +9,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/internal/waiting"
@@ -80,7 +80,7 @@ func (w *wait) mayLast(q *request, at, now time.Time) bool {
 
 // mayLastUntil reports whether the request may wait until the limit that
 // refuses it admits it.
-func (w *wait) mayLastUntil(r *limiter.Refusal, q *request, now time.Time) bool {
+func (w *wait) mayLastUntil(r *ratelimit.Refusal, q *request, now time.Time) bool {
 	return w.queues != nil && mayPass(r) && w.mayLast(q, returnOf(r, now), now)
 }
 
@@ -131,7 +131,7 @@ func (w *wait) await(b *balancer, q *request, tier int, ticket *waiting.Ticket, 
 // admit charges the request to its caller's limits, or returns the refusal of a
 // limit. It may first wait for a limit per second or per minute.
 func (w *wait) admit(b *balancer, q *request, all seam.Admission,
-	e limiter.Estimate) (r limiter.Reservation, refusal *limiter.Refusal) {
+	e ratelimit.Estimate) (r ratelimit.Reservation, refusal *ratelimit.Refusal) {
 	name, now := q.caller.Name, time.Now()
 	c := all.Caller(now, name)
 	if w.queues == nil {
@@ -153,7 +153,7 @@ func (w *wait) admit(b *balancer, q *request, all seam.Admission,
 	case !isBehind:
 		return r, nil
 	default: // there is room, but others came first
-		refusal = next.Reason.(*limiter.Refusal)
+		refusal = next.Reason.(*ratelimit.Refusal)
 		next.Places = limitReturns(b, name, refusal, e.Prompt+max(0, e.Output), now, until).Places
 	}
 	if !mayPass(refusal) || !w.mayLast(q, next.At, now) {
@@ -192,7 +192,7 @@ func (w *wait) admit(b *balancer, q *request, all seam.Admission,
 
 // returnOf returns when a request may be tried again after a refusal. The wait
 // may be rounded.
-func returnOf(r *limiter.Refusal, now time.Time) time.Time {
+func returnOf(r *ratelimit.Refusal, now time.Time) time.Time {
 	return now.Add(max(r.Wait, time.Millisecond))
 }
 
@@ -200,7 +200,7 @@ func returnOf(r *limiter.Refusal, now time.Time) time.Time {
 // tried again, which refuses it or another one. It waits in the queue of the
 // limits of all models, or of those of one. There are places for as much as the
 // limit grants until the wait ends, divided by the number of replicas.
-func limitReturns(b *balancer, caller string, r *limiter.Refusal, needs int64, now, until time.Time) waiting.Return {
+func limitReturns(b *balancer, caller string, r *ratelimit.Refusal, needs int64, now, until time.Time) waiting.Return {
 	key := waiting.Key{Caller: caller, Model: r.Limit.Model}
 	places := b.grantedPerSecond(r, needs) * until.Sub(now).Seconds()
 	return waiting.Return{Key: key, At: returnOf(r, now), Places: places, Reason: r}
@@ -208,8 +208,8 @@ func limitReturns(b *balancer, caller string, r *limiter.Refusal, needs int64, n
 
 // grantedPerSecond returns how many requests that need so much of a limit it
 // grants in a second, divided by the number of replicas.
-func (b *balancer) grantedPerSecond(r *limiter.Refusal, needs int64) float64 {
-	if r.Limit.Kind == limiter.Requests {
+func (b *balancer) grantedPerSecond(r *ratelimit.Refusal, needs int64) float64 {
+	if r.Limit.Kind == ratelimit.Requests {
 		needs = 1
 	}
 	each := float64(max(1, min(needs, r.Limit.Amount)) * int64(max(1, b.Pool.Replicas())))
@@ -218,9 +218,9 @@ func (b *balancer) grantedPerSecond(r *limiter.Refusal, needs int64) float64 {
 
 // mayPass reports whether the limit that refuses a request is one for which
 // requests wait.
-func mayPass(r *limiter.Refusal) bool {
-	return r.Reason == limiter.OverPart ||
-		(r.Reason == limiter.OverRate || r.Reason == limiter.InFlight) && r.Limit.Unit <= limiter.Minute
+func mayPass(r *ratelimit.Refusal) bool {
+	return r.Reason == ratelimit.OverPart ||
+		(r.Reason == ratelimit.OverRate || r.Reason == ratelimit.InFlight) && r.Limit.Unit <= ratelimit.Minute
 }
 
 // The rest is the wait of a search for backends.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/modules/replicas"
 )
 
@@ -61,7 +62,7 @@ func runFleetPart(config string) {
 		log.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Until(p.Begin.Add(p.Warm+p.Long)))
-	limits := limiter.Settings{Limits: []limiter.Limit{{Kind: limiter.Tokens, Amount: p.Limit, Unit: limiter.Minute}, {Kind: limiter.Tokens, Amount: 1000 * p.Limit, Unit: limiter.Day}}}
+	limits := limiter.Settings{Limits: []ratelimit.Limit{{Kind: ratelimit.Tokens, Amount: p.Limit, Unit: ratelimit.Minute}, {Kind: ratelimit.Tokens, Amount: 1000 * p.Limit, Unit: ratelimit.Day}}}
 	var all []*limiter.Callers
 	var running sync.WaitGroup
 	for range p.Replicas {
@@ -76,7 +77,7 @@ func runFleetPart(config string) {
 		}
 		r, callers := replicas.New(store, zap.NewNop()), limiter.NewCallers(nil)
 		callers.Configure(time.Now(), func(string) limiter.Settings { return limits })
-		r.NewLink().Share("the pool", callers)
+		r.NewLink().ShareUse("the pool", callers)
 		running.Go(func() {
 			time.Sleep(rand.N(time.Second)) // not all at once
 			r.Run(ctx)
@@ -100,10 +101,10 @@ func runFleetPart(config string) {
 			before = cpuOf(os.Getpid())
 		}
 		tokens := cost/2 + rand.Int64N(cost)
-		r, refusal := all[rand.IntN(len(all))].Get(now, fmt.Sprint("caller ", i)).Try(now, limiter.Estimate{Prompt: tokens})
+		r, refusal := all[rand.IntN(len(all))].Get(now, fmt.Sprint("caller ", i)).Try(now, ratelimit.Estimate{Prompt: tokens})
 		switch {
 		case refusal == nil:
-			time.AfterFunc(p.PerStream, func() { r.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: tokens, Counted: true}) })
+			time.AfterFunc(p.PerStream, func() { r.Settle(time.Now(), ratelimit.Cost{Requests: 1, Prompt: tokens, Counted: true}) })
 			if i < p.Busy {
 				u.Millis[i], u.Tokens[i] = append(u.Millis[i], now.UnixMilli()), append(u.Tokens[i], tokens)
 			}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/modules/replicas"
 )
 
@@ -25,14 +26,14 @@ func startCallers(t *testing.T, s *server, limits ...string) (callers *limiter.C
 	callers = limiter.NewCallers(nil)
 	var settings limiter.Settings
 	for _, text := range limits {
-		l, err := limiter.ParseLimit(limiter.Tokens, text)
+		l, err := ratelimit.ParseLimit(ratelimit.Tokens, text)
 		if err != nil {
 			t.Fatal(err)
 		}
 		settings.Limits = append(settings.Limits, l)
 	}
 	callers.Configure(time.Now(), func(string) limiter.Settings { return settings })
-	r.NewLink().Share("the pool", callers)
+	r.NewLink().ShareUse("the pool", callers)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
@@ -52,8 +53,8 @@ func startCallers(t *testing.T, s *server, limits ...string) (callers *limiter.C
 func reserve(t *testing.T, all *limiter.Callers, tokens int64) (r limiter.Reservation) {
 	t.Helper()
 	lbtest.WaitFor(t, func() bool { // until it is connected for a while
-		var refusal *limiter.Refusal
-		r, refusal = all.Get(time.Now(), "alice").Await(limiter.Estimate{Prompt: tokens})
+		var refusal *ratelimit.Refusal
+		r, refusal = all.Get(time.Now(), "alice").Await(ratelimit.Estimate{Prompt: tokens})
 		return refusal == nil
 	})
 	return r
@@ -74,11 +75,11 @@ func TestReplicasAddUpWhatCallersUse(t *testing.T) {
 	b, _ := startCallers(t, s, "1k/month")
 	first, second := reserve(t, a, 400), reserve(t, b, 500)
 	waitForUse(t, 900, a, b)
-	if _, refusal := b.Get(time.Now(), "alice").Try(time.Now(), limiter.Estimate{Prompt: 101}); refusal == nil {
+	if _, refusal := b.Get(time.Now(), "alice").Try(time.Now(), ratelimit.Estimate{Prompt: 101}); refusal == nil {
 		t.Error("a request over the limit was admitted")
 	}
-	first.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 300})
-	second.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 100})
+	first.Settle(time.Now(), ratelimit.Cost{Requests: 1, Prompt: 300})
+	second.Settle(time.Now(), ratelimit.Cost{Requests: 1, Prompt: 100})
 	waitForUse(t, 400, a, b)
 	stopA()
 	again, _ := startCallers(t, s, "1k/month")
@@ -154,7 +155,7 @@ func TestRedisIsKilledBetweenReservingAndSettling(t *testing.T) {
 	r := reserve(t, a, 600)
 	waitForUse(t, 600, a, b)
 	s.kill()
-	r.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 100})
+	r.Settle(time.Now(), ratelimit.Cost{Requests: 1, Prompt: 100})
 	waitForUse(t, 100, a)
 	waitForUse(t, 600, b)
 	s.start() // it has lost its data
@@ -187,8 +188,8 @@ func TestFourReplicasKeepALimitOnARealRedis(t *testing.T) {
 				spent = append(spent, 0)
 				for range rand.IntN(5) { // two on average
 					c := all[rand.IntN(len(all))].Get(time.Now(), "alice")
-					cost := limiter.Cost{Requests: 1, Prompt: 100 + rand.Int64N(200), Output: rand.Int64N(200), Counted: true}
-					r, refusal := c.Try(time.Now(), limiter.Estimate{Prompt: cost.Prompt, Output: limiter.Undeclared})
+					cost := ratelimit.Cost{Requests: 1, Prompt: 100 + rand.Int64N(200), Output: rand.Int64N(200), Counted: true}
+					r, refusal := c.Try(time.Now(), ratelimit.Estimate{Prompt: cost.Prompt, Output: ratelimit.Undeclared})
 					if refusal == nil {
 						spent[len(spent)-1] += cost.Prompt + cost.Output
 						time.AfterFunc(5*time.Second, func() { r.Settle(time.Now(), cost) })

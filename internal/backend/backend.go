@@ -29,8 +29,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // Backend is an OpenAI or Azure OpenAI endpoint with its own credential.
@@ -203,7 +203,7 @@ type Resolved struct {
 	HealthKey, AccountKey string
 	// Quotas are the limits of Requests and Tokens. Backends with the same
 	// HealthKey have the same.
-	Quotas []limiter.Limit
+	Quotas []ratelimit.Limit
 
 	tierInHeader  bool // the service tier is in a header, not in the body
 	followsLimits bool // no weight was given

@@ -13,8 +13,8 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // Directive returns the option backend of a Caddyfile. It may be given once for
@@ -110,20 +110,20 @@ func (b *Backend) quotaOption(names *[]string) directive.Option {
 }
 
 // parseQuotas parses the options requests and tokens.
-func (b *Backend) parseQuotas() (quotas []limiter.Limit, err error) {
-	for i, texts := range [][]string{limiter.Requests: b.Requests, limiter.Tokens: b.Tokens} {
+func (b *Backend) parseQuotas() (quotas []ratelimit.Limit, err error) {
+	for i, texts := range [][]string{ratelimit.Requests: b.Requests, ratelimit.Tokens: b.Tokens} {
 		for _, text := range texts {
-			l, err := limiter.ParseLimit(limiter.Kind(i), text) //nolint:gosec // there are two
+			l, err := ratelimit.ParseLimit(ratelimit.Kind(i), text) //nolint:gosec // there are two
 			if err != nil {
 				return nil, err
 			}
-			if slices.ContainsFunc(quotas, func(other limiter.Limit) bool { return other.ID() == l.ID() }) {
+			if slices.ContainsFunc(quotas, func(other ratelimit.Limit) bool { return other.ID() == l.ID() }) {
 				return nil, fmt.Errorf("%s per %s is given twice: '%s'", l.Kind, l.Unit, text)
 			}
 			quotas = append(quotas, l)
 		}
 	}
-	slices.SortFunc(quotas, func(x, y limiter.Limit) int { return cmp.Compare(x.ID(), y.ID()) })
+	slices.SortFunc(quotas, func(x, y ratelimit.Limit) int { return cmp.Compare(x.ID(), y.ID()) })
 	return quotas, nil
 }
 

@@ -1,41 +1,10 @@
 package limiter
 
-import "time"
+import (
+	"time"
 
-// Estimate describes a request before it is sent, so that its cost can be
-// estimated.
-type Estimate struct {
-	// Prompt is the length of the prompt, in units of about a token. It is
-	// multiplied by the caller's own ratio of tokens to length. It is 0 if the
-	// request costs no tokens, so that no limit of tokens applies.
-	Prompt int64
-	// Output is the largest output that the request allows, in tokens. It is
-	// Undeclared if the request sets no maximum, and 0 if its API has no
-	// output.
-	Output int64
-	// Model is the requested model, and Replies the number of requested
-	// replies. They determine how large the output may be.
-	Model   string
-	Replies int64
-	// IsPart reports whether the request is part of another one that is in
-	// flight, so that it does not count towards MaxRequests.
-	IsPart bool
-}
-
-// Undeclared is the Output of a request that does not limit it.
-const Undeclared = -1
-
-// Cost is the final cost of a request. The zero Cost is that of a request that
-// was not sent.
-type Cost struct {
-	Requests       int64
-	Prompt, Output int64
-	// Counted reports whether a backend counted the tokens. Estimates learn
-	// only from such counts.
-	Counted bool
-	// Model is the model of the estimate.
-	Model string
-}
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
+)
 
 // Reservation is the charge of an admitted request, until Settle replaces it
 // with the real cost. It belongs to one request, and is not safe for concurrent
@@ -73,9 +42,9 @@ func (r *Reservation) Tier() int { return int(r.tier) }
 
 // Demoted yields the limits that moved the request to another tier, without
 // their amounts.
-func (r *Reservation) Demoted(yield func(Limit) bool) {
-	for id := range ID(MaxLimits) {
-		if r.demoted&(1<<id) != 0 && !yield(Limit{Kind: id.Kind(), Unit: id.Unit()}) {
+func (r *Reservation) Demoted(yield func(ratelimit.Limit) bool) {
+	for id := range ratelimit.ID(ratelimit.MaxLimits) {
+		if r.demoted&(1<<id) != 0 && !yield(ratelimit.Limit{Kind: id.Kind(), Unit: id.Unit()}) {
 			return
 		}
 	}
@@ -95,63 +64,11 @@ func (r *Reservation) Estimated() (prompt, output int64) { return r.prompt, r.ou
 // Open reports whether the reservation is not yet settled.
 func (r *Reservation) Open() bool { return r.caller != nil }
 
-// Reason says why a request was refused.
-type Reason uint8
-
-// The reasons.
-const (
-	// OverRate means that a sliding window is used up. The request will be
-	// admitted after Refusal.Wait.
-	OverRate Reason = iota
-	// OverQuota means that the limit of a day or a month is used up.
-	OverQuota
-	// TooLarge means that the prompt alone exceeds a limit.
-	TooLarge
-	// TooMany means that the caller has its maximum of concurrent requests, or
-	// that this replica has its part of them. In the latter case, Used is less
-	// than Allowed, and a Claim may admit the request.
-	TooMany
-	// OverPart means that this replica's part of the remaining limit is used
-	// up. It gets another part when the other replicas know of its use.
-	OverPart
-	// Unheard means that the request is larger than this replica's part of the
-	// remaining limit. A Claim may admit it.
-	Unheard
-	// InFlight means that this request and the requests in flight together
-	// might exceed the limit.
-	InFlight
-)
-
-// Refusal says why a request was refused.
-type Refusal struct {
-	Reason Reason
-	// Limit is the limit that refused the request. If there are several, it is
-	// the one with the longest wait.
-	Limit Limit
-	// Allowed is how much of the limit this replica may use: all of it, or its
-	// share. Used is how much is used, and Requested is how much the request
-	// needs. With TooMany, they are numbers of requests. With InFlight, Used
-	// includes what the requests in flight may still use.
-	Allowed, Used, Requested int64
-	// Wait is the time until the request can be admitted, if nothing else is
-	// used. With OverQuota, it ends when the next day or month begins.
-	Wait time.Duration
-}
-
-// Names returns the names of the limit's kind and of its window. The limit of
-// concurrent requests has no window.
-func (r *Refusal) Names() (kind, window string) {
-	if r.Reason == TooMany {
-		return "max_requests", ""
-	}
-	return r.Limit.Kind.String(), r.Limit.Unit.String()
-}
-
 // Try charges all limits with the estimate and returns a reservation, which
 // must be settled. If a limit refuses the request, Try charges none of them and
 // returns the reason. It does not count the refusal, because the request may be
 // tried again: see Refused.
-func (c *Caller) Try(now time.Time, e Estimate) (Reservation, *Refusal) {
+func (c *Caller) Try(now time.Time, e ratelimit.Estimate) (Reservation, *ratelimit.Refusal) {
 	r, refusal, crossed := c.try(now, e)
 	c.report(crossed)
 	return r, refusal
@@ -160,7 +77,8 @@ func (c *Caller) Try(now time.Time, e Estimate) (Reservation, *Refusal) {
 // try returns what Try returns, and the marks to report. The limits of the
 // request's model are charged under the caller's lock, when the caller's own
 // limits have admitted the request, so that either all are charged or none.
-func (c *Caller) try(now time.Time, e Estimate) (r Reservation, refusal *Refusal, crossed []Crossing) {
+func (c *Caller) try(now time.Time, e ratelimit.Estimate) (r Reservation, refusal *ratelimit.Refusal,
+	crossed []ratelimit.Crossing) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
@@ -185,7 +103,7 @@ func (r *Reservation) join(ofModel Reservation) {
 
 // Check returns the refusal that Try would return, or nil, without charging any
 // limit.
-func (c *Caller) Check(now time.Time, e Estimate) *Refusal {
+func (c *Caller) Check(now time.Time, e ratelimit.Estimate) *ratelimit.Refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
@@ -198,13 +116,13 @@ func (c *Caller) Check(now time.Time, e Estimate) *Refusal {
 }
 
 // Refused counts a request that was finally refused.
-func (c *Caller) Refused(now time.Time, refusal *Refusal) {
-	var crossed []Crossing
+func (c *Caller) Refused(now time.Time, refusal *ratelimit.Refusal) {
+	var crossed []ratelimit.Crossing
 	c.mu.Lock()
 	at := c.roll(now)
-	if refusal.Reason == TooMany {
+	if refusal.Reason == ratelimit.TooMany {
 		c.busy++
-		c.hour.refuse(at, byMaxRequests)
+		c.hour.refuse(at, ratelimit.ByMaxRequests)
 	} else {
 		c.hour.refuse(at, int(refusal.Limit.ID()))
 		crossed = c.refusedBy(now, refusal)
@@ -214,7 +132,7 @@ func (c *Caller) Refused(now time.Time, refusal *Refusal) {
 }
 
 // refusedBy counts a refusal at the limit, which a reload may have removed.
-func (c *Caller) refusedBy(now time.Time, refusal *Refusal) []Crossing {
+func (c *Caller) refusedBy(now time.Time, refusal *ratelimit.Refusal) []ratelimit.Crossing {
 	counted, id := c, refusal.Limit.ID()
 	if model := refusal.Limit.Model; model != "" {
 		if counted = c.models[model]; counted == nil {
@@ -225,7 +143,7 @@ func (c *Caller) refusedBy(now time.Time, refusal *Refusal) []Crossing {
 		counted.roll(now)
 	}
 	counted.counters[id].refused++
-	if refusal.Reason > OverQuota {
+	if refusal.Reason > ratelimit.OverQuota {
 		return nil
 	}
 	return counted.reached(nil, id, 100, refusal.Used, refusal.Allowed)
@@ -234,8 +152,8 @@ func (c *Caller) refusedBy(now time.Time, refusal *Refusal) []Crossing {
 // check returns the reservation of a request, or why it is refused. allows
 // returns how much of a limit may be used, and slots how many requests may be
 // in flight here.
-func (c *Caller) check(at int64, e Estimate,
-	allows func(m *counter, at, used int64) int64, slots func(at int64) int64) (r Reservation, refusal *Refusal) {
+func (c *Caller) check(at int64, e ratelimit.Estimate, allows func(m *counter, at, used int64) int64,
+	slots func(at int64) int64) (r Reservation, refusal *ratelimit.Refusal) {
 	use := c.usual.known(e.Model, at)
 	prompt, output := c.usual.estimate(e, use)
 	r = Reservation{caller: c, moment: moment{at: at - c.clock.ahead}, reset: c.reset, charged: c.active,
@@ -244,7 +162,7 @@ func (c *Caller) check(at int64, e Estimate,
 	r.flight = c.flightOf(e, use, output)
 	for id, m := range c.all() {
 		need := int64(1)
-		if id.Kind() == Tokens {
+		if id.Kind() == ratelimit.Tokens {
 			need = prompt + output
 		}
 		if m.limit.Amount == 0 || need == 0 {
@@ -254,14 +172,14 @@ func (c *Caller) check(at int64, e Estimate,
 		allowed := allows(m, at, used)
 		// by its length, too: otherwise a ratio that is too high would refuse
 		// the prompt for ever
-		large := id.Kind() == Tokens && min(prompt, e.Prompt) > m.limit.Amount
+		large := id.Kind() == ratelimit.Tokens && min(prompt, e.Prompt) > m.limit.Amount
 		fits := add(used, min(need, m.limit.Amount)) <= allowed
-		if id.Kind() == Tokens && fits {
+		if id.Kind() == ratelimit.Tokens && fits {
 			need = max(need, c.room(&r, m.limit))
 			fits = add(used, min(need, m.limit.Amount)) <= m.limit.Amount
 		}
-		var inFlight *Refusal
-		if fits && id.Kind() == Tokens {
+		var inFlight *ratelimit.Refusal
+		if fits && id.Kind() == ratelimit.Tokens {
 			inFlight = c.overFlight(&r, m.limit, used)
 			// a larger reservation would keep other requests out for longer
 			r.most[id.Unit()] = min(r.most[id.Unit()], max(0, m.limit.Amount-used-prompt))
@@ -272,16 +190,16 @@ func (c *Caller) check(at int64, e Estimate,
 			r.demoted |= 1 << id
 			r.tier = max(r.tier, m.then)
 		default:
-			next := Refusal{Limit: m.limit, Allowed: allowed, Used: used, Requested: need}
+			next := ratelimit.Refusal{Limit: m.limit, Allowed: allowed, Used: used, Requested: need}
 			switch {
 			case large:
-				next.Reason, next.Requested = TooLarge, prompt
+				next.Reason, next.Requested = ratelimit.TooLarge, prompt
 			case inFlight != nil:
 				next = *inFlight
 			default:
 				c.delay(m, at, &next)
 			}
-			if refusal == nil || refusal.Reason != TooLarge && (large || next.Wait > refusal.Wait) {
+			if refusal == nil || refusal.Reason != ratelimit.TooLarge && (large || next.Wait > refusal.Wait) {
 				refusal = &next
 			}
 		}
@@ -295,20 +213,20 @@ func (c *Caller) check(at int64, e Estimate,
 	return r, nil
 }
 
-func (c *Caller) delay(m *counter, at int64, r *Refusal) {
+func (c *Caller) delay(m *counter, at int64, r *ratelimit.Refusal) {
 	need := min(r.Requested, r.Limit.Amount)
 	switch {
 	case m.calendar():
-		r.Reason, r.Wait = OverQuota, m.wait(at, need, Sharing{})
+		r.Reason, r.Wait = ratelimit.OverQuota, m.wait(at, need, Sharing{})
 	case c.sharing.Apart:
 		r.Wait = max(m.wait(at, need, c.sharing), shareWait)
 	default:
 		r.Wait = m.wait(at, need, Sharing{})
 	}
 	if !c.sharing.Apart && r.Allowed < r.Limit.Amount && add(r.Used, need) <= r.Limit.Amount {
-		r.Reason, r.Wait = OverPart, max(c.sharing.Delay, time.Millisecond)
+		r.Reason, r.Wait = ratelimit.OverPart, max(c.sharing.Delay, time.Millisecond)
 		if need > m.partOf(r.Used, at, c.sharing) {
-			r.Reason = Unheard
+			r.Reason = ratelimit.Unheard
 		}
 		c.reports.hurry()
 	}
@@ -318,11 +236,11 @@ func (c *Caller) delay(m *counter, at int64, r *Refusal) {
 // rounded.
 const shareWait = 250 * time.Millisecond
 
-func (c *Caller) charge(at int64, r *Reservation) (crossed []Crossing) {
+func (c *Caller) charge(at int64, r *Reservation) (crossed []ratelimit.Crossing) {
 	c.admitted++
 	r.number = c.admitted
 	for id, m := range c.all() {
-		if id.Kind() == Tokens {
+		if id.Kind() == ratelimit.Tokens {
 			m.charge(r.prompt+r.output, at)
 		} else {
 			m.charge(1, at)
@@ -357,7 +275,7 @@ func (c *Caller) Unasked(now time.Time, model string) Reservation {
 // Settle replaces the estimate with the real cost. An excess is given back to
 // the windows, and the parts of windows, from which it was taken. A shortfall
 // is charged now. Further calls do nothing.
-func (r *Reservation) Settle(now time.Time, cost Cost) {
+func (r *Reservation) Settle(now time.Time, cost ratelimit.Cost) {
 	c := r.caller
 	if c == nil {
 		return
@@ -376,14 +294,14 @@ func (r *Reservation) Settle(now time.Time, cost Cost) {
 	}
 	for id, m := range c.countersIn(charged) {
 		spent, charged := requests, int64(1)
-		if id.Kind() == Tokens {
+		if id.Kind() == ratelimit.Tokens {
 			spent, charged = tokens, r.prompt+r.output
 		}
 		if r.charged&(1<<id) == 0 {
 			charged = 0
 		}
 		grown := int64(0)
-		if id.Kind() == Tokens && r.grew&(1<<id.Unit()) != 0 {
+		if id.Kind() == ratelimit.Tokens && r.grew&(1<<id.Unit()) != 0 {
 			grown = r.spent - r.output
 		}
 		m.roll(id, at, c.location, c.admitted+1)

@@ -8,12 +8,14 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // Settings are the limits of a caller in a config.
 type Settings struct {
 	// Limits has at most one limit of each kind, unit and model.
-	Limits []Limit
+	Limits []ratelimit.Limit
 	// MaxRequests is the maximum number of concurrent requests, at all replicas
 	// together. It is 0 if there is no maximum.
 	MaxRequests int
@@ -30,7 +32,7 @@ type Settings struct {
 // use.
 type Caller struct {
 	name string
-	id   CallerID
+	id   ratelimit.CallerID
 	// number is the caller's place in the order of first requests. seen is when
 	// Get last returned it. Once forgotten is set, it stays set.
 	number    int
@@ -38,13 +40,13 @@ type Caller struct {
 	forgotten atomic.Bool
 	// hook receives the marks that the use of a limit reaches. It is called
 	// without the lock.
-	hook func(Crossing)
+	hook func(ratelimit.Crossing)
 
 	mu sync.Mutex
 	// active is the set of active counters, one bit for each ID: those of all
 	// limits, and the tokens of a day and a month, which are always counted.
 	active      uint16
-	counters    [MaxLimits]counter
+	counters    [ratelimit.MaxLimits]counter
 	location    *time.Location
 	tier        tier
 	maxRequests int
@@ -62,7 +64,7 @@ type Caller struct {
 	// unspent is how much output the requests in flight may still have beyond
 	// their charges. Each limit of tokens may assume another maximum, so there
 	// is one sum for each unit.
-	unspent [units]int64
+	unspent [ratelimit.Units]int64
 	// admitted is how many requests were admitted. It numbers their
 	// reservations. keptOut is the value of admitted when the requests in
 	// flight last kept another request out.
@@ -102,11 +104,11 @@ type tier struct {
 }
 
 // newCaller returns a caller that has used nothing. hook may be nil.
-func newCaller(name string, id CallerID, hook func(Crossing), r *reports) *Caller {
+func newCaller(name string, id ratelimit.CallerID, hook func(ratelimit.Crossing), r *reports) *Caller {
 	c := &Caller{name: name, id: id, hook: hook, reports: r, usual: newUsual,
 		resetReported: new(atomic.Int64)}
-	for id := range ID(MaxLimits) {
-		c.counters[id].limit = Limit{Kind: id.Kind(), Unit: id.Unit()}
+	for id := range ratelimit.ID(ratelimit.MaxLimits) {
+		c.counters[id].limit = ratelimit.Limit{Kind: id.Kind(), Unit: id.Unit()}
 	}
 	c.Change(time.Time{}, Settings{})
 	return c
@@ -116,11 +118,14 @@ func newCaller(name string, id CallerID, hook func(Crossing), r *reports) *Calle
 func (c *Caller) Name() string { return c.name }
 
 // ID returns the caller's id, which is IDOf its name.
-func (c *Caller) ID() CallerID { return c.id }
+func (c *Caller) ID() ratelimit.CallerID { return c.id }
 
 // counted are the counters that are always active, even without a limit,
 // because reports need them: the tokens of a day and a month.
-var counted = []ID{Limit{Kind: Tokens, Unit: Day}.ID(), Limit{Kind: Tokens, Unit: Month}.ID()}
+var counted = []ratelimit.ID{
+	ratelimit.Limit{Kind: ratelimit.Tokens, Unit: ratelimit.Day}.ID(),
+	ratelimit.Limit{Kind: ratelimit.Tokens, Unit: ratelimit.Month}.ID(),
+}
 
 // Change applies the settings of a new config, but no limits of single models.
 // A limit keeps its use even if its amount changes.
@@ -165,19 +170,19 @@ func (c *Caller) Change(now time.Time, s Settings) {
 func (c *Caller) divide(at int64) {
 	for id := range c.counters {
 		m := &c.counters[id]
-		m.roll(ID(id), at, c.location, c.admitted+1)
+		m.roll(ratelimit.ID(id), at, c.location, c.admitted+1)
 		m.divide(at)
 	}
 }
 
 // all iterates over the active counters.
-func (c *Caller) all() iter.Seq2[ID, *counter] { return c.countersIn(c.active) }
+func (c *Caller) all() iter.Seq2[ratelimit.ID, *counter] { return c.countersIn(c.active) }
 
 // countersIn iterates over the counters whose bits are set in mask.
-func (c *Caller) countersIn(mask uint16) iter.Seq2[ID, *counter] {
-	return func(yield func(ID, *counter) bool) {
+func (c *Caller) countersIn(mask uint16) iter.Seq2[ratelimit.ID, *counter] {
+	return func(yield func(ratelimit.ID, *counter) bool) {
 		for mask := mask; mask != 0; mask &= mask - 1 {
-			if id := ID(bits.TrailingZeros16(mask)); !yield(id, &c.counters[id]) {
+			if id := ratelimit.ID(bits.TrailingZeros16(mask)); !yield(id, &c.counters[id]) {
 				return
 			}
 		}

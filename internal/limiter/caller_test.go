@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // noon is in the middle of a day and a month, at the beginning of a minute.
@@ -13,19 +15,19 @@ var noon = time.Date(2026, 11, 15, 12, 0, 0, 0, time.UTC)
 
 // callerWith returns a caller that has used nothing, with a hook, which may be
 // nil.
-func callerWith(hook func(Crossing)) *Caller {
-	return newCaller("alice", IDOf("alice"), hook, new(reports))
+func callerWith(hook func(ratelimit.Crossing)) *Caller {
+	return newCaller("alice", ratelimit.IDOf("alice"), hook, new(reports))
 }
 
 // limits reads the limits of a caller, such as "tokens 5M/day".
-func limits(t testing.TB, texts ...string) (limits []Limit) {
+func limits(t testing.TB, texts ...string) (limits []ratelimit.Limit) {
 	t.Helper()
 	for _, text := range texts {
-		kind := Requests
+		kind := ratelimit.Requests
 		if text[0] == 't' {
-			kind = Tokens
+			kind = ratelimit.Tokens
 		}
-		l, err := ParseLimit(kind, text[len(kind.String())+1:])
+		l, err := ratelimit.ParseLimit(kind, text[len(kind.String())+1:])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -43,12 +45,12 @@ func caller(t testing.TB, texts ...string) *Caller {
 
 // exactly estimates a cost that is known: the ratio and the usual output do not
 // change it.
-func exactly(tokens int64) Estimate { return Estimate{Prompt: tokens} }
+func exactly(tokens int64) ratelimit.Estimate { return ratelimit.Estimate{Prompt: tokens} }
 
-func spent(tokens int64) Cost { return Cost{Requests: 1, Prompt: tokens} }
+func spent(tokens int64) ratelimit.Cost { return ratelimit.Cost{Requests: 1, Prompt: tokens} }
 
 // admit is Try, and counts a refusal.
-func (c *Caller) admit(now time.Time, e Estimate) (Reservation, *Refusal) {
+func (c *Caller) admit(now time.Time, e ratelimit.Estimate) (Reservation, *ratelimit.Refusal) {
 	r, refusal := c.Try(now, e)
 	if refusal != nil {
 		c.Refused(now, refusal)
@@ -56,7 +58,7 @@ func (c *Caller) admit(now time.Time, e Estimate) (Reservation, *Refusal) {
 	return r, refusal
 }
 
-func admitted(t testing.TB, c *Caller, now time.Time, e Estimate) Reservation {
+func admitted(t testing.TB, c *Caller, now time.Time, e ratelimit.Estimate) Reservation {
 	t.Helper()
 	r, refusal := c.admit(now, e)
 	if refusal != nil {
@@ -65,7 +67,7 @@ func admitted(t testing.TB, c *Caller, now time.Time, e Estimate) Reservation {
 	return r
 }
 
-func refused(t testing.TB, c *Caller, now time.Time, e Estimate) Refusal {
+func refused(t testing.TB, c *Caller, now time.Time, e ratelimit.Estimate) ratelimit.Refusal {
 	t.Helper()
 	_, refusal := c.admit(now, e)
 	if refusal == nil {
@@ -99,7 +101,7 @@ func TestOfFiftyParallelFirstRequestsALimitOfOneAdmitsOne(t *testing.T) {
 		var all sync.WaitGroup
 		for range 50 {
 			all.Go(func() {
-				if _, refusal := c.admit(noon, Estimate{Prompt: 1, Output: Undeclared}); refusal == nil {
+				if _, refusal := c.admit(noon, ratelimit.Estimate{Prompt: 1, Output: ratelimit.Undeclared}); refusal == nil {
 					admitted.Add(1)
 				}
 			})
@@ -115,12 +117,12 @@ func TestOfFiftyParallelFirstRequestsALimitOfOneAdmitsOne(t *testing.T) {
 // 1,000 admitted nothing (PR29193).
 func TestALimitOf100AdmitsARequestWithoutMaxTokens(t *testing.T) {
 	c := caller(t, "tokens 100/minute")
-	r := admitted(t, c, noon, Estimate{Prompt: 20, Output: Undeclared})
+	r := admitted(t, c, noon, ratelimit.Estimate{Prompt: 20, Output: ratelimit.Undeclared})
 	if prompt, output := r.Estimated(); prompt != 20 || output != 256 {
 		t.Errorf("the estimate is %d and %d", prompt, output)
 	}
-	refused(t, c, noon, Estimate{Prompt: 20, Output: Undeclared})
-	r.Settle(noon, Cost{Requests: 1, Prompt: 20, Output: 10, Counted: true})
+	refused(t, c, noon, ratelimit.Estimate{Prompt: 20, Output: ratelimit.Undeclared})
+	r.Settle(noon, ratelimit.Cost{Requests: 1, Prompt: 20, Output: 10, Counted: true})
 	if got := used(t, c, noon, "tokens/minute"); got != 30 {
 		t.Errorf("%d tokens are used", got)
 	}
@@ -130,7 +132,7 @@ func TestAPromptThatExceedsTheLimitAloneIsTooLarge(t *testing.T) {
 	for _, limit := range []string{"tokens 100/minute", "tokens 100/day"} {
 		c := caller(t, limit)
 		admitted(t, c, noon, exactly(100)).settle(noon)
-		if got := refused(t, c, noon.Add(24*time.Hour), exactly(101)); got.Reason != TooLarge || got.Requested != 101 || got.Wait != 0 {
+		if got := refused(t, c, noon.Add(24*time.Hour), exactly(101)); got.Reason != ratelimit.TooLarge || got.Requested != 101 || got.Wait != 0 {
 			t.Errorf("%s: %+v", limit, got)
 		}
 	}
@@ -147,7 +149,7 @@ func TestAPromptThatExceedsTheLimitAloneIsTooLarge(t *testing.T) {
 
 // settle ends a request that cost as much as it was expected to.
 func (r Reservation) settle(now time.Time) {
-	r.Settle(now, Cost{Requests: 1, Prompt: r.prompt, Output: r.output})
+	r.Settle(now, ratelimit.Cost{Requests: 1, Prompt: r.prompt, Output: r.output})
 }
 
 // APISIX and WSO2 charged the limits that came first in a list for requests
@@ -158,16 +160,16 @@ func (r Reservation) settle(now time.Time) {
 func TestAnIdleCallerWhosePromptsWereLongerThanTheyLookedIsAdmitted(t *testing.T) {
 	c, now := caller(t, "tokens 1000/minute"), noon
 	for range 20 {
-		r := admitted(t, c, now, Estimate{Prompt: 10, Output: 1})
-		r.Settle(now, Cost{Requests: 1, Prompt: 100, Output: 1, Counted: true})
+		r := admitted(t, c, now, ratelimit.Estimate{Prompt: 10, Output: 1})
+		r.Settle(now, ratelimit.Cost{Requests: 1, Prompt: 100, Output: 1, Counted: true})
 		now = now.Add(2 * time.Minute)
 	}
-	r := admitted(t, c, now, Estimate{Prompt: 300, Output: 1})
-	if got := refused(t, c, now, Estimate{Prompt: 300, Output: 1}); got.Reason != OverRate {
+	r := admitted(t, c, now, ratelimit.Estimate{Prompt: 300, Output: 1})
+	if got := refused(t, c, now, ratelimit.Estimate{Prompt: 300, Output: 1}); got.Reason != ratelimit.OverRate {
 		t.Errorf("the next one is refused with %+v", got)
 	}
-	r.Settle(now, Cost{Requests: 1, Prompt: 300, Output: 1, Counted: true})
-	if got := refused(t, c, now.Add(2*time.Minute), Estimate{Prompt: 1001, Output: 1}); got.Reason != TooLarge {
+	r.Settle(now, ratelimit.Cost{Requests: 1, Prompt: 300, Output: 1, Counted: true})
+	if got := refused(t, c, now.Add(2*time.Minute), ratelimit.Estimate{Prompt: 1001, Output: 1}); got.Reason != ratelimit.TooLarge {
 		t.Errorf("a prompt that looks longer than the limit is refused with %+v", got)
 	}
 }
@@ -232,7 +234,7 @@ func TestAWindowSlides(t *testing.T) {
 	}
 	c := caller(t, "tokens 60/minute")
 	admitted(t, c, noon, exactly(60)).settle(noon)
-	if got := refused(t, c, noon.Add(10*time.Second), exactly(20)); got.Wait != 50*time.Second || got.Used != 60 || got.Requested != 20 || got.Reason != OverRate {
+	if got := refused(t, c, noon.Add(10*time.Second), exactly(20)); got.Wait != 50*time.Second || got.Used != 60 || got.Requested != 20 || got.Reason != ratelimit.OverRate {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -240,7 +242,7 @@ func TestAWindowSlides(t *testing.T) {
 func TestOfTwoRefusalsTheLongerWaitCounts(t *testing.T) {
 	c := caller(t, "tokens 100/minute", "requests 1/day", "tokens 100/hour")
 	admitted(t, c, noon, exactly(100)).settle(noon)
-	if got := refused(t, c, noon, exactly(1)); got.Reason != OverQuota || got.Limit.String() != "1/day" || got.Wait != 12*time.Hour {
+	if got := refused(t, c, noon, exactly(1)); got.Reason != ratelimit.OverQuota || got.Limit.String() != "1/day" || got.Wait != 12*time.Hour {
 		t.Errorf("got %+v", got)
 	}
 	c = caller(t, "tokens 100/hour", "tokens 100/minute")
@@ -259,7 +261,7 @@ func TestADebtStays(t *testing.T) {
 		t.Errorf("%d are used", got)
 	}
 	got := refused(t, c, noon.Add(time.Second), exactly(10))
-	if got.Limit.Unit != Day || got.Reason != OverQuota {
+	if got.Limit.Unit != ratelimit.Day || got.Reason != ratelimit.OverQuota {
 		t.Errorf("got %+v", got)
 	}
 	c = caller(t, "tokens 100/minute")
@@ -400,7 +402,7 @@ func TestARequestOverALimitGetsAnotherTier(t *testing.T) {
 		}
 		r.settle(noon)
 	}
-	if got := refused(t, c, noon, exactly(100)); got.Limit.Unit != Minute {
+	if got := refused(t, c, noon, exactly(100)); got.Limit.Unit != ratelimit.Minute {
 		t.Errorf("got %+v", got)
 	}
 	s := c.Snapshot(noon)
@@ -422,11 +424,11 @@ func TestASlotIsFreeWhenItsRequestIsOver(t *testing.T) {
 	c.Change(noon, Settings{MaxRequests: 2})
 	first := admitted(t, c, noon, exactly(1))
 	admitted(t, c, noon, exactly(1))
-	if got := refused(t, c, noon, exactly(1)); got.Reason != TooMany || got.Allowed != 2 || got.Used != 2 {
+	if got := refused(t, c, noon, exactly(1)); got.Reason != ratelimit.TooMany || got.Allowed != 2 || got.Used != 2 {
 		t.Errorf("got %+v", got)
 	}
-	first.Settle(noon, Cost{})
-	first.Settle(noon, Cost{}) // does nothing
+	first.Settle(noon, ratelimit.Cost{})
+	first.Settle(noon, ratelimit.Cost{}) // does nothing
 	if got := c.Snapshot(noon); got.InFlight != 1 || got.Busy != 1 || got.Today != 1 {
 		t.Errorf("got %+v", got)
 	}
@@ -437,9 +439,9 @@ func TestASlotIsFreeWhenItsRequestIsOver(t *testing.T) {
 func TestARequestThatWasNotSentCostsNothing(t *testing.T) {
 	c := caller(t, "requests 10/minute", "tokens 100/day")
 	r := admitted(t, c, noon, exactly(50))
-	r.Settle(noon, Cost{})
+	r.Settle(noon, ratelimit.Cost{})
 	r = admitted(t, c, noon, exactly(50))
-	r.Settle(noon, Cost{Requests: 1}) // its client's own error
+	r.Settle(noon, ratelimit.Cost{Requests: 1}) // its client's own error
 	for text, want := range map[string]int64{"requests/minute": 1, "tokens/day": 0} {
 		if got := used(t, c, noon, text); got != want {
 			t.Errorf("%s: %d are used, want %d", text, got, want)
@@ -455,9 +457,9 @@ func TestARequestThatWasNotSentCostsNothing(t *testing.T) {
 func TestARequestWithoutTokensIsRefusedByNoLimitOfTokens(t *testing.T) {
 	c := caller(t, "tokens 100/minute", "requests 3/minute")
 	admitted(t, c, noon, exactly(100)).settle(noon)
-	admitted(t, c, noon, Estimate{}).settle(noon)
-	admitted(t, c, noon, Estimate{}).settle(noon)
-	if got := refused(t, c, noon, Estimate{}); got.Limit.Kind != Requests {
+	admitted(t, c, noon, ratelimit.Estimate{}).settle(noon)
+	admitted(t, c, noon, ratelimit.Estimate{}).settle(noon)
+	if got := refused(t, c, noon, ratelimit.Estimate{}); got.Limit.Kind != ratelimit.Requests {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -468,36 +470,36 @@ func TestARequestWithoutTokensIsRefusedByNoLimitOfTokens(t *testing.T) {
 func TestEstimatesFollowWhatRequestsReallyCost(t *testing.T) {
 	c := caller(t, "tokens 1000G/day")
 	for range 100 {
-		r := admitted(t, c, noon, Estimate{Prompt: 100, Output: Undeclared})
-		r.Settle(noon, Cost{Requests: 1, Prompt: 150, Output: 1000, Counted: true})
+		r := admitted(t, c, noon, ratelimit.Estimate{Prompt: 100, Output: ratelimit.Undeclared})
+		r.Settle(noon, ratelimit.Cost{Requests: 1, Prompt: 150, Output: 1000, Counted: true})
 	}
-	for _, want := range []struct{ declared, output, most int64 }{{Undeclared, 1990, 2000}, {1, 1, 1}, {10000, 1990, 2000}, {0, 0, 0}} {
-		r := admitted(t, c, noon, Estimate{Prompt: 1000, Output: want.declared})
+	for _, want := range []struct{ declared, output, most int64 }{{ratelimit.Undeclared, 1990, 2000}, {1, 1, 1}, {10000, 1990, 2000}, {0, 0, 0}} {
+		r := admitted(t, c, noon, ratelimit.Estimate{Prompt: 1000, Output: want.declared})
 		if prompt, output := r.Estimated(); prompt < 1490 || prompt > 1501 || output < want.output || output > want.most {
 			t.Errorf("%d declared: the estimate is %d and %d", want.declared, prompt, output)
 		}
-		r.Settle(noon, Cost{})
+		r.Settle(noon, ratelimit.Cost{})
 	}
 	for range 1000 {
-		r := admitted(t, c, noon, Estimate{Prompt: 1, Output: 0})
-		r.Settle(noon, Cost{Requests: 1, Prompt: 1_000_000, Counted: true})
+		r := admitted(t, c, noon, ratelimit.Estimate{Prompt: 1, Output: 0})
+		r.Settle(noon, ratelimit.Cost{Requests: 1, Prompt: 1_000_000, Counted: true})
 	}
 	s := c.Snapshot(noon)
 	if s.Ratio != 4 || s.Output < 990 {
 		t.Errorf("the ratio is %g, the usual output %g", s.Ratio, s.Output)
 	}
 	for range 1000 {
-		r := admitted(t, c, noon, Estimate{Prompt: 1_000_000, Output: Undeclared})
-		r.Settle(noon, Cost{Requests: 1, Prompt: 1, Counted: true})
+		r := admitted(t, c, noon, ratelimit.Estimate{Prompt: 1_000_000, Output: ratelimit.Undeclared})
+		r.Settle(noon, ratelimit.Cost{Requests: 1, Prompt: 1, Counted: true})
 	}
 	if s = c.Snapshot(noon); s.Ratio != 1.0/8 || s.Output > 0.1 {
 		t.Errorf("the ratio is %g, the usual output %g", s.Ratio, s.Output)
 	}
-	r := admitted(t, c, noon, Estimate{Prompt: 1, Output: Undeclared})
+	r := admitted(t, c, noon, ratelimit.Estimate{Prompt: 1, Output: ratelimit.Undeclared})
 	if prompt, output := r.Estimated(); prompt != 1 || output != 1 {
 		t.Errorf("the least estimate is %d and %d", prompt, output)
 	}
-	r.Settle(noon, Cost{Requests: 1, Prompt: 500, Output: 500}) // an estimate of ours teaches nothing
+	r.Settle(noon, ratelimit.Cost{Requests: 1, Prompt: 500, Output: 500}) // an estimate of ours teaches nothing
 	if s = c.Snapshot(noon); s.Ratio != 1.0/8 || s.Output > 0.1 {
 		t.Errorf("the ratio is %g, the usual output %g", s.Ratio, s.Output)
 	}
@@ -507,50 +509,50 @@ func TestEstimatesFollowWhatRequestsReallyCost(t *testing.T) {
 // third one is asked about images.
 func TestEstimatesForOneModelDoNotFollowWhatAnotherCosts(t *testing.T) {
 	c := caller(t, "tokens 1000G/day")
-	uses := map[string]Cost{"short": {Prompt: 100, Output: 10}, "long": {Prompt: 100, Output: 8000}, "images": {Prompt: 300, Output: 10}}
+	uses := map[string]ratelimit.Cost{"short": {Prompt: 100, Output: 10}, "long": {Prompt: 100, Output: 8000}, "images": {Prompt: 300, Output: 10}}
 	for range 30 {
 		for model, cost := range uses {
-			r := admitted(t, c, noon, Estimate{Prompt: 100, Output: Undeclared, Model: model})
+			r := admitted(t, c, noon, ratelimit.Estimate{Prompt: 100, Output: ratelimit.Undeclared, Model: model})
 			cost.Requests, cost.Counted, cost.Model = 1, true, model
 			r.Settle(noon, cost)
 		}
 	}
 	for model, cost := range uses {
-		r := admitted(t, c, noon, Estimate{Prompt: 100, Output: Undeclared, Model: model})
+		r := admitted(t, c, noon, ratelimit.Estimate{Prompt: 100, Output: ratelimit.Undeclared, Model: model})
 		if prompt, output := r.Estimated(); prompt < cost.Prompt*9/10 || prompt > cost.Prompt*11/10 || output < cost.Output*19/10 || output > cost.Output*2+20 {
 			t.Errorf("%s: the estimate is %d and %d, want about %d and twice %d", model, prompt, output, cost.Prompt, cost.Output)
 		}
-		r.Settle(noon, Cost{})
+		r.Settle(noon, ratelimit.Cost{})
 	}
 }
 
 // TestAnAbsurdReportIsForgottenSoon has a backend report more tokens for one
 // request than any model reads or writes.
 func TestAnAbsurdReportIsForgottenSoon(t *testing.T) {
-	for _, absurd := range []Cost{
-		{Requests: 1, Prompt: 100, Output: MaxAmount, Counted: true},
-		{Requests: 1, Prompt: MaxAmount, Output: 20, Counted: true},
+	for _, absurd := range []ratelimit.Cost{
+		{Requests: 1, Prompt: 100, Output: ratelimit.MaxAmount, Counted: true},
+		{Requests: 1, Prompt: ratelimit.MaxAmount, Output: 20, Counted: true},
 	} {
 		c, now := caller(t, "tokens 500k/minute"), noon
-		r := admitted(t, c, now, Estimate{Prompt: 100, Output: Undeclared})
+		r := admitted(t, c, now, ratelimit.Estimate{Prompt: 100, Output: ratelimit.Undeclared})
 		r.Settle(now, absurd)
 		for range 32 { // it may send one request in each window at least
 			now = now.Add(4 * time.Minute)
-			r := admitted(t, c, now, Estimate{Prompt: 100, Output: Undeclared})
-			r.Settle(now, Cost{Requests: 1, Prompt: 100, Output: 20, Counted: true})
+			r := admitted(t, c, now, ratelimit.Estimate{Prompt: 100, Output: ratelimit.Undeclared})
+			r.Settle(now, ratelimit.Cost{Requests: 1, Prompt: 100, Output: 20, Counted: true})
 		}
 		now = now.Add(4 * time.Minute)
-		if r, _ := c.Try(now, Estimate{Prompt: 100, Output: Undeclared}); r.prompt+r.output > 100_000 {
+		if r, _ := c.Try(now, ratelimit.Estimate{Prompt: 100, Output: ratelimit.Undeclared}); r.prompt+r.output > 100_000 {
 			t.Errorf("%+v: after 32 usual requests, the next one is charged with %d and %d tokens", absurd, r.prompt, r.output)
 		}
 	}
 }
 
 func TestAMarkIsReportedOnceInAWindow(t *testing.T) {
-	var crossed []Crossing
+	var crossed []ratelimit.Crossing
 	var c *Caller
 	var at time.Time
-	c = callerWith(func(x Crossing) {
+	c = callerWith(func(x ratelimit.Crossing) {
 		c.Snapshot(at) // no lock is held
 		crossed = append(crossed, x)
 	})
@@ -563,7 +565,7 @@ func TestAMarkIsReportedOnceInAWindow(t *testing.T) {
 			}
 		}
 		for _, x := range crossed {
-			if x.Caller != "alice" || x.Limit.Unit != Day || x.Allowed != 100 {
+			if x.Caller != "alice" || x.Limit.Unit != ratelimit.Day || x.Allowed != 100 {
 				t.Errorf("got %+v", x)
 			}
 			percents = append(percents, x.Percent)
@@ -592,20 +594,20 @@ func TestAMarkIsReportedOnceInAWindow(t *testing.T) {
 
 func TestTheTightestLimitIsTheOneWithTheSmallestPartLeft(t *testing.T) {
 	c := caller(t, "tokens 1k/minute", "tokens 100k/day", "requests 10/minute")
-	if u := c.Tightest(noon, "")[Tokens]; u.Left() != 1000 || u.Reset != 0 {
+	if u := c.Tightest(noon, "")[ratelimit.Tokens]; u.Left() != 1000 || u.Reset != 0 {
 		t.Errorf("got %+v", u)
 	}
 	admitted(t, c, noon.Add(45*time.Second), exactly(900)).settle(noon.Add(45 * time.Second))
-	if u := c.Tightest(noon.Add(45*time.Second), "")[Tokens]; u.Limit.Unit != Minute || u.Left() != 100 || u.Reset != time.Minute {
+	if u := c.Tightest(noon.Add(45*time.Second), "")[ratelimit.Tokens]; u.Limit.Unit != ratelimit.Minute || u.Left() != 100 || u.Reset != time.Minute {
 		t.Errorf("got %+v", u)
 	}
-	if u := c.Tightest(noon.Add(75*time.Second), "")[Tokens]; u.Used != 900 || u.Reset != 30*time.Second {
+	if u := c.Tightest(noon.Add(75*time.Second), "")[ratelimit.Tokens]; u.Used != 900 || u.Reset != 30*time.Second {
 		t.Errorf("got %+v", u)
 	}
-	if u := c.Tightest(noon.Add(3*time.Minute), "")[Tokens]; u.Limit.Unit != Day || u.Left() != 99_100 || u.Reset != 12*time.Hour-3*time.Minute {
+	if u := c.Tightest(noon.Add(3*time.Minute), "")[ratelimit.Tokens]; u.Limit.Unit != ratelimit.Day || u.Left() != 99_100 || u.Reset != 12*time.Hour-3*time.Minute {
 		t.Errorf("got %+v", u)
 	}
-	if u := caller(t, "tokens 1/day").Tightest(noon, "")[Requests]; u.Limit.Amount != 0 {
+	if u := caller(t, "tokens 1/day").Tightest(noon, "")[ratelimit.Requests]; u.Limit.Amount != 0 {
 		t.Error("there is a limit of requests")
 	}
 }
@@ -629,21 +631,21 @@ func TestTheLargestFiguresDoNotOverflow(t *testing.T) {
 	c := caller(t, "tokens 1000000G/minute", "tokens 1000000G/month")
 	now := noon
 	for range 10_000 {
-		r, refusal := c.admit(now, Estimate{Prompt: 1 << 62, Output: 1 << 62})
+		r, refusal := c.admit(now, ratelimit.Estimate{Prompt: 1 << 62, Output: 1 << 62})
 		if refusal != nil {
-			r, refusal = c.admit(now, Estimate{})
+			r, refusal = c.admit(now, ratelimit.Estimate{})
 		}
 		if refusal != nil {
 			t.Fatal(refusal)
 		}
-		r.Settle(now, Cost{Requests: 1, Prompt: 1 << 62, Output: 1 << 62, Counted: true})
+		r.Settle(now, ratelimit.Cost{Requests: 1, Prompt: 1 << 62, Output: 1 << 62, Counted: true})
 		now = now.Add(time.Second)
 		if s := c.Snapshot(now); s.Month <= 0 || s.Limits[0].Used < 0 || s.Reserved != 0 {
 			t.Fatalf("got %+v", s)
 		}
 	}
-	r := admitted(t, c, now, Estimate{})
-	r.Settle(now, Cost{Requests: -5, Prompt: -5, Output: -7})
+	r := admitted(t, c, now, ratelimit.Estimate{})
+	r.Settle(now, ratelimit.Cost{Requests: -5, Prompt: -5, Output: -7})
 	refused(t, c, now, exactly(1))
 }
 
@@ -662,11 +664,11 @@ func BenchmarkAdmitAndSettle(b *testing.B) {
 			now := noon
 			for b.Loop() {
 				now = now.Add(100 * time.Microsecond)
-				r, refusal := a.admit(now, Estimate{Prompt: 1000, Output: 500})
+				r, refusal := a.admit(now, ratelimit.Estimate{Prompt: 1000, Output: 500})
 				if refusal != nil {
 					b.Fatal(*refusal)
 				}
-				r.Settle(now, Cost{Requests: 1, Prompt: 900, Output: 100, Counted: true})
+				r.Settle(now, ratelimit.Cost{Requests: 1, Prompt: 900, Output: 100, Counted: true})
 			}
 		})
 	}
@@ -677,8 +679,8 @@ func TestAdmittingAndSettlingAllocatesNothing(t *testing.T) {
 	now := noon
 	if n := testing.AllocsPerRun(1000, func() {
 		now = now.Add(time.Second)
-		r, _ := a.admit(now, Estimate{Prompt: 1000, Output: 500})
-		r.Settle(now, Cost{Requests: 1, Prompt: 900, Output: 100, Counted: true})
+		r, _ := a.admit(now, ratelimit.Estimate{Prompt: 1000, Output: 500})
+		r.Settle(now, ratelimit.Cost{Requests: 1, Prompt: 900, Output: 100, Counted: true})
 	}); n != 0 {
 		t.Errorf("%g allocations", n)
 	}
@@ -695,7 +697,7 @@ func TestAClockThatIsSetBackALittleRefusesNothingForLong(t *testing.T) {
 		if back < time.Second {
 			refused(t, c, noon.Add(-back), exactly(1))
 		}
-		passed, refusal := time.Duration(0), new(Refusal)
+		passed, refusal := time.Duration(0), new(ratelimit.Refusal)
 		for ; refusal != nil; passed += 100 * time.Millisecond {
 			_, refusal = c.admit(noon.Add(passed-back), exactly(1))
 		}

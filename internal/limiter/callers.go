@@ -3,20 +3,24 @@ package limiter
 import (
 	"cmp"
 	"crypto/rand"
-	"crypto/sha256"
 	"encoding/hex"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
+
+// Set has the limiters of a pool. Module replicas shares the use that these
+// count.
+type Set interface{ Limiters() *Callers }
 
 // Callers is the set of all callers of a pool. It outlives a config, and is
 // safe for concurrent use.
 type Callers struct {
-	hook   func(Crossing)
+	hook   func(ratelimit.Crossing)
 	writer string
 
 	mu       sync.RWMutex
@@ -30,7 +34,7 @@ type Callers struct {
 	evicted atomic.Int64
 	most    int // maxCallers
 	// byID also contains callers that only other replicas have reported.
-	byID    map[CallerID]*Caller
+	byID    map[ratelimit.CallerID]*Caller
 	reports *reports
 	// sharing is the argument of the latest Share. ahead is the argument of the
 	// latest Follow.
@@ -41,41 +45,18 @@ type Callers struct {
 	restored atomic.Bool
 }
 
-// CallerID identifies a caller in messages between replicas, which do not
-// contain the caller's name. It has 128 bits, so that it is infeasible to find
-// two names with the same ID. Within a process, callers are identified by name.
-type CallerID [16]byte
-
-// IDOf returns the id of the caller with this name.
-func IDOf(name string) CallerID {
-	sum := sha256.Sum256([]byte(name))
-	return CallerID(sum[:16])
-}
-
-// MarshalText implements encoding.TextMarshaler.
-func (id CallerID) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, id[:]), nil }
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (id *CallerID) UnmarshalText(text []byte) error {
-	if hex.DecodedLen(len(text)) != len(id) {
-		return fmt.Errorf("%q is not the id of a caller", text)
-	}
-	_, err := hex.Decode(id[:], text)
-	return err
-}
-
 // maxCallers is the maximum number of callers, including those that only other
 // replicas have reported.
 const maxCallers = 100_000
 
 // NewCallers returns an empty set of callers. hook receives the marks that the
 // use of a limit reaches. It is called without any lock, and may be nil.
-func NewCallers(hook func(Crossing)) *Callers {
+func NewCallers(hook func(ratelimit.Crossing)) *Callers {
 	writer := make([]byte, 16)
 	rand.Read(writer)
 	id := hex.EncodeToString(writer)
 	return &Callers{most: maxCallers, hook: hook, writer: id, reports: &reports{writer: id},
-		byName: make(map[string]*Caller), byID: make(map[CallerID]*Caller)}
+		byName: make(map[string]*Caller), byID: make(map[ratelimit.CallerID]*Caller)}
 }
 
 // Writer returns a random id of 32 hexadecimal digits, which identifies this
@@ -118,7 +99,7 @@ func (cs *Callers) Get(now time.Time, name string) *Caller {
 	if c = cs.byName[name]; c == nil {
 		cs.forget(now)
 		cs.evict()
-		c = cs.ofID(now, IDOf(name))
+		c = cs.ofID(now, ratelimit.IDOf(name))
 		cs.add(c, name)
 		cs.byName[name] = c
 		if cs.settings != nil {
@@ -138,7 +119,7 @@ func (cs *Callers) add(c *Caller, name string) {
 	cs.inOrder = append(cs.inOrder, c)
 }
 
-func (cs *Callers) ofID(now time.Time, id CallerID) *Caller {
+func (cs *Callers) ofID(now time.Time, id ratelimit.CallerID) *Caller {
 	c := cs.byID[id]
 	if c == nil {
 		c = newCaller("", id, cs.hook, cs.reports)
@@ -174,7 +155,7 @@ func (cs *Callers) Name(now time.Time, names []string) {
 	unknown := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return cs.byName[name] != nil })
 	cs.mu.RUnlock()
 	for _, name := range unknown {
-		id := IDOf(name) // without the lock: there may be very many names
+		id := ratelimit.IDOf(name) // without the lock: there may be very many names
 		cs.mu.RLock()
 		heard := cs.byID[id] != nil
 		cs.mu.RUnlock()
@@ -186,7 +167,7 @@ func (cs *Callers) Name(now time.Time, names []string) {
 
 // Heard records another replica's use for a caller: see [Caller.Heard]. The
 // caller may have sent no request here yet.
-func (cs *Callers) Heard(now time.Time, id CallerID, replica string, version uint64, entries []Entry) {
+func (cs *Callers) Heard(now time.Time, id ratelimit.CallerID, replica string, version uint64, entries []Entry) {
 	if c := cs.heardOf(now, id); c != nil {
 		c.Heard(now, replica, version, entries)
 	}
@@ -194,7 +175,7 @@ func (cs *Callers) Heard(now time.Time, id CallerID, replica string, version uin
 
 // heardOf returns a caller that another replica reports. It returns nil if
 // there are too many callers.
-func (cs *Callers) heardOf(now time.Time, id CallerID) *Caller {
+func (cs *Callers) heardOf(now time.Time, id ratelimit.CallerID) *Caller {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	c := cs.byID[id]
@@ -236,7 +217,7 @@ func (cs *Callers) Follow(now time.Time, ahead time.Duration) {
 
 // Spread distributes the use of other replicas over time for all callers: see
 // [Caller.Spread].
-func (cs *Callers) Spread(now time.Time, timelines map[CallerID]map[string][]Timeline) {
+func (cs *Callers) Spread(now time.Time, timelines map[ratelimit.CallerID]map[string][]Timeline) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	for id, c := range cs.byID {

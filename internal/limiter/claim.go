@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // A replica may spend its part of the remaining limit without asking the other
@@ -25,10 +27,10 @@ type Claim struct {
 	Reservation
 	// avoided is the refusal that the claim avoids. It is nil if this replica's
 	// part had room for the request when the claim was made.
-	avoided *Refusal
+	avoided *ratelimit.Refusal
 	// figures are the other replicas' uses of each limit when the claim was
 	// made.
-	figures [MaxLimits][]figure
+	figures [ratelimit.MaxLimits][]figure
 	// isBeyond reports whether this replica had its part of the requests in
 	// flight. flights are those of the other replicas at that time.
 	isBeyond bool
@@ -38,19 +40,9 @@ type Claim struct {
 	ofModel *Claim
 }
 
-// MayClaim reports whether a claim may admit the request.
-func (r *Refusal) MayClaim() bool { return r.Reason == OverPart || r.passesSoon() }
-
-// passesSoon reports whether the request should wait for the other replicas,
-// even if another request has a claim: it may pass as soon as they know of
-// that.
-func (r *Refusal) passesSoon() bool {
-	return r.Reason == Unheard || r.Reason == TooMany && r.Used < r.Allowed
-}
-
 // Claim makes a claim for a request, or returns why the request is refused. A
 // caller has at most one claim at a time.
-func (c *Caller) Claim(now time.Time, e Estimate) (claim *Claim, refusal *Refusal) {
+func (c *Caller) Claim(now time.Time, e ratelimit.Estimate) (claim *Claim, refusal *ratelimit.Refusal) {
 	claim, refusal, crossed := c.claim(now, e)
 	c.report(crossed)
 	return claim, refusal
@@ -58,7 +50,8 @@ func (c *Caller) Claim(now time.Time, e Estimate) (claim *Claim, refusal *Refusa
 
 // claim returns what Claim returns, and the marks to report. The limits of the
 // request's model are charged as by try.
-func (c *Caller) claim(now time.Time, e Estimate) (claim *Claim, refusal *Refusal, crossed []Crossing) {
+func (c *Caller) claim(now time.Time, e ratelimit.Estimate) (claim *Claim, refusal *ratelimit.Refusal,
+	crossed []ratelimit.Crossing) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
@@ -93,7 +86,7 @@ func (c *Caller) claim(now time.Time, e Estimate) (claim *Claim, refusal *Refusa
 
 // Decide reports whether the claim is decided. If it is, and there is no
 // refusal, the request is admitted, and its reservation must be settled.
-func (l *Claim) Decide(now time.Time) (decided bool, refusal *Refusal) {
+func (l *Claim) Decide(now time.Time) (decided bool, refusal *ratelimit.Refusal) {
 	decided, refusal = l.decide(now)
 	if m := l.ofModel; m != nil && refusal == nil {
 		var isDecided bool
@@ -108,7 +101,7 @@ func (l *Claim) Decide(now time.Time) (decided bool, refusal *Refusal) {
 }
 
 // decide returns the same for one caller or one model. It gives nothing back.
-func (l *Claim) decide(now time.Time) (decided bool, refusal *Refusal) {
+func (l *Claim) decide(now time.Time) (decided bool, refusal *ratelimit.Refusal) {
 	c := l.caller
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -127,21 +120,21 @@ func (l *Claim) decide(now time.Time) (decided bool, refusal *Refusal) {
 
 // release lets another request make a claim, and returns the refusal that this
 // claim avoids. It returns nil if the claim was decided before.
-func (l *Claim) release() (avoided *Refusal) {
+func (l *Claim) release() (avoided *ratelimit.Refusal) {
 	l.caller.claims = l.caller.claims && l.avoided == nil
 	avoided, l.avoided = l.avoided, nil
 	return avoided
 }
 
 // Withdraw gives the charge back, and returns the refusal of the request.
-func (l *Claim) Withdraw(now time.Time) (refusal *Refusal) {
+func (l *Claim) Withdraw(now time.Time) (refusal *ratelimit.Refusal) {
 	c := l.caller
 	for part := l; part != nil; part = part.ofModel {
 		part.caller.mu.Lock()
 		refusal = cmp.Or(refusal, part.release())
 		part.caller.mu.Unlock()
 	}
-	l.Settle(now, Cost{})
+	l.Settle(now, ratelimit.Cost{})
 	c.reports.hurry() // another one may wait for that
 	return refusal
 }
@@ -157,7 +150,7 @@ func (l *Claim) exceeds(at int64) bool {
 			continue
 		}
 		charged := int64(1)
-		if id.Kind() == Tokens {
+		if id.Kind() == ratelimit.Tokens {
 			charged = l.prompt + l.output
 		}
 		if used := max(0, m.use(at)-charged); add(used, min(charged, m.limit.Amount)) > m.limit.Amount {
@@ -173,7 +166,7 @@ func (l *Claim) isFirst() bool {
 	if l.isBeyond && !l.isFirstInFlight() {
 		return false
 	}
-	if l.avoided.Reason == TooMany {
+	if l.avoided.Reason == ratelimit.TooMany {
 		return true // its use is within this replica's part
 	}
 	for id, m := range l.caller.countersIn(l.charged) {
@@ -206,7 +199,7 @@ const hearing, look = 500 * time.Millisecond, 5 * time.Millisecond
 // Admit charges all limits with the estimate, or returns why the request is
 // refused, and counts the refusal. If this replica's part of a limit is too
 // small, Admit may wait to hear from the other replicas.
-func (c *Caller) Admit(now time.Time, e Estimate) (r Reservation, refusal *Refusal) {
+func (c *Caller) Admit(now time.Time, e ratelimit.Estimate) (r Reservation, refusal *ratelimit.Refusal) {
 	if r, refusal = c.Try(now, e); refusal != nil && refusal.MayClaim() {
 		r, refusal = c.Await(e)
 	}
@@ -219,7 +212,7 @@ func (c *Caller) Admit(now time.Time, e Estimate) (r Reservation, refusal *Refus
 // Refuses returns the refusal that Admit would return, without charging any
 // limit. It returns nil if Admit would wait for the other replicas, which then
 // decide.
-func (c *Caller) Refuses(now time.Time, e Estimate) *Refusal {
+func (c *Caller) Refuses(now time.Time, e ratelimit.Estimate) *ratelimit.Refusal {
 	if refusal := c.Check(now, e); refusal == nil || !refusal.MayClaim() {
 		return refusal
 	}
@@ -239,7 +232,7 @@ func (c *Caller) patience() time.Duration {
 // Await tries to admit a request by a claim, if this replica's part of a limit
 // has no room for it. In a burst, one request at a time can make a claim. A
 // request that is larger than the part keeps trying until its time is over.
-func (c *Caller) Await(e Estimate) (r Reservation, refusal *Refusal) {
+func (c *Caller) Await(e ratelimit.Estimate) (r Reservation, refusal *ratelimit.Refusal) {
 	waits := false
 	for until := time.Now().Add(c.patience()); ; time.Sleep(rand.N(hearing / 4)) {
 		var claim *Claim
@@ -248,10 +241,10 @@ func (c *Caller) Await(e Estimate) (r Reservation, refusal *Refusal) {
 				return claim.Reservation, nil
 			}
 		}
-		if !refusal.passesSoon() || !time.Now().Before(until) {
+		if !refusal.PassesSoon() || !time.Now().Before(until) {
 			return Reservation{}, refusal
 		}
-		if refusal.Reason == TooMany && !waits {
+		if refusal.Reason == ratelimit.TooMany && !waits {
 			if waits = c.wait(); !waits {
 				return Reservation{}, refusal
 			}
@@ -262,7 +255,7 @@ func (c *Caller) Await(e Estimate) (r Reservation, refusal *Refusal) {
 
 // await waits until the claim is decided or the time is over. It returns the
 // refusal, or nil if the request is admitted.
-func (l *Claim) await(until time.Time) *Refusal {
+func (l *Claim) await(until time.Time) *ratelimit.Refusal {
 	for {
 		switch decided, refusal := l.Decide(time.Now()); {
 		case decided:

@@ -3,6 +3,8 @@ package limiter
 import (
 	"slices"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // clock is the clock that windows follow.
@@ -51,14 +53,14 @@ func (c *Caller) follow(now time.Time, ahead time.Duration) {
 // same.
 func (c *Caller) set(from, to int64) {
 	for id := range c.counters {
-		c.counters[id].set(ID(id), from, to, c.location)
+		c.counters[id].set(ratelimit.ID(id), from, to, c.location)
 	}
 	c.concurrent.shift(to - from)
 	c.latest.at = min(c.latest.at, to)
 	c.changes.Add(1) // what is used is that of other windows
 }
 
-func (m *counter) set(id ID, from, to int64, location *time.Location) {
+func (m *counter) set(id ratelimit.ID, from, to int64, location *time.Location) {
 	next := windowAt(id.Unit(), to, location)
 	switch {
 	case !m.holds(from): // it does not count

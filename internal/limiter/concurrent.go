@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // The maximum of concurrent requests holds for all replicas together. Each
@@ -151,7 +153,7 @@ func (c *Caller) slots(at int64) int64 {
 
 // tooMany returns the refusal of a further request if this replica has as many
 // requests in flight as slots says, or nil.
-func (c *Caller) tooMany(at int64, slots func(at int64) int64) *Refusal {
+func (c *Caller) tooMany(at int64, slots func(at int64) int64) *ratelimit.Refusal {
 	if c.maxRequests == 0 {
 		return nil
 	}
@@ -159,8 +161,8 @@ func (c *Caller) tooMany(at int64, slots func(at int64) int64) *Refusal {
 	if used < most {
 		return nil
 	}
-	r := &Refusal{Reason: TooMany, Allowed: int64(c.maxRequests), Used: used + c.elsewhere(at), Requested: 1,
-		Wait: time.Second}
+	r := &ratelimit.Refusal{Reason: ratelimit.TooMany, Allowed: int64(c.maxRequests), Used: used + c.elsewhere(at),
+		Requested: 1, Wait: time.Second}
 	if c.sharing.Apart {
 		r.Allowed, r.Used = most, used
 	}
@@ -171,7 +173,7 @@ func (c *Caller) tooMany(at int64, slots func(at int64) int64) *Refusal {
 // can be admitted. If the caller has too many requests at all replicas, it
 // returns the refusal. Otherwise Uploaded must be called later. An upload needs
 // no part: no backend gets the request before it is admitted.
-func (c *Caller) Upload() *Refusal {
+func (c *Caller) Upload() *ratelimit.Refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	slots := c.free
@@ -278,7 +280,7 @@ func (cs *Callers) Leave() {
 
 // HeardInFlight records how many requests another replica has in flight for a
 // caller. Version is that of [Callers.Heard].
-func (cs *Callers) HeardInFlight(now time.Time, id CallerID, replica string, version uint64, n int64) {
+func (cs *Callers) HeardInFlight(now time.Time, id ratelimit.CallerID, replica string, version uint64, n int64) {
 	if c := cs.heardOf(now, id); c != nil {
 		c.HeardInFlight(now, replica, version, n)
 	}

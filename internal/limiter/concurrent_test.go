@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // counting returns a caller that shares a maximum of concurrent requests with
@@ -20,9 +22,9 @@ func counting(maxRequests int) (cs *Callers, alice *Caller) {
 }
 
 // beginAll sends requests until one is refused.
-func (c *Caller) beginAll(now time.Time) (all []Reservation, refusal *Refusal) {
+func (c *Caller) beginAll(now time.Time) (all []Reservation, refusal *ratelimit.Refusal) {
 	for {
-		r, refusal := c.Try(now, Estimate{Prompt: 1})
+		r, refusal := c.Try(now, ratelimit.Estimate{Prompt: 1})
 		if refusal != nil {
 			return all, refusal
 		}
@@ -43,14 +45,14 @@ func TestEachReplicaHasItsPartOfTheRequestsThatMayStillBegin(t *testing.T) {
 	now := noon
 	for i, want := range []int{10, 6, 4, 3, 2, 1, 1, 1, 0} { // a third of what is left
 		all, refusal := alice.beginAll(now)
-		if len(all) != want || refusal.Reason != TooMany || !refusal.MayClaim() || refusal.Allowed != 30 {
+		if len(all) != want || refusal.Reason != ratelimit.TooMany || !refusal.MayClaim() || refusal.Allowed != 30 {
 			t.Errorf("in step %d, %d requests begin, want %d, and then %+v", i, len(all), want, refusal)
 		}
 		said(cs, alice, now, uint64(i+1))
 		now = now.Add(time.Second)
 	}
 	alice.HeardInFlight(now, "b1", 1, 4)
-	if refusal := alice.Check(now, Estimate{Prompt: 1}); refusal == nil || refusal.MayClaim() || refusal.Used != 32 {
+	if refusal := alice.Check(now, ratelimit.Estimate{Prompt: 1}); refusal == nil || refusal.MayClaim() || refusal.Used != 32 {
 		t.Errorf("got %+v", refusal)
 	}
 }
@@ -67,7 +69,7 @@ func TestARequestThatReplacesAnotherNeedsNoPart(t *testing.T) {
 	now := noon.Add(time.Second)
 	alice.HeardInFlight(now, "b1", 2, 27)
 	for i := range 5 {
-		all[0].Settle(now, Cost{})
+		all[0].Settle(now, ratelimit.Cost{})
 		if n := said(cs, alice, now, uint64(i+2)); n != 3 {
 			t.Errorf("%d requests are reported", n)
 		}
@@ -77,7 +79,7 @@ func TestARequestThatReplacesAnotherNeedsNoPart(t *testing.T) {
 		}
 		now = now.Add(time.Second)
 	}
-	all[0].Settle(now, Cost{})
+	all[0].Settle(now, ratelimit.Cost{})
 	for i, want := range []int64{3, 2} {
 		if n := said(cs, alice, now, uint64(i+10)); n != want {
 			t.Errorf("%d requests are reported, want %d", n, want)
@@ -135,7 +137,7 @@ func TestAReplicaThatHearsNobodyHasItsPartOfTheRequests(t *testing.T) {
 		cs, alice := counting(test.most)
 		now := noon
 		for i := range test.own { // each is known to the others before the next one
-			admitted(t, alice, now, Estimate{Prompt: 1})
+			admitted(t, alice, now, ratelimit.Estimate{Prompt: 1})
 			said(cs, alice, now, uint64(i+1))
 			now = now.Add(time.Second)
 		}
@@ -151,7 +153,7 @@ func TestAReplicaThatHearsNobodyHasItsPartOfTheRequests(t *testing.T) {
 		if got := alice.Snapshot(now).InFlight; got != max(test.own, test.then) {
 			t.Errorf("%+v: it has %d", test, got)
 		}
-		if refusal := alice.Check(now, Estimate{Prompt: 1}); refusal.MayClaim() {
+		if refusal := alice.Check(now, ratelimit.Estimate{Prompt: 1}); refusal.MayClaim() {
 			t.Errorf("it may claim: %+v", refusal)
 		}
 	}
@@ -169,7 +171,7 @@ func TestNoMoreRequestsWaitThanMayBeInFlight(t *testing.T) {
 		after := make(map[time.Duration]int)
 		for range 50 {
 			go func() {
-				if _, refusal := alice.Await(Estimate{Prompt: 1}); refusal == nil {
+				if _, refusal := alice.Await(ratelimit.Estimate{Prompt: 1}); refusal == nil {
 					t.Error("it is admitted, although no report arrives")
 				}
 				mu.Lock()
@@ -195,7 +197,7 @@ func TestNoMoreRequestsWaitThanMayBeInFlight(t *testing.T) {
 // more.
 func TestWithoutAMaximumNothingInFlightIsReported(t *testing.T) {
 	cs, alice := counting(3)
-	admitted(t, alice, noon, Estimate{Prompt: 1})
+	admitted(t, alice, noon, ratelimit.Estimate{Prompt: 1})
 	if n := said(cs, alice, noon, 1); n != 1 {
 		t.Errorf("%d are reported", n)
 	}
@@ -216,7 +218,7 @@ func TestARequestThatWaitsIsAdmittedWhenTheMaximumIsRemoved(t *testing.T) {
 		alice.beginAll(time.Now())
 		time.AfterFunc(50*time.Millisecond, func() { cs.Configure(time.Now(), func(string) Settings { return Settings{} }) })
 		time.AfterFunc(60*time.Millisecond, func() { said(cs, alice, time.Now(), 1) })
-		if _, refusal := alice.Await(Estimate{Prompt: 1}); refusal != nil {
+		if _, refusal := alice.Await(ratelimit.Estimate{Prompt: 1}); refusal != nil {
 			t.Errorf("it is refused: %+v", refusal)
 		}
 	})
@@ -228,7 +230,7 @@ func TestAReportAfterTheEndOfSharingDoesNotCount(t *testing.T) {
 	cs, alice := counting(3)
 	cs.Share(noon, Sharing{})
 	cs.HeardInFlight(noon, alice.ID(), "b1", 1, 3)
-	if _, refusal := alice.Try(noon.Add(time.Hour), Estimate{Prompt: 1}); refusal != nil {
+	if _, refusal := alice.Try(noon.Add(time.Hour), ratelimit.Estimate{Prompt: 1}); refusal != nil {
 		t.Errorf("it is refused: %+v", refusal)
 	}
 }
@@ -244,7 +246,7 @@ func TestReplicasThatEndedLongAgoTakeNoMemory(t *testing.T) {
 	if n := len(alice.concurrent.figures); n != 1 {
 		t.Errorf("%d replicas are remembered, want 1", n)
 	}
-	if _, refusal := alice.Try(noon, Estimate{Prompt: 1}); refusal == nil {
+	if _, refusal := alice.Try(noon, ratelimit.Estimate{Prompt: 1}); refusal == nil {
 		t.Error("the requests of a replica that runs do not count")
 	}
 }

@@ -3,6 +3,8 @@ package limiter
 import (
 	"testing"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // TestWhatExceedsALimitIsPaidBack has a caller whose requests cost more than
@@ -11,7 +13,7 @@ func TestWhatExceedsALimitIsPaidBack(t *testing.T) {
 	for _, times := range []int64{1, 2, 3, 9} {
 		c, now, all := caller(t, "tokens 60k/minute"), noon, int64(0)
 		for now.Before(noon.Add(time.Hour)) {
-			r, refusal := c.admit(now, Estimate{Prompt: 10, Output: Undeclared})
+			r, refusal := c.admit(now, ratelimit.Estimate{Prompt: 10, Output: ratelimit.Undeclared})
 			if refusal != nil {
 				now = now.Add(max(refusal.Wait, time.Millisecond))
 				continue
@@ -35,7 +37,7 @@ func TestTheNextDayBeginsWithWhatWasTooMuch(t *testing.T) {
 	if got := used(t, c, next, "tokens/day"); got != 300 {
 		t.Errorf("%d are used in the next day", got)
 	}
-	if got := refused(t, c, next, exactly(701)); got.Reason != OverQuota {
+	if got := refused(t, c, next, exactly(701)); got.Reason != ratelimit.OverQuota {
 		t.Errorf("got %+v", got)
 	}
 	admitted(t, c, next, exactly(700))
@@ -70,13 +72,13 @@ func TestNoDebtComesFromWhatIsAllowed(t *testing.T) {
 	}
 
 	c = caller(t, "tokens 100/minute")
-	admitted(t, c, noon, Estimate{Prompt: 10, Output: Undeclared}).end(noon.Add(time.Second), spent(20)) // charged with 266
+	admitted(t, c, noon, ratelimit.Estimate{Prompt: 10, Output: ratelimit.Undeclared}).end(noon.Add(time.Second), spent(20)) // charged with 266
 	admitted(t, c, noon.Add(time.Second), exactly(80))
 	if m := &c.counters[minute]; m.debt.excess != 0 {
 		t.Errorf("%d are owed", m.debt.excess)
 	}
 
-	w := windowAt(Minute, noon.UnixNano(), time.UTC).index
+	w := windowAt(ratelimit.Minute, noon.UnixNano(), time.UTC).index
 	c = caller(t, "tokens 100/minute")
 	c.restore(noon, "x", SavedFigures{{Entry: Entry{minute, w, 500, 0}}})
 	admitted(t, c, noon.Add(time.Minute), exactly(100))
@@ -106,7 +108,7 @@ func TestReplicasThatHaveJustFoundEachOtherOweNothing(t *testing.T) {
 			c := caller(t, "tokens 100/minute")
 			c.Share(noon, before)
 			c.Share(noon, Sharing{Replicas: 2})
-			c.Heard(noon.Add(passed), "b", 1, []Entry{{minute, windowAt(Minute, noon.Add(passed).UnixNano(), time.UTC).index, 190, 0}})
+			c.Heard(noon.Add(passed), "b", 1, []Entry{{minute, windowAt(ratelimit.Minute, noon.Add(passed).UnixNano(), time.UTC).index, 190, 0}})
 			want := int64(0)
 			if passed > time.Minute {
 				want = 90
@@ -127,9 +129,9 @@ func TestARequestThatGetsNothingBackOfAWindowThatIsOver(t *testing.T) {
 		c := caller(t, "tokens 10k/minute", "tokens 100k/hour")
 		admitted(t, c, noon.Add(-3*time.Minute), exactly(1)).settle(noon.Add(-3 * time.Minute))
 		start := noon.Add(20 * time.Second)
-		r := admitted(t, c, start, Estimate{Prompt: 1000, Output: -1})
+		r := admitted(t, c, start, ratelimit.Estimate{Prompt: 1000, Output: -1})
 		r.Spend(start.Add(time.Second), r.output+50)
-		r.Settle(start.Add(time.Second+pause), Cost{Requests: 1, Prompt: 500, Output: r.output + 50})
+		r.Settle(start.Add(time.Second+pause), ratelimit.Cost{Requests: 1, Prompt: 500, Output: r.output + 50})
 		if got := c.Snapshot(start.Add(time.Second + pause)).InFlight; got != 0 {
 			t.Errorf("after a pause of %s, %d requests are in flight", pause, got)
 		}

@@ -4,6 +4,8 @@ import (
 	"hash/maphash"
 	"math/bits"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // A request is charged with an estimate, and may cost more. If only estimates
@@ -50,18 +52,18 @@ type flight struct {
 	replies int64
 	// most is the request's maximum output. Each limit of tokens may assume
 	// another maximum, so there is one for each unit.
-	most [units]int64
+	most [ratelimit.Units]int64
 	// spent is the output that the request was charged with so far.
 	spent int64
 }
 
 // left returns how much more output the request may have, by the limit of a
 // unit.
-func (f *flight) left(u Unit) int64 { return max(0, f.most[u]-f.spent) }
+func (f *flight) left(u ratelimit.Unit) int64 { return max(0, f.most[u]-f.spent) }
 
 // flightOf returns the state of a request that starts with a charge for output.
 // use is the use of the request's model, or nil if there was none.
-func (c *Caller) flightOf(e Estimate, use *modelUse, output int64) flight {
+func (c *Caller) flightOf(e ratelimit.Estimate, use *modelUse, output int64) flight {
 	f := flight{model: e.Model, spent: output}
 	if e.Output != 0 {
 		f.replies = max(1, e.Replies)
@@ -74,7 +76,7 @@ func (c *Caller) flightOf(e Estimate, use *modelUse, output int64) flight {
 		known = &use.outputs
 	}
 	for id, m := range c.all() {
-		if id.Kind() == Tokens {
+		if id.Kind() == ratelimit.Tokens {
 			f.most[id.Unit()] = known.most(e, m.limit.Amount, c.sharing.Replicas)
 		}
 	}
@@ -85,20 +87,20 @@ func (c *Caller) flightOf(e Estimate, use *modelUse, output int64) flight {
 // subtracts it if sign is -1.
 func (c *Caller) add(f *flight, sign int64) {
 	for u := range c.unspent {
-		c.unspent[u] += sign * f.left(Unit(u))
+		c.unspent[u] += sign * f.left(ratelimit.Unit(u))
 	}
 }
 
 // room returns how much of a limit of tokens must be left for a request if
 // nothing else is in flight. Each replica may admit one such request.
-func (c *Caller) room(r *Reservation, l Limit) int64 {
+func (c *Caller) room(r *Reservation, l ratelimit.Limit) int64 {
 	return r.prompt + min(multiply(r.flight.most[l.Unit], c.sharing.Replicas), l.Amount/10*3) - l.Amount/10
 }
 
 // overFlight returns the refusal of a request that does not fit into a limit
 // together with the output that requests in flight may still have, or nil. It
 // assumes that each replica has as many requests in flight as this one.
-func (c *Caller) overFlight(r *Reservation, l Limit, used int64) *Refusal {
+func (c *Caller) overFlight(r *Reservation, l ratelimit.Limit, used int64) *ratelimit.Refusal {
 	unspent := c.unspent[l.Unit]
 	total := add(used, multiply(unspent, c.sharing.Replicas))
 	need := r.prompt + r.output + multiply(r.left(l.Unit), c.sharing.Replicas)
@@ -106,7 +108,8 @@ func (c *Caller) overFlight(r *Reservation, l Limit, used int64) *Refusal {
 		return nil
 	}
 	c.keptOut = c.admitted
-	return &Refusal{Reason: InFlight, Limit: l, Allowed: l.Amount, Used: total, Requested: need, Wait: time.Second}
+	return &ratelimit.Refusal{Reason: ratelimit.InFlight, Limit: l, Allowed: l.Amount, Used: total, Requested: need,
+		Wait: time.Second}
 }
 
 // Spend charges the request's output so far, as far as it exceeds the charge.
@@ -129,7 +132,7 @@ func (r *Reservation) spend(now time.Time, output int64) {
 		return // the caller got its use back, and this request costs nothing
 	}
 	for id, m := range c.all() {
-		if id.Kind() == Tokens {
+		if id.Kind() == ratelimit.Tokens {
 			m.charge(more, at)
 			r.grew |= 1 << id.Unit()
 		}
@@ -248,7 +251,7 @@ func (u *usual) known(model string, now int64) *modelUse {
 // replicas share, assumes for a request. The more answers have vouched, the
 // closer it is to the largest output so far. limit is 0 if the counter has no
 // limit.
-func (o *outputs) most(e Estimate, limit int64, shared int) int64 {
+func (o *outputs) most(e ratelimit.Estimate, limit int64, shared int) int64 {
 	replies := min(max(1, e.Replies), mostDeclared/mostOutput)
 	most := replies * mostOutput
 	if e.Output >= 0 {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 func names(cs *Callers) (names string) {
@@ -14,7 +16,7 @@ func names(cs *Callers) (names string) {
 }
 
 func TestACallerIsForgottenWhenNothingOfItCounts(t *testing.T) {
-	month := Limit{Kind: Tokens, Unit: Month}.ID()
+	month := ratelimit.Limit{Kind: ratelimit.Tokens, Unit: ratelimit.Month}.ID()
 	december := time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)
 	for name, tc := range map[string]struct {
 		use   func(cs *Callers, c *Caller)
@@ -24,7 +26,7 @@ func TestACallerIsForgottenWhenNothingOfItCounts(t *testing.T) {
 		"it has used something": {func(_ *Callers, c *Caller) { admitted(t, c, noon, exactly(1)).settle(noon) }, december},
 		"it was reset":          {func(_ *Callers, c *Caller) { c.Reset(noon) }, december},
 		"it has used something elsewhere": {func(cs *Callers, c *Caller) {
-			cs.Heard(noon, c.ID(), "x", 1, []Entry{{month, windowAt(Month, noon.UnixNano(), time.UTC).index, 5, 0}})
+			cs.Heard(noon, c.ID(), "x", 1, []Entry{{month, windowAt(ratelimit.Month, noon.UnixNano(), time.UTC).index, 5, 0}})
 		}, december},
 		"a request is in flight": {func(_ *Callers, c *Caller) { admitted(t, c, noon, exactly(1)) }, december.AddDate(1, 0, 0)},
 	} {

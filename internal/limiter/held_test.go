@@ -3,19 +3,21 @@ package limiter
 import (
 	"testing"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // missing returns callers that share a limit of 60k with a replica that uses
 // 30k of alice's, is last heard 30 s later, and is missed after 10 s more.
 func missing(t *testing.T, unit string, replicas int) (alice *Caller, used time.Time) {
 	t.Helper()
-	l, err := ParseLimit(Tokens, "60k/"+unit)
+	l, err := ratelimit.ParseLimit(ratelimit.Tokens, "60k/"+unit)
 	if err != nil {
 		t.Fatal(err)
 	}
 	cs := NewCallers(nil)
 	used = time.Date(2026, 11, 2, 12, 0, 20, 0, time.UTC)
-	cs.Configure(used, func(string) Settings { return Settings{Limits: []Limit{l}} })
+	cs.Configure(used, func(string) Settings { return Settings{Limits: []ratelimit.Limit{l}} })
 	cs.Share(used, Sharing{Replicas: replicas})
 	alice = cs.Get(used, "alice")
 	cs.Get(used, "bob")
@@ -55,11 +57,11 @@ func TestThePartOfAVanishedReplicaIsHeldBackForAMinute(t *testing.T) {
 func TestAWaitEndsWhenNothingIsHeldBack(t *testing.T) {
 	alice, used := missing(t, "minute", 2)
 	at := func(s int) time.Time { return used.Add(time.Duration(s) * time.Second) }
-	r, refusal := alice.Try(at(45), Estimate{Prompt: 20_000})
+	r, refusal := alice.Try(at(45), ratelimit.Estimate{Prompt: 20_000})
 	if refusal != nil {
 		t.Fatalf("got %+v", refusal)
 	}
-	r.Settle(at(46), Cost{Requests: 1, Prompt: 25_000})
+	r.Settle(at(46), ratelimit.Cost{Requests: 1, Prompt: 25_000})
 	for _, test := range []struct {
 		at     int
 		prompt int64
@@ -70,7 +72,7 @@ func TestAWaitEndsWhenNothingIsHeldBack(t *testing.T) {
 		{70, 40_000, 36 * time.Second}, // its own use is over a little later
 		{90, 30_000, 0},
 	} {
-		refusal := alice.Check(at(test.at), Estimate{Prompt: test.prompt})
+		refusal := alice.Check(at(test.at), ratelimit.Estimate{Prompt: test.prompt})
 		switch {
 		case test.want == 0 && refusal != nil:
 			t.Errorf("after %d s, a request of %d gets %+v", test.at, test.prompt, refusal)
@@ -83,11 +85,11 @@ func TestAWaitEndsWhenNothingIsHeldBack(t *testing.T) {
 func TestAReportReplacesWhatIsHeldBack(t *testing.T) {
 	alice, used := missing(t, "minute", 2)
 	at := used.Add(70 * time.Second)
-	minute := Limit{Kind: Tokens, Unit: Minute}.ID()
+	minute := ratelimit.Limit{Kind: ratelimit.Tokens, Unit: ratelimit.Minute}.ID()
 	entries := func(n int64) []Entry {
-		return []Entry{{ID: minute, Window: windowAt(Minute, at.UnixNano(), time.UTC).index, Used: n}}
+		return []Entry{{ID: minute, Window: windowAt(ratelimit.Minute, at.UnixNano(), time.UTC).index, Used: n}}
 	}
-	alice.Heard(at, "b1", 1, []Entry{{ID: minute, Window: windowAt(Minute, used.UnixNano(), time.UTC).index, Used: 30_000}}) // again
+	alice.Heard(at, "b1", 1, []Entry{{ID: minute, Window: windowAt(ratelimit.Minute, used.UnixNano(), time.UTC).index, Used: 30_000}}) // again
 	alice.Heard(at, "b2", 5, entries(0))
 	if got := alice.Snapshot(at).Limits[0].Used; got != 30_000 {
 		t.Errorf("before its report, %d are used", got)
@@ -106,8 +108,8 @@ func TestWhatIsHeldBackEndsAlsoIfTheClockIsSet(t *testing.T) {
 		if got := alice.Snapshot(used.Add(80 * time.Second)).Limits[0].Used; got != 30_000 {
 			t.Errorf("the clock is set by %s: %d are used", by, got)
 		}
-		alice.Change(used.Add(81*time.Second), Settings{Limits: []Limit{{Kind: Tokens, Amount: 10_000, Unit: Minute}}})
-		if refusal := alice.Check(used.Add(91*time.Second), Estimate{Prompt: 9_000}); refusal != nil {
+		alice.Change(used.Add(81*time.Second), Settings{Limits: []ratelimit.Limit{{Kind: ratelimit.Tokens, Amount: 10_000, Unit: ratelimit.Minute}}})
+		if refusal := alice.Check(used.Add(91*time.Second), ratelimit.Estimate{Prompt: 9_000}); refusal != nil {
 			t.Errorf("the clock is set by %s: got %+v", by, refusal)
 		}
 	}

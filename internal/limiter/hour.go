@@ -1,8 +1,9 @@
 package limiter
 
 import (
-	"maps"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // hour counts a caller's requests and tokens of the last hour, in twelve parts
@@ -26,32 +27,18 @@ const (
 )
 
 // refusals is the number of things that can refuse a request: the limits, by
-// their IDs, and the ones listed below.
-const refusals = MaxLimits + 5
-
-// The numbers of the things besides limits that can refuse a request.
-const (
-	byMaxRequests = MaxLimits + iota
-	// ByModel and ByServiceTier mean that the request's model or service tier
-	// is not certain to be allowed for the caller.
-	ByModel
-	ByServiceTier
-	// ByDeny means that all requests of the caller are refused.
-	ByDeny
-	// ByReserve means that the rest of the backends' limits is reserved for
-	// other tiers.
-	ByReserve
-)
+// their IDs, and the ones that package ratelimit lists.
+const refusals = ratelimit.ByReserve + 1
 
 var refusalNames = [...]string{"max_requests", "model", "service_tier", "deny", "reserve"}
 
 // refusalName returns the name of a number, as operators write it, such as
 // tokens/minute.
 func refusalName(by int) string {
-	if by < MaxLimits {
-		return ID(by).String()
+	if by < ratelimit.MaxLimits {
+		return ratelimit.ID(by).String()
 	}
-	return refusalNames[by-MaxLimits]
+	return refusalNames[by-ratelimit.MaxLimits]
 }
 
 // at returns the index of the part for a time, and clears the parts that are
@@ -76,36 +63,10 @@ func (h *hour) at(now int64) int64 {
 	return part % hourParts
 }
 
-// LastHour is the use of a caller in the last hour.
-type LastHour struct {
-	Requests int64 `json:"requests"`
-	Tokens   int64 `json:"tokens"`
-	// Refused counts the refused requests by the thing that refused them: a
-	// limit such as tokens/minute, max_requests, model, service_tier, deny or
-	// reserve.
-	Refused map[string]uint64 `json:"refused"`
-}
-
-// Add adds another replica's last hour, which may contain any names and
-// numbers.
-func (l *LastHour) Add(other LastHour) {
-	l.Requests, l.Tokens = add(l.Requests, bound(other.Requests)), add(l.Tokens, bound(other.Tokens))
-	sum := maps.Clone(l.Refused)
-	for name, n := range other.Refused {
-		if sum == nil {
-			sum = make(map[string]uint64)
-		}
-		if _, known := sum[name]; known || len(sum) < refusals {
-			sum[name] += n
-		}
-	}
-	l.Refused = sum
-}
-
 // bound returns a number that add can add, whatever another replica reports.
 func bound(n int64) int64 { return max(0, min(n, 1<<61)) }
 
-func (h *hour) snapshot(now int64) (sum LastHour) {
+func (h *hour) snapshot(now int64) (sum ratelimit.LastHour) {
 	h.at(now)
 	for _, part := range h.parts {
 		sum.Requests += part.requests
@@ -166,7 +127,7 @@ func (c *Caller) Hour(now time.Time) (parts []HourPart) {
 
 // SumHour adds up the parts that belong to the last hour. It ignores invalid
 // ones.
-func SumHour(now time.Time, parts []HourPart) (sum LastHour) {
+func SumHour(now time.Time, parts []HourPart) (sum ratelimit.LastHour) {
 	current := now.UnixNano() / partLength
 	for _, part := range parts {
 		// one that has just begun by another clock counts

@@ -5,12 +5,14 @@ import (
 	"math"
 	"testing"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 func TestACallerHasAHistoryOfAnHour(t *testing.T) {
 	cs := NewCallers(nil)
 	cs.Configure(noon, func(string) Settings {
-		return Settings{Limits: []Limit{{Kind: Tokens, Amount: 100, Unit: Minute}}, MaxRequests: 1}
+		return Settings{Limits: []ratelimit.Limit{{Kind: ratelimit.Tokens, Amount: 100, Unit: ratelimit.Minute}}, MaxRequests: 1}
 	})
 	c := cs.Get(noon, "alice")
 	wants := func(after time.Duration, requests, tokens int64, refused map[string]uint64) {
@@ -21,18 +23,18 @@ func TestACallerHasAHistoryOfAnHour(t *testing.T) {
 		}
 	}
 	wants(0, 0, 0, nil)
-	r, _ := c.admit(noon, Estimate{Prompt: 60})
-	if _, refusal := c.admit(noon, Estimate{Prompt: 1}); refusal == nil || refusal.Reason != TooMany {
+	r, _ := c.admit(noon, ratelimit.Estimate{Prompt: 60})
+	if _, refusal := c.admit(noon, ratelimit.Estimate{Prompt: 1}); refusal == nil || refusal.Reason != ratelimit.TooMany {
 		t.Fatalf("got %+v", refusal)
 	}
-	r.Settle(noon, Cost{Requests: 1, Prompt: 50, Output: 20})
-	if _, refusal := c.admit(noon, Estimate{Prompt: 60}); refusal == nil {
+	r.Settle(noon, ratelimit.Cost{Requests: 1, Prompt: 50, Output: 20})
+	if _, refusal := c.admit(noon, ratelimit.Estimate{Prompt: 60}); refusal == nil {
 		t.Fatal("the limit does not refuse")
 	}
-	c.RefusedBy(noon, ByModel)
+	c.RefusedBy(noon, ratelimit.ByModel)
 	wants(54*time.Minute, 1, 70, map[string]uint64{"tokens/minute": 1, "max_requests": 1, "model": 1})
-	c.RefusedBy(noon.Add(30*time.Minute), ByReserve)
-	c.RefusedBy(noon.Add(30*time.Minute), ByReserve)
+	c.RefusedBy(noon.Add(30*time.Minute), ratelimit.ByReserve)
+	c.RefusedBy(noon.Add(30*time.Minute), ratelimit.ByReserve)
 	wants(61*time.Minute, 0, 0, map[string]uint64{"reserve": 2})
 	boundary := noon.Add(65 * time.Minute).Truncate(5 * time.Minute).Sub(noon)
 	wants(boundary+time.Second, 0, 0, map[string]uint64{"reserve": 2})
@@ -56,8 +58,8 @@ func TestEachRefusalHasAName(t *testing.T) {
 func TestTheHistoryOfAServedRequestAllocatesNothing(t *testing.T) {
 	c := NewCallers(nil).Get(noon, "alice")
 	if n := testing.AllocsPerRun(100, func() {
-		r, _ := c.admit(noon, Estimate{Prompt: 60})
-		r.Settle(noon, Cost{Requests: 1, Prompt: 50})
+		r, _ := c.admit(noon, ratelimit.Estimate{Prompt: 60})
+		r.Settle(noon, ratelimit.Cost{Requests: 1, Prompt: 50})
 	}); n > 0 {
 		t.Errorf("%v allocations", n)
 	}
@@ -71,7 +73,7 @@ func TestTheHistoryOfAServedRequestAllocatesNothing(t *testing.T) {
 func TestTheLastHourOfOthersIsANumber(t *testing.T) {
 	part := HourPart{Number: noon.UnixNano() / partLength, Requests: math.MaxInt64, Tokens: math.MaxInt64}
 	sum := SumHour(noon, []HourPart{part, part, part})
-	for _, other := range []LastHour{sum, {Requests: math.MaxInt64, Tokens: math.MaxInt64}, {Requests: -1, Tokens: math.MinInt64}} {
+	for _, other := range []ratelimit.LastHour{sum, {Requests: math.MaxInt64, Tokens: math.MaxInt64}, {Requests: -1, Tokens: math.MinInt64}} {
 		if sum.Add(other); sum.Requests < 0 || sum.Tokens < 0 {
 			t.Errorf("with %+v, the sum is %+v", other, sum)
 		}

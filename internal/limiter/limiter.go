@@ -63,13 +63,15 @@ package limiter
 import (
 	"math/bits"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // counter counts the use of one limit. The caller's mutex guards it.
 type counter struct {
 	// limit is the configured limit. If its Amount is 0, the use is only
 	// counted.
-	limit Limit
+	limit ratelimit.Limit
 	// window is the current window. first are the numbers of the first
 	// reservations that could be charged to the previous and to the current
 	// window.
@@ -232,7 +234,7 @@ func (m *counter) part(at int64) int {
 }
 
 // roll moves the window to now. next is the number of the next reservation.
-func (m *counter) roll(id ID, now int64, location *time.Location, next uint64) {
+func (m *counter) roll(id ratelimit.ID, now int64, location *time.Location, next uint64) {
 	if m.holds(now) {
 		return
 	}

@@ -1,15 +1,6 @@
 package limiter
 
-// Crossing reports that the use of a limit has reached a mark for the first
-// time in a window.
-type Crossing struct {
-	Caller string
-	Limit  Limit
-	// Percent is the mark, 80 or 100. A request that was refused or moved to
-	// another tier crosses 100.
-	Percent       int
-	Used, Allowed int64
-}
+import "github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 
 // marks are the percentages of a limit that are reported.
 var marks = [...]uint8{100, 80}
@@ -30,7 +21,7 @@ func (m *counter) crosses(used, allowed int64) uint8 {
 }
 
 // crossed returns the marks that the use of any limit has newly reached.
-func (c *Caller) crossed(at int64) (crossed []Crossing) {
+func (c *Caller) crossed(at int64) (crossed []ratelimit.Crossing) {
 	for _, m := range c.all() {
 		if m.limit.Amount > 0 && m.marked < 100 {
 			used := m.use(at)
@@ -44,7 +35,8 @@ func (c *Caller) crossed(at int64) (crossed []Crossing) {
 }
 
 // reached appends a mark unless it was already reported in this window.
-func (c *Caller) reached(crossed []Crossing, id ID, mark uint8, used, allowed int64) []Crossing {
+func (c *Caller) reached(crossed []ratelimit.Crossing, id ratelimit.ID, mark uint8,
+	used, allowed int64) []ratelimit.Crossing {
 	m := &c.counters[id]
 	if m.marked >= mark {
 		return crossed
@@ -53,11 +45,11 @@ func (c *Caller) reached(crossed []Crossing, id ID, mark uint8, used, allowed in
 	return append(crossed, m.crossing(c.name, mark, used, allowed))
 }
 
-func (m *counter) crossing(caller string, mark uint8, used, allowed int64) Crossing {
-	return Crossing{Caller: caller, Limit: m.limit, Percent: int(mark), Used: used, Allowed: allowed}
+func (m *counter) crossing(caller string, mark uint8, used, allowed int64) ratelimit.Crossing {
+	return ratelimit.Crossing{Caller: caller, Limit: m.limit, Percent: int(mark), Used: used, Allowed: allowed}
 }
 
-func (c *Caller) report(crossed []Crossing) {
+func (c *Caller) report(crossed []ratelimit.Crossing) {
 	if c.hook == nil {
 		return
 	}

@@ -5,27 +5,29 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // model is a caller's use in the simplest form: a sum for each limit and part
 // of a window.
 type model struct {
-	limits []Limit
-	sums   map[ID]map[int64]int64
+	limits []ratelimit.Limit
+	sums   map[ratelimit.ID]map[int64]int64
 	// last is when a part was last charged, as at counts it.
-	last map[ID]map[int64]int64
+	last map[ratelimit.ID]map[int64]int64
 	// debt returns the debt of a limit, which has a test of its own.
-	debt func(id ID, now time.Time) int64
+	debt func(id ratelimit.ID, now time.Time) int64
 }
 
-func (m *model) add(id ID, part, amount int64) {
+func (m *model) add(id ratelimit.ID, part, amount int64) {
 	if m.sums[id] == nil {
 		m.sums[id], m.last[id] = make(map[int64]int64), make(map[int64]int64)
 	}
 	m.sums[id][part] += amount
 }
 
-func (m *model) charge(id ID, part, amount, passed int64) {
+func (m *model) charge(id ratelimit.ID, part, amount, passed int64) {
 	m.add(id, part, amount)
 	m.last[id][part] = max(m.last[id][part], passed)
 }
@@ -33,27 +35,27 @@ func (m *model) charge(id ID, part, amount, passed int64) {
 // at returns the part of a time, 24 a window, and how much of it has passed, in
 // 24ths of a nanosecond. It is found without the code that is tested. Those of
 // the calendar have one part, and no length.
-func (m *model) at(id ID, now time.Time) (part, passed, length int64) {
+func (m *model) at(id ratelimit.ID, now time.Time) (part, passed, length int64) {
 	switch id.Unit() {
-	case Day:
+	case ratelimit.Day:
 		return now.Unix() / 86400 * 24, 0, 0
-	case Month:
+	case ratelimit.Month:
 		return (int64(now.Year())*12 + int64(now.Month()) - 1) * 24, 0, 0
 	}
-	length = int64(map[Unit]time.Duration{Second: time.Second, Minute: time.Minute, Hour: time.Hour}[id.Unit()])
+	length = int64(map[ratelimit.Unit]time.Duration{ratelimit.Second: time.Second, ratelimit.Minute: time.Minute, ratelimit.Hour: time.Hour}[id.Unit()])
 	rest := now.UnixNano() % length * 24
 	return now.UnixNano()/length*24 + rest/length, rest % length, length
 }
 
-func (m *model) used(id ID, now time.Time) int64 {
+func (m *model) used(id ratelimit.ID, now time.Time) int64 {
 	used, debt := m.spent(id, now), m.debt(id, now)
-	if id.Unit() >= Day {
+	if id.Unit() >= ratelimit.Day {
 		return used + debt
 	}
 	return max(used, min(used, m.amount(id))+debt)
 }
 
-func (m *model) spent(id ID, now time.Time) int64 {
+func (m *model) spent(id ratelimit.ID, now time.Time) int64 {
 	part, passed, length := m.at(id, now)
 	if length == 0 {
 		return m.sums[id][part]
@@ -73,7 +75,7 @@ func (m *model) spent(id ID, now time.Time) int64 {
 
 // amount returns the amount of a limit: of two of a kind and unit, the last one
 // counts.
-func (m *model) amount(id ID) (amount int64) {
+func (m *model) amount(id ratelimit.ID) (amount int64) {
 	for _, l := range m.limits {
 		if l.ID() == id {
 			amount = l.Amount
@@ -85,10 +87,10 @@ func (m *model) amount(id ID) (amount int64) {
 func (m *model) admits(tokens int64, now time.Time) bool {
 	for _, l := range m.limits {
 		need := int64(1)
-		if l.Kind == Tokens {
+		if l.Kind == ratelimit.Tokens {
 			need = tokens
 		}
-		if need > l.Amount && l.Kind == Tokens || m.used(l.ID(), now)+min(need, l.Amount) > l.Amount {
+		if need > l.Amount && l.Kind == ratelimit.Tokens || m.used(l.ID(), now)+min(need, l.Amount) > l.Amount {
 			return false
 		}
 	}
@@ -97,8 +99,8 @@ func (m *model) admits(tokens int64, now time.Time) bool {
 
 // each calls f with what a request charges: each limit, and the tokens of the
 // day and the month.
-func (m *model) each(f func(id ID)) {
-	done := make(map[ID]bool)
+func (m *model) each(f func(id ratelimit.ID)) {
+	done := make(map[ratelimit.ID]bool)
 	for _, id := range counted {
 		f(id)
 		done[id] = true
@@ -120,14 +122,14 @@ func FuzzAdmitAndSettle(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64, rate, most int64, units uint8) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		rate, most = 1+max(0, rate)%1_000_000, 1+max(0, most)%1_000_000
-		m := &model{sums: make(map[ID]map[int64]int64), last: make(map[ID]map[int64]int64), limits: []Limit{
-			{Kind: Tokens, Amount: rate, Unit: Unit(units % 5)},
-			{Kind: Requests, Amount: 1 + rate/10, Unit: Unit(units / 5 % 5)},
-			{Kind: Tokens, Amount: rate * 7, Unit: Unit((units%5 + 1 + units/25%4) % 5)},
+		m := &model{sums: make(map[ratelimit.ID]map[int64]int64), last: make(map[ratelimit.ID]map[int64]int64), limits: []ratelimit.Limit{
+			{Kind: ratelimit.Tokens, Amount: rate, Unit: ratelimit.Unit(ratelimit.Units % 5)},
+			{Kind: ratelimit.Requests, Amount: 1 + rate/10, Unit: ratelimit.Unit(ratelimit.Units / 5 % 5)},
+			{Kind: ratelimit.Tokens, Amount: rate * 7, Unit: ratelimit.Unit((ratelimit.Units%5 + 1 + ratelimit.Units/25%4) % 5)},
 		}}
 		c := callerWith(nil)
 		c.Change(noon, Settings{Limits: m.limits})
-		m.debt = func(id ID, now time.Time) int64 {
+		m.debt = func(id ratelimit.ID, now time.Time) int64 {
 			of := &c.counters[id]
 			if of.calendar() {
 				return of.debt.due
@@ -145,16 +147,16 @@ func FuzzAdmitAndSettle(f *testing.F) {
 			r := open[i]
 			open[i] = open[len(open)-1]
 			open = open[:len(open)-1]
-			cost := Cost{Requests: random.Int64N(2), Prompt: random.Int64N(2 * most)}
+			cost := ratelimit.Cost{Requests: random.Int64N(2), Prompt: random.Int64N(2 * most)}
 			if random.IntN(3) == 0 {
 				cost.Prompt = r.tokens
 			}
 			r.Settle(now, cost)
 			r.Settle(now, cost)
 			total += cost.Prompt
-			m.each(func(id ID) {
+			m.each(func(id ratelimit.ID) {
 				delta := cost.Prompt - r.tokens
-				if id.Kind() == Requests {
+				if id.Kind() == ratelimit.Requests {
 					delta = cost.Requests - 1
 				}
 				part, passed, _ := m.at(id, now)
@@ -179,15 +181,15 @@ func FuzzAdmitAndSettle(f *testing.F) {
 				}
 				if refusal == nil {
 					open = append(open, request{r, now, tokens})
-					m.each(func(id ID) {
+					m.each(func(id ratelimit.ID) {
 						part, passed, _ := m.at(id, now)
-						if id.Kind() == Requests {
+						if id.Kind() == ratelimit.Requests {
 							m.charge(id, part, 1, passed)
 						} else {
 							m.charge(id, part, tokens, passed)
 						}
 					})
-				} else if refusal.Reason == OverRate && random.IntN(4) == 0 { // it is let in exactly then, as far as this limit counts
+				} else if refusal.Reason == ratelimit.OverRate && random.IntN(4) == 0 { // it is let in exactly then, as far as this limit counts
 					id := refusal.Limit.ID()
 					if m.debt(id, now) > 0 {
 						continue // it may be let in earlier
@@ -233,14 +235,14 @@ func FuzzAdmitAndSettle(f *testing.F) {
 
 // admitsBy reports whether the limit of a refusal would admit the request at a
 // time.
-func (m *model) admitsBy(r *Refusal, id ID, now time.Time) bool {
+func (m *model) admitsBy(r *ratelimit.Refusal, id ratelimit.ID, now time.Time) bool {
 	return m.used(id, now)+min(r.Requested, r.Allowed) <= r.Allowed
 }
 
 // addUp checks that the parts of all windows add up to what is used in these.
 func addUp(t *testing.T, c *Caller) {
 	t.Helper()
-	for id := range ID(MaxLimits) {
+	for id := range ratelimit.ID(ratelimit.MaxLimits) {
 		m := &c.counters[id]
 		if slides := m.limit.Amount > 0 && !m.calendar(); slides != (m.local.parts != nil) || slides && m.others.parts == nil {
 			t.Fatalf("%s: parts of the limit %s", id, m.limit)
@@ -286,7 +288,7 @@ func TestPartsAlwaysAddUp(t *testing.T) {
 					open[i].Settle(now, spent(random.Int64N(400)))
 				}
 			case 4:
-				id := ID(random.IntN(MaxLimits))
+				id := ratelimit.ID(random.IntN(ratelimit.MaxLimits))
 				used := random.Int64N([]int64{3, 1000, 1 << 62}[random.IntN(3)])
 				w := windowAt(id.Unit(), now.UnixNano(), time.UTC).index - 1
 				c.Heard(now, string(rune('a'+random.IntN(3))), version, []Entry{{id, w + random.Int64N(3), used, 0}})
@@ -320,13 +322,13 @@ func TestInNoWindowIsMoreThan25TwentyFourthsOfALimitAdmitted(t *testing.T) {
 	most := 0.0
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 4))
-		unit := Unit(seed % 3)
-		length := lengths[unit]
+		unit := ratelimit.Unit(seed % 3)
+		length := unit.Length()
 		limit := 1 + random.Int64N([]int64{10, 100, 10_000}[random.IntN(3)])
 		replicas := make([]*Caller, 1+random.IntN(3))
 		for i := range replicas {
 			replicas[i] = callerWith(nil)
-			replicas[i].Change(noon, Settings{Limits: []Limit{{Kind: Tokens, Amount: limit, Unit: unit}}})
+			replicas[i].Change(noon, Settings{Limits: []ratelimit.Limit{{Kind: ratelimit.Tokens, Amount: limit, Unit: unit}}})
 		}
 		now := noon.Add(time.Duration(random.Int64N(int64(length))))
 		type charge struct {
@@ -334,7 +336,7 @@ func TestInNoWindowIsMoreThan25TwentyFourthsOfALimitAdmitted(t *testing.T) {
 			tokens int64
 		}
 		var admitted []charge
-		try := func(tokens int64) *Refusal {
+		try := func(tokens int64) *ratelimit.Refusal {
 			c := replicas[random.IntN(len(replicas))]
 			r, refusal := c.admit(now, exactly(tokens))
 			if refusal != nil {

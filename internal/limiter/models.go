@@ -1,6 +1,10 @@
 package limiter
 
-import "time"
+import (
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
+)
 
 // A caller may have limits of single models besides those of all models. Each
 // of these models has its own limiter, which is another Caller: it counts the
@@ -13,13 +17,15 @@ import "time"
 
 // idOfModel returns the id of the limiter of a caller's model. No caller has
 // this id, because the name of a caller has only printable characters.
-func idOfModel(caller, model string) CallerID { return IDOf(caller + "\x00" + model) }
+func idOfModel(caller, model string) ratelimit.CallerID {
+	return ratelimit.IDOf(caller + "\x00" + model)
+}
 
 // change applies the settings of the config to a caller and to the limiters of
 // its models. A limiter that has no limits any more counts nothing, and is
 // forgotten when its use does not count any more. cs.mu must be held.
 func (cs *Callers) change(now time.Time, c *Caller) {
-	s, limits := cs.settings(c.name), make(map[string][]Limit)
+	s, limits := cs.settings(c.name), make(map[string][]ratelimit.Limit)
 	for _, l := range s.Limits {
 		limits[l.Model] = append(limits[l.Model], l)
 	}

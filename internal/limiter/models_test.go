@@ -7,11 +7,13 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // withModels returns the limits of a caller, such as "tokens 100/minute luna",
 // of which each may have a model.
-func withModels(t testing.TB, texts ...string) (all []Limit) {
+func withModels(t testing.TB, texts ...string) (all []ratelimit.Limit) {
 	t.Helper()
 	for _, text := range texts {
 		words := strings.Fields(text)
@@ -39,7 +41,9 @@ func configure(t testing.TB, cs *Callers, now time.Time, texts ...string) {
 }
 
 // of estimates a request of so many tokens for a model.
-func of(model string, tokens int64) Estimate { return Estimate{Prompt: tokens, Model: model} }
+func of(model string, tokens int64) ratelimit.Estimate {
+	return ratelimit.Estimate{Prompt: tokens, Model: model}
+}
 
 // uses lists what is used of each limit of alice.
 func uses(cs *Callers, now time.Time) (text string) {
@@ -64,7 +68,7 @@ func TestALimitOfAModelRefusesOnlyRequestsForThatModel(t *testing.T) {
 	c := cs.Get(noon, "alice")
 	admitted(t, c, noon, of("luna", 90)).settle(noon)
 	got := refused(t, c, noon, of("luna", 20))
-	if got.Limit.String() != "100/minute luna" || got.Reason != OverRate || got.Used != 90 || got.Allowed != 100 || got.Wait <= 0 {
+	if got.Limit.String() != "100/minute luna" || got.Reason != ratelimit.OverRate || got.Used != 90 || got.Allowed != 100 || got.Wait <= 0 {
 		t.Errorf("got %+v", got)
 	}
 	if again := c.Check(noon, of("luna", 20)); again == nil || *again != got {
@@ -106,16 +110,16 @@ func TestALimitOfAModelMovesRequestsToAnotherTier(t *testing.T) {
 	l := withModels(t, "tokens 100/minute luna", "tokens 1k/minute")
 	l[0].Then = "nightly"
 	var marks []string
-	cs := NewCallers(func(x Crossing) { marks = append(marks, fmt.Sprint(x.Caller, " ", x.Limit, " ", x.Percent)) })
+	cs := NewCallers(func(x ratelimit.Crossing) { marks = append(marks, fmt.Sprint(x.Caller, " ", x.Limit, " ", x.Percent)) })
 	cs.Configure(noon, func(string) Settings { return Settings{Limits: l, Tier: "batch", Tiers: []string{"batch", "nightly"}} })
 	c := cs.Get(noon, "alice")
 	for i, want := range []int{1, 2, 2} {
 		r := admitted(t, c, noon, of("luna", 60))
-		var by []Limit
+		var by []ratelimit.Limit
 		for l := range r.Demoted {
 			by = append(by, l)
 		}
-		if r.Tier() != want || (len(by) == 1) != (want == 2) || want == 2 && by[0] != (Limit{Kind: Tokens, Unit: Minute, Model: "luna"}) {
+		if r.Tier() != want || (len(by) == 1) != (want == 2) || want == 2 && by[0] != (ratelimit.Limit{Kind: ratelimit.Tokens, Unit: ratelimit.Minute, Model: "luna"}) {
 			t.Errorf("request %d is of the tier %d, by %v", i, r.Tier(), by)
 		}
 		r.settle(noon)
@@ -140,33 +144,33 @@ func TestWhatAStreamGrowsIsChargedToBothLimits(t *testing.T) {
 		t.Helper()
 		wantUses(t, cs, noon, fmt.Sprintf("tokens %d of 1M/day, tokens %d of 1M/day luna", all, luna))
 	}
-	r := admitted(t, c, noon, Estimate{Prompt: 100, Output: 50, Model: "luna"})
+	r := admitted(t, c, noon, ratelimit.Estimate{Prompt: 100, Output: 50, Model: "luna"})
 	want(150, 150)
 	r.Spend(noon, 500)
 	want(600, 600)
-	r.Settle(noon, Cost{Requests: 1, Prompt: 100, Output: 700})
-	r.Settle(noon, Cost{Requests: 1, Prompt: 100, Output: 700})
+	r.Settle(noon, ratelimit.Cost{Requests: 1, Prompt: 100, Output: 700})
+	r.Settle(noon, ratelimit.Cost{Requests: 1, Prompt: 100, Output: 700})
 	want(800, 800)
 
-	r = admitted(t, c, noon, Estimate{Prompt: 100, Output: 5000, Model: "luna"})
+	r = admitted(t, c, noon, ratelimit.Estimate{Prompt: 100, Output: 5000, Model: "luna"})
 	later := r.Leave(noon)
 	if r.Open() {
 		t.Error("the request is not over")
 	}
 	want(5900, 5900)
 	other := later // as it is remembered
-	other.Settle(noon, Cost{Requests: 1, Prompt: 100, Output: 20})
+	other.Settle(noon, ratelimit.Cost{Requests: 1, Prompt: 100, Output: 20})
 	want(920, 920)
 
 	r = c.Unasked(noon, "luna")
-	r.Settle(noon, Cost{Requests: 1, Prompt: 30, Output: 50})
+	r.Settle(noon, ratelimit.Cost{Requests: 1, Prompt: 30, Output: 50})
 	r = c.Unasked(noon, "sol")
-	r.Settle(noon, Cost{Requests: 1, Prompt: 1})
+	r.Settle(noon, ratelimit.Cost{Requests: 1, Prompt: 1})
 	want(1001, 1000)
 	if s := c.Snapshot(noon); s.InFlight != 0 || s.Reserved != 0 {
 		t.Errorf("got %+v", s)
 	}
-	if m := c.models["luna"]; m.inFlight != 0 || m.reserved != 0 || m.unspent != [units]int64{} {
+	if m := c.models["luna"]; m.inFlight != 0 || m.reserved != 0 || m.unspent != [ratelimit.Units]int64{} {
 		t.Errorf("of the model, %d requests are in flight, %d tokens reserved, and %v left", m.inFlight, m.reserved, m.unspent)
 	}
 }
@@ -208,7 +212,7 @@ func TestTheUseOfAModelIsSaved(t *testing.T) {
 
 func TestAReloadKeepsTheUseOfAModel(t *testing.T) {
 	marks := 0
-	cs := NewCallers(func(Crossing) { marks++ })
+	cs := NewCallers(func(ratelimit.Crossing) { marks++ })
 	configure(t, cs, noon, "tokens 1k/hour")
 	c := cs.Get(noon, "alice")
 	admitted(t, c, noon, of("luna", 10)).settle(noon)
@@ -318,12 +322,12 @@ func TestTheTightestLimitIsThatOfTheModel(t *testing.T) {
 	admitted(t, c, noon, of("luna", 300)).settle(noon)
 	for model, want := range map[string]string{"luna": "9 of 10/minute luna, 200 of 500/minute luna", "sol": "0 of 0/second, 700 of 1k/minute", "": "0 of 0/second, 700 of 1k/minute"} {
 		u := c.Tightest(noon, model)
-		if got := fmt.Sprintf("%d of %s, %d of %s", u[Requests].Left(), u[Requests].Limit, u[Tokens].Left(), u[Tokens].Limit); got != want {
+		if got := fmt.Sprintf("%d of %s, %d of %s", u[ratelimit.Requests].Left(), u[ratelimit.Requests].Limit, u[ratelimit.Tokens].Left(), u[ratelimit.Tokens].Limit); got != want {
 			t.Errorf("%q: left are %s, want %s", model, got, want)
 		}
 	}
 	admitted(t, c, noon, of("sol", 600)).settle(noon)
-	if u := c.Tightest(noon, "luna")[Tokens]; u.Limit.Model != "" || u.Left() != 100 {
+	if u := c.Tightest(noon, "luna")[ratelimit.Tokens]; u.Limit.Model != "" || u.Left() != 100 {
 		t.Errorf("got %+v", u)
 	}
 }
@@ -340,7 +344,7 @@ func TestOtherReplicasCountTheUseOfAModel(t *testing.T) {
 	}
 	refused(t, b.Get(noon, "alice"), noon, of("luna", 31))
 	wantUses(t, b, noon, "tokens 70 of 1k/day, tokens 70 of 100/day luna")
-	if id := idOfModel("alice", "luna"); id == IDOf("alice") || id == idOfModel("aliceluna", "") || id == idOfModel("alice", "terra") {
+	if id := idOfModel("alice", "luna"); id == ratelimit.IDOf("alice") || id == idOfModel("aliceluna", "") || id == idOfModel("alice", "terra") {
 		t.Error("two have one id")
 	}
 }

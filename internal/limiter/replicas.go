@@ -5,13 +5,15 @@ import (
 	"hash/maphash"
 	"slices"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // Entry is the use of one replica in one window of a limit.
 type Entry struct {
-	ID     ID    `json:"limit"`
-	Window int64 `json:"window"`
-	Used   int64 `json:"used"`
+	ID     ratelimit.ID `json:"limit"`
+	Window int64        `json:"window"`
+	Used   int64        `json:"used"`
 	// Reset is the caller's latest reset that the replica knew. It is 0 if
 	// there was none.
 	Reset int64 `json:"reset,omitempty"`
@@ -166,7 +168,7 @@ func (m *counter) addUp(now int64) {
 
 // OtherUse is the use of another replica for a caller.
 type OtherUse struct {
-	Caller CallerID
+	Caller ratelimit.CallerID
 	// Version is the greatest version of the entries. One version suffices,
 	// because the use in a window that is over hardly changes.
 	Version uint64
@@ -196,10 +198,10 @@ func (c *Caller) others(now time.Time) map[string]OtherUse {
 	at := c.roll(now)
 	others := make(map[string]OtherUse)
 	for i := range c.counters {
-		id := ID(i)
+		id := ratelimit.ID(i)
 		for _, f := range c.counters[id].figures {
 			e := Entry{id, f.window, f.used, c.reset} // figures from before a reset are not kept
-			if id.Unit() < Minute || e.Over(time.Unix(0, at)) {
+			if id.Unit() < ratelimit.Minute || e.Over(time.Unix(0, at)) {
 				continue
 			}
 			use := others[f.replica]
@@ -218,7 +220,7 @@ func (c *Caller) others(now time.Time) map[string]OtherUse {
 
 // savedTimeline returns the timeline of a replica's use, if a previous process
 // has saved it.
-func (m *counter) savedTimeline(id ID, replica string) (timeline Timeline, ok bool) {
+func (m *counter) savedTimeline(id ratelimit.ID, replica string) (timeline Timeline, ok bool) {
 	var both [2 * parts]int64
 	last := -1
 	for _, f := range m.figures {
@@ -281,9 +283,9 @@ func (c *Caller) Share(now time.Time, s Sharing) {
 // is the number of the last part. The part that begins with 1970 has the number
 // 0.
 type Timeline struct {
-	ID   ID      `json:"limit"`
-	Last int64   `json:"last"`
-	Used []int64 `json:"used"`
+	ID   ratelimit.ID `json:"limit"`
+	Last int64        `json:"last"`
+	Used []int64      `json:"used"`
 	// Version is the version of the replica's previous report.
 	Version uint64 `json:"-"`
 }
@@ -295,7 +297,7 @@ func (c *Caller) Timelines(now time.Time) (timelines []Timeline) {
 	defer c.mu.Unlock()
 	at := c.roll(now)
 	for id, m := range c.all() {
-		if m.local.parts == nil || id.Unit() == Second {
+		if m.local.parts == nil || id.Unit() == ratelimit.Second {
 			continue
 		}
 		last := m.part(at)
@@ -336,7 +338,7 @@ func (c *Caller) Spread(now time.Time, timelines map[string][]Timeline) {
 		placed, used := sums{parts: new([2][parts]int64)}, m.others.used
 		for _, f := range m.figures {
 			all := timelines[f.replica]
-			i := slices.IndexFunc(all, func(c Timeline) bool { return c.ID == ID(id) })
+			i := slices.IndexFunc(all, func(c Timeline) bool { return c.ID == ratelimit.ID(id) })
 			switch w := int(f.window - m.index + 1); {
 			case w < 0 || w > 1:
 			case i >= 0 && all[i].Version >= f.saved:

@@ -9,11 +9,13 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 var (
-	minute = Limit{Kind: Tokens, Unit: Minute}.ID()
-	day    = Limit{Kind: Tokens, Unit: Day}.ID()
+	minute = ratelimit.Limit{Kind: ratelimit.Tokens, Unit: ratelimit.Minute}.ID()
+	day    = ratelimit.Limit{Kind: ratelimit.Tokens, Unit: ratelimit.Day}.ID()
 )
 
 // tell sends what each replica has used to the others.
@@ -58,7 +60,7 @@ func TestReplicasAddUpWhatTheyUse(t *testing.T) {
 // The ids of these two names once had 48 bits, which are the same.
 func TestCallersWithSimilarHashesAreTwo(t *testing.T) {
 	const one, other = "team-17989447", "team-32721767"
-	if a, b := IDOf(one), IDOf(other); string(a[:6]) != string(b[:6]) {
+	if a, b := ratelimit.IDOf(one), ratelimit.IDOf(other); string(a[:6]) != string(b[:6]) {
 		t.Fatalf("the ids are %x and %x", a, b)
 	}
 	a, b := NewCallers(nil), NewCallers(nil)
@@ -83,7 +85,7 @@ func TestWhatIsLateRepeatedOrOutOfOrderChangesNothing(t *testing.T) {
 		version uint64
 		entry   Entry
 	}
-	w := windowAt(Minute, noon.UnixNano(), time.UTC).index
+	w := windowAt(ratelimit.Minute, noon.UnixNano(), time.UTC).index
 	var messages []message
 	for version := range uint64(20) {
 		for _, replica := range []string{"a", "b"} {
@@ -117,7 +119,7 @@ func TestWhatIsLateRepeatedOrOutOfOrderChangesNothing(t *testing.T) {
 }
 
 func TestAWindowOfAnotherClocksMistakeDoesNotCount(t *testing.T) {
-	w := windowAt(Minute, noon.UnixNano(), time.UTC).index
+	w := windowAt(ratelimit.Minute, noon.UnixNano(), time.UTC).index
 	late := noon.Add(59 * time.Second) // the next window is about to begin
 	for now, want := range map[time.Time]int{noon: 2, late: 3} {
 		c := caller(t, "tokens 1k/minute")
@@ -132,7 +134,7 @@ func TestAWindowOfAnotherClocksMistakeDoesNotCount(t *testing.T) {
 	for ahead := range int64(2) {
 		c.Heard(late, "a", 1, []Entry{{minute, w + ahead, 100, 0}})
 	}
-	c.Heard(late, "a", 2, []Entry{{minute, w, -1, 0}, {MaxLimits, w, 100, 0}, {255, w, 1, 0}})
+	c.Heard(late, "a", 2, []Entry{{minute, w, -1, 0}, {ratelimit.MaxLimits, w, 100, 0}, {255, w, 1, 0}})
 	for i, want := range []int64{100, 200} { // the next window begins
 		if got := used(t, c, late.Add(time.Duration(i)*time.Second), "tokens/minute"); got != want {
 			t.Errorf("%d are used, want %d", got, want)
@@ -159,30 +161,30 @@ func TestARestartedReplicasUseStaysCounted(t *testing.T) {
 	old := caller(t, "tokens 100/minute", "tokens 100/day")
 	admitted(t, old, noon, exactly(60)).settle(noon)
 	entries := old.Report(noon, 7, nil)
-	cs.Heard(noon, IDOf("alice"), "old", 7, entries) // before the caller sent a request here
+	cs.Heard(noon, ratelimit.IDOf("alice"), "old", 7, entries) // before the caller sent a request here
 	if n := len(cs.All()); n != 0 {
 		t.Errorf("there are %d callers", n)
 	}
 	c := cs.Get(noon, "alice")
-	if got := refused(t, c, noon, exactly(41)); got.Used != 60 || c.Name() != "alice" || c.ID() != IDOf("alice") {
+	if got := refused(t, c, noon, exactly(41)); got.Used != 60 || c.Name() != "alice" || c.ID() != ratelimit.IDOf("alice") {
 		t.Errorf("got %+v", got)
 	}
 	admitted(t, c, noon, exactly(20)).settle(noon)
-	if entries = c.Report(noon, 1, nil); len(entries) != 3 || entries[0] != (Entry{minute, windowAt(Minute, noon.UnixNano(), time.UTC).index, 20, 0}) {
+	if entries = c.Report(noon, 1, nil); len(entries) != 3 || entries[0] != (Entry{minute, windowAt(ratelimit.Minute, noon.UnixNano(), time.UTC).index, 20, 0}) {
 		t.Errorf("its own use is %+v", entries)
 	}
 }
 
 func TestUsageNamesEachWindowThatMayStillChange(t *testing.T) {
 	c := caller(t, "tokens 100/minute")
-	w := windowAt(Minute, noon.UnixNano(), time.UTC).index
+	w := windowAt(ratelimit.Minute, noon.UnixNano(), time.UTC).index
 	if entries := c.Report(noon, 1, nil); len(entries) != 0 {
 		t.Errorf("an idle caller has %+v", entries)
 	}
 	r := admitted(t, c, noon, exactly(40))
 	later := noon.Add(time.Minute)
 	admitted(t, c, later, exactly(1)).settle(later)
-	r.Settle(later, Cost{}) // the others have to learn that nothing was used
+	r.Settle(later, ratelimit.Cost{}) // the others have to learn that nothing was used
 	entries := c.Report(later, 2, nil)
 	if len(entries) < 2 || entries[0] != (Entry{minute, w, 0, 0}) || entries[1] != (Entry{minute, w + 1, 1, 0}) {
 		t.Errorf("got %+v", entries)
@@ -207,7 +209,7 @@ func TestAReplicaThatHearsNoOthersUsesItsShareOfWhatIsLeft(t *testing.T) {
 		admitted(t, c, noon, exactly(10)).settle(noon)
 		c.Share(noon, apart(2)) // changes nothing
 		admitted(t, c, noon, exactly(10)).settle(noon)
-		if got := refused(t, c, noon, exactly(1)); got.Reason != OverRate || got.Allowed != 80 || got.Used != 80 || got.Wait <= 0 {
+		if got := refused(t, c, noon, exactly(1)); got.Reason != ratelimit.OverRate || got.Allowed != 80 || got.Used != 80 || got.Wait <= 0 {
 			t.Errorf("got %+v", got)
 		}
 		// of the day, 940 were left, so each may use 470
@@ -346,7 +348,7 @@ func TestARequestThatWaitsForAShareGetsIt(t *testing.T) {
 		a.Report(now, 2, nil) // what it used before is known, and its part is larger than an equal one
 		a.Share(now, Sharing{Replicas: 1 + random.IntN(5), Apart: true, ByUse: seed%2 == 0})
 		need := exactly(1 + random.Int64N(150))
-		var refusal *Refusal
+		var refusal *ratelimit.Refusal
 		for range 100 {
 			var r Reservation
 			if r, refusal = a.admit(now, need); refusal != nil {
@@ -371,7 +373,7 @@ func TestAShareOfNothingIsNothing(t *testing.T) {
 	admitted(t, b, noon, exactly(100)).settle(noon)
 	tell(noon, 1, a, b)
 	a.Share(noon, apart(2))
-	if got := refused(t, a, noon, exactly(1)); got.Reason != OverQuota || got.Used != 100 || got.Wait != 12*time.Hour {
+	if got := refused(t, a, noon, exactly(1)); got.Reason != ratelimit.OverQuota || got.Used != 100 || got.Wait != 12*time.Hour {
 		t.Errorf("got %+v", got)
 	}
 	small := caller(t, "tokens 1/minute", "tokens 1/day")
@@ -404,7 +406,7 @@ func TestAReplicaSpendsOnlyItsPartUntilTheOthersKnow(t *testing.T) {
 		t.Helper()
 		isUrgent()
 		got := refused(t, c, now, exactly(1))
-		if got.Reason != OverPart || got.Wait != 100*time.Millisecond || !isUrgent() {
+		if got.Reason != ratelimit.OverPart || got.Wait != 100*time.Millisecond || !isUrgent() {
 			t.Errorf("got %+v", got)
 		}
 	}
@@ -430,7 +432,7 @@ func TestAReplicaSpendsOnlyItsPartUntilTheOthersKnow(t *testing.T) {
 	// alone, it may use all of it
 	cs.Share(now, Sharing{Replicas: 1})
 	spend(54)
-	if got := refused(t, c, now, exactly(1)); got.Reason != OverRate {
+	if got := refused(t, c, now, exactly(1)); got.Reason != ratelimit.OverRate {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -441,7 +443,7 @@ func TestARequestLargerThanAPartIsAdmittedWhenTheOthersKnow(t *testing.T) {
 	for other, want := range map[int64]bool{0: true, 40: true, 41: false} {
 		c := caller(t, "tokens 100/minute", "requests 50/minute")
 		c.Share(noon, Sharing{Replicas: 10, Delay: time.Second})
-		if got := refused(t, c, noon, exactly(60)); got.Reason != Unheard {
+		if got := refused(t, c, noon, exactly(60)); got.Reason != ratelimit.Unheard {
 			t.Fatalf("got %+v", got)
 		}
 		claim, refusal := c.Claim(noon, exactly(60))
@@ -457,7 +459,7 @@ func TestARequestLargerThanAPartIsAdmittedWhenTheOthersKnow(t *testing.T) {
 			t.Error("it is decided before the others may have known it")
 		}
 		c.reports.writer = "y"
-		c.Heard(noon, "x", 1, []Entry{{minute, windowAt(Minute, noon.UnixNano(), time.UTC).index, other, 0}})
+		c.Heard(noon, "x", 1, []Entry{{minute, windowAt(ratelimit.Minute, noon.UnixNano(), time.UTC).index, other, 0}})
 		now := noon.Add(time.Second)
 		decided, refusal := claim.Decide(now)
 		if got := used(t, c, now, "tokens/minute"); !decided || (refusal == nil) != want || want && got != 60+other || !want && got != other {
@@ -522,7 +524,7 @@ func TestLongWindowsSurviveARestart(t *testing.T) {
 	late := NewCallers(nil)
 	late.Configure(tomorrow, func(string) Settings { return settings })
 	late.Restore(tomorrow, restored)
-	late.Restore(tomorrow, SavedUse{"x": {Named: map[string]SavedFigures{"alice": {{Entry: Entry{255, 1, 1, 0}}, {Entry: Entry{day, windowAt(Day, tomorrow.UnixNano(), time.UTC).index, -4, 0}}}}}})
+	late.Restore(tomorrow, SavedUse{"x": {Named: map[string]SavedFigures{"alice": {{Entry: Entry{255, 1, 1, 0}}, {Entry: Entry{day, windowAt(ratelimit.Day, tomorrow.UnixNano(), time.UTC).index, -4, 0}}}}}})
 	if got := late.Get(tomorrow, "alice").Snapshot(tomorrow); got.Today != 0 || got.Month != 80 {
 		t.Errorf("got %+v", got)
 	}
@@ -582,12 +584,12 @@ func TestAnHourSurvivesARestartAsItWas(t *testing.T) {
 func TestAnEntryIsOverWhereverDaysBegin(t *testing.T) {
 	for _, zone := range []int{-12, 0, 14} {
 		location := time.FixedZone("", zone*3600)
-		for u := range Unit(units) {
+		for u := range ratelimit.Unit(ratelimit.Units) {
 			w := windowAt(u, noon.UnixNano(), location)
-			e := Entry{ID: Limit{Unit: u}.ID(), Window: w.index}
+			e := Entry{ID: ratelimit.Limit{Unit: u}.ID(), Window: w.index}
 			last := time.Unix(0, w.end-1)
 			if !u.Calendar() {
-				last = last.Add(lengths[u])
+				last = last.Add(u.Length())
 			}
 			if e.Over(noon) || e.Over(last) {
 				t.Errorf("UTC%+d: the window of a %s is over before its end", zone, u)
@@ -604,7 +606,7 @@ func TestNewCallersComeLast(t *testing.T) {
 	for _, name := range []string{"b", "a", "b", "c"} {
 		cs.Get(noon, name)
 	}
-	cs.Heard(noon, IDOf("d"), "x", 1, []Entry{{day, 1, 1, 0}})
+	cs.Heard(noon, ratelimit.IDOf("d"), "x", 1, []Entry{{day, 1, 1, 0}})
 	for n, want := range []string{"bac", "ac", "c", ""} {
 		got := ""
 		for _, c := range cs.From(n) {
@@ -634,7 +636,7 @@ func TestWhatWasUsedBeforeAReplicaStartedIsSpread(t *testing.T) {
 	entries := others.Report(now, 1, nil)
 	cs := NewCallers(nil)
 	cs.Configure(now, func(string) Settings { return Settings{Limits: limits(t, "tokens 60/minute")} })
-	cs.Heard(now, IDOf("alice"), "a", 1, entries)
+	cs.Heard(now, ratelimit.IDOf("alice"), "a", 1, entries)
 	cs.Spread(now, nil)
 	c := cs.Get(now, "alice")
 	if got := used(t, c, now, "tokens/minute"); got < 30 || got > 34 {
@@ -692,7 +694,7 @@ func TestWhatIsHeardBeforeACallersFirstRequestHereIsAsNew(t *testing.T) {
 	cs := NewCallers(nil)
 	cs.Configure(noon, func(string) Settings { return Settings{Limits: limits(t, "tokens 60/minute")} })
 	cs.Spread(noon, nil)
-	cs.Heard(now, IDOf("alice"), "a", 1, others.Report(now, 1, nil))
+	cs.Heard(now, ratelimit.IDOf("alice"), "a", 1, others.Report(now, 1, nil))
 	c := cs.Get(now.Add(5*time.Second), "alice")
 	if got := used(t, c, now.Add(59*time.Second), "tokens/minute"); got != 60 {
 		t.Errorf("after 59 s, %d are used, want 60", got)

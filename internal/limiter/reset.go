@@ -1,6 +1,10 @@
 package limiter
 
-import "time"
+import (
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
+)
 
 // A reset clears a caller's use at all replicas. It is identified by its time,
 // in microseconds since 1970, and the latest reset counts. Each entry names the
@@ -30,7 +34,7 @@ func (cs *Callers) OnReset(heard func(name string)) { cs.reports.resets.Store(&h
 // that it hears has had a request from the caller.
 func (cs *Callers) Reset(now time.Time, name string) (known bool) {
 	cs.mu.RLock()
-	known = cs.byID[IDOf(name)] != nil
+	known = cs.byID[ratelimit.IDOf(name)] != nil
 	cs.mu.RUnlock()
 	if known {
 		cs.Get(now, name).Reset(now)

@@ -5,19 +5,21 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 func TestAResetGivesACallerItsUseBack(t *testing.T) {
 	var marks []int
-	c := callerWith(func(x Crossing) { marks = append(marks, x.Percent) })
+	c := callerWith(func(x ratelimit.Crossing) { marks = append(marks, x.Percent) })
 	for _, text := range []string{"100/minute", "100/hour", "100/day", "100/month"} {
-		l, err := ParseLimit(Tokens, text)
+		l, err := ratelimit.ParseLimit(ratelimit.Tokens, text)
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.Change(noon, Settings{Limits: []Limit{l}})
+		c.Change(noon, Settings{Limits: []ratelimit.Limit{l}})
 		r := admitted(t, c, noon, exactly(1))
-		r.Settle(noon, Cost{Requests: 1, Prompt: 1_000_000, Output: 1_000_000, Counted: true}) // a wrong report
+		r.Settle(noon, ratelimit.Cost{Requests: 1, Prompt: 1_000_000, Output: 1_000_000, Counted: true}) // a wrong report
 		refused(t, c, noon, exactly(1))
 		marks = nil
 		c.Reset(noon)
@@ -46,7 +48,7 @@ func TestARequestThatIsInFlightAtAResetCostsNothing(t *testing.T) {
 	less.Settle(noon, spent(100)) // 200 less than it was charged with
 	more.Settle(noon, spent(200))
 	for _, u := range c.Snapshot(noon).Limits {
-		if want := map[Kind]int64{Tokens: 500, Requests: 1}[u.Limit.Kind]; u.Used != want {
+		if want := map[ratelimit.Kind]int64{ratelimit.Tokens: 500, ratelimit.Requests: 1}[u.Limit.Kind]; u.Used != want {
 			t.Errorf("%d %s are used, want %d", u.Used, u.Limit.Kind, want)
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"math/bits"
 	"slices"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // Before a restart, a process saves all use that it knows: its own, and that of
@@ -111,7 +113,7 @@ func (cs *Callers) Restore(now time.Time, saved SavedUse) {
 			cs.Get(now, name).restore(now, writer, figures)
 		}
 		for text, figures := range callers.Unnamed {
-			var id CallerID
+			var id ratelimit.CallerID
 			if id.UnmarshalText([]byte(text)) != nil {
 				continue
 			}
@@ -132,7 +134,7 @@ func (c *Caller) save(now time.Time, self string) map[string]SavedFigures {
 	saved := make(map[string]SavedFigures)
 	add := func(writer string, e Entry, version uint64, in *sums, untold int64) {
 		w := int(e.Window - c.counters[e.ID].index + 1)
-		if e.ID.Unit() < Minute || w < 0 || w > 1 || e.Over(time.Unix(0, at)) {
+		if e.ID.Unit() < ratelimit.Minute || w < 0 || w > 1 || e.Over(time.Unix(0, at)) {
 			return
 		}
 		f := Saved{Entry: e, Version: version, Untold: untold}
@@ -149,7 +151,7 @@ func (c *Caller) save(now time.Time, self string) map[string]SavedFigures {
 	for i := range c.counters {
 		m := &c.counters[i]
 		for _, f := range m.figures {
-			add(f.replica, Entry{ID(i), f.window, f.used, c.reset}, f.version, &m.others, f.untold)
+			add(f.replica, Entry{ratelimit.ID(i), f.window, f.used, c.reset}, f.version, &m.others, f.untold)
 		}
 	}
 	return saved

@@ -1,6 +1,10 @@
 package limiter
 
-import "math"
+import (
+	"math"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
+)
 
 // usual holds the usual cost of a caller's requests, as moving averages. The
 // cost with one model says nothing about another one, so each model has
@@ -52,7 +56,7 @@ func (a *averages) ratio() float64 { return min(max(a.prompt/a.length, leastRati
 // estimate returns the likely cost of a request: the prompt's length times the
 // ratio, and twice the average output, or less if the request allows less. use
 // is the use of the request's model, or nil if there was none.
-func (u *usual) estimate(e Estimate, use *modelUse) (prompt, output int64) {
+func (u *usual) estimate(e ratelimit.Estimate, use *modelUse) (prompt, output int64) {
 	if e.Prompt <= 0 {
 		return 0, 0
 	}
@@ -78,7 +82,7 @@ const mostLearned = 1 << 20
 
 // learn updates the averages with the cost of a request. keptOut is
 // Caller.keptOut.
-func (u *usual) learn(now int64, r *Reservation, cost Cost, keptOut uint64) {
+func (u *usual) learn(now int64, r *Reservation, cost ratelimit.Cost, keptOut uint64) {
 	cost.Prompt, cost.Output = min(cost.Prompt, mostLearned), min(limited(cost.Output), mostLearned)
 	use := u.of(cost.Model, now)
 	for _, a := range []*averages{&u.averages, &use.averages} {
@@ -120,4 +124,4 @@ func weight(samples *int) float64 {
 
 // limited returns the number of tokens, limited to the range that counters can
 // add.
-func limited(tokens int64) int64 { return min(max(0, tokens), MaxAmount) }
+func limited(tokens int64) int64 { return min(max(0, tokens), ratelimit.MaxAmount) }

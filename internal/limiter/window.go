@@ -1,9 +1,10 @@
 package limiter
 
 import (
-	"cmp"
 	"sort"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // window is the period of time in which a limit counts. Times are nanoseconds
@@ -18,16 +19,10 @@ type window struct {
 
 func (w window) holds(at int64) bool { return w.start <= at && at < w.end }
 
-var lengths = [units]time.Duration{Second: time.Second, Minute: time.Minute, Hour: time.Hour}
-
-// Length returns how long the unit is. It is 24 hours at least for those of the
-// calendar.
-func (u Unit) Length() time.Duration { return cmp.Or(lengths[u], 24*time.Hour) }
-
 // windowAt returns the unit's window at a time. Days and months begin at
 // midnight in the location.
-func windowAt(u Unit, at int64, location *time.Location) window {
-	if length := int64(lengths[u]); length > 0 {
+func windowAt(u ratelimit.Unit, at int64, location *time.Location) window {
+	if length := int64(u.Length()); !u.Calendar() {
 		i := at / length
 		if at%length < 0 {
 			i--
@@ -37,7 +32,7 @@ func windowAt(u Unit, at int64, location *time.Location) window {
 	// The longest day has 25 hours (the longest ever in a zone had 48), the
 	// longest month 31 days and an hour.
 	longest := int64(50 * 60 * 60)
-	if u == Month {
+	if u == ratelimit.Month {
 		longest = 33 * 24 * 60 * 60
 	}
 	second := time.Unix(0, at).Unix()
@@ -49,9 +44,9 @@ func windowAt(u Unit, at int64, location *time.Location) window {
 
 // dateOf returns the number of the day or month that contains a second since
 // 1970.
-func dateOf(u Unit, second int64, location *time.Location) int64 {
+func dateOf(u ratelimit.Unit, second int64, location *time.Location) int64 {
 	year, month, day := time.Unix(second, 0).In(location).Date()
-	if u == Month {
+	if u == ratelimit.Month {
 		return int64(year)*12 + int64(month) - 1
 	}
 	return time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Unix() / (24 * 60 * 60)
@@ -61,7 +56,7 @@ func dateOf(u Unit, second int64, location *time.Location) int64 {
 // between the seconds before (exclusive) and by (inclusive). It searches,
 // because in some zones there is no midnight on the day that summer time
 // begins, and a second one on the day that it ends.
-func beginning(u Unit, date, before, by int64, location *time.Location) int64 {
+func beginning(u ratelimit.Unit, date, before, by int64, location *time.Location) int64 {
 	first := before + 1
 	return first +
 		int64(sort.Search(int(by-first), func(i int) bool { return dateOf(u, first+int64(i), location) >= date }))

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 	_ "time/tzdata"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 func zone(t testing.TB, name string) *time.Location {
@@ -27,26 +29,26 @@ func parse(t testing.TB, text string) time.Time {
 func TestWindowsFollowTheClockAndTheCalendar(t *testing.T) {
 	for _, c := range []struct {
 		why, zone string
-		unit      Unit
+		unit      ratelimit.Unit
 		at        string
 		from, to  string
 	}{
-		{"a second", "UTC", Second, "2026-11-22T10:00:00.999Z", "2026-11-22T10:00:00Z", "2026-11-22T10:00:01Z"},
-		{"a minute", "Europe/Berlin", Minute, "2026-11-22T10:00:00Z", "2026-11-22T10:00:00Z", "2026-11-22T10:01:00Z"},
-		{"an hour", "UTC", Hour, "2026-11-22T10:59:59Z", "2026-11-22T10:00:00Z", "2026-11-22T11:00:00Z"},
-		{"before 1970", "UTC", Minute, "1969-12-31T23:59:59.5Z", "1969-12-31T23:59:00Z", "1970-01-01T00:00:00Z"},
-		{"a day", "UTC", Day, "2026-11-22T00:00:00Z", "2026-11-22T00:00:00Z", "2026-11-23T00:00:00Z"},
-		{"a day elsewhere", "Europe/Berlin", Day, "2026-11-22T23:30:00Z", "2026-11-22T23:00:00Z", "2026-11-23T23:00:00Z"},
-		{"the 23 hours when summer time begins", "Europe/Berlin", Day, "2026-03-29T12:00:00Z", "2026-03-28T23:00:00Z", "2026-03-29T22:00:00Z"},
-		{"the 25 hours when it ends", "Europe/Berlin", Day, "2026-10-25T00:30:00Z", "2026-10-24T22:00:00Z", "2026-10-25T23:00:00Z"},
-		{"the second time at half past two", "Europe/Berlin", Day, "2026-10-25T01:30:00Z", "2026-10-24T22:00:00Z", "2026-10-25T23:00:00Z"},
-		{"a day without midnight", "America/Sao_Paulo", Day, "2018-11-04T12:00:00Z", "2018-11-04T03:00:00Z", "2018-11-05T02:00:00Z"},
-		{"the evening before it", "America/Sao_Paulo", Day, "2018-11-04T02:59:59Z", "2018-11-03T03:00:00Z", "2018-11-04T03:00:00Z"},
-		{"a day with two midnights", "America/Havana", Day, "2026-11-01T05:30:00Z", "2026-11-01T04:00:00Z", "2026-11-02T05:00:00Z"},
-		{"a day before one that never was", "Pacific/Apia", Day, "2011-12-30T09:00:00Z", "2011-12-29T10:00:00Z", "2011-12-30T10:00:00Z"},
-		{"a month", "UTC", Month, "2028-02-29T23:59:59Z", "2028-02-01T00:00:00Z", "2028-03-01T00:00:00Z"},
-		{"a month with summer time's beginning", "Europe/Berlin", Month, "2026-03-15T00:00:00Z", "2026-02-28T23:00:00Z", "2026-03-31T22:00:00Z"},
-		{"a year's end", "America/New_York", Month, "2027-01-01T04:59:59Z", "2026-12-01T05:00:00Z", "2027-01-01T05:00:00Z"},
+		{"a second", "UTC", ratelimit.Second, "2026-11-22T10:00:00.999Z", "2026-11-22T10:00:00Z", "2026-11-22T10:00:01Z"},
+		{"a minute", "Europe/Berlin", ratelimit.Minute, "2026-11-22T10:00:00Z", "2026-11-22T10:00:00Z", "2026-11-22T10:01:00Z"},
+		{"an hour", "UTC", ratelimit.Hour, "2026-11-22T10:59:59Z", "2026-11-22T10:00:00Z", "2026-11-22T11:00:00Z"},
+		{"before 1970", "UTC", ratelimit.Minute, "1969-12-31T23:59:59.5Z", "1969-12-31T23:59:00Z", "1970-01-01T00:00:00Z"},
+		{"a day", "UTC", ratelimit.Day, "2026-11-22T00:00:00Z", "2026-11-22T00:00:00Z", "2026-11-23T00:00:00Z"},
+		{"a day elsewhere", "Europe/Berlin", ratelimit.Day, "2026-11-22T23:30:00Z", "2026-11-22T23:00:00Z", "2026-11-23T23:00:00Z"},
+		{"the 23 hours when summer time begins", "Europe/Berlin", ratelimit.Day, "2026-03-29T12:00:00Z", "2026-03-28T23:00:00Z", "2026-03-29T22:00:00Z"},
+		{"the 25 hours when it ends", "Europe/Berlin", ratelimit.Day, "2026-10-25T00:30:00Z", "2026-10-24T22:00:00Z", "2026-10-25T23:00:00Z"},
+		{"the second time at half past two", "Europe/Berlin", ratelimit.Day, "2026-10-25T01:30:00Z", "2026-10-24T22:00:00Z", "2026-10-25T23:00:00Z"},
+		{"a day without midnight", "America/Sao_Paulo", ratelimit.Day, "2018-11-04T12:00:00Z", "2018-11-04T03:00:00Z", "2018-11-05T02:00:00Z"},
+		{"the evening before it", "America/Sao_Paulo", ratelimit.Day, "2018-11-04T02:59:59Z", "2018-11-03T03:00:00Z", "2018-11-04T03:00:00Z"},
+		{"a day with two midnights", "America/Havana", ratelimit.Day, "2026-11-01T05:30:00Z", "2026-11-01T04:00:00Z", "2026-11-02T05:00:00Z"},
+		{"a day before one that never was", "Pacific/Apia", ratelimit.Day, "2011-12-30T09:00:00Z", "2011-12-29T10:00:00Z", "2011-12-30T10:00:00Z"},
+		{"a month", "UTC", ratelimit.Month, "2028-02-29T23:59:59Z", "2028-02-01T00:00:00Z", "2028-03-01T00:00:00Z"},
+		{"a month with summer time's beginning", "Europe/Berlin", ratelimit.Month, "2026-03-15T00:00:00Z", "2026-02-28T23:00:00Z", "2026-03-31T22:00:00Z"},
+		{"a year's end", "America/New_York", ratelimit.Month, "2027-01-01T04:59:59Z", "2026-12-01T05:00:00Z", "2027-01-01T05:00:00Z"},
 	} {
 		at := parse(t, c.at)
 		got := windowAt(c.unit, at.UnixNano(), zone(t, c.zone))
@@ -59,7 +61,7 @@ func TestWindowsFollowTheClockAndTheCalendar(t *testing.T) {
 func TestWindowsFollowEachOtherWithoutAGap(t *testing.T) {
 	for _, name := range []string{"UTC", "Europe/Berlin", "America/Havana", "America/Sao_Paulo", "Asia/Kathmandu", "Asia/Gaza", "Pacific/Auckland"} {
 		location := zone(t, name)
-		for _, u := range []Unit{Hour, Day, Month} {
+		for _, u := range []ratelimit.Unit{ratelimit.Hour, ratelimit.Day, ratelimit.Month} {
 			w := windowAt(u, parse(t, "2017-12-31T12:00:00Z").UnixNano(), location)
 			for range 900 {
 				next := windowAt(u, w.end, location)

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // After a reload with another timezone, the same moment may be on another day:
@@ -25,7 +27,7 @@ func TestASettlementGoesToTheWindowThatWasChargedWhereverMidnightIs(t *testing.T
 				r.Settle(at, spent(120))
 				later.Settle(at, spent(1000))
 				c.Change(at, Settings{Limits: l, Location: zone(before)})
-				for _, id := range []ID{l[0].ID(), l[1].ID()} {
+				for _, id := range []ratelimit.ID{l[0].ID(), l[1].ID()} {
 					m := &c.counters[id]
 					if got := m.local.used[0] + m.local.used[1]; got != 1127 {
 						t.Fatalf("%02d:00, from UTC%+d to %+d and back: %s is %v, want 1127 in all", hour, before, after, id, m.local.used)

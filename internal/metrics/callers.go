@@ -5,7 +5,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 var (
@@ -25,14 +26,14 @@ var (
 
 // Limited counts a request that a limit of its caller refused. The caller is a
 // label, see Caller.
-func (p *Pool) Limited(caller string, r *limiter.Refusal) {
+func (p *Pool) Limited(caller string, r *ratelimit.Refusal) {
 	kind, window := r.Names()
 	callerLimitedTotal.WithLabelValues(p.name, caller, kind, window, r.Limit.Model).Inc()
 }
 
 // Demoted counts a request that a limit of its caller gave another tier. The
 // caller is a label, see Caller.
-func (p *Pool) Demoted(caller string, l limiter.Limit) {
+func (p *Pool) Demoted(caller string, l ratelimit.Limit) {
 	callerDemotedTotal.WithLabelValues(p.name, caller, l.Kind.String(), l.Unit.String(), l.Model).Inc()
 }
 
@@ -60,13 +61,13 @@ func newCallerGauges() *callerGauges {
 }
 
 // add adds the values of a pool's callers. callers may be nil.
-func (g *callerGauges) add(pool string, callers *limiter.Callers, now time.Time) {
+func (g *callerGauges) add(pool string, callers pools.Callers, now time.Time) {
 	if callers == nil {
 		return
 	}
-	g.forgotten[pool] += float64(callers.Evicted())
-	for _, c := range callers.All() {
-		s, labels := c.Snapshot(now), callerLabels{pool, Caller(c.Name())}
+	g.forgotten[pool] += float64(callers.Forgotten())
+	for _, s := range callers.Snapshots(now) {
+		labels := callerLabels{pool, Caller(s.Name)}
 		for _, u := range s.Limits {
 			limit := limitLabels{labels, u.Limit.Kind.String(), u.Limit.Unit.String(), u.Limit.Model}
 			g.used[limit] = max(g.used[limit], u.Ratio())

@@ -14,9 +14,9 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -106,27 +106,31 @@ func TestSoManyCallersAreToldApart(t *testing.T) {
 	}
 }
 
+// someCallers are the callers of a pool.
+type someCallers struct {
+	pools.Callers
+	all []ratelimit.Snapshot
+}
+
+func (c someCallers) Forgotten() int64                         { return 0 }
+func (c someCallers) Snapshots(time.Time) []ratelimit.Snapshot { return c.all }
+
 func TestOfCallersThatShareALabelTheMostUsedLimitCounts(t *testing.T) {
 	before := &callers
 	for i := range maxLabels {
 		Caller(fmt.Sprint("caller-", i))
 	}
 	t.Cleanup(func() { clear(before.given) })
-	name, now := unique("others"), time.Now()
-	limit, err := limiter.ParseLimit(limiter.Tokens, "100/day")
+	name := unique("others")
+	limit, err := ratelimit.ParseLimit(ratelimit.Tokens, "100/day")
 	if err != nil {
 		t.Fatal(err)
 	}
-	cs := limiter.NewCallers(nil)
-	cs.Configure(now, func(string) limiter.Settings { return limiter.Settings{Limits: []limiter.Limit{limit}} })
+	cs := someCallers{all: []ratelimit.Snapshot{{Name: "idle", Limits: []ratelimit.Use{{Limit: limit, Allowed: 100}}}}}
 	for i, tokens := range []int64{20, 80, 50} {
-		a, refusal := cs.Get(now, fmt.Sprint("further-", i)).Try(now, limiter.Estimate{Prompt: 100})
-		if refusal != nil {
-			t.Fatal(refusal)
-		}
-		a.Settle(now, limiter.Cost{Requests: 1, Prompt: tokens, Counted: true})
+		cs.all = append(cs.all, ratelimit.Snapshot{Name: fmt.Sprint("further-", i), Estimated: 100, Reported: float64(tokens),
+			Limits: []ratelimit.Use{{Limit: limit, Allowed: 100, Used: tokens}}})
 	}
-	cs.Get(now, "idle")
 	p := pool.New(nil)
 	entry := &pools.Entry{Name: name, Pool: p, Callers: cs}
 	pools.Default.Add(entry)

@@ -7,9 +7,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -153,7 +153,7 @@ func (b *Backend) collect(s pool.State, now time.Time, metrics chan<- prometheus
 }
 
 // collectQuotas collects which part of each of the backend's quotas is used.
-func (b *Backend) collectQuotas(uses []limiter.Use, metrics chan<- prometheus.Metric) {
+func (b *Backend) collectQuotas(uses []ratelimit.Use, metrics chan<- prometheus.Metric) {
 	for _, u := range uses {
 		metrics <- prometheus.MustNewConstMetric(quotaUsedDesc, prometheus.GaugeValue, u.Ratio(), b.pool.name, b.name,
 			u.Limit.Kind.String(), u.Limit.Unit.String())

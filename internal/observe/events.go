@@ -8,8 +8,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -158,8 +158,8 @@ func (s *Events) AllThrottled() {
 // Crossed logs, and emits as an event, that the use of a caller's limit has
 // reached a mark. It does nothing for a limit per second, which may reach one
 // many times a minute.
-func (s *Events) Crossed(x limiter.Crossing) {
-	if x.Limit.Unit < limiter.Minute {
+func (s *Events) Crossed(x ratelimit.Crossing) {
+	if x.Limit.Unit < ratelimit.Minute {
 		return
 	}
 	log, message, name := s.Info, "caller nears its limit", nearLimitEvent

@@ -31,8 +31,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // Entry is a pool in use.
@@ -43,25 +43,35 @@ type Entry struct {
 	// Rechecker is a *backend.Rechecker, which has the backends and their
 	// transport. This package cannot import it. A plain reverse_proxy has none.
 	Rechecker pool.Listener
-	// Callers count the use of the pool's callers. It is nil if the pool does
-	// not limit them.
-	Callers *limiter.Callers
-	// CallerNames returns the callers that the config names. It is nil as
-	// Callers is.
-	CallerNames func() []string
-	// Unlimited returns the callers that have keys, but no limits, although
-	// others have some. It is nil as Callers is.
-	Unlimited func() []string
-	// ResetCaller clears the use of a caller at all replicas. It returns false
-	// if no request of such a caller is known. It is nil as Callers is.
-	ResetCaller func(name string, order pool.Order) (known bool)
+	// Callers are the callers of the pool. It is nil if the pool does not limit
+	// them.
+	Callers Callers
 	// Quota returns the use of a member's quotas. It is nil if no backend has
 	// any.
-	Quota func(m *pool.Member, now time.Time) []limiter.Use
+	Quota func(m *pool.Member, now time.Time) []ratelimit.Use
 	// Secrets are those of its config that come from files, or nil.
 	Secrets *keys.Reloader
 	// Records are the files that the pool keeps on disk. Some may be nil.
 	Records []*Record
+}
+
+// Callers are the callers of a pool, for operators.
+type Callers interface {
+	// Snapshots returns the callers, sorted by name: those with requests here,
+	// and those of other replicas that the config names.
+	Snapshots(now time.Time) []ratelimit.Snapshot
+	// Include makes Snapshots also return the callers that the config names and
+	// known reports, although none of them may have sent a request yet.
+	Include(now time.Time, known func(ratelimit.CallerID) bool)
+	// Unlimited returns the callers that have keys, but no limits, although
+	// others have some.
+	Unlimited() []string
+	// Forgotten returns how many callers were forgotten because there were too
+	// many.
+	Forgotten() int64
+	// Reset clears the use of a caller at all replicas. It returns false if no
+	// request of such a caller is known.
+	Reset(name string, order pool.Order) (known bool)
 }
 
 // States returns the states of its records.

@@ -11,9 +11,9 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/calleroptions"
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
 	"github.com/openai-lb/caddy-openai-lb/internal/quota"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // AdmissionNamespace is the namespace of Caddy modules that implement
@@ -49,7 +49,7 @@ type AdmissionModule interface {
 type QuotaConfig struct {
 	Pool string
 	// Quotas are the limits of each backend that has some, by its health key.
-	Quotas map[string][]limiter.Limit
+	Quotas map[string][]ratelimit.Limit
 	// Location is the time zone in which days and months begin.
 	Location *time.Location
 	Logger   *zap.Logger
@@ -124,40 +124,37 @@ func (everyone) OpenQuotas(caddy.Context, QuotaConfig) (Limits, error) {
 	return nil, Missing("requests and tokens of a backend", "callers")
 }
 
-// Limits limits the use of the callers of a pool, or of its backends. Package
-// limiter counts the use; a Limits configures it, and keeps the use through
-// reloads and restarts.
+// Limits limits the use of the callers of a pool, or of its backends. It keeps
+// the use through reloads and restarts. Replicas share it: see
+// [Replication].Share.
 //
 // The methods Caller, Settle, Leave, Awaits and SettleLeft are called during
-// requests, by many goroutines at a time, so they must not allocate for each
-// request. Caller may wait for a moment for use that was saved; no other method
-// waits.
+// requests, by many goroutines at a time. Caller may wait for a moment for use
+// that was saved; no other method waits.
 type Limits interface {
 	// Start is called when the config is in use. Until then, the options of the
 	// previous config apply.
 	Start()
-	// Limiters returns the limiters, whose use replicas share.
-	Limiters() *limiter.Callers
 	// Record returns the state of the file that has the use, so that operators
 	// see when writing fails.
 	Record() *pools.Record
 	// Caller returns the limiter of a caller, or of a backend by its health
 	// key. It admits requests.
-	Caller(now time.Time, name string) *limiter.Caller
+	Caller(now time.Time, name string) ratelimit.Limiter
 	// Settle replaces the estimate of an admitted request with its real cost.
 	// Further calls do nothing.
-	Settle(now time.Time, r *limiter.Reservation, cost limiter.Cost)
+	Settle(now time.Time, r ratelimit.Reservation, cost ratelimit.Cost)
 	// Leave ends the request of a response that goes on in the background. The
 	// request is charged with its maximum output, until a reply to any request
 	// reports the real use. The id may be empty.
-	Leave(now time.Time, r *limiter.Reservation, id string)
+	Leave(now time.Time, r ratelimit.Reservation, id string)
 	// Awaits reports whether a response with this id was left in the background
 	// and is not settled yet. The id is empty if a request names none.
 	Awaits(id string) bool
 	// SettleLeft replaces the charge of a response that was left in the
 	// background with its real cost. A request of any caller may have returned
 	// that cost.
-	SettleLeft(now time.Time, id string, cost limiter.Cost)
+	SettleLeft(now time.Time, id string, cost ratelimit.Cost)
 	// Close is called when the config is no longer in use, or has not been set
 	// up.
 	Close() error
@@ -176,7 +173,7 @@ type Admission interface {
 	// and applies to it until its end.
 	Grant(caller keys.Caller) *Grant
 	// Refuse returns the answer to a request that a limit refuses.
-	Refuse(r *http.Request, now time.Time, name string, refusal *limiter.Refusal) apierror.Answer
+	Refuse(r *http.Request, now time.Time, name string, refusal *ratelimit.Refusal) apierror.Answer
 	// Use returns what a caller sees of its own use and limits, for JSON. It
 	// contains models, which is the caller's use of each model.
 	Use(now time.Time, name string, models any) any
@@ -198,7 +195,7 @@ type AdmissionConfig struct {
 	Replicated bool
 	Logger     *zap.Logger
 	// Crossed receives the marks that the use of limits reaches. It may be nil.
-	Crossed func(limiter.Crossing)
+	Crossed func(ratelimit.Crossing)
 }
 
 // Backend is a backend, as options about callers name it.

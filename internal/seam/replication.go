@@ -5,9 +5,9 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -38,7 +38,7 @@ type ReplicationModule interface {
 	// LastHours returns the last hour of callers, by pool, at the replicas that
 	// have not answered, because they have ended or cannot be heard. answers
 	// are the ids of the replicas that have answered.
-	LastHours(ctx context.Context, answers []string) map[string]map[limiter.CallerID]limiter.LastHour
+	LastHours(ctx context.Context, answers []string) map[string]map[ratelimit.CallerID]ratelimit.LastHour
 }
 
 // Replication connects one pool of a config with the other replicas. It tells
@@ -64,9 +64,9 @@ type Replication interface {
 	Configured(pool, digest string)
 	// Open starts applying what other replicas tell to the members of the pool.
 	Open(p *pool.Pool)
-	// Share makes the callers of the pool with this name share their limits
-	// with those of the other replicas.
-	Share(pool string, callers *limiter.Callers)
+	// Share makes the limits of the pool with this name share their use with
+	// those of the other replicas.
+	Share(pool string, limits Limits)
 	// Owners returns the owners of stored objects that the other replicas of
 	// the pool with this name know. Only owners in one of these accounts are
 	// known by the name of their account. Owners returns nil if there are no
@@ -101,7 +101,7 @@ func (Alone) Configured(string, string) {}
 func (Alone) Open(*pool.Pool) {}
 
 // Share does nothing: the callers have all of their limits here.
-func (Alone) Share(string, *limiter.Callers) {}
+func (Alone) Share(string, Limits) {}
 
 // Owners returns nil.
 func (Alone) Owners(string, []string) ownership.Others { return nil }
@@ -156,7 +156,7 @@ func AskReplicas(ctx context.Context, question string,
 
 // LastHours returns the last hour of callers at replicas that have not
 // answered, as ReplicationModule says.
-func LastHours(ctx context.Context, answers []string) map[string]map[limiter.CallerID]limiter.LastHour {
+func LastHours(ctx context.Context, answers []string) map[string]map[ratelimit.CallerID]ratelimit.LastHour {
 	if module := replication(); module != nil {
 		return module.LastHours(ctx, answers)
 	}

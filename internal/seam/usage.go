@@ -27,8 +27,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 )
 
@@ -97,7 +97,7 @@ type Usage struct {
 	ServiceTier string
 	// Cost is the charge to the caller: the tokens that the backend has
 	// reported, and an estimate of what it has not.
-	Cost     limiter.Cost
+	Cost     ratelimit.Cost
 	Reported usage.Tokens
 	// LaterID is the id of a response that goes on in the background. It is
 	// empty for others.

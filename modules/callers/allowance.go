@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
@@ -20,8 +20,8 @@ func isEmpty(a Allowance) bool {
 // caller's own allowance a does not set has the tier's value. Limits with
 // different units or models are different options.
 func orAllowance(a, tier Allowance) Allowance {
-	a.Requests, a.Tokens = orLimits(limiter.Requests, a.Requests, tier.Requests),
-		orLimits(limiter.Tokens, a.Tokens, tier.Tokens)
+	a.Requests, a.Tokens = orLimits(ratelimit.Requests, a.Requests, tier.Requests),
+		orLimits(ratelimit.Tokens, a.Tokens, tier.Tokens)
 	if a.MaxRequests == nil {
 		a.MaxRequests = tier.MaxRequests
 	}
@@ -37,9 +37,9 @@ func orAllowance(a, tier Allowance) Allowance {
 
 // orLimits returns the caller's limits, and the tier's limits for other units
 // and models. All of them must be valid.
-func orLimits(kind limiter.Kind, caller, tier []Limit) []Limit {
-	unit := func(l Limit) limiter.Unit {
-		limit, _ := limiter.ParseLimit(kind, l.Limit)
+func orLimits(kind ratelimit.Kind, caller, tier []Limit) []Limit {
+	unit := func(l Limit) ratelimit.Unit {
+		limit, _ := ratelimit.ParseLimit(kind, l.Limit)
 		return limit.Unit
 	}
 	return slices.Concat(caller, slices.DeleteFunc(slices.Clone(tier), func(l Limit) bool {
@@ -86,8 +86,8 @@ func (c *Config) checkAllowance(holder string, a Allowance, backends []seam.Back
 }
 
 // checkModels returns an error if no backend has a model of an allowance.
-func checkModels(holder string, a Allowance, limits []limiter.Limit, backends []seam.Backend) error {
-	if a.Models == nil && !slices.ContainsFunc(limits, func(l limiter.Limit) bool { return l.Model != "" }) {
+func checkModels(holder string, a Allowance, limits []ratelimit.Limit, backends []seam.Backend) error {
+	if a.Models == nil && !slices.ContainsFunc(limits, func(l ratelimit.Limit) bool { return l.Model != "" }) {
 		return nil
 	}
 	models := modelsOf(backends, a.Backends)
@@ -137,19 +137,19 @@ func checkNames(holder, what string, names []string, check func(name string) err
 
 // parseLimits parses the limits of an allowance. holder names the caller or the
 // tier in errors.
-func parseLimits(a Allowance, holder string) (limits []limiter.Limit, err error) {
+func parseLimits(a Allowance, holder string) (limits []ratelimit.Limit, err error) {
 	for _, of := range []struct {
-		kind   limiter.Kind
+		kind   ratelimit.Kind
 		limits []Limit
-	}{{limiter.Requests, a.Requests}, {limiter.Tokens, a.Tokens}} {
+	}{{ratelimit.Requests, a.Requests}, {ratelimit.Tokens, a.Tokens}} {
 		for _, text := range of.limits {
-			l, err := limiter.ParseLimit(of.kind, text.Limit)
+			l, err := ratelimit.ParseLimit(of.kind, text.Limit)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", holder, err)
 			}
 			l.Model, l.Then = text.Model, text.Then
 			if slices.ContainsFunc(limits,
-				func(other limiter.Limit) bool { return other.ID() == l.ID() && other.Model == l.Model }) {
+				func(other ratelimit.Limit) bool { return other.ID() == l.ID() && other.Model == l.Model }) {
 				return nil, fmt.Errorf("%s: %s per %s is given twice: '%s'",
 					holder, l.Kind, ofModel(l.Unit.String(), l.Model), text.Limit)
 			}

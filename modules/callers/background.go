@@ -3,15 +3,15 @@ package callers
 import (
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // Leave implements seam.Limits.
-func (u keptUse) Leave(now time.Time, r *limiter.Reservation, id string) {
+func (u keptUse) Leave(now time.Time, r ratelimit.Reservation, id string) {
 	if !r.Open() {
 		return
 	}
-	if later := r.Leave(now); id != "" {
+	if later := chargeOf(r).Leave(now); id != "" {
 		u.kept.background.Add(id, later)
 	}
 	u.kept.saver.Changed()
@@ -21,7 +21,7 @@ func (u keptUse) Leave(now time.Time, r *limiter.Reservation, id string) {
 func (u keptUse) Awaits(id string) bool { return id != "" && u.kept.background.Has(id) }
 
 // SettleLeft implements seam.Limits.
-func (u keptUse) SettleLeft(now time.Time, id string, cost limiter.Cost) {
+func (u keptUse) SettleLeft(now time.Time, id string, cost ratelimit.Cost) {
 	if left, ok := u.kept.background.Take(id); ok {
 		left.Settle(now, cost)
 		u.kept.saver.Changed()

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
@@ -77,7 +78,7 @@ func (c *Callers) entryOf(o *Options, caller Caller, t Tier) *entry {
 		e.settings.MaxRequests = *a.MaxRequests
 	}
 	for _, l := range limits {
-		e.LimitsTokens = e.LimitsTokens || l.Kind == limiter.Tokens
+		e.LimitsTokens = e.LimitsTokens || l.Kind == ratelimit.Tokens
 		if l.Model != "" && !slices.Contains(e.LimitedModels, l.Model) {
 			e.LimitedModels = append(e.LimitedModels, l.Model)
 		}

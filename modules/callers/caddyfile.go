@@ -6,7 +6,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/directive"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // directives returns the options about callers in a Caddyfile. Check must be
@@ -62,8 +62,8 @@ func (c *Config) unmarshalCaller(d *caddyfile.Dispenser) error {
 func optionsOf(a *Allowance, holder string) directive.Options {
 	most := new(int)
 	return directive.Options{
-		"requests": limitOption(a, holder, limiter.Requests, &a.Requests),
-		"tokens":   limitOption(a, holder, limiter.Tokens, &a.Tokens),
+		"requests": limitOption(a, holder, ratelimit.Requests, &a.Requests),
+		"tokens":   limitOption(a, holder, ratelimit.Tokens, &a.Tokens),
 		"max_requests": directive.Int(most, 1, directive.MaxInt).Check(func() error {
 			a.MaxRequests = most
 			return nil
@@ -74,7 +74,7 @@ func optionsOf(a *Allowance, holder string) directive.Options {
 	}
 }
 
-func limitOption(a *Allowance, holder string, kind limiter.Kind, into *[]Limit) directive.Option {
+func limitOption(a *Allowance, holder string, kind ratelimit.Kind, into *[]Limit) directive.Option {
 	text := "a limit such as 600/minute, an optional model and an optional 'then <tier>'"
 	return directive.Args(text, 1, 4, func(args []string) error {
 		l, rest := Limit{Limit: args[0]}, args[1:]

@@ -14,6 +14,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
@@ -39,7 +40,7 @@ type Callers struct {
 	name string
 	log  *zap.Logger
 	// crossed receives the marks that the use of limits reaches.
-	crossed func(limiter.Crossing)
+	crossed func(ratelimit.Crossing)
 	storage certmagic.Storage
 	// location is the time zone in which days and months begin.
 	location *time.Location
@@ -80,9 +81,7 @@ func (c *Config) open(ctx caddy.Context, o seam.AdmissionConfig) (seam.Admission
 	if c.CallersFile != nil {
 		o.Files.Add("limits of callers", all.Read)
 	}
-	o.Entry.Callers, o.Entry.ResetCaller = all.kept.limiters, all.kept.reset
-	o.Entry.CallerNames = func() []string { return append(o.Keys.Names(), all.Names()...) }
-	o.Entry.Unlimited = func() []string { return all.Unlimited(o.Keys.Names()) }
+	o.Entry.Callers = view{all, o.Keys}
 	o.Keys.Watch(func(names []string, tiers map[string]string) {
 		all.Place(tiers)
 		if unlimited := all.Unlimited(names); unlimited != nil {

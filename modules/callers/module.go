@@ -20,9 +20,9 @@
 //   - What a person has reset stays reset (TestARestartDoesNotUndoAReset).
 //   - A storage that fails stops no request, and is logged once
 //     (TestAStorageThatFailsIsLoggedOnce).
-//   - A request of a caller allocates nothing here
-//     (TestAdmissionAllocatesNothing), and any number of tokens needs little
-//     memory (TestWhatATokenSaysIsForgotten).
+//   - A request of a caller allocates only its charge here
+//     (TestAdmissionAllocatesOnlyItsCharge), and any number of tokens needs
+//     little memory (TestWhatATokenSaysIsForgotten).
 //   - A wrong option is an error with its line and its value
 //     (TestAWrongOptionOfACallerIsRefusedByLineAndValue).
 package callers

@@ -8,7 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
@@ -17,21 +17,21 @@ import (
 func TestTheUseOfAQuotaOutlivesARestart(t *testing.T) {
 	storage := &certmagic.FileStorage{Path: t.TempDir()}
 	bubble.Test(t, func(t *testing.T) {
-		limits := []limiter.Limit{{Kind: limiter.Requests, Amount: 3, Unit: limiter.Month}}
+		limits := []ratelimit.Limit{{Kind: ratelimit.Requests, Amount: 3, Unit: ratelimit.Month}}
 		process := func(uses, want int) {
 			t.Helper()
-			q := openQuotas(seam.QuotaConfig{Pool: t.Name(), Quotas: map[string][]limiter.Limit{"a": limits}, Location: time.UTC, Logger: zap.NewNop()}, storage)
+			q := openQuotas(seam.QuotaConfig{Pool: t.Name(), Quotas: map[string][]ratelimit.Limit{"a": limits}, Location: time.UTC, Logger: zap.NewNop()}, storage)
 			got := 0
 			for range uses {
-				if r, refusal := q.Caller(time.Now(), "a").Admit(time.Now(), limiter.Estimate{}); refusal == nil {
-					q.Settle(time.Now(), &r, limiter.Cost{Requests: 1})
+				if r, refusal := q.Caller(time.Now(), "a").Admit(time.Now(), ratelimit.Estimate{}); refusal == nil {
+					q.Settle(time.Now(), r, ratelimit.Cost{Requests: 1})
 					got++
 				}
 			}
 			if got != want {
 				t.Errorf("%d requests are admitted, want %d", got, want)
 			}
-			if _, refusal := q.Caller(time.Now(), "b").Admit(time.Now(), limiter.Estimate{}); refusal != nil {
+			if _, refusal := q.Caller(time.Now(), "b").Admit(time.Now(), ratelimit.Estimate{}); refusal != nil {
 				t.Error("a backend without a quota is limited")
 			}
 			if err := q.Close(); err != nil {

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
 
@@ -24,10 +24,10 @@ const (
 )
 
 // named returns the wait that the client is told.
-func named(refusal *limiter.Refusal) time.Duration {
+func named(refusal *ratelimit.Refusal) time.Duration {
 	// up to milliseconds, which is the precision that clients see
 	wait := (refusal.Wait + time.Millisecond - 1).Truncate(time.Millisecond)
-	if refusal.Limit.Unit <= limiter.Minute {
+	if refusal.Limit.Unit <= ratelimit.Minute {
 		wait = min(wait, longestNamed)
 	}
 	return wait
@@ -36,14 +36,14 @@ func named(refusal *limiter.Refusal) time.Duration {
 // Refuse implements seam.Admission. If the client should not retry soon, the
 // answer has no Retry-After, because some SDKs would sleep for a day
 // (openai-node 6.26 to 7.4).
-func (c *Callers) Refuse(r *http.Request, now time.Time, name string, refusal *limiter.Refusal) apierror.Answer {
+func (c *Callers) Refuse(r *http.Request, now time.Time, name string, refusal *ratelimit.Refusal) apierror.Answer {
 	answer, wait := c.reason(now, name, refusal).Answer(r), named(refusal)
 	kind, window := refusal.Names()
 	answer.Limit = &apierror.Limit{
 		Name:    ofModel(strings.TrimSuffix(kind+"/"+window, "/"), refusal.Limit.Model),
 		Allowed: refusal.Allowed, Used: refusal.Used, Requested: refusal.Requested,
 	}
-	if refusal.Reason == limiter.TooLarge || refusal.Reason == limiter.OverQuota || wait > longestWait {
+	if refusal.Reason == ratelimit.TooLarge || refusal.Reason == ratelimit.OverQuota || wait > longestWait {
 		answer.Header["X-Should-Retry"] = []string{"false"}
 	} else {
 		verdict.SetHint(answer.Header, wait)
@@ -53,20 +53,20 @@ func (c *Callers) Refuse(r *http.Request, now time.Time, name string, refusal *l
 
 // reason returns the error that tells the client why a limit refuses the
 // request.
-func (c *Callers) reason(now time.Time, name string, refusal *limiter.Refusal) apierror.Error {
+func (c *Callers) reason(now time.Time, name string, refusal *ratelimit.Refusal) apierror.Error {
 	kind := refusal.Limit.Kind.String()
 	switch refusal.Reason {
-	case limiter.TooMany:
+	case ratelimit.TooMany:
 		return limited("requests",
 			fmt.Sprintf("Rate limit reached for %s on requests in progress: Limit %d, Used %d. Please try again in 1s.",
 				name, refusal.Allowed, refusal.Used))
-	case limiter.InFlight:
+	case ratelimit.InFlight:
 		return limited(kind, fmt.Sprintf("Rate limit reached for %s on %s: its requests in progress may use all that is left. Limit %d, Used %d with these, Requested %d. Please try again in %s.",
 			name, described(refusal.Limit), refusal.Allowed, refusal.Used, refusal.Requested, named(refusal)))
-	case limiter.TooLarge:
+	case ratelimit.TooLarge:
 		return limited(kind, fmt.Sprintf("Request too large for %s on %s: Limit %d, Requested %d. The input must be reduced in order to run successfully.",
 			name, described(refusal.Limit), refusal.Allowed, refusal.Requested))
-	case limiter.OverQuota:
+	case ratelimit.OverQuota:
 		e := limited("insufficient_quota", fmt.Sprintf("You exceeded your quota: %s has used %d of %d %s per %s, and this request needs %d. The quota begins anew at %s.",
 			name, refusal.Used, refusal.Allowed, kind, ofModel(refusal.Limit.Unit.String(), refusal.Limit.Model),
 			refusal.Requested,
@@ -85,13 +85,13 @@ func limited(kind, message string) apierror.Error {
 
 // described returns a limit in OpenAI's words, such as "tokens per min (TPM)",
 // and its model.
-func described(l limiter.Limit) string {
+func described(l ratelimit.Limit) string {
 	unit := l.Unit.String()
-	if l.Unit == limiter.Month { // "TPM" are tokens per minute
+	if l.Unit == ratelimit.Month { // "TPM" are tokens per minute
 		return ofModel(fmt.Sprintf("%s per %s", l.Kind, unit), l.Model)
 	}
 	short := strings.ToUpper(l.Kind.String()[:1] + "P" + unit[:1])
-	if l.Unit == limiter.Minute {
+	if l.Unit == ratelimit.Minute {
 		unit = "min"
 	}
 	return ofModel(fmt.Sprintf("%s per %s (%s)", l.Kind, unit, short), l.Model)

@@ -13,8 +13,10 @@ import (
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
+	"github.com/openai-lb/caddy-openai-lb/internal/background"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // kept is the state that outlives a config: the limiters, and their use in
@@ -32,7 +34,7 @@ type kept struct {
 	limiters *limiter.Callers
 	// background holds the charges of responses that were left in the
 	// background. If a response is forgotten, its charge stays.
-	background limiter.Left[limiter.Reservation]
+	background background.Responses[limiter.Reservation]
 	logger     atomic.Pointer[zap.Logger]
 	saver      *pools.Saver
 	// folder contains the files of the pool. old are the files to be removed
@@ -40,7 +42,7 @@ type kept struct {
 	folder string
 	old    []string
 	// reports receives the marks that the use of limits reaches.
-	reports atomic.Pointer[func(limiter.Crossing)]
+	reports atomic.Pointer[func(ratelimit.Crossing)]
 }
 
 // savedUse is the content of a file.
@@ -96,22 +98,22 @@ func keep(s subject, pool string) (u keptUse, again bool) {
 	return keptUse{value.(*kept)}, again
 }
 
-// Limiters implements seam.Limits.
+// Limiters implements limiter.Set.
 func (u keptUse) Limiters() *limiter.Callers { return u.kept.limiters }
 
 // Record implements seam.Limits.
 func (u keptUse) Record() *pools.Record { return &u.kept.saver.Record }
 
 // Caller implements seam.Limits.
-func (u keptUse) Caller(now time.Time, name string) *limiter.Caller {
+func (u keptUse) Caller(now time.Time, name string) ratelimit.Limiter {
 	u.kept.saver.Await() // what was saved is added when it comes
-	return u.kept.limiters.Get(now, name)
+	return limiting{u.kept.limiters.Get(now, name)}
 }
 
 // Settle implements seam.Limits.
-func (u keptUse) Settle(now time.Time, r *limiter.Reservation, cost limiter.Cost) {
+func (u keptUse) Settle(now time.Time, r ratelimit.Reservation, cost ratelimit.Cost) {
 	if r.Open() {
-		r.Settle(now, cost)
+		chargeOf(r).Settle(now, cost)
 		u.kept.saver.Changed()
 	}
 }
@@ -135,7 +137,7 @@ func (k *kept) Destruct() error {
 	return nil
 }
 
-func (k *kept) configure(storage certmagic.Storage, logger *zap.Logger, reports func(limiter.Crossing)) {
+func (k *kept) configure(storage certmagic.Storage, logger *zap.Logger, reports func(ratelimit.Crossing)) {
 	k.logger.Store(logger)
 	k.saver.Configure(storage, logger)
 	k.reports.Store(&reports)
@@ -143,7 +145,7 @@ func (k *kept) configure(storage certmagic.Storage, logger *zap.Logger, reports 
 
 // crossed reports to the current config that the use of a limit has reached a
 // mark.
-func (k *kept) crossed(x limiter.Crossing) {
+func (k *kept) crossed(x ratelimit.Crossing) {
 	if report := *k.reports.Load(); report != nil {
 		report(x)
 	}

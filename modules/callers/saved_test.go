@@ -16,6 +16,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
@@ -51,11 +52,11 @@ func TestUseIsSavedAgainAfterAConfigThatSavesNothing(t *testing.T) {
 func process(t *testing.T, pool string, storage certmagic.Storage, limit string) *kept {
 	k := newKept(subjectCallers, pool)
 	k.configure(storage, zap.NewNop(), nil)
-	l, err := limiter.ParseLimit(limiter.Tokens, limit)
+	l, err := ratelimit.ParseLimit(ratelimit.Tokens, limit)
 	if err != nil {
 		t.Fatal(err)
 	}
-	k.limiters.Configure(time.Now(), func(string) limiter.Settings { return limiter.Settings{Limits: []limiter.Limit{l}} })
+	k.limiters.Configure(time.Now(), func(string) limiter.Settings { return limiter.Settings{Limits: []ratelimit.Limit{l}} })
 	t.Cleanup(func() { k.Destruct() })
 	return k
 }
@@ -66,11 +67,11 @@ func (k *kept) spend(number int) (admitted int) {
 	k.saver.Await()
 	for range number {
 		now := time.Now()
-		r, refusal := k.limiters.Get(now, "alice").Try(now, limiter.Estimate{Prompt: 1})
+		r, refusal := k.limiters.Get(now, "alice").Try(now, ratelimit.Estimate{Prompt: 1})
 		if refusal != nil {
 			break
 		}
-		r.Settle(now, limiter.Cost{Requests: 1, Prompt: 1})
+		r.Settle(now, ratelimit.Cost{Requests: 1, Prompt: 1})
 		k.saver.Changed()
 		admitted++
 	}

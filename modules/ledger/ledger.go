@@ -30,9 +30,10 @@ import (
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/background"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 )
 
@@ -97,7 +98,7 @@ func (u Use) less(other Use) Use {
 
 // UseOf returns the use of a request that was charged with a cost. The backend
 // may have reported only some of its tokens; the rest counts as estimated.
-func UseOf(cost limiter.Cost, reported usage.Tokens) Use {
+func UseOf(cost ratelimit.Cost, reported usage.Tokens) Use {
 	u := Use{Requests: cost.Requests, Input: min(reported.Input, cost.Prompt),
 		Output: min(reported.Output, cost.Output)}
 	u.Cached, u.Reasoning = min(reported.Cached, u.Input), min(reported.Reasoning, u.Output)
@@ -115,7 +116,7 @@ type Row struct {
 type Ledger struct {
 	pool   string
 	saver  *pools.Saver
-	left   limiter.Left[leftUse]
+	left   background.Responses[leftUse]
 	report report
 
 	shards [shards]shard
@@ -260,7 +261,7 @@ func (l *Ledger) Settle(id string, reported usage.Tokens, tier string) {
 		now := was.key
 		now.ServiceTier = cmp.Or(tier, now.ServiceTier)
 		d.add(was.row, Use{}.less(was.use))
-		d.add(now, UseOf(limiter.Cost{
+		d.add(now, UseOf(ratelimit.Cost{
 			Requests: was.use.Requests, Prompt: reported.Input, Output: reported.Output,
 		}, reported))
 	}

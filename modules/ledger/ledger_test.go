@@ -17,8 +17,8 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/usage"
 )
 
@@ -360,13 +360,13 @@ func tokensOf(t *testing.T, text string) usage.Tokens {
 func TestUseIsReportedOrEstimated(t *testing.T) {
 	reported := tokensOf(t, `{"prompt_tokens":70,"completion_tokens":50,"prompt_tokens_details":{"cached_tokens":40}}`)
 	for _, c := range []struct {
-		cost limiter.Cost
+		cost ratelimit.Cost
 		want Use
 	}{
-		{limiter.Cost{Requests: 1, Prompt: 70, Output: 50}, Use{1, 70, 40, 50, 0, 0, 0}},
-		{limiter.Cost{Requests: 1, Prompt: 70, Output: 300}, Use{1, 70, 40, 50, 0, 0, 250}}, // it was cut
-		{limiter.Cost{Requests: 1, Prompt: 70, Output: 1 << 62}, Use{1, 70, 40, 50, 0, 0, maxEstimate}},
-		{limiter.Cost{Requests: 1}, Use{Requests: 1}}, // it shows what was answered before
+		{ratelimit.Cost{Requests: 1, Prompt: 70, Output: 50}, Use{1, 70, 40, 50, 0, 0, 0}},
+		{ratelimit.Cost{Requests: 1, Prompt: 70, Output: 300}, Use{1, 70, 40, 50, 0, 0, 250}}, // it was cut
+		{ratelimit.Cost{Requests: 1, Prompt: 70, Output: 1 << 62}, Use{1, 70, 40, 50, 0, 0, maxEstimate}},
+		{ratelimit.Cost{Requests: 1}, Use{Requests: 1}}, // it shows what was answered before
 	} {
 		if got := UseOf(c.cost, reported); got != c.want {
 			t.Errorf("%+v is %+v, want %+v", c.cost, got, c.want)

@@ -7,14 +7,14 @@ import (
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
 func TestARequestIsRecordedWithoutAllocating(t *testing.T) {
 	var recorder seam.UsageRecorder = Open("main", &certmagic.FileStorage{Path: t.TempDir()}, zap.NewNop())
 	defer recorder.Close()
-	u := seam.Usage{Time: time.Now(), Caller: "alice", Model: "gpt-5.5", Backend: "east", Cost: limiter.Cost{Requests: 1, Prompt: 7, Output: 5}}
+	u := seam.Usage{Time: time.Now(), Caller: "alice", Model: "gpt-5.5", Backend: "east", Cost: ratelimit.Cost{Requests: 1, Prompt: 7, Output: 5}}
 	if got := testing.AllocsPerRun(1000, func() { recorder.Record(u) }); got >= 1 {
 		t.Errorf("each request allocates %v times", got)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -31,7 +32,7 @@ func newInFlight() *inFlight {
 // is asked for under the lock.
 func (o *inFlight) try(r *limitedReplica, requests int, lasts func() time.Duration) {
 	for range requests {
-		r.admit("alice", limiter.Estimate{Prompt: 1}, func(admitted limiter.Reservation) {
+		r.admit("alice", ratelimit.Estimate{Prompt: 1}, func(admitted limiter.Reservation) {
 			o.mu.Lock()
 			defer o.mu.Unlock()
 			if o.ended[r] {
@@ -49,7 +50,7 @@ func (o *inFlight) try(r *limitedReplica, requests int, lasts func() time.Durati
 					o.at[r]--
 				}
 				o.mu.Unlock()
-				admitted.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 1}) // from here on, another one may be admitted
+				admitted.Settle(time.Now(), ratelimit.Cost{Requests: 1, Prompt: 1}) // from here on, another one may be admitted
 			})
 		})
 	}
@@ -102,7 +103,7 @@ func (w *world) startCounting(store state.Store, maxRequests int) *limitedReplic
 	w.Helper()
 	r := &limitedReplica{w.startWith(store), limiter.NewCallers(nil)}
 	r.callers.Configure(time.Now(), func(string) limiter.Settings { return limiter.Settings{MaxRequests: maxRequests} })
-	r.link.Share("the pool", r.callers)
+	r.link.ShareUse("the pool", r.callers)
 	return r
 }
 
@@ -354,7 +355,7 @@ func TestRequestsInFlightOutliveAReload(t *testing.T) {
 			t.Fatalf("%d are in flight", n)
 		}
 		next := all[0].NewLink()
-		next.Share("the pool", all[0].callers)
+		next.ShareUse("the pool", all[0].callers)
 		all[0].link.Close()
 		if n := o.fill(all[1], time.Hour); n != 10 || o.of(all[1]) != 0 {
 			t.Errorf("%d are in flight, %d of them at the other replica", n, o.of(all[1]))
@@ -387,7 +388,7 @@ func TestUploadsAtTwoReplicasDoNotRefuseEachOther(t *testing.T) {
 			for _, r := range all {
 				c := r.callers.Get(time.Now(), "alice")
 				c.Uploaded()
-				if _, refusal := c.Admit(time.Now(), limiter.Estimate{Prompt: 1}); refusal == nil {
+				if _, refusal := c.Admit(time.Now(), ratelimit.Estimate{Prompt: 1}); refusal == nil {
 					admitted++
 				}
 			}

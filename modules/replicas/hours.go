@@ -7,15 +7,15 @@ import (
 	"sync"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
 // LastHours implements seam.ReplicationModule. It uses the counts that each of
 // the replicas that have not answered wrote last.
 func (Module) LastHours(ctx context.Context,
-	answers []string) map[string]map[limiter.CallerID]limiter.LastHour {
-	hours := make(map[string]map[limiter.CallerID]limiter.LastHour)
+	answers []string) map[string]map[ratelimit.CallerID]ratelimit.LastHour {
+	hours := make(map[string]map[ratelimit.CallerID]ratelimit.LastHour)
 	for _, r := range runningReplicas() {
 		for digest, callers := range r.lastHours(ctx, answers) {
 			for _, pool := range r.shared().Pools {
@@ -60,7 +60,8 @@ func (k *keptHours) load(ctx context.Context, store state.Store, groups, answers
 	return records, nil
 }
 
-func (r *Replica) lastHours(ctx context.Context, answers []string) map[string]map[limiter.CallerID]limiter.LastHour {
+func (r *Replica) lastHours(ctx context.Context,
+	answers []string) map[string]map[ratelimit.CallerID]ratelimit.LastHour {
 	groups := r.usage.HoursGroups()
 	if len(groups) == 0 || !r.connectivity.isConnected() {
 		return nil

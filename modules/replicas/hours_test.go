@@ -7,14 +7,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
 // wantHour checks what a replica adds of others that have not answered.
 func (r *limitedReplica) wantHour(w *world, name string, requests, tokens int64, refused map[string]uint64, answers ...string) {
 	w.Helper()
-	got := r.lastHours(w.Context(), answers)[callersKey("the pool")][limiter.IDOf(name)]
+	got := r.lastHours(w.Context(), answers)[callersKey("the pool")][ratelimit.IDOf(name)]
 	if got.Requests != requests || got.Tokens != tokens || !maps.Equal(got.Refused, refused) {
 		w.Errorf("got %+v of %s, want %d requests, %d tokens and %v", got, name, requests, tokens, refused)
 	}
@@ -27,7 +27,7 @@ func TestTheLastHourOfReplicasThatHaveEndedIsKept(t *testing.T) {
 		for i, r := range all[:2] {
 			r.spend("alice", int64(10*(i+1)))
 			for range i + 1 {
-				r.callers.Get(time.Now(), "alice").RefusedBy(time.Now(), limiter.ByModel)
+				r.callers.Get(time.Now(), "alice").RefusedBy(time.Now(), ratelimit.ByModel)
 			}
 		}
 		all[0].stop()

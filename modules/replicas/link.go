@@ -76,9 +76,17 @@ func (l *Link) Open(p *pool.Pool) {
 	r.due.give()
 }
 
-// Share makes the callers of the pool with this name share their limits with
+// Share implements seam.Replication. Only use that package limiter counts can
+// be shared.
+func (l *Link) Share(pool string, limits seam.Limits) {
+	if set, ok := limits.(limiter.Set); ok {
+		l.ShareUse(pool, set.Limiters())
+	}
+}
+
+// ShareUse makes the callers of the pool with this name share their limits with
 // all replicas, until Close.
-func (l *Link) Share(pool string, callers *limiter.Callers) {
+func (l *Link) ShareUse(pool string, callers *limiter.Callers) {
 	before, end := l.unshare, l.replica.usage.Share(callersKey(pool), callers)
 	l.unshare = func() {
 		before()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // load is requests of about 300 tokens at random replicas. Each is a stream of
@@ -52,8 +53,8 @@ func (l *load) run(tokens int, long time.Duration) {
 			n++
 		}
 		for range n {
-			cost := limiter.Cost{Requests: 1, Prompt: 100 + l.random.Int64N(200), Output: l.random.Int64N(200), Counted: true, Model: l.model}
-			l.replicas[l.random.IntN(len(l.replicas))].admit("alice", limiter.Estimate{Prompt: cost.Prompt, Output: limiter.Undeclared, Model: l.model}, func(r limiter.Reservation) {
+			cost := ratelimit.Cost{Requests: 1, Prompt: 100 + l.random.Int64N(200), Output: l.random.Int64N(200), Counted: true, Model: l.model}
+			l.replicas[l.random.IntN(len(l.replicas))].admit("alice", ratelimit.Estimate{Prompt: cost.Prompt, Output: ratelimit.Undeclared, Model: l.model}, func(r limiter.Reservation) {
 				l.spend(cost.Prompt + cost.Output)
 				time.AfterFunc(5*time.Second, func() { r.Settle(time.Now(), cost) })
 			})
@@ -121,11 +122,11 @@ func TestRequestsForLongOutputsAfterShortOnesKeepALimitAtThreeReplicas(t *testin
 			l := load{T: t, replicas: all, random: rand.New(rand.NewPCG(3, 1))}
 			begun := time.Now()
 			send := func(r *limitedReplica, output int64, lasts time.Duration) {
-				r.admit("alice", limiter.Estimate{Prompt: 50, Output: limiter.Undeclared}, func(admitted limiter.Reservation) {
+				r.admit("alice", ratelimit.Estimate{Prompt: 50, Output: ratelimit.Undeclared}, func(admitted limiter.Reservation) {
 					l.count(int(time.Since(begun)/(100*time.Millisecond)) + 1)
 					l.spend(50 + output)
 					time.AfterFunc(lasts, func() {
-						admitted.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 50, Output: output, Counted: true})
+						admitted.Settle(time.Now(), ratelimit.Cost{Requests: 1, Prompt: 50, Output: output, Counted: true})
 					})
 				})
 			}

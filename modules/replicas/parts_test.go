@@ -13,6 +13,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -39,18 +40,18 @@ func (a *admits) soFar() []time.Time {
 // try sends so many requests of one token for luna to a replica, at once.
 func (a *admits) try(r *limitedReplica, requests int) {
 	for range requests {
-		r.admit("alice", limiter.Estimate{Prompt: 1, Model: "luna"}, func(admitted limiter.Reservation) {
+		r.admit("alice", ratelimit.Estimate{Prompt: 1, Model: "luna"}, func(admitted limiter.Reservation) {
 			a.add()
-			admitted.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 1})
+			admitted.Settle(time.Now(), ratelimit.Cost{Requests: 1, Prompt: 1})
 		})
 	}
 }
 
 // admit sends a request, and calls then if it is admitted. It may have to hear
 // of the others first, and calls then later.
-func (r *limitedReplica) admit(name string, e limiter.Estimate, then func(limiter.Reservation)) {
+func (r *limitedReplica) admit(name string, e ratelimit.Estimate, then func(limiter.Reservation)) {
 	c := r.callers.Get(time.Now(), name)
-	record := func(admitted limiter.Reservation, refusal *limiter.Refusal) {
+	record := func(admitted limiter.Reservation, refusal *ratelimit.Refusal) {
 		if refusal == nil {
 			then(admitted)
 		}
@@ -105,9 +106,9 @@ func TestARequestOfALimitsSizeAtEachReplicaIsAdmittedOnce(t *testing.T) {
 			for range 10 {
 				var used atomic.Int64
 				for _, r := range all {
-					r.admit("alice", limiter.Estimate{Prompt: size, Model: "luna"}, func(admitted limiter.Reservation) {
+					r.admit("alice", ratelimit.Estimate{Prompt: size, Model: "luna"}, func(admitted limiter.Reservation) {
 						used.Add(size)
-						admitted.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: size})
+						admitted.Settle(time.Now(), ratelimit.Cost{Requests: 1, Prompt: size})
 					})
 				}
 				time.Sleep(2 * time.Second)
@@ -130,7 +131,7 @@ func TestARequestOfALimitsSizeAtEachReplicaIsAdmittedOnce(t *testing.T) {
 			}
 			began := time.Now()
 			var alone admits
-			all[1].admit("alice", limiter.Estimate{Prompt: size, Model: "luna"}, func(limiter.Reservation) { alone.add() })
+			all[1].admit("alice", ratelimit.Estimate{Prompt: size, Model: "luna"}, func(limiter.Reservation) { alone.add() })
 			time.Sleep(2 * time.Second)
 			if at := alone.soFar(); len(at) == 0 || at[0].Sub(began) > 250*time.Millisecond {
 				t.Errorf("%s: a request of %d alone at %s was admitted at %v", limits, size, began, at)
@@ -176,8 +177,8 @@ func TestAWholeLimitMayBeUsedAtOneReplica(t *testing.T) {
 			for range 20 {
 				got.try(all[1], 60)
 				if now := time.Now(); len(got.soFar()) < 55 { // after that, each waits until the others were heard
-					refusal := all[1].callers.Get(now, "alice").Check(now, limiter.Estimate{Prompt: 1})
-					if refusal == nil || refusal.Reason != limiter.OverPart || refusal.Wait <= 0 || refusal.Wait > time.Second {
+					refusal := all[1].callers.Get(now, "alice").Check(now, ratelimit.Estimate{Prompt: 1})
+					if refusal == nil || refusal.Reason != ratelimit.OverPart || refusal.Wait <= 0 || refusal.Wait > time.Second {
 						t.Fatalf("%s: more may be used soon, but got %+v", text, refusal)
 					}
 				}
@@ -269,8 +270,8 @@ func TestALimitHoldsAtManyReplicasFromIdle(t *testing.T) {
 		for began := time.Now(); time.Since(began) < 75*time.Second; {
 			time.Sleep(time.Duration(random.ExpFloat64() / 3 / number * float64(time.Second)))
 			i := random.IntN(number)
-			all[random.IntN(n)].admit(fmt.Sprint(i), limiter.Estimate{Prompt: 10}, func(r limiter.Reservation) {
-				r.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 10})
+			all[random.IntN(n)].admit(fmt.Sprint(i), ratelimit.Estimate{Prompt: 10}, func(r limiter.Reservation) {
+				r.Settle(time.Now(), ratelimit.Cost{Requests: 1, Prompt: 10})
 				got[i].add()
 			})
 		}
@@ -300,9 +301,9 @@ func TestAStoresClockThatIsSetEmptiesNoWindow(t *testing.T) {
 			start := func() *limitedReplica {
 				r := &limitedReplica{w.startWith(setStore{w.hub.Store(), &by}), limiter.NewCallers(nil)}
 				r.callers.Configure(time.Now(), func(string) limiter.Settings {
-					return limiter.Settings{Limits: []limiter.Limit{{Kind: limiter.Tokens, Amount: 10_000, Unit: limiter.Minute}}}
+					return limiter.Settings{Limits: []ratelimit.Limit{{Kind: ratelimit.Tokens, Amount: 10_000, Unit: ratelimit.Minute}}}
 				})
-				r.link.Share("the pool", r.callers)
+				r.link.ShareUse("the pool", r.callers)
 				return r
 			}
 			all := []*limitedReplica{start(), start()}

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // again ends a replica in order and starts another one in its place, with what
@@ -28,8 +28,8 @@ func demand(all []*limitedReplica, seconds int) (admitted []int64) {
 		for range 10 {
 			for _, r := range all {
 				for range 40 {
-					if a, refusal := r.callers.Get(time.Now(), "alice").Try(time.Now(), limiter.Estimate{Prompt: 1}); refusal == nil {
-						a.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 1})
+					if a, refusal := r.callers.Get(time.Now(), "alice").Try(time.Now(), ratelimit.Estimate{Prompt: 1}); refusal == nil {
+						a.Settle(time.Now(), ratelimit.Cost{Requests: 1, Prompt: 1})
 						sum++
 					}
 				}

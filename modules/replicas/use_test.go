@@ -16,6 +16,7 @@ import (
 	"github.com/caddyserver/certmagic"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/modules/replicas/usagesync"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
@@ -52,7 +53,7 @@ func (w *world) startLimitedWith(store state.Store, limits ...string) *limitedRe
 	var settings limiter.Settings
 	for _, text := range limits {
 		text, model, _ := strings.Cut(text, " ")
-		l, err := limiter.ParseLimit(limiter.Tokens, text)
+		l, err := ratelimit.ParseLimit(ratelimit.Tokens, text)
 		if err != nil {
 			w.Fatal(err)
 		}
@@ -60,15 +61,15 @@ func (w *world) startLimitedWith(store state.Store, limits ...string) *limitedRe
 		settings.Limits = append(settings.Limits, l)
 	}
 	r.callers.Configure(time.Now(), func(string) limiter.Settings { return settings })
-	r.link.Share("the pool", r.callers)
+	r.link.ShareUse("the pool", r.callers)
 	return r
 }
 
 // spend uses tokens of a caller.
 func (r *limitedReplica) spend(name string, tokens int64) {
 	c := r.callers.Get(time.Now(), name)
-	if a, refusal := c.Try(time.Now(), limiter.Estimate{Prompt: 1}); refusal == nil {
-		a.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: tokens})
+	if a, refusal := c.Try(time.Now(), ratelimit.Estimate{Prompt: 1}); refusal == nil {
+		a.Settle(time.Now(), ratelimit.Cost{Requests: 1, Prompt: tokens})
 	}
 }
 
@@ -294,12 +295,12 @@ func TestLateRepeatedOrReorderedReportsChangeNothing(t *testing.T) {
 			time.Sleep(flush)
 		}
 		// what is late has more than what is new, as after a large reservation
-		a, refusal := all[0].callers.Get(time.Now(), "bob").Try(time.Now(), limiter.Estimate{Prompt: 80_000})
+		a, refusal := all[0].callers.Get(time.Now(), "bob").Try(time.Now(), ratelimit.Estimate{Prompt: 80_000})
 		if refusal != nil {
 			t.Fatal(refusal)
 		}
 		time.Sleep(2 * time.Second)
-		a.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 10})
+		a.Settle(time.Now(), ratelimit.Cost{Requests: 1, Prompt: 10})
 		time.Sleep(2 * time.Second)
 		sent := reports()
 		for range 3 {
@@ -321,9 +322,9 @@ func TestARecordThatIsLateDoesNotReplaceANewerOne(t *testing.T) {
 		old := &oldPuts{Store: w.hub.Store()}
 		r := &limitedReplica{w.startWith(old), limiter.NewCallers(nil)}
 		r.callers.Configure(time.Now(), func(string) limiter.Settings {
-			return limiter.Settings{Limits: []limiter.Limit{{Kind: limiter.Tokens, Amount: 1000, Unit: limiter.Day}}}
+			return limiter.Settings{Limits: []ratelimit.Limit{{Kind: ratelimit.Tokens, Amount: 1000, Unit: ratelimit.Day}}}
 		})
-		r.link.Share("the pool", r.callers)
+		r.link.ShareUse("the pool", r.callers)
 		for range 3 {
 			r.spend("alice", 200)
 			time.Sleep(3 * time.Second)
@@ -358,9 +359,9 @@ func TestPoolsOfOtherNamesHaveOtherCallers(t *testing.T) {
 	limit(t, 1, []string{"1000/day"}, func(w *world, all []*limitedReplica) {
 		other := &limitedReplica{w.start(), limiter.NewCallers(nil)}
 		other.callers.Configure(time.Now(), func(string) limiter.Settings {
-			return limiter.Settings{Limits: []limiter.Limit{{Kind: limiter.Tokens, Amount: 1000, Unit: limiter.Day}}}
+			return limiter.Settings{Limits: []ratelimit.Limit{{Kind: ratelimit.Tokens, Amount: 1000, Unit: ratelimit.Day}}}
 		})
-		other.link.Share("another pool", other.callers)
+		other.link.ShareUse("another pool", other.callers)
 		all[0].spend("alice", 600)
 		time.Sleep(3 * time.Second)
 		wantUsed(t, "alice", 0, other)
@@ -384,21 +385,21 @@ func TestWindowsFollowTheClockOfTheStore(t *testing.T) {
 		wantAhead := func(want time.Duration) {
 			time.Sleep(2 * time.Second)
 			now := time.Now()
-			limit, err := limiter.ParseLimit(limiter.Tokens, "1000/minute")
+			limit, err := ratelimit.ParseLimit(ratelimit.Tokens, "1000/minute")
 			if err != nil {
 				t.Fatal(err)
 			}
-			r.callers.Configure(now, func(string) limiter.Settings { return limiter.Settings{Limits: []limiter.Limit{limit}} })
+			r.callers.Configure(now, func(string) limiter.Settings { return limiter.Settings{Limits: []ratelimit.Limit{limit}} })
 			ends := r.callers.Get(now, "alice").Snapshot(now).Limits[0].Ends
 			if ends := ends.Add(-want); !ends.After(now) || ends.Sub(now) > time.Minute {
 				t.Errorf("a minute ends in %s, although the clock is ahead by %s", ends.Sub(now), want)
 			}
 		}
-		r.link.Share("the pool", r.callers)
+		r.link.ShareUse("the pool", r.callers)
 		wantAhead(5 * time.Minute)
 		r.link.unshare()
 		wantAhead(0)
-		r.link.Share("the pool", r.callers)
+		r.link.ShareUse("the pool", r.callers)
 		wantAhead(5 * time.Minute)
 	})
 }
@@ -409,14 +410,14 @@ func TestTheUseOutlivesAReload(t *testing.T) {
 		r.spend("alice", 600)
 		time.Sleep(time.Second)
 		next := r.NewLink()
-		next.Share("the pool", r.callers)
+		next.ShareUse("the pool", r.callers)
 		r.link.Close()
 		r.spend("alice", 100)
 		time.Sleep(2 * time.Second)
 		wantUsed(t, "alice", 700, all...)
 		// another engine with the same store
 		other := w.start()
-		other.link.Share("the pool", r.callers)
+		other.link.ShareUse("the pool", r.callers)
 		next.Close()
 		r.stop()
 		r.spend("alice", 100)
@@ -617,8 +618,8 @@ func TestReplicasThatStartTogetherShareALimitAtOnce(t *testing.T) {
 			for range 50 {
 				for _, r := range all {
 					for range 60 {
-						if a, refusal := r.callers.Get(time.Now(), "alice").Try(time.Now(), limiter.Estimate{Prompt: 1}); refusal == nil {
-							a.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: 1})
+						if a, refusal := r.callers.Get(time.Now(), "alice").Try(time.Now(), ratelimit.Estimate{Prompt: 1}); refusal == nil {
+							a.Settle(time.Now(), ratelimit.Cost{Requests: 1, Prompt: 1})
 							admitted++
 						}
 					}
@@ -671,8 +672,8 @@ func TestAReplicaThatIsReadOfSharesALimitAtOnce(t *testing.T) {
 		r.apply(state.Kept{Group: kept.Group, Key: m.From, TTL: lifetime, Message: m.text()}, make(map[recordKey]record), now)
 		admitted := 0
 		for range 60 {
-			if a, refusal := r.callers.Get(now, "alice").Try(now, limiter.Estimate{Prompt: 1}); refusal == nil {
-				a.Settle(now, limiter.Cost{Requests: 1, Prompt: 1})
+			if a, refusal := r.callers.Get(now, "alice").Try(now, ratelimit.Estimate{Prompt: 1}); refusal == nil {
+				a.Settle(now, ratelimit.Cost{Requests: 1, Prompt: 1})
 				admitted++
 			}
 		}

@@ -11,8 +11,8 @@ import (
 	"unicode"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
@@ -77,7 +77,7 @@ func TestBackendsAreAddedUpOverReplicas(t *testing.T) {
 func TestCallersAreAddedUpOverReplicas(t *testing.T) {
 	c := func(name string, used int64, refused map[string]uint64) Caller {
 		return Caller{
-			Pool: "llm", Name: name, InFlight: 1, MaxRequests: 3, TokensToday: used, LastHour: limiter.LastHour{Requests: 1, Tokens: used, Refused: refused},
+			Pool: "llm", Name: name, InFlight: 1, MaxRequests: 3, TokensToday: used, LastHour: ratelimit.LastHour{Requests: 1, Tokens: used, Refused: refused},
 			Limits: []CallerLimit{{Kind: "tokens", Window: "day", Limit: 1000, Used: used, Refused: 1}},
 		}
 	}
@@ -225,7 +225,7 @@ func TestMadeUpViewsAreBounded(t *testing.T) {
 func FuzzAnswers(f *testing.F) {
 	for _, rows := range []any{
 		[]Backend{{Pool: "llm", Name: "a\x1b[2J", State: "x\x07", WorstCooldown: WorstCooldown{Class: "\x1b"}, Cooldowns: []Cooldown{{Scope: "model"}}, Drain: &Drain{}, Silences: []Silence{{}}}},
-		[]Caller{{Pool: "llm", Name: "\u202e", Limits: []CallerLimit{{Kind: "\x1b", Limit: -1, Used: 1 << 62}}, LastHour: limiter.LastHour{Refused: map[string]uint64{"\n": 1 << 63}}}},
+		[]Caller{{Pool: "llm", Name: "\u202e", Limits: []CallerLimit{{Kind: "\x1b", Limit: -1, Used: 1 << 62}}, LastHour: ratelimit.LastHour{Refused: map[string]uint64{"\n": 1 << 63}}}},
 	} {
 		text, _ := json.Marshal(rows)
 		f.Add(text, text)

@@ -255,8 +255,8 @@ func Pools(now time.Time, counts map[metrics.Key]metrics.Counts) (all []Pool) {
 	counts = metrics.By(counts, metrics.Key.OfBackend)
 	for _, entry := range pools.Default.Entries() {
 		p := Pool{Name: entry.Name, Secrets: entry.Secrets.Secrets(), Records: entry.States()}
-		if entry.Unlimited != nil {
-			p.Unlimited = entry.Unlimited()
+		if entry.Callers != nil {
+			p.Unlimited = entry.Callers.Unlimited()
 		}
 		for _, s := range entry.Pool.Snapshot(now) {
 			b := backendOf(s, now)

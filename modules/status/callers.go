@@ -12,8 +12,8 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/admin"
 	"github.com/openai-lb/caddy-openai-lb/internal/cli"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/pools"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 )
 
@@ -33,7 +33,7 @@ type Caller struct {
 	// the process started.
 	Refused uint64 `json:"refused"`
 	// LastHour has the caller's requests of the last hour.
-	LastHour limiter.LastHour `json:"last_hour,omitzero"`
+	LastHour ratelimit.LastHour `json:"last_hour,omitzero"`
 	// TokensToday and TokensMonth are the tokens of this day and month,
 	// requests in flight included.
 	TokensToday int64 `json:"tokens_today"`
@@ -77,7 +77,7 @@ type CallerLimit struct {
 func (l CallerLimit) UsedRatio() float64 { return float64(l.Used) / float64(max(1, l.Limit)) }
 
 // callerOf returns the use and the limits of a caller of a pool.
-func callerOf(now time.Time, pool string, s limiter.Snapshot) Caller {
+func callerOf(now time.Time, pool string, s ratelimit.Snapshot) Caller {
 	c := Caller{
 		Pool: pool, Name: s.Name, Tier: s.Tier, InFlight: s.InFlight, MaxRequests: s.MaxRequests,
 		Limits:  []CallerLimit{},
@@ -99,18 +99,16 @@ func callerOf(now time.Time, pool string, s limiter.Snapshot) Caller {
 // their fullest limit and, among equals, by their tokens today. It returns nil
 // if the pool does not limit callers.
 func Callers(now time.Time, pool string) (all []Caller) {
-	var limiters *limiter.Callers
+	var callers pools.Callers
 	for _, entry := range pools.Default.Entries() {
 		if entry.Name == pool && entry.Callers != nil {
-			limiters = entry.Callers
-			limiters.Name(now, entry.CallerNames())
+			callers = entry.Callers
 		}
 	}
-	if limiters == nil {
+	if callers == nil {
 		return nil
 	}
-	for _, c := range limiters.All() {
-		s := c.Snapshot(now)
+	for _, s := range callers.Snapshots(now) {
 		caller := callerOf(now, pool, s)
 		if caller.LastHour = s.Hour; s.Hour.Refused == nil {
 			caller.LastHour.Refused = map[string]uint64{} // in JSON, none is an empty object
@@ -133,7 +131,7 @@ type OtherCallers struct {
 	read   admin.Read
 	sum    sum[Caller]
 	// hours has the last hour at replicas that have not answered, by pool.
-	hours map[string]map[limiter.CallerID]limiter.LastHour
+	hours map[string]map[ratelimit.CallerID]ratelimit.LastHour
 }
 
 // askCallers asks the replicas with this name for the callers of these pools.
@@ -192,7 +190,7 @@ func (o OtherCallers) With(now time.Time, inPool func(string) bool) admin.All[Ca
 	}
 	all.add(o.sum.rows...)
 	for i, row := range all.rows {
-		if hour, ok := o.hours[row.Pool][limiter.IDOf(row.Name)]; ok {
+		if hour, ok := o.hours[row.Pool][ratelimit.IDOf(row.Name)]; ok {
 			all.rows[i].LastHour.Add(hour)
 		}
 	}
@@ -206,11 +204,10 @@ func (o OtherCallers) With(now time.Time, inPool func(string) bool) admin.All[Ca
 func (o OtherCallers) nameEnded(now time.Time) {
 	for _, entry := range pools.Default.Entries() {
 		if hours := o.hours[entry.Name]; len(hours) > 0 && entry.Callers != nil {
-			for _, name := range entry.CallerNames() {
-				if _, ok := hours[limiter.IDOf(name)]; ok {
-					entry.Callers.Get(now, name)
-				}
-			}
+			entry.Callers.Include(now, func(id ratelimit.CallerID) bool {
+				_, ok := hours[id]
+				return ok
+			})
 		}
 	}
 }

@@ -9,9 +9,9 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
 	"github.com/openai-lb/caddy-openai-lb/internal/cli"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/metrics"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 )
@@ -249,7 +249,7 @@ func (l *problemList) addBackend(b Backend) {
 // back bit by bit, so that they would be used up at one moment and not at the
 // next.
 func (q Quota) isUsedUp() bool {
-	return (q.Window == limiter.Day.String() || q.Window == limiter.Month.String()) &&
+	return (q.Window == ratelimit.Day.String() || q.Window == ratelimit.Month.String()) &&
 		q.Used > 0 && q.Left <= q.Limit/100
 }
 

@@ -115,7 +115,7 @@ func (API) resetCaller(w http.ResponseWriter, r *http.Request) error {
 	}
 	var all []Caller
 	for _, entry := range pools.Default.Entries() {
-		if inPool(entry.Name) && entry.ResetCaller != nil && entry.ResetCaller(name, order) {
+		if inPool(entry.Name) && entry.Callers != nil && entry.Callers.Reset(name, order) {
 			all = append(all, slices.DeleteFunc(Callers(time.Now(), entry.Name),
 				func(c Caller) bool { return c.Name != name })...)
 		}

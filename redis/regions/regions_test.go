@@ -16,6 +16,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
 	"github.com/openai-lb/caddy-openai-lb/internal/ownership"
 	"github.com/openai-lb/caddy-openai-lb/internal/pool"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/internal/seam"
 	"github.com/openai-lb/caddy-openai-lb/internal/verdict"
 	"github.com/openai-lb/caddy-openai-lb/modules/replicas"
@@ -368,15 +369,15 @@ func TestARegionGoesOnWithoutTheOther(t *testing.T) {
 // limit in the first region.
 func TestARegionKeepsItsPartOfALimitWhileTheLinkIsCut(t *testing.T) {
 	share(t, func(w *world) {
-		limit, err := limiter.ParseLimit(limiter.Tokens, "1000/minute")
+		limit, err := ratelimit.ParseLimit(ratelimit.Tokens, "1000/minute")
 		if err != nil {
 			t.Fatal(err)
 		}
 		var all []*limiter.Callers
 		for _, r := range w.replicas {
 			callers := limiter.NewCallers(nil)
-			callers.Configure(time.Now(), func(string) limiter.Settings { return limiter.Settings{Limits: []limiter.Limit{limit}} })
-			r.link.Share("a pool", callers)
+			callers.Configure(time.Now(), func(string) limiter.Settings { return limiter.Settings{Limits: []ratelimit.Limit{limit}} })
+			r.link.ShareUse("a pool", callers)
 			all = append(all, callers)
 		}
 		time.Sleep(3 * time.Second)
@@ -384,11 +385,11 @@ func TestARegionKeepsItsPartOfALimitWhileTheLinkIsCut(t *testing.T) {
 			return all[i].Get(time.Now(), "alice").Snapshot(time.Now()).Limits[0].Allowed
 		}
 		for i, used := range []int64{300, 500, 100, 0} {
-			r, refusal := all[i].Get(time.Now(), "alice").Try(time.Now(), limiter.Estimate{Prompt: 1})
+			r, refusal := all[i].Get(time.Now(), "alice").Try(time.Now(), ratelimit.Estimate{Prompt: 1})
 			if refusal != nil {
 				t.Fatal(refusal)
 			}
-			r.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: used})
+			r.Settle(time.Now(), ratelimit.Cost{Requests: 1, Prompt: used})
 			time.Sleep(time.Second)
 		}
 		w.cut.Store(true)

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 func TestMain(m *testing.M) { lbtest.Main(m) }
@@ -52,13 +52,13 @@ func (w *world) post(key, path, body string) lbtest.Reply {
 func (w *world) chat(body string) lbtest.Reply { return w.post(aliceKey, "/v1/chat/completions", body) }
 
 // of returns what a caller has used.
-func (w *world) of(name string) limiter.Snapshot {
+func (w *world) of(name string) ratelimit.Snapshot {
 	for _, c := range lbtest.LimitersOf(w.Handler.Pool).All() {
 		if c.Name() == name {
 			return c.Snapshot(time.Now())
 		}
 	}
-	return limiter.Snapshot{}
+	return ratelimit.Snapshot{}
 }
 
 // wantUse checks what alice has used today, that no request is in flight and

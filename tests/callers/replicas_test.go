@@ -14,6 +14,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/modules/replicas"
 )
 
@@ -26,15 +27,15 @@ type otherReplica struct{ alice *limiter.Caller }
 func anotherReplica(t *testing.T, hub, pool, tokens string) otherReplica {
 	t.Helper()
 	tokens, model, _ := strings.Cut(tokens, " ")
-	limit, err := limiter.ParseLimit(limiter.Tokens, tokens)
+	limit, err := ratelimit.ParseLimit(ratelimit.Tokens, tokens)
 	if err != nil {
 		t.Fatal(err)
 	}
 	limit.Model = model
 	callers := limiter.NewCallers(nil)
-	callers.Configure(time.Now(), func(string) limiter.Settings { return limiter.Settings{Limits: []limiter.Limit{limit}} })
+	callers.Configure(time.Now(), func(string) limiter.Settings { return limiter.Settings{Limits: []ratelimit.Limit{limit}} })
 	r := replicas.New(lbtest.HubOf(hub).Store(), zap.NewNop())
-	r.NewLink().Share(pool, callers)
+	r.NewLink().ShareUse(pool, callers)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -50,8 +51,8 @@ func anotherReplica(t *testing.T, hub, pool, tokens string) otherReplica {
 
 // spend uses tokens.
 func (r otherReplica) spend(tokens int64) {
-	a, _ := r.alice.Try(time.Now(), limiter.Estimate{Prompt: 1, Model: "gpt-4o"})
-	a.Settle(time.Now(), limiter.Cost{Requests: 1, Prompt: tokens})
+	a, _ := r.alice.Try(time.Now(), ratelimit.Estimate{Prompt: 1, Model: "gpt-4o"})
+	a.Settle(time.Now(), ratelimit.Cost{Requests: 1, Prompt: tokens})
 }
 
 // wantUsed checks how much of the limit the replica takes for used.
@@ -110,7 +111,7 @@ func TestRequestsAtAnotherReplicaCountAsThoseAtATime(t *testing.T) {
 		time.Sleep(3 * time.Second) // they know each other
 		var there []limiter.Reservation
 		for range 3 { // this waits until the others know of it
-			r, refusal := other.alice.Admit(time.Now(), limiter.Estimate{Prompt: 1})
+			r, refusal := other.alice.Admit(time.Now(), ratelimit.Estimate{Prompt: 1})
 			if refusal != nil {
 				t.Fatalf("got %+v", refusal)
 			}
@@ -121,11 +122,11 @@ func TestRequestsAtAnotherReplicaCountAsThoseAtATime(t *testing.T) {
 		got := w.chat(`{}`)
 		wantRefused(t, got, "rate_limit_exceeded", "requests", "Rate limit reached for alice on requests in progress: Limit 3, Used 3. Please try again in 1s.")
 		wantHeaders(t, got, "Retry-After", "1")
-		there[0].Settle(time.Now(), limiter.Cost{})
+		there[0].Settle(time.Now(), ratelimit.Cost{})
 		pass(2 * late)
 		w.chat(`{}`).WantServed(t, "a")
 		for _, r := range there[1:] {
-			r.Settle(time.Now(), limiter.Cost{})
+			r.Settle(time.Now(), ratelimit.Cost{})
 		}
 	})
 }

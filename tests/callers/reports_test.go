@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/modules/status"
 	"github.com/openai-lb/caddy-openai-lb/modules/status/statuspage"
 )
@@ -60,8 +60,8 @@ func TestOperatorsSeeWhatCallersHaveUsed(t *testing.T) {
 			Pool: w.Handler.Pool, Name: "bob", Tier: "batch", TokensToday: 100, TokensMonth: 100,
 			Limits: []status.CallerLimit{{Kind: "tokens", Window: "minute", Limit: 100, Used: 100, Ends: minute}},
 		}}
-		want[0].LastHour = limiter.LastHour{Requests: 2, Tokens: 200, Refused: map[string]uint64{"requests/minute": 1}}
-		want[1].LastHour = limiter.LastHour{Requests: 1, Tokens: 100, Refused: map[string]uint64{}}
+		want[0].LastHour = ratelimit.LastHour{Requests: 2, Tokens: 200, Refused: map[string]uint64{"requests/minute": 1}}
+		want[1].LastHour = ratelimit.LastHour{Requests: 1, Tokens: 100, Refused: map[string]uint64{}}
 		for i := range want {
 			for j, l := range got[i].Limits {
 				if l.Resets == nil || !l.Resets.After(now) || l.Window == "day" && !l.Resets.Equal(day) {

@@ -16,7 +16,7 @@ import (
 // reset gives alice her use back.
 func (w *world) reset(t *testing.T) {
 	t.Helper()
-	if !lbtest.EntryOf(w.Handler.Pool).ResetCaller("alice", pool.Order{Time: time.Now(), By: "op@host", Reason: "a wrong report"}) {
+	if !lbtest.EntryOf(w.Handler.Pool).Callers.Reset("alice", pool.Order{Time: time.Now(), By: "op@host", Reason: "a wrong report"}) {
 		t.Error("alice is not known")
 	}
 }
@@ -39,7 +39,7 @@ func TestACallerThatAWrongReportBlockedIsServedAfterAReset(t *testing.T) {
 			fmt.Sprint(logged[0].ContextMap()) != "map[by:op@host caller:alice pool:"+w.Handler.Pool+" reason:a wrong report]" {
 			t.Errorf("logged is %v", logged)
 		}
-		if lbtest.EntryOf(w.Handler.Pool).ResetCaller("carol", pool.Order{}) {
+		if lbtest.EntryOf(w.Handler.Pool).Callers.Reset("carol", pool.Order{}) {
 			t.Error("a caller is reset that has sent no request")
 		}
 	})

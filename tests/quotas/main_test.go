@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 func TestMain(m *testing.M) { lbtest.Main(m) }
@@ -39,7 +39,7 @@ func inBubble(t *testing.T, options string, test func(t *testing.T, w *world), q
 }
 
 // uses returns the use of a backend's quotas, as operators see it.
-func (w *world) uses(backend string) []limiter.Use {
+func (w *world) uses(backend string) []ratelimit.Use {
 	for _, m := range lbtest.EntryOf(w.Handler.Pool).Pool.Members {
 		if m.Name == backend {
 			return lbtest.EntryOf(w.Handler.Pool).Quota(m, time.Now())

@@ -14,6 +14,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/modules/replicas"
 )
 
@@ -21,14 +22,14 @@ import (
 // returns its limiter of the quota of backend a.
 func (w *world) anotherReplica(hub, requests string) *limiter.Caller {
 	w.t.Helper()
-	limit, err := limiter.ParseLimit(limiter.Requests, requests)
+	limit, err := ratelimit.ParseLimit(ratelimit.Requests, requests)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	backends := limiter.NewCallers(nil)
-	backends.Configure(time.Now(), func(string) limiter.Settings { return limiter.Settings{Limits: []limiter.Limit{limit}} })
+	backends.Configure(time.Now(), func(string) limiter.Settings { return limiter.Settings{Limits: []ratelimit.Limit{limit}} })
 	r := replicas.New(lbtest.HubOf(hub).Store(), zap.NewNop())
-	r.NewLink().Share("quotas of "+w.Handler.Pool, backends)
+	r.NewLink().ShareUse("quotas of "+w.Handler.Pool, backends)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -47,9 +48,9 @@ func (w *world) anotherReplica(hub, requests string) *limiter.Caller {
 func admit(c *limiter.Caller, requests int, all *sync.WaitGroup, then func()) {
 	for range requests {
 		all.Go(func() {
-			if r, refusal := c.Admit(time.Now(), limiter.Estimate{}); refusal == nil {
+			if r, refusal := c.Admit(time.Now(), ratelimit.Estimate{}); refusal == nil {
 				then()
-				r.Settle(time.Now(), limiter.Cost{Requests: 1})
+				r.Settle(time.Now(), ratelimit.Cost{Requests: 1})
 			}
 		})
 	}

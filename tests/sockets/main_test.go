@@ -19,7 +19,7 @@ import (
 	"golang.org/x/net/websocket"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 func TestMain(m *testing.M) { lbtest.Main(m) }
@@ -256,11 +256,11 @@ func responds(name string, input, output int) http.HandlerFunc {
 }
 
 // of returns what a caller has used.
-func of(w *lbtest.World, name string) limiter.Snapshot {
+func of(w *lbtest.World, name string) ratelimit.Snapshot {
 	for _, c := range lbtest.LimitersOf(w.Handler.Pool).All() {
 		if c.Name() == name {
 			return c.Snapshot(time.Now())
 		}
 	}
-	return limiter.Snapshot{}
+	return ratelimit.Snapshot{}
 }

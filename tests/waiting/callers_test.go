@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
-	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 const (
@@ -30,7 +30,7 @@ func inBubbleOf(t *testing.T, options, limits string, test func(*testing.T, *wor
 }
 
 // limitsOf returns what each caller has used.
-func limitsOf(w *world) (all []limiter.Snapshot) {
+func limitsOf(w *world) (all []ratelimit.Snapshot) {
 	for _, c := range lbtest.LimitersOf(w.Handler.Pool).All() {
 		all = append(all, c.Snapshot(time.Now()))
 	}
@@ -38,13 +38,13 @@ func limitsOf(w *world) (all []limiter.Snapshot) {
 }
 
 // alice returns what alice has used.
-func (w *world) alice() limiter.Snapshot {
+func (w *world) alice() ratelimit.Snapshot {
 	for _, s := range limitsOf(w) {
 		if s.Name == "alice" {
 			return s
 		}
 	}
-	return limiter.Snapshot{}
+	return ratelimit.Snapshot{}
 }
 
 func TestARequestWaitsForItsCallersLimitByTheMinute(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -27,13 +28,13 @@ const grace = 2 * time.Second
 
 // found are the versions of the records that the store has, by the pool's
 // digest followed by the writer, and by caller.
-type found map[string]map[limiter.CallerID]uint64
+type found map[string]map[ratelimit.CallerID]uint64
 
 // add adds the versions of a report.
 func (f found) add(r report) {
 	writer := r.pool + r.writer
 	if f[writer] == nil {
-		f[writer] = make(map[limiter.CallerID]uint64)
+		f[writer] = make(map[ratelimit.CallerID]uint64)
 	}
 	for _, c := range r.callers {
 		f[writer][c.id] = max(f[writer][c.id], r.version)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -25,8 +26,8 @@ type hoursRecord struct {
 	Pool   string `json:"pool"`
 	Writer string `json:"writer"`
 	// Version orders the records of a writer.
-	Version uint64                                  `json:"version"`
-	Callers map[limiter.CallerID][]limiter.HourPart `json:"callers"`
+	Version uint64                                    `json:"version"`
+	Callers map[ratelimit.CallerID][]limiter.HourPart `json:"callers"`
 }
 
 const (
@@ -85,7 +86,7 @@ func (p *sharedPool) hours(now time.Time) (records []state.Record) {
 			write()
 		}
 		if r.Callers == nil {
-			r.Callers = make(map[limiter.CallerID][]limiter.HourPart)
+			r.Callers = make(map[ratelimit.CallerID][]limiter.HourPart)
 		}
 		r.Callers[c.ID()], length = parts, length+needs
 	}
@@ -97,7 +98,7 @@ func (p *sharedPool) hours(now time.Time) (records []state.Record) {
 
 // Hours is the last hour of callers at replicas that were not asked, by the
 // digest of their pool.
-type Hours map[string]map[limiter.CallerID]limiter.LastHour
+type Hours map[string]map[ratelimit.CallerID]ratelimit.LastHour
 
 // HoursGroups returns the groups of the records that Hours reads.
 func (t *Syncer) HoursGroups() (groups []string) {
@@ -120,7 +121,7 @@ func (t *Syncer) Hours(now time.Time, kept []state.Kept, answered func(writer st
 	// has another name: of each writer and caller, the latest version counts
 	type hourKey struct {
 		pool, writer string
-		caller       limiter.CallerID
+		caller       ratelimit.CallerID
 	}
 	type hour struct {
 		version uint64
@@ -147,7 +148,7 @@ func (t *Syncer) Hours(now time.Time, kept []state.Kept, answered func(writer st
 			continue
 		}
 		if hours[key.pool] == nil {
-			hours[key.pool] = make(map[limiter.CallerID]limiter.LastHour)
+			hours[key.pool] = make(map[ratelimit.CallerID]ratelimit.LastHour)
 		}
 		before := hours[key.pool][key.caller]
 		before.Add(sum)

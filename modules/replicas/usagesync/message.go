@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
 // report is a message with the use of one replica for some callers of a pool.
@@ -41,7 +42,7 @@ type report struct {
 
 // callerUse is the use of one caller.
 type callerUse struct {
-	id      limiter.CallerID
+	id      ratelimit.CallerID
 	entries []limiter.Entry
 	// inFlight is the number of its requests in flight, if it has a maximum of
 	// them.
@@ -59,7 +60,7 @@ func IsReport(message []byte) bool { return bytes.HasPrefix(message, []byte(repo
 const (
 	digestSize = 16
 	idSize     = 16
-	units      = int(limiter.Month) + 1
+	units      = int(ratelimit.Month) + 1
 	// entries is the maximum number of entries of a caller: two windows of each
 	// limit.
 	entries = 2 * 2 * units
@@ -85,7 +86,7 @@ func (w *reportWindows) bitOf(e limiter.Entry) (bit int, ok bool) {
 
 // entry returns the entry of a bit.
 func (w *reportWindows) entry(bit int, used, reset int64) limiter.Entry {
-	id := limiter.ID(bit / 2)
+	id := ratelimit.ID(bit / 2)
 	return limiter.Entry{ID: id, Window: w[id.Unit()] - int64(bit%2), Used: used, Reset: reset}
 }
 

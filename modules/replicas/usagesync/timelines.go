@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/state"
 )
 
@@ -23,8 +24,8 @@ type timelines struct {
 	Writer string `json:"writer"`
 	// Version orders the records of a writer. A caller may be in several of
 	// them.
-	Version uint64                                  `json:"version"`
-	Callers map[limiter.CallerID][]limiter.Timeline `json:"callers"`
+	Version uint64                                    `json:"version"`
+	Callers map[ratelimit.CallerID][]limiter.Timeline `json:"callers"`
 }
 
 // timelinesGroup returns the group of the timelines of a pool.
@@ -72,7 +73,7 @@ type timelineWriter struct {
 // without the record's beginning and end.
 const timelinesRoom = state.MaxMessage - 128
 
-func (w *timelineWriter) add(id limiter.CallerID, all []limiter.Timeline) {
+func (w *timelineWriter) add(id ratelimit.CallerID, all []limiter.Timeline) {
 	text, err := json.Marshal(all)
 	if len(all) == 0 || err != nil { // numbers can be marshaled
 		return
@@ -81,7 +82,7 @@ func (w *timelineWriter) add(id limiter.CallerID, all []limiter.Timeline) {
 		w.next()
 	}
 	w.longest = max(w.longest, time.Minute)
-	if slices.ContainsFunc(all, func(c limiter.Timeline) bool { return c.ID.Unit() == limiter.Hour }) {
+	if slices.ContainsFunc(all, func(c limiter.Timeline) bool { return c.ID.Unit() == ratelimit.Hour }) {
 		w.longest = time.Hour
 	}
 	if len(w.text) > 0 {
@@ -113,7 +114,7 @@ func (w *timelineWriter) end() []state.Record {
 
 // timelinesIn returns the timelines in the messages, by caller and by replica.
 // It skips invalid messages.
-func timelinesIn(messages [][]byte) map[limiter.CallerID]map[string][]limiter.Timeline {
+func timelinesIn(messages [][]byte) map[ratelimit.CallerID]map[string][]limiter.Timeline {
 	var all []timelines
 	for _, message := range messages {
 		var c timelines
@@ -122,7 +123,7 @@ func timelinesIn(messages [][]byte) map[limiter.CallerID]map[string][]limiter.Ti
 		}
 	}
 	slices.SortFunc(all, func(a, b timelines) int { return cmp.Compare(a.Version, b.Version) })
-	found := make(map[limiter.CallerID]map[string][]limiter.Timeline)
+	found := make(map[ratelimit.CallerID]map[string][]limiter.Timeline)
 	for _, c := range all {
 		for id, lines := range c.Callers {
 			if found[id] == nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
 	"github.com/openai-lb/caddy-openai-lb/internal/limiter"
+	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 	"github.com/openai-lb/caddy-openai-lb/state"
 	"github.com/openai-lb/caddy-openai-lb/state/statetest"
 )
@@ -26,18 +27,18 @@ var (
 
 // tokenLimiters returns the limiters of callers with a limit of tokens.
 func tokenLimiters(t testing.TB, limit string) *limiter.Callers {
-	l, err := limiter.ParseLimit(limiter.Tokens, limit)
+	l, err := ratelimit.ParseLimit(ratelimit.Tokens, limit)
 	if err != nil {
 		t.Fatal(err)
 	}
 	cs := limiter.NewCallers(nil)
-	cs.Configure(someTime, func(string) limiter.Settings { return limiter.Settings{Limits: []limiter.Limit{l}} })
+	cs.Configure(someTime, func(string) limiter.Settings { return limiter.Settings{Limits: []ratelimit.Limit{l}} })
 	return cs
 }
 
 func spend(cs *limiter.Callers, now time.Time, name string, tokens int64) {
-	r, _ := cs.Get(now, name).Try(now, limiter.Estimate{Prompt: 1})
-	r.Settle(now, limiter.Cost{Requests: 1, Prompt: tokens})
+	r, _ := cs.Get(now, name).Try(now, ratelimit.Estimate{Prompt: 1})
+	r.Settle(now, ratelimit.Cost{Requests: 1, Prompt: tokens})
 }
 
 func tokensUsed(cs *limiter.Callers, now time.Time, name string) int64 {
@@ -88,20 +89,20 @@ func TestTheUseOfManyCallersFitsIntoMessages(t *testing.T) {
 	// every limit, in two windows, and in large numbers
 	from.Configure(now, func(string) limiter.Settings {
 		var s limiter.Settings
-		for id := range limiter.ID(2 * units) {
-			s.Limits = append(s.Limits, limiter.Limit{Kind: id.Kind(), Unit: id.Unit(), Amount: limiter.MaxAmount})
+		for id := range ratelimit.ID(2 * units) {
+			s.Limits = append(s.Limits, ratelimit.Limit{Kind: id.Kind(), Unit: id.Unit(), Amount: ratelimit.MaxAmount})
 		}
 		return s
 	})
 	for _, step := range []time.Duration{0, time.Hour} {
 		now = now.Add(step)
 		for i := range n {
-			spend(from, now, fmt.Sprint(i), limiter.MaxAmount/10)
+			spend(from, now, fmt.Sprint(i), ratelimit.MaxAmount/10)
 		}
 		hear()
 	}
 	for i := range n {
-		if got := to.Get(now, fmt.Sprint(i)).Snapshot(now).Today; got != limiter.MaxAmount/5+100_000+int64(i) {
+		if got := to.Get(now, fmt.Sprint(i)).Snapshot(now).Today; got != ratelimit.MaxAmount/5+100_000+int64(i) {
 			t.Fatalf("caller %d has used %d", i, got)
 		}
 	}
@@ -236,9 +237,9 @@ func TestAMonthsUseOfAReplicaThatHasEndedIsKept(t *testing.T) {
 }
 
 func TestAReportArrivesAsItWas(t *testing.T) {
-	var ids [5]limiter.CallerID
+	var ids [5]ratelimit.CallerID
 	for i := range ids {
-		ids[i] = limiter.IDOf(fmt.Sprint(i))
+		ids[i] = ratelimit.IDOf(fmt.Sprint(i))
 	}
 	use := []callerUse{
 		{id: ids[4], entries: []limiter.Entry{{ID: 0, Window: 1 << 40, Used: 0}, {ID: 9, Window: 24323, Used: math.MaxInt64}}},
@@ -246,8 +247,8 @@ func TestAReportArrivesAsItWas(t *testing.T) {
 		{id: ids[1], entries: []limiter.Entry{{ID: 9, Window: 24323, Used: 1}}},
 		{id: ids[2], entries: []limiter.Entry{{ID: 0, Window: 1 << 40, Used: 3, Reset: 1 << 50}, {ID: 9, Window: 24323, Used: 0, Reset: 1 << 50}}},
 		{id: ids[0], entries: []limiter.Entry{{ID: 9, Window: 24323, Used: 0, Reset: math.MaxInt64}}},
-		{id: limiter.IDOf("5"), entries: []limiter.Entry{{ID: 9, Window: 24323, Used: 7}}, inFlight: 300, hasInFlight: true},
-		{id: limiter.IDOf("6"), inFlight: 0, hasInFlight: true}, // an upload is no use yet
+		{id: ratelimit.IDOf("5"), entries: []limiter.Entry{{ID: 9, Window: 24323, Used: 7}}, inFlight: 300, hasInFlight: true},
+		{id: ratelimit.IDOf("6"), inFlight: 0, hasInFlight: true}, // an upload is no use yet
 	}
 	message := appendBody(appendHeader(nil, digest, strings.Repeat("ab", 16), 1<<63), use)
 	r, body, err := decodeHeader(message)
@@ -269,7 +270,7 @@ func TestValuesOfALaterVersionAreSkipped(t *testing.T) {
 	}
 	message = binary.AppendUvarint(message, 1|resetBit|inFlightBit|inFlightBit<<1|1<<40)
 	message = binary.AppendUvarint(message, 1)
-	id := limiter.IDOf("alice")
+	id := ratelimit.IDOf("alice")
 	message = append(message, id[:]...)
 	for _, value := range []uint64{5, 6, 7000, 8, 9} { // the reset, in flight, two unknown ones, the use
 		message = binary.AppendUvarint(message, value)
@@ -288,7 +289,7 @@ func TestValuesOfALaterVersionAreSkipped(t *testing.T) {
 func TestFourEntriesOfACallerTake32Bytes(t *testing.T) {
 	var use []callerUse
 	for i := range maxCallers {
-		use = append(use, callerUse{id: limiter.IDOf(fmt.Sprint(i)), entries: []limiter.Entry{
+		use = append(use, callerUse{id: ratelimit.IDOf(fmt.Sprint(i)), entries: []limiter.Entry{
 			{ID: 6, Window: 29_000_000, Used: 200_000}, {ID: 6, Window: 28_999_999, Used: 200_000}, {ID: 8, Window: 20_000, Used: 5_000_000}, {ID: 9, Window: 24_000, Used: 100_000_000},
 		}})
 	}

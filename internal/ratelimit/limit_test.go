@@ -1,4 +1,4 @@
-package limiter
+package ratelimit
 
 import (
 	"encoding/json"
@@ -60,12 +60,12 @@ func TestAnIDNamesAKindAndAUnit(t *testing.T) {
 	if len(seen) != MaxLimits || !seen["requests/second"] || !seen["tokens/month"] || ID(MaxLimits).Valid() {
 		t.Errorf("the ids are %v", seen)
 	}
-	text, err := json.Marshal(Entry{ID: Limit{Kind: Tokens, Unit: Day}.ID(), Window: 7, Used: 9})
-	if err != nil || string(text) != `{"limit":"tokens/day","window":7,"used":9}` {
-		t.Errorf("an entry is written as %s, %v", text, err)
+	text, err := json.Marshal(Limit{Kind: Tokens, Unit: Day}.ID())
+	if err != nil || string(text) != `"tokens/day"` {
+		t.Errorf("an id is written as %s, %v", text, err)
 	}
-	var e Entry
-	if err := json.Unmarshal([]byte(`{"limit":"tokens/year"}`), &e); err == nil {
-		t.Errorf("an unknown limit is read as %+v", e)
+	var id ID
+	if err := json.Unmarshal([]byte(`"tokens/year"`), &id); err == nil {
+		t.Errorf("an unknown limit is read as %s", id)
 	}
 }

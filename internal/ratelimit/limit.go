@@ -1,10 +1,16 @@
-package limiter
+// Package ratelimit defines limits of requests and tokens: what a limit is,
+// what a request asks of it and is refused for, and [Limiter], which counts the
+// use. The core uses only this package. The modules behind the seam of
+// admission count the use with package limiter.
+package ratelimit
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Kind says whether a limit counts requests or tokens.
@@ -14,10 +20,11 @@ type Kind uint8
 const (
 	Requests Kind = iota
 	Tokens
-	kinds = 2
+	// Kinds is the number of kinds.
+	Kinds = 2
 )
 
-var kindNames = [kinds]string{"requests", "tokens"}
+var kindNames = [Kinds]string{"requests", "tokens"}
 
 func (k Kind) String() string { return kindNames[k] }
 
@@ -32,15 +39,22 @@ const (
 	Hour
 	Day
 	Month
-	units = 5
+	// Units is the number of units.
+	Units = 5
 )
 
-var unitNames = [units]string{"second", "minute", "hour", "day", "month"}
+var unitNames = [Units]string{"second", "minute", "hour", "day", "month"}
 
 func (u Unit) String() string { return unitNames[u] }
 
 // Calendar reports whether windows of this unit follow the calendar.
 func (u Unit) Calendar() bool { return u >= Day }
+
+var lengths = [Units]time.Duration{Second: time.Second, Minute: time.Minute, Hour: time.Hour}
+
+// Length returns how long the unit is. It is 24 hours at least for those of the
+// calendar.
+func (u Unit) Length() time.Duration { return cmp.Or(lengths[u], 24*time.Hour) }
 
 // MaxAmount is the largest limit, 10^15. Larger counts from a backend are
 // reduced to it.
@@ -67,7 +81,7 @@ func ParseLimit(kind Kind, text string) (Limit, error) {
 	var ok bool
 	if l.Amount, ok = parseAmount(number); !ok || u < 0 {
 		return Limit{}, fmt.Errorf("%q is not a limit of %s: expected <number>/<unit>, such as 200k/minute, with a whole number from 1 to 10^15, which may end in k, M or G, and the unit %s or %s",
-			text, kind, strings.Join(unitNames[:units-1], ", "), unitNames[units-1])
+			text, kind, strings.Join(unitNames[:Units-1], ", "), unitNames[Units-1])
 	}
 	l.Unit = Unit(u)
 	return l, nil
@@ -114,16 +128,16 @@ type ID uint8
 
 // MaxLimits is the maximum number of limits of a caller for all models, and of
 // those for one model.
-const MaxLimits = kinds * units
+const MaxLimits = Kinds * Units
 
 // ID returns the limit's id.
-func (l Limit) ID() ID { return ID(l.Kind)*units + ID(l.Unit) }
+func (l Limit) ID() ID { return ID(l.Kind)*Units + ID(l.Unit) }
 
 // Kind returns the kind of the limit.
-func (id ID) Kind() Kind { return Kind(id / units) }
+func (id ID) Kind() Kind { return Kind(id / Units) }
 
 // Unit returns the unit of the limit's window.
-func (id ID) Unit() Unit { return Unit(id % units) }
+func (id ID) Unit() Unit { return Unit(id % Units) }
 
 // Valid reports whether id is the ID of a limit.
 func (id ID) Valid() bool { return id < MaxLimits }
