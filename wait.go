@@ -142,6 +142,9 @@ func (w *wait) admit(b *balancer, q *request, all seam.Admission,
 	if !isBehind && slices.Contains(q.grant.LimitedModels, q.Model) {
 		next, isBehind = w.queues.Ahead(now, waiting.Key{Caller: name, Model: q.Model}, waiter, nil)
 	}
+	if isBehind && e.Prompt == 0 && next.Reason.(*ratelimit.Refusal).Limit.Kind == ratelimit.Tokens {
+		isBehind = false // it costs no tokens, and may report those that the others wait for
+	}
 	if isBehind {
 		refusal = c.Refuses(now, e)
 	} else {

@@ -196,6 +196,37 @@ func TestWhatARequestGivesBackLetsTheNextOneGo(t *testing.T) {
 	})
 }
 
+// The reply to a client that polls for a response in the background reports
+// what the others wait for.
+func TestAPollDoesNotWaitBehindRequestsThatWaitForTokens(t *testing.T) {
+	inBubbleOf(t, "wait 10s", "tokens 1k/minute", func(t *testing.T, w *world) {
+		const id = "resp_0123456789abcdef"
+		w.Backends["a"].Replies(lbtest.Says(200, `{"id":"`+id+`","status":"queued","usage":null}`))
+		r := w.Request(http.MethodPost, "/v1/responses", strings.NewReader(`{"model":"gpt-4o","background":true,"max_output_tokens":950,"input":"Hi"}`))
+		r.Header.Set("Authorization", "Bearer "+aliceKey)
+		w.Send(r).WantStatus(t, 200)
+		w.Backends["a"].Recovers()
+		time.Sleep(55 * time.Second) // in 5 s, all of it is free again
+		begin := time.Now()
+		w.wg.Go(func() {
+			w.Send(w.sized(1, 800)).WantServed(t, "a")
+			if took := time.Since(begin); took != time.Second {
+				t.Errorf("it took %s, want 1s", took)
+			}
+		})
+		time.Sleep(time.Second)
+		w.Backends["a"].Replies(lbtest.Says(200, `{"id":"`+id+`","status":"completed","usage":{"input_tokens":1,"output_tokens":1}}`))
+		r = w.Request(http.MethodGet, "/v1/responses/"+id, nil)
+		r.Header.Set("Authorization", "Bearer "+aliceKey)
+		w.Send(r).WantStatus(t, 200)
+		if took := time.Since(begin); took != time.Second {
+			t.Errorf("the poll took until %s", took)
+		}
+		w.Backends["a"].Recovers()
+		w.wg.Wait()
+	})
+}
+
 func TestARequestThatIsRefusedIsNotCharged(t *testing.T) {
 	inBubbleOf(t, "wait 500ms", "requests 1/second\ntokens 1M/day", func(t *testing.T, w *world) {
 		w.throttle("a", time.Minute)
