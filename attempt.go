@@ -217,14 +217,14 @@ func (s *search) compare(r *attempt.Reply) {
 
 // outgoing returns the request of an attempt: the client's request with the
 // backend's address, credential, headers, path and model.
-func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Request {
+func (b *balancer) outgoing(q *request, s *search, bill *bill) *attempt.Outgoing {
 	a := s.attempts.last()
 	to := a.target.backend
 	leaveOut := observe.IsTraceContext
 	if to.TraceContext {
 		leaveOut = nil
 	}
-	out := &attempt.Request{
+	out := &attempt.Outgoing{
 		Incoming: q.incoming, Address: a.target.address, URL: *q.incoming.URL, Host: q.incoming.Host,
 		Header: q.credentials.Outgoing(q.incoming.Header, leaveOut), Body: &q.received,
 		Change: replay.Options{Request: &q.Body},
@@ -279,7 +279,7 @@ func (s *search) needsTokens() bool { return s.request.caller.Name != "" || s.ch
 // one is silent. It does nothing for a body that is not kept: the backend gets
 // such a body at the client's pace, so the wait for its reply says nothing
 // about the backend.
-func (b *balancer) watchSilence(q *request, s *search, out *attempt.Request) {
+func (b *balancer) watchSilence(q *request, s *search, out *attempt.Outgoing) {
 	a := s.attempts.last()
 	if !b.Pool.Watches || s.board.Once || a.tiers != pool.UsualTiers || s.board.Kind == latency.Unfollowed {
 		return

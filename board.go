@@ -114,7 +114,7 @@ func (s *search) mayShare(now time.Time) bool {
 // refused, but not for a limit: others would leave free what it cannot use.
 func (s *search) withdraw() {
 	if last := s.attempts.last(); last != nil && last.class != verdict.Throttled {
-		s.board.Caller.Withdraw(s.request.Cost, time.Now())
+		s.board.Demand.Withdraw(s.request.Cost, time.Now())
 	}
 }
 

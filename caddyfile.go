@@ -142,7 +142,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 func (h *Handler) callerOptions() directive.Options {
 	module := seam.Callers()
 	return module.Directives(&h.Config).Check(func() error {
-		var backends []seam.Backend
+		var backends []seam.NamedBackend
 		if h.BackendsFromEnv == "" {
 			backends = backendsForCallers(h.Backends)
 		}

@@ -85,8 +85,8 @@ func (h *Handler) newAdmission(ctx caddy.Context) (seam.Admission, error) {
 // backendsForCallers returns the backends' names and models, which the options
 // of callers refer to. A backend whose models have placeholders has no models
 // here, because these are not known before load.
-func backendsForCallers(backends []*backend.Backend) []seam.Backend {
-	names, known := backend.NamesOf(backends), make([]seam.Backend, len(backends))
+func backendsForCallers(backends []*backend.Backend) []seam.NamedBackend {
+	names, known := backend.NamesOf(backends), make([]seam.NamedBackend, len(backends))
 	for i, b := range backends {
 		if known[i].Name = names[i]; !slices.ContainsFunc(b.Model,
 			func(m backend.Model) bool { return hasPlaceholder(m.Name) }) {

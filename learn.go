@@ -191,7 +191,7 @@ func (s *search) returnCharge(r *attempt.Reply) {
 // and to the request's caller.
 func (s *search) undeduct(now time.Time) {
 	s.attempts.last().reservation.Return()
-	s.board.Caller.Get(-s.request.Cost, now)
+	s.board.Demand.Get(-s.request.Cost, now)
 }
 
 // learnEnd records that a reply was cut, or contained an error, after its
@@ -248,11 +248,11 @@ func (b *balancer) knowsQuota() bool {
 // is sent, for its caller and the caller's tier.
 func (b *balancer) deduct(s *search, tiers pool.ServiceTiers, now time.Time) quota.Mark {
 	q, to := s.request, s.current
-	s.board.Caller.Get(q.Cost, now)
+	s.board.Demand.Get(q.Cost, now)
 	switch {
 	case !q.hasQuota(to), tiers.HaveOwnLimits():
 		return quota.Mark{}
-	case b.tiers != nil || s.board.Caller != nil:
+	case b.tiers != nil || s.board.Demand != nil:
 		return to.DeductFor(q.cooldownModel(to.backend), q.Cost, int(s.tier), now)
 	case !b.knowsQuota():
 		return quota.Mark{}

@@ -345,7 +345,7 @@ func (d *reader) findAccounts(q *request, targets []*target) (accounts *affinity
 	if q.Body.TooManyIDs() {
 		return affinity.Anywhere, apierror.TooManyIDs(openaiapi.MaxIDs).Answer(q.asked)
 	}
-	r := &affinity.Request{
+	r := &affinity.Query{
 		Method: q.asked.Method, Operation: q.Route.Operation, RawQuery: q.asked.URL.RawQuery,
 		Body: &q.Body, Text: q.received.Buffered(), Caller: q.caller.Name, KeyID: q.caller.KeyID,
 		Account: q.secret.account(),

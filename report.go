@@ -183,7 +183,7 @@ func (b *balancer) countThrottled(r refusals) (owner *target) {
 // backends up to the priority of the chosen backend, or of any priority if none
 // was chosen.
 func (b *balancer) countReserved(ask *pool.Ask, chosen *pool.Member, now time.Time) {
-	if ask.Tier.Shares == nil && ask.Caller == nil {
+	if ask.Tier.Shares == nil && ask.Demand == nil {
 		return
 	}
 	for _, t := range b.targets {

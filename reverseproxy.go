@@ -100,7 +100,7 @@ func (p *proxiedRequest) next() *attemptRecord {
 func (p *proxiedRequest) send(sender *attempt.Sender, req *http.Request) *attempt.Reply {
 	q, a := &p.request, p.search.attempts.last()
 	a.span = observe.StartSpan(req.Context(), func() observe.Attempt { return p.group.spanned(q, a) })
-	return sender.Send(&attempt.Request{
+	return sender.Send(&attempt.Outgoing{
 		// reverse_proxy decides what follows
 		Last: true,
 		// the values of the header are not changed in place

@@ -63,7 +63,7 @@ func runFleetPart(config string) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Until(p.Begin.Add(p.Warm+p.Long)))
 	limits := limiter.Settings{Limits: []ratelimit.Limit{{Kind: ratelimit.Tokens, Amount: p.Limit, Unit: ratelimit.Minute}, {Kind: ratelimit.Tokens, Amount: 1000 * p.Limit, Unit: ratelimit.Day}}}
-	var all []*limiter.Callers
+	var all []*limiter.Limiters
 	var running sync.WaitGroup
 	for range p.Replicas {
 		engine := &Engine{Address: []string{p.Address}}
@@ -75,7 +75,7 @@ func runFleetPart(config string) {
 		if err != nil {
 			log.Fatal(err)
 		}
-		r, callers := replicas.New(store, zap.NewNop()), limiter.NewCallers(nil)
+		r, callers := replicas.New(store, zap.NewNop()), limiter.NewLimiters(nil)
 		callers.Configure(time.Now(), func(string) limiter.Settings { return limits })
 		r.NewLink().ShareUse("the pool", callers)
 		running.Go(func() {

@@ -20,10 +20,10 @@ import (
 
 // startCallers runs a replica that shares what its callers use, each with these
 // limits of tokens.
-func startCallers(t *testing.T, s *server, limits ...string) (callers *limiter.Callers, stop func()) {
+func startCallers(t *testing.T, s *server, limits ...string) (callers *limiter.Limiters, stop func()) {
 	t.Helper()
 	r := replicas.New(open(t, s.engine()), zap.NewNop())
-	callers = limiter.NewCallers(nil)
+	callers = limiter.NewLimiters(nil)
 	var settings limiter.Settings
 	for _, text := range limits {
 		l, err := ratelimit.ParseLimit(ratelimit.Tokens, text)
@@ -50,7 +50,7 @@ func startCallers(t *testing.T, s *server, limits ...string) (callers *limiter.C
 
 // reserve has a request admitted, which may have to hear of the other replicas
 // first.
-func reserve(t *testing.T, all *limiter.Callers, tokens int64) (r limiter.Reservation) {
+func reserve(t *testing.T, all *limiter.Limiters, tokens int64) (r limiter.Reservation) {
 	t.Helper()
 	lbtest.WaitFor(t, func() bool { // until it is connected for a while
 		var refusal *ratelimit.Refusal
@@ -60,7 +60,7 @@ func reserve(t *testing.T, all *limiter.Callers, tokens int64) (r limiter.Reserv
 	return r
 }
 
-func waitForUse(t *testing.T, want int64, all ...*limiter.Callers) {
+func waitForUse(t *testing.T, want int64, all ...*limiter.Limiters) {
 	t.Helper()
 	for _, callers := range all {
 		lbtest.WaitFor(t, func() bool {
@@ -174,7 +174,7 @@ func TestFourReplicasKeepALimitOnARealRedis(t *testing.T) {
 	}
 	const limit = 120_000
 	s := startServer(t)
-	var all []*limiter.Callers
+	var all []*limiter.Limiters
 	for range 4 {
 		callers, _ := startCallers(t, s, "120k/minute")
 		all = append(all, callers)

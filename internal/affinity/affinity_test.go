@@ -53,7 +53,7 @@ func (p *Placement) owns() bool { return p.basis == owned }
 
 func (a *Affinity) of(t *testing.T, caller, id string) *Placement {
 	t.Helper()
-	h, refusal, refused := a.Place(&Request{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Body), Caller: caller})
+	h, refusal, refused := a.Place(&Query{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Body), Caller: caller})
 	if refused {
 		t.Fatalf("%s may not have %s: %+v", caller, id, refusal)
 	}
@@ -62,7 +62,7 @@ func (a *Affinity) of(t *testing.T, caller, id string) *Placement {
 
 // learn has the caller make these ids at the account.
 func (a *Affinity) learn(account, caller string, ids ...string) {
-	h, _, _ := a.Place(&Request{Method: "POST", Operation: "/responses", Body: new(openaiapi.Body), Caller: caller})
+	h, _, _ := a.Place(&Query{Method: "POST", Operation: "/responses", Body: new(openaiapi.Body), Caller: caller})
 	for _, id := range ids {
 		h.learn(account, openaiapi.ObjectID, []byte(id))
 	}
@@ -79,7 +79,7 @@ func TestIDsOutliveARestart(t *testing.T) {
 	if h := a.of(t, "alice", "resp_12345678"); !h.owns() || h.Allows("a") || !h.Allows("b") || h.Asks() {
 		t.Errorf("got %+v", h)
 	}
-	if _, _, refused := a.Place(&Request{Method: "GET", Operation: "/responses/resp_12345678", Body: new(openaiapi.Body), Caller: "bob"}); !refused {
+	if _, _, refused := a.Place(&Query{Method: "GET", Operation: "/responses/resp_12345678", Body: new(openaiapi.Body), Caller: "bob"}); !refused {
 		t.Error("another caller is not refused")
 	}
 	if err := a.Close(); err != nil {
@@ -222,7 +222,7 @@ func TestAReplyTeachesAThousandIDs(t *testing.T) {
 		"text/event-stream": stream.String(),
 	} {
 		a := open(t, storage(t, t.TempDir()), zap.NewNop())
-		h, _, _ := a.Place(&Request{Method: "POST", Operation: "/responses", Body: new(openaiapi.Body)})
+		h, _, _ := a.Place(&Query{Method: "POST", Operation: "/responses", Body: new(openaiapi.Body)})
 		l := h.IDReader("a", &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {kind}}, ContentLength: -1})
 		l.Watch([]byte(text), true)
 		for id, want := range map[string]bool{"file-00000000": true, "file-00000999": true, "file-00001000": false, "file-00001499": false} {
@@ -242,7 +242,7 @@ func TestAnItemIsAskedForOnlyWhenAnAccountLacksIt(t *testing.T) {
 	for id, asks := range map[string]bool{`"input":[{"id":"msg_12345"}]`: false, `"conversation":"conv_12345"`: true, `"input":[{"id":"msg_12345"}],"conversation":"conv_12345"`: true} {
 		text := []byte("{" + id + "}")
 		body := openaiapi.ParseJSON(text, nil)
-		h, _, _ := a.Place(&Request{Method: "POST", Operation: "/responses", Body: &body, Text: text})
+		h, _, _ := a.Place(&Query{Method: "POST", Operation: "/responses", Body: &body, Text: text})
 		why, result := None, ""
 		if asks {
 			why, result = Asked, "miss"
@@ -264,7 +264,7 @@ func TestARequestWithoutIDsCostsNothing(t *testing.T) {
 	res := new(http.Response)
 	var h *Placement
 	if n := testing.AllocsPerRun(100, func() {
-		h, _, _ = a.Place(&Request{Method: "POST", Operation: "/chat/completions", Body: &body, Caller: "alice"})
+		h, _, _ = a.Place(&Query{Method: "POST", Operation: "/chat/completions", Body: &body, Caller: "alice"})
 		if !h.Allows("a") || h.Asks() || h.IDReader("a", res) != nil {
 			t.Error("it has a placement")
 		}
@@ -293,7 +293,7 @@ func BenchmarkPlace(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				a.Place(&Request{Method: "POST", Operation: operation, Body: &body, Text: []byte(text), Caller: "alice"})
+				a.Place(&Query{Method: "POST", Operation: operation, Body: &body, Text: []byte(text), Caller: "alice"})
 			}
 		})
 	}

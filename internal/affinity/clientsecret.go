@@ -23,7 +23,7 @@ type Secret struct {
 	Account string
 	// By is a digest of the name and the key of the caller that it was made
 	// for: see MinterOf. It is 0 if callers have no keys.
-	By ownership.Caller
+	By ownership.CallerDigest
 	// TokenOf is the caller's name if the caller sent a token instead of a key.
 	// Otherwise it is empty.
 	TokenOf string
@@ -31,7 +31,7 @@ type Secret struct {
 
 // MinterOf returns the digest of a caller's name and key for Secret.By. keyID
 // is empty for a caller with a token.
-func MinterOf(name, keyID string) ownership.Caller {
+func MinterOf(name, keyID string) ownership.CallerDigest {
 	if name == "" {
 		return 0
 	}
@@ -47,20 +47,20 @@ const maxTokenHolders = 10_000
 // refused.
 type tokenHolders struct {
 	mu    sync.Mutex
-	names map[ownership.Caller]string
+	names map[ownership.CallerDigest]string
 }
 
-func (h *tokenHolders) set(c ownership.Caller, name string) {
+func (h *tokenHolders) set(c ownership.CallerDigest, name string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.names == nil || len(h.names) >= maxTokenHolders {
-		h.names = make(map[ownership.Caller]string)
+		h.names = make(map[ownership.CallerDigest]string)
 	}
 	h.names[c] = name
 }
 
 // get returns the name, or "" if it is not known.
-func (h *tokenHolders) get(c ownership.Caller) string {
+func (h *tokenHolders) get(c ownership.CallerDigest) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.names[c]

@@ -18,7 +18,7 @@ const secretOfAlice = "ek_68f0c1d2e3f405162738495a6b7c8d9e"
 // an id or by a token.
 func (a *Affinity) makesSecret(account, caller, keyID, reply string) {
 	body := openaiapi.ParseJSON([]byte(`{}`), nil)
-	p, _, _ := a.Place(&Request{Method: http.MethodPost, Operation: "/realtime/client_secrets", Body: &body, Caller: caller, KeyID: keyID})
+	p, _, _ := a.Place(&Query{Method: http.MethodPost, Operation: "/realtime/client_secrets", Body: &body, Caller: caller, KeyID: keyID})
 	res := &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {openaiapi.TypeJSON}}, ContentLength: int64(len(reply))}
 	p.Served(account, res)
 	p.IDReader(account, res).Watch([]byte(reply), true)
@@ -67,7 +67,7 @@ func TestAClientSecretIsGoodAtEachReplica(t *testing.T) {
 // TestAClientSecretIsOfItsKeyAlone so that it ends with that, and not with
 // another key of the caller, nor of another one.
 func TestAClientSecretIsOfItsKeyAlone(t *testing.T) {
-	seen := make(map[ownership.Caller]string)
+	seen := make(map[ownership.CallerDigest]string)
 	for _, minter := range [][2]string{{"alice", "1"}, {"alice", "2"}, {"bob", "1"}, {"alice", ""}, {"bob", ""}} {
 		by := MinterOf(minter[0], minter[1])
 		if other, again := seen[by]; again || by == ownership.CallerNamed(minter[0]) {

@@ -18,11 +18,11 @@ type id struct {
 	// mustBeOwned reports whether the id must belong to the request's caller.
 	mustBeOwned bool
 	// caller is the caller that the id belongs to, as far as that is known.
-	caller ownership.Caller
+	caller ownership.CallerDigest
 }
 
-// Request is the input for finding a Placement.
-type Request struct {
+// Query is the input for finding a Placement.
+type Query struct {
 	Method, Operation, RawQuery string
 	// Body is the parsed body, and Text is the unparsed body.
 	Body *openaiapi.Body
@@ -45,7 +45,7 @@ type Request struct {
 
 // Place returns the placement of a request. If no account may get the request,
 // refused is true, and refusal is the error for the client.
-func (a *Affinity) Place(r *Request) (p *Placement, refusal apierror.Error, refused bool) {
+func (a *Affinity) Place(r *Query) (p *Placement, refusal apierror.Error, refused bool) {
 	if a.strict {
 		if refusal, refused = r.refuses(); refused {
 			return Anywhere, refusal, true
@@ -60,7 +60,7 @@ func (a *Affinity) Place(r *Request) (p *Placement, refusal apierror.Error, refu
 	return a.find(r, stored)
 }
 
-func (a *Affinity) find(r *Request, stored openaiapi.Stored) (*Placement, apierror.Error, bool) {
+func (a *Affinity) find(r *Query, stored openaiapi.Stored) (*Placement, apierror.Error, bool) {
 	p := &Placement{affinity: a, caller: ownership.CallerNamed(r.Caller)}
 	if openaiapi.MakesClientSecret(r.Method, r.Operation) {
 		p.minter = &Secret{By: MinterOf(r.Caller, r.KeyID)}
@@ -113,7 +113,7 @@ func (a *Affinity) find(r *Request, stored openaiapi.Stored) (*Placement, apierr
 // showsAll reports whether every object that the body names was seen. If not,
 // the object that is made below another one may be an object that the body
 // names, such as a file that is added to a vector store.
-func (r *Request) showsAll() bool {
+func (r *Query) showsAll() bool {
 	return openaiapi.BodyNamesNothing(r.Method, r.Operation) ||
 		!r.Compressed && r.CutAt == 0 && !r.Disputed && r.Body.Readable(r.Text)
 }

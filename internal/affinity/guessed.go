@@ -15,7 +15,7 @@ import (
 type bounded struct {
 	limit   int // of a caller
 	mu      sync.Mutex
-	callers map[ownership.Caller]*recentKeys
+	callers map[ownership.CallerDigest]*recentKeys
 }
 
 // recentKeys is a ring of the latest keys.
@@ -36,13 +36,13 @@ const (
 
 // add adds an id of a caller. If the caller has too many, add removes the
 // oldest one from the memory.
-func (g *bounded) add(m *ownership.Memory, c ownership.Caller, key ownership.Key) {
+func (g *bounded) add(m *ownership.Memory, c ownership.CallerDigest, key ownership.Key) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	recent := g.callers[c]
 	if recent == nil {
 		if g.callers == nil {
-			g.callers = make(map[ownership.Caller]*recentKeys)
+			g.callers = make(map[ownership.CallerDigest]*recentKeys)
 		}
 		for other := range g.callers {
 			if len(g.callers) < maxBounded {

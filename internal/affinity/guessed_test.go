@@ -14,7 +14,7 @@ func TestGuessedIDsOfACallerAreBounded(t *testing.T) {
 	m, now := ownership.NewMemory(maxIDs), time.Now()
 	key := func(n uint64) ownership.Key { return ownership.KeyOf(binary.LittleEndian.AppendUint64(nil, n)) }
 	alice, bob := ownership.CallerNamed("alice"), ownership.CallerNamed("bob")
-	add := func(c ownership.Caller, n uint64) {
+	add := func(c ownership.CallerDigest, n uint64) {
 		m.Put(key(n), ownership.Owner{Account: "a", Caller: c}, now, time.Hour)
 		g.add(m, c, key(n))
 	}
@@ -31,7 +31,7 @@ func TestGuessedIDsOfACallerAreBounded(t *testing.T) {
 			t.Errorf("id %d is known: %v", n, known)
 		}
 	}
-	for c := range ownership.Caller(2 * maxBounded) {
+	for c := range ownership.CallerDigest(2 * maxBounded) {
 		add(alice+1+c, uint64(100_000+c))
 	}
 	if len(g.callers) > maxBounded {

@@ -32,10 +32,10 @@ import (
 // homeOf returns the key under which a caller's home is remembered. lastOf
 // returns the key for the account of the caller's latest conversation, thread
 // or response.
-func homeOf(c ownership.Caller) ownership.Key { return keyOf("home", c) }
-func lastOf(c ownership.Caller) ownership.Key { return keyOf("last", c) }
+func homeOf(c ownership.CallerDigest) ownership.Key { return keyOf("home", c) }
+func lastOf(c ownership.CallerDigest) ownership.Key { return keyOf("last", c) }
 
-func keyOf(purpose string, c ownership.Caller) ownership.Key {
+func keyOf(purpose string, c ownership.CallerDigest) ownership.Key {
 	return ownership.KeyOf(binary.LittleEndian.AppendUint64([]byte(purpose+"\x00"), uint64(c))) // no id has a NUL
 }
 

@@ -72,7 +72,7 @@ func (p *Placement) names(key ownership.Key) bool {
 	return slices.ContainsFunc(p.named, func(object id) bool { return object.Key == key })
 }
 
-func (p *Placement) put(key ownership.Key, account string, caller ownership.Caller) {
+func (p *Placement) put(key ownership.Key, account string, caller ownership.CallerDigest) {
 	a, now := p.affinity, time.Now()
 	o, news := a.owners.loaded().Put(key, ownership.Owner{Account: account, Caller: caller}, now, idTTL)
 	if news && (len(a.all) > 1 || o.Caller.Named()) {

@@ -29,7 +29,7 @@ const maxSentTexts = 10_000
 
 // takeNames adds the possible names in the path and the body of a request to a
 // new API.
-func (f *finder) takeNames(r *Request, stored *openaiapi.Stored) {
+func (f *finder) takeNames(r *Query, stored *openaiapi.Stored) {
 	for _, n := range stored.Names {
 		kind := openaiapi.GuessedID // a word says nothing of where the request has to go
 		if !n.Word {
@@ -55,7 +55,7 @@ func (f *finder) takeNames(r *Request, stored *openaiapi.Stored) {
 
 // recordTexts records the texts of the body. It reports whether it has recorded
 // all of them.
-func (f *finder) recordTexts(r *Request) (all bool) {
+func (f *finder) recordTexts(r *Query) (all bool) {
 	each := openaiapi.EachString
 	if r.Body.IsForm() {
 		each = openaiapi.EachLine
@@ -79,7 +79,7 @@ func keyOfName(n openaiapi.PathName) ownership.Key {
 // checkNames refuses a caller's request to a new API if it may reach objects
 // that no reply has named to that caller. The first name in its path must
 // belong to the caller.
-func (f *finder) checkNames(r *Request, stored *openaiapi.Stored) {
+func (f *finder) checkNames(r *Query, stored *openaiapi.Stored) {
 	for _, n := range stored.Names {
 		switch {
 		case slices.Contains(f.ownedKeys, keyOfName(n)):
@@ -111,7 +111,7 @@ func (p *Placement) learnMade(account string, name openaiapi.MadeName) {
 	if _, repeated := p.sentTexts[ownership.KeyOf(name.Text)]; repeated {
 		return
 	}
-	var caller ownership.Caller
+	var caller ownership.CallerDigest
 	if p.creation == createsAll {
 		caller = p.caller
 	}

@@ -11,7 +11,7 @@ import (
 // asksNewAPI places a request to an API of which nothing is known.
 func (a *Affinity) asksNewAPI(caller, method, operation, text string) (*Placement, bool) {
 	body := openaiapi.ParseJSON([]byte(text), nil)
-	p, _, refused := a.Place(&Request{Method: method, Operation: operation, Body: &body, Text: []byte(text), Caller: caller})
+	p, _, refused := a.Place(&Query{Method: method, Operation: operation, Body: &body, Text: []byte(text), Caller: caller})
 	return p, refused
 }
 

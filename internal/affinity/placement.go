@@ -17,7 +17,7 @@ var Anywhere = new(Placement)
 // serves the request may use it.
 type Placement struct {
 	affinity *Affinity
-	caller   ownership.Caller
+	caller   ownership.CallerDigest
 	// account is the only account that may get the request. It is empty if it
 	// is not known. basis is the reason. first is the first id with an owner.
 	account string

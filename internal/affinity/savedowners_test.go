@@ -87,7 +87,7 @@ func (s *shelf) on(t *testing.T, logger *zap.Logger) *Affinity {
 const savedKey = "openai_lb/ids_a%20pool"
 
 func (a *Affinity) knows(caller, id string) bool {
-	h, _, refused := a.Place(&Request{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Body), Caller: caller})
+	h, _, refused := a.Place(&Query{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Body), Caller: caller})
 	return h.owns() && !refused
 }
 
@@ -241,7 +241,7 @@ func TestACallerIsToComeBackWhileWhatWasSavedIsNotRead(t *testing.T) {
 			a.strict = true
 			a.learn("a", "alice", "resp_33333333")
 			status := func(caller, id string) int {
-				_, refusal, _ := a.Place(&Request{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Body), Caller: caller})
+				_, refusal, _ := a.Place(&Query{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Body), Caller: caller})
 				return refusal.Status
 			}
 			want := func(when string, statuses map[string]int) {

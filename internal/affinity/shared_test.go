@@ -75,7 +75,7 @@ func (s *shared) config(r *replicas.Replica, accounts ...string) *Affinity {
 func (a *Affinity) names(caller string, ids ...string) (*Placement, apierror.Error, bool) {
 	text := []byte(`{"input":[{"id":"` + strings.Join(ids, `"},{"id":"`) + `"}]}`)
 	body := openaiapi.ParseJSON(text, nil)
-	return a.Place(&Request{Method: http.MethodPost, Operation: "/responses", Body: &body, Text: text, Caller: caller})
+	return a.Place(&Query{Method: http.MethodPost, Operation: "/responses", Body: &body, Text: text, Caller: caller})
 }
 
 func (s *shared) wantFinds(want int) {
@@ -104,7 +104,7 @@ func TestWhatAnotherReplicaLearnedIsLookedUpOnce(t *testing.T) {
 			t.Errorf("it has the placement %+v", h)
 		}
 		body := openaiapi.ParseJSON([]byte(`{"model":"m","input":"resp_34567890"}`), nil)
-		other.Place(&Request{Method: http.MethodPost, Operation: "/responses", Body: &body, Caller: "alice"})
+		other.Place(&Query{Method: http.MethodPost, Operation: "/responses", Body: &body, Caller: "alice"})
 		s.wantFinds(1) // for nothing that a replica knows, nor for what names nothing
 	})
 }
@@ -229,7 +229,7 @@ func (a *Affinity) wantRefused(t *testing.T, when string) {
 // findByAsking has a caller find the owner of an id by asking the accounts.
 func (a *Affinity) findByAsking(t *testing.T, caller, id, account string) {
 	t.Helper()
-	h, refusal, refused := a.Place(&Request{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Body), Caller: caller})
+	h, refusal, refused := a.Place(&Query{Method: "GET", Operation: "/responses/" + id, Body: new(openaiapi.Body), Caller: caller})
 	if refused {
 		t.Fatalf("%s is refused: %+v", caller, refusal)
 	}
@@ -296,7 +296,7 @@ func TestAReloadLosesNoNews(t *testing.T) {
 	inTouch(t, func(s *shared) {
 		other := s.replica("a", "b")
 		before := s.config(replicas.New(s.hub.Store(), zap.NewNop()), "a", "b") // runs no longer
-		h, _, _ := before.Place(&Request{Method: "POST", Operation: "/responses", Body: new(openaiapi.Body), Caller: "alice"})
+		h, _, _ := before.Place(&Query{Method: "POST", Operation: "/responses", Body: new(openaiapi.Body), Caller: "alice"})
 		after := s.config(s.run(), "a", "b")
 		after.Start()
 		h.learn("b", openaiapi.ObjectID, []byte("resp_of_alice"))
@@ -333,7 +333,7 @@ func TestWhatAReplyMentionsIsLookedUpBeforeItIsUsed(t *testing.T) {
 		one, other := s.replica("a", "b"), s.replica("a", "b")
 		one.learn("b", "alice", "resp_of_alice")
 		synctest.Wait()
-		h, _, _ := other.Place(&Request{Method: "GET", Operation: "/files", Body: new(openaiapi.Body), Caller: "bob"})
+		h, _, _ := other.Place(&Query{Method: "GET", Operation: "/files", Body: new(openaiapi.Body), Caller: "bob"})
 		h.learn("b", openaiapi.ObjectID, []byte("resp_of_alice"))
 		h.learn("b", openaiapi.ObjectID, []byte("file_of_nobody"))
 		other.wantRefused(t, "after a list")

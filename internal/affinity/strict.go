@@ -15,7 +15,7 @@ const Strict = "strict"
 // refuses returns the error for a request that could reach objects which are
 // not visible in the request. Whether the visible objects belong to the caller
 // is checked elsewhere.
-func (r *Request) refuses() (e apierror.Error, refused bool) {
+func (r *Query) refuses() (e apierror.Error, refused bool) {
 	if r.Upgrade {
 		return forbidden("A WebSocket is not available: the objects that its messages name cannot be seen, and callers are kept apart here."), true
 	}

@@ -82,10 +82,10 @@ type Sender struct {
 	refused sync.Map
 }
 
-// Request is a request to one backend: the client's request, with the address,
+// Outgoing is a request to one backend: the client's request, with the address,
 // the header and the body for this backend, and what must be known to classify
 // its reply. It is sent once.
-type Request struct {
+type Outgoing struct {
 	// Incoming is the request to copy. The fields below replace its URL, host,
 	// header and body.
 	Incoming *http.Request
@@ -239,7 +239,7 @@ type sent struct {
 
 // Send sends the request once and returns its reply. It may send the request a
 // second time only if a reused connection lost it.
-func (s *Sender) Send(t *Request) *Reply {
+func (s *Sender) Send(t *Outgoing) *Reply {
 	reply := s.send(t)
 	if t.Watch == nil {
 		return reply
@@ -256,7 +256,7 @@ func (s *Sender) Send(t *Request) *Reply {
 	return reply
 }
 
-func (s *Sender) send(t *Request) *Reply {
+func (s *Sender) send(t *Outgoing) *Reply {
 	t.begin(s)
 	reply := &t.reply
 	reply.sent = t
@@ -299,7 +299,7 @@ func (s *Sender) send(t *Request) *Reply {
 const slowTimeout = 15 * time.Minute
 
 // begin makes the outgoing request, and starts its time limit.
-func (t *Request) begin(s *Sender) {
+func (t *Outgoing) begin(s *Sender) {
 	t.trip.address, t.trip.shares = t.Address, s.sharesConnections
 	t.trip.needsHTTP1 = t.handshakes()
 	if t.Incoming.ProtoAtLeast(1, 1) { // HTTP/1.0 has no interim responses (RFC 9110 section 15.2)
@@ -350,7 +350,7 @@ func (t *Request) begin(s *Sender) {
 // sendsAgain reports whether the request is sent a second time, on a new
 // connection, because a reused connection lost it. Only a request that may be
 // executed twice is.
-func (t *Request) sendsAgain(err error) bool {
+func (t *Outgoing) sendsAgain(err error) bool {
 	if !t.Change.Repeatable || !t.Body.Whole() || !t.trip.lost(err) || !t.trip.upload.Abandon() {
 		return false
 	}
@@ -362,7 +362,7 @@ func (t *Request) sendsAgain(err error) bool {
 }
 
 // check returns an error if no client may see the response.
-func (t *Request) check(res *http.Response) error {
+func (t *Outgoing) check(res *http.Response) error {
 	t.kind = openaiapi.ContentType(res.Header)
 	switch {
 	case res.StatusCode < 100 || res.StatusCode > 999: // net/http's server would panic
@@ -380,14 +380,14 @@ func (t *Request) check(res *http.Response) error {
 
 // opens reports whether the time limit of the request continues until the first
 // byte of the body.
-func (t *Request) opens(res *http.Response) bool {
+func (t *Outgoing) opens(res *http.Response) bool {
 	return t.Traits.Kind.Infers() && res.StatusCode == http.StatusOK && t.kind == openaiapi.TypeEventStream &&
 		!openaiapi.IsCompressed(res.Header)
 }
 
 // watchOver limits the time of each read of a response's body. It returns nil
 // for a response without a body, or whose body is a connection.
-func (t *Request) watchOver(s *Sender, res *http.Response) *body {
+func (t *Outgoing) watchOver(s *Sender, res *http.Response) *body {
 	if res.Body == http.NoBody || res.StatusCode == http.StatusSwitchingProtocols {
 		return nil
 	}

@@ -365,7 +365,7 @@ func endsByProtocol(operation string) bool {
 // judgeEnd returns an error if a stream that has ended is not complete or
 // contained an error of the backend. An error event completes a stream as an
 // end mark does, but it does not show that the backend sends end marks.
-func (t *Request) judgeEnd(stream *sse.Watcher) error {
+func (t *Outgoing) judgeEnd(stream *sse.Watcher) error {
 	switch e := stream.Failure; {
 	case e != nil && verdict.Judge(verdict.Reply{Status: e.Status, Body: e.Body, OfResponse: e.OfResponse}).Blames():
 		return ErrInStream

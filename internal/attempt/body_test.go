@@ -123,7 +123,7 @@ func TestTheBackendsOwnPauseIsNotItsClients(t *testing.T) {
 		_, cancel := context.WithCancelCause(t.Context())
 		b := body{source: new(hesitant), response: new(http.Response), fields: All{}, idle: time.Minute, secrets: keys.Secrets{"sk-1234567890abcdef"},
 			deadline: &deadline{cancel: cancel}, watch: new(sse.Watcher)}
-		reply := &Reply{sent: &Request{Incoming: httptest.NewRequest("POST", "/", nil), Body: new(replay.Body)}}
+		reply := &Reply{sent: &Outgoing{Incoming: httptest.NewRequest("POST", "/", nil), Body: new(replay.Body)}}
 		b.goOut(reply)
 		_, err := io.Copy(io.Discard, &b)
 		if end := reply.End(); err == nil || end.Broken == nil || end.Paused {

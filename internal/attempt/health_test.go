@@ -51,7 +51,7 @@ func TestWhichRepliesStartACooldownAndForHowLong(t *testing.T) {
 		"a request that is too large":               {reply: &Reply{Class: verdict.TooLarge}},
 		"a success":                                 {reply: &Reply{Class: verdict.Served}},
 	} {
-		c.reply.sent = &Request{Traits: Traits{Kind: c.kind}}
+		c.reply.sent = &Outgoing{Traits: Traits{Kind: c.kind}}
 		got, coolsDown := options.CooldownFor(c.reply, c.busy)
 		if !coolsDown {
 			got = Cooldown{}

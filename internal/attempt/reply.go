@@ -57,7 +57,7 @@ type Reply struct {
 	// act.
 	code string
 	// sent is nil if nothing was sent.
-	sent *Request
+	sent *Outgoing
 	// body is the body of a response that may go to the client.
 	body *body
 	// backend is the backend's end of a WebSocket that the reply has opened. It

@@ -14,7 +14,7 @@ import (
 )
 
 // handshakes reports whether the request opens a WebSocket.
-func (t *Request) handshakes() bool { return t.Traits.Kind.IsHandshake() || t.Socket != nil }
+func (t *Outgoing) handshakes() bool { return t.Traits.Kind.IsHandshake() || t.Socket != nil }
 
 // refusesHandshake reports whether the reply answers the handshake of a
 // WebSocket, and not its first message.

@@ -131,8 +131,8 @@ func (m *moment) since(at int64) time.Duration {
 	return max(0, time.Duration(at-value>>stateBits))
 }
 
-// Request is the state of a request while it waits at a backend.
-type Request struct {
+// Wait is the state of a request while it waits at a backend.
+type Wait struct {
 	Sent time.Time
 	// Threshold is the wait from which on the request has waited too long. It
 	// is 0 if that is not known.
@@ -187,7 +187,7 @@ func slowest(norms []norm, replies int64) (slowest Usual) {
 
 // Sent records that a request is sent. It returns the time after which the
 // request should call Look for the first time.
-func (t *Tracker) Sent(r *Request) time.Duration {
+func (t *Tracker) Sent(r *Wait) time.Duration {
 	t.waiting.Add(1)
 	if r.Threshold == 0 {
 		return latestLook
@@ -204,7 +204,7 @@ func (t *Tracker) Sent(r *Request) time.Duration {
 
 // bePatient gives the request patience, if the next request with patience is
 // due.
-func (t *Tracker) bePatient(r *Request) {
+func (t *Tracker) bePatient(r *Wait) {
 	at, due, patience := nanos(r.Sent), t.patient.Load(), t.patience.Load()
 	if at < due || !t.patient.CompareAndSwap(due, at+seldom*patience) {
 		return
@@ -218,7 +218,7 @@ func (t *Tracker) bePatient(r *Request) {
 func (t *Tracker) Unsent() { t.waiting.Add(-1) }
 
 // Heard records the first byte of any reply to a request.
-func (t *Tracker) Heard(r *Request, now time.Time) Change {
+func (t *Tracker) Heard(r *Wait, now time.Time) Change {
 	t.waiting.Add(-1)
 	r.took = now.Sub(r.Sent)
 	late := r.Threshold > 0 && r.took > r.Threshold
@@ -260,7 +260,7 @@ func (t *Tracker) endSilence() Change {
 // Left records that a request stops waiting without a first byte, because its
 // client has left. If it has waited less than longest, the longest usual wait,
 // that is no evidence: editors cancel requests while the user types.
-func (t *Tracker) Left(r *Request, now time.Time, longest time.Duration) Change {
+func (t *Tracker) Left(r *Wait, now time.Time, longest time.Duration) Change {
 	t.waiting.Add(-1)
 	waited := now.Sub(r.Sent)
 	if r.counted || r.Threshold == 0 || waited < longest {
@@ -271,7 +271,7 @@ func (t *Tracker) Left(r *Request, now time.Time, longest time.Duration) Change 
 
 // testify adds to the evidence, unless a first byte has come since the request
 // was sent. If there is enough evidence, it begins the silence.
-func (t *Tracker) testify(r *Request, now time.Time, evidence int64) Change {
+func (t *Tracker) testify(r *Wait, now time.Time, evidence int64) Change {
 	heard := t.heard.Load()
 	if nanos(r.Sent) < heard>>stateBits && heard != 0 {
 		return Change{}
@@ -285,7 +285,7 @@ func (t *Tracker) testify(r *Request, now time.Time, evidence int64) Change {
 
 // beginSilence begins a silence, unless a first byte has come since heard was
 // read.
-func (t *Tracker) beginSilence(r *Request, heard int64, now time.Time) Change {
+func (t *Tracker) beginSilence(r *Wait, heard int64, now time.Time) Change {
 	if t.silent.Load() != 0 {
 		return Change{}
 	}
@@ -312,7 +312,7 @@ func (t *Tracker) beginSilence(r *Request, heard int64, now time.Time) Change {
 
 // Served records that the backend has served the request, so that its wait
 // counts towards the usual wait. Heard must have been called before.
-func (t *Tracker) Served(r *Request) {
+func (t *Tracker) Served(r *Wait) {
 	t.norms[r.Kind-1].served(r.took, r.unusual)
 }
 
@@ -332,7 +332,7 @@ type Finding struct {
 
 // Look checks whether the backend is silent. A waiting request calls it at its
 // threshold, and then repeatedly.
-func (t *Tracker) Look(r *Request, now time.Time) (f Finding) {
+func (t *Tracker) Look(r *Wait, now time.Time) (f Finding) {
 	waited := now.Sub(r.Sent)
 	if r.Threshold == 0 || waited < r.Threshold {
 		f.Again = min(latestLook, max(soonestLook, r.Threshold-waited))
@@ -356,7 +356,7 @@ func (t *Tracker) Look(r *Request, now time.Time) (f Finding) {
 // Lead reports whether the request may move: as the leader, if there is none,
 // or as a follower, if the leader has got its first byte in time. If the
 // request finds no backend to move to, it must call Stay.
-func (t *Tracker) Lead(r *Request, now time.Time) bool {
+func (t *Tracker) Lead(r *Wait, now time.Time) bool {
 	until, at := t.lead.Load(), nanos(now)
 	if until == followed {
 		return true

@@ -24,20 +24,20 @@ func used() *Tracker {
 
 // serve has a request wait for so long.
 func serve(p *Tracker, sent time.Time, wait time.Duration) {
-	r := &Request{Kind: kind, Sent: sent, Threshold: p.Usual(kind).Threshold()}
+	r := &Wait{Kind: kind, Sent: sent, Threshold: p.Usual(kind).Threshold()}
 	p.Sent(r)
 	p.Heard(r, sent.Add(wait))
 	p.Served(r)
 }
 
 // send sends a request.
-func send(p *Tracker, sent time.Time) *Request {
-	r := &Request{Kind: kind, Sent: sent, Threshold: p.Usual(kind).Threshold()}
+func send(p *Tracker, sent time.Time) *Wait {
+	r := &Wait{Kind: kind, Sent: sent, Threshold: p.Usual(kind).Threshold()}
 	p.Sent(r)
 	return r
 }
 
-func wantSilent(t *testing.T, p *Tracker, now time.Time, want bool, looking ...*Request) {
+func wantSilent(t *testing.T, p *Tracker, now time.Time, want bool, looking ...*Wait) {
 	t.Helper()
 	for _, r := range looking {
 		p.Look(r, now)
@@ -117,7 +117,7 @@ func TestWhatIsUsualAtABackendThatBecameSlowIsLearned(t *testing.T) {
 }
 
 // serveLate answers a request that waits.
-func serveLate(p *Tracker, r *Request, wait time.Duration) {
+func serveLate(p *Tracker, r *Wait, wait time.Duration) {
 	p.Heard(r, r.Sent.Add(wait))
 	p.Served(r)
 }
@@ -203,7 +203,7 @@ func TestRequestsAreComparedWithThoseOfTheirSize(t *testing.T) {
 	}
 	p := used() // for the first kind
 	for range enough {
-		r := &Request{Kind: long, Sent: at(0)}
+		r := &Wait{Kind: long, Sent: at(0)}
 		p.Sent(r)
 		serveLate(p, r, 20*time.Second)
 	}
@@ -433,7 +433,7 @@ func TestManyRequestsAtOnceLeaveNothingBehind(t *testing.T) {
 // else, and no allocation.
 func BenchmarkSentAndHeard(b *testing.B) {
 	p, heard := used(), at(2)
-	r := &Request{Kind: kind, Sent: at(1), Threshold: 4 * time.Second}
+	r := &Wait{Kind: kind, Sent: at(1), Threshold: 4 * time.Second}
 	b.ReportAllocs()
 	for b.Loop() {
 		p.Sent(r)
@@ -454,7 +454,7 @@ func BenchmarkServed(b *testing.B) {
 func TestARequestAllocatesNothing(t *testing.T) {
 	p := used()
 	if n := testing.AllocsPerRun(100, func() {
-		r := Request{Kind: kind, Sent: at(1), Threshold: p.Usual(kind).Threshold()}
+		r := Wait{Kind: kind, Sent: at(1), Threshold: p.Usual(kind).Threshold()}
 		p.Sent(&r)
 		p.Look(&r, at(3))
 		p.Heard(&r, at(2))

@@ -32,7 +32,7 @@ type simulation struct {
 }
 
 type request struct {
-	Request
+	Wait
 	arrived time.Time
 	backend int
 	over    bool
@@ -90,16 +90,16 @@ func (s *simulation) run(n int, perSecond float64) {
 
 func (s *simulation) send(r *request) {
 	p := s.backends[r.backend]
-	r.Request = Request{Kind: kind, Sent: s.now, Threshold: s.usual(r.backend).Threshold()}
+	r.Wait = Wait{Kind: kind, Sent: s.now, Threshold: s.usual(r.backend).Threshold()}
 	sent := r.Sent
 	s.reply(r, sent, s.wait(r.backend))
-	s.after(p.Sent(&r.Request), func() { s.look(r, sent) })
+	s.after(p.Sent(&r.Wait), func() { s.look(r, sent) })
 	if s.patience != nil {
 		s.after(s.patience(), func() {
 			if !r.over && r.Sent.Equal(sent) {
 				r.over = true
 				s.left++
-				p.Left(&r.Request, s.now, s.usual(r.backend).Longest)
+				p.Left(&r.Wait, s.now, s.usual(r.backend).Longest)
 			}
 		})
 	}
@@ -133,8 +133,8 @@ func (s *simulation) reply(r *request, sent time.Time, in time.Duration) {
 		if r.from != nil && s.now.Sub(sent) <= r.leads {
 			r.from.Follow()
 		}
-		s.backends[r.backend].Heard(&r.Request, s.now)
-		s.backends[r.backend].Served(&r.Request)
+		s.backends[r.backend].Heard(&r.Wait, s.now)
+		s.backends[r.backend].Served(&r.Wait)
 		s.waits = append(s.waits, s.now.Sub(r.arrived))
 	})
 }
@@ -145,11 +145,11 @@ func (s *simulation) look(r *request, sent time.Time) {
 	}
 	r.Threshold = s.usual(r.backend).Threshold()
 	its, other := s.backends[r.backend], s.backends[1-r.backend]
-	f := its.Look(&r.Request, s.now)
-	if f.Moves && r.from == nil && its.Lead(&r.Request, s.now) {
+	f := its.Look(&r.Wait, s.now)
+	if f.Moves && r.from == nil && its.Lead(&r.Wait, s.now) {
 		if _, ok := other.Claim(s.now, r.Threshold); ok {
 			s.moves++
-			its.Left(&r.Request, s.now, 0)
+			its.Left(&r.Wait, s.now, 0)
 			r.from, r.leads, r.backend = its, r.Threshold, 1-r.backend
 			s.send(r)
 			return

@@ -16,4 +16,4 @@ func EntryOf(pool string) *pools.Entry {
 }
 
 // LimitersOf returns the limiters of a pool in use.
-func LimitersOf(pool string) *limiter.Callers { return EntryOf(pool).Callers.(limiter.Set).Limiters() }
+func LimitersOf(pool string) *limiter.Limiters { return EntryOf(pool).Callers.(limiter.Set).Limiters() }

@@ -10,7 +10,7 @@ import (
 // with the real cost. It belongs to one request, and is not safe for concurrent
 // use. The zero Reservation, for a request without a caller, does nothing.
 type Reservation struct {
-	caller *Caller
+	caller *Limiter
 	// moment is when the request was admitted. charged is the set of counters
 	// that were charged then, one bit for each ID. demoted is the set of
 	// counters whose limits moved the request to another tier.
@@ -68,7 +68,7 @@ func (r *Reservation) Open() bool { return r.caller != nil }
 // must be settled. If a limit refuses the request, Try charges none of them and
 // returns the reason. It does not count the refusal, because the request may be
 // tried again: see Refused.
-func (c *Caller) Try(now time.Time, e ratelimit.Estimate) (Reservation, *ratelimit.Refusal) {
+func (c *Limiter) Try(now time.Time, e ratelimit.Estimate) (Reservation, *ratelimit.Refusal) {
 	r, refusal, crossed := c.try(now, e)
 	c.report(crossed)
 	return r, refusal
@@ -77,7 +77,7 @@ func (c *Caller) Try(now time.Time, e ratelimit.Estimate) (Reservation, *ratelim
 // try returns what Try returns, and the marks to report. The limits of the
 // request's model are charged under the caller's lock, when the caller's own
 // limits have admitted the request, so that either all are charged or none.
-func (c *Caller) try(now time.Time, e ratelimit.Estimate) (r Reservation, refusal *ratelimit.Refusal,
+func (c *Limiter) try(now time.Time, e ratelimit.Estimate) (r Reservation, refusal *ratelimit.Refusal,
 	crossed []ratelimit.Crossing) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -103,7 +103,7 @@ func (r *Reservation) join(ofModel Reservation) {
 
 // Check returns the refusal that Try would return, or nil, without charging any
 // limit.
-func (c *Caller) Check(now time.Time, e ratelimit.Estimate) *ratelimit.Refusal {
+func (c *Limiter) Check(now time.Time, e ratelimit.Estimate) *ratelimit.Refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
@@ -116,7 +116,7 @@ func (c *Caller) Check(now time.Time, e ratelimit.Estimate) *ratelimit.Refusal {
 }
 
 // Refused counts a request that was finally refused.
-func (c *Caller) Refused(now time.Time, refusal *ratelimit.Refusal) {
+func (c *Limiter) Refused(now time.Time, refusal *ratelimit.Refusal) {
 	var crossed []ratelimit.Crossing
 	c.mu.Lock()
 	at := c.roll(now)
@@ -132,7 +132,7 @@ func (c *Caller) Refused(now time.Time, refusal *ratelimit.Refusal) {
 }
 
 // refusedBy counts a refusal at the limit, which a reload may have removed.
-func (c *Caller) refusedBy(now time.Time, refusal *ratelimit.Refusal) []ratelimit.Crossing {
+func (c *Limiter) refusedBy(now time.Time, refusal *ratelimit.Refusal) []ratelimit.Crossing {
 	counted, id := c, refusal.Limit.ID()
 	if model := refusal.Limit.Model; model != "" {
 		if counted = c.models[model]; counted == nil {
@@ -152,7 +152,7 @@ func (c *Caller) refusedBy(now time.Time, refusal *ratelimit.Refusal) []ratelimi
 // check returns the reservation of a request, or why it is refused. allows
 // returns how much of a limit may be used, and slots how many requests may be
 // in flight here.
-func (c *Caller) check(at int64, e ratelimit.Estimate, allows func(m *counter, at, used int64) int64,
+func (c *Limiter) check(at int64, e ratelimit.Estimate, allows func(m *counter, at, used int64) int64,
 	slots func(at int64) int64) (r Reservation, refusal *ratelimit.Refusal) {
 	use := c.usual.known(e.Model, at)
 	prompt, output := c.usual.estimate(e, use)
@@ -213,7 +213,7 @@ func (c *Caller) check(at int64, e ratelimit.Estimate, allows func(m *counter, a
 	return r, nil
 }
 
-func (c *Caller) delay(m *counter, at int64, r *ratelimit.Refusal) {
+func (c *Limiter) delay(m *counter, at int64, r *ratelimit.Refusal) {
 	need := min(r.Requested, r.Limit.Amount)
 	switch {
 	case m.calendar():
@@ -236,7 +236,7 @@ func (c *Caller) delay(m *counter, at int64, r *ratelimit.Refusal) {
 // rounded.
 const shareWait = 250 * time.Millisecond
 
-func (c *Caller) charge(at int64, r *Reservation) (crossed []ratelimit.Crossing) {
+func (c *Limiter) charge(at int64, r *Reservation) (crossed []ratelimit.Crossing) {
 	c.admitted++
 	r.number = c.admitted
 	for id, m := range c.all() {
@@ -261,7 +261,7 @@ func (c *Caller) charge(at int64, r *Reservation) (crossed []ratelimit.Crossing)
 
 // Unasked returns the reservation of a response of a model that started without
 // a request. Nothing is charged until it is settled.
-func (c *Caller) Unasked(now time.Time, model string) Reservation {
+func (c *Limiter) Unasked(now time.Time, model string) Reservation {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := Reservation{caller: c, moment: moment{at: c.roll(now) - c.clock.ahead, number: c.admitted}, reset: c.reset,

@@ -27,10 +27,10 @@ type Settings struct {
 	Location *time.Location
 }
 
-// Caller limits the requests of one caller. A request calls Try before it is
-// sent, and then Settle of its [Reservation]. A Caller is safe for concurrent
+// Limiter limits the requests of one caller. A request calls Try before it is
+// sent, and then Settle of its [Reservation]. A Limiter is safe for concurrent
 // use.
-type Caller struct {
+type Limiter struct {
 	name string
 	id   ratelimit.CallerID
 	// number is the caller's place in the order of first requests. seen is when
@@ -87,9 +87,9 @@ type Caller struct {
 	reset         int64
 	resetReported *atomic.Int64
 	// models are the limiters of single models, and isModel reports whether the
-	// caller is one of another caller: see Callers.change. The lock of Callers
-	// guards changes of both, too.
-	models  map[string]*Caller
+	// limiter is one of these: see Limiters.change. The lock of Limiters guards
+	// changes of both, too.
+	models  map[string]*Limiter
 	isModel bool
 	clock   clock
 	usual   usual
@@ -104,8 +104,8 @@ type tier struct {
 }
 
 // newCaller returns a caller that has used nothing. hook may be nil.
-func newCaller(name string, id ratelimit.CallerID, hook func(ratelimit.Crossing), r *reports) *Caller {
-	c := &Caller{name: name, id: id, hook: hook, reports: r, usual: newUsual,
+func newCaller(name string, id ratelimit.CallerID, hook func(ratelimit.Crossing), r *reports) *Limiter {
+	c := &Limiter{name: name, id: id, hook: hook, reports: r, usual: newUsual,
 		resetReported: new(atomic.Int64)}
 	for id := range ratelimit.ID(ratelimit.MaxLimits) {
 		c.counters[id].limit = ratelimit.Limit{Kind: id.Kind(), Unit: id.Unit()}
@@ -115,10 +115,10 @@ func newCaller(name string, id ratelimit.CallerID, hook func(ratelimit.Crossing)
 }
 
 // Name returns the caller's name.
-func (c *Caller) Name() string { return c.name }
+func (c *Limiter) Name() string { return c.name }
 
 // ID returns the caller's id, which is IDOf its name.
-func (c *Caller) ID() ratelimit.CallerID { return c.id }
+func (c *Limiter) ID() ratelimit.CallerID { return c.id }
 
 // counted are the counters that are always active, even without a limit,
 // because reports need them: the tokens of a day and a month.
@@ -129,7 +129,7 @@ var counted = []ratelimit.ID{
 
 // Change applies the settings of a new config, but no limits of single models.
 // A limit keeps its use even if its amount changes.
-func (c *Caller) Change(now time.Time, s Settings) {
+func (c *Limiter) Change(now time.Time, s Settings) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	location := cmp.Or(s.Location, time.UTC)
@@ -167,7 +167,7 @@ func (c *Caller) Change(now time.Time, s Settings) {
 
 // divide moves the windows of all counters to now, including inactive ones, and
 // gives them parts if their limits need any.
-func (c *Caller) divide(at int64) {
+func (c *Limiter) divide(at int64) {
 	for id := range c.counters {
 		m := &c.counters[id]
 		m.roll(ratelimit.ID(id), at, c.location, c.admitted+1)
@@ -176,10 +176,10 @@ func (c *Caller) divide(at int64) {
 }
 
 // all iterates over the active counters.
-func (c *Caller) all() iter.Seq2[ratelimit.ID, *counter] { return c.countersIn(c.active) }
+func (c *Limiter) all() iter.Seq2[ratelimit.ID, *counter] { return c.countersIn(c.active) }
 
 // countersIn iterates over the counters whose bits are set in mask.
-func (c *Caller) countersIn(mask uint16) iter.Seq2[ratelimit.ID, *counter] {
+func (c *Limiter) countersIn(mask uint16) iter.Seq2[ratelimit.ID, *counter] {
 	return func(yield func(ratelimit.ID, *counter) bool) {
 		for mask := mask; mask != 0; mask &= mask - 1 {
 			if id := ratelimit.ID(bits.TrailingZeros16(mask)); !yield(id, &c.counters[id]) {

@@ -15,7 +15,7 @@ var noon = time.Date(2026, 11, 15, 12, 0, 0, 0, time.UTC)
 
 // callerWith returns a caller that has used nothing, with a hook, which may be
 // nil.
-func callerWith(hook func(ratelimit.Crossing)) *Caller {
+func callerWith(hook func(ratelimit.Crossing)) *Limiter {
 	return newCaller("alice", ratelimit.IDOf("alice"), hook, new(reports))
 }
 
@@ -36,7 +36,7 @@ func limits(t testing.TB, texts ...string) (limits []ratelimit.Limit) {
 	return limits
 }
 
-func caller(t testing.TB, texts ...string) *Caller {
+func caller(t testing.TB, texts ...string) *Limiter {
 	t.Helper()
 	c := callerWith(nil)
 	c.Change(noon, Settings{Limits: limits(t, texts...)})
@@ -50,7 +50,7 @@ func exactly(tokens int64) ratelimit.Estimate { return ratelimit.Estimate{Prompt
 func spent(tokens int64) ratelimit.Cost { return ratelimit.Cost{Requests: 1, Prompt: tokens} }
 
 // admit is Try, and counts a refusal.
-func (c *Caller) admit(now time.Time, e ratelimit.Estimate) (Reservation, *ratelimit.Refusal) {
+func (c *Limiter) admit(now time.Time, e ratelimit.Estimate) (Reservation, *ratelimit.Refusal) {
 	r, refusal := c.Try(now, e)
 	if refusal != nil {
 		c.Refused(now, refusal)
@@ -58,7 +58,7 @@ func (c *Caller) admit(now time.Time, e ratelimit.Estimate) (Reservation, *ratel
 	return r, refusal
 }
 
-func admitted(t testing.TB, c *Caller, now time.Time, e ratelimit.Estimate) Reservation {
+func admitted(t testing.TB, c *Limiter, now time.Time, e ratelimit.Estimate) Reservation {
 	t.Helper()
 	r, refusal := c.admit(now, e)
 	if refusal != nil {
@@ -67,7 +67,7 @@ func admitted(t testing.TB, c *Caller, now time.Time, e ratelimit.Estimate) Rese
 	return r
 }
 
-func refused(t testing.TB, c *Caller, now time.Time, e ratelimit.Estimate) ratelimit.Refusal {
+func refused(t testing.TB, c *Limiter, now time.Time, e ratelimit.Estimate) ratelimit.Refusal {
 	t.Helper()
 	_, refusal := c.admit(now, e)
 	if refusal == nil {
@@ -76,7 +76,7 @@ func refused(t testing.TB, c *Caller, now time.Time, e ratelimit.Estimate) ratel
 	return *refusal
 }
 
-func used(t testing.TB, c *Caller, now time.Time, text string) int64 {
+func used(t testing.TB, c *Limiter, now time.Time, text string) int64 {
 	t.Helper()
 	id := limits(t, "tokens 1/second")[0].ID()
 	if err := id.UnmarshalText([]byte(text)); err != nil {
@@ -550,7 +550,7 @@ func TestAnAbsurdReportIsForgottenSoon(t *testing.T) {
 
 func TestAMarkIsReportedOnceInAWindow(t *testing.T) {
 	var crossed []ratelimit.Crossing
-	var c *Caller
+	var c *Limiter
 	var at time.Time
 	c = callerWith(func(x ratelimit.Crossing) {
 		c.Snapshot(at) // no lock is held

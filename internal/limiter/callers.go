@@ -15,26 +15,26 @@ import (
 
 // Set has the limiters of a pool. Module replicas shares the use that these
 // count.
-type Set interface{ Limiters() *Callers }
+type Set interface{ Limiters() *Limiters }
 
-// Callers is the set of all callers of a pool. It outlives a config, and is
+// Limiters are those of all callers of a pool. They outlive a config, and are
 // safe for concurrent use.
-type Callers struct {
+type Limiters struct {
 	hook   func(ratelimit.Crossing)
 	writer string
 
 	mu       sync.RWMutex
 	settings func(name string) Settings
-	byName   map[string]*Caller
+	byName   map[string]*Limiter
 	// inOrder are the callers of byName in the order of their numbers. swept is
 	// when idle callers were last forgotten.
-	inOrder []*Caller
+	inOrder []*Limiter
 	number  int
 	swept   time.Time
 	evicted atomic.Int64
 	most    int // maxCallers
 	// byID also contains callers that only other replicas have reported.
-	byID    map[ratelimit.CallerID]*Caller
+	byID    map[ratelimit.CallerID]*Limiter
 	reports *reports
 	// sharing is the argument of the latest Share. ahead is the argument of the
 	// latest Follow.
@@ -49,22 +49,22 @@ type Callers struct {
 // replicas have reported.
 const maxCallers = 100_000
 
-// NewCallers returns an empty set of callers. hook receives the marks that the
-// use of a limit reaches. It is called without any lock, and may be nil.
-func NewCallers(hook func(ratelimit.Crossing)) *Callers {
+// NewLimiters returns limiters of no callers yet. hook receives the marks that
+// the use of a limit reaches. It is called without any lock, and may be nil.
+func NewLimiters(hook func(ratelimit.Crossing)) *Limiters {
 	writer := make([]byte, 16)
 	rand.Read(writer)
 	id := hex.EncodeToString(writer)
-	return &Callers{most: maxCallers, hook: hook, writer: id, reports: &reports{writer: id},
-		byName: make(map[string]*Caller), byID: make(map[ratelimit.CallerID]*Caller)}
+	return &Limiters{most: maxCallers, hook: hook, writer: id, reports: &reports{writer: id},
+		byName: make(map[string]*Limiter), byID: make(map[ratelimit.CallerID]*Limiter)}
 }
 
 // Writer returns a random id of 32 hexadecimal digits, which identifies this
 // replica's use in messages between replicas.
-func (cs *Callers) Writer() string { return cs.writer }
+func (cs *Limiters) Writer() string { return cs.writer }
 
 // Configure applies a config. settings returns the settings of a caller.
-func (cs *Callers) Configure(now time.Time, settings func(name string) Settings) {
+func (cs *Limiters) Configure(now time.Time, settings func(name string) Settings) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	cs.settings = settings
@@ -74,7 +74,7 @@ func (cs *Callers) Configure(now time.Time, settings func(name string) Settings)
 }
 
 // Apply applies the settings of a caller again, because they have changed.
-func (cs *Callers) Apply(now time.Time, name string) {
+func (cs *Limiters) Apply(now time.Time, name string) {
 	cs.Get(now, name)
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -84,7 +84,7 @@ func (cs *Callers) Apply(now time.Time, name string) {
 }
 
 // Get returns the caller with this name, and creates it if it is new.
-func (cs *Callers) Get(now time.Time, name string) *Caller {
+func (cs *Limiters) Get(now time.Time, name string) *Limiter {
 	cs.mu.RLock()
 	c := cs.byName[name]
 	if c != nil {
@@ -110,7 +110,7 @@ func (cs *Callers) Get(now time.Time, name string) *Caller {
 }
 
 // add gives a caller a name and a number.
-func (cs *Callers) add(c *Caller, name string) {
+func (cs *Limiters) add(c *Limiter, name string) {
 	c.mu.Lock()
 	c.name = name
 	c.mu.Unlock()
@@ -119,7 +119,7 @@ func (cs *Callers) add(c *Caller, name string) {
 	cs.inOrder = append(cs.inOrder, c)
 }
 
-func (cs *Callers) ofID(now time.Time, id ratelimit.CallerID) *Caller {
+func (cs *Limiters) ofID(now time.Time, id ratelimit.CallerID) *Limiter {
 	c := cs.byID[id]
 	if c == nil {
 		c = newCaller("", id, cs.hook, cs.reports)
@@ -133,24 +133,24 @@ func (cs *Callers) ofID(now time.Time, id ratelimit.CallerID) *Caller {
 
 // From returns the named callers whose numbers are greater than number, in the
 // order of their first requests, and the limiters of their models.
-func (cs *Callers) From(number int) []*Caller {
+func (cs *Limiters) From(number int) []*Limiter {
 	cs.mu.RLock()
 	defer cs.mu.RUnlock()
 	i, _ := slices.BinarySearchFunc(cs.inOrder, number+1,
-		func(c *Caller, number int) int { return cmp.Compare(c.number, number) })
+		func(c *Limiter, number int) int { return cmp.Compare(c.number, number) })
 	return slices.Clone(cs.inOrder[i:])
 }
 
 // All returns the named callers, sorted by name.
-func (cs *Callers) All() []*Caller {
+func (cs *Limiters) All() []*Limiter {
 	cs.mu.RLock()
 	defer cs.mu.RUnlock()
-	return slices.SortedFunc(maps.Values(cs.byName), func(a, b *Caller) int { return cmp.Compare(a.name, b.name) })
+	return slices.SortedFunc(maps.Values(cs.byName), func(a, b *Limiter) int { return cmp.Compare(a.name, b.name) })
 }
 
 // Name gives names to callers that so far only other replicas have reported, so
 // that All and From return them.
-func (cs *Callers) Name(now time.Time, names []string) {
+func (cs *Limiters) Name(now time.Time, names []string) {
 	cs.mu.RLock()
 	unknown := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return cs.byName[name] != nil })
 	cs.mu.RUnlock()
@@ -165,9 +165,9 @@ func (cs *Callers) Name(now time.Time, names []string) {
 	}
 }
 
-// Heard records another replica's use for a caller: see [Caller.Heard]. The
+// Heard records another replica's use for a caller: see [Limiter.Heard]. The
 // caller may have sent no request here yet.
-func (cs *Callers) Heard(now time.Time, id ratelimit.CallerID, replica string, version uint64, entries []Entry) {
+func (cs *Limiters) Heard(now time.Time, id ratelimit.CallerID, replica string, version uint64, entries []Entry) {
 	if c := cs.heardOf(now, id); c != nil {
 		c.Heard(now, replica, version, entries)
 	}
@@ -175,7 +175,7 @@ func (cs *Callers) Heard(now time.Time, id ratelimit.CallerID, replica string, v
 
 // heardOf returns a caller that another replica reports. It returns nil if
 // there are too many callers.
-func (cs *Callers) heardOf(now time.Time, id ratelimit.CallerID) *Caller {
+func (cs *Limiters) heardOf(now time.Time, id ratelimit.CallerID) *Limiter {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	c := cs.byID[id]
@@ -187,8 +187,9 @@ func (cs *Callers) heardOf(now time.Time, id ratelimit.CallerID) *Caller {
 	return c
 }
 
-// Share sets for all callers how replicas share the limits: see [Caller.Share].
-func (cs *Callers) Share(now time.Time, s Sharing) {
+// Share sets for all callers how replicas share the limits: see
+// [Limiter.Share].
+func (cs *Limiters) Share(now time.Time, s Sharing) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	if cs.sharing == s {
@@ -203,7 +204,7 @@ func (cs *Callers) Share(now time.Time, s Sharing) {
 // Follow makes the windows of all callers follow a clock that is ahead of the
 // local one by ahead, until the next call. Replicas that follow the same clock
 // have the same windows.
-func (cs *Callers) Follow(now time.Time, ahead time.Duration) {
+func (cs *Limiters) Follow(now time.Time, ahead time.Duration) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	if cs.ahead == ahead {
@@ -216,8 +217,8 @@ func (cs *Callers) Follow(now time.Time, ahead time.Duration) {
 }
 
 // Spread distributes the use of other replicas over time for all callers: see
-// [Caller.Spread].
-func (cs *Callers) Spread(now time.Time, timelines map[ratelimit.CallerID]map[string][]Timeline) {
+// [Limiter.Spread].
+func (cs *Limiters) Spread(now time.Time, timelines map[ratelimit.CallerID]map[string][]Timeline) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	for id, c := range cs.byID {

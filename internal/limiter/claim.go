@@ -42,7 +42,7 @@ type Claim struct {
 
 // Claim makes a claim for a request, or returns why the request is refused. A
 // caller has at most one claim at a time.
-func (c *Caller) Claim(now time.Time, e ratelimit.Estimate) (claim *Claim, refusal *ratelimit.Refusal) {
+func (c *Limiter) Claim(now time.Time, e ratelimit.Estimate) (claim *Claim, refusal *ratelimit.Refusal) {
 	claim, refusal, crossed := c.claim(now, e)
 	c.report(crossed)
 	return claim, refusal
@@ -50,7 +50,7 @@ func (c *Caller) Claim(now time.Time, e ratelimit.Estimate) (claim *Claim, refus
 
 // claim returns what Claim returns, and the marks to report. The limits of the
 // request's model are charged as by try.
-func (c *Caller) claim(now time.Time, e ratelimit.Estimate) (claim *Claim, refusal *ratelimit.Refusal,
+func (c *Limiter) claim(now time.Time, e ratelimit.Estimate) (claim *Claim, refusal *ratelimit.Refusal,
 	crossed []ratelimit.Crossing) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -199,7 +199,7 @@ const hearing, look = 500 * time.Millisecond, 5 * time.Millisecond
 // Admit charges all limits with the estimate, or returns why the request is
 // refused, and counts the refusal. If this replica's part of a limit is too
 // small, Admit may wait to hear from the other replicas.
-func (c *Caller) Admit(now time.Time, e ratelimit.Estimate) (r Reservation, refusal *ratelimit.Refusal) {
+func (c *Limiter) Admit(now time.Time, e ratelimit.Estimate) (r Reservation, refusal *ratelimit.Refusal) {
 	if r, refusal = c.Try(now, e); refusal != nil && refusal.MayClaim() {
 		r, refusal = c.Await(e)
 	}
@@ -212,7 +212,7 @@ func (c *Caller) Admit(now time.Time, e ratelimit.Estimate) (r Reservation, refu
 // Refuses returns the refusal that Admit would return, without charging any
 // limit. It returns nil if Admit would wait for the other replicas, which then
 // decide.
-func (c *Caller) Refuses(now time.Time, e ratelimit.Estimate) *ratelimit.Refusal {
+func (c *Limiter) Refuses(now time.Time, e ratelimit.Estimate) *ratelimit.Refusal {
 	if refusal := c.Check(now, e); refusal == nil || !refusal.MayClaim() {
 		return refusal
 	}
@@ -223,7 +223,7 @@ func (c *Caller) Refuses(now time.Time, e ratelimit.Estimate) *ratelimit.Refusal
 // heard from the others. Its report is sent within an interval, which is half
 // of the delay, and is confirmed after the delay. A tenth of a second is for
 // the store.
-func (c *Caller) patience() time.Duration {
+func (c *Limiter) patience() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return max(hearing, c.sharing.Delay*3/2+hearing/5)
@@ -232,7 +232,7 @@ func (c *Caller) patience() time.Duration {
 // Await tries to admit a request by a claim, if this replica's part of a limit
 // has no room for it. In a burst, one request at a time can make a claim. A
 // request that is larger than the part keeps trying until its time is over.
-func (c *Caller) Await(e ratelimit.Estimate) (r Reservation, refusal *ratelimit.Refusal) {
+func (c *Limiter) Await(e ratelimit.Estimate) (r Reservation, refusal *ratelimit.Refusal) {
 	waits := false
 	for until := time.Now().Add(c.patience()); ; time.Sleep(rand.N(hearing / 4)) {
 		var claim *Claim

@@ -15,13 +15,13 @@ type clock struct {
 	latest int64
 }
 
-// standstill is how far the clock may go back without an effect. Callers read
+// standstill is how far the clock may go back without an effect. Limiters read
 // the clock before they get the lock, so time may seem to go back a little.
 const standstill = int64(2 * time.Second)
 
 // roll moves all windows to now. It returns the time by the clock that windows
 // follow.
-func (c *Caller) roll(now time.Time) (at int64) {
+func (c *Limiter) roll(now time.Time) (at int64) {
 	at = now.UnixNano() + c.clock.ahead
 	switch {
 	case at >= c.clock.latest:
@@ -38,7 +38,7 @@ func (c *Caller) roll(now time.Time) (at int64) {
 }
 
 // follow makes the windows follow a clock that is ahead of the local one.
-func (c *Caller) follow(now time.Time, ahead time.Duration) {
+func (c *Limiter) follow(now time.Time, ahead time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	from := c.roll(now)
@@ -51,7 +51,7 @@ func (c *Caller) follow(now time.Time, ahead time.Duration) {
 
 // set sets the clock. No time passes by that, so the age of all use stays the
 // same.
-func (c *Caller) set(from, to int64) {
+func (c *Limiter) set(from, to int64) {
 	for id := range c.counters {
 		c.counters[id].set(ratelimit.ID(id), from, to, c.location)
 	}

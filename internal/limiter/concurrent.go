@@ -85,18 +85,18 @@ const unknownFor, repeated = 5 * time.Second, 90 * time.Second
 const unheardFor = int64(time.Minute)
 
 // begin counts a further request in flight.
-func (c *Caller) begin() {
+func (c *Limiter) begin() {
 	c.inFlight++
 	c.concurrent.peak = max(c.concurrent.peak, c.admittedInFlight())
 }
 
 // admittedInFlight returns how many requests in flight the other replicas
 // should know of: all but uploads.
-func (c *Caller) admittedInFlight() int64 { return int64(c.inFlight - c.uploads) }
+func (c *Limiter) admittedInFlight() int64 { return int64(c.inFlight - c.uploads) }
 
 // elsewhere returns how many requests are in flight at the other replicas, as
 // far as that is known.
-func (c *Caller) elsewhere(at int64) int64 {
+func (c *Limiter) elsewhere(at int64) int64 {
 	if until := c.concurrent.until; until != 0 && at >= until {
 		c.addUpInFlight(at)
 	}
@@ -104,7 +104,7 @@ func (c *Caller) elsewhere(at int64) int64 {
 }
 
 // addUpInFlight adds up the requests at the other replicas.
-func (c *Caller) addUpInFlight(at int64) {
+func (c *Limiter) addUpInFlight(at int64) {
 	f := &c.concurrent
 	f.others, f.until = 0, 0
 	if c.sharing == (Sharing{}) {
@@ -129,14 +129,14 @@ func (c *Caller) addUpInFlight(at int64) {
 
 // equal returns an equal part of the maximum for each of some replicas, at
 // least one request.
-func (c *Caller) equal(replicas int) int64 { return max(1, int64(c.maxRequests/max(1, replicas))) }
+func (c *Limiter) equal(replicas int) int64 { return max(1, int64(c.maxRequests/max(1, replicas))) }
 
 // free returns how many requests the other replicas leave.
-func (c *Caller) free(at int64) int64 { return max(0, int64(c.maxRequests)-c.elsewhere(at)) }
+func (c *Limiter) free(at int64) int64 { return max(0, int64(c.maxRequests)-c.elsewhere(at)) }
 
 // slots returns how many requests this replica may have in flight without
 // asking the others.
-func (c *Caller) slots(at int64) int64 {
+func (c *Limiter) slots(at int64) int64 {
 	n, free := int64(max(1, c.sharing.Replicas)), c.free(at)
 	slots := free
 	if told := c.concurrent.told; told < free {
@@ -153,7 +153,7 @@ func (c *Caller) slots(at int64) int64 {
 
 // tooMany returns the refusal of a further request if this replica has as many
 // requests in flight as slots says, or nil.
-func (c *Caller) tooMany(at int64, slots func(at int64) int64) *ratelimit.Refusal {
+func (c *Limiter) tooMany(at int64, slots func(at int64) int64) *ratelimit.Refusal {
 	if c.maxRequests == 0 {
 		return nil
 	}
@@ -173,7 +173,7 @@ func (c *Caller) tooMany(at int64, slots func(at int64) int64) *ratelimit.Refusa
 // can be admitted. If the caller has too many requests at all replicas, it
 // returns the refusal. Otherwise Uploaded must be called later. An upload needs
 // no part: no backend gets the request before it is admitted.
-func (c *Caller) Upload() *ratelimit.Refusal {
+func (c *Limiter) Upload() *ratelimit.Refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	slots := c.free
@@ -189,7 +189,7 @@ func (c *Caller) Upload() *ratelimit.Refusal {
 }
 
 // Uploaded records that the body was received or that its upload was aborted.
-func (c *Caller) Uploaded() {
+func (c *Limiter) Uploaded() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.inFlight--
@@ -199,7 +199,7 @@ func (c *Caller) Uploaded() {
 // wait counts a request that waits because this replica has its part. No more
 // of them wait than may be in flight, because each holds its body. If ok is
 // true, waited must be called later.
-func (c *Caller) wait() (ok bool) {
+func (c *Limiter) wait() (ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if ok = c.waiting < c.maxRequests; ok {
@@ -208,7 +208,7 @@ func (c *Caller) wait() (ok bool) {
 	return ok
 }
 
-func (c *Caller) waited() {
+func (c *Limiter) waited() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.waiting--
@@ -218,7 +218,7 @@ func (c *Caller) waited() {
 // requests in flight. While more than half of the maximum is in flight, that is
 // so for each further request, because little is left to make up for it. hurry
 // reports whether they should know other changes soon.
-func (c *Caller) tellInFlight(at int64) (hurry bool) {
+func (c *Limiter) tellInFlight(at int64) (hurry bool) {
 	if c.maxRequests == 0 {
 		return false
 	}
@@ -232,7 +232,7 @@ func (c *Caller) tellInFlight(at int64) (hurry bool) {
 
 // ReportInFlight returns the number of requests in flight for a report. It is
 // called after Report. ok is false if the caller has no maximum.
-func (c *Caller) ReportInFlight() (n int64, ok bool) {
+func (c *Limiter) ReportInFlight() (n int64, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f := &c.concurrent
@@ -266,7 +266,7 @@ func (f *concurrent) confirmed() (more bool) {
 
 // Leave makes the next report say that no request is in flight here, because
 // the other replicas no longer count those of this one.
-func (cs *Callers) Leave() {
+func (cs *Limiters) Leave() {
 	cs.mu.RLock()
 	defer cs.mu.RUnlock()
 	for _, c := range cs.byID {
@@ -279,8 +279,8 @@ func (cs *Callers) Leave() {
 }
 
 // HeardInFlight records how many requests another replica has in flight for a
-// caller. Version is that of [Callers.Heard].
-func (cs *Callers) HeardInFlight(now time.Time, id ratelimit.CallerID, replica string, version uint64, n int64) {
+// caller. Version is that of [Limiters.Heard].
+func (cs *Limiters) HeardInFlight(now time.Time, id ratelimit.CallerID, replica string, version uint64, n int64) {
 	if c := cs.heardOf(now, id); c != nil {
 		c.HeardInFlight(now, replica, version, n)
 	}
@@ -288,7 +288,7 @@ func (cs *Callers) HeardInFlight(now time.Time, id ratelimit.CallerID, replica s
 
 // HeardInFlight records how many requests another replica has in flight. Of its
 // reports, the one with the greatest version counts.
-func (c *Caller) HeardInFlight(now time.Time, replica string, version uint64, n int64) {
+func (c *Limiter) HeardInFlight(now time.Time, replica string, version uint64, n int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if n < 0 {
@@ -354,7 +354,7 @@ func (r *running) heldUntil(replica string, before, ahead int64) int64 {
 // Running sets the replicas whose requests in flight count: those that run, by
 // prefixes of their ids, and those that have vanished. Of the latter, at most
 // an equal part of a caller's maximum counts, which shared replicas share.
-func (cs *Callers) Running(now time.Time, writers []string, vanished []Vanished, shared int) {
+func (cs *Limiters) Running(now time.Time, writers []string, vanished []Vanished, shared int) {
 	cs.mu.RLock()
 	defer cs.mu.RUnlock()
 	if r := cs.reports.running.Load(); r != nil && r.shared == shared && slices.Equal(r.writers, writers) &&
@@ -370,7 +370,7 @@ func (cs *Callers) Running(now time.Time, writers []string, vanished []Vanished,
 // countRunning applies the set of running replicas. It forgets those that have
 // ended after a while: the report of a replica that starts may come a little
 // before its sign of life.
-func (c *Caller) countRunning(now time.Time) {
+func (c *Limiter) countRunning(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f := &c.concurrent

@@ -13,8 +13,8 @@ import (
 
 // counting returns a caller that shares a maximum of concurrent requests with
 // the replicas b and c, which run.
-func counting(maxRequests int) (cs *Callers, alice *Caller) {
-	cs = NewCallers(nil)
+func counting(maxRequests int) (cs *Limiters, alice *Limiter) {
+	cs = NewLimiters(nil)
 	cs.Configure(noon, func(string) Settings { return Settings{MaxRequests: maxRequests} })
 	cs.Share(noon, Sharing{Replicas: 3, Delay: time.Second})
 	cs.Running(noon, []string{"b", "c"}, nil, 3)
@@ -22,7 +22,7 @@ func counting(maxRequests int) (cs *Callers, alice *Caller) {
 }
 
 // beginAll sends requests until one is refused.
-func (c *Caller) beginAll(now time.Time) (all []Reservation, refusal *ratelimit.Refusal) {
+func (c *Limiter) beginAll(now time.Time) (all []Reservation, refusal *ratelimit.Refusal) {
 	for {
 		r, refusal := c.Try(now, ratelimit.Estimate{Prompt: 1})
 		if refusal != nil {
@@ -33,7 +33,7 @@ func (c *Caller) beginAll(now time.Time) (all []Reservation, refusal *ratelimit.
 }
 
 // said sends a report that arrives.
-func said(cs *Callers, c *Caller, now time.Time, version uint64) (n int64) {
+func said(cs *Limiters, c *Limiter, now time.Time, version uint64) (n int64) {
 	c.Report(now, version, nil)
 	n, _ = c.ReportInFlight()
 	cs.Confirm(version)
@@ -88,7 +88,7 @@ func TestARequestThatReplacesAnotherNeedsNoPart(t *testing.T) {
 }
 
 func TestTheLatestNumberOfRequestsOfAReplicaThatRunsCounts(t *testing.T) {
-	used := func(c *Caller, now time.Time) int64 {
+	used := func(c *Limiter, now time.Time) int64 {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return c.elsewhere(c.roll(now))
@@ -211,7 +211,7 @@ func TestWithoutAMaximumNothingInFlightIsReported(t *testing.T) {
 
 func TestARequestThatWaitsIsAdmittedWhenTheMaximumIsRemoved(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		cs := NewCallers(nil)
+		cs := NewLimiters(nil)
 		cs.Configure(time.Now(), func(string) Settings { return Settings{MaxRequests: 3} })
 		cs.Share(time.Now(), Sharing{Replicas: 3, Delay: 100 * time.Millisecond})
 		alice := cs.Get(time.Now(), "alice")

@@ -87,12 +87,12 @@ func TestNoDebtComesFromWhatIsAllowed(t *testing.T) {
 // TestReplicasOweTogether what one of them cannot see alone.
 func TestReplicasOweTogether(t *testing.T) {
 	a, b := caller(t, "tokens 100/minute"), caller(t, "tokens 100/minute")
-	for _, c := range []*Caller{a, b} {
+	for _, c := range []*Limiter{a, b} {
 		admitted(t, c, noon, exactly(100)).settle(noon)
 	}
 	tell(noon, 1, a, b)
 	later := noon.Add(61 * time.Second)
-	for i, c := range []*Caller{a, b} {
+	for i, c := range []*Limiter{a, b} {
 		if got := used(t, c, later, "tokens/minute"); got < 98 || got > 100 {
 			t.Errorf("a minute later, %d are used at replica %d", got, i)
 		}

@@ -63,7 +63,7 @@ func (f *flight) left(u ratelimit.Unit) int64 { return max(0, f.most[u]-f.spent)
 
 // flightOf returns the state of a request that starts with a charge for output.
 // use is the use of the request's model, or nil if there was none.
-func (c *Caller) flightOf(e ratelimit.Estimate, use *modelUse, output int64) flight {
+func (c *Limiter) flightOf(e ratelimit.Estimate, use *modelUse, output int64) flight {
 	f := flight{model: e.Model, spent: output}
 	if e.Output != 0 {
 		f.replies = max(1, e.Replies)
@@ -85,7 +85,7 @@ func (c *Caller) flightOf(e ratelimit.Estimate, use *modelUse, output int64) fli
 
 // add adds the output that the request may still have to the caller's sums, or
 // subtracts it if sign is -1.
-func (c *Caller) add(f *flight, sign int64) {
+func (c *Limiter) add(f *flight, sign int64) {
 	for u := range c.unspent {
 		c.unspent[u] += sign * f.left(ratelimit.Unit(u))
 	}
@@ -93,14 +93,14 @@ func (c *Caller) add(f *flight, sign int64) {
 
 // room returns how much of a limit of tokens must be left for a request if
 // nothing else is in flight. Each replica may admit one such request.
-func (c *Caller) room(r *Reservation, l ratelimit.Limit) int64 {
+func (c *Limiter) room(r *Reservation, l ratelimit.Limit) int64 {
 	return r.prompt + min(multiply(r.flight.most[l.Unit], c.sharing.Replicas), l.Amount/10*3) - l.Amount/10
 }
 
 // overFlight returns the refusal of a request that does not fit into a limit
 // together with the output that requests in flight may still have, or nil. It
 // assumes that each replica has as many requests in flight as this one.
-func (c *Caller) overFlight(r *Reservation, l ratelimit.Limit, used int64) *ratelimit.Refusal {
+func (c *Limiter) overFlight(r *Reservation, l ratelimit.Limit, used int64) *ratelimit.Refusal {
 	unspent := c.unspent[l.Unit]
 	total := add(used, multiply(unspent, c.sharing.Replicas))
 	need := r.prompt + r.output + multiply(r.left(l.Unit), c.sharing.Replicas)
@@ -150,7 +150,7 @@ func (r *Reservation) spend(now time.Time, output int64) {
 	c.report(crossed)
 }
 
-func (c *Caller) ended(r *Reservation) {
+func (c *Limiter) ended(r *Reservation) {
 	if !r.isPart {
 		c.inFlight--
 	}

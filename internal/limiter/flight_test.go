@@ -10,7 +10,7 @@ import (
 
 // all admits as many of a number of requests as the caller may have at a time,
 // and returns their reservations.
-func all(c *Caller, now time.Time, number int, e ratelimit.Estimate) (open []Reservation) {
+func all(c *Limiter, now time.Time, number int, e ratelimit.Estimate) (open []Reservation) {
 	for range number {
 		if r, refusal := c.admit(now, e); refusal == nil {
 			open = append(open, r)
@@ -54,7 +54,7 @@ func TestParallelRequestsAfterShortAnswersUseAtMost110PercentOfALimit(t *testing
 func TestParallelChatsUseMostOfALimit(t *testing.T) {
 	for _, output := range []int64{ratelimit.Undeclared, 4096, 32_000} {
 		for _, lasts := range []time.Duration{50 * time.Millisecond, time.Second, 5 * time.Second} {
-			cs := NewCallers(nil)
+			cs := NewLimiters(nil)
 			cs.Configure(noon, func(string) Settings { return Settings{Limits: limits(t, "tokens 100k/minute")} })
 			other := cs.Get(noon, "bob")
 			admitted(t, other, noon, ratelimit.Estimate{Prompt: 10, Output: ratelimit.Undeclared, Model: "m"}).end(noon, ratelimit.Cost{Requests: 1, Prompt: 10, Output: 100_000, Counted: true, Model: "m"})
@@ -110,7 +110,7 @@ func TestACallerWithoutRequestsInFlightIsAdmittedWhateverItDeclares(t *testing.T
 }
 
 func TestARequestThatDeclaresNothingCountsAsTheLargestOutputOfItsModel(t *testing.T) {
-	most := func(c *Caller, now time.Time, model string, replies int64) int64 {
+	most := func(c *Limiter, now time.Time, model string, replies int64) int64 {
 		r := admitted(t, c, now, ratelimit.Estimate{Prompt: 1, Output: ratelimit.Undeclared, Model: model, Replies: replies})
 		defer r.end(now, ratelimit.Cost{})
 		return r.most[ratelimit.Day]

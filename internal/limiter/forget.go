@@ -29,22 +29,22 @@ const (
 
 // see records that the caller was requested. The time is exact to a minute, so
 // that few requests write it.
-func (c *Caller) see(now time.Time) {
+func (c *Limiter) see(now time.Time) {
 	if at := now.UnixNano(); at-c.seen.Load() > int64(time.Minute) {
 		c.seen.Store(at)
 	}
 }
 
 // Number returns the caller's place in the order of first requests, from 1.
-func (c *Caller) Number() int { return c.number }
+func (c *Limiter) Number() int { return c.number }
 
 // Forgotten reports whether the caller was forgotten. A forgotten caller is not
-// used again: its next request gets another Caller with the same name.
-func (c *Caller) Forgotten() bool { return c.forgotten.Load() }
+// used again: its next request gets another Limiter with the same name.
+func (c *Limiter) Forgotten() bool { return c.forgotten.Load() }
 
 // forget removes idle callers. cs.mu must be held, so that no request gets one
 // of them in the meantime.
-func (cs *Callers) forget(now time.Time) {
+func (cs *Limiters) forget(now time.Time) {
 	if since := now.Sub(cs.swept); since >= 0 && since < sweeps {
 		return
 	}
@@ -54,19 +54,19 @@ func (cs *Callers) forget(now time.Time) {
 			cs.remove(c)
 		}
 	}
-	cs.inOrder = slices.DeleteFunc(cs.inOrder, (*Caller).Forgotten)
+	cs.inOrder = slices.DeleteFunc(cs.inOrder, (*Limiter).Forgotten)
 }
 
 // evict makes room for a caller if there are too many: first it removes callers
 // that only other replicas have reported, then those that were not seen for the
 // longest time. cs.mu must be held.
-func (cs *Callers) evict() {
+func (cs *Limiters) evict() {
 	if len(cs.byID) < cs.most {
 		return
 	}
 	evicted := 0
-	defer func() { cs.inOrder = slices.DeleteFunc(cs.inOrder, (*Caller).Forgotten) }()
-	all := slices.SortedFunc(maps.Values(cs.byID), func(a, b *Caller) int {
+	defer func() { cs.inOrder = slices.DeleteFunc(cs.inOrder, (*Limiter).Forgotten) }()
+	all := slices.SortedFunc(maps.Values(cs.byID), func(a, b *Limiter) int {
 		return cmp.Or(min(a.number, 1)-min(b.number, 1), cmp.Compare(a.seen.Load(), b.seen.Load()))
 	})
 	for _, c := range all {
@@ -85,9 +85,9 @@ func (cs *Callers) evict() {
 }
 
 // Evicted returns how many callers were forgotten because there were too many.
-func (cs *Callers) Evicted() int64 { return cs.evicted.Load() }
+func (cs *Limiters) Evicted() int64 { return cs.evicted.Load() }
 
-func (cs *Callers) remove(c *Caller) {
+func (cs *Limiters) remove(c *Limiter) {
 	for _, m := range c.models {
 		cs.remove(m)
 	}
@@ -100,7 +100,7 @@ func (cs *Callers) remove(c *Caller) {
 
 // idle reports whether the caller has no use that counts. A reset counts as a
 // charge. All use of its models is use of the caller, too.
-func (c *Caller) idle(now time.Time) bool {
+func (c *Limiter) idle(now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.roll(now)

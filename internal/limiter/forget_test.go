@@ -8,7 +8,7 @@ import (
 	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
-func names(cs *Callers) (names string) {
+func names(cs *Limiters) (names string) {
 	for _, c := range cs.All() {
 		names += c.Name()
 	}
@@ -19,18 +19,18 @@ func TestACallerIsForgottenWhenNothingOfItCounts(t *testing.T) {
 	month := ratelimit.Limit{Kind: ratelimit.Tokens, Unit: ratelimit.Month}.ID()
 	december := time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)
 	for name, tc := range map[string]struct {
-		use   func(cs *Callers, c *Caller)
+		use   func(cs *Limiters, c *Limiter)
 		until time.Time
 	}{
-		"it was only seen":      {func(*Callers, *Caller) {}, noon.Add(24 * time.Hour)},
-		"it has used something": {func(_ *Callers, c *Caller) { admitted(t, c, noon, exactly(1)).settle(noon) }, december},
-		"it was reset":          {func(_ *Callers, c *Caller) { c.Reset(noon) }, december},
-		"it has used something elsewhere": {func(cs *Callers, c *Caller) {
+		"it was only seen":      {func(*Limiters, *Limiter) {}, noon.Add(24 * time.Hour)},
+		"it has used something": {func(_ *Limiters, c *Limiter) { admitted(t, c, noon, exactly(1)).settle(noon) }, december},
+		"it was reset":          {func(_ *Limiters, c *Limiter) { c.Reset(noon) }, december},
+		"it has used something elsewhere": {func(cs *Limiters, c *Limiter) {
 			cs.Heard(noon, c.ID(), "x", 1, []Entry{{month, windowAt(ratelimit.Month, noon.UnixNano(), time.UTC).index, 5, 0}})
 		}, december},
-		"a request is in flight": {func(_ *Callers, c *Caller) { admitted(t, c, noon, exactly(1)) }, december.AddDate(1, 0, 0)},
+		"a request is in flight": {func(_ *Limiters, c *Limiter) { admitted(t, c, noon, exactly(1)) }, december.AddDate(1, 0, 0)},
 	} {
-		cs := NewCallers(nil)
+		cs := NewLimiters(nil)
 		tc.use(cs, cs.Get(noon, "a"))
 		for day := 0.5; day < 60; day++ {
 			now := noon.Add(time.Duration(day * 24 * float64(time.Hour)))
@@ -48,7 +48,7 @@ func TestACallerIsForgottenWhenNothingOfItCounts(t *testing.T) {
 }
 
 func TestACallerThatIsSeenAgainIsNotForgotten(t *testing.T) {
-	cs := NewCallers(nil)
+	cs := NewLimiters(nil)
 	c := cs.Get(noon, "a")
 	cs.Get(noon.Add(23*time.Hour), "a")
 	if cs.Get(noon.Add(25*time.Hour), "b"); cs.Get(noon.Add(25*time.Hour), "a") != c || c.Forgotten() {
@@ -59,7 +59,7 @@ func TestACallerThatIsSeenAgainIsNotForgotten(t *testing.T) {
 // TestForgottenCallersLeaveTheOrder because replicas ask for those that came
 // after a number.
 func TestForgottenCallersLeaveTheOrder(t *testing.T) {
-	cs := NewCallers(nil)
+	cs := NewLimiters(nil)
 	cs.Get(noon, "a")
 	last := cs.Get(noon, "b").Number()
 	now := noon.Add(25 * time.Hour)
@@ -79,7 +79,7 @@ func TestForgottenCallersLeaveTheOrder(t *testing.T) {
 // Callers by tokens may be any number, and what they have used counts for a
 // month.
 func TestOfTooManyCallersThoseThatWereSeenLeastAreForgotten(t *testing.T) {
-	cs := NewCallers(nil)
+	cs := NewLimiters(nil)
 	cs.most = 320
 	busy, now := admitted(t, cs.Get(noon, "busy"), noon, exactly(1)), noon
 	for i := range 10 * cs.most {

@@ -36,7 +36,7 @@ type heldPart struct {
 
 // Hold holds back the parts of replicas that have just vanished. replicas is
 // the number of replicas that share the limits, including the vanished ones.
-func (cs *Callers) Hold(now time.Time, vanished []Vanished, replicas int) {
+func (cs *Limiters) Hold(now time.Time, vanished []Vanished, replicas int) {
 	cs.mu.RLock()
 	defer cs.mu.RUnlock()
 	for _, c := range cs.byID {
@@ -44,7 +44,7 @@ func (cs *Callers) Hold(now time.Time, vanished []Vanished, replicas int) {
 	}
 }
 
-func (c *Caller) hold(now time.Time, vanished []Vanished, replicas int) {
+func (c *Limiter) hold(now time.Time, vanished []Vanished, replicas int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
@@ -66,7 +66,7 @@ func (c *Caller) hold(now time.Time, vanished []Vanished, replicas int) {
 }
 
 // release ends holding back for a replica, because it has reported its use.
-func (c *Caller) release(key uint64) {
+func (c *Limiter) release(key uint64) {
 	for _, m := range c.all() {
 		m.release(key)
 	}

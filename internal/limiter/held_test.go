@@ -9,13 +9,13 @@ import (
 
 // missing returns callers that share a limit of 60k with a replica that uses
 // 30k of alice's, is last heard 30 s later, and is missed after 10 s more.
-func missing(t *testing.T, unit string, replicas int) (alice *Caller, used time.Time) {
+func missing(t *testing.T, unit string, replicas int) (alice *Limiter, used time.Time) {
 	t.Helper()
 	l, err := ratelimit.ParseLimit(ratelimit.Tokens, "60k/"+unit)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cs := NewCallers(nil)
+	cs := NewLimiters(nil)
 	used = time.Date(2026, 11, 2, 12, 0, 20, 0, time.UTC)
 	cs.Configure(used, func(string) Settings { return Settings{Limits: []ratelimit.Limit{l}} })
 	cs.Share(used, Sharing{Replicas: replicas})

@@ -7,10 +7,10 @@ import (
 )
 
 // hour counts a caller's requests and tokens of the last hour, in twelve parts
-// of five minutes. [Caller.Hour] returns the parts, so that a replica that ends
-// can leave them to the other replicas. The caller's mutex guards it. If the
-// clock is set back into the previous part, the current part goes on. If it is
-// set back further, all parts are cleared.
+// of five minutes. [Limiter.Hour] returns the parts, so that a replica that
+// ends can leave them to the other replicas. The limiter's mutex guards it. If
+// the clock is set back into the previous part, the current part goes on. If it
+// is set back further, all parts are cleared.
 type hour struct {
 	// current is the number of the current part. A part is stored at its number
 	// modulo hourParts.
@@ -100,7 +100,7 @@ const HourTTL = time.Duration((hourParts + 1) * partLength)
 
 // Hour returns the parts of the last hour in which the caller had any use or
 // refusal.
-func (c *Caller) Hour(now time.Time) (parts []HourPart) {
+func (c *Limiter) Hour(now time.Time) (parts []HourPart) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	h := &c.hour
@@ -166,7 +166,7 @@ func (h *hour) refuse(now int64, by int) {
 
 // RefusedBy counts a request that was refused by ByModel, ByServiceTier, ByDeny
 // or ByReserve.
-func (c *Caller) RefusedBy(now time.Time, by int) {
+func (c *Limiter) RefusedBy(now time.Time, by int) {
 	c.mu.Lock()
 	c.hour.refuse(c.roll(now), by)
 	c.mu.Unlock()

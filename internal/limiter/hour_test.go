@@ -10,7 +10,7 @@ import (
 )
 
 func TestACallerHasAHistoryOfAnHour(t *testing.T) {
-	cs := NewCallers(nil)
+	cs := NewLimiters(nil)
 	cs.Configure(noon, func(string) Settings {
 		return Settings{Limits: []ratelimit.Limit{{Kind: ratelimit.Tokens, Amount: 100, Unit: ratelimit.Minute}}, MaxRequests: 1}
 	})
@@ -56,7 +56,7 @@ func TestEachRefusalHasAName(t *testing.T) {
 
 // A chat that is served must not pay for what refusals need.
 func TestTheHistoryOfAServedRequestAllocatesNothing(t *testing.T) {
-	c := NewCallers(nil).Get(noon, "alice")
+	c := NewLimiters(nil).Get(noon, "alice")
 	if n := testing.AllocsPerRun(100, func() {
 		r, _ := c.admit(noon, ratelimit.Estimate{Prompt: 60})
 		r.Settle(noon, ratelimit.Cost{Requests: 1, Prompt: 50})

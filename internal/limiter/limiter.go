@@ -4,7 +4,7 @@
 //
 // A caller may have several limits, each a number of requests or tokens in a
 // second, a minute, an hour, a day or a month. Before a request is sent,
-// [Caller.Try] estimates its tokens. Unless a limit refuses the request, all
+// [Limiter.Try] estimates its tokens. Unless a limit refuses the request, all
 // limits are charged with the estimate, and the request has a [Reservation].
 // When the request is over, [Reservation.Settle] replaces the estimate with the
 // real cost, once.
@@ -34,30 +34,30 @@
 //
 // # Replicas
 //
-// With several replicas, each one writes only its own use ([Caller.Report]),
-// and adds up the use that the others report ([Caller.Heard]). The use that a
+// With several replicas, each one writes only its own use ([Limiter.Report]),
+// and adds up the use that the others report ([Limiter.Heard]). The use that a
 // replica has not yet reported, or that the others do not know yet, is limited
-// to its part of the remaining limit ([Caller.Share]). A larger request waits
-// until the others know of it ([Caller.Admit]). So all replicas together keep a
-// limit (TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile). While they do
+// to its part of the remaining limit ([Limiter.Share]). A larger request waits
+// until the others know of it ([Limiter.Admit]). So all replicas together keep
+// a limit (TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile). While they do
 // not hear each other, each one uses an equal part of what was left. With
 // [Sharing].ByUse, a replica that used more before may go on to use its usual
 // part then, so that N replicas together may use up to 2 - 1/N times the limit.
 //
 // The maximum of concurrent requests is shared in the same way, by the numbers
-// in flight ([Caller.ReportInFlight], [Caller.HeardInFlight]). Those of a
-// replica that has ended or vanished no longer count ([Callers.Running]).
+// in flight ([Limiter.ReportInFlight], [Limiter.HeardInFlight]). Those of a
+// replica that has ended or vanished no longer count ([Limiters.Running]).
 //
 // A restart loses no use: a process saves what the others may not know
-// ([Callers.Save]), and the next one counts it ([Callers.Restore]) until they
-// do ([Callers.Told]).
+// ([Limiters.Save]), and the next one counts it ([Limiters.Restore]) until they
+// do ([Limiters.Told]).
 //
 // # Concurrent use
 //
-// The methods of Callers, Caller and Left are safe for concurrent use. A
+// The methods of Limiters and Limiter are safe for concurrent use. A
 // Reservation or a Claim belongs to one request, and one goroutine at a time
-// uses it. Only [Caller.Admit] and [Caller.Await] read the clock, because they
-// may wait. No method calls another package while it holds a lock.
+// uses it. Only [Limiter.Admit] and [Limiter.Await] read the clock, because
+// they may wait. No method calls another package while it holds a lock.
 package limiter
 
 import (

@@ -21,7 +21,7 @@ func (m *counter) crosses(used, allowed int64) uint8 {
 }
 
 // crossed returns the marks that the use of any limit has newly reached.
-func (c *Caller) crossed(at int64) (crossed []ratelimit.Crossing) {
+func (c *Limiter) crossed(at int64) (crossed []ratelimit.Crossing) {
 	for _, m := range c.all() {
 		if m.limit.Amount > 0 && m.marked < 100 {
 			used := m.use(at)
@@ -35,7 +35,7 @@ func (c *Caller) crossed(at int64) (crossed []ratelimit.Crossing) {
 }
 
 // reached appends a mark unless it was already reported in this window.
-func (c *Caller) reached(crossed []ratelimit.Crossing, id ratelimit.ID, mark uint8,
+func (c *Limiter) reached(crossed []ratelimit.Crossing, id ratelimit.ID, mark uint8,
 	used, allowed int64) []ratelimit.Crossing {
 	m := &c.counters[id]
 	if m.marked >= mark {
@@ -49,7 +49,7 @@ func (m *counter) crossing(caller string, mark uint8, used, allowed int64) ratel
 	return ratelimit.Crossing{Caller: caller, Limit: m.limit, Percent: int(mark), Used: used, Allowed: allowed}
 }
 
-func (c *Caller) report(crossed []ratelimit.Crossing) {
+func (c *Limiter) report(crossed []ratelimit.Crossing) {
 	if c.hook == nil {
 		return
 	}

@@ -240,7 +240,7 @@ func (m *model) admitsBy(r *ratelimit.Refusal, id ratelimit.ID, now time.Time) b
 }
 
 // addUp checks that the parts of all windows add up to what is used in these.
-func addUp(t *testing.T, c *Caller) {
+func addUp(t *testing.T, c *Limiter) {
 	t.Helper()
 	for id := range ratelimit.ID(ratelimit.MaxLimits) {
 		m := &c.counters[id]
@@ -325,7 +325,7 @@ func TestInNoWindowIsMoreThan25TwentyFourthsOfALimitAdmitted(t *testing.T) {
 		unit := ratelimit.Unit(seed % 3)
 		length := unit.Length()
 		limit := 1 + random.Int64N([]int64{10, 100, 10_000}[random.IntN(3)])
-		replicas := make([]*Caller, 1+random.IntN(3))
+		replicas := make([]*Limiter, 1+random.IntN(3))
 		for i := range replicas {
 			replicas[i] = callerWith(nil)
 			replicas[i].Change(noon, Settings{Limits: []ratelimit.Limit{{Kind: ratelimit.Tokens, Amount: limit, Unit: unit}}})

@@ -7,7 +7,7 @@ import (
 )
 
 // A caller may have limits of single models besides those of all models. Each
-// of these models has its own limiter, which is another Caller: it counts the
+// of these models has its own limiter, which is another Limiter: it counts the
 // caller's requests for the model, and shares and saves this use as any caller
 // does. A request is charged to both limiters or to none. The lock of a caller
 // may be held while that of a model is taken, but not the other way round.
@@ -24,12 +24,12 @@ func idOfModel(caller, model string) ratelimit.CallerID {
 // change applies the settings of the config to a caller and to the limiters of
 // its models. A limiter that has no limits any more counts nothing, and is
 // forgotten when its use does not count any more. cs.mu must be held.
-func (cs *Callers) change(now time.Time, c *Caller) {
+func (cs *Limiters) change(now time.Time, c *Limiter) {
 	s, limits := cs.settings(c.name), make(map[string][]ratelimit.Limit)
 	for _, l := range s.Limits {
 		limits[l.Model] = append(limits[l.Model], l)
 	}
-	models := make(map[string]*Caller)
+	models := make(map[string]*Limiter)
 	for model, m := range c.models {
 		if limits[model] == nil {
 			m.Change(now, Settings{Location: s.Location})

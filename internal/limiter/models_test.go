@@ -27,14 +27,14 @@ func withModels(t testing.TB, texts ...string) (all []ratelimit.Limit) {
 }
 
 // modelCallers returns callers with these limits.
-func modelCallers(t testing.TB, texts ...string) *Callers {
+func modelCallers(t testing.TB, texts ...string) *Limiters {
 	t.Helper()
-	cs := NewCallers(nil)
+	cs := NewLimiters(nil)
 	configure(t, cs, noon, texts...)
 	return cs
 }
 
-func configure(t testing.TB, cs *Callers, now time.Time, texts ...string) {
+func configure(t testing.TB, cs *Limiters, now time.Time, texts ...string) {
 	t.Helper()
 	all := withModels(t, texts...)
 	cs.Configure(now, func(string) Settings { return Settings{Limits: all} })
@@ -46,7 +46,7 @@ func of(model string, tokens int64) ratelimit.Estimate {
 }
 
 // uses lists what is used of each limit of alice.
-func uses(cs *Callers, now time.Time) (text string) {
+func uses(cs *Limiters, now time.Time) (text string) {
 	for i, u := range cs.Get(now, "alice").Snapshot(now).Limits {
 		if i > 0 {
 			text += ", "
@@ -56,7 +56,7 @@ func uses(cs *Callers, now time.Time) (text string) {
 	return text
 }
 
-func wantUses(t *testing.T, cs *Callers, now time.Time, want string) {
+func wantUses(t *testing.T, cs *Limiters, now time.Time, want string) {
 	t.Helper()
 	if got := uses(cs, now); got != want {
 		t.Errorf("used are %s\nwant     %s", got, want)
@@ -110,7 +110,7 @@ func TestALimitOfAModelMovesRequestsToAnotherTier(t *testing.T) {
 	l := withModels(t, "tokens 100/minute luna", "tokens 1k/minute")
 	l[0].Then = "nightly"
 	var marks []string
-	cs := NewCallers(func(x ratelimit.Crossing) { marks = append(marks, fmt.Sprint(x.Caller, " ", x.Limit, " ", x.Percent)) })
+	cs := NewLimiters(func(x ratelimit.Crossing) { marks = append(marks, fmt.Sprint(x.Caller, " ", x.Limit, " ", x.Percent)) })
 	cs.Configure(noon, func(string) Settings { return Settings{Limits: l, Tier: "batch", Tiers: []string{"batch", "nightly"}} })
 	c := cs.Get(noon, "alice")
 	for i, want := range []int{1, 2, 2} {
@@ -204,7 +204,7 @@ func TestTheUseOfAModelIsSaved(t *testing.T) {
 	if all := again.All(); len(all) != 1 {
 		t.Errorf("there are %d callers", len(all))
 	}
-	again = NewCallers(nil) // whose limits are configured later
+	again = NewLimiters(nil) // whose limits are configured later
 	again.Restore(noon, saved)
 	configure(t, again, noon, "tokens 100/hour luna")
 	wantUses(t, again, noon, "tokens 60 of 100/hour luna")
@@ -212,7 +212,7 @@ func TestTheUseOfAModelIsSaved(t *testing.T) {
 
 func TestAReloadKeepsTheUseOfAModel(t *testing.T) {
 	marks := 0
-	cs := NewCallers(func(ratelimit.Crossing) { marks++ })
+	cs := NewLimiters(func(ratelimit.Crossing) { marks++ })
 	configure(t, cs, noon, "tokens 1k/hour")
 	c := cs.Get(noon, "alice")
 	admitted(t, c, noon, of("luna", 10)).settle(noon)
@@ -375,7 +375,7 @@ func TestAClaimIsDecidedWhenTheOthersKnowBothCharges(t *testing.T) {
 	wantUses(t, cs, noon, "tokens 20 of 90/minute, tokens 0 of 90/minute luna")
 	other.Withdraw(noon)
 	claim, _ = c.Claim(noon, of("luna", 60))
-	for _, of := range []*Caller{c, m} {
+	for _, of := range []*Limiter{c, m} {
 		of.Report(noon, 2, nil)
 	}
 	cs.Confirm(2)

@@ -50,7 +50,7 @@ type figure struct {
 const maxFigures = 4096
 
 // usage appends this replica's own use to entries.
-func (c *Caller) usage(entries []Entry) []Entry {
+func (c *Limiter) usage(entries []Entry) []Entry {
 	for id, m := range c.all() {
 		for w, isCharged := range m.charged {
 			if isCharged {
@@ -66,7 +66,7 @@ func (c *Caller) usage(entries []Entry) []Entry {
 // counts. So late, repeated or reordered entries change nothing. An entry for a
 // future window is ignored, unless the window is about to begin: it comes from
 // a clock that is wrong, or that was wrong at that time.
-func (c *Caller) Heard(now time.Time, replica string, version uint64, entries []Entry) {
+func (c *Limiter) Heard(now time.Time, replica string, version uint64, entries []Entry) {
 	c.mu.Lock()
 	at, key := c.roll(now), maphash.String(seed, replica)
 	before, hadOwn, isNew := c.reset, false, false
@@ -179,7 +179,7 @@ type OtherUse struct {
 
 // Others returns the known use of the other replicas in windows of a minute or
 // longer, by replica.
-func (cs *Callers) Others(now time.Time) map[string][]OtherUse {
+func (cs *Limiters) Others(now time.Time) map[string][]OtherUse {
 	cs.mu.RLock()
 	defer cs.mu.RUnlock()
 	others := make(map[string][]OtherUse)
@@ -192,7 +192,7 @@ func (cs *Callers) Others(now time.Time) map[string][]OtherUse {
 	return others
 }
 
-func (c *Caller) others(now time.Time) map[string]OtherUse {
+func (c *Limiter) others(now time.Time) map[string]OtherUse {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
@@ -247,7 +247,7 @@ func (m *counter) savedTimeline(id ratelimit.ID, replica string) (timeline Timel
 // of. It counts the latest of this use as used now, but no more than they could
 // have used in one window while they did not hear this replica. The rest counts
 // as older than that window.
-func (c *Caller) Share(now time.Time, s Sharing) {
+func (c *Limiter) Share(now time.Time, s Sharing) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
@@ -292,7 +292,7 @@ type Timeline struct {
 
 // Timelines returns the timelines of this replica's use of the limits by the
 // minute and by the hour.
-func (c *Caller) Timelines(now time.Time) (timelines []Timeline) {
+func (c *Limiter) Timelines(now time.Time) (timelines []Timeline) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
@@ -322,7 +322,7 @@ func (c *Caller) Timelines(now time.Time) (timelines []Timeline) {
 // [Timeline], here by replica, or what a previous process has saved, says when
 // it was used. Without either, the use of the current window is spread evenly
 // up to now, and that of the previous window over its second half.
-func (c *Caller) Spread(now time.Time, timelines map[string][]Timeline) {
+func (c *Limiter) Spread(now time.Time, timelines map[string][]Timeline) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)

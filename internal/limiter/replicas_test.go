@@ -19,7 +19,7 @@ var (
 )
 
 // tell sends what each replica has used to the others.
-func tell(now time.Time, version uint64, replicas ...*Caller) {
+func tell(now time.Time, version uint64, replicas ...*Limiter) {
 	for i, from := range replicas {
 		entries := from.Report(now, version, nil)
 		for j, to := range replicas {
@@ -35,7 +35,7 @@ func TestReplicasAddUpWhatTheyUse(t *testing.T) {
 	running := admitted(t, a, noon, exactly(50))
 	admitted(t, b, noon, exactly(30)).settle(noon)
 	tell(noon, 1, a, b, c)
-	for _, replica := range []*Caller{a, b, c} {
+	for _, replica := range []*Limiter{a, b, c} {
 		if got := used(t, replica, noon, "tokens/minute"); got != 80 {
 			t.Errorf("%d are used", got)
 		}
@@ -63,8 +63,8 @@ func TestCallersWithSimilarHashesAreTwo(t *testing.T) {
 	if a, b := ratelimit.IDOf(one), ratelimit.IDOf(other); string(a[:6]) != string(b[:6]) {
 		t.Fatalf("the ids are %x and %x", a, b)
 	}
-	a, b := NewCallers(nil), NewCallers(nil)
-	for _, cs := range []*Callers{a, b} {
+	a, b := NewLimiters(nil), NewLimiters(nil)
+	for _, cs := range []*Limiters{a, b} {
 		cs.Configure(noon, func(string) Settings { return Settings{Limits: limits(t, "tokens 100/day")} })
 	}
 	admitted(t, a.Get(noon, one), noon, exactly(100)).settle(noon)
@@ -155,7 +155,7 @@ func TestAWindowOfAnotherClocksMistakeDoesNotCount(t *testing.T) {
 }
 
 func TestARestartedReplicasUseStaysCounted(t *testing.T) {
-	cs := NewCallers(nil)
+	cs := NewLimiters(nil)
 	settings := Settings{Limits: limits(t, "tokens 100/minute", "tokens 100/day")}
 	cs.Configure(noon, func(string) Settings { return settings })
 	old := caller(t, "tokens 100/minute", "tokens 100/day")
@@ -202,7 +202,7 @@ func TestAReplicaThatHearsNoOthersUsesItsShareOfWhatIsLeft(t *testing.T) {
 	admitted(t, a, noon, exactly(30)).settle(noon)
 	admitted(t, b, noon, exactly(30)).settle(noon)
 	tell(noon, 1, a, b)
-	for _, c := range []*Caller{a, b} {
+	for _, c := range []*Limiter{a, b} {
 		c.reports.heard.Store(1)
 		c.Share(noon, apart(2))
 		// each may use 20 in a minute
@@ -235,14 +235,14 @@ func TestAReplicaThatHearsNoOthersUsesItsShareOfWhatIsLeft(t *testing.T) {
 func TestARegionThatIsCutOffKeepsThePartThatItUsed(t *testing.T) {
 	limits := []string{"tokens 1k/minute", "tokens 10k/day"}
 	busy, quiet, idle := caller(t, limits...), caller(t, limits...), caller(t, limits...)
-	all := []*Caller{busy, quiet, idle}
+	all := []*Limiter{busy, quiet, idle}
 	admitted(t, busy, noon, exactly(450)).settle(noon)
 	admitted(t, quiet, noon, exactly(50)).settle(noon)
 	tell(noon, 1, all...)
 	// what is used after the last report, of which the others may not have
 	// heard, is no part of what they know to be used
 	admitted(t, quiet, noon, exactly(100)).settle(noon)
-	allowed := func(c *Caller, at time.Time) (minute, day int64) {
+	allowed := func(c *Limiter, at time.Time) (minute, day int64) {
 		limits := c.Snapshot(at).Limits
 		return limits[0].Allowed, limits[1].Allowed
 	}
@@ -251,7 +251,7 @@ func TestARegionThatIsCutOffKeepsThePartThatItUsed(t *testing.T) {
 		c.Share(noon, cut(3))
 	}
 	// 500 of 1,000 and 9,500 of 10,000 are left
-	for c, want := range map[*Caller][2]int64{busy: {500 + 450, 500 + 8550}, quiet: {500 + 166, 500 + 3166}, idle: {500 + 166, 500 + 3166}} {
+	for c, want := range map[*Limiter][2]int64{busy: {500 + 450, 500 + 8550}, quiet: {500 + 166, 500 + 3166}, idle: {500 + 166, 500 + 3166}} {
 		if minute, day := allowed(c, noon); minute != want[0] || day != want[1] {
 			t.Errorf("%d by the minute and %d by the day, want %d", minute, day, want)
 		}
@@ -290,7 +290,7 @@ func TestARegionThatIsCutOffKeepsThePartThatItUsed(t *testing.T) {
 // another one again that used its half for minutes.
 func TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile(t *testing.T) {
 	a, b := caller(t, "tokens 1k/minute"), caller(t, "tokens 1k/minute")
-	for _, c := range []*Caller{a, b} {
+	for _, c := range []*Limiter{a, b} {
 		c.Share(noon, apart(2))
 	}
 	now := noon
@@ -312,7 +312,7 @@ func TestOthersCannotHaveUsedMoreThanTheirPartsMeanwhile(t *testing.T) {
 	admitted(t, a, noon, exactly(50)).settle(noon)
 	admitted(t, b, noon, exactly(450)).settle(noon)
 	tell(noon, 1, a, b)
-	for _, c := range []*Caller{a, b} {
+	for _, c := range []*Limiter{a, b} {
 		c.reports.heard.Store(1)
 		c.Share(noon, cut(2))
 	}
@@ -336,7 +336,7 @@ func TestARequestThatWaitsForAShareGetsIt(t *testing.T) {
 		a, b := caller(t, "tokens 1k/minute"), caller(t, "tokens 1k/minute")
 		now := noon
 		for range random.IntN(10) {
-			for _, c := range []*Caller{a, b} {
+			for _, c := range []*Limiter{a, b} {
 				if r, refusal := c.admit(now, exactly(random.Int64N(100))); refusal == nil {
 					r.Settle(now, spent(r.length))
 				}
@@ -382,7 +382,7 @@ func TestAShareOfNothingIsNothing(t *testing.T) {
 }
 
 func TestAReplicaSpendsOnlyItsPartUntilTheOthersKnow(t *testing.T) {
-	cs := NewCallers(nil)
+	cs := NewLimiters(nil)
 	urgent := make(chan struct{}, 1)
 	cs.OnUrgent(urgent)
 	isUrgent := func() bool { return len(urgent) > 0 && <-urgent == struct{}{} }
@@ -479,11 +479,11 @@ func TestARequestLargerThanAPartIsAdmittedWhenTheOthersKnow(t *testing.T) {
 }
 
 func TestSharesApplyToAllCallers(t *testing.T) {
-	cs := NewCallers(nil)
+	cs := NewLimiters(nil)
 	cs.Configure(noon, func(name string) Settings { return Settings{Limits: limits(t, "tokens 100/minute")} })
 	early := cs.Get(noon, "early")
 	cs.Share(noon, apart(4))
-	for _, c := range []*Caller{early, cs.Get(noon, "late")} {
+	for _, c := range []*Limiter{early, cs.Get(noon, "late")} {
 		if got := c.Snapshot(noon).Limits[0].Allowed; got != 25 {
 			t.Errorf("%s: %d are allowed", c.Name(), got)
 		}
@@ -497,7 +497,7 @@ func TestSharesApplyToAllCallers(t *testing.T) {
 
 func TestLongWindowsSurviveARestart(t *testing.T) {
 	settings := Settings{Limits: limits(t, "tokens 100/minute", "tokens 100/hour", "tokens 1k/day", "requests 10/month")}
-	before := NewCallers(nil)
+	before := NewLimiters(nil)
 	before.Configure(noon, func(string) Settings { return settings })
 	admitted(t, before.Get(noon, "alice"), noon, exactly(60)).settle(noon)
 	before.Get(noon, "idle")
@@ -511,7 +511,7 @@ func TestLongWindowsSurviveARestart(t *testing.T) {
 	if err := json.Unmarshal(saved, &restored); err != nil || len(restored) != 1 {
 		t.Fatalf("%s: %v", saved, err)
 	}
-	after := NewCallers(nil)
+	after := NewLimiters(nil)
 	after.Configure(later, func(string) Settings { return settings })
 	admitted(t, after.Get(later, "alice"), later, exactly(5)).settle(later) // before that was read
 	after.Restore(later, restored)
@@ -521,7 +521,7 @@ func TestLongWindowsSurviveARestart(t *testing.T) {
 		}
 	}
 	tomorrow := later.Add(24 * time.Hour)
-	late := NewCallers(nil)
+	late := NewLimiters(nil)
 	late.Configure(tomorrow, func(string) Settings { return settings })
 	late.Restore(tomorrow, restored)
 	late.Restore(tomorrow, SavedUse{"x": {Named: map[string]SavedFigures{"alice": {{Entry: Entry{255, 1, 1, 0}}, {Entry: Entry{day, windowAt(ratelimit.Day, tomorrow.UnixNano(), time.UTC).index, -4, 0}}}}}})
@@ -542,7 +542,7 @@ func TestUseThatWasSavedInFewerPartsCountsFromTheirEnds(t *testing.T) {
 			t.Fatal(err)
 		}
 		for after, want := range map[time.Duration]int64{57*time.Minute + 30*time.Second: 78, time.Hour: 30, 67*time.Minute + 30*time.Second: 30, 70 * time.Minute: 20, 80 * time.Minute: 20, 85 * time.Minute: 0} {
-			copied := NewCallers(nil)
+			copied := NewLimiters(nil)
 			copied.Configure(now, func(string) Settings { return Settings{Limits: limits(t, "tokens 240/hour")} })
 			copied.Restore(now, saved)
 			if at := noon.Add(after); at.After(now) && used(t, copied.Get(at, "alice"), at, "tokens/hour") != want {
@@ -557,7 +557,7 @@ func TestUseThatWasSavedInFewerPartsCountsFromTheirEnds(t *testing.T) {
 // also after a restart.
 func TestAnHourSurvivesARestartAsItWas(t *testing.T) {
 	settings := Settings{Limits: limits(t, "tokens 100/hour")}
-	cs := NewCallers(nil)
+	cs := NewLimiters(nil)
 	cs.Configure(noon, func(string) Settings { return settings })
 	for minute := range 5 * 60 {
 		now := noon.Add(time.Duration(minute) * time.Minute)
@@ -570,7 +570,7 @@ func TestAnHourSurvivesARestartAsItWas(t *testing.T) {
 			if err := json.Unmarshal(saved, &restored); err != nil {
 				t.Fatal(err)
 			}
-			cs = NewCallers(nil)
+			cs = NewLimiters(nil)
 			cs.Configure(now, func(string) Settings { return settings })
 			cs.Restore(now, restored)
 		}
@@ -602,7 +602,7 @@ func TestAnEntryIsOverWhereverDaysBegin(t *testing.T) {
 }
 
 func TestNewCallersComeLast(t *testing.T) {
-	cs := NewCallers(nil)
+	cs := NewLimiters(nil)
 	for _, name := range []string{"b", "a", "b", "c"} {
 		cs.Get(noon, name)
 	}
@@ -616,7 +616,7 @@ func TestNewCallersComeLast(t *testing.T) {
 			t.Errorf("without the first %d: %q", n, got)
 		}
 	}
-	if w := cs.Writer(); len(w) != 32 || w == NewCallers(nil).Writer() {
+	if w := cs.Writer(); len(w) != 32 || w == NewLimiters(nil).Writer() {
 		t.Errorf("the writer is %q", w)
 	}
 }
@@ -634,7 +634,7 @@ func TestWhatWasUsedBeforeAReplicaStartedIsSpread(t *testing.T) {
 	}
 	now := noon.Add(115 * time.Second)
 	entries := others.Report(now, 1, nil)
-	cs := NewCallers(nil)
+	cs := NewLimiters(nil)
 	cs.Configure(now, func(string) Settings { return Settings{Limits: limits(t, "tokens 60/minute")} })
 	cs.Heard(now, ratelimit.IDOf("alice"), "a", 1, entries)
 	cs.Spread(now, nil)
@@ -650,7 +650,7 @@ func TestWhatWasUsedBeforeAReplicaStartedIsSpread(t *testing.T) {
 // the end of the next one.
 func TestAReplicaThatStartsKnowsWhenTheOthersUsedALimit(t *testing.T) {
 	a, b := caller(t, "tokens 60/minute"), caller(t, "tokens 60/minute")
-	spend := func(c *Caller, second int) {
+	spend := func(c *Limiter, second int) {
 		at := noon.Add(time.Duration(second) * time.Second)
 		admitted(t, c, at, exactly(10)).settle(at)
 	}
@@ -691,7 +691,7 @@ func TestWhatIsHeardBeforeACallersFirstRequestHereIsAsNew(t *testing.T) {
 	others := caller(t, "tokens 60/minute")
 	now := noon.Add(50 * time.Second)
 	admitted(t, others, now, exactly(60)).settle(now)
-	cs := NewCallers(nil)
+	cs := NewLimiters(nil)
 	cs.Configure(noon, func(string) Settings { return Settings{Limits: limits(t, "tokens 60/minute")} })
 	cs.Spread(noon, nil)
 	cs.Heard(now, ratelimit.IDOf("alice"), "a", 1, others.Report(now, 1, nil))
@@ -707,7 +707,7 @@ func TestWhatIsHeardBeforeACallersFirstRequestHereIsAsNew(t *testing.T) {
 
 // Requests go on while a report is on its way, and the next report says them.
 func TestWhatALaterReportSaysBecomesKnownToo(t *testing.T) {
-	cs := NewCallers(nil)
+	cs := NewLimiters(nil)
 	cs.Configure(noon, func(string) Settings { return Settings{Limits: limits(t, "tokens 120/minute")} })
 	cs.Share(noon, Sharing{Replicas: 3, Delay: 100 * time.Millisecond})
 	c, now := cs.Get(noon, "alice"), noon

@@ -28,11 +28,11 @@ const resetReports = int64(time.Minute)
 
 // OnReset sets a function that is called with the name of a caller when another
 // replica has reset this caller.
-func (cs *Callers) OnReset(heard func(name string)) { cs.reports.resets.Store(&heard) }
+func (cs *Limiters) OnReset(heard func(name string)) { cs.reports.resets.Store(&heard) }
 
 // Reset clears a caller's use. It returns false if neither this replica nor any
 // that it hears has had a request from the caller.
-func (cs *Callers) Reset(now time.Time, name string) (known bool) {
+func (cs *Limiters) Reset(now time.Time, name string) (known bool) {
 	cs.mu.RLock()
 	known = cs.byID[ratelimit.IDOf(name)] != nil
 	cs.mu.RUnlock()
@@ -44,7 +44,7 @@ func (cs *Callers) Reset(now time.Time, name string) (known bool) {
 
 // Reset clears the caller's use and estimates, also of single models. Requests
 // in flight cost nothing.
-func (c *Caller) Reset(now time.Time) {
+func (c *Limiter) Reset(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
@@ -57,7 +57,7 @@ func (c *Caller) Reset(now time.Time) {
 
 // counts reports whether an entry counts. If the entry names a later reset than
 // the latest one, counts applies that reset first.
-func (c *Caller) counts(at int64, e Entry) bool {
+func (c *Limiter) counts(at int64, e Entry) bool {
 	if !e.ID.Valid() || e.Used < 0 || e.Reset > (at+int64(furthest))/int64(time.Microsecond) {
 		return false
 	}
@@ -66,7 +66,7 @@ func (c *Caller) counts(at int64, e Entry) bool {
 }
 
 // hasOwn reports whether this replica has any use that counts.
-func (c *Caller) hasOwn() bool {
+func (c *Limiter) hasOwn() bool {
 	for _, m := range c.all() {
 		if m.local.used != [2]int64{} {
 			return true
@@ -78,7 +78,7 @@ func (c *Caller) hasOwn() bool {
 // resetReport returns the function that reports a reset, which must be called
 // without the lock. It returns nil if a reset was reported shortly before: an
 // order resets the caller and each of its models.
-func (c *Caller) resetReport(at int64) func(name string) {
+func (c *Limiter) resetReport(at int64) func(name string) {
 	heard, last := c.reports.resets.Load(), c.resetReported.Load()
 	if heard == nil || last != 0 && at-last < resetReports || !c.resetReported.CompareAndSwap(last, at) {
 		return nil
@@ -87,7 +87,7 @@ func (c *Caller) resetReport(at int64) func(name string) {
 }
 
 // renew applies a reset, unless it is older than the latest one.
-func (c *Caller) renew(at, reset int64) {
+func (c *Limiter) renew(at, reset int64) {
 	if reset <= c.reset {
 		return
 	}

@@ -72,11 +72,11 @@ func TestAResetIsNotUndone(t *testing.T) {
 		random := rand.New(rand.NewPCG(seed, 7))
 		var all []report
 		version := uint64(0)
-		reports := func(name string, c *Caller, now time.Time) {
+		reports := func(name string, c *Limiter, now time.Time) {
 			version++
 			all = append(all, report{name, version, c.Report(now, version, nil)})
 		}
-		hear := func(c *Caller, name string, now time.Time) {
+		hear := func(c *Limiter, name string, now time.Time) {
 			for range 2 * len(all) {
 				if r := all[random.IntN(len(all))]; r.replica != name {
 					c.Heard(now, r.replica, r.version, r.entries)
@@ -86,7 +86,7 @@ func TestAResetIsNotUndone(t *testing.T) {
 		now := noon.Add(time.Duration(random.Int64N(int64(30 * time.Minute))))
 		limits := []string{"tokens 1M/hour", "tokens 1M/month"}
 		ended, apart, last := caller(t, limits...), caller(t, limits...), caller(t, limits...)
-		replicas := map[string]*Caller{"ended": ended, "apart": apart, "last": last}
+		replicas := map[string]*Limiter{"ended": ended, "apart": apart, "last": last}
 		for range 10 {
 			for name, c := range replicas {
 				admitted(t, c, now, exactly(random.Int64N(1000))).settle(now)
@@ -126,7 +126,7 @@ func TestAResetIsNotUndone(t *testing.T) {
 				last.Heard(now, r.replica, r.version, r.entries)
 			}
 		}
-		for name, c := range map[string]*Caller{"last": last, "apart": apart, "started": started} {
+		for name, c := range map[string]*Limiter{"last": last, "apart": apart, "started": started} {
 			if got := c.Snapshot(now).Limits; got[0].Used != 3 || got[1].Used != 3 {
 				t.Fatalf("seed %d: at %s %d and %d are used, want 3", seed, name, got[0].Used, got[1].Used)
 			}
@@ -142,7 +142,7 @@ func TestOfTwoResetsTheLaterOneCounts(t *testing.T) {
 	admitted(t, b, noon.Add(2*time.Second), exactly(1)).settle(noon.Add(2 * time.Second))
 	tell(noon.Add(2*time.Second), 1, a, b) // a says nothing that counts, and hears of the reset
 	tell(noon.Add(2*time.Second), 2, a, b)
-	for _, c := range []*Caller{a, b} {
+	for _, c := range []*Limiter{a, b} {
 		if got := c.Snapshot(noon.Add(2 * time.Second)).Limits[0].Used; got != 1 {
 			t.Errorf("%d are used, want 1", got)
 		}
@@ -191,7 +191,7 @@ func TestAResetIsReportedForAsLongAsItIsNeeded(t *testing.T) {
 }
 
 func TestAResetIsSaved(t *testing.T) {
-	cs := NewCallers(nil)
+	cs := NewLimiters(nil)
 	if cs.Reset(noon, "alice") || len(cs.All()) > 0 {
 		t.Error("a caller is reset that is not known")
 	}
@@ -201,7 +201,7 @@ func TestAResetIsSaved(t *testing.T) {
 		t.Error("alice is not known")
 	}
 	after, _ := json.Marshal(cs.Save(noon))
-	again := NewCallers(nil)
+	again := NewLimiters(nil)
 	for _, text := range [][]byte{after, before} {
 		var saved SavedUse
 		if err := json.Unmarshal(text, &saved); err != nil {

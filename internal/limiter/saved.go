@@ -74,9 +74,9 @@ func (s *SavedFigures) UnmarshalJSON(text []byte) error {
 }
 
 // Save returns the known use of all callers in windows of a minute or longer.
-func (cs *Callers) Save(now time.Time) SavedUse {
+func (cs *Limiters) Save(now time.Time) SavedUse {
 	cs.mu.RLock()
-	all, names := slices.Collect(maps.Values(cs.byID)), make(map[*Caller]string, len(cs.byName))
+	all, names := slices.Collect(maps.Values(cs.byID)), make(map[*Limiter]string, len(cs.byName))
 	for name, c := range cs.byName {
 		names[c] = name
 	}
@@ -103,7 +103,7 @@ func (cs *Callers) Save(now time.Time) SavedUse {
 // Restore adds use that another process has saved, except what is already
 // known. The part that other replicas did not know when it was saved counts
 // against this replica's part of a limit until Told.
-func (cs *Callers) Restore(now time.Time, saved SavedUse) {
+func (cs *Limiters) Restore(now time.Time, saved SavedUse) {
 	defer func() { cs.restored.Store(cs.restored.Load() || len(saved) > 0) }()
 	for writer, callers := range saved {
 		if callers == nil || writer == cs.writer {
@@ -126,7 +126,7 @@ func (cs *Callers) Restore(now time.Time, saved SavedUse) {
 
 // save returns the known use of the caller, by writer. self is the id of this
 // replica.
-func (c *Caller) save(now time.Time, self string) map[string]SavedFigures {
+func (c *Limiter) save(now time.Time, self string) map[string]SavedFigures {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
@@ -172,7 +172,7 @@ func shareOf(parts []int64, used, all int64) []int64 {
 // restore adds the saved use of a writer. If an older release has saved it with
 // fewer parts, the use of each counts in the last part that it covers. Without
 // parts, it counts as used now or, in the previous window, at the window's end.
-func (c *Caller) restore(now time.Time, writer string, figures SavedFigures) {
+func (c *Limiter) restore(now time.Time, writer string, figures SavedFigures) {
 	c.mu.Lock()
 	at, key := c.roll(now), maphash.String(seed, writer)
 	for _, f := range figures {

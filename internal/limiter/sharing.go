@@ -55,12 +55,12 @@ func (r *reports) hurry() {
 
 // OnUrgent sets a channel that receives a value when the use should be reported
 // immediately. The channel should have a buffer.
-func (cs *Callers) OnUrgent(urgent chan<- struct{}) { cs.reports.urgent.Store(&urgent) }
+func (cs *Limiters) OnUrgent(urgent chan<- struct{}) { cs.reports.urgent.Store(&urgent) }
 
 // Confirm records that the report of a version, and all before it, came back
 // from the store. It must not be called while reports of other replicas may be
 // missing.
-func (cs *Callers) Confirm(version uint64) {
+func (cs *Limiters) Confirm(version uint64) {
 	if version > cs.reports.heard.Load() {
 		cs.reports.heard.Store(version)
 	}
@@ -74,7 +74,7 @@ type latest struct {
 }
 
 // Told records that the other replicas know all that Restore has added.
-func (cs *Callers) Told() {
+func (cs *Limiters) Told() {
 	if !cs.restored.Swap(false) {
 		return
 	}
@@ -95,12 +95,12 @@ func (cs *Callers) Told() {
 
 // Restored reports whether Restore has added use that the other replicas may
 // not know.
-func (cs *Callers) Restored() bool { return cs.restored.Load() }
+func (cs *Limiters) Restored() bool { return cs.restored.Load() }
 
 // Changes returns a counter of changes of the use. hurry reports whether a
 // limit is more than half used, so that other replicas should know changes
 // soon.
-func (c *Caller) Changes() (changes uint64, hurry bool) {
+func (c *Limiter) Changes() (changes uint64, hurry bool) {
 	changes = c.changes.Load()
 	return changes, changes != 0 && c.hurry.Load()
 }
@@ -108,7 +108,7 @@ func (c *Caller) Changes() (changes uint64, hurry bool) {
 // Report appends this replica's own use to entries, for a report with this
 // version that is sent now. For each limit, it appends the current window and
 // the previous one, which a request that ends late can still change.
-func (c *Caller) Report(now time.Time, version uint64, entries []Entry) []Entry {
+func (c *Limiter) Report(now time.Time, version uint64, entries []Entry) []Entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
@@ -124,7 +124,7 @@ func (c *Caller) Report(now time.Time, version uint64, entries []Entry) []Entry 
 }
 
 // Unreported records that the latest report may not have been sent.
-func (c *Caller) Unreported() {
+func (c *Limiter) Unreported() {
 	c.mu.Lock()
 	c.latest = latest{}
 	c.mu.Unlock()
@@ -133,7 +133,7 @@ func (c *Caller) Unreported() {
 // confirm records that the other replicas know the latest report, if it has
 // arrived. If there was further use since, confirm requests another report,
 // because one that was sent in the meantime was not waited for.
-func (c *Caller) confirm(at int64) {
+func (c *Limiter) confirm(at int64) {
 	if c.arrived(at) {
 		c.changes.Add(1)
 		if c.claims {
@@ -144,7 +144,7 @@ func (c *Caller) confirm(at int64) {
 
 // arrived records that the other replicas know the latest report, if it has
 // arrived. more reports whether there was further use since that report.
-func (c *Caller) arrived(at int64) (more bool) {
+func (c *Limiter) arrived(at int64) (more bool) {
 	l := c.latest
 	if l.version == 0 || c.reports.heard.Load() < l.version || at-l.at < int64(c.sharing.Delay) {
 		return false
@@ -255,7 +255,7 @@ func (m *counter) partOf(used, at int64, sharing Sharing) int64 {
 
 // allowed returns how much may be used in total before this replica must
 // refuse.
-func (c *Caller) allowed(m *counter, at, used int64) int64 {
+func (c *Limiter) allowed(m *counter, at, used int64) int64 {
 	if c.sharing.Replicas <= 1 {
 		return m.limit.Amount
 	}
@@ -264,7 +264,7 @@ func (c *Caller) allowed(m *counter, at, used int64) int64 {
 
 // shown returns how much of a limit this replica may use: all of it, or its
 // share while it does not hear the others.
-func (c *Caller) shown(m *counter, at, used int64) int64 {
+func (c *Limiter) shown(m *counter, at, used int64) int64 {
 	if !c.sharing.Apart {
 		return m.limit.Amount
 	}
@@ -278,7 +278,7 @@ const urgentPart = 8
 
 // tell records that the use has changed, and requests an immediate report if
 // other replicas should know.
-func (c *Caller) tell(at int64) {
+func (c *Limiter) tell(at int64) {
 	c.changes.Add(1)
 	if c.sharing.Replicas <= 1 {
 		return

@@ -9,7 +9,7 @@ import (
 )
 
 // Snapshot returns the state of the caller.
-func (c *Caller) Snapshot(now time.Time) ratelimit.Snapshot {
+func (c *Limiter) Snapshot(now time.Time) ratelimit.Snapshot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := c.roll(now)
@@ -39,7 +39,7 @@ func (c *Caller) Snapshot(now time.Time) ratelimit.Snapshot {
 // Tightest returns, for each kind, the limit of a request for the model with
 // the smallest fraction left. The Amount of its Limit is 0 if there is no limit
 // of that kind.
-func (c *Caller) Tightest(now time.Time, model string) (tightest [ratelimit.Kinds]ratelimit.Use) {
+func (c *Limiter) Tightest(now time.Time, model string) (tightest [ratelimit.Kinds]ratelimit.Use) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if m := c.models[model]; m != nil {
@@ -61,7 +61,7 @@ func (c *Caller) Tightest(now time.Time, model string) (tightest [ratelimit.Kind
 
 func part(u *ratelimit.Use) float64 { return float64(u.Left()) / float64(max(1, u.Allowed)) }
 
-func (c *Caller) useOf(m *counter, at int64) ratelimit.Use {
+func (c *Limiter) useOf(m *counter, at int64) ratelimit.Use {
 	used := m.use(at)
 	u := ratelimit.Use{Limit: m.limit, Allowed: c.shown(m, at, used), Used: used, Ends: time.Unix(0, m.end),
 		Refused: m.refused, Demoted: m.demoted}

@@ -81,7 +81,7 @@ func (u *usual) estimate(e ratelimit.Estimate, use *modelUse) (prompt, output in
 const mostLearned = 1 << 20
 
 // learn updates the averages with the cost of a request. keptOut is
-// Caller.keptOut.
+// Limiter.keptOut.
 func (u *usual) learn(now int64, r *Reservation, cost ratelimit.Cost, keptOut uint64) {
 	cost.Prompt, cost.Output = min(cost.Prompt, mostLearned), min(limited(cost.Output), mostLearned)
 	use := u.of(cost.Model, now)

@@ -79,7 +79,7 @@ func TestWindowsFollowEachOtherWithoutAGap(t *testing.T) {
 func TestAClockThatIsSetEmptiesNoWindow(t *testing.T) {
 	for _, by := range []time.Duration{-3 * time.Second, -40 * time.Second, -61 * time.Second, -5 * time.Minute, -61 * time.Minute, -30 * time.Hour, 40 * time.Second, 5 * time.Minute, 30 * time.Hour} {
 		for phase := range 13 {
-			cs := NewCallers(nil)
+			cs := NewLimiters(nil)
 			cs.Configure(noon, func(string) Settings {
 				return Settings{Limits: limits(t, "tokens 10k/minute", "tokens 10k/hour", "tokens 10k/day")}
 			})
@@ -137,8 +137,8 @@ func TestAMachinesClockThatIsSetBackEmptiesNoWindow(t *testing.T) {
 // forward and back, again and again.
 func TestAClockThatIsSetOverMidnightBeginsNoNewDay(t *testing.T) {
 	for _, by := range []time.Duration{13 * time.Hour, 40 * time.Hour, 400 * time.Hour} {
-		a, b := NewCallers(nil), NewCallers(nil)
-		all := []*Callers{a, b}
+		a, b := NewLimiters(nil), NewLimiters(nil)
+		all := []*Limiters{a, b}
 		for _, cs := range all {
 			cs.Configure(noon, func(string) Settings { return Settings{Limits: limits(t, "tokens 1k/day", "tokens 10k/month")} })
 			admitted(t, cs.Get(noon, "alice"), noon, exactly(300)).settle(noon)

@@ -13,11 +13,11 @@ import (
 // caller's lookups are skipped for a while.
 type Lookups struct {
 	mu      sync.Mutex
-	callers map[Caller]*turns
+	callers map[CallerDigest]*turns
 }
 
 // NewLookups returns a Lookups without any lookup.
-func NewLookups() *Lookups { return &Lookups{callers: make(map[Caller]*turns)} }
+func NewLookups() *Lookups { return &Lookups{callers: make(map[CallerDigest]*turns)} }
 
 // Len returns the number of remembered callers.
 func (l *Lookups) Len() int {
@@ -59,7 +59,7 @@ var (
 
 // Do calls find when it is the caller's turn. find reports whether the store
 // answered.
-func (l *Lookups) Do(c Caller, find func() (answered bool)) error {
+func (l *Lookups) Do(c CallerDigest, find func() (answered bool)) error {
 	t := l.enter(c)
 	defer l.leave(c, t)
 	if c.Named() { // otherwise it may be any number of clients
@@ -80,7 +80,7 @@ func (l *Lookups) Do(c Caller, find func() (answered bool)) error {
 	return nil
 }
 
-func (l *Lookups) enter(c Caller) *turns {
+func (l *Lookups) enter(c CallerDigest) *turns {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t := l.callers[c]
@@ -88,7 +88,7 @@ func (l *Lookups) enter(c Caller) *turns {
 		if len(l.callers) >= MaxIdle {
 			now := time.Now()
 			maps.DeleteFunc(l.callers,
-				func(_ Caller, t *turns) bool { return t.users == 0 && !now.Before(t.skipUntil) })
+				func(_ CallerDigest, t *turns) bool { return t.users == 0 && !now.Before(t.skipUntil) })
 		}
 		t = &turns{taken: make(chan struct{}, atOnce)}
 		l.callers[c] = t
@@ -97,7 +97,7 @@ func (l *Lookups) enter(c Caller) *turns {
 	return t
 }
 
-func (l *Lookups) leave(c Caller, t *turns) {
+func (l *Lookups) leave(c CallerDigest, t *turns) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if t.users--; t.users == 0 && t.skipUntil.IsZero() {

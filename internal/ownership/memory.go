@@ -47,7 +47,7 @@ type entry struct {
 	key Key
 	// caller is the id's caller if that has a name. Otherwise it is the time
 	// until which the id counts as belonging to no caller, in seconds, or 0.
-	caller Caller
+	caller CallerDigest
 	// account is an index into Memory.accounts.
 	account uint32
 	// until is when the id is forgotten, as Unix time in seconds.
@@ -129,7 +129,7 @@ func (m *Memory) Put(id Key, o Owner, now time.Time, ttl time.Duration) (kept Ow
 	case o.Caller.Named():
 		e.caller = o.Caller
 	case o.Caller == NoCaller:
-		e.caller = Caller(seconds(now.Add(Unclaimed)))
+		e.caller = CallerDigest(seconds(now.Add(Unclaimed)))
 	}
 	p := m.partOf(id)
 	p.mu.Lock()
@@ -183,11 +183,11 @@ func (m *Memory) Forget(id Key) {
 }
 
 // callerAt returns the caller, as far as it is known at a time.
-func (e *entry) callerAt(now time.Time) Caller {
+func (e *entry) callerAt(now time.Time) CallerDigest {
 	switch {
 	case e.caller.Named():
 		return e.caller
-	case e.caller > Caller(seconds(now)):
+	case e.caller > CallerDigest(seconds(now)):
 		return NoCaller
 	}
 	return 0

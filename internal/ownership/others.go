@@ -12,7 +12,7 @@ type Others interface {
 	// the order of the ids. It waits for the caller's turn, and then for a
 	// short time. It returns ErrNoAnswer if no answer comes in time, and for a
 	// while after that without asking, or ErrCrowded if too many lookups wait.
-	Lookup(c Caller, ids []Key) ([]Found, error)
+	Lookup(c CallerDigest, ids []Key) ([]Found, error)
 }
 
 // Found is the owner of an id. TTL is how long that is valid. It is 0 if no

@@ -35,34 +35,35 @@ type Owner struct {
 	Account string
 	// Caller is the caller that made the object. It is 0 if that is not known:
 	// the object was made without a name, or was first seen later.
-	Caller Caller
+	Caller CallerDigest
 }
 
 // MayUse reports whether c may use the id, as far as the id's caller is known.
 // Callers without names may use all ids.
-func (o Owner) MayUse(c Caller) bool { return !o.Caller.Named() || c == 0 || o.Caller == c }
+func (o Owner) MayUse(c CallerDigest) bool { return !o.Caller.Named() || c == 0 || o.Caller == c }
 
-// Caller is a digest of a caller's name. It is 0 for callers without a name.
-type Caller uint64
+// CallerDigest is a digest of a caller's name. It is 0 for callers without a
+// name.
+type CallerDigest uint64
 
 // NoCaller is the caller of an id if the other replicas were asked and none of
 // them knows the id's caller. A Memory stores the time until which that counts
 // instead, in seconds.
-const NoCaller Caller = 1
+const NoCaller CallerDigest = 1
 
 // firstNamed is greater than all times in seconds that a Memory stores.
-const firstNamed Caller = 1 << 32
+const firstNamed CallerDigest = 1 << 32
 
 // Named reports whether the caller has a name.
-func (c Caller) Named() bool { return c >= firstNamed }
+func (c CallerDigest) Named() bool { return c >= firstNamed }
 
-// CallerNamed returns the Caller with this name.
-func CallerNamed(name string) Caller {
+// CallerNamed returns the digest of this name.
+func CallerNamed(name string) CallerDigest {
 	if name == "" {
 		return 0
 	}
 	sum := sha256.Sum256([]byte("caller " + name))
-	return max(firstNamed, Caller(binary.LittleEndian.Uint64(sum[:])))
+	return max(firstNamed, CallerDigest(binary.LittleEndian.Uint64(sum[:])))
 }
 
 // Key is the digest of an id, or of encrypted content that only its owner can

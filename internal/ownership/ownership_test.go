@@ -53,7 +53,7 @@ func TestACallersIDStaysThatCallers(t *testing.T) {
 	m.Put(id(1), Owner{"b", NoCaller}, start.Add(2*month), time.Minute)
 	m.wantOwner(t, id(1), start.Add(3*month-time.Second), Owner{"b", bob})
 	for _, tt := range []struct {
-		owner, who Caller
+		owner, who CallerDigest
 		want       bool
 	}{{NoCaller, alice, true}, {alice, alice, true}, {alice, bob, false}, {alice, 0, true}, {0, alice, true}, {0, 0, true}} {
 		if got := (Owner{Caller: tt.owner}).MayUse(tt.who); got != tt.want {

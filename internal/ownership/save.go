@@ -105,7 +105,7 @@ func (m *Memory) Load(saved []byte, now time.Time) (ids int, err error) {
 	for ; len(left) > 0; left = left[savedID:] {
 		owner := Owner{
 			Account: accounts[binary.LittleEndian.Uint32(left[24:])],
-			Caller:  Caller(binary.LittleEndian.Uint64(left[16:])),
+			Caller:  CallerDigest(binary.LittleEndian.Uint64(left[16:])),
 		}
 		ttl := time.Unix(int64(binary.LittleEndian.Uint32(left[28:])), 0).Sub(now)
 		id := Key(left[:16])

@@ -13,7 +13,7 @@ func TestWhatWasSavedIsThereAfterARestart(t *testing.T) {
 	alice := CallerNamed("alice")
 	m := NewMemory(64 * 50)
 	for i := range 1000 {
-		m.Put(id(i), Owner{[]string{"a", "b", strings.Repeat("c", 900)}[i%3], Caller(uint64(alice) * uint64(i%2))}, start, month)
+		m.Put(id(i), Owner{[]string{"a", "b", strings.Repeat("c", 900)}[i%3], CallerDigest(uint64(alice) * uint64(i%2))}, start, month)
 	}
 	m.Put(id(5000), Owner{Account: "a"}, start, time.Hour)
 	saved := m.Save(start.Add(2 * time.Hour))
@@ -84,7 +84,7 @@ func TestDamagedDataIsRefused(t *testing.T) {
 func FuzzLoad(f *testing.F) {
 	m := NewMemory(100)
 	for i := range 5 {
-		m.Put(id(i), Owner{"a", Caller(i)}, start, month)
+		m.Put(id(i), Owner{"a", CallerDigest(i)}, start, month)
 	}
 	saved := m.Save(start)
 	f.Add(saved[len(magic) : len(saved)-4])

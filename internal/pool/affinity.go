@@ -52,7 +52,7 @@ const (
 )
 
 // These constants limit how unevenly keys may load the members. A member takes
-// up to 1.25 times its fair share of its tier's requests in flight, rounded up,
+// up to 1.25 times its fair share of its peers' requests in flight, rounded up,
 // plus one. Under light load the limit is its share plus three, so that a few
 // simultaneous requests do not cost sessions their caches.
 const (
@@ -60,23 +60,23 @@ const (
 	fewMore     = 2
 )
 
-// tier sums up the members of one grade, which are equally good choices.
-type tier struct {
+// peers sums up the members of one grade, which are equally good choices.
+type peers struct {
 	weights  float64
 	inFlight int64
 	// lately is how many requests these members got in the last minute.
 	lately uint64
 }
 
-// exceeded reports whether the member got more than its share of the tier's
+// exceeded reports whether the member got more than its share of its peers'
 // requests in the last minute.
-func (t *tier) exceeded(r *Ask, m *Member, now time.Time) bool {
-	return float64(m.lately.count(now))*t.weights > float64(t.lately)*r.share(m)
+func (p *peers) exceeded(r *Ask, m *Member, now time.Time) bool {
+	return float64(m.lately.count(now))*p.weights > float64(p.lately)*r.share(m)
 }
 
 // place returns the member with its limit for requests with a key.
-func (t *tier) place(r *Ask, m *Member) place {
-	share := r.share(m) / t.weights * float64(t.inFlight+1)
+func (p *peers) place(r *Ask, m *Member) place {
+	share := r.share(m) / p.weights * float64(p.inFlight+1)
 	limit := int64(math.Ceil(max(maxOverload*share, share+fewMore))) + 1
 	if m.MaxRequests > 0 {
 		limit = min(limit, m.MaxRequests)
@@ -89,7 +89,7 @@ func (t *tier) place(r *Ask, m *Member) place {
 // room, the next one with room in the key's order.
 func (p *Pool) chooseByKey(r *Ask, a *Affinity, now time.Time, chosen *Member, best grade) place {
 	moved := p.Relocations.get(a.Key, now)
-	var t tier
+	var t peers
 	var home, there, first *Member
 	var homeScore, firstScore float64
 	for _, m := range p.Members {
@@ -159,10 +159,10 @@ func (p *Pool) chooseByKey(r *Ask, a *Affinity, now time.Time, chosen *Member, b
 // nextWithRoom returns the next member with room in the key's order. If
 // concurrent requests took all the room, it returns full, with the member's own
 // limit.
-func (p *Pool) nextWithRoom(r *Ask, now time.Time, full place, t *tier, best grade) place {
+func (p *Pool) nextWithRoom(r *Ask, now time.Time, full place, t *peers, best grade) place {
 	var next place
 	var nextScore float64
-	for m := range p.tier(best, r, now) {
+	for m := range p.peers(best, r, now) {
 		score, to := r.score(m, r.Affinity.Key), t.place(r, m)
 		if to.hasRoom() && (next.Member == nil || score < nextScore) {
 			next, nextScore = to, score

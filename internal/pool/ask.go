@@ -24,9 +24,9 @@ type Ask struct {
 	Cost int64
 	// Tier is the caller's tier.
 	Tier quota.Tier
-	// Caller is the request's caller while callers share the members. It is nil
-	// unless DemandShare has set it.
-	Caller *Caller
+	// Demand is that of the request's caller while callers share the members.
+	// It is nil unless DemandShare has set it.
+	Demand *Demand
 	// Policy chooses among members of one priority. It is nil for the choice by
 	// weight. It must not keep the slice, and may return nil to leave the
 	// choice to the weights. It does not apply to requests with a key: see
@@ -60,8 +60,8 @@ type Ask struct {
 	anywhere  *anywhere // nil: not found out, as for nearly all requests
 }
 
-// Caller is what a request's caller asks for and gets.
-type Caller struct {
+// Demand is what a request's caller asks for and gets.
+type Demand struct {
 	use *quota.CallerUse
 	// dues are the parts of the members that other callers are due, at the
 	// instant of the request's shares.

@@ -87,10 +87,10 @@ func (k *Maker) score(a *account, weight float64) (score float64, ok bool) {
 // of the best grade, and chooses one of that account's members by weight. It
 // returns nil if the maker's order does not decide.
 func (p *Pool) chooseForMaker(r *Ask, k *Maker, now time.Time, best grade) (chosen *Member) {
-	var t tier
+	var t peers
 	var account string
 	var lowest float64
-	for m := range p.tier(best, r, now) {
+	for m := range p.peers(best, r, now) {
 		t.weights += r.share(m)
 		t.inFlight += m.InFlight()
 		if score, ok := k.score(&m.account, r.accountShare(m)); ok && (account == "" || score < lowest) {
@@ -98,7 +98,7 @@ func (p *Pool) chooseForMaker(r *Ask, k *Maker, now time.Time, best grade) (chos
 		}
 	}
 	total := 0.0
-	for m := range p.tier(best, r, now) {
+	for m := range p.peers(best, r, now) {
 		if m.Account != account || account == "" || k.Order == 0 && !t.place(r, m).hasRoom() {
 			continue
 		}

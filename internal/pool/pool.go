@@ -315,8 +315,8 @@ func (p *Pool) isOf(best grade, m *Member, r *Ask, now time.Time) bool {
 	return m.rank(r, now) == best.rank && p.isSpent(m, r, quota.At(now)) == best.spent
 }
 
-// tier yields the members of a grade.
-func (p *Pool) tier(best grade, r *Ask, now time.Time) iter.Seq[*Member] {
+// peers yields the members of a grade.
+func (p *Pool) peers(best grade, r *Ask, now time.Time) iter.Seq[*Member] {
 	return func(yield func(*Member) bool) {
 		for _, m := range p.Members {
 			if p.isOf(best, m, r, now) && !yield(m) {
@@ -397,7 +397,7 @@ func (p *Pool) choose(r *Ask, now time.Time) (to place, best grade, steered bool
 		}
 	}
 	if r.Policy != nil {
-		if m := r.Policy(slices.Collect(p.tier(best, r, now))); m != nil {
+		if m := r.Policy(slices.Collect(p.peers(best, r, now))); m != nil {
 			chosen = m
 		}
 	}

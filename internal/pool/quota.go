@@ -168,46 +168,46 @@ func (p *Pool) DemandShare(r *Ask, id quota.CallerID, now time.Time) {
 	if shared {
 		id.Model = 0
 	}
-	r.Caller = &Caller{use: p.Callers.Ask(id, members, r.Cost, now), dues: make([]float64, len(r.At))}
+	r.Demand = &Demand{use: p.Callers.Ask(id, members, r.Cost, now), dues: make([]float64, len(r.At))}
 }
 
 // Get counts the cost of a request that is sent. A negative cost is that of one
-// that was not executed. A nil Caller counts nothing.
-func (c *Caller) Get(cost int64, now time.Time) {
-	if c != nil {
-		c.got += cost
-		c.use.Get(cost, now)
+// that was not executed. A nil Demand counts nothing.
+func (d *Demand) Get(cost int64, now time.Time) {
+	if d != nil {
+		d.got += cost
+		d.use.Get(cost, now)
 	}
 }
 
 // Withdraw records that a request that got nothing would not have been served
-// by more capacity either, so that it is due nothing. A nil Caller counts
+// by more capacity either, so that it is due nothing. A nil Demand counts
 // nothing.
-func (c *Caller) Withdraw(cost int64, now time.Time) {
-	if c != nil && c.got == 0 {
-		c.use.Withdraw(cost, now)
+func (d *Demand) Withdraw(cost int64, now time.Time) {
+	if d != nil && d.got == 0 {
+		d.use.Withdraw(cost, now)
 	}
 }
 
 // find finds out what other callers are due.
-func (c *Caller) find(now quota.Instant) {
-	if c == nil {
+func (d *Demand) find(now quota.Instant) {
+	if d == nil {
 		return
 	}
-	clear(c.dues)
-	for members, part := range c.use.Dues(now) {
-		for i := range c.dues {
-			c.dues[i] += part * float64(members>>(i%64)&1)
+	clear(d.dues)
+	for members, part := range d.use.Dues(now) {
+		for i := range d.dues {
+			d.dues[i] += part * float64(members>>(i%64)&1)
 		}
 	}
 }
 
 // due returns the part of a member that other callers are due.
-func (c *Caller) due(m *Member) float64 {
-	if c == nil {
+func (d *Demand) due(m *Member) float64 {
+	if d == nil {
 		return 0
 	}
-	return c.dues[m.Index]
+	return d.dues[m.Index]
 }
 
 // seeShortage records that the member has no room until end, so that callers
@@ -228,7 +228,7 @@ func (m *Member) PassedOver(r *Ask, now time.Time) bool {
 // reserved for other tiers, and the request's tier has used up its own share,
 // or whether it is due to other callers. The answer is cached for one instant.
 func (m *Member) isReserved(r *Ask, now time.Time) bool {
-	if r.Tier.Shares == nil && r.Caller == nil {
+	if r.Tier.Shares == nil && r.Demand == nil {
 		return false
 	}
 	instant := quota.At(now)
@@ -237,14 +237,14 @@ func (m *Member) isReserved(r *Ask, now time.Time) bool {
 		for i := range r.At {
 			r.At[i].reserved = unasked
 		}
-		r.Caller.find(instant)
+		r.Demand.find(instant)
 	}
 	at := &r.At[m.Index]
 	if at.reserved == unasked {
 		at.reserved = no
 		if q := m.limitOf(r, at.Model); q != nil {
 			group, tiers := q.Kept(r.Tier, instant)
-			callers := r.Caller.due(m)
+			callers := r.Demand.due(m)
 			if !q.Leaves(tiers+callers, r.Cost, instant) &&
 				(callers > 0 || !r.Tier.KeepsShare() || !m.pool.isWithinShare(r, group, instant)) {
 				at.reserved = yes
@@ -308,7 +308,7 @@ func (m *Member) quotaWait(r *Ask, now time.Time) time.Duration {
 		return 0
 	}
 	_, tiers := q.Kept(r.Tier, quota.At(now))
-	return q.Wait(tiers+r.Caller.due(m), r.Cost, now)
+	return q.Wait(tiers+r.Demand.due(m), r.Cost, now)
 }
 
 // Limits returns the sums of the limits of all members to which the request can

@@ -217,7 +217,7 @@ func (s *shortage) send(pools []testPool, p testPool, of *stream, cost int64, no
 		ask.At[m.Index].Bar = Spent
 		began := now
 		mark := m.DeductFor(model, cost, of.tier, now)
-		ask.Caller.Get(cost, now)
+		ask.Demand.Get(cost, now)
 		ok, header, wait := s.servers[m.Index].serve(cost, now)
 		seen := quota.Reply{Mark: mark, Sent: began, Rates: verdict.ReadRates(header), Throttles: !ok, Served: ok, Cost: cost}
 		if ok {
@@ -238,7 +238,7 @@ func (s *shortage) send(pools []testPool, p testPool, of *stream, cost int64, no
 		}
 		m.Quota(model).See(seen, model, now)
 		mark.Return()
-		ask.Caller.Get(-cost, now)
+		ask.Demand.Get(-cost, now)
 		m.CoolDown(Refusal{Reason: Reason{Class: "throttled", Status: 429}, Throttle: true, Model: model, Cost: cost, Wait: max(wait, 50*time.Millisecond), Started: began}, now)
 		m.Release()
 		for _, other := range pools {

@@ -19,7 +19,7 @@ type Wait struct {
 	moved *Moving
 	// tracker is nil until a member is known to serve the model.
 	tracker *latency.Tracker
-	waits   latency.Request
+	waits   latency.Wait
 	// lone is the wait after which the request moves even if no other request
 	// waits too long. It is 0 if that is not known.
 	lone time.Duration
@@ -68,7 +68,7 @@ func (w *Wait) Begin(r *Ask, m *Member, moves Moves) {
 
 // Sent implements attempt.Watch.
 func (w *Wait) Sent(now time.Time) time.Duration {
-	w.waits = latency.Request{Kind: w.waits.Kind, Sent: now}
+	w.waits = latency.Wait{Kind: w.waits.Kind, Sent: now}
 	return w.follow(now)
 }
 

@@ -34,7 +34,7 @@ type AdmissionModule interface {
 	// Check returns an error if an option is not valid. It is called after a
 	// Caddyfile was read. named reports whether callers have names. backends
 	// are those of the pool, or nil if they are not known yet.
-	Check(c *calleroptions.Config, named bool, backends []Backend) error
+	Check(c *calleroptions.Config, named bool, backends []NamedBackend) error
 	// Shared returns the options that other parts of the core apply.
 	Shared(c *calleroptions.Config) (SharedOptions, error)
 	// Open checks the options and sets up the limits of a pool's callers. It
@@ -92,7 +92,7 @@ func (everyone) Directives(*calleroptions.Config) directive.Options {
 }
 
 // Check returns an error if an option is set.
-func (everyone) Check(c *calleroptions.Config, _ bool, _ []Backend) error {
+func (everyone) Check(c *calleroptions.Config, _ bool, _ []NamedBackend) error {
 	switch {
 	case len(c.Callers) > 0:
 		return Missing("caller '"+c.Callers[0].Name+"'", "callers")
@@ -182,7 +182,7 @@ type Admission interface {
 // AdmissionConfig describes the pool whose callers an Admission limits.
 type AdmissionConfig struct {
 	Pool     string
-	Backends []Backend
+	Backends []NamedBackend
 	// Keys knows the callers. It is nil if callers need no key, and so have no
 	// names.
 	Keys *keys.Clients
@@ -198,8 +198,8 @@ type AdmissionConfig struct {
 	Crossed func(ratelimit.Crossing)
 }
 
-// Backend is a backend, as options about callers name it.
-type Backend struct {
+// NamedBackend is a backend, as options about callers name it.
+type NamedBackend struct {
 	// Name is the backend's name. It is empty if it is not known yet.
 	Name string
 	// Models are the models that the backend lists. It is nil if the backend

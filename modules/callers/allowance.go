@@ -51,7 +51,7 @@ func orLimits(kind ratelimit.Kind, caller, tier []Limit) []Limit {
 // checkAllowance returns an error if an option of an allowance is not valid.
 // holder names the caller or the tier in errors. backends are the pool's
 // backends: see [Config.Check].
-func (c *Config) checkAllowance(holder string, a Allowance, backends []seam.Backend) error {
+func (c *Config) checkAllowance(holder string, a Allowance, backends []seam.NamedBackend) error {
 	limits, err := parseLimits(a, holder)
 	if err != nil {
 		return err
@@ -86,7 +86,7 @@ func (c *Config) checkAllowance(holder string, a Allowance, backends []seam.Back
 }
 
 // checkModels returns an error if no backend has a model of an allowance.
-func checkModels(holder string, a Allowance, limits []ratelimit.Limit, backends []seam.Backend) error {
+func checkModels(holder string, a Allowance, limits []ratelimit.Limit, backends []seam.NamedBackend) error {
 	if a.Models == nil && !slices.ContainsFunc(limits, func(l ratelimit.Limit) bool { return l.Model != "" }) {
 		return nil
 	}

@@ -20,7 +20,7 @@ func matches(names []string, backend string) bool {
 
 // checkBackends returns an error if a name of the option backends matches no
 // backend. holder names the caller or the tier in errors.
-func checkBackends(holder string, names []string, backends []seam.Backend) error {
+func checkBackends(holder string, names []string, backends []seam.NamedBackend) error {
 	var known []string
 	for _, b := range backends {
 		known = append(known, b.Name)
@@ -37,7 +37,7 @@ func checkBackends(holder string, names []string, backends []seam.Backend) error
 
 // modelsOf returns the models of the backends that match names. It returns nil
 // if one of these serves any model, or if the models are not known yet.
-func modelsOf(backends []seam.Backend, names []string) (models []string) {
+func modelsOf(backends []seam.NamedBackend, names []string) (models []string) {
 	known := make(map[string]bool)
 	for _, b := range backends {
 		switch {

@@ -34,7 +34,7 @@ func TestAStarStandsForAnyCharactersOfABackendsName(t *testing.T) {
 // known only at load.
 func TestBackendsAreCheckedAsFarAsTheyAreKnown(t *testing.T) {
 	c := Config{Callers: []Caller{{Name: "alice", Allowance: Allowance{Backends: []string{"ptu"}, Models: []string{"o3"}}}}}
-	for want, backends := range map[string][]seam.Backend{
+	for want, backends := range map[string][]seam.NamedBackend{
 		"":                             nil,
 		"no name":                      {{Models: []string{"gpt-4o"}}, {Name: "east", Models: []string{"gpt-4o"}}},
 		"no models":                    {{Name: "ptu"}, {Name: "east", Models: []string{"gpt-4o"}}},

@@ -39,7 +39,7 @@ const maxTiers = 8
 // Check returns an error if an option is not valid. named reports whether
 // callers have names. backends are those of the pool, or nil if they are not
 // known yet.
-func (c *Config) Check(named bool, backends []seam.Backend) error {
+func (c *Config) Check(named bool, backends []seam.NamedBackend) error {
 	if len(c.Tiers) > maxTiers {
 		return fmt.Errorf("tier '%s': expected at most %d tiers", c.Tiers[maxTiers].Name, maxTiers)
 	}
@@ -114,7 +114,7 @@ func (c *Config) checkTier(i int, t Tier) error {
 	return nil
 }
 
-func (c *Config) checkCaller(caller Caller, backends []seam.Backend) error {
+func (c *Config) checkCaller(caller Caller, backends []seam.NamedBackend) error {
 	switch {
 	case caller.Name == "":
 		return fmt.Errorf("%s has no name: expected the name of a client key, or *", callerNamed(caller.Name))

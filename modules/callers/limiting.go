@@ -9,26 +9,26 @@ import (
 
 // limiting is a caller's limiter, as the core knows it. It only turns the
 // reservations of package limiter into those of package ratelimit.
-type limiting struct{ *limiter.Caller }
+type limiting struct{ *limiter.Limiter }
 
 // Try implements ratelimit.Limiter.
 func (l limiting) Try(now time.Time, e ratelimit.Estimate) (ratelimit.Reservation, *ratelimit.Refusal) {
-	return reserve(l.Caller.Try(now, e))
+	return reserve(l.Limiter.Try(now, e))
 }
 
 // Admit implements ratelimit.Limiter.
 func (l limiting) Admit(now time.Time, e ratelimit.Estimate) (ratelimit.Reservation, *ratelimit.Refusal) {
-	return reserve(l.Caller.Admit(now, e))
+	return reserve(l.Limiter.Admit(now, e))
 }
 
 // Await implements ratelimit.Limiter.
 func (l limiting) Await(e ratelimit.Estimate) (ratelimit.Reservation, *ratelimit.Refusal) {
-	return reserve(l.Caller.Await(e))
+	return reserve(l.Limiter.Await(e))
 }
 
 // Unasked implements ratelimit.Limiter.
 func (l limiting) Unasked(now time.Time, model string) ratelimit.Reservation {
-	r, _ := reserve(l.Caller.Unasked(now, model), nil)
+	r, _ := reserve(l.Limiter.Unasked(now, model), nil)
 	return r
 }
 

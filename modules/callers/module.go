@@ -53,7 +53,7 @@ func (Module) CaddyModule() caddy.ModuleInfo {
 func (Module) Directives(c *calleroptions.Config) directive.Options { return (*Config)(c).directives() }
 
 // Check implements seam.AdmissionModule.
-func (Module) Check(c *calleroptions.Config, named bool, backends []seam.Backend) error {
+func (Module) Check(c *calleroptions.Config, named bool, backends []seam.NamedBackend) error {
 	return (*Config)(c).Check(named, backends)
 }
 

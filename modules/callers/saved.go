@@ -31,7 +31,7 @@ import (
 type kept struct {
 	subject
 	pool     string
-	limiters *limiter.Callers
+	limiters *limiter.Limiters
 	// background holds the charges of responses that were left in the
 	// background. If a response is forgotten, its charge stays.
 	background background.Responses[limiter.Reservation]
@@ -68,7 +68,7 @@ func (s subject) folderOf(pool string) string { return s.parent + url.PathEscape
 
 func newKept(s subject, pool string) *kept {
 	k := &kept{subject: s, pool: pool, folder: s.folderOf(pool)}
-	k.limiters, k.saver = limiter.NewCallers(k.crossed), pools.NewSaver(s.record, k.load, k.store)
+	k.limiters, k.saver = limiter.NewLimiters(k.crossed), pools.NewSaver(s.record, k.load, k.store)
 	return k
 }
 
@@ -99,7 +99,7 @@ func keep(s subject, pool string) (u keptUse, again bool) {
 }
 
 // Limiters implements limiter.Set.
-func (u keptUse) Limiters() *limiter.Callers { return u.kept.limiters }
+func (u keptUse) Limiters() *limiter.Limiters { return u.kept.limiters }
 
 // Record implements seam.Limits.
 func (u keptUse) Record() *pools.Record { return &u.kept.saver.Record }

@@ -101,7 +101,7 @@ func always(d time.Duration) func() time.Duration { return func() time.Duration 
 // requests.
 func (w *world) startCounting(store state.Store, maxRequests int) *limitedReplica {
 	w.Helper()
-	r := &limitedReplica{w.startWith(store), limiter.NewCallers(nil)}
+	r := &limitedReplica{w.startWith(store), limiter.NewLimiters(nil)}
 	r.callers.Configure(time.Now(), func(string) limiter.Settings { return limiter.Settings{MaxRequests: maxRequests} })
 	r.link.ShareUse("the pool", r.callers)
 	return r

@@ -145,7 +145,7 @@ func TestAMessageHasRoomForTheConfigurationsOfManyPools(t *testing.T) {
 	for i := range 2 * maxConfigs {
 		l := r.NewLink()
 		l.Configured(fmt.Sprint("pool ", i%(maxConfigs+10)), fmt.Sprintf("%012x", i))
-		l.ShareUse(fmt.Sprint("pool ", i), limiter.NewCallers(nil))
+		l.ShareUse(fmt.Sprint("pool ", i), limiter.NewLimiters(nil))
 		links = append(links, l)
 	}
 	r.peers.configure(links)

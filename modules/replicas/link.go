@@ -86,7 +86,7 @@ func (l *Link) Share(pool string, limits seam.Limits) {
 
 // ShareUse makes the callers of the pool with this name share their limits with
 // all replicas, until Close.
-func (l *Link) ShareUse(pool string, callers *limiter.Callers) {
+func (l *Link) ShareUse(pool string, callers *limiter.Limiters) {
 	before, end := l.unshare, l.replica.usage.Share(callersKey(pool), callers)
 	l.unshare = func() {
 		before()

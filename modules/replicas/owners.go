@@ -171,7 +171,7 @@ const Gone = "gone"
 // the store usually takes, between [LeastPatience] and a second. It returns
 // ownership.ErrNoAnswer if no answer comes in time, and for a while after that
 // without asking, or ownership.ErrCrowded if too many lookups wait.
-func (o *Owners) Lookup(c ownership.Caller, ids []ownership.Key) (found []ownership.Found, err error) {
+func (o *Owners) Lookup(c ownership.CallerDigest, ids []ownership.Key) (found []ownership.Found, err error) {
 	if len(ids) == 0 {
 		return nil, ownership.ErrNoAnswer
 	}
@@ -230,7 +230,7 @@ func (o *Owners) found(entries []state.Entry) (found []ownership.Found, outcome 
 		}
 		found[i] = ownership.Found{Owner: ownership.Owner{Account: account}, TTL: e.TTL}
 		if len(e.Value) == long {
-			found[i].Caller = ownership.Caller(binary.LittleEndian.Uint64(e.Value[short:]))
+			found[i].Caller = ownership.CallerDigest(binary.LittleEndian.Uint64(e.Value[short:]))
 		}
 		outcome = "found"
 	}

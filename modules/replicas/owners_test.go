@@ -38,7 +38,7 @@ func (o *Owners) ask(ids ...string) []ownership.Found {
 	return found
 }
 
-func (o *Owners) askAs(c ownership.Caller, ids ...string) ([]ownership.Found, error) {
+func (o *Owners) askAs(c ownership.CallerDigest, ids ...string) ([]ownership.Found, error) {
 	keys := make([]ownership.Key, len(ids))
 	for i, id := range ids {
 		keys[i] = ownership.KeyOf(id)
@@ -46,11 +46,11 @@ func (o *Owners) askAs(c ownership.Caller, ids ...string) ([]ownership.Found, er
 	return o.Lookup(c, keys)
 }
 
-func (o *Owners) tell(id, account string, caller ownership.Caller) {
+func (o *Owners) tell(id, account string, caller ownership.CallerDigest) {
 	o.Send(ownership.KeyOf(id), ownership.Owner{Account: account, Caller: caller}, minutes)
 }
 
-func (w *world) wantOwner(at int, id, account string, caller ownership.Caller) {
+func (w *world) wantOwner(at int, id, account string, caller ownership.CallerDigest) {
 	w.Helper()
 	got := w.replicas[at].owners().ask("resp_unknown", id)
 	want := ownership.Owner{Account: account, Caller: caller}
@@ -238,7 +238,7 @@ func TestManyLookupsOfACallerAreLateForNoCaller(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		for _, c := range []ownership.Caller{alice, bob} {
+		for _, c := range []ownership.CallerDigest{alice, bob} {
 			all.Go(func() {
 				if found, err := o.askAs(c, "resp_1"); err != nil || found[0].Caller != alice {
 					t.Errorf("%v, %v", found, err)

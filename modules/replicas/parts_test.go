@@ -299,7 +299,7 @@ func TestAStoresClockThatIsSetEmptiesNoWindow(t *testing.T) {
 		share(t, 0, func(w *world) {
 			var by atomic.Int64
 			start := func() *limitedReplica {
-				r := &limitedReplica{w.startWith(setStore{w.hub.Store(), &by}), limiter.NewCallers(nil)}
+				r := &limitedReplica{w.startWith(setStore{w.hub.Store(), &by}), limiter.NewLimiters(nil)}
 				r.callers.Configure(time.Now(), func(string) limiter.Settings {
 					return limiter.Settings{Limits: []ratelimit.Limit{{Kind: ratelimit.Tokens, Amount: 10_000, Unit: ratelimit.Minute}}}
 				})

@@ -24,7 +24,7 @@ import (
 // limitedReplica is a replica with callers, which all have the same limits.
 type limitedReplica struct {
 	*testReplica
-	callers *limiter.Callers
+	callers *limiter.Limiters
 }
 
 // limit runs a test with n replicas that are connected, and whose callers have
@@ -49,7 +49,7 @@ func (w *world) startLimited(limits ...string) *limitedReplica {
 
 func (w *world) startLimitedWith(store state.Store, limits ...string) *limitedReplica {
 	w.Helper()
-	r := &limitedReplica{w.startWith(store), limiter.NewCallers(nil)}
+	r := &limitedReplica{w.startWith(store), limiter.NewLimiters(nil)}
 	var settings limiter.Settings
 	for _, text := range limits {
 		text, model, _ := strings.Cut(text, " ")
@@ -320,7 +320,7 @@ func TestLateRepeatedOrReorderedReportsChangeNothing(t *testing.T) {
 func TestARecordThatIsLateDoesNotReplaceANewerOne(t *testing.T) {
 	share(t, 0, func(w *world) {
 		old := &oldPuts{Store: w.hub.Store()}
-		r := &limitedReplica{w.startWith(old), limiter.NewCallers(nil)}
+		r := &limitedReplica{w.startWith(old), limiter.NewLimiters(nil)}
 		r.callers.Configure(time.Now(), func(string) limiter.Settings {
 			return limiter.Settings{Limits: []ratelimit.Limit{{Kind: ratelimit.Tokens, Amount: 1000, Unit: ratelimit.Day}}}
 		})
@@ -357,7 +357,7 @@ func (s *oldPuts) Put(ctx context.Context, records []state.Record) error {
 
 func TestPoolsOfOtherNamesHaveOtherCallers(t *testing.T) {
 	limit(t, 1, []string{"1000/day"}, func(w *world, all []*limitedReplica) {
-		other := &limitedReplica{w.start(), limiter.NewCallers(nil)}
+		other := &limitedReplica{w.start(), limiter.NewLimiters(nil)}
 		other.callers.Configure(time.Now(), func(string) limiter.Settings {
 			return limiter.Settings{Limits: []ratelimit.Limit{{Kind: ratelimit.Tokens, Amount: 1000, Unit: ratelimit.Day}}}
 		})
@@ -381,7 +381,7 @@ func (s aheadStore) Load(ctx context.Context, groups []string) ([]state.Kept, ti
 
 func TestWindowsFollowTheClockOfTheStore(t *testing.T) {
 	share(t, 0, func(w *world) {
-		r := &limitedReplica{w.startWith(aheadStore{w.hub.Store(), 5 * time.Minute}), limiter.NewCallers(nil)}
+		r := &limitedReplica{w.startWith(aheadStore{w.hub.Store(), 5 * time.Minute}), limiter.NewLimiters(nil)}
 		wantAhead := func(want time.Duration) {
 			time.Sleep(2 * time.Second)
 			now := time.Now()

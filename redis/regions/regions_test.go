@@ -373,9 +373,9 @@ func TestARegionKeepsItsPartOfALimitWhileTheLinkIsCut(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var all []*limiter.Callers
+		var all []*limiter.Limiters
 		for _, r := range w.replicas {
-			callers := limiter.NewCallers(nil)
+			callers := limiter.NewLimiters(nil)
 			callers.Configure(time.Now(), func(string) limiter.Settings { return limiter.Settings{Limits: []ratelimit.Limit{limit}} })
 			r.link.ShareUse("a pool", callers)
 			all = append(all, callers)

@@ -20,7 +20,7 @@ import (
 
 // otherReplica is what alice uses at another replica, as if that were in
 // another process.
-type otherReplica struct{ alice *limiter.Caller }
+type otherReplica struct{ alice *limiter.Limiter }
 
 // anotherReplica starts one whose callers have a limit of tokens, perhaps for
 // one model.
@@ -32,7 +32,7 @@ func anotherReplica(t *testing.T, hub, pool, tokens string) otherReplica {
 		t.Fatal(err)
 	}
 	limit.Model = model
-	callers := limiter.NewCallers(nil)
+	callers := limiter.NewLimiters(nil)
 	callers.Configure(time.Now(), func(string) limiter.Settings { return limiter.Settings{Limits: []ratelimit.Limit{limit}} })
 	r := replicas.New(lbtest.HubOf(hub).Store(), zap.NewNop())
 	r.NewLink().ShareUse(pool, callers)

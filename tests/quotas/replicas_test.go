@@ -20,13 +20,13 @@ import (
 
 // anotherReplica starts a replica, as if it were in another process, and
 // returns its limiter of the quota of backend a.
-func (w *world) anotherReplica(hub, requests string) *limiter.Caller {
+func (w *world) anotherReplica(hub, requests string) *limiter.Limiter {
 	w.t.Helper()
 	limit, err := ratelimit.ParseLimit(ratelimit.Requests, requests)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	backends := limiter.NewCallers(nil)
+	backends := limiter.NewLimiters(nil)
 	backends.Configure(time.Now(), func(string) limiter.Settings { return limiter.Settings{Limits: []ratelimit.Limit{limit}} })
 	r := replicas.New(lbtest.HubOf(hub).Store(), zap.NewNop())
 	r.NewLink().ShareUse("quotas of "+w.Handler.Pool, backends)
@@ -45,7 +45,7 @@ func (w *world) anotherReplica(hub, requests string) *limiter.Caller {
 
 // admit sends so many requests at once through another replica. then is called
 // for each that is admitted.
-func admit(c *limiter.Caller, requests int, all *sync.WaitGroup, then func()) {
+func admit(c *limiter.Limiter, requests int, all *sync.WaitGroup, then func()) {
 	for range requests {
 		all.Go(func() {
 			if r, refusal := c.Admit(time.Now(), ratelimit.Estimate{}); refusal == nil {
@@ -108,7 +108,7 @@ func TestAQuotaHoldsAtThreeReplicasWhateverHappens(t *testing.T) {
 		inBubble(t, "state hub "+name, func(t *testing.T, w *world) {
 			lbtest.Connect(t, name)
 			hub, random := lbtest.HubOf(name), rand.New(rand.NewPCG(seed, 7))
-			others := []*limiter.Caller{w.anotherReplica(name, "300/minute"), w.anotherReplica(name, "300/minute")}
+			others := []*limiter.Limiter{w.anotherReplica(name, "300/minute"), w.anotherReplica(name, "300/minute")}
 			time.Sleep(6 * time.Second)
 			hub.Delay(3*time.Millisecond, 3*time.Millisecond)
 			var mu sync.Mutex

@@ -27,7 +27,7 @@ const (
 type sharedPool struct {
 	// digest is a hash of the pool's name.
 	digest  string
-	callers *limiter.Callers
+	callers *limiter.Limiters
 	// users is the number of links that share the pool.
 	users  int
 	chunks []*chunk
@@ -69,7 +69,7 @@ type chunk struct {
 // member is a caller in a chunk. full is its number of changes when its chunk
 // was last sent. latest is its number of changes when it was last sent at all.
 type member struct {
-	*limiter.Caller
+	*limiter.Limiter
 	full, latest uint64
 }
 
@@ -173,7 +173,7 @@ func (p *sharedPool) grow() {
 			}
 		}
 		to := p.chunks[p.filling]
-		to.members = append(to.members, &member{Caller: caller})
+		to.members = append(to.members, &member{Limiter: caller})
 		p.known = caller.Number()
 	}
 }

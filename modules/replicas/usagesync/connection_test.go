@@ -26,7 +26,7 @@ func TestManyReplicasReportAtTheSameMoments(t *testing.T) {
 		bubble.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(1, uint64(n)))
 			ctx, cancel := context.WithCancel(t.Context())
-			var all []*limiter.Callers
+			var all []*limiter.Limiters
 			var reports, alone atomic.Int64
 			for range 4 {
 				cs, ahead := tokenLimiters(t, "1M/minute"), time.Duration(random.Int64N(int64(time.Hour)))

@@ -68,10 +68,10 @@ const (
 //
 // If a replica hears the others but misses one that has not announced its end,
 // it holds the missing replica's part back for a minute (see
-// limiter.Callers.Hold).
+// limiter.Limiters.Hold).
 //
 // Requests in flight of callers that have a maximum of them ride on the
-// reports. They count while their replica runs (see limiter.Callers.Running).
+// reports. They count while their replica runs (see limiter.Limiters.Running).
 type Syncer struct {
 	mu    sync.Mutex
 	pools []*sharedPool
@@ -98,7 +98,7 @@ type Syncer struct {
 
 // Share shares the use of a pool's callers until end is called. digest is a
 // hash of the pool's name, in 32 hexadecimal digits.
-func (t *Syncer) Share(digest string, callers *limiter.Callers) (end func()) {
+func (t *Syncer) Share(digest string, callers *limiter.Limiters) (end func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	i := slices.IndexFunc(t.pools, func(p *sharedPool) bool { return p.digest == digest && p.callers == callers })
@@ -469,7 +469,7 @@ func (t *Syncer) hear(message []byte, now time.Time) (r report, err error) {
 	if r.version > uint64(max(0, now.Add(furthest).UnixMicro())) {
 		return r, errInvalid
 	}
-	var pools []*limiter.Callers
+	var pools []*limiter.Limiters
 	t.mu.Lock()
 	for _, p := range t.pools {
 		switch {

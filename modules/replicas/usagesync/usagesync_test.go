@@ -26,22 +26,22 @@ var (
 )
 
 // tokenLimiters returns the limiters of callers with a limit of tokens.
-func tokenLimiters(t testing.TB, limit string) *limiter.Callers {
+func tokenLimiters(t testing.TB, limit string) *limiter.Limiters {
 	l, err := ratelimit.ParseLimit(ratelimit.Tokens, limit)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cs := limiter.NewCallers(nil)
+	cs := limiter.NewLimiters(nil)
 	cs.Configure(someTime, func(string) limiter.Settings { return limiter.Settings{Limits: []ratelimit.Limit{l}} })
 	return cs
 }
 
-func spend(cs *limiter.Callers, now time.Time, name string, tokens int64) {
+func spend(cs *limiter.Limiters, now time.Time, name string, tokens int64) {
 	r, _ := cs.Get(now, name).Try(now, ratelimit.Estimate{Prompt: 1})
 	r.Settle(now, ratelimit.Cost{Requests: 1, Prompt: tokens})
 }
 
-func tokensUsed(cs *limiter.Callers, now time.Time, name string) int64 {
+func tokensUsed(cs *limiter.Limiters, now time.Time, name string) int64 {
 	return cs.Get(now, name).Snapshot(now).Limits[0].Used
 }
 
