@@ -10,6 +10,9 @@ var params = []string{"api-key", "subscription-key"}
 
 // MaskQuery returns the query with every key replaced by [Redacted].
 func MaskQuery(rawQuery string) string {
+	if !strings.Contains(rawQuery, "=") {
+		return rawQuery // as most values of a log, each of which may be a query
+	}
 	return replaceParams(rawQuery, func(p param) (string, bool) {
 		if p.value == "" || !HoldsKey(p.name) || strings.ContainsAny(p.name, notInNames) {
 			return "", true

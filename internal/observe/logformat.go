@@ -173,10 +173,10 @@ func redactListed(name, value string) string {
 // little: the field "key" may be that of a storage, and "secret" the name of
 // one.
 func redactValue(name, value string) string {
-	switch name = http.CanonicalHeaderKey(name); {
-	case slices.Contains(keys.CallerHeaders, name):
+	switch {
+	case slices.ContainsFunc(keys.CallerHeaders, func(header string) bool { return strings.EqualFold(header, name) }):
 		return keys.Redacted
-	case name == "Sec-Websocket-Protocol":
+	case strings.EqualFold(name, "Sec-WebSocket-Protocol"):
 		return redactProtocols(value)
 	}
 	return redactURI(value)
