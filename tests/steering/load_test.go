@@ -1,8 +1,14 @@
 package steering
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
+	"io"
+	"maps"
 	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -44,6 +50,73 @@ func TestSteeringAvoidsRefusalsOfAzuresDeployments(t *testing.T) {
 	t.Logf("%.2f refusals for 1000 served without steering, %.2f with it; served: %.4f and %.4f", off, on, servedOff, servedOn)
 	if off <= 1 || on > 1 || servedOn < servedOff-.003 {
 		t.Errorf("%.2f refusals for 1000 served without steering, %.2f with it; served: %.4f and %.4f", off, on, servedOff, servedOn)
+	}
+}
+
+// sessions sends requests of 300 sessions at 0.7 times the quotas, which are
+// uneven. It returns which part of the requests came where the session's
+// previous one was served, so that their prompt was cached there.
+func sessions(t *testing.T, options string) (hits float64) {
+	t.Helper()
+	const warmUp, long, all = 2 * time.Minute, 10 * time.Minute, 160_000 // tokens a minute
+	inBubble(t, "a:1 b:1 c:1", options, func(t *testing.T, w *world) {
+		var mu sync.Mutex
+		var turns, cached int
+		home, began := make(map[string]string), time.Now()
+		for name, tokens := range map[string]int{"a": all / 8, "b": all * 2 / 8, "c": all * 5 / 8} {
+			backend := lbtest.Simulate(t, simulator.Handler{Name: "azure", TokensPerMinute: tokens, OutputTokens: 100, FirstTokenLatency: caddy.Duration(300 * time.Millisecond)})
+			w.Serve(name+":80", http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+				var body struct {
+					Key string `json:"prompt_cache_key"`
+				}
+				text, err := io.ReadAll(r.Body)
+				if err == nil {
+					err = json.Unmarshal(text, &body)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+				r.Body = io.NopCloser(bytes.NewReader(text))
+				got := httptest.NewRecorder()
+				backend.ServeHTTP(got, r)
+				if got.Code == http.StatusOK {
+					mu.Lock()
+					if previous := home[body.Key]; previous != "" && time.Since(began) > warmUp {
+						turns++
+						if previous == name {
+							cached++
+						}
+					}
+					home[body.Key] = name
+					mu.Unlock()
+				}
+				maps.Copy(rw.Header(), got.Header())
+				rw.WriteHeader(got.Code)
+				_, _ = rw.Write(got.Body.Bytes())
+			}))
+		}
+		const chat = `{"model":"gpt-4o","max_tokens":100,"prompt_cache_key":"%d","messages":[{"role":"user","content":"%s"}]}`
+		random, text := rand.New(rand.NewPCG(3, 4)), strings.Repeat("abcd", 200)
+		var sent sync.WaitGroup
+		for time.Since(began) < warmUp+long {
+			time.Sleep(time.Duration(random.ExpFloat64() * 300 / (.7 * all) * float64(time.Minute)))
+			session := random.IntN(300)
+			sent.Go(func() { w.Post(fmt.Sprintf(chat, session, text)) })
+		}
+		sent.Wait()
+		hits = float64(cached) / float64(turns)
+	})
+	return hits
+}
+
+func TestSessionsKeepTheirCachesBelowTheQuotas(t *testing.T) {
+	if lbtest.Race {
+		t.Skip("it sends thousands of requests, one after the other")
+	}
+	off, on := sessions(t, "quota_steering off"), sessions(t, "")
+	t.Logf("%.4f of the requests find their prompt without steering, %.4f with it", off, on)
+	if on < .99 || off > on {
+		t.Errorf("%.4f of the requests find their prompt, want .99; %.4f do without steering", on, off)
 	}
 }
 
