@@ -263,14 +263,20 @@ func arrivals(rate float64, burst int, length time.Duration) (all []arrival) {
 	return slices.DeleteFunc(all, func(a arrival) bool { return a.at >= length })
 }
 
-// poisson are the times of requests that come at random, so many a second on
-// average.
-func poisson(rate float64, length time.Duration) (all []arrival) {
+// poisson returns the times of requests that come at random, independently of
+// each other: a Poisson process. It has exactly as many of them as the rate
+// says in the time that is measured, and in the time after it. Otherwise ten
+// minutes "at the quotas" may have one percent more requests than those allow.
+func poisson(rate float64, measured, after time.Duration) (all []arrival) {
 	random := rand.New(rand.NewPCG(2, uint64(rate*1000)))
-	next := func() time.Duration { return time.Duration(random.ExpFloat64() / rate * float64(time.Second)) }
-	for at := next(); at < length; at += next() {
-		all = append(all, arrival{at: at})
+	draw := func(from, length time.Duration) {
+		for range int(rate * length.Seconds()) {
+			all = append(all, arrival{at: from + time.Duration(random.Float64()*float64(length))})
+		}
 	}
+	draw(0, measured)
+	draw(measured, after)
+	slices.SortFunc(all, func(a, b arrival) int { return cmp.Compare(a.at, b.at) })
 	return all
 }
 

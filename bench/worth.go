@@ -109,7 +109,7 @@ func (b *bench) worth(s worthScenario) error {
 	measured := lead + round*time.Duration(rounds)
 	plan := arrivals(s.rate, max(1, s.burst), measured+patience)
 	if s.poisson {
-		plan = poisson(s.rate, measured+patience)
+		plan = poisson(s.rate, measured, patience)
 	}
 	schedules := make([][]arrival, len(all))
 	counted := make([][]status, len(all)) // at the beginning, and at the end of each round

@@ -28,7 +28,8 @@ type load struct {
 }
 
 // onQuotas sends requests to backends of 20, 60 and 120 requests in ten
-// seconds, at random times.
+// seconds. They come at random times, independently of each other, but there
+// are exactly as many as that part of the quotas says.
 func onQuotas(t *testing.T, options string, part float64) (got load) {
 	t.Helper()
 	inBubbleWith(t, options+"\nbackend http://a\nbackend http://b\nbackend http://c", func(t *testing.T, w *world) {
@@ -40,9 +41,15 @@ func onQuotas(t *testing.T, options string, part float64) (got load) {
 		random := rand.New(rand.NewPCG(7, uint64(100*part)))
 		var mu sync.Mutex
 		var took []time.Duration
-		sent := 0
-		for begun := time.Now(); time.Since(begun) < time.Duration(*minutes)*time.Minute; sent++ {
-			time.Sleep(time.Duration(random.ExpFloat64() / (20 * part) * float64(time.Second)))
+		length := time.Duration(*minutes) * time.Minute
+		at := make([]time.Duration, int(20*part*length.Seconds()))
+		for n := range at {
+			at[n] = time.Duration(random.Float64() * float64(length))
+		}
+		slices.Sort(at)
+		begun := time.Now()
+		for _, at := range at {
+			time.Sleep(time.Until(begun.Add(at)))
 			w.wg.Go(func() {
 				begin := time.Now()
 				got := w.Post(chat)
@@ -55,7 +62,7 @@ func onQuotas(t *testing.T, options string, part float64) (got load) {
 		}
 		w.wg.Wait()
 		slices.Sort(took)
-		got = load{float64(len(took)) / float64(sent), took[len(took)/2], took[len(took)*99/100]}
+		got = load{float64(len(took)) / float64(len(at)), took[len(took)/2], took[len(took)*99/100]}
 	})
 	return got
 }
