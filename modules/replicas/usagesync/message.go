@@ -60,10 +60,10 @@ func IsReport(message []byte) bool { return bytes.HasPrefix(message, []byte(repo
 const (
 	digestSize = 16
 	idSize     = 16
-	units      = int(ratelimit.Month) + 1
+	units      = ratelimit.Units
 	// entries is the maximum number of entries of a caller: two windows of each
 	// limit.
-	entries = 2 * 2 * units
+	entries = 2 * ratelimit.MaxLimits
 	// resetBit is set in the shape of callers that have had a reset.
 	resetBit = 1 << entries
 	// inFlightBit is set in the shape of callers with a maximum of requests in
