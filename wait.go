@@ -138,12 +138,11 @@ func (w *wait) admit(b *balancer, q *request, all seam.Admission,
 		return c.Admit(now, e)
 	}
 	until, waiter := w.ends(q, now), waiting.Waiter{Caller: name}
-	next, isBehind := w.queues.Ahead(now, waiting.Key{Caller: name}, waiter, nil)
+	key := waiting.Key{Caller: name, Tokenless: e.Prompt == 0}
+	next, isBehind := w.queues.Ahead(now, key, waiter, nil)
 	if !isBehind && slices.Contains(q.grant.LimitedModels, q.Model) {
-		next, isBehind = w.queues.Ahead(now, waiting.Key{Caller: name, Model: q.Model}, waiter, nil)
-	}
-	if isBehind && e.Prompt == 0 && next.Reason.(*ratelimit.Refusal).Limit.Kind == ratelimit.Tokens {
-		isBehind = false // it costs no tokens, and may report those that the others wait for
+		key.Model = q.Model
+		next, isBehind = w.queues.Ahead(now, key, waiter, nil)
 	}
 	if isBehind {
 		refusal = c.Refuses(now, e)
@@ -152,12 +151,12 @@ func (w *wait) admit(b *balancer, q *request, all seam.Admission,
 	}
 	switch {
 	case refusal != nil:
-		next = limitReturns(b, name, refusal, refusal.Requested, now, until)
+		next = limitReturns(b, key, refusal, refusal.Requested, now, until)
 	case !isBehind:
 		return r, nil
 	default: // there is room, but others came first
 		refusal = next.Reason.(*ratelimit.Refusal)
-		next.Places = limitReturns(b, name, refusal, e.Prompt+max(0, e.Output), now, until).Places
+		next.Places = limitReturns(b, key, refusal, e.Prompt+max(0, e.Output), now, until).Places
 	}
 	if !mayPass(refusal) || !w.mayLast(q, next.At, now) {
 		return c.Admit(now, e) // it may not wait: it is charged now if there is room
@@ -181,7 +180,7 @@ func (w *wait) admit(b *balancer, q *request, all seam.Admission,
 			return false
 		}
 		// until its time is over: others may give back what they did not use
-		next = limitReturns(b, name, refusal, refusal.Requested, now, until)
+		next = limitReturns(b, key, refusal, refusal.Requested, now, until)
 		ticket.Stay(now, next)
 		return true
 	})
@@ -200,11 +199,13 @@ func returnOf(r *ratelimit.Refusal, now time.Time) time.Time {
 }
 
 // limitReturns returns when a request that needs so much of a limit may be
-// tried again, which refuses it or another one. It waits in the queue of the
-// limits of all models, or of those of one. There are places for as much as the
-// limit grants until the wait ends, divided by the number of replicas.
-func limitReturns(b *balancer, caller string, r *ratelimit.Refusal, needs int64, now, until time.Time) waiting.Return {
-	key := waiting.Key{Caller: caller, Model: r.Limit.Model}
+// tried again, which refuses it or another one. key is a queue of requests like
+// it: those of the limits of all models wait apart from those of the limits of
+// one. There are places for as much as the limit grants until the wait ends,
+// divided by the number of replicas.
+func limitReturns(b *balancer, key waiting.Key, r *ratelimit.Refusal, needs int64,
+	now, until time.Time) waiting.Return {
+	key.Model = r.Limit.Model
 	places := b.grantedPerSecond(r, needs) * until.Sub(now).Seconds()
 	return waiting.Return{Key: key, At: returnOf(r, now), Places: places, Reason: r}
 }

@@ -2,8 +2,9 @@
 // limit of their caller.
 //
 // There is a queue for each backend and model, and one for each caller's
-// limits. A request that several backends may serve waits in the queues of all
-// of them, and leaves all at once.
+// limits. Requests that cost no tokens have a queue of their own there, because
+// they do not wait for limits of tokens. A request that several backends may
+// serve waits in the queues of all of them, and leaves all at once.
 //
 // A queue has as many places as its backend is expected to accept requests
 // before they would give up ([Return.Places]). Each request holds a place in
@@ -97,6 +98,9 @@ type Key struct {
 	// Tiers are the service tiers of the requests, if the backend may throttle
 	// these alone.
 	Tiers string
+	// Tokenless reports whether the requests cost no tokens, so that only
+	// limits of requests apply. It is false for backends.
+	Tokenless bool
 }
 
 // Waiter is the caller of a request, and the tier of the request.
@@ -343,9 +347,11 @@ func (l *Queues) Wake(now time.Time, caller string, models ...string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if caller != "" {
-		l.byKey[Key{Caller: caller}].retry(now)
-		for _, model := range models {
-			l.byKey[Key{Caller: caller, Model: model}].retry(now)
+		for _, tokenless := range [...]bool{true, false} {
+			l.byKey[Key{Caller: caller, Tokenless: tokenless}].retry(now)
+			for _, model := range models {
+				l.byKey[Key{Caller: caller, Model: model, Tokenless: tokenless}].retry(now)
+			}
 		}
 		return
 	}

@@ -227,6 +227,51 @@ func TestAPollDoesNotWaitBehindRequestsThatWaitForTokens(t *testing.T) {
 	})
 }
 
+// Polls cost no tokens, so they wait only for limits of requests, in the order
+// in which they came.
+func TestPollsThatWaitForALimitOfRequestsGoInOrder(t *testing.T) {
+	inBubbleOf(t, "wait 10s", "requests 1/second\ntokens 1k/minute", func(t *testing.T, w *world) {
+		w.Backends["a"].Replies(lbtest.Says(200, `{"usage":{"prompt_tokens":5,"completion_tokens":895}}`))
+		w.Send(w.sized(0, 900)).WantServed(t, "a")
+		w.Backends["a"].Recovers()
+		time.Sleep(55 * time.Second)
+		w.wg.Go(func() { w.Send(w.sized(9, 800)).WantServed(t, "a") })
+		begin := time.Now()
+		for number, at := range []time.Duration{100 * time.Millisecond, 200 * time.Millisecond, 1500 * time.Millisecond} {
+			time.Sleep(time.Until(begin.Add(at)))
+			w.wg.Go(func() {
+				w.Send(w.poll(1+number)).WantServed(t, "a")
+				if took, most := time.Since(begin), time.Duration(2*number+1)*time.Second; took > most {
+					t.Errorf("poll %d took until %s, want %s at most", 1+number, took, most)
+				}
+			})
+		}
+		w.wg.Wait()
+		if got := w.numbers("a"); !slices.Equal(got, []int{0, 1, 2, 3, 9}) {
+			t.Errorf("they went in the order %v", got)
+		}
+	})
+}
+
+func TestAPollGoesWhenAnotherRequestGivesBackItsPartOfALimit(t *testing.T) {
+	inBubbleOf(t, "wait 10s", "requests 1/second", func(t *testing.T, w *world) {
+		w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodPost {
+				time.Sleep(300 * time.Millisecond)
+				rw.WriteHeader(500) // it costs nothing
+			}
+		})
+		w.wg.Go(func() { w.Send(w.request(0, aliceKey)).WantStatus(t, 500) })
+		time.Sleep(100 * time.Millisecond)
+		begin := time.Now()
+		w.Send(w.poll(1)).WantServed(t, "a")
+		if took := time.Since(begin); took != 200*time.Millisecond {
+			t.Errorf("it took %s, want 200ms", took)
+		}
+		w.wg.Wait()
+	})
+}
+
 func TestARequestThatIsRefusedIsNotCharged(t *testing.T) {
 	inBubbleOf(t, "wait 500ms", "requests 1/second\ntokens 1M/day", func(t *testing.T, w *world) {
 		w.throttle("a", time.Minute)
@@ -319,6 +364,14 @@ func TestASmallRequestGoesWhenTheLargerOneBeforeItLeaves(t *testing.T) {
 // sized makes a chat of alice's that asks for so many tokens.
 func (w *world) sized(number, tokens int) *http.Request {
 	r := w.Request(http.MethodPost, "/v1/chat/completions", strings.NewReader(fmt.Sprintf(`{"model":"gpt-4o","messages":[],"max_tokens":%d}`, tokens)))
+	r.Header.Set("Authorization", "Bearer "+aliceKey)
+	r.Header.Set("X-Number", strconv.Itoa(number))
+	return r
+}
+
+// poll makes a request of alice's that costs no tokens.
+func (w *world) poll(number int) *http.Request {
+	r := w.Request(http.MethodGet, "/v1/responses/resp_0123456789abcdef", nil)
 	r.Header.Set("Authorization", "Bearer "+aliceKey)
 	r.Header.Set("X-Number", strconv.Itoa(number))
 	return r
