@@ -57,11 +57,12 @@ type Entry struct {
 
 // Callers are the callers of a pool, for operators.
 type Callers interface {
-	// Snapshots returns the callers, sorted by name: those with requests here,
-	// and those of other replicas that the config names.
+	// Snapshots returns the callers that have sent requests here, and those
+	// that were included, sorted by name.
 	Snapshots(now time.Time) []ratelimit.Snapshot
-	// Include makes Snapshots also return the callers that the config names and
-	// known reports, although none of them may have sent a request yet.
+	// Include makes Snapshots also return callers of other replicas that the
+	// config names: those of which these replicas have told, and those for
+	// which known returns true. known may be nil.
 	Include(now time.Time, known func(ratelimit.CallerID) bool)
 	// Unlimited returns the callers that have keys, but no limits, although
 	// others have some.

@@ -19,9 +19,7 @@ func (v view) names() []string { return append(v.keys.Names(), v.Callers.Names()
 
 // Snapshots implements pools.Callers.
 func (v view) Snapshots(now time.Time) (all []ratelimit.Snapshot) {
-	limiters := v.kept.limiters
-	limiters.Name(now, v.names())
-	for _, c := range limiters.All() {
+	for _, c := range v.kept.limiters.All() {
 		all = append(all, c.Snapshot(now))
 	}
 	return all
@@ -29,8 +27,10 @@ func (v view) Snapshots(now time.Time) (all []ratelimit.Snapshot) {
 
 // Include implements pools.Callers.
 func (v view) Include(now time.Time, known func(ratelimit.CallerID) bool) {
-	for _, name := range v.names() {
-		if known(ratelimit.IDOf(name)) {
+	names := v.names()
+	v.kept.limiters.Name(now, names)
+	for _, name := range names {
+		if known != nil && known(ratelimit.IDOf(name)) {
 			v.kept.limiters.Get(now, name)
 		}
 	}

@@ -108,6 +108,7 @@ func Callers(now time.Time, pool string) (all []Caller) {
 	if callers == nil {
 		return nil
 	}
+	callers.Include(now, nil)
 	for _, s := range callers.Snapshots(now) {
 		caller := callerOf(now, pool, s)
 		if caller.LastHour = s.Hour; s.Hour.Refused == nil {

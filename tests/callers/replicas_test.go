@@ -100,6 +100,23 @@ func TestWhatACallerUsesAtOneReplicaCountsAtAnotherWithinAFlush(t *testing.T) {
 	})
 }
 
+// TestAScrapeNamesNoCallersOfOtherReplicas because there are only so many
+// labels, which callers get for good.
+func TestAScrapeNamesNoCallersOfOtherReplicas(t *testing.T) {
+	hub := lbtest.Unique("hub")
+	inBubble(t, "caller alice {\ntokens 1000/hour\n}\nstate hub "+hub, func(t *testing.T, w *world) {
+		lbtest.Connect(t, hub)
+		other := anotherReplica(t, hub, w.Handler.Pool, "1000/hour")
+		time.Sleep(3 * time.Second) // they know each other
+		other.spend(500)
+		pass(late)
+		lbtest.WantSums(t, w.Handler.Pool, "caller_limit_used_ratio 0")
+		w.AllReply(used(20, 80))
+		w.chat(prompt(20, `"max_tokens":1,`)).WantServed(t, "a")
+		lbtest.WantSums(t, w.Handler.Pool, "caller_limit_used_ratio caller=alice 0.6")
+	})
+}
+
 // TestRequestsAtAnotherReplicaCountAsThoseAtATime with the numbers of both in
 // the error.
 func TestRequestsAtAnotherReplicaCountAsThoseAtATime(t *testing.T) {
