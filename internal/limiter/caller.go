@@ -103,8 +103,9 @@ type tier struct {
 	number int
 }
 
-// newCaller returns a caller that has used nothing. hook may be nil.
-func newCaller(name string, id ratelimit.CallerID, hook func(ratelimit.Crossing), r *reports) *Limiter {
+// newLimiter returns the limiter of a caller that has used nothing. hook may be
+// nil.
+func newLimiter(name string, id ratelimit.CallerID, hook func(ratelimit.Crossing), r *reports) *Limiter {
 	c := &Limiter{name: name, id: id, hook: hook, reports: r, usual: newUsual,
 		resetReported: new(atomic.Int64)}
 	for id := range ratelimit.ID(ratelimit.MaxLimits) {
@@ -117,7 +118,7 @@ func newCaller(name string, id ratelimit.CallerID, hook func(ratelimit.Crossing)
 // Name returns the caller's name.
 func (c *Limiter) Name() string { return c.name }
 
-// ID returns the caller's id, which is IDOf its name.
+// ID returns the caller's id, which [ratelimit.IDOf] makes of its name.
 func (c *Limiter) ID() ratelimit.CallerID { return c.id }
 
 // counted are the counters that are always active, even without a limit,

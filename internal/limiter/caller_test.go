@@ -16,7 +16,7 @@ var noon = time.Date(2026, 11, 15, 12, 0, 0, 0, time.UTC)
 // callerWith returns a caller that has used nothing, with a hook, which may be
 // nil.
 func callerWith(hook func(ratelimit.Crossing)) *Limiter {
-	return newCaller("alice", ratelimit.IDOf("alice"), hook, new(reports))
+	return newLimiter("alice", ratelimit.IDOf("alice"), hook, new(reports))
 }
 
 // limits reads the limits of a caller, such as "tokens 5M/day".

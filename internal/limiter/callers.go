@@ -122,7 +122,7 @@ func (cs *Limiters) add(c *Limiter, name string) {
 func (cs *Limiters) ofID(now time.Time, id ratelimit.CallerID) *Limiter {
 	c := cs.byID[id]
 	if c == nil {
-		c = newCaller("", id, cs.hook, cs.reports)
+		c = newLimiter("", id, cs.hook, cs.reports)
 		c.clock.ahead = int64(cs.ahead)
 		c.see(now)
 		c.Share(now, cs.sharing)

@@ -15,8 +15,8 @@ type clock struct {
 	latest int64
 }
 
-// standstill is how far the clock may go back without an effect. Limiters read
-// the clock before they get the lock, so time may seem to go back a little.
+// standstill is how far the clock may go back without an effect. It is read
+// before the lock is taken, so time may seem to go back a little.
 const standstill = int64(2 * time.Second)
 
 // roll moves all windows to now. It returns the time by the clock that windows

@@ -57,7 +57,7 @@
 // The methods of Limiters and Limiter are safe for concurrent use. A
 // Reservation or a Claim belongs to one request, and one goroutine at a time
 // uses it. Only [Limiter.Admit] and [Limiter.Await] read the clock, because
-// they may wait. No method calls another package while it holds a lock.
+// they may wait. No hook is called while a lock is held.
 package limiter
 
 import (

@@ -7,10 +7,10 @@ import (
 )
 
 // A caller may have limits of single models besides those of all models. Each
-// of these models has its own limiter, which is another Limiter: it counts the
-// caller's requests for the model, and shares and saves this use as any caller
-// does. A request is charged to both limiters or to none. The lock of a caller
-// may be held while that of a model is taken, but not the other way round.
+// of these models has a Limiter of its own, which counts the caller's requests
+// for the model, and shares and saves this use as that of a caller does. A
+// request is charged to both or to none. The lock of a caller's Limiter may be
+// held while that of a model's is taken, but not the other way round.
 //
 // There are limiters only of the models in the config, so that names which
 // clients make up need no memory. They are forgotten together with the caller.

@@ -3,9 +3,9 @@ package ratelimit
 import "time"
 
 // Limiter limits the requests of one caller, or those that one backend gets. A
-// request is charged before it is sent, by [Limiter.Try] or [Limiter.Admit].
-// The module that opened the limits settles the charge when the request is
-// over. A Limiter is safe for concurrent use.
+// request is charged before it is sent, by Try, Admit or Await. The module that
+// opened the limits settles the charge when the request is over. A Limiter is
+// safe for concurrent use.
 type Limiter interface {
 	// Try charges all limits with the estimate. If a limit refuses the request,
 	// Try charges none of them and returns the reason. It does not count the
@@ -14,8 +14,9 @@ type Limiter interface {
 	// Admit does the same, and counts the refusal. It may wait for the other
 	// replicas, if this replica's part of a limit is too small.
 	Admit(now time.Time, e Estimate) (Reservation, *Refusal)
-	// Await waits for the other replicas after a refusal for which
-	// [Refusal.MayClaim] reports true.
+	// Await makes a claim after a refusal for which [Refusal.MayClaim] reports
+	// true: it charges the request beyond this replica's part of a limit, and
+	// waits until the other replicas know of that.
 	Await(e Estimate) (Reservation, *Refusal)
 	// Unasked returns the reservation of a response of a model that started
 	// without a request. Nothing is charged until it is settled.

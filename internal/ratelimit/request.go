@@ -51,13 +51,13 @@ const (
 	TooLarge
 	// TooMany means that the caller has its maximum of concurrent requests, or
 	// that this replica has its part of them. In the latter case, Used is less
-	// than Allowed, and a Claim may admit the request.
+	// than Allowed, and [Limiter.Await] may admit the request.
 	TooMany
 	// OverPart means that this replica's part of the remaining limit is used
 	// up. It gets another part when the other replicas know of its use.
 	OverPart
 	// Unheard means that the request is larger than this replica's part of the
-	// remaining limit. A Claim may admit it.
+	// remaining limit. [Limiter.Await] may admit it.
 	Unheard
 	// InFlight means that this request and the requests in flight together
 	// might exceed the limit.
@@ -89,7 +89,8 @@ func (r *Refusal) Names() (kind, window string) {
 	return r.Limit.Kind.String(), r.Limit.Unit.String()
 }
 
-// MayClaim reports whether a claim may admit the request.
+// MayClaim reports whether a claim, which [Limiter.Await] makes, may admit the
+// request.
 func (r *Refusal) MayClaim() bool { return r.Reason == OverPart || r.PassesSoon() }
 
 // PassesSoon reports whether the request should wait for the other replicas,

@@ -188,8 +188,8 @@ type AdmissionConfig struct {
 	Keys *keys.Clients
 	// Files reloads files when they change.
 	Files *keys.Reloader
-	// Entry is the pool in the views of operators. The Admission sets the
-	// fields about callers.
+	// Entry is the pool in the views of operators. The Admission sets its
+	// Callers.
 	Entry *pools.Entry
 	// Replicated reports whether replicas share state.
 	Replicated bool

@@ -8,10 +8,10 @@
 //
 // The package uses the seam of admission. A [Module] reads and checks the
 // options of package calleroptions, and opens a [Callers] for each pool of a
-// config, which implements [seam.Admission]. Package limiter, a part of the
-// core, counts the use and admits requests. Callers configures its limiters by
-// the options, answers the requests that they refuse, and saves the use. Other
-// replicas hear of the use by [seam.Replication].
+// config, which implements [seam.Admission]. Package limiter counts the use and
+// admits requests. Callers configures its limiters by the options, answers the
+// requests that they refuse, and saves the use. Other replicas hear of the use
+// by [seam.Replication].
 //
 // # Promises
 //

@@ -76,8 +76,8 @@ func (l *Link) Open(p *pool.Pool) {
 	r.due.give()
 }
 
-// Share implements seam.Replication. Only use that package limiter counts can
-// be shared.
+// Share implements seam.Replication. Limits can share their use only if package
+// limiter counts it.
 func (l *Link) Share(pool string, limits seam.Limits) {
 	if set, ok := limits.(limiter.Set); ok {
 		l.ShareUse(pool, set.Limiters())
