@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/bubble"
-
 	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
 )
 
