@@ -60,8 +60,11 @@ const (
 	// measures is the shortest time of a measurement of the rate.
 	measures = Instant(6 * time.Second)
 	// patient is how long after a throttle the rate does not grow because of
-	// requests that keep the cushion free.
-	patient = Instant(9 * time.Second)
+	// requests that keep the cushion free. A rate that is a little too low
+	// costs little meanwhile, because a tier within its share uses what the
+	// others leave. A backend that becomes faster is used fully only after this
+	// time.
+	patient = Instant(35 * time.Second)
 	// cushion is the time of work of which a part is kept free for other tiers.
 	cushion = 2200 * time.Millisecond
 	// raise is the fraction by which the rate grows and falls. raisesEvery is

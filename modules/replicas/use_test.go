@@ -134,7 +134,8 @@ func TestOnlyWhatHasChangedIsSent(t *testing.T) {
 		for i := range 400 {
 			all[0].spend(fmt.Sprint("caller ", i), 900)
 		}
-		// until each chunk was sent again: a report may come amid these requests
+		// until each chunk was sent again: a report may come amid these
+		// requests
 		time.Sleep(time.Minute + 3*time.Second)
 		reports := w.reports()
 		time.Sleep(20 * time.Second)

@@ -252,6 +252,27 @@ func TestATierThatNeedsLessThanItsShareGetsIt(t *testing.T) {
 	})
 }
 
+// TestAFullPTUSeldomRefusesATierWithinItsShare has a deployment of which only
+// throttles tell how full it is. Each of them may refuse the tier that leaves
+// some of its share.
+func TestAFullPTUSeldomRefusesATierWithinItsShare(t *testing.T) {
+	if lbtest.Race {
+		t.Skip("it sends thousands of requests, one after the other")
+	}
+	for wait, most := range map[string]float64{"": .03, "wait 1s\n": .01} {
+		got := askIn(t, wait+threeShares, pools["a PTU without headers"], 12*time.Minute, steadily(.4, 1.5, 1.5))
+		used, gold := 0., between(got["gold"], 60, 720)
+		for _, tier := range tiersOf {
+			used += between(got[tier], 60, 720).served
+		}
+		refused := 1 - gold.served/gold.sent
+		t.Logf("%q: %.4f of gold's requests are refused, %.3f is used", wait, refused, used)
+		if refused > most || used < .98 {
+			t.Errorf("%q: %.4f of gold's requests are refused, want %v at most; %.3f is used, want .98", wait, refused, most, used)
+		}
+	}
+}
+
 // TestABurst is one of gold's, after a silence in which the others use
 // everything up. A PTU is shared within seconds, and a limit by the minute as
 // soon as its next window begins. When the burst is over, the others get all
