@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -26,6 +27,9 @@ func Ask(address, method, path string, query url.Values) ([]byte, error) {
 		path += "?" + query.Encode()
 	}
 	res, err := caddycmd.AdminAPIRequest(address, method, path, nil, nil)
+	if method == http.MethodGet && isDropped(err) {
+		res, err = caddycmd.AdminAPIRequest(address, method, path, nil, nil)
+	}
 	if err != nil {
 		var reply struct{ Error string }
 		if _, body, ok := strings.Cut(err.Error(), ": {"); ok && json.Unmarshal([]byte("{"+body), &reply) == nil &&
@@ -36,6 +40,13 @@ func Ask(address, method, path string, query url.Values) ([]byte, error) {
 	}
 	defer res.Body.Close()
 	return cli.ReadUpTo(res.Body, MaxAnswers)
+}
+
+// isDropped reports whether the server closed the connection without an answer.
+// A reload of Caddy replaces the server of the admin API, and Go's HTTP server
+// drops the connections on which a first request arrives while it shuts down.
+func isDropped(err error) bool {
+	return err != nil && strings.HasSuffix(err.Error(), io.EOF.Error()) // AdminAPIRequest wraps no error
 }
 
 // Decode reads an answer of the admin API.
