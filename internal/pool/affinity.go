@@ -89,7 +89,7 @@ func (p *peers) place(r *Ask, m *Member) place {
 // room, the next one with room in the key's order.
 func (p *Pool) chooseByKey(r *Ask, a *Affinity, now time.Time, chosen *Member, best grade) place {
 	moved := p.Relocations.get(a.Key, now)
-	var t peers
+	var group peers
 	var home, there, first *Member
 	var homeScore, firstScore float64
 	for _, m := range p.Members {
@@ -108,10 +108,10 @@ func (p *Pool) chooseByKey(r *Ask, a *Affinity, now time.Time, chosen *Member, b
 		if !p.isOf(best, m, r, now) {
 			continue
 		}
-		t.weights += r.share(m)
-		t.inFlight += m.InFlight()
+		group.weights += r.share(m)
+		group.inFlight += m.InFlight()
 		if moved.fled {
-			t.lately += m.lately.count(now)
+			group.lately += m.lately.count(now)
 		}
 		if first == nil || score < firstScore {
 			first, firstScore = m, score
@@ -129,14 +129,15 @@ func (p *Pool) chooseByKey(r *Ask, a *Affinity, now time.Time, chosen *Member, b
 	}
 	in := p.isOf(best, lives, r, now)
 	switch {
-	case in && moved.fled && p.isOf(best, home, r, now) && t.place(r, home).hasRoom() && t.exceeded(r, lives, now):
+	case in && moved.fled && p.isOf(best, home, r, now) && group.place(r, home).hasRoom() &&
+		group.exceeded(r, lives, now):
 		first, in = home, false // it returns
-	case in && t.place(r, lives).hasRoom():
+	case in && group.place(r, lives).hasRoom():
 		first = lives
 	}
-	to := t.place(r, first)
+	to := group.place(r, first)
 	if !to.hasRoom() {
-		to = p.nextWithRoom(r, now, to, &t, best)
+		to = p.nextWithRoom(r, now, to, &group, best)
 	}
 	switch {
 	case to.Member == lives && (moved.tag == 0 || there != nil):
@@ -159,11 +160,11 @@ func (p *Pool) chooseByKey(r *Ask, a *Affinity, now time.Time, chosen *Member, b
 // nextWithRoom returns the next member with room in the key's order. If
 // concurrent requests took all the room, it returns full, with the member's own
 // limit.
-func (p *Pool) nextWithRoom(r *Ask, now time.Time, full place, t *peers, best grade) place {
+func (p *Pool) nextWithRoom(r *Ask, now time.Time, full place, group *peers, best grade) place {
 	var next place
 	var nextScore float64
 	for m := range p.peers(best, r, now) {
-		score, to := r.score(m, r.Affinity.Key), t.place(r, m)
+		score, to := r.score(m, r.Affinity.Key), group.place(r, m)
 		if to.hasRoom() && (next.Member == nil || score < nextScore) {
 			next, nextScore = to, score
 		}

@@ -87,19 +87,19 @@ func (k *Maker) score(a *account, weight float64) (score float64, ok bool) {
 // of the best grade, and chooses one of that account's members by weight. It
 // returns nil if the maker's order does not decide.
 func (p *Pool) chooseForMaker(r *Ask, k *Maker, now time.Time, best grade) (chosen *Member) {
-	var t peers
+	var group peers
 	var account string
 	var lowest float64
 	for m := range p.peers(best, r, now) {
-		t.weights += r.share(m)
-		t.inFlight += m.InFlight()
+		group.weights += r.share(m)
+		group.inFlight += m.InFlight()
 		if score, ok := k.score(&m.account, r.accountShare(m)); ok && (account == "" || score < lowest) {
 			account, lowest = m.Account, score
 		}
 	}
 	total := 0.0
 	for m := range p.peers(best, r, now) {
-		if m.Account != account || account == "" || k.Order == 0 && !t.place(r, m).hasRoom() {
+		if m.Account != account || account == "" || k.Order == 0 && !group.place(r, m).hasRoom() {
 			continue
 		}
 		if total += r.share(m); chosen == nil || Random()*total < r.share(m) {
