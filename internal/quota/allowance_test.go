@@ -186,15 +186,25 @@ func TestAReadingLastsUntilItsReset(t *testing.T) {
 
 func TestABucketRefillsAllTheTime(t *testing.T) {
 	m := new(Meter)
-	send(m, 10, 0).comes(0, openAI("59", "1s", "400", "30s")) // 600 in 30 s
+	send(m, 10, 0).comes(0, openAI("59", "1s", "400", "36s")) // 1,000 in a minute
 	wantRoom(t, m, 400, 0, true)
 	wantRoom(t, m, 410, 0, false)
-	wantRoom(t, m, 600, 10, true)
-	wantRoom(t, m, 610, 10, false)
+	wantRoom(t, m, 560, 10, true)
+	wantRoom(t, m, 570, 10, false)
 	send(m, 500, 10)
-	wantRoom(t, m, 110, 10, false)
-	wantRoom(t, m, 200, 15, true)
-	wantRoom(t, m, 210, 15, false)
+	wantRoom(t, m, 70, 10, false)
+	wantRoom(t, m, 140, 15, true)
+	wantRoom(t, m, 160, 15, false)
+}
+
+// TestALimitThatWouldRefillTooFastIsAWindow has a server whose windows of a
+// minute are named in OpenAI's style.
+func TestALimitThatWouldRefillTooFastIsAWindow(t *testing.T) {
+	m := new(Meter)
+	send(m, 10, 0).comes(0, openAI("59", "1s", "400", "30s")) // 600 in 30 s
+	wantRoom(t, m, 400, 29, true)
+	wantRoom(t, m, 410, 29, false)
+	wantRoom(t, m, 1000, 30, true)
 }
 
 func TestALimitThatIsCutCountsAtOnce(t *testing.T) { // Azure cuts limits for hours

@@ -62,6 +62,10 @@ var windows = [limits]time.Duration{requests: 10 * time.Second, tokens: time.Min
 // to a limit per day, which does not show how busy the backend is.
 const longestReset = time.Hour
 
+// fastestRefill is the multiple of a limit per minute that may refill in a
+// minute. It is more than 1 because servers round the reset.
+const fastestRefill = 1.1
+
 // rateInfo is a reply's information about a rate limit.
 type rateInfo struct {
 	limit, remaining float64
@@ -79,7 +83,9 @@ type rateInfo struct {
 // read reads a reply's information about a limit per minute. ok is false if the
 // reply does not show what is left of it.
 //
-// OpenAI sends the reset as a duration. Its limits refill continuously. Azure
+// OpenAI sends the reset as a duration. Its limits refill continuously, so a
+// limit per minute refills in a minute. If the reset says that it comes back
+// faster, then all of it comes back at the reset, at the end of a window. Azure
 // sends a number of seconds, and counts requests in windows of 10 s, although
 // it names the limit per minute: of 120 requests per minute, 19 remain after
 // the first one. So with a number of seconds, the requests in a window are
@@ -111,6 +117,9 @@ func read(rate *verdict.Rate, longest time.Duration) (s rateInfo, ok bool) {
 			s.refill = used / float64(reset)
 			if s.limit > s.refill*float64(longestReset) {
 				return s, false // a limit by the day
+			}
+			if s.refill > fastestRefill*s.limit/float64(time.Minute) {
+				s.refill = 0
 			}
 		}
 	}
