@@ -64,7 +64,7 @@ const (
 	// costs little meanwhile, because a tier within its share uses what the
 	// others leave. A backend that becomes faster is used fully only after this
 	// time.
-	patient = Instant(35 * time.Second)
+	patient = Instant(70 * time.Second)
 	// cushion is the time of work of which a part is kept free for other tiers.
 	cushion = 2200 * time.Millisecond
 	// raise is the fraction by which the rate grows and falls. raisesEvery is
@@ -79,8 +79,9 @@ const (
 	// surely is the time between two throttles after which the cost sent in
 	// between is taken as the rate.
 	surely = Instant(2 * time.Second)
-	// drainMemory is how long a rate is remembered after a throttle.
-	drainMemory = Instant(time.Minute)
+	// drainMemory is how long a rate is remembered after a throttle. It is
+	// longer than patient, which delays the next throttle.
+	drainMemory = Instant(150 * time.Second)
 )
 
 // throttle returns the drain after a throttle that ends at end. sent is the sum

@@ -32,7 +32,7 @@
 //
 //   - A tier that recently got no more than its share of what the Group served
 //     may use any backend. Recently is the last minute if the Group has such
-//     limits, else the last 10 s.
+//     limits, else the last 20 s.
 //   - A tier that got more, or that keeps no share, may use a backend only if
 //     more is left there after the request than the sum of the shares of the
 //     other active tiers.

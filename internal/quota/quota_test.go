@@ -156,8 +156,8 @@ func TestATierWithinItsShareGoesToAFullBackend(t *testing.T) {
 		"it has got more":              {got: [4]int64{1: 50, 2: 31, 3: 20}, want: true},
 		"it has got all":               {got: [4]int64{2: 1}, want: true},
 		"requests without a tier, too": {got: [4]int64{0: 70, 2: 30}},
-		"it got more 9 s ago":          {got: [4]int64{1: 50, 2: 31, 3: 20}, after: 9, want: true},
-		"it got more 20 s ago":         {got: [4]int64{1: 50, 2: 31, 3: 20}, after: 20},
+		"it got more 19 s ago":         {got: [4]int64{1: 50, 2: 31, 3: 20}, after: 19, want: true},
+		"it got more 30 s ago":         {got: [4]int64{1: 50, 2: 31, 3: 20}, after: 30},
 	} {
 		m := new(Meter)
 		for tier, cost := range tc.got {

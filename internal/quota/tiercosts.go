@@ -11,10 +11,11 @@ import (
 type TierCosts [len(spans)][MaxTiers + 1]int64
 
 // spans are the lengths of the periods in which the use of a tier is compared,
-// in parts: 10 s for backends that work off requests continuously, and a minute
+// in parts: 20 s for backends that work off requests continuously, and a minute
 // for limits per minute. A tier that was silent has no advantage over the
-// others for longer than that.
-var spans = [...]int64{2, 12}
+// others for longer than that. In a shorter span, a tier that asks for less
+// than its share at random times would often be above it.
+var spans = [...]int64{4, 12}
 
 const (
 	// part is the length of a part in milliseconds.
