@@ -18,10 +18,11 @@ import (
 // and each request that is sent adds its estimated cost.
 //
 // The first value of the rate is the cost that was sent between two throttles,
-// divided by the time. Each throttle lowers the rate by 1/50. While requests
-// skip the backend, the rate grows by 1/50 each second, and faster if there was
-// no throttle for several seconds. So a full backend throttles about once a
-// second. If the rate is too low for a while, the backend works off its bucket.
+// divided by the time. Each throttle lowers the rate by 1/50, unless the bucket
+// may have been empty since the one before. While requests skip the backend,
+// the rate grows by 1/50 each second, and faster if there was no throttle for
+// several seconds. So a full backend throttles about once a second. If the rate
+// is too low for a while, the backend works off its bucket.
 // Until the rate is known, requests skip the backend for a fifth of a second
 // after each throttle.
 //
@@ -79,6 +80,10 @@ const (
 	// surely is the time between two throttles after which the cost sent in
 	// between is taken as the rate.
 	surely = Instant(2 * time.Second)
+	// idle is how much work the bucket may be predicted to have room for, at the
+	// learned rate, when a throttle comes. If it is more, the bucket may have
+	// been empty for a while, so that the cost sent in between is not the rate.
+	idle = Instant(5 * time.Second)
 	// drainMemory is how long a rate is remembered after a throttle. It is
 	// longer than patient, which delays the next throttle.
 	drainMemory = Instant(150 * time.Second)
@@ -96,10 +101,11 @@ func (d *drain) throttle(end, now Instant, sent int64, remote bool) *drain {
 		next.full, next.begun, next.first = max(end, d.full), d.begun, d.first
 		return next
 	}
-	if passed := now - d.full; d.rate > 0 && !remote {
+	passed, spent := now-d.full, float64(sent-d.sent)
+	if !remote && spent > d.rate*float64(passed-idle) {
 		next.rate *= 1 - raise
 		if passed > surely {
-			next.rate = min(next.rate, max(float64(sent-d.sent)/float64(passed), next.rate*(1-fastestRaise)))
+			next.rate = min(next.rate, max(spent/float64(passed), next.rate*(1-fastestRaise)))
 		}
 	}
 	if passed := now - d.begun; passed >= measures {
