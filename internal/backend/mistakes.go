@@ -27,12 +27,19 @@ func Mistakes(backends []*Backend) (warnings []string) {
 }
 
 // options returns the options that decide how requests are sent to the backend,
-// as text. The name and the rank are left out. So are the URL and the
-// credential, which may have several spellings.
+// as text. These are all but those that find the server (the URL and the
+// credential, which may have several spellings), that name and rank the
+// backend, and that check whether it is back.
 func (b *Backend) options() string {
-	text, _ := json.Marshal(&Backend{ // its options were read from JSON
-		Deployment: b.Deployment, Account: b.Account, Model: b.Model, MaxRequests: b.MaxRequests,
-		SharedLimits: b.SharedLimits, StreamUsage: b.StreamUsage, TraceContext: b.TraceContext,
-	})
+	text, _ := json.Marshal(b) // its options were read from JSON
+	var sent map[string]json.RawMessage
+	_ = json.Unmarshal(text, &sent)
+	for _, name := range []string{
+		"url", "api_key", "auth", "auth_options", "name", "priority", "weight",
+		"health_uri", "health_interval", "health_status",
+	} {
+		delete(sent, name)
+	}
+	text, _ = json.Marshal(sent)
 	return string(text)
 }
