@@ -49,8 +49,8 @@ type settings struct {
 	// rateLimits is the option ratelimit_headers. Empty means the caller's
 	// limits.
 	rateLimits string
-	// waiting are the queues of requests that wait for the end of a throttle.
-	// It is nil without the option wait.
+	// waiting are the queues of requests that wait for the end of a throttle or
+	// for a limit of their caller. It is nil without the option wait.
 	waiting *waiting.Queues
 	// fields decides which fields of a reply the client gets.
 	fields attempt.Fields

@@ -20,8 +20,8 @@ import (
 )
 
 // transaction has the values of one request. Each stage makes some of them, and
-// the later stages read these: read makes the request, the bill and the
-// placement; fetch runs the search; respond and finish make the outcome. A
+// the later stages read these: read makes the request, the bill, the wait and
+// the placement; fetch runs the search; respond and finish make the outcome. A
 // function that needs only some values gets only these.
 type transaction struct {
 	reader  *reader

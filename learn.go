@@ -152,7 +152,7 @@ func (b *balancer) coolDown(q *request, s *search, r *attempt.Reply, now time.Ti
 	a := s.attempts.last()
 	to, model := a.target, q.cooldownModel(a.target.backend)
 	asked, coolsDown := b.sender.CooldownFor(r, to.servesOthers(a.started))
-	if !coolsDown || asked.MayBeOfRequest && !s.takeBlame() {
+	if !coolsDown || asked.OncePerRequest && !s.takeBlame() {
 		return
 	}
 	tiers, operation := r.AboutTiers(), ""

@@ -1,10 +1,10 @@
 // Package state defines the interface of engines by which replicas of the
 // balancer share what they learn: which backend throttles, which one an
 // operator took out of use, which account stores an object, and how much of
-// limits is used. An engine is a
-// Caddy module in the namespace http.openai_lb.state. It only moves bytes. The
-// balancer decides what they mean, when they are sent, and what happens while
-// the engine cannot be reached.
+// limits is used. An engine is a Caddy module in the namespace
+// http.openai_lb.state. It only moves bytes. The balancer decides what they
+// mean, when they are sent, and what happens while the engine cannot be
+// reached.
 //
 // An [Engine] opens a [Store], which keeps records, claims and entries, and
 // passes messages. Authors of an engine implement both. [SecretReader] and

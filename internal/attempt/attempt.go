@@ -2,8 +2,8 @@
 // means.
 //
 // A [Sender] has the settings and connections that all attempts of a transport
-// share. A [Request] describes what is sent. Sender.Send returns a [Reply]: the
-// response, if there is one, its class, and the evidence for the class. The
+// share. An [Outgoing] describes what is sent. Sender.Send returns a [Reply]:
+// the response, if there is one, its class, and the evidence for the class. The
 // reply has been read as far as its class depends on it, and nothing of it has
 // gone to the client. The caller of the package decides what follows: the reply
 // is committed to the client, kept in case no better one comes, or discarded.
@@ -32,9 +32,9 @@
 // [PassiveHealth] has the options that turn a class into the length of a
 // cooldown.
 //
-// After Provision, a Sender is safe for concurrent use. A Request and its Reply
-// belong to the goroutine that serves the client's request. A [Watch] is called
-// by other goroutines, too, while Send waits for the reply.
+// After Provision, a Sender is safe for concurrent use. An Outgoing and its
+// Reply belong to the goroutine that serves the client's request. A [Watch] is
+// called by other goroutines, too, while Send waits for the reply.
 package attempt
 
 import (

@@ -85,10 +85,10 @@ type Cooldown struct {
 	Wait, Longest time.Duration
 	// Guess reports whether the backend named no time.
 	Guess bool
-	// MayBeOfRequest reports whether the fault may be the request's own. For
-	// such faults, one request starts at most one cooldown: a request that
+	// OncePerRequest reports whether one request starts at most one such
+	// cooldown, because the fault may be the request's own: a request that
 	// fails at every backend is itself the cause.
-	MayBeOfRequest bool
+	OncePerRequest bool
 }
 
 // CooldownFor returns the cooldown that a reply starts, or false if it starts
@@ -117,7 +117,7 @@ func (p *PassiveHealth) CooldownFor(r *Reply, busy bool) (c Cooldown, coolsDown 
 		if !traits.Kind.Infers() { // another operation has no cooldown for a model
 			return c, false
 		}
-		c = Cooldown{Wait: misconfigured, MayBeOfRequest: true}
+		c = Cooldown{Wait: misconfigured, OncePerRequest: true}
 	case verdict.Credential, verdict.NotPermitted:
 		// a credential for inference may lack every other permission, that to
 		// open a WebSocket included, and uvicorn answers 403 where it has none
@@ -125,7 +125,7 @@ func (p *PassiveHealth) CooldownFor(r *Reply, busy bool) (c Cooldown, coolsDown 
 			r.Status == http.StatusForbidden) {
 			return c, false
 		}
-		c = Cooldown{Wait: misconfigured, MayBeOfRequest: true}
+		c = Cooldown{Wait: misconfigured, OncePerRequest: true}
 	case verdict.NoCredential:
 		if r.Status != 0 {
 			return c, false
@@ -147,7 +147,7 @@ func (p *PassiveHealth) CooldownFor(r *Reply, busy bool) (c Cooldown, coolsDown 
 
 // Failure returns the cooldown for a failure that may be the request's fault.
 func (p *PassiveHealth) Failure() Cooldown {
-	return Cooldown{Wait: time.Duration(p.FailDuration), MayBeOfRequest: true}
+	return Cooldown{Wait: time.Duration(p.FailDuration), OncePerRequest: true}
 }
 
 // hinted returns the time for which the backend asked not to be called, within

@@ -14,8 +14,8 @@ func TestWhichRepliesStartACooldownAndForHowLong(t *testing.T) {
 		t.Fatal(err)
 	}
 	const second = time.Second
-	failure := Cooldown{Wait: 10 * second, MayBeOfRequest: true}
-	wrong := Cooldown{Wait: time.Minute, MayBeOfRequest: true}
+	failure := Cooldown{Wait: 10 * second, OncePerRequest: true}
+	wrong := Cooldown{Wait: time.Minute, OncePerRequest: true}
 	chat, files := openaiapi.Inference, openaiapi.Once
 	for name, c := range map[string]struct {
 		reply *Reply

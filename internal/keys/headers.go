@@ -84,7 +84,7 @@ func MayHoldKey(name string) bool {
 }
 
 var (
-	// ofKey are words in the names of headers with a key.
+	// ofKey are words in the names of headers and query parameters with a key.
 	ofKey = []string{"key", "auth", "token", "apikey", "secret", "cookie", "password", "credential", "authorization"}
 	// ofAddress are words in the names of headers in which proxies send a
 	// client's address, such as X-Real-Ip or X-Azure-ClientIP.

@@ -26,7 +26,7 @@
 //
 // [Tracker] and [Table] are safe for concurrent use. The common case takes no
 // lock: sending a request costs an atomic addition, and a first byte costs an
-// atomic store. A [Request] belongs to one request.
+// atomic store. A [Wait] belongs to one request.
 package latency
 
 import (

@@ -91,7 +91,7 @@ func (b *Backend) Moved() { movedTotal.WithLabelValues(b.pool.name, b.name).Inc(
 func (b *Backend) Steered(deployment string) { b.steered.getOrAdd(deployment).Inc() }
 
 // PassedOver counts a request that skipped this backend because only shares of
-// other tiers are left there.
+// other tiers or callers are left there.
 func (b *Backend) PassedOver(tier string) {
 	b.passedOver.getOrAdd(clean(tier)).Inc()
 }

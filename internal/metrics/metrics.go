@@ -76,7 +76,8 @@ var (
 		"Requests that passed a backend over because its limits have no room, while another backend's have.",
 		"pool", "backend", "deployment")
 	tierPassedOverTotal = counter("tier_passed_over_total",
-		"Requests that a backend did not get because only shares of other tiers are left of it.", "pool", "backend", "tier")
+		"Requests that a backend did not get because only shares of other tiers or callers are left of it.",
+		"pool", "backend", "tier")
 	overQuotaTotal = counter("quota_passed_over_total",
 		"Requests, and responses in WebSockets, that a backend did not get because its quota has no room.", "pool", "backend")
 	waitedTotal = counter("waited_total",

@@ -80,9 +80,10 @@ const (
 	// surely is the time between two throttles after which the cost sent in
 	// between is taken as the rate.
 	surely = Instant(2 * time.Second)
-	// idle is how much work the bucket may be predicted to have room for, at the
-	// learned rate, when a throttle comes. If it is more, the bucket may have
-	// been empty for a while, so that the cost sent in between is not the rate.
+	// idle is how much work the bucket may be predicted to have room for, at
+	// the learned rate, when a throttle comes. If it is more, the bucket may
+	// have been empty for a while, so that the cost sent in between is not the
+	// rate.
 	idle = Instant(5 * time.Second)
 	// drainMemory is how long a rate is remembered after a throttle. It is
 	// longer than patient, which delays the next throttle.

@@ -1,7 +1,7 @@
 // Package ratelimit defines limits of requests and tokens: what a limit is,
 // what a request asks of it and is refused for, and [Limiter], which counts the
-// use. The core uses only this package. The modules behind the seam of
-// admission count the use with package limiter.
+// use. The core uses this package and not package limiter, with which the
+// modules behind the seam of admission count the use.
 package ratelimit
 
 import (
