@@ -210,7 +210,7 @@ func (c *conversation) Create(text []byte) (begun seam.WebSocketResponse, instea
 	q.received.Release()
 	if answer.Response != nil {
 		if c.admission != nil {
-			c.admission.Settle(q.started, r.bill.Reservation, ratelimit.Cost{})
+			c.admission.Settle(time.Now(), r.bill.Reservation, ratelimit.Cost{}) // it may have waited
 		}
 		return nil, nil, &seam.WebSocketRefusal{Reply: answer.Response}
 	}
@@ -274,7 +274,8 @@ func (c *conversation) steer(text []byte) *seam.WebSocketRefusal {
 		if e, refused := c.mayUse(q.grant, q.caller.Name, &q.Request, text); refused {
 			return &seam.WebSocketRefusal{Reply: e.Response(q.asked)}
 		}
-		if refusal := c.admission.Caller(q.started, q.caller.Name).Refuses(q.started, estimate); refusal != nil {
+		now := time.Now()
+		if refusal := c.admission.Caller(now, q.caller.Name).Refuses(now, estimate); refusal != nil {
 			return &seam.WebSocketRefusal{Reply: c.exceededAnswer(c.balancer, &r.transaction, refusal).Response}
 		}
 	}

@@ -367,7 +367,7 @@ func (s *search) choose(now time.Time) *pool.Member {
 	}
 	if first {
 		s.balancer.countReserved(&s.board, m, now)
-		s.countOver(m, now)
+		s.countOver(m, time.Now()) // a claim may have waited
 	}
 	return m
 }

@@ -202,6 +202,7 @@ const hearing, look = 500 * time.Millisecond, 5 * time.Millisecond
 func (c *Limiter) Admit(now time.Time, e ratelimit.Estimate) (r Reservation, refusal *ratelimit.Refusal) {
 	if r, refusal = c.Try(now, e); refusal != nil && refusal.MayClaim() {
 		r, refusal = c.Await(e)
+		now = time.Now()
 	}
 	if refusal != nil {
 		c.Refused(now, refusal)

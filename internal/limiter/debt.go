@@ -50,11 +50,20 @@ func (m *counter) owe(now, by int64) {
 	if excess <= 0 {
 		return
 	}
-	most := multiply(m.limit.Amount, mostSliding)
+	d.excess, d.from = min(m.mostOwed(), add(m.owed(now), excess)), now+m.end-m.start
+}
+
+// mostOwed returns the largest debt.
+func (m *counter) mostOwed() int64 {
 	if m.calendar() {
-		most = multiply(m.limit.Amount, mostCalendar)
+		return multiply(m.limit.Amount, mostCalendar)
 	}
-	d.excess, d.from = min(most, add(m.owed(now), excess)), now+m.end-m.start
+	return multiply(m.limit.Amount, mostSliding)
+}
+
+// boundDebt bounds the debt by the limit, which a reload may have lowered.
+func (m *counter) boundDebt() {
+	m.debt.excess, m.debt.due = min(m.debt.excess, m.mostOwed()), min(m.debt.due, m.mostOwed())
 }
 
 // next starts the next day or month.

@@ -205,6 +205,7 @@ func (c *Limiter) Change(now time.Time, s Settings) {
 	for _, l := range s.Limits {
 		m := &c.counters[l.ID()]
 		m.limit, m.then = l, uint8(1+slices.Index(s.Tiers, l.Then))
+		m.boundDebt()
 		active |= 1 << l.ID()
 	}
 	for _, id := range counted {

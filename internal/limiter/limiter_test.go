@@ -380,6 +380,35 @@ func TestALimitThatAReloadLowersKeepsItsUse(t *testing.T) {
 	}
 }
 
+// TestALimitThatAReloadLowersByMuchDoesNotPanic has a caller with a large limit
+// by the hour owe some millions of tokens. Then its limit is lowered to almost
+// nothing, to stop it.
+func TestALimitThatAReloadLowersByMuchDoesNotPanic(t *testing.T) {
+	now := time.Date(2026, 11, 22, 9, 0, 0, 0, time.UTC)
+	hour := func(amount int64) Settings {
+		return Settings{Limits: []ratelimit.Limit{{Kind: ratelimit.Tokens, Unit: ratelimit.Hour, Amount: amount}}}
+	}
+	c := newLimiter("alice", ratelimit.IDOf("alice"), nil, &reports{})
+	c.Change(now, hour(10_000_000))
+	var open []Reservation
+	for range 40 {
+		r, refusal := c.Try(now, ratelimit.Estimate{Prompt: 200_000, Output: 10, Model: "m"})
+		if refusal != nil {
+			break
+		}
+		open = append(open, r)
+	}
+	for i := range open {
+		now = now.Add(time.Second)
+		open[i].Settle(now, ratelimit.Cost{Requests: 1, Prompt: 500_000, Output: 10, Counted: true, Model: "m"})
+	}
+	c.Change(now, hour(1))
+	refusal := c.Check(now, ratelimit.Estimate{Prompt: 1, Model: "m"})
+	if refusal == nil || refusal.Wait < time.Hour || refusal.Wait > 62*time.Hour {
+		t.Errorf("got %+v, want a wait of 1 to 62 h", refusal)
+	}
+}
+
 func TestATimeZoneThatAReloadChangesKeepsTheUse(t *testing.T) {
 	c := caller(t, "tokens 100/day")
 	admitted(t, c, noon, exactly(60)).settle(noon)
