@@ -154,8 +154,8 @@ type allowance struct {
 	// a float64.
 	refill atomic.Uint64
 	// limit is the limit per minute. most is how much of it there is in a
-	// window, and window is the window's length in nanoseconds. Each is 0 if it
-	// is not known.
+	// window, and window is the window's length in nanoseconds, if it is known
+	// when it ends. Each is 0 if it is not known.
 	limit, most, window atomic.Int64
 	// learning is set while a reading is recorded. It protects doubt.
 	learning atomic.Bool
@@ -238,13 +238,19 @@ func (a *allowance) leaves(part float64, cost int64, now Instant) bool {
 // limit for the rest of its window, if no other request is sent. It returns 0
 // if it is not known how much there is in a window.
 func (a *allowance) wait(part float64, cost int64, now Instant) time.Duration {
-	rest, most, window := float64(a.until.Load()-int64(now)), float64(a.most.Load()), float64(a.window.Load())
-	if rest <= 0 || most == 0 || part == 0 {
+	if !a.isInWindow(now) || part == 0 {
 		return 0
 	}
+	rest, most, window := float64(a.until.Load()-int64(now)), float64(a.most.Load()), float64(a.window.Load())
 	each := part * most / window // in a nanosecond, which is no longer kept when that is over
-	missing := each*min(rest, window) - keepable(float64(a.left(now)), cost)
+	missing := each*min(rest, window) - keepable(float64(a.left(now)), cost, 1)
 	return time.Duration(min(rest, math.Ceil(missing/(each+math.Float64frombits(a.refill.Load())))))
+}
+
+// isInWindow reports whether it is known how much there is in the window, and
+// when it ends.
+func (a *allowance) isInWindow(now Instant) bool {
+	return int64(now) < a.until.Load() && a.most.Load() > 0 && a.window.Load() > 0
 }
 
 func (a *allowance) hasRoom(cost int64, now Instant) bool {
@@ -254,11 +260,12 @@ func (a *allowance) hasRoom(cost int64, now Instant) bool {
 // keepable returns how much of what is left can be kept for other tiers if a
 // request of that cost is sent. Requests of other tiers come at random times:
 // if n are expected, the real number may be higher by the square root of n.
-func keepable(left float64, cost int64) float64 {
+// deviations is how many times that is left for them.
+func keepable(left float64, cost int64, deviations float64) float64 {
 	if left <= 0 {
 		return left
 	}
-	each := float64(cost)
-	root := (math.Sqrt(each+4*left) - math.Sqrt(each)) / 2 // which solves root² + root·√each = left
+	more := deviations * math.Sqrt(float64(cost))
+	root := (math.Sqrt(more*more+4*left) - more) / 2 // which solves root² + root·more = left
 	return root * root
 }

@@ -175,7 +175,7 @@ func (p *drains) wait(part float64, cost int64, now Instant, sent int64) (wait t
 	if d == nil || d.rate == 0 || now-d.throttled > drainMemory {
 		return 0, false
 	}
-	missing := part*d.rate*float64(cushion) - keepable(d.rate*float64(now-d.full)-float64(sent-d.sent), cost)
+	missing := part*d.rate*float64(cushion) - keepable(d.rate*float64(now-d.full)-float64(sent-d.sent), cost, 1)
 	if missing <= 0 {
 		return 0, true
 	}

@@ -72,8 +72,9 @@ type rateInfo struct {
 	// most is how much of the limit there is in a window. It is 0 if that is
 	// not known.
 	most float64
-	// window is the time until the whole limit is available again. whole is the
-	// length of a window.
+	// window is the time until the whole limit is available again, or the
+	// longest one if it is not known. whole is the length of a window. It is 0
+	// if it is not known when the window ends.
 	window, whole time.Duration
 	// refill is how much of the limit comes back per nanosecond. It is 0 if
 	// nothing comes back before the window ends.
@@ -85,11 +86,15 @@ type rateInfo struct {
 //
 // OpenAI sends the reset as a duration. Its limits refill continuously, so a
 // limit per minute refills in a minute. If the reset says that it comes back
-// faster, then all of it comes back at the reset, at the end of a window. Azure
-// sends a number of seconds, and counts requests in windows of 10 s, although
-// it names the limit per minute: of 120 requests per minute, 19 remain after
-// the first one. So with a number of seconds, the requests in a window are
-// known only if the reply names the window's length.
+// faster, then all of it comes back at the reset, at the end of a window.
+//
+// Azure sends a number of seconds, and counts requests in windows of 10 s,
+// although it names the limit per minute: of 120 requests per minute, 19 remain
+// after the first one. So with a number of at most 10 s, the requests in a
+// window are known only if the reply names the window's length.
+//
+// Azure also sends 0, with whatever remains. Then it is not known when the
+// window ends, so no part of it can be kept until then.
 func read(rate *verdict.Rate, longest time.Duration) (s rateInfo, ok bool) {
 	var isLimited, isKnown bool
 	s.limit, isLimited = rate.Limit.Number()
@@ -101,18 +106,15 @@ func read(rate *verdict.Rate, longest time.Duration) (s rateInfo, ok bool) {
 	}
 	// some say "no limit" with a huge number
 	s.limit, s.remaining = min(s.limit, highestCost), min(s.remaining, highestCost)
-	s.most, s.window = s.limit, longest
 	reset, isNumber := rate.Reset.Number()
 	if isNumber {
-		if reset > 0 { // 0 says nothing: Azure sends it with whatever remains
-			s.window = time.Duration(min(reset, 2*longestReset.Seconds()) * float64(time.Second))
-		}
+		s.window = time.Duration(min(max(0, reset), 2*longestReset.Seconds()) * float64(time.Second))
 	} else if reset, ok := resetOf(rate.Reset); ok {
 		used := s.limit - s.remaining
-		if reset <= 0 {
-			return s, reset == 0 && used <= 0 // otherwise it was whole again before the reply was sent
+		if reset < 0 || reset == 0 && used > 0 {
+			return s, false // it was whole again before the reply was sent
 		}
-		s.window = reset
+		s.window, longest = reset, time.Minute
 		if used > 0 {
 			s.refill = used / float64(reset)
 			if s.limit > s.refill*float64(longestReset) {
@@ -126,15 +128,22 @@ func read(rate *verdict.Rate, longest time.Duration) (s rateInfo, ok bool) {
 	if s.window > longestReset {
 		return s, false
 	}
-	s.window, s.whole = min(s.window, longest), longest
+	if s.window > longest {
+		longest = time.Minute
+	}
+	s.most, s.whole = s.limit, longest
 	renewal, isNamed := rate.Renewal.Number()
 	switch {
 	case isNamed && renewal > 0:
-		s.most *= min(1, renewal/60)
 		s.whole = time.Duration(min(renewal, 60) * float64(time.Second))
-		s.window = min(s.window, s.whole)
+		s.most = s.limit * s.whole.Minutes()
 	case isNumber && longest == windows[requests]:
 		s.most = 0
+	}
+	if s.window > 0 {
+		s.window = min(s.window, s.whole)
+	} else {
+		s.window, s.whole = s.whole, 0
 	}
 	return s, true
 }

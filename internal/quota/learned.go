@@ -65,6 +65,10 @@ const (
 	// largestLoss is the largest fraction by which a limit falls after a window
 	// that did not begin with the end of a cooldown.
 	largestLoss = 1. / 16
+	// learnedDeviations is for keepable. It is more than that of a named limit,
+	// because the end of each window shows only with a throttle, which refuses
+	// a request.
+	learnedDeviations = 2
 	// quietWindows is for how many windows without evidence a limit is
 	// remembered.
 	quietWindows = 12
@@ -121,6 +125,10 @@ func (m *Meter) current(now Instant) *learnedLimit {
 	}
 }
 
+// isLong reports whether the learned windows are nearer to a minute than to the
+// few seconds of other limits.
+func (l *learnedLimit) isLong() bool { return l != nil && l.length > longestWindow/3 }
+
 // next returns the limit in the later window that contains now. It returns nil
 // if the limit is forgotten.
 func (l *learnedLimit) next(now Instant) *learnedLimit {
@@ -166,6 +174,6 @@ func (l *learnedLimit) wait(part float64, cost int64, now Instant) time.Duration
 		return time.Duration(l.began - now)
 	}
 	rest := float64(l.length) - float64(now-l.began)
-	missing := each*rest - keepable(l.most-float64(l.spent.Load()), cost)
+	missing := each*rest - keepable(l.most-float64(l.spent.Load()), cost, learnedDeviations)
 	return time.Duration(max(0, min(rest, math.Ceil(missing/each))))
 }

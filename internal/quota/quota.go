@@ -26,13 +26,14 @@
 // request is over a limit. A tier may keep a share: a percentage of what
 // backends serve. It is active at a backend for a minute after each request
 // that asks for the backend's model. A [Group] is all backends of a pool at
-// which the same tiers are active, and of which all or none have a known limit
-// of tokens per minute. Shares are counted over a Group, because a small
-// backend serves too few requests at a time to be shared on its own.
+// which the same tiers are active, and of which all or none have windows of a
+// minute: a known limit of tokens, or a limit that throttles have shown. Shares
+// are counted over a Group, because a small backend serves too few requests at
+// a time to be shared on its own.
 //
 //   - A tier that recently got no more than its share of what the Group served
 //     may use any backend. Recently is the last minute if the Group has such
-//     limits, else the last 20 s.
+//     windows, else the last 20 s.
 //   - A tier that got more, or that keeps no share, may use a backend only if
 //     more is left there after the request than the sum of the shares of the
 //     other active tiers.
@@ -59,8 +60,9 @@
 // is learned from the cost that was served between the ends of two cooldowns.
 // The rate at which a provisioned deployment works off requests is learned from
 // the cost between its throttles, which last for milliseconds. Shares of tiers
-// follow what throttles teach only while replies do not say what is left, or if
-// a throttle contradicts what they say: others may use the deployment, too.
+// follow what throttles teach only while replies do not say how much is left
+// until when, or if a throttle contradicts what they say: others may use the
+// deployment, too.
 //
 // After a cooldown of more than 10 s, a backend gets its requests back step by
 // step: at first, two requests at a time may wait for their first byte, and

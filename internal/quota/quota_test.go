@@ -263,17 +263,18 @@ func TestRateLimitsAreReadings(t *testing.T) {
 		header http.Header
 		want   float64 // the wait until half of it is left
 	}{
-		"tokens, refilled in a minute": {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0"), 60},
+		"tokens without a reset":       {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0"), 0},
 		"tokens, refilled by and by":   {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "1m0s"), 20},
 		"tokens, all in 20 s":          {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "20s"), 20},
 		"tokens, a window of Azure's":  {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "20"), 20},
-		"a reset that says nothing":    {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "0", "X-Ratelimit-Renewalperiod-Tokens", "60"), 60},
+		"a reset that says nothing":    {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "0", "X-Ratelimit-Renewalperiod-Tokens", "60"), 0},
 		"a reset in six minutes":       {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "6m0s"), 45},
 		"more than half of the tokens": {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "530"), 0},
 		"more left than the limit":     {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "2000"), 0},
-		"requests":                     {header("X-Ratelimit-Limit-Requests", "60", "X-Ratelimit-Remaining-Requests", "0", "X-Ratelimit-Reset-Requests", "1m0s"), 7.5},
+		"requests":                     {header("X-Ratelimit-Limit-Requests", "60", "X-Ratelimit-Remaining-Requests", "0", "X-Ratelimit-Reset-Requests", "1m0s"), 20},
+		"requests, 30 s":               {header("X-Ratelimit-Limit-Requests", "60", "X-Ratelimit-Remaining-Requests", "0", "X-Ratelimit-Reset-Requests", "30"), 30},
 		"requests, all in 8 s":         {header("X-Ratelimit-Limit-Requests", "60", "X-Ratelimit-Remaining-Requests", "0", "X-Ratelimit-Reset-Requests", "8s"), 8},
-		"requests without a reset":     {header("X-Ratelimit-Limit-Requests", "60", "X-Ratelimit-Remaining-Requests", "0"), 10},
+		"requests without a reset":     {header("X-Ratelimit-Limit-Requests", "60", "X-Ratelimit-Remaining-Requests", "0"), 0},
 		"Azure's requests, one of 20":  {header("X-Ratelimit-Limit-Requests", "120", "X-Ratelimit-Remaining-Requests", "19", "X-Ratelimit-Reset-Requests", "10", "X-Ratelimit-Renewalperiod-Requests", "10"), 0},
 		"Azure's requests, all of 20":  {header("X-Ratelimit-Limit-Requests", "120", "X-Ratelimit-Remaining-Requests", "0", "X-Ratelimit-Reset-Requests", "10", "X-Ratelimit-Renewalperiod-Requests", "10"), 10},
 		"Azure's requests, no window":  {header("X-Ratelimit-Limit-Requests", "120", "X-Ratelimit-Remaining-Requests", "19", "X-Ratelimit-Reset-Requests", "10"), 0},
@@ -286,7 +287,7 @@ func TestRateLimitsAreReadings(t *testing.T) {
 		"not tracked":                  {header("X-Ratelimit-Limit-Tokens", "-1", "X-Ratelimit-Remaining-Tokens", "-1", "X-Ratelimit-Reset-Tokens", "0"), 0},
 		"a limit of 0":                 {header("X-Ratelimit-Limit-Tokens", "0", "X-Ratelimit-Remaining-Tokens", "0"), 0},
 		"no numbers":                   {header("X-Ratelimit-Limit-Tokens", "many", "X-Ratelimit-Remaining-Tokens", "NaN", "X-Ratelimit-Reset-Tokens", "NaN"), 0},
-		"no number in the reset":       {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "NaN"), 60},
+		"no number in the reset":       {header("X-Ratelimit-Limit-Tokens", "1000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "NaN"), 0},
 		"only the limit":               {header("X-Ratelimit-Limit-Tokens", "1000"), 0},
 		"nothing":                      {header(), 0},
 		"a negative utilization":       {header("Azure-Openai-Deployment-Utilization", "-1%"), 0},
@@ -305,7 +306,7 @@ func TestTheHighestReadingCounts(t *testing.T) {
 	m := asked()
 	see(m, header("Azure-Openai-Deployment-Utilization", "10%"), true, start)
 	wantWait(t, m, beyond(2, .6), 0, 1.2)
-	see(m, header("X-Ratelimit-Limit-Tokens", "100", "X-Ratelimit-Remaining-Tokens", "0"), false, start)
+	see(m, header("X-Ratelimit-Limit-Tokens", "100", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "60"), false, start)
 	wantWait(t, m, beyond(2, .6), 0, 60)
 }
 

@@ -14,7 +14,7 @@ func (t Tier) KeepsShare() bool { return t.Shares != nil && t.Shares[t.Number] >
 
 // Group identifies a group of backends that tiers share together. It consists
 // of the tiers that are active there, with one bit for each number, and a bit
-// for backends with a known limit of tokens per minute.
+// for backends with windows of a minute.
 type Group uint16
 
 const byMinute Group = 1 << (MaxTiers + 1)
@@ -22,7 +22,7 @@ const byMinute Group = 1 << (MaxTiers + 1)
 // Group returns the backend's group.
 func (m *Meter) Group(t Tier, now Instant) Group {
 	g := m.askers(t.Shares, now.millis())
-	if int64(now) < m.allowances[tokens].until.Load() {
+	if int64(now) < m.allowances[tokens].until.Load() || m.current(now).isLong() {
 		g |= byMinute
 	}
 	return g
@@ -90,7 +90,7 @@ func (m *Meter) predict(part float64, cost int64, now Instant) (wait time.Durati
 	if isUtilized && !m.unexplained.Load() {
 		return 0, false
 	}
-	if int64(now) < m.allowances[tokens].until.Load() && m.elsewhere(at) == nil && !m.unexplained.Load() {
+	if m.allowances[tokens].isInWindow(now) && m.elsewhere(at) == nil && !m.unexplained.Load() {
 		_, end := reading(m.readings[throttle].Load()).unpack()
 		return 0, at >= end
 	}

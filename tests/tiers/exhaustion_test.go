@@ -96,9 +96,12 @@ func askIn(t *testing.T, tiers string, backends []simulator.Handler, long time.D
 	seconds = make(map[string][]part)
 	lbtest.InBubble(t, config+"}", func(t *testing.T, w *lbtest.World) {
 		for i, d := range backends {
-			isMute := d.Name == mute
+			isMute, other := d.Name == mute, windows[d.Name]
 			d.Name, d.OutputTokens, d.FirstTokenLatency = fmt.Sprint("b", i), outputTokens, caddy.Duration(300*time.Millisecond)
 			simulated := lbtest.Simulate(t, d)
+			if other != nil {
+				simulated = other()
+			}
 			w.Serve(d.Name+":80", http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 				if isMute {
 					rw = muted{rw}

@@ -1,0 +1,104 @@
+package tiers
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+	"github.com/openai-lb/caddy-openai-lb/simulator"
+)
+
+// window is a limit with fixed windows, as many as a limit by the minute of
+// 525,000 tokens serves.
+type window struct {
+	kind   string
+	length time.Duration
+	// reset spells the time until the next window. If it is nil, replies have
+	// no fields of limits. If it returns "", they have no reset.
+	reset func(left time.Duration) string
+
+	mu   sync.Mutex
+	end  time.Time
+	used int
+}
+
+func (b *window) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	const each = promptTokens + outputTokens
+	most := 525_000 / each * int(b.length) / int(time.Minute)
+	b.mu.Lock()
+	now := time.Now()
+	if !now.Before(b.end) {
+		b.end, b.used = now.Truncate(b.length).Add(b.length), 0
+	}
+	isFull := b.used >= most
+	if !isFull {
+		b.used++
+	}
+	left, wait := most-b.used, b.end.Sub(now)
+	b.mu.Unlock()
+	h, unit := w.Header(), 1
+	if b.kind == "Tokens" {
+		unit = each
+	}
+	if b.reset != nil {
+		h.Set("X-Ratelimit-Limit-"+b.kind, strconv.Itoa(525_000/each*unit))
+		h.Set("X-Ratelimit-Remaining-"+b.kind, strconv.Itoa(left*unit))
+		if reset := b.reset(wait); reset != "" {
+			h.Set("X-Ratelimit-Reset-"+b.kind, reset)
+		}
+	}
+	if isFull {
+		h.Set("Retry-After-Ms", strconv.Itoa(int(math.Ceil(float64(wait)/1e6))))
+		lbtest.Says(http.StatusTooManyRequests, `{"error":{"message":"Rate limit reached.","type":"tokens","code":"rate_limit_exceeded"}}`)(w, r)
+		return
+	}
+	time.Sleep(300 * time.Millisecond)
+	lbtest.Says(http.StatusOK, fmt.Sprintf(`{"id":"chatcmpl-1","object":"chat.completion","choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}`, promptTokens, outputTokens, each))(w, r)
+}
+
+// windows are backends by the fields that their replies have.
+var windows = map[string]func() http.Handler{
+	"tokens, no reset":               func() http.Handler { return &window{kind: "Tokens", length: time.Minute, reset: nothing} },
+	"tokens, a reset of 0":           func() http.Handler { return &window{kind: "Tokens", length: time.Minute, reset: zero} }, // Azure's
+	"tokens, a duration":             func() http.Handler { return &window{kind: "Tokens", length: time.Minute, reset: duration} },
+	"requests, no reset":             func() http.Handler { return &window{kind: "Requests", length: time.Minute, reset: nothing} },
+	"requests, seconds":              func() http.Handler { return &window{kind: "Requests", length: time.Minute, reset: seconds} },
+	"requests, a duration":           func() http.Handler { return &window{kind: "Requests", length: time.Minute, reset: duration} },
+	"requests of 10 s, a reset of 0": func() http.Handler { return &window{kind: "Requests", length: 10 * time.Second, reset: zero} }, // Azure's
+	"no fields":                      func() http.Handler { return &window{length: time.Minute} },
+}
+
+func nothing(time.Duration) string       { return "" }
+func zero(time.Duration) string          { return "0" }
+func seconds(left time.Duration) string  { return strconv.Itoa(int(math.Ceil(left.Seconds()))) }
+func duration(left time.Duration) string { return left.Round(time.Millisecond).String() }
+
+// TestTiersShareWindowsWhateverTheirFieldsSay has three demands: a tier that
+// asks for less than its share while the others ask for more than there is,
+// half of what there is, and a tier that uses what a better one leaves.
+func TestTiersShareWindowsWhateverTheirFieldsSay(t *testing.T) {
+	if lbtest.Race {
+		t.Skip("it sends thousands of requests, one after the other")
+	}
+	for name := range windows {
+		backends := []simulator.Handler{{Name: name, TokensPerMinute: 525_000}}
+		got := ask(t, backends, 9*time.Minute, steadily(.4, 1.5, 1.5))
+		gold := between(got["gold"], 180, 540)
+		refused := 1 - gold.served/gold.sent
+		got = ask(t, backends, 4*time.Minute, steadily(.05, .05, .4))
+		half := between(got["bronze"], 120, 240)
+		got = ask(t, backends, 4*time.Minute, steadily(.2, 0, 1.5))
+		used := between(got["gold"], 120, 240).served + between(got["bronze"], 120, 240).served
+		t.Logf("%s: of gold, within its share, %.4f is refused; at half of the demand, bronze gets %.3f of %.3f; of a fifth and all, %.3f is used", name, refused, half.served, half.sent, used)
+		if refused > .025 || half.served < half.sent || used < .93 {
+			t.Errorf("%s: of gold, within its share, %.4f is refused, want .025 at most; at half of the demand, bronze gets %.3f of %.3f; of a fifth and all, %.3f is used, want .93", name, refused, half.served, half.sent, used)
+		}
+	}
+}
