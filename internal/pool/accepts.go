@@ -93,14 +93,15 @@ func (p *Pool) Returns(r *Ask, barred []int, now, until time.Time) (all []Return
 		if !back.At.After(now) && !slices.Contains(barred, m.Index) {
 			return nil
 		}
-		q := m.limitOf(r, r.At[m.Index].Model)
-		if q != nil {
+		unknown := true
+		if q := m.limitOf(r, r.At[m.Index].Model); q != nil {
 			will := q.Returning(r.Cost, until.Sub(back.At), replicas)
-			back.Places, back.Every = will.Requests, will.Every
+			back.Places, back.Every, unknown = will.Requests, will.Every, will.Unknown
 		}
 		if r.IsOver(m, now) {
 			places := r.Quotas.Over[m.Index].PerSecond * until.Sub(now).Seconds()
-			if q == nil || places < back.Places {
+			// without a cooldown, nothing says that the backend accepts less
+			if places < back.Places || unknown && m.standing(r, now) <= trialDue {
 				back.Places = places
 			}
 		}

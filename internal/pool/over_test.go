@@ -48,3 +48,23 @@ func TestAMemberOverItsQuotaWaitsForItAndHasNoCooldown(t *testing.T) {
 		}
 	}
 }
+
+// TestAQuotaHasItsPlacesAtAMemberWithoutKnownLimits unless the member throttles
+// as well.
+func TestAQuotaHasItsPlacesAtAMemberWithoutKnownLimits(t *testing.T) {
+	tested, m := poolThatTells(t, []string{"a:1:1"})
+	a := m["a"]
+	a.Models = []string{"m"}
+	r := &Ask{At: []At{{Model: "m", Takes: true}}, Quotas: &Quotas{Over: []Over{{at(4), 2}}}}
+	wantPlaces := func(what string, want float64) {
+		t.Helper()
+		if back := tested.Pool.Returns(r, nil, start, at(6)); len(back) != 1 || back[0].Places != want {
+			t.Errorf("%s, the returns are %+v, want %v places", what, back, want)
+		}
+	}
+	wantPlaces("before the first reply", 12)
+	a.Quota("m")
+	wantPlaces("after a reply", 12)
+	a.CoolDown(Refusal{Throttle: true, Model: "m", Wait: 5 * time.Second, Started: start}, start)
+	wantPlaces("during a cooldown", 1)
+}

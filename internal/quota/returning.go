@@ -13,6 +13,8 @@ type Returning struct {
 	// one may be sent. It is 0 if the backend accepts all of them at once.
 	Requests float64
 	Every    time.Duration
+	// Unknown reports whether no limit is known.
+	Unknown bool
 }
 
 // Returning returns what the backend accepts in a time after the end of a
@@ -38,7 +40,7 @@ func (m *Meter) learnedReturning(each float64, length time.Duration) Returning {
 	} else if l := m.learned.Load(); d == nil && l != nil && l.most > 0 {
 		return inWindows(l.most/each, l.length, length)
 	}
-	return Returning{Requests: 1}
+	return Returning{Requests: 1, Unknown: true}
 }
 
 func (r *Returning) atMost(other Returning) {

@@ -1,0 +1,54 @@
+package quotas
+
+import (
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
+)
+
+// replies are those of a backend that names limits that are larger than its
+// quotas, and of one that names none.
+var replies = map[string]http.HandlerFunc{
+	"a backend that names its limits": lbtest.Says(200, `{"id":"chatcmpl-1","choices":[],"usage":`+usage(50, 10)+`}`,
+		"X-Ratelimit-Limit-Requests", "60000", "X-Ratelimit-Remaining-Requests", "59999", "X-Ratelimit-Reset-Requests", "1ms"),
+	"a backend that names no limits": used(50, 10),
+}
+
+// atOnce sends requests at once, and returns how many are served.
+func (w *world) atOnce(requests int) int {
+	var all sync.WaitGroup
+	var served atomic.Int64
+	for range requests {
+		all.Go(func() {
+			if w.Post(small).Status == http.StatusOK {
+				served.Add(1)
+			}
+		})
+	}
+	all.Wait()
+	return int(served.Load())
+}
+
+// TestAsManyRequestsWaitForAQuotaAsItGrants has a quota that has room for one
+// request in each of the five seconds.
+func TestAsManyRequestsWaitForAQuotaAsItGrants(t *testing.T) {
+	for name, reply := range replies {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, "wait 5s", func(t *testing.T, w *world) {
+				w.AllReply(reply)
+				for range 60 {
+					w.Post(small).WantServed(t, "a")
+					time.Sleep(time.Second)
+				}
+				w.Post(small).WantServed(t, "a")
+				if served := w.atOnce(20); served != 5 {
+					t.Errorf("%d of 20 requests are served, want 5", served)
+				}
+			}, "requests 60/minute")
+		})
+	}
+}
