@@ -132,8 +132,8 @@ func (s *search) readQuotas(now time.Time) {
 		if q.refusals[i] = refusal; refusal.Reason == ratelimit.TooLarge {
 			at.Bar = pool.Unfit
 		} else {
-			q.members.Over[i] = pool.Over{Until: returnOf(refusal, now),
-				PerSecond: s.balancer.grantedPerSecond(refusal, refusal.Requested)}
+			atOnce, perSecond := s.balancer.granted(refusal, refusal.Requested)
+			q.members.Over[i] = pool.Over{Until: returnOf(refusal, now), AtOnce: atOnce, PerSecond: perSecond}
 		}
 	}
 }

@@ -206,18 +206,24 @@ func returnOf(r *ratelimit.Refusal, now time.Time) time.Time {
 func limitReturns(b *balancer, key waiting.Key, r *ratelimit.Refusal, needs int64,
 	now, until time.Time) waiting.Return {
 	key.Model = r.Limit.Model
-	places := b.grantedPerSecond(r, needs) * until.Sub(now).Seconds()
+	_, perSecond := b.granted(r, needs) // no request waits for the next day or month
+	places := perSecond * until.Sub(now).Seconds()
 	return waiting.Return{Key: key, At: returnOf(r, now), Places: places, Reason: r}
 }
 
-// grantedPerSecond returns how many requests that need so much of a limit it
-// grants in a second, divided by the number of replicas.
-func (b *balancer) grantedPerSecond(r *ratelimit.Refusal, needs int64) float64 {
+// granted returns how many requests that need so much of a limit it grants when
+// the wait of the refusal is over, and how many in each second. Both are divided
+// by the number of replicas. The next day or month begins with all of its limit.
+func (b *balancer) granted(r *ratelimit.Refusal, needs int64) (atOnce, perSecond float64) {
 	if r.Limit.Kind == ratelimit.Requests {
 		needs = 1
 	}
 	each := float64(max(1, min(needs, r.Limit.Amount)) * int64(max(1, b.Pool.Replicas())))
-	return float64(r.Limit.Amount) / r.Limit.Unit.Length().Seconds() / each
+	whole := float64(r.Limit.Amount) / each
+	if r.Reason == ratelimit.OverQuota {
+		return whole, 0
+	}
+	return 0, whole / r.Limit.Unit.Length().Seconds()
 }
 
 // mayPass reports whether the limit that refuses a request is one for which

@@ -99,7 +99,8 @@ func (p *Pool) Returns(r *Ask, barred []int, now, until time.Time) (all []Return
 			back.Places, back.Every, unknown = will.Requests, will.Every, will.Unknown
 		}
 		if r.IsOver(m, now) {
-			places := r.Quotas.Over[m.Index].PerSecond * until.Sub(now).Seconds()
+			over := &r.Quotas.Over[m.Index]
+			places := over.AtOnce + over.PerSecond*until.Sub(now).Seconds()
 			// without a cooldown, nothing says that the backend accepts less
 			if places < back.Places || unknown && m.standing(r, now) <= trialDue {
 				back.Places = places

@@ -84,9 +84,10 @@ type Quotas struct {
 type Over struct {
 	// Until is when the quota has room for the request.
 	Until time.Time
-	// PerSecond is for how many requests like this one the quota has room in
-	// each second, at this replica.
-	PerSecond float64
+	// AtOnce is for how many requests like this one the quota has room at that
+	// time, because it begins anew, and PerSecond is for how many it has room
+	// in each second. Both are for this replica.
+	AtOnce, PerSecond float64
 }
 
 // overUntil returns when the member's quota has room for the request. It is

@@ -21,11 +21,11 @@ func TestAMemberOverItsQuotaWaitsForItAndHasNoCooldown(t *testing.T) {
 	if got := pick(start); got != "a" {
 		t.Errorf("with room, %s is picked", got)
 	}
-	over[m["a"].Index] = Over{at(10), 2}
+	over[m["a"].Index] = Over{Until: at(10), PerSecond: 2}
 	if got := pick(start); got != "b" || !m["a"].Throttles(r, start) || m["b"].Throttles(r, start) {
 		t.Errorf("over the quota of a, %s is picked", got)
 	}
-	over[m["b"].Index] = Over{at(4), 1}
+	over[m["b"].Index] = Over{Until: at(4), PerSecond: 1}
 	if got := pick(start); got != "nobody" {
 		t.Errorf("over both quotas, %s is picked", got)
 	}
@@ -55,7 +55,7 @@ func TestAQuotaHasItsPlacesAtAMemberWithoutKnownLimits(t *testing.T) {
 	tested, m := poolThatTells(t, []string{"a:1:1"})
 	a := m["a"]
 	a.Models = []string{"m"}
-	r := &Ask{At: []At{{Model: "m", Takes: true}}, Quotas: &Quotas{Over: []Over{{at(4), 2}}}}
+	r := &Ask{At: []At{{Model: "m", Takes: true}}, Quotas: &Quotas{Over: []Over{{Until: at(4), PerSecond: 2}}}}
 	wantPlaces := func(what string, want float64) {
 		t.Helper()
 		if back := tested.Pool.Returns(r, nil, start, at(6)); len(back) != 1 || back[0].Places != want {

@@ -52,3 +52,21 @@ func TestAsManyRequestsWaitForAQuotaAsItGrants(t *testing.T) {
 		})
 	}
 }
+
+// TestRequestsWaitForTheNextDayOfAQuota a second before it begins.
+func TestRequestsWaitForTheNextDayOfAQuota(t *testing.T) {
+	for name, reply := range replies {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, "wait 2s", func(t *testing.T, w *world) {
+				w.AllReply(reply)
+				time.Sleep(time.Until(time.Now().Truncate(24 * time.Hour).Add(24*time.Hour - time.Second)))
+				for range 20 {
+					w.Post(small).WantServed(t, "a")
+				}
+				if served := w.atOnce(30); served != 20 {
+					t.Errorf("%d of 30 requests are served, want 20", served)
+				}
+			}, "requests 20/day")
+		})
+	}
+}
