@@ -133,7 +133,8 @@ func (s *search) readQuotas(now time.Time) {
 			at.Bar = pool.Unfit
 		} else {
 			atOnce, perSecond := s.balancer.granted(refusal, refusal.Requested)
-			q.members.Over[i] = pool.Over{Until: returnOf(refusal, now), AtOnce: atOnce, PerSecond: perSecond}
+			q.members.Over[i] = pool.Over{Until: returnOf(refusal, now), IsGuess: refusal.Reason == ratelimit.InFlight,
+				AtOnce: atOnce, PerSecond: perSecond}
 		}
 	}
 }

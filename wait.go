@@ -81,7 +81,7 @@ func (w *wait) mayLast(q *request, at, now time.Time) bool {
 // mayLastUntil reports whether the request may wait until the limit that
 // refuses it admits it.
 func (w *wait) mayLastUntil(r *ratelimit.Refusal, q *request, now time.Time) bool {
-	return w.queues != nil && mayPass(r) && w.mayLast(q, returnOf(r, now), now)
+	return w.queues != nil && mayPass(r) && w.mayLast(q, triedAt(r, now, w.ends(q, now)), now)
 }
 
 // firstByte reports the first byte of the reply to the queues, which then wake
@@ -198,6 +198,17 @@ func returnOf(r *ratelimit.Refusal, now time.Time) time.Time {
 	return now.Add(max(r.Wait, time.Millisecond))
 }
 
+// triedAt returns when a request is tried again after a refusal, which waits
+// until a time at most. It is not known when the requests in flight end, so the
+// request may wait for them for as long as it may wait at all.
+func triedAt(r *ratelimit.Refusal, now, until time.Time) time.Time {
+	at := returnOf(r, now)
+	if r.Reason == ratelimit.InFlight && at.After(until) && now.Before(until) {
+		return until
+	}
+	return at
+}
+
 // limitReturns returns when a request that needs so much of a limit may be
 // tried again, which refuses it or another one. key is a queue of requests like
 // it: those of the limits of all models wait apart from those of the limits of
@@ -208,7 +219,7 @@ func limitReturns(b *balancer, key waiting.Key, r *ratelimit.Refusal, needs int6
 	key.Model = r.Limit.Model
 	_, perSecond := b.granted(r, needs) // no request waits for the next day or month
 	places := perSecond * until.Sub(now).Seconds()
-	return waiting.Return{Key: key, At: returnOf(r, now), Places: places, Reason: r}
+	return waiting.Return{Key: key, At: triedAt(r, now, until), Places: places, Reason: r}
 }
 
 // granted returns how many requests that need so much of a limit it grants when

@@ -44,18 +44,18 @@ func (m *Member) lacksBudget(now time.Time) bool {
 	return c != nil && c.inForce(now)
 }
 
-// accepts returns when the member accepts the request: now, if it does not
-// throttle. It returns false if that is not known, because the member's latest
-// refusal named no time or asked to be called again immediately, or because a
-// budget is used up.
-func (m *Member) accepts(r *Ask, now time.Time) (back Return, ok bool) {
+// accepts returns when the member accepts the request, which waits until a time
+// at most: now, if the member does not throttle. It returns false if that is not
+// known, because the member's latest refusal named no time or asked to be called
+// again immediately, or because a budget is used up.
+func (m *Member) accepts(r *Ask, now, until time.Time) (back Return, ok bool) {
 	back = Return{Index: m.Index, At: now, Places: 1}
 	throttles := m.Throttles(r, now)
 	if throttles && m.lacksBudget(now) {
 		return back, false
 	}
 	shared := now.Add(m.quotaWait(r, now))
-	back.At = later(back.At, r.overUntil(m, now))
+	back.At = later(back.At, r.mayHaveRoom(m, now, until))
 	var few [maxSlots]*slot
 	for _, s := range r.throttles(m, few[:0]) {
 		c := s.Load()
@@ -86,7 +86,7 @@ func (p *Pool) Returns(r *Ask, barred []int, now, until time.Time) (all []Return
 		if at := &r.At[m.Index]; !at.takes() || !r.mayTry(at) {
 			continue
 		}
-		back, ok := m.accepts(r, now)
+		back, ok := m.accepts(r, now, until)
 		if !ok || back.At.After(until) {
 			continue
 		}

@@ -82,8 +82,10 @@ type Quotas struct {
 // Over is the quota of a member, as far as it keeps a request away. A quota is
 // a limit of the operator's. The zero Over keeps no request away.
 type Over struct {
-	// Until is when the quota has room for the request.
-	Until time.Time
+	// Until is when the quota has room for the request. IsGuess reports whether
+	// that is a guess: there is room when requests in flight end.
+	Until   time.Time
+	IsGuess bool
 	// AtOnce is for how many requests like this one the quota has room at that
 	// time, because it begins anew, and PerSecond is for how many it has room
 	// in each second. Both are for this replica.
@@ -97,6 +99,16 @@ func (r *Ask) overUntil(m *Member, now time.Time) (until time.Time) {
 		return r.Quotas.Over[m.Index].Until
 	}
 	return until
+}
+
+// mayHaveRoom returns when the member's quota has room for the request, or when
+// it may have room, if that is not known and until comes first.
+func (r *Ask) mayHaveRoom(m *Member, now, until time.Time) time.Time {
+	at := r.overUntil(m, now)
+	if at.After(until) && r.Quotas.Over[m.Index].IsGuess && now.Before(until) {
+		return until
+	}
+	return at
 }
 
 // IsOver reports whether the member's quota keeps the request away.

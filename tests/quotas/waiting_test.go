@@ -1,6 +1,7 @@
 package quotas
 
 import (
+	"fmt"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -68,5 +69,36 @@ func TestRequestsWaitForTheNextDayOfAQuota(t *testing.T) {
 				}
 			}, "requests 20/day")
 		})
+	}
+}
+
+// TestARequestWaitsForTheOpenRequestsOfAQuotaAsLongAsItMay has two open
+// requests that may use so much of the quota that there is no room for a third.
+func TestARequestWaitsForTheOpenRequestsOfAQuotaAsLongAsItMay(t *testing.T) {
+	for _, wait := range []time.Duration{900 * time.Millisecond, 2500 * time.Millisecond} {
+		for _, lasts := range []time.Duration{100 * time.Millisecond, 5 * time.Second} {
+			t.Run(fmt.Sprintf("%s for requests of %s", wait, lasts), func(t *testing.T) {
+				inBubble(t, "wait "+wait.String(), func(t *testing.T, w *world) {
+					w.AllReply(after(lasts, used(50, 10)))
+					var open sync.WaitGroup
+					for range 2 {
+						open.Go(func() { w.Post(prompt(50, "")).WantServed(t, "a") })
+					}
+					time.Sleep(time.Millisecond)
+					w.AllReply(used(50, 10))
+					begin := time.Now()
+					got := w.Post(prompt(50, ""))
+					if took, want := time.Since(begin), min(wait, lasts-time.Millisecond); took != want {
+						t.Errorf("it took %s, want %s", took, want)
+					}
+					if lasts < wait {
+						got.WantServed(t, "a")
+					} else {
+						w.wantOver(got, 1)
+					}
+					open.Wait()
+				}, "tokens 40k/minute")
+			})
+		}
 	}
 }

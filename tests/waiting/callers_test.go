@@ -196,6 +196,39 @@ func TestWhatARequestGivesBackLetsTheNextOneGo(t *testing.T) {
 	})
 }
 
+// TestARequestWaitsForItsCallersOpenRequestsAsLongAsItMay has two open requests
+// that may use so much of the limit that there is no room for a third.
+func TestARequestWaitsForItsCallersOpenRequestsAsLongAsItMay(t *testing.T) {
+	for _, wait := range []time.Duration{900 * time.Millisecond, 2500 * time.Millisecond} {
+		for _, lasts := range []time.Duration{100 * time.Millisecond, 5 * time.Second} {
+			t.Run(fmt.Sprintf("%s for requests of %s", wait, lasts), func(t *testing.T) {
+				inBubbleOf(t, "wait "+wait.String(), "tokens 40k/minute", func(t *testing.T, w *world) {
+					w.Backends["a"].Replies(func(rw http.ResponseWriter, r *http.Request) {
+						time.Sleep(lasts)
+						lbtest.Says(200, `{"usage":{"prompt_tokens":50,"completion_tokens":10}}`)(rw, r)
+					})
+					for number := range 2 {
+						w.ask(number, aliceKey, func(got lbtest.Reply, _ time.Duration) { got.WantServed(t, "a") })
+					}
+					time.Sleep(time.Millisecond)
+					w.Backends["a"].Recovers()
+					begin := time.Now()
+					got := w.Send(w.request(2, aliceKey))
+					if took, want := time.Since(begin), min(wait, lasts-time.Millisecond); took != want {
+						t.Errorf("it took %s, want %s", took, want)
+					}
+					if lasts < wait {
+						got.WantServed(t, "a")
+					} else {
+						got.WantError(t, 429, "rate_limit_exceeded")
+					}
+					w.wg.Wait()
+				})
+			})
+		}
+	}
+}
+
 // The reply to a client that polls for a response in the background reports
 // what the others wait for.
 func TestAPollDoesNotWaitBehindRequestsThatWaitForTokens(t *testing.T) {
