@@ -157,13 +157,17 @@ func (r *Reader) Follow(s Spender, from int64) {
 }
 
 // piece reads an event with a part of the content. It skips the data before the
-// first "delta", which has only names and ids.
+// first "delta", which has only names and ids. The bytes of audio do not count,
+// because a token of audio has hundreds of them.
 func (r *Reader) piece(data []byte) {
+	audio := false
 	if i := bytes.Index(data, []byte(`"delta":`)); i > 0 {
-		data = data[i:]
+		audio, data = bytes.Contains(data[:i], []byte(`audio.delta"`)), data[i:]
 	}
-	r.content.state, r.content.slash = outside, false
-	r.content.count(data)
+	if !audio {
+		r.content.state, r.content.slash = outside, false
+		r.content.count(data)
+	}
 	r.spend(r.written())
 }
 

@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/openai-lb/caddy-openai-lb/internal/sse"
 )
 
 func TestContentIsCountedInPiecesOfAnySize(t *testing.T) {
@@ -51,6 +53,22 @@ func TestASpenderIsToldOfAStreamsOutputOnceThereIsMoreThanItKnows(t *testing.T) 
 	r.Write([]byte("data: {\"choices\":[],\"usage\":{\"completion_tokens\":1000}}\n\n"))
 	if got := (*told)[len(*told)-1]; got != 1000 {
 		t.Errorf("of the usage, it was told %d", got)
+	}
+}
+
+func TestTheAudioOfASessionCountsByItsEventsAndItsTranscriptByItsBytes(t *testing.T) {
+	for kind, want := range map[string]int64{
+		"response.output_audio.delta": 2, "response.audio.delta": 2, "response.output_audio_transcript.delta": 200, "response.output_text.delta": 200,
+	} {
+		r, w := new(Reader).Begin(http.Header{"Content-Type": {streamType}}), new(sse.Watcher)
+		r.CountContent()
+		r.Watch(w)
+		for range 2 {
+			w.Take(sse.Event{Data: []byte(`{"type":"` + kind + `","item_id":"item_1","delta":"` + strings.Repeat("x", 400) + `"}`), Name: []byte(kind)})
+		}
+		if tokens, _ := r.Estimate(0); tokens.Output != want {
+			t.Errorf("two events %s count as %d tokens, want %d", kind, tokens.Output, want)
+		}
 	}
 }
 
