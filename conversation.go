@@ -104,6 +104,7 @@ func (r *response) begin() *response {
 	if r.outcome.usage = r.counts.Begin(streamed.Header); r.search.needsTokens() {
 		r.counts.CountContent()
 	}
+	r.bill.follow(r.outcome.usage, r.search.charge())
 	r.counts.Watch(&r.watcher)
 	account := r.last.target.backend.AccountKey
 	r.placement.Served(account, &streamed)

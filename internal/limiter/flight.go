@@ -143,7 +143,9 @@ func (r *Reservation) spend(now time.Time, output int64) {
 	if r.replies > 0 {
 		c.usual.of(r.model, at).atLeast(output, r.replies)
 	}
-	c.reserved += more
+	if !r.hasEnded { // otherwise it is in no sum of requests in flight
+		c.reserved += more
+	}
 	c.tell(at)
 	crossed := c.crossed(at)
 	c.mu.Unlock()
