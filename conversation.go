@@ -9,6 +9,7 @@ import (
 
 	"github.com/openai-lb/caddy-openai-lb/internal/affinity"
 	"github.com/openai-lb/caddy-openai-lb/internal/apierror"
+	"github.com/openai-lb/caddy-openai-lb/internal/attempt"
 	"github.com/openai-lb/caddy-openai-lb/internal/keys"
 	"github.com/openai-lb/caddy-openai-lb/internal/openaiapi"
 	"github.com/openai-lb/caddy-openai-lb/internal/ratelimit"
@@ -34,11 +35,12 @@ type conversation struct {
 	steered atomic.Pointer[steered]
 }
 
-// steered is a response.steer: the placement of the objects that it names, and
-// the model of the response to which it adds.
+// steered is a response.steer: the placement of the objects that it names, the
+// model of the response to which it adds, and how many tokens it uses up.
 type steered struct {
 	placement affinity.Placement
 	model     string
+	cost      int64
 }
 
 // response is one response in a conversation.
@@ -71,7 +73,7 @@ func (d *reader) converse(b *balancer, t *transaction) seam.WebSocketSession {
 	first.request.started, first.placement = q.started, &placement
 	first.bill, t.bill = t.bill, bill{}
 	first.search.quotas, t.search.quotas = t.search.quotas, nil
-	return seam.WebSocketSession{Rules: c, First: first.begin(), Holds: true}
+	return seam.WebSocketSession{Rules: c, First: first.begin(true), Holds: true}
 }
 
 // next returns a new response that has not begun.
@@ -95,18 +97,29 @@ var streamed = http.Response{StatusCode: http.StatusOK, Header: http.Header{
 }}
 
 // begin prepares the readers of the response's events. Its search is complete
-// from the start, with the WebSocket's backend.
-func (r *response) begin() *response {
-	r.search.begin(r.balancer, &r.request, r.placement, &r.wait, 0)
-	r.search.attempts = append(r.search.attempts, attemptRecord{
-		target: r.last.target, started: r.request.started, deployment: r.last.deployment, counted: true,
+// from the start, with the WebSocket's backend. The search for that backend has
+// deducted the first response.
+func (r *response) begin(isFirst bool) *response {
+	s, to := &r.search, r.last.target
+	s.begin(r.balancer, &r.request, r.placement, &r.wait, r.bill.Tier())
+	s.attempts = append(s.attempts, attemptRecord{
+		target: to, started: r.request.started, deployment: r.last.deployment, counted: true,
 	})
-	if r.outcome.usage = r.counts.Begin(streamed.Header); r.search.needsTokens() {
+	if !isFirst {
+		now := time.Now() // it may have waited for a limit
+		s.fill(now)
+		for i := range s.board.At {
+			s.board.At[i].Takes = i == to.Index // it can be sent nowhere else
+		}
+		s.demand(now)
+		s.attempts.last().reservation = s.deduct(to, now)
+	}
+	if r.outcome.usage = r.counts.Begin(streamed.Header); s.needsTokens() {
 		r.counts.CountContent()
 	}
-	r.bill.follow(r.outcome.usage, r.search.charge())
+	r.bill.follow(r.outcome.usage, s.charge())
 	r.counts.Watch(&r.watcher)
-	account := r.last.target.backend.AccountKey
+	account := to.backend.AccountKey
 	r.placement.Served(account, &streamed)
 	if ids := r.placement.IDReader(account, &streamed); ids != nil {
 		ids.Join(&r.watcher)
@@ -121,25 +134,33 @@ func (r *response) Watcher() *sse.Watcher { return &r.watcher }
 func (r *response) Settle(failed, cut bool) {
 	q, o, a := &r.request, &r.outcome, r.search.attempts.last()
 	o.end(q, cut)
-	a.class, o.status = r.classify(failed)
+	var unexecuted bool
+	if a.class, o.status, unexecuted = r.classify(failed); unexecuted {
+		r.search.undeduct(time.Now())
+	}
 	r.balancer.countTokens(q, &r.search, o, a.target, string(a.class))
 	r.bill.settle(r.balancer, q, &r.search, o)
 }
 
 // classify returns the class and status that the response would have as a
-// stream over HTTP. failed reports whether an event said that the response has
-// failed.
-func (r *response) classify(failed bool) (class verdict.Class, status int) {
-	f := r.watcher.Failure
+// stream over HTTP, and whether the backend did not execute it. failed reports
+// whether an event said that the response has failed.
+func (r *response) classify(failed bool) (class verdict.Class, status int, unexecuted bool) {
+	f, begun := r.watcher.Failure, r.watcher.Opening == sse.Content
 	switch {
 	case r.outcome.tokens.Known() || f == nil && !failed:
-		return verdict.Served, http.StatusOK
+		return verdict.Served, http.StatusOK, false
 	case r.watcher.Pieces > 0:
-		return verdict.BrokenStream, http.StatusOK
-	case f != nil && verdict.Judge(verdict.Reply{Status: f.Status, Body: f.Body}) == verdict.ClientError:
-		return verdict.ClientError, f.Status
+		return verdict.BrokenStream, http.StatusOK, false
+	case f == nil: // a realtime session has refused to begin it, or has ended it
+		return verdict.Failed, http.StatusInternalServerError, r.watcher.Opening == sse.Preamble
 	}
-	return verdict.Failed, http.StatusInternalServerError
+	reply := attempt.Reply{Status: f.Status, Class: verdict.Judge(verdict.Reply{Status: f.Status, Body: f.Body})}
+	unexecuted = reply.Unexecuted() && !begun
+	if reply.Class == verdict.ClientError {
+		return reply.Class, f.Status, unexecuted
+	}
+	return verdict.Failed, http.StatusInternalServerError, unexecuted
 }
 
 // checkCaller returns a refusal if the caller may not continue, because its key
@@ -216,7 +237,7 @@ func (c *conversation) Create(text []byte) (begun seam.WebSocketResponse, instea
 		return nil, nil, &seam.WebSocketRefusal{Reply: answer.Response}
 	}
 	c.model = q.Model
-	return r.begin(), instead, nil
+	return r.begin(false), instead, nil
 }
 
 // chargeQuotas charges the response to the quotas of the WebSocket's backend.
@@ -286,7 +307,7 @@ func (c *conversation) steer(text []byte) *seam.WebSocketRefusal {
 	if answer := c.place(r); answer.Response != nil {
 		return &seam.WebSocketRefusal{Reply: answer.Response}
 	}
-	c.steered.Store(&steered{*r.placement, c.model}) // whatever it names itself
+	c.steered.Store(&steered{*r.placement, c.model, q.Cost}) // whatever it names itself
 	return nil
 }
 
@@ -343,7 +364,7 @@ func (c *conversation) Unasked() seam.WebSocketResponse {
 	r := c.next()
 	if steered := c.steered.Load(); steered != nil {
 		placement := steered.placement
-		r.placement, r.request.Model = &placement, steered.model
+		r.placement, r.request.Model, r.request.Cost = &placement, steered.model, steered.cost
 	}
 	if c.admission != nil {
 		r.bill = c.billOf(&r.request, r.request.started)
@@ -353,5 +374,5 @@ func (c *conversation) Unasked() seam.WebSocketResponse {
 		reservation := l.Unasked(r.request.started, r.request.Model)
 		r.search.quotas = &quotaSearch{charge: &charge{reservation, c.balancer}}
 	}
-	return r.begin()
+	return r.begin(false)
 }

@@ -246,11 +246,11 @@ func (b *balancer) knowsQuota() bool {
 
 // deduct deducts a request from the remaining limits of the backend to which it
 // is sent, for its caller and the caller's tier.
-func (b *balancer) deduct(s *search, tiers pool.ServiceTiers, now time.Time) quota.Mark {
-	q, to := s.request, s.current
+func (s *search) deduct(to *target, now time.Time) quota.Mark {
+	b, q := s.balancer, s.request
 	s.board.Demand.Get(q.Cost, now)
 	switch {
-	case !q.hasQuota(to), tiers.HaveOwnLimits():
+	case !q.hasQuota(to), s.board.At[to.Index].Tiers.HaveOwnLimits():
 		return quota.Mark{}
 	case b.tiers != nil || s.board.Demand != nil:
 		return to.DeductFor(q.cooldownModel(to.backend), q.Cost, int(s.tier), now)

@@ -105,7 +105,7 @@ func (c *charge) unserved() ratelimit.Cost {
 // beginQuotas prepares the search for the quotas of backends, which limit
 // inference.
 func (s *search) beginQuotas() {
-	if s.balancer.quotas != nil && s.request.Kind.Infers() {
+	if s.quotas == nil && s.balancer.quotas != nil && s.request.Kind.Infers() {
 		n := len(s.balancer.targets)
 		s.quotas = &quotaSearch{estimate: s.request.estimate(), members: pool.Quotas{Over: make([]pool.Over, n)},
 			refusals: make([]*ratelimit.Refusal, n)}

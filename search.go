@@ -173,7 +173,7 @@ func (s *search) Next() *attemptRecord {
 	at.Tried, at.Bar = true, pool.Spent // so that the request does not move to where it is; bar finds out anew
 	s.attempts = append(s.attempts, attemptRecord{
 		target: s.current, started: now, tiers: at.Tiers,
-		reservation: s.balancer.deduct(s, at.Tiers, now),
+		reservation: s.deduct(s.current, now),
 		deployment:  s.current.deploymentLabel(s.request),
 	})
 	return s.attempts.last()
@@ -344,16 +344,23 @@ func (s *search) move() *pool.Member {
 	return moving.To
 }
 
+// demand records that the request's tier and caller ask for the model.
+func (s *search) demand(now time.Time) {
+	if s.balancer.tiers != nil {
+		s.balancer.Pool.Demand(&s.board, now) // other tiers leave its share for such requests
+	}
+	if s.mayShare(now) {
+		s.balancer.Pool.DemandShare(&s.board, s.callerID(), now)
+	}
+}
+
 // choose asks the pool for the backend that gets the request, and records the
 // demand of the request's tier.
 func (s *search) choose(now time.Time) *pool.Member {
 	first := len(s.attempts) == 0
 	s.lineUp(now)
-	if s.update(now); first && s.balancer.tiers != nil {
-		s.balancer.Pool.Demand(&s.board, now) // other tiers leave its share for such requests
-	}
-	if first && s.mayShare(now) {
-		s.balancer.Pool.DemandShare(&s.board, s.callerID(), now)
+	if s.update(now); first {
+		s.demand(now)
 	}
 	s.stayHome(now)
 	m := s.ask(now)

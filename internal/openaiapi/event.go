@@ -23,6 +23,7 @@ func (q *Request) ReadEvent(text []byte) {
 	if q.Body.HasModel {
 		q.Model = q.Body.Model
 	}
+	q.Cost = q.Body.Cost(q.PromptLength)
 }
 
 // ResponseIn returns the id and the status of the response that a server's
