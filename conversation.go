@@ -137,6 +137,7 @@ func (r *response) Settle(failed, cut bool) {
 	var unexecuted bool
 	if a.class, o.status, unexecuted = r.classify(failed); unexecuted {
 		r.search.undeduct(time.Now())
+		r.search.returnCharge(a.class)
 	}
 	r.balancer.countTokens(q, &r.search, o, a.target, string(a.class))
 	r.bill.settle(r.balancer, q, &r.search, o)

@@ -76,7 +76,7 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 	case j.left:
 		if j.unexecuted {
 			s.undeduct(now)
-			s.returnCharge(r)
+			s.returnCharge(r.Class)
 		}
 		return
 	case j.refusal != nil:
@@ -127,7 +127,7 @@ func (b *balancer) learn(q *request, s *search, r *attempt.Reply, j judgement) {
 		b.coolDown(q, s, r, now)
 	}
 	if j.unexecuted {
-		s.returnCharge(r) // last, because it wakes requests that wait for the backend
+		s.returnCharge(r.Class) // last, because it wakes requests that wait for the backend
 	}
 }
 
@@ -181,8 +181,8 @@ func (b *balancer) coolDown(q *request, s *search, r *attempt.Reply, now time.Ti
 // returnCharge returns the charge of the latest attempt to the quotas of its
 // backend, which has not executed the request. A request that is its client's
 // mistake is charged nevertheless.
-func (s *search) returnCharge(r *attempt.Reply) {
-	if r.Class != verdict.ClientError {
+func (s *search) returnCharge(class verdict.Class) {
+	if class != verdict.ClientError {
 		s.charge().settle(ratelimit.Cost{})
 	}
 }

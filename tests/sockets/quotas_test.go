@@ -2,9 +2,12 @@ package sockets
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/net/websocket"
 
 	"github.com/openai-lb/caddy-openai-lb/internal/lbtest"
 )
@@ -120,4 +123,32 @@ func TestTheMessagesOfAWebSocketOfResponsesAreChargedToAQuota(t *testing.T) {
 		w.WantCalls(map[string]int{"a": 1, "b": 0})
 		wantRefused(t, w, 1)
 	})
+}
+
+func TestAQuotaGetsItsChargeForAResponseBackThatTheBackendHasNotExecuted(t *testing.T) {
+	for name, tc := range map[string]struct {
+		failure  string
+		requests int64
+	}{
+		"a throttle":                {`{"type":"error","status":429,"error":{"type":"tokens","code":"rate_limit_exceeded","message":"Rate limit reached."}}`, 1},
+		"a mistake of the client's": {`{"type":"error","status":400,"error":{"type":"invalid_request_error","code":"unsupported_value","message":"x"}}`, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lbtest.InBubble(t, withQuota("requests 10/hour\ntokens 1M/hour"), func(t *testing.T, w *lbtest.World) {
+				answer := `{"type":"response.completed","response":{"id":"resp_a_0000000001","usage":{"input_tokens":70,"output_tokens":50}}}`
+				w.Backends["a"].Replies(speaks(func(s *websocket.Conn, _ string) {
+					websocket.Message.Send(s, answer)
+					answer = tc.failure
+				}))
+				c := dial(t, w, "/v1/responses", aliceKey)
+				for range 2 {
+					c.say(`{"type":"response.create","model":"gpt-5","max_output_tokens":10,"input":"` + strings.Repeat("x", 4000) + `"}`)
+					c.hears()
+				}
+				wantUsed(t, w, tc.requests, 120)
+				c.Close()
+				time.Sleep(time.Minute)
+			})
+		})
+	}
 }
