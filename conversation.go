@@ -117,6 +117,9 @@ func (r *response) begin(isFirst bool) *response {
 	if r.outcome.usage = r.counts.Begin(streamed.Header); s.needsTokens() {
 		r.counts.CountContent()
 	}
+	if r.request.Body.Background {
+		r.outcome.usage.FindID()
+	}
 	r.bill.follow(r.outcome.usage, s.charge())
 	r.counts.Watch(&r.watcher)
 	account := to.backend.AccountKey
