@@ -366,6 +366,7 @@ func (c *conversation) refuseMessage(kind string, audio bool, text []byte) *http
 // Unasked implements seam.WebSocketRules.
 func (c *conversation) Unasked() seam.WebSocketResponse {
 	r := c.next()
+	r.request.Body.Background = false // which is the first response's
 	if steered := c.steered.Load(); steered != nil {
 		placement := steered.placement
 		r.placement, r.request.Model, r.request.Cost = &placement, steered.model, steered.cost

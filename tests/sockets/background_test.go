@@ -1,7 +1,9 @@
 package sockets
 
 import (
+	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,4 +51,33 @@ func TestAResponseInTheBackgroundOfAWebSocketIsSettledByALaterReply(t *testing.T
 			}
 		})
 	}
+}
+
+// TestAResponseThatTheSessionBeginsIsNotInTheBackground although the first
+// response of the WebSocket is: it ends with the WebSocket.
+func TestAResponseThatTheSessionBeginsIsNotInTheBackground(t *testing.T) {
+	inPool(t, "caller alice {\ntokens 100k/day\n}", func(t *testing.T, w *lbtest.World) {
+		n := 0
+		w.Backends["a"].Replies(speaks(func(s *websocket.Conn, _ string) {
+			n++
+			websocket.Message.Send(s, fmt.Sprintf(`{"type":"response.created","response":{"id":"resp_a_%010d","usage":null}}`, n))
+			if n == 1 {
+				websocket.Message.Send(s, `{"type":"response.incomplete","response":{"id":"resp_a_0000000001","usage":{"input_tokens":7,"output_tokens":5}}}`)
+			}
+			websocket.Message.Send(s, `{"type":"response.output_text.delta","delta":"hello"}`)
+		}))
+		c := dial(t, w, "/v1/responses", aliceKey)
+		c.say(`{"type":"response.create","model":"gpt-5","background":true,"input":"` + strings.Repeat("x", 400) + `"}`)
+		c.hears()
+		c.hears()
+		c.hears()
+		c.say(`{"type":"response.steer","previous_response_id":"resp_a_0000000001","input":"louder"}`)
+		c.hears()
+		c.hears()
+		c.Close()
+		time.Sleep(time.Minute)
+		if u := of(w, "alice"); u.Today < 12+100 || u.InFlight != 0 || u.Reserved != 0 {
+			t.Errorf("alice has used %+v", u)
+		}
+	})
 }
