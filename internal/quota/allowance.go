@@ -154,8 +154,8 @@ type allowance struct {
 	// a float64.
 	refill atomic.Uint64
 	// limit is the limit per minute. most is how much of it there is in a
-	// window, and window is the window's length in nanoseconds, if it is known
-	// when it ends. Each is 0 if it is not known.
+	// window. window is the window's length in nanoseconds, or 0 if it is not
+	// known when it ends. The others are 0 if they are not known.
 	limit, most, window atomic.Int64
 	// learning is set while a reading is recorded. It protects doubt.
 	learning atomic.Bool

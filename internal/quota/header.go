@@ -63,7 +63,8 @@ var windows = [limits]time.Duration{requests: 10 * time.Second, tokens: time.Min
 const longestReset = time.Hour
 
 // fastestRefill is the multiple of a limit per minute that may refill in a
-// minute. It is more than 1 because servers round the reset.
+// minute. It is more than 1 because a reset that was rounded down seems to be
+// that of a faster refill.
 const fastestRefill = 1.1
 
 // rateInfo is a reply's information about a rate limit.
@@ -72,9 +73,9 @@ type rateInfo struct {
 	// most is how much of the limit there is in a window. It is 0 if that is
 	// not known.
 	most float64
-	// window is the time until the whole limit is available again, or the
-	// longest one if it is not known. whole is the length of a window. It is 0
-	// if it is not known when the window ends.
+	// window is for how long the reading counts: the time until the whole limit
+	// is available again, or the longest window if that is not known. whole is
+	// the length of a window. It is 0 if it is not known when the window ends.
 	window, whole time.Duration
 	// refill is how much of the limit comes back per nanosecond. It is 0 if
 	// nothing comes back before the window ends.
@@ -94,7 +95,8 @@ type rateInfo struct {
 // window are known only if the reply names the window's length.
 //
 // Azure also sends 0, with whatever remains. Then it is not known when the
-// window ends, so no part of it can be kept until then.
+// window ends, so no part of it can be kept until then. A reset of more than a
+// minute is not one of a limit per minute, of which nothing else is known.
 func read(rate *verdict.Rate, longest time.Duration) (s rateInfo, ok bool) {
 	var isLimited, isKnown bool
 	s.limit, isLimited = rate.Limit.Number()
@@ -140,7 +142,7 @@ func read(rate *verdict.Rate, longest time.Duration) (s rateInfo, ok bool) {
 	case isNumber && longest == windows[requests]:
 		s.most = 0
 	}
-	if s.window > 0 {
+	if s.window > 0 && s.window <= time.Minute {
 		s.window = min(s.window, s.whole)
 	} else {
 		s.window, s.whole = s.whole, 0
