@@ -162,7 +162,7 @@ func (r *Reader) Follow(s Spender, from int64) {
 func (r *Reader) piece(data []byte) {
 	audio := false
 	if i := bytes.Index(data, []byte(`"delta":`)); i > 0 {
-		audio, data = bytes.Contains(data[:i], []byte(`audio.delta"`)), data[i:]
+		audio, data = bytes.Contains(data, []byte(`audio.delta"`)), data[i:]
 	}
 	if !audio {
 		r.content.state, r.content.slash = outside, false

@@ -63,8 +63,9 @@ func TestTheAudioOfASessionCountsByItsEventsAndItsTranscriptByItsBytes(t *testin
 		r, w := new(Reader).Begin(http.Header{"Content-Type": {streamType}}), new(sse.Watcher)
 		r.CountContent()
 		r.Watch(w)
-		for range 2 {
-			w.Take(sse.Event{Data: []byte(`{"type":"` + kind + `","item_id":"item_1","delta":"` + strings.Repeat("x", 400) + `"}`), Name: []byte(kind)})
+		delta := `"delta":"` + strings.Repeat("x", 400) + `"`
+		for _, data := range []string{`{"type":"` + kind + `","item_id":"item_1",` + delta + `}`, `{"content_index":0,` + delta + `,"type":"` + kind + `"}`} {
+			w.Take(sse.Event{Data: []byte(data), Name: []byte(kind)})
 		}
 		if tokens, _ := r.Estimate(0); tokens.Output != want {
 			t.Errorf("two events %s count as %d tokens, want %d", kind, tokens.Output, want)
