@@ -73,6 +73,7 @@ func (d *reader) converse(b *balancer, t *transaction) seam.WebSocketSession {
 	first.request.started, first.placement = q.started, &placement
 	first.bill, t.bill = t.bill, bill{}
 	first.search.quotas, t.search.quotas = t.search.quotas, nil
+	first.search.board.Demand = t.search.board.Demand
 	return seam.WebSocketSession{Rules: c, First: first.begin(true), Holds: true}
 }
 
@@ -98,14 +99,16 @@ var streamed = http.Response{StatusCode: http.StatusOK, Header: http.Header{
 
 // begin prepares the readers of the response's events. Its search is complete
 // from the start, with the WebSocket's backend. The search for that backend has
-// deducted the first response.
+// deducted the first response, which takes that over.
 func (r *response) begin(isFirst bool) *response {
 	s, to := &r.search, r.last.target
 	s.begin(r.balancer, &r.request, r.placement, &r.wait, r.bill.Tier())
 	s.attempts = append(s.attempts, attemptRecord{
 		target: to, started: r.request.started, deployment: r.last.deployment, counted: true,
 	})
-	if !isFirst {
+	if isFirst {
+		s.attempts.last().reservation = r.last.reservation
+	} else {
 		now := time.Now() // it may have waited for a limit
 		s.fill(now)
 		for i := range s.board.At {
@@ -156,7 +159,7 @@ func (r *response) classify(failed bool) (class verdict.Class, status int, unexe
 		return verdict.Served, http.StatusOK, false
 	case r.watcher.Pieces > 0:
 		return verdict.BrokenStream, http.StatusOK, false
-	case f == nil: // a realtime session has refused to begin it, or has ended it
+	case f == nil: // a realtime session has refused to begin it, so it was not executed, or has ended it
 		return verdict.Failed, http.StatusInternalServerError, r.watcher.Opening == sse.Preamble
 	}
 	reply := attempt.Reply{Status: f.Status, Class: verdict.Judge(verdict.Reply{Status: f.Status, Body: f.Body})}

@@ -11,7 +11,8 @@ import (
 
 // TestARefusedMessageThatHasWaitedDoesNotSetTheClockBack has messages of a
 // WebSocket wait for their caller's limit, and then be refused, because they
-// belong into another WebSocket. No 60 s may admit more than 104 % of the limit.
+// belong into another WebSocket. No 60 s may admit more than 104 % of the
+// limit.
 func TestARefusedMessageThatHasWaitedDoesNotSetTheClockBack(t *testing.T) {
 	const limit = 120
 	for _, refused := range []int{0, 6} {

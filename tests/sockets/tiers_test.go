@@ -87,7 +87,8 @@ func TestAResponseThatTheSessionBeginsCountsInTheUseOfItsTier(t *testing.T) {
 }
 
 // TestAResponseThatTheBackendHasNotExecutedIsNotInTheUseOfItsTier whether an
-// error says so before or after the response has begun.
+// error says so before or after the response has begun, and whether it is the
+// first one of its WebSocket or a later one.
 func TestAResponseThatTheBackendHasNotExecutedIsNotInTheUseOfItsTier(t *testing.T) {
 	const created = `{"type":"response.created","response":{"id":"resp_a_1234567890","error":null}}`
 	failed := func(code string) string {
@@ -106,10 +107,10 @@ func TestAResponseThatTheBackendHasNotExecutedIsNotInTheUseOfItsTier(t *testing.
 	} {
 		t.Run(name, func(t *testing.T) {
 			lbtest.InBubble(t, withTiers(), func(t *testing.T, w *lbtest.World) {
-				first := true
+				isServed := true
 				w.Backends["a"].Replies(speaks(func(s *websocket.Conn, _ string) {
-					if first {
-						first = false
+					if isServed {
+						isServed = false
 						websocket.Message.Send(s, `{"type":"response.completed","response":{"id":"resp_a_0000000001","usage":{"input_tokens":7,"output_tokens":5}}}`)
 						return
 					}
@@ -126,9 +127,21 @@ func TestAResponseThatTheBackendHasNotExecutedIsNotInTheUseOfItsTier(t *testing.
 					c.hears()
 				}
 				if got := usedByAlice(w) - before; (got > 0) != tc.counts {
-					t.Errorf("the response counts as %d in the use of the tier", got)
+					t.Errorf("a later response counts as %d in the use of the tier", got)
 				}
 				c.Close()
+				if len(tc.events) > 1 { // otherwise the WebSocket is not opened
+					before = usedByAlice(w)
+					c = dial(t, w, "/v1/responses", aliceKey)
+					c.say(`{"type":"response.create",` + thousand)
+					for range tc.events {
+						c.hears()
+					}
+					if got := usedByAlice(w) - before; (got > 0) != tc.counts {
+						t.Errorf("the first response counts as %d in the use of the tier", got)
+					}
+					c.Close()
+				}
 				time.Sleep(time.Minute)
 			})
 		})
