@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"math"
 	"slices"
 	"time"
 )
@@ -45,9 +46,9 @@ func (m *Member) lacksBudget(now time.Time) bool {
 }
 
 // accepts returns when the member accepts the request, which waits until a time
-// at most: now, if the member does not throttle. It returns false if that is not
-// known, because the member's latest refusal named no time or asked to be called
-// again immediately, or because a budget is used up.
+// at most: now, if the member does not throttle. It returns false if that is
+// not known, because the member's latest refusal named no time or asked to be
+// called again immediately, or because a budget is used up.
 func (m *Member) accepts(r *Ask, now, until time.Time) (back Return, ok bool) {
 	back = Return{Index: m.Index, At: now, Places: 1}
 	throttles := m.Throttles(r, now)
@@ -105,6 +106,8 @@ func (p *Pool) Returns(r *Ask, barred []int, now, until time.Time) (all []Return
 			if places < back.Places || unknown && m.standing(r, now) <= trialDue {
 				back.Places = places
 			}
+		} else if unknown && r.Quotas != nil && !back.At.After(now) && m.standing(r, now) <= trialDue {
+			back.Places = math.Inf(1) // there is room, but others that wait for the quota come first
 		}
 		all = append(all, back)
 	}

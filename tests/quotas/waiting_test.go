@@ -102,3 +102,25 @@ func TestARequestWaitsForTheOpenRequestsOfAQuotaAsLongAsItMay(t *testing.T) {
 		}
 	}
 }
+
+// TestARequestWaitsBehindALargerOneForAQuotaThatHasRoomForIt has a backend that
+// names no limits, and one that does.
+func TestARequestWaitsBehindALargerOneForAQuotaThatHasRoomForIt(t *testing.T) {
+	for name, reply := range replies {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, "wait 10s", func(t *testing.T, w *world) {
+				w.AllReply(used(5500, 0))
+				w.Post(prompt(5500, `"max_tokens":10,`)).WantServed(t, "a")
+				w.AllReply(reply)
+				time.Sleep(51 * time.Second)
+				var all sync.WaitGroup
+				all.Go(func() { w.Post(prompt(2000, `"max_tokens":10,`)).WantServed(t, "a") })
+				time.Sleep(time.Second)
+				for range 3 {
+					all.Go(func() { w.Post(small).WantServed(t, "a") })
+				}
+				all.Wait()
+			}, "tokens 6000/minute")
+		})
+	}
+}
