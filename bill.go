@@ -106,8 +106,8 @@ func (b *bill) settle(lb *balancer, q *request, s *search, o *outcome) {
 	if o.status == http.StatusSwitchingProtocols && q.socket != nil {
 		return // its responses have bills of their own
 	}
-	// The time is read again: to the limits, a time that was calculated from one
-	// before the wall clock was set would be a clock that is set back.
+	// The time is read again: to the limits, a time that was calculated from
+	// one before the wall clock was set would be a clock that is set back.
 	now, cost, limited, leftID := time.Now(), b.cost(q, s, o), b.Open(), ""
 	goesOn := q.Body.Background && cost.Prompt > 0 && !o.tokens.Known()
 	if goesOn {

@@ -223,8 +223,9 @@ func limitReturns(b *balancer, key waiting.Key, r *ratelimit.Refusal, needs int6
 }
 
 // granted returns how many requests that need so much of a limit it grants when
-// the wait of the refusal is over, and how many in each second. Both are divided
-// by the number of replicas. The next day or month begins with all of its limit.
+// the wait of the refusal is over, and how many in each second. Both are
+// divided by the number of replicas. The next day or month begins with all of
+// its limit, but for a debt, which is left out here.
 func (b *balancer) granted(r *ratelimit.Refusal, needs int64) (atOnce, perSecond float64) {
 	if r.Limit.Kind == ratelimit.Requests {
 		needs = 1

@@ -26,9 +26,9 @@ func Mistakes(backends []*Backend) (warnings []string) {
 	return warnings
 }
 
-// options returns the options that decide how requests are sent to the backend,
-// as text. These are all but those that find the server (the URL and the
-// credential, which may have several spellings), that name and rank the
+// options returns the options in which two blocks for one server may differ on
+// purpose, as text. These are all but those that find the server (the URL and
+// the credential, which may have several spellings), that name and rank the
 // backend, and that check whether it is back.
 func (b *Backend) options() string {
 	text, _ := json.Marshal(b) // its options were read from JSON
