@@ -73,8 +73,10 @@ func (d *reader) converse(b *balancer, t *transaction) seam.WebSocketSession {
 	first.request.started, first.placement = q.started, &placement
 	first.bill, t.bill = t.bill, bill{}
 	first.search.quotas, t.search.quotas = t.search.quotas, nil
-	first.search.board.Demand = t.search.board.Demand
-	return seam.WebSocketSession{Rules: c, First: first.begin(true), Holds: true}
+	first.begin()
+	// the search for the WebSocket's backend has deducted it
+	first.search.board.Demand, first.search.attempts.last().reservation = t.search.board.Demand, first.last.reservation
+	return seam.WebSocketSession{Rules: c, First: first, Holds: true}
 }
 
 // next returns a new response that has not begun.
@@ -98,25 +100,13 @@ var streamed = http.Response{StatusCode: http.StatusOK, Header: http.Header{
 }}
 
 // begin prepares the readers of the response's events. Its search is complete
-// from the start, with the WebSocket's backend. The search for that backend has
-// deducted the first response, which takes that over.
-func (r *response) begin(isFirst bool) *response {
+// from the start, with the WebSocket's backend.
+func (r *response) begin() {
 	s, to := &r.search, r.last.target
 	s.begin(r.balancer, &r.request, r.placement, &r.wait, r.bill.Tier())
 	s.attempts = append(s.attempts, attemptRecord{
 		target: to, started: r.request.started, deployment: r.last.deployment, counted: true,
 	})
-	if isFirst {
-		s.attempts.last().reservation = r.last.reservation
-	} else {
-		now := time.Now() // it may have waited for a limit
-		s.fill(now)
-		for i := range s.board.At {
-			s.board.At[i].Takes = i == to.Index // it can be sent nowhere else
-		}
-		s.demand(now)
-		s.attempts.last().reservation = s.deduct(to, now)
-	}
 	if r.outcome.usage = r.counts.Begin(streamed.Header); s.needsTokens() {
 		r.counts.CountContent()
 	}
@@ -130,7 +120,18 @@ func (r *response) begin(isFirst bool) *response {
 	if ids := r.placement.IDReader(account, &streamed); ids != nil {
 		ids.Join(&r.watcher)
 	}
-	return r
+}
+
+// deduct counts a response that has begun in the use of its tier and caller,
+// and deducts it from what is left of the backend's limits.
+func (r *response) deduct() {
+	s, to, now := &r.search, r.last.target, time.Now() // it may have waited for a limit
+	s.fill(now)
+	for i := range s.board.At {
+		s.board.At[i].Takes = i == to.Index // it can be sent nowhere else
+	}
+	s.demand(now)
+	s.attempts.last().reservation = s.deduct(to, now)
 }
 
 // Watcher implements seam.WebSocketResponse.
@@ -244,7 +245,9 @@ func (c *conversation) Create(text []byte) (begun seam.WebSocketResponse, instea
 		return nil, nil, &seam.WebSocketRefusal{Reply: answer.Response}
 	}
 	c.model = q.Model
-	return r.begin(false), instead, nil
+	r.begin()
+	r.deduct()
+	return r, instead, nil
 }
 
 // chargeQuotas charges the response to the quotas of the WebSocket's backend.
@@ -382,5 +385,7 @@ func (c *conversation) Unasked() seam.WebSocketResponse {
 		reservation := l.Unasked(r.request.started, r.request.Model)
 		r.search.quotas = &quotaSearch{charge: &charge{reservation, c.balancer}}
 	}
-	return r.begin(false)
+	r.begin()
+	r.deduct()
+	return r
 }

@@ -83,8 +83,8 @@ type Quotas struct {
 // a limit of the operator's. The zero Over keeps no request away.
 type Over struct {
 	// Until is when the quota has room for the request. IsGuess reports whether
-	// that is a guess, because nobody knows when the requests in flight end,
-	// which leave room.
+	// that is a guess: there will be room when requests in flight end, and it
+	// is not known when they do.
 	Until   time.Time
 	IsGuess bool
 	// AtOnce is for how many requests like this one the quota has room at that

@@ -22,9 +22,8 @@ import (
 // may have been empty since the one before. While requests skip the backend,
 // the rate grows by 1/50 each second, and faster if there was no throttle for
 // several seconds. So a full backend throttles about once a second. If the rate
-// is too low for a while, the backend works off its bucket.
-// Until the rate is known, requests skip the backend for a fifth of a second
-// after each throttle.
+// is too low for a while, the backend works off its bucket. Until the rate is
+// known, requests skip the backend for a fifth of a second after each throttle.
 //
 // If tiers keep shares, a part of what the backend works off in about two
 // seconds (cushion) is kept free. The rate then grows more slowly, because a
