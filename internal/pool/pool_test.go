@@ -479,7 +479,7 @@ func BenchmarkPick(b *testing.B) {
 		b.ReportAllocs()
 		p := sixteen(b)
 		for _, m := range p.Members {
-			deductFor(m, 1, 2, 1, 2)
+			deductFor(m, map[int]int64{1: 1, 2: 2})
 		}
 		r := (&asks{model: "m", cost: 1, tier: quota.Tier{Number: 2, Shares: sharesOf}}).of(p.Pool)
 		now := start

@@ -305,30 +305,27 @@ func BenchmarkPickWithRoom(b *testing.B) {
 // sharesOf are those of two tiers.
 var sharesOf = &quota.Shares{1: .5, 2: .5}
 
-// deductFor has a member that is full give the first tier and the second one
-// such costs, where these tiers ask.
-func deductFor(m *Member, first, second int64, asking ...int) {
+// deductFor has a member that is full give tiers such costs.
+func deductFor(m *Member, costs map[int]int64) {
 	m.health.rememberServed("m")
 	q := m.Quota("m")
-	for _, tier := range asking {
-		q.Ask(tier, start)
+	for tier, cost := range costs {
+		q.DeductFor(tier, cost, start)
 	}
-	q.DeductFor(1, first, start)
-	q.DeductFor(2, second, start)
 	q.See(quota.Reply{Rates: verdict.ReadRates(http.Header{"Azure-Openai-Deployment-Utilization": {"100%"}}), Sent: start}, "m", start)
 }
 
 func TestAShareIsOneOfAllMembersForWhichTheSameTiersAsk(t *testing.T) {
 	for name, tc := range map[string]struct {
-		elsewhere []int // which tiers ask for the model at b
+		elsewhere map[int]int64 // what tiers get at b
 		want      string
 	}{
-		"the same tiers":     {[]int{1, 2}, "a"},
-		"only the first one": {[]int{1}, ""},
+		"the same tiers":     {map[int]int64{1: 11, 2: 10}, "a"},
+		"only the first one": {map[int]int64{1: 11}, ""},
 	} {
 		p, m, _ := poolOf(t, "a:1:1", "b:2:1")
-		deductFor(m["a"], 10, 11, 1, 2) // beyond its share of a
-		deductFor(m["b"], 11, 10, tc.elsewhere...)
+		deductFor(m["a"], map[int]int64{1: 10, 2: 11}) // beyond its share of a
+		deductFor(m["b"], tc.elsewhere)
 		ask := (&asks{model: "m", tier: quota.Tier{Number: 2, Shares: sharesOf}}).of(p.Pool)
 		ask.At[m["b"].Index].Bar = Spent
 		got := ""
@@ -346,13 +343,13 @@ func TestAMemberCountsOnceThatAPoolHasTwice(t *testing.T) {
 	again, b := NewMember("again", a.health), NewMember("b", new(Health))
 	b.Priority = 2
 	p := New([]*Member{a, again, b})
-	deductFor(a, 10, 20, 1, 2)
-	deductFor(b, 22, 10, 1, 2)
+	deductFor(a, map[int]int64{1: 10, 2: 20})
+	deductFor(b, map[int]int64{1: 22, 2: 10})
 	ask := (&asks{model: "m", tier: quota.Tier{Number: 2, Shares: sharesOf}}).of(p)
 	if got := p.Pick(ask, start); got == nil {
 		t.Error("a counts twice")
 	}
-	deductFor(b, 0, 3, 1, 2)
+	deductFor(b, map[int]int64{2: 3})
 	if got := p.Pick(ask, start.Add(time.Millisecond)); got != nil {
 		t.Errorf("beyond its share it gets %s", got.Name)
 	}
@@ -360,8 +357,8 @@ func TestAMemberCountsOnceThatAPoolHasTwice(t *testing.T) {
 
 func TestOnlyMembersCountThatTheTierMayUse(t *testing.T) {
 	p, m, _ := poolOf(t, "a:1:1", "b:2:1")
-	deductFor(m["a"], 10, 11, 1, 2)
-	deductFor(m["b"], 11, 10, 1, 2)
+	deductFor(m["a"], map[int]int64{1: 10, 2: 11})
+	deductFor(m["b"], map[int]int64{1: 11, 2: 10})
 	ask := (&asks{model: "m", tier: quota.Tier{Number: 2, Shares: sharesOf}}).of(p.Pool)
 	ask.At[m["b"].Index].Takes = false
 	if got := p.Pool.Pick(ask, start); got != nil {
@@ -373,7 +370,7 @@ func TestOnlyMembersCountThatTheTierMayUse(t *testing.T) {
 // that it passed over, for which nothing is found out anew.
 func TestAnAnswerAboutSharesHoldsForAnInstant(t *testing.T) {
 	p, m, _ := poolOf(t, "a:1:1", "b:2:1")
-	deductFor(m["a"], 10, 11, 1, 2)
+	deductFor(m["a"], map[int]int64{1: 10, 2: 11})
 	ask := (&asks{model: "m", tier: quota.Tier{Number: 2, Shares: sharesOf}}).of(p.Pool)
 	if got := p.Pool.Pick(ask, start); got != m["b"] {
 		t.Errorf("it gets %s", got.Name)
@@ -398,7 +395,7 @@ func BenchmarkShares(b *testing.B) {
 			}
 			p, members, _ := poolOf(b, names...)
 			for _, m := range members {
-				deductFor(m, 10, 11, 1, 2)
+				deductFor(m, map[int]int64{1: 10, 2: 11})
 			}
 			for b.Loop() {
 				r := (&asks{model: "m", tier: quota.Tier{Number: 2, Shares: sharesOf}}).of(p.Pool)

@@ -37,6 +37,7 @@ func (m *Meter) Deduct(cost int64) Mark {
 func (m *Meter) DeductFor(tier int, cost int64, now time.Time) Mark {
 	k := m.Deduct(cost)
 	k.tier, k.cost, k.sent = tier, min(cost, highestCost), instant(now)
+	m.Ask(tier, now)
 	m.counter.add(tier, k.cost, k.sent)
 	m.spend(k.cost, now)
 	return k
@@ -50,7 +51,7 @@ func (k Mark) Return() {
 		return
 	}
 	if k.cost > 0 {
-		k.meter.counter.takeBack(k.tier, k.cost, k.sent)
+		k.meter.counter.add(k.tier, -k.cost, k.sent)
 		k.meter.unspend(k.cost, k.sent)
 	}
 	for i, d := range k.deducted {

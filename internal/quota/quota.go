@@ -32,17 +32,17 @@
 // a time to be shared on its own.
 //
 //   - A tier that recently got no more than its share of what the Group served
-//     may use any backend. Recently is the last minute if the Group has such
-//     windows, else the last 20 s.
+//     may use any backend. What it got counts less the older it is: it counts half
+//     after 30 s, or after 10 s if the Group has no such windows.
 //   - A tier that got more, or that keeps no share, may use a backend only if
 //     more is left there after the request than the sum of the shares of the
 //     other active tiers.
 //
 // For example, gold keeps 70 % and bronze 20 %. The 10 % that no tier keeps
 // belong to the more important one, gold. While both are active, bronze may use
-// any backend until it got a fifth of what the backends served in the last
-// minute. Above that, it may use only backends of which more than 70 % is left.
-// After gold has sent nothing for a minute, bronze may use everything.
+// any backend until it got a fifth of what the backends served recently. Above
+// that, it may use only backends of which more than 70 % is left. After gold has
+// sent nothing for a minute, bronze may use everything.
 //
 // # Shares of callers
 //
@@ -96,8 +96,8 @@ type Tier struct {
 // MaxTiers is the maximum number of tiers, without the zero Tier.
 const MaxTiers = 8
 
-// memory is how long a tier counts as active after a request for the model.
-const memory = time.Minute
+// activeFor is how long a tier is active after a request for the model.
+const activeFor = time.Minute
 
 // kind is a kind of reading. Only the latest reading of each kind counts.
 type kind int

@@ -33,7 +33,7 @@ func (m *Meter) Group(t Tier, now Instant) Group {
 func (m *Meter) askers(shares *Shares, at int64) (g Group) {
 	elsewhere := m.elsewhere(at)
 	for i, share := range shares {
-		if share > 0 && (at < m.askedAt[i].Load()+memory.Milliseconds() || elsewhere != nil && elsewhere[1][i] > 0) {
+		if share > 0 && (at < m.askedAt[i].Load()+activeFor.Milliseconds() || elsewhere != nil && elsewhere[1][i] > 0) {
 			g |= 1 << i
 		}
 	}
@@ -101,14 +101,14 @@ func (m *Meter) predict(part float64, cost int64, now Instant) (wait time.Durati
 }
 
 // Got is the cost that each tier has got lately of the model, from all replicas
-// and at all backends of a group, in the group's span.
+// and at all backends of a group, with the group's half-life.
 type Got struct {
 	Group Group
 	costs [MaxTiers + 1]int64
 }
 
-// span returns the index of the group's span in spans.
-func (g Group) span() int {
+// halfLife returns the index of the group's half-life in halfLives.
+func (g Group) halfLife() int {
 	if g&byMinute != 0 {
 		return 1
 	}
@@ -121,10 +121,10 @@ func (g *Got) Add(m *Meter, t Tier, now Instant) {
 	if m.Group(t, now) != g.Group {
 		return
 	}
-	at, span := now.millis(), g.Group.span()
-	m.counter.addTo(&g.costs, span, at)
+	at, i := now.millis(), g.Group.halfLife()
+	m.counter.addTo(&g.costs, i, at)
 	if elsewhere := m.elsewhere(at); elsewhere != nil {
-		for tier, cost := range elsewhere[span] {
+		for tier, cost := range elsewhere[i] {
 			g.costs[tier] += cost
 		}
 	}
