@@ -27,7 +27,7 @@ func (w *Watcher) Undecided(limit int) bool {
 // error.
 func (e Event) mayBeLongError() bool {
 	kind := e.Kind()
-	return isError(kind) || len(kind) == 0 && mayHoldError(e.Data)
+	return mayBeError(kind) || len(kind) == 0 && mayHoldError(e.Data)
 }
 
 // LongFailure returns the first error in the beginning of a stream, or nil if

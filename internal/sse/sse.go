@@ -102,7 +102,7 @@ func (w *Watcher) Failing() bool {
 	}
 	line, _ := cutField(s.partial.text, "data")
 	for _, data := range [][]byte{s.data, line} {
-		if isError(Event{Name: s.name[:s.named], Data: data}.Kind()) || mayHoldError(data) {
+		if mayBeError(Event{Name: s.name[:s.named], Data: data}.Kind()) || mayHoldError(data) {
 			return true
 		}
 	}
@@ -122,7 +122,7 @@ func (w *Watcher) take(e Event) {
 	w.Ended = w.Ended || done || ends(kind)
 	switch {
 	case w.Opening != Preamble:
-		if w.Failure == nil && (isError(kind) || !bytes.HasPrefix(kind, []byte("response.")) && mayHoldError(e.Tail)) {
+		if w.Failure == nil && (mayBeError(kind) || !bytes.HasPrefix(kind, []byte("response.")) && mayHoldError(e.Tail)) {
 			w.Failure = e.failure()
 		}
 	case done:
@@ -175,8 +175,14 @@ func ends(kind []byte) bool {
 	return false
 }
 
-func isError(kind []byte) bool {
-	return string(kind) == "error" || string(kind) == "response.failed"
+// mayBeError reports whether an event of that kind is an error, or may say that
+// a response of a realtime session has failed.
+func mayBeError(kind []byte) bool {
+	switch string(kind) {
+	case "error", "response.failed", "response.done":
+		return true
+	}
+	return false
 }
 
 func isPreamble(kind []byte) bool {
@@ -195,7 +201,7 @@ func (e Event) opening() (Opening, *Error) {
 	if isPreamble(kind) {
 		return Preamble, nil
 	}
-	plain := bytes.HasSuffix(kind, []byte("delta")) || bytes.HasPrefix(kind, []byte("response.")) && !isError(kind)
+	plain := bytes.HasSuffix(kind, []byte("delta")) || bytes.HasPrefix(kind, []byte("response.")) && !mayBeError(kind)
 	if e.TooLong || e.hasText() || plain && !mayHoldError(e.Data) { // a response.completed may be long
 		return Content, nil
 	}
@@ -281,6 +287,16 @@ func (e Event) failureIn(r report) *Error {
 		}
 		_ = json.Unmarshal(r.Response, &response)
 		return ofResponse(response.Error)
+	case string(kind) == "response.done":
+		var response struct {
+			Details struct {
+				Error json.RawMessage `json:"error"`
+			} `json:"status_details"`
+		}
+		if _ = json.Unmarshal(r.Response, &response); present(response.Details.Error) {
+			return ofResponse(response.Details.Error)
+		}
+		return nil
 	case present(r.Error):
 		return newError(r.Error)
 	case string(kind) == "error":

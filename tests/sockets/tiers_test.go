@@ -149,11 +149,25 @@ func TestAResponseThatTheBackendHasNotExecutedIsNotInTheUseOfItsTier(t *testing.
 }
 
 // TestAResponseThatASessionRefusesIsNotInTheUseOfItsTier as a realtime session
-// does while another response is in progress.
+// does while another response is in progress, or while it throttles.
 func TestAResponseThatASessionRefusesIsNotInTheUseOfItsTier(t *testing.T) {
-	const refused = `{"type":"error","error":{"type":"invalid_request_error","code":"conversation_already_has_active_response","message":"x"}}`
+	says := func(events ...string) func(*websocket.Conn, string) {
+		return func(s *websocket.Conn, _ string) {
+			for _, e := range events {
+				websocket.Message.Send(s, e)
+			}
+		}
+	}
+	const begun = `{"event_id":"event_1","type":"response.created","response":{"id":"resp_a_1234567890","status":"in_progress","status_details":null}}`
+	done := func(code string) string {
+		return `{"event_id":"event_2","type":"response.done","response":{"id":"resp_a_1234567890","status":"failed","status_details":{"type":"failed","error":{"type":"x","code":"` + code + `","message":"x"}},"output":[],"usage":null}}`
+	}
 	for name, answer := range map[string]func(*websocket.Conn, string){
-		"served": realtime(70, 50), "refused": func(s *websocket.Conn, _ string) { websocket.Message.Send(s, refused) },
+		"served":                       realtime(70, 50),
+		"served, and fails":            says(begun, done("server_error")),
+		"refused, as one is active":    says(`{"type":"error","error":{"type":"invalid_request_error","code":"conversation_already_has_active_response","message":"x"}}`),
+		"refused by a throttle":        says(done("rate_limit_exceeded")),
+		"refused by a throttle, begun": says(begun, done("rate_limit_exceeded")),
 	} {
 		lbtest.InBubble(t, strings.ReplaceAll(withTiers(), "model gpt-5", "model gpt-realtime"), func(t *testing.T, w *lbtest.World) {
 			w.Backends["a"].Replies(speaks(answer))
@@ -162,7 +176,7 @@ func TestAResponseThatASessionRefusesIsNotInTheUseOfItsTier(t *testing.T) {
 			c.say(`{"type":"response.create","response":{"instructions":"` + strings.Repeat("x", 4000) + `"}}`)
 			for e := c.hears(); e.Type != "error" && e.Type != "response.done"; e = c.hears() {
 			}
-			if got := usedByAlice(w) - before; name == "served" && (got < 1000 || got > 1100) || name == "refused" && got != 0 {
+			if got := usedByAlice(w) - before; strings.HasPrefix(name, "served") && (got < 1000 || got > 1100) || strings.HasPrefix(name, "refused") && got != 0 {
 				t.Errorf("a response that is %s, with 1000 tokens, counts as %d in the use of the tier", name, got)
 			}
 			c.Close()
@@ -214,6 +228,37 @@ func TestWhatACallerGetsInAWebSocketCountsInItsFairShare(t *testing.T) {
 				t.Errorf("after %d responses in a WebSocket, alice got %d, want %d", responses, got.Status, want)
 			}
 			c.Close()
+			time.Sleep(time.Minute)
+		})
+	}
+}
+
+// TestAFirstResponseThatWasNotExecutedIsNotInAFairShare has alice open many
+// WebSockets, of which the backend has not executed the first response, or has.
+func TestAFirstResponseThatWasNotExecutedIsNotInAFairShare(t *testing.T) {
+	for code, want := range map[string]int{"rate_limit_exceeded": http.StatusOK, "server_error": http.StatusTooManyRequests} {
+		lbtest.InBubble(t, keyed("fair_shares\nbackend http://a {\nname a\nmodel gpt-5\n}"), func(t *testing.T, w *lbtest.World) {
+			fails := speaks(func(s *websocket.Conn, _ string) {
+				websocket.Message.Send(s, `{"type":"response.created","response":{"id":"resp_a_1234567890","error":null}}`)
+				websocket.Message.Send(s, `{"type":"response.failed","response":{"id":"resp_a_1234567890","status":"failed","error":{"code":"`+code+`","message":"x"}}}`)
+			})
+			w.Backends["a"].Replies(overBoth(fails, lbtest.Status(429, "Retry-After-Ms", "50")))
+			for range 3 {
+				post(w, "/v1/responses", "{"+thousand, bobKey).WantStatus(t, 429)
+			}
+			time.Sleep(5 * time.Second)
+			for range 20 {
+				c := dial(t, w, "/v1/responses", aliceKey)
+				c.say(`{"type":"response.create",` + thousand)
+				c.hears()
+				c.hears()
+				c.Close()
+			}
+			w.Backends["a"].Replies(served("90%"))
+			post(w, "/v1/responses", "{"+thousand, bobKey).WantStatus(t, 200)
+			if got := post(w, "/v1/responses", "{"+thousand, aliceKey); got.Status != want {
+				t.Errorf("after 20 responses with %s, alice got %d, want %d", code, got.Status, want)
+			}
 			time.Sleep(time.Minute)
 		})
 	}
