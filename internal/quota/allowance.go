@@ -158,9 +158,12 @@ type allowance struct {
 	// window. window is the window's length in nanoseconds, or 0 if it is not
 	// known when it ends. The others are 0 if they are not known.
 	limit, most, window atomic.Int64
-	// learning is set while a reading is recorded. It protects doubt.
+	// learning is set while a reading is recorded. It protects the fields below.
 	learning atomic.Bool
 	doubt    doubt
+	// end is the earliest end of the current window that a reading said. moved
+	// is when a reading last said a later one. It is 0 if none did.
+	end, moved Instant
 }
 
 // learn records a reading, unless there is one from a later request, so that a
@@ -188,8 +191,32 @@ func (a *allowance) learn(s rateInfo, r *Reply, i int, now Instant) {
 	a.base.Store(min(deducted.sum, a.estimated.Load()) + int64(s.remaining))
 	a.refill.Store(math.Float64bits(s.refill))
 	a.most.Store(int64(s.most))
+	until := sent + Instant(s.window)
+	if s.refill == 0 && s.whole > 0 && a.moves(until, sent) {
+		s.whole = 0
+	}
 	a.window.Store(int64(s.whole))
-	a.until.Store(int64(sent) + int64(s.window))
+	a.until.Store(int64(until))
+}
+
+// tolerated is by how much readings may differ about the end of a window. Their
+// seconds may be rounded.
+const tolerated = Instant(2 * time.Second)
+
+// moves reports whether readings of the last minute, including one that says
+// that the window ends at until, differ about the end of a window. Then the
+// window is one that slides, or the reset says how long a window is, and it is
+// not known when the window ends.
+func (a *allowance) moves(until, sent Instant) bool {
+	switch {
+	case a.end <= sent+tolerated: // another window has begun, or soon begins
+		a.end = until
+	case until > a.end+tolerated:
+		a.end, a.moved = until, sent
+	default:
+		a.end = min(a.end, until)
+	}
+	return a.moved != 0 && sent < a.moved+Instant(time.Minute)
 }
 
 // doubt detects a backend whose readings do not change although it serves

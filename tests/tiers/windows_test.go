@@ -65,18 +65,20 @@ func (b *window) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // windows are backends by the fields that their replies have.
 var windows = map[string]func() http.Handler{
-	"tokens, no reset":               func() http.Handler { return &window{kind: "Tokens", length: time.Minute, reset: nothing} },
-	"tokens, a reset of 0":           func() http.Handler { return &window{kind: "Tokens", length: time.Minute, reset: zero} }, // Azure's
-	"tokens, a duration":             func() http.Handler { return &window{kind: "Tokens", length: time.Minute, reset: duration} },
-	"requests, no reset":             func() http.Handler { return &window{kind: "Requests", length: time.Minute, reset: nothing} },
-	"requests, seconds":              func() http.Handler { return &window{kind: "Requests", length: time.Minute, reset: seconds} },
-	"requests, a duration":           func() http.Handler { return &window{kind: "Requests", length: time.Minute, reset: duration} },
-	"requests of 10 s, a reset of 0": func() http.Handler { return &window{kind: "Requests", length: 10 * time.Second, reset: zero} }, // Azure's
-	"no fields":                      func() http.Handler { return &window{length: time.Minute} },
+	"tokens, no reset":                  func() http.Handler { return &window{kind: "Tokens", length: time.Minute, reset: nothing} },
+	"tokens, a reset of 0":              func() http.Handler { return &window{kind: "Tokens", length: time.Minute, reset: zero} }, // Azure's
+	"tokens, a duration":                func() http.Handler { return &window{kind: "Tokens", length: time.Minute, reset: duration} },
+	"tokens, a reset that is always 60": func() http.Handler { return &window{kind: "Tokens", length: time.Minute, reset: always60} }, // sliding windows
+	"requests, no reset":                func() http.Handler { return &window{kind: "Requests", length: time.Minute, reset: nothing} },
+	"requests, seconds":                 func() http.Handler { return &window{kind: "Requests", length: time.Minute, reset: seconds} },
+	"requests, a duration":              func() http.Handler { return &window{kind: "Requests", length: time.Minute, reset: duration} },
+	"requests of 10 s, a reset of 0":    func() http.Handler { return &window{kind: "Requests", length: 10 * time.Second, reset: zero} }, // Azure's
+	"no fields":                         func() http.Handler { return &window{length: time.Minute} },
 }
 
 func nothing(time.Duration) string       { return "" }
 func zero(time.Duration) string          { return "0" }
+func always60(time.Duration) string      { return "60" }
 func seconds(left time.Duration) string  { return strconv.Itoa(int(math.Ceil(left.Seconds()))) }
 func duration(left time.Duration) string { return left.Round(time.Millisecond).String() }
 
