@@ -176,7 +176,7 @@ func (m *Meter) Wait(kept float64, cost int64, now time.Time) time.Duration {
 		if kind(k) == throttle && known {
 			continue
 		}
-		until := reading(m.readings[k].Load()).fallsTo(1-kept, fades[k])
+		until := reading(m.readings[k].Load()).fallsTo(mostUsed(kept), fades[k])
 		wait = max(wait, time.Duration(until-at)*time.Millisecond)
 	}
 	for i := range m.allowances {

@@ -62,7 +62,7 @@ func (m *Meter) leaves(part float64, cost, at int64, now Instant) bool {
 		if kind(k) == throttle && known {
 			continue
 		}
-		if reading(m.readings[k].Load()).above(1-part, fades[k], at) {
+		if reading(m.readings[k].Load()).above(mostUsed(part), fades[k], at) {
 			return false
 		}
 	}
@@ -74,6 +74,11 @@ func (m *Meter) leaves(part float64, cost, at int64, now Instant) bool {
 	}
 	return true
 }
+
+// mostUsed returns how much may be used by a reading while a part is kept for
+// other tiers. It is a tenth at least: what a provisioned deployment is working
+// on is never less for long, and would otherwise refuse the other tiers.
+func mostUsed(kept float64) float64 { return max(.1, 1-kept) }
 
 // predict returns the time until a request of that cost leaves this part of the
 // backend, by what throttles have taught. known reports whether more is known

@@ -273,6 +273,17 @@ func TestATierWithinItsShareIsSeldomRefused(t *testing.T) {
 	}
 }
 
+// A tier that keeps everything leaves to the others what it does not use.
+func TestWhatATierKeepsAndDoesNotUseIsUsed(t *testing.T) {
+	forEachPool(t, func(t *testing.T, _ string, backends []simulator.Handler) {
+		got := askIn(t, "tier gold {\nreserve 100%\n}\ntier bronze", backends, 4*time.Minute, map[string]demand{"gold": steady(.05), "bronze": steady(1.5)})
+		gold, bronze := between(got["gold"], 60, 240), between(got["bronze"], 60, 240)
+		if gold.served < .98*gold.sent || gold.served+bronze.served < .88 {
+			t.Errorf("gold gets %.3f of %.3f, and bronze %.3f", gold.served, gold.sent, bronze.served)
+		}
+	})
+}
+
 // TestABurst is one of gold's, after a silence in which the others use
 // everything up. A PTU is shared within seconds, and a limit by the minute as
 // soon as its next window begins. When the burst is over, the others get all
