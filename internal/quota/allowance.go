@@ -137,6 +137,11 @@ func (m *Meter) Left(now time.Time) (left []Left) {
 // requests ever sent to one sum. What is left is the amount that remained, plus
 // the sum when the reply's request was sent, minus the sum now.
 //
+// A reading that does not say when its window ends may show that one has begun,
+// because much more remains than by the reading before. A reading that says so
+// may be contradicted by later ones. Then the window is one that slides, or the
+// reset says how long a window is, and it is not known when the window ends.
+//
 // If a reading is recorded while a member is chosen, the choice may use parts
 // of both readings. That does little harm, because readings are estimates
 // anyway.
@@ -161,9 +166,13 @@ type allowance struct {
 	// learning is set while a reading is recorded. It protects the fields below.
 	learning atomic.Bool
 	doubt    doubt
-	// end is the earliest end of the current window that a reading said. moved
-	// is when a reading last said a later one. It is 0 if none did.
-	end, moved Instant
+	// end is the end of the current window: the earliest one that a reading
+	// said, or the one that follows from when it began. It may be earlier by
+	// unsure. moved is when a reading last contradicted it. It is 0 if none
+	// did.
+	end, unsure, moved Instant
+	// remaining is what remained by the latest reading.
+	remaining float64
 }
 
 // learn records a reading, unless there is one from a later request, so that a
@@ -186,15 +195,24 @@ func (a *allowance) learn(s rateInfo, r *Reply, i int, now Instant) {
 		a.until.Store(0)
 		return
 	}
-	a.at.Store(int64(sent))
+	before := Instant(a.at.Swap(int64(sent)))
 	// of earlier requests, some may have come back since
 	a.base.Store(min(deducted.sum, a.estimated.Load()) + int64(s.remaining))
 	a.refill.Store(math.Float64bits(s.refill))
 	a.most.Store(int64(s.most))
 	until := sent + Instant(s.window)
-	if s.refill == 0 && s.whole > 0 && a.moves(until, sent) {
-		s.whole = 0
+	switch {
+	case s.refill > 0 || s.most == 0:
+	case s.whole == 0:
+		if a.begins(s, before, sent); sent < a.end && !a.hasMoved(sent) {
+			s.whole, until = s.window, a.end
+		}
+	default:
+		if a.moves(until, sent); a.hasMoved(sent) {
+			s.whole = 0
+		}
 	}
+	a.remaining = s.remaining
 	a.window.Store(int64(s.whole))
 	a.until.Store(int64(until))
 }
@@ -203,11 +221,8 @@ func (a *allowance) learn(s rateInfo, r *Reply, i int, now Instant) {
 // seconds may be rounded.
 const tolerated = Instant(2 * time.Second)
 
-// moves reports whether readings of the last minute, including one that says
-// that the window ends at until, differ about the end of a window. Then the
-// window is one that slides, or the reset says how long a window is, and it is
-// not known when the window ends.
-func (a *allowance) moves(until, sent Instant) bool {
+// moves records that a reading says that the window ends at until.
+func (a *allowance) moves(until, sent Instant) {
 	switch {
 	case a.end <= sent+tolerated: // another window has begun, or soon begins
 		a.end = until
@@ -216,6 +231,23 @@ func (a *allowance) moves(until, sent Instant) bool {
 	default:
 		a.end = min(a.end, until)
 	}
+}
+
+// begins records that a window has begun since the reading before, if much more
+// remains than by that one.
+func (a *allowance) begins(s rateInfo, before, sent Instant) {
+	if before == 0 || s.remaining < a.remaining+s.limit/4 {
+		return
+	}
+	if sent < a.end-a.unsure-tolerated {
+		a.moved = sent
+	}
+	a.end, a.unsure = sent+Instant(s.window), sent-before
+}
+
+// hasMoved reports whether readings of the last minute contradicted each other
+// about the end of a window.
+func (a *allowance) hasMoved(sent Instant) bool {
 	return a.moved != 0 && sent < a.moved+Instant(time.Minute)
 }
 

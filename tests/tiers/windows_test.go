@@ -6,6 +6,7 @@ import (
 	"math"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -94,6 +95,7 @@ func TestTiersShareWindowsWhateverTheirFieldsSay(t *testing.T) {
 		got := ask(t, backends, 9*time.Minute, steadily(.4, 1.5, 1.5))
 		gold := between(got["gold"], 180, 540)
 		refused := 1 - gold.served/gold.sent
+		second := between(got["gold"], 60, 120)
 		got = ask(t, backends, 4*time.Minute, steadily(.05, .05, .4))
 		half := between(got["bronze"], 120, 240)
 		got = ask(t, backends, 4*time.Minute, steadily(.2, 0, 1.5))
@@ -101,6 +103,10 @@ func TestTiersShareWindowsWhateverTheirFieldsSay(t *testing.T) {
 		t.Logf("%s: of gold, within its share, %.4f is refused; at half of the demand, bronze gets %.3f of %.3f; of a fifth and all, %.3f is used", name, refused, half.served, half.sent, used)
 		if refused > .015 || half.served < half.sent || used < .93 {
 			t.Errorf("%s: of gold, within its share, %.4f is refused, want .015 at most; at half of the demand, bronze gets %.3f of %.3f; of a fifth and all, %.3f is used, want .93", name, refused, half.served, half.sent, used)
+		}
+		// the reading after the first window shows when the second one began
+		if isKnown := strings.HasPrefix(name, "tokens") && !strings.HasSuffix(name, "60"); isKnown && second.served < .95*second.sent {
+			t.Errorf("%s: in the second minute, gold gets %.3f of %.3f", name, second.served, second.sent)
 		}
 	}
 }
