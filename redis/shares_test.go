@@ -35,10 +35,9 @@ func TestTiersGetTheirSharesAtThreeReplicas(t *testing.T) {
 	all := startReplicas(t, 3, options)
 	inTouch(t, all)
 	body := `{"model":"gpt-4o","max_tokens":20,"messages":[{"role":"user","content":"` + strings.Repeat("x", 4*120) + `"}]}`
-	measure := func(what string, to func(tier int) *replica) {
+	measure := func(what string, warmUp time.Duration, to func(tier int) *replica) {
 		t.Helper()
-		// Each replica forgets in some 20 s what only it knew of before.
-		const warmUp, long = 22 * time.Second, 10 * time.Second
+		const long = 10 * time.Second
 		begin := time.Now().Add(warmUp)
 		served := make([]atomic.Int64, len(names))
 		var clients sync.WaitGroup
@@ -83,7 +82,8 @@ func TestTiersGetTheirSharesAtThreeReplicas(t *testing.T) {
 			}
 		}
 	}
-	measure("in touch", func(tier int) *replica { return all[tier] })
+	measure("in touch", 8*time.Second, func(tier int) *replica { return all[tier] })
 	store.kill()
-	measure("without Redis", func(int) *replica { return all[rand.IntN(len(all))] })
+	// each replica forgets in 30 s what only it has served
+	measure("without Redis", 30*time.Second, func(int) *replica { return all[rand.IntN(len(all))] })
 }

@@ -51,7 +51,7 @@ func (k Mark) Return() {
 		return
 	}
 	if k.cost > 0 {
-		k.meter.counter.add(k.tier, -k.cost, k.sent)
+		k.meter.counter.takeBack(k.tier, k.cost, k.sent)
 		k.meter.unspend(k.cost, k.sent)
 	}
 	for i, d := range k.deducted {

@@ -253,3 +253,41 @@ func (c *counts) level() float64 {
 	}
 	return level
 }
+
+// fading is a sum that fades. To change together, the sum and the instant of
+// its latest change are in a single number: the upper half is the sum, as a
+// float32, and the lower half the instant in hundredths of a second.
+type fading struct{ atomic.Uint64 }
+
+func (f *fading) add(cost, at, halves int64) {
+	for {
+		known := f.Load()
+		sum, now := max(0, sumOf(known, at, halves)+float64(cost)), hundredths(at)
+		if ahead := uint32(known) - now; known != 0 && ahead < 100 { //nolint:gosec // both may overflow
+			now = uint32(known) // that of another request was a bit later
+		}
+		if f.CompareAndSwap(known, uint64(math.Float32bits(float32(sum)))<<32|uint64(now)) {
+			return
+		}
+	}
+}
+
+func (f *fading) sum(at, halves int64) float64 { return sumOf(f.Load(), at, halves) }
+
+// since returns the time since the latest change, in milliseconds.
+func (f *fading) since(at int64) int64 { return sinceOf(f.Load(), at) }
+
+func sumOf(packed uint64, at, halves int64) float64 {
+	sum := float64(math.Float32frombits(uint32(packed >> 32)))
+	if sum == 0 {
+		return 0
+	}
+	return sum * math.Exp2(-float64(sinceOf(packed, at))/float64(halves))
+}
+
+// sinceOf is right for 248 days.
+func sinceOf(packed uint64, at int64) int64 {
+	return 10 * max(0, int64(int32(hundredths(at)-uint32(packed)))) //nolint:gosec // both may overflow
+}
+
+func hundredths(at int64) uint32 { return uint32(at / 10) } //nolint:gosec // it may overflow

@@ -32,8 +32,9 @@
 // a time to be shared on its own.
 //
 //   - A tier that recently got no more than its share of what the Group served
-//     may use any backend. What it got counts less the older it is: it counts half
-//     after 30 s, or after 10 s if the Group has no such windows.
+//     may use any backend. Recently is the last minute if the Group has such
+//     windows. If not, what a tier got counts fully for 10 s, and then less
+//     and less until it is 30 s old.
 //   - A tier that got more, or that keeps no share, may use a backend only if
 //     more is left there after the request than the sum of the shares of the
 //     other active tiers.

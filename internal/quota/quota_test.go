@@ -157,8 +157,8 @@ func TestATierWithinItsShareGoesToAFullBackend(t *testing.T) {
 		"it has got more":              {got: [4]int64{1: 50, 2: 31, 3: 20}, want: true},
 		"it has got all":               {got: [4]int64{2: 1}, want: true},
 		"requests without a tier, too": {got: [4]int64{0: 70, 2: 30}},
-		"it got more 13 s ago":         {got: [4]int64{2: 10}, after: 13, then: [4]int64{1: 9}, want: true},
-		"it got more 17 s ago":         {got: [4]int64{2: 10}, after: 17, then: [4]int64{1: 9}},
+		"it got more 20 s ago":         {got: [4]int64{2: 10}, after: 20, then: [4]int64{1: 9}, want: true},
+		"it got more 30 s ago":         {got: [4]int64{2: 10}, after: 30, then: [4]int64{1: 9}},
 	} {
 		m := new(Meter)
 		for tier, cost := range tc.got {
@@ -173,9 +173,10 @@ func TestATierWithinItsShareGoesToAFullBackend(t *testing.T) {
 	}
 }
 
-// With a limit by the minute, what a tier got counts for longer.
-func TestWithALimitByTheMinuteCostsCountForLonger(t *testing.T) {
-	for seconds, want := range map[float64]bool{13: true, 17: true, 40: true, 53: false} {
+// With a limit by the minute, what a tier got at the beginning of the minute
+// counts until its end.
+func TestWithinALimitByTheMinuteAMinuteCounts(t *testing.T) {
+	for seconds, want := range map[float64]bool{1: true, 25: true, 59: true, 71: false} {
 		m := new(Meter)
 		m.gives(2, 10_000, start)
 		m.gives(1, 8_000, at(seconds))
@@ -361,25 +362,35 @@ func TestACostCountsLessTheOlderItIs(t *testing.T) {
 	m := new(Meter)
 	m.gives(1, 1000, at(0))
 	mark := m.DeductFor(2, 1000, at(0))
-	for _, step := range []struct {
-		seconds float64
-		want    [2]int64
-	}{{0, [2]int64{1000, 1000}}, {10, [2]int64{500, 794}}, {30, [2]int64{125, 500}}, {59, [2]int64{17, 256}}} {
-		m.Ask(1, at(step.seconds))
-		got := m.TierCosts(at(step.seconds))
-		if got := [2]int64{got[0][1], got[1][1]}; got != step.want {
-			t.Errorf("after %v s the tier has got %d, want %d", step.seconds, got, step.want)
+	m.gives(2, 500, at(0))
+	const older = 1.25 // or younger, in seconds: the middle of its part is
+	for _, seconds := range []float64{0, 7, 20, 27, 40, 59.9, 66} {
+		m.Ask(1, at(seconds))
+		got := m.TierCosts(at(seconds))
+		if want := 1000 * max(0, min(1, (30-seconds)/20)); math.Abs(float64(got[0][1])-want) > 1+1000*older/20 {
+			t.Errorf("after %v s the tier has got %d of 1000 lately, want %.0f", seconds, got[0][1], want)
+		}
+		if want := int64(1000); seconds < 60 && got[1][1] != want || seconds > 65 && got[1][1] != 0 {
+			t.Errorf("after %v s the tier has got %d in a minute, want %d", seconds, got[1][1], want)
 		}
 	}
-	m.gives(1, 500, at(60))
-	if got, want := m.TierCosts(at(60))[1][1], int64(750); got != want {
-		t.Errorf("after a minute the tier has got %d, want %d", got, want)
-	}
-	m.gives(2, 500, at(60))
-	m.Ask(2, at(90))
 	mark.Return()
-	if got := m.TierCosts(at(90))[1][2]; got != 250 {
-		t.Errorf("after 1000 came back the other tier has got %d, want 250", got)
+	m.Ask(2, at(50))
+	if got := m.TierCosts(at(50))[1][2]; got != 500 {
+		t.Errorf("after 1000 came back the other tier has got %d, want 500", got)
+	}
+}
+
+// A client may declare any cost, which comes back when a backend refuses it.
+func TestAHugeCostThatComesBackLeavesTheOthers(t *testing.T) {
+	m := new(Meter)
+	for range 100 {
+		m.gives(1, 120, at(0))
+		m.Ask(1, at(0))
+		m.DeductFor(1, 1<<62, at(0)).Return()
+	}
+	if got := m.TierCosts(at(0))[0][1]; got != 12_000 {
+		t.Errorf("the tier has got %d, want 12000", got)
 	}
 }
 
@@ -426,12 +437,12 @@ func TestSharesInParallel(t *testing.T) {
 	}
 	all.Wait()
 	got := m.TierCosts(start.Add(20 * time.Second))
-	for i, want := range [...]float64{30_000, 30_000, 20_000} { // in 20 s
-		want *= 1.5 / math.Ln2 * (1 - math.Exp2(-20./30))
-		if sum := float64(got[1][1+i]); math.Abs(sum-want) > want/1000 {
-			t.Errorf("tier %d got %.0f, want %.0f", 1+i, sum, want)
+	for i, want := range [...]int64{30_000, 30_000, 20_000} { // in 20 s
+		if sum := got[1][1+i]; sum != want {
+			t.Errorf("tier %d got %d, want %d", 1+i, sum, want)
 		}
 	}
+
 }
 
 func TestWhatOtherReplicasSayIsBounded(t *testing.T) {

@@ -102,18 +102,46 @@ func (m *Meter) predict(part float64, cost int64, now Instant) (wait time.Durati
 	if !isUtilized {
 		wait, known = m.drain.wait(part, cost, now, m.allowances[tokens].estimated.Load())
 	}
-	return max(wait, m.current(now).wait(part, cost, now)), known
+	return max(wait, m.current(now).wait(part, cost, now), m.pace(cost, now)), known
+}
+
+// fastest is how fast a limit per minute may be used while it is not known when
+// its windows end, as a multiple of the limit. It is more than 1, because some
+// of the limit would not be used otherwise.
+const fastest = 1.05
+
+// pace returns the time until a request of that cost uses the limit of tokens
+// no faster than it comes back, if it is not known when its windows end. If they
+// slide, a burst would come back as a burst, with nothing left in between.
+func (m *Meter) pace(cost int64, now Instant) time.Duration {
+	a, at := &m.allowances[tokens], now.millis()
+	if int64(now) >= a.until.Load() || a.most.Load() == 0 || a.window.Load() > 0 {
+		return 0
+	}
+	var costs [MaxTiers + 1]int64
+	m.counter.addTo(&costs, 0, at)
+	if elsewhere := m.elsewhere(at); elsewhere != nil {
+		for tier, cost := range elsewhere[0] {
+			costs[tier] += cost
+		}
+	}
+	for _, c := range costs {
+		cost += c
+	}
+	rate := fastest * float64(a.limit.Load()) / float64(time.Minute)
+	const counted = 2 * 10 * time.Second // by the shorter span, with what counts less
+	return time.Duration(max(0, float64(cost)/rate-float64(counted)))
 }
 
 // Got is the cost that each tier has got lately of the model, from all replicas
-// and at all backends of a group, with the group's half-life.
+// and at all backends of a group, counted with the group's span.
 type Got struct {
 	Group Group
 	costs [MaxTiers + 1]int64
 }
 
-// halfLife returns the index of the group's half-life in halfLives.
-func (g Group) halfLife() int {
+// span returns the index of the group's span in spans.
+func (g Group) span() int {
 	if g&byMinute != 0 {
 		return 1
 	}
@@ -126,10 +154,10 @@ func (g *Got) Add(m *Meter, t Tier, now Instant) {
 	if m.Group(t, now) != g.Group {
 		return
 	}
-	at, i := now.millis(), g.Group.halfLife()
-	m.counter.addTo(&g.costs, i, at)
+	at, span := now.millis(), g.Group.span()
+	m.counter.addTo(&g.costs, span, at)
 	if elsewhere := m.elsewhere(at); elsewhere != nil {
-		for tier, cost := range elsewhere[i] {
+		for tier, cost := range elsewhere[span] {
 			g.costs[tier] += cost
 		}
 	}

@@ -273,6 +273,19 @@ func TestATierWithinItsShareIsSeldomRefused(t *testing.T) {
 	}
 }
 
+// TestASmallTierIsSeldomRefusedAtTheEndOfAWindow has gold ask for most of its
+// tenth, while the others use the rest up as soon as a window begins.
+func TestASmallTierIsSeldomRefusedAtTheEndOfAWindow(t *testing.T) {
+	if lbtest.Race {
+		t.Skip("it sends thousands of requests, one after the other")
+	}
+	tiers := "tier gold {\nreserve 10%\n}\ntier silver {\nreserve 50%\n}\ntier bronze {\nreserve 40%\n}"
+	got := askIn(t, tiers, pools["a limit by the minute"], 30*time.Minute, steadily(.08, 1.5, 1.5))
+	if gold := between(got["gold"], 60, 1800); gold.served < .96*gold.sent {
+		t.Errorf("gold gets %.4f of %.4f", gold.served, gold.sent)
+	}
+}
+
 // A tier that keeps everything leaves to the others what it does not use.
 func TestWhatATierKeepsAndDoesNotUseIsUsed(t *testing.T) {
 	forEachPool(t, func(t *testing.T, _ string, backends []simulator.Handler) {
