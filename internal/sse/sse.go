@@ -122,7 +122,8 @@ func (w *Watcher) take(e Event) {
 	w.Ended = w.Ended || done || ends(kind)
 	switch {
 	case w.Opening != Preamble:
-		if w.Failure == nil && (mayBeError(kind) || !bytes.HasPrefix(kind, []byte("response.")) && mayHoldError(e.Tail)) {
+		isOther := !bytes.HasPrefix(kind, []byte("response."))
+		if w.Failure == nil && (mayBeError(kind) || isOther && mayHoldError(e.Tail)) {
 			w.Failure = e.failure()
 		}
 	case done:
