@@ -37,6 +37,9 @@ func (m *Meter) Deduct(cost int64) Mark {
 func (m *Meter) DeductFor(tier int, cost int64, now time.Time) Mark {
 	k := m.Deduct(cost)
 	k.tier, k.cost, k.sent = tier, min(cost, highestCost), instant(now)
+	if limit := m.Limit(tokens); limit > 0 { // no request can use more
+		k.cost = min(k.cost, limit)
+	}
 	m.Ask(tier, now)
 	m.counter.add(tier, k.cost, k.sent)
 	m.spend(k.cost, now)

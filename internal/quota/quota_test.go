@@ -381,6 +381,33 @@ func TestACostCountsLessTheOlderItIs(t *testing.T) {
 	}
 }
 
+// While it is not known when a window of 6000 tokens ends, a tier above its
+// share uses 105 of them in a second, whatever a request declares.
+func TestALimitWhoseWindowIsNotKnownIsPaced(t *testing.T) {
+	for _, cost := range []int64{1, 1 << 62} {
+		m, second := new(Meter), Tier{Number: 2, Shares: keeps}
+		m.Ask(1, at(0))
+		m.Ask(2, at(0))
+		see(m, header("X-Ratelimit-Limit-Tokens", "6000", "X-Ratelimit-Remaining-Tokens", "5000", "X-Ratelimit-Reset-Tokens", "0"), false, at(0))
+		m.gives(2, 2000, at(0))
+		if got := m.waits(second, at(1)); got > 0 {
+			t.Errorf("after 2000 in the last second it waits for %s, want 0", got)
+		}
+		m.DeductFor(2, 200, at(1))
+		if got := m.waits(second, at(1.1)); got < time.Second/2 || got > 2*time.Second {
+			t.Errorf("after 2200 it waits for %s, want about 1 s", got)
+		}
+		m.DeductFor(2, cost, at(1))
+		if got := m.waits(second, at(1.1)); got < time.Second/2 || got > 30*time.Second {
+			t.Errorf("after %d more it waits for %s", cost, got)
+		}
+		see(m, header("X-Ratelimit-Limit-Tokens", "6000", "X-Ratelimit-Remaining-Tokens", "5000", "X-Ratelimit-Reset-Tokens", "0"), false, at(40))
+		if got := m.waits(second, at(40)); got > 0 {
+			t.Errorf("after 40 s it waits for %s, want 0", got)
+		}
+	}
+}
+
 // A client may declare any cost, which comes back when a backend refuses it.
 func TestAHugeCostThatComesBackLeavesTheOthers(t *testing.T) {
 	m := new(Meter)

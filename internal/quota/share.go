@@ -129,8 +129,10 @@ func (m *Meter) pace(cost int64, now Instant) time.Duration {
 		cost += c
 	}
 	rate := fastest * float64(a.limit.Load()) / float64(time.Minute)
-	const counted = 2 * 10 * time.Second // by the shorter span, with what counts less
-	return time.Duration(max(0, float64(cost)/rate-float64(counted)))
+	// by the shorter span, in which a cost counts for 20 s on average, and 30 s at
+	// most
+	const average, longest = 20 * time.Second, 30 * time.Second
+	return time.Duration(max(0, min(float64(cost)/rate-float64(average), float64(longest))))
 }
 
 // Got is the cost that each tier has got lately of the model, from all replicas
