@@ -166,7 +166,8 @@ type allowance struct {
 	// window. window is the window's length in nanoseconds, or 0 if it is not
 	// known when it ends. The others are 0 if they are not known.
 	limit, most, window atomic.Int64
-	// learning is set while a reading is recorded. It protects the fields below.
+	// learning is set while a reading is recorded. It protects the fields
+	// below.
 	learning atomic.Bool
 	doubt    doubt
 	// end is the end of the current window: the earliest one that a reading

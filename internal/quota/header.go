@@ -95,9 +95,9 @@ type rateInfo struct {
 // window are known only if the reply names the window's length.
 //
 // Azure also sends 0, with whatever remains. Then it is not known when the
-// window ends, so no part of it can be kept until then, unless the readings show
-// when the window began: see allowance. A reset of more than a minute is not one
-// of a limit per minute, of which nothing else is known.
+// window ends, so no part of it can be kept until then, unless the readings
+// show when the window began: see allowance. A reset of more than a minute is
+// not one of a limit per minute, of which nothing else is known.
 func read(rate *verdict.Rate, longest time.Duration) (s rateInfo, ok bool) {
 	var isLimited, isKnown bool
 	s.limit, isLimited = rate.Limit.Number()

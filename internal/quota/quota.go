@@ -42,8 +42,8 @@
 // For example, gold keeps 70 % and bronze 20 %. The 10 % that no tier keeps
 // belong to the more important one, gold. While both are active, bronze may use
 // any backend until it got a fifth of what the backends served recently. Above
-// that, it may use only backends of which more than 70 % is left. After gold has
-// sent nothing for a minute, bronze may use everything.
+// that, it may use only backends of which more than 70 % is left. After gold
+// has sent nothing for a minute, bronze may use everything.
 //
 // # Shares of callers
 //

@@ -111,8 +111,8 @@ func (m *Meter) predict(part float64, cost int64, now Instant) (wait time.Durati
 const fastest = 1.05
 
 // pace returns the time until a request of that cost uses the limit of tokens
-// no faster than it comes back, if it is not known when its windows end. If they
-// slide, a burst would come back as a burst, with nothing left in between.
+// no faster than it comes back, if it is not known when its windows end. If
+// they slide, a burst would come back as a burst, with nothing left in between.
 func (m *Meter) pace(cost int64, now Instant) time.Duration {
 	a, at := &m.allowances[tokens], now.millis()
 	if int64(now) >= a.until.Load() || a.most.Load() == 0 || a.window.Load() > 0 {
@@ -129,8 +129,8 @@ func (m *Meter) pace(cost int64, now Instant) time.Duration {
 		cost += c
 	}
 	rate := fastest * float64(a.limit.Load()) / float64(time.Minute)
-	// by the shorter span, in which a cost counts for 20 s on average, and 30 s at
-	// most
+	// by the shorter span, in which a cost counts for 20 s on average, and 30 s
+	// at most
 	const average, longest = 20 * time.Second, 30 * time.Second
 	return time.Duration(max(0, min(float64(cost)/rate-float64(average), float64(longest))))
 }
