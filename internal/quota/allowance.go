@@ -140,10 +140,11 @@ func (m *Meter) Left(now time.Time) (left []Left) {
 // requests ever sent to one sum. What is left is the amount that remained, plus
 // the sum when the reply's request was sent, minus the sum now.
 //
-// A reading that does not say when its window ends may show that one has begun,
-// because much more remains than by the reading before. A reading that says so
-// may be contradicted by later ones. Then the window is one that slides, or the
-// reset says how long a window is, and it is not known when the window ends.
+// A reading that does not say when its window ends may show that a window has
+// begun, because much more remains than by the reading before. Readings may
+// also contradict each other about the end of a window, for example because
+// windows slide, or because the reset says how long a window is. Then it is not
+// known when the window ends.
 //
 // If a reading is recorded while a member is chosen, the choice may use parts
 // of both readings. That does little harm, because readings are estimates
@@ -171,9 +172,9 @@ type allowance struct {
 	learning atomic.Bool
 	doubt    doubt
 	// end is the end of the current window: the earliest one that a reading
-	// said, or the one that follows from when it began. It may be earlier by
-	// unsure. moved is when a reading last contradicted it. It is 0 if none
-	// did.
+	// said, or the one that follows from when the window began. In the latter
+	// case, the window may really end earlier, by up to unsure. moved is when a
+	// reading last contradicted the end. It is 0 if none did.
 	end, unsure, moved Instant
 	// remaining is what remained by the latest reading.
 	remaining float64
@@ -208,15 +209,23 @@ func (a *allowance) learn(s rateInfo, r *Reply, i int, now Instant) {
 	switch {
 	case s.refill > 0 || s.most == 0:
 	case s.whole == 0:
-		if a.begins(s, before, sent); sent < a.end && !a.hasMoved(sent) {
+		if !r.Throttles { // which may have other fields
+			a.begins(s, before, sent)
+		}
+		if sent < a.end && !a.hasMoved(sent) {
 			s.whole, until = s.window, a.end
 		}
 	default:
-		if a.moves(until, sent); a.hasMoved(sent) {
+		if !r.Throttles {
+			a.moves(until, sent)
+		}
+		if a.hasMoved(sent) {
 			s.whole = 0
 		}
 	}
-	a.remaining = s.remaining
+	if !r.Throttles {
+		a.remaining = s.remaining
+	}
 	a.window.Store(int64(s.whole))
 	a.until.Store(int64(until))
 }
@@ -229,9 +238,9 @@ const tolerated = Instant(2 * time.Second)
 func (a *allowance) moves(until, sent Instant) {
 	switch {
 	case a.end <= sent+tolerated: // another window has begun, or soon begins
-		a.end = until
+		a.end, a.unsure = until, 0
 	case until > a.end+tolerated:
-		a.end, a.moved = until, sent
+		a.end, a.unsure, a.moved = until, 0, sent
 	default:
 		a.end = min(a.end, until)
 	}
@@ -240,7 +249,7 @@ func (a *allowance) moves(until, sent Instant) {
 // begins records that a window has begun since the reading before, if much more
 // remains than by that one.
 func (a *allowance) begins(s rateInfo, before, sent Instant) {
-	if before == 0 || s.remaining < a.remaining+s.limit/4 {
+	if before == 0 || s.remaining < a.remaining+s.most/4 {
 		return
 	}
 	if sent < a.end-a.unsure-tolerated {

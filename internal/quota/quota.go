@@ -37,7 +37,8 @@
 //     and less until it is 30 s old.
 //   - A tier that got more, or that keeps no share, may use a backend only if
 //     more is left there after the request than the sum of the shares of the
-//     other active tiers.
+//     other active tiers. If it is not known when the windows of a limit end,
+//     such tiers use the limit no faster than it comes back.
 //
 // For example, gold keeps 70 % and bronze 20 %. The 10 % that no tier keeps
 // belong to the more important one, gold. While both are active, bronze may use

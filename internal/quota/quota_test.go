@@ -388,7 +388,7 @@ func TestALimitWhoseWindowIsNotKnownIsPaced(t *testing.T) {
 		m, second := new(Meter), Tier{Number: 2, Shares: keeps}
 		m.Ask(1, at(0))
 		m.Ask(2, at(0))
-		see(m, header("X-Ratelimit-Limit-Tokens", "6000", "X-Ratelimit-Remaining-Tokens", "5000", "X-Ratelimit-Reset-Tokens", "0"), false, at(0))
+		see(m, header("X-Ratelimit-Limit-Tokens", "6000", "X-Ratelimit-Remaining-Tokens", "2000", "X-Ratelimit-Reset-Tokens", "0"), false, at(0))
 		m.gives(2, 2000, at(0))
 		if got := m.waits(second, at(1)); got > 0 {
 			t.Errorf("after 2000 in the last second it waits for %s, want 0", got)
@@ -401,9 +401,45 @@ func TestALimitWhoseWindowIsNotKnownIsPaced(t *testing.T) {
 		if got := m.waits(second, at(1.1)); got < time.Second/2 || got > 30*time.Second {
 			t.Errorf("after %d more it waits for %s", cost, got)
 		}
-		see(m, header("X-Ratelimit-Limit-Tokens", "6000", "X-Ratelimit-Remaining-Tokens", "5000", "X-Ratelimit-Reset-Tokens", "0"), false, at(40))
+		see(m, header("X-Ratelimit-Limit-Tokens", "6000", "X-Ratelimit-Remaining-Tokens", "2000", "X-Ratelimit-Reset-Tokens", "0"), false, at(40))
 		if got := m.waits(second, at(40)); got > 0 {
 			t.Errorf("after 40 s it waits for %s, want 0", got)
+		}
+	}
+}
+
+// A limit of which most remains is not paced, however much requests declare.
+func TestALimitOfWhichMostRemainsIsNotPaced(t *testing.T) {
+	m, none := new(Meter), Tier{Number: 3, Shares: &Shares{1: .1}}
+	for _, costs := range []struct{ got, next int64 }{{0, 8000}, {8000, 1}} {
+		m.Ask(1, at(0))
+		m.gives(3, costs.got, at(0))
+		see(m, header("X-Ratelimit-Limit-Tokens", "10000", "X-Ratelimit-Remaining-Tokens", "9900", "X-Ratelimit-Reset-Tokens", "0"), false, at(1))
+		if _, kept := m.Kept(none, At(at(1))); m.Wait(kept, costs.next, at(1)) > 0 {
+			t.Errorf("after %d tokens that were not used, a request of %d does not pass", costs.got, costs.next)
+		}
+	}
+}
+
+// TestReadingsShowWhenAWindowBegins has a reading each second, and a throttle
+// with other fields in the middle of each window.
+func TestReadingsShowWhenAWindowBegins(t *testing.T) {
+	for seconds, renewal := range map[int]string{60: "", 10: "10"} {
+		m := new(Meter)
+		for s := range 5 * seconds {
+			passed := s % seconds
+			h := header("X-Ratelimit-Limit-Tokens", "6000", "X-Ratelimit-Remaining-Tokens", strconv.Itoa((seconds-passed)*90), "X-Ratelimit-Reset-Tokens", "0")
+			if renewal != "" {
+				h.Set("X-Ratelimit-Renewalperiod-Tokens", renewal)
+			}
+			see(m, h, false, at(float64(s)))
+			a := &m.allowances[tokens]
+			if end := time.Duration(a.until.Load() - int64(At(at(float64(s-passed+seconds))))); s >= seconds && (!a.isInWindow(At(at(float64(s)))) || end.Abs() > time.Second) {
+				t.Errorf("windows of %d s: after %d s the end is known: %v, and wrong by %s", seconds, s, a.isInWindow(At(at(float64(s)))), end)
+			}
+			if passed == seconds/2 {
+				see(m, header("X-Ratelimit-Limit-Tokens", "6000", "X-Ratelimit-Remaining-Tokens", "0", "X-Ratelimit-Reset-Tokens", "5"), true, at(float64(s)+.1))
+			}
 		}
 	}
 }
@@ -469,7 +505,6 @@ func TestSharesInParallel(t *testing.T) {
 			t.Errorf("tier %d got %d, want %d", 1+i, sum, want)
 		}
 	}
-
 }
 
 func TestWhatOtherReplicasSayIsBounded(t *testing.T) {

@@ -81,14 +81,15 @@ func (m *Meter) leaves(part float64, cost, at int64, now Instant) bool {
 func mostUsed(kept float64) float64 { return max(.1, 1-kept) }
 
 // predict returns the time until a request of that cost leaves this part of the
-// backend, by what throttles have taught. known reports whether more is known
+// backend, by what throttles have taught, and by the pace of a limit of which
+// it is not known when its windows end. known reports whether more is known
 // than that the backend has throttled, so that the reading of the latest
 // throttle does not count.
 //
-// While the backend's own replies say what is left, and explain its latest
-// throttle, predict returns 0. If both estimates counted, more would be kept
-// for other tiers than their shares. But a limit that is named to this replica
-// says nothing of the requests that other replicas have sent since.
+// While the backend's own replies say what is left until when, and explain its
+// latest throttle, predict returns 0. If both estimates counted, more would be
+// kept for other tiers than their shares. But a limit that is named to this
+// replica says nothing of the requests that other replicas have sent since.
 func (m *Meter) predict(part float64, cost int64, now Instant) (wait time.Duration, known bool) {
 	at := now.millis()
 	isUtilized := reading(m.readings[utilization].Load()).isFresh(fades[utilization], at)
@@ -102,7 +103,7 @@ func (m *Meter) predict(part float64, cost int64, now Instant) (wait time.Durati
 	if !isUtilized {
 		wait, known = m.drain.wait(part, cost, now, m.allowances[tokens].estimated.Load())
 	}
-	return max(wait, m.current(now).wait(part, cost, now), m.pace(cost, now)), known
+	return max(wait, m.current(now).wait(part, cost, now), m.pace(part, cost, now)), known
 }
 
 // fastest is how fast a limit per minute may be used while it is not known when
@@ -110,12 +111,16 @@ func (m *Meter) predict(part float64, cost int64, now Instant) (wait time.Durati
 // of the limit would not be used otherwise.
 const fastest = 1.05
 
-// pace returns the time until a request of that cost uses the limit of tokens
+// pace returns the time until the requests so far have used the limit of tokens
 // no faster than it comes back, if it is not known when its windows end. If
 // they slide, a burst would come back as a burst, with nothing left in between.
-func (m *Meter) pace(cost int64, now Instant) time.Duration {
+// While more remains than the part, or than a half, nothing is paced.
+func (m *Meter) pace(part float64, cost int64, now Instant) time.Duration {
 	a, at := &m.allowances[tokens], now.millis()
 	if int64(now) >= a.until.Load() || a.most.Load() == 0 || a.window.Load() > 0 {
+		return 0
+	}
+	if float64(a.left(now)-cost) >= min(part, .5)*float64(a.most.Load()) {
 		return 0
 	}
 	var costs [MaxTiers + 1]int64
@@ -125,14 +130,15 @@ func (m *Meter) pace(cost int64, now Instant) time.Duration {
 			costs[tier] += cost
 		}
 	}
-	for _, c := range costs {
-		cost += c
+	sum := int64(0)
+	for _, cost := range costs {
+		sum += cost
 	}
 	rate := fastest * float64(a.limit.Load()) / float64(time.Minute)
 	// by the shorter span, in which a cost counts for 20 s on average, and 30 s
 	// at most
 	const average, longest = 20 * time.Second, 30 * time.Second
-	return time.Duration(max(0, min(float64(cost)/rate-float64(average), float64(longest))))
+	return time.Duration(max(0, min(float64(sum)/rate-float64(average), float64(longest))))
 }
 
 // Got is the cost that each tier has got lately of the model, from all replicas

@@ -290,11 +290,13 @@ func (e Event) failureIn(r report) *Error {
 		return ofResponse(response.Error)
 	case string(kind) == "response.done":
 		var response struct {
+			Status  string `json:"status"`
 			Details struct {
 				Error json.RawMessage `json:"error"`
 			} `json:"status_details"`
 		}
-		if _ = json.Unmarshal(r.Response, &response); present(response.Details.Error) {
+		_ = json.Unmarshal(r.Response, &response)
+		if response.Status == "failed" && present(response.Details.Error) {
 			return ofResponse(response.Details.Error)
 		}
 		return nil
