@@ -173,9 +173,9 @@ type allowance struct {
 	doubt    doubt
 	// end is the end of the current window: the earliest one that a reading
 	// said, or the one that follows from when the window began. In the latter
-	// case, the window may really end earlier, by up to unsure. moved is when a
-	// reading last contradicted the end. It is 0 if none did.
-	end, unsure, moved Instant
+	// case, the window may really end earlier, by up to unsure. contradicted is
+	// when a reading last contradicted the end. It is 0 if none did.
+	end, unsure, contradicted Instant
 	// remaining is what remained by the latest reading.
 	remaining float64
 }
@@ -210,16 +210,16 @@ func (a *allowance) learn(s rateInfo, r *Reply, i int, now Instant) {
 	case s.refill > 0 || s.most == 0:
 	case s.whole == 0:
 		if !r.Throttles { // which may have other fields
-			a.begins(s, before, sent)
+			a.noteBegin(s, before, sent)
 		}
-		if sent < a.end && !a.hasMoved(sent) {
+		if sent < a.end && !a.isContradicted(sent) {
 			s.whole, until = s.window, a.end
 		}
 	default:
 		if !r.Throttles {
-			a.moves(until, sent)
+			a.noteEnd(until, sent)
 		}
-		if a.hasMoved(sent) {
+		if a.isContradicted(sent) {
 			s.whole = 0
 		}
 	}
@@ -234,34 +234,34 @@ func (a *allowance) learn(s rateInfo, r *Reply, i int, now Instant) {
 // seconds may be rounded.
 const tolerated = Instant(2 * time.Second)
 
-// moves records that a reading says that the window ends at until.
-func (a *allowance) moves(until, sent Instant) {
+// noteEnd records that a reading says that the window ends at until.
+func (a *allowance) noteEnd(until, sent Instant) {
 	switch {
 	case a.end <= sent+tolerated: // another window has begun, or soon begins
 		a.end, a.unsure = until, 0
 	case until > a.end+tolerated:
-		a.end, a.unsure, a.moved = until, 0, sent
+		a.end, a.unsure, a.contradicted = until, 0, sent
 	default:
 		a.end = min(a.end, until)
 	}
 }
 
-// begins records that a window has begun since the reading before, if much more
-// remains than by that one.
-func (a *allowance) begins(s rateInfo, before, sent Instant) {
+// noteBegin records that a window has begun since the reading before, if much
+// more remains than by that one.
+func (a *allowance) noteBegin(s rateInfo, before, sent Instant) {
 	if before == 0 || s.remaining < a.remaining+s.most/4 {
 		return
 	}
 	if sent < a.end-a.unsure-tolerated {
-		a.moved = sent
+		a.contradicted = sent
 	}
 	a.end, a.unsure = sent+Instant(s.window), sent-before
 }
 
-// hasMoved reports whether readings of the last minute contradicted each other
-// about the end of a window.
-func (a *allowance) hasMoved(sent Instant) bool {
-	return a.moved != 0 && sent < a.moved+Instant(time.Minute)
+// isContradicted reports whether readings of the last minute contradicted each
+// other about the end of a window.
+func (a *allowance) isContradicted(sent Instant) bool {
+	return a.contradicted != 0 && sent < a.contradicted+Instant(time.Minute)
 }
 
 // doubt detects a backend whose readings do not change although it serves

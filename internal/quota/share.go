@@ -123,22 +123,16 @@ func (m *Meter) pace(part float64, cost int64, now Instant) time.Duration {
 	if float64(a.left(now)-cost) >= min(part, .5)*float64(a.most.Load()) {
 		return 0
 	}
+	const shorter = 0
 	var costs [MaxTiers + 1]int64
-	m.counter.addTo(&costs, 0, at)
-	if elsewhere := m.elsewhere(at); elsewhere != nil {
-		for tier, cost := range elsewhere[0] {
-			costs[tier] += cost
-		}
-	}
+	m.addCosts(&costs, shorter, at)
 	sum := int64(0)
 	for _, cost := range costs {
 		sum += cost
 	}
 	rate := fastest * float64(a.limit.Load()) / float64(time.Minute)
-	// by the shorter span, in which a cost counts for 20 s on average, and 30 s
-	// at most
-	const average, longest = 20 * time.Second, 30 * time.Second
-	return time.Duration(max(0, min(float64(sum)/rate-float64(average), float64(longest))))
+	all, whole := spans[shorter].lengths()
+	return time.Duration(max(0, min(float64(sum)/rate-float64(whole), float64(all))))
 }
 
 // Got is the cost that each tier has got lately of the model, from all replicas
@@ -162,13 +156,7 @@ func (g *Got) Add(m *Meter, t Tier, now Instant) {
 	if m.Group(t, now) != g.Group {
 		return
 	}
-	at, span := now.millis(), g.Group.span()
-	m.counter.addTo(&g.costs, span, at)
-	if elsewhere := m.elsewhere(at); elsewhere != nil {
-		for tier, cost := range elsewhere[span] {
-			g.costs[tier] += cost
-		}
-	}
+	m.addCosts(&g.costs, g.Group.span(), now.millis())
 }
 
 // IsWithinShare reports whether the tier has got at most its share of the

@@ -11,7 +11,8 @@ import (
 type TierCosts [len(spans)][MaxTiers + 1]int64
 
 // span is the time in which the use of a tier is compared, in parts. A cost
-// counts fully for a time, and then less and less, until it is end parts old.
+// counts fully until it is full parts old, and then less and less, until it is
+// end parts old.
 type span struct{ full, end int64 }
 
 // spans are 10 and 30 s for backends that work off requests continuously, and a
@@ -148,6 +149,12 @@ func (g *costCounter) sumUp(number int64) *past {
 	return sum
 }
 
+// lengths returns for how long a cost counts until it does not count at all,
+// and for how long it would if it did not fade and counted as much in total.
+func (s span) lengths() (all, whole time.Duration) {
+	return time.Duration(s.end) * part * time.Millisecond, time.Duration(s.full+s.end) * part * time.Millisecond / 2
+}
+
 // fade returns what a cost counts that is so many parts old, and up to one part
 // older.
 func (s span) fade(cost, age int64) int64 {
@@ -173,6 +180,16 @@ func (m *Meter) TierCosts(now time.Time) (all TierCosts) {
 		}
 	}
 	return all
+}
+
+// addCosts adds the cost that each tier has got from all replicas.
+func (m *Meter) addCosts(all *[MaxTiers + 1]int64, span int, at int64) {
+	m.counter.addTo(all, span, at)
+	if elsewhere := m.elsewhere(at); elsewhere != nil {
+		for tier, cost := range elsewhere[span] {
+			all[tier] += cost
+		}
+	}
 }
 
 // IsZero reports whether all costs are 0.

@@ -60,6 +60,16 @@ type demand func(at time.Duration) float64
 
 func steady(part float64) demand { return func(time.Duration) float64 { return part } }
 
+// late is a demand that begins after a time.
+func late(part float64, after time.Duration) demand {
+	return func(at time.Duration) float64 {
+		if at < after {
+			return 0
+		}
+		return part
+	}
+}
+
 // steadily are the demands of the tiers.
 func steadily(gold, silver, bronze float64) map[string]demand {
 	return map[string]demand{"gold": steady(gold), "silver": steady(silver), "bronze": steady(bronze)}
@@ -333,12 +343,7 @@ func TestATierThatComesLaterTakesNotEverything(t *testing.T) {
 		if backends[0].PTU == 0 {
 			t.Skip("all get something only when a window begins")
 		}
-		late := func(at time.Duration) float64 {
-			if at < 100*time.Second {
-				return 0
-			}
-			return 2
-		}
+		late := late(2, 100*time.Second)
 		got := ask(t, backends, 3*time.Minute, map[string]demand{"gold": steady(2), "silver": late, "bronze": late})
 		whole, ptus := 0., 0.
 		for _, d := range backends {
@@ -346,7 +351,7 @@ func TestATierThatComesLaterTakesNotEverything(t *testing.T) {
 				ptus += capacity(d)
 			}
 		}
-		for from, part := range map[int]float64{100: .4, 155: .8} {
+		for from, part := range map[int]float64{100: .5, 155: .8} {
 			for i, share := range []float64{.5, .3, .2} {
 				if p := between(got[tiersOf[i]], from, from+20).served / (ptus / whole); p < part*share {
 					t.Errorf("from %d to %d s %s gets %.3f of what PTUs serve, want about %.1f", from, from+20, tiersOf[i], p, share)
@@ -364,12 +369,7 @@ func TestTiersDoNotServeInWaves(t *testing.T) {
 		if !strings.HasPrefix(name, "a PTU") {
 			t.Skip("a limit by the minute is used up when a window begins")
 		}
-		late := func(at time.Duration) float64 {
-			if at < 100*time.Second {
-				return 0
-			}
-			return 2
-		}
+		late := late(2, 100*time.Second)
 		got := ask(t, backends, 200*time.Second, map[string]demand{"gold": steady(2), "silver": late, "bronze": late})
 		for from := 120; from < 200; from += 10 {
 			wantParts(t, got, from, from+10, .08, .5, .3, .2)
